@@ -1,0 +1,53 @@
+//! Counters: what happened to the packets of an endpoint, and the rate limit of events.
+
+use crate::{
+    layout::map_types,
+    verdict::{Direction, Verdict},
+};
+
+map_types! {
+    /// Packets and bytes. A packet counts as the stack hands it over: one GSO packet of 64 KiB is one packet.
+    pub struct Counter {
+        /// Packets.
+        pub packets: u64,
+        /// Bytes from the Ethernet header on.
+        pub bytes: u64,
+    }
+
+    /// Key of `DROPS`.
+    pub struct DropKey {
+        /// Endpoint id; 0 where the packet met no endpoint.
+        pub endpoint: u32,
+        /// A [`Verdict`] that drops.
+        pub verdict: u16,
+        /// A [`Direction`].
+        pub direction: u16,
+    }
+
+    /// Value of `EVENT_GATES`: how many events an endpoint has sent on this CPU in the current window.
+    pub struct EventGate {
+        /// Number of the window: `jiffies >> EVENT_WINDOW_SHIFT`, low 32 bits.
+        pub window: u32,
+        /// Events in it.
+        pub events: u32,
+    }
+}
+
+/// Forwarding verdicts that are counted in `COUNTERS`.
+pub const FORWARD_VERDICTS: u32 = 8;
+
+/// Rows of `COUNTERS` per endpoint: two directions of [`FORWARD_VERDICTS`].
+pub const COUNTERS_PER_ENDPOINT: u32 = 2 * FORWARD_VERDICTS;
+
+/// A window is 2^6 jiffies: 256 ms at HZ=250, 64 ms at HZ=1000.
+pub const EVENT_WINDOW_SHIFT: u32 = 6;
+
+/// Events per endpoint, CPU and window; the counters stay exact beyond it.
+pub const EVENTS_PER_WINDOW: u32 = 16;
+
+/// Row of `COUNTERS` for a forwarding verdict.
+#[inline(always)]
+#[must_use]
+pub const fn counter_index(endpoint: u32, direction: Direction, verdict: Verdict) -> u32 {
+    endpoint * COUNTERS_PER_ENDPOINT + direction as u32 * FORWARD_VERDICTS + (verdict as u32 & (FORWARD_VERDICTS - 1))
+}

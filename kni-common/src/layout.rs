@@ -1,0 +1,179 @@
+//! Which maps there are, how they are laid out, and the proof that no map type has padding.
+
+use core::mem::size_of;
+
+use crate::{
+    address::{AddressKey, AddressValue},
+    counter::{Counter, DropKey, EventGate},
+    endpoint::EndpointRow,
+    flow::{FlowKey4, FlowKey6, FlowValue, FragmentKey, FragmentValue},
+    route::{RouteKey, RouteValue},
+};
+
+/// Version of everything that is pinned. Part of the pin path, so that programs of two layouts never share a map.
+/// Must grow whenever a size, an offset or a meaning in this crate changes.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// Declares types that lie in maps. With feature `user` it derives zerocopy's traits, which the compiler accepts only
+/// without padding and without invalid bit patterns; that is what makes the `aya::Pod` implementation sound. A size
+/// assertion alone would not see padding that replaces a removed field.
+macro_rules! map_types {
+    ($($(#[$meta:meta])* pub struct $name:ident { $($body:tt)* })*) => {$(
+        $(#[$meta])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[cfg_attr(
+            feature = "user",
+            derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
+        )]
+        pub struct $name { $($body)* }
+
+        #[cfg(feature = "user")]
+        // SAFETY: `repr(C)`, `Copy`, and zerocopy's derives above compile only for types in which every byte is
+        // initialised and every bit pattern is valid.
+        unsafe impl aya::Pod for $name {}
+    )*};
+}
+pub(crate) use map_types;
+
+/// The kind of a map, by the kernel's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapKind {
+    /// `BPF_MAP_TYPE_ARRAY`.
+    Array,
+    /// `BPF_MAP_TYPE_PERCPU_ARRAY`.
+    PerCpuArray,
+    /// `BPF_MAP_TYPE_HASH`.
+    Hash,
+    /// `BPF_MAP_TYPE_PERCPU_HASH`.
+    PerCpuHash,
+    /// `BPF_MAP_TYPE_LRU_HASH`.
+    LruHash,
+    /// `BPF_MAP_TYPE_LPM_TRIE`.
+    LpmTrie,
+    /// `BPF_MAP_TYPE_RINGBUF`.
+    RingBuf,
+}
+
+/// What a pinned map must look like to be used. aya takes an existing pin without comparing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapSpec {
+    /// Name of the map and of its pin.
+    pub name: &'static str,
+    /// Kind.
+    pub kind: MapKind,
+    /// Bytes of a key; 0 for a ring buffer.
+    pub key_size: u32,
+    /// Bytes of a value (on one CPU); 0 for a ring buffer.
+    pub value_size: u32,
+    /// Entries unless configured otherwise; bytes for a ring buffer.
+    pub max_entries: u32,
+    /// What it holds, for operators.
+    pub purpose: &'static str,
+}
+
+/// Endpoints, row 0 (no endpoint) included, unless configured otherwise.
+pub const DEFAULT_MAX_ENDPOINTS: u32 = 1024;
+
+/// Flow table entries per address family, unless configured otherwise. Each connection takes two.
+pub const DEFAULT_MAX_FLOWS: u32 = 131_072;
+
+#[expect(clippy::cast_possible_truncation, reason = "sizes of the small types in this crate")]
+const fn spec<K, V>(name: &'static str, kind: MapKind, max_entries: u32, purpose: &'static str) -> MapSpec {
+    MapSpec {
+        name,
+        kind,
+        key_size: size_of::<K>() as u32,
+        value_size: size_of::<V>() as u32,
+        max_entries,
+        purpose,
+    }
+}
+
+/// Every map of the dataplane, by name.
+pub const ALL_MAPS: &[MapSpec] = &[
+    spec::<u32, EndpointRow>(
+        "ENDPOINTS",
+        MapKind::Array,
+        DEFAULT_MAX_ENDPOINTS,
+        "endpoint id -> network, addresses, MACs, readiness",
+    ),
+    spec::<AddressKey, AddressValue>(
+        "ADDRESSES",
+        MapKind::Hash,
+        2 * DEFAULT_MAX_ENDPOINTS,
+        "(network, address) -> local endpoint",
+    ),
+    spec::<RouteKey, RouteValue>(
+        "ROUTES",
+        MapKind::LpmTrie,
+        16_384,
+        "(network, prefix) -> what is not a local endpoint",
+    ),
+    spec::<FlowKey4, FlowValue>(
+        "FLOWS4",
+        MapKind::LruHash,
+        DEFAULT_MAX_FLOWS,
+        "IPv4 flows, one row per direction",
+    ),
+    spec::<FlowKey6, FlowValue>(
+        "FLOWS6",
+        MapKind::LruHash,
+        DEFAULT_MAX_FLOWS,
+        "IPv6 flows, one row per direction",
+    ),
+    spec::<FragmentKey, FragmentValue>("FRAGMENTS", MapKind::LruHash, 8192, "ports of fragmented datagrams"),
+    spec::<u32, Counter>(
+        "COUNTERS",
+        MapKind::PerCpuArray,
+        DEFAULT_MAX_ENDPOINTS * crate::counter::COUNTERS_PER_ENDPOINT,
+        "packets and bytes by endpoint, direction and verdict",
+    ),
+    spec::<DropKey, Counter>(
+        "DROPS",
+        MapKind::PerCpuHash,
+        16 * DEFAULT_MAX_ENDPOINTS,
+        "dropped packets and bytes by endpoint, direction and reason",
+    ),
+    spec::<u32, EventGate>(
+        "EVENT_GATES",
+        MapKind::PerCpuArray,
+        DEFAULT_MAX_ENDPOINTS,
+        "rate limit of events by endpoint",
+    ),
+    MapSpec {
+        name: "EVENTS",
+        kind: MapKind::RingBuf,
+        key_size: 0,
+        value_size: 0,
+        max_entries: 1 << 18,
+        purpose: "drop events on their way to the agent",
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A changed size must come with a new `LAYOUT_VERSION`: whoever changes this table changes that too.
+    #[test]
+    fn sizes_belong_to_the_layout_version() {
+        let sizes: Vec<(&str, u32, u32)> = ALL_MAPS.iter().map(|m| (m.name, m.key_size, m.value_size)).collect();
+        assert_eq!(LAYOUT_VERSION, 1);
+        assert_eq!(
+            sizes,
+            [
+                ("ENDPOINTS", 4, 48),
+                ("ADDRESSES", 20, 8),
+                ("ROUTES", 24, 4),
+                ("FLOWS4", 16, 24),
+                ("FLOWS6", 40, 24),
+                ("FRAGMENTS", 44, 4),
+                ("COUNTERS", 4, 16),
+                ("DROPS", 8, 16),
+                ("EVENT_GATES", 4, 8),
+                ("EVENTS", 0, 0),
+            ]
+        );
+    }
+}

@@ -1,0 +1,37 @@
+//! The route table: what becomes of a network's packets whose destination is not a local endpoint.
+
+use crate::layout::map_types;
+
+map_types! {
+    /// Data of a key of `ROUTES`, behind the trie's own 32-bit prefix length. The prefix length counts the 32 bits of
+    /// the network too.
+    pub struct RouteData {
+        /// Network id in network byte order (the trie compares from the first byte on).
+        pub network_be: u32,
+        /// Address prefix, IPv4 as `::ffff:a.b.c.d`.
+        pub address: [u32; 4],
+    }
+
+    /// The whole key as the kernel sees it (`struct bpf_lpm_trie_key`).
+    pub struct RouteKey {
+        /// Significant bits of `data`.
+        pub prefix_length: u32,
+        /// What is matched.
+        pub data: RouteData,
+    }
+
+    /// Value of `ROUTES`.
+    pub struct RouteValue {
+        /// One of `ACTION_*`.
+        pub action: u32,
+    }
+}
+
+/// Bits of a full match: network and address.
+pub const FULL_PREFIX: u32 = 32 + 128;
+
+/// Hand the packet to the node's stack.
+pub const ACTION_STACK: u32 = 1;
+
+/// Inside the network's own subnets, but no endpoint has the address: drop.
+pub const ACTION_UNREACHABLE: u32 = 2;

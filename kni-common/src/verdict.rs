@@ -1,0 +1,162 @@
+//! The one list of what can happen to a packet: counter index, event code, CLI word and test expectation at once.
+
+/// Which program saw the packet, from the pod's side of the host interface. "ingress" and "egress" are words of policy
+/// and never of the dataplane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u16)]
+pub enum Direction {
+    /// Sent by the pod: TC ingress of the host interface.
+    FromPod = 0,
+    /// On its way to the pod: TC egress of the host interface, or redirected straight to the pod.
+    ToPod = 1,
+}
+
+impl Direction {
+    /// The word that operators see.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::FromPod => "from_pod",
+            Self::ToPod => "to_pod",
+        }
+    }
+
+    /// The direction with this code.
+    #[must_use]
+    pub const fn from_code(code: u16) -> Option<Self> {
+        match code {
+            0 => Some(Self::FromPod),
+            1 => Some(Self::ToPod),
+            _ => None,
+        }
+    }
+}
+
+macro_rules! verdicts {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $word:literal, $explanation:literal;)*) => {
+        /// What a program decided. Codes below [`Verdict::FIRST_DROP`] let the packet go on.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u16)]
+        pub enum Verdict { $($(#[$doc])* $name = $code,)* }
+
+        impl Verdict {
+            /// Every verdict, by code.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// The word that operators see, also the metric label.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $word,)* }
+            }
+
+            /// One sentence for people.
+            #[must_use]
+            pub const fn explanation(self) -> &'static str {
+                match self { $(Self::$name => $explanation,)* }
+            }
+
+            /// The verdict with this code.
+            #[must_use]
+            pub const fn from_code(code: u16) -> Option<Self> {
+                match code { $($code => Some(Self::$name),)* _ => None }
+            }
+        }
+    };
+}
+
+verdicts! {
+    /// Straight to the pod end of a local endpoint (`bpf_redirect_peer`).
+    Redirected = 0, "redirected", "delivered straight to a pod on this node";
+    /// Handed to the node's stack.
+    PassedToStack = 1, "passed_to_stack", "handed to the node's network stack";
+    /// Let through from the node's stack to the pod.
+    Delivered = 2, "delivered", "let through from the node's network stack";
+    /// ARP or neighbour solicitation for the gateway, answered by the program.
+    Answered = 3, "answered", "neighbour request for the gateway, answered in place";
+    /// Link control (duplicate address detection, router solicitation, multicast listener report) that ends here.
+    Absorbed = 4, "absorbed", "link control traffic that ends at the host interface";
+
+    /// No endpoint has this interface.
+    NoEndpoint = 8, "no_endpoint", "the interface belongs to no endpoint";
+    /// The endpoint's row is not ready (being attached or detached).
+    EndpointNotReady = 9, "endpoint_not_ready", "the pod interface is being attached or detached";
+    /// Shorter than its headers claim.
+    Truncated = 10, "truncated", "the frame is shorter than its headers say";
+    /// A header contradicts itself.
+    Malformed = 11, "malformed", "a header contradicts itself";
+    /// Carries a VLAN tag.
+    VlanTagged = 12, "vlan_tagged", "pods may not send or receive VLAN tags";
+    /// Neither IPv4, IPv6 nor ARP.
+    UnsupportedEthertype = 13, "unsupported_ethertype", "neither IPv4, IPv6 nor ARP";
+    /// The source MAC is not the pod's.
+    SourceMac = 14, "source_mac", "the source MAC address is not the pod's (spoofed)";
+    /// The source address is not the pod's.
+    SourceAddress = 15, "source_address", "the source address is not the pod's (spoofed)";
+    /// The destination MAC is not the gateway's.
+    DestinationMac = 16, "destination_mac", "the destination MAC address is not the gateway's";
+    /// On its way to a pod that does not have the destination address.
+    DestinationAddress = 17, "destination_address", "the pod does not have the destination address";
+    /// Multicast or broadcast, which these networks do not carry.
+    Multicast = 18, "multicast", "multicast and broadcast are not carried";
+    /// To or from a link-local address outside link control.
+    LinkLocal = 19, "link_local", "link-local addresses are not carried beyond link control";
+    /// IPv4 source route option, or IPv6 routing header type 0 (RFC 5095, RFC 7126).
+    SourceRoute = 20, "source_route", "source routing is not allowed";
+    /// More IPv6 extension headers or IPv4 options than are looked at.
+    ExtensionHeaders = 21, "extension_headers", "too many extension headers or options";
+    /// A later fragment whose first fragment was not seen.
+    FragmentWithoutFirst = 22, "fragment_without_first", "a later fragment came without its first fragment";
+    /// An ICMP type that pods do not exchange.
+    IcmpType = 23, "icmp_type", "an ICMP type that pods may not exchange";
+    /// An ICMP error about a packet of no known flow.
+    IcmpUnrelated = 24, "icmp_unrelated", "an ICMP error about no known flow";
+    /// The network has no route to the destination.
+    NoRoute = 25, "no_route", "the network has no route to the destination";
+    /// The destination is in the network's subnets but no pod has it.
+    NoDestination = 26, "no_destination", "no pod of the network has the destination address";
+    /// The destination endpoint is being attached or detached.
+    DestinationNotReady = 27, "destination_not_ready", "the destination pod interface is being attached or detached";
+    /// A pod sent a packet to its own address.
+    SelfAddressed = 28, "self_addressed", "sent to the pod's own address";
+    /// The node's stack sent to a pod of a network that it has no part in.
+    HostNotAllowed = 29, "host_not_allowed", "the node has no access to this network";
+    /// The flow table took no entry.
+    FlowTableFull = 30, "flow_table_full", "the flow table took no new entry";
+}
+
+impl Verdict {
+    /// Code of the first dropping verdict.
+    pub const FIRST_DROP: u16 = 8;
+
+    /// Whether the packet was dropped.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_drop(self) -> bool {
+        self as u16 >= Self::FIRST_DROP
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_and_words_are_unique_and_round_trip() {
+        let mut words: Vec<&str> = Verdict::ALL.iter().map(|v| v.as_str()).collect();
+        for verdict in Verdict::ALL {
+            assert_eq!(Verdict::from_code(*verdict as u16), Some(*verdict));
+            assert!(!verdict.explanation().is_empty());
+        }
+        assert_eq!(Verdict::from_code(7), None);
+        words.sort_unstable();
+        words.dedup();
+        assert_eq!(words.len(), Verdict::ALL.len());
+    }
+
+    #[test]
+    fn forwarding_verdicts_fit_their_counters() {
+        for verdict in Verdict::ALL.iter().filter(|v| !v.is_drop()) {
+            assert!(u32::from(*verdict as u16) < crate::counter::FORWARD_VERDICTS);
+        }
+    }
+}
