@@ -1,0 +1,36 @@
+//! Gives later fragments the ports of their first one.
+
+use kni_common::{
+    Direction, Verdict,
+    flow::{FragmentKey, FragmentValue, network_protocol},
+};
+
+use crate::{
+    maps::FRAGMENTS,
+    packet::{Fragment, ICMP, ICMPV6, Packet, SCTP, TCP, UDP},
+};
+
+/// Remembers a first fragment's ports, or finds them for a later one. Protocols without ports need neither.
+#[inline(always)]
+pub fn resolve(network: u32, direction: Direction, packet: &mut Packet) -> Result<(), Verdict> {
+    if matches!(packet.fragment, Fragment::Whole) || !matches!(packet.protocol, TCP | UDP | SCTP | ICMP | ICMPV6) {
+        return Ok(());
+    }
+    let key = FragmentKey {
+        network_protocol: network_protocol(network, packet.protocol),
+        identification: packet.identification,
+        source: packet.source,
+        destination: packet.destination,
+        direction: direction as u32 + 1,
+    };
+    if matches!(packet.fragment, Fragment::First) {
+        // A full table evicts the oldest datagram; its later fragments are then dropped and counted.
+        return FRAGMENTS
+            .insert(key, FragmentValue { ports: packet.ports }, 0)
+            .map_err(|_errno| Verdict::FragmentWithoutFirst);
+    }
+    // SAFETY: a copy of one word; a row replaced meanwhile gives the old or the new ports.
+    let found = unsafe { FRAGMENTS.get(key) }.ok_or(Verdict::FragmentWithoutFirst)?;
+    packet.ports = found.ports;
+    Ok(())
+}

@@ -1,0 +1,36 @@
+//! The table of contents of the ELF: one entry point per program, the licence, the panic handler.
+
+#![cfg_attr(target_arch = "bpf", no_std, no_main)]
+
+#[cfg(target_arch = "bpf")]
+mod entry {
+    use aya_ebpf::{macros::classifier, programs::TcContext};
+    use kni_ebpf::programs;
+
+    /// TC ingress of a pod's host interface.
+    #[classifier]
+    pub(crate) fn from_pod(ctx: TcContext) -> i32 {
+        programs::from_pod::run(&ctx)
+    }
+
+    /// TC egress of a pod's host interface.
+    #[classifier]
+    pub(crate) fn to_pod(ctx: TcContext) -> i32 {
+        programs::to_pod::run(&ctx)
+    }
+
+    #[panic_handler]
+    fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+        loop {}
+    }
+
+    // SAFETY: the section and the name are what the kernel's loaders look for; nothing else defines them.
+    #[unsafe(link_section = "license")]
+    // SAFETY: as above.
+    #[unsafe(no_mangle)]
+    static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+}
+
+/// On every other target there is nothing to run: this lets the workspace build and lint on stable.
+#[cfg(not(target_arch = "bpf"))]
+fn main() {}

@@ -1,0 +1,198 @@
+//! Answers ARP and neighbour solicitations for the gateway, in place.
+//!
+//! Pods carry a permanent neighbour entry for the gateway and ask nobody; this is for what brings its own stack (a
+//! virtual machine behind a tap, arping, a bridge in the pod).
+
+use aya_ebpf::programs::TcContext;
+use kni_common::{GATEWAY_V4, GATEWAY_V6, Verdict, endpoint::EndpointRow};
+
+use crate::{
+    packet::Packet,
+    skb::{self, ETH_LEN, EthHeader},
+};
+
+/// What became of a packet of link control.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// Rewritten into the answer.
+    Ready,
+    /// Nothing to answer.
+    None,
+}
+
+/// ARP for IPv4 over Ethernet (RFC 826) as two-byte words.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Arp {
+    kinds: [u16; 2],
+    lengths: u16,
+    operation: u16,
+    sender_mac: [u16; 3],
+    sender_ip: [u16; 2],
+    target_mac: [u16; 3],
+    target_ip: [u16; 2],
+}
+
+#[inline(always)]
+fn word(halves: [u16; 2]) -> u32 {
+    let [[a, b], [c, d]] = halves.map(u16::to_ne_bytes);
+    u32::from_ne_bytes([a, b, c, d])
+}
+
+/// A MAC address as the words that headers hold.
+#[inline(always)]
+pub fn mac_words(mac: &[u8; 6]) -> [u16; 3] {
+    [
+        u16::from_ne_bytes([mac[0], mac[1]]),
+        u16::from_ne_bytes([mac[2], mac[3]]),
+        u16::from_ne_bytes([mac[4], mac[5]]),
+    ]
+}
+
+/// Handles ARP from a pod. The sender fields are held to the same rule as a packet's source.
+#[inline(always)]
+pub fn arp(ctx: &TcContext, row: &EndpointRow) -> Result<Answer, Verdict> {
+    const ETHERNET_IPV4: [u16; 2] = [u16::from_be(1), u16::from_be(0x0800)];
+    const LENGTHS: u16 = u16::from_ne_bytes([6, 4]);
+    const REQUEST: u16 = u16::from_be(1);
+    const REPLY: u16 = u16::from_be(2);
+    let arp: Arp = skb::read(ctx, ETH_LEN)?;
+    if arp.kinds != ETHERNET_IPV4 || arp.lengths != LENGTHS {
+        return Err(Verdict::Malformed);
+    }
+    let sender = word(arp.sender_ip);
+    // An address probe (RFC 5227) has no sender address yet.
+    if arp.sender_mac != mac_words(&row.mac) || (sender != 0 && sender != row.ipv4) {
+        return Err(Verdict::SourceAddress);
+    }
+    if arp.operation != REQUEST || word(arp.target_ip) != u32::from_ne_bytes(GATEWAY_V4) {
+        return Ok(Answer::None);
+    }
+    let Some(packet) = skb::at::<(EthHeader, Arp)>(ctx, 0) else {
+        return Ok(Answer::None);
+    };
+    // SAFETY: `at` proved that both headers lie in the packet.
+    let (eth, out) = unsafe { &mut *packet };
+    let gateway_mac = mac_words(&row.host_mac);
+    out.operation = REPLY;
+    out.target_mac = arp.sender_mac;
+    out.target_ip = arp.sender_ip;
+    out.sender_mac = gateway_mac;
+    out.sender_ip = arp.target_ip;
+    eth.destination = arp.sender_mac;
+    eth.source = gateway_mac;
+    Ok(Answer::Ready)
+}
+
+/// IPv6 header and neighbour solicitation or advertisement (RFC 4861 4.3, 4.4) as two-byte words.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Neighbour {
+    version_flow: [u16; 2],
+    payload_length: u16,
+    next_hop: [u8; 2],
+    source: [u16; 8],
+    destination: [u16; 8],
+    kind_code: [u8; 2],
+    checksum: u16,
+    flags: [u16; 2],
+    target: [u16; 8],
+}
+
+/// A link-layer address option.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LinkAddress {
+    kind_length: [u8; 2],
+    mac: [u16; 3],
+}
+
+#[inline(always)]
+fn halves(bytes: [u8; 16]) -> [u16; 8] {
+    [
+        u16::from_ne_bytes([bytes[0], bytes[1]]),
+        u16::from_ne_bytes([bytes[2], bytes[3]]),
+        u16::from_ne_bytes([bytes[4], bytes[5]]),
+        u16::from_ne_bytes([bytes[6], bytes[7]]),
+        u16::from_ne_bytes([bytes[8], bytes[9]]),
+        u16::from_ne_bytes([bytes[10], bytes[11]]),
+        u16::from_ne_bytes([bytes[12], bytes[13]]),
+        u16::from_ne_bytes([bytes[14], bytes[15]]),
+    ]
+}
+
+#[inline(always)]
+fn sum(words: &[u16; 8]) -> u32 {
+    let mut total = 0;
+    for word in words {
+        total += u32::from(*word);
+    }
+    total
+}
+
+/// Handles a neighbour solicitation from a pod: for the gateway it becomes the advertisement.
+#[inline(never)]
+pub fn solicitation(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Answer {
+    const SOLICITATION: u8 = 135;
+    const PLAIN: usize = size_of::<Neighbour>();
+    // RFC 4861 7.1.1: the hop limit proves that it comes from the link. An unspecified source is duplicate address
+    // detection, which asks about the sender's own address.
+    if packet.icmp_type != SOLICITATION || packet.source == [0; 4] || packet.transport != ETH_LEN + 40 {
+        return Answer::None;
+    }
+    let Some(solicited) = skb::at::<(EthHeader, Neighbour)>(ctx, 0) else {
+        return Answer::None;
+    };
+    // SAFETY: `at` proved that both headers lie in the packet.
+    let (_, ip) = unsafe { &mut *solicited };
+    let gateway = halves(GATEWAY_V6);
+    let [_, hop_limit] = ip.next_hop;
+    if ip.target != gateway || hop_limit != 255 {
+        return Answer::None;
+    }
+    let gateway_mac = mac_words(&row.host_mac);
+    let mut total: u32 = 0;
+    match u16::from_be(ip.payload_length) {
+        24 => {}
+        32 => {
+            let Some(option) = skb::at::<LinkAddress>(ctx, ETH_LEN + PLAIN) else {
+                return Answer::None;
+            };
+            let advertised = LinkAddress {
+                kind_length: [2, 1],
+                mac: gateway_mac,
+            };
+            // SAFETY: `at` proved that the option lies in the packet.
+            unsafe { *option = advertised };
+            let [a, b, c] = gateway_mac.map(u32::from);
+            total += u32::from(u16::from_ne_bytes([2, 1])) + a + b + c;
+        }
+        _ => return Answer::None,
+    }
+    let Some(solicited) = skb::at::<(EthHeader, Neighbour)>(ctx, 0) else {
+        return Answer::None;
+    };
+    // SAFETY: as above; looked up again after the write through another pointer.
+    let (eth, ip) = unsafe { &mut *solicited };
+    let asker = ip.source;
+    ip.destination = asker;
+    ip.source = gateway;
+    ip.kind_code = [136, 0];
+    // Router, solicited, override.
+    ip.flags = [u16::from_be(0xe000), 0];
+    total += sum(&asker) + sum(&gateway) + sum(&gateway);
+    total += u32::from(ip.payload_length) + u32::from(u16::from_be(58));
+    total += u32::from(u16::from_ne_bytes([136, 0])) + u32::from(u16::from_be(0xe000));
+    total = (total & 0xffff) + (total >> 16);
+    total = (total & 0xffff) + (total >> 16);
+    ip.checksum = !low_half(total);
+    eth.destination = mac_words(&row.mac);
+    eth.source = gateway_mac;
+    Answer::Ready
+}
+
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the low half is what is asked for")]
+const fn low_half(total: u32) -> u16 {
+    total as u16
+}

@@ -1,0 +1,77 @@
+//! The only place that touches packet memory and the fields of `__sk_buff`.
+
+use core::mem::size_of;
+
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use kni_common::Verdict;
+
+/// Bytes of an Ethernet header.
+pub const ETH_LEN: usize = 14;
+
+/// Ethernet header as two-byte words, which is how it is aligned in a packet.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct EthHeader {
+    /// Destination MAC address.
+    pub destination: [u16; 3],
+    /// Source MAC address.
+    pub source: [u16; 3],
+    /// EtherType, network byte order.
+    pub ethertype: u16,
+}
+
+#[inline(always)]
+fn raw(ctx: &TcContext) -> *const __sk_buff {
+    ctx.skb.skb.cast_const()
+}
+
+/// Index of the interface whose hook runs.
+#[inline(always)]
+pub fn ifindex(ctx: &TcContext) -> u32 {
+    // SAFETY: the context pointer that the kernel hands to the program is valid while it runs.
+    unsafe { (*raw(ctx)).ifindex }
+}
+
+/// Whether the packet carries a VLAN tag outside its bytes.
+#[inline(always)]
+pub fn has_vlan_tag(ctx: &TcContext) -> bool {
+    // SAFETY: as in `ifindex`.
+    unsafe { (*raw(ctx)).vlan_present != 0 }
+}
+
+/// Whether the packet stands for several (its length fields then tell of the whole or of nothing).
+#[inline(always)]
+pub fn is_gso(ctx: &TcContext) -> bool {
+    // SAFETY: as in `ifindex`.
+    unsafe { (*raw(ctx)).gso_size != 0 }
+}
+
+/// A pointer to `T` at a constant offset of the linear part, or nothing where the packet is shorter there.
+#[inline(always)]
+pub fn at<T>(ctx: &TcContext, offset: usize) -> Option<*mut T> {
+    let start = ctx.data() + offset;
+    // VERIFIER: this comparison gives the pointer its range; it must stand right before the use.
+    if start + size_of::<T>() > ctx.data_end() {
+        None
+    } else {
+        Some(start as *mut T)
+    }
+}
+
+/// Copies `T` from an offset known at compile time. The types read this way hold 16- and 32-bit words: packet data is
+/// aligned so that the IP header stands on a 4-byte border (`NET_IP_ALIGN`), and eBPF on x86-64 and arm64 may read
+/// unaligned words anyway.
+#[inline(always)]
+pub fn read<T: Copy>(ctx: &TcContext, offset: usize) -> Result<T, Verdict> {
+    match at::<T>(ctx, offset) {
+        // SAFETY: `at` proved that all of `T` lies in the packet, and any bytes are a valid `T` here.
+        Some(header) => Ok(unsafe { *header }),
+        None => load(ctx, offset),
+    }
+}
+
+/// Copies `T` from any offset, also from the non-linear part (22 ns: for packets that are not the usual shape).
+#[inline(always)]
+pub fn load<T: Copy>(ctx: &TcContext, offset: usize) -> Result<T, Verdict> {
+    ctx.load::<T>(offset).map_err(|_errno| Verdict::Truncated)
+}
