@@ -1,0 +1,142 @@
+//! Puts networks into force: numbers, address pools, dataplane routes, host rules.
+
+use std::collections::BTreeMap;
+
+use super::{
+    AttachError, Inner,
+    error::{chain, kernel_of_node},
+    state::{KnownNetwork, State},
+};
+use crate::{
+    model::{
+        Network, NetworkId, NetworkName, NetworkSpec,
+        view::{RefusedManifest, WantedNetworks},
+    },
+    store::Change,
+};
+
+impl Inner {
+    pub(super) async fn apply_networks(&self, wanted: WantedNetworks) -> Result<(), AttachError> {
+        let rules = {
+            let mut state = self.state();
+            let WantedNetworks { networks, mut refused } = wanted;
+            let networks = keep_default(&state, networks, &mut refused);
+            let known = self.number(&mut state, networks)?;
+            self.replace(&mut state, known)?;
+            state.refused = refused;
+            state.default_network().map(|known| known.network.spec.subnets.clone()).unwrap_or_default()
+        };
+        self.netlink
+            .ensure_rules(&rules)
+            .await
+            .map_err(|error| kernel_of_node("writing the host's routing rules", &error))?;
+        self.state().in_sync = true;
+        self.warm_wanted.notify_one();
+        Ok(())
+    }
+
+    /// Gives every network its number: the one it ever had, or a new one.
+    fn number(
+        &self,
+        state: &mut State,
+        wanted: Vec<(NetworkSpec, String)>,
+    ) -> Result<BTreeMap<NetworkName, KnownNetwork>, AttachError> {
+        let mut known = BTreeMap::new();
+        for (spec, origin) in wanted {
+            let known_id = state.network_ids.get(&spec.name).copied();
+            let id = if let Some(id) = known_id {
+                id
+            } else {
+                let id = unused_id(&state.network_ids).map_err(|reason| AttachError::Store(reason.to_owned()))?;
+                self.commit(Change::new().network(&spec.name, id))?;
+                state.network_ids.insert(spec.name.clone(), id);
+                id
+            };
+            let name = spec.name.clone();
+            known.insert(name, KnownNetwork { network: Network { id, spec }, origin, orphaned: false });
+        }
+        Ok(known)
+    }
+
+    /// Makes `wanted` the known networks. One that is no longer wanted but has attachments stays, closed to new ones.
+    fn replace(
+        &self,
+        state: &mut State,
+        mut wanted: BTreeMap<NetworkName, KnownNetwork>,
+    ) -> Result<(), AttachError> {
+        let gone: Vec<NetworkName> =
+            state.networks.keys().filter(|name| !wanted.contains_key(*name)).cloned().collect();
+        for name in gone {
+            if state.attachments_of(&name) > 0 {
+                if let Some(known) = state.networks.get(&name) {
+                    tracing::warn!(network = %name, "its manifest is gone, it stays until its last attachment goes");
+                    wanted.insert(name, KnownNetwork { orphaned: true, ..known.clone() });
+                }
+            } else {
+                state.ipam.remove_network(&name);
+            }
+        }
+        for known in wanted.values() {
+            let Network { id, spec } = &known.network;
+            if !known.orphaned {
+                state.ipam.set_network(spec);
+            }
+            self.dataplane
+                .set_routes(*id, &spec.subnets, spec.default)
+                .map_err(|error| kernel_of_node("writing the dataplane's routes", &error))?;
+        }
+        let ids: Vec<NetworkId> = wanted.values().map(|known| known.network.id).collect();
+        self.dataplane
+            .retain_routes(&ids)
+            .map_err(|error| AttachError::Store(format!("removing routes of networks: {}", chain(&error))))?;
+        state.networks = wanted;
+        Ok(())
+    }
+}
+
+/// Attachments have host access, or have not, for life: so the default network cannot change while it has any.
+fn keep_default(
+    state: &State,
+    wanted: Vec<(NetworkSpec, String)>,
+    refused: &mut Vec<RefusedManifest>,
+) -> Vec<(NetworkSpec, String)> {
+    let changes_default = |spec: &NetworkSpec| {
+        state
+            .networks
+            .get(&spec.name)
+            .is_some_and(|known| known.network.spec.default != spec.default && state.attachments_of(&spec.name) > 0)
+    };
+    let occupied = state
+        .default_network()
+        .map(|known| known.network.spec.name.clone())
+        .filter(|name| state.attachments_of(name) > 0);
+    let mut kept = Vec::new();
+    for (spec, origin) in wanted {
+        let second = spec.default && occupied.as_ref().is_some_and(|name| *name != spec.name);
+        if changes_default(&spec) || second {
+            let blocker = occupied.as_ref().unwrap_or(&spec.name);
+            refused.push(refusal(&origin, format!("the default network cannot change while pods are attached to {blocker}")));
+            if let Some(known) = state.networks.get(&spec.name) {
+                kept.push((known.network.spec.clone(), known.origin.clone()));
+            }
+        } else {
+            kept.push((spec, origin));
+        }
+    }
+    kept
+}
+
+fn refusal(origin: &str, reason: String) -> RefusedManifest {
+    let (file, line) = origin.rsplit_once(':').unwrap_or((origin, "0"));
+    RefusedManifest {
+        file: file.to_owned(),
+        line: line.parse().unwrap_or(0),
+        field: "spec.default".to_owned(),
+        reason,
+    }
+}
+
+fn unused_id(taken: &BTreeMap<NetworkName, NetworkId>) -> Result<NetworkId, &'static str> {
+    let highest = taken.values().map(|id| id.get()).max().unwrap_or(0);
+    NetworkId::try_from(highest + 1).map_err(|_out_of_range| "all network numbers are used up")
+}

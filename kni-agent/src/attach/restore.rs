@@ -1,0 +1,178 @@
+//! Takes over what an earlier agent left: adopts what is whole, finishes what was being removed, sweeps the rest.
+//!
+//! Order: records, then adoption, then the sweep; nothing is swept before every record was read (I3). Traffic of
+//! adopted interfaces never stops: their rows stay as they are and their links move to the new programs in place.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use super::{
+    AttachError, Inner,
+    error::{Subject, chain, kernel_of_node},
+};
+use crate::{
+    dataplane::EndpointConfig,
+    model::{Attachment, EndpointId, Phase, Sandbox},
+    netlink,
+    store::{Contents, NamespaceRecord, NamespaceUse},
+};
+
+impl Inner {
+    pub(super) async fn restore(&self, contents: Contents) -> Result<(), AttachError> {
+        let unfinished = self.read(contents);
+        let (sandboxes, namespaces) = {
+            let state = self.state();
+            let ready = state.sandboxes.values().filter(|sandbox| sandbox.phase == Phase::Ready).map(Arc::clone);
+            (ready.collect::<Vec<_>>(), state.namespaces.values().cloned().collect::<Vec<_>>())
+        };
+        for sandbox in &sandboxes {
+            for attachment in &sandbox.attachments {
+                self.adopt(sandbox, attachment).await;
+            }
+        }
+        for sandbox in unfinished {
+            tracing::info!(pod = %sandbox.pod, sandbox = %sandbox.id, "finishing an interrupted call");
+            self.detach_locked(&sandbox).await?;
+        }
+        for record in &namespaces {
+            self.restore_namespace(record).await?;
+        }
+        self.sweep().await
+    }
+
+    /// Fills the state in memory. Returns the sandboxes whose call was interrupted.
+    fn read(&self, contents: Contents) -> Vec<Sandbox> {
+        let Contents { sandboxes, namespaces, removals, networks } = contents;
+        let mut state = self.state();
+        state.network_ids.extend(networks);
+        for removal in removals {
+            state.slots.adopt(removal.endpoint);
+            state.removals.insert(removal.endpoint, removal);
+        }
+        for record in namespaces {
+            if let Some(warm) = &record.warm {
+                state.slots.adopt(warm.endpoint);
+            }
+            state.namespaces.insert(record.path.clone(), record);
+        }
+        let mut unfinished = Vec::new();
+        for sandbox in sandboxes {
+            for attachment in &sandbox.attachments {
+                state.slots.adopt(attachment.endpoint);
+                let owner = format!("pod {} (sandbox {})", sandbox.pod, sandbox.id);
+                if let Err(error) =
+                    state.ipam.adopt(&attachment.network, &owner, attachment.ipv4, attachment.ipv6)
+                {
+                    tracing::error!(pod = %sandbox.pod, sandbox = %sandbox.id, %error, "recorded address is not unique");
+                }
+            }
+            if sandbox.phase != Phase::Ready {
+                unfinished.push(sandbox.clone());
+            }
+            state.sandboxes.insert(sandbox.id.clone(), Arc::new(sandbox));
+        }
+        unfinished
+    }
+
+    /// Problems of one interface do not stop the others: they stay visible in its health.
+    async fn adopt(&self, sandbox: &Sandbox, attachment: &Attachment) {
+        let subject = Subject { pod: sandbox.pod.clone(), sandbox: sandbox.id.to_string() };
+        if !super::views::host_link_exists(attachment) {
+            tracing::warn!(pod = %sandbox.pod, sandbox = %sandbox.id, ifname = %attachment.host_ifname,
+                "its interface is gone; waiting for the client to detach it");
+            let problems = self.dismantle(attachment).await;
+            if !problems.is_empty() {
+                tracing::warn!(sandbox = %sandbox.id, problems = problems.join("; "), "cannot withdraw it");
+            }
+            return;
+        }
+        let adopted = self
+            .dataplane
+            .adopt(attachment.host_ifname.as_str(), attachment.endpoint)
+            .and_then(|()| self.dataplane.republish(&EndpointConfig::from(attachment)))
+            .map_err(subject.failed("adopting the interface"));
+        let routed = self.ensure_host_routes(attachment, &subject).await;
+        for error in [adopted.err(), routed.err()].into_iter().flatten() {
+            tracing::error!(%error, "cannot adopt an interface fully");
+        }
+    }
+
+    /// Keeps what was given to clients, adopts what is ready ahead, removes what was being made.
+    async fn restore_namespace(&self, record: &NamespaceRecord) -> Result<(), AttachError> {
+        match &record.used_by {
+            NamespaceUse::Making => self.remove_namespace(record).await,
+            NamespaceUse::Warm | NamespaceUse::Given { .. } => {
+                let same = netlink::netns::identity(&record.path).ok() == record.identity;
+                let adopted = match &record.warm {
+                    Some(warm) => self.dataplane.adopt(warm.host_ifname.as_str(), warm.endpoint).is_ok(),
+                    None => true,
+                };
+                let keep = same && adopted;
+                if keep { Ok(()) } else { self.remove_namespace(record).await }
+            }
+            // Its warm interface, if any, was never used: an attach in it makes a new one.
+            NamespaceUse::Bound { .. } => Ok(()),
+        }
+    }
+
+    /// Removes what carries our marks and is in no record.
+    async fn sweep(&self) -> Result<(), AttachError> {
+        let known = self.known_endpoints();
+        let links = self
+            .teardown_netlink
+            .list_our_links()
+            .await
+            .map_err(|error| kernel_of_node("listing interfaces", &error))?;
+        for link in links {
+            let endpoint = link.ifindex.checked_sub(kni_common::IFINDEX_BASE).map(EndpointId);
+            if endpoint.is_some_and(|endpoint| known.contains(&endpoint)) {
+                continue;
+            }
+            tracing::info!(ifname = %link.name, "removing an interface that is in no record");
+            self.teardown_netlink
+                .delete_link(link.ifindex, &link.name)
+                .await
+                .map_err(|error| kernel_of_node("removing an unknown interface", &error))?;
+        }
+        self.sweep_dataplane(&known).map_err(|error| kernel_of_node("sweeping the dataplane", &error))?;
+        self.sweep_routes().await
+    }
+
+    fn known_endpoints(&self) -> BTreeSet<EndpointId> {
+        let state = self.state();
+        let attached = state.attachments().map(|(_, attachment)| attachment.endpoint);
+        let warm = state.namespaces.values().filter_map(|record| record.warm.as_ref().map(|warm| warm.endpoint));
+        attached.chain(warm).chain(state.removals.keys().copied()).collect()
+    }
+
+    fn sweep_dataplane(&self, known: &BTreeSet<EndpointId>) -> Result<(), crate::dataplane::DataplaneError> {
+        for endpoint in self.dataplane.published_endpoints()? {
+            if !known.contains(&endpoint) {
+                self.dataplane.withdraw(endpoint)?;
+            }
+        }
+        for endpoint in self.dataplane.pinned_endpoints()? {
+            if !known.contains(&endpoint) {
+                self.dataplane.unpin(endpoint)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn sweep_routes(&self) -> Result<(), AttachError> {
+        let routes =
+            self.netlink.list_our_routes().await.map_err(|error| kernel_of_node("listing routes", &error))?;
+        for route in routes {
+            let owned = self.state().attachments().any(|(_, attachment)| {
+                attachment.host_access
+                    && [attachment.ipv4.map(Into::into), attachment.ipv6.map(Into::into)]
+                        .contains(&Some(route.destination.addr()))
+            });
+            if !owned
+                && let Err(error) = self.netlink.del_pod_route(route.destination.addr(), route.ifindex).await
+            {
+                tracing::warn!(error = chain(&error), "cannot remove a route that is in no record");
+            }
+        }
+        Ok(())
+    }
+}

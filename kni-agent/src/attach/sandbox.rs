@@ -1,0 +1,419 @@
+//! The life of one sandbox: reserve and record, build, answer; and the way back.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use kni_common::IFINDEX_BASE;
+
+use super::{
+    AttachError, Inner,
+    error::Subject,
+    plan::{self, PlannedInterface},
+    state::State,
+};
+use crate::{
+    ipam::{IpamError, Lease},
+    model::{AttachRequest, Attachment, Phase, Sandbox, SandboxId},
+    netlink::{self, Netns},
+    store::{Change, NamespaceRecord, NamespaceUse, Removal, WarmInterface},
+};
+
+/// The agent's own bound on one attach. Checked between steps, each of which is bounded by its driver, so that nothing
+/// is abandoned half done.
+const ATTACH_DEADLINE: Duration = Duration::from_secs(20);
+
+/// How long an attach waits until an earlier interface of the same namespace is gone.
+const REMOVAL_WAIT: Duration = Duration::from_secs(10);
+
+impl Inner {
+    pub(super) async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
+        let _one_at_a_time = self.locks.lock(request.sandbox.as_str()).await;
+        let started = Instant::now();
+        let subject = Subject { pod: request.pod.clone(), sandbox: request.sandbox.to_string() };
+        let netns = self.open_netns(&request)?;
+        self.bind(&request.sandbox, &netns)?;
+        let planned = {
+            let state = self.state();
+            if !state.in_sync {
+                return Err(AttachError::NotInSync);
+            }
+            plan::plan(&request, &state.networks)?
+        };
+        if let Some(answer) = self.existing(&request, &netns, &planned).await? {
+            return Ok(answer);
+        }
+        self.wait_for_removals(&netns, &subject).await?;
+        let mut sandbox = self.reserve(&request, &netns, &planned)?;
+        if let Err(error) = self.build(&mut sandbox, &netns, &subject, started).await {
+            tracing::warn!(pod = %request.pod, sandbox = %request.sandbox, %error, "attach failed, undoing");
+            self.undo(&sandbox).await;
+            return Err(error);
+        }
+        self.promise(sandbox)
+    }
+
+    /// The last step: from here on a restarted agent keeps the sandbox.
+    fn promise(&self, mut sandbox: Sandbox) -> Result<Arc<Sandbox>, AttachError> {
+        sandbox.phase = Phase::Ready;
+        let mut state = self.state();
+        self.commit(Change::new().sandbox(&sandbox))?;
+        let sandbox = Arc::new(sandbox);
+        state.sandboxes.insert(sandbox.id.clone(), Arc::clone(&sandbox));
+        Ok(sandbox)
+    }
+
+    fn open_netns(&self, request: &AttachRequest) -> Result<Netns, AttachError> {
+        let invalid = |reason: String| AttachError::InvalidField {
+            pod: request.pod.clone(),
+            sandbox: request.sandbox.to_string(),
+            field: "netns",
+            reason,
+        };
+        let netns = netlink::netns::open(&request.netns).map_err(|error| {
+            if error.errno() == Some(libc::ENOENT) {
+                AttachError::NetnsNotFound {
+                    pod: request.pod.clone(),
+                    sandbox: request.sandbox.clone(),
+                    path: request.netns.clone(),
+                }
+            } else {
+                invalid(super::error::chain(&error))
+            }
+        })?;
+        if netns.id() == self.node_netns {
+            return Err(invalid(format!("{} is the node's own network namespace", request.netns.display())));
+        }
+        Ok(netns)
+    }
+
+    /// Ties a namespace of ours to the sandbox before anything can fail, so that deleting the sandbox removes it.
+    fn bind(&self, sandbox: &SandboxId, netns: &Netns) -> Result<(), AttachError> {
+        let mut state = self.state();
+        let Some(record) = state.namespace_of(netns.id()) else { return Ok(()) };
+        if matches!(record.used_by, NamespaceUse::Bound { .. }) {
+            return Ok(());
+        }
+        let bound = NamespaceRecord { used_by: NamespaceUse::Bound { sandbox: sandbox.clone() }, ..record.clone() };
+        self.commit(Change::new().namespace(&bound))?;
+        state.namespaces.insert(bound.path.clone(), bound);
+        drop(state);
+        self.warm_wanted.notify_one();
+        Ok(())
+    }
+
+    /// The answer to a repeated request, or a conflict. What an interrupted call left is cleared away.
+    async fn existing(
+        &self,
+        request: &AttachRequest,
+        netns: &Netns,
+        planned: &[PlannedInterface],
+    ) -> Result<Option<Arc<Sandbox>>, AttachError> {
+        let found = self.state().sandboxes.get(&request.sandbox).map(Arc::clone);
+        let Some(sandbox) = found else {
+            return self.refuse_occupied(request, netns).map(|()| None);
+        };
+        if sandbox.phase != Phase::Ready {
+            self.detach_locked(&sandbox).await?;
+            return Ok(None);
+        }
+        let same_interfaces = sandbox.attachments.len() == planned.len()
+            && sandbox.attachments.iter().zip(planned).all(|(attachment, plan)| satisfies(attachment, plan));
+        if sandbox.netns_identity == netns.id() && same_interfaces {
+            return Ok(Some(sandbox));
+        }
+        let reason = if same_interfaces {
+            format!("it is attached already, in another network namespace ({})", sandbox.netns.display())
+        } else {
+            "it is attached already, with other networks, interfaces or addresses".to_owned()
+        };
+        Err(AttachError::Conflict { pod: request.pod.clone(), sandbox: request.sandbox.clone(), reason })
+    }
+
+    fn refuse_occupied(&self, request: &AttachRequest, netns: &Netns) -> Result<(), AttachError> {
+        let state = self.state();
+        let holder = state.sandboxes.values().find(|other| other.netns_identity == netns.id());
+        // The number of a dead namespace may be used again: its interfaces died with it.
+        match holder.filter(|other| other.attachments.iter().any(super::views::host_link_exists)) {
+            Some(other) => Err(AttachError::Conflict {
+                pod: request.pod.clone(),
+                sandbox: request.sandbox.clone(),
+                reason: format!("network namespace {} belongs to sandbox {}", request.netns.display(), other.id),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    async fn wait_for_removals(&self, netns: &Netns, subject: &Subject) -> Result<(), AttachError> {
+        let deadline = Instant::now() + REMOVAL_WAIT;
+        loop {
+            let removed = self.removed.notified();
+            if !self.state().removals.values().any(|removal| removal.netns == Some(netns.id())) {
+                return Ok(());
+            }
+            self.reaper_wanted.notify_one();
+            let left = deadline.saturating_duration_since(Instant::now());
+            if tokio::time::timeout(left.min(Duration::from_millis(100)), removed).await.is_err() && left.is_zero() {
+                let Subject { pod, sandbox } = subject.clone();
+                return Err(AttachError::Timeout {
+                    pod,
+                    sandbox,
+                    step: "removing earlier interfaces",
+                    seconds: REMOVAL_WAIT.as_secs(),
+                });
+            }
+        }
+    }
+
+    /// Leases addresses and endpoint numbers and records the sandbox as Pending, all or nothing.
+    fn reserve(
+        &self,
+        request: &AttachRequest,
+        netns: &Netns,
+        planned: &[PlannedInterface],
+    ) -> Result<Sandbox, AttachError> {
+        let mut state = self.state();
+        let namespace = state.namespace_of(netns.id()).cloned();
+        let mut warm = namespace.as_ref().and_then(|record| record.warm.clone());
+        let uses_warm = warm.is_some();
+        let mut attachments: Vec<Attachment> = Vec::new();
+        for plan in planned {
+            match reserve_one(&mut state, request, plan, warm.take()) {
+                Ok(attachment) => attachments.push(attachment),
+                Err(error) => {
+                    give_back(&mut state, &attachments, uses_warm);
+                    return Err(error);
+                }
+            }
+        }
+        let sandbox = Sandbox {
+            id: request.sandbox.clone(),
+            pod: request.pod.clone(),
+            phase: Phase::Pending,
+            netns: request.netns.clone(),
+            netns_identity: netns.id(),
+            labels: request.labels.clone(),
+            port_mappings: request.port_mappings.clone(),
+            attachments,
+        };
+        let taken = namespace.filter(|_| uses_warm).map(|record| NamespaceRecord { warm: None, ..record });
+        let mut change = Change::new().sandbox(&sandbox);
+        if let Some(record) = &taken {
+            change = change.namespace(record);
+        }
+        if let Err(error) = self.commit(change) {
+            give_back(&mut state, &sandbox.attachments, uses_warm);
+            return Err(error);
+        }
+        if let Some(record) = taken {
+            state.namespaces.insert(record.path.clone(), record);
+        }
+        state.sandboxes.insert(sandbox.id.clone(), Arc::new(sandbox.clone()));
+        Ok(sandbox)
+    }
+
+    async fn build(
+        &self,
+        sandbox: &mut Sandbox,
+        netns: &Netns,
+        subject: &Subject,
+        started: Instant,
+    ) -> Result<(), AttachError> {
+        for index in 0..sandbox.attachments.len() {
+            if started.elapsed() > ATTACH_DEADLINE {
+                let Subject { pod, sandbox } = subject.clone();
+                return Err(AttachError::Timeout {
+                    pod,
+                    sandbox,
+                    step: "attaching interfaces",
+                    seconds: ATTACH_DEADLINE.as_secs(),
+                });
+            }
+            let alias = sandbox.attachments.get(index).map(|attachment| alias(sandbox, attachment)).unwrap_or_default();
+            let Some(attachment) = sandbox.attachments.get_mut(index) else { break };
+            self.build_interface(attachment, netns, &alias, index, subject).await?;
+        }
+        Ok(())
+    }
+
+    /// Undoes a failed attach. What cannot be undone now stays recorded, and the next detach or start goes on with it.
+    async fn undo(&self, sandbox: &Sandbox) {
+        if let Err(error) = self.detach_locked(sandbox).await {
+            tracing::error!(pod = %sandbox.pod, sandbox = %sandbox.id, %error, "undo is not complete, it stays recorded");
+        }
+    }
+
+    pub(super) async fn detach(&self, id: &SandboxId) -> Result<(), AttachError> {
+        let _one_at_a_time = self.locks.lock(id.as_str()).await;
+        self.detach_if_known(id).await
+    }
+
+    pub(super) async fn detach_if_known(&self, id: &SandboxId) -> Result<(), AttachError> {
+        let found = self.state().sandboxes.get(id).map(Arc::clone);
+        match found {
+            Some(sandbox) => self.detach_locked(&sandbox).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Stops the traffic, frees the addresses and leaves the devices to the reaper. Goes on after errors and reports
+    /// all of them; then the record stays and the call may be repeated.
+    pub(super) async fn detach_locked(&self, sandbox: &Sandbox) -> Result<(), AttachError> {
+        self.mark_deleting(sandbox)?;
+        let mut problems = Vec::new();
+        for attachment in &sandbox.attachments {
+            problems.extend(self.dismantle(attachment).await);
+        }
+        if let Some(first) = problems.into_iter().reduce(|all, next| format!("{all}; {next}")) {
+            return Err(AttachError::Kernel {
+                pod: sandbox.pod.clone(),
+                sandbox: sandbox.id.to_string(),
+                step: "detaching",
+                reason: first,
+            });
+        }
+        self.forget(sandbox)
+    }
+
+    fn mark_deleting(&self, sandbox: &Sandbox) -> Result<(), AttachError> {
+        let deleting = Sandbox { phase: Phase::Deleting, ..sandbox.clone() };
+        let mut state = self.state();
+        self.commit(Change::new().sandbox(&deleting))?;
+        state.sandboxes.insert(deleting.id.clone(), Arc::new(deleting));
+        Ok(())
+    }
+
+    /// In one transaction: the sandbox is no longer there, its devices are to be removed.
+    fn forget(&self, sandbox: &Sandbox) -> Result<(), AttachError> {
+        let mut state = self.state();
+        let removals: Vec<Removal> = sandbox
+            .attachments
+            .iter()
+            .map(|attachment| Removal {
+                endpoint: attachment.endpoint,
+                host_ifname: attachment.host_ifname.clone(),
+                host_ifindex: attachment.host_ifindex,
+                netns: Some(sandbox.netns_identity),
+            })
+            .collect();
+        let change = removals.iter().fold(Change::new().forget_sandbox(&sandbox.id), Change::removal);
+        self.commit(change)?;
+        for attachment in &sandbox.attachments {
+            state.ipam.release(&attachment.network, attachment.ipv4, attachment.ipv6);
+        }
+        state.sandboxes.remove(&sandbox.id);
+        state.removals.extend(removals.into_iter().map(|removal| (removal.endpoint, removal)));
+        drop(state);
+        self.reaper_wanted.notify_one();
+        Ok(())
+    }
+}
+
+/// Whether an attachment is what the plan asks for; addresses and MAC count only where they were asked for.
+fn satisfies(attachment: &Attachment, plan: &PlannedInterface) -> bool {
+    attachment.ifname == plan.ifname
+        && attachment.network_id == plan.network.id
+        && attachment.default_route == plan.default_route
+        && plan.mac.is_none_or(|mac| mac == attachment.mac)
+        && plan.ips.iter().all(|ip| match ip {
+            std::net::IpAddr::V4(v4) => attachment.ipv4 == Some(*v4),
+            std::net::IpAddr::V6(v6) => attachment.ipv6 == Some(*v6),
+        })
+}
+
+fn reserve_one(
+    state: &mut State,
+    request: &AttachRequest,
+    plan: &PlannedInterface,
+    warm: Option<WarmInterface>,
+) -> Result<Attachment, AttachError> {
+    let spec = &plan.network.spec;
+    let owner = format!("pod {} (sandbox {})", request.pod, request.sandbox);
+    let Lease { ipv4, ipv6 } =
+        state.ipam.lease(&spec.name, &owner, &plan.ips).map_err(|error| ipam_error(request, error))?;
+    let attachment = Attachment {
+        endpoint: crate::model::EndpointId(0),
+        network: spec.name.clone(),
+        network_id: plan.network.id,
+        ifname: plan.ifname.clone(),
+        ifindex: 0,
+        host_ifname: plan.ifname.clone(),
+        host_ifindex: 0,
+        mac: plan.mac.unwrap_or_else(super::interface::random_mac),
+        host_mac: super::interface::random_mac(),
+        ipv4,
+        ipv6,
+        mtu: spec.mtu,
+        default_route: plan.default_route,
+        host_access: spec.default,
+    };
+    let placed = match warm {
+        Some(warm) => Some(Attachment {
+            endpoint: warm.endpoint,
+            ifindex: warm.ifindex,
+            host_ifname: warm.host_ifname,
+            host_ifindex: warm.host_ifindex,
+            mac: plan.mac.unwrap_or(warm.mac),
+            host_mac: warm.host_mac,
+            ..attachment
+        }),
+        None => state.slots.take().and_then(|endpoint| {
+            Some(Attachment {
+                endpoint,
+                host_ifname: super::interface::host_ifname(endpoint)?,
+                host_ifindex: IFINDEX_BASE + endpoint.0,
+                ..attachment
+            })
+        }),
+    };
+    placed.ok_or_else(|| {
+        state.ipam.release(&spec.name, ipv4, ipv6);
+        AttachError::EndpointsExhausted {
+            pod: request.pod.clone(),
+            sandbox: request.sandbox.clone(),
+            capacity: state.slots.capacity(),
+        }
+    })
+}
+
+/// Returns what `reserve` took; the warm interface, if it was the first, stays with its namespace.
+fn give_back(state: &mut State, attachments: &[Attachment], first_is_warm: bool) {
+    for (index, attachment) in attachments.iter().enumerate() {
+        state.ipam.release(&attachment.network, attachment.ipv4, attachment.ipv6);
+        if !(first_is_warm && index == 0) {
+            state.slots.free(attachment.endpoint);
+        }
+    }
+}
+
+fn ipam_error(request: &AttachRequest, error: IpamError) -> AttachError {
+    let (pod, sandbox) = (request.pod.clone(), request.sandbox.clone());
+    let reason = error.to_string();
+    match error {
+        IpamError::UnknownNetwork { network } => AttachError::UnknownNetwork { pod, network },
+        IpamError::Exhausted { network, .. } => AttachError::AddressesExhausted { pod, sandbox, network, reason },
+        IpamError::AddressInUse { network, .. } => {
+            AttachError::AddressUnavailable { pod, sandbox, network, reason, in_use: true }
+        }
+        IpamError::AddressNotInNetwork { network, .. } | IpamError::TooManyAddresses { network, .. } => {
+            AttachError::AddressUnavailable { pod, sandbox, network, reason, in_use: false }
+        }
+    }
+}
+
+/// What `ip link` shows of the interface: whose it is (I4). At most 255 bytes (`IFALIASZ`).
+pub(super) fn alias(sandbox: &Sandbox, attachment: &Attachment) -> String {
+    let text = format!(
+        "{}{}/{} {} {}",
+        netlink::own::IFALIAS_PREFIX,
+        sandbox.pod.namespace,
+        sandbox.pod.name,
+        attachment.ifname,
+        attachment.network
+    );
+    text.chars().filter(|c| !c.is_control()).scan(0, |bytes, c| {
+        *bytes += c.len_utf8();
+        (*bytes <= 255).then_some(c)
+    }).collect()
+}

@@ -1,0 +1,87 @@
+//! The state in memory: what the store holds, and what is derived from it.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::slots::Slots;
+use crate::{
+    ipam::Ipam,
+    model::{
+        Attachment, EndpointId, NetnsIdentity, Network, NetworkId, NetworkName, Sandbox, SandboxId,
+        view::RefusedManifest,
+    },
+    store::{NamespaceRecord, NamespaceUse, Removal},
+};
+
+/// A network in force.
+#[derive(Debug, Clone)]
+pub(super) struct KnownNetwork {
+    pub(super) network: Network,
+    pub(super) origin: String,
+    /// Its manifest is gone, but attachments remain.
+    pub(super) orphaned: bool,
+}
+
+/// Everything the service knows.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) in_sync: bool,
+    pub(super) sandboxes: HashMap<SandboxId, Arc<Sandbox>>,
+    pub(super) namespaces: BTreeMap<PathBuf, NamespaceRecord>,
+    pub(super) removals: BTreeMap<EndpointId, Removal>,
+    pub(super) networks: BTreeMap<NetworkName, KnownNetwork>,
+    /// Numbers ever given, so that a network that comes back has its old one and no other network gets it.
+    pub(super) network_ids: BTreeMap<NetworkName, NetworkId>,
+    pub(super) refused: Vec<RefusedManifest>,
+    pub(super) ipam: Ipam,
+    pub(super) slots: Slots,
+}
+
+impl State {
+    pub(super) fn new(capacity: u32) -> Self {
+        Self {
+            in_sync: false,
+            sandboxes: HashMap::new(),
+            namespaces: BTreeMap::new(),
+            removals: BTreeMap::new(),
+            networks: BTreeMap::new(),
+            network_ids: BTreeMap::new(),
+            refused: Vec::new(),
+            ipam: Ipam::new(),
+            slots: Slots::new(capacity),
+        }
+    }
+
+    pub(super) fn default_network(&self) -> Option<&KnownNetwork> {
+        self.networks.values().find(|known| known.network.spec.default)
+    }
+
+    pub(super) fn attachments(&self) -> impl Iterator<Item = (&Arc<Sandbox>, &Attachment)> {
+        self.sandboxes.values().flat_map(|sandbox| sandbox.attachments.iter().map(move |a| (sandbox, a)))
+    }
+
+    pub(super) fn attachments_of(&self, network: &NetworkName) -> usize {
+        self.attachments().filter(|(_, attachment)| attachment.network == *network).count()
+    }
+
+    /// The namespace that the agent made and that is this one.
+    pub(super) fn namespace_of(&self, identity: NetnsIdentity) -> Option<&NamespaceRecord> {
+        self.namespaces.values().find(|record| record.identity == Some(identity))
+    }
+
+    pub(super) fn namespaces_of(&self, sandbox: &SandboxId) -> Vec<NamespaceRecord> {
+        let bound = |record: &&NamespaceRecord| matches!(&record.used_by, NamespaceUse::Bound { sandbox: id } if id == sandbox);
+        self.namespaces.values().filter(bound).cloned().collect()
+    }
+
+    pub(super) fn namespace_at(&self, path: &Path) -> Option<NamespaceRecord> {
+        self.namespaces.get(path).cloned()
+    }
+
+    pub(super) fn warm_count(&self) -> usize {
+        self.namespaces.values().filter(|record| record.used_by == NamespaceUse::Warm).count()
+    }
+}

@@ -1,0 +1,109 @@
+//! Reads and clears counters.
+
+use aya::{maps::PerCpuValues, util::nr_cpus};
+use kni_common::{
+    Direction, Verdict,
+    counter::{COUNTERS_PER_ENDPOINT, Counter, DropKey, counter_index},
+};
+
+use super::{
+    DataplaneError,
+    maps::{Maps, ignore_absent},
+};
+use crate::model::{
+    EndpointId,
+    view::{Count, EndpointCounts},
+};
+
+/// Drops of one endpoint, direction and reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DropCount {
+    /// The endpoint; 0 where the packet met none.
+    pub endpoint: EndpointId,
+    /// Which program dropped.
+    pub direction: Direction,
+    /// Why.
+    pub reason: Verdict,
+    /// How much.
+    pub count: Count,
+}
+
+fn total(values: &PerCpuValues<Counter>) -> Count {
+    let mut sum = Count::default();
+    for Counter { packets, bytes } in values.iter().copied() {
+        sum += Count { packets, bytes };
+    }
+    sum
+}
+
+impl Maps {
+    pub(super) fn forwarded(
+        &self,
+        endpoint: EndpointId,
+    ) -> Result<Vec<(Direction, Verdict, Count)>, DataplaneError> {
+        let mut rows = Vec::new();
+        for direction in [Direction::FromPod, Direction::ToPod] {
+            for verdict in Verdict::ALL.iter().filter(|verdict| !verdict.is_drop()) {
+                let index = counter_index(endpoint.0, direction, *verdict);
+                let values =
+                    self.counters.get(&index, 0).map_err(DataplaneError::map("COUNTERS", "reading a row"))?;
+                let count = total(&values);
+                if count.packets > 0 {
+                    rows.push((direction, *verdict, count));
+                }
+            }
+        }
+        Ok(rows)
+    }
+
+    pub(super) fn counts(&self, endpoint: EndpointId) -> Result<EndpointCounts, DataplaneError> {
+        let mut counts = EndpointCounts::default();
+        for (direction, verdict, count) in self.forwarded(endpoint)? {
+            match (direction, verdict) {
+                (Direction::FromPod, Verdict::Redirected | Verdict::PassedToStack) => counts.from_pod += count,
+                (Direction::ToPod, Verdict::Redirected | Verdict::Delivered) => counts.to_pod += count,
+                // Link control is no traffic of the pod's.
+                _ => {}
+            }
+        }
+        for drop in self.drops()?.iter().filter(|drop| drop.endpoint == endpoint) {
+            counts.dropped += drop.count;
+        }
+        Ok(counts)
+    }
+
+    pub(super) fn drops(&self) -> Result<Vec<DropCount>, DataplaneError> {
+        let mut drops = Vec::new();
+        for row in &self.drops {
+            let (key, values) = row.map_err(DataplaneError::map("DROPS", "reading"))?;
+            // A code of a newer agent is none of ours.
+            if let (Some(direction), Some(reason)) = (Direction::from_code(key.direction), Verdict::from_code(key.verdict))
+            {
+                let count = total(&values);
+                drops.push(DropCount { endpoint: EndpointId(key.endpoint), direction, reason, count });
+            }
+        }
+        drops.sort_by_key(|drop| (drop.endpoint, drop.direction, drop.reason));
+        Ok(drops)
+    }
+
+    /// The next owner of the row starts from zero.
+    pub(super) fn forget_counts(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        let cpus = nr_cpus().map_err(|(path, error)| DataplaneError::Kernel(format!("{path}: {error}")))?;
+        for offset in 0..COUNTERS_PER_ENDPOINT {
+            let zero = PerCpuValues::try_from(vec![Counter::default(); cpus])
+                .map_err(|error| DataplaneError::Kernel(error.to_string()))?;
+            self.counters
+                .set(endpoint.0 * COUNTERS_PER_ENDPOINT + offset, zero, 0)
+                .map_err(DataplaneError::map("COUNTERS", "clearing a row"))?;
+        }
+        for verdict in Verdict::ALL.iter().filter(|verdict| verdict.is_drop()) {
+            for direction in [Direction::FromPod, Direction::ToPod] {
+                let key =
+                    DropKey { endpoint: endpoint.0, verdict: *verdict as u16, direction: direction as u16 };
+                ignore_absent(self.drops.remove(&key)).map_err(DataplaneError::map("DROPS", "clearing a row"))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,240 @@
+//! Attaches the programs to host interfaces: TCX links from kernel 6.6 on, clsact filters below.
+
+use std::{io, mem};
+
+use aya::{
+    Ebpf,
+    programs::{
+        LinkOrder, ProgramError, SchedClassifier, TcAttachType,
+        links::{FdLink, PinnedLink},
+        tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle, qdisc_add_clsact},
+    },
+    util::KernelVersion,
+};
+use kni_common::Direction;
+
+use super::{DataplaneError, object, pin::Pins};
+use crate::model::{EndpointId, view::ProgramView};
+
+/// Which hook the operator asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HookChoice {
+    /// TCX where the kernel has it.
+    #[default]
+    Auto,
+    /// TCX, or an error.
+    Tcx,
+    /// clsact.
+    Clsact,
+}
+
+/// The hook in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hook {
+    /// TCX links, Linux 6.6 and newer (`BPF_TCX_INGRESS`, `BPF_TCX_EGRESS`).
+    Tcx,
+    /// Filters of the clsact qdisc, Linux 4.5 and newer.
+    Clsact,
+}
+
+/// Our filters' place in clsact, so that a fresh process finds and replaces exactly them.
+const FILTER_PRIORITY: u16 = 75;
+const FILTER_HANDLE: TcHandle = TcHandle::new(0, 75);
+
+impl Hook {
+    /// The word that operators see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+        }
+    }
+
+    pub(super) fn choose(choice: HookChoice) -> Result<Self, DataplaneError> {
+        let version = KernelVersion::current().map_err(|error| DataplaneError::Kernel(error.to_string()))?;
+        let has_tcx = version >= KernelVersion::new(6, 6, 0);
+        match choice {
+            HookChoice::Clsact => Ok(Self::Clsact),
+            HookChoice::Auto if !has_tcx => Ok(Self::Clsact),
+            HookChoice::Tcx if !has_tcx => Err(DataplaneError::Kernel("TCX requires Linux 6.6".to_owned())),
+            HookChoice::Auto | HookChoice::Tcx => Ok(Self::Tcx),
+        }
+    }
+}
+
+fn program_of(direction: Direction) -> (&'static str, TcAttachType) {
+    match direction {
+        Direction::FromPod => ("from_pod", TcAttachType::Ingress),
+        Direction::ToPod => ("to_pod", TcAttachType::Egress),
+    }
+}
+
+struct Target<'a> {
+    program: &'static str,
+    ifname: &'a str,
+}
+
+impl Target<'_> {
+    fn failed<E>(&self, operation: &'static str) -> impl FnOnce(E) -> DataplaneError
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        let (program, ifname) = (self.program, self.ifname.to_owned());
+        move |source| DataplaneError::Attach { program, ifname, operation, source: Box::new(source) }
+    }
+}
+
+/// Attaches one direction's program.
+pub(super) fn attach(
+    ebpf: &mut Ebpf,
+    hook: Hook,
+    pins: &Pins,
+    ifname: &str,
+    endpoint: EndpointId,
+    direction: Direction,
+) -> Result<(), DataplaneError> {
+    let (program, attach_type) = program_of(direction);
+    let target = Target { program, ifname };
+    let classifier = object::classifier(ebpf, program)?;
+    match hook {
+        Hook::Tcx => {
+            let options = TcAttachOptions::TcxOrder(LinkOrder::default());
+            let id = classifier
+                .attach_with_options(ifname, attach_type, options)
+                .map_err(target.failed("creating the TCX link"))?;
+            let link = classifier.take_link(id).map_err(target.failed("taking the link"))?;
+            let link = FdLink::try_from(link).map_err(target.failed("taking the link"))?;
+            link.pin(pins.link(endpoint, direction)).map_err(target.failed("pinning the link"))?;
+        }
+        Hook::Clsact => {
+            add_clsact(&target)?;
+            let options = NlOptions { priority: FILTER_PRIORITY, handle: FILTER_HANDLE, classid: None };
+            let id = classifier
+                .attach_with_options(ifname, attach_type, TcAttachOptions::Netlink(options))
+                .map_err(target.failed("adding the clsact filter"))?;
+            let link = classifier.take_link(id).map_err(target.failed("taking the filter"))?;
+            // Dropping it would remove the filter, which must outlive the agent.
+            mem::forget(link);
+        }
+    }
+    Ok(())
+}
+
+fn add_clsact(target: &Target<'_>) -> Result<(), DataplaneError> {
+    match qdisc_add_clsact(target.ifname) {
+        Err(error) if !already_exists(&error) => Err(target.failed("adding the clsact qdisc")(error)),
+        _ => Ok(()),
+    }
+}
+
+fn already_exists(error: &TcError) -> bool {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(current) = source {
+        if let Some(io_error) = current.downcast_ref::<io::Error>() {
+            return io_error.kind() == io::ErrorKind::AlreadyExists;
+        }
+        if let Some(netlink) = current.downcast_ref::<aya::sys::NetlinkError>() {
+            return netlink.raw_os_error() == Some(libc::EEXIST);
+        }
+        source = current.source();
+    }
+    false
+}
+
+/// Moves one direction to this agent's program; attaches it where it is missing.
+pub(super) fn adopt(
+    ebpf: &mut Ebpf,
+    hook: Hook,
+    pins: &Pins,
+    ifname: &str,
+    endpoint: EndpointId,
+    direction: Direction,
+) -> Result<(), DataplaneError> {
+    let (program, attach_type) = program_of(direction);
+    let target = Target { program, ifname };
+    let path = pins.link(endpoint, direction);
+    let existing = match hook {
+        Hook::Tcx => PinnedLink::from_pin(&path)
+            .ok()
+            .and_then(|pinned| SchedClassifierLink::try_from(FdLink::from(pinned)).ok()),
+        Hook::Clsact => SchedClassifierLink::attached(ifname, attach_type, FILTER_PRIORITY, FILTER_HANDLE, None).ok(),
+    };
+    let classifier = object::classifier(ebpf, program)?;
+    // A pinned link whose interface is gone refuses the update (ENOLINK).
+    match existing.map(|link| update(classifier, link)) {
+        Some(Ok(())) => Ok(()),
+        Some(Err(error)) => {
+            tracing::info!(ifname, program, %error, "link cannot be updated, attaching anew");
+            reattach(ebpf, hook, pins, &target, endpoint, direction)
+        }
+        None => reattach(ebpf, hook, pins, &target, endpoint, direction),
+    }
+}
+
+fn update(classifier: &mut SchedClassifier, link: SchedClassifierLink) -> Result<(), ProgramError> {
+    let id = classifier.attach_to_link(link)?;
+    // The pin, or the filter, keeps it alive; this only ends our hold of it.
+    mem::forget(classifier.take_link(id)?);
+    Ok(())
+}
+
+fn reattach(
+    ebpf: &mut Ebpf,
+    hook: Hook,
+    pins: &Pins,
+    target: &Target<'_>,
+    endpoint: EndpointId,
+    direction: Direction,
+) -> Result<(), DataplaneError> {
+    let path = pins.link(endpoint, direction);
+    if path.exists() {
+        std::fs::remove_file(&path).map_err(DataplaneError::pin(&path, "removing a dead link"))?;
+    }
+    attach(ebpf, hook, pins, target.ifname, endpoint, direction)
+}
+
+/// The programs at the interface, and what is wrong.
+pub(super) fn inspect(
+    ebpf: &Ebpf,
+    hook: Hook,
+    pins: &Pins,
+    ifname: &str,
+    endpoint: EndpointId,
+) -> (Vec<ProgramView>, Vec<String>) {
+    let mut views = Vec::new();
+    let mut problems = Vec::new();
+    for direction in [Direction::FromPod, Direction::ToPod] {
+        let (program, attach_type) = program_of(direction);
+        let side = if attach_type == TcAttachType::Ingress { "ingress" } else { "egress" };
+        let id = loaded_id(ebpf, program);
+        let link_id = match hook {
+            Hook::Tcx => link_id(pins, endpoint, direction),
+            Hook::Clsact => Some(0),
+        };
+        let attached = match hook {
+            Hook::Tcx => SchedClassifier::query_tcx(ifname, attach_type)
+                .is_ok_and(|(_, programs)| programs.iter().any(|info| Some(info.id()) == id)),
+            Hook::Clsact => true,
+        };
+        match (id, link_id, attached) {
+            (Some(id), Some(link_id), true) => views.push(ProgramView {
+                name: program.to_owned(),
+                id,
+                hook: format!("{}/{side}", hook.as_str()),
+                link_id,
+            }),
+            _ => problems.push(format!("program {program} is not attached at {}/{side} of {ifname}", hook.as_str())),
+        }
+    }
+    (views, problems)
+}
+
+fn loaded_id(ebpf: &Ebpf, program: &str) -> Option<u32> {
+    let classifier: &SchedClassifier = ebpf.program(program)?.try_into().ok()?;
+    Some(classifier.info().ok()?.id())
+}
+
+fn link_id(pins: &Pins, endpoint: EndpointId, direction: Direction) -> Option<u32> {
+    let pinned = PinnedLink::from_pin(pins.link(endpoint, direction)).ok()?;
+    Some(FdLink::from(pinned).info().ok()?.id())
+}

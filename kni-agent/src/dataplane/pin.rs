@@ -1,0 +1,177 @@
+//! Where things are pinned, and whether what is pinned already has the layout that this agent expects.
+//!
+//! ```text
+//! ROOT/v1/ENDPOINTS ...            maps of layout 1, bpftool shows their field names
+//! ROOT/links/5-from_pod            TCX link of endpoint 5, TC ingress of its host interface
+//! ROOT/links/5-to_pod              likewise, TC egress
+//! ```
+
+use std::{
+    fs, io,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    path::{Path, PathBuf},
+};
+
+use aya::maps::{MapInfo, MapType};
+use kni_common::{
+    Direction,
+    layout::{LAYOUT_VERSION, MapKind, MapSpec},
+};
+use nix::{
+    mount::{MsFlags, mount},
+    sys::statfs::{BPF_FS_MAGIC, statfs},
+};
+
+use super::DataplaneError;
+use crate::model::EndpointId;
+
+const BPFFS: &str = "/sys/fs/bpf";
+
+/// The folders of the pins.
+#[derive(Debug, Clone)]
+pub(super) struct Pins {
+    maps: PathBuf,
+    links: PathBuf,
+}
+
+impl Pins {
+    /// Makes the folders (root only); mounts bpffs where nobody has.
+    pub(super) fn prepare(root: &Path) -> Result<Self, DataplaneError> {
+        mount_bpffs(root)?;
+        let pins = Self { maps: root.join(format!("v{LAYOUT_VERSION}")), links: root.join("links") };
+        for dir in [&pins.maps, &pins.links] {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(dir)
+                .map_err(DataplaneError::pin(dir, "making the folder"))?;
+        }
+        Ok(pins)
+    }
+
+    pub(super) fn maps_dir(&self) -> PathBuf {
+        self.maps.clone()
+    }
+
+    pub(super) fn map(&self, name: &str) -> PathBuf {
+        self.maps.join(name)
+    }
+
+    pub(super) fn link(&self, endpoint: EndpointId, direction: Direction) -> PathBuf {
+        self.links.join(format!("{endpoint}-{}", direction.as_str()))
+    }
+
+    /// Compares every pinned map with what is expected. One that differs is unpinned with a warning, so that loading
+    /// makes a new one: its rows come back from the agent's state, its flows are judged anew.
+    pub(super) fn check_maps(&self, specs: &[MapSpec]) -> Result<(), DataplaneError> {
+        for spec in specs {
+            let path = self.map(spec.name);
+            if !path.exists() {
+                continue;
+            }
+            let differences = match MapInfo::from_pin(&path) {
+                Ok(info) => compare(spec, &info),
+                Err(error) => vec![format!("not a map: {error}")],
+            };
+            if !differences.is_empty() {
+                tracing::warn!(map = spec.name, differences = differences.join(", "), "pinned map is replaced");
+                fs::remove_file(&path).map_err(DataplaneError::pin(&path, "removing a map of another layout"))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove_links(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        for direction in [Direction::FromPod, Direction::ToPod] {
+            let path = self.link(endpoint, direction);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(DataplaneError::pin(&path, "unpinning")(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn linked_endpoints(&self) -> Result<Vec<EndpointId>, DataplaneError> {
+        let entries = fs::read_dir(&self.links).map_err(DataplaneError::pin(&self.links, "listing"))?;
+        let mut endpoints: Vec<EndpointId> = entries
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.split_once('-')?.0.parse().ok().map(EndpointId))
+            .collect();
+        endpoints.sort_unstable();
+        endpoints.dedup();
+        Ok(endpoints)
+    }
+}
+
+fn compare(spec: &MapSpec, info: &MapInfo) -> Vec<String> {
+    let kind = match spec.kind {
+        MapKind::Array => MapType::Array,
+        MapKind::PerCpuArray => MapType::PerCpuArray,
+        MapKind::Hash => MapType::Hash,
+        MapKind::PerCpuHash => MapType::PerCpuHash,
+        MapKind::LruHash => MapType::LruHash,
+        MapKind::LpmTrie => MapType::LpmTrie,
+        MapKind::RingBuf => MapType::RingBuf,
+    };
+    let mut differences = Vec::new();
+    if info.map_type().ok() != Some(kind) {
+        differences.push(format!("kind is not {:?}", spec.kind));
+    }
+    for (what, found, expected) in [
+        ("key size", info.key_size(), spec.key_size),
+        ("value size", info.value_size(), spec.value_size),
+        ("capacity", info.max_entries(), spec.max_entries),
+    ] {
+        if found != expected {
+            differences.push(format!("{what} {found}, expected {expected}"));
+        }
+    }
+    differences
+}
+
+fn mount_bpffs(root: &Path) -> Result<(), DataplaneError> {
+    if on_bpffs(root) {
+        return Ok(());
+    }
+    if !root.starts_with(BPFFS) {
+        let source = io::Error::new(io::ErrorKind::InvalidInput, "not on a BPF file system");
+        return Err(DataplaneError::pin(root, "checking the file system")(source));
+    }
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("bpffs"), BPFFS, Some("bpf"), flags, Some("mode=700"))
+        .map_err(|errno| DataplaneError::pin(Path::new(BPFFS), "mounting bpffs")(errno.into()))?;
+    tracing::info!(path = BPFFS, "mounted bpffs");
+    Ok(())
+}
+
+/// Whether the nearest existing ancestor lies on bpffs.
+fn on_bpffs(path: &Path) -> bool {
+    path.ancestors()
+        .find(|dir| dir.exists())
+        .and_then(|dir| statfs(dir).ok())
+        .is_some_and(|stat| stat.filesystem_type() == BPF_FS_MAGIC)
+}
+
+/// Removes all that lies below `root`, and `root`. Does nothing outside bpffs.
+pub(super) fn remove_all(root: &Path) -> Result<(), DataplaneError> {
+    if !root.exists() || !on_bpffs(root) {
+        return Ok(());
+    }
+    remove_tree(root)
+}
+
+fn remove_tree(dir: &Path) -> Result<(), DataplaneError> {
+    let device = fs::symlink_metadata(dir).map_err(DataplaneError::pin(dir, "looking"))?.dev();
+    for entry in fs::read_dir(dir).map_err(DataplaneError::pin(dir, "listing"))?.flatten() {
+        let path = entry.path();
+        let meta = fs::symlink_metadata(&path).map_err(DataplaneError::pin(&path, "looking"))?;
+        if meta.is_dir() && meta.dev() == device {
+            remove_tree(&path)?;
+        } else {
+            fs::remove_file(&path).map_err(DataplaneError::pin(&path, "unpinning"))?;
+        }
+    }
+    fs::remove_dir(dir).map_err(DataplaneError::pin(dir, "removing the folder"))
+}

@@ -1,0 +1,116 @@
+//! What comes before traffic: requests to create a namespace and to attach a sandbox.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use kni_proto::kni::{AttachInterfaceRequest, CreateNetworkRequest, Isolation};
+
+use super::{
+    bounds,
+    error::{Refusal, RequestError},
+    identity, ports, primary,
+};
+use crate::model::{AttachRequest, NetworkSelection, PodRef, SandboxId};
+
+/// Key of the namespace path in `extradata`.
+const NETNS_KEY: &str = "netns";
+/// Annotation in which the kubelet hands the namespace path to the container runtime.
+const NETNS_ANNOTATION: &str = "kni.dev/netns";
+
+/// A pod for which a namespace is wanted, and what its path shall begin with (empty for the agent's choice).
+pub(in crate::grpc) fn create_request(request: CreateNetworkRequest) -> Result<(PodRef, String), RequestError> {
+    let CreateNetworkRequest {
+        name,
+        uid,
+        namespace,
+        netns_path_prefix,
+        labels,
+        annotations,
+        extradata,
+    } = request;
+    let pod = identity::pod(name, namespace, uid, &labels);
+    let check = || {
+        identity::check(&pod)?;
+        bounds::path_prefix("netns_path_prefix", &netns_path_prefix)?;
+        bounds::map("labels", &labels)?;
+        bounds::map("annotations", &annotations)?;
+        bounds::map("extradata", &extradata)
+    };
+    check().map_err(|refusal| refusal.of(&pod, ""))?;
+    Ok((pod, netns_path_prefix))
+}
+
+/// A request to attach, checked field by field. The resolver settings are the kubelet's own business.
+pub(in crate::grpc) fn attach_request(request: AttachInterfaceRequest) -> Result<AttachRequest, RequestError> {
+    let AttachInterfaceRequest {
+        name,
+        id,
+        namespace,
+        isolation,
+        dns_config: _,
+        port_mappings,
+        labels,
+        annotations,
+        extradata,
+    } = request;
+    let pod = identity::pod(name, namespace, String::new(), &labels);
+    let sizes = || {
+        identity::check(&pod)?;
+        bounds::map("labels", &labels)?;
+        bounds::map("annotations", &annotations)?;
+        bounds::map("extradata", &extradata)
+    };
+    let fields = || {
+        sizes()?;
+        let sandbox: SandboxId = id.parse().map_err(|invalid| Refusal::new("id", format!("{invalid}")))?;
+        let netns = netns(&extradata, isolation.as_ref(), &annotations)?;
+        Ok((
+            sandbox,
+            netns,
+            primary::selection(&annotations)?,
+            ports::mappings(&port_mappings)?,
+        ))
+    };
+    let (sandbox, netns, primary, port_mappings) = fields().map_err(|refusal: Refusal| refusal.of(&pod, &id))?;
+    let networks =
+        NetworkSelection::parse_annotations(&annotations).map_err(|source| RequestError::InvalidSelection {
+            pod: Box::new(pod.clone()),
+            sandbox: id,
+            source: Box::new(source),
+        })?;
+    Ok(AttachRequest {
+        sandbox,
+        pod,
+        netns,
+        labels,
+        primary,
+        networks,
+        port_mappings,
+    })
+}
+
+/// The namespace path. The kubelet sends it as `extradata`, containerd as `isolation`; both know it from the runtime.
+/// The annotation comes last because a pod's author can write annotations, and no author may point the agent at a
+/// namespace while the runtime names another. Several paths that differ are no error: they may be names of one
+/// namespace.
+fn netns(
+    extradata: &BTreeMap<String, String>,
+    isolation: Option<&Isolation>,
+    annotations: &BTreeMap<String, String>,
+) -> Result<PathBuf, Refusal> {
+    let sources = [
+        ("extradata[\"netns\"]", extradata.get(NETNS_KEY).map(String::as_str)),
+        ("isolation.path", isolation.map(|isolation| isolation.path.as_str())),
+        (
+            "annotations[\"kni.dev/netns\"]",
+            annotations.get(NETNS_ANNOTATION).map(String::as_str),
+        ),
+    ];
+    for (field, value) in sources {
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            return bounds::path(field, value);
+        }
+    }
+    let reason =
+        "no network namespace: neither extradata[\"netns\"], isolation.path nor annotation kni.dev/netns is set";
+    Err(Refusal::new("netns", reason))
+}

@@ -1,0 +1,62 @@
+//! How large the fields of a request may be and which characters they may hold.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use super::error::Refusal;
+
+/// Longest name of a pod or namespace and longest id, in bytes (Kubernetes' own limit of a name).
+pub(super) const MAX_NAME: usize = 253;
+/// Longest path, in bytes (`PATH_MAX` with its final 0).
+const MAX_PATH: usize = 4095;
+/// Most entries of a map.
+const MAX_ENTRIES: usize = 16 * 1024;
+/// Most bytes of a map, keys and values. Kubernetes allows the annotations of a pod 256 KiB; the kubelet and the
+/// runtime put some of their own beside them.
+const MAX_MAP_BYTES: usize = (256 + 16) * 1024;
+
+/// Checks a name, which may be empty.
+pub(super) fn name(field: &str, value: &str) -> Result<(), Refusal> {
+    text(field, value, MAX_NAME)
+}
+
+/// Checks a label map, annotation map or `extradata`.
+pub(super) fn map(field: &str, entries: &BTreeMap<String, String>) -> Result<(), Refusal> {
+    if entries.len() > MAX_ENTRIES {
+        return Err(Refusal::new(
+            field,
+            format!("{} entries, more than {MAX_ENTRIES}", entries.len()),
+        ));
+    }
+    let bytes: usize = entries.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if bytes > MAX_MAP_BYTES {
+        return Err(Refusal::new(field, format!("{bytes} bytes, more than {MAX_MAP_BYTES}")));
+    }
+    Ok(())
+}
+
+/// Checks text that may stand at the beginning of a path and may be empty.
+pub(super) fn path_prefix(field: &str, value: &str) -> Result<(), Refusal> {
+    text(field, value, MAX_PATH)
+}
+
+/// An absolute path.
+pub(super) fn path(field: &str, value: &str) -> Result<PathBuf, Refusal> {
+    text(field, value, MAX_PATH)?;
+    if !value.starts_with('/') {
+        return Err(Refusal::new(field, format!("{value:?} is not an absolute path")));
+    }
+    Ok(PathBuf::from(value))
+}
+
+fn text(field: &str, value: &str, max: usize) -> Result<(), Refusal> {
+    if value.len() > max {
+        return Err(Refusal::new(
+            field,
+            format!("{} bytes long, more than {max}", value.len()),
+        ));
+    }
+    if value.chars().any(char::is_control) {
+        return Err(Refusal::new(field, format!("{value:?} holds control characters")));
+    }
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! The gRPC edge: serves `kni.KNI` and `kni.runtime.v1.Runtime` on unix sockets. Speaks protocols, decides nothing.
+//! Layer: edge.
+//!
+//! [`socket::bind`] makes the sockets, [`server::serve`] serves on them until it is told to stop. All work is done by
+//! a [`Backend`], which the attach service is.
+
+pub mod backend;
+pub mod health;
+pub mod server;
+pub mod socket;
+
+mod accept;
+mod call;
+mod convert;
+mod drops;
+mod kni_service;
+mod runtime_answer;
+mod runtime_service;
+mod status;
+#[cfg(test)]
+mod tests;
+
+pub use backend::Backend;
+pub use health::Health;
+pub use server::{ServeError, serve};
+pub use socket::{BindError, BoundSocket, bind};

@@ -1,0 +1,115 @@
+//! The server: all services on all sockets, with the limits that keep one client from exhausting the agent.
+
+use std::{io, path::PathBuf, time::Duration};
+
+use kni_proto::{kni::kni_server::KniServer, runtime::runtime_server::RuntimeServer};
+use tokio::sync::watch;
+use tonic::{service::Routes, transport::Server};
+
+use super::{
+    accept, backend::Backend, health::Health, kni_service::KniService, runtime_service::RuntimeService,
+    socket::BoundSocket,
+};
+
+/// Largest request, in bytes. A pod's labels and annotations stay far below.
+const MAX_REQUEST: usize = 4 * 1024 * 1024;
+/// Connections at once. Each costs one file descriptor.
+const MAX_CONNECTIONS: usize = 256;
+/// Calls at once on one connection. The kubelet sends those of all pods on one.
+const MAX_CALLS: u16 = 1024;
+/// A peer that has been silent this long is asked whether it lives, and given this long to answer.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_mins(1), Duration::from_secs(20));
+/// How long calls that run may go on after the order to stop.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Why serving ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// A listener could not be registered with the runtime.
+    #[error("gRPC listener: {0}")]
+    Listener(#[from] io::Error),
+    /// The descriptors of the services do not decode.
+    #[error("gRPC reflection: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+    /// The transport failed.
+    #[error("gRPC transport: {0}")]
+    Transport(#[from] tonic::transport::Error),
+}
+
+/// Serves on all sockets until `shutdown` resolves; then no more connections are accepted, the socket files are
+/// removed, streams end, and running calls have ten seconds. `Ok` means that it was told to stop.
+pub async fn serve<B: Backend>(
+    sockets: Vec<BoundSocket>,
+    backend: B,
+    health: Health,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), ServeError> {
+    serve_limited(sockets, backend, health, shutdown, MAX_CONNECTIONS).await
+}
+
+/// [`serve`] with another number of connections.
+pub(super) async fn serve_limited<B: Backend>(
+    sockets: Vec<BoundSocket>,
+    backend: B,
+    health: Health,
+    shutdown: impl Future<Output = ()> + Send,
+    max_connections: usize,
+) -> Result<(), ServeError> {
+    let (stop, stopping) = watch::channel(false);
+    let paths: Vec<PathBuf> = sockets.iter().map(|socket| socket.path().to_owned()).collect();
+    let routes = routes(backend, &paths, &health, stopping.clone())?;
+    let incoming = accept::incoming(sockets, max_connections)?;
+    let told = async {
+        shutdown.await;
+        health.stop().await;
+        stop.send_replace(true);
+    };
+    let served = server().add_routes(routes).serve_with_incoming_shutdown(incoming, told);
+    tokio::select! {
+        served = served => Ok(served?),
+        () = overdue(stopping) => {
+            tracing::warn!("calls are still running {} s after the order to stop", GRACE.as_secs());
+            Ok(())
+        }
+    }
+}
+
+fn server() -> Server {
+    Server::builder()
+        .concurrency_limit_per_connection(MAX_CALLS.into())
+        .max_concurrent_streams(u32::from(MAX_CALLS))
+        .http2_keepalive_interval(Some(KEEPALIVE.0))
+        .http2_keepalive_timeout(Some(KEEPALIVE.1))
+}
+
+fn routes<B: Backend>(
+    backend: B,
+    sockets: &[PathBuf],
+    health: &Health,
+    stopping: watch::Receiver<bool>,
+) -> Result<Routes, tonic_reflection::server::Error> {
+    let kni = KniServer::new(KniService::new(backend.clone())).max_decoding_message_size(MAX_REQUEST);
+    let runtime = RuntimeService::new(backend, sockets, stopping);
+    let runtime = RuntimeServer::new(runtime).max_decoding_message_size(MAX_REQUEST);
+    // Older tools ask for reflection by its v1alpha name.
+    Ok(Routes::new(kni)
+        .add_service(runtime)
+        .add_service(health.service())
+        .add_service(reflection().build_v1()?)
+        .add_service(reflection().build_v1alpha()?))
+}
+
+fn reflection() -> tonic_reflection::server::Builder<'static> {
+    tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(kni_proto::DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+}
+
+/// Resolves when the calls have had their time after the order to stop.
+async fn overdue(mut stopping: watch::Receiver<bool>) {
+    if stopping.wait_for(|stopping| *stopping).await.is_err() {
+        // Serving ended by itself.
+        std::future::pending::<()>().await;
+    }
+    tokio::time::sleep(GRACE).await;
+}

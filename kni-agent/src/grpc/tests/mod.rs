@@ -1,0 +1,86 @@
+//! The whole edge over real sockets, with a backend made for the test behind it.
+
+mod fake;
+mod kni;
+mod raw;
+mod runtime;
+mod serving;
+
+use std::{future::Future, path::PathBuf, time::Duration};
+
+use tempfile::TempDir;
+use tokio::{sync::oneshot, task::JoinHandle};
+use tonic::transport::{Channel, Endpoint};
+
+use self::fake::Fake;
+use super::{Health, ServeError, bind, server::serve_limited};
+
+/// A running server in a folder of its own.
+struct Served {
+    folder: TempDir,
+    backend: Fake,
+    health: Health,
+    stop: Option<oneshot::Sender<()>>,
+    server: JoinHandle<Result<(), ServeError>>,
+}
+
+impl Served {
+    async fn start() -> Self {
+        Self::with_connections(256).await
+    }
+
+    /// Serves on the sockets "one" and "two".
+    async fn with_connections(max: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let sockets = bind(&[folder.path().join("one"), folder.path().join("two")]).unwrap();
+        let (backend, health) = (Fake::default(), Health::new().await);
+        let (stop, stopped) = oneshot::channel();
+        let (serving, reporting) = (backend.clone(), health.clone());
+        let server = tokio::spawn(async move {
+            let told = async { stopped.await.unwrap() };
+            serve_limited(sockets, serving, reporting, told, max).await
+        });
+        Self {
+            folder,
+            backend,
+            health,
+            stop: Some(stop),
+            server,
+        }
+    }
+
+    fn path(&self, socket: &str) -> PathBuf {
+        self.folder.path().join(socket)
+    }
+
+    async fn connect(&self, socket: &str) -> Channel {
+        let address = format!("unix://{}", self.path(socket).display());
+        Endpoint::from_shared(address).unwrap().connect().await.unwrap()
+    }
+
+    fn tell_to_stop(&mut self) {
+        self.stop.take().unwrap().send(()).unwrap();
+    }
+
+    async fn stop(mut self) {
+        self.tell_to_stop();
+        soon(&mut self.server).await.unwrap().unwrap();
+    }
+}
+
+/// Fails the test if the future takes longer than any of them may.
+async fn soon<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(Duration::from_secs(8), future)
+        .await
+        .expect("took too long")
+}
+
+/// Waits for something that another task does.
+async fn until(mut holds: impl FnMut() -> bool) {
+    soon(async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+}

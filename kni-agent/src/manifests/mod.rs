@@ -1,0 +1,133 @@
+//! Networks from a folder of manifests: read, refused by file, line and field, and watched.
+//! Layer: edge.
+
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+};
+
+use crate::model::NetworkSpec;
+
+mod document;
+mod folder;
+mod node;
+mod read;
+mod set;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+pub use read::parse_file;
+
+/// Where a manifest stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Origin {
+    /// The file, below the folder as it was given.
+    pub file: PathBuf,
+    /// First line of the document, from 1.
+    pub line: u32,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file.display(), self.line)
+    }
+}
+
+/// A manifest, or a whole file, that does not count, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The file.
+    pub file: PathBuf,
+    /// Line of the field, or of the nearest thing around it that is there, from 1; `None` if the file is refused.
+    pub line: Option<u32>,
+    /// Kind of the object, where it says one.
+    pub kind: Option<String>,
+    /// Name of the object, where it says one.
+    pub name: Option<String>,
+    /// Path of the field, such as `spec.subnets[1]`; `None` if the document as a whole is wrong.
+    pub field: Option<String>,
+    /// What is wrong.
+    pub reason: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.file.display())?;
+        if let Some(line) = self.line {
+            write!(f, ":{line}")?;
+        }
+        if let Some(kind) = &self.kind {
+            write!(f, ": {kind}")?;
+            if let Some(name) = &self.name {
+                write!(f, " {name}")?;
+            }
+        }
+        if let Some(field) = &self.field {
+            write!(f, ": {field}")?;
+        }
+        write!(f, ": {}", self.reason)
+    }
+}
+
+/// What a folder of manifests says, in the order of file names and of documents within a file. Network names are
+/// unique and at most one network is the default; whatever would break that is in `refused`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ManifestSet {
+    /// The networks that count.
+    pub networks: Vec<(NetworkSpec, Origin)>,
+    /// The manifests that do not.
+    pub refused: Vec<Refusal>,
+}
+
+impl ManifestSet {
+    /// The network that pods join when nothing else is asked for, if there is one.
+    pub fn default_network(&self) -> Option<&NetworkSpec> {
+        self.networks.iter().map(|(spec, _)| spec).find(|spec| spec.default)
+    }
+}
+
+/// The folder itself cannot be used; a single file never is the reason.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    /// The folder cannot be listed.
+    #[error("manifest folder {} cannot be read", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The folder cannot be watched.
+    #[error("manifest folder {} cannot be watched", path.display())]
+    Watch {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A folder of manifests. Files named `*.yaml`, `*.yml` and `*.json` count; names that begin with a dot do not, as
+/// they belong to editors and to the kubelet's way of updating mounted folders.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ManifestSource {
+    dir: PathBuf,
+}
+
+impl ManifestSource {
+    /// Names a folder; touches nothing.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into() }
+    }
+
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Reads the folder as it is now. Blocks on the file system.
+    pub fn load(&self) -> Result<ManifestSet, ManifestError> {
+        folder::load(&self.dir)
+    }
+}

@@ -1,0 +1,179 @@
+//! Follows a folder of manifests: inotify for speed, a periodic look for certainty.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, AsRawFd, RawFd},
+    path::Path,
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor},
+};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::watch,
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
+};
+
+use super::{ManifestError, ManifestSet, ManifestSource};
+
+/// How often the folder is read whether or not the kernel told of a change: links may lead to files elsewhere, and the
+/// folder itself may have been replaced.
+const RESCAN: Duration = Duration::from_secs(5);
+
+/// A folder that changes without a pause is read at least after this many debounce times.
+const MAX_DEBOUNCES: u32 = 10;
+
+impl ManifestSource {
+    /// Reads the folder and follows it. The receiver holds what the folder says now and is notified only when that
+    /// changes, `debounce` after the last of a series of changes. A folder that cannot be read any more keeps its last
+    /// meaning, so that an unmounted folder does not look like a wish to remove all networks. Ends when the last
+    /// receiver is dropped. Needs a tokio runtime.
+    pub async fn watch(self, debounce: Duration) -> Result<watch::Receiver<ManifestSet>, ManifestError> {
+        let fail = |source| ManifestError::Watch {
+            path: self.dir.clone(),
+            source,
+        };
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).map_err(|e| fail(e.into()))?;
+        // Before the first reading, so that no change falls between the two.
+        let watched = add_watch(&inotify, &self.dir).map_err(fail)?;
+        let events = Events(inotify).register().map_err(fail)?;
+        let (sender, receiver) = watch::channel(self.read().await?);
+        tokio::spawn(self.follow(events, watched, sender, debounce));
+        Ok(receiver)
+    }
+
+    async fn read(&self) -> Result<ManifestSet, ManifestError> {
+        let source = self.clone();
+        match tokio::task::spawn_blocking(move || source.load()).await {
+            Ok(result) => result,
+            Err(error) => Err(ManifestError::Folder {
+                path: self.dir.clone(),
+                source: io::Error::other(error),
+            }),
+        }
+    }
+
+    async fn follow(
+        self,
+        events: AsyncFd<Events>,
+        mut watched: WatchDescriptor,
+        sender: watch::Sender<ManifestSet>,
+        debounce: Duration,
+    ) {
+        let mut rescan = interval(RESCAN);
+        rescan.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        rescan.reset();
+        let mut last_error = None;
+        loop {
+            tokio::select! {
+                () = sender.closed() => return,
+                result = changed(&events) => match result {
+                    Ok(()) => settle(&events, debounce).await,
+                    // Without events, the periodic look goes on alone.
+                    Err(error) => {
+                        report(&self.dir, &mut last_error, &error);
+                        rescan.tick().await;
+                    }
+                },
+                _ = rescan.tick() => {}
+            }
+            // Adding it again costs nothing if the folder is the same, and finds the new one if it was replaced.
+            let read = match add_watch(&events.get_ref().0, &self.dir) {
+                Ok(now) => {
+                    if now != watched {
+                        // The folder that had the name before; if it is gone, so is its watch.
+                        events.get_ref().0.rm_watch(watched).ok();
+                        watched = now;
+                    }
+                    self.read().await
+                }
+                Err(source) => Err(ManifestError::Watch {
+                    path: self.dir.clone(),
+                    source,
+                }),
+            };
+            match read {
+                Ok(set) => {
+                    last_error = None;
+                    sender.send_if_modified(|current| {
+                        let differs = *current != set;
+                        *current = set;
+                        differs
+                    });
+                }
+                Err(error) => report(&self.dir, &mut last_error, &error),
+            }
+        }
+    }
+}
+
+/// Logs an error once, not every few seconds.
+fn report(dir: &Path, last: &mut Option<String>, error: &dyn std::error::Error) {
+    let text = match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    };
+    if last.as_ref() != Some(&text) {
+        tracing::warn!(dir = %dir.display(), error = %text, "manifests keep their last meaning");
+        *last = Some(text);
+    }
+}
+
+/// The inotify descriptor, in the shape that tokio wants.
+struct Events(Inotify);
+
+impl Events {
+    fn register(self) -> io::Result<AsyncFd<Self>> {
+        // SAFETY: the descriptor is owned by the value that is handed over, always the same one, and closed only when
+        // that value is dropped, which `AsyncFd` does after it has deregistered the descriptor.
+        unsafe { AsyncFd::register_with_interest(self, Interest::READABLE) }.map_err(io::Error::from)
+    }
+}
+
+impl AsRawFd for Events {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+fn add_watch(inotify: &Inotify, dir: &Path) -> io::Result<WatchDescriptor> {
+    let flags = AddWatchFlags::IN_CLOSE_WRITE
+        | AddWatchFlags::IN_MODIFY
+        | AddWatchFlags::IN_ATTRIB
+        | AddWatchFlags::IN_CREATE
+        | AddWatchFlags::IN_DELETE
+        | AddWatchFlags::IN_MOVE
+        | AddWatchFlags::IN_DELETE_SELF
+        | AddWatchFlags::IN_MOVE_SELF
+        | AddWatchFlags::IN_ONLYDIR;
+    inotify.add_watch(dir, flags).map_err(io::Error::from)
+}
+
+/// Waits for at least one event and takes all that are there. What they say does not matter: the folder is read anew.
+async fn changed(events: &AsyncFd<Events>) -> io::Result<()> {
+    loop {
+        let mut ready = events.readable().await?;
+        let taken = ready.try_io(|fd| fd.get_ref().0.read_events().map_err(io::Error::from));
+        match taken {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(error)) if error.raw_os_error() == Some(Errno::EINTR as i32) => {}
+            Ok(Err(error)) => return Err(error),
+            Err(_would_block) => {}
+        }
+    }
+}
+
+/// Waits until no event has come for `debounce`, but not for ever.
+async fn settle(events: &AsyncFd<Events>, debounce: Duration) {
+    let limit = Instant::now() + debounce * MAX_DEBOUNCES;
+    loop {
+        let quiet = (Instant::now() + debounce).min(limit);
+        tokio::select! {
+            () = sleep_until(quiet) => return,
+            result = changed(events) => if result.is_err() || Instant::now() >= limit { return },
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! What operators and clients are told about the node: plain values without any wire type.
+
+use std::{net::IpAddr, path::PathBuf, sync::Arc};
+
+use kni_common::{Direction, Verdict};
+
+use super::{Attachment, Network, NetworkName, NetworkSpec, PodRef, Sandbox};
+
+/// A network and how it stands on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetworkView {
+    /// The network.
+    pub network: Network,
+    /// Whether pods can be attached to it.
+    pub ready: bool,
+    /// Why not.
+    pub reason: String,
+    /// Attachments on this node.
+    pub attachments: u32,
+    /// Addresses that can be handed out at all, both families.
+    pub total_addresses: u128,
+    /// Addresses in use.
+    pub used_addresses: u128,
+    /// Where it was read from (file and line).
+    pub origin: String,
+}
+
+/// A manifest, or a part of one, that is not in force.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedManifest {
+    /// File name.
+    pub file: String,
+    /// Line, from 1; 0 where none applies.
+    pub line: u32,
+    /// Path of the field (`spec.subnets[1]`), empty where none applies.
+    pub field: String,
+    /// What is wrong and what would be right.
+    pub reason: String,
+}
+
+/// The networks that are wanted, as the manifests say it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WantedNetworks {
+    /// Valid networks, each with its origin (file and line).
+    pub networks: Vec<(NetworkSpec, String)>,
+    /// What was refused.
+    pub refused: Vec<RefusedManifest>,
+}
+
+/// Packets and bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Packets.
+    pub packets: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl std::ops::AddAssign for Count {
+    fn add_assign(&mut self, other: Self) {
+        self.packets = self.packets.saturating_add(other.packets);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+    }
+}
+
+/// What passed an endpoint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EndpointCounts {
+    /// Sent by the pod and let through.
+    pub from_pod: Count,
+    /// Reached the pod.
+    pub to_pod: Count,
+    /// Dropped in both directions.
+    pub dropped: Count,
+}
+
+/// A program at a host interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProgramView {
+    /// Name in the ELF.
+    pub name: String,
+    /// The kernel's id of the program.
+    pub id: u32,
+    /// "tcx/ingress", "tcx/egress", "clsact/ingress" or "clsact/egress".
+    pub hook: String,
+    /// The kernel's id of the link, 0 where the hook has none.
+    pub link_id: u32,
+}
+
+/// One interface of one pod.
+#[derive(Debug, Clone)]
+pub struct InterfaceView {
+    /// The sandbox it belongs to.
+    pub sandbox: Arc<Sandbox>,
+    /// The attachment; one of the sandbox's.
+    pub attachment: Attachment,
+    /// Programs at the host end.
+    pub programs: Vec<ProgramView>,
+    /// Counters.
+    pub counts: EndpointCounts,
+    /// What is wrong; empty means healthy.
+    pub problems: Vec<String>,
+}
+
+/// Which interfaces are asked for; empty fields select all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct InterfaceFilter {
+    /// Namespace of the pod.
+    pub pod_namespace: String,
+    /// Name of the pod.
+    pub pod_name: String,
+    /// Network.
+    pub network: String,
+    /// Sandbox id.
+    pub sandbox: String,
+}
+
+/// Drops of one endpoint, direction and reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DropView {
+    /// Network; `None` where the packet met no endpoint.
+    pub network: Option<NetworkName>,
+    /// Pod.
+    pub pod: PodRef,
+    /// Interface name in the pod, empty where unknown.
+    pub ifname: String,
+    /// Which program dropped.
+    pub direction: Direction,
+    /// Why.
+    pub reason: Verdict,
+    /// How much.
+    pub count: Count,
+}
+
+/// One dropped packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DropEventView {
+    /// Nanoseconds since the Unix epoch.
+    pub time_ns: u64,
+    /// Network; `None` where the packet met no endpoint.
+    pub network: Option<NetworkName>,
+    /// Pod.
+    pub pod: PodRef,
+    /// Interface name in the pod, empty where unknown.
+    pub ifname: String,
+    /// Which program dropped.
+    pub direction: Direction,
+    /// Why.
+    pub reason: Verdict,
+    /// Source address; `None` where it was not read.
+    pub source: Option<IpAddr>,
+    /// Destination address; `None` where it was not read.
+    pub destination: Option<IpAddr>,
+    /// Transport protocol number.
+    pub protocol: u8,
+    /// Source port, 0 for none.
+    pub source_port: u16,
+    /// Destination port, 0 for none.
+    pub destination_port: u16,
+    /// Bytes from the Ethernet header on.
+    pub length: u32,
+    /// EtherType.
+    pub ethertype: u16,
+}
+
+/// A pinned map.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MapView {
+    /// Name.
+    pub name: String,
+    /// The kernel's id.
+    pub id: u32,
+    /// Kind, the kernel's word.
+    pub kind: String,
+    /// Bytes of a key.
+    pub key_size: u32,
+    /// Bytes of a value.
+    pub value_size: u32,
+    /// Capacity.
+    pub max_entries: u32,
+    /// Rows in use; for arrays the rows that are set.
+    pub entries: u32,
+    /// Where it is pinned.
+    pub pin: PathBuf,
+    /// What it holds.
+    pub purpose: String,
+}
+
+/// How the agent stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatusView {
+    /// Whether pods can be attached.
+    pub ready: bool,
+    /// Why not, or what is degraded.
+    pub reasons: Vec<String>,
+    /// "tcx" or "clsact".
+    pub hook: String,
+    /// Folder of the pins.
+    pub pin_path: PathBuf,
+    /// Sandboxes attached.
+    pub sandboxes: u32,
+    /// Interfaces attached.
+    pub attachments: u32,
+    /// Endpoints that fit.
+    pub endpoints_capacity: u32,
+    /// Sandboxes prepared ahead.
+    pub warm_sandboxes: u32,
+    /// Interfaces whose removal still runs.
+    pub pending_removals: u32,
+}

@@ -1,0 +1,76 @@
+//! Deletes links, one by one or many at once.
+
+use std::collections::BTreeMap;
+
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    link::{LinkAttribute, LinkMessage},
+};
+
+use super::{
+    Netlink, Result,
+    connection::Request,
+    error::Error,
+    link::{Link, LinkKey},
+    own::DELETE_GROUP,
+};
+
+impl Netlink {
+    /// Deletes the link with that index, and with it the other end of a veth pair, if it still has the expected name;
+    /// about 28 ms (p50), mostly grace periods of the kernel. Idempotent: says whether there was such a link. A link of
+    /// another name has reused the index and is left alone.
+    pub async fn delete_link(&self, ifindex: u32, expected_name: &str) -> Result<bool> {
+        let known = self
+            .get_link(ifindex)
+            .await?
+            .is_some_and(|link| link.name == expected_name);
+        if !known {
+            return Ok(false);
+        }
+        self.apply(vec![self.delete_request(ifindex, expected_name)])
+            .await
+            .map(|()| true)
+    }
+
+    /// Deletes many links as [`Self::delete_link`] does, in one stroke: they enter [`DELETE_GROUP`], which is deleted
+    /// as a whole, so that the kernel waits for its grace periods once and not once for each link. Measured on Linux
+    /// 6.18 against one by one: 2 links 18 ms (65 ms), 10 links 13 ms (265 ms), 50 links 43 ms (1.17 s). Says how many
+    /// there were.
+    pub async fn delete_links(&self, links: &[(u32, &str)]) -> Result<usize> {
+        let wanted: BTreeMap<u32, &str> = links.iter().copied().collect();
+        let (ours, others): (Vec<Link>, Vec<Link>) = self
+            .list_links()
+            .await?
+            .into_iter()
+            .partition(|link| wanted.get(&link.ifindex).is_some_and(|name| *name == link.name));
+        if let Some(stranger) = others.iter().find(|link| link.group == DELETE_GROUP) {
+            let place = self.place("delete links").interface(stranger.name.as_str());
+            let reason = format!("it is in link group {DELETE_GROUP}, which would be deleted");
+            return Err(Error::Foreign { place, reason });
+        }
+        match ours.as_slice() {
+            [] => return Ok(0),
+            [only] => return self.delete_link(only.ifindex, &only.name).await.map(usize::from),
+            _ => {}
+        }
+        let mut requests: Vec<Request> = ours.iter().map(|link| self.mark_request(link)).collect();
+        let mut group = LinkMessage::default();
+        group.attributes.push(LinkAttribute::Group(DELETE_GROUP));
+        let place = self.place("delete links");
+        requests.push(Request::new(place, RouteNetlinkMessage::DelLink(group), 0).forgive(&[libc::ENODEV]));
+        self.apply(requests).await.map(|()| ours.len())
+    }
+
+    fn mark_request(&self, link: &Link) -> Request {
+        let mut message = LinkKey::Index(link.ifindex).message();
+        message.attributes.push(LinkAttribute::Group(DELETE_GROUP));
+        let place = self.place("mark link for deletion").interface(link.name.as_str());
+        Request::new(place, RouteNetlinkMessage::SetLink(message), 0).forgive(&[libc::ENODEV])
+    }
+
+    fn delete_request(&self, ifindex: u32, name: &str) -> Request {
+        let place = self.place("delete link").interface(name);
+        let message = RouteNetlinkMessage::DelLink(LinkKey::Index(ifindex).message());
+        Request::new(place, message, 0).forgive(&[libc::ENODEV])
+    }
+}

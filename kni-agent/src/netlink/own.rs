@@ -1,0 +1,34 @@
+//! The marks by which a fresh process recognises the kernel objects that KNI made, and the numbers it uses.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Routing table that holds the host's routes to pods of the default network; nothing else is in it.
+pub const ROUTE_TABLE: u32 = 19278;
+/// `rtm_protocol` of every route and `FRA_PROTOCOL` of every rule made here. 75 is not assigned in `rt_protos`.
+pub const ROUTE_PROTOCOL: u8 = 75;
+/// Priority of the rules that lead to [`ROUTE_TABLE`]: behind the local table (0), before main (32766).
+pub const RULE_PRIORITY: u32 = 1910;
+/// How the `ifalias` of every host-side link begins; what follows names the pod and the interface.
+pub const IFALIAS_PREFIX: &str = "kni:";
+/// How the name of every host-side link begins.
+pub const HOST_IFNAME_PREFIX: &str = "kni";
+/// Link group that a link enters only to be deleted together with others ("kni" in ASCII).
+pub const DELETE_GROUP: u32 = 0x006b_6e69;
+/// The gateway every pod sees in IPv4, whatever its addresses: a permanent neighbour entry, owned by no one.
+pub const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
+/// The gateway every pod sees in IPv6.
+pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+
+/// The gateway of the family of an address.
+pub fn gateway_of(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => IpAddr::V4(GATEWAY_V4),
+        IpAddr::V6(_) => IpAddr::V6(GATEWAY_V6),
+    }
+}
+
+/// Whether a link of this name and alias was made by KNI: both marks must be there, so that neither a foreign link
+/// that happens to be called `kni0` nor one that merely carries our alias is ever touched.
+pub fn is_our_link(name: &str, alias: Option<&str>) -> bool {
+    name.starts_with(HOST_IFNAME_PREFIX) && alias.is_some_and(|alias| alias.starts_with(IFALIAS_PREFIX))
+}

@@ -1,0 +1,11 @@
+//! Sets up logging to standard error.
+
+use tracing_subscriber::{EnvFilter, filter::ParseError};
+
+/// Logs what `filter` selects. The first call decides.
+pub fn init(filter: &str) -> Result<(), ParseError> {
+    let filter = EnvFilter::try_new(filter)?;
+    // Only a test harness has set one already.
+    let _first_wins = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init().is_ok();
+    Ok(())
+}
