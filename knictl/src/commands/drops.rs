@@ -1,0 +1,200 @@
+//! `knictl drops`: counted drops, and drops as they happen.
+
+use std::{future::Future, pin::pin};
+
+use kni_proto::runtime::{self as proto, ListDropsRequest, WatchDropsRequest};
+use tokio::select;
+use tonic::Streaming;
+
+use crate::{
+    cli::{DropsArgs, Format},
+    client::{Runtime, answer},
+    commands::{List, Outcome},
+    document,
+    error::Error,
+    table::{Column, cell},
+    terminal::Terminal,
+    view::{DropCount, DropEvent, Drops, TimedDropEvent},
+};
+
+const COLUMNS: &[Column<DropCount>] = &[
+    Column::new("NETWORK", |d| d.network.clone()),
+    Column::new("NAMESPACE", |d| d.pod_namespace.clone()),
+    Column::new("POD", |d| d.pod_name.clone()),
+    Column::new("IFNAME", |d| d.ifname.clone()),
+    Column::new("DIRECTION", |d| d.direction.clone()),
+    Column::new("REASON", |d| d.reason.clone()),
+    Column::new("PACKETS", |d| d.count.packets.to_string()),
+    Column::new("BYTES", |d| d.count.bytes.to_string()),
+    Column::new("EXPLANATION", |d| d.explanation.clone()),
+];
+
+/// Shows what was dropped so far.
+pub(crate) async fn run(args: &DropsArgs, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
+    let document: Drops = answer("ListDrops", agent.list_drops(ListDropsRequest {})).await?.into();
+    let list = List {
+        document: &document,
+        rows: &document.drops,
+        columns: COLUMNS,
+        noun: "drops",
+    };
+    list.show(args.format(), terminal)
+}
+
+/// Shows each drop when it happens, until `stop` or until the agent ends the stream.
+pub(crate) async fn follow(
+    args: &DropsArgs,
+    agent: &mut Runtime,
+    terminal: &mut Terminal<'_>,
+    stop: impl Future<Output = ()>,
+) -> Result<Outcome, Error> {
+    select! {
+        () = pin!(stop) => Ok(Outcome::Done),
+        ended = watch(args.format(), agent, terminal) => ended,
+    }
+}
+
+async fn watch(format: Format, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
+    let mut events: Streaming<proto::DropEvent> = answer("WatchDrops", agent.watch_drops(WatchDropsRequest {})).await?;
+    while let Some(event) = events
+        .message()
+        .await
+        .map_err(|status| Error::of_call("WatchDrops", &status))?
+    {
+        terminal.text(&line(&event.into(), format)?)?;
+    }
+    terminal.note("The agent ended the stream.");
+    Ok(Outcome::Done)
+}
+
+/// One event: a line, or with YAML a document.
+fn line(timed: &TimedDropEvent, format: Format) -> Result<String, Error> {
+    match format {
+        Format::Json => document::json_line(timed),
+        Format::Yaml => Ok(format!("---\n{}", document::yaml(timed)?)),
+        Format::Table | Format::Wide => Ok(people(timed)),
+    }
+}
+
+fn people(TimedDropEvent { time, event }: &TimedDropEvent) -> String {
+    let fields = [
+        time.clone(),
+        cell(&event.network),
+        format!("{}/{}", cell(&event.pod_namespace), cell(&event.pod_name)),
+        cell(&event.ifname),
+        cell(&event.direction),
+        cell(&event.reason),
+        packet(event),
+        format!("len {}", event.length),
+        cell(&event.explanation),
+    ];
+    let line = fields.join(" ");
+    if event.lost == 0 {
+        line + "\n"
+    } else {
+        format!("{line} ({} events lost before)\n", event.lost)
+    }
+}
+
+/// What the packet was: `TCP 10.0.0.1:80 > 10.0.0.2:8080`, or the ethertype where no address was read.
+fn packet(event: &DropEvent) -> String {
+    if event.source.is_empty() && event.destination.is_empty() {
+        return format!("ethertype 0x{:04x}", event.ethertype);
+    }
+    let source = socket(event, &event.source, event.source_port);
+    let destination = socket(event, &event.destination, event.destination_port);
+    format!("{} {source} > {destination}", cell(&event.protocol))
+}
+
+/// `address:port`, or the address alone where the packet has no ports.
+fn socket(event: &DropEvent, address: &str, port: u32) -> String {
+    let address = cell(address);
+    let has_ports = matches!(event.protocol.as_str(), "TCP" | "UDP" | "SCTP")
+        && (event.source_port, event.destination_port) != (0, 0);
+    match (has_ports, address.contains(':')) {
+        (false, _) => address,
+        (true, false) => format!("{address}:{port}"),
+        (true, true) => format!("[{address}]:{port}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event() -> proto::DropEvent {
+        proto::DropEvent {
+            time_ns: 1_700_000_000_123_456_789,
+            network: "blue".to_owned(),
+            pod_namespace: "shop".to_owned(),
+            pod_name: "web-0".to_owned(),
+            ifname: "eth0".to_owned(),
+            direction: "from_pod".to_owned(),
+            reason: "source_address".to_owned(),
+            source: "fd00::5".to_owned(),
+            destination: "fd00::6".to_owned(),
+            protocol: "UDP".to_owned(),
+            source_port: 5353,
+            destination_port: 53,
+            length: 90,
+            lost: 0,
+            ethertype: 0x86dd,
+            explanation: "spoofed".to_owned(),
+        }
+    }
+
+    const WHERE: &str = "2023-11-14T22:13:20.123456Z blue shop/web-0 eth0 from_pod source_address";
+
+    #[test]
+    fn event_is_one_line() {
+        let text = people(&event().into());
+        assert_eq!(
+            text,
+            format!("{WHERE} UDP [fd00::5]:5353 > [fd00::6]:53 len 90 spoofed\n")
+        );
+    }
+
+    #[test]
+    fn packets_without_ports_have_none() {
+        let icmp = proto::DropEvent {
+            protocol: "ICMPv6".to_owned(),
+            ..event()
+        };
+        assert_eq!(
+            people(&icmp.into()),
+            format!("{WHERE} ICMPv6 fd00::5 > fd00::6 len 90 spoofed\n")
+        );
+        let fragment = proto::DropEvent {
+            source_port: 0,
+            destination_port: 0,
+            ..event()
+        };
+        assert_eq!(
+            people(&fragment.into()),
+            format!("{WHERE} UDP fd00::5 > fd00::6 len 90 spoofed\n")
+        );
+        let arp = proto::DropEvent {
+            source: String::new(),
+            destination: String::new(),
+            ethertype: 0x0806,
+            lost: 7,
+            ..event()
+        };
+        assert_eq!(
+            people(&arp.into()),
+            format!("{WHERE} ethertype 0x0806 len 90 spoofed (7 events lost before)\n")
+        );
+    }
+
+    #[test]
+    fn hostile_names_stay_on_the_line() {
+        let hostile = proto::DropEvent {
+            pod_name: "a\nb\u{1b}[2J".to_owned(),
+            network: String::new(),
+            ..event()
+        };
+        let text = people(&hostile.into());
+        assert!(text.contains(" <none> shop/a\\nb\\u{1b}[2J eth0 "), "{text:?}");
+        assert_eq!(text.lines().count(), 1);
+    }
+}

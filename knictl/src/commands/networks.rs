@@ -1,0 +1,67 @@
+//! `knictl networks`: the node's networks and the manifests it refused.
+
+use kni_proto::runtime::ListNetworksRequest;
+
+use crate::{
+    cli::{Format, OutputArgs},
+    client::{Runtime, answer},
+    commands::{List, Outcome},
+    error::Error,
+    human,
+    table::Column,
+    terminal::Terminal,
+    view::{Network, Networks},
+};
+
+const COLUMNS: &[Column<Network>] = &[
+    Column::new("NAME", |n| n.name.clone()),
+    Column::new("ID", |n| n.id.to_string()),
+    Column::new("DEFAULT", |n| n.default.to_string()),
+    Column::new("READY", |n| n.ready.to_string()),
+    Column::new("SUBNETS", |n| n.subnets.join(",")),
+    Column::new("MTU", |n| n.mtu.to_string()),
+    Column::new("ATTACHMENTS", |n| n.attachments.to_string()),
+    Column::new("USED/TOTAL", |n| {
+        format!(
+            "{}/{}",
+            human::amount(&n.used_addresses),
+            human::amount(&n.total_addresses)
+        )
+    }),
+    Column::new("ORIGIN", |n| n.origin.clone()),
+    Column::wide("REASON", |n| n.reason.clone()),
+];
+
+/// Shows the networks; beside a table, says which are not ready and which manifests were refused.
+pub(crate) async fn run(args: &OutputArgs, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
+    let document: Networks = answer("ListNetworks", agent.list_networks(ListNetworksRequest {}))
+        .await?
+        .into();
+    let list = List {
+        document: &document,
+        rows: &document.networks,
+        columns: COLUMNS,
+        noun: "networks",
+    };
+    let outcome = list.show(args.format, terminal)?;
+    if matches!(args.format, Format::Table | Format::Wide) {
+        remark(&document, terminal);
+    }
+    Ok(outcome)
+}
+
+/// On the error stream, so that the table stays one table for the tools that read it.
+fn remark(document: &Networks, terminal: &mut Terminal<'_>) {
+    for network in document.networks.iter().filter(|network| !network.ready) {
+        terminal.note(&format!("Network {} is not ready: {}", network.name, network.reason));
+    }
+    if !document.refused.is_empty() {
+        terminal.note("Refused manifests:");
+    }
+    for refused in &document.refused {
+        terminal.note(&format!(
+            "  {}:{}: {}: {}",
+            refused.file, refused.line, refused.field, refused.reason
+        ));
+    }
+}

@@ -1,0 +1,47 @@
+//! `knictl status`: whether the agent works, and with what.
+
+use kni_proto::runtime::GetStatusRequest;
+
+use crate::{
+    cli::{Format, OutputArgs},
+    client::{Runtime, answer},
+    commands::Outcome,
+    document,
+    error::Error,
+    human,
+    table::sheet,
+    terminal::Terminal,
+    view::Status,
+};
+
+/// Shows the agent's status; [`Outcome::NotReady`] when pods cannot be attached.
+pub(crate) async fn run(args: &OutputArgs, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
+    let status: Status = answer("GetStatus", agent.get_status(GetStatusRequest {})).await?.into();
+    let text = match args.format {
+        Format::Json => document::json(&status)?,
+        Format::Yaml => document::yaml(&status)?,
+        Format::Table | Format::Wide => people(&status),
+    };
+    terminal.text(&text)?;
+    Ok(if status.ready { Outcome::Done } else { Outcome::NotReady })
+}
+
+fn people(status: &Status) -> String {
+    sheet(&[
+        ("Ready", vec![status.ready.to_string()]),
+        ("Reasons", status.reasons.clone()),
+        ("Version", vec![status.version.clone()]),
+        ("PID", vec![status.pid.to_string()]),
+        ("Uptime", vec![human::duration(status.uptime_seconds)]),
+        ("Kernel", vec![status.kernel_release.clone()]),
+        ("Hook", vec![status.hook.clone()]),
+        ("Map layout", vec![status.layout_version.to_string()]),
+        ("Pins", vec![status.pin_path.clone()]),
+        ("Sockets", status.sockets.clone()),
+        ("Sandboxes", vec![status.sandboxes.to_string()]),
+        ("Attachments", vec![status.attachments.to_string()]),
+        ("Endpoint capacity", vec![status.endpoints_capacity.to_string()]),
+        ("Warm sandboxes", vec![status.warm_sandboxes.to_string()]),
+        ("Pending removals", vec![status.pending_removals.to_string()]),
+    ])
+}

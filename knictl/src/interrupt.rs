@@ -1,0 +1,77 @@
+//! Notices that nobody wants more output: a signal, or a reader that closed its end.
+
+use std::{fs::File, future::pending, io, os::fd::AsFd};
+
+use tokio::{
+    io::Interest,
+    net::unix::pipe::Sender,
+    select,
+    signal::unix::{SignalKind, signal},
+};
+
+/// Returns on SIGINT, SIGTERM, or when the reader of standard output goes away. Signals keep their usual effect until
+/// the first poll.
+pub(crate) async fn interrupted() {
+    select! {
+        () = signalled(SignalKind::interrupt()) => {}
+        () = signalled(SignalKind::terminate()) => {}
+        () = abandoned(io::stdout()) => {}
+    }
+}
+
+async fn signalled(kind: SignalKind) {
+    match signal(kind) {
+        Ok(mut arrivals) => {
+            arrivals.recv().await;
+        }
+        // Without a handler the signal still ends the process, only less politely.
+        Err(_) => pending().await,
+    }
+}
+
+/// Returns when the other end of the pipe is closed, which a write alone would notice only at the next event. Files and
+/// other outputs that cannot be watched are never abandoned.
+async fn abandoned(output: impl AsFd) {
+    let Ok(pipe) = watched(output) else {
+        return pending().await;
+    };
+    if pipe.ready(Interest::ERROR).await.is_err() {
+        pending::<()>().await;
+    }
+}
+
+fn watched(output: impl AsFd) -> io::Result<Sender> {
+    // Unchecked leaves the pipe in blocking mode, which others that write to it rely on; nothing is written through this
+    // end.
+    Sender::from_file_unchecked(File::from(output.as_fd().try_clone_to_owned()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn closed_pipe_is_noticed() {
+        let (reader, writer) = io::pipe().unwrap();
+        let mut waiting = std::pin::pin!(abandoned(&writer));
+        timeout(Duration::from_millis(50), &mut waiting)
+            .await
+            .expect_err("the reader is there");
+        drop(reader);
+        timeout(Duration::from_secs(5), waiting)
+            .await
+            .expect("the reader is gone");
+    }
+
+    #[tokio::test]
+    async fn file_is_never_abandoned() {
+        let file = tempfile::tempfile().unwrap();
+        timeout(Duration::from_millis(50), abandoned(&file))
+            .await
+            .expect_err("a file has no reader");
+    }
+}

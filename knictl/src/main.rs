@@ -1,0 +1,32 @@
+//! Entry point of knictl: hands the process's arguments, streams and signals to the commands.
+
+#![forbid(unsafe_code)]
+
+mod cli;
+mod client;
+mod commands;
+mod document;
+mod error;
+mod escape;
+#[cfg(test)]
+mod fake;
+mod human;
+mod interrupt;
+mod run;
+mod table;
+mod terminal;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::{env, io, process::ExitCode};
+
+use crate::terminal::Terminal;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let mut out = io::stdout().lock();
+    let mut err = io::stderr().lock();
+    let mut terminal = Terminal::new(&mut out, &mut err);
+    ExitCode::from(run::run(env::args_os(), &mut terminal, interrupt::interrupted()).await)
+}

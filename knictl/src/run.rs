@@ -1,0 +1,66 @@
+//! Runs one command line from its arguments to its exit code.
+
+use std::{ffi::OsString, future::Future, io::ErrorKind};
+
+use clap::Parser as _;
+
+use crate::{
+    cli::{Cli, Command},
+    client,
+    commands::{Outcome, drops, interfaces, maps, networks, status},
+    error::Error,
+    terminal::Terminal,
+};
+
+/// The command did what was asked.
+const SUCCESS: u8 = 0;
+/// The command failed, or `status` found the agent not ready.
+const FAILURE: u8 = 1;
+/// The command line makes no sense.
+const USAGE: u8 = 2;
+
+/// Runs the command line `args` (the first is the program's name) and returns its exit code. `stop` ends commands that
+/// would otherwise go on for ever; others never poll it. A reader that closes the output early is no failure.
+pub(crate) async fn run<A>(args: A, terminal: &mut Terminal<'_>, stop: impl Future<Output = ()>) -> u8
+where
+    A: IntoIterator<Item = OsString>,
+{
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error, terminal),
+    };
+    match dispatch(cli, terminal, stop).await {
+        Ok(Outcome::Done) => SUCCESS,
+        Ok(Outcome::NotReady) => FAILURE,
+        Err(Error::Output(error)) if error.kind() == ErrorKind::BrokenPipe => SUCCESS,
+        Err(error) => {
+            terminal.note(&format!("knictl: {error}"));
+            FAILURE
+        }
+    }
+}
+
+async fn dispatch(cli: Cli, terminal: &mut Terminal<'_>, stop: impl Future<Output = ()>) -> Result<Outcome, Error> {
+    let mut agent = client::connect(&cli.socket).await?;
+    match cli.command {
+        Command::Status(args) => status::run(&args, &mut agent, terminal).await,
+        Command::Networks(args) => networks::run(&args, &mut agent, terminal).await,
+        Command::Interfaces(args) => interfaces::run(args, &mut agent, terminal).await,
+        Command::Drops(args) if args.follow => drops::follow(&args, &mut agent, terminal, stop).await,
+        Command::Drops(args) => drops::run(&args, &mut agent, terminal).await,
+        Command::Maps(args) => maps::run(&args, &mut agent, terminal).await,
+    }
+}
+
+/// Prints what clap has to say: help and version are output, all else is a mistake.
+fn usage(error: &clap::Error, terminal: &mut Terminal<'_>) -> u8 {
+    let text = error.render().to_string();
+    if error.use_stderr() {
+        text.lines().for_each(|line| terminal.note(line));
+        return USAGE;
+    }
+    match terminal.text(&text) {
+        Err(Error::Output(error)) if error.kind() != ErrorKind::BrokenPipe => FAILURE,
+        _ => SUCCESS,
+    }
+}

@@ -1,0 +1,30 @@
+//! The two streams a command writes to: the answer, and remarks about it.
+
+use std::io::Write;
+
+use crate::{error::Error, escape::escaped};
+
+/// Where a command writes.
+pub(crate) struct Terminal<'a> {
+    out: &'a mut dyn Write,
+    err: &'a mut dyn Write,
+}
+
+impl<'a> Terminal<'a> {
+    /// Answers go to `out`, remarks to `err`.
+    pub(crate) fn new(out: &'a mut dyn Write, err: &'a mut dyn Write) -> Self {
+        Self { out, err }
+    }
+
+    /// Writes a finished part of the answer and flushes it. The text is visible already and brings its newlines.
+    pub(crate) fn text(&mut self, text: &str) -> Result<(), Error> {
+        self.out.write_all(text.as_bytes())?;
+        Ok(self.out.flush()?)
+    }
+
+    /// Writes a remark, escaped, as one line.
+    pub(crate) fn note(&mut self, remark: &str) {
+        // Nobody is left to be told that remarks cannot be written.
+        writeln!(self.err, "{}", escaped(remark)).unwrap_or_default();
+    }
+}

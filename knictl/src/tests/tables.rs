@@ -1,0 +1,177 @@
+//! The human forms, letter by letter.
+
+use kni_proto::runtime::GetStatusResponse;
+
+use super::{Ran, answers, knictl};
+use crate::fake::{Agent, Answers};
+
+fn ok(out: &str) -> Ran {
+    Ran {
+        code: 0,
+        out: out.to_owned(),
+        err: String::new(),
+    }
+}
+
+#[tokio::test]
+async fn status_is_a_sheet() {
+    let agent = Agent::serve(answers::full());
+    let expected = "\
+Ready:               true
+Reasons:             <none>
+Version:             0.1.0
+PID:                 4711
+Uptime:              1h2m
+Kernel:              6.18.5
+Hook:                tcx
+Map layout:          1
+Pins:                /sys/fs/bpf/kni/v1
+Sockets:             /run/kni/kni.sock
+                     /tmp/kni.sock
+Sandboxes:           3
+Attachments:         2
+Endpoint capacity:   1024
+Warm sandboxes:      8
+Pending removals:    0
+";
+    assert_eq!(knictl(&agent, &["status"]).await, ok(expected));
+}
+
+#[tokio::test]
+async fn status_of_an_agent_that_is_not_ready_fails() {
+    let status = GetStatusResponse {
+        ready: false,
+        reasons: vec!["no default network".into()],
+        ..answers::status()
+    };
+    let agent = Agent::serve(Answers {
+        status,
+        ..Answers::default()
+    });
+    for form in ["table", "wide", "json", "yaml"] {
+        let ran = knictl(&agent, &["status", "-o", form]).await;
+        assert_eq!(ran.code, 1, "{form}");
+        assert!(ran.out.contains("no default network"), "{form}");
+    }
+}
+
+#[tokio::test]
+async fn networks_tell_refused_manifests_apart() {
+    let agent = Agent::serve(answers::full());
+    let ran = knictl(&agent, &["networks"]).await;
+    let expected = "\
+NAME   ID   DEFAULT   READY   SUBNETS                 MTU    ATTACHMENTS   USED/TOTAL   ORIGIN
+blue   1    true      true    10.0.0.0/24,fd00::/64   1500   1             2/1.8e19     blue.yaml:1
+red    2    false     false   10.0.0.0/24             1500   1             2/253        red.yaml:1
+";
+    assert_eq!(ran.out, expected);
+    let expected = "\
+Network red is not ready: no route table
+Refused manifests:
+  green.yaml:7: spec.mtu: below 1280
+";
+    assert_eq!(ran.err, expected);
+    assert_eq!(ran.code, 0);
+    assert!(
+        knictl(&agent, &["networks", "-o", "wide"])
+            .await
+            .out
+            .contains("red.yaml:1    no route table")
+    );
+}
+
+#[tokio::test]
+async fn interfaces_fit_a_terminal() {
+    let agent = Agent::serve(answers::full());
+    let expected = "\
+NAMESPACE   POD                   NETWORK   IFNAME   ADDRESSES          HOST-IFNAME   READY
+shop        web-0                 blue      eth0     10.0.0.5,fd00::5   kni0a1b       true
+shop        db\\u{1b}[2J\\u{9b}0m   red       eth0     <none>             kni0a1b       false
+";
+    assert_eq!(knictl(&agent, &["interfaces"]).await, ok(expected));
+}
+
+#[tokio::test]
+async fn wide_interfaces_tell_all() {
+    let agent = Agent::serve(answers::full());
+    let ran = knictl(&agent, &["interfaces", "--output", "wide"]).await;
+    let rows: Vec<Vec<&str>> = ran
+        .out
+        .lines()
+        .map(|line| {
+            line.split("   ")
+                .map(str::trim)
+                .filter(|cell| !cell.is_empty())
+                .collect()
+        })
+        .collect();
+    let headers = "NAMESPACE POD NETWORK IFNAME ADDRESSES HOST-IFNAME READY IFINDEX HOST-IFINDEX MAC MTU SANDBOX NETNS \
+                   PROGRAMS FROM-POD TO-POD DROPPED PROBLEMS";
+    assert_eq!(rows[0], headers.split(' ').collect::<Vec<_>>());
+    let healthy = [
+        "2",
+        "40",
+        "0a:58:0a:00:00:05",
+        "1500",
+        "5f2b",
+        "/run/netns/a",
+        "from_pod:70@tcx/ingress,to_pod:71@tcx/egress",
+        "12/1.5KiB",
+        "9/900B",
+        "0/0B",
+        "<none>",
+    ];
+    assert_eq!(rows[1][7..], healthy);
+    assert_eq!(
+        rows[2][13..],
+        [
+            "<none>",
+            "12/1.5KiB",
+            "9/900B",
+            "1/60B",
+            "from_pod is not attached; to_pod is not attached"
+        ]
+    );
+    assert_eq!((rows.len(), ran.code), (3, 0));
+}
+
+#[tokio::test]
+async fn drops_explain_themselves() {
+    let agent = Agent::serve(answers::full());
+    let expected = "\
+NETWORK   NAMESPACE   POD     IFNAME   DIRECTION   REASON       PACKETS   BYTES   EXPLANATION
+blue      shop        web-0   eth0     from_pod    source_mac   4         4096    \
+                    the source MAC address is not the pod's (spoofed)
+";
+    assert_eq!(knictl(&agent, &["drops"]).await, ok(expected));
+}
+
+#[tokio::test]
+async fn maps_show_how_full_they_are() {
+    let agent = Agent::serve(answers::full());
+    let expected = "\
+NAME        ID   KIND    KEY   VALUE   ENTRIES/MAX   PURPOSE
+endpoints   33   Array   4B    64B     2/1024        one row per pod interface
+";
+    assert_eq!(knictl(&agent, &["maps"]).await, ok(expected));
+    let wide = knictl(&agent, &["maps", "-o", "wide"]).await.out;
+    assert!(
+        wide.lines()
+            .nth(1)
+            .unwrap()
+            .ends_with("   /sys/fs/bpf/kni/v1/maps/endpoints")
+    );
+}
+
+#[tokio::test]
+async fn empty_lists_have_no_table() {
+    let agent = Agent::serve(Answers::default());
+    for noun in ["networks", "interfaces", "drops", "maps"] {
+        let expected = Ran {
+            code: 0,
+            out: String::new(),
+            err: format!("No {noun} found.\n"),
+        };
+        assert_eq!(knictl(&agent, &[noun]).await, expected);
+    }
+}

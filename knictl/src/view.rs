@@ -1,0 +1,189 @@
+//! What the JSON and YAML documents contain: the agent's messages under the same names, in camelCase.
+
+use kni_proto::runtime as proto;
+use serde::Serialize;
+
+/// Defines document types by the fields of the agent's messages. A field that a message gains does not compile here
+/// until it is listed. `lists` holds repeated messages.
+macro_rules! views {
+    ($($(#[$doc:meta])* $name:ident from $message:ident {
+        $($field:ident: $type:ty,)*
+    } lists { $($list:ident: $item:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug, Serialize)]
+        #[serde(rename_all = "camelCase")]
+        pub(crate) struct $name {
+            $(pub(crate) $field: $type,)*
+            $(pub(crate) $list: Vec<$item>,)*
+        }
+
+        impl From<proto::$message> for $name {
+            fn from(message: proto::$message) -> Self {
+                let proto::$message { $($field,)* $($list,)* } = message;
+                Self {
+                    $($field: $field.into(),)*
+                    $($list: $list.into_iter().map(Into::into).collect(),)*
+                }
+            }
+        }
+    )*};
+}
+
+views! {
+    /// Whether the agent works, and with what.
+    Status from GetStatusResponse {
+        version: String,
+        pid: u32,
+        uptime_seconds: u64,
+        ready: bool,
+        reasons: Vec<String>,
+        kernel_release: String,
+        hook: String,
+        layout_version: u32,
+        pin_path: String,
+        sockets: Vec<String>,
+        sandboxes: u32,
+        attachments: u32,
+        endpoints_capacity: u32,
+        warm_sandboxes: u32,
+        pending_removals: u32,
+    } lists {}
+
+    /// The node's networks.
+    Networks from ListNetworksResponse {} lists { networks: Network, refused: Refused, }
+
+    /// One network.
+    Network from NetworkStatus {
+        name: String,
+        id: u32,
+        default: bool,
+        ready: bool,
+        reason: String,
+        subnets: Vec<String>,
+        mtu: u32,
+        attachments: u32,
+        total_addresses: String,
+        used_addresses: String,
+        origin: String,
+    } lists {}
+
+    /// A manifest that was not taken.
+    Refused from RefusedManifest { file: String, line: u32, field: String, reason: String, } lists {}
+
+    /// The interfaces of pods.
+    Interfaces from ListInterfacesResponse {} lists { interfaces: Interface, }
+
+    /// One interface of one pod.
+    Interface from Interface {
+        pod_namespace: String,
+        pod_name: String,
+        pod_uid: String,
+        sandbox_id: String,
+        network: String,
+        network_id: u32,
+        endpoint_id: u32,
+        ifname: String,
+        ifindex: u32,
+        host_ifname: String,
+        host_ifindex: u32,
+        netns_path: String,
+        netns_inode: u64,
+        mac: String,
+        host_mac: String,
+        mtu: u32,
+        from_pod: Counter,
+        to_pod: Counter,
+        dropped: Counter,
+        healthy: bool,
+        problems: Vec<String>,
+        default_route: bool,
+        host_access: bool,
+    } lists { addresses: Address, programs: Program, }
+
+    /// One address of an interface.
+    Address from Address { family: String, ip: String, } lists {}
+
+    /// One program on an interface.
+    Program from Program { name: String, id: u32, hook: String, link_id: u32, } lists {}
+
+    /// Packets and their bytes.
+    Counter from Counter { packets: u64, bytes: u64, } lists {}
+
+    /// Counted drops.
+    Drops from ListDropsResponse {} lists { drops: DropCount, }
+
+    /// Drops of one interface, direction and reason.
+    DropCount from DropCount {
+        network: String,
+        pod_namespace: String,
+        pod_name: String,
+        ifname: String,
+        direction: String,
+        reason: String,
+        count: Counter,
+        explanation: String,
+    } lists {}
+
+    /// One drop.
+    DropEvent from DropEvent {
+        time_ns: u64,
+        network: String,
+        pod_namespace: String,
+        pod_name: String,
+        ifname: String,
+        direction: String,
+        reason: String,
+        source: String,
+        destination: String,
+        protocol: String,
+        source_port: u32,
+        destination_port: u32,
+        length: u32,
+        lost: u64,
+        ethertype: u32,
+        explanation: String,
+    } lists {}
+
+    /// The pinned maps.
+    Maps from ListMapsResponse {} lists { maps: Map, }
+
+    /// One pinned map.
+    Map from Map {
+        name: String,
+        id: u32,
+        kind: String,
+        key_size: u32,
+        value_size: u32,
+        max_entries: u32,
+        entries: u32,
+        pin: String,
+        purpose: String,
+    } lists {}
+}
+
+impl From<Option<proto::Counter>> for Counter {
+    /// Protobuf leaves out a counter that the agent did not set: nothing was counted.
+    fn from(counter: Option<proto::Counter>) -> Self {
+        counter.unwrap_or_default().into()
+    }
+}
+
+/// A drop with its time in the notation that people and log tools read.
+#[derive(Debug, Serialize)]
+pub(crate) struct TimedDropEvent {
+    /// RFC 3339, UTC.
+    pub(crate) time: String,
+    #[serde(flatten)]
+    pub(crate) event: DropEvent,
+}
+
+impl From<proto::DropEvent> for TimedDropEvent {
+    fn from(event: proto::DropEvent) -> Self {
+        // 2^64 nanoseconds end in the year 2554, which the calendar has.
+        let time = jiff::Timestamp::from_nanosecond(event.time_ns.into()).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
+        Self {
+            time: format!("{time:.6}"),
+            event: event.into(),
+        }
+    }
+}
