@@ -1,0 +1,183 @@
+//! Finds every path in a file's tokens, with `use` trees spread out and `super` counted from the crate's root.
+
+use super::tokens::{Kind, Token};
+
+/// A path as written, its `use` groups spread out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Its names from left to right; a glob is `*`.
+    pub(super) names: Vec<String>,
+    /// The line of its last name.
+    pub(super) line: usize,
+    /// How many inline `mod` blocks it stands in.
+    pub(super) inline_depth: usize,
+}
+
+/// All names that `::` follows, with what follows it, and all that `use` brings in.
+pub(super) fn find(tokens: &[Token]) -> Vec<Found> {
+    let mut scan = Scan {
+        tokens,
+        found: Vec::new(),
+        braces: Vec::new(),
+    };
+    let mut position = 0;
+    while position < tokens.len() {
+        position = scan.step(position);
+    }
+    scan.found
+}
+
+struct Scan<'a> {
+    tokens: &'a [Token],
+    found: Vec<Found>,
+    /// One entry per open brace: whether it opened an inline module.
+    braces: Vec<bool>,
+}
+
+impl Scan<'_> {
+    /// Handles what begins at `position`, and returns where to go on.
+    fn step(&mut self, position: usize) -> usize {
+        match self.kind(position) {
+            Some(Kind::Mark('{')) => self.braces.push(self.opens_module(position)),
+            Some(Kind::Mark('}')) => {
+                self.braces.pop();
+            }
+            Some(Kind::Word(word)) if word == "use" => return self.tree(position + 1, &[]),
+            Some(Kind::Word(_)) if self.kind(position + 1) == Some(&Kind::PathSep) => return self.tree(position, &[]),
+            _ => {}
+        }
+        position + 1
+    }
+
+    /// Reads one branch of a `use` tree, or a plain path, that follows `prefix`.
+    fn tree(&mut self, mut position: usize, prefix: &[String]) -> usize {
+        let mut names = prefix.to_vec();
+        let mut line = 0;
+        loop {
+            match self.kind(position) {
+                Some(Kind::Word(word)) => names.push(word.clone()),
+                Some(Kind::Mark('*')) => names.push("*".to_owned()),
+                Some(Kind::Mark('{')) => return self.group(position + 1, &names),
+                // A path from the outside, `::name`.
+                Some(Kind::PathSep) if names.len() == prefix.len() => {
+                    position += 1;
+                    continue;
+                }
+                // Generic arguments, `Vec::<T>`: what is inside has its own turn.
+                _ => break,
+            }
+            line = self.tokens.get(position).map_or(line, |token| token.line);
+            position += 1;
+            if self.kind(position) != Some(&Kind::PathSep) {
+                break;
+            }
+            position += 1;
+        }
+        if names.len() > prefix.len() {
+            let inline_depth = self.braces.iter().filter(|module| **module).count();
+            self.found.push(Found {
+                names,
+                line,
+                inline_depth,
+            });
+        }
+        position
+    }
+
+    /// Reads the branches of a group up to its closing brace.
+    fn group(&mut self, mut position: usize, prefix: &[String]) -> usize {
+        loop {
+            match self.kind(position) {
+                None => return position,
+                Some(Kind::Mark('}')) => return position + 1,
+                Some(Kind::Word(word)) if word == "as" => position += 2,
+                Some(Kind::Word(_) | Kind::PathSep | Kind::Mark('{' | '*')) => position = self.tree(position, prefix),
+                Some(Kind::Mark(_) | Kind::Literal) => position += 1,
+            }
+        }
+    }
+
+    /// Whether the brace at `position` follows `mod name`.
+    fn opens_module(&self, position: usize) -> bool {
+        let before = |distance: usize| position.checked_sub(distance).and_then(|at| self.kind(at));
+        matches!(before(1), Some(Kind::Word(_))) && matches!(before(2), Some(Kind::Word(word)) if word == "mod")
+    }
+
+    fn kind(&self, position: usize) -> Option<&Kind> {
+        self.tokens.get(position).map(|token| &token.kind)
+    }
+}
+
+impl Found {
+    /// The names counted from the crate's root, if the path starts at `crate`, `kni_agent`, `self` or `super` and gets
+    /// there; `file_depth` is how deep the file's own module lies (0 for lib.rs).
+    pub(super) fn root_relative(&self, file_depth: usize) -> Option<&[String]> {
+        let (first, rest) = self.names.split_first()?;
+        match first.as_str() {
+            "crate" | "kni_agent" => Some(rest),
+            "self" | "super" => {
+                let relative = if first == "self" { rest } else { &self.names };
+                let ups = relative.iter().take_while(|name| *name == "super").count();
+                // More than the depth does not compile.
+                if ups > 0 && ups == file_depth + self.inline_depth {
+                    relative.get(ups..)
+                } else {
+                    None
+                }
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tokens::cut, *};
+
+    fn names(text: &str) -> Vec<String> {
+        find(&cut(text).unwrap())
+            .into_iter()
+            .map(|found| found.names.join("::"))
+            .collect()
+    }
+
+    #[test]
+    fn use_trees_are_spread_out() {
+        assert_eq!(
+            names("use crate::{a, b::{self, c as d, E}, f::*}; use tokio;"),
+            [
+                "crate::a",
+                "crate::b::self",
+                "crate::b::c",
+                "crate::b::E",
+                "crate::f::*",
+                "tokio"
+            ]
+        );
+    }
+
+    #[test]
+    fn paths_in_code_types_and_macros_are_found() {
+        assert_eq!(
+            names("fn f(x: &crate::a::B) -> Vec<::c::D> { g::<crate::e::F>(); h!(\"{}\", crate::i::J); x.k }"),
+            ["crate::a::B", "c::D", "g", "crate::e::F", "crate::i::J"]
+        );
+    }
+
+    #[test]
+    fn super_reaches_the_root_only_at_the_right_depth() {
+        let found = find(&cut("use super::a::B; mod inner { use super::super::c::D; } use super::e::F;").unwrap());
+        let roots: Vec<_> = found
+            .iter()
+            .map(|found| found.root_relative(1).map(|names| names.join("::")))
+            .collect();
+        assert_eq!(roots, [Some("a::B".into()), Some("c::D".into()), Some("e::F".into())]);
+        assert!(found.iter().all(|found| found.root_relative(2).is_none()));
+    }
+
+    #[test]
+    fn a_line_is_that_of_the_name_itself() {
+        let found = find(&cut("use crate::{\n    a,\n    b::C,\n};").unwrap());
+        assert_eq!(found.iter().map(|found| found.line).collect::<Vec<_>>(), [2, 3]);
+    }
+}

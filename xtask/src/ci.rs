@@ -1,0 +1,26 @@
+//! `ci`: the checks of every change, the cheap ones first and `test` as the last.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use crate::{
+    arch,
+    command::run,
+    test::{self, Tally},
+    workspace::cargo,
+};
+
+/// Runs the command; stops at the first check that fails.
+pub(crate) fn command() -> ExitCode {
+    match checks() {
+        Ok(()) => test::command(&test::Args::default()),
+        Err(error) => test::conclude(Err(error), Tally::default()),
+    }
+}
+
+fn checks() -> Result<()> {
+    run(cargo().args(["fmt", "--all", "--check"])).context("the code is not formatted (`cargo fmt --all`)")?;
+    run(cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    arch::command()
+}

@@ -1,0 +1,76 @@
+//! Entry point of `cargo xtask`: one sub-command per module, and nothing else.
+
+#![forbid(unsafe_code)]
+#![expect(clippy::print_stdout, reason = "a command-line tool reports on its standard output")]
+
+mod arch;
+mod bench;
+mod build_ebpf;
+mod ci;
+mod command;
+mod demo;
+mod linker;
+mod packages;
+mod progress;
+mod setup;
+mod test;
+mod toolchain;
+mod vm;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Builds, tests and demonstrates KNI.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Check the layers of kni-agent
+    Arch,
+    /// Measure KNI beside other ways to connect pods
+    Bench(bench::Args),
+    /// Build the eBPF programs into target/ebpf/kni-ebpf.o
+    BuildEbpf(build_ebpf::Args),
+    /// Run all checks of a change: format, lints, layers, tests
+    Ci,
+    /// Show one node with two isolated networks
+    Demo(demo::Args),
+    /// Install what the other commands need (Debian packages, bpf-linker)
+    Setup(setup::Args),
+    /// Run all tests; needs root
+    Test(test::Args),
+    /// Run the checks of the dataplane on another kernel, in a virtual machine
+    Vmtest(vm::Args),
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().task {
+        Task::Arch => report(arch::command()),
+        Task::Bench(args) => report(bench::command(&args)),
+        Task::BuildEbpf(args) => report(build_ebpf::command(&args)),
+        Task::Ci => ci::command(),
+        Task::Demo(args) => report(demo::command(&args)),
+        Task::Setup(args) => report(setup::command(&args)),
+        Task::Test(args) => test::command(&args),
+        Task::Vmtest(args) => report(vm::command(&args)),
+    }
+}
+
+fn report(result: Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Standard output, as all else: a log that keeps only one of the two streams still ends with the reason.
+            println!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! `setup`: installs what the other commands need, and finishes at once where all of it is there.
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+use crate::{
+    linker,
+    packages::{self, Purpose},
+    progress::Progress,
+    toolchain,
+    workspace::target,
+};
+
+/// Steps that [`run`] takes.
+pub(crate) const STEPS: usize = 2;
+
+/// Arguments of `setup`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// What to prepare for
+    #[arg(long = "for", value_enum, default_value_t = Goal::All)]
+    goal: Goal,
+}
+
+/// What the machine is prepared for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Goal {
+    /// Building the eBPF programs and the agent
+    Build,
+    /// Building, and the demonstration
+    Demo,
+    /// Building, and the tests on this kernel
+    Test,
+    /// Building, and the tests on another kernel in a virtual machine
+    Vm,
+    /// Building, and the benchmarks
+    Bench,
+    /// Every command
+    All,
+}
+
+impl Goal {
+    fn purposes(self) -> Vec<Purpose> {
+        let mut purposes = match self {
+            Self::Build => Vec::new(),
+            Self::Demo => vec![Purpose::Demo],
+            Self::Test => vec![Purpose::Test],
+            Self::Vm => vec![Purpose::Vm],
+            Self::Bench => vec![Purpose::Bench],
+            Self::All => vec![Purpose::Demo, Purpose::Test, Purpose::Vm, Purpose::Bench],
+        };
+        if linker::is_missing() {
+            purposes.push(Purpose::Linker);
+        }
+        // Whoever has a compiler of their own needs no second one.
+        if toolchain::is_missing() {
+            purposes.push(Purpose::Compiler);
+        }
+        purposes
+    }
+}
+
+/// Runs the command.
+pub(crate) fn command(args: &Args) -> Result<()> {
+    run(args.goal, &mut Progress::new(STEPS))
+}
+
+/// Installs what `goal` needs, as [`STEPS`] steps of `progress`.
+pub(crate) fn run(goal: Goal, progress: &mut Progress) -> Result<()> {
+    let logs = target().join("setup");
+    progress.quiet("packages", || {
+        packages::install(&packages::missing(&goal.purposes()), &logs.join("packages.log"))?;
+        // An older system has packages of these names, but with another LLVM.
+        toolchain::find().map(drop)
+    })?;
+    progress.quiet("bpf-linker", || {
+        if linker::is_missing() {
+            linker::install(&logs.join("bpf-linker.log"))?;
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,239 @@
+//! `test`: prepares the machine, runs every test of the workspace and the virtual machine, and adds up the results.
+
+mod tally;
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    process::{Command, ExitCode, Stdio},
+    thread,
+};
+
+use anyhow::{Context, Result, bail};
+use tally::Reader;
+pub(crate) use tally::Tally;
+
+use crate::{
+    build_ebpf,
+    progress::Progress,
+    setup::{self, Goal},
+    vm,
+    workspace::{cargo, ebpf_object, is_root},
+};
+
+/// Arguments of `test`.
+#[derive(Default, clap::Args)]
+pub(crate) struct Args {
+    /// Stop at a tier: 0 needs no privilege, 1 adds network namespaces, 2 adds loaded programs and the tests of a
+    /// whole node, 3 adds the other kernel [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=3))]
+    tier: Option<u8>,
+}
+
+/// What a tier runs.
+struct Plan {
+    /// The value of `KNI_REQUIRE`: privileges whose lack is a failure.
+    require: &'static str,
+    /// With the eBPF object and the package of the integration tests.
+    programs: bool,
+    /// With the virtual machine.
+    vm: bool,
+}
+
+impl Plan {
+    fn new(tier: Option<u8>) -> Self {
+        let (require, programs, vm) = match tier {
+            Some(0) => ("", false, false),
+            Some(1) => ("root,netns", false, false),
+            Some(2) => ("root,netns,bpf", true, false),
+            _ => ("root,netns,bpf", true, true),
+        };
+        Self { require, programs, vm }
+    }
+
+    fn steps(&self) -> usize {
+        let before = if self.programs { setup::STEPS + 1 } else { 0 };
+        let after = if self.vm { vm::STEPS } else { 0 };
+        before + 1 + after
+    }
+}
+
+/// Runs the command; the last line it prints is the sum.
+pub(crate) fn command(args: &Args) -> ExitCode {
+    let mut tally = Tally::default();
+    let result = run(&Plan::new(args.tier), &mut tally);
+    conclude(result, tally)
+}
+
+/// Prints the reason of a failure, if any, and the sum as the last line.
+pub(crate) fn conclude(result: Result<()>, mut tally: Tally) -> ExitCode {
+    let code = match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("error: {error:#}");
+            // What failed outside of any test, such as a compiler, is not to look like a clean sheet.
+            tally.failed = tally.failed.max(1);
+            ExitCode::FAILURE
+        }
+    };
+    println!("{tally}");
+    code
+}
+
+fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
+    if !plan.require.is_empty() && !is_root() {
+        bail!(
+            "the tests make network namespaces and load eBPF programs, which needs root; \
+             `cargo xtask test --tier 0` runs those that need no privilege"
+        );
+    }
+    let mut progress = Progress::new(plan.steps());
+    if plan.programs {
+        setup::run(if plan.vm { Goal::All } else { Goal::Test }, &mut progress)?;
+        progress.loud("eBPF programs", || build_ebpf::build(false))?;
+    }
+    let tests = progress.loud("tests", || {
+        let content = cargo_test(plan, tally)?;
+        judge(plan, *tally, content)
+    });
+    // The machine runs in any case: its result may explain the others.
+    let machine = if plan.vm {
+        let result = vm::run(None, &mut progress);
+        tally.count(result.is_ok());
+        result
+    } else {
+        Ok(())
+    };
+    tests.and(machine)
+}
+
+/// Decides whether the tests are a success, given what they printed and whether cargo was content.
+fn judge(plan: &Plan, tally: Tally, content: bool) -> Result<()> {
+    if tally.failed > 0 {
+        bail!("{} tests failed", tally.failed);
+    }
+    if !content {
+        bail!("`cargo test` failed outside of any test");
+    }
+    if tally.passed == 0 {
+        bail!("no test ran");
+    }
+    if plan.programs && tally.said_skip > 0 {
+        bail!(
+            "{} tests were skipped, though this run requires {}",
+            tally.said_skip,
+            plan.require
+        );
+    }
+    Ok(())
+}
+
+/// Runs the tests of the workspace into `tally`; false when cargo was not content.
+fn cargo_test(plan: &Plan, tally: &mut Tally) -> Result<bool> {
+    let mut command = cargo();
+    command.args(["test", "--workspace", "--no-fail-fast"]);
+    if plan.programs {
+        command.env("KNI_EBPF_OBJECT", ebpf_object());
+    } else {
+        command.args(["--exclude", "kni-integration"]);
+    }
+    command.env("KNI_REQUIRE", plan.require);
+    // Without it a test that passed could not tell us that it skipped.
+    command.args(["--", "--show-output"]);
+    stream(&mut command, tally, &|line| println!("{line}"))
+}
+
+/// Runs `command`, hands each line worth showing to `show` as it comes, and adds up the results.
+fn stream(command: &mut Command, tally: &mut Tally, show: &(dyn Fn(&str) + Sync)) -> Result<bool> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot run cargo test")?;
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let sums = thread::scope(|scope| {
+        let errors = scope.spawn(|| read(stderr, show));
+        let lines = read(stdout, show);
+        errors.join().map(|errors| [lines, errors])
+    });
+    // Joining fails only when the thread panicked; its message is on the terminal already.
+    let Ok(sums) = sums else {
+        bail!("the output of the tests could not be read")
+    };
+    for sum in sums {
+        tally.passed += sum.passed;
+        tally.failed += sum.failed;
+        tally.skipped += sum.skipped;
+        tally.said_skip += sum.said_skip;
+    }
+    Ok(child.wait().context("cannot wait for cargo test")?.success())
+}
+
+fn read(stream: Option<impl Read>, show: &dyn Fn(&str)) -> Tally {
+    let mut reader = Reader::default();
+    let Some(stream) = stream else { return reader.tally() };
+    let mut stream = BufReader::new(stream);
+    let mut bytes = Vec::new();
+    // Bytes, not text: a test may print anything, and that must not end the reading.
+    while stream.read_until(b'\n', &mut bytes).is_ok_and(|length| length > 0) {
+        let text = String::from_utf8_lossy(&bytes);
+        let line = text.trim_end_matches(['\n', '\r']);
+        if reader.line(line) {
+            show(line);
+        }
+        drop(text);
+        bytes.clear();
+    }
+    reader.tally()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    fn judged(tally: Tally, content: bool) -> Result<()> {
+        judge(&Plan::new(None), tally, content)
+    }
+
+    #[test]
+    fn only_tests_that_ran_and_held_are_a_success() {
+        let good = Tally {
+            passed: 3,
+            ..Tally::default()
+        };
+        assert!(judged(good, true).is_ok());
+        assert!(judged(good, false).is_err(), "cargo itself failed");
+        assert!(judged(Tally::default(), true).is_err(), "nothing ran");
+        assert!(judged(Tally { failed: 1, ..good }, true).is_err());
+        assert!(
+            judged(
+                Tally {
+                    skipped: 1,
+                    said_skip: 1,
+                    ..good
+                },
+                true
+            )
+            .is_err()
+        );
+        assert!(
+            judged(Tally { skipped: 1, ..good }, true).is_ok(),
+            "an ignored test was meant to be"
+        );
+    }
+
+    #[test]
+    fn the_lines_of_both_streams_count() {
+        let mut tally = Tally::default();
+        let script = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored'; echo 'SKIP x: no root' >&2; exit 3";
+        let shown = Mutex::new(Vec::new());
+        // Not printed: a line of this test that begins with SKIP would itself be counted.
+        let show = |line: &str| shown.lock().unwrap().push(line.to_owned());
+        let held = stream(Command::new("sh").args(["-c", script]), &mut tally, &show).unwrap();
+        assert!(!held);
+        assert_eq!(shown.lock().unwrap().len(), 2);
+        assert_eq!((tally.passed, tally.said_skip), (2, 1));
+    }
+}

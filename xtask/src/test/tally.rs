@@ -1,0 +1,174 @@
+//! Adds up what the test programs print, and decides which of their lines are worth showing.
+
+use std::fmt;
+
+/// Sums over all test programs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Tests that ran and held.
+    pub(crate) passed: usize,
+    /// Tests that did not hold.
+    pub(crate) failed: usize,
+    /// Tests that are ignored, or said that they skip.
+    pub(crate) skipped: usize,
+    /// Those of the skipped that said so with a line `SKIP `.
+    pub(crate) said_skip: usize,
+}
+
+impl Tally {
+    /// The same with one test more.
+    pub(crate) fn count(&mut self, passed: bool) {
+        if passed {
+            self.passed += 1;
+        } else {
+            self.failed += 1;
+        }
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} passed, {} failed, {} skipped",
+            self.passed, self.failed, self.skipped
+        )
+    }
+}
+
+/// Reads one stream of test output line by line, as `cargo test -- --show-output` writes it.
+#[derive(Debug, Default)]
+pub(crate) struct Reader {
+    tally: Tally,
+    /// Inside the output of tests that passed.
+    in_successes: bool,
+    /// The test whose output is being shown has said that it skips.
+    test_said_skip: bool,
+}
+
+impl Reader {
+    /// Takes the next line; true when it should be shown.
+    ///
+    /// The output of a test that passed is not shown, except for its line `SKIP `.
+    pub(crate) fn line(&mut self, line: &str) -> bool {
+        if let Some(result) = line.strip_prefix("test result: ") {
+            self.in_successes = false;
+            self.add(result);
+            return true;
+        }
+        if line.starts_with("SKIP ") {
+            self.skip();
+            return true;
+        }
+        match line {
+            "successes:" => self.in_successes = true,
+            "failures:" => self.in_successes = false,
+            _ if line.starts_with("---- ") => self.test_said_skip = false,
+            _ => {}
+        }
+        !self.in_successes
+    }
+
+    /// What was added up so far.
+    pub(crate) fn tally(&self) -> Tally {
+        // A test that skips returns normally, so that its program counted it as passed.
+        Tally {
+            passed: self.tally.passed.saturating_sub(self.tally.said_skip),
+            ..self.tally
+        }
+    }
+
+    fn skip(&mut self) {
+        // Several reasons of one test are one skipped test.
+        if !(self.in_successes && self.test_said_skip) {
+            self.tally.said_skip += 1;
+            self.tally.skipped += 1;
+        }
+        self.test_said_skip = true;
+    }
+
+    fn add(&mut self, result: &str) {
+        self.tally.passed += number_before(result, "passed");
+        self.tally.failed += number_before(result, "failed");
+        self.tally.skipped += number_before(result, "ignored");
+    }
+}
+
+/// The number in front of `word` in `ok. 3 passed; 1 failed; 0 ignored; ...`.
+fn number_before(result: &str, word: &str) -> usize {
+    let mut previous = "";
+    for part in result.split([' ', ';']).filter(|part| !part.is_empty()) {
+        if part == word {
+            return previous.parse().unwrap_or(0);
+        }
+        previous = part;
+    }
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> (Tally, Vec<&str>) {
+        let mut reader = Reader::default();
+        let shown = text.lines().filter(|line| reader.line(line)).collect();
+        (reader.tally(), shown)
+    }
+
+    #[test]
+    fn results_of_several_programs_add_up() {
+        let (tally, shown) = read(
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.07s\n\
+             test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s",
+        );
+        assert_eq!(
+            tally,
+            Tally {
+                passed: 14,
+                failed: 3,
+                skipped: 1,
+                said_skip: 0
+            }
+        );
+        assert_eq!(tally.to_string(), "14 passed, 3 failed, 1 skipped");
+        assert_eq!(shown.len(), 2);
+    }
+
+    #[test]
+    fn a_test_that_says_skip_did_not_pass() {
+        let (tally, shown) = read(
+            "test a ... ok\n\nsuccesses:\n\n---- a stdout ----\nchatter\nSKIP a: needs root\nSKIP a: needs bpf\n\n\
+             ---- b stdout ----\nSKIP b: needs root\n\nsuccesses:\n    a\n    b\n    c\n\n\
+             test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+        );
+        assert_eq!(
+            tally,
+            Tally {
+                passed: 1,
+                failed: 0,
+                skipped: 2,
+                said_skip: 2
+            }
+        );
+        assert!(
+            !shown.contains(&"chatter") && shown.contains(&"SKIP b: needs root"),
+            "{shown:?}"
+        );
+    }
+
+    #[test]
+    fn the_output_of_failed_tests_is_shown() {
+        let (_, shown) = read(
+            "successes:\n\n---- a stdout ----\nquiet\n\nsuccesses:\n    a\n\nfailures:\n\n---- b stdout ----\nloud\n\n\
+             failures:\n    b\n\ntest result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured",
+        );
+        assert!(shown.contains(&"loud") && !shown.contains(&"quiet"), "{shown:?}");
+    }
+
+    #[test]
+    fn words_of_a_test_itself_count_nothing() {
+        let (tally, _) = read("5 passed\nresult: 7 failed\ntest result ok\nnot a SKIP line");
+        assert_eq!(tally, Tally::default());
+    }
+}

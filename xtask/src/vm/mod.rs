@@ -1,0 +1,136 @@
+//! `vmtest`: boots an older kernel in a virtual machine and runs `kni-vmtest` on it.
+
+mod boot;
+mod cpio;
+mod initrd;
+mod kernel;
+mod libraries;
+mod modules;
+
+use std::{fs, path::PathBuf, time::Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    build_ebpf, command,
+    packages::{self, Purpose},
+    progress::Progress,
+    setup::{self, Goal},
+    workspace::{cargo, ebpf_object, target},
+};
+
+/// What the program prints when all of its checks held.
+const PASS: &str = "KNI-VM: PASS";
+/// The kernel modules that the test needs, without those that they depend on.
+const MODULES: &[&str] = &["veth", "vxlan", "sch_ingress", "cls_bpf"];
+
+/// What the first process prints after a program that was content.
+const CLEAN_EXIT: &str = "the test program ended with exit code 0";
+/// Steps that [`run`] takes.
+pub(crate) const STEPS: usize = 3;
+
+/// Arguments of `vmtest`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Run this program in the machine instead of kni-vmtest
+    #[arg(long, value_name = "PATH")]
+    program: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub(crate) fn command(args: &Args) -> Result<()> {
+    let mut progress = Progress::new(setup::STEPS + 1 + STEPS);
+    setup::run(Goal::Vm, &mut progress)?;
+    progress.loud("eBPF programs", || build_ebpf::build(false))?;
+    run(args.program.clone(), &mut progress)
+}
+
+/// Boots the machine with `program`, by default kni-vmtest, as [`STEPS`] steps of `progress`; the eBPF object must have
+/// been built.
+///
+/// Ok only when the program said that it passed; otherwise the whole serial log has been printed.
+pub(crate) fn run(program: Option<PathBuf>, progress: &mut Progress) -> Result<()> {
+    let missing = packages::missing(&[Purpose::Vm]);
+    if !missing.is_empty() {
+        bail!(
+            "`cargo xtask setup` has not installed these yet:\n{}",
+            packages::listing(&missing)
+        );
+    }
+    let folder = target().join("vm");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let kernel = progress.quiet("kernel", || kernel::fetch(&folder))?;
+    let program = progress.loud("test program", || program.map_or_else(build_program, Ok))?;
+    progress.loud("virtual machine", || {
+        let image = folder.join("initrd");
+        let content = initrd::Content {
+            kernel: &kernel,
+            modules: MODULES,
+            program: &program,
+            object: &ebpf_object(),
+        };
+        initrd::write(&content, &image)?;
+        let start = Instant::now();
+        let log = folder.join("serial.log");
+        let ended = boot::boot(&kernel.image, &image, &log);
+        let console = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
+        let console = String::from_utf8_lossy(&console);
+        let result = ended.and_then(|()| judge(&console));
+        if result.is_ok() {
+            println!(
+                "{PASS} after {:.1} s (serial log: {})",
+                start.elapsed().as_secs_f64(),
+                log.display()
+            );
+        } else {
+            println!(
+                "---- serial log ----\n{}\n---- end of the serial log ----",
+                console.trim_end()
+            );
+        }
+        result
+    })
+}
+
+/// Whether the console of a machine that powered off tells of a success.
+fn judge(console: &str) -> Result<()> {
+    let mut lines = console.lines().map(str::trim);
+    match lines.clone().find(|line| line.starts_with("KNI-VM: ")) {
+        Some(PASS) if lines.any(|line| line == CLEAN_EXIT) => Ok(()),
+        Some(PASS) => bail!("the test program said `{PASS}`, but then did not end with exit code 0"),
+        Some(line) => bail!("the machine said `{line}`"),
+        None => bail!("the machine ended without `{PASS}`"),
+    }
+}
+
+/// Builds kni-vmtest as the tests of the workspace do, so that neither has to build the other's crates again.
+fn build_program() -> Result<PathBuf> {
+    let mut build = cargo();
+    build.args(["build", "--workspace", "--bin", "kni-vmtest"]);
+    command::run(build.env("KNI_EBPF_OBJECT", ebpf_object()))?;
+    Ok(target().join("debug/kni-vmtest"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_pass_with_a_clean_exit_is_a_success() {
+        let pass = format!("[    1.0] Run /init\r\n{PASS}\r\n{CLEAN_EXIT}\r\n");
+        assert!(judge(&pass).is_ok());
+        assert!(judge(&format!("{PASS}\r\nthe test program ended with exit code 1\r\n")).is_err());
+        assert!(
+            judge(&format!("KNI-VM: FAIL no map\r\n{pass}")).is_err(),
+            "the first word counts"
+        );
+        assert!(judge(&format!("{CLEAN_EXIT}\r\n")).is_err());
+        assert!(judge("KNI-VM: PASSED not\n").is_err());
+    }
+
+    #[test]
+    fn the_first_process_writes_the_line_that_is_looked_for() {
+        let script = include_str!("init.sh");
+        assert!(script.contains(&format!("\"{}$code\"", CLEAN_EXIT.trim_end_matches('0'))));
+    }
+}

@@ -1,0 +1,61 @@
+//! Where things are: the repository, its target folder, and the cargo that runs this command.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// The root of the repository.
+pub(crate) fn root() -> &'static Path {
+    // The manifest is xtask/Cargo.toml, so its folder always has a parent.
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/"))
+}
+
+/// The folder of everything built, absolute.
+pub(crate) fn target() -> PathBuf {
+    match env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => root().join(dir),
+        None => root().join("target"),
+    }
+}
+
+/// The finished eBPF object.
+pub(crate) fn ebpf_object() -> PathBuf {
+    target().join("ebpf/kni-ebpf.o")
+}
+
+/// The program `name` of the release build.
+pub(crate) fn release_program(name: &str) -> PathBuf {
+    target().join("release").join(name)
+}
+
+/// The cargo that runs this command, or the one on the path.
+pub(crate) fn cargo_path() -> PathBuf {
+    env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
+}
+
+/// A cargo command at the root of the repository.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(cargo_path());
+    command.current_dir(root());
+    forget_own_build(&mut command);
+    command
+}
+
+/// Removes what `cargo run` set for this process, so that a nested cargo neither rebuilds nor links because of it.
+pub(crate) fn forget_own_build(command: &mut Command) {
+    for (name, _) in env::vars_os() {
+        let Some(text) = name.to_str() else { continue };
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") || text == "LD_LIBRARY_PATH" {
+            command.env_remove(name);
+        }
+    }
+}
+
+/// Whether this process may do what root may.
+pub(crate) fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    // /proc/self belongs to the effective user of the process.
+    std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+}
