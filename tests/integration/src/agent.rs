@@ -1,0 +1,284 @@
+//! Runs the real agent binary in given namespaces, and keeps its log for the case that a test fails.
+
+use std::{
+    env,
+    io::{BufRead as _, BufReader, Read},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::{Arc, Condvar, Mutex, OnceLock},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::{manifest::Manifest, namespaces::Namespaces, spawn::spawn_tied};
+
+/// Where the agent listens by default.
+pub const SOCKET: &str = "/run/kni/kni.sock";
+/// Where the KNI kubelet looks.
+pub const KUBELET_SOCKET: &str = "/tmp/kni.sock";
+/// The manifests folder, inside the node.
+pub const MANIFESTS: &str = "/run/kni-manifests";
+
+const READY: &str = "kni-agent: serving on";
+const READY_TIMEOUT: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How to run the agent.
+#[derive(Debug, Clone)]
+pub struct AgentOptions {
+    /// Written to [`MANIFESTS`] before each start.
+    pub manifests: Vec<Manifest>,
+    /// More arguments, for example `["--warm-sandboxes", "0"]`.
+    pub args: Vec<String>,
+    /// More environment.
+    pub env: Vec<(String, String)>,
+    /// The binary instead of [`agent_binary`].
+    pub binary: Option<PathBuf>,
+}
+
+impl Default for AgentOptions {
+    /// [`Manifest::overlapping`], nothing else.
+    fn default() -> Self {
+        Self {
+            manifests: Manifest::overlapping(),
+            args: Vec::new(),
+            env: Vec::new(),
+            binary: None,
+        }
+    }
+}
+
+/// A running agent. Dropping it kills the process; what the agent made in the node stays, as after a crash.
+#[derive(Debug)]
+pub struct Agent {
+    ns: Namespaces,
+    options: AgentOptions,
+    program: PathBuf,
+    child: Child,
+    log: Log,
+}
+
+impl Agent {
+    /// Starts the agent inside `ns` and waits until it serves.
+    pub fn start(ns: &Namespaces, options: AgentOptions) -> Result<Self> {
+        let agent = Self::start_unready(ns, options)?;
+        agent.wait_ready(READY_TIMEOUT)?;
+        Ok(agent)
+    }
+
+    /// Starts the agent inside `ns`; it may not serve yet, or never.
+    pub fn start_unready(ns: &Namespaces, options: AgentOptions) -> Result<Self> {
+        let binary = options.binary.clone().map_or_else(agent_binary, Ok)?;
+        let program = ns.install(&binary)?;
+        let log = Log::default();
+        let child = spawn(ns, &options, &program, &log)?;
+        Ok(Self {
+            ns: ns.clone(),
+            options,
+            program,
+            child,
+            log,
+        })
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for the line with which the agent says that it serves, since its latest start.
+    pub fn wait_ready(&self, timeout: Duration) -> Result<()> {
+        let ready = self.log.wait_for(READY, timeout);
+        ensure!(
+            ready,
+            "the agent does not serve after {timeout:?}; its log:\n{}",
+            self.log()
+        );
+        Ok(())
+    }
+
+    /// What the agent wrote on stdout and stderr since the first start.
+    pub fn log(&self) -> String {
+        self.log.text()
+    }
+
+    /// Waits until a line of the log contains `text`.
+    pub fn wait_for_log(&self, text: &str, timeout: Duration) -> bool {
+        self.log.wait_for(text, timeout)
+    }
+
+    /// Kills the agent as a crash would. It is gone when this returns.
+    pub fn kill9(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Asks the agent to stop and waits for its end.
+    pub fn terminate(&mut self) -> Result<ExitStatus> {
+        kill(self.nix_pid()?, Signal::SIGTERM).context("SIGTERM to the agent")?;
+        self.wait_exit(STOP_TIMEOUT)
+    }
+
+    /// Waits for the agent to end by itself.
+    pub fn wait_exit(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + timeout;
+        while Instant::now() < deadline {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        bail!("the agent still runs after {timeout:?}; its log:\n{}", self.log())
+    }
+
+    /// Starts the agent again after [`Self::kill9`] or [`Self::terminate`], and waits until it serves.
+    pub fn restart(&mut self) -> Result<()> {
+        ensure!(self.child.try_wait()?.is_some(), "the agent still runs");
+        self.log.forget_ready();
+        self.child = spawn(&self.ns, &self.options, &self.program, &self.log)?;
+        self.wait_ready(READY_TIMEOUT)
+    }
+
+    /// Runs `kni-agent cleanup` to its end; the agent must not run.
+    pub fn cleanup(&self) -> Result<Output> {
+        cleanup(&self.ns, &self.program)
+    }
+
+    fn nix_pid(&self) -> Result<Pid> {
+        Ok(Pid::from_raw(i32::try_from(self.child.id())?))
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // An agent that ended already refuses the signal; there is nothing left to stop then.
+        drop(self.child.kill());
+        drop(self.child.wait());
+        if thread::panicking() {
+            eprintln!("--- log of the agent in {} ---\n{}\n---", self.ns.name(), self.log());
+        }
+    }
+}
+
+/// Runs `kni-agent cleanup` inside `ns`.
+pub fn cleanup(ns: &Namespaces, program: &Path) -> Result<Output> {
+    ns.command(program)
+        .arg("cleanup")
+        .output()
+        .with_context(|| format!("{} cleanup", program.display()))
+}
+
+/// The agent to test: `KNI_AGENT_BIN`, else the one beside the running test, built by cargo once per process.
+pub fn agent_binary() -> Result<PathBuf> {
+    built("kni-agent", "KNI_AGENT_BIN")
+}
+
+/// knictl: `KNI_KNICTL_BIN`, else the one beside the running test, built by cargo once per process.
+pub fn knictl_binary() -> Result<PathBuf> {
+    built("knictl", "KNI_KNICTL_BIN")
+}
+
+fn built(package: &'static str, variable: &str) -> Result<PathBuf> {
+    static BUILT: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+    if let Some(path) = env::var_os(variable) {
+        return Ok(path.into());
+    }
+    let path = profile_folder()?.join(package);
+    // Also when the file is there: cargo alone knows whether it is of this source.
+    let mut built = BUILT.lock().map_err(|e| anyhow::anyhow!(e.to_string()))?;
+    if !built.contains(&package) {
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["build", "--quiet", "--package", package]);
+        if path.parent().is_some_and(|folder| folder.ends_with("release")) {
+            cargo.arg("--release");
+        }
+        cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+        ensure!(cargo.status()?.success(), "cargo build of {package} failed");
+        built.push(package);
+    }
+    ensure!(path.exists(), "no {}", path.display());
+    Ok(path)
+}
+
+/// `target/<profile>` of the running executable, which lies there or in its `deps`.
+fn profile_folder() -> Result<PathBuf> {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(folder) = FOLDER.get() {
+        return Ok(folder.clone());
+    }
+    let exe = env::current_exe()?;
+    let folder = exe.parent().context("executable has no folder")?;
+    let folder = if folder.ends_with("deps") {
+        folder.parent().context("no profile folder")?
+    } else {
+        folder
+    };
+    Ok(FOLDER.get_or_init(|| folder.to_owned()).clone())
+}
+
+fn spawn(ns: &Namespaces, options: &AgentOptions, program: &Path, log: &Log) -> Result<Child> {
+    Manifest::write_all(&options.manifests, ns, Path::new(MANIFESTS))?;
+    let mut command = ns.command(program);
+    command
+        .args(["--standalone", "--manifests", MANIFESTS])
+        .args(&options.args);
+    command.envs(options.env.iter().map(|(name, value)| (name, value)));
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = spawn_tied(command).with_context(|| format!("start {}", program.display()))?;
+    log.collect(child.stdout.take().context("no stdout")?);
+    log.collect(child.stderr.take().context("no stderr")?);
+    Ok(child)
+}
+
+/// Lines as they come, from both streams.
+#[derive(Debug, Clone, Default)]
+struct Log(Arc<(Mutex<Lines>, Condvar)>);
+
+#[derive(Debug, Default)]
+struct Lines {
+    all: Vec<String>,
+    /// Lines before this one belong to earlier processes.
+    current: usize,
+}
+
+impl Log {
+    fn collect(&self, stream: impl Read + Send + 'static) {
+        let log = self.clone();
+        thread::spawn(move || {
+            for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                log.0.0.lock().expect("no writer panics").all.push(line);
+                log.0.1.notify_all();
+            }
+        });
+    }
+
+    fn wait_for(&self, text: &str, timeout: Duration) -> bool {
+        let lines = self.0.0.lock().expect("no writer panics");
+        let missing = |lines: &mut Lines| !lines.all.iter().skip(lines.current).any(|line| line.contains(text));
+        let (_lines, result) = self
+            .0
+            .1
+            .wait_timeout_while(lines, timeout, missing)
+            .expect("no writer panics");
+        !result.timed_out()
+    }
+
+    fn forget_ready(&self) {
+        let mut lines = self.0.0.lock().expect("no writer panics");
+        lines.current = lines.all.len();
+    }
+
+    fn text(&self) -> String {
+        self.0.0.lock().expect("no writer panics").all.join("\n")
+    }
+}

@@ -1,0 +1,96 @@
+//! Shows the agent at work on this machine: isolated networks with equal addresses, and nothing left afterwards.
+
+mod progress;
+mod show;
+mod spoof;
+mod stage;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::{Result, bail, ensure};
+use clap::Parser;
+use nix::unistd::geteuid;
+use tokio::{
+    runtime::Runtime,
+    signal::unix::{SignalKind, signal},
+};
+
+use crate::stage::Stage;
+
+/// What to run, and what to leave.
+#[derive(Debug, Parser)]
+#[command(name = "kni-demo", about)]
+struct Args {
+    /// The kni-agent binary.
+    #[arg(long)]
+    agent: PathBuf,
+    /// The knictl binary.
+    #[arg(long)]
+    knictl: PathBuf,
+    /// Leave the agent and the pods running, and print what to try.
+    #[arg(long)]
+    keep: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nkni-demo: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    ensure!(
+        geteuid().is_root(),
+        "must run as root: it makes namespaces and loads eBPF programs"
+    );
+    let runtime = Runtime::new()?;
+    // Before anything is changed: from here on an interrupt ends the show, and what was made is removed.
+    let mut interrupted = runtime.block_on(async { signals() })?;
+    let mut stage = Stage::prepare(&args.agent, &args.knictl)?;
+    let shown = stage.start_agent().and_then(|()| {
+        runtime.block_on(async {
+            tokio::select! {
+                shown = show::show(&stage, args.keep) => shown,
+                () = interrupted.wait() => bail!("interrupted"),
+            }
+        })
+    });
+    match shown {
+        Ok(pods) if args.keep => {
+            stage.leave(&pods);
+            return Ok(());
+        }
+        Ok(_) => {}
+        Err(ref error) => {
+            progress::part("FAILED");
+            progress::tell(format!("{error:#}"));
+            stage.print_log();
+        }
+    }
+    // Both count: what was shown, and whether it went away.
+    let removed = stage.remove();
+    shown.and(removed)
+}
+
+struct Signals([tokio::signal::unix::Signal; 2]);
+
+fn signals() -> Result<Signals> {
+    Ok(Signals([
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::terminate())?,
+    ]))
+}
+
+impl Signals {
+    async fn wait(&mut self) {
+        let [interrupt, terminate] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The demo itself: pods, who reaches whom, what is dropped.
+
+use std::{net::IpAddr, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use kni_integration::{
+    Kubelet, Pod,
+    agent::SOCKET,
+    traffic::{Matrix, Probe, Servers},
+};
+
+use crate::{
+    progress::{part, tell},
+    spoof,
+    stage::Stage,
+};
+
+const NAMESPACE: &str = "demo";
+pub(crate) const PORT: u16 = 8080;
+const PATIENCE: Duration = Duration::from_millis(700);
+
+/// Name, network, fixed addresses. The addresses of the first two pods of each network are equal; red alone has a
+/// third, with an address that nobody has in blue.
+const PODS: [(&str, &str, [&str; 2]); 5] = [
+    ("blue-1", "blue", ["10.10.0.11", "fd10::11"]),
+    ("blue-2", "blue", ["10.10.0.12", "fd10::12"]),
+    ("red-1", "red", ["10.10.0.11", "fd10::11"]),
+    ("red-2", "red", ["10.10.0.12", "fd10::12"]),
+    ("red-3", "red", ["10.10.0.13", "fd10::13"]),
+];
+
+/// Runs all parts; the pods that are left, all of them where `keep` says so.
+pub(crate) async fn show(stage: &Stage, keep: bool) -> Result<Vec<Pod>> {
+    let kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
+    let pods = create(&kubelet).await?;
+    part("What an operator sees");
+    stage.knictl(&["interfaces", "-o", "wide"])?;
+    let servers: Vec<_> = pods
+        .iter()
+        .map(|pod| Servers::start(&pod.inside, &pod.name, PORT))
+        .collect::<Result<_>>()?;
+    let servers: Vec<_> = servers.iter().collect();
+    connectivity(&pods, &servers)?;
+    spoof::show(stage, &kubelet, &pods[0], &servers).await?;
+    if keep {
+        return Ok(pods);
+    }
+    take_away(&kubelet, pods).await?;
+    Ok(Vec::new())
+}
+
+async fn create(kubelet: &Kubelet) -> Result<Vec<Pod>> {
+    part("Creating pods through KNI, as the kubelet does");
+    let mut pods = Vec::new();
+    for (name, network, addresses) in PODS {
+        let ips = addresses.join(",");
+        let annotations = [("kni.dev/network", network), ("kni.dev/ips", ips.as_str())];
+        let pod = kubelet
+            .run_pod(NAMESPACE, name, &annotations)
+            .await
+            .with_context(|| format!("pod {name}"))?;
+        let expected: Vec<IpAddr> = addresses.iter().map(|ip| ip.parse()).collect::<Result<_, _>>()?;
+        ensure!(
+            pod.ips() == expected,
+            "pod {name} got {:?} instead of {expected:?}",
+            pod.ips()
+        );
+        tell(format!(
+            "{name:7} network {network:5} {:27} {}",
+            ips,
+            pod.netns.display()
+        ));
+        pods.push(pod);
+    }
+    Ok(pods)
+}
+
+fn connectivity(pods: &[Pod], servers: &[&Servers]) -> Result<()> {
+    part("Who answers whom (each server answers with its pod's name; an echo counts for the pod that saw it)");
+    let find = |name: &str| pods.iter().find(|pod| pod.name == name).context("a pod is missing");
+    let mut probes = Vec::new();
+    for (from, network, own) in PODS {
+        for (to, of, addresses) in PODS {
+            // Where the address exists in the own network, its own pod is to answer; where it does not, nobody.
+            let twin = PODS.iter().any(|(_, n, a)| *n == network && *a == addresses);
+            let expected = if of == network { Some(to) } else { None };
+            if from == to || addresses == own || (expected.is_none() && twin) {
+                continue;
+            }
+            for address in addresses {
+                probes.push(Probe {
+                    from: &find(from)?.inside,
+                    to: address.parse()?,
+                    expected,
+                });
+            }
+        }
+    }
+    ensure!(
+        probes.iter().any(|probe| probe.expected.is_none()),
+        "nothing is to be silent: the matrix proves nothing"
+    );
+    let matrix = Matrix::run(&probes, servers, PORT, PATIENCE);
+    tell(&matrix);
+    let failures = matrix.failures().len();
+    ensure!(
+        failures == 0,
+        "{failures} of {} answers are not as expected",
+        matrix.rows.len()
+    );
+    tell(format!("all {} answers are as expected", matrix.rows.len()));
+    Ok(())
+}
+
+async fn take_away(kubelet: &Kubelet, pods: Vec<Pod>) -> Result<()> {
+    part("Detaching and deleting the pods, as the kubelet does");
+    for pod in pods {
+        let (id, name) = (pod.id.clone(), pod.name.clone());
+        kubelet.kill_pod(pod).await.with_context(|| format!("pod {name}"))?;
+        let left = kubelet.query(&id).await.with_context(|| format!("query of {name}"))?;
+        ensure!(left.ipconfigs.is_empty(), "pod {name} still has {:?}", left.ipconfigs);
+        tell(format!("{name} is gone"));
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! Writes the `PodNetwork` manifests that a standalone agent reads.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result};
+
+use crate::namespaces::Namespaces;
+
+/// One file of the manifests folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Manifest {
+    /// File name inside the folder.
+    pub file: String,
+    /// The YAML text.
+    pub text: String,
+}
+
+impl Manifest {
+    /// A network with the given subnets.
+    pub fn network(name: &str, subnets: &[&str]) -> Self {
+        let list = subnets
+            .iter()
+            .fold(String::new(), |list, subnet| list + "    - " + subnet + "\n");
+        let text = format!(
+            "apiVersion: kni.dev/v1alpha1\nkind: PodNetwork\nmetadata:\n  name: {name}\nspec:\n  subnets:\n{list}"
+        );
+        Self {
+            file: format!("{name}.yaml"),
+            text,
+        }
+    }
+
+    /// The network that pods join when they ask for nothing else.
+    pub fn default_network(name: &str, subnets: &[&str]) -> Self {
+        Self::network(name, subnets).spec("default: true")
+    }
+
+    /// Adds a line to the spec, for example `mtu: 1400`.
+    #[must_use]
+    pub fn spec(mut self, line: &str) -> Self {
+        self.text.extend(["  ", line, "\n"]);
+        self
+    }
+
+    /// `default` with `10.244.0.0/16` and `fd00:244::/64`, and `blue` and `red`, both with `10.10.0.0/16` and `fd10::/64`.
+    pub fn overlapping() -> Vec<Self> {
+        let same = ["10.10.0.0/16", "fd10::/64"];
+        vec![
+            Self::default_network("default", &["10.244.0.0/16", "fd00:244::/64"]),
+            Self::network("blue", &same),
+            Self::network("red", &same),
+        ]
+    }
+
+    /// Writes or replaces the files in `folder` as seen inside `ns`, each at once so that a watcher sees whole files.
+    pub fn write_all(manifests: &[Self], ns: &Namespaces, folder: &Path) -> Result<()> {
+        ns.enter(|| {
+            fs::create_dir_all(folder)?;
+            manifests.iter().try_for_each(|manifest| {
+                let unfinished = folder.join(format!(".{}.new", manifest.file));
+                fs::write(&unfinished, &manifest.text)?;
+                fs::rename(&unfinished, folder.join(&manifest.file))
+            })
+        })?
+        .with_context(|| format!("manifests in {}", folder.display()))
+    }
+}

@@ -1,0 +1,127 @@
+//! What a test needs of the machine: a missing need skips the test loudly, or fails it where `KNI_REQUIRE` names it.
+
+use std::{env, io, path::Path};
+
+use nix::{
+    sched::{CloneFlags, unshare},
+    unistd::geteuid,
+};
+
+/// Skips the calling test, by returning from it, when the machine lacks one of the named needs: `root`, `netns`, `bpf`
+/// or the name of a program that must be in `PATH`. The test may return `()` or a `Result<(), _>`.
+///
+/// Prints `SKIP <test>: <why>`. Panics instead when the environment variable `KNI_REQUIRE` (comma list, `all` for
+/// everything) names the need.
+#[macro_export]
+macro_rules! require {
+    ($($need:ident),+ $(,)?) => {
+        if !$crate::privilege::require(
+            {
+                fn here() {}
+                $crate::privilege::test_name(&here)
+            },
+            &[$(stringify!($need)),+],
+        ) {
+            return $crate::privilege::Skipped::skipped();
+        }
+    };
+}
+
+/// What a skipped test returns.
+pub trait Skipped {
+    /// The value of success.
+    fn skipped() -> Self;
+}
+
+impl Skipped for () {
+    fn skipped() -> Self {}
+}
+
+impl<E> Skipped for Result<(), E> {
+    fn skipped() -> Self {
+        Ok(())
+    }
+}
+
+/// Whether the machine has every need; see [`require!`].
+pub fn require(test: &str, needs: &[&str]) -> bool {
+    for need in needs {
+        if let Err(why) = check(need) {
+            assert!(!demanded(need), "{test}: KNI_REQUIRE names {need}, but {why}");
+            println!("SKIP {test}: {why}");
+            return false;
+        }
+    }
+    true
+}
+
+/// The path of the function around `here`, less the crate's name.
+pub fn test_name<F>(_here: &F) -> &'static str {
+    let full = std::any::type_name::<F>();
+    let test = full
+        .strip_suffix("::here")
+        .unwrap_or(full)
+        .trim_end_matches("::{{closure}}");
+    test.split_once("::").map_or(test, |(_, rest)| rest)
+}
+
+fn demanded(need: &str) -> bool {
+    env::var("KNI_REQUIRE").is_ok_and(|list| list.split(',').any(|n| n.trim() == need || n.trim() == "all"))
+}
+
+fn check(need: &str) -> Result<(), String> {
+    match need {
+        "root" => {
+            if geteuid().is_root() {
+                Ok(())
+            } else {
+                Err("not root".into())
+            }
+        }
+        "netns" => std::thread::spawn(|| unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS))
+            .join()
+            .expect("unshare does not panic")
+            .map_err(|e| format!("cannot make network and mount namespaces: {e}")),
+        "bpf" => create_map().map_err(|e| format!("cannot create eBPF maps: {e}")),
+        program => {
+            let path = env::var_os("PATH").unwrap_or_default();
+            let found = env::split_paths(&path).any(|dir| dir.join(program).is_file());
+            if found || Path::new("/usr/sbin").join(program).is_file() {
+                Ok(())
+            } else {
+                Err(format!("no program {program} in PATH"))
+            }
+        }
+    }
+}
+
+/// The head of `union bpf_attr` that `BPF_MAP_CREATE` reads.
+#[repr(C)]
+struct MapCreate {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+}
+
+fn create_map() -> io::Result<()> {
+    const BPF_MAP_CREATE: libc::c_long = 0;
+    const BPF_MAP_TYPE_ARRAY: u32 = 2;
+    let attr = MapCreate {
+        map_type: BPF_MAP_TYPE_ARRAY,
+        key_size: 4,
+        value_size: 8,
+        max_entries: 1,
+    };
+    // SAFETY: `attr` lives through the call and its size is given; the kernel takes missing tail bytes as zero.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, &raw const attr, size_of::<MapCreate>()) };
+    let Ok(fd) = i32::try_from(fd) else {
+        return Err(io::Error::other("descriptor out of range"));
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was returned just now and belongs to nobody else.
+    drop(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd) });
+    Ok(())
+}

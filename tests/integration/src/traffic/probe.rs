@@ -1,0 +1,74 @@
+//! One question to a server over TCP or UDP.
+
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use super::{Answer, NoAnswer};
+use crate::{kubelet::random_hex, namespaces::Namespaces};
+
+/// A text that no other request carries.
+pub fn new_token() -> String {
+    random_hex(12)
+}
+
+/// Connects from inside `from` and asks; `timeout` is for connecting, and again for the answer.
+pub fn tcp_get(from: &Namespaces, address: IpAddr, port: u16, timeout: Duration) -> Result<Answer, NoAnswer> {
+    tcp_get_to(from, SocketAddr::new(address, port), &new_token(), timeout)
+}
+
+/// [`tcp_get`] with a token of one's own.
+pub fn tcp_get_to(from: &Namespaces, to: SocketAddr, token: &str, timeout: Duration) -> Result<Answer, NoAnswer> {
+    inside(from, || {
+        let mut stream = TcpStream::connect_timeout(&to, timeout)?;
+        stream.set_read_timeout(Some(timeout))?;
+        stream.write_all(format!("{token}\n").as_bytes())?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line)?;
+        understood(&line, token)
+    })
+}
+
+/// Sends one datagram from inside `from` and waits for the answer to it.
+pub fn udp_ask(from: &Namespaces, address: IpAddr, port: u16, timeout: Duration) -> Result<Answer, NoAnswer> {
+    udp_ask_to(from, SocketAddr::new(address, port), &new_token(), timeout)
+}
+
+/// [`udp_ask`] with a token of one's own.
+pub fn udp_ask_to(from: &Namespaces, to: SocketAddr, token: &str, timeout: Duration) -> Result<Answer, NoAnswer> {
+    inside(from, || {
+        let socket = UdpSocket::bind(SocketAddr::new(unspecified(to.is_ipv4()), 0))?;
+        // Connected, so that ICMP errors reach it, and answers of others do not.
+        socket.connect(to)?;
+        socket.set_read_timeout(Some(timeout))?;
+        socket.send(token.as_bytes())?;
+        let mut buffer = vec![0; 65_535];
+        let length = socket.recv(&mut buffer)?;
+        understood(&String::from_utf8_lossy(&buffer[..length]), token)
+    })
+}
+
+pub(super) fn unspecified(v4: bool) -> IpAddr {
+    if v4 {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    }
+}
+
+pub(super) fn inside<R: Send>(
+    from: &Namespaces,
+    f: impl FnOnce() -> Result<R, NoAnswer> + Send,
+) -> Result<R, NoAnswer> {
+    from.enter(f).map_err(|e| NoAnswer::Other(format!("{e:#}")))?
+}
+
+fn understood(text: &str, token: &str) -> Result<Answer, NoAnswer> {
+    if text.is_empty() {
+        return Err(NoAnswer::Closed);
+    }
+    let answer = Answer::decode(text).filter(|answer| answer.request == token);
+    answer.ok_or_else(|| NoAnswer::Other(format!("not an answer to {token}: {text:?}")))
+}
