@@ -1,4 +1,5 @@
 //! The composition root: builds the agent bottom-up, supervises it, and takes everything down again.
+//! Layer: root.
 
 use std::{path::Path, time::Duration};
 
@@ -35,11 +36,19 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
     let store = Store::open(&args.paths.state_dir).context("opening the state")?;
     Footprint::record(&args.paths).context("recording what was here before")?;
     let (dataplane, events) = Dataplane::open(&dataplane_options(&args)?).map_err(chained("opening the dataplane"))?;
-    let options = AttachOptions { netns_dir: args.paths.netns_dir.clone(), warm_sandboxes: args.warm_sandboxes };
-    let attacher = Attacher::start(options, dataplane, events, store).await.context("taking over the node's state")?;
+    let options = AttachOptions {
+        netns_dir: args.paths.netns_dir.clone(),
+        warm_sandboxes: args.warm_sandboxes,
+    };
+    let attacher = Attacher::start(options, dataplane, events, store)
+        .await
+        .context("taking over the node's state")?;
 
     let current = wanted.borrow_and_update().clone();
-    attacher.apply_networks(wanted_networks(&current)).await.context("putting the networks into force")?;
+    attacher
+        .apply_networks(wanted_networks(&current))
+        .await
+        .context("putting the networks into force")?;
     let follower = attacher.clone();
     tokio::spawn(async move {
         while wanted.changed().await.is_ok() {
@@ -151,7 +160,9 @@ pub async fn clean_up(paths: &PathArgs) -> Result<()> {
     } else {
         None
     };
-    cleanup(store.as_ref()).await.context("removing interfaces, namespaces, routes and rules")?;
+    cleanup(store.as_ref())
+        .await
+        .context("removing interfaces, namespaces, routes and rules")?;
     dataplane::remove_pins(&paths.bpf_root).map_err(chained("removing the pins"))?;
     drop(store);
     remove_files(paths)?;

@@ -1,4 +1,5 @@
 //! The command line of kni-agent; every default has its reason beside it.
+//! Layer: root.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
 //! Remembers what the node lacked before the first agent, so that cleaning up can take exactly that away again.
+//! Layer: root.
 
 use std::{
     fs, io,
@@ -35,15 +36,18 @@ impl Footprint {
         if file.exists() {
             return Ok(());
         }
-        let footprint =
-            Self { made_netns_dir: !paths.netns_dir.exists(), mounted_bpffs: !is_bpffs(Path::new(BPFFS)) };
+        let footprint = Self {
+            made_netns_dir: !paths.netns_dir.exists(),
+            mounted_bpffs: !is_bpffs(Path::new(BPFFS)),
+        };
         fs::write(file, serde_json::to_vec(&footprint)?)
     }
 
     /// What was remembered; nothing where there is no file.
     pub fn load(state_dir: &Path) -> Self {
         let read = fs::read(state_dir.join(Self::FILE)).ok();
-        read.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+        read.and_then(|bytes| serde_json::from_slice(&bytes).ok())
+            .unwrap_or_default()
     }
 
     /// Takes away what was lacking, where nobody else uses it now.

@@ -15,7 +15,10 @@ fn main() -> ExitCode {
         Some(Command::Cleanup(paths)) => &paths.log,
         None => &cli.serve.paths.log,
     };
-    match telemetry::init(log).map_err(anyhow::Error::from).and_then(|()| run(cli)) {
+    match telemetry::init(log)
+        .map_err(anyhow::Error::from)
+        .and_then(|()| run(cli))
+    {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");

@@ -1,4 +1,5 @@
 //! Gives up what the agent does not need of root's power, before any thread starts.
+//! Layer: root.
 
 use caps::{CapSet, Capability, CapsHashSet, errors::CapsError};
 
@@ -20,7 +21,10 @@ const KEPT: [Capability; 5] = [
 /// threads, so this must run before the first one is spawned.
 pub fn drop_unneeded() -> Result<(), CapsError> {
     let held = caps::read(None, CapSet::Permitted)?;
-    let kept: CapsHashSet = KEPT.into_iter().filter(|capability| held.contains(capability)).collect();
+    let kept: CapsHashSet = KEPT
+        .into_iter()
+        .filter(|capability| held.contains(capability))
+        .collect();
     for capability in caps::read(None, CapSet::Bounding)?.difference(&kept) {
         // Without CAP_SETPCAP the bounding set cannot shrink; no_new_privs below still holds.
         if held.contains(&Capability::CAP_SETPCAP) {

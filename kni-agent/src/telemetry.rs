@@ -1,4 +1,5 @@
 //! Sets up logging to standard error.
+//! Layer: root.
 
 use tracing_subscriber::{EnvFilter, filter::ParseError};
 
@@ -6,6 +7,10 @@ use tracing_subscriber::{EnvFilter, filter::ParseError};
 pub fn init(filter: &str) -> Result<(), ParseError> {
     let filter = EnvFilter::try_new(filter)?;
     // Only a test harness has set one already.
-    let _first_wins = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init().is_ok();
+    let _first_wins = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .try_init()
+        .is_ok();
     Ok(())
 }

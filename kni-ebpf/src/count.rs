@@ -43,6 +43,14 @@ pub fn forwarded(endpoint: u32, direction: Direction, verdict: Verdict, length: 
 #[inline(never)]
 pub fn dropped(ctx: &TcContext, place: &Place, packet: &Packet, verdict: u16) {
     let length = ctx.len();
+    #[cfg(feature = "trace")]
+    aya_log_ebpf::debug!(
+        ctx,
+        "drop {} endpoint {} network {}",
+        verdict,
+        place.endpoint,
+        place.network
+    );
     let key = DropKey {
         endpoint: place.endpoint,
         verdict,

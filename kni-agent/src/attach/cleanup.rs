@@ -1,6 +1,9 @@
 //! Removes everything of ours from the node, with the agent stopped: what the store tells and what carries our marks.
 
-use super::{AttachError, error::{chain, kernel_of_node}};
+use super::{
+    AttachError,
+    error::{chain, kernel_of_node},
+};
 use crate::{
     netlink::{self, Netlink},
     store::{Contents, Store},
@@ -14,20 +17,33 @@ pub async fn cleanup(store: Option<&Store>) -> Result<(), AttachError> {
     };
     let netlink = Netlink::for_teardown().map_err(|error| kernel_of_node("connecting to rtnetlink", &error))?;
     let recorded = recorded_links(&contents);
-    let marked = netlink.list_our_links().await.map_err(|error| kernel_of_node("listing interfaces", &error))?;
+    let marked = netlink
+        .list_our_links()
+        .await
+        .map_err(|error| kernel_of_node("listing interfaces", &error))?;
     let links: Vec<(u32, &str)> = recorded
         .iter()
         .map(|(index, name)| (*index, name.as_str()))
         .chain(marked.iter().map(|link| (link.ifindex, link.name.as_str())))
         .collect();
-    netlink.delete_links(&links).await.map_err(|error| kernel_of_node("deleting interfaces", &error))?;
+    netlink
+        .delete_links(&links)
+        .await
+        .map_err(|error| kernel_of_node("deleting interfaces", &error))?;
     for record in &contents.namespaces {
         netlink::netns::remove(&record.path)
             .await
             .map_err(|error| kernel_of_node("removing a network namespace", &error))?;
     }
-    netlink.remove_rules().await.map_err(|error| kernel_of_node("removing routing rules", &error))?;
-    for route in netlink.list_our_routes().await.map_err(|error| kernel_of_node("listing routes", &error))? {
+    netlink
+        .remove_rules()
+        .await
+        .map_err(|error| kernel_of_node("removing routing rules", &error))?;
+    for route in netlink
+        .list_our_routes()
+        .await
+        .map_err(|error| kernel_of_node("listing routes", &error))?
+    {
         netlink
             .del_pod_route(route.destination.addr(), route.ifindex)
             .await
@@ -47,7 +63,9 @@ fn recorded_links(contents: &Contents) -> Vec<(u32, String)> {
         .iter()
         .filter_map(|record| record.warm.as_ref())
         .map(|warm| (warm.host_ifindex, warm.host_ifname.to_string()));
-    let removals =
-        contents.removals.iter().map(|removal| (removal.host_ifindex, removal.host_ifname.to_string()));
+    let removals = contents
+        .removals
+        .iter()
+        .map(|removal| (removal.host_ifindex, removal.host_ifname.to_string()));
     attached.chain(warm).chain(removals).collect()
 }

@@ -157,7 +157,12 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
 
 /// A failure that concerns no pod.
 pub(super) fn kernel_of_node(step: &'static str, error: &dyn std::error::Error) -> AttachError {
-    AttachError::Kernel { pod: PodRef::default(), sandbox: String::new(), step, reason: chain(error) }
+    AttachError::Kernel {
+        pod: PodRef::default(),
+        sandbox: String::new(),
+        step,
+        reason: chain(error),
+    }
 }
 
 /// A task that ended without an answer: a panic, or the runtime's end.
@@ -176,6 +181,11 @@ impl Subject {
     /// Names the step that failed.
     pub(super) fn failed<E: std::error::Error>(&self, step: &'static str) -> impl FnOnce(E) -> AttachError {
         let Self { pod, sandbox } = self.clone();
-        move |error| AttachError::Kernel { pod, sandbox, step, reason: chain(&error) }
+        move |error| AttachError::Kernel {
+            pod,
+            sandbox,
+            step,
+            reason: chain(&error),
+        }
     }
 }

@@ -38,7 +38,11 @@ impl Inner {
     }
 
     fn event_view(&self, record: &DropRecord) -> DropEventView {
-        let DropRecord { event, direction, reason } = record;
+        let DropRecord {
+            event,
+            direction,
+            reason,
+        } = record;
         let Owner { network, pod, ifname } = self.state().owner_of(EndpointId(event.endpoint));
         let [s0, s1, d0, d1] = event.ports.to_ne_bytes();
         DropEventView {
@@ -66,7 +70,9 @@ fn known(address: [u32; 4]) -> Option<IpAddr> {
 /// Nanoseconds since the Unix epoch for a time of `CLOCK_MONOTONIC`.
 fn wall_clock(monotonic_ns: u64) -> u64 {
     let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let monotonic = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
+    let monotonic = clock_gettime(ClockId::CLOCK_MONOTONIC)
+        .map(Duration::from)
+        .unwrap_or_default();
     let age = monotonic.saturating_sub(Duration::from_nanos(monotonic_ns));
     u64::try_from(wall.saturating_sub(age).as_nanos()).unwrap_or(u64::MAX)
 }

@@ -2,7 +2,10 @@
 
 use kni_common::IFINDEX_BASE;
 
-use super::{AttachError, Inner, error::{Subject, chain}};
+use super::{
+    AttachError, Inner,
+    error::{Subject, chain},
+};
 use crate::{
     dataplane::{DataplaneError, EndpointConfig},
     model::{Attachment, EndpointId, IfName, MacAddr},
@@ -34,7 +37,9 @@ impl Inner {
         position: usize,
         subject: &Subject,
     ) -> Result<(), AttachError> {
-        let pod = Netlink::in_namespace(netns).await.map_err(subject.failed("entering the network namespace"))?;
+        let pod = Netlink::in_namespace(netns)
+            .await
+            .map_err(subject.failed("entering the network namespace"))?;
         if attachment.ifindex == 0 {
             let pair = Pair {
                 endpoint: attachment.endpoint,
@@ -53,7 +58,10 @@ impl Inner {
         pod.configure_pod(&pod_config(attachment, self.subnets(attachment), metric))
             .await
             .map_err(subject.failed("configuring the pod interface"))?;
-        self.netlink.settle(attachment.host_ifindex).await.map_err(subject.failed("waiting for the carrier"))?;
+        self.netlink
+            .settle(attachment.host_ifindex)
+            .await
+            .map_err(subject.failed("waiting for the carrier"))?;
         if attachment.host_access {
             self.route_to_pod(attachment, subject).await?;
         }
@@ -73,7 +81,11 @@ impl Inner {
             pod_mac: pair.mac,
             mtu: pair.mtu,
         };
-        let indexes = self.netlink.create_veth(&spec, netns).await.map_err(subject.failed("creating the veth pair"))?;
+        let indexes = self
+            .netlink
+            .create_veth(&spec, netns)
+            .await
+            .map_err(subject.failed("creating the veth pair"))?;
         netlink::prepare_pod_interface(netns, &pair.ifname)
             .await
             .map_err(subject.failed("preparing the pod interface"))?;
@@ -84,7 +96,10 @@ impl Inner {
         self.attach_programs(pair.host_ifname.clone(), pair.endpoint)
             .await
             .map_err(subject.failed("attaching the programs"))?;
-        self.netlink.set_up(indexes.host).await.map_err(subject.failed("setting the host interface up"))?;
+        self.netlink
+            .set_up(indexes.host)
+            .await
+            .map_err(subject.failed("setting the host interface up"))?;
         Ok(indexes.pod)
     }
 
@@ -105,12 +120,20 @@ impl Inner {
         subject: &Subject,
     ) -> Result<(), AttachError> {
         let failed = |step| subject.failed::<netlink::Error>(step);
-        self.netlink.set_alias(attachment.host_ifindex, alias).await.map_err(failed("naming the host interface"))?;
+        self.netlink
+            .set_alias(attachment.host_ifindex, alias)
+            .await
+            .map_err(failed("naming the host interface"))?;
         if attachment.mtu != WARM_MTU {
-            self.netlink.set_mtu(attachment.host_ifindex, attachment.mtu).await.map_err(failed("setting the MTU"))?;
+            self.netlink
+                .set_mtu(attachment.host_ifindex, attachment.mtu)
+                .await
+                .map_err(failed("setting the MTU"))?;
         }
         // A MAC address that was asked for; setting the present one again costs nothing.
-        pod.set_mac(attachment.ifindex, attachment.mac).await.map_err(failed("setting the MAC address"))
+        pod.set_mac(attachment.ifindex, attachment.mac)
+            .await
+            .map_err(failed("setting the MAC address"))
     }
 
     async fn route_to_pod(&self, attachment: &Attachment, subject: &Subject) -> Result<(), AttachError> {
@@ -128,8 +151,16 @@ impl Inner {
     }
 
     /// Ensures, for an adopted attachment, what `route_to_pod` made.
-    pub(super) async fn ensure_host_routes(&self, attachment: &Attachment, subject: &Subject) -> Result<(), AttachError> {
-        if attachment.host_access { self.route_to_pod(attachment, subject).await } else { Ok(()) }
+    pub(super) async fn ensure_host_routes(
+        &self,
+        attachment: &Attachment,
+        subject: &Subject,
+    ) -> Result<(), AttachError> {
+        if attachment.host_access {
+            self.route_to_pod(attachment, subject).await
+        } else {
+            Ok(())
+        }
     }
 
     /// Stops an attachment's traffic: rows first (I2), then host routes. Returns what failed.
@@ -150,7 +181,11 @@ impl Inner {
 
     fn subnets(&self, attachment: &Attachment) -> Vec<ipnet::IpNet> {
         let state = self.state();
-        state.networks.get(&attachment.network).map(|known| known.network.spec.subnets.clone()).unwrap_or_default()
+        state
+            .networks
+            .get(&attachment.network)
+            .map(|known| known.network.spec.subnets.clone())
+            .unwrap_or_default()
     }
 }
 
@@ -168,7 +203,11 @@ fn pod_config(attachment: &Attachment, routes: Vec<ipnet::IpNet>, route_metric: 
 }
 
 fn addresses(attachment: &Attachment) -> impl Iterator<Item = std::net::IpAddr> {
-    attachment.ipv4.map(Into::into).into_iter().chain(attachment.ipv6.map(Into::into))
+    attachment
+        .ipv4
+        .map(Into::into)
+        .into_iter()
+        .chain(attachment.ipv6.map(Into::into))
 }
 
 /// A random, locally administered unicast address.
@@ -183,5 +222,12 @@ pub(super) fn random_mac() -> MacAddr {
 /// Name of a host end. The endpoint number makes it unique on the node; the random part tells apart the owners that a
 /// number has over time.
 pub(super) fn host_ifname(endpoint: EndpointId) -> Option<IfName> {
-    format!("{}{}x{:04x}", netlink::own::HOST_IFNAME_PREFIX, endpoint.0, fastrand::u16(..)).parse().ok()
+    format!(
+        "{}{}x{:04x}",
+        netlink::own::HOST_IFNAME_PREFIX,
+        endpoint.0,
+        fastrand::u16(..)
+    )
+    .parse()
+    .ok()
 }

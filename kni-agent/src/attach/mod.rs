@@ -132,7 +132,8 @@ impl Attacher {
     /// Makes a fresh network namespace and returns its path; from the warm pool where that has one, about 0.1 ms.
     pub async fn create_namespace(&self, pod: PodRef, path_prefix: &str) -> Result<PathBuf, AttachError> {
         let prefix = path_prefix.to_owned();
-        self.run(|inner| async move { inner.create_namespace(pod, &prefix).await }).await
+        self.run(|inner| async move { inner.create_namespace(pod, &prefix).await })
+            .await
     }
 
     /// Removes the namespace of a sandbox, after detaching it. What is unknown succeeds.
@@ -153,12 +154,17 @@ impl Attacher {
     /// An attached sandbox.
     pub fn query(&self, sandbox: &SandboxId) -> Option<Arc<Sandbox>> {
         let state = self.inner.state();
-        state.sandboxes.get(sandbox).filter(|found| found.phase == Phase::Ready).map(Arc::clone)
+        state
+            .sandboxes
+            .get(sandbox)
+            .filter(|found| found.phase == Phase::Ready)
+            .map(Arc::clone)
     }
 
     /// Puts the wanted networks into force.
     pub async fn apply_networks(&self, wanted: WantedNetworks) -> Result<(), AttachError> {
-        self.run(|inner| async move { inner.apply_networks(wanted).await }).await
+        self.run(|inner| async move { inner.apply_networks(wanted).await })
+            .await
     }
 
     /// The networks, the default one first, then by name.
@@ -227,6 +233,8 @@ impl Inner {
     }
 
     fn commit(&self, change: Change) -> Result<(), AttachError> {
-        self.store.commit(change).map_err(|error| AttachError::Store(error::chain(&error)))
+        self.store
+            .commit(change)
+            .map_err(|error| AttachError::Store(error::chain(&error)))
     }
 }

@@ -25,7 +25,10 @@ pub struct DeleteRequest {
 
 impl Inner {
     pub(super) async fn create_namespace(&self, pod: PodRef, prefix: &str) -> Result<PathBuf, AttachError> {
-        let subject = Subject { pod: pod.clone(), sandbox: String::new() };
+        let subject = Subject {
+            pod: pod.clone(),
+            sandbox: String::new(),
+        };
         let location = self.location(&pod, prefix)?;
         if location.is_none()
             && let Some(path) = self.take_warm(&pod)?
@@ -34,13 +37,21 @@ impl Inner {
             return Ok(path);
         }
         let path = location.unwrap_or_else(|| self.fresh_path());
-        let making =
-            NamespaceRecord { path: path.clone(), identity: None, used_by: NamespaceUse::Making, warm: None };
+        let making = NamespaceRecord {
+            path: path.clone(),
+            identity: None,
+            used_by: NamespaceUse::Making,
+            warm: None,
+        };
         self.record(&making)?;
         match netlink::netns::create(&path).await {
             Ok(identity) => {
                 let used_by = NamespaceUse::Given { pod, since: now() };
-                self.record(&NamespaceRecord { identity: Some(identity), used_by, ..making })?;
+                self.record(&NamespaceRecord {
+                    identity: Some(identity),
+                    used_by,
+                    ..making
+                })?;
                 Ok(path)
             }
             Err(error) => {
@@ -66,7 +77,9 @@ impl Inner {
             field: "netns_path_prefix",
             reason: format!("{reason}: {:?}", prefix.chars().take(256).collect::<String>()),
         };
-        let plain = Path::new(prefix).components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        let plain = Path::new(prefix)
+            .components()
+            .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
         if !prefix.starts_with('/') || !plain || prefix.contains("//") || prefix.chars().any(char::is_control) {
             return Err(invalid("must be an absolute path without '.' and '..'"));
         }
@@ -76,16 +89,30 @@ impl Inner {
         if usual(dir) && prefix.ends_with('/') {
             return Ok(None);
         }
-        if dir.is_dir() { Ok(Some(path)) } else { Err(invalid("its folder does not exist")) }
+        if dir.is_dir() {
+            Ok(Some(path))
+        } else {
+            Err(invalid("its folder does not exist"))
+        }
     }
 
     fn take_warm(&self, pod: &PodRef) -> Result<Option<PathBuf>, AttachError> {
         let mut state = self.state();
-        let Some(warm) = state.namespaces.values().find(|record| record.used_by == NamespaceUse::Warm) else {
+        let Some(warm) = state
+            .namespaces
+            .values()
+            .find(|record| record.used_by == NamespaceUse::Warm)
+        else {
             return Ok(None);
         };
-        let used_by = NamespaceUse::Given { pod: pod.clone(), since: now() };
-        let given = NamespaceRecord { used_by, ..warm.clone() };
+        let used_by = NamespaceUse::Given {
+            pod: pod.clone(),
+            since: now(),
+        };
+        let given = NamespaceRecord {
+            used_by,
+            ..warm.clone()
+        };
         self.commit(Change::new().namespace(&given))?;
         let path = given.path.clone();
         state.namespaces.insert(path.clone(), given);
@@ -129,7 +156,13 @@ impl Inner {
     /// The path names one namespace, so its sandbox is meant even though its id was not said.
     async fn delete_by_path(&self, path: &Path) -> Result<(), AttachError> {
         let record = self.state().namespace_at(path);
-        let Some(NamespaceRecord { used_by: NamespaceUse::Bound { sandbox }, .. }) = &record else { return Ok(()) };
+        let Some(NamespaceRecord {
+            used_by: NamespaceUse::Bound { sandbox },
+            ..
+        }) = &record
+        else {
+            return Ok(());
+        };
         let _one_at_a_time = self.locks.lock(sandbox.as_str()).await;
         self.detach_if_known(sandbox).await?;
         let record = self.state().namespace_at(path);
@@ -157,7 +190,9 @@ impl Inner {
         }
         self.commit(change)?;
         state.namespaces.remove(&record.path);
-        state.removals.extend(removal.map(|removal| (removal.endpoint, removal)));
+        state
+            .removals
+            .extend(removal.map(|removal| (removal.endpoint, removal)));
         drop(state);
         self.reaper_wanted.notify_one();
         Ok(())
@@ -180,5 +215,7 @@ impl Inner {
 
 /// Seconds since the Unix epoch.
 pub(super) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
 }

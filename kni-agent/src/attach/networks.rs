@@ -24,7 +24,10 @@ impl Inner {
             let known = self.number(&mut state, networks)?;
             self.replace(&mut state, known)?;
             state.refused = refused;
-            state.default_network().map(|known| known.network.spec.subnets.clone()).unwrap_or_default()
+            state
+                .default_network()
+                .map(|known| known.network.spec.subnets.clone())
+                .unwrap_or_default()
         };
         self.netlink
             .ensure_rules(&rules)
@@ -53,24 +56,37 @@ impl Inner {
                 id
             };
             let name = spec.name.clone();
-            known.insert(name, KnownNetwork { network: Network { id, spec }, origin, orphaned: false });
+            known.insert(
+                name,
+                KnownNetwork {
+                    network: Network { id, spec },
+                    origin,
+                    orphaned: false,
+                },
+            );
         }
         Ok(known)
     }
 
     /// Makes `wanted` the known networks. One that is no longer wanted but has attachments stays, closed to new ones.
-    fn replace(
-        &self,
-        state: &mut State,
-        mut wanted: BTreeMap<NetworkName, KnownNetwork>,
-    ) -> Result<(), AttachError> {
-        let gone: Vec<NetworkName> =
-            state.networks.keys().filter(|name| !wanted.contains_key(*name)).cloned().collect();
+    fn replace(&self, state: &mut State, mut wanted: BTreeMap<NetworkName, KnownNetwork>) -> Result<(), AttachError> {
+        let gone: Vec<NetworkName> = state
+            .networks
+            .keys()
+            .filter(|name| !wanted.contains_key(*name))
+            .cloned()
+            .collect();
         for name in gone {
             if state.attachments_of(&name) > 0 {
                 if let Some(known) = state.networks.get(&name) {
                     tracing::warn!(network = %name, "its manifest is gone, it stays until its last attachment goes");
-                    wanted.insert(name, KnownNetwork { orphaned: true, ..known.clone() });
+                    wanted.insert(
+                        name,
+                        KnownNetwork {
+                            orphaned: true,
+                            ..known.clone()
+                        },
+                    );
                 }
             } else {
                 state.ipam.remove_network(&name);
@@ -115,7 +131,10 @@ fn keep_default(
         let second = spec.default && occupied.as_ref().is_some_and(|name| *name != spec.name);
         if changes_default(&spec) || second {
             let blocker = occupied.as_ref().unwrap_or(&spec.name);
-            refused.push(refusal(&origin, format!("the default network cannot change while pods are attached to {blocker}")));
+            refused.push(refusal(
+                &origin,
+                format!("the default network cannot change while pods are attached to {blocker}"),
+            ));
             if let Some(known) = state.networks.get(&spec.name) {
                 kept.push((known.network.spec.clone(), known.origin.clone()));
             }

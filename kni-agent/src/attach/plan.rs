@@ -23,8 +23,10 @@ pub(super) fn plan(
     request: &AttachRequest,
     networks: &BTreeMap<NetworkName, KnownNetwork>,
 ) -> Result<Vec<PlannedInterface>, AttachError> {
-    let names = assign_interface_names(&request.networks)
-        .map_err(|source| AttachError::InvalidSelection { pod: request.pod.clone(), source: Box::new(source) })?;
+    let names = assign_interface_names(&request.networks).map_err(|source| AttachError::InvalidSelection {
+        pod: request.pod.clone(),
+        source: Box::new(source),
+    })?;
     let extra_takes_default = request.networks.iter().any(|selection| selection.default_route);
     let mut planned = vec![PlannedInterface {
         ifname: primary_name(request)?,
@@ -35,7 +37,14 @@ pub(super) fn plan(
     }];
     let mut default_taken = false;
     for (selection, ifname) in request.networks.iter().zip(names) {
-        let NetworkSelection { network, namespace: _, ifname: _, ips, mac, default_route } = selection;
+        let NetworkSelection {
+            network,
+            namespace: _,
+            ifname: _,
+            ips,
+            mac,
+            default_route,
+        } = selection;
         if *default_route && default_taken {
             return Err(AttachError::InvalidField {
                 pod: request.pod.clone(),
@@ -57,12 +66,14 @@ pub(super) fn plan(
 }
 
 fn primary_name(request: &AttachRequest) -> Result<IfName, AttachError> {
-    PRIMARY_IFNAME.parse().map_err(|error: crate::model::InvalidId| AttachError::InvalidField {
-        pod: request.pod.clone(),
-        sandbox: request.sandbox.to_string(),
-        field: "interface",
-        reason: error.to_string(),
-    })
+    PRIMARY_IFNAME
+        .parse()
+        .map_err(|error: crate::model::InvalidId| AttachError::InvalidField {
+            pod: request.pod.clone(),
+            sandbox: request.sandbox.to_string(),
+            field: "interface",
+            reason: error.to_string(),
+        })
 }
 
 fn primary_network(
@@ -72,8 +83,16 @@ fn primary_network(
     if let Some(name) = &request.primary.network {
         return usable(request, networks, name);
     }
-    let default = networks.values().find(|known| known.network.spec.default && !known.orphaned);
-    let name = &default.ok_or_else(|| AttachError::NoDefaultNetwork { pod: request.pod.clone() })?.network.spec.name;
+    let default = networks
+        .values()
+        .find(|known| known.network.spec.default && !known.orphaned);
+    let name = &default
+        .ok_or_else(|| AttachError::NoDefaultNetwork {
+            pod: request.pod.clone(),
+        })?
+        .network
+        .spec
+        .name;
     usable(request, networks, name)
 }
 
@@ -85,11 +104,17 @@ fn usable(
     let known = networks
         .get(name)
         .filter(|known| !known.orphaned)
-        .ok_or_else(|| AttachError::UnknownNetwork { pod: request.pod.clone(), network: name.clone() })?;
+        .ok_or_else(|| AttachError::UnknownNetwork {
+            pod: request.pod.clone(),
+            network: name.clone(),
+        })?;
     if known.network.spec.enabled {
         Ok(known.network.clone())
     } else {
-        Err(AttachError::NetworkDisabled { pod: request.pod.clone(), network: name.clone() })
+        Err(AttachError::NetworkDisabled {
+            pod: request.pod.clone(),
+            network: name.clone(),
+        })
     }
 }
 
@@ -108,12 +133,27 @@ mod tests {
             exclude_subnets: Vec::new(),
             mtu: 1500,
         };
-        let network = Network { id: id.try_into().unwrap(), spec };
-        (name, KnownNetwork { network, origin: String::new(), orphaned: false })
+        let network = Network {
+            id: id.try_into().unwrap(),
+            spec,
+        };
+        (
+            name,
+            KnownNetwork {
+                network,
+                origin: String::new(),
+                orphaned: false,
+            },
+        )
     }
 
     fn networks() -> BTreeMap<NetworkName, KnownNetwork> {
-        [known("main", 1, true, true), known("blue", 2, false, true), known("off", 3, false, false)].into()
+        [
+            known("main", 1, true, true),
+            known("blue", 2, false, true),
+            known("off", 3, false, false),
+        ]
+        .into()
     }
 
     fn request(primary: Option<&str>, extra: &[(&str, bool)]) -> AttachRequest {
@@ -122,7 +162,10 @@ mod tests {
             pod: PodRef::default(),
             netns: "/run/netns/x".into(),
             labels: BTreeMap::new(),
-            primary: PrimarySelection { network: primary.map(|n| n.parse().unwrap()), ..Default::default() },
+            primary: PrimarySelection {
+                network: primary.map(|n| n.parse().unwrap()),
+                ..Default::default()
+            },
             networks: extra
                 .iter()
                 .map(|(name, default_route)| NetworkSelection {
@@ -140,7 +183,10 @@ mod tests {
 
     fn shape(request: &AttachRequest) -> Vec<(String, u32, bool)> {
         let planned = plan(request, &networks()).unwrap();
-        planned.into_iter().map(|p| (p.ifname.to_string(), p.network.id.get(), p.default_route)).collect()
+        planned
+            .into_iter()
+            .map(|p| (p.ifname.to_string(), p.network.id.get(), p.default_route))
+            .collect()
     }
 
     #[test]
@@ -152,11 +198,14 @@ mod tests {
     #[test]
     fn one_interface_has_the_default_route() {
         let planned = shape(&request(None, &[("blue", true), ("blue", false)]));
-        assert_eq!(planned, [
-            ("eth0".to_owned(), 1, false),
-            ("net1".to_owned(), 2, true),
-            ("net2".to_owned(), 2, false)
-        ]);
+        assert_eq!(
+            planned,
+            [
+                ("eth0".to_owned(), 1, false),
+                ("net1".to_owned(), 2, true),
+                ("net2".to_owned(), 2, false)
+            ]
+        );
         let twice = plan(&request(None, &[("blue", true), ("blue", true)]), &networks());
         assert!(matches!(twice, Err(AttachError::InvalidField { .. })));
     }
@@ -169,6 +218,9 @@ mod tests {
         assert!(matches!(&off, AttachError::NetworkDisabled { network, .. } if network.as_str() == "off"));
         let mut none = networks();
         none.remove(&"main".parse().unwrap());
-        assert!(matches!(plan(&request(None, &[]), &none), Err(AttachError::NoDefaultNetwork { .. })));
+        assert!(matches!(
+            plan(&request(None, &[]), &none),
+            Err(AttachError::NoDefaultNetwork { .. })
+        ));
     }
 }

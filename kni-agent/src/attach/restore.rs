@@ -13,7 +13,7 @@ use crate::{
     dataplane::EndpointConfig,
     model::{Attachment, EndpointId, Phase, Sandbox},
     netlink,
-    store::{Contents, NamespaceRecord, NamespaceUse},
+    store::{Change, Contents, NamespaceRecord, NamespaceUse, Removal, WarmInterface},
 };
 
 impl Inner {
@@ -21,8 +21,15 @@ impl Inner {
         let unfinished = self.read(contents);
         let (sandboxes, namespaces) = {
             let state = self.state();
-            let ready = state.sandboxes.values().filter(|sandbox| sandbox.phase == Phase::Ready).map(Arc::clone);
-            (ready.collect::<Vec<_>>(), state.namespaces.values().cloned().collect::<Vec<_>>())
+            let ready = state
+                .sandboxes
+                .values()
+                .filter(|sandbox| sandbox.phase == Phase::Ready)
+                .map(Arc::clone);
+            (
+                ready.collect::<Vec<_>>(),
+                state.namespaces.values().cloned().collect::<Vec<_>>(),
+            )
         };
         for sandbox in &sandboxes {
             for attachment in &sandbox.attachments {
@@ -41,7 +48,12 @@ impl Inner {
 
     /// Fills the state in memory. Returns the sandboxes whose call was interrupted.
     fn read(&self, contents: Contents) -> Vec<Sandbox> {
-        let Contents { sandboxes, namespaces, removals, networks } = contents;
+        let Contents {
+            sandboxes,
+            namespaces,
+            removals,
+            networks,
+        } = contents;
         let mut state = self.state();
         state.network_ids.extend(networks);
         for removal in removals {
@@ -59,8 +71,9 @@ impl Inner {
             for attachment in &sandbox.attachments {
                 state.slots.adopt(attachment.endpoint);
                 let owner = format!("pod {} (sandbox {})", sandbox.pod, sandbox.id);
-                if let Err(error) =
-                    state.ipam.adopt(&attachment.network, &owner, attachment.ipv4, attachment.ipv6)
+                if let Err(error) = state
+                    .ipam
+                    .adopt(&attachment.network, &owner, attachment.ipv4, attachment.ipv6)
                 {
                     tracing::error!(pod = %sandbox.pod, sandbox = %sandbox.id, %error, "recorded address is not unique");
                 }
@@ -75,7 +88,10 @@ impl Inner {
 
     /// Problems of one interface do not stop the others: they stay visible in its health.
     async fn adopt(&self, sandbox: &Sandbox, attachment: &Attachment) {
-        let subject = Subject { pod: sandbox.pod.clone(), sandbox: sandbox.id.to_string() };
+        let subject = Subject {
+            pod: sandbox.pod.clone(),
+            sandbox: sandbox.id.to_string(),
+        };
         if !super::views::host_link_exists(attachment) {
             tracing::warn!(pod = %sandbox.pod, sandbox = %sandbox.id, ifname = %attachment.host_ifname,
                 "its interface is gone; waiting for the client to detach it");
@@ -96,22 +112,52 @@ impl Inner {
         }
     }
 
-    /// Keeps what was given to clients, adopts what is ready ahead, removes what was being made.
+    /// Keeps what clients have, adopts what was made ahead, removes what was being made.
     async fn restore_namespace(&self, record: &NamespaceRecord) -> Result<(), AttachError> {
-        match &record.used_by {
-            NamespaceUse::Making => self.remove_namespace(record).await,
-            NamespaceUse::Warm | NamespaceUse::Given { .. } => {
-                let same = netlink::netns::identity(&record.path).ok() == record.identity;
-                let adopted = match &record.warm {
-                    Some(warm) => self.dataplane.adopt(warm.host_ifname.as_str(), warm.endpoint).is_ok(),
-                    None => true,
-                };
-                let keep = same && adopted;
-                if keep { Ok(()) } else { self.remove_namespace(record).await }
-            }
-            // Its warm interface, if any, was never used: an attach in it makes a new one.
-            NamespaceUse::Bound { .. } => Ok(()),
+        let whole = netlink::netns::identity(&record.path).ok() == record.identity && record.identity.is_some();
+        let wanted = match &record.used_by {
+            NamespaceUse::Making => false,
+            NamespaceUse::Warm | NamespaceUse::Given { .. } => whole,
+            // Only the client's delete ends it.
+            NamespaceUse::Bound { .. } => true,
+        };
+        if !wanted {
+            return self.remove_namespace(record).await;
         }
+        let Some(warm) = &record.warm else { return Ok(()) };
+        match self.dataplane.adopt(warm.host_ifname.as_str(), warm.endpoint) {
+            Ok(()) => Ok(()),
+            Err(error) if record.used_by == NamespaceUse::Warm => {
+                tracing::warn!(error = chain(&error), "cannot adopt a sandbox that was prepared ahead");
+                self.remove_namespace(record).await
+            }
+            Err(error) => {
+                tracing::warn!(
+                    error = chain(&error),
+                    "cannot adopt an interface that was prepared ahead"
+                );
+                self.discard_warm(record, warm)
+            }
+        }
+    }
+
+    /// The namespace stays, an attach in it will make a new interface.
+    fn discard_warm(&self, record: &NamespaceRecord, warm: &WarmInterface) -> Result<(), AttachError> {
+        let kept = NamespaceRecord {
+            warm: None,
+            ..record.clone()
+        };
+        let removal = Removal {
+            endpoint: warm.endpoint,
+            host_ifname: warm.host_ifname.clone(),
+            host_ifindex: warm.host_ifindex,
+            netns: record.identity,
+        };
+        let mut state = self.state();
+        self.commit(Change::new().namespace(&kept).removal(&removal))?;
+        state.namespaces.insert(kept.path.clone(), kept);
+        state.removals.insert(removal.endpoint, removal);
+        Ok(())
     }
 
     /// Removes what carries our marks and is in no record.
@@ -133,14 +179,19 @@ impl Inner {
                 .await
                 .map_err(|error| kernel_of_node("removing an unknown interface", &error))?;
         }
-        self.sweep_dataplane(&known).map_err(|error| kernel_of_node("sweeping the dataplane", &error))?;
+        self.sweep_dataplane(&known)
+            .and_then(|()| self.dataplane.forget_other_layouts())
+            .map_err(|error| kernel_of_node("sweeping the dataplane", &error))?;
         self.sweep_routes().await
     }
 
     fn known_endpoints(&self) -> BTreeSet<EndpointId> {
         let state = self.state();
         let attached = state.attachments().map(|(_, attachment)| attachment.endpoint);
-        let warm = state.namespaces.values().filter_map(|record| record.warm.as_ref().map(|warm| warm.endpoint));
+        let warm = state
+            .namespaces
+            .values()
+            .filter_map(|record| record.warm.as_ref().map(|warm| warm.endpoint));
         attached.chain(warm).chain(state.removals.keys().copied()).collect()
     }
 
@@ -159,8 +210,11 @@ impl Inner {
     }
 
     async fn sweep_routes(&self) -> Result<(), AttachError> {
-        let routes =
-            self.netlink.list_our_routes().await.map_err(|error| kernel_of_node("listing routes", &error))?;
+        let routes = self
+            .netlink
+            .list_our_routes()
+            .await
+            .map_err(|error| kernel_of_node("listing routes", &error))?;
         for route in routes {
             let owned = self.state().attachments().any(|(_, attachment)| {
                 attachment.host_access
@@ -168,7 +222,10 @@ impl Inner {
                         .contains(&Some(route.destination.addr()))
             });
             if !owned
-                && let Err(error) = self.netlink.del_pod_route(route.destination.addr(), route.ifindex).await
+                && let Err(error) = self
+                    .netlink
+                    .del_pod_route(route.destination.addr(), route.ifindex)
+                    .await
             {
                 tracing::warn!(error = chain(&error), "cannot remove a route that is in no record");
             }

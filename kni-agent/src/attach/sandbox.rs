@@ -31,7 +31,10 @@ impl Inner {
     pub(super) async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
         let _one_at_a_time = self.locks.lock(request.sandbox.as_str()).await;
         let started = Instant::now();
-        let subject = Subject { pod: request.pod.clone(), sandbox: request.sandbox.to_string() };
+        let subject = Subject {
+            pod: request.pod.clone(),
+            sandbox: request.sandbox.to_string(),
+        };
         let netns = self.open_netns(&request)?;
         self.bind(&request.sandbox, &netns)?;
         let planned = {
@@ -83,7 +86,10 @@ impl Inner {
             }
         })?;
         if netns.id() == self.node_netns {
-            return Err(invalid(format!("{} is the node's own network namespace", request.netns.display())));
+            return Err(invalid(format!(
+                "{} is the node's own network namespace",
+                request.netns.display()
+            )));
         }
         Ok(netns)
     }
@@ -91,11 +97,18 @@ impl Inner {
     /// Ties a namespace of ours to the sandbox before anything can fail, so that deleting the sandbox removes it.
     fn bind(&self, sandbox: &SandboxId, netns: &Netns) -> Result<(), AttachError> {
         let mut state = self.state();
-        let Some(record) = state.namespace_of(netns.id()) else { return Ok(()) };
+        let Some(record) = state.namespace_of(netns.id()) else {
+            return Ok(());
+        };
         if matches!(record.used_by, NamespaceUse::Bound { .. }) {
             return Ok(());
         }
-        let bound = NamespaceRecord { used_by: NamespaceUse::Bound { sandbox: sandbox.clone() }, ..record.clone() };
+        let bound = NamespaceRecord {
+            used_by: NamespaceUse::Bound {
+                sandbox: sandbox.clone(),
+            },
+            ..record.clone()
+        };
         self.commit(Change::new().namespace(&bound))?;
         state.namespaces.insert(bound.path.clone(), bound);
         drop(state);
@@ -119,27 +132,45 @@ impl Inner {
             return Ok(None);
         }
         let same_interfaces = sandbox.attachments.len() == planned.len()
-            && sandbox.attachments.iter().zip(planned).all(|(attachment, plan)| satisfies(attachment, plan));
+            && sandbox
+                .attachments
+                .iter()
+                .zip(planned)
+                .all(|(attachment, plan)| satisfies(attachment, plan));
         if sandbox.netns_identity == netns.id() && same_interfaces {
             return Ok(Some(sandbox));
         }
         let reason = if same_interfaces {
-            format!("it is attached already, in another network namespace ({})", sandbox.netns.display())
+            format!(
+                "it is attached already, in another network namespace ({})",
+                sandbox.netns.display()
+            )
         } else {
             "it is attached already, with other networks, interfaces or addresses".to_owned()
         };
-        Err(AttachError::Conflict { pod: request.pod.clone(), sandbox: request.sandbox.clone(), reason })
+        Err(AttachError::Conflict {
+            pod: request.pod.clone(),
+            sandbox: request.sandbox.clone(),
+            reason,
+        })
     }
 
     fn refuse_occupied(&self, request: &AttachRequest, netns: &Netns) -> Result<(), AttachError> {
         let state = self.state();
-        let holder = state.sandboxes.values().find(|other| other.netns_identity == netns.id());
+        let holder = state
+            .sandboxes
+            .values()
+            .find(|other| other.netns_identity == netns.id());
         // The number of a dead namespace may be used again: its interfaces died with it.
         match holder.filter(|other| other.attachments.iter().any(super::views::host_link_exists)) {
             Some(other) => Err(AttachError::Conflict {
                 pod: request.pod.clone(),
                 sandbox: request.sandbox.clone(),
-                reason: format!("network namespace {} belongs to sandbox {}", request.netns.display(), other.id),
+                reason: format!(
+                    "network namespace {} belongs to sandbox {}",
+                    request.netns.display(),
+                    other.id
+                ),
             }),
             None => Ok(()),
         }
@@ -149,12 +180,21 @@ impl Inner {
         let deadline = Instant::now() + REMOVAL_WAIT;
         loop {
             let removed = self.removed.notified();
-            if !self.state().removals.values().any(|removal| removal.netns == Some(netns.id())) {
+            if !self
+                .state()
+                .removals
+                .values()
+                .any(|removal| removal.netns == Some(netns.id()))
+            {
                 return Ok(());
             }
             self.reaper_wanted.notify_one();
             let left = deadline.saturating_duration_since(Instant::now());
-            if tokio::time::timeout(left.min(Duration::from_millis(100)), removed).await.is_err() && left.is_zero() {
+            if tokio::time::timeout(left.min(Duration::from_millis(100)), removed)
+                .await
+                .is_err()
+                && left.is_zero()
+            {
                 let Subject { pod, sandbox } = subject.clone();
                 return Err(AttachError::Timeout {
                     pod,
@@ -197,7 +237,9 @@ impl Inner {
             port_mappings: request.port_mappings.clone(),
             attachments,
         };
-        let taken = namespace.filter(|_| uses_warm).map(|record| NamespaceRecord { warm: None, ..record });
+        let taken = namespace
+            .filter(|_| uses_warm)
+            .map(|record| NamespaceRecord { warm: None, ..record });
         let mut change = Change::new().sandbox(&sandbox);
         if let Some(record) = &taken {
             change = change.namespace(record);
@@ -230,8 +272,14 @@ impl Inner {
                     seconds: ATTACH_DEADLINE.as_secs(),
                 });
             }
-            let alias = sandbox.attachments.get(index).map(|attachment| alias(sandbox, attachment)).unwrap_or_default();
-            let Some(attachment) = sandbox.attachments.get_mut(index) else { break };
+            let alias = sandbox
+                .attachments
+                .get(index)
+                .map(|attachment| alias(sandbox, attachment))
+                .unwrap_or_default();
+            let Some(attachment) = sandbox.attachments.get_mut(index) else {
+                break;
+            };
             self.build_interface(attachment, netns, &alias, index, subject).await?;
         }
         Ok(())
@@ -277,7 +325,10 @@ impl Inner {
     }
 
     fn mark_deleting(&self, sandbox: &Sandbox) -> Result<(), AttachError> {
-        let deleting = Sandbox { phase: Phase::Deleting, ..sandbox.clone() };
+        let deleting = Sandbox {
+            phase: Phase::Deleting,
+            ..sandbox.clone()
+        };
         let mut state = self.state();
         self.commit(Change::new().sandbox(&deleting))?;
         state.sandboxes.insert(deleting.id.clone(), Arc::new(deleting));
@@ -297,13 +348,19 @@ impl Inner {
                 netns: Some(sandbox.netns_identity),
             })
             .collect();
-        let change = removals.iter().fold(Change::new().forget_sandbox(&sandbox.id), Change::removal);
+        let change = removals
+            .iter()
+            .fold(Change::new().forget_sandbox(&sandbox.id), Change::removal);
         self.commit(change)?;
         for attachment in &sandbox.attachments {
-            state.ipam.release(&attachment.network, attachment.ipv4, attachment.ipv6);
+            state
+                .ipam
+                .release(&attachment.network, attachment.ipv4, attachment.ipv6);
         }
         state.sandboxes.remove(&sandbox.id);
-        state.removals.extend(removals.into_iter().map(|removal| (removal.endpoint, removal)));
+        state
+            .removals
+            .extend(removals.into_iter().map(|removal| (removal.endpoint, removal)));
         drop(state);
         self.reaper_wanted.notify_one();
         Ok(())
@@ -330,8 +387,10 @@ fn reserve_one(
 ) -> Result<Attachment, AttachError> {
     let spec = &plan.network.spec;
     let owner = format!("pod {} (sandbox {})", request.pod, request.sandbox);
-    let Lease { ipv4, ipv6 } =
-        state.ipam.lease(&spec.name, &owner, &plan.ips).map_err(|error| ipam_error(request, error))?;
+    let Lease { ipv4, ipv6 } = state
+        .ipam
+        .lease(&spec.name, &owner, &plan.ips)
+        .map_err(|error| ipam_error(request, error))?;
     let attachment = Attachment {
         endpoint: crate::model::EndpointId(0),
         network: spec.name.clone(),
@@ -380,7 +439,9 @@ fn reserve_one(
 /// Returns what `reserve` took; the warm interface, if it was the first, stays with its namespace.
 fn give_back(state: &mut State, attachments: &[Attachment], first_is_warm: bool) {
     for (index, attachment) in attachments.iter().enumerate() {
-        state.ipam.release(&attachment.network, attachment.ipv4, attachment.ipv6);
+        state
+            .ipam
+            .release(&attachment.network, attachment.ipv4, attachment.ipv6);
         if !(first_is_warm && index == 0) {
             state.slots.free(attachment.endpoint);
         }
@@ -392,12 +453,27 @@ fn ipam_error(request: &AttachRequest, error: IpamError) -> AttachError {
     let reason = error.to_string();
     match error {
         IpamError::UnknownNetwork { network } => AttachError::UnknownNetwork { pod, network },
-        IpamError::Exhausted { network, .. } => AttachError::AddressesExhausted { pod, sandbox, network, reason },
-        IpamError::AddressInUse { network, .. } => {
-            AttachError::AddressUnavailable { pod, sandbox, network, reason, in_use: true }
-        }
+        IpamError::Exhausted { network, .. } => AttachError::AddressesExhausted {
+            pod,
+            sandbox,
+            network,
+            reason,
+        },
+        IpamError::AddressInUse { network, .. } => AttachError::AddressUnavailable {
+            pod,
+            sandbox,
+            network,
+            reason,
+            in_use: true,
+        },
         IpamError::AddressNotInNetwork { network, .. } | IpamError::TooManyAddresses { network, .. } => {
-            AttachError::AddressUnavailable { pod, sandbox, network, reason, in_use: false }
+            AttachError::AddressUnavailable {
+                pod,
+                sandbox,
+                network,
+                reason,
+                in_use: false,
+            }
         }
     }
 }
@@ -412,8 +488,11 @@ pub(super) fn alias(sandbox: &Sandbox, attachment: &Attachment) -> String {
         attachment.ifname,
         attachment.network
     );
-    text.chars().filter(|c| !c.is_control()).scan(0, |bytes, c| {
-        *bytes += c.len_utf8();
-        (*bytes <= 255).then_some(c)
-    }).collect()
+    text.chars()
+        .filter(|c| !c.is_control())
+        .scan(0, |bytes, c| {
+            *bytes += c.len_utf8();
+            (*bytes <= 255).then_some(c)
+        })
+        .collect()
 }

@@ -14,7 +14,11 @@ pub(super) struct Slots {
 
 impl Slots {
     pub(super) fn new(capacity: u32) -> Self {
-        Self { capacity, used: BTreeSet::new(), next: 1 }
+        Self {
+            capacity,
+            used: BTreeSet::new(),
+            next: 1,
+        }
     }
 
     pub(super) fn capacity(&self) -> u32 {
@@ -22,7 +26,9 @@ impl Slots {
     }
 
     pub(super) fn take(&mut self) -> Option<EndpointId> {
-        let candidate = (self.next..=self.capacity).chain(1..self.next).find(|id| !self.used.contains(id))?;
+        let candidate = (self.next..=self.capacity)
+            .chain(1..self.next)
+            .find(|id| !self.used.contains(id))?;
         self.used.insert(candidate);
         self.next = if candidate >= self.capacity { 1 } else { candidate + 1 };
         Some(EndpointId(candidate))

@@ -60,20 +60,27 @@ impl State {
     }
 
     pub(super) fn attachments(&self) -> impl Iterator<Item = (&Arc<Sandbox>, &Attachment)> {
-        self.sandboxes.values().flat_map(|sandbox| sandbox.attachments.iter().map(move |a| (sandbox, a)))
+        self.sandboxes
+            .values()
+            .flat_map(|sandbox| sandbox.attachments.iter().map(move |a| (sandbox, a)))
     }
 
     pub(super) fn attachments_of(&self, network: &NetworkName) -> usize {
-        self.attachments().filter(|(_, attachment)| attachment.network == *network).count()
+        self.attachments()
+            .filter(|(_, attachment)| attachment.network == *network)
+            .count()
     }
 
     /// The namespace that the agent made and that is this one.
     pub(super) fn namespace_of(&self, identity: NetnsIdentity) -> Option<&NamespaceRecord> {
-        self.namespaces.values().find(|record| record.identity == Some(identity))
+        self.namespaces
+            .values()
+            .find(|record| record.identity == Some(identity))
     }
 
     pub(super) fn namespaces_of(&self, sandbox: &SandboxId) -> Vec<NamespaceRecord> {
-        let bound = |record: &&NamespaceRecord| matches!(&record.used_by, NamespaceUse::Bound { sandbox: id } if id == sandbox);
+        let bound =
+            |record: &&NamespaceRecord| matches!(&record.used_by, NamespaceUse::Bound { sandbox: id } if id == sandbox);
         self.namespaces.values().filter(bound).cloned().collect()
     }
 
@@ -82,6 +89,9 @@ impl State {
     }
 
     pub(super) fn warm_count(&self) -> usize {
-        self.namespaces.values().filter(|record| record.used_by == NamespaceUse::Warm).count()
+        self.namespaces
+            .values()
+            .filter(|record| record.used_by == NamespaceUse::Warm)
+            .count()
     }
 }

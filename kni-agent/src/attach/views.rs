@@ -25,14 +25,20 @@ pub(super) fn host_link_exists(attachment: &Attachment) -> bool {
 
 impl State {
     pub(super) fn owner_of(&self, endpoint: EndpointId) -> Owner {
-        let found = self.attachments().find(|(_, attachment)| attachment.endpoint == endpoint);
+        let found = self
+            .attachments()
+            .find(|(_, attachment)| attachment.endpoint == endpoint);
         match found {
             Some((sandbox, attachment)) => Owner {
                 network: Some(attachment.network.clone()),
                 pod: sandbox.pod.clone(),
                 ifname: attachment.ifname.to_string(),
             },
-            None => Owner { network: None, pod: PodRef::default(), ifname: String::new() },
+            None => Owner {
+                network: None,
+                pod: PodRef::default(),
+                ifname: String::new(),
+            },
         }
     }
 }
@@ -77,21 +83,34 @@ impl Inner {
                 .collect()
         };
         wanted.sort_by(|(a, x), (b, y)| (&a.pod, &a.id, x.endpoint).cmp(&(&b.pod, &b.id, y.endpoint)));
-        wanted.into_iter().map(|(sandbox, attachment)| self.interface_view(sandbox, attachment)).collect()
+        wanted
+            .into_iter()
+            .map(|(sandbox, attachment)| self.interface_view(sandbox, attachment))
+            .collect()
     }
 
     fn interface_view(&self, sandbox: Arc<Sandbox>, attachment: Attachment) -> InterfaceView {
         let (programs, mut problems) = if host_link_exists(&attachment) {
-            self.dataplane.programs(attachment.host_ifname.as_str(), attachment.endpoint)
+            self.dataplane
+                .programs(attachment.host_ifname.as_str(), attachment.endpoint)
         } else {
-            (Vec::new(), vec![format!("host interface {} does not exist", attachment.host_ifname)])
+            (
+                Vec::new(),
+                vec![format!("host interface {} does not exist", attachment.host_ifname)],
+            )
         };
         problems.extend(self.dataplane.verify(&EndpointConfig::from(&attachment)));
         let counts = self.dataplane.counts(attachment.endpoint).unwrap_or_else(|error| {
             problems.push(error.to_string());
             crate::model::view::EndpointCounts::default()
         });
-        InterfaceView { sandbox, attachment, programs, counts, problems }
+        InterfaceView {
+            sandbox,
+            attachment,
+            programs,
+            counts,
+            problems,
+        }
     }
 
     pub(super) fn drop_views(&self) -> Vec<DropView> {
@@ -104,7 +123,14 @@ impl Inner {
             .into_iter()
             .map(|drop| {
                 let Owner { network, pod, ifname } = state.owner_of(drop.endpoint);
-                DropView { network, pod, ifname, direction: drop.direction, reason: drop.reason, count: drop.count }
+                DropView {
+                    network,
+                    pod,
+                    ifname,
+                    direction: drop.direction,
+                    reason: drop.reason,
+                    count: drop.count,
+                }
             })
             .collect()
     }
@@ -143,7 +169,12 @@ impl Inner {
 }
 
 fn matches(filter: &InterfaceFilter, sandbox: &Sandbox, attachment: &Attachment) -> bool {
-    let InterfaceFilter { pod_namespace, pod_name, network, sandbox: id } = filter;
+    let InterfaceFilter {
+        pod_namespace,
+        pod_name,
+        network,
+        sandbox: id,
+    } = filter;
     let selects = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
     selects(pod_namespace, &sandbox.pod.namespace)
         && selects(pod_name, &sandbox.pod.name)

@@ -40,7 +40,10 @@ impl Inner {
     }
 
     async fn make_warm(&self) -> Result<(), AttachError> {
-        let subject = Subject { pod: PodRef::default(), sandbox: "prepared ahead".to_owned() };
+        let subject = Subject {
+            pod: PodRef::default(),
+            sandbox: "prepared ahead".to_owned(),
+        };
         let Some(making) = self.record_warm()? else {
             // All endpoints are in use: an attach needs them more than the pool.
             tokio::time::sleep(RETRY).await;
@@ -60,9 +63,13 @@ impl Inner {
     fn record_warm(&self) -> Result<Option<NamespaceRecord>, AttachError> {
         let path = self.fresh_path();
         let mut state = self.state();
-        let Some(endpoint) = state.slots.take() else { return Ok(None) };
+        let Some(endpoint) = state.slots.take() else {
+            return Ok(None);
+        };
         let names = (PRIMARY_IFNAME.parse().ok(), interface::host_ifname(endpoint));
-        let (Some(ifname), Some(host_ifname)) = names else { return Ok(None) };
+        let (Some(ifname), Some(host_ifname)) = names else {
+            return Ok(None);
+        };
         let warm = WarmInterface {
             endpoint,
             ifname,
@@ -72,7 +79,12 @@ impl Inner {
             mac: interface::random_mac(),
             host_mac: interface::random_mac(),
         };
-        let record = NamespaceRecord { path, identity: None, used_by: NamespaceUse::Making, warm: Some(warm) };
+        let record = NamespaceRecord {
+            path,
+            identity: None,
+            used_by: NamespaceUse::Making,
+            warm: Some(warm),
+        };
         if let Err(error) = self.commit(Change::new().namespace(&record)) {
             state.slots.free(endpoint);
             return Err(error);
@@ -82,8 +94,9 @@ impl Inner {
     }
 
     async fn build_warm(&self, making: &NamespaceRecord, subject: &Subject) -> Result<NamespaceRecord, AttachError> {
-        let identity =
-            netlink::netns::create(&making.path).await.map_err(subject.failed("creating the network namespace"))?;
+        let identity = netlink::netns::create(&making.path)
+            .await
+            .map_err(subject.failed("creating the network namespace"))?;
         let netns = netlink::netns::open(&making.path).map_err(subject.failed("opening the network namespace"))?;
         let warm = match &making.warm {
             Some(warm) => {
@@ -97,11 +110,19 @@ impl Inner {
                     alias: format!("{}prepared ahead", netlink::own::IFALIAS_PREFIX),
                 };
                 let ifindex = self.make_pair(&pair, &netns, subject).await?;
-                Some(WarmInterface { ifindex, ..warm.clone() })
+                Some(WarmInterface {
+                    ifindex,
+                    ..warm.clone()
+                })
             }
             None => None,
         };
-        Ok(NamespaceRecord { identity: Some(identity), used_by: NamespaceUse::Warm, warm, path: making.path.clone() })
+        Ok(NamespaceRecord {
+            identity: Some(identity),
+            used_by: NamespaceUse::Warm,
+            warm,
+            path: making.path.clone(),
+        })
     }
 
     /// Deletes queued devices, many in one stroke: each stroke waits for the same grace periods.
@@ -120,8 +141,10 @@ impl Inner {
     }
 
     async fn remove_devices(&self, queued: &[Removal]) -> Result<(), AttachError> {
-        let links: Vec<(u32, &str)> =
-            queued.iter().map(|removal| (removal.host_ifindex, removal.host_ifname.as_str())).collect();
+        let links: Vec<(u32, &str)> = queued
+            .iter()
+            .map(|removal| (removal.host_ifindex, removal.host_ifname.as_str()))
+            .collect();
         self.teardown_netlink
             .delete_links(&links)
             .await

@@ -37,16 +37,15 @@ fn total(values: &PerCpuValues<Counter>) -> Count {
 }
 
 impl Maps {
-    pub(super) fn forwarded(
-        &self,
-        endpoint: EndpointId,
-    ) -> Result<Vec<(Direction, Verdict, Count)>, DataplaneError> {
+    pub(super) fn forwarded(&self, endpoint: EndpointId) -> Result<Vec<(Direction, Verdict, Count)>, DataplaneError> {
         let mut rows = Vec::new();
         for direction in [Direction::FromPod, Direction::ToPod] {
             for verdict in Verdict::ALL.iter().filter(|verdict| !verdict.is_drop()) {
                 let index = counter_index(endpoint.0, direction, *verdict);
-                let values =
-                    self.counters.get(&index, 0).map_err(DataplaneError::map("COUNTERS", "reading a row"))?;
+                let values = self
+                    .counters
+                    .get(&index, 0)
+                    .map_err(DataplaneError::map("COUNTERS", "reading a row"))?;
                 let count = total(&values);
                 if count.packets > 0 {
                     rows.push((direction, *verdict, count));
@@ -77,14 +76,34 @@ impl Maps {
         for row in &self.drops {
             let (key, values) = row.map_err(DataplaneError::map("DROPS", "reading"))?;
             // A code of a newer agent is none of ours.
-            if let (Some(direction), Some(reason)) = (Direction::from_code(key.direction), Verdict::from_code(key.verdict))
+            if let (Some(direction), Some(reason)) =
+                (Direction::from_code(key.direction), Verdict::from_code(key.verdict))
             {
                 let count = total(&values);
-                drops.push(DropCount { endpoint: EndpointId(key.endpoint), direction, reason, count });
+                drops.push(DropCount {
+                    endpoint: EndpointId(key.endpoint),
+                    direction,
+                    reason,
+                    count,
+                });
             }
         }
         drops.sort_by_key(|drop| (drop.endpoint, drop.direction, drop.reason));
         Ok(drops)
+    }
+
+    /// What the pod's kernel says while its interface comes up (multicast reports, duplicate address detection) meets
+    /// a row that is not ready yet. It is no drop that anybody needs to hear of.
+    pub(super) fn forget_early_drops(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        for direction in [Direction::FromPod, Direction::ToPod] {
+            let key = DropKey {
+                endpoint: endpoint.0,
+                verdict: Verdict::EndpointNotReady as u16,
+                direction: direction as u16,
+            };
+            ignore_absent(self.drops.remove(&key)).map_err(DataplaneError::map("DROPS", "clearing a row"))?;
+        }
+        Ok(())
     }
 
     /// The next owner of the row starts from zero.
@@ -99,8 +118,11 @@ impl Maps {
         }
         for verdict in Verdict::ALL.iter().filter(|verdict| verdict.is_drop()) {
             for direction in [Direction::FromPod, Direction::ToPod] {
-                let key =
-                    DropKey { endpoint: endpoint.0, verdict: *verdict as u16, direction: direction as u16 };
+                let key = DropKey {
+                    endpoint: endpoint.0,
+                    verdict: *verdict as u16,
+                    direction: direction as u16,
+                };
                 ignore_absent(self.drops.remove(&key)).map_err(DataplaneError::map("DROPS", "clearing a row"))?;
             }
         }

@@ -6,7 +6,9 @@ use std::{io, path::PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum DataplaneError {
     /// The agent was built without the eBPF object and none was named.
-    #[error("this kni-agent holds no eBPF object: build it with `cargo xtask build-ebpf` first, or name one with --ebpf-object")]
+    #[error(
+        "this kni-agent holds no eBPF object: build it with `cargo xtask build-ebpf` first, or name one with --ebpf-object"
+    )]
     NoObject,
     /// The ELF could not be loaded.
     #[error("eBPF object: {0}")]
@@ -77,10 +79,18 @@ pub enum DataplaneError {
 
 impl DataplaneError {
     pub(super) fn map(map: &'static str, operation: &'static str) -> impl FnOnce(aya::maps::MapError) -> Self {
-        move |source| Self::Map { map, operation, source: Box::new(source) }
+        move |source| Self::Map {
+            map,
+            operation,
+            source: Box::new(source),
+        }
     }
 
     pub(super) fn pin(path: &std::path::Path, operation: &'static str) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Pin { path: path.to_owned(), operation, source }
+        move |source| Self::Pin {
+            path: path.to_owned(),
+            operation,
+            source,
+        }
     }
 }

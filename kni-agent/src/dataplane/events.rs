@@ -1,7 +1,10 @@
 //! Reads drop events from the ring buffer.
 
 use aya::maps::{MapData, RingBuf};
-use kni_common::{Direction, Verdict, event::{DropEvent, EVENT_VERSION}};
+use kni_common::{
+    Direction, Verdict,
+    event::{DropEvent, EVENT_VERSION},
+};
 use tokio::io::{Interest, unix::AsyncFd};
 use zerocopy::FromBytes as _;
 
@@ -47,7 +50,9 @@ impl EventStream {
 }
 
 fn understand(bytes: &[u8]) -> Option<DropRecord> {
-    let event = DropEvent::read_from_bytes(bytes).ok().filter(|event| event.version == EVENT_VERSION)?;
+    let event = DropEvent::read_from_bytes(bytes)
+        .ok()
+        .filter(|event| event.version == EVENT_VERSION)?;
     Some(DropRecord {
         event,
         direction: Direction::from_code(event.direction)?,

@@ -80,7 +80,12 @@ impl Target<'_> {
         E: std::error::Error + Send + Sync + 'static,
     {
         let (program, ifname) = (self.program, self.ifname.to_owned());
-        move |source| DataplaneError::Attach { program, ifname, operation, source: Box::new(source) }
+        move |source| DataplaneError::Attach {
+            program,
+            ifname,
+            operation,
+            source: Box::new(source),
+        }
     }
 }
 
@@ -104,11 +109,16 @@ pub(super) fn attach(
                 .map_err(target.failed("creating the TCX link"))?;
             let link = classifier.take_link(id).map_err(target.failed("taking the link"))?;
             let link = FdLink::try_from(link).map_err(target.failed("taking the link"))?;
-            link.pin(pins.link(endpoint, direction)).map_err(target.failed("pinning the link"))?;
+            link.pin(pins.link(endpoint, direction))
+                .map_err(target.failed("pinning the link"))?;
         }
         Hook::Clsact => {
             add_clsact(&target)?;
-            let options = NlOptions { priority: FILTER_PRIORITY, handle: FILTER_HANDLE, classid: None };
+            let options = NlOptions {
+                priority: FILTER_PRIORITY,
+                handle: FILTER_HANDLE,
+                classid: None,
+            };
             let id = classifier
                 .attach_with_options(ifname, attach_type, TcAttachOptions::Netlink(options))
                 .map_err(target.failed("adding the clsact filter"))?;
@@ -205,7 +215,11 @@ pub(super) fn inspect(
     let mut problems = Vec::new();
     for direction in [Direction::FromPod, Direction::ToPod] {
         let (program, attach_type) = program_of(direction);
-        let side = if attach_type == TcAttachType::Ingress { "ingress" } else { "egress" };
+        let side = if attach_type == TcAttachType::Ingress {
+            "ingress"
+        } else {
+            "egress"
+        };
         let id = loaded_id(ebpf, program);
         let link_id = match hook {
             Hook::Tcx => link_id(pins, endpoint, direction),
@@ -223,7 +237,10 @@ pub(super) fn inspect(
                 hook: format!("{}/{side}", hook.as_str()),
                 link_id,
             }),
-            _ => problems.push(format!("program {program} is not attached at {}/{side} of {ifname}", hook.as_str())),
+            _ => problems.push(format!(
+                "program {program} is not attached at {}/{side} of {ifname}",
+                hook.as_str()
+            )),
         }
     }
     (views, problems)

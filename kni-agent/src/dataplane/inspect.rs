@@ -10,7 +10,10 @@ use super::{DataplaneError, maps::Maps, pin::Pins};
 use crate::model::view::MapView;
 
 pub(super) fn maps(maps: &Maps, pins: &Pins, max_endpoints: u32) -> Result<Vec<MapView>, DataplaneError> {
-    ALL_MAPS.iter().map(|spec| view(maps, pins, max_endpoints, spec)).collect()
+    ALL_MAPS
+        .iter()
+        .map(|spec| view(maps, pins, max_endpoints, spec))
+        .collect()
 }
 
 fn view(maps: &Maps, pins: &Pins, max_endpoints: u32, spec: &MapSpec) -> Result<MapView, DataplaneError> {

@@ -108,7 +108,9 @@ fn take<T>(ebpf: &mut Ebpf, name: &'static str) -> Result<T, DataplaneError>
 where
     T: TryFrom<aya::maps::Map, Error = MapError>,
 {
-    let map = ebpf.take_map(name).ok_or(DataplaneError::Missing { what: "map", name })?;
+    let map = ebpf
+        .take_map(name)
+        .ok_or(DataplaneError::Missing { what: "map", name })?;
     T::try_from(map).map_err(DataplaneError::map(name, "opening"))
 }
 
@@ -128,11 +130,15 @@ impl Maps {
     }
 
     fn row(&self, endpoint: EndpointId) -> Result<EndpointRow, DataplaneError> {
-        self.endpoints.get(&endpoint.0, 0).map_err(DataplaneError::map("ENDPOINTS", "reading a row"))
+        self.endpoints
+            .get(&endpoint.0, 0)
+            .map_err(DataplaneError::map("ENDPOINTS", "reading a row"))
     }
 
     fn write_row(&mut self, endpoint: EndpointId, row: EndpointRow) -> Result<(), DataplaneError> {
-        self.endpoints.set(endpoint.0, row, 0).map_err(DataplaneError::map("ENDPOINTS", "writing a row"))
+        self.endpoints
+            .set(endpoint.0, row, 0)
+            .map_err(DataplaneError::map("ENDPOINTS", "writing a row"))
     }
 
     /// New generation, not ready; then the addresses; then ready (I1, I2).
@@ -140,6 +146,7 @@ impl Maps {
         let generation = self.row(config.endpoint)?.generation.wrapping_add(1);
         self.write_row(config.endpoint, config.row(generation, false))?;
         self.write_addresses(config, generation)?;
+        self.forget_early_drops(config.endpoint)?;
         self.write_row(config.endpoint, config.row(generation, true))
     }
 
@@ -155,9 +162,17 @@ impl Maps {
 
     fn write_addresses(&mut self, config: &EndpointConfig, generation: u32) -> Result<(), DataplaneError> {
         for address in config.addresses() {
-            let key = AddressKey { network: config.network.get(), address: from_ip(address) };
-            let value = AddressValue { endpoint: config.endpoint.0, generation };
-            self.addresses.insert(key, value, 0).map_err(DataplaneError::map("ADDRESSES", "writing a row"))?;
+            let key = AddressKey {
+                network: config.network.get(),
+                address: from_ip(address),
+            };
+            let value = AddressValue {
+                endpoint: config.endpoint.0,
+                generation,
+            };
+            self.addresses
+                .insert(key, value, 0)
+                .map_err(DataplaneError::map("ADDRESSES", "writing a row"))?;
         }
         Ok(())
     }
@@ -167,7 +182,13 @@ impl Maps {
         let row = self.row(endpoint)?;
         if row.network != 0 {
             let generation = row.generation.wrapping_add(1);
-            self.write_row(endpoint, EndpointRow { generation, ..EndpointRow::default() })?;
+            self.write_row(
+                endpoint,
+                EndpointRow {
+                    generation,
+                    ..EndpointRow::default()
+                },
+            )?;
         }
         self.forget_addresses_of(endpoint, &row)?;
         self.forget_counts(endpoint)
@@ -176,9 +197,16 @@ impl Maps {
     fn forget_addresses_of(&mut self, endpoint: EndpointId, row: &EndpointRow) -> Result<(), DataplaneError> {
         let v4 = IpAddr::V4(Ipv4Addr::from(row.ipv4.to_ne_bytes()));
         for address in [from_ip(v4), row.ipv6] {
-            let key = AddressKey { network: row.network, address };
+            let key = AddressKey {
+                network: row.network,
+                address,
+            };
             // Only rows that are this endpoint's: the address may have a new owner already.
-            if self.addresses.get(&key, 0).is_ok_and(|value| value.endpoint == endpoint.0) {
+            if self
+                .addresses
+                .get(&key, 0)
+                .is_ok_and(|value| value.endpoint == endpoint.0)
+            {
                 ignore_absent(self.addresses.remove(&key))
                     .map_err(DataplaneError::map("ADDRESSES", "removing a row"))?;
             }
@@ -208,7 +236,12 @@ impl Maps {
                 found.push(EndpointId(id));
             }
         }
-        found.extend(self.addresses.iter().filter_map(Result::ok).map(|(_, value)| EndpointId(value.endpoint)));
+        found.extend(
+            self.addresses
+                .iter()
+                .filter_map(Result::ok)
+                .map(|(_, value)| EndpointId(value.endpoint)),
+        );
         found.sort_unstable();
         found.dedup();
         Ok(found)
@@ -219,14 +252,23 @@ impl Maps {
         match self.row(config.endpoint) {
             Ok(row) if row == config.row(row.generation, true) => {
                 for address in config.addresses() {
-                    let key = AddressKey { network: config.network.get(), address: from_ip(address) };
-                    let expected = AddressValue { endpoint: config.endpoint.0, generation: row.generation };
+                    let key = AddressKey {
+                        network: config.network.get(),
+                        address: from_ip(address),
+                    };
+                    let expected = AddressValue {
+                        endpoint: config.endpoint.0,
+                        generation: row.generation,
+                    };
                     if !self.addresses.get(&key, 0).is_ok_and(|found| found == expected) {
                         problems.push(format!("map ADDRESSES has no row for {address}"));
                     }
                 }
             }
-            Ok(_) => problems.push(format!("map ENDPOINTS has another row for endpoint {}", config.endpoint)),
+            Ok(_) => problems.push(format!(
+                "map ENDPOINTS has another row for endpoint {}",
+                config.endpoint
+            )),
             Err(error) => problems.push(error.to_string()),
         }
         problems
@@ -240,11 +282,15 @@ impl Maps {
     ) -> Result<(), DataplaneError> {
         let wanted = routes(network, subnets, host_access);
         for (key, value) in &wanted {
-            self.routes.insert(key, value, 0).map_err(DataplaneError::map("ROUTES", "writing a row"))?;
+            self.routes
+                .insert(key, value, 0)
+                .map_err(DataplaneError::map("ROUTES", "writing a row"))?;
         }
         self.remove_routes(|data, length| {
             data.network_be == network.get().to_be()
-                && !wanted.iter().any(|(key, _)| key.data() == data && key.prefix_len() == length)
+                && !wanted
+                    .iter()
+                    .any(|(key, _)| key.data() == data && key.prefix_len() == length)
         })
     }
 
@@ -271,7 +317,16 @@ fn routes(network: NetworkId, subnets: &[IpNet], host_access: bool) -> Vec<(Key<
     let route = |net: &IpNet, action: u32| {
         let offset = if matches!(net, IpNet::V4(_)) { 96 } else { 0 };
         let length = 32 + offset + u32::from(net.prefix_len());
-        (Key::new(length, RouteData { network_be, address: from_ip(net.network()) }), RouteValue { action })
+        (
+            Key::new(
+                length,
+                RouteData {
+                    network_be,
+                    address: from_ip(net.network()),
+                },
+            ),
+            RouteValue { action },
+        )
     };
     let mut rows: Vec<_> = subnets.iter().map(|net| route(net, ACTION_UNREACHABLE)).collect();
     if host_access {

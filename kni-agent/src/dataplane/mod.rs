@@ -9,6 +9,7 @@ mod inspect;
 mod maps;
 mod object;
 mod pin;
+mod trace;
 
 use std::{
     path::PathBuf,
@@ -72,6 +73,7 @@ impl Dataplane {
         let specs = maps::specs(options.max_endpoints, options.max_flows);
         pins.check_maps(&specs)?;
         let mut ebpf = object::load(&options.object, &pins, &specs)?;
+        trace::follow(&mut ebpf);
         let (maps, events) = Maps::take(&mut ebpf)?;
         let hook = Hook::choose(options.hook)?;
         let dataplane = Self {
@@ -123,6 +125,12 @@ impl Dataplane {
     /// costs as much as attaching.
     pub fn unpin(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
         self.pins.remove_links(endpoint)
+    }
+
+    /// Forgets pins of other layout versions. Call it once every interface has been adopted: until then their programs
+    /// use those maps.
+    pub fn forget_other_layouts(&self) -> Result<(), DataplaneError> {
+        self.pins.remove_other_layouts()
     }
 
     /// Endpoints that have pinned links, whoever made them.
@@ -189,9 +197,10 @@ impl Dataplane {
     ) -> Result<aya::TestRunResult, DataplaneError> {
         let mut programs = lock(&self.programs);
         let classifier = object::classifier(&mut programs, program)?;
-        classifier
-            .test_run(options)
-            .map_err(|error| DataplaneError::Load { program, reason: format!("test run: {error}") })
+        classifier.test_run(options).map_err(|error| DataplaneError::Load {
+            program,
+            reason: format!("test run: {error}"),
+        })
     }
 
     /// The programs at a host interface, as the kernel tells it, and what is wrong with them.

@@ -1,6 +1,9 @@
 //! The ELF: where it comes from and how it is loaded.
 
-use aya::{Ebpf, EbpfLoader, VerifierLogLevel, programs::{ProgramError, SchedClassifier}};
+use aya::{
+    Ebpf, EbpfLoader, VerifierLogLevel,
+    programs::{ProgramError, SchedClassifier},
+};
 use kni_common::layout::MapSpec;
 
 use super::{DataplaneError, pin::Pins};
@@ -13,7 +16,11 @@ pub(super) const PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
 
 /// The embedded object.
 pub fn embedded() -> Result<Vec<u8>, DataplaneError> {
-    if EMBEDDED.is_empty() { Err(DataplaneError::NoObject) } else { Ok(EMBEDDED.to_vec()) }
+    if EMBEDDED.is_empty() {
+        Err(DataplaneError::NoObject)
+    } else {
+        Ok(EMBEDDED.to_vec())
+    }
 }
 
 /// Loads all programs, with the maps of the pins.
@@ -22,19 +29,34 @@ pub(super) fn load(object: &[u8], pins: &Pins, specs: &[MapSpec]) -> Result<Ebpf
     // The full log costs time on every load; the statistics still bring the line that says what was refused.
     loader.verifier_log_level(VerifierLogLevel::STATS);
     for spec in specs {
-        loader.map_max_entries(spec.name, spec.max_entries).map_pin_path(spec.name, pins.map(spec.name));
+        loader
+            .map_max_entries(spec.name, spec.max_entries)
+            .map_pin_path(spec.name, pins.map(spec.name));
     }
-    let mut ebpf = loader.load(object).map_err(|error| DataplaneError::Object(Box::new(error)))?;
+    let mut ebpf = loader
+        .load(object)
+        .map_err(|error| DataplaneError::Object(Box::new(error)))?;
     for name in PROGRAMS {
-        classifier(&mut ebpf, name)?.load().map_err(|error| DataplaneError::Load { program: name, reason: explain(&error) })?;
+        classifier(&mut ebpf, name)?
+            .load()
+            .map_err(|error| DataplaneError::Load {
+                program: name,
+                reason: explain(&error),
+            })?;
     }
     Ok(ebpf)
 }
 
 /// A program of the object.
-pub(super) fn classifier<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut SchedClassifier, DataplaneError> {
+pub(super) fn classifier<'a>(
+    ebpf: &'a mut Ebpf,
+    name: &'static str,
+) -> Result<&'a mut SchedClassifier, DataplaneError> {
     let missing = || DataplaneError::Missing { what: "program", name };
-    ebpf.program_mut(name).ok_or_else(missing)?.try_into().map_err(|_other_kind: ProgramError| missing())
+    ebpf.program_mut(name)
+        .ok_or_else(missing)?
+        .try_into()
+        .map_err(|_other_kind: ProgramError| missing())
 }
 
 /// The last lines of the verifier's log say what it refused.

@@ -38,7 +38,10 @@ impl Pins {
     /// Makes the folders (root only); mounts bpffs where nobody has.
     pub(super) fn prepare(root: &Path) -> Result<Self, DataplaneError> {
         mount_bpffs(root)?;
-        let pins = Self { maps: root.join(format!("v{LAYOUT_VERSION}")), links: root.join("links") };
+        let pins = Self {
+            maps: root.join(format!("v{LAYOUT_VERSION}")),
+            links: root.join("links"),
+        };
         for dir in [&pins.maps, &pins.links] {
             fs::DirBuilder::new()
                 .recursive(true)
@@ -74,7 +77,11 @@ impl Pins {
                 Err(error) => vec![format!("not a map: {error}")],
             };
             if !differences.is_empty() {
-                tracing::warn!(map = spec.name, differences = differences.join(", "), "pinned map is replaced");
+                tracing::warn!(
+                    map = spec.name,
+                    differences = differences.join(", "),
+                    "pinned map is replaced"
+                );
                 fs::remove_file(&path).map_err(DataplaneError::pin(&path, "removing a map of another layout"))?;
             }
         }
@@ -94,10 +101,40 @@ impl Pins {
         Ok(())
     }
 
+    pub(super) fn remove_other_layouts(&self) -> Result<(), DataplaneError> {
+        let Some(root) = self.maps.parent() else { return Ok(()) };
+        for entry in fs::read_dir(root)
+            .map_err(DataplaneError::pin(root, "listing"))?
+            .flatten()
+        {
+            let path = entry.path();
+            let name = entry.file_name();
+            let version = name
+                .to_str()
+                .and_then(|name| name.strip_prefix('v'))
+                .and_then(|v| v.parse::<u32>().ok());
+            if version.is_some_and(|version| version != LAYOUT_VERSION) {
+                tracing::info!(path = %path.display(), "removing the maps of another layout");
+                remove_tree(&path)?;
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn linked_endpoints(&self) -> Result<Vec<EndpointId>, DataplaneError> {
         let entries = fs::read_dir(&self.links).map_err(DataplaneError::pin(&self.links, "listing"))?;
         let mut endpoints: Vec<EndpointId> = entries
-            .filter_map(|entry| entry.ok()?.file_name().to_str()?.split_once('-')?.0.parse().ok().map(EndpointId))
+            .filter_map(|entry| {
+                entry
+                    .ok()?
+                    .file_name()
+                    .to_str()?
+                    .split_once('-')?
+                    .0
+                    .parse()
+                    .ok()
+                    .map(EndpointId)
+            })
             .collect();
         endpoints.sort_unstable();
         endpoints.dedup();
@@ -163,8 +200,13 @@ pub(super) fn remove_all(root: &Path) -> Result<(), DataplaneError> {
 }
 
 fn remove_tree(dir: &Path) -> Result<(), DataplaneError> {
-    let device = fs::symlink_metadata(dir).map_err(DataplaneError::pin(dir, "looking"))?.dev();
-    for entry in fs::read_dir(dir).map_err(DataplaneError::pin(dir, "listing"))?.flatten() {
+    let device = fs::symlink_metadata(dir)
+        .map_err(DataplaneError::pin(dir, "looking"))?
+        .dev();
+    for entry in fs::read_dir(dir)
+        .map_err(DataplaneError::pin(dir, "listing"))?
+        .flatten()
+    {
         let path = entry.path();
         let meta = fs::symlink_metadata(&path).map_err(DataplaneError::pin(&path, "looking"))?;
         if meta.is_dir() && meta.dev() == device {

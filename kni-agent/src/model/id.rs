@@ -17,7 +17,11 @@ pub struct InvalidId {
 }
 
 fn invalid(kind: &'static str, value: &str, rule: &'static str) -> InvalidId {
-    InvalidId { kind, value: value.chars().take(128).collect(), rule }
+    InvalidId {
+        kind,
+        value: value.chars().take(128).collect(),
+        rule,
+    }
 }
 
 macro_rules! string_id {
@@ -185,7 +189,13 @@ impl fmt::Display for MacAddr {
 impl FromStr for MacAddr {
     type Err = InvalidId;
     fn from_str(value: &str) -> Result<Self, InvalidId> {
-        let refuse = || invalid("MAC address", value, "six hexadecimal bytes joined by ':', unicast and not all zero");
+        let refuse = || {
+            invalid(
+                "MAC address",
+                value,
+                "six hexadecimal bytes joined by ':', unicast and not all zero",
+            )
+        };
         let mut bytes = [0_u8; 6];
         let mut parts = value.split(':');
         for byte in &mut bytes {
@@ -240,7 +250,15 @@ mod tests {
     #[test]
     fn mac_addresses_are_unicast() {
         assert_eq!("02:00:00:00:00:0a".parse::<MacAddr>().unwrap().0, [2, 0, 0, 0, 0, 10]);
-        for bad in ["", "02:00:00:00:00", "02:00:00:00:00:00:00", "01:00:00:00:00:00", "00:00:00:00:00:00", "2:0:0:0:0:1", "0g:00:00:00:00:00"] {
+        for bad in [
+            "",
+            "02:00:00:00:00",
+            "02:00:00:00:00:00:00",
+            "01:00:00:00:00:00",
+            "00:00:00:00:00:00",
+            "2:0:0:0:0:1",
+            "0g:00:00:00:00:00",
+        ] {
             assert!(bad.parse::<MacAddr>().is_err(), "{bad}");
         }
     }

@@ -161,7 +161,11 @@ impl Store {
             let path = path.to_owned();
             move |source| StoreError::Path { path, source }
         };
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at(dir))?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(dir)
+            .map_err(at(dir))?;
         let path = dir.join("state.redb");
         let deadline = Instant::now() + LOCK_WAIT;
         let database = loop {
@@ -192,15 +196,26 @@ impl Store {
         let mut contents = Contents::default();
         for row in read.open_table(SANDBOXES).map_err(database)?.iter().map_err(database)? {
             let (key, value) = row.map_err(database)?;
-            contents.sandboxes.push(decode("sandboxes", key.value(), value.value())?);
+            contents
+                .sandboxes
+                .push(decode("sandboxes", key.value(), value.value())?);
         }
-        for row in read.open_table(NAMESPACES).map_err(database)?.iter().map_err(database)? {
+        for row in read
+            .open_table(NAMESPACES)
+            .map_err(database)?
+            .iter()
+            .map_err(database)?
+        {
             let (key, value) = row.map_err(database)?;
-            contents.namespaces.push(decode("namespaces", key.value(), value.value())?);
+            contents
+                .namespaces
+                .push(decode("namespaces", key.value(), value.value())?);
         }
         for row in read.open_table(REMOVALS).map_err(database)?.iter().map_err(database)? {
             let (key, value) = row.map_err(database)?;
-            contents.removals.push(decode("removals", &key.value().to_string(), value.value())?);
+            contents
+                .removals
+                .push(decode("removals", &key.value().to_string(), value.value())?);
         }
         for row in read.open_table(NETWORKS).map_err(database)?.iter().map_err(database)? {
             let (key, value) = row.map_err(database)?;
@@ -220,8 +235,14 @@ impl Store {
 }
 
 fn network(name: &str, id: u32) -> Result<(NetworkName, NetworkId), StoreError> {
-    let refuse = |reason: String| StoreError::Record { table: "networks", key: name.to_owned(), reason };
-    let parsed = name.parse().map_err(|error: crate::model::InvalidId| refuse(error.to_string()))?;
+    let refuse = |reason: String| StoreError::Record {
+        table: "networks",
+        key: name.to_owned(),
+        reason,
+    };
+    let parsed = name
+        .parse()
+        .map_err(|error: crate::model::InvalidId| refuse(error.to_string()))?;
     let id = NetworkId::try_from(id).map_err(|error| refuse(error.to_string()))?;
     Ok((parsed, id))
 }
@@ -265,17 +286,31 @@ fn apply(transaction: &WriteTransaction, put: Put) -> Result<(), StoreError> {
 }
 
 fn encode<T: Serialize>(table: &'static str, key: &str, record: &T) -> Result<Vec<u8>, StoreError> {
-    serde_json::to_vec(&Versioned { version: RECORD_VERSION, record })
-        .map_err(|error| StoreError::Record { table, key: key.to_owned(), reason: error.to_string() })
+    serde_json::to_vec(&Versioned {
+        version: RECORD_VERSION,
+        record,
+    })
+    .map_err(|error| StoreError::Record {
+        table,
+        key: key.to_owned(),
+        reason: error.to_string(),
+    })
 }
 
 fn decode<T: DeserializeOwned>(table: &'static str, key: &str, bytes: &[u8]) -> Result<T, StoreError> {
-    let refuse = |reason: String| StoreError::Record { table, key: key.to_owned(), reason };
+    let refuse = |reason: String| StoreError::Record {
+        table,
+        key: key.to_owned(),
+        reason,
+    };
     let versioned: Versioned<T> = serde_json::from_slice(bytes).map_err(|error| refuse(error.to_string()))?;
     if versioned.version == RECORD_VERSION {
         Ok(versioned.record)
     } else {
-        Err(refuse(format!("version {}, this agent reads {RECORD_VERSION}", versioned.version)))
+        Err(refuse(format!(
+            "version {}, this agent reads {RECORD_VERSION}",
+            versioned.version
+        )))
     }
 }
 
@@ -287,7 +322,11 @@ mod tests {
     fn sandbox(id: &str) -> Sandbox {
         Sandbox {
             id: id.parse().unwrap(),
-            pod: PodRef { namespace: "ns".into(), name: "pod".into(), uid: "u".into() },
+            pod: PodRef {
+                namespace: "ns".into(),
+                name: "pod".into(),
+                uid: "u".into(),
+            },
             phase: Phase::Pending,
             netns: "/run/netns/x".into(),
             netns_identity: NetnsIdentity { dev: 4, inode: 5 },
@@ -298,7 +337,12 @@ mod tests {
     }
 
     fn removal(endpoint: u32) -> Removal {
-        Removal { endpoint: EndpointId(endpoint), host_ifname: "kni1".parse().unwrap(), host_ifindex: 7, netns: None }
+        Removal {
+            endpoint: EndpointId(endpoint),
+            host_ifname: "kni1".parse().unwrap(),
+            host_ifindex: 7,
+            netns: None,
+        }
     }
 
     #[test]
@@ -308,9 +352,28 @@ mod tests {
         {
             let store = Store::open(dir.path()).unwrap();
             assert!(store.load().unwrap().sandboxes.is_empty());
-            store.commit(Change::new().sandbox(&sandbox("one")).sandbox(&sandbox("two")).removal(&removal(3))).unwrap();
-            store.commit(Change::new().forget_sandbox(&"one".parse().unwrap()).removal(&removal(4))).unwrap();
-            store.commit(Change::new().forget_removal(&removal(3)).network(&blue, 9.try_into().unwrap())).unwrap();
+            store
+                .commit(
+                    Change::new()
+                        .sandbox(&sandbox("one"))
+                        .sandbox(&sandbox("two"))
+                        .removal(&removal(3)),
+                )
+                .unwrap();
+            store
+                .commit(
+                    Change::new()
+                        .forget_sandbox(&"one".parse().unwrap())
+                        .removal(&removal(4)),
+                )
+                .unwrap();
+            store
+                .commit(
+                    Change::new()
+                        .forget_removal(&removal(3))
+                        .network(&blue, 9.try_into().unwrap()),
+                )
+                .unwrap();
         }
         let contents = Store::open(dir.path()).unwrap().load().unwrap();
         assert_eq!(contents.sandboxes, [sandbox("two")]);
@@ -330,7 +393,11 @@ mod tests {
 
     #[test]
     fn rows_of_another_version_are_refused_by_name() {
-        let bytes = serde_json::to_vec(&Versioned { version: 99, record: removal(1) }).unwrap();
+        let bytes = serde_json::to_vec(&Versioned {
+            version: 99,
+            record: removal(1),
+        })
+        .unwrap();
         let error = decode::<Removal>("removals", "1", &bytes).unwrap_err().to_string();
         assert!(error.contains("removals/1") && error.contains("99"), "{error}");
     }

@@ -37,6 +37,8 @@ const MODULES: &[(&str, Layer)] = &[
     ("agent", Layer::Root),
     ("cli", Layer::Root),
     ("config", Layer::Root),
+    ("footprint", Layer::Root),
+    ("privileges", Layer::Root),
     ("telemetry", Layer::Root),
     ("metrics", Layer::Root),
     ("readiness", Layer::Root),
