@@ -7,8 +7,8 @@ map_types! {
     pub struct AddressKey {
         /// Network id.
         pub network: u32,
-        /// Address in network byte order, IPv4 as `::ffff:a.b.c.d`.
-        pub address: [u32; 4],
+        /// Address in network byte order, IPv4 as `::ffff:a.b.c.d`: in a dump the last four bytes are the IPv4 address.
+        pub address: [u8; 16],
     }
 
     /// Value of `ADDRESSES`.
@@ -23,44 +23,45 @@ map_types! {
 /// Third word of a v4-mapped address, in memory order.
 pub const V4_MAPPED: u32 = u32::from_be(0xffff);
 
-/// An IPv4 address (network byte order, as read from a packet) in the 16-byte form of the tables.
+/// An IPv4 address (network byte order, as read from a packet) as four words in memory order.
 #[inline(always)]
 #[must_use]
 pub const fn mapped(v4: u32) -> [u32; 4] {
     [0, 0, V4_MAPPED, v4]
 }
 
-/// 16 bytes in network order as the four words that the tables hold.
+/// 16 bytes in network order as four words in memory order, for comparing with what stands in a packet.
 #[inline(always)]
 #[must_use]
 pub const fn words(bytes: [u8; 16]) -> [u32; 4] {
-    [
-        u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
-        u32::from_ne_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
-        u32::from_ne_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]),
-        u32::from_ne_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]),
-    ]
+    // SAFETY: as in `bytes`.
+    unsafe { core::mem::transmute(bytes) }
 }
 
-/// The words of a table address for a standard address.
+/// The bytes of words that were read from a packet.
+#[inline(always)]
+#[must_use]
+pub const fn bytes(words: [u32; 4]) -> [u8; 16] {
+    // SAFETY: both types have 16 bytes, and every bit pattern is valid in both. Words as such keep the stores whole;
+    // bytes one by one would cost the programs four times as many.
+    unsafe { core::mem::transmute(words) }
+}
+
+/// The table form of a standard address.
 #[cfg(any(test, feature = "user"))]
 #[must_use]
-pub fn from_ip(ip: std::net::IpAddr) -> [u32; 4] {
+pub fn from_ip(ip: std::net::IpAddr) -> [u8; 16] {
     match ip {
-        std::net::IpAddr::V4(v4) => mapped(u32::from_ne_bytes(v4.octets())),
-        std::net::IpAddr::V6(v6) => words(v6.octets()),
+        std::net::IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        std::net::IpAddr::V6(v6) => v6.octets(),
     }
 }
 
-/// The standard address of table words; a v4-mapped one is IPv4.
+/// The standard address of the table form; a v4-mapped one is IPv4.
 #[cfg(any(test, feature = "user"))]
 #[must_use]
-pub fn to_ip(address: [u32; 4]) -> std::net::IpAddr {
-    let mut bytes = [0_u8; 16];
-    for (chunk, word) in bytes.chunks_exact_mut(4).zip(address) {
-        chunk.copy_from_slice(&word.to_ne_bytes());
-    }
-    std::net::Ipv6Addr::from(bytes).to_canonical()
+pub fn to_ip(address: [u8; 16]) -> std::net::IpAddr {
+    std::net::Ipv6Addr::from(address).to_canonical()
 }
 
 #[cfg(test)]
@@ -73,9 +74,8 @@ mod tests {
             let ip: std::net::IpAddr = text.parse().unwrap();
             assert_eq!(to_ip(from_ip(ip)), ip);
         }
-        assert_eq!(
-            from_ip("1.2.3.4".parse().unwrap()),
-            words(*b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x01\x02\x03\x04")
-        );
+        let v4 = u32::from_ne_bytes([1, 2, 3, 4]);
+        assert_eq!(from_ip("1.2.3.4".parse().unwrap()), bytes(mapped(v4)));
+        assert_eq!(words(bytes(mapped(v4))), mapped(v4));
     }
 }

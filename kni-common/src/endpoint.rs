@@ -12,10 +12,10 @@ map_types! {
         pub generation: u32,
         /// Bits `FLAG_*`.
         pub flags: u32,
-        /// The endpoint's IPv4 address in network byte order, 0 for none.
-        pub ipv4: u32,
+        /// The endpoint's IPv4 address in network byte order, all 0 for none.
+        pub ipv4: [u8; 4],
         /// The endpoint's IPv6 address in network byte order, all 0 for none.
-        pub ipv6: [u32; 4],
+        pub ipv6: [u8; 16],
         /// MAC address of the pod end.
         pub mac: [u8; 6],
         /// MAC address of the host end: the gateway's, seen from the pod.

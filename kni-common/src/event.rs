@@ -1,6 +1,6 @@
 //! The record that a program sends to the agent when it drops a packet.
 
-use crate::layout::map_types;
+use crate::{flow::Ports, layout::map_types};
 
 map_types! {
     /// A drop. Rate-limited per endpoint; the counters are exact.
@@ -24,11 +24,11 @@ map_types! {
         /// Bytes from the Ethernet header on.
         pub length: u32,
         /// Source address, network byte order, IPv4 mapped; zero where it was not read.
-        pub source: [u32; 4],
+        pub source: [u8; 16],
         /// Destination address, likewise.
-        pub destination: [u32; 4],
-        /// Ports as in [`crate::flow::FlowKey4`].
-        pub ports: u32,
+        pub destination: [u8; 16],
+        /// Ports.
+        pub ports: Ports,
         /// Transport protocol number.
         pub protocol: u32,
     }

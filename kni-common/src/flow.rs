@@ -5,27 +5,38 @@ use crate::layout::map_types;
 map_types! {
     /// Key of `FLOWS4`.
     pub struct FlowKey4 {
-        /// Network id in the upper 24 bits, IP protocol number in the low 8.
-        pub network_protocol: u32,
+        /// Network id.
+        pub network: u32,
         /// Source address, network byte order.
-        pub source: u32,
+        pub source: [u8; 4],
         /// Destination address, network byte order.
-        pub destination: u32,
-        /// Source and destination port as they stand in the packet (4 bytes, network byte order each). ICMP echo: the
-        /// identifier twice. 0 for protocols without ports.
-        pub ports: u32,
+        pub destination: [u8; 4],
+        /// Ports.
+        pub ports: Ports,
+        /// IP protocol number.
+        pub protocol: u32,
     }
 
     /// Key of `FLOWS6`; the fields are those of [`FlowKey4`].
     pub struct FlowKey6 {
-        /// Network id in the upper 24 bits, transport protocol number in the low 8.
-        pub network_protocol: u32,
-        /// Source and destination port, as in [`FlowKey4`].
-        pub ports: u32,
+        /// Network id.
+        pub network: u32,
         /// Source address, network byte order.
-        pub source: [u32; 4],
+        pub source: [u8; 16],
         /// Destination address, network byte order.
-        pub destination: [u32; 4],
+        pub destination: [u8; 16],
+        /// Ports.
+        pub ports: Ports,
+        /// Transport protocol number.
+        pub protocol: u32,
+    }
+
+    /// Two ports as they stand in a packet. ICMP echo: the identifier twice. 0 for protocols without ports.
+    pub struct Ports {
+        /// Source port, network byte order.
+        pub source: [u8; 2],
+        /// Destination port, network byte order.
+        pub destination: [u8; 2],
     }
 
     /// Value of both flow tables.
@@ -44,22 +55,24 @@ map_types! {
 
     /// Key of `FRAGMENTS`: which datagram a fragment belongs to (RFC 791, RFC 8200).
     pub struct FragmentKey {
-        /// Network id in the upper 24 bits, transport protocol number in the low 8.
-        pub network_protocol: u32,
+        /// Network id.
+        pub network: u32,
         /// Identification field as it stands in the packet; IPv4's 16 bits in the first two bytes.
-        pub identification: u32,
+        pub identification: [u8; 4],
         /// Source address, IPv4 as `::ffff:a.b.c.d`.
-        pub source: [u32; 4],
+        pub source: [u8; 16],
         /// Destination address, IPv4 as `::ffff:a.b.c.d`.
-        pub destination: [u32; 4],
+        pub destination: [u8; 16],
+        /// Transport protocol number.
+        pub protocol: u16,
         /// 1 for packets that come from the pod, 2 for packets on their way to it; the two never vouch for each other.
-        pub direction: u32,
+        pub direction: u16,
     }
 
     /// Value of `FRAGMENTS`.
     pub struct FragmentValue {
-        /// The first fragment's ports, as in [`FlowKey4`].
-        pub ports: u32,
+        /// The first fragment's ports.
+        pub ports: Ports,
     }
 }
 
@@ -73,14 +86,25 @@ pub const KIND_TO_STACK: u32 = 2;
 /// From the node's stack to a pod.
 pub const KIND_FROM_STACK: u32 = 3;
 
-/// Network and protocol in one word.
-#[inline(always)]
-#[must_use]
-pub const fn network_protocol(network: u32, protocol: u8) -> u32 {
-    network << 8 | protocol as u32
+impl Ports {
+    /// Ports from the word that was read from a packet.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_word(word: u32) -> Self {
+        // SAFETY: `Ports` is `repr(C)`, four bytes without padding, and every bit pattern is valid.
+        unsafe { core::mem::transmute(word) }
+    }
+
+    /// The word that stands in a packet.
+    #[inline(always)]
+    #[must_use]
+    pub const fn word(self) -> u32 {
+        // SAFETY: as in `from_word`.
+        unsafe { core::mem::transmute(self) }
+    }
 }
 
-/// The ports of the opposite direction.
+/// The word of the opposite direction's ports.
 #[inline(always)]
 #[must_use]
 pub const fn swapped(ports: u32) -> u32 {
@@ -93,7 +117,14 @@ mod tests {
 
     #[test]
     fn ports_swap() {
-        let ports = u32::from_ne_bytes([0x12, 0x34, 0x00, 0x50]);
-        assert_eq!(swapped(ports).to_ne_bytes(), [0x00, 0x50, 0x12, 0x34]);
+        let ports = Ports {
+            source: [0x12, 0x34],
+            destination: [0x00, 0x50],
+        };
+        let back = Ports {
+            source: [0x00, 0x50],
+            destination: [0x12, 0x34],
+        };
+        assert_eq!(Ports::from_word(swapped(ports.word())), back);
     }
 }

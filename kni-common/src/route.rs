@@ -7,9 +7,9 @@ map_types! {
     /// the network too.
     pub struct RouteData {
         /// Network id in network byte order (the trie compares from the first byte on).
-        pub network_be: u32,
+        pub network: [u8; 4],
         /// Address prefix, IPv4 as `::ffff:a.b.c.d`.
-        pub address: [u32; 4],
+        pub address: [u8; 16],
     }
 
     /// The whole key as the kernel sees it (`struct bpf_lpm_trie_key`).

@@ -122,6 +122,8 @@ verdicts! {
     HostNotAllowed = 29, "host_not_allowed", "the node has no access to this network";
     /// The flow table took no entry.
     FlowTableFull = 30, "flow_table_full", "the flow table took no new entry";
+    /// To a loopback address: with `route_localnet` (kube-proxy sets it) the node would deliver it to its own services.
+    Loopback = 31, "loopback", "loopback addresses are not carried";
 }
 
 impl Verdict {

@@ -3,8 +3,10 @@
 use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::TcContext};
 use kni_common::{
     Direction, Verdict,
+    address::bytes,
     counter::{Counter, DropKey, EVENT_WINDOW_SHIFT, EVENTS_PER_WINDOW, counter_index},
     event::{DropEvent, EVENT_VERSION},
+    flow::Ports,
 };
 
 use crate::{
@@ -115,9 +117,9 @@ fn report(place: &Place, packet: &Packet, verdict: u16, length: u32) {
         network: place.network,
         generation: place.generation,
         length,
-        source: packet.source,
-        destination: packet.destination,
-        ports: packet.ports,
+        source: bytes(packet.source),
+        destination: bytes(packet.destination),
+        ports: Ports::from_word(packet.ports),
         protocol: u32::from(packet.protocol),
     });
     entry.submit(0);

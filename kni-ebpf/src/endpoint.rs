@@ -3,7 +3,7 @@
 use aya_ebpf::programs::TcContext;
 use kni_common::{
     IFINDEX_BASE,
-    address::{AddressKey, AddressValue},
+    address::{AddressKey, AddressValue, bytes},
     endpoint::{EndpointRow, FLAG_READY},
 };
 
@@ -36,7 +36,12 @@ pub fn is_ready(row: &EndpointRow) -> bool {
 pub fn by_address(network: u32, address: [u32; 4]) -> Option<&'static AddressValue> {
     // SAFETY: user space replaces rows whole; one that is replaced meanwhile stays readable (RCU), and the caller
     // compares its generation with the endpoint's.
-    unsafe { ADDRESSES.get(AddressKey { network, address }) }
+    unsafe {
+        ADDRESSES.get(AddressKey {
+            network,
+            address: bytes(address),
+        })
+    }
 }
 
 /// Whether the row still belongs to whom the address row names.

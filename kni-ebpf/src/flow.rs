@@ -3,7 +3,8 @@
 use aya_ebpf::helpers::bpf_jiffies64;
 use kni_common::{
     Verdict,
-    flow::{FlowKey4, FlowKey6, FlowValue, network_protocol, swapped},
+    address::bytes,
+    flow::{FlowKey4, FlowKey6, FlowValue, Ports, swapped},
 };
 
 use crate::{
@@ -16,20 +17,22 @@ fn key4(network: u32, packet: &Packet) -> FlowKey4 {
     let [.., source] = packet.source;
     let [.., destination] = packet.destination;
     FlowKey4 {
-        network_protocol: network_protocol(network, packet.protocol),
-        source,
-        destination,
-        ports: packet.ports,
+        network,
+        source: source.to_ne_bytes(),
+        destination: destination.to_ne_bytes(),
+        ports: Ports::from_word(packet.ports),
+        protocol: u32::from(packet.protocol),
     }
 }
 
 #[inline(always)]
 fn key6(network: u32, packet: &Packet) -> FlowKey6 {
     FlowKey6 {
-        network_protocol: network_protocol(network, packet.protocol),
-        ports: packet.ports,
-        source: packet.source,
-        destination: packet.destination,
+        network,
+        source: bytes(packet.source),
+        destination: bytes(packet.destination),
+        ports: Ports::from_word(packet.ports),
+        protocol: u32::from(packet.protocol),
     }
 }
 

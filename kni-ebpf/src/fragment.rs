@@ -2,7 +2,8 @@
 
 use kni_common::{
     Direction, Verdict,
-    flow::{FragmentKey, FragmentValue, network_protocol},
+    address::bytes,
+    flow::{FragmentKey, FragmentValue, Ports},
 };
 
 use crate::{
@@ -17,20 +18,27 @@ pub fn resolve(network: u32, direction: Direction, packet: &mut Packet) -> Resul
         return Ok(());
     }
     let key = FragmentKey {
-        network_protocol: network_protocol(network, packet.protocol),
-        identification: packet.identification,
-        source: packet.source,
-        destination: packet.destination,
-        direction: direction as u32 + 1,
+        network,
+        identification: packet.identification.to_ne_bytes(),
+        source: bytes(packet.source),
+        destination: bytes(packet.destination),
+        protocol: u16::from(packet.protocol),
+        direction: direction as u16 + 1,
     };
     if matches!(packet.fragment, Fragment::First) {
         // A full table evicts the oldest datagram; its later fragments are then dropped and counted.
         return FRAGMENTS
-            .insert(key, FragmentValue { ports: packet.ports }, 0)
+            .insert(
+                key,
+                FragmentValue {
+                    ports: Ports::from_word(packet.ports),
+                },
+                0,
+            )
             .map_err(|_errno| Verdict::FragmentWithoutFirst);
     }
     // SAFETY: a copy of one word; a row replaced meanwhile gives the old or the new ports.
     let found = unsafe { FRAGMENTS.get(key) }.ok_or(Verdict::FragmentWithoutFirst)?;
-    packet.ports = found.ports;
+    packet.ports = found.ports.word();
     Ok(())
 }

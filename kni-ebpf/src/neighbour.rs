@@ -62,7 +62,7 @@ pub fn arp(ctx: &TcContext, row: &EndpointRow) -> Result<Answer, Verdict> {
     }
     let sender = word(arp.sender_ip);
     // An address probe (RFC 5227) has no sender address yet.
-    if arp.sender_mac != mac_words(&row.mac) || (sender != 0 && sender != row.ipv4) {
+    if arp.sender_mac != mac_words(&row.mac) || (sender != 0 && sender != u32::from_ne_bytes(row.ipv4)) {
         return Err(Verdict::SourceAddress);
     }
     if arp.operation != REQUEST || word(arp.target_ip) != u32::from_ne_bytes(GATEWAY_V4) {

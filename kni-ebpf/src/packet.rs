@@ -97,6 +97,18 @@ impl Packet {
         }
     }
 
+    /// Whether the destination is a loopback address (127.0.0.0/8, ::1).
+    #[inline(always)]
+    pub fn to_loopback(&self) -> bool {
+        const ONE: u32 = u32::from_be(1);
+        let [a, b, c, last] = self.destination;
+        if self.v4 {
+            last & BYTE0_FF == BYTE0_7F
+        } else {
+            a == 0 && b == 0 && c == 0 && last == ONE
+        }
+    }
+
     /// Whether the destination is an IPv6 link-local address.
     #[inline(always)]
     pub fn to_link_local(&self) -> bool {
@@ -114,6 +126,7 @@ impl Packet {
 const BYTE0_F0: u32 = u32::from_ne_bytes([0xf0, 0, 0, 0]);
 const BYTE0_E0: u32 = u32::from_ne_bytes([0xe0, 0, 0, 0]);
 const BYTE0_FF: u32 = u32::from_ne_bytes([0xff, 0, 0, 0]);
+const BYTE0_7F: u32 = u32::from_ne_bytes([0x7f, 0, 0, 0]);
 
 #[inline(always)]
 fn is_link_local(address: [u32; 4]) -> bool {

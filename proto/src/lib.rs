@@ -6,13 +6,27 @@
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
 /// `kni`: the Kubernetes Networking Interface (KEP-4410).
-#[expect(missing_docs, clippy::pedantic, clippy::clone_on_ref_ptr, clippy::allow_attributes, clippy::allow_attributes_without_reason, reason = "generated; kni.proto is the documentation")]
+#[expect(
+    missing_docs,
+    clippy::pedantic,
+    clippy::clone_on_ref_ptr,
+    clippy::allow_attributes,
+    clippy::allow_attributes_without_reason,
+    reason = "generated; kni.proto is the documentation"
+)]
 pub mod kni {
     tonic::include_proto!("kni");
 }
 
 /// `kni.runtime.v1`: the agent's own service behind knictl.
-#[expect(missing_docs, clippy::pedantic, clippy::clone_on_ref_ptr, clippy::allow_attributes, clippy::allow_attributes_without_reason, reason = "generated; runtime.proto is the documentation")]
+#[expect(
+    missing_docs,
+    clippy::pedantic,
+    clippy::clone_on_ref_ptr,
+    clippy::allow_attributes,
+    clippy::allow_attributes_without_reason,
+    reason = "generated; runtime.proto is the documentation"
+)]
 pub mod runtime {
     tonic::include_proto!("kni.runtime.v1");
 }

@@ -44,7 +44,6 @@ impl Inner {
             reason,
         } = record;
         let Owner { network, pod, ifname } = self.state().owner_of(EndpointId(event.endpoint));
-        let [s0, s1, d0, d1] = event.ports.to_ne_bytes();
         DropEventView {
             time_ns: wall_clock(event.time_ns),
             network,
@@ -55,16 +54,16 @@ impl Inner {
             source: known(event.source),
             destination: known(event.destination),
             protocol: u8::try_from(event.protocol).unwrap_or(u8::MAX),
-            source_port: u16::from_be_bytes([s0, s1]),
-            destination_port: u16::from_be_bytes([d0, d1]),
+            source_port: u16::from_be_bytes(event.ports.source),
+            destination_port: u16::from_be_bytes(event.ports.destination),
             length: event.length,
             ethertype: event.ethertype,
         }
     }
 }
 
-fn known(address: [u32; 4]) -> Option<IpAddr> {
-    (address != [0; 4]).then(|| to_ip(address))
+fn known(address: [u8; 16]) -> Option<IpAddr> {
+    (address != [0; 16]).then(|| to_ip(address))
 }
 
 /// Nanoseconds since the Unix epoch for a time of `CLOCK_MONOTONIC`.

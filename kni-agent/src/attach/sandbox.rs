@@ -35,6 +35,9 @@ impl Inner {
             pod: request.pod.clone(),
             sandbox: request.sandbox.to_string(),
         };
+        if request.port_mappings.iter().any(|mapping| mapping.host_port != 0) {
+            tracing::warn!(pod = %request.pod, sandbox = %request.sandbox, "host ports are recorded but not mapped");
+        }
         let netns = self.open_netns(&request)?;
         self.bind(&request.sandbox, &netns)?;
         let planned = {

@@ -65,8 +65,8 @@ impl EndpointConfig {
             network: self.network.get(),
             generation,
             flags: ready | host,
-            ipv4: self.ipv4.map_or(0, |ip| u32::from_ne_bytes(ip.octets())),
-            ipv6: self.ipv6.map_or([0; 4], |ip| from_ip(IpAddr::V6(ip))),
+            ipv4: self.ipv4.map_or([0; 4], |ip| ip.octets()),
+            ipv6: self.ipv6.map_or([0; 16], |ip| ip.octets()),
             mac: self.mac.0,
             host_mac: self.host_mac.0,
             ifindex: IFINDEX_BASE + self.endpoint.0,
@@ -195,7 +195,7 @@ impl Maps {
     }
 
     fn forget_addresses_of(&mut self, endpoint: EndpointId, row: &EndpointRow) -> Result<(), DataplaneError> {
-        let v4 = IpAddr::V4(Ipv4Addr::from(row.ipv4.to_ne_bytes()));
+        let v4 = IpAddr::V4(Ipv4Addr::from(row.ipv4));
         for address in [from_ip(v4), row.ipv6] {
             let key = AddressKey {
                 network: row.network,
@@ -287,7 +287,7 @@ impl Maps {
                 .map_err(DataplaneError::map("ROUTES", "writing a row"))?;
         }
         self.remove_routes(|data, length| {
-            data.network_be == network.get().to_be()
+            data.network == network.get().to_be_bytes()
                 && !wanted
                     .iter()
                     .any(|(key, _)| key.data() == data && key.prefix_len() == length)
@@ -295,7 +295,7 @@ impl Maps {
     }
 
     pub(super) fn retain_routes(&mut self, networks: &[NetworkId]) -> Result<(), DataplaneError> {
-        self.remove_routes(|data, _| !networks.iter().any(|id| id.get().to_be() == data.network_be))
+        self.remove_routes(|data, _| !networks.iter().any(|id| id.get().to_be_bytes() == data.network))
     }
 
     fn remove_routes(&mut self, unwanted: impl Fn(RouteData, u32) -> bool) -> Result<(), DataplaneError> {
@@ -313,7 +313,7 @@ impl Maps {
 }
 
 fn routes(network: NetworkId, subnets: &[IpNet], host_access: bool) -> Vec<(Key<RouteData>, RouteValue)> {
-    let network_be = network.get().to_be();
+    let network = network.get().to_be_bytes();
     let route = |net: &IpNet, action: u32| {
         let offset = if matches!(net, IpNet::V4(_)) { 96 } else { 0 };
         let length = 32 + offset + u32::from(net.prefix_len());
@@ -321,7 +321,7 @@ fn routes(network: NetworkId, subnets: &[IpNet], host_access: bool) -> Vec<(Key<
             Key::new(
                 length,
                 RouteData {
-                    network_be,
+                    network,
                     address: from_ip(net.network()),
                 },
             ),

@@ -2,13 +2,15 @@
 //!
 //! - Hook: TC ingress of the host interface. Minimum kernel 5.10 (`bpf_redirect_peer`).
 //! - Reads `ENDPOINTS`, `ADDRESSES`, `ROUTES`; reads and writes `FLOWS4`, `FLOWS6`, `FRAGMENTS`; counts.
-//! - Order: endpoint, VLAN, source MAC, ARP, headers, source address, destination kind, destination MAC, fragment,
+//! - Order: endpoint, VLAN, source MAC, ARP, headers, source address, destination kind (link-local,
+//!   multicast, loopback), destination MAC, fragment,
 //!   flow, then (for a packet of no current flow) destination.
 //! - Falls through to: the node's stack, only for endpoints with host access.
 
 use aya_ebpf::{btf_maps::lpm_trie::Key, helpers::bpf_redirect_peer, programs::TcContext};
 use kni_common::{
     Direction, Verdict,
+    address::{bytes, words},
     endpoint::{EndpointRow, FLAG_HOST_ACCESS},
     flow::{FlowValue, KIND_FROM_STACK, KIND_LOCAL, KIND_TO_STACK},
     route::{ACTION_STACK, FULL_PREFIX, RouteData},
@@ -83,7 +85,7 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
         ETHERTYPE_IPV4 => {
             attempt!(packet::ipv4(ctx, packet));
             let [.., source] = packet.source;
-            if source != row.ipv4 || source == 0 {
+            if source != u32::from_ne_bytes(row.ipv4) || source == 0 {
                 return Decision::drop(Verdict::SourceAddress);
             }
         }
@@ -92,7 +94,7 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
             if packet.class == Class::LinkControl {
                 return link_control(ctx, row, packet);
             }
-            if packet.source != row.ipv6 || packet.source == [0; 4] {
+            if packet.source != words(row.ipv6) || packet.source == [0; 4] {
                 return Decision::drop(Verdict::SourceAddress);
             }
             if packet.to_link_local() {
@@ -104,6 +106,9 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
     }
     if packet.to_many() {
         return Decision::drop(Verdict::Multicast);
+    }
+    if packet.to_loopback() {
+        return Decision::drop(Verdict::Loopback);
     }
     if eth.destination != mac_words(&row.host_mac) {
         return Decision::drop(Verdict::DestinationMac);
@@ -131,7 +136,7 @@ fn link_answer(answer: Answer) -> Decision {
 
 #[inline(always)]
 fn link_control(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Decision {
-    if !packet.from_link() && packet.source != row.ipv6 {
+    if !packet.from_link() && packet.source != words(row.ipv6) {
         return Decision::drop(Verdict::SourceAddress);
     }
     link_answer(neighbour::solicitation(ctx, row, packet))
@@ -197,8 +202,8 @@ fn beyond(row: &EndpointRow, packet: &Packet) -> Decision {
     let key = Key::new(
         FULL_PREFIX,
         RouteData {
-            network_be: row.network.to_be(),
-            address: packet.destination,
+            network: row.network.to_be_bytes(),
+            address: bytes(packet.destination),
         },
     );
     let Some(route) = ROUTES.get(&key) else {

@@ -9,6 +9,7 @@
 use aya_ebpf::programs::TcContext;
 use kni_common::{
     Direction, Verdict,
+    address::words,
     endpoint::{EndpointRow, FLAG_HOST_ACCESS},
     flow::{KIND_FROM_STACK, KIND_TO_STACK},
 };
@@ -93,9 +94,9 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
 fn has_address(row: &EndpointRow, packet: &Packet) -> bool {
     let [.., v4] = packet.destination;
     if packet.v4 {
-        v4 == row.ipv4 && v4 != 0
+        v4 == u32::from_ne_bytes(row.ipv4) && v4 != 0
     } else {
-        packet.destination == row.ipv6
+        packet.destination == words(row.ipv6)
     }
 }
 
