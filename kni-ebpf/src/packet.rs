@@ -97,7 +97,7 @@ impl Packet {
         }
     }
 
-    /// Whether the destination is a loopback address (127.0.0.0/8, ::1).
+    /// Whether the destination is a loopback address (127.0.0.0/8, `::1`).
     #[inline(always)]
     pub fn to_loopback(&self) -> bool {
         const ONE: u32 = u32::from_be(1);

@@ -17,8 +17,14 @@ const PACKAGE: &str = "kni-ebpf";
 const TARGET: &str = "bpfel-unknown-none";
 
 /// Flags of rustc: the kernel's architecture picks the layout of its registers in aya-ebpf, and the linker turns the
-/// debug information into BTF.
-const RUSTFLAGS: &[&str] = &["--cfg=bpf_target_arch=\"x86_64\"", "-Cdebuginfo=2", "-Clink-arg=--btf"];
+/// debug information into BTF. By default bpf-linker has LLVM expand copies only, in order, and call a byte-wise loop to
+/// clear memory: 32 ns per packet for clearing two small structs.
+const RUSTFLAGS: &[&str] = &[
+    "--cfg=bpf_target_arch=\"x86_64\"",
+    "-Cdebuginfo=2",
+    "-Clink-arg=--btf",
+    "-Clink-arg=--disable-expand-memcpy-in-order",
+];
 
 /// The release profile of the programs. In the environment, because the workspace's own release profile is that of
 /// the agent.
