@@ -11,7 +11,7 @@ use crate::{
     cli::{PathArgs, ServeArgs},
     dataplane::{self, Dataplane, DataplaneOptions},
     footprint::Footprint,
-    grpc::{self, Health},
+    grpc::{self, BoundSocket, Health},
     manifests::{ManifestSet, ManifestSource},
     model::view::{RefusedManifest, WantedNetworks},
     store::Store,
@@ -35,6 +35,9 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
     let mut wanted = source.watch(MANIFEST_DEBOUNCE).await.context("reading the manifests")?;
     let store = Store::open(&args.paths.state_dir).context("opening the state")?;
     Footprint::record(&args.paths).context("recording what was here before")?;
+    // Before the node is touched: what lies in a socket's way must not leave half an agent behind. Clients that
+    // connect from here on wait until it serves.
+    let sockets = grpc::bind(&args.paths.sockets).context("making the sockets")?;
     let (dataplane, events) = Dataplane::open(&dataplane_options(&args)?).map_err(chained("opening the dataplane"))?;
     let options = AttachOptions {
         netns_dir: args.paths.netns_dir.clone(),
@@ -58,11 +61,10 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
             }
         }
     });
-    serve_sockets(&args.paths, attacher).await
+    serve_sockets(&args.paths, sockets, attacher).await
 }
 
-async fn serve_sockets(paths: &PathArgs, attacher: Attacher) -> Result<()> {
-    let sockets = grpc::bind(&paths.sockets).context("making the sockets")?;
+async fn serve_sockets(paths: &PathArgs, sockets: Vec<BoundSocket>, attacher: Attacher) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let health = Health::new().await;

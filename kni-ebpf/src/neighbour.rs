@@ -135,7 +135,7 @@ fn sum(words: &[u16; 8]) -> u32 {
 pub fn solicitation(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Answer {
     const SOLICITATION: u8 = 135;
     const PLAIN: usize = size_of::<Neighbour>();
-    // RFC 4861 7.1.1: the hop limit proves that it comes from the link. An unspecified source is duplicate address
+    // RFC 4861 7.1.1: the hop limit proves that it comes from the link, and the code is 0. An unspecified source is duplicate address
     // detection, which asks about the sender's own address.
     if packet.icmp_type != SOLICITATION || packet.source == [0; 4] || packet.transport != ETH_LEN + 40 {
         return Answer::None;
@@ -147,7 +147,7 @@ pub fn solicitation(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Answ
     let (_, ip) = unsafe { &mut *solicited };
     let gateway = halves(GATEWAY_V6);
     let [_, hop_limit] = ip.next_hop;
-    if ip.target != gateway || hop_limit != 255 {
+    if ip.target != gateway || hop_limit != 255 || ip.kind_code != [SOLICITATION, 0] {
         return Answer::None;
     }
     let gateway_mac = mac_words(&row.host_mac);

@@ -1,7 +1,8 @@
 //! Reads a packet's headers into a [`Packet`], or says why it will not.
 //!
 //! Order of checks (tests' reference model follows it): length and version, header length, total length, options,
-//! then transport. Addresses are judged by the programs.
+//! then transport. Whatever is read lies inside the length that the IP header tells: what follows it in the frame is
+//! padding, which no receiver reads. Addresses are judged by the programs.
 
 use aya_ebpf::programs::TcContext;
 use kni_common::{Verdict, address};
@@ -56,6 +57,8 @@ pub struct Packet {
     pub identification: u32,
     /// Offset of the transport header.
     pub transport: usize,
+    /// Offset of the first byte behind the IP packet.
+    pub end: usize,
     /// Transport protocol number.
     pub protocol: u8,
     /// Type of ICMP and ICMPv6.
@@ -78,6 +81,7 @@ impl Packet {
             ports: 0,
             identification: 0,
             transport: 0,
+            end: 0,
             protocol: 0,
             icmp_type: 0,
             v4: true,
@@ -184,13 +188,15 @@ pub fn ipv4(ctx: &TcContext, packet: &mut Packet) -> Result<(), Verdict> {
         return Err(Verdict::Malformed);
     }
     let total = usize::from(u16::from_be(ip.total_length));
+    packet.end = ctx.len() as usize;
     if !skb::is_gso(ctx) {
         if total < header_length {
             return Err(Verdict::Malformed);
         }
-        if ETH_LEN + total > ctx.len() as usize {
+        if ETH_LEN + total > packet.end {
             return Err(Verdict::Truncated);
         }
+        packet.end = ETH_LEN + total;
     }
     fragment_v4(&ip, packet);
     if header_length == IPV4_LEN {
@@ -255,7 +261,11 @@ fn options_v4(ctx: &TcContext, header_length: usize) -> Result<(), Verdict> {
         }
         offset += length;
     }
-    Err(Verdict::ExtensionHeaders)
+    if offset >= header_length {
+        Ok(())
+    } else {
+        Err(Verdict::ExtensionHeaders)
+    }
 }
 
 /// Reads an IPv6 packet.
@@ -274,8 +284,12 @@ pub fn ipv6(ctx: &TcContext, packet: &mut Packet) -> Result<(), Verdict> {
         return Err(Verdict::Malformed);
     }
     let total = IPV6_LEN + usize::from(u16::from_be(ip.payload_length));
-    if !skb::is_gso(ctx) && ETH_LEN + total > ctx.len() as usize {
-        return Err(Verdict::Truncated);
+    packet.end = ctx.len() as usize;
+    if !skb::is_gso(ctx) {
+        if ETH_LEN + total > packet.end {
+            return Err(Verdict::Truncated);
+        }
+        packet.end = ETH_LEN + total;
     }
     if is_extension(ip.next_header) {
         let end = extensions(ctx, packet)?;
@@ -314,7 +328,7 @@ fn extensions(ctx: &TcContext, packet: &mut Packet) -> Result<usize, Verdict> {
     let mut next = packet.protocol;
     // VERIFIER: a bounded loop.
     for position in 0..MAX_EXTENSIONS {
-        let header: Extension = skb::load(ctx, offset)?;
+        let header: Extension = inside(ctx, offset, packet.end)?;
         let mut length = (usize::from(header.length) + 1) * 8;
         match next {
             HOP_BY_HOP if position != 0 => return Err(Verdict::Malformed),
@@ -328,6 +342,9 @@ fn extensions(ctx: &TcContext, packet: &mut Packet) -> Result<usize, Verdict> {
         next = header.next;
         offset += length;
         packet.protocol = next;
+        if offset > packet.end {
+            return Err(Verdict::Truncated);
+        }
         // Behind a later fragment's header there is payload, whatever its first bytes look like.
         if !is_extension(next) || matches!(packet.fragment, Fragment::Later) {
             return Ok(offset);
@@ -383,14 +400,25 @@ struct IcmpHeader {
     sequence: u16,
 }
 
+/// Copies `T` from any offset of an IP packet that ends at `end`.
+#[inline(always)]
+fn inside<T: Copy>(ctx: &TcContext, offset: usize, end: usize) -> Result<T, Verdict> {
+    if offset + size_of::<T>() > end {
+        return Err(Verdict::Truncated);
+    }
+    skb::load(ctx, offset)
+}
+
 /// Reads at a constant offset through a pointer, at a variable one through the helper.
 #[inline(always)]
-fn fetch<const FIXED: bool, T: Copy>(ctx: &TcContext, offset: usize) -> Result<T, Verdict> {
-    if FIXED {
-        skb::read(ctx, offset)
-    } else {
-        skb::load(ctx, offset)
+fn fetch<const FIXED: bool, T: Copy>(ctx: &TcContext, offset: usize, end: usize) -> Result<T, Verdict> {
+    if !FIXED {
+        return inside(ctx, offset, end);
     }
+    if offset + size_of::<T>() > end {
+        return Err(Verdict::Truncated);
+    }
+    skb::read(ctx, offset)
 }
 
 const SYN: u8 = 0x02;
@@ -398,23 +426,24 @@ const ACK: u8 = 0x10;
 
 #[inline(always)]
 fn transport<const FIXED: bool>(ctx: &TcContext, offset: usize, packet: &mut Packet) -> Result<(), Verdict> {
+    let end = packet.end;
     packet.transport = offset;
     if matches!(packet.fragment, Fragment::Later) {
         return Ok(());
     }
     match packet.protocol {
         TCP => {
-            let tcp: TcpStart = fetch::<FIXED, _>(ctx, offset)?;
+            let tcp: TcpStart = fetch::<FIXED, _>(ctx, offset, end)?;
             packet.ports = tcp.ports;
             let [_, flags] = tcp.offset_flags;
             if flags & (SYN | ACK) == SYN {
                 packet.class = Class::Open;
             }
         }
-        UDP => packet.ports = fetch::<FIXED, UdpHeader>(ctx, offset)?.ports,
-        SCTP => packet.ports = fetch::<FIXED, SctpHeader>(ctx, offset)?.ports,
-        ICMP if packet.v4 => icmp(&fetch::<FIXED, _>(ctx, offset)?, packet)?,
-        ICMPV6 if !packet.v4 => icmpv6(&fetch::<FIXED, _>(ctx, offset)?, packet)?,
+        UDP => packet.ports = fetch::<FIXED, UdpHeader>(ctx, offset, end)?.ports,
+        SCTP => packet.ports = fetch::<FIXED, SctpHeader>(ctx, offset, end)?.ports,
+        ICMP if packet.v4 => icmp(&fetch::<FIXED, _>(ctx, offset, end)?, packet)?,
+        ICMPV6 if !packet.v4 => icmpv6(&fetch::<FIXED, _>(ctx, offset, end)?, packet)?,
         _ => {}
     }
     Ok(())
@@ -460,15 +489,22 @@ pub fn quoted(ctx: &TcContext, outer: &Packet, inner: &mut Packet) -> Result<(),
     const ICMP_LEN: usize = 8;
     let start = outer.transport + ICMP_LEN;
     inner.v4 = outer.v4;
-    let end = if outer.v4 {
-        let ip: Ipv4Header = skb::load(ctx, start)?;
+    let offset = if outer.v4 {
+        let ip: Ipv4Header = inside(ctx, start, outer.end)?;
+        let header_length = usize::from(ip.version_ihl & 0xf) * 4;
+        if ip.version_ihl >> 4 != 4 || header_length < IPV4_LEN {
+            return Err(Verdict::Malformed);
+        }
         inner.source = address::mapped(ip.source);
         inner.destination = address::mapped(ip.destination);
         inner.protocol = ip.protocol;
         fragment_v4(&ip, inner);
-        start + usize::from(ip.version_ihl & 0xf) * 4
+        start + header_length
     } else {
-        let ip: Ipv6Header = skb::load(ctx, start)?;
+        let ip: Ipv6Header = inside(ctx, start, outer.end)?;
+        if u32::from_be(ip.version_class_flow) >> 28 != 6 {
+            return Err(Verdict::Malformed);
+        }
         inner.source = ip.source;
         inner.destination = ip.destination;
         inner.protocol = ip.next_header;
@@ -478,8 +514,9 @@ pub fn quoted(ctx: &TcContext, outer: &Packet, inner: &mut Packet) -> Result<(),
         return Err(Verdict::IcmpUnrelated);
     }
     inner.ports = match inner.protocol {
-        TCP | UDP | SCTP => skb::load(ctx, end)?,
-        ICMP | ICMPV6 => twice(skb::load::<IcmpHeader>(ctx, end)?.identifier),
+        TCP | UDP | SCTP => inside(ctx, offset, outer.end)?,
+        ICMP if outer.v4 => twice(inside::<IcmpHeader>(ctx, offset, outer.end)?.identifier),
+        ICMPV6 if !outer.v4 => twice(inside::<IcmpHeader>(ctx, offset, outer.end)?.identifier),
         _ => 0,
     };
     Ok(())

@@ -172,11 +172,16 @@ impl Inner {
         }
     }
 
-    /// Unmounts a namespace of ours and queues what was made ahead in it. Idempotent.
+    /// Unmounts a namespace of ours and queues what was made ahead in it. Idempotent. Does nothing if the namespace is
+    /// no longer what `record` says: then an attach has claimed it, or another call removes it.
     pub(super) async fn remove_namespace(&self, record: &NamespaceRecord) -> Result<(), AttachError> {
-        netlink::netns::remove(&record.path)
-            .await
-            .map_err(|error| super::error::kernel_of_node("removing the network namespace", &error))?;
+        if !self.withhold(record) {
+            return Ok(());
+        }
+        if let Err(error) = netlink::netns::remove(&record.path).await {
+            self.state().namespaces.insert(record.path.clone(), record.clone());
+            return Err(super::error::kernel_of_node("removing the network namespace", &error));
+        }
         let mut state = self.state();
         let mut change = Change::new().forget_namespace(&record.path);
         let removal = record.warm.as_ref().map(|warm| Removal {
@@ -196,6 +201,22 @@ impl Inner {
         drop(state);
         self.reaper_wanted.notify_one();
         Ok(())
+    }
+
+    /// From here on no attach finds the namespace. In memory only: a restarted agent reads the record as it was, and
+    /// finds that the namespace is gone or hears the client's call again.
+    fn withhold(&self, record: &NamespaceRecord) -> bool {
+        let mut state = self.state();
+        if state.namespaces.get(&record.path) != Some(record) {
+            return false;
+        }
+        let going = NamespaceRecord {
+            identity: None,
+            used_by: NamespaceUse::Making,
+            ..record.clone()
+        };
+        state.namespaces.insert(record.path.clone(), going);
+        true
     }
 
     pub(super) fn record(&self, record: &NamespaceRecord) -> Result<(), AttachError> {

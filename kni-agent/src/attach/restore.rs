@@ -38,10 +38,15 @@ impl Inner {
         }
         for sandbox in unfinished {
             tracing::info!(pod = %sandbox.pod, sandbox = %sandbox.id, "finishing an interrupted call");
-            self.detach_locked(&sandbox).await?;
+            if let Err(error) = self.detach_locked(&sandbox).await {
+                // It stays recorded; the client's next call for it, or the next start, goes on with it.
+                tracing::error!(%error, "cannot finish an interrupted call");
+            }
         }
         for record in &namespaces {
-            self.restore_namespace(record).await?;
+            if let Err(error) = self.restore_namespace(record).await {
+                tracing::error!(path = %record.path.display(), %error, "cannot restore a namespace");
+            }
         }
         self.sweep().await
     }
@@ -206,7 +211,7 @@ impl Inner {
                 self.dataplane.unpin(endpoint)?;
             }
         }
-        Ok(())
+        self.dataplane.forget_stale_addresses()
     }
 
     async fn sweep_routes(&self) -> Result<(), AttachError> {

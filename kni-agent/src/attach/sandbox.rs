@@ -52,17 +52,21 @@ impl Inner {
         }
         self.wait_for_removals(&netns, &subject).await?;
         let mut sandbox = self.reserve(&request, &netns, &planned)?;
-        if let Err(error) = self.build(&mut sandbox, &netns, &subject, started).await {
+        let built = self.build(&mut sandbox, &netns, &subject, started).await;
+        let promised = built.and_then(|()| self.promise(&sandbox));
+        if let Err(error) = &promised {
             tracing::warn!(pod = %request.pod, sandbox = %request.sandbox, %error, "attach failed, undoing");
             self.undo(&sandbox).await;
-            return Err(error);
         }
-        self.promise(sandbox)
+        promised
     }
 
     /// The last step: from here on a restarted agent keeps the sandbox.
-    fn promise(&self, mut sandbox: Sandbox) -> Result<Arc<Sandbox>, AttachError> {
-        sandbox.phase = Phase::Ready;
+    fn promise(&self, sandbox: &Sandbox) -> Result<Arc<Sandbox>, AttachError> {
+        let sandbox = Sandbox {
+            phase: Phase::Ready,
+            ..sandbox.clone()
+        };
         let mut state = self.state();
         self.commit(Change::new().sandbox(&sandbox))?;
         let sandbox = Arc::new(sandbox);
@@ -97,13 +101,16 @@ impl Inner {
         Ok(netns)
     }
 
-    /// Ties a namespace of ours to the sandbox before anything can fail, so that deleting the sandbox removes it.
+    /// Ties a namespace of ours to the sandbox before anything can fail, so that deleting the sandbox removes it. One
+    /// whose sandbox was detached goes over to the new one: deleting the old sandbox must not touch it any more.
     fn bind(&self, sandbox: &SandboxId, netns: &Netns) -> Result<(), AttachError> {
         let mut state = self.state();
         let Some(record) = state.namespace_of(netns.id()) else {
             return Ok(());
         };
-        if matches!(record.used_by, NamespaceUse::Bound { .. }) {
+        if let NamespaceUse::Bound { sandbox: holder } = &record.used_by
+            && (holder == sandbox || state.sandboxes.contains_key(holder))
+        {
             return Ok(());
         }
         let bound = NamespaceRecord {

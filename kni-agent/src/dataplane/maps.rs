@@ -229,6 +229,21 @@ impl Maps {
         Ok(())
     }
 
+    /// By a walk: rows that no endpoint's row, network and generation stand behind.
+    pub(super) fn forget_stale_addresses(&mut self) -> Result<(), DataplaneError> {
+        let mut stale = Vec::new();
+        for (key, value) in self.addresses.iter().filter_map(Result::ok) {
+            let row = self.row(EndpointId(value.endpoint))?;
+            if row.network != key.network || row.generation != value.generation {
+                stale.push(key);
+            }
+        }
+        for key in stale {
+            ignore_absent(self.addresses.remove(&key)).map_err(DataplaneError::map("ADDRESSES", "removing a row"))?;
+        }
+        Ok(())
+    }
+
     pub(super) fn published(&self, max_endpoints: u32) -> Result<Vec<EndpointId>, DataplaneError> {
         let mut found = Vec::new();
         for id in 1..max_endpoints {

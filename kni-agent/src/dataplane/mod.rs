@@ -153,6 +153,12 @@ impl Dataplane {
         lock(&self.maps).withdraw(endpoint)
     }
 
+    /// Forgets addresses whose endpoint does not have them: an agent that is killed inside [`Self::withdraw`] leaves
+    /// them without a row that tells of them. For the start, after [`Self::republish`] of what is kept.
+    pub fn forget_stale_addresses(&self) -> Result<(), DataplaneError> {
+        lock(&self.maps).forget_stale_addresses()
+    }
+
     /// Endpoints whose rows or addresses are set, whoever set them.
     pub fn published_endpoints(&self) -> Result<Vec<EndpointId>, DataplaneError> {
         lock(&self.maps).published(self.max_endpoints)

@@ -2,9 +2,8 @@
 //!
 //! - Hook: TC ingress of the host interface. Minimum kernel 5.10 (`bpf_redirect_peer`).
 //! - Reads `ENDPOINTS`, `ADDRESSES`, `ROUTES`; reads and writes `FLOWS4`, `FLOWS6`, `FRAGMENTS`; counts.
-//! - Order: endpoint, VLAN, source MAC, ARP, headers, source address, destination kind (link-local,
-//!   multicast, loopback), destination MAC, fragment,
-//!   flow, then (for a packet of no current flow) destination.
+//! - Order: endpoint, VLAN, source MAC, ARP, headers, link control, source address, destination kind (link-local,
+//!   multicast, loopback), destination MAC, fragment, flow, then (for a packet of no current flow) destination.
 //! - Falls through to: the node's stack, only for endpoints with host access.
 
 use aya_ebpf::{btf_maps::lpm_trie::Key, helpers::bpf_redirect_peer, programs::TcContext};
@@ -90,15 +89,9 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
             }
         }
         ETHERTYPE_IPV6 => {
-            attempt!(packet::ipv6(ctx, packet));
-            if packet.class == Class::LinkControl {
-                return link_control(ctx, row, packet);
-            }
-            if packet.source != words(row.ipv6) || packet.source == [0; 4] {
-                return Decision::drop(Verdict::SourceAddress);
-            }
-            if packet.to_link_local() {
-                return Decision::drop(Verdict::LinkLocal);
+            let decision = ipv6(ctx, row, packet);
+            if !decision.is_none() {
+                return decision;
             }
         }
         ETHERTYPE_ARP => return link_answer(attempt!(neighbour::arp(ctx, row))),
@@ -124,6 +117,22 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
         }
     }
     slow(ctx, endpoint, row, packet)
+}
+
+/// Reads an IPv6 packet and judges its source; no decision where the packet may go on.
+#[inline(always)]
+fn ipv6(ctx: &TcContext, row: &EndpointRow, packet: &mut Packet) -> Decision {
+    attempt!(packet::ipv6(ctx, packet));
+    if packet.class == Class::LinkControl {
+        return link_control(ctx, row, packet);
+    }
+    if packet.source != words(row.ipv6) || packet.source == [0; 4] {
+        return Decision::drop(Verdict::SourceAddress);
+    }
+    if packet.to_link_local() {
+        return Decision::drop(Verdict::LinkLocal);
+    }
+    Decision::NONE
 }
 
 #[inline(always)]
@@ -154,9 +163,14 @@ fn current(row: &EndpointRow, found: &FlowValue) -> Decision {
     if found.kind != KIND_LOCAL {
         return Decision::NONE;
     }
-    // bpf_redirect_peer skips the destination's own program: its readiness is judged here, on every packet.
+    // bpf_redirect_peer skips the destination's own program: its readiness is judged here, on every packet. So is its
+    // network, which the generation vouches for already, as long as both tables have lived equally long.
     match endpoint::row(found.destination) {
-        Some(row) if row.generation == found.destination_generation && endpoint::is_ready(row) => {
+        Some(there)
+            if there.generation == found.destination_generation
+                && there.network == row.network
+                && endpoint::is_ready(there) =>
+        {
             Decision::local(found.destination)
         }
         _ => Decision::NONE,

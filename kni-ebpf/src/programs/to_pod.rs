@@ -2,7 +2,7 @@
 //!
 //! - Hook: TC egress of the host interface. Minimum kernel 4.5 (clsact), 6.6 for TCX.
 //! - Reads `ENDPOINTS`; reads and writes `FLOWS4`, `FLOWS6`, `FRAGMENTS`; counts.
-//! - Order: endpoint, host access, VLAN, ARP, headers, link control, destination kind, destination address, fragment,
+//! - Order: endpoint, VLAN, ARP, headers, link control, host access, destination kind, destination address, fragment,
 //!   flow.
 //! - Packets of `bpf_redirect_peer` never come by here; `from_pod` judges for both sides.
 
@@ -96,7 +96,7 @@ fn has_address(row: &EndpointRow, packet: &Packet) -> bool {
     if packet.v4 {
         v4 == u32::from_ne_bytes(row.ipv4) && v4 != 0
     } else {
-        packet.destination == words(row.ipv6)
+        packet.destination == words(row.ipv6) && packet.destination != [0; 4]
     }
 }
 
