@@ -8,7 +8,8 @@ map_types! {
         /// Network id; 0 when the row is free.
         pub network: u32,
         /// Grows each time the row gets a new owner or its policy changes; flows that carry another one are stale.
-        /// Survives while the row is free, so that a reused row never revives old flows.
+        /// No two rows ever have the same one, and it survives while the row is free: neither a reused row nor an
+        /// address that moves to another row revives old flows.
         pub generation: u32,
         /// Bits `FLAG_*`.
         pub flags: u32,

@@ -13,6 +13,7 @@ use crate::{
     flow,
     maps::{COUNTERS, DROPS, EVENT_GATES, EVENTS},
     packet::Packet,
+    programs::DROP,
 };
 
 /// Who and where, for counters and events.
@@ -42,8 +43,11 @@ pub fn forwarded(endpoint: u32, direction: Direction, verdict: Verdict, length: 
 }
 
 /// Counts a dropped packet (`verdict` is the reason's code), and reports it unless the endpoint has reported too many.
+/// Returns what the program returns then.
+///
+/// VERIFIER: without a result it would return what its first register holds, and a pointer into the stack is refused.
 #[inline(never)]
-pub fn dropped(ctx: &TcContext, place: &Place, packet: &Packet, verdict: u16) {
+pub fn dropped(ctx: &TcContext, place: &Place, packet: &Packet, verdict: u16) -> i32 {
     let length = ctx.len();
     #[cfg(feature = "trace")]
     aya_log_ebpf::debug!(
@@ -80,6 +84,7 @@ pub fn dropped(ctx: &TcContext, place: &Place, packet: &Packet, verdict: u16) {
     if may_report(place.endpoint) {
         report(place, packet, verdict, length);
     }
+    DROP
 }
 
 #[inline(always)]

@@ -292,8 +292,8 @@ pub fn ipv6(ctx: &TcContext, packet: &mut Packet) -> Result<(), Verdict> {
         packet.end = ETH_LEN + total;
     }
     if is_extension(ip.next_header) {
-        let end = extensions(ctx, packet)?;
-        transport::<false>(ctx, end, packet)
+        extensions(ctx, packet)?;
+        transport::<false>(ctx, packet.transport, packet)
     } else {
         transport::<true>(ctx, ETH_LEN + IPV6_LEN, packet)
     }
@@ -321,9 +321,12 @@ struct Extension {
     identification: u32,
 }
 
-/// Walks IPv6 extension headers and returns the offset of the transport header, or of the fragment's payload.
+/// Walks IPv6 extension headers to the transport header, or to the fragment's payload.
+///
+/// VERIFIER: a result of more than one word would be written through a pointer, and the function would then return
+/// whatever its first register holds; if that is a pointer into the stack, the verifier refuses it.
 #[inline(never)]
-fn extensions(ctx: &TcContext, packet: &mut Packet) -> Result<usize, Verdict> {
+fn extensions(ctx: &TcContext, packet: &mut Packet) -> Result<(), Verdict> {
     let mut offset = ETH_LEN + IPV6_LEN;
     let mut next = packet.protocol;
     // VERIFIER: a bounded loop.
@@ -347,7 +350,8 @@ fn extensions(ctx: &TcContext, packet: &mut Packet) -> Result<usize, Verdict> {
         }
         // Behind a later fragment's header there is payload, whatever its first bytes look like.
         if !is_extension(next) || matches!(packet.fragment, Fragment::Later) {
-            return Ok(offset);
+            packet.transport = offset;
+            return Ok(());
         }
     }
     Err(Verdict::ExtensionHeaders)
@@ -368,12 +372,14 @@ fn fragment_v6(header: &Extension, packet: &mut Packet) {
     }
 }
 
+/// As much of a TCP header as the smallest first fragment that the programs accept must hold.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct TcpStart {
     ports: u32,
     sequence: [u32; 2],
     offset_flags: [u8; 2],
+    window: u16,
 }
 
 #[repr(C)]

@@ -146,6 +146,13 @@ impl Attacher {
         self.run(|inner| async move { inner.attach(request).await }).await
     }
 
+    /// Ties a namespace to a sandbox without attaching it, so that deleting the sandbox removes it. What is not one of
+    /// ours is left as it is.
+    pub async fn claim(&self, sandbox: SandboxId, netns: PathBuf) -> Result<(), AttachError> {
+        self.run(|inner| async move { inner.claim(&sandbox, &netns).await })
+            .await
+    }
+
     /// Detaches a sandbox. What is unknown succeeds.
     pub async fn detach(&self, sandbox: SandboxId) -> Result<(), AttachError> {
         self.run(|inner| async move { inner.detach(&sandbox).await }).await

@@ -158,13 +158,18 @@ impl Inner {
         let record = self.state().namespace_at(path);
         let Some(NamespaceRecord {
             used_by: NamespaceUse::Bound { sandbox },
+            identity,
             ..
         }) = &record
         else {
             return Ok(());
         };
         let _one_at_a_time = self.locks.lock(sandbox.as_str()).await;
-        self.detach_if_known(sandbox).await?;
+        let attached = self.state().sandboxes.get(sandbox).map(|found| found.netns_identity);
+        // A refused attach has tied the namespace to a sandbox that lives in another one.
+        if attached.is_some() && attached == *identity {
+            self.detach_if_known(sandbox).await?;
+        }
         let record = self.state().namespace_at(path);
         match record {
             Some(record) => self.remove_namespace(&record).await,

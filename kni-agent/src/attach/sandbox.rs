@@ -1,6 +1,7 @@
 //! The life of one sandbox: reserve and record, build, answer; and the way back.
 
 use std::{
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -99,6 +100,15 @@ impl Inner {
             )));
         }
         Ok(netns)
+    }
+
+    pub(super) async fn claim(&self, sandbox: &SandboxId, path: &Path) -> Result<(), AttachError> {
+        let _one_at_a_time = self.locks.lock(sandbox.as_str()).await;
+        match netlink::netns::open(path) {
+            Ok(netns) => self.bind(sandbox, &netns),
+            // What cannot be opened was not made here.
+            Err(_not_ours) => Ok(()),
+        }
     }
 
     /// Ties a namespace of ours to the sandbox before anything can fail, so that deleting the sandbox removes it. One

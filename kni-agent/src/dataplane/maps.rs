@@ -102,6 +102,8 @@ pub(super) struct Maps {
     pub(super) fragments: HashMap<MapData, FragmentKey, FragmentValue>,
     pub(super) counters: PerCpuArray<MapData, Counter>,
     pub(super) drops: PerCpuHashMap<MapData, DropKey, Counter>,
+    /// The last generation that any row got; see [`Self::next_generation`].
+    generation: u32,
 }
 
 fn take<T>(ebpf: &mut Ebpf, name: &'static str) -> Result<T, DataplaneError>
@@ -116,7 +118,7 @@ where
 
 impl Maps {
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<(Self, RingBuf<MapData>), DataplaneError> {
-        let maps = Self {
+        let mut maps = Self {
             endpoints: take(ebpf, "ENDPOINTS")?,
             addresses: take(ebpf, "ADDRESSES")?,
             routes: take(ebpf, "ROUTES")?,
@@ -125,7 +127,11 @@ impl Maps {
             fragments: take(ebpf, "FRAGMENTS")?,
             counters: take(ebpf, "COUNTERS")?,
             drops: take(ebpf, "DROPS")?,
+            generation: 0,
         };
+        for id in 0..maps.endpoints.len() {
+            maps.generation = maps.generation.max(maps.row(EndpointId(id))?.generation);
+        }
         Ok((maps, take(ebpf, "EVENTS")?))
     }
 
@@ -141,9 +147,16 @@ impl Maps {
             .map_err(DataplaneError::map("ENDPOINTS", "writing a row"))
     }
 
+    /// A generation that no row has or had. Rows do not count for themselves: a flow names its sender by address and
+    /// generation alone, and an address may come back in another row.
+    fn next_generation(&mut self) -> u32 {
+        self.generation = self.generation.wrapping_add(1).max(1);
+        self.generation
+    }
+
     /// New generation, not ready; then the addresses; then ready (I1, I2).
     pub(super) fn publish(&mut self, config: &EndpointConfig) -> Result<(), DataplaneError> {
-        let generation = self.row(config.endpoint)?.generation.wrapping_add(1);
+        let generation = self.next_generation();
         self.write_row(config.endpoint, config.row(generation, false))?;
         self.write_addresses(config, generation)?;
         self.forget_early_drops(config.endpoint)?;
@@ -177,11 +190,11 @@ impl Maps {
         Ok(())
     }
 
-    /// Not ready first; what is left of the row is its generation, which the next owner continues.
+    /// Not ready first; what is left of the row is its generation, a new one, so that the highest is never forgotten.
     pub(super) fn withdraw(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
         let row = self.row(endpoint)?;
         if row.network != 0 {
-            let generation = row.generation.wrapping_add(1);
+            let generation = self.next_generation();
             self.write_row(
                 endpoint,
                 EndpointRow {

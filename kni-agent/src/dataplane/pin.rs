@@ -27,6 +27,9 @@ use crate::model::EndpointId;
 
 const BPFFS: &str = "/sys/fs/bpf";
 
+/// Maps whose rows name endpoints by generation.
+const REMEMBER_GENERATIONS: [&str; 3] = ["ADDRESSES", "FLOWS4", "FLOWS6"];
+
 /// The folders of the pins.
 #[derive(Debug, Clone)]
 pub(super) struct Pins {
@@ -77,12 +80,16 @@ impl Pins {
                 Err(error) => vec![format!("not a map: {error}")],
             };
             if !differences.is_empty() {
-                tracing::warn!(
-                    map = spec.name,
-                    differences = differences.join(", "),
-                    "pinned map is replaced"
-                );
-                fs::remove_file(&path).map_err(DataplaneError::pin(&path, "removing a map of another layout"))?;
+                replace(spec.name, &path, &differences.join(", "))?;
+            }
+        }
+        // A new table of endpoints counts generations from the start: what remembers old ones would revive.
+        if !self.map("ENDPOINTS").exists() {
+            for name in REMEMBER_GENERATIONS {
+                let path = self.map(name);
+                if path.exists() {
+                    replace(name, &path, "ENDPOINTS is new")?;
+                }
             }
         }
         Ok(())
@@ -140,6 +147,11 @@ impl Pins {
         endpoints.dedup();
         Ok(endpoints)
     }
+}
+
+fn replace(map: &str, path: &Path, differences: &str) -> Result<(), DataplaneError> {
+    tracing::warn!(map, differences, "pinned map is replaced");
+    fs::remove_file(path).map_err(DataplaneError::pin(path, "removing a map of another layout"))
 }
 
 fn compare(spec: &MapSpec, info: &MapInfo) -> Vec<String> {

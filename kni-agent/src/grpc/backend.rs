@@ -30,6 +30,10 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// Gives a sandbox its interfaces; the same request again answers the same.
     fn attach(&self, request: AttachRequest) -> impl Future<Output = Result<Arc<Sandbox>, AttachError>> + Send;
 
+    /// Ties a namespace to a sandbox whose attach was refused, so that deleting the sandbox removes it. Does nothing for
+    /// namespaces that the agent did not make.
+    fn claim(&self, sandbox: SandboxId, netns: PathBuf) -> impl Future<Output = Result<(), AttachError>> + Send;
+
     /// Takes all interfaces of a sandbox away. Succeeds if there are none.
     fn detach(&self, sandbox: SandboxId) -> impl Future<Output = Result<(), AttachError>> + Send;
 
@@ -70,6 +74,10 @@ impl Backend for Attacher {
 
     async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
         self.attach(request).await
+    }
+
+    async fn claim(&self, sandbox: SandboxId, netns: PathBuf) -> Result<(), AttachError> {
+        self.claim(sandbox, netns).await
     }
 
     async fn detach(&self, sandbox: SandboxId) -> Result<(), AttachError> {

@@ -68,7 +68,20 @@ impl<B: Backend> KniService<B> {
         let call = call.about(pod(&request.namespace, &request.name), &request.id);
         let backend = self.backend.clone();
         call.run(async move {
-            let sandbox = backend.attach(convert::attach_request(request)?).await?;
+            let claim = convert::claim(&request);
+            let request = match convert::attach_request(request) {
+                Ok(request) => request,
+                Err(refused) => {
+                    // The client will delete what it was given by the sandbox's id alone.
+                    if let Some((sandbox, netns)) = claim
+                        && let Err(error) = backend.claim(sandbox, netns).await
+                    {
+                        tracing::warn!(method, %error, "namespace of a refused request is not bound");
+                    }
+                    return Err(refused.into());
+                }
+            };
+            let sandbox = backend.attach(request).await?;
             let (ipconfigs, extradata) = convert::pod_network(&sandbox);
             Ok(AttachInterfaceResponse { ipconfigs, extradata })
         })

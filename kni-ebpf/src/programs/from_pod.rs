@@ -44,8 +44,7 @@ pub fn run(ctx: &TcContext) -> i32 {
         return deliver(ctx, &place, &packet, destination);
     }
     if let Some(reason) = decision.reason() {
-        count::dropped(ctx, &place, &packet, reason);
-        return DROP;
+        return count::dropped(ctx, &place, &packet, reason);
     }
     match decision {
         Decision::STACK => {
@@ -269,8 +268,7 @@ fn icmp_error(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Decision {
 fn deliver(ctx: &TcContext, place: &Place, packet: &Packet, destination: u32) -> i32 {
     let length = ctx.len();
     let (Some(row), Some(eth)) = (endpoint::row(destination), skb::at::<EthHeader>(ctx, 0)) else {
-        count::dropped(ctx, place, packet, Verdict::DestinationNotReady as u16);
-        return DROP;
+        return count::dropped(ctx, place, packet, Verdict::DestinationNotReady as u16);
     };
     // SAFETY: `at` proved that the header lies in the packet.
     let eth = unsafe { &mut *eth };

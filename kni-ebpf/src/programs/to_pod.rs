@@ -38,8 +38,7 @@ pub fn run(ctx: &TcContext) -> i32 {
     };
     let decision = decide(ctx, &mut place, &mut packet);
     if let Some(reason) = decision.reason() {
-        count::dropped(ctx, &place, &packet, reason);
-        return DROP;
+        return count::dropped(ctx, &place, &packet, reason);
     }
     if decision == Decision::DELIVER {
         count::forwarded(place.endpoint, Direction::ToPod, Verdict::Delivered, ctx.len());

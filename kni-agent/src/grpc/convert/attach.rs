@@ -39,6 +39,12 @@ pub(in crate::grpc) fn create_request(request: CreateNetworkRequest) -> Result<(
     Ok((pod, netns_path_prefix))
 }
 
+/// Sandbox and namespace of a request to attach, whatever else is wrong with it.
+pub(in crate::grpc) fn claim(request: &AttachInterfaceRequest) -> Option<(SandboxId, PathBuf)> {
+    let path = netns(&request.extradata, request.isolation.as_ref(), &request.annotations).ok()?;
+    Some((request.id.parse().ok()?, path))
+}
+
 /// A request to attach, checked field by field. The resolver settings are the kubelet's own business.
 pub(in crate::grpc) fn attach_request(request: AttachInterfaceRequest) -> Result<AttachRequest, RequestError> {
     let AttachInterfaceRequest {

@@ -12,6 +12,6 @@ mod teardown;
 mod tests;
 
 pub(super) use answer::{created, node_networks, pod_network};
-pub(super) use attach::{attach_request, create_request};
+pub(super) use attach::{attach_request, claim, create_request};
 pub(super) use error::RequestError;
 pub(super) use teardown::{delete_request, sandbox_id};

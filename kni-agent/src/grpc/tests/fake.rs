@@ -89,6 +89,11 @@ impl Backend for Fake {
     }
 
     /// Works within the caller's future, so that only the edge keeps it alive.
+    async fn claim(&self, sandbox: SandboxId, netns: PathBuf) -> Result<(), AttachError> {
+        self.note(format!("claim {sandbox} {}", netns.display()));
+        Ok(())
+    }
+
     async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
         self.note(format!("attach {} {}", request.sandbox, request.pod));
         let mood = *self.mood.lock().unwrap();
