@@ -33,6 +33,13 @@ struct Arp {
     target_ip: [u16; 2],
 }
 
+/// An Ethernet header and what follows it. A tuple would have no defined layout.
+#[repr(C)]
+struct Framed<T> {
+    eth: EthHeader,
+    body: T,
+}
+
 #[inline(always)]
 fn word(halves: [u16; 2]) -> u32 {
     let [[a, b], [c, d]] = halves.map(u16::to_ne_bytes);
@@ -68,11 +75,11 @@ pub fn arp(ctx: &TcContext, row: &EndpointRow) -> Result<Answer, Verdict> {
     if arp.operation != REQUEST || word(arp.target_ip) != u32::from_ne_bytes(GATEWAY_V4) {
         return Ok(Answer::None);
     }
-    let Some(packet) = skb::at::<(EthHeader, Arp)>(ctx, 0) else {
+    let Some(packet) = skb::at::<Framed<Arp>>(ctx, 0) else {
         return Ok(Answer::None);
     };
     // SAFETY: `at` proved that both headers lie in the packet.
-    let (eth, out) = unsafe { &mut *packet };
+    let Framed { eth, body: out } = unsafe { &mut *packet };
     let gateway_mac = mac_words(&row.host_mac);
     out.operation = REPLY;
     out.target_mac = arp.sender_mac;
@@ -140,11 +147,11 @@ pub fn solicitation(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Answ
     if packet.icmp_type != SOLICITATION || packet.source == [0; 4] || packet.transport != ETH_LEN + 40 {
         return Answer::None;
     }
-    let Some(solicited) = skb::at::<(EthHeader, Neighbour)>(ctx, 0) else {
+    let Some(solicited) = skb::at::<Framed<Neighbour>>(ctx, 0) else {
         return Answer::None;
     };
     // SAFETY: `at` proved that both headers lie in the packet.
-    let (_, ip) = unsafe { &mut *solicited };
+    let Framed { eth: _, body: ip } = unsafe { &mut *solicited };
     let gateway = halves(GATEWAY_V6);
     let [_, hop_limit] = ip.next_hop;
     if ip.target != gateway || hop_limit != 255 || ip.kind_code != [SOLICITATION, 0] {
@@ -169,11 +176,11 @@ pub fn solicitation(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Answ
         }
         _ => return Answer::None,
     }
-    let Some(solicited) = skb::at::<(EthHeader, Neighbour)>(ctx, 0) else {
+    let Some(solicited) = skb::at::<Framed<Neighbour>>(ctx, 0) else {
         return Answer::None;
     };
     // SAFETY: as above; looked up again after the write through another pointer.
-    let (eth, ip) = unsafe { &mut *solicited };
+    let Framed { eth, body: ip } = unsafe { &mut *solicited };
     let asker = ip.source;
     ip.destination = asker;
     ip.source = gateway;

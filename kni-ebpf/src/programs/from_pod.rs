@@ -157,7 +157,13 @@ fn current(row: &EndpointRow, found: &FlowValue) -> Decision {
         return Decision::NONE;
     }
     if found.kind == KIND_TO_STACK {
-        return Decision::STACK;
+        // Asked again although the flow was made by such an endpoint: a row can be evicted and refilled by another
+        // network's flow while it is read, and this is what keeps isolated networks out of the stack.
+        return if row.flags & FLAG_HOST_ACCESS == 0 {
+            Decision::NONE
+        } else {
+            Decision::STACK
+        };
     }
     if found.kind != KIND_LOCAL {
         return Decision::NONE;
@@ -181,6 +187,9 @@ fn current(row: &EndpointRow, found: &FlowValue) -> Decision {
 fn slow(ctx: &TcContext, endpoint: u32, row: &EndpointRow, packet: &Packet) -> Decision {
     if packet.class == Class::IcmpError {
         return icmp_error(ctx, row, packet);
+    }
+    if answers_stack(row, packet) {
+        return to_stack(row, packet);
     }
     let Some(found) = endpoint::by_address(row.network, packet.destination) else {
         return beyond(row, packet);
@@ -209,6 +218,19 @@ fn slow(ctx: &TcContext, endpoint: u32, row: &EndpointRow, packet: &Packet) -> D
     Decision::local(found.endpoint)
 }
 
+/// Whether the other direction came through the stack, although the row that says so for this one is gone (evicted, or
+/// its map was replaced): whoever translates there must still see the answer.
+#[inline(always)]
+fn answers_stack(row: &EndpointRow, packet: &Packet) -> bool {
+    if row.flags & FLAG_HOST_ACCESS == 0 || packet.class != Class::Flow {
+        return false;
+    }
+    match flow::find(row.network, &flow::reversed(packet)) {
+        Some(found) => found.kind == KIND_FROM_STACK && found.destination_generation == row.generation,
+        None => false,
+    }
+}
+
 /// The destination is not a local endpoint.
 #[inline(always)]
 fn beyond(row: &EndpointRow, packet: &Packet) -> Decision {
@@ -228,6 +250,12 @@ fn beyond(row: &EndpointRow, packet: &Packet) -> Decision {
     if row.flags & FLAG_HOST_ACCESS == 0 {
         return Decision::drop(Verdict::NoRoute);
     }
+    to_stack(row, packet)
+}
+
+/// Hands a flow to the stack, its answers included.
+#[inline(always)]
+fn to_stack(row: &EndpointRow, packet: &Packet) -> Decision {
     attempt!(flow::create(
         row.network,
         packet,
