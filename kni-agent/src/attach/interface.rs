@@ -27,6 +27,15 @@ pub(super) struct Pair {
     pub(super) alias: String,
 }
 
+/// Whether somebody waits for an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Made {
+    /// Nobody does: with TCX links, which take some 30 ms.
+    Ahead,
+    /// An attach does: with whatever is fastest.
+    Now,
+}
+
 impl Inner {
     /// Gives an attachment its interface; the dataplane row comes last (I1).
     pub(super) async fn build_interface(
@@ -50,7 +59,7 @@ impl Inner {
                 mtu: attachment.mtu,
                 alias: alias.to_owned(),
             };
-            attachment.ifindex = self.make_pair(&pair, netns, subject).await?;
+            attachment.ifindex = self.make_pair(&pair, netns, Made::Now, subject).await?;
         } else {
             self.fit_warm(attachment, &pod, alias, subject).await?;
         }
@@ -71,7 +80,13 @@ impl Inner {
     }
 
     /// Makes a pair with both programs attached, the host end up. Returns the index of the pod end.
-    pub(super) async fn make_pair(&self, pair: &Pair, netns: &Netns, subject: &Subject) -> Result<u32, AttachError> {
+    pub(super) async fn make_pair(
+        &self,
+        pair: &Pair,
+        netns: &Netns,
+        made: Made,
+        subject: &Subject,
+    ) -> Result<u32, AttachError> {
         let spec = VethSpec {
             host_name: pair.host_ifname.clone(),
             host_ifindex: Some(IFINDEX_BASE + pair.endpoint.0),
@@ -93,7 +108,7 @@ impl Inner {
             .await
             .map_err(subject.failed("preparing the host interface"))?;
         // Before the link is up: no packet passes without a program (I1).
-        self.attach_programs(pair.host_ifname.clone(), pair.endpoint)
+        self.attach_programs(pair.host_ifname.clone(), pair.endpoint, made)
             .await
             .map_err(subject.failed("attaching the programs"))?;
         self.netlink
@@ -103,12 +118,15 @@ impl Inner {
         Ok(indexes.pod)
     }
 
-    /// Attaching waits for RCU grace periods inside the kernel: not on a worker thread.
-    async fn attach_programs(&self, ifname: IfName, endpoint: EndpointId) -> Result<(), DataplaneError> {
+    /// Waits inside the kernel, for rtnl or for RCU grace periods: not on a worker thread.
+    async fn attach_programs(&self, ifname: IfName, endpoint: EndpointId, made: Made) -> Result<(), DataplaneError> {
         let dataplane = std::sync::Arc::clone(&self.dataplane);
-        tokio::task::spawn_blocking(move || dataplane.attach(ifname.as_str(), endpoint))
-            .await
-            .unwrap_or_else(|ended| Err(DataplaneError::Kernel(ended.to_string())))
+        tokio::task::spawn_blocking(move || match made {
+            Made::Ahead => dataplane.attach(ifname.as_str(), endpoint),
+            Made::Now => dataplane.attach_provisionally(ifname.as_str(), endpoint),
+        })
+        .await
+        .unwrap_or_else(|ended| Err(DataplaneError::Kernel(ended.to_string())))
     }
 
     /// Makes a pair that was made ahead into this attachment's.
@@ -163,20 +181,13 @@ impl Inner {
         }
     }
 
-    /// Stops an attachment's traffic: rows first (I2), then host routes. Returns what failed.
-    pub(super) async fn dismantle(&self, attachment: &Attachment) -> Vec<String> {
-        let mut problems = Vec::new();
-        if let Err(error) = self.dataplane.withdraw(attachment.endpoint) {
-            problems.push(chain(&error));
-        }
-        if attachment.host_access {
-            for address in addresses(attachment) {
-                if let Err(error) = self.netlink.del_pod_route(address, attachment.host_ifindex).await {
-                    problems.push(chain(&error));
-                }
-            }
-        }
-        problems
+    /// Stops an attachment's traffic. The host's routes go with the device: removing them now would wait for rtnl, which
+    /// other devices' removal may hold for long, and until then they lead to programs that drop. An address that is
+    /// leased again meanwhile replaces its route.
+    pub(super) fn dismantle(&self, attachment: &Attachment) -> Result<(), String> {
+        self.dataplane
+            .withdraw(attachment.endpoint)
+            .map_err(|error| chain(&error))
     }
 
     fn subnets(&self, attachment: &Attachment) -> Vec<ipnet::IpNet> {

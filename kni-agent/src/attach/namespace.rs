@@ -25,6 +25,7 @@ pub struct DeleteRequest {
 
 impl Inner {
     pub(super) async fn create_namespace(&self, pod: PodRef, prefix: &str) -> Result<PathBuf, AttachError> {
+        self.touch();
         let subject = Subject {
             pod: pod.clone(),
             sandbox: String::new(),
@@ -120,10 +121,11 @@ impl Inner {
     }
 
     pub(super) async fn delete(&self, request: DeleteRequest) -> Result<(), AttachError> {
+        self.touch();
         let DeleteRequest { sandbox, pod, netns } = request;
         if let Some(id) = &sandbox {
             let _one_at_a_time = self.locks.lock(id.as_str()).await;
-            self.detach_if_known(id).await?;
+            self.detach_if_known(id)?;
             let bound = self.state().namespaces_of(id);
             for record in bound {
                 self.remove_namespace(&record).await?;
@@ -168,7 +170,7 @@ impl Inner {
         let attached = self.state().sandboxes.get(sandbox).map(|found| found.netns_identity);
         // A refused attach has tied the namespace to a sandbox that lives in another one.
         if attached.is_some() && attached == *identity {
-            self.detach_if_known(sandbox).await?;
+            self.detach_if_known(sandbox)?;
         }
         let record = self.state().namespace_at(path);
         match record {

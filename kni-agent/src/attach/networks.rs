@@ -46,22 +46,24 @@ impl Inner {
     ) -> Result<BTreeMap<NetworkName, KnownNetwork>, AttachError> {
         let mut known = BTreeMap::new();
         for (spec, origin) in wanted {
-            let known_id = state.network_ids.get(&spec.name).copied();
-            let id = if let Some(id) = known_id {
-                id
-            } else {
-                let id = unused_id(&state.network_ids).map_err(|reason| AttachError::Store(reason.to_owned()))?;
-                self.commit(Change::new().network(&spec.name, id))?;
-                state.network_ids.insert(spec.name.clone(), id);
-                id
-            };
             let name = spec.name.clone();
+            let id = match state.network_ids.get(&name) {
+                Some(id) => Ok(*id),
+                None => unused_id(&state.network_ids).map_err(|reason| AttachError::Store(reason.to_owned())),
+            }?;
+            let network = Network { id, spec };
+            // The next agent must know it even if its manifest is gone by then.
+            if state.networks.get(&name).is_none_or(|known| known.network != network) {
+                self.commit(Change::new().network(&network))?;
+                state.network_ids.insert(name.clone(), id);
+            }
+            let orphaned = false;
             known.insert(
                 name,
                 KnownNetwork {
-                    network: Network { id, spec },
+                    network,
                     origin,
-                    orphaned: false,
+                    orphaned,
                 },
             );
         }

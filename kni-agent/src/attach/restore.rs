@@ -8,6 +8,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use super::{
     AttachError, Inner,
     error::{Subject, chain, kernel_of_node},
+    state::KnownNetwork,
 };
 use crate::{
     dataplane::EndpointConfig,
@@ -38,7 +39,7 @@ impl Inner {
         }
         for sandbox in unfinished {
             tracing::info!(pod = %sandbox.pod, sandbox = %sandbox.id, "finishing an interrupted call");
-            if let Err(error) = self.detach_locked(&sandbox).await {
+            if let Err(error) = self.detach_locked(&sandbox) {
                 // It stays recorded; the client's next call for it, or the next start, goes on with it.
                 tracing::error!(%error, "cannot finish an interrupted call");
             }
@@ -60,7 +61,8 @@ impl Inner {
             networks,
         } = contents;
         let mut state = self.state();
-        state.network_ids.extend(networks);
+        let ids = networks.iter().map(|network| (network.spec.name.clone(), network.id));
+        state.network_ids.extend(ids);
         for removal in removals {
             state.slots.adopt(removal.endpoint);
             state.removals.insert(removal.endpoint, removal);
@@ -88,6 +90,21 @@ impl Inner {
             }
             state.sandboxes.insert(sandbox.id.clone(), Arc::new(sandbox));
         }
+        // As they were, until the manifests say otherwise: what pods are attached to does not vanish with a manifest.
+        for network in networks {
+            let name = network.spec.name.clone();
+            if state.attachments_of(&name) > 0 {
+                let origin = "an earlier agent".to_owned();
+                state.networks.insert(
+                    name,
+                    KnownNetwork {
+                        network,
+                        origin,
+                        orphaned: true,
+                    },
+                );
+            }
+        }
         unfinished
     }
 
@@ -100,17 +117,26 @@ impl Inner {
         if !super::views::host_link_exists(attachment) {
             tracing::warn!(pod = %sandbox.pod, sandbox = %sandbox.id, ifname = %attachment.host_ifname,
                 "its interface is gone; waiting for the client to detach it");
-            let problems = self.dismantle(attachment).await;
-            if !problems.is_empty() {
-                tracing::warn!(sandbox = %sandbox.id, problems = problems.join("; "), "cannot withdraw it");
+            if let Err(error) = self.dismantle(attachment) {
+                tracing::warn!(sandbox = %sandbox.id, error, "cannot withdraw it");
             }
             return;
         }
+        // Rows first: in maps that are new, the programs would find none.
         let adopted = self
             .dataplane
-            .adopt(attachment.host_ifname.as_str(), attachment.endpoint)
-            .and_then(|()| self.dataplane.republish(&EndpointConfig::from(attachment)))
+            .republish(&EndpointConfig::from(attachment))
+            .and_then(|()| {
+                self.dataplane
+                    .adopt(attachment.host_ifname.as_str(), attachment.endpoint)
+            })
             .map_err(subject.failed("adopting the interface"));
+        if adopted.is_err()
+            && let Err(error) = self.netlink.set_down(attachment.host_ifindex).await
+        {
+            // Nobody knows what runs there now: better no traffic than unjudged traffic (I1).
+            tracing::error!(ifname = %attachment.host_ifname, error = chain(&error), "cannot set it down either");
+        }
         let routed = self.ensure_host_routes(attachment, &subject).await;
         for error in [adopted.err(), routed.err()].into_iter().flatten() {
             tracing::error!(%error, "cannot adopt an interface fully");

@@ -32,6 +32,7 @@ impl Inner {
     pub(super) async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
         let _one_at_a_time = self.locks.lock(request.sandbox.as_str()).await;
         let started = Instant::now();
+        self.touch();
         let subject = Subject {
             pod: request.pod.clone(),
             sandbox: request.sandbox.to_string(),
@@ -48,16 +49,16 @@ impl Inner {
             }
             plan::plan(&request, &state.networks)?
         };
-        if let Some(answer) = self.existing(&request, &netns, &planned).await? {
+        if let Some(answer) = self.existing(&request, &netns, &planned)? {
             return Ok(answer);
         }
         self.wait_for_removals(&netns, &subject).await?;
-        let mut sandbox = self.reserve(&request, &netns, &planned)?;
+        let mut sandbox = self.reserve(&request, &netns)?;
         let built = self.build(&mut sandbox, &netns, &subject, started).await;
         let promised = built.and_then(|()| self.promise(&sandbox));
         if let Err(error) = &promised {
             tracing::warn!(pod = %request.pod, sandbox = %request.sandbox, %error, "attach failed, undoing");
-            self.undo(&sandbox).await;
+            self.undo(&sandbox);
         }
         promised
     }
@@ -72,6 +73,16 @@ impl Inner {
         self.commit(Change::new().sandbox(&sandbox))?;
         let sandbox = Arc::new(sandbox);
         state.sandboxes.insert(sandbox.id.clone(), Arc::clone(&sandbox));
+        if sandbox
+            .attachments
+            .iter()
+            .any(|attachment| self.dataplane.is_provisional(attachment.endpoint))
+        {
+            state.hasty.push_back(sandbox.id.clone());
+        }
+        drop(state);
+        self.touch();
+        self.warm_wanted.notify_one();
         Ok(sandbox)
     }
 
@@ -137,7 +148,7 @@ impl Inner {
     }
 
     /// The answer to a repeated request, or a conflict. What an interrupted call left is cleared away.
-    async fn existing(
+    fn existing(
         &self,
         request: &AttachRequest,
         netns: &Netns,
@@ -147,8 +158,10 @@ impl Inner {
         let Some(sandbox) = found else {
             return self.refuse_occupied(request, netns).map(|()| None);
         };
-        if sandbox.phase != Phase::Ready {
-            self.detach_locked(&sandbox).await?;
+        // An interface that is gone, whoever removed it, is made again.
+        let whole = sandbox.attachments.iter().all(super::views::host_link_exists);
+        if sandbox.phase != Phase::Ready || !whole {
+            self.detach_locked(&sandbox)?;
             return Ok(None);
         }
         let same_interfaces = sandbox.attachments.len() == planned.len()
@@ -227,18 +240,15 @@ impl Inner {
     }
 
     /// Leases addresses and endpoint numbers and records the sandbox as Pending, all or nothing.
-    fn reserve(
-        &self,
-        request: &AttachRequest,
-        netns: &Netns,
-        planned: &[PlannedInterface],
-    ) -> Result<Sandbox, AttachError> {
+    fn reserve(&self, request: &AttachRequest, netns: &Netns) -> Result<Sandbox, AttachError> {
         let mut state = self.state();
+        // Again, under the lock that the networks change under.
+        let planned = plan::plan(request, &state.networks)?;
         let namespace = state.namespace_of(netns.id()).cloned();
         let mut warm = namespace.as_ref().and_then(|record| record.warm.clone());
         let uses_warm = warm.is_some();
         let mut attachments: Vec<Attachment> = Vec::new();
-        for plan in planned {
+        for plan in &planned {
             match reserve_one(&mut state, request, plan, warm.take()) {
                 Ok(attachment) => attachments.push(attachment),
                 Err(error) => {
@@ -306,32 +316,33 @@ impl Inner {
     }
 
     /// Undoes a failed attach. What cannot be undone now stays recorded, and the next detach or start goes on with it.
-    async fn undo(&self, sandbox: &Sandbox) {
-        if let Err(error) = self.detach_locked(sandbox).await {
+    fn undo(&self, sandbox: &Sandbox) {
+        if let Err(error) = self.detach_locked(sandbox) {
             tracing::error!(pod = %sandbox.pod, sandbox = %sandbox.id, %error, "undo is not complete, it stays recorded");
         }
     }
 
     pub(super) async fn detach(&self, id: &SandboxId) -> Result<(), AttachError> {
+        self.touch();
         let _one_at_a_time = self.locks.lock(id.as_str()).await;
-        self.detach_if_known(id).await
+        self.detach_if_known(id)
     }
 
-    pub(super) async fn detach_if_known(&self, id: &SandboxId) -> Result<(), AttachError> {
+    pub(super) fn detach_if_known(&self, id: &SandboxId) -> Result<(), AttachError> {
         let found = self.state().sandboxes.get(id).map(Arc::clone);
         match found {
-            Some(sandbox) => self.detach_locked(&sandbox).await,
+            Some(sandbox) => self.detach_locked(&sandbox),
             None => Ok(()),
         }
     }
 
     /// Stops the traffic, frees the addresses and leaves the devices to the reaper. Goes on after errors and reports
     /// all of them; then the record stays and the call may be repeated.
-    pub(super) async fn detach_locked(&self, sandbox: &Sandbox) -> Result<(), AttachError> {
+    pub(super) fn detach_locked(&self, sandbox: &Sandbox) -> Result<(), AttachError> {
         self.mark_deleting(sandbox)?;
         let mut problems = Vec::new();
         for attachment in &sandbox.attachments {
-            problems.extend(self.dismantle(attachment).await);
+            problems.extend(self.dismantle(attachment).err());
         }
         if let Some(first) = problems.into_iter().reduce(|all, next| format!("{all}; {next}")) {
             return Err(AttachError::Kernel {

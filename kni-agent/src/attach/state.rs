@@ -1,9 +1,10 @@
 //! The state in memory: what the store holds, and what is derived from it.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Instant,
 };
 
 use super::slots::Slots;
@@ -29,6 +30,10 @@ pub(super) struct KnownNetwork {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) in_sync: bool,
+    /// When a client was last served.
+    pub(super) last_call: Instant,
+    /// Sandboxes with interfaces that were made in haste.
+    pub(super) hasty: VecDeque<SandboxId>,
     pub(super) sandboxes: HashMap<SandboxId, Arc<Sandbox>>,
     pub(super) namespaces: BTreeMap<PathBuf, NamespaceRecord>,
     pub(super) removals: BTreeMap<EndpointId, Removal>,
@@ -44,6 +49,8 @@ impl State {
     pub(super) fn new(capacity: u32) -> Self {
         Self {
             in_sync: false,
+            last_call: Instant::now(),
+            hasty: VecDeque::new(),
             sandboxes: HashMap::new(),
             namespaces: BTreeMap::new(),
             removals: BTreeMap::new(),

@@ -1,42 +1,98 @@
 //! Background work: keeps sandboxes ready ahead of `CreateNetwork`, removes devices, collects what nobody claimed.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{
     AttachError, Inner,
     error::{Subject, chain},
-    interface::{self, Pair, WARM_MTU},
+    interface::{self, Made, Pair, WARM_MTU},
     namespace,
 };
 use crate::{
-    model::{NetnsIdentity, PodRef, selection::PRIMARY_IFNAME},
+    model::{NetnsIdentity, Phase, PodRef, SandboxId, selection::PRIMARY_IFNAME},
     netlink,
     store::{Change, NamespaceRecord, NamespaceUse, Removal, WarmInterface},
 };
 
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long no client has been served before work for later ones begins. The kubelet attaches within some
+/// milliseconds after it created; pods of a burst follow each other faster than this.
+const QUIET: Duration = Duration::from_millis(150);
 /// A namespace that was given out, is not attached for this long and is used by no process, is removed.
 const UNCLAIMED_FOR: Duration = Duration::from_mins(15);
 const GARBAGE_INTERVAL: Duration = Duration::from_mins(1);
 
 impl Inner {
-    /// Keeps the pool full. One at a time: the costs lie under the kernel's rtnl lock, which attaches need too.
+    /// Works for later pods: gives TCX links to interfaces that were made in haste, and fills the pool. Only when
+    /// nobody has asked for anything for a while: the costs lie under the kernel's rtnl lock, which attaches need too.
     pub(super) async fn keep_warm(self: Arc<Self>) {
-        loop {
-            let wanted = usize::try_from(self.options.warm_sandboxes).unwrap_or(usize::MAX);
-            if self.is_stopping() {
-                return;
-            }
-            if self.state().warm_count() >= wanted {
+        while !self.is_stopping() {
+            if !self.has_background_work() {
                 self.warm_wanted.notified().await;
                 continue;
             }
-            if let Err(error) = self.make_warm().await {
-                tracing::warn!(%error, "cannot prepare a sandbox ahead");
+            self.wait_for_quiet().await;
+            let hasty = self.state().hasty.pop_front();
+            let done = match hasty {
+                Some(sandbox) => self.upgrade(&sandbox).await,
+                None => self.make_warm().await,
+            };
+            if let Err(error) = done {
+                tracing::warn!(%error, "cannot prepare for later pods");
                 tokio::time::sleep(RETRY).await;
             }
         }
+    }
+
+    fn has_background_work(&self) -> bool {
+        let wanted = usize::try_from(self.options.warm_sandboxes).unwrap_or(usize::MAX);
+        let state = self.state();
+        !state.hasty.is_empty() || state.warm_count() < wanted
+    }
+
+    /// Notes that a client is being served.
+    pub(super) fn touch(&self) {
+        self.state().last_call = Instant::now();
+    }
+
+    async fn wait_for_quiet(&self) {
+        loop {
+            let idle = self.state().last_call.elapsed();
+            if idle >= QUIET {
+                return;
+            }
+            tokio::time::sleep(QUIET.saturating_sub(idle)).await;
+        }
+    }
+
+    /// Under the sandbox's lock, so that it is not detached meanwhile. An interface for which this fails keeps working
+    /// as it is.
+    async fn upgrade(&self, id: &SandboxId) -> Result<(), AttachError> {
+        let _one_at_a_time = self.locks.lock(id.as_str()).await;
+        let found = self.state().sandboxes.get(id).map(Arc::clone);
+        let Some(sandbox) = found.filter(|sandbox| sandbox.phase == Phase::Ready) else {
+            return Ok(());
+        };
+        let subject = Subject {
+            pod: sandbox.pod.clone(),
+            sandbox: sandbox.id.to_string(),
+        };
+        for attachment in &sandbox.attachments {
+            if !self.dataplane.is_provisional(attachment.endpoint) {
+                continue;
+            }
+            let dataplane = Arc::clone(&self.dataplane);
+            let (ifname, endpoint) = (attachment.host_ifname.clone(), attachment.endpoint);
+            tokio::task::spawn_blocking(move || dataplane.upgrade(ifname.as_str(), endpoint))
+                .await
+                .map_err(|ended| super::error::ended(&ended))?
+                .map_err(subject.failed("replacing clsact filters by TCX links"))?;
+        }
+        Ok(())
     }
 
     async fn make_warm(&self) -> Result<(), AttachError> {
@@ -109,7 +165,7 @@ impl Inner {
                     mtu: WARM_MTU,
                     alias: format!("{}prepared ahead", netlink::own::IFALIAS_PREFIX),
                 };
-                let ifindex = self.make_pair(&pair, &netns, subject).await?;
+                let ifindex = self.make_pair(&pair, &netns, Made::Ahead, subject).await?;
                 Some(WarmInterface {
                     ifindex,
                     ..warm.clone()
@@ -149,21 +205,37 @@ impl Inner {
             .delete_links(&links)
             .await
             .map_err(|error| super::error::kernel_of_node("deleting interfaces", &error))?;
+        let mut gone = Vec::new();
         for removal in queued {
-            self.dataplane
+            match self
+                .dataplane
                 .withdraw(removal.endpoint)
                 .and_then(|()| self.dataplane.unpin(removal.endpoint))
-                .map_err(|error| super::error::kernel_of_node("unpinning links", &error))?;
+            {
+                Ok(()) => gone.push(removal),
+                Err(error) => {
+                    tracing::warn!(ifname = %removal.host_ifname, error = chain(&error), "cannot unpin it yet");
+                }
+            }
         }
+        let left = gone.len() < queued.len();
+        self.forget_removals(&gone)?;
+        if left {
+            tokio::time::sleep(RETRY).await;
+        }
+        self.removed.notify_waiters();
+        self.warm_wanted.notify_one();
+        Ok(())
+    }
+
+    /// Their endpoint numbers are free now.
+    fn forget_removals(&self, gone: &[&Removal]) -> Result<(), AttachError> {
         let mut state = self.state();
-        self.commit(queued.iter().fold(Change::new(), Change::forget_removal))?;
-        for removal in queued {
+        self.commit(gone.iter().copied().fold(Change::new(), Change::forget_removal))?;
+        for removal in gone {
             state.removals.remove(&removal.endpoint);
             state.slots.free(removal.endpoint);
         }
-        drop(state);
-        self.removed.notify_waiters();
-        self.warm_wanted.notify_one();
         Ok(())
     }
 

@@ -1,12 +1,12 @@
 //! Attaches the programs to host interfaces: TCX links from kernel 6.6 on, clsact filters below.
 
-use std::{io, mem};
+use std::{io, mem, path::Path};
 
 use aya::{
     Ebpf,
     programs::{
-        LinkOrder, ProgramError, SchedClassifier, TcAttachType,
-        links::{FdLink, PinnedLink},
+        Link as _, LinkOrder, ProgramError, SchedClassifier, TcAttachType,
+        links::{FdLink, LinkError, PinnedLink},
         tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle, qdisc_add_clsact},
     },
     util::KernelVersion,
@@ -109,8 +109,7 @@ pub(super) fn attach(
                 .map_err(target.failed("creating the TCX link"))?;
             let link = classifier.take_link(id).map_err(target.failed("taking the link"))?;
             let link = FdLink::try_from(link).map_err(target.failed("taking the link"))?;
-            link.pin(pins.link(endpoint, direction))
-                .map_err(target.failed("pinning the link"))?;
+            pin(&target, link, &pins.link(endpoint, direction))?;
         }
         Hook::Clsact => {
             add_clsact(&target)?;
@@ -128,6 +127,16 @@ pub(super) fn attach(
         }
     }
     Ok(())
+}
+
+/// Pins a link, in the place of what is pinned there: the old link goes only when the new one works.
+fn pin(target: &Target<'_>, link: FdLink, path: &Path) -> Result<(), DataplaneError> {
+    let fresh = Pins::fresh(path);
+    if fresh.exists() {
+        std::fs::remove_file(&fresh).map_err(DataplaneError::pin(&fresh, "removing a half-made pin"))?;
+    }
+    link.pin(&fresh).map_err(target.failed("pinning the link"))?;
+    std::fs::rename(&fresh, path).map_err(DataplaneError::pin(path, "putting the pin in place"))
 }
 
 fn add_clsact(target: &Target<'_>) -> Result<(), DataplaneError> {
@@ -151,7 +160,8 @@ fn already_exists(error: &TcError) -> bool {
     false
 }
 
-/// Moves one direction to this agent's program; attaches it where it is missing.
+/// Moves one direction to this agent's program; attaches it where it is missing. The old program works until the new one
+/// does. An error leaves what is there.
 pub(super) fn adopt(
     ebpf: &mut Ebpf,
     hook: Hook,
@@ -163,44 +173,58 @@ pub(super) fn adopt(
     let (program, attach_type) = program_of(direction);
     let target = Target { program, ifname };
     let path = pins.link(endpoint, direction);
-    let existing = match hook {
-        Hook::Tcx => PinnedLink::from_pin(&path)
-            .ok()
-            .and_then(|pinned| SchedClassifierLink::try_from(FdLink::from(pinned)).ok()),
-        Hook::Clsact => SchedClassifierLink::attached(ifname, attach_type, FILTER_PRIORITY, FILTER_HANDLE, None).ok(),
-    };
     let classifier = object::classifier(ebpf, program)?;
-    // A pinned link whose interface is gone refuses the update (ENOLINK).
-    match existing.map(|link| update(classifier, link)) {
-        Some(Ok(())) => Ok(()),
-        Some(Err(error)) => {
-            tracing::info!(ifname, program, %error, "link cannot be updated, attaching anew");
-            reattach(ebpf, hook, pins, &target, endpoint, direction)
+    match hook {
+        Hook::Tcx => {
+            if !update_tcx(classifier, &target, &path)? {
+                attach(ebpf, hook, pins, ifname, endpoint, direction)?;
+            }
+            remove_filter(ifname, attach_type);
+            Ok(())
         }
-        None => reattach(ebpf, hook, pins, &target, endpoint, direction),
+        Hook::Clsact => {
+            let filter = SchedClassifierLink::attached(ifname, attach_type, FILTER_PRIORITY, FILTER_HANDLE, None)
+                .map_err(target.failed("finding the interface"))?;
+            // Replacing a filter that is not there fails, and adding one then shows what else is wrong.
+            if update(classifier, filter).map(mem::forget).is_err() {
+                attach(ebpf, hook, pins, ifname, endpoint, direction)?;
+            }
+            pins.remove_link(endpoint, direction)
+        }
     }
 }
 
-fn update(classifier: &mut SchedClassifier, link: SchedClassifierLink) -> Result<(), ProgramError> {
+/// Whether a pinned link works with the new program now; false where there is none, or only one of an interface that is
+/// gone.
+fn update_tcx(classifier: &mut SchedClassifier, target: &Target<'_>, path: &Path) -> Result<bool, DataplaneError> {
+    let pinned = match PinnedLink::from_pin(path) {
+        Err(LinkError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        other => other.map_err(target.failed("opening the pinned link"))?,
+    };
+    let link = SchedClassifierLink::try_from(FdLink::from(pinned)).map_err(target.failed("reading the pinned link"))?;
+    match update(classifier, link) {
+        // The pin keeps the link; our descriptor of it closes here.
+        Ok(link) => {
+            drop(link);
+            Ok(true)
+        }
+        Err(ProgramError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOLINK) => Ok(false),
+        Err(error) => Err(target.failed("updating the link")(error)),
+    }
+}
+
+/// Gives a link another program and returns our hold of it.
+fn update(classifier: &mut SchedClassifier, link: SchedClassifierLink) -> Result<SchedClassifierLink, ProgramError> {
     let id = classifier.attach_to_link(link)?;
-    // The pin, or the filter, keeps it alive; this only ends our hold of it.
-    mem::forget(classifier.take_link(id)?);
-    Ok(())
+    classifier.take_link(id)
 }
 
-fn reattach(
-    ebpf: &mut Ebpf,
-    hook: Hook,
-    pins: &Pins,
-    target: &Target<'_>,
-    endpoint: EndpointId,
-    direction: Direction,
-) -> Result<(), DataplaneError> {
-    let path = pins.link(endpoint, direction);
-    if path.exists() {
-        std::fs::remove_file(&path).map_err(DataplaneError::pin(&path, "removing a dead link"))?;
+/// Takes away a filter of ours that a TCX link has replaced. Most interfaces never had one.
+fn remove_filter(ifname: &str, attach_type: TcAttachType) {
+    let filter = SchedClassifierLink::attached(ifname, attach_type, FILTER_PRIORITY, FILTER_HANDLE, None);
+    if let Ok(Err(error)) = filter.map(SchedClassifierLink::detach) {
+        tracing::trace!(ifname, %error, "no filter to remove");
     }
-    attach(ebpf, hook, pins, target.ifname, endpoint, direction)
 }
 
 /// The programs at the interface, and what is wrong.

@@ -12,6 +12,7 @@ mod pin;
 mod trace;
 
 use std::{
+    collections::BTreeSet,
     path::PathBuf,
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -58,6 +59,9 @@ pub struct Dataplane {
     maps: Mutex<Maps>,
     pins: Pins,
     hook: Hook,
+    /// Endpoints that run on clsact filters until there is time for TCX links.
+    provisional: Mutex<BTreeSet<EndpointId>>,
+    may_be_provisional: bool,
     max_endpoints: u32,
 }
 
@@ -81,6 +85,8 @@ impl Dataplane {
             maps: Mutex::new(maps),
             pins,
             hook,
+            provisional: Mutex::default(),
+            may_be_provisional: hook == Hook::Tcx && options.hook == HookChoice::Auto,
             max_endpoints: options.max_endpoints,
         };
         Ok((dataplane, EventStream::new(events)?))
@@ -111,6 +117,33 @@ impl Dataplane {
         Ok(())
     }
 
+    /// As [`Self::attach`], but with what is fastest now: clsact filters instead of TCX links, unless TCX was asked
+    /// for by name. [`Self::upgrade`] replaces them when nobody waits.
+    pub fn attach_provisionally(&self, ifname: &str, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        if !self.may_be_provisional {
+            return self.attach(ifname, endpoint);
+        }
+        let mut programs = lock(&self.programs);
+        for direction in [Direction::FromPod, Direction::ToPod] {
+            hook::attach(&mut programs, Hook::Clsact, &self.pins, ifname, endpoint, direction)?;
+        }
+        lock(&self.provisional).insert(endpoint);
+        Ok(())
+    }
+
+    /// Whether the endpoint still runs on clsact filters and should not.
+    pub fn is_provisional(&self, endpoint: EndpointId) -> bool {
+        lock(&self.provisional).contains(&endpoint)
+    }
+
+    /// Puts TCX links in the place of clsact filters. The links work before the filters go, so that no packet passes
+    /// without a program; one that goes to the stack in between is counted twice. Blocking, as [`Self::attach`].
+    pub fn upgrade(&self, ifname: &str, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        self.adopt(ifname, endpoint)?;
+        lock(&self.provisional).remove(&endpoint);
+        Ok(())
+    }
+
     /// Moves a host interface that an earlier agent attached to this agent's programs (`bpf_link_update`, atomic,
     /// about 1 us); attaches what is missing.
     pub fn adopt(&self, ifname: &str, endpoint: EndpointId) -> Result<(), DataplaneError> {
@@ -124,6 +157,7 @@ impl Dataplane {
     /// Forgets the pins of an endpoint. Call it after the interface is gone: while it exists, this detaches, which
     /// costs as much as attaching.
     pub fn unpin(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        lock(&self.provisional).remove(&endpoint);
         self.pins.remove_links(endpoint)
     }
 
@@ -211,7 +245,12 @@ impl Dataplane {
 
     /// The programs at a host interface, as the kernel tells it, and what is wrong with them.
     pub fn programs(&self, ifname: &str, endpoint: EndpointId) -> (Vec<ProgramView>, Vec<String>) {
-        hook::inspect(&lock(&self.programs), self.hook, &self.pins, ifname, endpoint)
+        let hook = if self.is_provisional(endpoint) {
+            Hook::Clsact
+        } else {
+            self.hook
+        };
+        hook::inspect(&lock(&self.programs), hook, &self.pins, ifname, endpoint)
     }
 
     /// Whether the endpoint's row says what it should.

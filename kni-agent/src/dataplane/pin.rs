@@ -96,8 +96,20 @@ impl Pins {
     }
 
     pub(super) fn remove_links(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        for direction in [Direction::FromPod, Direction::ToPod] {
-            let path = self.link(endpoint, direction);
+        self.remove_link(endpoint, Direction::FromPod)?;
+        self.remove_link(endpoint, Direction::ToPod)
+    }
+
+    /// Where a link is pinned until it takes the place of another one. bpffs takes no names with a dot.
+    pub(super) fn fresh(path: &Path) -> PathBuf {
+        let mut name = path.as_os_str().to_owned();
+        name.push("-new");
+        PathBuf::from(name)
+    }
+
+    pub(super) fn remove_link(&self, endpoint: EndpointId, direction: Direction) -> Result<(), DataplaneError> {
+        let path = self.link(endpoint, direction);
+        for path in [Self::fresh(&path), path] {
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     return Err(DataplaneError::pin(&path, "unpinning")(error));

@@ -15,6 +15,9 @@ use super::{
     own::DELETE_GROUP,
 };
 
+/// Links in one datagram. Each is acknowledged on its own, and a socket of the usual size holds 256 acknowledgements.
+const STROKE: usize = 128;
+
 impl Netlink {
     /// Deletes the link with that index, and with it the other end of a veth pair, if it still has the expected name;
     /// about 28 ms (p50), mostly grace periods of the kernel. Idempotent: says whether there was such a link. A link of
@@ -53,12 +56,15 @@ impl Netlink {
             [only] => return self.delete_link(only.ifindex, &only.name).await.map(usize::from),
             _ => {}
         }
-        let mut requests: Vec<Request> = ours.iter().map(|link| self.mark_request(link)).collect();
-        let mut group = LinkMessage::default();
-        group.attributes.push(LinkAttribute::Group(DELETE_GROUP));
-        let place = self.place("delete links");
-        requests.push(Request::new(place, RouteNetlinkMessage::DelLink(group), 0).forgive(&[libc::ENODEV]));
-        self.apply(requests).await.map(|()| ours.len())
+        for stroke in ours.chunks(STROKE) {
+            let mut requests: Vec<Request> = stroke.iter().map(|link| self.mark_request(link)).collect();
+            let mut group = LinkMessage::default();
+            group.attributes.push(LinkAttribute::Group(DELETE_GROUP));
+            let place = self.place("delete links");
+            requests.push(Request::new(place, RouteNetlinkMessage::DelLink(group), 0).forgive(&[libc::ENODEV]));
+            self.apply(requests).await?;
+        }
+        Ok(ours.len())
     }
 
     fn mark_request(&self, link: &Link) -> Request {

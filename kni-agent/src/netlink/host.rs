@@ -45,9 +45,12 @@ impl Netlink {
         let place = self
             .place(format!("remove route to pod {address}"))
             .interface(format!("#{host_ifindex}"));
-        self.apply(vec![
-            Request::new(place, message, 0).forgive(&[libc::ESRCH, libc::ENODEV]),
-        ])
+        self.apply(vec![Request::new(place, message, 0).forgive(&[
+            libc::ESRCH,
+            libc::ENODEV,
+            libc::EAFNOSUPPORT,
+            libc::EOPNOTSUPP,
+        ])])
         .await
     }
 

@@ -17,12 +17,12 @@ pub use record::{NamespaceRecord, NamespaceUse, Removal, WarmInterface};
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition, WriteTransaction};
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::model::{NetworkId, NetworkName, Sandbox, SandboxId};
+use crate::model::{Network, Sandbox, SandboxId};
 
 const SANDBOXES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("sandboxes");
 const NAMESPACES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("namespaces");
 const REMOVALS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("removals");
-const NETWORKS: TableDefinition<'_, &str, u32> = TableDefinition::new("networks");
+const NETWORKS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("networks");
 
 /// Version of the rows.
 const RECORD_VERSION: u32 = 1;
@@ -78,8 +78,8 @@ pub struct Contents {
     pub namespaces: Vec<NamespaceRecord>,
     /// Interfaces that still have to go.
     pub removals: Vec<Removal>,
-    /// Numbers of networks, also of those that no longer exist.
-    pub networks: Vec<(NetworkName, NetworkId)>,
+    /// Networks as they were last in force, also those that no longer exist: their numbers are never given again.
+    pub networks: Vec<Network>,
 }
 
 /// A set of changes that happens whole or not at all.
@@ -96,7 +96,7 @@ enum Put {
     ForgetNamespace(PathBuf),
     Removal(Removal),
     ForgetRemoval(u32),
-    Network(NetworkName, NetworkId),
+    Network(Box<Network>),
 }
 
 impl Change {
@@ -140,10 +140,10 @@ impl Change {
         self.puts.push(Put::ForgetRemoval(removal.endpoint.0));
         self
     }
-    /// Writes a network's number.
+    /// Writes a network.
     #[must_use]
-    pub fn network(mut self, name: &NetworkName, id: NetworkId) -> Self {
-        self.puts.push(Put::Network(name.clone(), id));
+    pub fn network(mut self, network: &Network) -> Self {
+        self.puts.push(Put::Network(Box::new(network.clone())));
         self
     }
 }
@@ -185,11 +185,10 @@ impl Store {
     pub fn load(&self) -> Result<Contents, StoreError> {
         // Opening a table in a write transaction makes it, so that an empty file reads as empty.
         let transaction = self.database.begin_write().map_err(database)?;
-        for table in [SANDBOXES, NAMESPACES] {
+        for table in [SANDBOXES, NAMESPACES, NETWORKS] {
             transaction.open_table(table).map_err(database)?;
         }
         transaction.open_table(REMOVALS).map_err(database)?;
-        transaction.open_table(NETWORKS).map_err(database)?;
         transaction.commit().map_err(database)?;
 
         let read = self.database.begin_read().map_err(database)?;
@@ -219,7 +218,7 @@ impl Store {
         }
         for row in read.open_table(NETWORKS).map_err(database)?.iter().map_err(database)? {
             let (key, value) = row.map_err(database)?;
-            contents.networks.push(network(key.value(), value.value())?);
+            contents.networks.push(decode("networks", key.value(), value.value())?);
         }
         Ok(contents)
     }
@@ -232,19 +231,6 @@ impl Store {
         }
         transaction.commit().map_err(database)
     }
-}
-
-fn network(name: &str, id: u32) -> Result<(NetworkName, NetworkId), StoreError> {
-    let refuse = |reason: String| StoreError::Record {
-        table: "networks",
-        key: name.to_owned(),
-        reason,
-    };
-    let parsed = name
-        .parse()
-        .map_err(|error: crate::model::InvalidId| refuse(error.to_string()))?;
-    let id = NetworkId::try_from(id).map_err(|error| refuse(error.to_string()))?;
-    Ok((parsed, id))
 }
 
 fn apply(transaction: &WriteTransaction, put: Put) -> Result<(), StoreError> {
@@ -277,9 +263,11 @@ fn apply(transaction: &WriteTransaction, put: Put) -> Result<(), StoreError> {
             let mut table = transaction.open_table(REMOVALS).map_err(database)?;
             table.remove(endpoint).map_err(database)?;
         }
-        Put::Network(name, id) => {
+        Put::Network(network) => {
+            let name = network.spec.name.as_str();
+            let bytes = encode("networks", name, &*network)?;
             let mut table = transaction.open_table(NETWORKS).map_err(database)?;
-            table.insert(name.as_str(), id.get()).map_err(database)?;
+            table.insert(name, bytes.as_slice()).map_err(database)?;
         }
     }
     Ok(())
@@ -317,7 +305,7 @@ fn decode<T: DeserializeOwned>(table: &'static str, key: &str, bytes: &[u8]) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{EndpointId, NetnsIdentity, Phase, PodRef};
+    use crate::model::{EndpointId, NetnsIdentity, NetworkSpec, Phase, PodRef};
 
     fn sandbox(id: &str) -> Sandbox {
         Sandbox {
@@ -336,6 +324,21 @@ mod tests {
         }
     }
 
+    fn network(name: &str, id: u32) -> Network {
+        let spec = NetworkSpec {
+            name: name.parse().unwrap(),
+            default: true,
+            enabled: true,
+            subnets: vec!["10.0.0.0/24".parse().unwrap()],
+            exclude_subnets: Vec::new(),
+            mtu: 1500,
+        };
+        Network {
+            id: id.try_into().unwrap(),
+            spec,
+        }
+    }
+
     fn removal(endpoint: u32) -> Removal {
         Removal {
             endpoint: EndpointId(endpoint),
@@ -348,7 +351,7 @@ mod tests {
     #[test]
     fn what_was_committed_is_there_after_reopening() {
         let dir = tempfile::tempdir().unwrap();
-        let blue: NetworkName = "blue".parse().unwrap();
+        let blue = network("blue", 9);
         {
             let store = Store::open(dir.path()).unwrap();
             assert!(store.load().unwrap().sandboxes.is_empty());
@@ -368,17 +371,13 @@ mod tests {
                 )
                 .unwrap();
             store
-                .commit(
-                    Change::new()
-                        .forget_removal(&removal(3))
-                        .network(&blue, 9.try_into().unwrap()),
-                )
+                .commit(Change::new().forget_removal(&removal(3)).network(&blue))
                 .unwrap();
         }
         let contents = Store::open(dir.path()).unwrap().load().unwrap();
         assert_eq!(contents.sandboxes, [sandbox("two")]);
         assert_eq!(contents.removals, [removal(4)]);
-        assert_eq!(contents.networks, [(blue, 9.try_into().unwrap())]);
+        assert_eq!(contents.networks, [blue]);
     }
 
     #[test]
