@@ -6,6 +6,8 @@
 //! behind. Everything is taken away when its value is dropped, also when a test fails.
 
 pub mod agent;
+pub mod echo;
+pub mod foreign;
 pub mod frames;
 pub mod h2raw;
 pub mod kubelet;

@@ -1,0 +1,122 @@
+//! Attaches and detaches pods through the agent and through the bridge plugin, and compares how long each takes.
+
+mod bridge;
+mod kni;
+mod timing;
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context as _, Result};
+use serde_json::{Map, Value, json};
+
+use self::timing::Timings;
+use crate::{
+    Effort, report,
+    statistics::{median, percentile},
+};
+
+/// In what manner pods come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pattern {
+    /// One after the other with a pause between.
+    Spaced(u32, Duration),
+    /// One after the other without a pause.
+    Sequence(u32),
+    /// All at once.
+    Burst(u32),
+}
+
+impl Pattern {
+    fn pods(self) -> u32 {
+        match self {
+            Self::Spaced(pods, _) | Self::Sequence(pods) | Self::Burst(pods) => pods,
+        }
+    }
+
+    fn title(self) -> String {
+        match self {
+            Self::Spaced(pods, pause) => format!("{pods}, one each {} ms", pause.as_millis()),
+            Self::Sequence(pods) => format!("{pods} in a row"),
+            Self::Burst(pods) => format!("{pods} at once"),
+        }
+    }
+}
+
+fn patterns(quick: bool) -> [Pattern; 3] {
+    let pause = Duration::from_millis(200);
+    if quick {
+        [Pattern::Spaced(5, pause), Pattern::Sequence(5), Pattern::Burst(5)]
+    } else {
+        [Pattern::Spaced(40, pause), Pattern::Sequence(100), Pattern::Burst(30)]
+    }
+}
+
+/// Measures all ways and patterns and prints the table.
+pub(crate) fn measure(effort: Effort, agent: &Path, json: &mut Map<String, Value>) -> Result<()> {
+    let mut results = Vec::new();
+    for (key, title, warm) in [("kni", "KNI", 8), ("kni_cold", "KNI, nothing kept warm", 0)] {
+        let way = kni::Kni::start(agent, warm).with_context(|| title.to_owned())?;
+        for pattern in patterns(effort.quick) {
+            eprintln!("attach: {title}, {}", pattern.title());
+            results.push((key, title, pattern, way.run(pattern).with_context(|| title.to_owned())?));
+        }
+    }
+    let title = "bridge CNI plugin";
+    if let Some(plugin) = bridge::Bridge::find()? {
+        for pattern in patterns(effort.quick) {
+            eprintln!("attach: {title}, {}", pattern.title());
+            results.push(("bridge", title, pattern, plugin.run(pattern).context(title)?));
+        }
+    } else {
+        eprintln!("attach: no bridge plugin in {}: left out", bridge::PLUGINS);
+    }
+    show(&results, json);
+    Ok(())
+}
+
+fn show(results: &[(&'static str, &'static str, Pattern, Timings)], json: &mut Map<String, Value>) {
+    let header = [
+        "milliseconds",
+        "pods",
+        "attach p50",
+        "p99",
+        "all after",
+        "detach p50",
+        "p99",
+        "all after",
+    ];
+    let mut rows = Vec::new();
+    let mut all = Vec::new();
+    for (key, title, pattern, timings) in results {
+        let mut row = vec![(*title).to_owned(), pattern.title()];
+        for (values, total) in [
+            (&timings.attach, timings.all_attached),
+            (&timings.detach, timings.all_detached),
+        ] {
+            row.extend([median(values), percentile(values, 0.99)].map(|value| format!("{value:.1}")));
+            row.push(format!("{total:.0}"));
+        }
+        rows.push(row);
+        all.push(json!({
+            "way": key,
+            "pattern": pattern.title(),
+            "pods": pattern.pods(),
+            "create_ms": timings.create,
+            "create_p50_ms": median(&timings.create),
+            "attach_ms": timings.attach,
+            "attach_p50_ms": median(&timings.attach),
+            "attach_p99_ms": percentile(&timings.attach, 0.99),
+            "all_attached_ms": timings.all_attached,
+            "detach_ms": timings.detach,
+            "detach_p50_ms": median(&timings.detach),
+            "detach_p99_ms": percentile(&timings.detach, 0.99),
+            "all_detached_ms": timings.all_detached,
+        }));
+    }
+    report::heading(
+        "Attaching pods (KNI: CreateNetwork + AttachInterface, DetachInterface + DeleteNetwork, namespaces included;\n\
+         plugin: ADD and DEL, executed as a container runtime does, namespaces made before and not counted)",
+    );
+    report::table(&header, &rows);
+    json.insert("attach".into(), Value::Array(all));
+}

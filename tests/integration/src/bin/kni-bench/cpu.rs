@@ -1,0 +1,54 @@
+//! Pins threads to CPUs and describes the machine.
+
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    unistd::Pid,
+};
+
+/// The CPUs that are measured on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cpus {
+    /// Both ends run here.
+    pub(crate) one: usize,
+    /// The other end runs here where two are used; none on a machine with one.
+    pub(crate) other: Option<usize>,
+}
+
+impl Cpus {
+    /// `one` as wanted, or the last CPU that this process may use: the first ones get most of the interrupts.
+    pub(crate) fn choose(wanted: Option<usize>) -> Result<Self> {
+        let allowed = sched_getaffinity(Pid::from_raw(0)).context("own CPUs")?;
+        let allowed: Vec<usize> = (0..CpuSet::count())
+            .filter(|cpu| allowed.is_set(*cpu).unwrap_or(false))
+            .collect();
+        let one = wanted.or(allowed.last().copied()).context("no CPU")?;
+        ensure!(allowed.contains(&one), "--cpu {one}: not among {allowed:?}");
+        let other = allowed.iter().rev().copied().find(|cpu| *cpu != one);
+        Ok(Self { one, other })
+    }
+}
+
+/// Pins the calling thread.
+pub(crate) fn pin(cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu).with_context(|| format!("CPU {cpu}"))?;
+    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("pin to CPU {cpu}"))
+}
+
+/// Kernel release.
+pub(crate) fn kernel() -> Result<String> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("kernel release")?;
+    Ok(release.trim().to_owned())
+}
+
+/// The CPU's name, as far as the kernel tells it.
+pub(crate) fn model() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}

@@ -1,0 +1,122 @@
+//! Measures the packet path, the programs and the attachment of pods beside what nodes use otherwise, in one run.
+//!
+//! Everything happens in namespaces of the bench's own, which end with the process, however it ends.
+
+mod attach;
+mod bpf;
+mod cpu;
+mod paths;
+mod program;
+mod report;
+mod statistics;
+mod workload;
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Parser, ValueEnum};
+use kni_integration::agent::agent_binary;
+use nix::unistd::geteuid;
+use serde_json::{Map, Value};
+
+/// What to measure, and how long.
+#[derive(Debug, Parser)]
+#[command(name = "kni-bench", about)]
+struct Args {
+    /// Rounds; in each one every path is measured once, in another order.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Seconds per path, workload and round.
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+    /// Two rounds of 0.2 s and few attachments: shows that everything works, not how fast it is.
+    #[arg(long, conflicts_with_all = ["rounds", "seconds"])]
+    quick: bool,
+    /// Measure only this; may be repeated.
+    #[arg(long = "only", value_enum)]
+    parts: Vec<Part>,
+    /// CPU to which both ends are pinned; the last one by default.
+    #[arg(long)]
+    cpu: Option<usize>,
+    /// The kni-agent binary; the one beside this program by default.
+    #[arg(long)]
+    agent: Option<PathBuf>,
+    /// The eBPF object; the one embedded in this program by default.
+    #[arg(long, env = "KNI_EBPF_OBJECT")]
+    ebpf_object: Option<PathBuf>,
+    /// Also writes everything that was measured as JSON to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// A part of the bench.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Transactions, connections and throughput between two pods.
+    Paths,
+    /// Nanoseconds per packet in the programs.
+    Programs,
+    /// Attaching and detaching pods.
+    Attach,
+}
+
+/// How much of everything.
+#[derive(Debug, Clone, Copy)]
+struct Effort {
+    rounds: u32,
+    each: Duration,
+    quick: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kni-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    ensure!(
+        geteuid().is_root(),
+        "must run as root: it makes namespaces and loads eBPF programs"
+    );
+    let effort = if args.quick {
+        Effort {
+            rounds: 2,
+            each: Duration::from_millis(200),
+            quick: true,
+        }
+    } else {
+        let each = Duration::try_from_secs_f64(args.seconds).context("--seconds")?;
+        ensure!(each >= Duration::from_millis(50), "--seconds: at least 0.05");
+        Effort {
+            rounds: args.rounds,
+            each,
+            quick: false,
+        }
+    };
+    let cpus = cpu::Cpus::choose(args.cpu)?;
+    let mut json = Map::new();
+    report::machine(&cpus, effort, &mut json)?;
+    let wanted = |part| args.parts.is_empty() || args.parts.contains(&part);
+    if wanted(Part::Programs) {
+        program::measure(&cpus, effort, args.ebpf_object.as_deref(), &mut json)?;
+    }
+    if wanted(Part::Paths) || wanted(Part::Attach) {
+        let agent = args.agent.clone().map_or_else(agent_binary, Ok)?;
+        if wanted(Part::Paths) {
+            paths::measure(&cpus, effort, &agent, &mut json)?;
+        }
+        if wanted(Part::Attach) {
+            attach::measure(effort, &agent, &mut json)?;
+        }
+    }
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&Value::Object(json))?;
+        std::fs::write(path, text + "\n").with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}

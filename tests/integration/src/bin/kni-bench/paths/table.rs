@@ -1,0 +1,61 @@
+//! Shows what was measured of the paths.
+
+use serde_json::{Map, Value, json};
+
+use super::{LIMIT, Measure, OURS, Path, Values};
+use crate::{
+    report,
+    statistics::{median, paired_ratio},
+};
+
+fn rounds<'a>(all: &'a Values, path: &'static str, measure: &'static str) -> &'a [f64] {
+    all.get(&(path, measure)).map_or(&[], Vec::as_slice)
+}
+
+/// One row per path, medians; below them how ours compares.
+pub(super) fn print(paths: &[Path], measures: &[Measure], all: &Values) {
+    let mut header = vec!["path"];
+    header.extend(measures.iter().map(|m| m.title));
+    let mut rows = Vec::new();
+    for path in paths {
+        let mut row = vec![path.title.to_owned()];
+        for measure in measures {
+            row.push(number(median(rounds(all, path.key, measure.key))));
+        }
+        rows.push(row);
+    }
+    for path in paths.iter().filter(|path| !path.key.starts_with(OURS)) {
+        let mut row = vec![format!("KNI / {}", path.title)];
+        for measure in measures {
+            let ratio = paired_ratio(rounds(all, OURS, measure.key), rounds(all, path.key, measure.key));
+            row.push(format!("{ratio:.2}"));
+        }
+        rows.push(row);
+    }
+    report::heading("Pod to pod on one node (medians; ratios: median of the rounds' ratios)");
+    report::table(&header, &rows);
+}
+
+fn number(value: f64) -> String {
+    if value >= 1000.0 {
+        format!("{:.1} k", value / 1000.0)
+    } else {
+        format!("{value:.1}")
+    }
+}
+
+/// Everything, by path and measure.
+pub(super) fn json(all: &Values) -> Value {
+    let mut paths = Map::new();
+    for ((path, measure), rounds) in all {
+        let limit = all.get(&(LIMIT, measure)).map_or(&[][..], Vec::as_slice);
+        let value = json!({
+            "median": median(rounds),
+            "ratio_to_redirect_peer": paired_ratio(rounds, limit),
+            "rounds": rounds,
+        });
+        let path = paths.entry(*path).or_insert_with(|| json!({}));
+        path[*measure] = value;
+    }
+    Value::Object(paths)
+}

@@ -1,0 +1,239 @@
+//! What is done over a path: transactions, connections, a stream.
+
+use std::{
+    io::{self, ErrorKind, Read as _, Write as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use socket2::SockRef;
+
+use crate::{cpu::pin, paths::Path};
+
+/// How often a server looks whether it shall end.
+const TICK: Duration = Duration::from_millis(50);
+/// After so long without an answer a client gives up.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Of a run's time, this share is not measured: caches, windows and tables are filled meanwhile.
+const WARM_UP: f64 = 0.1;
+const BLOCK: usize = 128 << 10;
+
+/// What a client and a server do with each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Workload {
+    /// One byte there and back on one TCP connection, again and again.
+    TcpTransactions,
+    /// One byte there and back by UDP.
+    UdpTransactions,
+    /// A connection each for one byte there and back, ended by a reset.
+    Connections,
+    /// As many bytes as possible on one TCP connection.
+    Stream,
+}
+
+/// CPUs of the two ends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Placement {
+    /// The client's.
+    pub(crate) client: usize,
+    /// The server's.
+    pub(crate) server: usize,
+}
+
+impl Workload {
+    /// Runs it over `path`; transactions or connections per second, or Gb/s.
+    pub(crate) fn run(self, path: &Path, placement: Placement, time: Duration) -> Result<f64> {
+        let server = path.server.enter(|| Server::bind(self, path.address))??;
+        let address = server.address()?;
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let serving = scope.spawn(|| {
+                pin(placement.server)?;
+                server.serve(self, &stop)
+            });
+            let client = path.client.enter(|| {
+                pin(placement.client)?;
+                self.client(address, time)
+            });
+            stop.store(true, Ordering::Relaxed);
+            let received = serving.join().map_err(|_panic| anyhow!("the server panicked"))?;
+            let client = client.and_then(|rate| rate);
+            let rate = client.with_context(|| format!("{self:?} over {}: client", path.title))?;
+            let received = received.with_context(|| format!("{self:?} over {}: server", path.title))?;
+            Ok(if self == Self::Stream { received } else { rate })
+        })
+    }
+
+    fn client(self, server: SocketAddr, time: Duration) -> Result<f64> {
+        match self {
+            Self::TcpTransactions => {
+                let mut stream = connect(server)?;
+                repeat(time, || ping(&mut stream))
+            }
+            Self::UdpTransactions => {
+                let socket = UdpSocket::bind((unspecified(server.ip()), 0))?;
+                socket.connect(server)?;
+                socket.set_read_timeout(Some(PATIENCE))?;
+                repeat(time, || {
+                    socket.send(&[1])?;
+                    socket.recv(&mut [0]).map(drop)
+                })
+            }
+            Self::Connections => repeat(time, || {
+                let mut stream = connect(server)?;
+                ping(&mut stream)?;
+                // A reset: no connection is left waiting, so ports do not run out.
+                SockRef::from(&stream).set_linger(Some(Duration::ZERO))
+            }),
+            Self::Stream => {
+                let mut stream = connect(server)?;
+                let block = vec![0; BLOCK];
+                repeat(time, || stream.write_all(&block))
+            }
+        }
+    }
+}
+
+fn unspecified(like: IpAddr) -> IpAddr {
+    if like.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    }
+}
+
+fn connect(server: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(server)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+fn ping(stream: &mut TcpStream) -> io::Result<()> {
+    stream.write_all(&[1])?;
+    stream.read_exact(&mut [0])
+}
+
+/// Times per second that `work` can be done.
+fn repeat(time: Duration, mut work: impl FnMut() -> io::Result<()>) -> Result<f64> {
+    let warm = Instant::now() + time.mul_f64(WARM_UP);
+    while Instant::now() < warm {
+        work()?;
+    }
+    let start = Instant::now();
+    let mut done = 0_u32;
+    while start.elapsed() < time {
+        work()?;
+        done += 1;
+    }
+    Ok(f64::from(done) / start.elapsed().as_secs_f64())
+}
+
+enum Server {
+    Tcp(TcpListener),
+    Udp(UdpSocket),
+}
+
+impl Server {
+    /// Binds a free port at `address`, in the calling thread's namespace.
+    fn bind(workload: Workload, address: IpAddr) -> io::Result<Self> {
+        if workload == Workload::UdpTransactions {
+            let socket = UdpSocket::bind((address, 0))?;
+            socket.set_read_timeout(Some(TICK))?;
+            Ok(Self::Udp(socket))
+        } else {
+            let listener = TcpListener::bind((address, 0))?;
+            // The kernel also applies it to accept().
+            SockRef::from(&listener).set_read_timeout(Some(TICK))?;
+            Ok(Self::Tcp(listener))
+        }
+    }
+
+    fn address(&self) -> io::Result<SocketAddr> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr(),
+            Self::Udp(socket) => socket.local_addr(),
+        }
+    }
+
+    /// Serves until `stop`; Gb/s received, which only means something for a stream.
+    fn serve(&self, workload: Workload, stop: &AtomicBool) -> Result<f64> {
+        let mut received = 0.0;
+        while !stop.load(Ordering::Relaxed) {
+            let served = match self {
+                Self::Udp(socket) => echo_datagram(socket),
+                Self::Tcp(listener) => accept(listener).and_then(|stream| match workload {
+                    Workload::Stream => drain(stream).map(|rate| received = rate),
+                    _ => echo(stream),
+                }),
+            };
+            match served {
+                Err(error) if !is_end(&error) => return Err(error.into()),
+                _ => {}
+            }
+        }
+        ensure!(workload != Workload::Stream || received > 0.0, "nothing was received");
+        Ok(received)
+    }
+}
+
+/// Whether the error is how a client ends, or nothing came.
+fn is_end(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::WouldBlock
+            | ErrorKind::TimedOut
+            | ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::BrokenPipe
+            | ErrorKind::UnexpectedEof
+    )
+}
+
+fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
+    let (stream, _) = listener.accept()?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+fn echo(mut stream: TcpStream) -> io::Result<()> {
+    let mut byte = [0];
+    while stream.read(&mut byte)? > 0 {
+        stream.write_all(&byte)?;
+    }
+    Ok(())
+}
+
+fn echo_datagram(socket: &UdpSocket) -> io::Result<()> {
+    let (_, client) = socket.recv_from(&mut [0])?;
+    socket.send_to(&[1], client).map(drop)
+}
+
+/// Reads to the end; Gb/s after the warm-up.
+fn drain(mut stream: TcpStream) -> io::Result<f64> {
+    let mut block = vec![0; BLOCK];
+    // The client's warm-up fills caches and opens the window; at the start only little is received, so its bytes are
+    // left out by count.
+    let mut skipped = 0;
+    while skipped < 64 * BLOCK {
+        match stream.read(&mut block)? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            bytes => skipped += bytes,
+        }
+    }
+    let start = Instant::now();
+    let mut received = 0_u64;
+    loop {
+        match stream.read(&mut block)? {
+            0 => break,
+            bytes => received += bytes as u64,
+        }
+    }
+    #[expect(clippy::cast_precision_loss, reason = "bytes of some seconds")]
+    Ok(received as f64 * 8.0 / start.elapsed().as_secs_f64() / 1e9)
+}

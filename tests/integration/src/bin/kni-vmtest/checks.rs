@@ -1,0 +1,226 @@
+//! What must hold, proven by content: who answered, not only that somebody did.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use kni_agent::{dataplane::Dataplane, model::EndpointId};
+use kni_common::{Direction, Verdict};
+use kni_integration::{
+    frames::{Ip, Link, PacketSocket, Payload},
+    traffic::{NoAnswer, new_token, ping, tcp_get_to, udp_ask_to},
+};
+
+use super::pods::{NETWORKS, PORT, Pod, Pods, addresses, host_ifname, host_mac, mac, v4, v6};
+
+/// The machine may be an emulated one.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long silence is listened to.
+const SILENCE: Duration = Duration::from_millis(400);
+
+/// Both programs are at every host interface, and every row is right.
+pub(crate) fn attached(dataplane: &Dataplane, pods: &Pods) -> Result<()> {
+    for pod in &pods.all {
+        let (programs, mut problems) = dataplane.programs(&host_ifname(pod.id), EndpointId(pod.id));
+        problems.extend(dataplane.verify(&pod.config()?));
+        ensure!(problems.is_empty(), "{}: {}", pod.name, problems.join(", "));
+        ensure!(programs.len() == 2, "{} has {} programs", pod.name, programs.len());
+    }
+    println!("both programs are at {} interfaces", pods.all.len());
+    Ok(())
+}
+
+/// Every pod reaches exactly the pods of its own network, by every protocol and family.
+pub(crate) fn isolation(pods: &Pods) -> Result<()> {
+    let probes = thread::scope(|scope| {
+        // Silence takes its time, so all listen at once.
+        let all: Vec<_> = pods
+            .all
+            .iter()
+            .map(|from| scope.spawn(|| probes_of(pods, from)))
+            .collect();
+        let results = all.into_iter().map(|pod| pod.join().expect("a probe does not panic"));
+        results.sum::<Result<u32>>()
+    })?;
+    let mut asked = 0;
+    for to in pods.all.iter().filter(|pod| pod.network == 3) {
+        for address in addresses(to.host) {
+            let at = SocketAddr::new(address, PORT);
+            let answer = tcp_get_to(&pods.node, at, &new_token(), PATIENCE);
+            ensure!(
+                answer.as_ref().is_ok_and(|answer| answer.identity == to.name),
+                "the node asked {address} and got {answer:?}"
+            );
+            asked += 1;
+        }
+    }
+    println!(
+        "{probes} probes over {} networks and {asked} from the node reached whom they should",
+        NETWORKS.len()
+    );
+    Ok(())
+}
+
+/// Every address that any pod has, asked by one pod.
+fn probes_of(pods: &Pods, from: &Pod) -> Result<u32> {
+    let mut probes = 0;
+    for host in (2..=4).filter(|host| *host != from.host) {
+        let in_network = |to: &&Pod| to.network == from.network && to.host == host;
+        let there = pods.all.iter().find(in_network);
+        for address in addresses(host) {
+            probe(pods, from, there, address).with_context(|| format!("{} to {address}", from.name))?;
+            probes += 3;
+        }
+    }
+    Ok(probes)
+}
+
+/// TCP, UDP and ping to an address: answered by its owner in the network, or by nobody.
+fn probe(pods: &Pods, from: &Pod, there: Option<&Pod>, address: IpAddr) -> Result<()> {
+    let timeout = if there.is_some() { PATIENCE } else { SILENCE };
+    let at = SocketAddr::new(address, PORT);
+    let tokens = [new_token(), new_token(), new_token()];
+    let answers = [
+        tcp_get_to(&from.inside, at, &tokens[0], timeout).map(|answer| answer.identity),
+        udp_ask_to(&from.inside, at, &tokens[1], timeout).map(|answer| answer.identity),
+        ping(&from.inside, address, &tokens[2], timeout).map(|()| String::new()),
+    ];
+    for (protocol, (answer, token)) in ["TCP", "UDP", "ping"].iter().zip(answers.iter().zip(&tokens)) {
+        match (there, answer) {
+            (Some(to), Ok(identity)) => {
+                ensure!(
+                    identity.is_empty() || *identity == to.name,
+                    "{protocol} reached {identity}, not {}",
+                    to.name
+                );
+                let saw = to.servers.saw_within(token, PATIENCE);
+                ensure!(saw, "{} never saw the {protocol} request", to.name);
+            }
+            (Some(to), Err(error)) => bail!("{protocol} did not reach {}: {error}", to.name),
+            (None, Ok(identity)) => bail!("{protocol} reached {identity}, where nobody is"),
+            (None, Err(NoAnswer::Timeout)) => {}
+            (None, Err(error)) => bail!("{protocol} met {error} instead of silence"),
+        }
+        let others = pods.all.iter().filter(|pod| there.is_none_or(|to| to.id != pod.id));
+        if let Some(witness) = others.into_iter().find(|pod| pod.servers.saw(token)) {
+            bail!("{} saw the {protocol} request", witness.name);
+        }
+    }
+    Ok(())
+}
+
+fn drops(dataplane: &Dataplane, pod: &Pod, reason: Verdict) -> Result<u64> {
+    let all = dataplane.drops()?;
+    let found = all.iter().find(|drop| {
+        drop.endpoint == EndpointId(pod.id) && drop.direction == Direction::FromPod && drop.reason == reason
+    });
+    Ok(found.map_or(0, |drop| drop.count.packets))
+}
+
+/// Frames that no socket would send are dropped for the reason they deserve.
+pub(crate) fn spoofing(dataplane: &Dataplane, pods: &Pods) -> Result<()> {
+    let pod = pods.named("blue-2")?;
+    let socket = PacketSocket::open(&pod.inside, "eth0")?;
+    let own = Link::new(mac(pod.id), host_mac(pod.id));
+    let stranger = Link::new(mac(3), host_mac(pod.id));
+    let around = Link::new(mac(pod.id), mac(2));
+    let udp = |from: IpAddr, to: IpAddr| Ip::new(from, to).packet(&Payload::udp(4000, PORT, b"spoofed\n"));
+    let routed = Ip::new(v4(2).into(), v4(3).into()).options(&[131, 7, 4, 10, 10, 0, 3, 0]);
+    let cases = [
+        (
+            "IPv4 source",
+            own.frame(&udp(v4(3).into(), v4(2).into())),
+            Verdict::SourceAddress,
+        ),
+        (
+            "IPv6 source",
+            own.frame(&udp(v6(3).into(), v6(2).into())),
+            Verdict::SourceAddress,
+        ),
+        (
+            "source MAC",
+            stranger.frame(&udp(v4(2).into(), v4(3).into())),
+            Verdict::SourceMac,
+        ),
+        (
+            "destination MAC",
+            around.frame(&udp(v6(2).into(), v6(3).into())),
+            Verdict::DestinationMac,
+        ),
+        (
+            "VLAN tag",
+            own.clone().vlan(5).frame(&udp(v4(2).into(), v4(3).into())),
+            Verdict::VlanTagged,
+        ),
+        (
+            "source route",
+            own.frame(&routed.packet(&Payload::udp(1, 2, b""))),
+            Verdict::SourceRoute,
+        ),
+        (
+            "address of another network",
+            own.frame(&udp(v4(2).into(), v4(4).into())),
+            Verdict::NoDestination,
+        ),
+    ];
+    for (name, frame, reason) in cases {
+        let before = drops(dataplane, pod, reason)?;
+        socket.send(&frame)?;
+        let deadline = Instant::now() + PATIENCE;
+        while drops(dataplane, pod, reason)? == before {
+            ensure!(Instant::now() < deadline, "{name}: no drop for {}", reason.as_str());
+        }
+    }
+    println!("spoofed frames are dropped with their reasons");
+    Ok(())
+}
+
+/// The counters of both ends of a redirected packet agree.
+pub(crate) fn every_packet_is_counted(dataplane: &Dataplane, pods: &Pods) -> Result<()> {
+    for (network, name) in NETWORKS {
+        let (mut sent, mut received) = (0, 0);
+        for pod in pods.all.iter().filter(|pod| pod.network == network) {
+            for (direction, verdict, count) in dataplane.forwarded(EndpointId(pod.id))? {
+                match (direction, verdict) {
+                    (Direction::FromPod, Verdict::Redirected) => sent += count.packets,
+                    (Direction::ToPod, Verdict::Redirected) => received += count.packets,
+                    _ => {}
+                }
+            }
+        }
+        ensure!(sent > 0 && sent == received, "{name}: {sent} sent, {received} received");
+        println!("{name}: {sent} packets redirected inside the network");
+    }
+    Ok(())
+}
+
+/// An endpoint that was withdrawn neither sends nor gets anything.
+pub(crate) fn withdrawn(dataplane: &Dataplane, pods: &Pods) -> Result<()> {
+    let (gone, peer) = (pods.named("blue-3")?, pods.named("blue-2")?);
+    dataplane.withdraw(EndpointId(gone.id))?;
+    for (from, to) in [(peer, gone), (gone, peer)] {
+        for address in addresses(to.host) {
+            let token = new_token();
+            let answer = tcp_get_to(&from.inside, SocketAddr::new(address, PORT), &token, SILENCE);
+            ensure!(
+                answer == Err(NoAnswer::Timeout),
+                "{} got {answer:?} of {address}",
+                from.name
+            );
+            ensure!(!to.servers.saw(&token), "{} was reached", to.name);
+        }
+    }
+    ensure!(
+        drops(dataplane, peer, Verdict::NoDestination)? > 0,
+        "no drop for the missing pod"
+    );
+    ensure!(
+        drops(dataplane, gone, Verdict::EndpointNotReady)? > 0,
+        "no drop of the missing pod"
+    );
+    println!("a withdrawn pod is silent");
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! Where most tests begin: a node with a running agent and a connected kubelet, and what operators can see there.
+
+use std::{
+    fs,
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use kni_proto::runtime::{Interface, ListDropsRequest, ListInterfacesRequest};
+
+use crate::{
+    agent::{Agent, AgentOptions, KUBELET_SOCKET, knictl_binary},
+    frames::{Mac, parse_mac},
+    kubelet::{Kubelet, Pod},
+    manifest::Manifest,
+    node::{FABRIC_V6, NODE_V4, NODE_V6, Node},
+};
+
+/// A node with an agent. The agent goes before the node when it is dropped.
+#[derive(Debug)]
+pub struct Stage {
+    /// The agent; it can be killed and started again.
+    pub agent: Agent,
+    /// Connected to the socket where the KNI kubelet looks.
+    pub kubelet: Kubelet,
+    /// The node.
+    pub node: Node,
+}
+
+impl Stage {
+    /// A fresh node whose agent has read `manifests`.
+    pub async fn start(name: &str, manifests: Vec<Manifest>) -> Result<Self> {
+        Self::on(Node::new(name)?, manifests).await
+    }
+
+    /// Starts the agent on a node that was prepared before.
+    pub async fn on(node: Node, manifests: Vec<Manifest>) -> Result<Self> {
+        let options = AgentOptions {
+            manifests,
+            ..AgentOptions::default()
+        };
+        let agent = Agent::start(&node, options)?;
+        let kubelet = Kubelet::connect(&node, KUBELET_SOCKET).await?;
+        Ok(Self { agent, kubelet, node })
+    }
+
+    /// A pod of the default network.
+    pub async fn pod(&self, name: &str) -> Result<Pod> {
+        self.pod_with(name, &[]).await
+    }
+
+    /// A pod of `network` with these addresses.
+    pub async fn pod_in(&self, network: &str, name: &str, ips: &str) -> Result<Pod> {
+        self.pod_with(name, &[("kni.dev/network", network), ("kni.dev/ips", ips)])
+            .await
+    }
+
+    /// A pod with these annotations.
+    pub async fn pod_with(&self, name: &str, annotations: &[(&str, &str)]) -> Result<Pod> {
+        let pod = self.kubelet.run_pod("team", name, annotations).await;
+        pod.with_context(|| format!("run pod {name}"))
+    }
+
+    /// An interface of a pod, as the agent tells it.
+    pub async fn interface(&self, pod: &Pod, ifname: &str) -> Result<Interface> {
+        let request = ListInterfacesRequest {
+            sandbox_id: pod.id.clone(),
+            ..Default::default()
+        };
+        let listed = self.kubelet.runtime().list_interfaces(request).await?.into_inner();
+        let found = listed.interfaces.into_iter().find(|i| i.ifname == ifname);
+        found.with_context(|| format!("{ifname} of {} is not listed", pod.name))
+    }
+
+    /// The MAC addresses of an interface's two ends: the pod's, then the gateway's.
+    pub async fn macs(&self, pod: &Pod, ifname: &str) -> Result<[Mac; 2]> {
+        let interface = self.interface(pod, ifname).await?;
+        let mac = |text: &str| parse_mac(text).with_context(|| format!("not a MAC address: {text:?}"));
+        Ok([mac(&interface.mac)?, mac(&interface.host_mac)?])
+    }
+
+    /// Packets of a pod that were dropped in `direction` for `reason`, over all its interfaces.
+    pub async fn drops(&self, pod: &Pod, direction: &str, reason: &str) -> Result<u64> {
+        let listed = self.kubelet.runtime().list_drops(ListDropsRequest {}).await?;
+        let listed = listed.into_inner().drops;
+        Ok(listed
+            .iter()
+            .filter(|drop| drop.pod_name == pod.name && drop.direction == direction && drop.reason == reason)
+            .filter_map(|drop| drop.count.as_ref())
+            .map(|count| count.packets)
+            .sum())
+    }
+
+    /// Waits until exactly `count` such drops are counted.
+    pub async fn wait_for_drops(&self, pod: &Pod, direction: &str, reason: &str, count: u64) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(3);
+        loop {
+            let counted = self.drops(pod, direction, reason).await?;
+            if counted == count {
+                return Ok(());
+            }
+            ensure!(
+                counted < count && Instant::now() < deadline,
+                "{counted} drops of {} {direction} for {reason} are counted, not {count}; all drops:\n{}",
+                pod.name,
+                self.knictl(&["drops"])?
+            );
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// What knictl prints.
+    pub fn knictl(&self, args: &[&str]) -> Result<String> {
+        let program = self.node.install(&knictl_binary()?)?;
+        self.node.run(program.to_str().context("not UTF-8")?, args)
+    }
+}
+
+/// Makes the node forward, as every Kubernetes node does, and tells the fabric where the pods of the default network of
+/// [`Manifest::overlapping`] are.
+pub fn forwarding(node: &Node) -> Result<()> {
+    for name in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+        let file = format!("/proc/sys/net/{name}");
+        node.enter(|| fs::write(&file, "1"))?
+            .with_context(|| format!("write {file}"))?;
+    }
+    // The kernel asks for the neighbours of packets that it forwards from its link-local address, which a fresh link has
+    // only after a second or two of duplicate address detection.
+    for (ns, link, other, there, neighbour) in [
+        (&**node, "uplink0", node.fabric(), "fabric0", FABRIC_V6),
+        (node.fabric(), "fabric0", &**node, "uplink0", NODE_V6),
+    ] {
+        let shown: serde_json::Value = serde_json::from_str(&other.run("ip", &["-j", "link", "show", "dev", there])?)?;
+        let mac = shown[0]["address"].as_str().context("no MAC address")?;
+        ns.ip(&[&format!(
+            "neighbour replace {neighbour} lladdr {mac} dev {link} nud permanent"
+        )])?;
+    }
+    node.fabric().ip(&[
+        &format!("route add 10.244.0.0/16 via {NODE_V4}"),
+        &format!("route add fd00:244::/64 via {NODE_V6}"),
+    ])
+}
+
+/// The address of `eth0` of a family.
+///
+/// # Panics
+/// The pod has none.
+#[track_caller]
+pub fn address(pod: &Pod, v4: bool) -> IpAddr {
+    pod.ip(v4)
+        .unwrap_or_else(|| panic!("{} has no address of the family: {:?}", pod.name, pod.interfaces))
+}

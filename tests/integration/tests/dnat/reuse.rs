@@ -1,0 +1,93 @@
+//! One tuple, now direct, now translated: what came before does not decide the way of what comes after.
+
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    net::{SocketAddr, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use kni_integration::{Namespaces, require, stage::address, traffic::new_token};
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use super::{FAMILIES, HOST_PORT, PORT, Scene, VIP_PORT, node, vip_at};
+
+const PATIENCE: Duration = Duration::from_secs(3);
+
+fn any(v4: bool, port: u16) -> SocketAddr {
+    let any = if v4 { "0.0.0.0:0" } else { "[::]:0" };
+    let mut any: SocketAddr = any.parse().expect("an address");
+    any.set_port(port);
+    any
+}
+
+/// The ways to the backend's one port, in an order in which each follows each.
+fn ways(scene: &Scene, v4: bool) -> Vec<SocketAddr> {
+    let direct = SocketAddr::new(address(&scene.backend, v4), PORT);
+    let (virtual_, host) = (vip_at(v4, VIP_PORT), SocketAddr::new(node(v4), HOST_PORT));
+    vec![
+        direct, virtual_, direct, host, virtual_, host, direct, direct, virtual_, virtual_,
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tcp_connections_with_one_tuple_follow_each_other() -> Result<()> {
+    require!(root, netns, bpf, ip, nft);
+    let scene = Scene::set("reuse-tcp").await?;
+    for v4 in FAMILIES {
+        for (first, from_port) in [(0, 41_000), (1, 42_000)] {
+            for to in ways(&scene, v4).into_iter().skip(first) {
+                connect(&scene.client.inside, from_port, to).with_context(|| format!("port {from_port} to {to}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A connection from the given port, which ends with a reset so that nobody waits with the tuple.
+fn connect(from: &Namespaces, port: u16, to: SocketAddr) -> Result<()> {
+    let token = new_token();
+    let line = from.enter(|| {
+        let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        socket.set_linger(Some(Duration::ZERO))?;
+        socket.bind(&SockAddr::from(any(to.is_ipv4(), port)))?;
+        socket.connect_timeout(&SockAddr::from(to), PATIENCE)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        let mut stream = TcpStream::from(socket);
+        stream.write_all(format!("{token}\n").as_bytes())?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line)?;
+        anyhow::Ok(line)
+    })??;
+    ensure!(
+        line.starts_with("backend ") && line.contains(&token),
+        "answered {line:?}"
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn udp_from_one_port_takes_all_ways_in_turn() -> Result<()> {
+    require!(root, netns, bpf, ip, nft);
+    let scene = Scene::set("reuse-udp").await?;
+    for v4 in FAMILIES {
+        for first in [0, 1] {
+            // Not connected: the answer's source is compared with what was asked.
+            let socket = scene.client.enter(|| UdpSocket::bind(any(v4, 0)))??;
+            socket.set_read_timeout(Some(PATIENCE))?;
+            for to in ways(&scene, v4).into_iter().skip(first) {
+                let (token, mut buffer) = (new_token(), [0; 512]);
+                socket.send_to(token.as_bytes(), to)?;
+                let (length, source) = socket.recv_from(&mut buffer).with_context(|| format!("asking {to}"))?;
+                let answer = String::from_utf8_lossy(&buffer[..length]);
+                ensure!(source == to, "{to} was asked, {source} answered");
+                ensure!(
+                    answer.starts_with("backend ") && answer.contains(&token),
+                    "{to} answered {answer:?}"
+                );
+            }
+        }
+    }
+    Ok(())
+}

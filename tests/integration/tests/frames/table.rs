@@ -1,0 +1,183 @@
+//! The node of the tests, and the table of cases that they fill.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::{Result, ensure};
+use kni_common::{Direction, Verdict};
+use kni_integration::{
+    frames::{Ip, Link, Mac, Payload, TcpFlags},
+    model::Endpoint,
+    programs::Lockstep,
+};
+
+/// Two networks that the node has no part in, and the default network; all with the same subnets.
+pub(crate) const BLUE: u32 = 1;
+pub(crate) const RED: u32 = 2;
+pub(crate) const DEFAULT: u32 = 3;
+/// Endpoints: two in each network, with the same addresses.
+pub(crate) const BLUE_A: u32 = 1;
+pub(crate) const BLUE_B: u32 = 2;
+pub(crate) const RED_A: u32 = 3;
+pub(crate) const RED_B: u32 = 4;
+pub(crate) const DEFAULT_A: u32 = 5;
+pub(crate) const DEFAULT_B: u32 = 6;
+/// In the default network, without IPv6.
+pub(crate) const V4_ONLY: u32 = 7;
+/// Has an interface and a row that nobody uses.
+pub(crate) const FREE: u32 = 8;
+
+pub(crate) const A4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+pub(crate) const B4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 3);
+pub(crate) const A6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
+pub(crate) const B6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 3);
+/// In the subnets, nobody's.
+pub(crate) const NOBODY4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 200);
+pub(crate) const NOBODY6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0x200);
+/// Outside the subnets.
+pub(crate) const OUTSIDE4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
+pub(crate) const OUTSIDE6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9);
+
+/// More wrong verdicts than this tell nothing new.
+const MOST_WRONG: usize = 100;
+
+/// Both families of the first and of the second endpoint of each network.
+pub(crate) const FAMILIES: [(IpAddr, IpAddr); 2] = [(IpAddr::V4(A4), IpAddr::V4(B4)), (IpAddr::V6(A6), IpAddr::V6(B6))];
+
+pub(crate) fn last(id: u32) -> u8 {
+    u8::try_from(id).expect("a small number")
+}
+
+pub(crate) fn mac(id: u32) -> Mac {
+    [2, 0, 0, 0, 0, last(id)]
+}
+
+pub(crate) fn host_mac(id: u32) -> Mac {
+    [2, 0, 0, 0, 1, last(id)]
+}
+
+/// The Ethernet header of what the pod sends.
+pub(crate) fn from(id: u32) -> Link {
+    Link::new(mac(id), host_mac(id))
+}
+
+/// The Ethernet header of what the node sends to the pod.
+pub(crate) fn to(id: u32) -> Link {
+    Link::new(host_mac(id), mac(id))
+}
+
+pub(crate) fn endpoint(id: u32) -> Endpoint {
+    let network = id.div_ceil(2).min(DEFAULT);
+    let (ipv4, ipv6) = match id {
+        BLUE_A | RED_A | DEFAULT_A => (A4, Some(A6)),
+        BLUE_B | RED_B | DEFAULT_B => (B4, Some(B6)),
+        _ => (Ipv4Addr::new(10, 0, 0, last(id)), None),
+    };
+    Endpoint {
+        network,
+        ipv4: Some(ipv4),
+        ipv6,
+        mac: mac(id),
+        host_mac: host_mac(id),
+        host_access: network == DEFAULT,
+    }
+}
+
+/// A datagram between port 4000 and port 53.
+pub(crate) fn udp(source: impl Into<IpAddr>, destination: impl Into<IpAddr>) -> Vec<u8> {
+    ip(source, destination).packet(&Payload::udp(4000, 53, b"data"))
+}
+
+/// A segment between port 4000 and port 80.
+pub(crate) fn tcp(source: impl Into<IpAddr>, destination: impl Into<IpAddr>, flags: TcpFlags) -> Vec<u8> {
+    ip(source, destination).packet(&Payload::tcp(4000, 80, flags))
+}
+
+pub(crate) fn ip(source: impl Into<IpAddr>, destination: impl Into<IpAddr>) -> Ip {
+    Ip::new(source.into(), destination.into())
+}
+
+/// Runs cases and remembers what came of them.
+pub(crate) struct Table<'a> {
+    pub(crate) step: &'a mut Lockstep,
+    rows: Vec<[String; 4]>,
+    wrong: usize,
+}
+
+/// Runs `work` on a table over the whole node and prints it; fails when any case got another verdict than it names.
+pub(crate) fn table(name: &str, work: impl FnOnce(&mut Table<'_>) -> Result<()> + Send) -> Result<()> {
+    Lockstep::inside(name, 4096, |step| {
+        let subnets = ["10.0.0.0/24".parse()?, "fd00::/64".parse()?];
+        for network in [BLUE, RED, DEFAULT] {
+            step.set_routes(network, &subnets, network == DEFAULT)?;
+        }
+        for id in BLUE_A..=V4_ONLY {
+            step.publish(id, &endpoint(id))?;
+        }
+        let mut table = Table {
+            step,
+            rows: Vec::new(),
+            wrong: 0,
+        };
+        let done = work(&mut table);
+        table.print(name);
+        done?;
+        ensure!(table.wrong == 0, "{} cases of {name} got another verdict", table.wrong);
+        table.step.compare_counters()?;
+        table.step.compare_tables()
+    })
+}
+
+impl Table<'_> {
+    /// A frame from the pod that no earlier frame speaks for.
+    pub(crate) fn fresh(&mut self, name: &str, id: u32, frame: &[u8], expected: Verdict) -> Result<Vec<u8>> {
+        self.step.flush()?;
+        self.case(name, Direction::FromPod, id, frame, expected)
+    }
+
+    /// A frame from the pod.
+    pub(crate) fn sent(&mut self, name: &str, id: u32, frame: &[u8], expected: Verdict) -> Result<Vec<u8>> {
+        self.case(name, Direction::FromPod, id, frame, expected)
+    }
+
+    /// A frame from the pod that must be redirected to `receiver`.
+    pub(crate) fn reaches(&mut self, name: &str, id: u32, frame: &[u8], receiver: u32) -> Result<()> {
+        let out = self.case(name, Direction::FromPod, id, frame, Verdict::Redirected)?;
+        let header = [mac(receiver), host_mac(receiver)].concat();
+        ensure!(out[..12] == header, "{name}: not redirected to endpoint {receiver}");
+        ensure!(out[12..] == frame[12..], "{name}: more than the MAC addresses changed");
+        Ok(())
+    }
+
+    /// A frame to the pod from the node's stack.
+    pub(crate) fn received(&mut self, name: &str, id: u32, frame: &[u8], expected: Verdict) -> Result<Vec<u8>> {
+        self.case(name, Direction::ToPod, id, frame, expected)
+    }
+
+    fn case(&mut self, name: &str, direction: Direction, id: u32, frame: &[u8], expected: Verdict) -> Result<Vec<u8>> {
+        let (got, frame) = match self.step.run_counted(direction, id, frame) {
+            Ok((outcome, delta)) => {
+                // A redirected packet also counts at the receiver.
+                let own = delta.keys().filter(|(_, seen, _)| *seen == direction);
+                let verdicts: Vec<&str> = own.map(|(.., verdict)| verdict.as_str()).collect();
+                (verdicts.join("+"), outcome.frame)
+            }
+            Err(error) => (format!("{error:#}"), frame.to_vec()),
+        };
+        if got != expected.as_str() {
+            self.wrong += 1;
+        }
+        let place = format!("{} {id}", direction.as_str());
+        self.rows
+            .push([name.to_owned(), place, expected.as_str().to_owned(), got]);
+        ensure!(self.wrong < MOST_WRONG, "{MOST_WRONG} cases got another verdict");
+        Ok(frame)
+    }
+
+    fn print(&self, name: &str) {
+        println!("{name}: {} cases", self.rows.len());
+        println!("{:<66} | {:<10} | {:<22} | got", "case", "seen by", "expected");
+        for [case, place, expected, got] in &self.rows {
+            println!("{case:<66} | {place:<10} | {expected:<22} | {got}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use kni_integration::{Kubelet, Pod, agent::SOCKET, kubelet::Sandbox, require};
+use kni_proto::kni::DeleteNetworkRequest;
+use tokio::task::JoinSet;
+
+use crate::watched::{Watched, warm};
+
+const CROWD: usize = 200;
+const HANG_UPS: u64 = 50;
+
+/// One pod in so many has three interfaces.
+const MULTI: usize = 20;
+
+/// What the pods of the crowd ask for.
+fn wish(index: usize) -> &'static [(&'static str, &'static str)] {
+    match (index % MULTI, index % 3) {
+        (0, _) => &[("kni.io/multi-network", "blue,red")],
+        (_, 0) => &[],
+        (_, 1) => &[("kni.dev/network", "blue")],
+        _ => &[("kni.dev/network", "red")],
+    }
+}
+
+async fn run_crowd(kubelet: &Kubelet) -> Result<Vec<Pod>> {
+    let mut running = JoinSet::new();
+    for index in 0..CROWD {
+        let kubelet = kubelet.clone();
+        running.spawn(async move { kubelet.run_pod("crowd", &format!("web-{index}"), wish(index)).await });
+    }
+    let mut pods = Vec::new();
+    while let Some(pod) = running.join_next().await {
+        pods.push(pod?.context("a pod of the crowd")?);
+    }
+    Ok(pods)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_hundred_pods_at_once_have_unique_addresses_and_leave_nothing() -> Result<()> {
+    require!(root, netns, bpf, ip, nft, tc, bpftool);
+    let mut stage = Watched::with("crowd", warm(8)).await?;
+    let before = stage.picture().await?;
+    let pods = run_crowd(&stage.kubelet).await?;
+    let interfaces = stage.interfaces().await?;
+    assert_eq!(interfaces.len(), CROWD + CROWD / MULTI * 2);
+    let mut addresses = BTreeSet::new();
+    let mut unique = BTreeMap::new();
+    for interface in &interfaces {
+        assert!(interface.healthy, "{interface:?}");
+        assert_eq!(interface.addresses.len(), 2);
+        for address in &interface.addresses {
+            let new = addresses.insert((&interface.network, &address.ip));
+            assert!(new, "{} twice in {}", address.ip, interface.network);
+        }
+        for value in [&interface.host_ifname, &interface.mac, &interface.host_mac] {
+            if let Some(other) = unique.insert(value, &interface.sandbox_id) {
+                panic!("{value} of {} is also {other}'s", interface.sandbox_id);
+            }
+        }
+    }
+    // The agent's list is what each pod was told, and what it has.
+    for pod in &pods {
+        for (ifname, config) in &pod.interfaces {
+            let listed = interfaces
+                .iter()
+                .find(|i| i.sandbox_id == pod.id && i.ifname == *ifname);
+            let listed = listed.context("not listed")?;
+            assert!(
+                listed.addresses.iter().map(|a| &a.ip).eq(&config.ip),
+                "{listed:?} {config:?}"
+            );
+        }
+    }
+    let some = pods[7].inside.run("ip", &["-o", "address"])?;
+    assert!(
+        pods[7]
+            .interfaces
+            .values()
+            .flat_map(|c| &c.ip)
+            .all(|ip| some.contains(ip.as_str())),
+        "{some}"
+    );
+
+    let mut ending = JoinSet::new();
+    for pod in pods {
+        let kubelet = stage.kubelet.clone();
+        ending.spawn(async move { kubelet.kill_pod(pod).await });
+    }
+    while let Some(ended) = ending.join_next().await {
+        ended??;
+    }
+    stage.assert_as(&before).await?;
+    // Not even what was made ahead stays after a cleanup.
+    stage.agent.terminate()?;
+    assert!(stage.agent.cleanup()?.status.success());
+    stage.pristine.assert_unchanged(&stage.node, Duration::from_secs(5));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn equal_calls_at_once_are_one_call() -> Result<()> {
+    require!(root, netns, bpf, ip, nft, tc, bpftool);
+    let stage = Watched::new("equal").await?;
+    let before = stage.picture().await?;
+    for round in 0..5 {
+        let netns = stage.kubelet.create_network("team", "web-0").await?;
+        let sandbox = Arc::new(Sandbox::new("team", "web-0", &netns));
+        let mut calls = JoinSet::new();
+        for _ in 0..8 {
+            let (mut kni, sandbox) = (stage.kubelet.kni(), Arc::clone(&sandbox));
+            calls.spawn(async move { kni.attach_interface(sandbox.attach_request()).await });
+        }
+        let mut answers = Vec::new();
+        while let Some(answer) = calls.join_next().await {
+            answers.push(answer??.into_inner().ipconfigs);
+        }
+        assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{answers:?}");
+        assert_eq!(stage.interfaces().await?.len(), 1);
+        let mut calls = JoinSet::new();
+        for index in 0..8 {
+            let (kubelet, id) = (stage.kubelet.clone(), sandbox.id.clone());
+            calls.spawn(async move {
+                if (index + round) % 2 == 0 {
+                    kubelet.detach(&id).await
+                } else {
+                    kubelet.delete_network(&id).await
+                }
+            });
+        }
+        while let Some(answer) = calls.join_next().await {
+            answer??;
+        }
+        assert!(!stage.node.enter(|| std::path::Path::new(&netns).exists())?);
+    }
+    stage.assert_as(&before).await
+}
+
+/// Numbers that look random and are the same in each run.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        // Knuth's multiplier; the upper half is good enough here.
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_hang_up_leave_no_leak_and_no_half_pod() -> Result<()> {
+    require!(root, netns, bpf, ip, nft, tc, bpftool);
+    let stage = Watched::with("hang-ups", warm(4)).await?;
+    let (kubelet, before) = (&stage.kubelet, stage.picture().await?);
+    let mut dice = Dice(2_026);
+    let mut whole = 0;
+    for round in 0..HANG_UPS {
+        let netns = kubelet.create_network("team", "web-0").await?;
+        let sandbox = Sandbox::new("team", "web-0", &netns);
+        // A connection of its own, so that it dies with its call.
+        let doomed = Kubelet::connect(&stage.node, SOCKET).await?;
+        let request = sandbox.clone();
+        let call = tokio::spawn(async move {
+            match round % 5 {
+                0 => doomed.create_network("team", "web-0").await.map(drop),
+                _ => doomed.attach(&request).await,
+            }
+        });
+        tokio::time::sleep(Duration::from_micros(dice.below(40_000))).await;
+        call.abort();
+        drop(call.await);
+        // Nothing, or all of it.
+        let seen = kubelet.query(&sandbox.id).await?.ipconfigs;
+        assert!(seen.is_empty() || seen["eth0"].ip.len() == 2, "{seen:?}");
+        whole += u64::from(!seen.is_empty());
+        if dice.below(3) == 0 {
+            kubelet.attach(&sandbox).await?;
+            let all = kubelet.query(&sandbox.id).await?.ipconfigs;
+            assert!(seen.is_empty() || seen == all, "the answer changed: {seen:?}, {all:?}");
+            assert!(stage.interfaces().await?.iter().all(|interface| interface.healthy));
+        }
+        // The kubelet's own way out, also with calls that die.
+        let doomed = Kubelet::connect(&stage.node, SOCKET).await?;
+        let id = sandbox.id.clone();
+        let call = tokio::spawn(async move { doomed.delete_network(&id).await });
+        tokio::time::sleep(Duration::from_micros(dice.below(3_000))).await;
+        call.abort();
+        drop(call.await);
+        kubelet.detach(&sandbox.id).await?;
+        kubelet.delete_network(&sandbox.id).await?;
+        assert!(kubelet.query(&sandbox.id).await?.ipconfigs.is_empty());
+    }
+    assert!(
+        (1..HANG_UPS).contains(&whole),
+        "all calls died at the same point: {whole}"
+    );
+    // A create whose answer nobody heard is taken back by the pod's name, once no call can come any more.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let unheard = DeleteNetworkRequest {
+        name: "web-0".into(),
+        namespace: "team".into(),
+        ..Default::default()
+    };
+    kubelet.kni().delete_network(unheard).await?;
+    stage.assert_as(&before).await
+}

@@ -1,0 +1,149 @@
+//! Interfaces have their network's MTU, and who sends too much beyond it is told.
+
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+    os::fd::AsRawFd as _,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use kni_integration::{
+    Manifest, Namespaces, Node, Stage,
+    echo::{tcp_echo, udp_echo},
+    node::{FABRIC_V4, FABRIC_V6},
+    require,
+    stage::{address, forwarding},
+};
+
+use super::{FAMILIES, PORT};
+
+fn manifests(mtu: u32) -> Vec<Manifest> {
+    let network = Manifest::default_network("default", &["10.244.0.0/16", "fd00:244::/64"]);
+    vec![network.spec(&format!("mtu: {mtu}"))]
+}
+
+fn headers(v4: bool) -> usize {
+    if v4 { 20 + 8 } else { 40 + 8 }
+}
+
+/// A socket that never fragments.
+fn whole_datagrams(from: &Namespaces, to: SocketAddr) -> Result<UdpSocket> {
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = from.enter(|| {
+        let socket = UdpSocket::bind(any)?;
+        socket.connect(to).map(|()| socket)
+    })??;
+    let (level, option) = if to.is_ipv4() {
+        (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER)
+    } else {
+        (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER)
+    };
+    let value = libc::IP_PMTUDISC_DO;
+    let size = libc::socklen_t::try_from(size_of_val(&value))?;
+    // SAFETY: the descriptor is open and the option's value is an int that lives through the call.
+    let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size) };
+    if set != 0 {
+        bail!(io::Error::last_os_error());
+    }
+    Ok(socket)
+}
+
+fn is_too_big(result: &io::Result<usize>) -> bool {
+    result.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EMSGSIZE))
+}
+
+/// Sends until the path's limit is known. The first datagram passes the own interface.
+fn assert_learns(from: &Namespaces, to: SocketAddr, length: usize) -> Result<()> {
+    let socket = whole_datagrams(from, to)?;
+    let data = vec![0; length];
+    let first = socket.send(&data);
+    assert!(
+        first.is_ok(),
+        "{length} bytes do not pass the sender's own interface: {first:?}"
+    );
+    let deadline = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < deadline {
+        if is_too_big(&socket.send(&data)) {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    bail!(
+        "{} was not told that {length} bytes are too big for the way to {to}",
+        from.name()
+    )
+}
+
+async fn stage(name: &str, mtu: u32) -> Result<Stage> {
+    let node = Node::new(name)?;
+    forwarding(&node)?;
+    Stage::on(node, manifests(mtu)).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jumbo_frames_pass_between_pods_and_shrink_beyond() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    let stage = stage("jumbo", 9000).await?;
+    let pods = [stage.pod("jumbo-1").await?, stage.pod("jumbo-2").await?];
+    assert_mtu(&stage, &pods[0], 9000).await?;
+    for v4 in FAMILIES {
+        let peer = SocketAddr::new(address(&pods[1], v4), PORT);
+        assert_limit(&pods[0].inside, peer, 9000 - headers(v4))?;
+        udp_echo(&pods[0].inside, peer, &pods[1].inside, PORT, 9000 - headers(v4))?;
+        tcp_echo(&pods[0].inside, peer, &pods[1].inside, PORT, 1 << 20)?;
+        // Behind the node's uplink it is 1500.
+        let fabric = SocketAddr::new(if v4 { FABRIC_V4 } else { FABRIC_V6 }.parse()?, PORT);
+        assert_learns(&pods[0].inside, fabric, 4000)?;
+        tcp_echo(&pods[0].inside, fabric, stage.node.fabric(), PORT, 1 << 20)?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_with_a_small_mtu_tells_the_outside() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    let stage = stage("small", 1300).await?;
+    let pods = [stage.pod("small-1").await?, stage.pod("small-2").await?];
+    assert_mtu(&stage, &pods[0], 1300).await?;
+    for v4 in FAMILIES {
+        let [first, second] = [0, 1].map(|at| SocketAddr::new(address(&pods[at], v4), PORT));
+        assert_limit(&pods[0].inside, second, 1300 - headers(v4))?;
+        assert_limit(&stage.node, first, 1300 - headers(v4))?;
+        udp_echo(&pods[0].inside, second, &pods[1].inside, PORT, 20_000)?;
+        assert_learns(stage.node.fabric(), first, 1400)?;
+        tcp_echo(stage.node.fabric(), first, &pods[0].inside, PORT, 1 << 20)?;
+        tcp_echo(&stage.node, first, &pods[0].inside, PORT, 1 << 20)?;
+    }
+    Ok(())
+}
+
+async fn assert_mtu(stage: &Stage, pod: &kni_integration::Pod, mtu: u32) -> Result<()> {
+    let interface = stage.interface(pod, "eth0").await?;
+    assert_eq!(interface.mtu, mtu);
+    for (ns, name) in [(&pod.inside, "eth0"), (&*stage.node, interface.host_ifname.as_str())] {
+        let file = format!("/sys/class/net/{name}/mtu");
+        // The sysfs of the node shows the node; the pod's interface is asked for through ip.
+        let shown = ns.run("ip", &["-j", "link", "show", "dev", name]).context(file)?;
+        let shown: serde_json::Value = serde_json::from_str(&shown)?;
+        assert_eq!(shown[0]["mtu"], mtu, "{name}");
+    }
+    Ok(())
+}
+
+/// The largest datagram that leaves whole, and one byte more.
+fn assert_limit(from: &Namespaces, to: SocketAddr, most: usize) -> Result<()> {
+    let socket = whole_datagrams(from, to)?;
+    let sent = socket.send(&vec![0; most]);
+    assert!(sent.is_ok(), "{most} bytes from {} to {to}: {sent:?}", from.name());
+    let socket = whole_datagrams(from, to)?;
+    let sent = socket.send(&vec![0; most + 1]);
+    assert!(
+        is_too_big(&sent),
+        "{} bytes from {} to {to}: {sent:?}",
+        most + 1,
+        from.name()
+    );
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! bpftool shows the rows of every map by their field names, and the programs at the interfaces.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::{Context as _, Result, ensure};
+use kni_agent::{
+    dataplane::{Dataplane, DataplaneOptions, HookChoice},
+    model::EndpointId,
+};
+use kni_common::{Direction, layout::ALL_MAPS};
+use kni_integration::{
+    Namespaces,
+    frames::{Ip, Link, Payload},
+    model::Endpoint,
+    programs::{Lockstep, Programs, ROOT, options},
+    require,
+};
+
+const A4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+const B4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 3);
+const A6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
+const B6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 3);
+
+fn endpoint(ipv4: Ipv4Addr, ipv6: Ipv6Addr, id: u8) -> Endpoint {
+    Endpoint {
+        network: 77,
+        ipv4: Some(ipv4),
+        ipv6: Some(ipv6),
+        mac: [2, 0, 0, 0, 0, id],
+        host_mac: [2, 0, 0, 0, 1, id],
+        host_access: false,
+    }
+}
+
+/// At least one row in every map.
+pub(super) fn fill(step: &mut Lockstep) -> Result<()> {
+    step.set_routes(77, &["10.0.0.0/24".parse()?, "fd00::/64".parse()?], false)?;
+    step.publish(1, &endpoint(A4, A6, 1))?;
+    step.publish(2, &endpoint(B4, B6, 2))?;
+    let link = Link::new([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 1, 1]);
+    for (a, b) in [(IpAddr::from(A4), IpAddr::from(B4)), (A6.into(), B6.into())] {
+        let first = &Ip::new(a, b).fragments(&Payload::udp(4000, 53, &[0; 40]), 24)[0];
+        step.run(Direction::FromPod, 1, &link.frame(first))?;
+        let spoofed = Ip::new(b, a).packet(&Payload::udp(4000, 53, b""));
+        step.run(Direction::FromPod, 1, &link.frame(&spoofed))?;
+    }
+    Ok(())
+}
+
+/// A map, the field names of its key (not for arrays) and value, and a value that the rows above must show.
+type Fields = (&'static str, &'static [&'static str], (&'static str, u64));
+
+const FIELDS: &[Fields] = &[
+    (
+        "ENDPOINTS",
+        &[
+            "network",
+            "generation",
+            "flags",
+            "ipv4",
+            "ipv6",
+            "mac",
+            "host_mac",
+            "ifindex",
+        ],
+        ("network", 77),
+    ),
+    (
+        "ADDRESSES",
+        &["network", "address", "endpoint", "generation"],
+        ("network", 77),
+    ),
+    ("ROUTES", &["prefix_len", "network", "address", "action"], ("action", 2)),
+    (
+        "FLOWS4",
+        &[
+            "network",
+            "source",
+            "destination",
+            "ports",
+            "protocol",
+            "last_seen",
+            "source_generation",
+            "destination_generation",
+            "kind",
+        ],
+        ("protocol", 17),
+    ),
+    (
+        "FLOWS6",
+        &[
+            "network",
+            "source",
+            "destination",
+            "ports",
+            "protocol",
+            "last_seen",
+            "kind",
+        ],
+        ("protocol", 17),
+    ),
+    (
+        "FRAGMENTS",
+        &[
+            "network",
+            "identification",
+            "source",
+            "destination",
+            "protocol",
+            "direction",
+            "ports",
+        ],
+        ("direction", 1),
+    ),
+    ("COUNTERS", &["packets", "bytes"], ("packets", 2)),
+    (
+        "DROPS",
+        &["endpoint", "verdict", "direction", "packets", "bytes"],
+        ("verdict", 15),
+    ),
+    ("EVENT_GATES", &["window", "events"], ("events", 2)),
+];
+
+#[test]
+fn bpftool_shows_the_fields_of_every_map() -> Result<()> {
+    require!(root, netns, bpf, ip, bpftool);
+    Lockstep::inside("dump", 4096, |step| {
+        fill(step)?;
+        let node = Namespaces::current("dump")?;
+        let folder = step.programs().dataplane().pin_path();
+        for spec in ALL_MAPS {
+            let path = folder.join(spec.name);
+            let path = path.to_str().context("a path")?;
+            if spec.name == "EVENTS" {
+                // A ring buffer has no rows: bpftool cannot dump one, whoever made it.
+                let shown = node.run("bpftool", &["map", "show", "pinned", path])?;
+                ensure!(shown.contains("ringbuf") && shown.contains("EVENTS"), "{shown}");
+                continue;
+            }
+            let (_, fields, value) = FIELDS
+                .iter()
+                .find(|(name, ..)| *name == spec.name)
+                .with_context(|| format!("no fields of {} are known here", spec.name))?;
+            let text = node.run("bpftool", &["map", "dump", "pinned", path])?;
+            for field in *fields {
+                ensure!(
+                    text.contains(&format!("\"{field}\":")),
+                    "{} has no {field}: {text}",
+                    spec.name
+                );
+            }
+            let (field, value) = value;
+            let shown = format!("\"{field}\": {value}");
+            ensure!(text.contains(&shown), "{} does not show {shown}: {text}", spec.name);
+            let lines: Vec<&str> = text.lines().take(14).collect();
+            println!("{}:\n{}", spec.name, lines.join("\n"));
+        }
+        Ok(())
+    })
+}
+
+/// `bpftool net` of 7.3 and newer lists TCX; older ones list clsact only, and show a TCX link as a link of its program.
+#[test]
+fn bpftool_shows_the_programs() -> Result<()> {
+    require!(root, netns, bpf, ip, bpftool);
+    for hook in [HookChoice::Clsact, HookChoice::Tcx] {
+        Programs::inside("net", 4096, |programs| {
+            drop(programs);
+            let node = Namespaces::current("net")?;
+            let (dataplane, _events) = Dataplane::open(&DataplaneOptions { hook, ..options(4096)? })?;
+            dataplane.attach("kni3", EndpointId(3))?;
+            let (views, problems) = dataplane.programs("kni3", EndpointId(3));
+            ensure!(problems.is_empty() && views.len() == 2, "{problems:?}");
+            let net = node.run("bpftool", &["net"])?;
+            println!("{hook:?}: {net}");
+            for view in views {
+                if hook == HookChoice::Clsact {
+                    let side = if view.name == "from_pod" { "ingress" } else { "egress" };
+                    let line = net
+                        .lines()
+                        .find(|line| line.starts_with("kni3(") && line.contains(side));
+                    let shown = line.is_some_and(|line| line.contains(&view.name));
+                    ensure!(shown, "{} is not at kni3: {net}", view.name);
+                } else if !net.contains(&format!("{} prog_id {}", view.name, view.id)) {
+                    let pin = format!("{ROOT}/links/3-{}", view.name);
+                    let link = node.run("bpftool", &["link", "show", "pinned", &pin])?;
+                    println!("{pin}: {link}");
+                    ensure!(
+                        link.contains(&format!("prog {}", view.id)),
+                        "{} is not shown: {link}",
+                        view.name
+                    );
+                }
+                let program = node.run("bpftool", &["prog", "show", "id", &view.id.to_string()])?;
+                ensure!(program.contains(&format!("name {}", view.name)), "{program}");
+                ensure!(program.contains("map_ids"), "{program}");
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,8 @@
+//! The agent dies and comes back, in every way and at every moment: pods and their traffic go on, and nothing leaks.
+
+mod watched;
+
+mod restart {
+    mod chaos;
+    mod takeover;
+}

@@ -1,0 +1,217 @@
+//! A node with an agent and a kubelet, watched for leaks: what both look like at rest.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use kni_integration::{
+    Agent, AgentOptions, Kubelet, Node, NodeSnapshot,
+    agent::{KUBELET_SOCKET, SOCKET},
+};
+use kni_proto::kni::DeleteNetworkRequest;
+use kni_proto::runtime::{GetStatusRequest, GetStatusResponse, Interface, ListInterfacesRequest, ListMapsRequest};
+
+/// Maps whose rows come and go with pods and networks.
+const MAPS: [&str; 4] = ["ENDPOINTS", "ADDRESSES", "ROUTES", "DROPS"];
+/// How long background work may take until nothing is left to do.
+const SETTLED: Duration = Duration::from_mins(1);
+
+/// The agent's options with another number of sandboxes made ahead. None makes what it does on the node predictable to
+/// the letter.
+pub(crate) fn warm(sandboxes: u32) -> AgentOptions {
+    AgentOptions {
+        args: vec!["--warm-sandboxes".into(), sandboxes.to_string()],
+        ..AgentOptions::default()
+    }
+}
+
+/// The node, the agent on it and the kubelet's connection.
+pub(crate) struct Watched {
+    pub(crate) kubelet: Kubelet,
+    pub(crate) agent: Agent,
+    pub(crate) options: AgentOptions,
+    /// The node before the agent first ran.
+    pub(crate) pristine: NodeSnapshot,
+    // The last to go: the others live in it.
+    pub(crate) node: Node,
+}
+
+impl Watched {
+    /// Starts an agent that makes nothing ahead.
+    pub(crate) async fn new(name: &str) -> Result<Self> {
+        Self::with(name, warm(0)).await
+    }
+
+    /// Starts an agent and waits until it has made ahead what it shall.
+    pub(crate) async fn with(name: &str, options: AgentOptions) -> Result<Self> {
+        let stage = Self::unsettled(name, options).await?;
+        stage.settled().await?;
+        Ok(stage)
+    }
+
+    /// Starts an agent.
+    pub(crate) async fn unsettled(name: &str, options: AgentOptions) -> Result<Self> {
+        let node = Node::new(name)?;
+        wait_for_link_local(&node).await?;
+        let pristine = NodeSnapshot::take(&node)?;
+        let agent = Agent::start(&node, options.clone())?;
+        let kubelet = Kubelet::connect(&node, KUBELET_SOCKET).await?;
+        // The first namespace brings the folder of namespaces, which stays for the next.
+        let netns_path = kubelet.create_network("stage", "first").await?;
+        let first = DeleteNetworkRequest {
+            netns_path,
+            ..Default::default()
+        };
+        kubelet.kni().delete_network(first).await?;
+        Ok(Self {
+            kubelet,
+            agent,
+            options,
+            pristine,
+            node,
+        })
+    }
+
+    /// What the agent says of itself.
+    pub(crate) async fn status(&self) -> Result<GetStatusResponse> {
+        Ok(self
+            .kubelet
+            .runtime()
+            .get_status(GetStatusRequest {})
+            .await?
+            .into_inner())
+    }
+
+    /// What the agent says of all interfaces.
+    pub(crate) async fn interfaces(&self) -> Result<Vec<Interface>> {
+        let all = ListInterfacesRequest::default();
+        let listed = self.kubelet.runtime().list_interfaces(all).await?;
+        Ok(listed.into_inner().interfaces)
+    }
+
+    /// Starts the agent again and connects anew.
+    pub(crate) async fn restart(&mut self) -> Result<()> {
+        self.agent.restart()?;
+        self.kubelet = Kubelet::connect(&self.node, SOCKET).await?;
+        self.settled().await
+    }
+
+    /// Waits until removals have ended and the pool is full.
+    pub(crate) async fn settled(&self) -> Result<()> {
+        let deadline = Instant::now() + SETTLED;
+        loop {
+            let status = self.status().await?;
+            if status.pending_removals == 0 && status.warm_sandboxes == self.warm_wanted() {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "the agent does not come to rest: {status:#?}"
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// All that a leak would show in.
+    pub(crate) async fn picture(&self) -> Result<Picture> {
+        self.settled().await?;
+        let listed = self.kubelet.runtime().list_maps(ListMapsRequest {}).await?.into_inner();
+        let rows = listed.maps.into_iter().filter(|map| MAPS.contains(&map.name.as_str()));
+        let status = self.status().await?;
+        Ok(Picture {
+            node: NodeSnapshot::take(&self.node)?,
+            rows: rows.map(|map| (map.name, map.entries)).collect(),
+            sandboxes: status.sandboxes,
+            attachments: status.attachments,
+        })
+    }
+
+    /// Panics unless all is as in `before`, after the background work has ended.
+    pub(crate) async fn assert_as(&self, before: &Picture) -> Result<()> {
+        let deadline = Instant::now() + SETTLED;
+        loop {
+            let differences = before.differences(&self.picture().await?, self.warm_wanted() == 0);
+            if differences.is_empty() {
+                return Ok(());
+            }
+            assert!(
+                Instant::now() < deadline,
+                "something was left behind or taken away:\n{}",
+                differences.join("\n")
+            );
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    fn warm_wanted(&self) -> u32 {
+        let mut args = self.options.args.iter();
+        let given = args.find(|arg| *arg == "--warm-sandboxes").and_then(|_| args.next());
+        given.and_then(|n| n.parse().ok()).unwrap_or(8)
+    }
+}
+
+/// What a node and its agent look like at rest.
+#[derive(Debug)]
+pub(crate) struct Picture {
+    node: NodeSnapshot,
+    rows: BTreeMap<String, u32>,
+    sandboxes: u32,
+    attachments: u32,
+}
+
+/// Kinds of lines in a snapshot that hold the random names of what is made ahead.
+const NAMED_AT_RANDOM: [&str; 12] = [
+    "link",
+    "address",
+    "route",
+    "rule",
+    "neighbour",
+    "qdisc",
+    "program",
+    "nft",
+    "file",
+    "bpffs",
+    "mount",
+    "sysctl",
+];
+
+impl Picture {
+    /// What differs; by number alone where the names of things made ahead differ in any case.
+    fn differences(&self, now: &Self, exact: bool) -> Vec<String> {
+        let lines = NodeSnapshot::diff(&self.node, &now.node);
+        let same_numbers = NAMED_AT_RANDOM
+            .iter()
+            .all(|kind| self.node.section(kind).len() == now.node.section(kind).len());
+        let mut differences = if exact || !same_numbers { lines } else { Vec::new() };
+        let numbers = |picture: &Self| (picture.rows.clone(), picture.sandboxes, picture.attachments);
+        if numbers(self) != numbers(now) {
+            differences.push(format!(
+                "map rows, sandboxes, attachments: {:?}, were {:?}",
+                numbers(now),
+                numbers(self)
+            ));
+        }
+        differences
+    }
+}
+
+/// Until duplicate address detection has ended, the uplink's own link-local address would seem to come from the agent.
+async fn wait_for_link_local(node: &Node) -> Result<()> {
+    let deadline = Instant::now() + SETTLED;
+    while !node
+        .run("ip", &["-6", "route", "show", "table", "local"])?
+        .contains("local fe80")
+    {
+        ensure!(Instant::now() < deadline, "the uplink has no link-local address");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
+/// A map as requests hold it, for calls that are not quite the kubelet's.
+pub(crate) fn entries(entries: &[(&str, &str)]) -> BTreeMap<String, String> {
+    let owned = entries.iter().map(|(key, value)| ((*key).into(), (*value).into()));
+    owned.collect()
+}
