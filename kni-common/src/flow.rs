@@ -47,7 +47,7 @@ map_types! {
         pub source_generation: u32,
         /// Generation of the endpoint that receives in this direction; 0 when that is not a local endpoint.
         pub destination_generation: u32,
-        /// Id of the receiving endpoint for `KIND_LOCAL`, else 0.
+        /// Id of the receiving endpoint, 0 where that is not a local one.
         pub destination: u32,
         /// One of `KIND_*`.
         pub kind: u32,

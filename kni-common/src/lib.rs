@@ -4,7 +4,8 @@
 //! - fixed `repr(C)` layout without padding, no `bool` and no enum (see [`layout`], which proves it);
 //! - addresses and ports are in network byte order, as they stand in a packet; the field's doc says so;
 //! - IPv4 addresses that share a field with IPv6 lie in its last four bytes behind `::ffff:0:0/96`;
-//! - every key begins with the network, so that no entry of one network can match a packet of another.
+//! - every key by which a packet's way is looked up (addresses, routes, flows, fragments) holds the network, so that no
+//!   entry of one network can match a packet of another; the other maps are indexed by endpoint.
 
 #![cfg_attr(not(any(test, feature = "user")), no_std)]
 #![expect(clippy::inline_always, reason = "in an eBPF program a call costs 12 to 16 ns")]

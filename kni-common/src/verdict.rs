@@ -98,7 +98,7 @@ verdicts! {
     DestinationAddress = 17, "destination_address", "the pod does not have the destination address";
     /// Multicast or broadcast, which these networks do not carry.
     Multicast = 18, "multicast", "multicast and broadcast are not carried";
-    /// To or from a link-local address outside link control.
+    /// To an IPv6 link-local address outside link control.
     LinkLocal = 19, "link_local", "link-local addresses are not carried beyond link control";
     /// IPv4 source route option, or IPv6 routing header type 0 (RFC 5095, RFC 7126).
     SourceRoute = 20, "source_route", "source routing is not allowed";
