@@ -57,7 +57,16 @@ pub(crate) const PACKAGES: &[Package] = &[
         "lays out the network around a node",
     ),
     package("nftables", &[Purpose::Test], "makes the DNAT rules of a foreign proxy"),
-    package("bpftool", &[Purpose::Test], "a second opinion on maps and programs"),
+    package(
+        "bpftool",
+        &[Purpose::Test, Purpose::Demo],
+        "a second opinion on maps and programs",
+    ),
+    package(
+        "iputils-ping",
+        &[Purpose::Demo],
+        "what the demonstration suggests to try",
+    ),
     package("qemu-system-x86", &[Purpose::Vm], "boots another kernel"),
     package("busybox-static", &[Purpose::Vm], "the user space of that machine"),
     package("kmod", &[Purpose::Vm], "lists which module needs which"),

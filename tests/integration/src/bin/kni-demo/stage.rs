@@ -223,7 +223,7 @@ impl Stage {
         }
         tell("bpftool net");
         tell(format!(
-            "for map in {BPFFS}/kni/v*/maps/*; do echo $map; bpftool map dump pinned $map; done"
+            "for map in {BPFFS}/kni/v*/*; do echo $map; bpftool map dump pinned $map; done"
         ));
         tell(format!("tail -f {}", log.display()));
         tell(format!("edit or add a network: {}", folder.join("manifests").display()));
