@@ -9,6 +9,7 @@
 //! A failed attach is undone by the same code that detaches, driven by the record: whatever was done is in it (I5).
 
 mod cleanup;
+mod detach;
 mod error;
 mod events;
 mod interface;
@@ -16,6 +17,7 @@ mod lock;
 mod namespace;
 mod networks;
 mod plan;
+mod reserve;
 mod restore;
 mod sandbox;
 mod slots;

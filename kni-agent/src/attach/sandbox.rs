@@ -1,4 +1,4 @@
-//! The life of one sandbox: reserve and record, build, answer; and the way back.
+//! One attach from request to answer: bind, plan, compare, reserve, build, promise.
 
 use std::{
     path::Path,
@@ -6,19 +6,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kni_common::IFINDEX_BASE;
-
 use super::{
     AttachError, Inner,
     error::Subject,
     plan::{self, PlannedInterface},
-    state::State,
 };
 use crate::{
-    ipam::{IpamError, Lease},
     model::{AttachRequest, Attachment, Phase, Sandbox, SandboxId},
     netlink::{self, Netns},
-    store::{Change, NamespaceRecord, NamespaceUse, Removal, WarmInterface},
+    store::{Change, NamespaceRecord, NamespaceUse},
 };
 
 /// The agent's own bound on one attach. Checked between steps, each of which is bounded by its driver, so that nothing
@@ -239,52 +235,6 @@ impl Inner {
         }
     }
 
-    /// Leases addresses and endpoint numbers and records the sandbox as Pending, all or nothing.
-    fn reserve(&self, request: &AttachRequest, netns: &Netns) -> Result<Sandbox, AttachError> {
-        let mut state = self.state();
-        // Again, under the lock that the networks change under.
-        let planned = plan::plan(request, &state.networks)?;
-        let namespace = state.namespace_of(netns.id()).cloned();
-        let mut warm = namespace.as_ref().and_then(|record| record.warm.clone());
-        let uses_warm = warm.is_some();
-        let mut attachments: Vec<Attachment> = Vec::new();
-        for plan in &planned {
-            match reserve_one(&mut state, request, plan, warm.take()) {
-                Ok(attachment) => attachments.push(attachment),
-                Err(error) => {
-                    give_back(&mut state, &attachments, uses_warm);
-                    return Err(error);
-                }
-            }
-        }
-        let sandbox = Sandbox {
-            id: request.sandbox.clone(),
-            pod: request.pod.clone(),
-            phase: Phase::Pending,
-            netns: request.netns.clone(),
-            netns_identity: netns.id(),
-            labels: request.labels.clone(),
-            port_mappings: request.port_mappings.clone(),
-            attachments,
-        };
-        let taken = namespace
-            .filter(|_| uses_warm)
-            .map(|record| NamespaceRecord { warm: None, ..record });
-        let mut change = Change::new().sandbox(&sandbox);
-        if let Some(record) = &taken {
-            change = change.namespace(record);
-        }
-        if let Err(error) = self.commit(change) {
-            give_back(&mut state, &sandbox.attachments, uses_warm);
-            return Err(error);
-        }
-        if let Some(record) = taken {
-            state.namespaces.insert(record.path.clone(), record);
-        }
-        state.sandboxes.insert(sandbox.id.clone(), Arc::new(sandbox.clone()));
-        Ok(sandbox)
-    }
-
     async fn build(
         &self,
         sandbox: &mut Sandbox,
@@ -321,81 +271,6 @@ impl Inner {
             tracing::error!(pod = %sandbox.pod, sandbox = %sandbox.id, %error, "undo is not complete, it stays recorded");
         }
     }
-
-    pub(super) async fn detach(&self, id: &SandboxId) -> Result<(), AttachError> {
-        self.touch();
-        let _one_at_a_time = self.locks.lock(id.as_str()).await;
-        self.detach_if_known(id)
-    }
-
-    pub(super) fn detach_if_known(&self, id: &SandboxId) -> Result<(), AttachError> {
-        let found = self.state().sandboxes.get(id).map(Arc::clone);
-        match found {
-            Some(sandbox) => self.detach_locked(&sandbox),
-            None => Ok(()),
-        }
-    }
-
-    /// Stops the traffic, frees the addresses and leaves the devices to the reaper. Goes on after errors and reports
-    /// all of them; then the record stays and the call may be repeated.
-    pub(super) fn detach_locked(&self, sandbox: &Sandbox) -> Result<(), AttachError> {
-        self.mark_deleting(sandbox)?;
-        let mut problems = Vec::new();
-        for attachment in &sandbox.attachments {
-            problems.extend(self.dismantle(attachment).err());
-        }
-        if let Some(first) = problems.into_iter().reduce(|all, next| format!("{all}; {next}")) {
-            return Err(AttachError::Kernel {
-                pod: sandbox.pod.clone(),
-                sandbox: sandbox.id.to_string(),
-                step: "detaching",
-                reason: first,
-            });
-        }
-        self.forget(sandbox)
-    }
-
-    fn mark_deleting(&self, sandbox: &Sandbox) -> Result<(), AttachError> {
-        let deleting = Sandbox {
-            phase: Phase::Deleting,
-            ..sandbox.clone()
-        };
-        let mut state = self.state();
-        self.commit(Change::new().sandbox(&deleting))?;
-        state.sandboxes.insert(deleting.id.clone(), Arc::new(deleting));
-        Ok(())
-    }
-
-    /// In one transaction: the sandbox is no longer there, its devices are to be removed.
-    fn forget(&self, sandbox: &Sandbox) -> Result<(), AttachError> {
-        let mut state = self.state();
-        let removals: Vec<Removal> = sandbox
-            .attachments
-            .iter()
-            .map(|attachment| Removal {
-                endpoint: attachment.endpoint,
-                host_ifname: attachment.host_ifname.clone(),
-                host_ifindex: attachment.host_ifindex,
-                netns: Some(sandbox.netns_identity),
-            })
-            .collect();
-        let change = removals
-            .iter()
-            .fold(Change::new().forget_sandbox(&sandbox.id), Change::removal);
-        self.commit(change)?;
-        for attachment in &sandbox.attachments {
-            state
-                .ipam
-                .release(&attachment.network, attachment.ipv4, attachment.ipv6);
-        }
-        state.sandboxes.remove(&sandbox.id);
-        state
-            .removals
-            .extend(removals.into_iter().map(|removal| (removal.endpoint, removal)));
-        drop(state);
-        self.reaper_wanted.notify_one();
-        Ok(())
-    }
 }
 
 /// Whether an attachment is what the plan asks for; addresses and MAC count only where they were asked for.
@@ -408,105 +283,6 @@ fn satisfies(attachment: &Attachment, plan: &PlannedInterface) -> bool {
             std::net::IpAddr::V4(v4) => attachment.ipv4 == Some(*v4),
             std::net::IpAddr::V6(v6) => attachment.ipv6 == Some(*v6),
         })
-}
-
-fn reserve_one(
-    state: &mut State,
-    request: &AttachRequest,
-    plan: &PlannedInterface,
-    warm: Option<WarmInterface>,
-) -> Result<Attachment, AttachError> {
-    let spec = &plan.network.spec;
-    let owner = format!("pod {} (sandbox {})", request.pod, request.sandbox);
-    let Lease { ipv4, ipv6 } = state
-        .ipam
-        .lease(&spec.name, &owner, &plan.ips)
-        .map_err(|error| ipam_error(request, error))?;
-    let attachment = Attachment {
-        endpoint: crate::model::EndpointId(0),
-        network: spec.name.clone(),
-        network_id: plan.network.id,
-        ifname: plan.ifname.clone(),
-        ifindex: 0,
-        host_ifname: plan.ifname.clone(),
-        host_ifindex: 0,
-        mac: plan.mac.unwrap_or_else(super::interface::random_mac),
-        host_mac: super::interface::random_mac(),
-        ipv4,
-        ipv6,
-        mtu: spec.mtu,
-        default_route: plan.default_route,
-        host_access: spec.default,
-    };
-    let placed = match warm {
-        Some(warm) => Some(Attachment {
-            endpoint: warm.endpoint,
-            ifindex: warm.ifindex,
-            host_ifname: warm.host_ifname,
-            host_ifindex: warm.host_ifindex,
-            mac: plan.mac.unwrap_or(warm.mac),
-            host_mac: warm.host_mac,
-            ..attachment
-        }),
-        None => state.slots.take().and_then(|endpoint| {
-            Some(Attachment {
-                endpoint,
-                host_ifname: super::interface::host_ifname(endpoint)?,
-                host_ifindex: IFINDEX_BASE + endpoint.0,
-                ..attachment
-            })
-        }),
-    };
-    placed.ok_or_else(|| {
-        state.ipam.release(&spec.name, ipv4, ipv6);
-        AttachError::EndpointsExhausted {
-            pod: request.pod.clone(),
-            sandbox: request.sandbox.clone(),
-            capacity: state.slots.capacity(),
-        }
-    })
-}
-
-/// Returns what `reserve` took; the warm interface, if it was the first, stays with its namespace.
-fn give_back(state: &mut State, attachments: &[Attachment], first_is_warm: bool) {
-    for (index, attachment) in attachments.iter().enumerate() {
-        state
-            .ipam
-            .release(&attachment.network, attachment.ipv4, attachment.ipv6);
-        if !(first_is_warm && index == 0) {
-            state.slots.free(attachment.endpoint);
-        }
-    }
-}
-
-fn ipam_error(request: &AttachRequest, error: IpamError) -> AttachError {
-    let (pod, sandbox) = (request.pod.clone(), request.sandbox.clone());
-    let reason = error.to_string();
-    match error {
-        IpamError::UnknownNetwork { network } => AttachError::UnknownNetwork { pod, network },
-        IpamError::Exhausted { network, .. } => AttachError::AddressesExhausted {
-            pod,
-            sandbox,
-            network,
-            reason,
-        },
-        IpamError::AddressInUse { network, .. } => AttachError::AddressUnavailable {
-            pod,
-            sandbox,
-            network,
-            reason,
-            in_use: true,
-        },
-        IpamError::AddressNotInNetwork { network, .. } | IpamError::TooManyAddresses { network, .. } => {
-            AttachError::AddressUnavailable {
-                pod,
-                sandbox,
-                network,
-                reason,
-                in_use: false,
-            }
-        }
-    }
 }
 
 /// What `ip link` shows of the interface: whose it is (I4). At most 255 bytes (`IFALIASZ`).

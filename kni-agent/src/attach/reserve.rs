@@ -1,0 +1,164 @@
+//! Takes what an attach needs (addresses, endpoint numbers, a pair made ahead) and records it, all or nothing.
+
+use std::sync::Arc;
+
+use kni_common::IFINDEX_BASE;
+
+use super::{
+    AttachError, Inner,
+    plan::{self, PlannedInterface},
+    state::State,
+};
+use crate::{
+    ipam::{IpamError, Lease},
+    model::{AttachRequest, Attachment, Phase, Sandbox},
+    netlink::Netns,
+    store::{Change, NamespaceRecord, WarmInterface},
+};
+
+impl Inner {
+    /// Leases addresses and endpoint numbers and records the sandbox as Pending, all or nothing.
+    pub(super) fn reserve(&self, request: &AttachRequest, netns: &Netns) -> Result<Sandbox, AttachError> {
+        let mut state = self.state();
+        // Again, under the lock that the networks change under.
+        let planned = plan::plan(request, &state.networks)?;
+        let namespace = state.namespace_of(netns.id()).cloned();
+        let mut warm = namespace.as_ref().and_then(|record| record.warm.clone());
+        let uses_warm = warm.is_some();
+        let mut attachments: Vec<Attachment> = Vec::new();
+        for plan in &planned {
+            match reserve_one(&mut state, request, plan, warm.take()) {
+                Ok(attachment) => attachments.push(attachment),
+                Err(error) => {
+                    give_back(&mut state, &attachments, uses_warm);
+                    return Err(error);
+                }
+            }
+        }
+        let sandbox = Sandbox {
+            id: request.sandbox.clone(),
+            pod: request.pod.clone(),
+            phase: Phase::Pending,
+            netns: request.netns.clone(),
+            netns_identity: netns.id(),
+            labels: request.labels.clone(),
+            port_mappings: request.port_mappings.clone(),
+            attachments,
+        };
+        let taken = namespace
+            .filter(|_| uses_warm)
+            .map(|record| NamespaceRecord { warm: None, ..record });
+        let mut change = Change::new().sandbox(&sandbox);
+        if let Some(record) = &taken {
+            change = change.namespace(record);
+        }
+        if let Err(error) = self.commit(change) {
+            give_back(&mut state, &sandbox.attachments, uses_warm);
+            return Err(error);
+        }
+        if let Some(record) = taken {
+            state.namespaces.insert(record.path.clone(), record);
+        }
+        state.sandboxes.insert(sandbox.id.clone(), Arc::new(sandbox.clone()));
+        Ok(sandbox)
+    }
+}
+
+fn reserve_one(
+    state: &mut State,
+    request: &AttachRequest,
+    plan: &PlannedInterface,
+    warm: Option<WarmInterface>,
+) -> Result<Attachment, AttachError> {
+    let spec = &plan.network.spec;
+    let owner = format!("pod {} (sandbox {})", request.pod, request.sandbox);
+    let Lease { ipv4, ipv6 } = state
+        .ipam
+        .lease(&spec.name, &owner, &plan.ips)
+        .map_err(|error| ipam_error(request, error))?;
+    let attachment = Attachment {
+        endpoint: crate::model::EndpointId(0),
+        network: spec.name.clone(),
+        network_id: plan.network.id,
+        ifname: plan.ifname.clone(),
+        ifindex: 0,
+        host_ifname: plan.ifname.clone(),
+        host_ifindex: 0,
+        mac: plan.mac.unwrap_or_else(super::interface::random_mac),
+        host_mac: super::interface::random_mac(),
+        ipv4,
+        ipv6,
+        mtu: spec.mtu,
+        default_route: plan.default_route,
+        host_access: spec.default,
+    };
+    let placed = match warm {
+        Some(warm) => Some(Attachment {
+            endpoint: warm.endpoint,
+            ifindex: warm.ifindex,
+            host_ifname: warm.host_ifname,
+            host_ifindex: warm.host_ifindex,
+            mac: plan.mac.unwrap_or(warm.mac),
+            host_mac: warm.host_mac,
+            ..attachment
+        }),
+        None => state.slots.take().and_then(|endpoint| {
+            Some(Attachment {
+                endpoint,
+                host_ifname: super::interface::host_ifname(endpoint)?,
+                host_ifindex: IFINDEX_BASE + endpoint.0,
+                ..attachment
+            })
+        }),
+    };
+    placed.ok_or_else(|| {
+        state.ipam.release(&spec.name, ipv4, ipv6);
+        AttachError::EndpointsExhausted {
+            pod: request.pod.clone(),
+            sandbox: request.sandbox.clone(),
+            capacity: state.slots.capacity(),
+        }
+    })
+}
+
+/// Returns what `reserve` took; the warm interface, if it was the first, stays with its namespace.
+fn give_back(state: &mut State, attachments: &[Attachment], first_is_warm: bool) {
+    for (index, attachment) in attachments.iter().enumerate() {
+        state
+            .ipam
+            .release(&attachment.network, attachment.ipv4, attachment.ipv6);
+        if !(first_is_warm && index == 0) {
+            state.slots.free(attachment.endpoint);
+        }
+    }
+}
+
+fn ipam_error(request: &AttachRequest, error: IpamError) -> AttachError {
+    let (pod, sandbox) = (request.pod.clone(), request.sandbox.clone());
+    let reason = error.to_string();
+    match error {
+        IpamError::UnknownNetwork { network } => AttachError::UnknownNetwork { pod, network },
+        IpamError::Exhausted { network, .. } => AttachError::AddressesExhausted {
+            pod,
+            sandbox,
+            network,
+            reason,
+        },
+        IpamError::AddressInUse { network, .. } => AttachError::AddressUnavailable {
+            pod,
+            sandbox,
+            network,
+            reason,
+            in_use: true,
+        },
+        IpamError::AddressNotInNetwork { network, .. } | IpamError::TooManyAddresses { network, .. } => {
+            AttachError::AddressUnavailable {
+                pod,
+                sandbox,
+                network,
+                reason,
+                in_use: false,
+            }
+        }
+    }
+}
