@@ -1,4 +1,4 @@
-//! What the operations cost on this machine; run with `--ignored --nocapture`.
+//! What the operations cost on this machine, with bounds far above it; `--nocapture` shows the numbers.
 
 use std::{
     collections::BTreeMap,
@@ -8,7 +8,8 @@ use std::{
 use super::{Pod, netns_path, on_node, spec};
 use crate::netlink::{Netlink, netns, prepare_host_interface, prepare_pod_interface};
 
-const ROUNDS: u16 = 40;
+const ROUNDS: u16 = 20;
+const BOUND: Duration = Duration::from_millis(300);
 
 #[derive(Default)]
 struct Costs(Vec<Duration>);
@@ -21,10 +22,12 @@ impl Costs {
         result
     }
 
-    fn print(mut self, what: &str) {
+    /// The bound holds on a machine that does other things too; a step that waits for a second breaks it.
+    fn check(mut self, what: &str) {
         self.0.sort();
         let at = |share: usize| self.0[(self.0.len() - 1) * share / 100];
         println!("{what:<28} p50 {:>9.1?}  p99 {:>9.1?}", at(50), at(99));
+        assert!(at(50) < BOUND, "{what}: p50 {:?}", at(50));
     }
 }
 
@@ -39,7 +42,6 @@ impl Ledger {
 }
 
 #[test]
-#[ignore = "a measurement, not a check"]
 fn of_everything() {
     on_node("of_everything", async || {
         let node = Netlink::new().unwrap();
@@ -48,7 +50,7 @@ fn of_everything() {
             one_life(&node, number, &mut costs).await;
         }
         for (what, costs) in costs.0 {
-            costs.print(what);
+            costs.check(what);
         }
     });
 }
@@ -151,11 +153,11 @@ async fn what_follows(node: &Netlink, pod: &Pod, costs: &mut Ledger) {
 }
 
 #[test]
-#[ignore = "a measurement, not a check"]
 fn of_deleting_many() {
     on_node("of_deleting_many", async || {
         let node = Netlink::new().unwrap();
         for count in [2_u16, 10, 50] {
+            let mut took = Vec::new();
             for batch in [false, true] {
                 let mut pods = Vec::new();
                 for number in 0..count {
@@ -176,22 +178,20 @@ fn of_deleting_many() {
                         node.delete_link(*index, name).await.unwrap();
                     }
                 }
-                println!(
-                    "{count} links, {}: {:?}",
-                    if batch { "group" } else { "one by one" },
-                    start.elapsed()
-                );
+                took.push(start.elapsed());
                 for number in 0..count {
                     netns::remove(&netns_path(&format!("pod{number}"))).await.unwrap();
                 }
             }
+            println!("{count} links, one by one and as a group: {took:?}");
+            // The reason why groups are used at all.
+            assert!(count < 50 || took[1] < took[0], "{count} links: {took:?}");
         }
     });
 }
 
 /// What an attach waits for a deletion that goes on beside it.
 #[test]
-#[ignore = "a measurement, not a check"]
 fn of_creating_during_deletions() {
     on_node("of_creating_during_deletions", async || {
         let node = Netlink::new().unwrap();
@@ -215,7 +215,7 @@ fn of_creating_during_deletions() {
                 }
             };
             tokio::join!(deletions, creations);
-            costs.print(&format!("create pod, {which} connection"));
+            costs.check(&format!("create pod, {which} connection"));
             for pod in node.list_our_links().await.unwrap() {
                 node.delete_link(pod.ifindex, &pod.name).await.unwrap();
             }
