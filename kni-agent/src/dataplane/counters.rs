@@ -1,6 +1,9 @@
 //! Reads and clears counters.
 
-use aya::{maps::PerCpuValues, util::nr_cpus};
+use aya::{
+    maps::{MapError, PerCpuValues},
+    util::nr_cpus,
+};
 use kni_common::{
     Direction, Verdict,
     counter::{COUNTERS_PER_ENDPOINT, Counter, DropKey, counter_index},
@@ -36,6 +39,18 @@ fn total(values: &PerCpuValues<Counter>) -> Count {
     sum
 }
 
+/// Every row of `DROPS` that an endpoint can have.
+fn drop_keys(endpoint: EndpointId) -> impl Iterator<Item = DropKey> {
+    let reasons = Verdict::ALL.iter().filter(|verdict| verdict.is_drop());
+    reasons.flat_map(move |verdict| {
+        [Direction::FromPod, Direction::ToPod].map(|direction| DropKey {
+            endpoint: endpoint.0,
+            verdict: *verdict as u16,
+            direction: direction as u16,
+        })
+    })
+}
+
 impl Maps {
     pub(super) fn forwarded(&self, endpoint: EndpointId) -> Result<Vec<(Direction, Verdict, Count)>, DataplaneError> {
         let mut rows = Vec::new();
@@ -65,10 +80,21 @@ impl Maps {
                 _ => {}
             }
         }
-        for drop in self.drops()?.iter().filter(|drop| drop.endpoint == endpoint) {
-            counts.dropped += drop.count;
-        }
+        counts.dropped = self.dropped(endpoint)?;
         Ok(counts)
+    }
+
+    /// By key, not by a walk over every endpoint's rows: this is asked for each interface.
+    fn dropped(&self, endpoint: EndpointId) -> Result<Count, DataplaneError> {
+        let mut sum = Count::default();
+        for key in drop_keys(endpoint) {
+            match self.drops.get(&key, 0) {
+                Ok(values) => sum += total(&values),
+                Err(MapError::KeyNotFound) => {}
+                Err(error) => return Err(DataplaneError::map("DROPS", "reading a row")(error)),
+            }
+        }
+        Ok(sum)
     }
 
     pub(super) fn drops(&self) -> Result<Vec<DropCount>, DataplaneError> {
@@ -116,15 +142,8 @@ impl Maps {
                 .set(endpoint.0 * COUNTERS_PER_ENDPOINT + offset, zero, 0)
                 .map_err(DataplaneError::map("COUNTERS", "clearing a row"))?;
         }
-        for verdict in Verdict::ALL.iter().filter(|verdict| verdict.is_drop()) {
-            for direction in [Direction::FromPod, Direction::ToPod] {
-                let key = DropKey {
-                    endpoint: endpoint.0,
-                    verdict: *verdict as u16,
-                    direction: direction as u16,
-                };
-                ignore_absent(self.drops.remove(&key)).map_err(DataplaneError::map("DROPS", "clearing a row"))?;
-            }
+        for key in drop_keys(endpoint) {
+            ignore_absent(self.drops.remove(&key)).map_err(DataplaneError::map("DROPS", "clearing a row"))?;
         }
         Ok(())
     }

@@ -33,11 +33,6 @@ impl NetworkSpec {
             IpNet::V6(net) => IpAddr::V6((u128::from(net.network()).saturating_add(1)).into()),
         }
     }
-
-    /// Whether the network has addresses of the family.
-    pub fn has_family(&self, v4: bool) -> bool {
-        self.subnets.iter().any(|s| matches!(s, IpNet::V4(_)) == v4)
-    }
 }
 
 /// A network with the number it has on this node.
