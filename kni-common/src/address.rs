@@ -1,4 +1,4 @@
-//! The address table: which local endpoint has an address of a network.
+//! The address table: which local endpoint, or service, has an address of a network.
 
 use crate::layout::map_types;
 
@@ -13,12 +13,16 @@ map_types! {
 
     /// Value of `ADDRESSES`.
     pub struct AddressValue {
-        /// Id of the local endpoint.
+        /// Id of the local endpoint, or [`ADDRESS_OF_SERVICE`].
         pub endpoint: u32,
-        /// The endpoint's generation when the row was written. A row whose generation is not the endpoint's is stale.
-        pub generation: u32,
+        /// The endpoint's incarnation when the row was written, 0 for a service. A row whose incarnation is not the
+        /// endpoint's is stale.
+        pub incarnation: u32,
     }
 }
+
+/// In place of an endpoint: the address is a virtual one, and `SERVICES` says what stands behind its ports.
+pub const ADDRESS_OF_SERVICE: u32 = u32::MAX;
 
 /// Third word of a v4-mapped address, in memory order.
 pub const V4_MAPPED: u32 = u32::from_be(0xffff);

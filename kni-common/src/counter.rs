@@ -28,8 +28,26 @@ map_types! {
     pub struct EventGate {
         /// Number of the window: `jiffies >> EVENT_WINDOW_SHIFT`, low 32 bits.
         pub window: u32,
-        /// Events in it.
-        pub events: u32,
+        /// Drop events in it.
+        pub drops: u32,
+        /// Flow events in it.
+        pub flows: u32,
+        /// Unused.
+        pub reserved: u32,
+        /// Events that were not sent since the endpoint began, because there were too many or the ring was full.
+        pub lost: u64,
+    }
+
+    /// Key of `HITS`: a rule of a policy set, or the set's default deny.
+    pub struct HitKey {
+        /// Policy set.
+        pub set: u32,
+        /// [`crate::policy::PolicyValue::rule`], 0 for the default deny.
+        pub rule: u32,
+        /// [`crate::policy::PortValue::ordinal`].
+        pub ordinal: u16,
+        /// [`crate::policy::EGRESS`], [`crate::policy::INGRESS`] or [`crate::policy::BEYOND`].
+        pub direction: u16,
     }
 }
 
@@ -42,7 +60,7 @@ pub const COUNTERS_PER_ENDPOINT: u32 = 2 * FORWARD_VERDICTS;
 /// A window is 2^6 jiffies: 256 ms at HZ=250, 64 ms at HZ=1000.
 pub const EVENT_WINDOW_SHIFT: u32 = 6;
 
-/// Events per endpoint, CPU and window; the counters stay exact beyond it.
+/// Drop events per endpoint, CPU and window; the counters stay exact beyond it.
 pub const EVENTS_PER_WINDOW: u32 = 16;
 
 /// Row of `COUNTERS` for a forwarding verdict.

@@ -7,12 +7,21 @@ map_types! {
     pub struct EndpointRow {
         /// Network id; 0 when the row is free.
         pub network: u32,
-        /// Grows each time the row gets a new owner or its policy changes; flows that carry another one are stale.
-        /// No two rows ever have the same one, and it survives while the row is free: neither a reused row nor an
-        /// address that moves to another row revives old flows.
+        /// Grows each time the row gets a new owner, another policy or another identity; flows that carry another one
+        /// are judged again. No two rows ever have the same one, and it survives while the row is free: neither a reused
+        /// row nor an address that moves to another row revives old flows. Written after what it stands for.
         pub generation: u32,
+        /// The generation that the row got together with its present owner: flows with an older one are an earlier
+        /// owner's, and worth nothing.
+        pub incarnation: u32,
         /// Bits `FLAG_*`.
         pub flags: u32,
+        /// Policy set that is in force, key of `POLICY`; 0 when no policy selects the endpoint.
+        pub policy: u32,
+        /// Identity of the endpoint's IPv4 address as a peer of others, 0 when no policy tells it from the rest.
+        pub identity4: u32,
+        /// The same for its IPv6 address.
+        pub identity6: u32,
         /// The endpoint's IPv4 address in network byte order, all 0 for none.
         pub ipv4: [u8; 4],
         /// The endpoint's IPv6 address in network byte order, all 0 for none.
@@ -21,7 +30,7 @@ map_types! {
         pub mac: [u8; 6],
         /// MAC address of the host end: the gateway's, seen from the pod.
         pub host_mac: [u8; 6],
-        /// Index of the host interface.
+        /// Index of the host interface: [`crate::IFINDEX_BASE`] plus the endpoint's id, unless a CNI plugin made it.
         pub ifindex: u32,
     }
 }
@@ -31,3 +40,24 @@ pub const FLAG_READY: u32 = 1;
 
 /// The node's stack may exchange packets with the endpoint (default network).
 pub const FLAG_HOST_ACCESS: u32 = 2;
+
+/// Packets may leave the node with the endpoint's own address as their source (egress mode `Route`).
+pub const FLAG_ROUTED: u32 = 4;
+
+/// Another copy of the programs stands behind them at the host interface, and is about to go: it must not see a packet
+/// that they let through, which would be judged and translated twice.
+pub const FLAG_HANDOVER: u32 = 16;
+
+/// The host interface runs `xdp_pod`, and the pod's end takes the frames that such a program of another endpoint sends.
+pub const FLAG_XDP: u32 = 8;
+
+/// A CNI plugin made the interface, and its datapath carries the packets: the programs judge them and let them go on, and
+/// neither answer for a gateway nor redirect. The row of `INTERFACES` leads to the endpoint.
+pub const FLAG_PLUGIN: u32 = 32;
+
+/// A queueing discipline at the host end bounds the rate of what reaches the pod: packets must pass it.
+pub const FLAG_SHAPED: u32 = 64;
+
+/// Mark of a packet that was judged and is on its way through the host end of an endpoint with [`FLAG_SHAPED`]. No pod can
+/// set it: a mark does not leave its network namespace.
+pub const JUDGED_MARK: u32 = 0x4b4e_494a;

@@ -4,15 +4,20 @@ use core::mem::size_of;
 
 use crate::{
     address::{AddressKey, AddressValue},
-    counter::{Counter, DropKey, EventGate},
+    config::{Config, FlowShare},
+    counter::{Counter, DropKey, EventGate, HitKey},
     endpoint::EndpointRow,
+    event::Explanation,
     flow::{FlowKey4, FlowKey6, FlowValue, FragmentKey, FragmentValue},
+    policy::{IdentityKey, IdentityValue, PolicyKey, PolicyValue, PortKey, PortValue},
     route::{RouteKey, RouteValue},
+    service::{AffinityKey, AffinityValue, BackendKey, BackendValue, ServiceKey, ServiceValue},
+    uplink::{HostPortKey, HostPortValue, Masquerade, SourceKey, SourceValue},
 };
 
 /// Version of everything that is pinned. Part of the pin path, so that programs of two layouts never share a map.
 /// Must grow whenever a size, an offset or a meaning in this crate changes.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Declares types that lie in maps. With feature `user` it derives zerocopy's traits, which the compiler accepts only
 /// without padding and without invalid bit patterns; that is what makes the `aya::Pod` implementation sound. A size
@@ -78,6 +83,12 @@ pub const DEFAULT_MAX_ENDPOINTS: u32 = 1024;
 /// Flow table entries per address family, unless configured otherwise. Each connection takes two.
 pub const DEFAULT_MAX_FLOWS: u32 = 131_072;
 
+/// Rows of `POLICY` and of `PORTS` each, unless configured otherwise.
+pub const DEFAULT_MAX_POLICY_ROWS: u32 = 65_536;
+
+/// Rows of `SERVICES`, unless configured otherwise; `BACKENDS` has four times as many.
+pub const DEFAULT_MAX_SERVICES: u32 = 16_384;
+
 #[expect(clippy::cast_possible_truncation, reason = "sizes of the small types in this crate")]
 const fn spec<K, V>(name: &'static str, kind: MapKind, max_entries: u32, purpose: &'static str) -> MapSpec {
     MapSpec {
@@ -98,11 +109,17 @@ pub const ALL_MAPS: &[MapSpec] = &[
         DEFAULT_MAX_ENDPOINTS,
         "endpoint id -> network, addresses, MACs, readiness",
     ),
+    spec::<u32, u32>(
+        "INTERFACES",
+        MapKind::Hash,
+        DEFAULT_MAX_ENDPOINTS,
+        "index of a host interface that a CNI plugin made -> endpoint id",
+    ),
     spec::<AddressKey, AddressValue>(
         "ADDRESSES",
         MapKind::Hash,
-        2 * DEFAULT_MAX_ENDPOINTS,
-        "(network, address) -> local endpoint",
+        2 * DEFAULT_MAX_ENDPOINTS + DEFAULT_MAX_SERVICES,
+        "(network, address) -> local endpoint or service",
     ),
     spec::<RouteKey, RouteValue>(
         "ROUTES",
@@ -141,13 +158,81 @@ pub const ALL_MAPS: &[MapSpec] = &[
         DEFAULT_MAX_ENDPOINTS,
         "rate limit of events by endpoint",
     ),
+    spec::<u32, Config>("CONFIG", MapKind::Array, 1, "what the programs are told about the node"),
+    spec::<u32, FlowShare>(
+        "FLOW_SHARES",
+        MapKind::Array,
+        DEFAULT_MAX_ENDPOINTS,
+        "flows that an endpoint has opened",
+    ),
+    spec::<PolicyKey, PolicyValue>(
+        "POLICY",
+        MapKind::Hash,
+        DEFAULT_MAX_POLICY_ROWS,
+        "(policy set, identity, direction) -> ports and rule",
+    ),
+    spec::<PortKey, PortValue>(
+        "PORTS",
+        MapKind::LpmTrie,
+        DEFAULT_MAX_POLICY_ROWS,
+        "(port set, protocol, port prefix) -> allowed or not",
+    ),
+    spec::<IdentityKey, IdentityValue>(
+        "IDENTITIES",
+        MapKind::LpmTrie,
+        DEFAULT_MAX_POLICY_ROWS,
+        "(network, prefix) -> identity of what is no local endpoint",
+    ),
+    spec::<HitKey, u64>(
+        "HITS",
+        MapKind::PerCpuHash,
+        16_384,
+        "flows that a rule allowed or a policy set denied",
+    ),
+    spec::<ServiceKey, ServiceValue>(
+        "SERVICES",
+        MapKind::Hash,
+        DEFAULT_MAX_SERVICES,
+        "(network, virtual address, port, protocol) -> list of backends",
+    ),
+    spec::<BackendKey, BackendValue>(
+        "BACKENDS",
+        MapKind::Hash,
+        4 * DEFAULT_MAX_SERVICES,
+        "(list, slot) -> backend",
+    ),
+    spec::<AffinityKey, AffinityValue>(
+        "AFFINITY",
+        MapKind::LruHash,
+        DEFAULT_MAX_SERVICES,
+        "(service port, client) -> backend of the last flow",
+    ),
+    spec::<u32, Masquerade>(
+        "MASQUERADE",
+        MapKind::Array,
+        DEFAULT_MAX_ENDPOINTS,
+        "endpoint id -> address and ports to leave the node with",
+    ),
+    spec::<HostPortKey, HostPortValue>(
+        "HOST_PORTS",
+        MapKind::Hash,
+        4096,
+        "(node address, port, protocol) -> endpoint and port",
+    ),
+    spec::<SourceKey, SourceValue>(
+        "SOURCES",
+        MapKind::LpmTrie,
+        16_384,
+        "source prefix -> why it may not come from outside",
+    ),
+    spec::<u32, Explanation>("EXPLANATION", MapKind::Array, 1, "what the last dry run decided"),
     MapSpec {
         name: "EVENTS",
         kind: MapKind::RingBuf,
         key_size: 0,
         value_size: 0,
-        max_entries: 1 << 18,
-        purpose: "drop events on their way to the agent",
+        max_entries: 1 << 20,
+        purpose: "flow and drop events on their way to the agent",
     },
 ];
 
@@ -159,19 +244,33 @@ mod tests {
     #[test]
     fn sizes_belong_to_the_layout_version() {
         let sizes: Vec<(&str, u32, u32)> = ALL_MAPS.iter().map(|m| (m.name, m.key_size, m.value_size)).collect();
-        assert_eq!(LAYOUT_VERSION, 1);
+        assert_eq!(LAYOUT_VERSION, 2);
         assert_eq!(
             sizes,
             [
-                ("ENDPOINTS", 4, 48),
+                ("ENDPOINTS", 4, 64),
+                ("INTERFACES", 4, 4),
                 ("ADDRESSES", 20, 8),
                 ("ROUTES", 24, 4),
-                ("FLOWS4", 20, 24),
-                ("FLOWS6", 44, 24),
+                ("FLOWS4", 20, 48),
+                ("FLOWS6", 44, 48),
                 ("FRAGMENTS", 44, 4),
                 ("COUNTERS", 4, 16),
                 ("DROPS", 8, 16),
-                ("EVENT_GATES", 4, 8),
+                ("EVENT_GATES", 4, 24),
+                ("CONFIG", 4, 44),
+                ("FLOW_SHARES", 4, 12),
+                ("POLICY", 12, 8),
+                ("PORTS", 12, 4),
+                ("IDENTITIES", 24, 4),
+                ("HITS", 12, 8),
+                ("SERVICES", 24, 20),
+                ("BACKENDS", 8, 20),
+                ("AFFINITY", 24, 32),
+                ("MASQUERADE", 4, 24),
+                ("HOST_PORTS", 20, 12),
+                ("SOURCES", 20, 4),
+                ("EXPLANATION", 4, 176),
                 ("EVENTS", 0, 0),
             ]
         );

@@ -11,12 +11,17 @@
 #![expect(clippy::inline_always, reason = "in an eBPF program a call costs 12 to 16 ns")]
 
 pub mod address;
+pub mod config;
 pub mod counter;
+pub mod crc32c;
 pub mod endpoint;
 pub mod event;
 pub mod flow;
 pub mod layout;
+pub mod policy;
 pub mod route;
+pub mod service;
+pub mod uplink;
 pub mod verdict;
 
 pub use verdict::{Direction, Verdict};

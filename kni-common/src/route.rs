@@ -35,3 +35,9 @@ pub const ACTION_STACK: u32 = 1;
 
 /// Inside the network's own subnets, but no endpoint has the address: drop.
 pub const ACTION_UNREACHABLE: u32 = 2;
+
+/// Inside a range of virtual addresses, but no service has the address: drop.
+pub const ACTION_SERVICE_RANGE: u32 = 3;
+
+/// Out of the node with the node's address as source.
+pub const ACTION_MASQUERADE: u32 = 4;

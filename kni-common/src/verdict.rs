@@ -9,6 +9,10 @@ pub enum Direction {
     FromPod = 0,
     /// On its way to the pod: TC egress of the host interface, or redirected straight to the pod.
     ToPod = 1,
+    /// Comes into the node: XDP and TC ingress of the uplink.
+    FromUplink = 2,
+    /// Leaves the node: TC egress of the uplink.
+    ToUplink = 3,
 }
 
 impl Direction {
@@ -18,6 +22,8 @@ impl Direction {
         match self {
             Self::FromPod => "from_pod",
             Self::ToPod => "to_pod",
+            Self::FromUplink => "from_uplink",
+            Self::ToUplink => "to_uplink",
         }
     }
 
@@ -27,6 +33,8 @@ impl Direction {
         match code {
             0 => Some(Self::FromPod),
             1 => Some(Self::ToPod),
+            2 => Some(Self::FromUplink),
+            3 => Some(Self::ToUplink),
             _ => None,
         }
     }
@@ -76,6 +84,9 @@ verdicts! {
     /// Link control (duplicate address detection, router solicitation, multicast listener report) that ends here.
     Absorbed = 4, "absorbed", "link control traffic that ends at the host interface";
 
+    /// Out of the node, with an address of the node's as its source.
+    Left = 5, "left", "sent out of the node with an address of the node's as its source";
+
     /// No endpoint has this interface.
     NoEndpoint = 8, "no_endpoint", "the interface belongs to no endpoint";
     /// The endpoint's row is not ready (being attached or detached).
@@ -124,6 +135,42 @@ verdicts! {
     FlowTableFull = 30, "flow_table_full", "the flow table took no new entry";
     /// To a loopback address: with `route_localnet` (kube-proxy sets it) the node would deliver it to its own services.
     Loopback = 31, "loopback", "loopback addresses are not carried";
+    /// The sender's network policies allow no such egress.
+    PolicyEgress = 32, "policy_egress", "the sender's network policies do not allow it to send this";
+    /// The receiver's network policies allow no such ingress.
+    PolicyIngress = 33, "policy_ingress", "the receiver's network policies do not allow it to receive this";
+    /// An EgressPolicy of the sender denies it.
+    PolicyBeyond = 34, "policy_beyond", "an egress policy of the sender does not allow it to leave";
+    /// In the range of virtual addresses, but no service has the address.
+    NoService = 35, "no_service", "no service has this address of the service range";
+    /// The service has no such port: refused (TCP RST, ICMP port unreachable).
+    NoServicePort = 36, "no_service_port", "the service has no such port";
+    /// The service has no usable backend: refused.
+    NoBackend = 37, "no_backend", "the service has no usable backend";
+    /// The service wants local backends only, and this node has none.
+    NoLocalBackend = 38, "no_local_backend", "the service has no usable backend on this node";
+    /// The endpoint has opened as many flows as it may.
+    FlowQuota = 39, "flow_quota", "the pod has opened as many flows as one pod may";
+    /// The answers of the translated flow would look like those of another one that is still alive.
+    TupleInUse = 40, "tuple_in_use", "another connection of the pod uses the same ports towards the same backend";
+    /// An ICMP error quotes a fragment of a translated flow, so that nobody can tell whose it is.
+    IcmpFragment = 41, "icmp_fragment", "an ICMP error quotes a fragment of a translated packet";
+    /// Every port that masquerading may take is taken for this destination.
+    MasqueradePorts = 42, "masquerade_ports", "no port is left to masquerade with towards this destination";
+    /// The protocol has no ports to masquerade with.
+    MasqueradeProtocol = 43, "masquerade_protocol", "the protocol cannot be masqueraded";
+    /// No address to masquerade with, or no way out.
+    MasqueradeAddress = 44, "masquerade_address", "the node has no address or no route to masquerade with";
+    /// The packet is larger than the way out takes: answered with the size that fits.
+    TooBig = 45, "too_big", "larger than the way out of the node takes";
+    /// The time to live is over: answered.
+    TimeExceeded = 46, "time_exceeded", "the time to live is over";
+    /// On its way out of the node with a pod's address although its network masquerades.
+    Untranslated = 47, "untranslated", "would leave the node with a pod's address as its source";
+    /// From outside with a source address of a pod network.
+    BogonSource = 48, "bogon_source", "came from outside with a source address of a pod network";
+    /// From outside, from an address of the deny list.
+    DenyListed = 49, "deny_listed", "the source address is on the node's deny list";
 }
 
 impl Verdict {

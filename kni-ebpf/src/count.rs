@@ -1,19 +1,18 @@
-//! Counts what was decided and reports drops; the only writer of counters and events.
+//! Counts what was decided and reports drops and new flows; the only writer of counters and events.
 
-use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::TcContext};
+use aya_ebpf::programs::TcContext;
 use kni_common::{
     Direction, Verdict,
-    address::bytes,
-    counter::{Counter, DropKey, EVENT_WINDOW_SHIFT, EVENTS_PER_WINDOW, counter_index},
-    event::{DropEvent, EVENT_VERSION},
-    flow::Ports,
+    config::Config,
+    counter::{Counter, DropKey, EVENT_WINDOW_SHIFT, EVENTS_PER_WINDOW, EventGate, counter_index},
+    event::FlowEvent,
 };
 
 use crate::{
-    flow,
-    maps::{COUNTERS, DROPS, EVENT_GATES, EVENTS},
-    packet::Packet,
+    config, flow,
+    maps::{COUNTERS, DROPS, EVENT_GATES},
     programs::DROP,
+    story,
 };
 
 /// Who and where, for counters and events.
@@ -31,9 +30,26 @@ pub struct Place {
     pub ethertype: u16,
 }
 
+impl Place {
+    /// Nothing known yet.
+    #[inline(always)]
+    pub const fn unknown(direction: Direction) -> Self {
+        Self {
+            endpoint: 0,
+            network: 0,
+            generation: 0,
+            direction,
+            ethertype: 0,
+        }
+    }
+}
+
 /// Counts a packet that goes on.
 #[inline(always)]
 pub fn forwarded(endpoint: u32, direction: Direction, verdict: Verdict, length: u32) {
+    if config::is_dry_run() {
+        return;
+    }
     if let Some(counter) = COUNTERS.get_ptr_mut(counter_index(endpoint, direction, verdict)) {
         // SAFETY: a per-CPU row; the program is not preempted by itself on the same CPU.
         let counter = unsafe { &mut *counter };
@@ -47,20 +63,24 @@ pub fn forwarded(endpoint: u32, direction: Direction, verdict: Verdict, length: 
 ///
 /// VERIFIER: without a result it would return what its first register holds, and a pointer into the stack is refused.
 #[inline(never)]
-pub fn dropped(ctx: &TcContext, place: &Place, packet: &Packet, verdict: u16) -> i32 {
+pub fn dropped(ctx: &TcContext, story: &mut FlowEvent, verdict: u16) -> i32 {
     let length = ctx.len();
+    if config::is_dry_run() {
+        story::answer(story, verdict, length);
+        return DROP;
+    }
     #[cfg(feature = "trace")]
     aya_log_ebpf::debug!(
         ctx,
         "drop {} endpoint {} network {}",
         verdict,
-        place.endpoint,
-        place.network
+        story.endpoint,
+        story.network
     );
     let key = DropKey {
-        endpoint: place.endpoint,
+        endpoint: story.endpoint,
         verdict,
-        direction: place.direction as u16,
+        direction: story.direction,
     };
     match DROPS.get_ptr_mut(key) {
         Some(counter) => {
@@ -81,51 +101,53 @@ pub fn dropped(ctx: &TcContext, place: &Place, packet: &Packet, verdict: u16) ->
             );
         }
     }
-    if may_report(place.endpoint) {
-        report(place, packet, verdict, length);
+    let Some(gate) = gate(story.endpoint) else {
+        return DROP;
+    };
+    gate.drops += 1;
+    if gate.drops > EVENTS_PER_WINDOW || !story::send(story, verdict, length) {
+        gate.lost += 1;
     }
     DROP
 }
 
+/// Reports a flow that was judged and let through, where somebody wants to know.
 #[inline(always)]
-fn may_report(endpoint: u32) -> bool {
-    let Some(gate) = EVENT_GATES.get_ptr_mut(endpoint) else {
-        return false;
+pub fn new_flow(ctx: &TcContext, story: &mut FlowEvent, verdict: Verdict) {
+    if config::is_dry_run() {
+        story::answer(story, verdict as u16, ctx.len());
+        return;
+    }
+    let Some(config) = config::get() else { return };
+    if config.flow_events != 0 {
+        report_flow(ctx, story, verdict as u16, config);
+    }
+}
+
+#[inline(never)]
+fn report_flow(ctx: &TcContext, story: &mut FlowEvent, verdict: u16, config: &Config) -> i32 {
+    let Some(gate) = gate(story.endpoint) else {
+        return 0;
     };
+    gate.flows += 1;
+    if gate.flows > config.flow_events || !story::send(story, verdict, ctx.len()) {
+        gate.lost += 1;
+    }
+    0
+}
+
+/// The endpoint's gate, opened anew in each window.
+#[inline(always)]
+fn gate(endpoint: u32) -> Option<&'static mut EventGate> {
+    let gate = EVENT_GATES.get_ptr_mut(endpoint)?;
     #[expect(clippy::cast_possible_truncation, reason = "the low bits tell windows apart")]
     let window = (flow::now() >> EVENT_WINDOW_SHIFT) as u32;
     // SAFETY: a per-CPU row, as in `forwarded`.
     let gate = unsafe { &mut *gate };
     if gate.window != window {
         gate.window = window;
-        gate.events = 0;
+        gate.drops = 0;
+        gate.flows = 0;
     }
-    if gate.events >= EVENTS_PER_WINDOW {
-        return false;
-    }
-    gate.events += 1;
-    true
-}
-
-#[inline(always)]
-fn report(place: &Place, packet: &Packet, verdict: u16, length: u32) {
-    // A full ring loses the event; the counters stay exact.
-    let Some(mut entry) = EVENTS.reserve(0) else { return };
-    entry.write(DropEvent {
-        // SAFETY: a helper without arguments.
-        time_ns: unsafe { bpf_ktime_get_ns() },
-        version: EVENT_VERSION,
-        verdict,
-        direction: place.direction as u16,
-        ethertype: place.ethertype,
-        endpoint: place.endpoint,
-        network: place.network,
-        generation: place.generation,
-        length,
-        source: bytes(packet.source),
-        destination: bytes(packet.destination),
-        ports: Ports::from_word(packet.ports),
-        protocol: u32::from(packet.protocol),
-    });
-    entry.submit(0);
+    Some(gate)
 }

@@ -26,6 +26,11 @@ impl Decision {
     /// From the stack to the pod.
     pub const DELIVER: Self = Self(0x5000_0000);
 
+    /// Out of the node through the uplink.
+    pub const UPLINK: Self = Self(0x6000_0000);
+    /// The same, once an address and a port have been found.
+    pub const MASQUERADE: Self = Self(0x7000_0000);
+
     /// To a local endpoint.
     #[inline(always)]
     pub const fn local(endpoint: u32) -> Self {
@@ -36,6 +41,22 @@ impl Decision {
     #[inline(always)]
     pub const fn drop(reason: Verdict) -> Self {
         Self(DROP | reason as u32)
+    }
+
+    /// The flow was judged again: treat the packet as one of a current flow.
+    pub const AGAIN: Self = Self(0x7100_0000);
+
+    /// As a plain number, for functions that are called as C calls them.
+    #[inline(always)]
+    #[must_use]
+    pub const fn word(self) -> u32 {
+        self.0
+    }
+
+    /// What [`Self::word`] gave.
+    #[inline(always)]
+    pub const fn from_word(word: u32) -> Self {
+        Self(word)
     }
 
     /// The endpoint of a local decision.
@@ -56,6 +77,21 @@ impl Decision {
             Some(self.0 as u16)
         } else {
             None
+        }
+    }
+
+    /// What counters and events call a decision that is no drop.
+    #[inline(always)]
+    pub const fn verdict(self) -> Verdict {
+        if self.endpoint().is_some() {
+            return Verdict::Redirected;
+        }
+        match self {
+            Self::STACK => Verdict::PassedToStack,
+            Self::ANSWER => Verdict::Answered,
+            Self::DELIVER => Verdict::Delivered,
+            Self::UPLINK => Verdict::Left,
+            _ => Verdict::Absorbed,
         }
     }
 

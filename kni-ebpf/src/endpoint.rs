@@ -1,21 +1,41 @@
 //! Finds endpoints: by the interface a program runs on, and by network and address.
 
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{helpers::bpf_redirect, programs::TcContext};
 use kni_common::{
     IFINDEX_BASE,
     address::{AddressKey, AddressValue, bytes},
-    endpoint::{EndpointRow, FLAG_READY},
+    endpoint::{EndpointRow, FLAG_PLUGIN, FLAG_READY, FLAG_SHAPED, JUDGED_MARK},
 };
 
 use crate::{
-    maps::{ADDRESSES, ENDPOINTS},
+    maps::{ADDRESSES, ENDPOINTS, INTERFACES},
     skb,
 };
 
 /// Id of the endpoint whose host interface the program runs on. May be out of range: the row lookup tells.
 #[inline(always)]
 pub fn of_interface(ctx: &TcContext) -> u32 {
-    skb::ifindex(ctx).wrapping_sub(IFINDEX_BASE)
+    let ifindex = skb::ifindex(ctx);
+    if ifindex < IFINDEX_BASE {
+        return of_plugin_interface(ifindex);
+    }
+    ifindex - IFINDEX_BASE
+}
+
+/// The kernel numbers interfaces from 1 up where nobody asks for a number.
+#[inline(never)]
+fn of_plugin_interface(ifindex: u32) -> u32 {
+    // SAFETY: user space replaces rows whole; one that is removed meanwhile stays readable (RCU).
+    match unsafe { INTERFACES.get(ifindex) } {
+        Some(endpoint) => *endpoint,
+        None => u32::MAX,
+    }
+}
+
+/// Whether a CNI plugin's datapath carries the endpoint's packets.
+#[inline(always)]
+pub fn is_plugins(row: &EndpointRow) -> bool {
+    row.flags & FLAG_PLUGIN != 0
 }
 
 /// The row of an endpoint, if it exists.
@@ -31,6 +51,23 @@ pub fn is_ready(row: &EndpointRow) -> bool {
     row.flags & FLAG_READY != 0
 }
 
+/// Whether packets for the endpoint must pass the queueing discipline of its host end.
+#[inline(always)]
+pub fn is_shaped(row: &EndpointRow) -> bool {
+    row.flags & FLAG_SHAPED != 0
+}
+
+/// Sends a judged packet, whose MAC addresses are the pod's already, out of the host end; `to_pod` lets it through.
+#[inline(never)]
+pub fn through_host_end(ctx: &TcContext, ifindex: u32) -> i32 {
+    skb::set_mark(ctx, JUDGED_MARK);
+    #[expect(clippy::cast_possible_truncation, reason = "the helper returns a TC action")]
+    // SAFETY: a helper with plain arguments.
+    unsafe {
+        bpf_redirect(ifindex, 0) as i32
+    }
+}
+
 /// Who has the address in the network, as it was when the row was written.
 #[inline(always)]
 pub fn by_address(network: u32, address: [u32; 4]) -> Option<&'static AddressValue> {
@@ -44,8 +81,15 @@ pub fn by_address(network: u32, address: [u32; 4]) -> Option<&'static AddressVal
     }
 }
 
+/// The endpoint's generation, read before anything that it stands for: the agent writes it last.
+#[inline(always)]
+pub fn generation(row: &EndpointRow) -> u32 {
+    // SAFETY: an aligned word of a row that stays mapped.
+    unsafe { core::ptr::read_volatile(&raw const row.generation) }
+}
+
 /// Whether the row still belongs to whom the address row names.
 #[inline(always)]
 pub fn is_current(row: &EndpointRow, network: u32, found: &AddressValue) -> bool {
-    row.network == network && row.generation == found.generation && is_ready(row)
+    row.network == network && row.incarnation == found.incarnation && is_ready(row)
 }

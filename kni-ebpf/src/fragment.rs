@@ -7,14 +7,15 @@ use kni_common::{
 };
 
 use crate::{
+    config,
     maps::FRAGMENTS,
     packet::{Fragment, ICMP, ICMPV6, Packet, SCTP, TCP, UDP},
 };
 
-/// Remembers a first fragment's ports, or finds them for a later one. Protocols without ports need neither.
-#[inline(always)]
+/// Remembers a first fragment's ports, or finds them for a later one. Whole packets need not come here. Protocols without ports need neither.
+#[inline(never)]
 pub fn resolve(network: u32, direction: Direction, packet: &mut Packet) -> Result<(), Verdict> {
-    if matches!(packet.fragment, Fragment::Whole) || !matches!(packet.protocol, TCP | UDP | SCTP | ICMP | ICMPV6) {
+    if !matches!(packet.protocol, TCP | UDP | SCTP | ICMP | ICMPV6) {
         return Ok(());
     }
     let key = FragmentKey {
@@ -26,6 +27,9 @@ pub fn resolve(network: u32, direction: Direction, packet: &mut Packet) -> Resul
         direction: direction as u16 + 1,
     };
     if matches!(packet.fragment, Fragment::First) {
+        if config::is_dry_run() {
+            return Ok(());
+        }
         // A full table evicts the oldest datagram; its later fragments are then dropped and counted.
         return FRAGMENTS
             .insert(

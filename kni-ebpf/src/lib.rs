@@ -14,13 +14,22 @@
     reason = "a BPF-to-BPF call costs 12 to 16 ns and loses what the verifier knows"
 )]
 
+pub mod config;
 pub mod count;
 pub mod decision;
 pub mod endpoint;
 pub mod flow;
 pub mod fragment;
+mod global;
 pub mod maps;
+pub mod masquerade;
 pub mod neighbour;
 pub mod packet;
+pub mod policy;
 pub mod programs;
+pub mod reject;
+pub mod related;
+pub mod service;
 pub mod skb;
+pub mod story;
+pub mod translate;

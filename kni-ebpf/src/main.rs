@@ -4,7 +4,10 @@
 
 #[cfg(target_arch = "bpf")]
 mod entry {
-    use aya_ebpf::{macros::classifier, programs::TcContext};
+    use aya_ebpf::{
+        macros::{classifier, xdp},
+        programs::{TcContext, XdpContext},
+    };
     use kni_ebpf::programs;
 
     /// TC ingress of a pod's host interface.
@@ -17,6 +20,30 @@ mod entry {
     #[classifier]
     pub(crate) fn to_pod(ctx: TcContext) -> i32 {
         programs::to_pod::run(&ctx)
+    }
+
+    /// TC ingress of the uplink.
+    #[classifier]
+    pub(crate) fn from_uplink(ctx: TcContext) -> i32 {
+        programs::from_uplink::run(&ctx)
+    }
+
+    /// TC egress of the uplink.
+    #[classifier]
+    pub(crate) fn to_uplink(ctx: TcContext) -> i32 {
+        programs::to_uplink::run(&ctx)
+    }
+
+    /// XDP of the host interface of a pod whose network wants it.
+    #[xdp(frags)]
+    pub(crate) fn xdp_pod(ctx: XdpContext) -> u32 {
+        programs::xdp_pod::run(&ctx)
+    }
+
+    /// XDP of the uplink.
+    #[xdp]
+    pub(crate) fn xdp_uplink(ctx: XdpContext) -> u32 {
+        programs::xdp_uplink::run(&ctx)
     }
 
     #[panic_handler]

@@ -7,16 +7,24 @@ use aya_ebpf::{
 };
 use kni_common::{
     address::{AddressKey, AddressValue},
-    counter::{COUNTERS_PER_ENDPOINT, Counter, DropKey, EventGate},
+    config::{Config, FlowShare},
+    counter::{COUNTERS_PER_ENDPOINT, Counter, DropKey, EventGate, HitKey},
     endpoint::EndpointRow,
-    event::DropEvent,
+    event::{Explanation, FlowEvent},
     flow::{FlowKey4, FlowKey6, FlowValue, FragmentKey, FragmentValue},
-    layout::{DEFAULT_MAX_ENDPOINTS, DEFAULT_MAX_FLOWS},
+    layout::{DEFAULT_MAX_ENDPOINTS, DEFAULT_MAX_FLOWS, DEFAULT_MAX_POLICY_ROWS, DEFAULT_MAX_SERVICES},
+    policy::{IdentityData, IdentityValue, PolicyKey, PolicyValue, PortData, PortValue},
     route::{RouteData, RouteValue},
+    service::{AffinityKey, AffinityValue, BackendKey, BackendValue, ServiceKey, ServiceValue},
+    uplink::{HostPortKey, HostPortValue, Masquerade, SourceData, SourceValue},
 };
+
+use crate::story::Work;
 
 const ENDPOINTS_MAX: usize = DEFAULT_MAX_ENDPOINTS as usize;
 const FLOWS_MAX: usize = DEFAULT_MAX_FLOWS as usize;
+const POLICY_MAX: usize = DEFAULT_MAX_POLICY_ROWS as usize;
+const SERVICES_MAX: usize = DEFAULT_MAX_SERVICES as usize;
 const COUNTERS_MAX: usize = (DEFAULT_MAX_ENDPOINTS * COUNTERS_PER_ENDPOINT) as usize;
 /// Rows come and go with pods and reasons: memory is taken when one is written.
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
@@ -25,9 +33,14 @@ const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 #[btf_map]
 pub static ENDPOINTS: Array<EndpointRow, ENDPOINTS_MAX> = Array::new();
 
-/// Local endpoints by network and address.
+/// Endpoints by the index of their host interface, where a CNI plugin made that.
 #[btf_map]
-pub static ADDRESSES: HashMap<AddressKey, AddressValue, { 2 * ENDPOINTS_MAX }, NO_PREALLOC> = HashMap::new();
+pub static INTERFACES: HashMap<u32, u32, ENDPOINTS_MAX, NO_PREALLOC> = HashMap::new();
+
+/// Local endpoints and services by network and address.
+#[btf_map]
+pub static ADDRESSES: HashMap<AddressKey, AddressValue, { 2 * ENDPOINTS_MAX + SERVICES_MAX }, NO_PREALLOC> =
+    HashMap::new();
 
 /// What is not a local endpoint, by network and prefix.
 #[btf_map]
@@ -57,6 +70,62 @@ pub static DROPS: PerCpuHashMap<DropKey, Counter, { 16 * ENDPOINTS_MAX }, NO_PRE
 #[btf_map]
 pub static EVENT_GATES: PerCpuArray<EventGate, ENDPOINTS_MAX> = PerCpuArray::new();
 
-/// Drop events on their way to the agent.
+/// What the programs are told about the node.
 #[btf_map]
-pub static EVENTS: RingBuf<DropEvent, { 1 << 18 }> = RingBuf::new();
+pub static CONFIG: Array<Config, 1> = Array::new();
+
+/// Flows that an endpoint has opened.
+#[btf_map]
+pub static FLOW_SHARES: Array<FlowShare, ENDPOINTS_MAX> = Array::new();
+
+/// What policy sets say.
+#[btf_map]
+pub static POLICY: HashMap<PolicyKey, PolicyValue, POLICY_MAX, NO_PREALLOC> = HashMap::new();
+
+/// Port sets.
+#[btf_map]
+pub static PORTS: LpmTrie<PortData, PortValue, POLICY_MAX> = LpmTrie::new();
+
+/// Identities of what is no local endpoint.
+#[btf_map]
+pub static IDENTITIES: LpmTrie<IdentityData, IdentityValue, POLICY_MAX> = LpmTrie::new();
+
+/// Flows that a rule allowed or a set denied.
+#[btf_map]
+pub static HITS: PerCpuHashMap<HitKey, u64, 16_384, NO_PREALLOC> = PerCpuHashMap::new();
+
+/// Services by virtual address and port.
+#[btf_map]
+pub static SERVICES: HashMap<ServiceKey, ServiceValue, SERVICES_MAX, NO_PREALLOC> = HashMap::new();
+
+/// Backends by list and position.
+#[btf_map]
+pub static BACKENDS: HashMap<BackendKey, BackendValue, { 4 * SERVICES_MAX }, NO_PREALLOC> = HashMap::new();
+
+/// Which backend a client had.
+#[btf_map]
+pub static AFFINITY: LruHashMap<AffinityKey, AffinityValue, SERVICES_MAX> = LruHashMap::new();
+
+/// With which address and ports endpoints leave the node.
+#[btf_map]
+pub static MASQUERADE: Array<Masquerade, ENDPOINTS_MAX> = Array::new();
+
+/// Ports of the node that lead to endpoints.
+#[btf_map]
+pub static HOST_PORTS: HashMap<HostPortKey, HostPortValue, 4096, NO_PREALLOC> = HashMap::new();
+
+/// Sources that stay outside.
+#[btf_map]
+pub static SOURCES: LpmTrie<SourceData, SourceValue, 16_384> = LpmTrie::new();
+
+/// What the last dry run decided.
+#[btf_map]
+pub static EXPLANATION: Array<Explanation, 1> = Array::new();
+
+/// Flow and drop events on their way to the agent.
+#[btf_map]
+pub static EVENTS: RingBuf<FlowEvent, { 1 << 20 }> = RingBuf::new();
+
+/// What is being worked on on this CPU: too large for the stack. Not pinned: nobody else looks at it.
+#[btf_map]
+pub static WORK: PerCpuArray<Work, 1> = PerCpuArray::new();

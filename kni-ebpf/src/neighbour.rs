@@ -144,7 +144,7 @@ pub fn solicitation(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Answ
     const PLAIN: usize = size_of::<Neighbour>();
     // RFC 4861 7.1.1: the hop limit proves that it comes from the link, and the code is 0. An unspecified source is duplicate address
     // detection, which asks about the sender's own address.
-    if packet.icmp_type != SOLICITATION || packet.source == [0; 4] || packet.transport != ETH_LEN + 40 {
+    if packet.icmp_type != SOLICITATION || packet.source == [0; 4] || packet.transport() != ETH_LEN + 40 {
         return Answer::None;
     }
     let Some(solicited) = skb::at::<Framed<Neighbour>>(ctx, 0) else {

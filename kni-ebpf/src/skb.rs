@@ -32,6 +32,28 @@ pub fn ifindex(ctx: &TcContext) -> u32 {
     unsafe { (*raw(ctx)).ifindex }
 }
 
+/// Index of the interface through which the packet came into the node, 0 when the node itself made it. Nothing that a
+/// peer sends can change it.
+#[inline(always)]
+pub fn ingress_ifindex(ctx: &TcContext) -> u32 {
+    // SAFETY: as in `ifindex`.
+    unsafe { (*raw(ctx)).ingress_ifindex }
+}
+
+/// The packet's mark.
+#[inline(always)]
+pub fn mark(ctx: &TcContext) -> u32 {
+    // SAFETY: as in `ifindex`.
+    unsafe { (*raw(ctx)).mark }
+}
+
+/// Writes the packet's mark.
+#[inline(always)]
+pub fn set_mark(ctx: &TcContext, mark: u32) {
+    // SAFETY: as in `ifindex`; programs of this type may write the field.
+    unsafe { (*ctx.skb.skb).mark = mark };
+}
+
 /// Whether the packet carries a VLAN tag outside its bytes.
 #[inline(always)]
 pub fn has_vlan_tag(ctx: &TcContext) -> bool {
@@ -74,4 +96,42 @@ pub fn read<T: Copy>(ctx: &TcContext, offset: usize) -> Result<T, Verdict> {
 #[inline(always)]
 pub fn load<T: Copy>(ctx: &TcContext, offset: usize) -> Result<T, Verdict> {
     ctx.load::<T>(offset).map_err(|_errno| Verdict::Truncated)
+}
+
+/// Writes `T` at an offset known at compile time.
+#[inline(always)]
+pub fn write<T: Copy>(ctx: &TcContext, offset: usize, value: T) -> Result<(), Verdict> {
+    match at::<T>(ctx, offset) {
+        Some(place) => {
+            // SAFETY: `at` proved that all of `T` lies in the packet.
+            unsafe { *place = value };
+            Ok(())
+        }
+        None => store_bytes(ctx, offset, &value),
+    }
+}
+
+/// Writes `T` at any offset, also into the non-linear part (32 ns).
+#[inline(always)]
+pub fn store_bytes<T>(ctx: &TcContext, offset: usize, value: &T) -> Result<(), Verdict> {
+    ctx.store(offset, value, 0).map_err(|_errno| Verdict::Truncated)
+}
+
+/// Writes the ports of a packet: through a pointer where they stand behind a header of usual length.
+#[inline(always)]
+pub fn store(ctx: &TcContext, offset: usize, plain: bool, v4: bool, ports: u32) -> Result<(), Verdict> {
+    const V4: usize = ETH_LEN + 20;
+    const V6: usize = ETH_LEN + 40;
+    match (plain, v4) {
+        (true, true) => write(ctx, V4, ports),
+        (true, false) => write(ctx, V6, ports),
+        (false, _) => store_bytes(ctx, offset, &ports),
+    }
+}
+
+/// Adds a difference to the checksum at an offset (`bpf_l4_csum_replace`); pointers into the packet are void afterwards.
+#[inline(always)]
+pub fn replace_checksum(ctx: &TcContext, offset: usize, difference: u32, flags: u64) -> Result<(), Verdict> {
+    ctx.l4_csum_replace(offset, 0, u64::from(difference), flags)
+        .map_err(|_errno| Verdict::Truncated)
 }

@@ -1,62 +1,139 @@
 //! What a pod sends.
 //!
 //! - Hook: TC ingress of the host interface. Minimum kernel 5.10 (`bpf_redirect_peer`).
-//! - Reads `ENDPOINTS`, `ADDRESSES`, `ROUTES`; reads and writes `FLOWS4`, `FLOWS6`, `FRAGMENTS`; counts.
+//! - Reads `ENDPOINTS`, `INTERFACES`, `ADDRESSES`, `ROUTES`, `SERVICES`, `BACKENDS`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and
+//!   writes `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `AFFINITY`, `FRAGMENTS`; counts.
 //! - Order: endpoint, VLAN, source MAC, ARP, headers, link control, source address, destination kind (link-local,
-//!   multicast, loopback), destination MAC, fragment, flow, then (for a packet of no current flow) destination.
+//!   multicast, loopback), destination MAC, fragment, flow, then (for a packet of no current flow) service, destination,
+//!   egress policy of the sender, ingress policy of a local receiver, share of the flow tables.
 //! - Falls through to: the node's stack, only for endpoints with host access.
+//! - At an interface that a CNI plugin made, it judges and lets go on what it would redirect or answer elsewhere.
 
-use aya_ebpf::{btf_maps::lpm_trie::Key, helpers::bpf_redirect_peer, programs::TcContext};
+mod open;
+
+use aya_ebpf::{
+    helpers::{bpf_redirect_neigh, bpf_redirect_peer},
+    programs::TcContext,
+};
 use kni_common::{
     Direction, Verdict,
-    address::{bytes, words},
+    address::words,
     endpoint::{EndpointRow, FLAG_HOST_ACCESS},
-    flow::{FlowValue, KIND_FROM_STACK, KIND_LOCAL, KIND_TO_STACK},
-    route::{ACTION_STACK, FULL_PREFIX, RouteData},
+    event::FlowEvent,
+    flow::{FLOW_FROM, FLOW_TO, FlowValue, KIND_LOCAL, KIND_TO_STACK, KIND_UPLINK},
 };
 
-use super::{DROP, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_VLAN, NEXT};
+use super::{DROP, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_VLAN, onward};
 use crate::{
+    config,
     count::{self, Place},
     decision::{Decision, attempt},
-    endpoint,
-    flow::{self, NewFlow},
-    fragment,
-    maps::ROUTES,
+    endpoint, flow, fragment, masquerade,
     neighbour::{self, Answer, mac_words},
     packet::{self, Class, Packet},
+    reject,
     skb::{self, EthHeader},
+    story::{self, Work},
+    translate,
 };
 
 /// Decides, counts and carries out.
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
     let mut packet = Packet::unknown();
-    let mut place = Place {
-        endpoint: 0,
-        network: 0,
-        generation: 0,
-        direction: Direction::FromPod,
-        ethertype: 0,
+    let mut place = Place::unknown(Direction::FromPod);
+    let mut decision = decide(ctx, &mut place, &mut packet);
+    let known = !decision.is_none() && decision.reason().is_none();
+    if known && !config::is_dry_run() {
+        return carry_out(ctx, &place, decision);
+    }
+    // One row of an array: there is always one.
+    let Some(work) = story::begin(&place, &packet) else {
+        return DROP;
     };
-    let decision = decide(ctx, &mut place, &mut packet);
-    if let Some(destination) = decision.endpoint() {
-        return deliver(ctx, &place, &packet, destination);
+    if decision.is_none()
+        && let Some(row) = endpoint::row(place.endpoint)
+    {
+        decision = slow(ctx, row, &packet, work);
     }
     if let Some(reason) = decision.reason() {
-        return count::dropped(ctx, &place, &packet, reason);
+        return refuse(ctx, &packet, &mut work.story, reason);
     }
+    if config::is_dry_run() {
+        story::answer(&mut work.story, decision.verdict() as u16, ctx.len());
+        return DROP;
+    }
+    carry_out(ctx, &place, decision)
+}
+
+/// Packets of no current flow.
+#[inline(always)]
+fn slow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
+    let skb = ctx.skb.skb;
+    if packet.class == Class::IcmpError {
+        return Decision::from_word(open::from_pod_icmp_error(skb, row, packet, work));
+    }
+    let decision = Decision::from_word(open::from_pod_open(skb, row, packet, work));
+    if decision == Decision::AGAIN {
+        return again(ctx, row, packet, work.story.generation);
+    }
+    if decision == Decision::MASQUERADE {
+        return Decision::from_word(open::from_pod_masquerade(skb, packet, work));
+    }
+    decision
+}
+
+/// Not current after all when it was changed again in between: the next packet finds out how it is then.
+#[inline(never)]
+fn again(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generation: u32) -> Decision {
+    let decision = established(ctx, row, packet, generation);
+    if decision.is_none() {
+        return Decision::drop(Verdict::DestinationNotReady);
+    }
+    decision
+}
+
+#[inline(always)]
+fn carry_out(ctx: &TcContext, place: &Place, decision: Decision) -> i32 {
+    if let Some(destination) = decision.endpoint() {
+        return deliver(ctx, place, destination);
+    }
+    let verdict = decision.verdict();
+    count::forwarded(place.endpoint, Direction::FromPod, verdict, ctx.len());
     match decision {
-        Decision::STACK => {
-            count::forwarded(place.endpoint, Direction::FromPod, Verdict::PassedToStack, ctx.len());
-            NEXT
-        }
-        Decision::ANSWER => answer(ctx, &place),
-        _ => {
-            count::forwarded(place.endpoint, Direction::FromPod, Verdict::Absorbed, ctx.len());
-            DROP
-        }
+        Decision::STACK => onward(place.endpoint),
+        Decision::ANSWER => answer(ctx),
+        Decision::UPLINK => leave(),
+        _ => DROP,
     }
+}
+
+/// Drops the packet; one to a service where nobody is gets an answer that says so, so that clients fail at once.
+#[inline(always)]
+fn refuse(ctx: &TcContext, packet: &Packet, story: &mut FlowEvent, reason: u16) -> i32 {
+    let action = count::dropped(ctx, story, reason);
+    if config::is_dry_run() {
+        return action;
+    }
+    let has_answer = reason == Verdict::NoServicePort as u16
+        || reason == Verdict::NoBackend as u16
+        || reason == Verdict::TooBig as u16
+        || reason == Verdict::TimeExceeded as u16;
+    if has_answer && reject::answer_refusal(ctx.skb.skb, packet, u32::from(reason)) != 0 {
+        return redirect_peer(skb::ifindex(ctx));
+    }
+    action
+}
+
+/// Sends the packet out of the node. The kernel looks up the next hop among the uplink's routes and its MAC address.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the helper returns a TC action")]
+fn leave() -> i32 {
+    let Some(config) = config::get() else {
+        return DROP;
+    };
+    // SAFETY: a helper with plain arguments.
+    unsafe { bpf_redirect_neigh(config.uplink, core::ptr::null_mut(), 0, 0) as i32 }
 }
 
 #[inline(always)]
@@ -67,7 +144,7 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
     };
     place.endpoint = endpoint;
     place.network = row.network;
-    place.generation = row.generation;
+    place.generation = endpoint::generation(row);
     if !endpoint::is_ready(row) {
         return Decision::drop(Verdict::EndpointNotReady);
     }
@@ -93,7 +170,7 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
                 return decision;
             }
         }
-        ETHERTYPE_ARP => return link_answer(attempt!(neighbour::arp(ctx, row))),
+        ETHERTYPE_ARP => return arp(ctx, row),
         _ => return Decision::drop(Verdict::UnsupportedEthertype),
     }
     if packet.to_many() {
@@ -102,20 +179,54 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
     if packet.to_loopback() {
         return Decision::drop(Verdict::Loopback);
     }
-    if eth.destination != mac_words(&row.host_mac) {
+    if eth.destination != mac_words(&row.host_mac) && !endpoint::is_plugins(row) {
         return Decision::drop(Verdict::DestinationMac);
     }
-    attempt!(fragment::resolve(row.network, Direction::FromPod, packet));
-    if packet.class == Class::Flow
-        && let Some(found) = flow::find(row.network, packet)
-    {
-        let decision = current(row, found);
-        if !decision.is_none() {
-            flow::refresh(found);
-            return decision;
-        }
+    if !packet.is_whole() {
+        attempt!(fragment::resolve(row.network, Direction::FromPod, packet));
     }
-    slow(ctx, endpoint, row, packet)
+    if packet.class == Class::Flow {
+        return established(ctx, row, packet, place.generation);
+    }
+    Decision::NONE
+}
+
+/// The way of the packet's flow, if everything it was judged on still holds.
+#[inline(always)]
+fn established(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generation: u32) -> Decision {
+    let Some(found) = flow::find(row.network, packet) else {
+        return Decision::NONE;
+    };
+    if !flow::is_live(found) {
+        return Decision::NONE;
+    }
+    let decision = current(row, generation, found);
+    if decision.is_none() {
+        return Decision::NONE;
+    }
+    follow(ctx, row.network, packet, found, decision)
+}
+
+/// What every packet of a judged flow gets.
+#[inline(always)]
+fn follow(ctx: &TcContext, network: u32, packet: &Packet, found: &mut FlowValue, decision: Decision) -> Decision {
+    if flow::refresh(found) {
+        flow::refresh_other(network, packet, found);
+    }
+    if config::is_dry_run() {
+        return decision;
+    }
+    if found.kind == KIND_UPLINK {
+        attempt!(masquerade::depart(ctx, packet.v4));
+    }
+    if found.flags & (FLOW_TO | FLOW_FROM) != 0 {
+        attempt!(translate::follow(ctx, packet, found));
+    }
+    // Last: it may take the row away.
+    if flow::is_turning(packet, found) {
+        flow::flow_turn(network, packet, found);
+    }
+    decision
 }
 
 /// Reads an IPv6 packet and judges its source; no decision where the packet may go on.
@@ -143,17 +254,28 @@ fn link_answer(answer: Answer) -> Decision {
 }
 
 #[inline(always)]
+fn arp(ctx: &TcContext, row: &EndpointRow) -> Decision {
+    if endpoint::is_plugins(row) {
+        return Decision::STACK;
+    }
+    link_answer(attempt!(neighbour::arp(ctx, row)))
+}
+
+#[inline(always)]
 fn link_control(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Decision {
     if !packet.from_link() && packet.source != words(row.ipv6) {
         return Decision::drop(Verdict::SourceAddress);
+    }
+    if endpoint::is_plugins(row) {
+        return Decision::STACK;
     }
     link_answer(neighbour::solicitation(ctx, row, packet))
 }
 
 /// Where the flow goes, if everything it was decided on still holds.
 #[inline(always)]
-fn current(row: &EndpointRow, found: &FlowValue) -> Decision {
-    if found.source_generation != row.generation {
+fn current(row: &EndpointRow, generation: u32, found: &FlowValue) -> Decision {
+    if found.source_generation != generation {
         return Decision::NONE;
     }
     if found.kind == KIND_TO_STACK {
@@ -164,6 +286,9 @@ fn current(row: &EndpointRow, found: &FlowValue) -> Decision {
         } else {
             Decision::STACK
         };
+    }
+    if found.kind == KIND_UPLINK {
+        return Decision::UPLINK;
     }
     if found.kind != KIND_LOCAL {
         return Decision::NONE;
@@ -182,136 +307,34 @@ fn current(row: &EndpointRow, found: &FlowValue) -> Decision {
     }
 }
 
-/// Packets of no current flow: ICMP errors, first packets, packets after a change.
-#[inline(always)]
-fn slow(ctx: &TcContext, endpoint: u32, row: &EndpointRow, packet: &Packet) -> Decision {
-    if packet.class == Class::IcmpError {
-        return icmp_error(ctx, row, packet);
-    }
-    if answers_stack(row, packet) {
-        return to_stack(row, packet);
-    }
-    let Some(found) = endpoint::by_address(row.network, packet.destination) else {
-        return beyond(row, packet);
-    };
-    if found.endpoint == endpoint {
-        return Decision::drop(Verdict::SelfAddressed);
-    }
-    let Some(destination) = endpoint::row(found.endpoint) else {
-        return Decision::drop(Verdict::DestinationNotReady);
-    };
-    if !endpoint::is_current(destination, row.network, found) {
-        return Decision::drop(Verdict::DestinationNotReady);
-    }
-    attempt!(flow::create(
-        row.network,
-        packet,
-        &NewFlow {
-            kind: KIND_LOCAL,
-            answer_kind: KIND_LOCAL,
-            source: endpoint,
-            source_generation: row.generation,
-            destination: found.endpoint,
-            destination_generation: destination.generation,
-        },
-    ));
-    Decision::local(found.endpoint)
-}
-
-/// Whether the other direction came through the stack, although the row that says so for this one is gone (evicted, or
-/// its map was replaced): whoever translates there must still see the answer.
-#[inline(always)]
-fn answers_stack(row: &EndpointRow, packet: &Packet) -> bool {
-    if row.flags & FLAG_HOST_ACCESS == 0 || packet.class != Class::Flow {
-        return false;
-    }
-    match flow::find(row.network, &flow::reversed(packet)) {
-        Some(found) => found.kind == KIND_FROM_STACK && found.destination_generation == row.generation,
-        None => false,
-    }
-}
-
-/// The destination is not a local endpoint.
-#[inline(always)]
-fn beyond(row: &EndpointRow, packet: &Packet) -> Decision {
-    let key = Key::new(
-        FULL_PREFIX,
-        RouteData {
-            network: row.network.to_be_bytes(),
-            address: bytes(packet.destination),
-        },
-    );
-    let Some(route) = ROUTES.get(&key) else {
-        return Decision::drop(Verdict::NoRoute);
-    };
-    if route.action != ACTION_STACK {
-        return Decision::drop(Verdict::NoDestination);
-    }
-    if row.flags & FLAG_HOST_ACCESS == 0 {
-        return Decision::drop(Verdict::NoRoute);
-    }
-    to_stack(row, packet)
-}
-
-/// Hands a flow to the stack, its answers included.
-#[inline(always)]
-fn to_stack(row: &EndpointRow, packet: &Packet) -> Decision {
-    attempt!(flow::create(
-        row.network,
-        packet,
-        &NewFlow {
-            kind: KIND_TO_STACK,
-            answer_kind: KIND_FROM_STACK,
-            source: 0,
-            source_generation: row.generation,
-            destination: 0,
-            destination_generation: 0,
-        },
-    ));
-    Decision::STACK
-}
-
-/// A pod's ICMP error goes where the pod's own packets of the quoted flow go, so that a translation in the stack also
-/// sees it. It must be about a packet that this pod received from the one it tells.
-#[inline(always)]
-fn icmp_error(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Decision {
-    let mut inner = Packet::unknown();
-    attempt!(packet::quoted(ctx, packet, &mut inner));
-    if inner.source != packet.destination || inner.destination != packet.source {
-        return Decision::drop(Verdict::IcmpUnrelated);
-    }
-    let Some(found) = flow::find(row.network, &flow::reversed(&inner)) else {
-        return Decision::drop(Verdict::IcmpUnrelated);
-    };
-    let decision = current(row, found);
-    if decision.is_none() {
-        Decision::drop(Verdict::IcmpUnrelated)
-    } else {
-        decision
-    }
-}
-
 /// Writes the MAC addresses that the destination expects and sends the packet into its namespace.
 #[inline(always)]
-fn deliver(ctx: &TcContext, place: &Place, packet: &Packet, destination: u32) -> i32 {
+fn deliver(ctx: &TcContext, place: &Place, destination: u32) -> i32 {
     let length = ctx.len();
+    // Both were there a moment ago, and neither goes away while the program runs.
     let (Some(row), Some(eth)) = (endpoint::row(destination), skb::at::<EthHeader>(ctx, 0)) else {
-        return count::dropped(ctx, place, packet, Verdict::DestinationNotReady as u16);
+        return DROP;
     };
+    if endpoint::is_plugins(row) {
+        count::forwarded(place.endpoint, Direction::FromPod, Verdict::PassedToStack, length);
+        return onward(place.endpoint);
+    }
     // SAFETY: `at` proved that the header lies in the packet.
     let eth = unsafe { &mut *eth };
     eth.destination = mac_words(&row.mac);
     eth.source = mac_words(&row.host_mac);
     count::forwarded(place.endpoint, Direction::FromPod, Verdict::Redirected, length);
+    if endpoint::is_shaped(row) {
+        return endpoint::through_host_end(ctx, row.ifindex);
+    }
     count::forwarded(destination, Direction::ToPod, Verdict::Redirected, length);
     redirect_peer(row.ifindex)
 }
 
 /// Sends the rewritten packet back into the pod.
 #[inline(always)]
-fn answer(ctx: &TcContext, place: &Place) -> i32 {
+fn answer(ctx: &TcContext) -> i32 {
     const PACKET_HOST: u32 = 0;
-    count::forwarded(place.endpoint, Direction::FromPod, Verdict::Answered, ctx.len());
     // The question was a broadcast or multicast, the answer is not. A failure leaves the type, which receivers of ARP
     // and neighbour discovery accept too.
     let _kept_on_failure = ctx.change_type(PACKET_HOST);

@@ -1,0 +1,62 @@
+//! The tables of the way out of the node and into it: source addresses, node ports of pods, sources that stay outside.
+
+use crate::layout::map_types;
+
+map_types! {
+    /// Value of `MASQUERADE`, indexed by endpoint id: with which address and ports its packets leave the node.
+    pub struct Masquerade {
+        /// IPv4 address, network byte order, 0 for none.
+        pub ipv4: [u8; 4],
+        /// First port, host byte order.
+        pub first: u16,
+        /// Last port; 0 where the endpoint does not leave the node this way.
+        pub last: u16,
+        /// IPv6 address, network byte order, 0 for none.
+        pub ipv6: [u8; 16],
+    }
+
+    /// Key of `HOST_PORTS`.
+    pub struct HostPortKey {
+        /// Address of the node, network byte order, IPv4 as `::ffff:a.b.c.d`.
+        pub address: [u8; 16],
+        /// Port of the node, network byte order.
+        pub port: [u8; 2],
+        /// Transport protocol number.
+        pub protocol: u16,
+    }
+
+    /// Value of `HOST_PORTS`.
+    pub struct HostPortValue {
+        /// The endpoint that is behind it.
+        pub endpoint: u32,
+        /// Its incarnation when the row was written.
+        pub incarnation: u32,
+        /// Port of the pod, network byte order.
+        pub port: [u8; 2],
+        /// Zero.
+        pub zero: u16,
+    }
+
+    /// Data of a key of `SOURCES`, behind the trie's own 32-bit prefix length.
+    pub struct SourceData {
+        /// Address prefix, IPv4 as `::ffff:a.b.c.d`.
+        pub address: [u8; 16],
+    }
+
+    /// The whole key of `SOURCES` as the kernel sees it.
+    pub struct SourceKey {
+        /// Significant bits of `data`.
+        pub prefix_length: u32,
+        /// What is matched.
+        pub data: SourceData,
+    }
+
+    /// Value of `SOURCES`: what becomes of packets that come from outside with such a source.
+    pub struct SourceValue {
+        /// [`crate::Verdict::BogonSource`] or [`crate::Verdict::DenyListed`]; any other number lets them in.
+        pub verdict: u32,
+    }
+}
+
+/// Network number of what is outside the node: flows that pass the uplink have their outer row there.
+pub const OUTSIDE: u32 = 0;

@@ -1,0 +1,27 @@
+//! What the node told the programs: the configuration row, and whether this copy only answers questions.
+
+use aya_ebpf::Global;
+use kni_common::config::Config;
+
+use crate::maps::CONFIG;
+
+/// Set to 1 by the agent in a copy of the programs that is only run on frames of its own (`BPF_PROG_TEST_RUN`): such a
+/// run decides like any other and tells what it decided, but changes no flow, counter or event.
+///
+/// VERIFIER: read-only data is constant to it, so that each copy loses the branches of the other.
+// SAFETY: the name is what the loader looks for; nothing else defines it.
+#[unsafe(no_mangle)]
+static DRY_RUN: Global<u8> = Global::new(0);
+
+/// Whether this run must not change anything.
+#[inline(always)]
+pub fn is_dry_run() -> bool {
+    DRY_RUN.load() != 0
+}
+
+/// The configuration. The agent writes it before it publishes any endpoint.
+#[inline(always)]
+pub fn get() -> Option<&'static Config> {
+    // The reference outlives the program's run: array map values are freed only with the map.
+    CONFIG.get(0)
+}

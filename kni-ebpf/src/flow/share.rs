@@ -1,0 +1,73 @@
+//! The part of the flow tables that each endpoint may take.
+
+use kni_common::{
+    Verdict,
+    config::{FlowShare, SHARE_WINDOW_SHIFT},
+    flow::{FLOW_ANSWER, FlowValue},
+};
+
+use super::now;
+use crate::{config, maps::FLOW_SHARES};
+
+/// Takes one flow of an endpoint's share of the tables.
+#[inline(always)]
+pub fn take_share(endpoint: u32) -> Result<(), Verdict> {
+    let (Some(config), Some(share)) = (config::get(), FLOW_SHARES.get_ptr_mut(endpoint)) else {
+        return Ok(());
+    };
+    #[expect(clippy::cast_possible_truncation, reason = "the low bits tell windows apart")]
+    let window = (now() >> SHARE_WINDOW_SHIFT) as u32;
+    // SAFETY: a row of an array; several CPUs may write, and a lost update costs a flow more or less until the agent
+    // counts again.
+    let share = unsafe { &mut *share };
+    let stale = window.wrapping_sub(share.window) >= 2;
+    let taken = if stale {
+        0
+    } else {
+        share.counted.saturating_add(share.opened)
+    };
+    if config.flows_per_endpoint != 0 && taken >= config.flows_per_endpoint {
+        return Err(Verdict::FlowQuota);
+    }
+    if config::is_dry_run() {
+        return Ok(());
+    }
+    if stale {
+        *share = FlowShare {
+            counted: 0,
+            opened: 0,
+            window,
+        };
+    }
+    share.opened = share.opened.saturating_add(1);
+    Ok(())
+}
+
+/// Whose share of the tables the flow is: the pod's that opened it, or the one that it was opened to from beyond.
+#[inline(always)]
+pub(super) fn owner(row: &FlowValue, opposite: &FlowValue) -> u32 {
+    let (answer, original) = if row.flags & FLOW_ANSWER != 0 {
+        (row, opposite)
+    } else {
+        (opposite, row)
+    };
+    if answer.destination == 0 {
+        original.destination
+    } else {
+        answer.destination
+    }
+}
+
+/// A flow that is over does not count any more.
+#[inline(always)]
+pub(super) fn give_back(endpoint: u32) {
+    if let Some(share) = FLOW_SHARES.get_ptr_mut(endpoint) {
+        // SAFETY: as in `take_share`.
+        let share = unsafe { &mut *share };
+        if share.opened > 0 {
+            share.opened -= 1;
+        } else {
+            share.counted = share.counted.saturating_sub(1);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! What is thrown away before the node spends anything on it.
+//!
+//! - Hook: XDP of the uplink.
+//! - Reads `SOURCES`; counts.
+//! - Order: Ethernet header, IP header, source.
+//! - Falls through to: whatever the node does without this program. What it does not understand it lets pass.
+
+use core::mem::size_of;
+
+use aya_ebpf::{
+    bindings::xdp_action::{XDP_DROP, XDP_PASS},
+    btf_maps::lpm_trie::Key,
+    programs::XdpContext,
+};
+use kni_common::{
+    Direction, Verdict,
+    address::{bytes, mapped},
+    counter::{Counter, DropKey},
+    uplink::SourceData,
+};
+
+use super::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
+use crate::{
+    maps::{DROPS, SOURCES},
+    skb::{ETH_LEN, EthHeader},
+};
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Ipv4 {
+    version_length: u8,
+    tos: u8,
+    total_length: u16,
+    between: [u16; 4],
+    source: u32,
+    destination: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Ipv6 {
+    version_class_flow: u32,
+    payload_length: u16,
+    next_header_hops: u16,
+    source: [u32; 4],
+    destination: [u32; 4],
+}
+
+/// Bits of a full match.
+const FULL: u32 = 128;
+
+/// Decides, counts and carries out.
+#[inline(always)]
+pub fn run(ctx: &XdpContext) -> u32 {
+    match judge(ctx) {
+        Ok(()) => XDP_PASS,
+        Err(reason) => {
+            count(reason, (ctx.data_end() - ctx.data()) as u64);
+            XDP_DROP
+        }
+    }
+}
+
+/// Copies `T` from an offset known at compile time, if all of it lies in the first buffer of the frame.
+#[inline(always)]
+pub(super) fn at<T: Copy>(ctx: &XdpContext, offset: usize) -> Option<T> {
+    let start = ctx.data() + offset;
+    // VERIFIER: this comparison gives the pointer its range; it must stand right before the use.
+    if start + size_of::<T>() > ctx.data_end() {
+        return None;
+    }
+    // SAFETY: all of `T` lies in the packet, and any bytes are a valid `T` here.
+    Some(unsafe { *(start as *const T) })
+}
+
+#[inline(always)]
+fn judge(ctx: &XdpContext) -> Result<(), Verdict> {
+    let Some(eth) = at::<EthHeader>(ctx, 0) else {
+        return Err(Verdict::Truncated);
+    };
+    let length = ctx.data_end() - ctx.data() - ETH_LEN;
+    match eth.ethertype {
+        ETHERTYPE_IPV4 => {
+            let ip: Ipv4 = at(ctx, ETH_LEN).ok_or(Verdict::Truncated)?;
+            let header = usize::from(ip.version_length & 0xf) * 4;
+            let total = usize::from(u16::from_be(ip.total_length));
+            if ip.version_length >> 4 != 4 || header < size_of::<Ipv4>() || total < header {
+                return Err(Verdict::Malformed);
+            }
+            if total > length {
+                return Err(Verdict::Truncated);
+            }
+            source(mapped(ip.source))
+        }
+        ETHERTYPE_IPV6 => {
+            let ip: Ipv6 = at(ctx, ETH_LEN).ok_or(Verdict::Truncated)?;
+            if u32::from_be(ip.version_class_flow) >> 28 != 6 {
+                return Err(Verdict::Malformed);
+            }
+            if usize::from(u16::from_be(ip.payload_length)) + size_of::<Ipv6>() > length {
+                return Err(Verdict::Truncated);
+            }
+            source(ip.source)
+        }
+        _ => Ok(()),
+    }
+}
+
+#[inline(always)]
+fn source(address: [u32; 4]) -> Result<(), Verdict> {
+    let key = Key::new(
+        FULL,
+        SourceData {
+            address: bytes(address),
+        },
+    );
+    match SOURCES.get(&key) {
+        Some(found) if found.verdict == Verdict::BogonSource as u32 => Err(Verdict::BogonSource),
+        Some(found) if found.verdict == Verdict::DenyListed as u32 => Err(Verdict::DenyListed),
+        _ => Ok(()),
+    }
+}
+
+#[inline(always)]
+fn count(reason: Verdict, length: u64) {
+    let key = DropKey {
+        endpoint: 0,
+        verdict: reason as u16,
+        direction: Direction::FromUplink as u16,
+    };
+    if let Some(counter) = DROPS.get_ptr_mut(key) {
+        // SAFETY: a per-CPU row; XDP runs in softirq context, and no other program on this CPU meanwhile.
+        let counter = unsafe { &mut *counter };
+        counter.packets += 1;
+        counter.bytes += length;
+        return;
+    }
+    // A full table loses the count of a rare reason, never the drop.
+    let _lost_when_full = DROPS.insert(
+        key,
+        Counter {
+            packets: 1,
+            bytes: length,
+        },
+        0,
+    );
+}

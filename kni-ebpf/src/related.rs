@@ -1,0 +1,63 @@
+//! ICMP errors: finds the flow of the packet that an error quotes, and translates both.
+
+use aya_ebpf::programs::TcContext;
+use kni_common::{
+    Verdict,
+    flow::{FLOW_FROM, FLOW_HAIRPIN, FLOW_TO, FlowValue, KIND_UPLINK},
+};
+
+use crate::{
+    flow,
+    packet::{self, Packet},
+    story::Work,
+    translate,
+};
+
+/// Reads the quoted packet into `work.inner`. It must have come from whom the error goes to.
+#[inline(always)]
+pub fn quoted(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
+    work.inner = Packet::unknown();
+    packet::quoted(ctx, packet, &mut work.inner)?;
+    if work.inner.source == packet.destination {
+        Ok(())
+    } else {
+        Err(Verdict::IcmpUnrelated)
+    }
+}
+
+/// Does to an error about `work.inner` what its flow's translation asks for. `row` is of the direction in which the error
+/// goes, opposite to the quoted packet's.
+///
+/// VERIFIER: `BOTH`, whether the flow may be translated at both ends: not for errors that pods send, whose program has no
+/// stack left on Linux 6.1.
+#[inline(always)]
+pub fn translate<const BOTH: bool>(
+    ctx: &TcContext,
+    packet: &Packet,
+    work: &mut Work,
+    row: &FlowValue,
+) -> Result<(), Verdict> {
+    if !BOTH && row.kind == KIND_UPLINK && row.flags & (FLOW_TO | FLOW_FROM) == FLOW_TO | FLOW_FROM {
+        return Err(Verdict::IcmpUnrelated);
+    }
+    if row.flags & (FLOW_TO | FLOW_FROM) == 0 {
+        return Ok(());
+    }
+    if row.flags & FLOW_HAIRPIN != 0 {
+        return Err(Verdict::IcmpUnrelated);
+    }
+    if !work.inner.is_whole() {
+        return Err(Verdict::IcmpFragment);
+    }
+    work.to = work.inner;
+    flow::reverse(&mut work.to);
+    flow::translate_if::<BOTH>(&mut work.to, row);
+    flow::reverse(&mut work.to);
+    work.outer = *packet;
+    // A router's own address stays; the peer's becomes the one that the receiver knows it by.
+    if packet.source == work.inner.destination {
+        work.outer.source = work.to.destination;
+    }
+    work.outer.destination = work.to.source;
+    translate::apply_quoted(ctx, packet, &work.outer, &work.inner, &work.to)
+}
