@@ -1,0 +1,193 @@
+//! `NodeNetwork`: what one node makes of the networks.
+
+use std::collections::BTreeMap;
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{Condition, schema};
+
+/// Nothing is asked of a node here; the object has its name.
+#[expect(clippy::duplicated_attributes, reason = "every column has a type")]
+#[derive(CustomResource, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "kni.dev",
+    version = "v1alpha1",
+    kind = "NodeNetwork",
+    plural = "nodenetworks",
+    singular = "nodenetwork",
+    shortname = "nnw",
+    category = "kni",
+    status = "NodeNetworkStatus",
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].status"#,
+        description = "Whether the agent attaches pods."
+    ),
+    printcolumn(
+        name = "Networks",
+        type_ = "string",
+        json_path = r#".status.networkNames"#,
+        description = "The networks that are in force."
+    ),
+    printcolumn(
+        name = "Interfaces",
+        type_ = "integer",
+        json_path = r#".status.interfaces"#,
+        description = "Interfaces of pods."
+    ),
+    printcolumn(
+        name = "Hook",
+        type_ = "string",
+        json_path = r#".status.features.hook"#,
+        description = "Where programs are attached."
+    ),
+    printcolumn(
+        name = "Version",
+        type_ = "string",
+        json_path = r#".status.agentVersion"#,
+        description = "Version of the agent."
+    ),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = r#".metadata.creationTimestamp"#,
+        description = "When the object was made."
+    ),
+    printcolumn(
+        name = "Degraded",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Degraded")].status"#,
+        description = "Whether something does not work as it should.",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Policies",
+        type_ = "integer",
+        json_path = r#".status.policies.known"#,
+        description = "Policies that are known.",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Programmed",
+        type_ = "boolean",
+        json_path = r#".status.policies.programmed"#,
+        description = "Whether all of them that are valid are in force.",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Tunnel-Endpoints",
+        type_ = "string",
+        json_path = r#".status.tunnelEndpoints"#,
+        description = "Where tunnels of other nodes may end.",
+        priority = 1
+    ),
+    derive = "PartialEq",
+    doc = "What one node makes of the networks: readiness, address blocks, usage. Written by the node's agent."
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::plain)]
+pub struct NodeNetworkSpec {}
+
+/// What a node says of itself and its networks.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::plain)]
+pub struct NodeNetworkStatus {
+    /// Ready: the agent attaches pods. Degraded: something does not work as it should; the message says what.
+    #[serde(default)]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// Version of the agent.
+    #[serde(default)]
+    pub agent_version: String,
+    /// Where tunnels of other nodes may end: the node's addresses, at most one of each family.
+    #[serde(default)]
+    #[schemars(length(max = 2), extend("x-kubernetes-list-type" = "set"))]
+    pub tunnel_endpoints: Vec<String>,
+    /// What the node's kernel and the agent can do, such as hook: tcx.
+    #[serde(default)]
+    pub features: BTreeMap<String, String>,
+    /// The networks that are in force on the node.
+    #[serde(default)]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub networks: Vec<NodeNetworkEntry>,
+    /// Their names, for lists.
+    #[serde(default)]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    pub network_names: Vec<String>,
+    /// Policies on the node.
+    #[serde(default)]
+    pub policies: PolicySummary,
+    /// Interfaces of pods.
+    #[serde(default)]
+    pub interfaces: i64,
+}
+
+/// One network on one node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeNetworkEntry {
+    /// Name of the `PodNetwork`.
+    pub name: String,
+    /// Its generation that is in force.
+    #[serde(default)]
+    pub generation: i64,
+    /// Whether pods can join it here. Not lowered by exhaustion.
+    #[serde(default)]
+    pub ready: bool,
+    /// Why not.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// Address blocks of the node, in CIDR notation.
+    #[serde(default)]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    pub blocks: Vec<String>,
+    /// Pods that fit into the blocks: the smaller count of the two families.
+    #[serde(default)]
+    pub capacity: i64,
+    /// Pods that have addresses.
+    #[serde(default)]
+    pub used: i64,
+    /// Whether no address is left, and no further block can be had.
+    #[serde(default)]
+    pub exhausted: bool,
+    /// The network's number in the keys of the node's pinned maps.
+    #[serde(default)]
+    pub network_id: u32,
+}
+
+/// How the policies of the cluster stand on a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicySummary {
+    /// Policies that are known.
+    #[serde(default)]
+    pub known: i64,
+    /// Whether all of them that are valid are in force.
+    #[serde(default)]
+    pub programmed: bool,
+    /// The highest resource version of a policy that is in force: policies that are not newer and not in `refused` hold.
+    #[serde(default)]
+    pub resource_version: String,
+    /// Policies that are not in force, and why; the first 64.
+    #[serde(default)]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
+    pub refused: Vec<RefusedPolicy>,
+}
+
+/// A policy that is not in force.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RefusedPolicy {
+    /// Kind of the object.
+    pub kind: String,
+    /// Namespace of the object.
+    pub namespace: String,
+    /// Name of the object.
+    pub name: String,
+    /// The field, and what is wrong with it.
+    pub reason: String,
+}
