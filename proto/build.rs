@@ -5,7 +5,7 @@ use std::{env, error::Error, path::PathBuf};
 use prost::Message as _;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let protos = ["kni.proto", "runtime.proto"];
+    let protos = ["kni.proto", "networking.proto", "runtime.proto"];
     for proto in protos {
         println!("cargo::rerun-if-changed={proto}");
     }

@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cni;
+
 /// Encoded `FileDescriptorSet` of all services, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
@@ -16,6 +18,19 @@ pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descrip
 )]
 pub mod kni {
     tonic::include_proto!("kni");
+}
+
+/// `containerd.services.networking.v1`: containerd's draft of a pod network service.
+#[expect(
+    missing_docs,
+    clippy::pedantic,
+    clippy::clone_on_ref_ptr,
+    clippy::allow_attributes,
+    clippy::allow_attributes_without_reason,
+    reason = "generated; networking.proto is the documentation"
+)]
+pub mod networking {
+    tonic::include_proto!("containerd.services.networking.v1");
 }
 
 /// `kni.runtime.v1`: the agent's own service behind knictl.
