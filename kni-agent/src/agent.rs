@@ -1,20 +1,43 @@
 //! The composition root: builds the agent bottom-up, supervises it, and takes everything down again.
 //! Layer: root.
 
-use std::{path::Path, time::Duration};
+mod backend;
+mod clean_up;
+mod cluster;
+mod gate;
+mod insight;
+mod metrics_page;
+mod names;
+mod settings;
+mod source;
+mod uninstall;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use tokio::signal::unix::{SignalKind, signal};
+pub use clean_up::clean_up;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+pub use uninstall::{rest, uninstall};
 
+use self::{gate::Gate, names::Names};
 use crate::{
-    attach::{AttachOptions, Attacher, cleanup},
-    cli::{PathArgs, ServeArgs},
-    dataplane::{self, Dataplane, DataplaneOptions},
+    attach::{AttachOptions, Attacher},
+    cli::{MetricsAddress, PathArgs, ServeArgs},
+    cni_journal::CniJournal,
+    controllers::{Cluster, Watches},
+    dataplane::{CountingRuns, Dataplane, EventStream},
+    flows::Flows,
     footprint::Footprint,
-    grpc::{self, BoundSocket, Health},
+    grpc::{self, Health, Sockets},
     manifests::{ManifestSet, ManifestSource},
     model::view::{RefusedManifest, WantedNetworks},
+    netlink::Changes as UplinkChanges,
+    policy_sync::PolicySync,
     store::Store,
+    uplink::Uplink,
 };
 
 /// Changes of the manifests are collected this long, so that a folder that is being written is read once.
@@ -23,56 +46,221 @@ const MANIFEST_DEBOUNCE: Duration = Duration::from_millis(100);
 /// How often readiness is compared with the health service.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(200);
 
+/// Everything that runs, for those who ask from outside.
+#[derive(Clone)]
+struct Node {
+    attacher: Attacher,
+    journal: CniJournal,
+    dataplane: Arc<Dataplane>,
+    sync: Arc<PolicySync>,
+    uplink: Arc<Uplink>,
+    flows: Arc<Flows>,
+    /// While it is held, the kernel counts runs of programs.
+    counting: Option<Arc<CountingRuns>>,
+    /// The cluster, where there is one.
+    cluster: Option<Cluster>,
+}
+
+/// Where networks, policies and services come from.
+enum ObjectSource {
+    /// A folder of manifests: what it says now, and how it goes on.
+    Manifests(ManifestSet, watch::Receiver<ManifestSet>),
+    /// A cluster; what it says comes when it comes.
+    Cluster(Watches),
+}
+
 /// Serves until SIGTERM or SIGINT. Pods, pins and state stay; the next agent takes over.
 pub async fn serve(args: ServeArgs) -> Result<()> {
-    let (true, Some(manifests)) = (args.standalone, args.manifests.as_deref()) else {
-        bail!("networks come from manifests: pass --standalone --manifests DIR");
-    };
     if !nix::unistd::geteuid().is_root() {
         bail!("the agent manages the node's network and must run as root");
     }
-    let source = ManifestSource::new(manifests);
-    let mut wanted = source.watch(MANIFEST_DEBOUNCE).await.context("reading the manifests")?;
+    let config = settings::node_config(&args);
+    settings::uplink(&args)?;
+    let source = object_source(&args).await?;
     let store = Store::open(&args.paths.state_dir).context("opening the state")?;
     Footprint::record(&args.paths).context("recording what was here before")?;
     // Before the node is touched: what lies in a socket's way must not leave half an agent behind. Clients that
     // connect from here on wait until it serves.
-    let sockets = grpc::bind(&args.paths.sockets).context("making the sockets")?;
-    let (dataplane, events) = Dataplane::open(&dataplane_options(&args)?).map_err(chained("opening the dataplane"))?;
+    let sockets = Sockets {
+        kni: grpc::bind(&args.paths.sockets).context("making the sockets")?,
+        pod_network: grpc::bind(&args.paths.pod_network_sockets).context("making the sockets")?,
+    };
+    let options = settings::dataplane_options(&args)?;
+    let (dataplane, events) = Dataplane::open(&options).map_err(chained("opening the dataplane"))?;
+    dataplane
+        .configure(&config)
+        .map_err(chained("telling the programs about the node"))?;
+    let (mut node, uplink_changes) = start(&args, dataplane, events, store, &source).await?;
+    // Before anybody is served: what is to go does not come in the way of what comes.
+    node.journal.replay().await;
+    tokio::spawn(node.journal.clone().follow());
+    match source {
+        ObjectSource::Manifests(_, wanted) => {
+            tokio::spawn(Arc::clone(&node.uplink).keep(uplink_changes));
+            tokio::spawn(follow_manifests(node.clone(), wanted));
+        }
+        ObjectSource::Cluster(watches) => {
+            let cluster = cluster::join(&node, &watches);
+            node.cluster = Some(cluster.clone());
+            tokio::spawn(cluster::begin(node.clone(), watches, cluster, uplink_changes));
+        }
+    }
+    serve_clients(&args.paths, args.metrics_address, sockets, node).await
+}
+
+/// Policies and namespaces are known before the attach service adopts pods, so that these never change to less than
+/// what is wanted; services wait for the numbers of the networks (I3).
+async fn start(
+    args: &ServeArgs,
+    dataplane: Dataplane,
+    events: EventStream,
+    store: Store,
+    source: &ObjectSource,
+) -> Result<(Node, UplinkChanges)> {
+    let dataplane = Arc::new(dataplane);
+    let counting = args
+        .measure_programs
+        .then(|| dataplane.count_program_runs())
+        .transpose();
+    let counting = counting
+        .map_err(chained("counting the runs of programs"))?
+        .map(Arc::new);
+    let sync = PolicySync::new(Arc::clone(&dataplane), settings::place(args));
+    let sync = Arc::new(sync.map_err(chained("reading the tables of policies and services"))?);
+    if let ObjectSource::Manifests(manifests, _) = source {
+        set_objects(&sync, manifests);
+    }
+    let (uplink, changes) = Uplink::start(
+        settings::uplink(args)?,
+        Arc::clone(&dataplane),
+        store.clone(),
+        Arc::new(gate::Asked(Arc::clone(&sync))),
+    )
+    .await
+    .context("looking for the uplink")?;
     let options = AttachOptions {
         netns_dir: args.paths.netns_dir.clone(),
         warm_sandboxes: args.warm_sandboxes,
+        plugins: settings::plugins(args),
     };
-    let attacher = Attacher::start(options, dataplane, events, store)
-        .await
-        .context("taking over the node's state")?;
-
-    let current = wanted.borrow_and_update().clone();
-    attacher
-        .apply_networks(wanted_networks(&current))
-        .await
-        .context("putting the networks into force")?;
-    let follower = attacher.clone();
-    tokio::spawn(async move {
-        while wanted.changed().await.is_ok() {
-            let set = wanted.borrow_and_update().clone();
-            if let Err(error) = follower.apply_networks(wanted_networks(&set)).await {
-                tracing::error!(%error, "cannot put the changed networks into force");
-            }
-        }
-    });
-    serve_sockets(&args.paths, sockets, attacher).await
+    let attacher = Attacher::start(
+        options,
+        Arc::clone(&dataplane),
+        Arc::new(Gate::new(&sync, &uplink)),
+        store,
+    )
+    .await
+    .context("taking over the node's state")?;
+    let names = Names {
+        attacher: attacher.clone(),
+        sync: Arc::clone(&sync),
+    };
+    let flows = Arc::new(Flows::new(Arc::clone(&dataplane), Arc::new(names)));
+    let node = Node {
+        journal: CniJournal::new(attacher.clone(), &args.paths.cni_state_dir),
+        attacher,
+        dataplane,
+        sync,
+        uplink,
+        flows,
+        counting,
+        cluster: None,
+    };
+    // In a cluster that waits for the API server; until then what is attached stays as it is.
+    if let ObjectSource::Manifests(manifests, _) = source {
+        put_into_force(&node, wanted_networks(manifests))
+            .await
+            .context("putting the networks into force")?;
+    }
+    tokio::spawn(Arc::clone(&node.sync).keep_in_force());
+    tokio::spawn(Arc::clone(&node.flows).follow(events));
+    Ok((node, changes))
 }
 
-async fn serve_sockets(paths: &PathArgs, sockets: Vec<BoundSocket>, attacher: Attacher) -> Result<()> {
+/// A folder that cannot be read ends the agent; an API server that cannot be reached does not.
+async fn object_source(args: &ServeArgs) -> Result<ObjectSource> {
+    if args.standalone {
+        let folder = args
+            .manifests
+            .as_deref()
+            .context("--standalone needs --manifests DIR")?;
+        let source = ManifestSource::new(folder);
+        let mut wanted = source.watch(MANIFEST_DEBOUNCE).await.context("reading the manifests")?;
+        let current = wanted.borrow_and_update().clone();
+        return Ok(ObjectSource::Manifests(current, wanted));
+    }
+    cluster::watches(args).await.map(ObjectSource::Cluster)
+}
+
+async fn follow_manifests(node: Node, mut wanted: watch::Receiver<ManifestSet>) {
+    while wanted.changed().await.is_ok() {
+        let set = wanted.borrow_and_update().clone();
+        let sync = Arc::clone(&node.sync);
+        let told = set.clone();
+        let known = tokio::task::spawn_blocking(move || set_objects(&sync, &told)).await;
+        if let Err(error) = known {
+            tracing::error!(%error, "cannot take note of the changed policies and services");
+        }
+        if let Err(error) = put_into_force(&node, wanted_networks(&set)).await {
+            tracing::error!(%error, "cannot put the changed networks into force");
+        }
+    }
+}
+
+fn set_objects(sync: &PolicySync, set: &ManifestSet) {
+    sync.set_objects(
+        set.policies.iter().map(|(policy, _)| policy.clone()).collect(),
+        set.namespaces.clone(),
+        set.services.iter().map(|(service, _)| service.clone()).collect(),
+        set.slices.iter().map(|(slice, _)| slice.clone()).collect(),
+    );
+}
+
+/// Networks first, then what refers to them. What fails of policies and services is tried again in the background;
+/// networks that fail do not keep the others back.
+async fn put_into_force(node: &Node, wanted: WantedNetworks) -> Result<()> {
+    let applied = node.attacher.apply_networks(wanted).await;
+    let networks = node.attacher.networks();
+    let numbers: BTreeMap<_, _> = networks
+        .iter()
+        .map(|view| (view.network.spec.name.clone(), view.network.id))
+        .collect();
+    let default = networks.iter().find(|view| view.network.spec.default);
+    node.sync
+        .set_networks(numbers, default.map(|view| view.network.spec.name.clone()));
+    let specs = networks.iter().map(|view| view.network.spec.clone());
+    node.uplink
+        .set_networks(specs.map(|spec| (spec.name.clone(), spec)).collect());
+    let (sync, uplink) = (Arc::clone(&node.sync), Arc::clone(&node.uplink));
+    let synced = tokio::task::spawn_blocking(move || {
+        let report = sync.sync();
+        // Behind the policies, which may ask for addresses.
+        if let Err(error) = uplink.sync() {
+            tracing::debug!(%error, "the way out of the node is not in force yet");
+        }
+        report
+    });
+    match synced.await? {
+        Ok(report) => tracing::debug!(?report, "what is wanted is in force"),
+        // Told by the service itself.
+        Err(error) => tracing::debug!(%error, "what is wanted is not in force yet"),
+    }
+    Ok(applied?)
+}
+
+async fn serve_clients(paths: &PathArgs, metrics: MetricsAddress, sockets: Sockets, node: Node) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let health = Health::new().await;
-    let follower = tokio::spawn(follow_health(attacher.clone(), health.clone()));
+    let follower = tokio::spawn(follow_health(node.clone(), health.clone()));
+    let page = metrics
+        .0
+        .map(|address| tokio::spawn(metrics_page::serve(address, node.clone())));
     let serving: Vec<String> = paths.sockets.iter().map(|path| path.display().to_string()).collect();
     announce(&serving.join(", "))?;
-    let stop = attacher.clone();
-    let served = grpc::serve(sockets, attacher, health, async move {
+    let stop = node.attacher.clone();
+    let insight = Arc::new(node.clone());
+    let served = grpc::serve(sockets, node, insight, health, async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
@@ -82,6 +270,9 @@ async fn serve_sockets(paths: &PathArgs, sockets: Vec<BoundSocket>, attacher: At
     })
     .await;
     follower.abort();
+    if let Some(page) = page {
+        page.abort();
+    }
     served.context("serving")
 }
 
@@ -94,26 +285,12 @@ fn announce(sockets: &str) -> Result<()> {
     Ok(())
 }
 
-async fn follow_health(attacher: Attacher, health: Health) {
+async fn follow_health(node: Node, health: Health) {
     let mut ticks = tokio::time::interval(HEALTH_INTERVAL);
     loop {
         ticks.tick().await;
-        health.set_ready(attacher.status().ready).await;
+        health.set_ready(grpc::Backend::status(&node).ready).await;
     }
-}
-
-fn dataplane_options(args: &ServeArgs) -> Result<DataplaneOptions> {
-    let object = match &args.ebpf_object {
-        Some(path) => std::fs::read(path).with_context(|| format!("reading {}", path.display()))?,
-        None => dataplane::embedded()?,
-    };
-    Ok(DataplaneOptions {
-        object,
-        root: args.paths.bpf_root.clone(),
-        max_endpoints: args.max_endpoints,
-        max_flows: args.max_flows,
-        hook: args.hook.into(),
-    })
 }
 
 /// aya's errors say the least at the top.
@@ -149,55 +326,4 @@ fn wanted_networks(set: &ManifestSet) -> WantedNetworks {
         })
         .collect();
     WantedNetworks { networks, refused }
-}
-
-/// Removes everything of ours from the node.
-pub async fn clean_up(paths: &PathArgs) -> Result<()> {
-    if !nix::unistd::geteuid().is_root() {
-        bail!("cleaning up the node's network needs root");
-    }
-    let footprint = Footprint::load(&paths.state_dir);
-    let store = if paths.state_dir.join("state.redb").exists() {
-        Some(Store::open(&paths.state_dir).context("an agent still runs: stop it first")?)
-    } else {
-        None
-    };
-    cleanup(store.as_ref())
-        .await
-        .context("removing interfaces, namespaces, routes and rules")?;
-    dataplane::remove_pins(&paths.bpf_root).map_err(chained("removing the pins"))?;
-    drop(store);
-    remove_files(paths)?;
-    footprint.undo(paths);
-    Ok(())
-}
-
-fn remove_files(paths: &PathArgs) -> Result<()> {
-    for socket in &paths.sockets {
-        if let Err(error) = grpc::socket::remove_dead(socket) {
-            tracing::warn!(%error, "left in place");
-        }
-    }
-    for file in ["state.redb", Footprint::FILE] {
-        remove_if_there(&paths.state_dir.join(file))?;
-    }
-    match std::fs::remove_dir(&paths.state_dir) {
-        Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
-            tracing::warn!(path = %paths.state_dir.display(), "left in place: it holds files that are not ours");
-            Ok(())
-        }
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("removing {}", paths.state_dir.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn remove_if_there(path: &Path) -> Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("removing {}", path.display()))
-        }
-        _ => Ok(()),
-    }
 }

@@ -2,17 +2,26 @@
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
 use kni_agent::{
     agent,
     cli::{Cli, Command},
-    privileges, telemetry,
+    cni_install, config_file, container, privileges, telemetry,
 };
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match config_file::parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // A closed terminal has nobody to tell.
+            error.print().ok();
+            return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
+        }
+    };
     let log = match &cli.command {
         Some(Command::Cleanup(paths)) => &paths.log,
+        Some(Command::InstallCni(args) | Command::UninstallCni(args)) => &args.log,
+        Some(Command::Uninstall(args)) => &args.log,
+        Some(Command::Rest(args)) => &args.log,
         None => &cli.serve.paths.log,
     };
     match telemetry::init(log)
@@ -28,14 +37,30 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> anyhow::Result<()> {
+    // With all of root's power: the folders may be somebody else's.
+    match &cli.command {
+        Some(Command::InstallCni(args)) => return cni_install::install(args),
+        Some(Command::UninstallCni(args)) => return cni_install::uninstall(args),
+        Some(Command::Cleanup(_) | Command::Uninstall(_) | Command::Rest(_)) => {}
+        None => cni_install::ensure(&cli.serve)?,
+    }
     // Before the runtime's threads start: capabilities belong to threads.
     if nix::unistd::geteuid().is_root() {
-        privileges::drop_unneeded()?;
+        if cli.command.is_none() {
+            container::check_bpffs()?;
+            container::make_sysctls_writable()?;
+        }
+        // Cleaning up undoes what plugins of an earlier agent made.
+        privileges::drop_unneeded(cli.command.is_some() || cli.serve.plugins.cni_backend)?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         match cli.command {
             Some(Command::Cleanup(paths)) => agent::clean_up(&paths).await,
+            Some(Command::Uninstall(args)) => agent::uninstall(&args).await,
+            Some(Command::Rest(_)) => agent::rest().await,
+            // The others have returned.
+            Some(Command::InstallCni(_) | Command::UninstallCni(_)) => Ok(()),
             None => agent::serve(cli.serve).await,
         }
     })

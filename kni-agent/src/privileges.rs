@@ -3,7 +3,7 @@
 
 use caps::{CapSet, Capability, CapsHashSet, errors::CapsError};
 
-/// What the agent keeps, and why.
+/// What the agent itself needs, and why.
 const KEPT: [Capability; 5] = [
     // Namespaces: setns, unshare, mount; bpffs.
     Capability::CAP_SYS_ADMIN,
@@ -17,12 +17,23 @@ const KEPT: [Capability; 5] = [
     Capability::CAP_SYS_PTRACE,
 ];
 
+/// What CNI plugins need beside that. They run as root, but a process that may gain no privileges by executing a file
+/// hands on what it has itself and no more.
+const FOR_PLUGINS: [Capability; 2] = [
+    // Raw sockets: legacy iptables, gratuitous ARP, DHCP.
+    Capability::CAP_NET_RAW,
+    // Files of plugins whose folders belong to another user, as those of some daemons that write their configuration.
+    Capability::CAP_DAC_OVERRIDE,
+];
+
 /// Drops all other capabilities for good, and forbids regaining any by executing a file. Capabilities belong to
-/// threads, so this must run before the first one is spawned.
-pub fn drop_unneeded() -> Result<(), CapsError> {
+/// threads, so this must run before the first one is spawned. With `plugins`, what CNI plugins need stays.
+pub fn drop_unneeded(plugins: bool) -> Result<(), CapsError> {
     let held = caps::read(None, CapSet::Permitted)?;
+    let for_plugins = FOR_PLUGINS.into_iter().filter(|_| plugins);
     let kept: CapsHashSet = KEPT
         .into_iter()
+        .chain(for_plugins)
         .filter(|capability| held.contains(capability))
         .collect();
     for capability in caps::read(None, CapSet::Bounding)?.difference(&kept) {

@@ -3,9 +3,10 @@
 use super::{
     AttachError,
     error::{chain, kernel_of_node},
+    provider,
 };
 use crate::{
-    netlink::{self, Netlink},
+    netlink::{self, Netlink, Netns},
     store::{Contents, Store},
 };
 
@@ -16,6 +17,7 @@ pub async fn cleanup(store: Option<&Store>) -> Result<(), AttachError> {
         None => Contents::default(),
     };
     let netlink = Netlink::for_teardown().map_err(|error| kernel_of_node("connecting to rtnetlink", &error))?;
+    take_back(&contents, &netlink).await?;
     let recorded = recorded_links(&contents);
     let marked = netlink
         .list_our_links()
@@ -52,11 +54,28 @@ pub async fn cleanup(store: Option<&Store>) -> Result<(), AttachError> {
     Ok(())
 }
 
+/// What is no veth pair of ours, while its namespaces are still there. What plugins refuse to undo stops nothing else.
+async fn take_back(contents: &Contents, netlink: &Netlink) -> Result<(), AttachError> {
+    let home = Netns::current().map_err(|error| kernel_of_node("opening the node's namespace", &error))?;
+    for sandbox in &contents.sandboxes {
+        for attachment in &sandbox.attachments {
+            if let Err(error) = provider::dismantle_inside(&home, netlink, sandbox, attachment).await {
+                tracing::error!(pod = %sandbox.pod, sandbox = %sandbox.id, ifname = %attachment.ifname, error,
+                    "cannot take an interface away");
+            }
+        }
+    }
+    provider::return_all(netlink)
+        .await
+        .map_err(|error| kernel_of_node("bringing devices back", &error))
+}
+
 fn recorded_links(contents: &Contents) -> Vec<(u32, String)> {
     let attached = contents
         .sandboxes
         .iter()
         .flat_map(|sandbox| &sandbox.attachments)
+        .filter(|attachment| attachment.kind.is_ebpf())
         .map(|attachment| (attachment.host_ifindex, attachment.host_ifname.to_string()));
     let warm = contents
         .namespaces

@@ -10,6 +10,16 @@ pub enum AttachError {
     /// The networks are not known yet.
     #[error("the agent has not read its networks yet: try again")]
     NotInSync,
+    /// Something that the attach needs is not known or not there yet.
+    #[error("pod {pod}, sandbox {sandbox}: {reason}: try again")]
+    NotReady {
+        /// The pod.
+        pod: PodRef,
+        /// The sandbox, as given.
+        sandbox: String,
+        /// What is missing.
+        reason: String,
+    },
     /// No network is the default one, and the pod asks for none.
     #[error("pod {pod}: no network is the default one (a PodNetwork with spec.default: true)")]
     NoDefaultNetwork {
@@ -108,6 +118,20 @@ pub enum AttachError {
         /// What stands in the way.
         reason: String,
     },
+    /// A port of the node that the pod wants leads to another pod.
+    #[error("pod {pod}, sandbox {sandbox}: host port {port} belongs to pod {holder} (sandbox {holder_sandbox})")]
+    HostPortTaken {
+        /// The pod.
+        pod: PodRef,
+        /// The sandbox.
+        sandbox: SandboxId,
+        /// The port, with protocol and address.
+        port: String,
+        /// Whose it is.
+        holder: PodRef,
+        /// The sandbox whose it is.
+        holder_sandbox: SandboxId,
+    },
     /// The work took longer than the agent allows itself. Everything was undone.
     #[error("pod {pod}, sandbox {sandbox}: {step} took longer than {seconds} s; undone")]
     Timeout {
@@ -133,6 +157,52 @@ pub enum AttachError {
         /// What was being done.
         step: &'static str,
         /// The driver's error with its chain.
+        reason: String,
+    },
+    /// The network wants XDP on its pod interfaces (`spec.xdp`), and this one cannot have it.
+    #[error("pod {pod}, sandbox {sandbox}: network {network}: spec.xdp: {reason}")]
+    Xdp {
+        /// The pod.
+        pod: PodRef,
+        /// The sandbox, as given.
+        sandbox: String,
+        /// The network.
+        network: NetworkName,
+        /// The driver's error with its chain.
+        reason: String,
+    },
+    /// The provider of a network cannot do its part.
+    #[error("pod {pod}, sandbox {sandbox}: network {network}: {reason}")]
+    Provider {
+        /// The pod.
+        pod: PodRef,
+        /// The sandbox, as given.
+        sandbox: String,
+        /// The network.
+        network: NetworkName,
+        /// What stands in the way, in the provider's words.
+        reason: String,
+        /// Whether the same call may work later.
+        again: bool,
+    },
+    /// The pod's policies are not in force, so its traffic may not begin.
+    #[error("pod {pod}, sandbox {sandbox}: its policies cannot be put into force: {reason}")]
+    Policy {
+        /// The pod.
+        pod: PodRef,
+        /// The sandbox, as given.
+        sandbox: String,
+        /// What went wrong.
+        reason: String,
+    },
+    /// The pod's ports of the node, or its way out of it, are not in force.
+    #[error("pod {pod}, sandbox {sandbox}: its ports of the node cannot be opened: {reason}")]
+    HostPorts {
+        /// The pod.
+        pod: PodRef,
+        /// The sandbox, as given.
+        sandbox: String,
+        /// What went wrong.
         reason: String,
     },
     /// The state could not be written.

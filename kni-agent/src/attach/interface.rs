@@ -63,10 +63,16 @@ impl Inner {
         } else {
             self.fit_warm(attachment, &pod, alias, subject).await?;
         }
-        let metric = u32::try_from(position).unwrap_or(u32::MAX).saturating_mul(100);
+        let metric = metric(position);
         pod.configure_pod(&pod_config(attachment, self.subnets(attachment), metric))
             .await
             .map_err(subject.failed("configuring the pod interface"))?;
+        if attachment.bandwidth.is_bounded() {
+            self.bound_rates(attachment, &pod, subject).await?;
+        }
+        if attachment.xdp {
+            self.speed_up(attachment, netns, subject).await?;
+        }
         self.netlink
             .settle(attachment.host_ifindex)
             .await
@@ -155,7 +161,7 @@ impl Inner {
     }
 
     async fn route_to_pod(&self, attachment: &Attachment, subject: &Subject) -> Result<(), AttachError> {
-        for address in addresses(attachment) {
+        for address in attachment.addresses() {
             self.netlink
                 .add_pod_neighbour(attachment.host_ifindex, address, attachment.mac)
                 .await
@@ -184,19 +190,20 @@ impl Inner {
     /// Stops an attachment's traffic. The host's routes go with the device: removing them now would wait for rtnl, which
     /// other devices' removal may hold for long, and until then they lead to programs that drop. An address that is
     /// leased again meanwhile replaces its route.
-    pub(super) fn dismantle(&self, attachment: &Attachment) -> Result<(), String> {
+    pub(super) fn stop_traffic(&self, attachment: &Attachment) -> Result<(), String> {
         self.dataplane
             .withdraw(attachment.endpoint)
             .map_err(|error| chain(&error))
     }
 
+    /// What the pod reaches through this interface: the network's own ranges and those of its Services.
     fn subnets(&self, attachment: &Attachment) -> Vec<ipnet::IpNet> {
         let state = self.state();
-        state
-            .networks
-            .get(&attachment.network)
-            .map(|known| known.network.spec.subnets.clone())
-            .unwrap_or_default()
+        let Some(known) = state.networks.get(&attachment.network) else {
+            return Vec::new();
+        };
+        let spec = &known.network.spec;
+        spec.subnets.iter().chain(&spec.service_subnets).copied().collect()
     }
 }
 
@@ -213,12 +220,9 @@ fn pod_config(attachment: &Attachment, routes: Vec<ipnet::IpNet>, route_metric: 
     }
 }
 
-fn addresses(attachment: &Attachment) -> impl Iterator<Item = std::net::IpAddr> {
-    attachment
-        .ipv4
-        .map(Into::into)
-        .into_iter()
-        .chain(attachment.ipv6.map(Into::into))
+/// The metric of an interface's routes, by its place among the pod's.
+pub(super) fn metric(position: usize) -> u32 {
+    u32::try_from(position).unwrap_or(u32::MAX).saturating_mul(100)
 }
 
 /// A random, locally administered unicast address.

@@ -2,21 +2,29 @@
 //! Layer: service.
 //!
 //! ```text
-//! attach:  plan (pure) -> record Pending -> per interface: veth, programs, addresses, routes, dataplane row -> record Ready
+//! attach:  plan (pure) -> record Pending -> policies in force -> per interface: veth, programs, addresses, routes, dataplane
+//!          row -> record Ready
 //! detach:  record Deleting -> dataplane rows, host routes -> forget, release, queue the device -> (background) delete it
 //! ```
 //!
 //! A failed attach is undone by the same code that detaches, driven by the record: whatever was done is in it (I5).
 
+mod bandwidth;
 mod cleanup;
 mod detach;
 mod error;
-mod events;
+mod fast_path;
+mod garbage;
+mod gate;
+mod host_ports;
+mod inside;
 mod interface;
 mod lock;
 mod namespace;
 mod networks;
 mod plan;
+mod provider;
+mod relabel;
 mod reserve;
 mod restore;
 mod sandbox;
@@ -27,6 +35,7 @@ mod warm;
 
 use std::{
     future::Future,
+    net::IpAddr,
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -36,25 +45,28 @@ use std::{
 
 pub use cleanup::cleanup;
 pub use error::AttachError;
+pub use garbage::{Garbage, GarbageRequest};
+pub use gate::PolicyGate;
 pub use namespace::DeleteRequest;
-use tokio::sync::{Notify, broadcast};
+use tokio::sync::{Notify, watch};
 
 use self::{lock::KeyedLocks, state::State};
 use crate::{
-    dataplane::{Dataplane, EventStream},
+    cni::Plugins,
+    dataplane::Dataplane,
     model::{
-        AttachRequest, NetnsIdentity, Phase, PodRef, Sandbox, SandboxId,
+        AttachRequest, Attachment, EndpointId, NetnsIdentity, NetworkId, NetworkName, Phase, PodRef, Sandbox,
+        SandboxId,
+        durations::Durations,
+        policy::{ContainerPort, Labels},
         view::{
-            DropEventView, DropView, InterfaceFilter, InterfaceView, MapView, NetworkView, RefusedManifest, StatusView,
+            DropView, InterfaceFilter, InterfaceView, MapView, NetworkView, Owner, RefusedManifest, StatusView,
             WantedNetworks,
         },
     },
     netlink::{Netlink, Netns},
     store::{Change, Store},
 };
-
-/// Drop events that a slow subscriber may be behind before it loses some.
-const DROP_EVENTS_BUFFERED: usize = 4096;
 
 /// Settings of the service.
 #[derive(Debug, Clone)]
@@ -63,6 +75,8 @@ pub struct AttachOptions {
     pub netns_dir: PathBuf,
     /// Sandboxes kept ready ahead of `CreateNetwork`.
     pub warm_sandboxes: u32,
+    /// CNI plugins, where they may be run.
+    pub plugins: Option<Plugins>,
 }
 
 /// The attach service. Clones share it.
@@ -70,7 +84,7 @@ pub struct AttachOptions {
 /// # Guarantees
 /// - Idempotent by sandbox: a repeated attach gives the same answer, detach and delete of anything unknown succeed (I6).
 /// - All or nothing: a failed attach leaves nothing behind, also when the agent is killed in its middle.
-/// - When attach answers, traffic flows; when detach answers, none does, and the addresses are free.
+/// - When attach answers, traffic flows as the policies say; when detach answers, none does, and the addresses are free.
 /// - Work once begun is finished even if the caller goes away, and is bounded in time.
 ///
 /// # Assumptions
@@ -85,16 +99,20 @@ struct Inner {
     netlink: Netlink,
     teardown_netlink: Netlink,
     dataplane: Arc<Dataplane>,
+    gate: Arc<dyn PolicyGate>,
     store: Store,
     /// Never held across an await. Changes to it and to the store happen under one lock, so that both have one order.
     state: Mutex<State>,
     locks: KeyedLocks,
     node_netns: NetnsIdentity,
+    /// The node's own namespace, where lent devices come back to.
+    home: Netns,
     reaper_wanted: Notify,
     removed: Notify,
     warm_wanted: Notify,
     stopping: AtomicBool,
-    drops: broadcast::Sender<DropEventView>,
+    attach_times: Mutex<Durations>,
+    changes: watch::Sender<u64>,
 }
 
 impl Attacher {
@@ -102,32 +120,36 @@ impl Attacher {
     /// node's network namespace. Attaching begins to work with the first [`Self::apply_networks`].
     pub async fn start(
         options: AttachOptions,
-        dataplane: Dataplane,
-        events: EventStream,
+        dataplane: Arc<Dataplane>,
+        gate: Arc<dyn PolicyGate>,
         store: Store,
     ) -> Result<Self, AttachError> {
         let node = |error: crate::netlink::Error| error::kernel_of_node("connecting to rtnetlink", &error);
         let contents = store.load().map_err(|error| AttachError::Store(error::chain(&error)))?;
+        let home = Netns::current().map_err(node)?;
         let inner = Arc::new(Inner {
             state: Mutex::new(State::new(dataplane.capacity())),
             options,
             netlink: Netlink::new().map_err(node)?,
             teardown_netlink: Netlink::for_teardown().map_err(node)?,
-            dataplane: Arc::new(dataplane),
+            dataplane,
+            gate,
             store,
             locks: KeyedLocks::default(),
-            node_netns: Netns::current().map_err(node)?.id(),
+            node_netns: home.id(),
+            home,
             reaper_wanted: Notify::new(),
             removed: Notify::new(),
             warm_wanted: Notify::new(),
             stopping: AtomicBool::new(false),
-            drops: broadcast::Sender::new(DROP_EVENTS_BUFFERED),
+            attach_times: Mutex::default(),
+            changes: watch::Sender::new(0),
         });
         inner.restore(contents).await?;
         tokio::spawn(Arc::clone(&inner).reap());
         tokio::spawn(Arc::clone(&inner).keep_warm());
         tokio::spawn(Arc::clone(&inner).collect_garbage());
-        tokio::spawn(Arc::clone(&inner).pass_events(events));
+        tokio::spawn(Arc::clone(&inner).watch_namespaces());
         Ok(Self { inner })
     }
 
@@ -160,14 +182,34 @@ impl Attacher {
         self.run(|inner| async move { inner.detach(&sandbox).await }).await
     }
 
-    /// An attached sandbox.
+    /// Takes back what one CNI call made. What is unknown, or was made by another call, stays and succeeds.
+    pub async fn undo(&self, sandbox: SandboxId, invocation: String) -> Result<(), AttachError> {
+        self.run(|inner| async move { inner.undo_invocation(&sandbox, &invocation).await })
+            .await
+    }
+
+    /// Detaches what a CNI runtime no longer has. Goes on after errors and tells them.
+    pub async fn collect_garbage(&self, request: GarbageRequest) -> Result<Garbage, AttachError> {
+        self.run(|inner| async move { Ok(inner.collect_for_runtime(request).await) })
+            .await
+    }
+
+    /// An attached sandbox, with its further interfaces.
     pub fn query(&self, sandbox: &SandboxId) -> Option<Arc<Sandbox>> {
         let state = self.inner.state();
-        state
-            .sandboxes
-            .get(sandbox)
-            .filter(|found| found.phase == Phase::Ready)
-            .map(Arc::clone)
+        let ready = |found: &&Arc<Sandbox>| found.phase == Phase::Ready;
+        let found = state.sandboxes.get(sandbox).filter(ready)?;
+        let all = state.sandboxes.values().filter(ready);
+        let mut further: Vec<&Arc<Sandbox>> = all.filter(|child| child.parent.as_ref() == Some(sandbox)).collect();
+        if further.is_empty() {
+            return Some(Arc::clone(found));
+        }
+        further.sort_by_key(|child| &child.id);
+        let mut whole = Sandbox::clone(found);
+        whole
+            .attachments
+            .extend(further.into_iter().flat_map(|child| child.attachments.iter().cloned()));
+        Some(Arc::new(whole))
     }
 
     /// Puts the wanted networks into force.
@@ -206,9 +248,72 @@ impl Attacher {
         self.inner.status_view()
     }
 
-    /// Drop events from now on.
-    pub fn subscribe_drops(&self) -> broadcast::Receiver<DropEventView> {
-        self.inner.drops.subscribe()
+    /// Whose an endpoint is; `None` while it is nobody's.
+    pub fn owner(&self, endpoint: EndpointId) -> Option<Owner> {
+        self.inner.state().owner_of(endpoint)
+    }
+
+    /// An endpoint's attachment and its sandbox.
+    pub fn attachment(&self, endpoint: EndpointId) -> Option<(Arc<Sandbox>, Attachment)> {
+        let state = self.inner.state();
+        let mut attachments = state.attachments();
+        let (sandbox, attachment) = attachments.find(|(_, attachment)| attachment.endpoint == endpoint)?;
+        Some((Arc::clone(sandbox), attachment.clone()))
+    }
+
+    /// Every attachment that is complete, with its sandbox.
+    pub fn attachments(&self) -> Vec<(Arc<Sandbox>, Attachment)> {
+        let state = self.inner.state();
+        let ready = state.attachments().filter(|(sandbox, _)| sandbox.phase == Phase::Ready);
+        ready
+            .map(|(sandbox, attachment)| (Arc::clone(sandbox), attachment.clone()))
+            .collect()
+    }
+
+    /// The endpoint that has an address of a network.
+    pub fn endpoint_at(&self, network: NetworkId, address: IpAddr) -> Option<EndpointId> {
+        self.inner.state().endpoint_at(network, address)
+    }
+
+    /// The sandbox of a pod, by namespace and name; one that is completely attached where there are several.
+    pub fn sandbox_of(&self, namespace: &str, name: &str) -> Option<Arc<Sandbox>> {
+        self.inner.state().sandbox_of(namespace, name)
+    }
+
+    /// The name that a network's number stands for.
+    pub fn network_name(&self, id: NetworkId) -> Option<NetworkName> {
+        let state = self.inner.state();
+        let known = state.network_ids.iter().find(|(_, known)| **known == id);
+        known.map(|(name, _)| name.clone())
+    }
+
+    /// How long attaching took, successful or not, repeated requests left out.
+    pub fn attach_times(&self) -> Durations {
+        *self.inner.attach_times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells of every change of what is attached, and of the networks. Receivers that are slow see the last one only.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.inner.changes.subscribe()
+    }
+
+    /// Every sandbox that is complete.
+    pub fn sandboxes(&self) -> Vec<Arc<Sandbox>> {
+        let state = self.inner.state();
+        let ready = state.sandboxes.values().filter(|sandbox| sandbox.phase == Phase::Ready);
+        ready.map(Arc::clone).collect()
+    }
+
+    /// Gives a sandbox other labels and named ports, and puts into force what policies say of it then. What is unknown,
+    /// or has them already, succeeds.
+    pub async fn relabel(
+        &self,
+        sandbox: SandboxId,
+        labels: Labels,
+        ports: Vec<ContainerPort>,
+    ) -> Result<(), AttachError> {
+        self.run(|inner| async move { inner.relabel(&sandbox, labels, ports).await })
+            .await
     }
 
     /// Refuses new work from now on; what is attached stays.
@@ -235,6 +340,10 @@ impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
         // A panic while it was held is a bug, but the records it guards are written whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     fn is_stopping(&self) -> bool {

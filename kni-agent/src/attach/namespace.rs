@@ -125,7 +125,7 @@ impl Inner {
         let DeleteRequest { sandbox, pod, netns } = request;
         if let Some(id) = &sandbox {
             let _one_at_a_time = self.locks.lock(id.as_str()).await;
-            self.detach_if_known(id)?;
+            self.detach_if_known(id).await?;
             let bound = self.state().namespaces_of(id);
             for record in bound {
                 self.remove_namespace(&record).await?;
@@ -170,7 +170,7 @@ impl Inner {
         let attached = self.state().sandboxes.get(sandbox).map(|found| found.netns_identity);
         // A refused attach has tied the namespace to a sandbox that lives in another one.
         if attached.is_some() && attached == *identity {
-            self.detach_if_known(sandbox)?;
+            self.detach_if_known(sandbox).await?;
         }
         let record = self.state().namespace_at(path);
         match record {

@@ -8,8 +8,10 @@ use super::{
     state::{KnownNetwork, State},
 };
 use crate::{
+    dataplane::{NetworkRoutes, RouteEgress},
     model::{
-        Network, NetworkId, NetworkName, NetworkSpec,
+        Network, NetworkId, NetworkName, NetworkSpec, Provider,
+        network::EgressMode,
         view::{RefusedManifest, WantedNetworks},
     },
     store::Change,
@@ -21,11 +23,13 @@ impl Inner {
             let mut state = self.state();
             let WantedNetworks { networks, mut refused } = wanted;
             let networks = keep_default(&state, networks, &mut refused);
+            let networks = keep_providers(&state, networks, &mut refused);
             let known = self.number(&mut state, networks)?;
             self.replace(&mut state, known)?;
             state.refused = refused;
             state
                 .default_network()
+                .filter(|known| known.network.spec.provider.is_ebpf())
                 .map(|known| known.network.spec.subnets.clone())
                 .unwrap_or_default()
         };
@@ -99,16 +103,49 @@ impl Inner {
             if !known.orphaned {
                 state.ipam.set_network(spec);
             }
+            if !has_rows(spec) {
+                continue;
+            }
             self.dataplane
-                .set_routes(*id, &spec.subnets, spec.default)
+                .set_routes(*id, &routes_of(spec))
                 .map_err(|error| kernel_of_node("writing the dataplane's routes", &error))?;
         }
-        let ids: Vec<NetworkId> = wanted.values().map(|known| known.network.id).collect();
+        let ours = wanted.values().filter(|known| has_rows(&known.network.spec));
+        let ids: Vec<NetworkId> = ours.map(|known| known.network.id).collect();
         self.dataplane
             .retain_routes(&ids)
             .map_err(|error| AttachError::Store(format!("removing routes of networks: {}", chain(&error))))?;
         state.networks = wanted;
+        self.changed();
         Ok(())
+    }
+}
+
+/// Whether the programs judge packets of the network.
+fn has_rows(spec: &NetworkSpec) -> bool {
+    matches!(spec.provider, Provider::Ebpf | Provider::Cni(_))
+}
+
+fn routes_of(spec: &NetworkSpec) -> NetworkRoutes {
+    if matches!(spec.provider, Provider::Cni(_)) {
+        // The plugins' datapath knows the ways.
+        return NetworkRoutes {
+            subnets: Vec::new(),
+            service_subnets: Vec::new(),
+            egress: RouteEgress::Stack,
+        };
+    }
+    NetworkRoutes {
+        subnets: spec.subnets.clone(),
+        service_subnets: spec.service_subnets.clone(),
+        egress: match spec.egress {
+            // The node's stack has no part in other networks, whose addresses may be anybody's.
+            EgressMode::Route if spec.default => RouteEgress::Stack,
+            EgressMode::None | EgressMode::Route => RouteEgress::None,
+            EgressMode::Masquerade => RouteEgress::Masquerade {
+                host_access: spec.default,
+            },
+        },
     }
 }
 
@@ -145,6 +182,27 @@ fn keep_default(
         }
     }
     kept
+}
+
+/// Who makes the interfaces of a network does not change while it has some: its addresses and routes depend on it.
+fn keep_providers(
+    state: &State,
+    wanted: Vec<(NetworkSpec, String)>,
+    refused: &mut Vec<RefusedManifest>,
+) -> Vec<(NetworkSpec, String)> {
+    let keep = |(spec, origin): (NetworkSpec, String)| {
+        let known = state.networks.get(&spec.name).filter(|known| {
+            let present = known.network.spec.provider.as_str();
+            present != spec.provider.as_str() && state.attachments_of(&spec.name) > 0
+        });
+        let Some(known) = known else { return (spec, origin) };
+        refused.push(RefusedManifest {
+            field: "spec.provider".to_owned(),
+            ..refusal(&origin, "the type cannot change while pods are attached".to_owned())
+        });
+        (known.network.spec.clone(), known.origin.clone())
+    };
+    wanted.into_iter().map(keep).collect()
 }
 
 fn refusal(origin: &str, reason: String) -> RefusedManifest {

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{AttachError, state::KnownNetwork};
 use crate::model::{
-    AttachRequest, IfName, MacAddr, Network, NetworkName, NetworkSelection,
+    AttachRequest, CniAttachment, IfName, MacAddr, Network, NetworkName, NetworkSelection, Provider,
     selection::{PRIMARY_IFNAME, assign_interface_names},
 };
 
@@ -28,13 +28,16 @@ pub(super) fn plan(
         source: Box::new(source),
     })?;
     let extra_takes_default = request.networks.iter().any(|selection| selection.default_route);
-    let mut planned = vec![PlannedInterface {
-        ifname: primary_name(request)?,
-        network: primary_network(request, networks)?,
-        ips: request.primary.ips.clone(),
-        mac: request.primary.mac,
-        default_route: !extra_takes_default,
-    }];
+    let mut planned = Vec::new();
+    if !request.primary.none {
+        planned.push(PlannedInterface {
+            ifname: primary_name(request)?,
+            network: primary_network(request, networks)?,
+            ips: request.primary.ips.clone(),
+            mac: request.primary.mac,
+            default_route: wants_default_route(request) && !extra_takes_default,
+        });
+    }
     let mut default_taken = false;
     for (selection, ifname) in request.networks.iter().zip(names) {
         let NetworkSelection {
@@ -54,9 +57,13 @@ pub(super) fn plan(
             });
         }
         default_taken |= *default_route;
+        let network = usable(request, networks, network)?;
+        if *default_route {
+            refuse_no_way_out(request, &network)?;
+        }
         planned.push(PlannedInterface {
             ifname,
-            network: usable(request, networks, network)?,
+            network,
             ips: ips.clone(),
             mac: *mac,
             default_route: *default_route,
@@ -65,7 +72,16 @@ pub(super) fn plan(
     Ok(planned)
 }
 
+/// An interface that a CNI plugin adds to a pod's own one leaves it its default routes.
+fn wants_default_route(request: &AttachRequest) -> bool {
+    let additional = request.cni.as_ref().is_some_and(CniAttachment::is_additional);
+    request.primary.default_route.unwrap_or(!additional)
+}
+
 fn primary_name(request: &AttachRequest) -> Result<IfName, AttachError> {
+    if let Some(name) = &request.ifname {
+        return Ok(name.clone());
+    }
     PRIMARY_IFNAME
         .parse()
         .map_err(|error: crate::model::InvalidId| AttachError::InvalidField {
@@ -74,6 +90,24 @@ fn primary_name(request: &AttachRequest) -> Result<IfName, AttachError> {
             field: "interface",
             reason: error.to_string(),
         })
+}
+
+/// A default route that is asked for needs somebody to lead to.
+fn refuse_no_way_out(request: &AttachRequest, network: &Network) -> Result<(), AttachError> {
+    let provider = &network.spec.provider;
+    let leads_nowhere = match provider {
+        Provider::Ebpf | Provider::Cni(_) => false,
+        Provider::Macvlan(_) | Provider::HostDevice(_) | Provider::Tap(_) => provider.gateways().is_empty(),
+    };
+    if !leads_nowhere {
+        return Ok(());
+    }
+    Err(AttachError::InvalidField {
+        pod: request.pod.clone(),
+        sandbox: request.sandbox.to_string(),
+        field: "default-route",
+        reason: format!("network {} has no gateway (spec.provider.gateways)", network.spec.name),
+    })
 }
 
 fn primary_network(
@@ -132,6 +166,12 @@ mod tests {
             subnets: vec!["10.0.0.0/24".parse().unwrap()],
             exclude_subnets: Vec::new(),
             mtu: 1500,
+            egress: crate::model::network::EgressMode::implied(default),
+            egress_addresses: Vec::new(),
+            service_subnets: Vec::new(),
+            xdp: false,
+            provider: crate::model::Provider::Ebpf,
+            blocks: None,
         };
         let network = Network {
             id: id.try_into().unwrap(),
@@ -178,6 +218,12 @@ mod tests {
                 })
                 .collect(),
             port_mappings: Vec::new(),
+            container_ports: Vec::new(),
+            ifname: None,
+            cni: None,
+            bandwidth: crate::model::Bandwidth::default(),
+            hints: crate::model::PluginHints::default(),
+            parent: None,
         }
     }
 

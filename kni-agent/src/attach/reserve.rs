@@ -2,38 +2,55 @@
 
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use kni_common::IFINDEX_BASE;
 
 use super::{
-    AttachError, Inner,
+    AttachError, Inner, host_ports,
     plan::{self, PlannedInterface},
+    provider::{self, Offers},
     state::State,
 };
 use crate::{
     ipam::{IpamError, Lease},
-    model::{AttachRequest, Attachment, Phase, Sandbox},
+    model::{AttachRequest, Attachment, IfName, InterfaceKind, MacAddr, NetworkSpec, Phase, Sandbox},
     netlink::Netns,
     store::{Change, NamespaceRecord, WarmInterface},
 };
 
 impl Inner {
     /// Leases addresses and endpoint numbers and records the sandbox as Pending, all or nothing.
-    pub(super) fn reserve(&self, request: &AttachRequest, netns: &Netns) -> Result<Sandbox, AttachError> {
+    pub(super) fn reserve(
+        &self,
+        request: &AttachRequest,
+        netns: &Netns,
+        offers: &Offers,
+    ) -> Result<Sandbox, AttachError> {
         let mut state = self.state();
         // Again, under the lock that the networks change under.
         let planned = plan::plan(request, &state.networks)?;
+        host_ports::refuse_taken(&state, request)?;
         let namespace = state.namespace_of(netns.id()).cloned();
-        let mut warm = namespace.as_ref().and_then(|record| record.warm.clone());
+        let first_is_pair = planned.first().is_some_and(|plan| plan.network.spec.provider.is_ebpf());
+        let mut warm = namespace
+            .as_ref()
+            .filter(|_| first_is_pair)
+            .and_then(|record| record.warm.clone());
         let uses_warm = warm.is_some();
         let mut attachments: Vec<Attachment> = Vec::new();
         for plan in &planned {
-            match reserve_one(&mut state, request, plan, warm.take()) {
+            let kind = provider::kind_of(&state, self, request, plan, offers);
+            let reserved = kind.and_then(|kind| reserve_one(&mut state, request, plan, kind, warm.take()));
+            match reserved {
                 Ok(attachment) => attachments.push(attachment),
                 Err(error) => {
                     give_back(&mut state, &attachments, uses_warm);
                     return Err(error);
                 }
             }
+        }
+        if let Some(primary) = attachments.first_mut() {
+            primary.bandwidth = request.bandwidth;
         }
         let sandbox = Sandbox {
             id: request.sandbox.clone(),
@@ -43,7 +60,10 @@ impl Inner {
             netns_identity: netns.id(),
             labels: request.labels.clone(),
             port_mappings: request.port_mappings.clone(),
+            container_ports: request.container_ports.clone(),
             attachments,
+            cni: request.cni.clone(),
+            parent: request.parent.clone(),
         };
         let taken = namespace
             .filter(|_| uses_warm)
@@ -68,29 +88,38 @@ fn reserve_one(
     state: &mut State,
     request: &AttachRequest,
     plan: &PlannedInterface,
+    kind: InterfaceKind,
     warm: Option<WarmInterface>,
 ) -> Result<Attachment, AttachError> {
     let spec = &plan.network.spec;
     let owner = format!("pod {} (sandbox {})", request.pod, request.sandbox);
-    let Lease { ipv4, ipv6 } = state
-        .ipam
-        .lease(&spec.name, &owner, &plan.ips)
-        .map_err(|error| ipam_error(request, error))?;
+    let Lease { ipv4, ipv6 } = if kind.is_leased() {
+        let lease = state.ipam.lease(&spec.name, &owner, &plan.ips);
+        lease.map_err(|error| ipam_error(request, error))?
+    } else {
+        Lease { ipv4: None, ipv6: None }
+    };
+    let is_pair = kind.is_ebpf();
+    let (own_mac, host_ifname) = made_of(&kind, &plan.ifname);
     let attachment = Attachment {
         endpoint: crate::model::EndpointId(0),
         network: spec.name.clone(),
         network_id: plan.network.id,
         ifname: plan.ifname.clone(),
         ifindex: 0,
-        host_ifname: plan.ifname.clone(),
+        host_ifname,
         host_ifindex: 0,
-        mac: plan.mac.unwrap_or_else(super::interface::random_mac),
+        mac: plan.mac.or(own_mac).unwrap_or_else(super::interface::random_mac),
         host_mac: super::interface::random_mac(),
         ipv4,
         ipv6,
         mtu: spec.mtu,
         default_route: plan.default_route,
-        host_access: spec.default,
+        host_access: spec.default && is_pair,
+        routes: reached(spec, ipv4.is_some(), ipv6.is_some()),
+        xdp: spec.xdp,
+        kind,
+        bandwidth: crate::model::Bandwidth::default(),
     };
     let placed = match warm {
         Some(warm) => Some(Attachment {
@@ -102,6 +131,8 @@ fn reserve_one(
             host_mac: warm.host_mac,
             ..attachment
         }),
+        // The number alone: it has no host end of ours.
+        None if !is_pair => state.slots.take().map(|endpoint| Attachment { endpoint, ..attachment }),
         None => state.slots.take().and_then(|endpoint| {
             Some(Attachment {
                 endpoint,
@@ -112,13 +143,31 @@ fn reserve_one(
         }),
     };
     placed.ok_or_else(|| {
-        state.ipam.release(&spec.name, ipv4, ipv6);
+        if ipv4.is_some() || ipv6.is_some() {
+            state.ipam.release(&spec.name, ipv4, ipv6);
+        }
         AttachError::EndpointsExhausted {
             pod: request.pod.clone(),
             sandbox: request.sandbox.clone(),
             capacity: state.slots.capacity(),
         }
     })
+}
+
+/// What a pod reaches through an interface of a network, beside the default routes: of the families it has.
+fn reached(spec: &NetworkSpec, ipv4: bool, ipv6: bool) -> Vec<IpNet> {
+    let all = spec.subnets.iter().chain(&spec.service_subnets).map(IpNet::trunc);
+    all.filter(|net| if net.addr().is_ipv4() { ipv4 } else { ipv6 })
+        .collect()
+}
+
+/// The MAC address that a kind brings with it, and what its interface is made of.
+fn made_of(kind: &InterfaceKind, ifname: &IfName) -> (Option<MacAddr>, IfName) {
+    match kind {
+        InterfaceKind::Macvlan(macvlan) => (None, macvlan.parent.clone()),
+        InterfaceKind::HostDevice(lent) => (Some(lent.mac), lent.device.clone()),
+        InterfaceKind::Veth | InterfaceKind::Tap(_) | InterfaceKind::Cni(_) => (None, ifname.clone()),
+    }
 }
 
 /// Returns what `reserve` took; the warm interface, if it was the first, stays with its namespace.

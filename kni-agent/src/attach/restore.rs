@@ -1,19 +1,21 @@
 //! Takes over what an earlier agent left: adopts what is whole, finishes what was being removed, sweeps the rest.
 //!
-//! Order: records, then adoption, then the sweep; nothing is swept before every record was read (I3). Traffic of
-//! adopted interfaces never stops: their rows stay as they are and their links move to the new programs in place.
+//! Order: records, then policies, then adoption, then the sweep; nothing is swept before every record was read (I3).
+//! Traffic of adopted interfaces never stops: their rows stay as they are and their links move to the new programs in place.
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     AttachError, Inner,
     error::{Subject, chain, kernel_of_node},
+    plan::PlannedInterface,
+    provider,
     state::KnownNetwork,
 };
 use crate::{
     dataplane::EndpointConfig,
     model::{Attachment, EndpointId, Phase, Sandbox},
-    netlink,
+    netlink::{self, Netns},
     store::{Change, Contents, NamespaceRecord, NamespaceUse, Removal, WarmInterface},
 };
 
@@ -32,6 +34,7 @@ impl Inner {
                 state.namespaces.values().cloned().collect::<Vec<_>>(),
             )
         };
+        self.admit_adopted(&sandboxes).await?;
         for sandbox in &sandboxes {
             for attachment in &sandbox.attachments {
                 self.adopt(sandbox, attachment).await;
@@ -39,7 +42,7 @@ impl Inner {
         }
         for sandbox in unfinished {
             tracing::info!(pod = %sandbox.pod, sandbox = %sandbox.id, "finishing an interrupted call");
-            if let Err(error) = self.detach_locked(&sandbox) {
+            if let Err(error) = self.detach_locked(&sandbox).await {
                 // It stays recorded; the client's next call for it, or the next start, goes on with it.
                 tracing::error!(%error, "cannot finish an interrupted call");
             }
@@ -49,7 +52,11 @@ impl Inner {
                 tracing::error!(path = %record.path.display(), %error, "cannot restore a namespace");
             }
         }
-        self.sweep().await
+        self.undo_forgotten().await;
+        self.sweep().await?;
+        self.return_strays()
+            .await
+            .map_err(|error| kernel_of_node("bringing devices back", &error))
     }
 
     /// Fills the state in memory. Returns the sandboxes whose call was interrupted.
@@ -59,6 +66,7 @@ impl Inner {
             namespaces,
             removals,
             networks,
+            uplink: _,
         } = contents;
         let mut state = self.state();
         let ids = networks.iter().map(|network| (network.spec.name.clone(), network.id));
@@ -78,6 +86,9 @@ impl Inner {
             for attachment in &sandbox.attachments {
                 state.slots.adopt(attachment.endpoint);
                 let owner = format!("pod {} (sandbox {})", sandbox.pod, sandbox.id);
+                if !attachment.kind.is_leased() {
+                    continue;
+                }
                 if let Err(error) = state
                     .ipam
                     .adopt(&attachment.network, &owner, attachment.ipv4, attachment.ipv6)
@@ -114,12 +125,22 @@ impl Inner {
             pod: sandbox.pod.clone(),
             sandbox: sandbox.id.to_string(),
         };
-        if !super::views::host_link_exists(attachment) {
+        if !provider::exists(sandbox, attachment) {
             tracing::warn!(pod = %sandbox.pod, sandbox = %sandbox.id, ifname = %attachment.host_ifname,
                 "its interface is gone; waiting for the client to detach it");
-            if let Err(error) = self.dismantle(attachment) {
+            if let Err(error) = self.stop_traffic(attachment) {
                 tracing::warn!(sandbox = %sandbox.id, error, "cannot withdraw it");
             }
+            return;
+        }
+        if attachment.kind.is_plugins()
+            && let Err(error) = self.adopt_guard(attachment)
+        {
+            tracing::error!(pod = %sandbox.pod, sandbox = %sandbox.id, ifname = %attachment.host_ifname,
+                error = chain(&error), "cannot adopt the interface that a plugin made");
+        }
+        if !attachment.kind.is_ebpf() {
+            // Nothing else of it depends on the agent.
             return;
         }
         // Rows first: in maps that are new, the programs would find none.
@@ -130,6 +151,7 @@ impl Inner {
                 self.dataplane
                     .adopt(attachment.host_ifname.as_str(), attachment.endpoint)
             })
+            .and_then(|()| self.adopt_xdp(attachment))
             .map_err(subject.failed("adopting the interface"));
         if adopted.is_err()
             && let Err(error) = self.netlink.set_down(attachment.host_ifindex).await
@@ -169,6 +191,18 @@ impl Inner {
                 );
                 self.discard_warm(record, warm)
             }
+        }
+    }
+
+    /// An interface that somebody else will make has the name of the one that was made ahead: that one goes.
+    pub(super) fn discard_pair(&self, netns: &Netns, planned: &[PlannedInterface]) -> Result<(), AttachError> {
+        if planned.first().is_none_or(|plan| plan.network.spec.provider.is_ebpf()) {
+            return Ok(());
+        }
+        let record = self.state().namespace_of(netns.id()).cloned();
+        match record.as_ref().and_then(|record| Some((record, record.warm.as_ref()?))) {
+            Some((record, warm)) => self.discard_warm(record, warm),
+            None => Ok(()),
         }
     }
 

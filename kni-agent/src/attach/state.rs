@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
+    net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Instant,
@@ -11,8 +12,8 @@ use super::slots::Slots;
 use crate::{
     ipam::Ipam,
     model::{
-        Attachment, EndpointId, NetnsIdentity, Network, NetworkId, NetworkName, Sandbox, SandboxId,
-        view::RefusedManifest,
+        Attachment, EndpointId, NetnsIdentity, Network, NetworkId, NetworkName, Phase, Sandbox, SandboxId,
+        view::{Owner, RefusedManifest},
     },
     store::{NamespaceRecord, NamespaceUse, Removal},
 };
@@ -70,6 +71,36 @@ impl State {
         self.sandboxes
             .values()
             .flat_map(|sandbox| sandbox.attachments.iter().map(move |a| (sandbox, a)))
+    }
+
+    pub(super) fn owner_of(&self, endpoint: EndpointId) -> Option<Owner> {
+        let mut attachments = self.attachments();
+        let (sandbox, attachment) = attachments.find(|(_, attachment)| attachment.endpoint == endpoint)?;
+        Some(Owner {
+            network: attachment.network.clone(),
+            pod: sandbox.pod.clone(),
+            ifname: attachment.ifname.to_string(),
+            sandbox: sandbox.id.clone(),
+        })
+    }
+
+    pub(super) fn endpoint_at(&self, network: NetworkId, address: IpAddr) -> Option<EndpointId> {
+        let has = |attachment: &Attachment| match address {
+            IpAddr::V4(v4) => attachment.ipv4 == Some(v4),
+            IpAddr::V6(v6) => attachment.ipv6 == Some(v6),
+        };
+        let mut attachments = self.attachments().map(|(_, attachment)| attachment);
+        let found = attachments.find(|attachment| attachment.network_id == network && has(attachment));
+        found.map(|attachment| attachment.endpoint)
+    }
+
+    /// While a pod is replaced there may be two sandboxes; the one on its way out is not ready.
+    pub(super) fn sandbox_of(&self, namespace: &str, name: &str) -> Option<Arc<Sandbox>> {
+        let of_pod = |sandbox: &&Arc<Sandbox>| sandbox.pod.namespace == namespace && sandbox.pod.name == name;
+        let found = self.sandboxes.values().filter(of_pod);
+        found
+            .max_by_key(|sandbox| (sandbox.phase == Phase::Ready, sandbox.is_primary(), sandbox.id.clone()))
+            .map(Arc::clone)
     }
 
     pub(super) fn attachments_of(&self, network: &NetworkName) -> usize {

@@ -269,7 +269,7 @@ impl Inner {
 }
 
 /// Whether a process lives in the namespace. When that cannot be told, it is in use.
-async fn in_use(identity: NetnsIdentity) -> bool {
+pub(super) async fn in_use(identity: NetnsIdentity) -> bool {
     let looked = tokio::task::spawn_blocking(move || {
         let processes = std::fs::read_dir("/proc")?;
         let lives_there = |entry: std::fs::DirEntry| {

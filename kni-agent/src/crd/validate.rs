@@ -1,12 +1,15 @@
 //! The rules that turn a `PodNetwork` into a network the engines can rely on.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
-
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use kube::ResourceExt as _;
 
-use super::{PodNetwork, Topology};
-use crate::model::{NetworkName, NetworkSpec};
+use super::{
+    PodNetwork, Topology,
+    cidr::{check_range, read_cidrs},
+    egress_network::{read_egress, read_service_subnets},
+    invalid::FieldError,
+    provider_rules::{fewest_subnets, read_provider},
+};
+use crate::model::{NetworkName, NetworkSpec, network::EgressMode};
 
 /// Most subnets of one network.
 const MAX_SUBNETS: usize = 16;
@@ -26,9 +29,6 @@ pub struct InvalidNetwork {
     /// What is wrong with it.
     pub reason: String,
 }
-
-/// A field's path and what is wrong with it.
-type FieldError = (String, String);
 
 impl TryFrom<&PodNetwork> for NetworkSpec {
     type Error = InvalidNetwork;
@@ -53,12 +53,12 @@ fn convert(object: &PodNetwork) -> Result<NetworkSpec, FieldError> {
     match spec.topology {
         Topology::Layer3 => {}
     }
-    let subnets = read_list("spec.subnets", &spec.subnets, 1, MAX_SUBNETS)?;
+    let subnets = read_cidrs("spec.subnets", &spec.subnets, fewest_subnets(spec), MAX_SUBNETS)?;
     for (index, subnet) in subnets.iter().enumerate() {
         let earlier = subnets.get(..index).unwrap_or_default();
-        check_subnet(subnet, earlier).map_err(|reason| (format!("spec.subnets[{index}]"), reason))?;
+        check_range(subnet, earlier).map_err(|reason| (format!("spec.subnets[{index}]"), reason))?;
     }
-    let exclude_subnets = read_list("spec.excludeSubnets", &spec.exclude_subnets, 0, MAX_EXCLUDES)?;
+    let mut exclude_subnets = read_cidrs("spec.excludeSubnets", &spec.exclude_subnets, 0, MAX_EXCLUDES)?;
     for (index, exclude) in exclude_subnets.iter().enumerate() {
         if !subnets.iter().any(|subnet| subnet.contains(exclude)) {
             let reason = format!("{exclude} is not inside any of the network's subnets");
@@ -71,6 +71,15 @@ fn convert(object: &PodNetwork) -> Result<NetworkSpec, FieldError> {
             format!("{} is not in {} to {}", spec.mtu, MTU.start(), MTU.end()),
         ));
     }
+    let service_subnets = read_service_subnets(spec, &subnets)?;
+    let ours: Vec<_> = subnets.iter().chain(&service_subnets).copied().collect();
+    let provider = read_provider(spec, &subnets)?;
+    exclude_subnets.extend(provider.gateways().iter().copied().map(ipnet::IpNet::from));
+    let (egress, egress_addresses) = if provider.is_ebpf() {
+        read_egress(spec, &ours)?
+    } else {
+        (EgressMode::None, Vec::new())
+    };
     Ok(NetworkSpec {
         name,
         default: spec.default,
@@ -78,84 +87,22 @@ fn convert(object: &PodNetwork) -> Result<NetworkSpec, FieldError> {
         subnets,
         exclude_subnets,
         mtu: spec.mtu,
+        egress,
+        egress_addresses,
+        service_subnets,
+        xdp: spec.xdp,
+        provider,
+        blocks: None,
     })
-}
-
-fn read_list(field: &str, list: &[String], min: usize, max: usize) -> Result<Vec<IpNet>, FieldError> {
-    if list.len() < min || list.len() > max {
-        return Err((
-            field.to_owned(),
-            format!("has {} entries, not {min} to {max}", list.len()),
-        ));
-    }
-    list.iter()
-        .enumerate()
-        .map(|(index, text)| read_cidr(text).map_err(|reason| (format!("{field}[{index}]"), reason)))
-        .collect()
-}
-
-fn read_cidr(text: &str) -> Result<IpNet, String> {
-    let shown: String = text.chars().take(64).collect();
-    let net: IpNet = text
-        .parse()
-        .map_err(|error| format!("{shown:?} is not in CIDR notation: {error}"))?;
-    if net != net.trunc() {
-        return Err(format!("{net} has host bits set; write {}", net.trunc()));
-    }
-    Ok(net)
-}
-
-fn check_subnet(subnet: &IpNet, earlier: &[IpNet]) -> Result<(), String> {
-    let lengths = prefix_lengths(subnet);
-    if !lengths.contains(&subnet.prefix_len()) {
-        let (min, max) = (lengths.start(), lengths.end());
-        return Err(format!("{subnet} has a prefix length outside {min} to {max}"));
-    }
-    if let Some((range, what)) = reserved_ranges().into_iter().find(|(range, _)| overlap(range, subnet)) {
-        return Err(format!("{subnet} overlaps {range}, which is {what}"));
-    }
-    match earlier.iter().find(|other| overlap(other, subnet)) {
-        Some(other) => Err(format!("{subnet} overlaps {other} of the same network")),
-        None => Ok(()),
-    }
-}
-
-/// The longest prefix leaves at least one pod address beside those that are kept out (IPv4: network, gateway and
-/// broadcast; IPv6: subnet-router anycast and gateway). The shortest is the largest private IPv4 block, 10.0.0.0/8;
-/// for IPv6, anything shorter than 16 covers most of the allocated space and can only be a slip.
-fn prefix_lengths(subnet: &IpNet) -> std::ops::RangeInclusive<u8> {
-    match subnet {
-        IpNet::V4(_) => 8..=30,
-        IpNet::V6(_) => 16..=126,
-    }
-}
-
-/// Ranges no pod address may lie in. Link-local covers the gateways that every pod has (`169.254.1.1` and `fe80::1`).
-fn reserved_ranges() -> [(IpNet, &'static str); 10] {
-    let v4 = |addr: [u8; 4], len| IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::from(addr), len));
-    let v6 = |addr: u128, len| IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::from(addr), len));
-    [
-        (v4([0, 0, 0, 0], 8), "unspecified (\"this network\")"),
-        (v4([127, 0, 0, 0], 8), "loopback"),
-        (v4([169, 254, 0, 0], 16), "link-local"),
-        (v4([224, 0, 0, 0], 4), "multicast"),
-        (v4([255, 255, 255, 255], 32), "broadcast"),
-        (v6(0, 128), "unspecified"),
-        (v6(1, 128), "loopback"),
-        (v6(0xffff_0000_0000, 96), "IPv4-mapped"),
-        (v6(0xfe80 << 112, 10), "link-local"),
-        (v6(0xff00 << 112, 8), "multicast"),
-    ]
-}
-
-fn overlap(a: &IpNet, b: &IpNet) -> bool {
-    a.contains(b) || b.contains(a)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::crd::PodNetworkSpec;
+    use crate::crd::{
+        PodNetworkSpec,
+        pod_network::{Egress, EgressChoice},
+    };
 
     fn network(subnets: &[&str]) -> PodNetwork {
         let strings = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
@@ -168,6 +115,13 @@ mod tests {
                 subnets: strings(subnets),
                 exclude_subnets: Vec::new(),
                 mtu: 1500,
+                egress: None,
+                service_subnets: Vec::new(),
+                xdp: false,
+                provider: None,
+                namespace_selector: None,
+                per_node_prefix: None,
+                extended_resource: false,
             },
         )
     }
@@ -255,5 +209,116 @@ mod tests {
             object.spec.mtu = mtu;
             assert_eq!(refused(&object).field, "spec.mtu");
         }
+    }
+    fn egress(mode: Option<EgressChoice>, addresses: &[&str]) -> Egress {
+        let addresses = addresses.iter().map(|text| (*text).to_owned()).collect();
+        Egress { mode, addresses }
+    }
+
+    #[test]
+    fn the_way_out_depends_on_the_network_unless_it_says() {
+        let mode = |default: bool, egress: Option<Egress>| {
+            let mut object = network(&["10.0.0.0/16"]);
+            object.spec.default = default;
+            object.spec.egress = egress;
+            NetworkSpec::try_from(&object).map(|spec| spec.egress)
+        };
+        for (default, choice, expect) in [
+            (true, None, EgressMode::Route),
+            (false, None, EgressMode::None),
+            (true, Some(EgressChoice::Route), EgressMode::Route),
+            (true, Some(EgressChoice::None), EgressMode::None),
+            (true, Some(EgressChoice::Masquerade), EgressMode::Masquerade),
+            (false, Some(EgressChoice::None), EgressMode::None),
+            (false, Some(EgressChoice::Masquerade), EgressMode::Masquerade),
+        ] {
+            assert_eq!(
+                mode(default, Some(egress(choice, &[]))).unwrap(),
+                expect,
+                "{default} {choice:?}"
+            );
+        }
+        assert_eq!(mode(true, None).unwrap(), EgressMode::Route);
+        assert_eq!(mode(false, None).unwrap(), EgressMode::None);
+        let error = mode(false, Some(egress(Some(EgressChoice::Route), &[]))).unwrap_err();
+        assert_eq!(error.field, "spec.egress.mode");
+        assert!(error.reason.contains("default network"), "{error}");
+    }
+
+    #[test]
+    fn source_addresses_are_for_masquerade_and_from_outside() {
+        let mut object = network(&["10.0.0.0/16"]);
+        object.spec.service_subnets = vec!["10.96.0.0/16".to_owned()];
+        object.spec.egress = Some(egress(Some(EgressChoice::Masquerade), &["192.0.2.1", "2001:db8::1"]));
+        assert_eq!(NetworkSpec::try_from(&object).unwrap().egress_addresses.len(), 2);
+        for (mode, addresses, field, why) in [
+            (
+                None,
+                ["192.0.2.1"].as_slice(),
+                "spec.egress.addresses",
+                "Masquerade only",
+            ),
+            (
+                Some(EgressChoice::None),
+                &["192.0.2.1"],
+                "spec.egress.addresses",
+                "Masquerade only",
+            ),
+            (
+                Some(EgressChoice::Masquerade),
+                &["192.0.2.1", "192.0.2.2"],
+                "spec.egress.addresses[1]",
+                "same family",
+            ),
+            (
+                Some(EgressChoice::Masquerade),
+                &["127.0.0.1"],
+                "spec.egress.addresses[0]",
+                "loopback",
+            ),
+            (
+                Some(EgressChoice::Masquerade),
+                &["fd00::1", "10.0.0.1"],
+                "spec.egress.addresses[1]",
+                "10.0.0.0/16",
+            ),
+            (
+                Some(EgressChoice::Masquerade),
+                &["10.96.0.1"],
+                "spec.egress.addresses[0]",
+                "10.96.0.0/16",
+            ),
+        ] {
+            object.spec.egress = Some(egress(mode, addresses));
+            let error = refused(&object);
+            assert_eq!(error.field, field, "{error}");
+            assert!(error.reason.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn service_subnets_are_beside_the_subnets() {
+        let mut object = network(&["10.0.0.0/16"]);
+        object.spec.service_subnets = vec!["10.96.0.0/12".to_owned(), "fd00:96::/112".to_owned()];
+        let spec = NetworkSpec::try_from(&object).unwrap();
+        assert_eq!((spec.service_subnets.len(), spec.xdp), (2, false));
+        object.spec.xdp = true;
+        assert!(NetworkSpec::try_from(&object).unwrap().xdp);
+        object.spec.xdp = false;
+        for (bad, why) in [
+            ("10.0.128.0/17", "overlaps 10.0.0.0/16"),
+            ("10.0.0.0/8", "overlaps 10.0.0.0/16"),
+            ("10.96.1.0/24", "overlaps 10.96.0.0/12"),
+            ("169.254.0.0/16", "link-local"),
+            ("10.1.0.1/16", "host bits"),
+            ("10.1.0.0", "CIDR"),
+        ] {
+            object.spec.service_subnets = vec!["10.96.0.0/12".to_owned(), bad.to_owned()];
+            let error = refused(&object);
+            assert_eq!(error.field, "spec.serviceSubnets[1]", "{error}");
+            assert!(error.reason.contains(why), "{error}");
+        }
+        object.spec.service_subnets = (0..17).map(|i| format!("10.{}.0.0/16", 100 + i)).collect();
+        assert_eq!(refused(&object).field, "spec.serviceSubnets");
     }
 }

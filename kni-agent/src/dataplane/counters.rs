@@ -1,18 +1,11 @@
 //! Reads and clears counters.
 
-use aya::{
-    maps::{MapError, PerCpuValues},
-    util::nr_cpus,
-};
 use kni_common::{
     Direction, Verdict,
-    counter::{COUNTERS_PER_ENDPOINT, Counter, DropKey, counter_index},
+    counter::{COUNTERS_PER_ENDPOINT, Counter, DropKey, EventGate, counter_index},
 };
 
-use super::{
-    DataplaneError,
-    maps::{Maps, ignore_absent},
-};
+use super::{DataplaneError, maps::Maps};
 use crate::model::{
     EndpointId,
     view::{Count, EndpointCounts},
@@ -31,19 +24,31 @@ pub struct DropCount {
     pub count: Count,
 }
 
-fn total(values: &PerCpuValues<Counter>) -> Count {
+fn total(values: &[Counter]) -> Count {
     let mut sum = Count::default();
-    for Counter { packets, bytes } in values.iter().copied() {
+    for &Counter { packets, bytes } in values {
         sum += Count { packets, bytes };
     }
     sum
 }
 
+fn lost(gates: &[EventGate]) -> u64 {
+    gates.iter().map(|gate| gate.lost).sum()
+}
+
+/// Where an endpoint's packets may be dropped.
+const DIRECTIONS: [Direction; 4] = [
+    Direction::FromPod,
+    Direction::ToPod,
+    Direction::FromUplink,
+    Direction::ToUplink,
+];
+
 /// Every row of `DROPS` that an endpoint can have.
 fn drop_keys(endpoint: EndpointId) -> impl Iterator<Item = DropKey> {
     let reasons = Verdict::ALL.iter().filter(|verdict| verdict.is_drop());
     reasons.flat_map(move |verdict| {
-        [Direction::FromPod, Direction::ToPod].map(|direction| DropKey {
+        DIRECTIONS.map(|direction| DropKey {
             endpoint: endpoint.0,
             verdict: *verdict as u16,
             direction: direction as u16,
@@ -57,11 +62,7 @@ impl Maps {
         for direction in [Direction::FromPod, Direction::ToPod] {
             for verdict in Verdict::ALL.iter().filter(|verdict| !verdict.is_drop()) {
                 let index = counter_index(endpoint.0, direction, *verdict);
-                let values = self
-                    .counters
-                    .get(&index, 0)
-                    .map_err(DataplaneError::map("COUNTERS", "reading a row"))?;
-                let count = total(&values);
+                let count = total(&self.counters.get(&index)?);
                 if count.packets > 0 {
                     rows.push((direction, *verdict, count));
                 }
@@ -88,19 +89,14 @@ impl Maps {
     fn dropped(&self, endpoint: EndpointId) -> Result<Count, DataplaneError> {
         let mut sum = Count::default();
         for key in drop_keys(endpoint) {
-            match self.drops.get(&key, 0) {
-                Ok(values) => sum += total(&values),
-                Err(MapError::KeyNotFound) => {}
-                Err(error) => return Err(DataplaneError::map("DROPS", "reading a row")(error)),
-            }
+            sum += total(&self.drops.get(&key)?);
         }
         Ok(sum)
     }
 
     pub(super) fn drops(&self) -> Result<Vec<DropCount>, DataplaneError> {
         let mut drops = Vec::new();
-        for row in &self.drops {
-            let (key, values) = row.map_err(DataplaneError::map("DROPS", "reading"))?;
+        for (key, values) in self.drops.rows()? {
             // A code of a newer agent is none of ours.
             if let (Some(direction), Some(reason)) =
                 (Direction::from_code(key.direction), Verdict::from_code(key.verdict))
@@ -127,23 +123,28 @@ impl Maps {
                 verdict: Verdict::EndpointNotReady as u16,
                 direction: direction as u16,
             };
-            ignore_absent(self.drops.remove(&key)).map_err(DataplaneError::map("DROPS", "clearing a row"))?;
+            self.drops.forget(&key)?;
         }
         Ok(())
     }
 
+    /// Events that were not sent since the first endpoint of this agent began.
+    pub(super) fn lost_events(&self) -> Result<u64, DataplaneError> {
+        let rows = self.gates.rows()?;
+        Ok(rows.iter().map(|(_, gates)| lost(gates)).sum::<u64>() + self.lost_before)
+    }
+
     /// The next owner of the row starts from zero.
     pub(super) fn forget_counts(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        let cpus = nr_cpus().map_err(|(path, error)| DataplaneError::Kernel(format!("{path}: {error}")))?;
-        for offset in 0..COUNTERS_PER_ENDPOINT {
-            let zero = PerCpuValues::try_from(vec![Counter::default(); cpus])
-                .map_err(|error| DataplaneError::Kernel(error.to_string()))?;
-            self.counters
-                .set(endpoint.0 * COUNTERS_PER_ENDPOINT + offset, zero, 0)
-                .map_err(DataplaneError::map("COUNTERS", "clearing a row"))?;
-        }
+        // Lost events stay in the sum of all: it must never shrink.
+        self.lost_before += lost(&self.gates.get(&endpoint.0)?);
+        self.gates.clear(&[endpoint.0])?;
+        let rows: Vec<u32> = (0..COUNTERS_PER_ENDPOINT)
+            .map(|offset| endpoint.0 * COUNTERS_PER_ENDPOINT + offset)
+            .collect();
+        self.counters.clear(&rows)?;
         for key in drop_keys(endpoint) {
-            ignore_absent(self.drops.remove(&key)).map_err(DataplaneError::map("DROPS", "clearing a row"))?;
+            self.drops.forget(&key)?;
         }
         Ok(())
     }

@@ -40,6 +40,34 @@ pub enum DataplaneError {
         #[source]
         source: Box<aya::maps::MapError>,
     },
+    /// A map takes no more rows.
+    #[error("map {map} is full: it takes {capacity} rows")]
+    Full {
+        /// Name.
+        map: &'static str,
+        /// Rows that fit.
+        capacity: u32,
+    },
+    /// An endpoint was to be published before policy had spoken of it.
+    #[error("endpoint {endpoint}: nothing says yet what its policies allow, so it may not be published")]
+    NotEnforced {
+        /// The endpoint.
+        endpoint: u32,
+    },
+    /// A question was asked at an interface that is not there.
+    #[error("endpoint {endpoint} has no host interface (index {ifindex}) in the agent's network namespace")]
+    NoInterface {
+        /// The endpoint.
+        endpoint: u32,
+        /// Index that the interface would have.
+        ifindex: u32,
+    },
+    /// A dry run ended without saying what it decided.
+    #[error("program {program}: a dry run left no explanation: the object is not of this agent's version")]
+    NoExplanation {
+        /// Name.
+        program: &'static str,
+    },
     /// A program could not be attached.
     #[error("{program} at {ifname}: {operation}")]
     Attach {

@@ -1,24 +1,37 @@
-//! Reads drop events from the ring buffer.
+//! Reads flow and drop events from the ring buffer.
 
-use aya::maps::{MapData, RingBuf};
+use std::time::Duration;
+
+use aya::{
+    Ebpf,
+    maps::{MapData, RingBuf},
+};
 use kni_common::{
     Direction, Verdict,
-    event::{DropEvent, EVENT_VERSION},
+    event::{EVENT_VERSION, FlowEvent},
 };
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    time::timeout,
+};
 use zerocopy::FromBytes as _;
 
 use super::DataplaneError;
 
+const NAME: &str = "EVENTS";
+
+/// How long events lie in the ring at most: people who follow them notice no delay, and the ring takes 80 000 a second.
+const PERIOD: Duration = Duration::from_millis(50);
+
 /// An event whose codes have been understood.
 #[derive(Debug, Clone, Copy)]
-pub struct DropRecord {
+pub struct FlowRecord {
     /// The record as the program wrote it.
-    pub event: DropEvent,
+    pub event: FlowEvent,
     /// Its direction.
     pub direction: Direction,
-    /// Its reason.
-    pub reason: Verdict,
+    /// What was decided; a dropping verdict is a drop's reason, any other one tells of a new flow.
+    pub verdict: Verdict,
 }
 
 /// The events of the dataplane, in order.
@@ -27,7 +40,13 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    pub(super) fn new(ring: RingBuf<MapData>) -> Result<Self, DataplaneError> {
+    /// The only reader: another one would take events away from it.
+    pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self, DataplaneError> {
+        let map = ebpf.take_map(NAME).ok_or(DataplaneError::Missing {
+            what: "map",
+            name: NAME,
+        })?;
+        let ring = RingBuf::try_from(map).map_err(DataplaneError::map(NAME, "opening"))?;
         // SAFETY: the ring owns its descriptor, always the same one, and closes it only when it is dropped, which
         // `AsyncFd` does after it has deregistered the descriptor.
         let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) };
@@ -37,25 +56,40 @@ impl EventStream {
     }
 
     /// Waits for events and returns all that lie in the ring. Records of another version are left out.
-    pub async fn next(&mut self) -> std::io::Result<Vec<DropRecord>> {
-        let mut guard = self.ring.readable_mut().await?;
-        let ring = guard.get_inner_mut();
+    ///
+    /// The programs wake nobody up as a rule: a wake-up for each event would cost a connection more than the event itself.
+    /// So this looks by itself every [`PERIOD`].
+    pub async fn next(&mut self) -> std::io::Result<Vec<FlowRecord>> {
+        loop {
+            // Elapsed is as good as readable.
+            if let Ok(ready) = timeout(PERIOD, self.ring.readable_mut()).await {
+                // Before the ring is read: what comes in behind that makes it ready again.
+                ready?.clear_ready();
+            }
+            let records = self.drain();
+            if !records.is_empty() {
+                return Ok(records);
+            }
+        }
+    }
+
+    fn drain(&mut self) -> Vec<FlowRecord> {
+        let ring = self.ring.get_mut();
         let mut records = Vec::new();
         while let Some(item) = ring.next() {
             records.extend(understand(&item));
         }
-        guard.clear_ready();
-        Ok(records)
+        records
     }
 }
 
-fn understand(bytes: &[u8]) -> Option<DropRecord> {
-    let event = DropEvent::read_from_bytes(bytes)
+fn understand(bytes: &[u8]) -> Option<FlowRecord> {
+    let event = FlowEvent::read_from_bytes(bytes)
         .ok()
         .filter(|event| event.version == EVENT_VERSION)?;
-    Some(DropRecord {
+    Some(FlowRecord {
         event,
         direction: Direction::from_code(event.direction)?,
-        reason: Verdict::from_code(event.verdict)?,
+        verdict: Verdict::from_code(event.verdict)?,
     })
 }

@@ -1,6 +1,9 @@
 //! Attaches the programs to host interfaces: TCX links from kernel 6.6 on, clsact filters below.
 
-use std::{io, mem, path::Path};
+use std::{
+    io, mem,
+    path::{Path, PathBuf},
+};
 
 use aya::{
     Ebpf,
@@ -13,7 +16,11 @@ use aya::{
 };
 use kni_common::Direction;
 
-use super::{DataplaneError, object, pin::Pins};
+use super::{
+    DataplaneError,
+    object::{self, ProgramIds},
+    pin::Pins,
+};
 use crate::model::{EndpointId, view::ProgramView};
 
 /// Which hook the operator asks for.
@@ -66,16 +73,49 @@ fn program_of(direction: Direction) -> (&'static str, TcAttachType) {
     match direction {
         Direction::FromPod => ("from_pod", TcAttachType::Ingress),
         Direction::ToPod => ("to_pod", TcAttachType::Egress),
+        Direction::FromUplink => ("from_uplink", TcAttachType::Ingress),
+        Direction::ToUplink => ("to_uplink", TcAttachType::Egress),
     }
 }
 
-struct Target<'a> {
-    program: &'static str,
-    ifname: &'a str,
+/// A program's place at an interface.
+#[derive(Debug, Clone)]
+pub(super) struct Seat<'a> {
+    /// The interface.
+    pub(super) ifname: &'a str,
+    /// Which program.
+    pub(super) direction: Direction,
+    /// Where its link is pinned, where the hook has links.
+    pub(super) path: PathBuf,
+}
+
+impl<'a> Seat<'a> {
+    /// The places of both programs at the host interface of an endpoint.
+    pub(super) fn of_endpoint(pins: &Pins, ifname: &'a str, endpoint: EndpointId) -> [Self; 2] {
+        [Direction::FromPod, Direction::ToPod].map(|direction| Self {
+            ifname,
+            direction,
+            path: pins.link(endpoint, direction),
+        })
+    }
+
+    /// The places of both TC programs at the uplink.
+    pub(super) fn of_uplink(pins: &Pins, ifname: &'a str) -> [Self; 2] {
+        [Direction::FromUplink, Direction::ToUplink].map(|direction| Self {
+            ifname,
+            direction,
+            path: pins.uplink_link(direction.as_str()),
+        })
+    }
+}
+
+pub(super) struct Target<'a> {
+    pub(super) program: &'static str,
+    pub(super) ifname: &'a str,
 }
 
 impl Target<'_> {
-    fn failed<E>(&self, operation: &'static str) -> impl FnOnce(E) -> DataplaneError
+    pub(super) fn failed<E>(&self, operation: &'static str) -> impl FnOnce(E) -> DataplaneError
     where
         E: std::error::Error + Send + Sync + 'static,
     {
@@ -90,15 +130,9 @@ impl Target<'_> {
 }
 
 /// Attaches one direction's program.
-pub(super) fn attach(
-    ebpf: &mut Ebpf,
-    hook: Hook,
-    pins: &Pins,
-    ifname: &str,
-    endpoint: EndpointId,
-    direction: Direction,
-) -> Result<(), DataplaneError> {
-    let (program, attach_type) = program_of(direction);
+pub(super) fn attach(ebpf: &mut Ebpf, hook: Hook, seat: &Seat<'_>) -> Result<(), DataplaneError> {
+    let ifname = seat.ifname;
+    let (program, attach_type) = program_of(seat.direction);
     let target = Target { program, ifname };
     let classifier = object::classifier(ebpf, program)?;
     match hook {
@@ -109,7 +143,7 @@ pub(super) fn attach(
                 .map_err(target.failed("creating the TCX link"))?;
             let link = classifier.take_link(id).map_err(target.failed("taking the link"))?;
             let link = FdLink::try_from(link).map_err(target.failed("taking the link"))?;
-            pin(&target, link, &pins.link(endpoint, direction))?;
+            pin(&target, link, &seat.path)?;
         }
         Hook::Clsact => {
             add_clsact(&target)?;
@@ -130,7 +164,7 @@ pub(super) fn attach(
 }
 
 /// Pins a link, in the place of what is pinned there: the old link goes only when the new one works.
-fn pin(target: &Target<'_>, link: FdLink, path: &Path) -> Result<(), DataplaneError> {
+pub(super) fn pin(target: &Target<'_>, link: FdLink, path: &Path) -> Result<(), DataplaneError> {
     let fresh = Pins::fresh(path);
     if fresh.exists() {
         std::fs::remove_file(&fresh).map_err(DataplaneError::pin(&fresh, "removing a half-made pin"))?;
@@ -162,22 +196,15 @@ fn already_exists(error: &TcError) -> bool {
 
 /// Moves one direction to this agent's program; attaches it where it is missing. The old program works until the new one
 /// does. An error leaves what is there.
-pub(super) fn adopt(
-    ebpf: &mut Ebpf,
-    hook: Hook,
-    pins: &Pins,
-    ifname: &str,
-    endpoint: EndpointId,
-    direction: Direction,
-) -> Result<(), DataplaneError> {
-    let (program, attach_type) = program_of(direction);
+pub(super) fn adopt(ebpf: &mut Ebpf, hook: Hook, seat: &Seat<'_>) -> Result<(), DataplaneError> {
+    let ifname = seat.ifname;
+    let (program, attach_type) = program_of(seat.direction);
     let target = Target { program, ifname };
-    let path = pins.link(endpoint, direction);
     let classifier = object::classifier(ebpf, program)?;
     match hook {
         Hook::Tcx => {
-            if !update_tcx(classifier, &target, &path)? {
-                attach(ebpf, hook, pins, ifname, endpoint, direction)?;
+            if !update_tcx(classifier, &target, &seat.path)? {
+                attach(ebpf, hook, seat)?;
             }
             remove_filter(ifname, attach_type);
             Ok(())
@@ -187,9 +214,9 @@ pub(super) fn adopt(
                 .map_err(target.failed("finding the interface"))?;
             // Replacing a filter that is not there fails, and adding one then shows what else is wrong.
             if update(classifier, filter).map(mem::forget).is_err() {
-                attach(ebpf, hook, pins, ifname, endpoint, direction)?;
+                attach(ebpf, hook, seat)?;
             }
-            pins.remove_link(endpoint, direction)
+            Pins::remove_link(&seat.path)
         }
     }
 }
@@ -219,6 +246,13 @@ fn update(classifier: &mut SchedClassifier, link: SchedClassifierLink) -> Result
     classifier.take_link(id)
 }
 
+/// Takes away both filters of ours at an interface, if there are any.
+pub(super) fn remove_filters(ifname: &str) {
+    for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
+        remove_filter(ifname, attach_type);
+    }
+}
+
 /// Takes away a filter of ours that a TCX link has replaced. Most interfaces never had one.
 fn remove_filter(ifname: &str, attach_type: TcAttachType) {
     let filter = SchedClassifierLink::attached(ifname, attach_type, FILTER_PRIORITY, FILTER_HANDLE, None);
@@ -228,25 +262,20 @@ fn remove_filter(ifname: &str, attach_type: TcAttachType) {
 }
 
 /// The programs at the interface, and what is wrong.
-pub(super) fn inspect(
-    ebpf: &Ebpf,
-    hook: Hook,
-    pins: &Pins,
-    ifname: &str,
-    endpoint: EndpointId,
-) -> (Vec<ProgramView>, Vec<String>) {
+pub(super) fn inspect(ids: &ProgramIds, hook: Hook, seats: &[Seat<'_>]) -> (Vec<ProgramView>, Vec<String>) {
     let mut views = Vec::new();
     let mut problems = Vec::new();
-    for direction in [Direction::FromPod, Direction::ToPod] {
-        let (program, attach_type) = program_of(direction);
+    for seat in seats {
+        let ifname = seat.ifname;
+        let (program, attach_type) = program_of(seat.direction);
         let side = if attach_type == TcAttachType::Ingress {
             "ingress"
         } else {
             "egress"
         };
-        let id = loaded_id(ebpf, program);
+        let id = ids.get(program).copied();
         let link_id = match hook {
-            Hook::Tcx => link_id(pins, endpoint, direction),
+            Hook::Tcx => link_id(&seat.path),
             Hook::Clsact => Some(0),
         };
         let attached = match hook {
@@ -270,12 +299,8 @@ pub(super) fn inspect(
     (views, problems)
 }
 
-fn loaded_id(ebpf: &Ebpf, program: &str) -> Option<u32> {
-    let classifier: &SchedClassifier = ebpf.program(program)?.try_into().ok()?;
-    Some(classifier.info().ok()?.id())
-}
-
-fn link_id(pins: &Pins, endpoint: EndpointId, direction: Direction) -> Option<u32> {
-    let pinned = PinnedLink::from_pin(pins.link(endpoint, direction)).ok()?;
+/// The kernel's id of a pinned link.
+pub(super) fn link_id(path: &Path) -> Option<u32> {
+    let pinned = PinnedLink::from_pin(path).ok()?;
     Some(FdLink::from(pinned).info().ok()?.id())
 }

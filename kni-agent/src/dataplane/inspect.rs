@@ -3,20 +3,17 @@
 use aya::maps::MapInfo;
 use kni_common::{
     counter::COUNTERS_PER_ENDPOINT,
-    layout::{ALL_MAPS, MapKind, MapSpec},
+    layout::{MapKind, MapSpec},
 };
 
-use super::{DataplaneError, maps::Maps, pin::Pins};
+use super::{DataplaneError, FlowCensus, batch, pin::Pins};
 use crate::model::view::MapView;
 
-pub(super) fn maps(maps: &Maps, pins: &Pins, max_endpoints: u32) -> Result<Vec<MapView>, DataplaneError> {
-    ALL_MAPS
-        .iter()
-        .map(|spec| view(maps, pins, max_endpoints, spec))
-        .collect()
+pub(super) fn maps(pins: &Pins, specs: &[MapSpec], endpoints: u32) -> Result<Vec<MapView>, DataplaneError> {
+    specs.iter().map(|spec| view(pins, endpoints, spec)).collect()
 }
 
-fn view(maps: &Maps, pins: &Pins, max_endpoints: u32, spec: &MapSpec) -> Result<MapView, DataplaneError> {
+fn view(pins: &Pins, endpoints: u32, spec: &MapSpec) -> Result<MapView, DataplaneError> {
     let pin = pins.map(spec.name);
     let info = MapInfo::from_pin(&pin).map_err(DataplaneError::map(spec.name, "reading the pin"))?;
     Ok(MapView {
@@ -26,7 +23,7 @@ fn view(maps: &Maps, pins: &Pins, max_endpoints: u32, spec: &MapSpec) -> Result<
         key_size: info.key_size(),
         value_size: info.value_size(),
         max_entries: info.max_entries(),
-        entries: entries(maps, max_endpoints, spec.name)?,
+        entries: entries(pins, endpoints, spec)?,
         pin,
         purpose: spec.purpose.to_owned(),
     })
@@ -44,21 +41,40 @@ const fn kind(kind: MapKind) -> &'static str {
     }
 }
 
-fn entries(maps: &Maps, max_endpoints: u32, name: &str) -> Result<u32, DataplaneError> {
-    let in_use = || maps.published(max_endpoints).map(|endpoints| count(endpoints.len()));
-    Ok(match name {
-        "ENDPOINTS" | "EVENT_GATES" => in_use()?,
-        "COUNTERS" => in_use()?.saturating_mul(COUNTERS_PER_ENDPOINT),
-        "ADDRESSES" => count(maps.addresses.keys().count()),
-        "ROUTES" => count(maps.routes.keys().count()),
-        "FLOWS4" => count(maps.flows4.keys().count()),
-        "FLOWS6" => count(maps.flows6.keys().count()),
-        "FRAGMENTS" => count(maps.fragments.keys().count()),
-        "DROPS" => count(maps.drops.keys().count()),
-        _ => 0,
+/// Rows in use. `endpoints` is how many endpoints are published: arrays have a row, or several, for each.
+fn entries(pins: &Pins, endpoints: u32, spec: &MapSpec) -> Result<u32, DataplaneError> {
+    Ok(match spec.kind {
+        MapKind::Array | MapKind::PerCpuArray if spec.name == "COUNTERS" => {
+            endpoints.saturating_mul(COUNTERS_PER_ENDPOINT)
+        }
+        // CONFIG and EXPLANATION.
+        MapKind::Array | MapKind::PerCpuArray if spec.max_entries == 1 => 1,
+        MapKind::Array | MapKind::PerCpuArray => endpoints,
+        MapKind::Hash | MapKind::PerCpuHash | MapKind::LruHash | MapKind::LpmTrie => {
+            batch::count(spec.name, &batch::open_pin(spec.name, &pins.map(spec.name))?)?
+        }
+        MapKind::RingBuf => 0,
     })
 }
 
-fn count(rows: usize) -> u32 {
-    u32::try_from(rows).unwrap_or(u32::MAX)
+/// Name, rows in use and rows that fit of each map of keys. Flow tables are not walked when a sweep has just counted them.
+pub(super) fn pressure(
+    pins: &Pins,
+    specs: &[MapSpec],
+    endpoints: u32,
+    census: Option<&FlowCensus>,
+) -> Result<Vec<(String, u32, u32)>, DataplaneError> {
+    let with_keys = specs
+        .iter()
+        .filter(|spec| spec.kind != MapKind::RingBuf && spec.max_entries > 1);
+    with_keys
+        .map(|spec| {
+            let entries = match (spec.name, census) {
+                ("FLOWS4", Some(census)) => census.flows4,
+                ("FLOWS6", Some(census)) => census.flows6,
+                _ => entries(pins, endpoints, spec)?,
+            };
+            Ok((spec.name.to_owned(), entries, spec.max_entries))
+        })
+        .collect()
 }

@@ -1,150 +1,113 @@
-//! Typed handles of the maps and the order in which rows are written.
+//! The rows of endpoints and addresses, and the order in which they are written.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
-use aya::{
-    Ebpf,
-    maps::{Array, HashMap, LpmTrie, MapData, MapError, PerCpuArray, PerCpuHashMap, RingBuf, lpm_trie::Key},
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
 };
-use ipnet::IpNet;
+
 use kni_common::{
     IFINDEX_BASE,
-    address::{AddressKey, AddressValue, from_ip},
-    counter::{COUNTERS_PER_ENDPOINT, Counter, DropKey},
-    endpoint::{EndpointRow, FLAG_HOST_ACCESS, FLAG_READY},
-    flow::{FlowKey4, FlowKey6, FlowValue, FragmentKey, FragmentValue},
-    layout::{ALL_MAPS, MapSpec},
-    route::{ACTION_STACK, ACTION_UNREACHABLE, RouteData, RouteValue},
+    address::{ADDRESS_OF_SERVICE, AddressKey, AddressValue, from_ip},
+    config::{Config, FlowShare},
+    counter::{Counter, DropKey, EventGate},
+    endpoint::{EndpointRow, FLAG_HANDOVER, FLAG_ROUTED},
 };
 
-use super::DataplaneError;
-use crate::model::{Attachment, EndpointId, MacAddr, NetworkId};
+use super::{
+    DataplaneError, EndpointConfig, NetworkRoutes,
+    batch::{PerCpuTable, Table},
+    endpoint::Age,
+    enforce::{self, Enforced},
+    pin::Pins,
+    routes::RouteTable,
+};
+use crate::model::{EndpointId, Enforcement, NetworkId};
 
-/// All that the programs need to know of an endpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EndpointConfig {
-    /// Its number.
-    pub endpoint: EndpointId,
-    /// Its network.
-    pub network: NetworkId,
-    /// Its IPv4 address.
-    pub ipv4: Option<Ipv4Addr>,
-    /// Its IPv6 address.
-    pub ipv6: Option<Ipv6Addr>,
-    /// MAC of the pod end.
-    pub mac: MacAddr,
-    /// MAC of the host end.
-    pub host_mac: MacAddr,
-    /// Whether the node's stack may exchange packets with it.
-    pub host_access: bool,
-}
-
-impl From<&Attachment> for EndpointConfig {
-    fn from(attachment: &Attachment) -> Self {
-        Self {
-            endpoint: attachment.endpoint,
-            network: attachment.network_id,
-            ipv4: attachment.ipv4,
-            ipv6: attachment.ipv6,
-            mac: attachment.mac,
-            host_mac: attachment.host_mac,
-            host_access: attachment.host_access,
-        }
-    }
-}
-
-impl EndpointConfig {
-    fn addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
-    }
-
-    fn row(&self, generation: u32, ready: bool) -> EndpointRow {
-        let ready = if ready { FLAG_READY } else { 0 };
-        let host = if self.host_access { FLAG_HOST_ACCESS } else { 0 };
-        EndpointRow {
-            network: self.network.get(),
-            generation,
-            flags: ready | host,
-            ipv4: self.ipv4.map_or([0; 4], |ip| ip.octets()),
-            ipv6: self.ipv6.map_or([0; 16], |ip| ip.octets()),
-            mac: self.mac.0,
-            host_mac: self.host_mac.0,
-            ifindex: IFINDEX_BASE + self.endpoint.0,
-        }
-    }
-}
-
-/// The expected maps for the configured sizes.
-pub(super) fn specs(max_endpoints: u32, max_flows: u32) -> Vec<MapSpec> {
-    ALL_MAPS
-        .iter()
-        .map(|spec| {
-            let max_entries = match spec.name {
-                "ENDPOINTS" | "EVENT_GATES" => max_endpoints,
-                "ADDRESSES" => 2 * max_endpoints,
-                "COUNTERS" => max_endpoints * COUNTERS_PER_ENDPOINT,
-                "DROPS" => 16 * max_endpoints,
-                "FLOWS4" | "FLOWS6" => max_flows,
-                _ => spec.max_entries,
-            };
-            MapSpec { max_entries, ..*spec }
-        })
-        .collect()
-}
-
-/// Handles of all maps but the ring buffer.
+/// The maps that tell of endpoints and addresses.
 pub(super) struct Maps {
-    pub(super) endpoints: Array<MapData, EndpointRow>,
-    pub(super) addresses: HashMap<MapData, AddressKey, AddressValue>,
-    pub(super) routes: LpmTrie<MapData, RouteData, RouteValue>,
-    pub(super) flows4: HashMap<MapData, FlowKey4, FlowValue>,
-    pub(super) flows6: HashMap<MapData, FlowKey6, FlowValue>,
-    pub(super) fragments: HashMap<MapData, FragmentKey, FragmentValue>,
-    pub(super) counters: PerCpuArray<MapData, Counter>,
-    pub(super) drops: PerCpuHashMap<MapData, DropKey, Counter>,
+    pub(super) endpoints: Table<u32, EndpointRow>,
+    /// Endpoints by the index of a host interface that a CNI plugin made.
+    interfaces: Table<u32, u32>,
+    pub(super) addresses: Table<AddressKey, AddressValue>,
+    pub(super) routes: RouteTable,
+    pub(super) counters: PerCpuTable<u32, Counter>,
+    pub(super) drops: PerCpuTable<DropKey, Counter>,
+    pub(super) gates: PerCpuTable<u32, EventGate>,
+    pub(super) config: Table<u32, Config>,
+    shares: Table<u32, FlowShare>,
+    enforced: Enforced,
+    /// Endpoints between two copies of the programs.
+    handovers: BTreeSet<EndpointId>,
+    /// Events that endpoints had lost that have been withdrawn since.
+    pub(super) lost_before: u64,
     /// The last generation that any row got; see [`Self::next_generation`].
     generation: u32,
 }
 
-fn take<T>(ebpf: &mut Ebpf, name: &'static str) -> Result<T, DataplaneError>
-where
-    T: TryFrom<aya::maps::Map, Error = MapError>,
-{
-    let map = ebpf
-        .take_map(name)
-        .ok_or(DataplaneError::Missing { what: "map", name })?;
-    T::try_from(map).map_err(DataplaneError::map(name, "opening"))
-}
-
 impl Maps {
-    pub(super) fn take(ebpf: &mut Ebpf) -> Result<(Self, RingBuf<MapData>), DataplaneError> {
-        let mut maps = Self {
-            endpoints: take(ebpf, "ENDPOINTS")?,
-            addresses: take(ebpf, "ADDRESSES")?,
-            routes: take(ebpf, "ROUTES")?,
-            flows4: take(ebpf, "FLOWS4")?,
-            flows6: take(ebpf, "FLOWS6")?,
-            fragments: take(ebpf, "FRAGMENTS")?,
-            counters: take(ebpf, "COUNTERS")?,
-            drops: take(ebpf, "DROPS")?,
-            generation: 0,
-        };
-        for id in 0..maps.endpoints.len() {
-            maps.generation = maps.generation.max(maps.row(EndpointId(id))?.generation);
-        }
-        Ok((maps, take(ebpf, "EVENTS")?))
+    pub(super) fn open(pins: &Pins) -> Result<Self, DataplaneError> {
+        let endpoints: Table<u32, EndpointRow> = Table::open("ENDPOINTS", &pins.map("ENDPOINTS"))?;
+        let rows = endpoints.rows()?;
+        Ok(Self {
+            endpoints,
+            interfaces: Table::open("INTERFACES", &pins.map("INTERFACES"))?,
+            addresses: Table::open("ADDRESSES", &pins.map("ADDRESSES"))?,
+            routes: RouteTable::open(&pins.map("ROUTES"))?,
+            counters: PerCpuTable::open("COUNTERS", &pins.map("COUNTERS"))?,
+            drops: PerCpuTable::open("DROPS", &pins.map("DROPS"))?,
+            gates: PerCpuTable::open("EVENT_GATES", &pins.map("EVENT_GATES"))?,
+            config: Table::open("CONFIG", &pins.map("CONFIG"))?,
+            shares: Table::open("FLOW_SHARES", &pins.map("FLOW_SHARES"))?,
+            enforced: Enforced::from_rows(&rows),
+            handovers: BTreeSet::new(),
+            lost_before: 0,
+            generation: rows.iter().map(|(_, row)| row.generation).max().unwrap_or(0),
+        })
+    }
+
+    /// Every row of `ENDPOINTS`, free ones too.
+    pub(super) fn rows(&self) -> Result<Vec<(u32, EndpointRow)>, DataplaneError> {
+        self.endpoints.rows()
     }
 
     fn row(&self, endpoint: EndpointId) -> Result<EndpointRow, DataplaneError> {
-        self.endpoints
-            .get(&endpoint.0, 0)
-            .map_err(DataplaneError::map("ENDPOINTS", "reading a row"))
+        self.endpoints.get(&endpoint.0)?.ok_or(DataplaneError::EndpointRange {
+            id: endpoint.0,
+            capacity: self.endpoints.capacity(),
+        })
     }
 
-    fn write_row(&mut self, endpoint: EndpointId, row: EndpointRow) -> Result<(), DataplaneError> {
-        self.endpoints
-            .set(endpoint.0, row, 0)
-            .map_err(DataplaneError::map("ENDPOINTS", "writing a row"))
+    /// The row that the endpoint shall have.
+    fn wanted(
+        &self,
+        config: &EndpointConfig,
+        enforcement: Enforcement,
+        age: Age,
+        routed: bool,
+        ready: bool,
+    ) -> EndpointRow {
+        let mut row = config.row(enforcement, age, routed, ready);
+        if self.handovers.contains(&config.endpoint) {
+            row.flags |= FLAG_HANDOVER;
+        }
+        row
+    }
+
+    /// Says that two copies of the programs are at the endpoint's host interface, or that there is one again. What an
+    /// agent that was killed in between has said ends here too.
+    pub(super) fn hand_over(&mut self, endpoint: EndpointId, two: bool) -> Result<(), DataplaneError> {
+        if two {
+            self.handovers.insert(endpoint);
+        } else {
+            self.handovers.remove(&endpoint);
+        }
+        let row = self.row(endpoint)?;
+        let flag = if two { FLAG_HANDOVER } else { 0 };
+        if row.flags & FLAG_HANDOVER == flag {
+            return Ok(());
+        }
+        let flags = row.flags & !FLAG_HANDOVER | flag;
+        self.endpoints.put(&endpoint.0, &EndpointRow { flags, ..row })
     }
 
     /// A generation that no row has or had. Rows do not count for themselves: a flow names its sender by address and
@@ -156,38 +119,94 @@ impl Maps {
 
     /// New generation, not ready; then the addresses; then ready (I1, I2).
     pub(super) fn publish(&mut self, config: &EndpointConfig) -> Result<(), DataplaneError> {
+        let enforcement = self.enforced.get(config.endpoint)?;
+        self.row(config.endpoint)?;
         let generation = self.next_generation();
-        self.write_row(config.endpoint, config.row(generation, false))?;
+        let age = Age::new(generation);
+        let routed = self.routes.is_routed(config.network);
+        self.endpoints.put(
+            &config.endpoint.0,
+            &self.wanted(config, enforcement, age, routed, false),
+        )?;
         self.write_addresses(config, generation)?;
+        self.write_interface(config)?;
         self.forget_early_drops(config.endpoint)?;
-        self.write_row(config.endpoint, config.row(generation, true))
+        self.endpoints
+            .put(&config.endpoint.0, &self.wanted(config, enforcement, age, routed, true))
     }
 
     /// Same generation where the row is already right, so that flows and traffic go on.
     pub(super) fn republish(&mut self, config: &EndpointConfig) -> Result<(), DataplaneError> {
+        let enforcement = self.enforced.get(config.endpoint)?;
         let found = self.row(config.endpoint)?;
-        if found != config.row(found.generation, true) {
+        let routed = self.routes.is_routed(config.network);
+        if found != self.wanted(config, enforcement, Age::of(&found), routed, true) {
             self.forget_addresses(config.endpoint)?;
             return self.publish(config);
         }
-        self.write_addresses(config, found.generation)
+        self.write_addresses(config, found.incarnation)?;
+        self.write_interface(config)
     }
 
-    fn write_addresses(&mut self, config: &EndpointConfig, generation: u32) -> Result<(), DataplaneError> {
-        for address in config.addresses() {
-            let key = AddressKey {
-                network: config.network.get(),
-                address: from_ip(address),
-            };
-            let value = AddressValue {
-                endpoint: config.endpoint.0,
-                generation,
-            };
-            self.addresses
-                .insert(key, value, 0)
-                .map_err(DataplaneError::map("ADDRESSES", "writing a row"))?;
+    /// Writes a network's routes, and at its endpoints whether their packets may leave the node as they are. Says whether
+    /// its way out of the node has changed.
+    pub(super) fn set_routes(&mut self, network: NetworkId, routes: &NetworkRoutes) -> Result<bool, DataplaneError> {
+        let changed = self.routes.set(network, routes)?;
+        let flag = if self.routes.is_routed(network) { FLAG_ROUTED } else { 0 };
+        for (endpoint, row) in self.rows()? {
+            if row.network == network.get() && row.flags & FLAG_ROUTED != flag {
+                let flags = row.flags & !FLAG_ROUTED | flag;
+                self.endpoints.put(&endpoint, &EndpointRow { flags, ..row })?;
+            }
+        }
+        Ok(changed)
+    }
+
+    /// The incarnation of a published endpoint.
+    pub(super) fn incarnation(&self, endpoint: EndpointId) -> Result<Option<u32>, DataplaneError> {
+        let row = self.row(endpoint)?;
+        Ok((row.network != 0).then_some(row.incarnation))
+    }
+
+    /// Puts something else into force. Where an endpoint is not published yet, it is what [`Self::publish`] will write.
+    pub(super) fn enforce(&mut self, changes: &[(EndpointId, Enforcement)]) -> Result<(), DataplaneError> {
+        let capacity = self.endpoints.capacity();
+        if let Some((EndpointId(id), _)) = changes.iter().find(|(endpoint, _)| endpoint.0 >= capacity) {
+            return Err(DataplaneError::EndpointRange { id: *id, capacity });
+        }
+        self.enforced.record(changes);
+        let rows = if let [(endpoint, _)] = changes {
+            vec![(endpoint.0, self.row(*endpoint)?)]
+        } else {
+            self.rows()?
+        };
+        for round in enforce::rounds(&rows, changes, || self.next_generation()) {
+            self.endpoints.write(&round)?;
         }
         Ok(())
+    }
+
+    /// What is in force at the published endpoints.
+    pub(super) fn enforcements(&self) -> Result<BTreeMap<EndpointId, Enforcement>, DataplaneError> {
+        Ok(enforce::of_rows(&self.rows()?))
+    }
+
+    fn write_addresses(&self, config: &EndpointConfig, incarnation: u32) -> Result<(), DataplaneError> {
+        for address in config.addresses() {
+            let value = AddressValue {
+                endpoint: config.endpoint.0,
+                incarnation,
+            };
+            self.addresses.put(&address_key(config, address), &value)?;
+        }
+        Ok(())
+    }
+
+    fn write_interface(&self, config: &EndpointConfig) -> Result<(), DataplaneError> {
+        match config.plugin {
+            Some(ifindex) => self.interfaces.put(&ifindex, &config.endpoint.0),
+            None => Ok(()),
+        }
     }
 
     /// Not ready first; what is left of the row is its generation, a new one, so that the highest is never forgotten.
@@ -195,21 +214,24 @@ impl Maps {
         let row = self.row(endpoint)?;
         if row.network != 0 {
             let generation = self.next_generation();
-            self.write_row(
-                endpoint,
-                EndpointRow {
-                    generation,
-                    ..EndpointRow::default()
-                },
-            )?;
+            let free = EndpointRow {
+                generation,
+                ..EndpointRow::default()
+            };
+            self.endpoints.put(&endpoint.0, &free)?;
+        }
+        self.enforced.forget(endpoint);
+        // An interface that was made later may have the index by now.
+        if self.interfaces.get(&row.ifindex)? == Some(endpoint.0) {
+            self.interfaces.forget(&row.ifindex)?;
         }
         self.forget_addresses_of(endpoint, &row)?;
+        self.shares.put(&endpoint.0, &FlowShare::default())?;
         self.forget_counts(endpoint)
     }
 
-    fn forget_addresses_of(&mut self, endpoint: EndpointId, row: &EndpointRow) -> Result<(), DataplaneError> {
-        let v4 = IpAddr::V4(Ipv4Addr::from(row.ipv4));
-        for address in [from_ip(v4), row.ipv6] {
+    fn forget_addresses_of(&self, endpoint: EndpointId, row: &EndpointRow) -> Result<(), DataplaneError> {
+        for address in [from_ip(IpAddr::from(row.ipv4)), row.ipv6] {
             let key = AddressKey {
                 network: row.network,
                 address,
@@ -217,58 +239,49 @@ impl Maps {
             // Only rows that are this endpoint's: the address may have a new owner already.
             if self
                 .addresses
-                .get(&key, 0)
-                .is_ok_and(|value| value.endpoint == endpoint.0)
+                .get(&key)?
+                .is_some_and(|value| value.endpoint == endpoint.0)
             {
-                ignore_absent(self.addresses.remove(&key))
-                    .map_err(DataplaneError::map("ADDRESSES", "removing a row"))?;
+                self.addresses.forget(&key)?;
             }
         }
         Ok(())
     }
 
     /// By a walk over all rows: for rows whose owner is not known.
-    fn forget_addresses(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        let stale: Vec<AddressKey> = self
-            .addresses
-            .iter()
-            .filter_map(Result::ok)
+    fn forget_addresses(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        let rows = self.addresses.rows()?.into_iter();
+        let stale = rows
             .filter(|(_, value)| value.endpoint == endpoint.0)
-            .map(|(key, _)| key)
+            .map(|(key, _)| key);
+        self.addresses.remove(&stale.collect::<Vec<_>>())
+    }
+
+    /// By a walk: rows of addresses and interfaces that no endpoint's row, network and incarnation stand behind. A service's are none of these.
+    pub(super) fn forget_stale_addresses(&self) -> Result<(), DataplaneError> {
+        let endpoints: BTreeMap<u32, EndpointRow> = self.rows()?.into_iter().collect();
+        let interfaces = self.interfaces.rows()?.into_iter();
+        let gone = interfaces
+            .filter(|(ifindex, endpoint)| endpoints.get(endpoint).is_none_or(|row| row.ifindex != *ifindex))
+            .map(|(ifindex, _)| ifindex);
+        self.interfaces.remove(&gone.collect::<Vec<_>>())?;
+        let rows = self.addresses.rows()?.into_iter();
+        let stale = rows.filter(|(key, value)| is_stale(key, *value, endpoints.get(&value.endpoint)));
+        self.addresses.remove(&stale.map(|(key, _)| key).collect::<Vec<_>>())
+    }
+
+    /// Endpoints that have a row or an address.
+    pub(super) fn published(&self) -> Result<Vec<EndpointId>, DataplaneError> {
+        let rows = self.rows()?.into_iter();
+        let mut found: Vec<EndpointId> = rows
+            .filter(|(_, row)| row.network != 0)
+            .map(|(endpoint, _)| EndpointId(endpoint))
             .collect();
-        for key in stale {
-            ignore_absent(self.addresses.remove(&key)).map_err(DataplaneError::map("ADDRESSES", "removing a row"))?;
-        }
-        Ok(())
-    }
-
-    /// By a walk: rows that no endpoint's row, network and generation stand behind.
-    pub(super) fn forget_stale_addresses(&mut self) -> Result<(), DataplaneError> {
-        let mut stale = Vec::new();
-        for (key, value) in self.addresses.iter().filter_map(Result::ok) {
-            let row = self.row(EndpointId(value.endpoint))?;
-            if row.network != key.network || row.generation != value.generation {
-                stale.push(key);
-            }
-        }
-        for key in stale {
-            ignore_absent(self.addresses.remove(&key)).map_err(DataplaneError::map("ADDRESSES", "removing a row"))?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn published(&self, max_endpoints: u32) -> Result<Vec<EndpointId>, DataplaneError> {
-        let mut found = Vec::new();
-        for id in 1..max_endpoints {
-            if self.row(EndpointId(id))?.network != 0 {
-                found.push(EndpointId(id));
-            }
-        }
+        let addresses = self.addresses.rows()?.into_iter().map(|(_, value)| value.endpoint);
         found.extend(
-            self.addresses
-                .iter()
-                .filter_map(Result::ok)
-                .map(|(_, value)| EndpointId(value.endpoint)),
+            addresses
+                .filter(|endpoint| *endpoint != ADDRESS_OF_SERVICE)
+                .map(EndpointId),
         );
         found.sort_unstable();
         found.dedup();
@@ -276,99 +289,80 @@ impl Maps {
     }
 
     pub(super) fn verify(&self, config: &EndpointConfig) -> Vec<String> {
+        self.problems(config).unwrap_or_else(|error| vec![error.to_string()])
+    }
+
+    fn problems(&self, config: &EndpointConfig) -> Result<Vec<String>, DataplaneError> {
+        let row = self.row(config.endpoint)?;
+        let enforcement = self.enforced.get(config.endpoint)?;
+        let routed = self.routes.is_routed(config.network);
+        if row != self.wanted(config, enforcement, Age::of(&row), routed, true) {
+            let problem = format!("map ENDPOINTS has another row for endpoint {}", config.endpoint);
+            return Ok(vec![problem]);
+        }
         let mut problems = Vec::new();
-        match self.row(config.endpoint) {
-            Ok(row) if row == config.row(row.generation, true) => {
-                for address in config.addresses() {
-                    let key = AddressKey {
-                        network: config.network.get(),
-                        address: from_ip(address),
-                    };
-                    let expected = AddressValue {
-                        endpoint: config.endpoint.0,
-                        generation: row.generation,
-                    };
-                    if !self.addresses.get(&key, 0).is_ok_and(|found| found == expected) {
-                        problems.push(format!("map ADDRESSES has no row for {address}"));
-                    }
-                }
+        for address in config.addresses() {
+            let expected = AddressValue {
+                endpoint: config.endpoint.0,
+                incarnation: row.incarnation,
+            };
+            if self.addresses.get(&address_key(config, address))? != Some(expected) {
+                problems.push(format!("map ADDRESSES has no row for {address}"));
             }
-            Ok(_) => problems.push(format!(
-                "map ENDPOINTS has another row for endpoint {}",
-                config.endpoint
-            )),
-            Err(error) => problems.push(error.to_string()),
         }
-        problems
+        if let Some(ifindex) = config.plugin
+            && self.interfaces.get(&ifindex)? != Some(config.endpoint.0)
+        {
+            problems.push(format!("map INTERFACES has no row for interface {ifindex}"));
+        }
+        Ok(problems)
     }
 
-    pub(super) fn set_routes(
-        &mut self,
-        network: NetworkId,
-        subnets: &[IpNet],
-        host_access: bool,
-    ) -> Result<(), DataplaneError> {
-        let wanted = routes(network, subnets, host_access);
-        for (key, value) in &wanted {
-            self.routes
-                .insert(key, value, 0)
-                .map_err(DataplaneError::map("ROUTES", "writing a row"))?;
-        }
-        self.remove_routes(|data, length| {
-            data.network == network.get().to_be_bytes()
-                && !wanted
-                    .iter()
-                    .any(|(key, _)| key.data() == data && key.prefix_len() == length)
-        })
-    }
-
-    pub(super) fn retain_routes(&mut self, networks: &[NetworkId]) -> Result<(), DataplaneError> {
-        self.remove_routes(|data, _| !networks.iter().any(|id| id.get().to_be_bytes() == data.network))
-    }
-
-    fn remove_routes(&mut self, unwanted: impl Fn(RouteData, u32) -> bool) -> Result<(), DataplaneError> {
-        let stale: Vec<Key<RouteData>> = self
-            .routes
-            .keys()
-            .filter_map(Result::ok)
-            .filter(|key| unwanted(key.data(), key.prefix_len()))
-            .collect();
-        for key in stale {
-            ignore_absent(self.routes.remove(&key)).map_err(DataplaneError::map("ROUTES", "removing a row"))?;
-        }
-        Ok(())
+    /// Index of an endpoint's host interface, as the programs know it; of one that does not exist, what it would have.
+    pub(super) fn host_ifindex(&self, endpoint: EndpointId) -> Result<u32, DataplaneError> {
+        let known = self.endpoints.get(&endpoint.0)?.map(|row| row.ifindex);
+        Ok(known
+            .filter(|ifindex| *ifindex != 0)
+            .unwrap_or(IFINDEX_BASE + endpoint.0))
     }
 }
 
-fn routes(network: NetworkId, subnets: &[IpNet], host_access: bool) -> Vec<(Key<RouteData>, RouteValue)> {
-    let network = network.get().to_be_bytes();
-    let route = |net: &IpNet, action: u32| {
-        let offset = if matches!(net, IpNet::V4(_)) { 96 } else { 0 };
-        let length = 32 + offset + u32::from(net.prefix_len());
-        (
-            Key::new(
-                length,
-                RouteData {
-                    network,
-                    address: from_ip(net.network()),
-                },
-            ),
-            RouteValue { action },
-        )
-    };
-    let mut rows: Vec<_> = subnets.iter().map(|net| route(net, ACTION_UNREACHABLE)).collect();
-    if host_access {
-        rows.push(route(&IpNet::V4(ipnet::Ipv4Net::default()), ACTION_STACK));
-        rows.push(route(&IpNet::V6(ipnet::Ipv6Net::default()), ACTION_STACK));
+fn address_key(config: &EndpointConfig, address: IpAddr) -> AddressKey {
+    AddressKey {
+        network: config.network.get(),
+        address: from_ip(address),
     }
-    rows
 }
 
-/// A row that is gone already is what was wanted.
-pub(super) fn ignore_absent(result: Result<(), MapError>) -> Result<(), MapError> {
-    match result {
-        Err(MapError::KeyNotFound) => Ok(()),
-        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-        other => other,
+fn is_stale(key: &AddressKey, value: AddressValue, row: Option<&EndpointRow>) -> bool {
+    let stands = |row: &EndpointRow| row.network == key.network && row.incarnation == value.incarnation;
+    value.endpoint != ADDRESS_OF_SERVICE && !row.is_some_and(stands)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_services_address_is_never_stale() {
+        let key = AddressKey {
+            network: 3,
+            address: [1; 16],
+        };
+        let of = |endpoint, incarnation| AddressValue { endpoint, incarnation };
+        let row = EndpointRow {
+            network: 3,
+            incarnation: 8,
+            generation: 9,
+            ..EndpointRow::default()
+        };
+        assert!(!is_stale(&key, of(ADDRESS_OF_SERVICE, 0), None));
+        assert!(!is_stale(&key, of(1, 8), Some(&row)));
+        assert!(
+            is_stale(&key, of(1, 9), Some(&row)),
+            "the generation is not the incarnation"
+        );
+        assert!(is_stale(&key, of(1, 8), None));
+        assert!(is_stale(&AddressKey { network: 4, ..key }, of(1, 8), Some(&row)));
     }
 }

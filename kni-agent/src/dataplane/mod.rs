@@ -1,15 +1,34 @@
 //! Drives the eBPF dataplane: loads the programs, attaches them, keeps the pinned maps; the only user of bpf(2).
 //! Layer: driver.
 
+mod batch;
+mod clock;
 mod counters;
+mod dry_run;
+mod endpoint;
+mod enforce;
 mod error;
 mod events;
+mod flow_list;
+mod flows;
 mod hook;
 mod inspect;
+mod link_info;
 mod maps;
 mod object;
 mod pin;
+mod policy;
+mod routes;
+mod services;
+mod settings;
+mod specs;
+mod stats;
+mod syscall;
+mod tables;
 mod trace;
+mod tuple;
+mod uplink;
+mod xdp;
 
 use std::{
     collections::BTreeSet,
@@ -19,18 +38,26 @@ use std::{
 
 use aya::{Ebpf, programs::TestRun as _};
 pub use counters::DropCount;
+pub use dry_run::Probe;
+pub use endpoint::EndpointConfig;
 pub use error::DataplaneError;
-pub use events::{DropRecord, EventStream};
+pub use events::{EventStream, FlowRecord};
+pub use flow_list::{FlowRecordView, FlowTuple};
+pub use flows::FlowCensus;
 pub use hook::{Hook, HookChoice};
-use kni_common::{Direction, Verdict};
-pub use maps::EndpointConfig;
+use kni_common::layout::MapSpec;
 pub use object::embedded;
+pub use routes::{NetworkRoutes, NodeRoutes, RouteEgress};
+pub use settings::{FlowLifetimes, NodeConfig};
+pub use stats::{CountingRuns, ProgramStats};
+pub use uplink::{EgressSource, HostPort, host_port_key, remove_uplink_filters};
+pub use xdp::{XdpChoice, XdpMode};
 
-use self::{maps::Maps, pin::Pins};
-use crate::model::{
-    EndpointId, NetworkId,
-    view::{Count, EndpointCounts, MapView, ProgramView},
+use self::{
+    clock::Ticks, dry_run::DryRun, flows::FlowTables, hook::Seat, maps::Maps, pin::Pins, policy::PolicyMaps,
+    services::ServiceMaps, uplink::UplinkMaps,
 };
+use crate::model::{EndpointId, view::ProgramView};
 
 /// How the dataplane is opened.
 #[derive(Debug, Clone)]
@@ -43,6 +70,10 @@ pub struct DataplaneOptions {
     pub max_endpoints: u32,
     /// Flow rows per address family.
     pub max_flows: u32,
+    /// Rows of policy sets, of port sets and of identities each.
+    pub max_policy_rows: u32,
+    /// Service ports by virtual address; four times as many backends fit.
+    pub max_services: u32,
     /// Which hook to use.
     pub hook: HookChoice,
 }
@@ -53,11 +84,23 @@ pub struct DataplaneOptions {
 /// - Programs and maps are pinned: traffic goes on while no agent runs.
 /// - A second `open` uses the first one's maps, after comparing their layout, and `adopt` moves interfaces to the new
 ///   programs without a gap.
-/// - One writer: all map writes go through one lock.
+/// - One writer: each map is written under one lock. Those of policy, services and the uplink have locks of their own, so that
+///   thousands of their rows keep no attachment waiting; whoever holds one of these may take that of the endpoints, never
+///   the other way round. The flow tables have none: the programs write them too.
 pub struct Dataplane {
     programs: Mutex<Ebpf>,
+    program_ids: object::ProgramIds,
     maps: Mutex<Maps>,
+    policy: Mutex<PolicyMaps>,
+    services: Mutex<ServiceMaps>,
+    uplink: Mutex<UplinkMaps>,
+    flows: FlowTables,
+    dry_run: Mutex<DryRun>,
+    /// What the last sweep found.
+    census: Mutex<Option<FlowCensus>>,
+    ticks: Ticks,
     pins: Pins,
+    specs: Vec<MapSpec>,
     hook: Hook,
     /// Endpoints that run on clsact filters until there is time for TCX links.
     provisional: Mutex<BTreeSet<EndpointId>>,
@@ -74,22 +117,31 @@ impl Dataplane {
     /// Loads every program through the verifier and opens or creates every map.
     pub fn open(options: &DataplaneOptions) -> Result<(Self, EventStream), DataplaneError> {
         let pins = Pins::prepare(&options.root)?;
-        let specs = maps::specs(options.max_endpoints, options.max_flows);
+        let specs = specs::specs(options);
         pins.check_maps(&specs)?;
-        let mut ebpf = object::load(&options.object, &pins, &specs)?;
+        let mut ebpf = object::load(&options.object, &pins, &specs, object::Purpose::Traffic)?;
         trace::follow(&mut ebpf);
-        let (maps, events) = Maps::take(&mut ebpf)?;
+        let events = EventStream::new(&mut ebpf)?;
         let hook = Hook::choose(options.hook)?;
         let dataplane = Self {
+            program_ids: object::ids(&ebpf),
             programs: Mutex::new(ebpf),
-            maps: Mutex::new(maps),
+            maps: Mutex::new(Maps::open(&pins)?),
+            policy: Mutex::new(PolicyMaps::open(&pins)?),
+            services: Mutex::new(ServiceMaps::open(&pins)?),
+            uplink: Mutex::new(UplinkMaps::open(&pins)?),
+            flows: FlowTables::open(&pins)?,
+            dry_run: Mutex::new(DryRun::new(options.object.clone(), specs.clone(), &pins)?),
+            census: Mutex::default(),
+            ticks: Ticks::of_kernel()?,
             pins,
+            specs,
             hook,
             provisional: Mutex::default(),
             may_be_provisional: hook == Hook::Tcx && options.hook == HookChoice::Auto,
             max_endpoints: options.max_endpoints,
         };
-        Ok((dataplane, EventStream::new(events)?))
+        Ok((dataplane, events))
     }
 
     /// The hook in use.
@@ -111,8 +163,8 @@ impl Dataplane {
     /// under rtnl (an RCU grace period), so blocking; clsact: about 40 us.
     pub fn attach(&self, ifname: &str, endpoint: EndpointId) -> Result<(), DataplaneError> {
         let mut programs = lock(&self.programs);
-        for direction in [Direction::FromPod, Direction::ToPod] {
-            hook::attach(&mut programs, self.hook, &self.pins, ifname, endpoint, direction)?;
+        for seat in Seat::of_endpoint(&self.pins, ifname, endpoint) {
+            hook::attach(&mut programs, self.hook, &seat)?;
         }
         Ok(())
     }
@@ -124,8 +176,8 @@ impl Dataplane {
             return self.attach(ifname, endpoint);
         }
         let mut programs = lock(&self.programs);
-        for direction in [Direction::FromPod, Direction::ToPod] {
-            hook::attach(&mut programs, Hook::Clsact, &self.pins, ifname, endpoint, direction)?;
+        for seat in Seat::of_endpoint(&self.pins, ifname, endpoint) {
+            hook::attach(&mut programs, Hook::Clsact, &seat)?;
         }
         lock(&self.provisional).insert(endpoint);
         Ok(())
@@ -136,8 +188,13 @@ impl Dataplane {
         lock(&self.provisional).contains(&endpoint)
     }
 
+    /// How many endpoints still run on clsact filters and should not.
+    pub fn provisional_count(&self) -> usize {
+        lock(&self.provisional).len()
+    }
+
     /// Puts TCX links in the place of clsact filters. The links work before the filters go, so that no packet passes
-    /// without a program; one that goes to the stack in between is counted twice. Blocking, as [`Self::attach`].
+    /// without a program, and each passes one. Blocking, as [`Self::attach`].
     pub fn upgrade(&self, ifname: &str, endpoint: EndpointId) -> Result<(), DataplaneError> {
         self.adopt(ifname, endpoint)?;
         lock(&self.provisional).remove(&endpoint);
@@ -148,10 +205,18 @@ impl Dataplane {
     /// about 1 us); attaches what is missing.
     pub fn adopt(&self, ifname: &str, endpoint: EndpointId) -> Result<(), DataplaneError> {
         let mut programs = lock(&self.programs);
-        for direction in [Direction::FromPod, Direction::ToPod] {
-            hook::adopt(&mut programs, self.hook, &self.pins, ifname, endpoint, direction)?;
-        }
-        Ok(())
+        lock(&self.maps).hand_over(endpoint, true)?;
+        let mut seats = Seat::of_endpoint(&self.pins, ifname, endpoint).into_iter();
+        let adopted = seats.try_for_each(|seat| hook::adopt(&mut programs, self.hook, &seat));
+        lock(&self.maps).hand_over(endpoint, false)?;
+        adopted
+    }
+
+    /// Brings `xdp_pod` to a host interface, in the driver and before the other programs; a link of an earlier agent is
+    /// taken over in place. Before, make the pod end fit for it: what it sends must have finished checksums, and it must
+    /// take frames that are no `sk_buff`s. About 20 us for a new link. Idempotent.
+    pub fn attach_xdp(&self, ifname: &str, ifindex: u32, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        xdp::set_pod(&mut lock(&self.programs), &self.pins, ifname, ifindex, endpoint)
     }
 
     /// Forgets the pins of an endpoint. Call it after the interface is gone: while it exists, this detaches, which
@@ -172,63 +237,6 @@ impl Dataplane {
         self.pins.linked_endpoints()
     }
 
-    /// Makes an endpoint ready: its row, its addresses, in the order that never lets a packet meet half of it (I1, I2).
-    pub fn publish(&self, endpoint: &EndpointConfig) -> Result<(), DataplaneError> {
-        lock(&self.maps).publish(endpoint)
-    }
-
-    /// Brings an endpoint that has been published by an earlier agent up to date without interrupting its traffic.
-    pub fn republish(&self, endpoint: &EndpointConfig) -> Result<(), DataplaneError> {
-        lock(&self.maps).republish(endpoint)
-    }
-
-    /// Stops an endpoint's traffic and forgets its addresses and counters. Succeeds when there is nothing left to do.
-    pub fn withdraw(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        lock(&self.maps).withdraw(endpoint)
-    }
-
-    /// Forgets addresses whose endpoint does not have them: an agent that is killed inside [`Self::withdraw`] leaves
-    /// them without a row that tells of them. For the start, after [`Self::republish`] of what is kept.
-    pub fn forget_stale_addresses(&self) -> Result<(), DataplaneError> {
-        lock(&self.maps).forget_stale_addresses()
-    }
-
-    /// Endpoints whose rows or addresses are set, whoever set them.
-    pub fn published_endpoints(&self) -> Result<Vec<EndpointId>, DataplaneError> {
-        lock(&self.maps).published(self.max_endpoints)
-    }
-
-    /// Says what becomes of a network's packets to addresses of no endpoint: inside `subnets` they are dropped;
-    /// elsewhere they go to the node's stack if `host_access`, else they are dropped.
-    pub fn set_routes(
-        &self,
-        network: NetworkId,
-        subnets: &[ipnet::IpNet],
-        host_access: bool,
-    ) -> Result<(), DataplaneError> {
-        lock(&self.maps).set_routes(network, subnets, host_access)
-    }
-
-    /// Forgets the routes of all networks but these.
-    pub fn retain_routes(&self, networks: &[NetworkId]) -> Result<(), DataplaneError> {
-        lock(&self.maps).retain_routes(networks)
-    }
-
-    /// What passed an endpoint.
-    pub fn counts(&self, endpoint: EndpointId) -> Result<EndpointCounts, DataplaneError> {
-        lock(&self.maps).counts(endpoint)
-    }
-
-    /// All drops that were counted, by endpoint, direction and reason.
-    pub fn drops(&self) -> Result<Vec<DropCount>, DataplaneError> {
-        lock(&self.maps).drops()
-    }
-
-    /// What passed an endpoint, by verdict; zero rows left out. With [`Self::drops`] it accounts for every packet.
-    pub fn forwarded(&self, endpoint: EndpointId) -> Result<Vec<(Direction, Verdict, Count)>, DataplaneError> {
-        lock(&self.maps).forwarded(endpoint)
-    }
-
     /// Runs a program on one packet without any interface taking part (`BPF_PROG_TEST_RUN`), for tests and benchmarks.
     pub fn test_run(
         &self,
@@ -236,8 +244,12 @@ impl Dataplane {
         options: aya::TestRunOptions<'_>,
     ) -> Result<aya::TestRunResult, DataplaneError> {
         let mut programs = lock(&self.programs);
-        let classifier = object::classifier(&mut programs, program)?;
-        classifier.test_run(options).map_err(|error| DataplaneError::Load {
+        let ran = if program == object::XDP_POD {
+            object::xdp(&mut programs, program)?.test_run(options)
+        } else {
+            object::classifier(&mut programs, program)?.test_run(options)
+        };
+        ran.map_err(|error| DataplaneError::Load {
             program,
             reason: format!("test run: {error}"),
         })
@@ -250,17 +262,13 @@ impl Dataplane {
         } else {
             self.hook
         };
-        hook::inspect(&lock(&self.programs), hook, &self.pins, ifname, endpoint)
+        let seats = Seat::of_endpoint(&self.pins, ifname, endpoint);
+        hook::inspect(&self.program_ids, hook, &seats)
     }
 
-    /// Whether the endpoint's row says what it should.
-    pub fn verify(&self, endpoint: &EndpointConfig) -> Vec<String> {
-        lock(&self.maps).verify(endpoint)
-    }
-
-    /// The pinned maps. Counts rows, which takes milliseconds for a full flow table.
-    pub fn maps(&self) -> Result<Vec<MapView>, DataplaneError> {
-        inspect::maps(&lock(&self.maps), &self.pins, self.max_endpoints)
+    /// `xdp_pod` at a host interface that should have it, or what is wrong.
+    pub fn xdp_program(&self, ifname: &str, ifindex: u32, endpoint: EndpointId) -> Result<ProgramView, String> {
+        xdp::inspect_pod(&self.program_ids, &self.pins, ifname, ifindex, endpoint)
     }
 }
 

@@ -1,8 +1,10 @@
 //! The ELF: where it comes from and how it is loaded.
 
+use std::collections::BTreeMap;
+
 use aya::{
     Ebpf, EbpfLoader, VerifierLogLevel,
-    programs::{ProgramError, SchedClassifier},
+    programs::{Program, ProgramError, SchedClassifier, Xdp},
 };
 use kni_common::layout::MapSpec;
 
@@ -11,8 +13,17 @@ use super::{DataplaneError, pin::Pins};
 /// The object that the build embedded, empty when it was built without.
 static EMBEDDED: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kni-ebpf.o"));
 
-/// Every program of the object.
-pub(super) const PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
+/// The programs of pod interfaces: the ones that questions are asked of.
+const POD_PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
+
+/// The TC programs of the uplink.
+const UPLINK_PROGRAMS: [&str; 2] = ["from_uplink", "to_uplink"];
+
+/// The XDP program of the uplink.
+pub(super) const XDP_UPLINK: &str = "xdp_uplink";
+
+/// The XDP program of pod interfaces of networks that want it.
+pub(super) const XDP_POD: &str = "xdp_pod";
 
 /// The embedded object.
 pub fn embedded() -> Result<Vec<u8>, DataplaneError> {
@@ -23,11 +34,28 @@ pub fn embedded() -> Result<Vec<u8>, DataplaneError> {
     }
 }
 
-/// Loads all programs, with the maps of the pins.
-pub(super) fn load(object: &[u8], pins: &Pins, specs: &[MapSpec]) -> Result<Ebpf, DataplaneError> {
+/// What a copy of the programs is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Packets.
+    Traffic,
+    /// Questions: it decides and does nothing.
+    DryRun,
+}
+
+/// Name and value of the constant that makes a copy do nothing. The verifier removes what it rules out.
+const DRY_RUN: &str = "DRY_RUN";
+static YES: u8 = 1;
+
+/// Loads the programs that the purpose needs, with the maps of the pins.
+pub(super) fn load(object: &[u8], pins: &Pins, specs: &[MapSpec], purpose: Purpose) -> Result<Ebpf, DataplaneError> {
     let mut loader = EbpfLoader::new();
     // The full log costs time on every load; the statistics still bring the line that says what was refused.
     loader.verifier_log_level(VerifierLogLevel::STATS);
+    if purpose == Purpose::DryRun {
+        // A copy that would take a question for traffic must not load.
+        loader.override_global(DRY_RUN, &YES, true);
+    }
     for spec in specs {
         loader
             .map_max_entries(spec.name, spec.max_entries)
@@ -36,15 +64,47 @@ pub(super) fn load(object: &[u8], pins: &Pins, specs: &[MapSpec]) -> Result<Ebpf
     let mut ebpf = loader
         .load(object)
         .map_err(|error| DataplaneError::Object(Box::new(error)))?;
-    for name in PROGRAMS {
-        classifier(&mut ebpf, name)?
-            .load()
-            .map_err(|error| DataplaneError::Load {
-                program: name,
-                reason: explain(&error),
-            })?;
+    for name in POD_PROGRAMS {
+        classifier(&mut ebpf, name)?.load().map_err(refused(name))?;
+    }
+    if purpose == Purpose::Traffic {
+        for name in UPLINK_PROGRAMS {
+            classifier(&mut ebpf, name)?.load().map_err(refused(name))?;
+        }
+        for name in [XDP_UPLINK, XDP_POD] {
+            xdp(&mut ebpf, name)?.load().map_err(refused(name))?;
+        }
     }
     Ok(ebpf)
+}
+
+fn refused(program: &'static str) -> impl FnOnce(ProgramError) -> DataplaneError {
+    move |error| DataplaneError::Load {
+        program,
+        reason: explain(&error),
+    }
+}
+
+/// The kernel's ids of the loaded programs. They never change, so whoever looks at an interface needs not wait until
+/// nobody attaches.
+pub(super) type ProgramIds = BTreeMap<String, u32>;
+
+/// See [`ProgramIds`].
+pub(super) fn ids(ebpf: &Ebpf) -> ProgramIds {
+    let id = |program: &Program| {
+        let info = if let Program::SchedClassifier(program) = program {
+            program.info()
+        } else if let Program::Xdp(program) = program {
+            program.info()
+        } else {
+            return None;
+        };
+        Some(info.ok()?.id())
+    };
+    let programs = ebpf.programs();
+    programs
+        .filter_map(|(name, program)| Some((name.to_owned(), id(program)?)))
+        .collect()
 }
 
 /// A program of the object.
@@ -52,6 +112,15 @@ pub(super) fn classifier<'a>(
     ebpf: &'a mut Ebpf,
     name: &'static str,
 ) -> Result<&'a mut SchedClassifier, DataplaneError> {
+    let missing = || DataplaneError::Missing { what: "program", name };
+    ebpf.program_mut(name)
+        .ok_or_else(missing)?
+        .try_into()
+        .map_err(|_other_kind: ProgramError| missing())
+}
+
+/// An XDP program of the object.
+pub(super) fn xdp<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut Xdp, DataplaneError> {
     let missing = || DataplaneError::Missing { what: "program", name };
     ebpf.program_mut(name)
         .ok_or_else(missing)?

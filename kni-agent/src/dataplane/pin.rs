@@ -4,6 +4,8 @@
 //! ROOT/v1/ENDPOINTS ...            maps of layout 1, bpftool shows their field names
 //! ROOT/links/5-from_pod            TCX link of endpoint 5, TC ingress of its host interface
 //! ROOT/links/5-to_pod              likewise, TC egress
+//! ROOT/links/5-xdp_pod             XDP link of its host interface, where its network wants one
+//! ROOT/links/uplink-from_uplink    TCX link of the uplink; the XDP link's name ends with its mode
 //! ```
 
 use std::{
@@ -22,13 +24,13 @@ use nix::{
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
 
-use super::DataplaneError;
+use super::{DataplaneError, object::XDP_POD};
 use crate::model::EndpointId;
 
 const BPFFS: &str = "/sys/fs/bpf";
 
 /// Maps whose rows name endpoints by generation.
-const REMEMBER_GENERATIONS: [&str; 3] = ["ADDRESSES", "FLOWS4", "FLOWS6"];
+const REMEMBER_GENERATIONS: [&str; 4] = ["ADDRESSES", "FLOWS4", "FLOWS6", "HOST_PORTS"];
 
 /// The folders of the pins.
 #[derive(Debug, Clone)]
@@ -67,6 +69,16 @@ impl Pins {
         self.links.join(format!("{endpoint}-{}", direction.as_str()))
     }
 
+    /// Link of the XDP program at an endpoint's host interface.
+    pub(super) fn xdp_link(&self, endpoint: EndpointId) -> PathBuf {
+        self.links.join(format!("{endpoint}-{XDP_POD}"))
+    }
+
+    /// Link of a program at the uplink.
+    pub(super) fn uplink_link(&self, what: &str) -> PathBuf {
+        self.links.join(format!("uplink-{what}"))
+    }
+
     /// Compares every pinned map with what is expected. One that differs is unpinned with a warning, so that loading
     /// makes a new one: its rows come back from the agent's state, its flows are judged anew.
     pub(super) fn check_maps(&self, specs: &[MapSpec]) -> Result<(), DataplaneError> {
@@ -96,8 +108,9 @@ impl Pins {
     }
 
     pub(super) fn remove_links(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        self.remove_link(endpoint, Direction::FromPod)?;
-        self.remove_link(endpoint, Direction::ToPod)
+        Self::remove_link(&self.link(endpoint, Direction::FromPod))?;
+        Self::remove_link(&self.link(endpoint, Direction::ToPod))?;
+        Self::remove_link(&self.xdp_link(endpoint))
     }
 
     /// Where a link is pinned until it takes the place of another one. bpffs takes no names with a dot.
@@ -107,12 +120,12 @@ impl Pins {
         PathBuf::from(name)
     }
 
-    pub(super) fn remove_link(&self, endpoint: EndpointId, direction: Direction) -> Result<(), DataplaneError> {
-        let path = self.link(endpoint, direction);
-        for path in [Self::fresh(&path), path] {
-            match fs::remove_file(&path) {
+    /// Unpins a link; one that is not there is no error.
+    pub(super) fn remove_link(path: &Path) -> Result<(), DataplaneError> {
+        for path in [&Self::fresh(path), path] {
+            match fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(DataplaneError::pin(&path, "unpinning")(error));
+                    return Err(DataplaneError::pin(path, "unpinning")(error));
                 }
                 _ => {}
             }

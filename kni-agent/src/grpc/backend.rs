@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc};
 use tokio::sync::broadcast;
 
 use crate::{
-    attach::{AttachError, Attacher, DeleteRequest},
+    attach::{AttachError, DeleteRequest, Garbage, GarbageRequest},
     model::{
         AttachRequest, PodRef, Sandbox, SandboxId,
         view::{
@@ -37,6 +37,12 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// Takes all interfaces of a sandbox away. Succeeds if there are none.
     fn detach(&self, sandbox: SandboxId) -> impl Future<Output = Result<(), AttachError>> + Send;
 
+    /// Takes the interfaces of a sandbox away if they are what one CNI call made, and does nothing else.
+    fn undo(&self, sandbox: SandboxId, invocation: String) -> impl Future<Output = Result<(), AttachError>> + Send;
+
+    /// Detaches what a CNI runtime no longer has.
+    fn collect_garbage(&self, request: GarbageRequest) -> impl Future<Output = Result<Garbage, AttachError>> + Send;
+
     /// A sandbox that is completely attached. Does not block.
     fn query(&self, sandbox: &SandboxId) -> Option<Arc<Sandbox>>;
 
@@ -60,59 +66,4 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
     /// Drop events from now on. A receiver that lags is told how many it lost.
     fn subscribe_drops(&self) -> broadcast::Receiver<DropEventView>;
-}
-
-/// The agent's own attach service.
-impl Backend for Attacher {
-    async fn create_namespace(&self, pod: PodRef, path_prefix: &str) -> Result<PathBuf, AttachError> {
-        self.create_namespace(pod, path_prefix).await
-    }
-
-    async fn delete(&self, request: DeleteRequest) -> Result<(), AttachError> {
-        self.delete(request).await
-    }
-
-    async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
-        self.attach(request).await
-    }
-
-    async fn claim(&self, sandbox: SandboxId, netns: PathBuf) -> Result<(), AttachError> {
-        self.claim(sandbox, netns).await
-    }
-
-    async fn detach(&self, sandbox: SandboxId) -> Result<(), AttachError> {
-        self.detach(sandbox).await
-    }
-
-    fn query(&self, sandbox: &SandboxId) -> Option<Arc<Sandbox>> {
-        self.query(sandbox)
-    }
-
-    fn networks(&self) -> Vec<NetworkView> {
-        self.networks()
-    }
-
-    fn refused(&self) -> Vec<RefusedManifest> {
-        self.refused()
-    }
-
-    fn interfaces(&self, filter: &InterfaceFilter) -> Vec<InterfaceView> {
-        self.interfaces(filter)
-    }
-
-    fn drops(&self) -> Vec<DropView> {
-        self.drops()
-    }
-
-    fn maps(&self) -> Vec<MapView> {
-        self.maps()
-    }
-
-    fn status(&self) -> StatusView {
-        self.status()
-    }
-
-    fn subscribe_drops(&self) -> broadcast::Receiver<DropEventView> {
-        self.subscribe_drops()
-    }
 }

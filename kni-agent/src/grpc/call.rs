@@ -6,7 +6,7 @@ use std::{
 };
 
 use futures::FutureExt as _;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, metadata::MetadataMap};
 
 use super::{accept::Peer, status::one_line};
 
@@ -18,6 +18,8 @@ pub(super) struct Call {
     pod: String,
     sandbox: String,
     client: Option<i32>,
+    /// The client's trace (W3C Trace Context).
+    traceparent: Option<String>,
 }
 
 impl Call {
@@ -30,6 +32,7 @@ impl Call {
             pod: String::new(),
             sandbox: String::new(),
             client,
+            traceparent: traceparent(request.metadata()),
         }
     }
 
@@ -80,16 +83,58 @@ impl Call {
             pod,
             sandbox,
             client,
+            traceparent,
             ..
         } = self;
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         match (failure, self.changes) {
             (Some(status), _) => {
                 let (code, error) = (status.code(), status.message());
-                tracing::warn!(method, pod, sandbox, client, took_ms, ?code, error, "call failed");
+                tracing::warn!(
+                    method,
+                    pod,
+                    sandbox,
+                    client,
+                    traceparent,
+                    took_ms,
+                    ?code,
+                    error,
+                    "call failed"
+                );
             }
-            (None, true) => tracing::info!(method, pod, sandbox, client, took_ms, "call done"),
-            (None, false) => tracing::debug!(method, pod, sandbox, client, took_ms, "call done"),
+            (None, true) => tracing::info!(method, pod, sandbox, client, traceparent, took_ms, "call done"),
+            (None, false) => tracing::debug!(method, pod, sandbox, client, traceparent, took_ms, "call done"),
         }
+    }
+}
+
+/// The trace that a client says, if it is one: `00-<32 digits>-<16 digits>-<2 digits>`, in small hexadecimal letters.
+fn traceparent(metadata: &MetadataMap) -> Option<String> {
+    let text = metadata.get("traceparent")?.to_str().ok()?;
+    let lengths = text.split('-').map(str::len);
+    let digit = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b) || b == b'-';
+    (lengths.eq([2, 32, 16, 2]) && text.bytes().all(digit)).then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_trace_is_logged_as_one() {
+        let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        for (value, logged) in [
+            (trace, true),
+            ("", false),
+            ("00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01", false),
+            ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331", false),
+            ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more", false),
+            ("00-0af7651916cd43dd8448eb211c80319-cb7ad6b7169203331-01", false),
+        ] {
+            let mut metadata = MetadataMap::new();
+            metadata.insert("traceparent", value.parse().unwrap());
+            assert_eq!(traceparent(&metadata).is_some(), logged, "{value}");
+        }
+        assert_eq!(traceparent(&MetadataMap::new()), None);
     }
 }

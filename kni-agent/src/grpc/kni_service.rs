@@ -98,10 +98,13 @@ impl<B: Backend> KniService<B> {
         let call = call.about(pod(&request.namespace, &request.name), &request.id);
         let backend = self.backend.clone();
         call.run(async move {
-            if let Some(sandbox) = convert::sandbox_id(&request.id) {
-                backend.detach(sandbox).await?;
-            } else {
-                tracing::debug!(method, "names nothing that can exist");
+            match (
+                convert::sandbox_id(&request.id),
+                convert::invocation(&request.extradata),
+            ) {
+                (Some(sandbox), None) => backend.detach(sandbox).await?,
+                (Some(sandbox), Some(invocation)) => backend.undo(sandbox, invocation.to_owned()).await?,
+                (None, _) => tracing::debug!(method, "names nothing that can exist"),
             }
             Ok(DetachInterfaceResponse {})
         })

@@ -2,7 +2,7 @@
 //! Layer: edge.
 //!
 //! [`socket::bind`] makes the sockets, [`server::serve`] serves on them until it is told to stop. All work is done by
-//! a [`Backend`], which the attach service is.
+//! a [`Backend`]; what is known of flows, policy and services comes from an [`Insight`]. The root makes both.
 
 pub mod backend;
 pub mod health;
@@ -13,7 +13,13 @@ mod accept;
 mod call;
 mod convert;
 mod drops;
+mod flow_answer;
+mod flows;
+mod insight;
 mod kni_service;
+mod pod_network_service;
+mod policy_answer;
+mod question;
 mod runtime_answer;
 mod runtime_service;
 mod status;
@@ -22,5 +28,6 @@ mod tests;
 
 pub use backend::Backend;
 pub use health::Health;
-pub use server::{ServeError, serve};
+pub use insight::Insight;
+pub use server::{ServeError, Sockets, serve};
 pub use socket::{BindError, BoundSocket, bind};

@@ -4,11 +4,14 @@ use std::net::IpAddr;
 
 use kni_proto::runtime::{
     Address, Counter, DropCount, DropEvent, Interface, Map, NetworkStatus, Program, RefusedManifest as WireRefused,
+    Uplink,
 };
 
 use crate::model::{
     NetworkName,
-    view::{Count, DropEventView, DropView, InterfaceView, MapView, NetworkView, ProgramView, RefusedManifest},
+    view::{
+        Count, DropEventView, DropView, InterfaceView, MapView, NetworkView, ProgramView, RefusedManifest, UplinkView,
+    },
 };
 
 pub(super) fn network(view: &NetworkView) -> NetworkStatus {
@@ -25,6 +28,12 @@ pub(super) fn network(view: &NetworkView) -> NetworkStatus {
         total_addresses: view.total_addresses.to_string(),
         used_addresses: view.used_addresses.to_string(),
         origin: view.origin.clone(),
+        provider: spec.provider.as_str().to_owned(),
+        features: view
+            .features
+            .iter()
+            .map(|feature| feature.as_str().to_owned())
+            .collect(),
     }
 }
 
@@ -63,7 +72,12 @@ pub(super) fn interface(view: InterfaceView) -> Interface {
         endpoint_id: attachment.endpoint.0,
         ifname: attachment.ifname.to_string(),
         ifindex: attachment.ifindex,
-        host_ifname: attachment.host_ifname.to_string(),
+        // Kinds without a host end have no index of one.
+        host_ifname: if attachment.host_ifindex == 0 {
+            String::new()
+        } else {
+            attachment.host_ifname.to_string()
+        },
         host_ifindex: attachment.host_ifindex,
         netns_path: sandbox.netns.display().to_string(),
         netns_inode: sandbox.netns_identity.inode,
@@ -79,6 +93,8 @@ pub(super) fn interface(view: InterfaceView) -> Interface {
         problems,
         default_route: attachment.default_route,
         host_access: attachment.host_access,
+        kind: attachment.kind.as_str().to_owned(),
+        policy_enforced: attachment.kind.has_row(),
     }
 }
 
@@ -131,17 +147,38 @@ pub(super) fn map(view: MapView) -> Map {
     }
 }
 
+pub(super) fn uplink(view: UplinkView) -> Uplink {
+    let texts = |addresses: Vec<IpAddr>| addresses.iter().map(ToString::to_string).collect();
+    Uplink {
+        ifname: view.ifname,
+        ifindex: view.ifindex,
+        sources: texts(view.sources),
+        dedicated: texts(view.dedicated),
+        programs: view.programs.into_iter().map(program).collect(),
+        xdp: view.xdp,
+        host_ports: view.host_ports,
+    }
+}
+
 /// The transport in words; empty for a packet that is not IP, which has none.
 fn protocol(view: &DropEventView) -> String {
     match (view.protocol, view.source) {
         (0, None) => String::new(),
-        (1, _) => "ICMP".to_owned(),
-        (6, _) => "TCP".to_owned(),
-        (17, _) => "UDP".to_owned(),
-        (58, _) => "ICMPv6".to_owned(),
-        (132, _) => "SCTP".to_owned(),
-        (number, _) => number.to_string(),
+        (number, _) => protocol_word(number),
     }
+}
+
+/// A transport in words, or its number.
+pub(super) fn protocol_word(number: u8) -> String {
+    let word = match number {
+        1 => "ICMP",
+        6 => "TCP",
+        17 => "UDP",
+        58 => "ICMPv6",
+        132 => "SCTP",
+        _ => return number.to_string(),
+    };
+    word.to_owned()
 }
 
 fn network_name(name: Option<NetworkName>) -> String {

@@ -4,20 +4,26 @@ use std::{path::PathBuf, pin::Pin, sync::Arc, time::Instant};
 
 use futures::Stream;
 use kni_proto::runtime::{
-    DropEvent, GetStatusRequest, GetStatusResponse, ListDropsRequest, ListDropsResponse, ListInterfacesRequest,
-    ListInterfacesResponse, ListMapsRequest, ListMapsResponse, ListNetworksRequest, ListNetworksResponse,
-    WatchDropsRequest, runtime_server::Runtime,
+    CollectGarbageRequest, CollectGarbageResponse, DropEvent, ExplainRequest, ExplainResponse, Flow, GetPolicyRequest,
+    GetPolicyResponse, GetStatusRequest, GetStatusResponse, ListDropsRequest, ListDropsResponse, ListFlowsRequest,
+    ListFlowsResponse, ListInterfacesRequest, ListInterfacesResponse, ListMapsRequest, ListMapsResponse,
+    ListNetworksRequest, ListNetworksResponse, ListServicesRequest, ListServicesResponse, WatchDropsRequest,
+    WatchFlowsRequest, runtime_server::Runtime,
 };
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use super::{backend::Backend, call::Call, drops, runtime_answer, status::one_line};
+use super::{
+    backend::Backend, call::Call, convert, drops, flow_answer, flows, insight::Insight, policy_answer, question,
+    runtime_answer, status::one_line,
+};
 use crate::model::view::{InterfaceFilter, StatusView};
 
 /// The service over a backend.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct RuntimeService<B> {
     backend: B,
+    insight: Arc<dyn Insight>,
     process: Arc<Process>,
     stopping: watch::Receiver<bool>,
 }
@@ -32,7 +38,12 @@ struct Process {
 
 impl<B: Backend> RuntimeService<B> {
     /// A service whose streams end when `stopping` becomes true.
-    pub(super) fn new(backend: B, sockets: &[PathBuf], stopping: watch::Receiver<bool>) -> Self {
+    pub(super) fn new(
+        backend: B,
+        insight: Arc<dyn Insight>,
+        sockets: &[PathBuf],
+        stopping: watch::Receiver<bool>,
+    ) -> Self {
         let process = Arc::new(Process {
             started: Instant::now(),
             kernel_release: kernel_release(),
@@ -40,6 +51,7 @@ impl<B: Backend> RuntimeService<B> {
         });
         Self {
             backend,
+            insight,
             process,
             stopping,
         }
@@ -53,13 +65,33 @@ impl<B: Backend> RuntimeService<B> {
         question: impl FnOnce(&B) -> T + Send + 'static,
     ) -> Result<Response<T>, Status> {
         let backend = self.backend.clone();
-        Call::query(method, request)
-            .run(async move {
-                let answer = tokio::task::spawn_blocking(move || question(&backend)).await;
-                answer.map_err(|error| Status::internal(one_line(&format!("{method}: {error}"))))
-            })
-            .await
+        answer(method, request, move || Ok(question(&backend))).await
     }
+
+    /// Runs a question about flows, policy or services that may block.
+    async fn look<R, T: Send + 'static>(
+        &self,
+        method: &'static str,
+        request: &Request<R>,
+        question: impl FnOnce(&dyn Insight) -> Result<T, Status> + Send + 'static,
+    ) -> Result<Response<T>, Status> {
+        let insight = Arc::clone(&self.insight);
+        answer(method, request, move || question(&*insight)).await
+    }
+}
+
+/// Runs what may block, apart from the connection.
+async fn answer<R, T: Send + 'static>(
+    method: &'static str,
+    request: &Request<R>,
+    question: impl FnOnce() -> Result<T, Status> + Send + 'static,
+) -> Result<Response<T>, Status> {
+    Call::query(method, request)
+        .run(async move {
+            let answer = tokio::task::spawn_blocking(question).await;
+            answer.unwrap_or_else(|error| Err(Status::internal(one_line(&format!("{method}: {error}")))))
+        })
+        .await
 }
 
 impl Process {
@@ -80,6 +112,8 @@ impl Process {
             endpoints_capacity: view.endpoints_capacity,
             warm_sandboxes: view.warm_sandboxes,
             pending_removals: view.pending_removals,
+            pending_links: view.pending_links,
+            uplink: Some(runtime_answer::uplink(view.uplink)),
         }
     }
 }
@@ -160,6 +194,78 @@ impl<B: Backend> Runtime for RuntimeService<B> {
     async fn list_maps(&self, request: Request<ListMapsRequest>) -> Result<Response<ListMapsResponse>, Status> {
         self.ask("ListMaps", &request, |backend| ListMapsResponse {
             maps: backend.maps().into_iter().map(runtime_answer::map).collect(),
+        })
+        .await
+    }
+
+    async fn list_flows(&self, request: Request<ListFlowsRequest>) -> Result<Response<ListFlowsResponse>, Status> {
+        let filter = question::flow_filter(request.get_ref().filter.clone());
+        self.look("ListFlows", &request, move |insight| {
+            let flows = insight
+                .flows(&filter)
+                .iter()
+                .map(|flow| flow_answer::flow(flow))
+                .collect();
+            Ok(ListFlowsResponse { flows })
+        })
+        .await
+    }
+
+    type WatchFlowsStream = Pin<Box<dyn Stream<Item = Result<Flow, Status>> + Send>>;
+
+    async fn watch_flows(
+        &self,
+        request: Request<WatchFlowsRequest>,
+    ) -> Result<Response<Self::WatchFlowsStream>, Status> {
+        let filter = question::flow_filter(request.get_ref().filter.clone());
+        let flows = self.insight.subscribe_flows();
+        let stream: Self::WatchFlowsStream = Box::pin(flows::watch(flows, filter, self.stopping.clone()));
+        Call::query("WatchFlows", &request).run(async move { Ok(stream) }).await
+    }
+
+    async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
+        let wire = request.get_ref().clone();
+        self.look("Explain", &request, move |insight| {
+            let question = question::explain(wire)?;
+            Ok(flow_answer::explanation(insight.explain(&question)?))
+        })
+        .await
+    }
+
+    async fn get_policy(&self, request: Request<GetPolicyRequest>) -> Result<Response<GetPolicyResponse>, Status> {
+        let wire = request.get_ref().clone();
+        self.look("GetPolicy", &request, move |insight| {
+            let policy = insight.policy(&question::pod(wire)?)?;
+            let interfaces = policy.into_iter().map(policy_answer::interface_policy).collect();
+            Ok(GetPolicyResponse { interfaces })
+        })
+        .await
+    }
+
+    async fn collect_garbage(
+        &self,
+        request: Request<CollectGarbageRequest>,
+    ) -> Result<Response<CollectGarbageResponse>, Status> {
+        let call = Call::change("CollectGarbage", &request);
+        let (backend, request) = (self.backend.clone(), convert::garbage_request(request.into_inner()));
+        call.run(async move {
+            let garbage = backend.collect_garbage(request).await?;
+            Ok(convert::garbage(garbage))
+        })
+        .await
+    }
+
+    async fn list_services(
+        &self,
+        request: Request<ListServicesRequest>,
+    ) -> Result<Response<ListServicesResponse>, Status> {
+        self.look("ListServices", &request, |insight| {
+            let services = insight
+                .services()
+                .into_iter()
+                .map(policy_answer::service_port)
+                .collect();
+            Ok(ListServicesResponse { services })
         })
         .await
     }

@@ -1,14 +1,21 @@
 //! The server: all services on all sockets, with the limits that keep one client from exhausting the agent.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
-use kni_proto::{kni::kni_server::KniServer, runtime::runtime_server::RuntimeServer};
+use kni_proto::{
+    kni::kni_server::KniServer,
+    networking::{
+        pod_network_lifecycle_server::PodNetworkLifecycleServer,
+        pod_network_management_server::PodNetworkManagementServer,
+    },
+    runtime::runtime_server::RuntimeServer,
+};
 use tokio::sync::watch;
 use tonic::{service::Routes, transport::Server};
 
 use super::{
-    accept, backend::Backend, health::Health, kni_service::KniService, runtime_service::RuntimeService,
-    socket::BoundSocket,
+    accept, backend::Backend, health::Health, insight::Insight, kni_service::KniService,
+    pod_network_service::PodNetworkService, runtime_service::RuntimeService, socket::BoundSocket,
 };
 
 /// Largest request, in bytes. A pod's labels and annotations stay far below.
@@ -36,37 +43,57 @@ pub enum ServeError {
     Transport(#[from] tonic::transport::Error),
 }
 
+/// Where the services are reached. A runtime that is given the second kind reaches nothing but what it needs.
+#[derive(Debug, Default)]
+pub struct Sockets {
+    /// `kni.KNI` and `kni.runtime.v1`.
+    pub kni: Vec<BoundSocket>,
+    /// containerd's `PodNetworkLifecycle` and `PodNetworkManagement`.
+    pub pod_network: Vec<BoundSocket>,
+}
+
 /// Serves on all sockets until `shutdown` resolves; then no more connections are accepted, the socket files are
 /// removed, streams end, and running calls have ten seconds. `Ok` means that it was told to stop.
 pub async fn serve<B: Backend>(
-    sockets: Vec<BoundSocket>,
+    sockets: Sockets,
     backend: B,
+    insight: Arc<dyn Insight>,
     health: Health,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ServeError> {
-    serve_limited(sockets, backend, health, shutdown, MAX_CONNECTIONS).await
+    serve_limited(sockets, backend, insight, health, shutdown, MAX_CONNECTIONS).await
 }
 
-/// [`serve`] with another number of connections.
+/// [`serve`] with another number of connections, of each kind.
 pub(super) async fn serve_limited<B: Backend>(
-    sockets: Vec<BoundSocket>,
+    sockets: Sockets,
     backend: B,
+    insight: Arc<dyn Insight>,
     health: Health,
     shutdown: impl Future<Output = ()> + Send,
     max_connections: usize,
 ) -> Result<(), ServeError> {
     let (stop, stopping) = watch::channel(false);
-    let paths: Vec<PathBuf> = sockets.iter().map(|socket| socket.path().to_owned()).collect();
-    let routes = routes(backend, &paths, &health, stopping.clone())?;
-    let incoming = accept::incoming(sockets, max_connections)?;
+    let all = sockets.kni.iter().chain(&sockets.pod_network);
+    let paths: Vec<PathBuf> = all.map(|socket| socket.path().to_owned()).collect();
+    let pod_network = pod_network_routes(backend.clone(), &health)?;
+    let routes = routes(backend, insight, &paths, &health, stopping.clone())?;
     let told = async {
         shutdown.await;
         health.stop().await;
         stop.send_replace(true);
     };
-    let served = server().add_routes(routes).serve_with_incoming_shutdown(incoming, told);
+    let incoming = accept::incoming(sockets.kni, max_connections)?;
+    let main = Box::pin(server().add_routes(routes).serve_with_incoming_shutdown(incoming, told));
+    let incoming = accept::incoming(sockets.pod_network, max_connections)?;
+    let also_told = stopped(stopping.clone());
+    let other = server().add_routes(pod_network);
+    let other = Box::pin(other.serve_with_incoming_shutdown(incoming, also_told));
     tokio::select! {
-        served = served => Ok(served?),
+        served = async { tokio::try_join!(main, other) } => {
+            served?;
+            Ok(())
+        }
         () = overdue(stopping) => {
             tracing::warn!("calls are still running {} s after the order to stop", GRACE.as_secs());
             Ok(())
@@ -84,12 +111,13 @@ fn server() -> Server {
 
 fn routes<B: Backend>(
     backend: B,
+    insight: Arc<dyn Insight>,
     sockets: &[PathBuf],
     health: &Health,
     stopping: watch::Receiver<bool>,
 ) -> Result<Routes, tonic_reflection::server::Error> {
     let kni = KniServer::new(KniService::new(backend.clone())).max_decoding_message_size(MAX_REQUEST);
-    let runtime = RuntimeService::new(backend, sockets, stopping);
+    let runtime = RuntimeService::new(backend, insight, sockets, stopping);
     let runtime = RuntimeServer::new(runtime).max_decoding_message_size(MAX_REQUEST);
     // Older tools ask for reflection by its v1alpha name.
     Ok(Routes::new(kni)
@@ -99,17 +127,32 @@ fn routes<B: Backend>(
         .add_service(reflection().build_v1alpha()?))
 }
 
+fn pod_network_routes<B: Backend>(backend: B, health: &Health) -> Result<Routes, tonic_reflection::server::Error> {
+    let service = PodNetworkService::new(backend);
+    let lifecycle = PodNetworkLifecycleServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST);
+    let management = PodNetworkManagementServer::new(service).max_decoding_message_size(MAX_REQUEST);
+    Ok(Routes::new(lifecycle)
+        .add_service(management)
+        .add_service(health.service())
+        .add_service(reflection().build_v1()?))
+}
+
 fn reflection() -> tonic_reflection::server::Builder<'static> {
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(kni_proto::DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
 }
 
-/// Resolves when the calls have had their time after the order to stop.
-async fn overdue(mut stopping: watch::Receiver<bool>) {
+/// Resolves with the order to stop.
+async fn stopped(mut stopping: watch::Receiver<bool>) {
     if stopping.wait_for(|stopping| *stopping).await.is_err() {
         // Serving ended by itself.
         std::future::pending::<()>().await;
     }
+}
+
+/// Resolves when the calls have had their time after the order to stop.
+async fn overdue(stopping: watch::Receiver<bool>) {
+    stopped(stopping).await;
     tokio::time::sleep(GRACE).await;
 }

@@ -3,7 +3,7 @@
 use tonic::{Code, Status};
 
 use super::convert::RequestError;
-use crate::attach::AttachError;
+use crate::{attach::AttachError, model::flow_view::QuestionError};
 
 /// Longest message, in bytes. Percent-encoded it still fits a client's limit for headers.
 const MAX_MESSAGE: usize = 1024;
@@ -11,16 +11,26 @@ const MAX_MESSAGE: usize = 1024;
 /// What a client may do about an error decides its code: `Unavailable` means the same call will work later.
 fn code(error: &AttachError) -> Code {
     match error {
-        AttachError::NotInSync | AttachError::Stopping => Code::Unavailable,
+        // Policies are tried again until they are in force.
+        AttachError::NotInSync
+        | AttachError::NotReady { .. }
+        | AttachError::Stopping
+        | AttachError::Policy { .. }
+        | AttachError::HostPorts { .. }
+        | AttachError::Provider { again: true, .. } => Code::Unavailable,
         AttachError::UnknownNetwork { .. } | AttachError::NetnsNotFound { .. } => Code::NotFound,
         AttachError::InvalidSelection { .. }
         | AttachError::InvalidField { .. }
         | AttachError::AddressUnavailable { in_use: false, .. } => Code::InvalidArgument,
-        AttachError::NoDefaultNetwork { .. } | AttachError::NetworkDisabled { .. } => Code::FailedPrecondition,
+        AttachError::NoDefaultNetwork { .. }
+        | AttachError::NetworkDisabled { .. }
+        | AttachError::Provider { again: false, .. } => Code::FailedPrecondition,
         AttachError::AddressesExhausted { .. } | AttachError::EndpointsExhausted { .. } => Code::ResourceExhausted,
-        AttachError::AddressUnavailable { in_use: true, .. } | AttachError::Conflict { .. } => Code::AlreadyExists,
+        AttachError::AddressUnavailable { in_use: true, .. }
+        | AttachError::Conflict { .. }
+        | AttachError::HostPortTaken { .. } => Code::AlreadyExists,
         AttachError::Timeout { .. } => Code::DeadlineExceeded,
-        AttachError::Kernel { .. } | AttachError::Store(_) => Code::Internal,
+        AttachError::Kernel { .. } | AttachError::Xdp { .. } | AttachError::Store(_) => Code::Internal,
     }
 }
 
@@ -33,6 +43,17 @@ impl From<AttachError> for Status {
 impl From<RequestError> for Status {
     fn from(error: RequestError) -> Self {
         Self::invalid_argument(one_line(&error.to_string()))
+    }
+}
+
+impl From<QuestionError> for Status {
+    fn from(error: QuestionError) -> Self {
+        let code = match &error {
+            QuestionError::Invalid { .. } => Code::InvalidArgument,
+            QuestionError::NotFound { .. } => Code::NotFound,
+            QuestionError::Failed(_) => Code::Internal,
+        };
+        Self::new(code, one_line(&error.to_string()))
     }
 }
 

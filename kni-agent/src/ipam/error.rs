@@ -90,6 +90,8 @@ pub enum WhyNot {
     Gateway,
     /// It is the last address of an IPv4 subnet.
     Broadcast,
+    /// It is in none of the node's address blocks.
+    OtherNode,
 }
 
 impl fmt::Display for WhyNot {
@@ -101,6 +103,7 @@ impl fmt::Display for WhyNot {
             Self::NetworkAddress => "it is the network's own address",
             Self::Gateway => "it is the gateway",
             Self::Broadcast => "it is the broadcast address",
+            Self::OtherNode => "it is in no address block of this node",
         })
     }
 }

@@ -55,6 +55,19 @@ impl IntervalSet {
         }
     }
 
+    /// What is in both the set and one of the ranges, whose ends are inclusive.
+    pub(super) fn within(&self, ranges: impl Iterator<Item = (u128, u128)>) -> Self {
+        let mut both = Self::default();
+        for (first, last) in ranges {
+            for (&start, &end) in self.ranges.range(..=last) {
+                if end >= first {
+                    both.insert(start.max(first), end.min(last));
+                }
+            }
+        }
+        both
+    }
+
     /// The smallest number of the set that is not below `from`; failing that, the smallest of all.
     pub(super) fn next_cyclic(&self, from: u128) -> Option<u128> {
         if self.range_at(from).is_some() {

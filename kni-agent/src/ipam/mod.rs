@@ -8,6 +8,7 @@ use std::{
 
 use crate::model::{NetworkName, NetworkSpec};
 
+pub mod blocks;
 mod error;
 mod interval;
 mod pool;

@@ -18,6 +18,12 @@ fn network(subnets: &[&str], excludes: &[&str]) -> NetworkSpec {
         subnets: subnets.iter().map(|s| s.parse().unwrap()).collect(),
         exclude_subnets: excludes.iter().map(|s| s.parse().unwrap()).collect(),
         mtu: 1500,
+        egress: crate::model::network::EgressMode::None,
+        egress_addresses: Vec::new(),
+        service_subnets: Vec::new(),
+        xdp: false,
+        provider: crate::model::Provider::Ebpf,
+        blocks: None,
     }
 }
 

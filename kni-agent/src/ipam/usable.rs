@@ -17,6 +17,8 @@ pub(super) struct Usable {
     /// What may be leased.
     pub(super) addresses: IntervalSet,
     subnets: Vec<Subnet>,
+    /// What may be leased on other nodes.
+    elsewhere: IntervalSet,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -46,7 +48,17 @@ impl Usable {
         for exclude in spec.exclude_subnets.iter().filter(of_family) {
             addresses.remove(number(exclude.network()), number(exclude.broadcast()));
         }
-        Self { addresses, subnets }
+        let mut elsewhere = IntervalSet::default();
+        if let Some(blocks) = &spec.blocks {
+            elsewhere.clone_from(&addresses);
+            let blocks = blocks.iter().filter(of_family);
+            addresses = addresses.within(blocks.map(|block| (number(block.network()), number(block.broadcast()))));
+        }
+        Self {
+            addresses,
+            subnets,
+            elsewhere,
+        }
     }
 
     /// Whether the network has subnets of the family.
@@ -61,6 +73,9 @@ impl Usable {
         }
         if !self.has_subnets() {
             return Some(WhyNot::NoSuchFamily);
+        }
+        if self.elsewhere.contains(address) {
+            return Some(WhyNot::OtherNode);
         }
         let inside = self
             .subnets

@@ -1,16 +1,23 @@
-//! Networks from a folder of manifests: read, refused by file, line and field, and watched.
+//! Networks, policies and services from a folder of manifests: read, refused by file, line and field, and watched.
 //! Layer: edge.
 
 use std::{
+    collections::BTreeMap,
     fmt, io,
     path::{Path, PathBuf},
 };
 
-use crate::model::NetworkSpec;
+use crate::model::{
+    NetworkSpec,
+    policy::{Labels, Policy},
+    service::{EndpointSlice, Service},
+};
 
 mod document;
+mod fidelity;
 mod folder;
 mod node;
+mod object;
 mod read;
 mod set;
 #[cfg(test)]
@@ -43,7 +50,7 @@ pub struct Refusal {
     pub line: Option<u32>,
     /// Kind of the object, where it says one.
     pub kind: Option<String>,
-    /// Name of the object, where it says one.
+    /// Name of the object, where it says one, after its namespace and '/', where it says that too.
     pub name: Option<String>,
     /// Path of the field, such as `spec.subnets[1]`; `None` if the document as a whole is wrong.
     pub field: Option<String>,
@@ -70,13 +77,23 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// What a folder of manifests says, in the order of file names and of documents within a file. Network names are
-/// unique and at most one network is the default; whatever would break that is in `refused`.
+/// What a folder of manifests says, in the order of file names and of documents within a file. Names are unique among
+/// the objects of a kind and namespace, at most one network is the default, and no two Services of a network have the
+/// same virtual address; whatever would break that is in `refused`. Objects that are somebody else's to serve, such as
+/// headless Services, are in no list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ManifestSet {
     /// The networks that count.
     pub networks: Vec<(NetworkSpec, Origin)>,
-    /// The manifests that do not.
+    /// Policies of every kind.
+    pub policies: Vec<(Policy, Origin)>,
+    /// Labels of namespaces, with the label of the name; a namespace without a manifest is not here.
+    pub namespaces: BTreeMap<String, Labels>,
+    /// Services with virtual addresses.
+    pub services: Vec<(Service, Origin)>,
+    /// Endpoints of Services.
+    pub slices: Vec<(EndpointSlice, Origin)>,
+    /// The manifests that do not count.
     pub refused: Vec<Refusal>,
 }
 
@@ -128,6 +145,6 @@ impl ManifestSource {
 
     /// Reads the folder as it is now. Blocks on the file system.
     pub fn load(&self) -> Result<ManifestSet, ManifestError> {
-        folder::load(&self.dir)
+        Ok(folder::parse(&folder::read(&self.dir)?))
     }
 }

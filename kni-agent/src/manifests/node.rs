@@ -102,12 +102,30 @@ impl Node {
         }
     }
 
-    /// The keys of a mapping; `None` if it is not one.
-    pub(super) fn keys(&self) -> Option<impl Iterator<Item = &str>> {
+    /// The fields of a mapping; `None` if it is not one.
+    pub(super) fn entries(&self) -> Option<impl Iterator<Item = (&str, &Self)>> {
         match &self.content {
-            Content::Mapping(entries) => Some(entries.iter().map(|(key, _)| key.as_str())),
+            Content::Mapping(entries) => Some(entries.iter().map(|(key, node)| (key.as_str(), node))),
             Content::Scalar(_) | Content::Sequence(_) => None,
         }
+    }
+
+    /// The keys of a mapping; `None` if it is not one.
+    pub(super) fn keys(&self) -> Option<impl Iterator<Item = &str>> {
+        self.entries().map(|entries| entries.map(|(key, _)| key))
+    }
+
+    /// The items of a sequence; `None` if it is not one.
+    pub(super) fn items(&self) -> Option<&[Self]> {
+        match &self.content {
+            Content::Sequence(items) => Some(items),
+            Content::Scalar(_) | Content::Mapping(_) => None,
+        }
+    }
+
+    /// Whether there is no value.
+    pub(super) fn is_null(&self) -> bool {
+        matches!(&self.content, Content::Scalar(Value::Null))
     }
 
     pub(super) fn as_str(&self) -> Option<&str> {
@@ -117,16 +135,21 @@ impl Node {
         }
     }
 
-    /// The line of a field such as `spec.subnets[1]`, or of the innermost thing around it that is there.
+    /// The line of a field such as `spec.subnets[1]`, or of the innermost thing around it that is there. The last key
+    /// may hold dots itself, as those of labels do.
     pub(super) fn line_of(&self, path: &str) -> u32 {
-        let mut node = self;
-        for part in path.split(['.', '[']) {
+        let (mut node, mut rest) = (self, path);
+        while !rest.is_empty() {
+            if let Some(last) = node.get(rest) {
+                return last.line;
+            }
+            let (part, after) = rest.split_once(['.', '[']).unwrap_or((rest, ""));
             let next = match (&node.content, part.strip_suffix(']')) {
                 (Content::Sequence(items), Some(index)) => index.parse().ok().and_then(|i: usize| items.get(i)),
                 (_, _) => node.get(part),
             };
             match next {
-                Some(next) => node = next,
+                Some(next) => (node, rest) = (next, after),
                 None => break,
             }
         }

@@ -1,143 +1,108 @@
-//! Turns the text of one file into networks and refusals.
+//! Turns the text of one file into objects and refusals.
 
 use std::path::Path;
-
-use kube::Resource as _;
 
 use super::{
     ManifestSet, Origin, Refusal,
     document::{self, Document},
     node::Node,
+    object::{FieldError, Kind, check_fields, head, short},
     set::{Candidate, combine},
 };
-use crate::{crd::PodNetwork, model::NetworkSpec};
 
-/// The fields of an object, beside `spec`, that may be given. What the API server adds is accepted, so that the output
-/// of `kubectl get -o yaml` can be used; whatever would be meant to have an effect and has none is refused.
-const OBJECT_FIELDS: [&str; 4] = ["apiVersion", "kind", "metadata", "spec"];
-const METADATA_FIELDS: [&str; 9] = [
-    "annotations",
-    "creationTimestamp",
-    "generation",
-    "labels",
-    "managedFields",
-    "name",
-    "resourceVersion",
-    "selfLink",
-    "uid",
-];
+/// What reading one object comes to.
+pub(super) type Read = Result<Candidate, Box<Refusal>>;
+
+/// Where objects are that name no namespace.
+const DEFAULT_NAMESPACE: &str = "default";
 
 /// Reads one file, which may hold several documents. Pure: `path` only names the file in what is returned.
 pub fn parse_file(path: &Path, text: &str) -> ManifestSet {
     combine(read_file(path, text))
 }
 
-/// Every document of a file, not yet compared with each other.
-pub(super) fn read_file(path: &Path, text: &str) -> Vec<Result<Candidate, Box<Refusal>>> {
+/// Every object of a file, not yet compared with each other.
+pub(super) fn read_file(path: &Path, text: &str) -> Vec<Read> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     document::split(text)
         .into_iter()
-        .map(|document| read_document(path, document))
+        .flat_map(|document| read_document(path, document))
         .collect()
 }
 
-fn read_document(path: &Path, document: Document<'_>) -> Result<Candidate, Box<Refusal>> {
-    let file = path.to_path_buf();
-    let node = Node::parse(document).map_err(|error| {
-        Box::new(Refusal {
-            file: file.clone(),
+fn read_document(path: &Path, document: Document<'_>) -> Vec<Read> {
+    match Node::parse(document) {
+        Ok(node) if is_list(&node) => match list_items(&node) {
+            Ok(items) => items.iter().map(|item| read_object(path, item)).collect(),
+            Err(error) => vec![Err(Box::new(refuse(path, &node, error)))],
+        },
+        Ok(node) => vec![read_object(path, &node)],
+        Err(error) => vec![Err(Box::new(Refusal {
+            file: path.to_path_buf(),
             line: Some(error.line),
             kind: None,
             name: None,
             field: None,
             reason: error.reason,
-        })
-    })?;
-    let read = read_network(&node);
-    let text_of = |field: Option<&Node>| {
-        field
-            .and_then(Node::as_str)
-            .map(|text| text.chars().take(253).collect())
-    };
-    let spec = read.map_err(|(field, reason)| {
-        Box::new(Refusal {
-            file: file.clone(),
-            line: Some(node.line_of(&field)),
-            kind: text_of(node.get("kind")),
-            name: text_of(node.get("metadata").and_then(|metadata| metadata.get("name"))),
-            field: (!field.is_empty()).then_some(field),
-            reason,
-        })
-    })?;
+        }))],
+    }
+}
+
+/// Whether a document is the wrapper that `kubectl get -o yaml` puts around several objects.
+fn is_list(node: &Node) -> bool {
+    head(node, "apiVersion") == Ok("v1") && head(node, "kind") == Ok("List")
+}
+
+fn list_items(node: &Node) -> Result<&[Node], FieldError> {
+    check_fields(node, "", &["apiVersion", "items", "kind", "metadata"])?;
+    match node.get("items") {
+        None => Err(("items".to_owned(), "is missing".to_owned())),
+        Some(items) if items.is_null() => Ok(&[]),
+        Some(items) => items
+            .items()
+            .ok_or_else(|| ("items".to_owned(), "is not a sequence".to_owned())),
+    }
+}
+
+fn read_object(path: &Path, node: &Node) -> Read {
+    let read = Kind::of(node).and_then(|kind| Ok((kind, kind.read(node)?)));
+    let (kind, object) = read.map_err(|error| Box::new(refuse(path, node, error)))?;
+    let namespace = kind
+        .namespaced
+        .then(|| metadata_text(node, "namespace").unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()));
     Ok(Candidate {
-        spec,
+        object,
+        kind: kind.name,
+        namespace,
+        // There, as every kind insists on a name.
+        name: metadata_text(node, "name").unwrap_or_default(),
         origin: Origin {
-            file,
+            file: path.to_path_buf(),
             line: node.line_of(""),
         },
         name_line: node.line_of("metadata.name"),
         default_line: node.line_of("spec.default"),
+        address_line: node.line_of("spec.clusterIP"),
     })
 }
 
-/// A field's path, empty for the document as a whole, and what is wrong with it.
-type FieldError = (String, String);
-
-fn read_network(node: &Node) -> Result<NetworkSpec, FieldError> {
-    check_fields(node, "", &OBJECT_FIELDS, check_kind)?;
-    if let Some(metadata) = node.get("metadata") {
-        check_fields(metadata, "metadata", &METADATA_FIELDS, |_| Ok(()))?;
-    }
-    let object: PodNetwork = serde_path_to_error::deserialize(node.to_value()).map_err(|error| {
-        let path = error.path().to_string();
-        (
-            if path == "." { String::new() } else { path },
-            error.inner().to_string(),
-        )
-    })?;
-    NetworkSpec::try_from(&object).map_err(|invalid| (invalid.field, invalid.reason))
+fn metadata_text(node: &Node, field: &str) -> Option<String> {
+    let text = node.get("metadata").and_then(|metadata| metadata.get(field));
+    text.and_then(Node::as_str).map(short)
 }
 
-/// Checks that `node` is a mapping, then what `first` says of it, then that it has no unknown field: somebody else's
-/// object shall be refused for its kind, not for its fields.
-fn check_fields(
-    node: &Node,
-    path: &str,
-    known: &[&str],
-    first: fn(&Node) -> Result<(), FieldError>,
-) -> Result<(), FieldError> {
-    let Some(mut keys) = node.keys() else {
-        return Err((path.to_owned(), "is not a mapping".to_owned()));
+fn refuse(path: &Path, node: &Node, (field, reason): FieldError) -> Refusal {
+    let name = metadata_text(node, "name");
+    let name = match metadata_text(node, "namespace") {
+        Some(namespace) => name.map(|name| format!("{namespace}/{name}")),
+        None => name,
     };
-    first(node)?;
-    match keys.find(|key| !known.contains(key)) {
-        Some(key) => {
-            let field = if path.is_empty() {
-                key.to_owned()
-            } else {
-                format!("{path}.{key}")
-            };
-            Err((
-                field,
-                format!("unknown or not supported here; known are {}", known.join(", ")),
-            ))
-        }
-        None => Ok(()),
+    Refusal {
+        file: path.to_path_buf(),
+        line: Some(node.line_of(&field)),
+        kind: node.get("kind").and_then(Node::as_str).map(short),
+        name,
+        field: (!field.is_empty()).then_some(field),
+        reason,
     }
-}
-
-fn check_kind(node: &Node) -> Result<(), FieldError> {
-    let text = |field: &str| match node.get(field).map(Node::as_str) {
-        None => Err((field.to_owned(), "is missing".to_owned())),
-        Some(None) => Err((field.to_owned(), "is not a string".to_owned())),
-        Some(Some(text)) => Ok(text.chars().take(253).collect::<String>()),
-    };
-    let (api_version, kind) = (text("apiVersion")?, text("kind")?);
-    let (our_version, our_kind) = (PodNetwork::api_version(&()), PodNetwork::kind(&()));
-    if kind == our_kind && api_version == our_version {
-        return Ok(());
-    }
-    let field = if kind == our_kind { "apiVersion" } else { "kind" };
-    let reason = format!("kind {kind} of apiVersion {api_version} is not served, {our_kind} of {our_version} is");
-    Err((field.to_owned(), reason))
 }

@@ -4,6 +4,7 @@ use std::{fmt::Write as _, fs, ops::Add as _, os::unix::fs::symlink, path::PathB
 
 use super::*;
 
+mod objects;
 mod watch;
 
 fn manifest(name: &str, subnet: &str) -> String {
@@ -77,7 +78,14 @@ fn errors_in_the_spec_name_line_and_field() {
         ("  mtu: big", "spec.mtu", "invalid type"),
         ("  mtu: -1", "spec.mtu", "invalid value"),
         ("  enabled: yes", "spec.enabled", "boolean"),
-        ("  egress: {}", "spec.egress", "unknown field `egress`"),
+        ("  gateway: {}", "spec.gateway", "unknown field `gateway`"),
+        ("  egress: {mode: Route}", "spec.egress.mode", "default network"),
+        ("  egress: {adresses: []}", "spec.egress.adresses", "unknown field"),
+        (
+            "  serviceSubnets: [10.0.1.0/24]",
+            "spec.serviceSubnets[0]",
+            "overlaps 10.0.0.0/16",
+        ),
         ("  topology: Layer2", "spec.topology", "Layer2"),
         (
             "  excludeSubnets: [10.0.3.0/24, 10.1.0.0/24]",
@@ -92,8 +100,8 @@ fn errors_in_the_spec_name_line_and_field() {
     check(
         &format!("{HEAD}spec:\n  mtu: 1500\n"),
         5,
-        "spec",
-        "missing field `subnets`",
+        "spec.subnets",
+        "has 0 entries, not 1 to 16",
     );
     check(&format!("{HEAD}spec:\n"), 5, "spec", "invalid type: null");
 }
@@ -145,10 +153,10 @@ fn lines_stay_right_in_later_documents() {
 #[test]
 fn other_kinds_are_refused_by_kind() {
     let refusal = refused("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x, namespace: y}\ndata: {a: b}\n");
-    assert_eq!(
-        refusal.to_string(),
-        "a.yaml:2: ConfigMap x: kind: kind ConfigMap of apiVersion v1 is not served, PodNetwork of kni.dev/v1alpha1 is"
-    );
+    let text = refusal.to_string();
+    let start = "a.yaml:2: ConfigMap y/x: kind: kind ConfigMap of apiVersion v1 is not served; served are \
+                 PodNetwork of kni.dev/v1alpha1, EgressPolicy of kni.dev/v1alpha1, NetworkPolicy of networking.k8s.io/v1, ";
+    assert!(text.starts_with(start), "{text}");
     let other = refused(&manifest("a", "10.0.0.0/16").replace("v1alpha1", "v2"));
     assert_eq!((other.line, other.field.as_deref()), (Some(1), Some("apiVersion")));
 }

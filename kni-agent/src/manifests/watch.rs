@@ -4,6 +4,7 @@ use std::{
     io,
     os::fd::{AsFd as _, AsRawFd, RawFd},
     path::Path,
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,7 +18,10 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 
-use super::{ManifestError, ManifestSet, ManifestSource};
+use super::{
+    ManifestError, ManifestSet, ManifestSource,
+    folder::{self, Texts},
+};
 
 /// How often the folder is read whether or not the kernel told of a change: links may lead to files elsewhere, and the
 /// folder itself may have been replaced.
@@ -40,14 +44,25 @@ impl ManifestSource {
         // Before the first reading, so that no change falls between the two.
         let watched = add_watch(&inotify, &self.dir).map_err(fail)?;
         let events = Events(inotify).register().map_err(fail)?;
-        let (sender, receiver) = watch::channel(self.read().await?);
-        tokio::spawn(self.follow(events, watched, sender, debounce));
+        let (texts, set) = self.read(None).await?.unwrap_or_default();
+        let (sender, receiver) = watch::channel(set);
+        tokio::spawn(self.follow(events, watched, (sender, texts), debounce));
         Ok(receiver)
     }
 
-    async fn read(&self) -> Result<ManifestSet, ManifestError> {
-        let source = self.clone();
-        match tokio::task::spawn_blocking(move || source.load()).await {
+    /// Reads the folder; parses it only if it says something else than `last`, for which it answers nothing: the texts of
+    /// a thousand Services are read in milliseconds and parsed in half a second.
+    async fn read(&self, last: Option<Arc<Texts>>) -> Result<Option<(Arc<Texts>, ManifestSet)>, ManifestError> {
+        let dir = self.dir.clone();
+        let read = move || {
+            let texts = folder::read(&dir)?;
+            if last.is_some_and(|last| *last == texts) {
+                return Ok(None);
+            }
+            let set = folder::parse(&texts);
+            Ok(Some((Arc::new(texts), set)))
+        };
+        match tokio::task::spawn_blocking(read).await {
             Ok(result) => result,
             Err(error) => Err(ManifestError::Folder {
                 path: self.dir.clone(),
@@ -60,7 +75,7 @@ impl ManifestSource {
         self,
         events: AsyncFd<Events>,
         mut watched: WatchDescriptor,
-        sender: watch::Sender<ManifestSet>,
+        (sender, mut texts): (watch::Sender<ManifestSet>, Arc<Texts>),
         debounce: Duration,
     ) {
         let mut rescan = interval(RESCAN);
@@ -88,7 +103,7 @@ impl ManifestSource {
                         events.get_ref().0.rm_watch(watched).ok();
                         watched = now;
                     }
-                    self.read().await
+                    self.read(Some(Arc::clone(&texts))).await
                 }
                 Err(source) => Err(ManifestError::Watch {
                     path: self.dir.clone(),
@@ -96,8 +111,10 @@ impl ManifestSource {
                 }),
             };
             match read {
-                Ok(set) => {
+                Ok(None) => last_error = None,
+                Ok(Some((read, set))) => {
                     last_error = None;
+                    texts = read;
                     sender.send_if_modified(|current| {
                         let differs = *current != set;
                         *current = set;

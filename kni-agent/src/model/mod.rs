@@ -1,15 +1,25 @@
 //! The words of the house: identifiers, networks, attachments; no behaviour beyond parsing and display.
 //! Layer: model.
 
+pub mod bandwidth;
+pub mod durations;
+pub mod enforcement;
+pub mod flow_view;
 pub mod id;
 pub mod network;
+pub mod policy;
+pub mod provider;
 pub mod request;
 pub mod sandbox;
 pub mod selection;
+pub mod service;
 pub mod view;
 
+pub use bandwidth::{Bandwidth, Rate};
+pub use enforcement::{Enforcement, GoneBackend, PolicyStep, PolicyTables, ServiceStep, ServiceTables};
 pub use id::{EndpointId, IfName, InvalidId, MacAddr, NetworkId, NetworkName, PodRef, SandboxId};
 pub use network::{Network, NetworkSpec};
-pub use request::{AttachRequest, PortMapping, PortProtocol, PrimarySelection};
-pub use sandbox::{Attachment, NetnsIdentity, Phase, Sandbox};
+pub use provider::{Feature, InterfaceKind, Provider};
+pub use request::{AttachRequest, PluginHints, PortMapping, PortProtocol, PrimarySelection};
+pub use sandbox::{Attachment, CniAttachment, NetnsIdentity, Phase, Sandbox};
 pub use selection::{NetworkSelection, SelectionError};

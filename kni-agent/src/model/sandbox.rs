@@ -2,13 +2,18 @@
 
 use std::{
     collections::BTreeMap,
-    net::{Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::PathBuf,
 };
 
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
-use super::{EndpointId, IfName, MacAddr, NetworkId, NetworkName, PodRef, PortMapping, SandboxId};
+use super::{
+    Bandwidth, EndpointId, IfName, InterfaceKind, MacAddr, NetworkId, NetworkName, PodRef, PortMapping, SandboxId,
+    policy::{ContainerPort, PolicyInterface, PolicyPod},
+    selection::PRIMARY_IFNAME,
+};
 
 /// The kernel's identity of a network namespace: device and inode of its nsfs file (stat(2)). Paths may be reused,
 /// this is not, as long as the namespace lives.
@@ -44,9 +49,9 @@ pub struct Attachment {
     pub ifname: IfName,
     /// Interface index inside the pod; 0 until the interface exists.
     pub ifindex: u32,
-    /// Name of the host end.
+    /// Name of the host end; of kinds without one, what the interface was made of.
     pub host_ifname: IfName,
-    /// Index of the host end; 0 until the interface exists.
+    /// Index of the host end; 0 until the interface exists, and for kinds that have no host end.
     pub host_ifindex: u32,
     /// MAC address of the pod end.
     pub mac: MacAddr,
@@ -62,6 +67,85 @@ pub struct Attachment {
     pub default_route: bool,
     /// Whether the node may talk with this endpoint (default network).
     pub host_access: bool,
+    /// What the pod reaches through it beside the default routes, as its network said when the pod was attached.
+    /// Records of older agents have none.
+    #[serde(default)]
+    pub routes: Vec<IpNet>,
+    /// Whether its host end runs `xdp_pod`: what the network said when the pod was attached. Records of agents that knew
+    /// no such program have none.
+    #[serde(default)]
+    pub xdp: bool,
+    /// What the interface is. Records of agents that knew only veth pairs say nothing.
+    #[serde(default)]
+    pub kind: InterfaceKind,
+    /// What bounds its rates.
+    #[serde(default)]
+    pub bandwidth: Bandwidth,
+}
+
+impl Attachment {
+    /// Its addresses, IPv4 first: clients take the first as the pod's.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
+    }
+
+    /// The gateways that the pod sees through it, at most one per family it has.
+    pub fn gateways(&self) -> Vec<IpAddr> {
+        let link_local: [IpAddr; 2] = [kni_common::GATEWAY_V4.into(), kni_common::GATEWAY_V6.into()];
+        let all: &[IpAddr] = match &self.kind {
+            InterfaceKind::Veth => &link_local,
+            InterfaceKind::Macvlan(macvlan) => &macvlan.gateways,
+            InterfaceKind::Cni(interface) => &interface.gateways,
+            InterfaceKind::HostDevice(_) | InterfaceKind::Tap(_) => &[],
+        };
+        let has = |gateway: &&IpAddr| match gateway {
+            IpAddr::V4(_) => self.ipv4.is_some(),
+            IpAddr::V6(_) => self.ipv6.is_some(),
+        };
+        all.iter().filter(has).copied().collect()
+    }
+
+    /// The routes inside the pod through it, each with its gateway; none for what is on the link.
+    pub fn pod_routes(&self) -> Vec<(IpNet, Option<IpAddr>)> {
+        if let InterfaceKind::Cni(interface) = &self.kind {
+            let told = interface.routes.iter();
+            return told.map(|route| (route.destination, route.gateway)).collect();
+        }
+        let gateways = self.gateways();
+        let gateway_of = |net: &IpNet| gateways.iter().copied().find(|ip| ip.is_ipv4() == net.addr().is_ipv4());
+        let any = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())];
+        let default = any.iter().filter(|net| self.default_route && gateway_of(net).is_some());
+        let default = default.map(|net| (*net, gateway_of(net)));
+        let routed = self.kind.is_ebpf();
+        let reached = self.routes.iter().map(|net| (*net, gateway_of(net).filter(|_| routed)));
+        let mut all: Vec<_> = default.chain(reached).collect();
+        all.sort_by_key(|(net, _)| net.addr().is_ipv6());
+        all
+    }
+}
+
+/// What the Container Network Interface calls an attachment: one interface that a runtime added to a container. The
+/// agent keeps each as a sandbox of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CniAttachment {
+    /// Name of the runtime's network configuration.
+    pub network: String,
+    /// The runtime's id of the container.
+    pub container: String,
+    /// Name of the interface inside the pod.
+    pub ifname: IfName,
+    /// Tells apart the calls that add it: a repeated call of the same invocation is answered, another one is refused.
+    pub invocation: String,
+    /// When it was complete, in nanoseconds since the node's boot; 0 until then.
+    #[serde(default)]
+    pub completed_ns: u64,
+}
+
+impl CniAttachment {
+    /// Whether it comes beside the pod's own interface, on behalf of a plugin that delegates.
+    pub fn is_additional(&self) -> bool {
+        self.ifname.as_str() != PRIMARY_IFNAME
+    }
 }
 
 /// A sandbox and all its attachments.
@@ -81,6 +165,46 @@ pub struct Sandbox {
     pub labels: BTreeMap<String, String>,
     /// Port mappings asked for.
     pub port_mappings: Vec<PortMapping>,
+    /// Named ports of its containers. Records of agents that knew no policy have none.
+    #[serde(default)]
+    pub container_ports: Vec<ContainerPort>,
     /// Interfaces, the primary one first.
     pub attachments: Vec<Attachment>,
+    /// The CNI attachment it is; none for clients of KNI.
+    #[serde(default)]
+    pub cni: Option<CniAttachment>,
+    /// The pod's own sandbox, of which this one is a further interface that comes and goes by itself. It goes with it.
+    #[serde(default)]
+    pub parent: Option<SandboxId>,
+}
+
+impl Sandbox {
+    /// Whether it is the pod itself, and not a further interface of it.
+    pub fn is_primary(&self) -> bool {
+        self.parent.is_none() && !self.cni.as_ref().is_some_and(CniAttachment::is_additional)
+    }
+
+    /// The sandbox as policy sees it.
+    pub fn policy_pod(&self) -> PolicyPod {
+        let interfaces = self.attachments.iter().enumerate();
+        PolicyPod {
+            sandbox: self.id.clone(),
+            pod: self.pod.clone(),
+            labels: self.labels.clone(),
+            ports: self.container_ports.clone(),
+            interfaces: interfaces
+                .map(|(position, attachment)| PolicyInterface {
+                    // Without a row nothing is enforced at it; others may still name it.
+                    endpoint: attachment.kind.has_row().then_some(attachment.endpoint),
+                    ifname: attachment.ifname.clone(),
+                    network: attachment.network.clone(),
+                    network_id: attachment.network_id,
+                    // A pod may have none.
+                    primary: position == 0 && self.is_primary() && attachment.ifname.as_str() == PRIMARY_IFNAME,
+                    ipv4: attachment.ipv4,
+                    ipv6: attachment.ipv6,
+                })
+                .collect(),
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::PathBuf, sync::Arc};
 
 use kni_common::{Direction, Verdict};
 
-use super::{Attachment, Network, NetworkName, NetworkSpec, PodRef, Sandbox};
+use super::{Attachment, Feature, Network, NetworkName, NetworkSpec, PodRef, Sandbox, SandboxId};
 
 /// A network and how it stands on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,8 +21,27 @@ pub struct NetworkView {
     pub total_addresses: u128,
     /// Addresses in use.
     pub used_addresses: u128,
+    /// IPv4 addresses.
+    pub ipv4: AddressUse,
+    /// IPv6 addresses.
+    pub ipv6: AddressUse,
+    /// Families that have no address left, for people; empty if there is one of each.
+    pub exhausted: String,
     /// Where it was read from (file and line).
     pub origin: String,
+    /// What can be had of it.
+    pub features: Vec<Feature>,
+}
+
+/// How full one family of a network is, in addresses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AddressUse {
+    /// Addresses that can be leased, in use or not.
+    pub total: u128,
+    /// Addresses in use.
+    pub used: u128,
+    /// Addresses that can be leased now.
+    pub free: u128,
 }
 
 /// A manifest, or a part of one, that is not in force.
@@ -45,6 +64,19 @@ pub struct WantedNetworks {
     pub networks: Vec<(NetworkSpec, String)>,
     /// What was refused.
     pub refused: Vec<RefusedManifest>,
+}
+
+/// Whose an endpoint is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// Network it is attached to.
+    pub network: NetworkName,
+    /// The pod.
+    pub pod: PodRef,
+    /// Name of the interface in the pod.
+    pub ifname: String,
+    /// The sandbox.
+    pub sandbox: SandboxId,
 }
 
 /// Packets and bytes.
@@ -81,7 +113,7 @@ pub struct ProgramView {
     pub name: String,
     /// The kernel's id of the program.
     pub id: u32,
-    /// "tcx/ingress", "tcx/egress", "clsact/ingress" or "clsact/egress".
+    /// "tcx/ingress", "tcx/egress", "clsact/ingress", "clsact/egress" or "xdp/native".
     pub hook: String,
     /// The kernel's id of the link, 0 where the hook has none.
     pub link_id: u32,
@@ -207,4 +239,27 @@ pub struct StatusView {
     pub warm_sandboxes: u32,
     /// Interfaces whose removal still runs.
     pub pending_removals: u32,
+    /// Interfaces that still wait for their TCX links.
+    pub pending_links: u32,
+    /// The way out of the node.
+    pub uplink: UplinkView,
+}
+
+/// The way out of the node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UplinkView {
+    /// Name of the interface; empty while there is none.
+    pub ifname: String,
+    /// Its index.
+    pub ifindex: u32,
+    /// Addresses that pods leave the node with, where nothing else is asked for; at most one per family.
+    pub sources: Vec<IpAddr>,
+    /// Addresses that pods alone leave the node with.
+    pub dedicated: Vec<IpAddr>,
+    /// Programs at it; none where nothing needs them.
+    pub programs: Vec<ProgramView>,
+    /// "native", "generic", or empty where no XDP program runs.
+    pub xdp: String,
+    /// Ports of the node that lead to pods, one for each address.
+    pub host_ports: u32,
 }

@@ -99,6 +99,11 @@ impl Netlink {
         netns.run(move || Self::connect(Some(path), &DRIVER)).await?
     }
 
+    /// The runtime that drives connections of the usual kind.
+    pub(super) fn driver() -> io::Result<runtime::Handle> {
+        DRIVER.handle()
+    }
+
     fn connect(netns: Option<Arc<Path>>, driver: &Driver) -> Result<Self> {
         let place = || Place::new("connect to rtnetlink").netns(netns.clone());
         let driver = driver.handle().map_err(|error| place().refused(error))?;

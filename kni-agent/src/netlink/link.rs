@@ -83,6 +83,10 @@ pub struct Link {
     pub peer_netnsid: Option<i32>,
     /// Link group.
     pub group: u32,
+    /// The kernel's word for what software made it ("veth", "macvlan", "tun"); none for physical devices and loopback.
+    pub kind: Option<String>,
+    /// Index of the bridge, bond or VRF it is part of.
+    pub controller: Option<u32>,
 }
 
 /// A host-side link that KNI made.
@@ -301,6 +305,8 @@ impl Link {
             peer_ifindex: None,
             peer_netnsid: None,
             group: 0,
+            kind: None,
+            controller: None,
         };
         for attribute in message.attributes {
             match attribute {
@@ -312,7 +318,14 @@ impl Link {
                 LinkAttribute::Link(peer) => link.peer_ifindex = Some(peer),
                 LinkAttribute::LinkNetNsId(id) => link.peer_netnsid = Some(id),
                 LinkAttribute::Group(group) => link.group = group,
-                LinkAttribute::LinkInfo(info) => link.veth = info.contains(&LinkInfo::Kind(InfoKind::Veth)),
+                LinkAttribute::Controller(index) => link.controller = Some(index).filter(|index| *index > 0),
+                LinkAttribute::LinkInfo(info) => {
+                    link.veth = info.contains(&LinkInfo::Kind(InfoKind::Veth));
+                    link.kind = info.into_iter().find_map(|info| match info {
+                        LinkInfo::Kind(kind) => Some(kind.to_string()),
+                        _ => None,
+                    });
+                }
                 _ => {}
             }
         }

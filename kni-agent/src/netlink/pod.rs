@@ -90,7 +90,7 @@ impl Netlink {
 
     /// Waits until packets to an address of this namespace are delivered. Even without duplicate address detection,
     /// the kernel adds the local route of an IPv6 address from a work queue, and drops what comes before.
-    async fn wait_until_local(&self, ipv6: Ipv6Addr, ifindex: u32) -> Result<()> {
+    pub(super) async fn wait_until_local(&self, ipv6: Ipv6Addr, ifindex: u32) -> Result<()> {
         let place = self.pod_place(format!("wait for address {ipv6}"), ifindex);
         let query = RouteNetlinkMessage::GetRoute(message::lookup(ipv6));
         let deadline = Instant::now() + LOCAL_TIMEOUT;

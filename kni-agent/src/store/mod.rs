@@ -10,10 +10,11 @@ use std::{
     fs,
     os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-pub use record::{NamespaceRecord, NamespaceUse, Removal, WarmInterface};
+pub use record::{NamespaceRecord, NamespaceUse, Removal, UplinkRecord, WarmInterface};
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition, WriteTransaction};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -23,6 +24,9 @@ const SANDBOXES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("sandbo
 const NAMESPACES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("namespaces");
 const REMOVALS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("removals");
 const NETWORKS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("networks");
+const UPLINK: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("uplink");
+/// The only key of [`UPLINK`].
+const THE_UPLINK: &str = "uplink";
 
 /// Version of the rows.
 const RECORD_VERSION: u32 = 1;
@@ -80,6 +84,8 @@ pub struct Contents {
     pub removals: Vec<Removal>,
     /// Networks as they were last in force, also those that no longer exist: their numbers are never given again.
     pub networks: Vec<Network>,
+    /// What the agent has put at the uplink.
+    pub uplink: UplinkRecord,
 }
 
 /// A set of changes that happens whole or not at all.
@@ -97,6 +103,7 @@ enum Put {
     Removal(Removal),
     ForgetRemoval(u32),
     Network(Box<Network>),
+    Uplink(UplinkRecord),
 }
 
 impl Change {
@@ -146,12 +153,18 @@ impl Change {
         self.puts.push(Put::Network(Box::new(network.clone())));
         self
     }
+    /// Writes what the agent has put at the uplink.
+    #[must_use]
+    pub fn uplink(mut self, record: &UplinkRecord) -> Self {
+        self.puts.push(Put::Uplink(record.clone()));
+        self
+    }
 }
 
-/// The state file.
-#[derive(Debug)]
+/// The state file. Clones share it.
+#[derive(Debug, Clone)]
 pub struct Store {
-    database: Database,
+    database: Arc<Database>,
 }
 
 impl Store {
@@ -178,14 +191,16 @@ impl Store {
             }
         };
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(at(&path))?;
-        Ok(Self { database })
+        Ok(Self {
+            database: Arc::new(database),
+        })
     }
 
     /// Reads everything.
     pub fn load(&self) -> Result<Contents, StoreError> {
         // Opening a table in a write transaction makes it, so that an empty file reads as empty.
         let transaction = self.database.begin_write().map_err(database)?;
-        for table in [SANDBOXES, NAMESPACES, NETWORKS] {
+        for table in [SANDBOXES, NAMESPACES, NETWORKS, UPLINK] {
             transaction.open_table(table).map_err(database)?;
         }
         transaction.open_table(REMOVALS).map_err(database)?;
@@ -219,6 +234,14 @@ impl Store {
         for row in read.open_table(NETWORKS).map_err(database)?.iter().map_err(database)? {
             let (key, value) = row.map_err(database)?;
             contents.networks.push(decode("networks", key.value(), value.value())?);
+        }
+        if let Some(value) = read
+            .open_table(UPLINK)
+            .map_err(database)?
+            .get(THE_UPLINK)
+            .map_err(database)?
+        {
+            contents.uplink = decode("uplink", THE_UPLINK, value.value())?;
         }
         Ok(contents)
     }
@@ -268,6 +291,11 @@ fn apply(transaction: &WriteTransaction, put: Put) -> Result<(), StoreError> {
             let bytes = encode("networks", name, &*network)?;
             let mut table = transaction.open_table(NETWORKS).map_err(database)?;
             table.insert(name, bytes.as_slice()).map_err(database)?;
+        }
+        Put::Uplink(record) => {
+            let bytes = encode("uplink", THE_UPLINK, &record)?;
+            let mut table = transaction.open_table(UPLINK).map_err(database)?;
+            table.insert(THE_UPLINK, bytes.as_slice()).map_err(database)?;
         }
     }
     Ok(())
@@ -320,7 +348,10 @@ mod tests {
             netns_identity: NetnsIdentity { dev: 4, inode: 5 },
             labels: [("a".to_owned(), "b".to_owned())].into(),
             port_mappings: Vec::new(),
+            container_ports: Vec::new(),
             attachments: Vec::new(),
+            cni: None,
+            parent: None,
         }
     }
 
@@ -332,6 +363,12 @@ mod tests {
             subnets: vec!["10.0.0.0/24".parse().unwrap()],
             exclude_subnets: Vec::new(),
             mtu: 1500,
+            egress: crate::model::network::EgressMode::Route,
+            egress_addresses: Vec::new(),
+            service_subnets: Vec::new(),
+            xdp: false,
+            provider: crate::model::Provider::Ebpf,
+            blocks: None,
         };
         Network {
             id: id.try_into().unwrap(),
@@ -352,9 +389,15 @@ mod tests {
     fn what_was_committed_is_there_after_reopening() {
         let dir = tempfile::tempdir().unwrap();
         let blue = network("blue", 9);
+        let uplink = UplinkRecord {
+            ifname: "eth0".to_owned(),
+            ifindex: 2,
+            addresses: ["192.0.2.7".parse().unwrap()].into(),
+        };
         {
             let store = Store::open(dir.path()).unwrap();
             assert!(store.load().unwrap().sandboxes.is_empty());
+            assert_eq!(store.load().unwrap().uplink, UplinkRecord::default());
             store
                 .commit(
                     Change::new()
@@ -371,13 +414,26 @@ mod tests {
                 )
                 .unwrap();
             store
-                .commit(Change::new().forget_removal(&removal(3)).network(&blue))
+                .commit(Change::new().forget_removal(&removal(3)).network(&blue).uplink(&uplink))
                 .unwrap();
         }
         let contents = Store::open(dir.path()).unwrap().load().unwrap();
         assert_eq!(contents.sandboxes, [sandbox("two")]);
         assert_eq!(contents.removals, [removal(4)]);
         assert_eq!(contents.networks, [blue]);
+        assert_eq!(contents.uplink, uplink);
+    }
+
+    #[test]
+    fn sandboxes_of_an_agent_that_knew_no_policy_have_no_container_ports() {
+        let mut row = serde_json::to_value(sandbox("old")).unwrap();
+        assert!(row.as_object_mut().unwrap().remove("container_ports").is_some());
+        let bytes = serde_json::to_vec(&Versioned {
+            version: 1,
+            record: row,
+        })
+        .unwrap();
+        assert_eq!(decode::<Sandbox>("sandboxes", "old", &bytes).unwrap(), sandbox("old"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Records that only the store and the attach service know of.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, net::IpAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -70,4 +70,15 @@ pub struct Removal {
     pub host_ifindex: u32,
     /// The namespace of the pod end: nothing new of that name can be made there before it is gone.
     pub netns: Option<NetnsIdentity>,
+}
+
+/// What the agent has put at the uplink, which is not its own.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UplinkRecord {
+    /// Name of the interface; empty for none.
+    pub ifname: String,
+    /// Its index.
+    pub ifindex: u32,
+    /// Addresses that the agent gave it, or was about to.
+    pub addresses: BTreeSet<IpAddr>,
 }

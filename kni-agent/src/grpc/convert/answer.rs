@@ -1,10 +1,6 @@
 //! What clients are told about namespaces, sandboxes and networks.
 
-use std::{
-    collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    path::Path,
-};
+use std::{collections::BTreeMap, net::IpAddr, path::Path};
 
 use kni_proto::kni::{CreateNetworkResponse, IpConfig, Network};
 use tonic::Status;
@@ -44,12 +40,23 @@ pub(in crate::grpc) fn node_networks(networks: &[NetworkView]) -> Vec<Network> {
 fn node_network(view: &NetworkView) -> Network {
     let spec = &view.network.spec;
     let subnets: Vec<String> = spec.subnets.iter().map(ToString::to_string).collect();
+    let features: Vec<&str> = view.features.iter().map(|feature| feature.as_str()).collect();
     let mut about = extradata([
         ("id", view.network.id.to_string()),
         ("default", spec.default.to_string()),
         ("subnets", subnets.join(",")),
         ("mtu", spec.mtu.to_string()),
+        ("provider", spec.provider.as_str().to_owned()),
+        ("features", features.join(",")),
     ]);
+    about.insert("addresses_total".to_owned(), view.total_addresses.to_string());
+    about.insert("addresses_used".to_owned(), view.used_addresses.to_string());
+    if !view.exhausted.is_empty() {
+        about.insert("addresses_exhausted".to_owned(), view.exhausted.clone());
+    }
+    if spec.xdp {
+        about.insert("xdp".to_owned(), spec.xdp.to_string());
+    }
     if !view.ready {
         about.insert("reason".to_owned(), view.reason.clone());
     }
@@ -72,24 +79,31 @@ fn ip_config(attachment: &Attachment) -> IpConfig {
         ("ifindex", attachment.ifindex.to_string()),
         ("mtu", attachment.mtu.to_string()),
         ("default_route", attachment.default_route.to_string()),
+        ("host_mac", attachment.host_mac.to_string()),
+        ("routes", routes(attachment)),
     ]);
-    if v4.is_some() {
-        about.insert(
-            "gateway4".to_owned(),
-            Ipv4Addr::from(kni_common::GATEWAY_V4).to_string(),
-        );
+    if attachment.xdp {
+        about.insert("xdp".to_owned(), attachment.xdp.to_string());
     }
-    if v6.is_some() {
-        about.insert(
-            "gateway6".to_owned(),
-            Ipv6Addr::from(kni_common::GATEWAY_V6).to_string(),
-        );
+    for gateway in attachment.gateways() {
+        let key = if gateway.is_ipv4() { "gateway4" } else { "gateway6" };
+        about.insert(key.to_owned(), gateway.to_string());
     }
     IpConfig {
         ip: v4.into_iter().chain(v6).map(|ip| ip.to_string()).collect(),
         mac: attachment.mac.to_string(),
         extradata: about,
     }
+}
+
+/// The routes inside the pod through an interface, as JSON in CNI's words.
+fn routes(attachment: &Attachment) -> String {
+    let told = attachment.pod_routes().into_iter().map(|(net, gateway)| match gateway {
+        Some(gateway) => serde_json::json!({"dst": net, "gw": gateway}),
+        None => serde_json::json!({"dst": net}),
+    });
+    let routes: Vec<_> = told.collect();
+    serde_json::Value::from(routes).to_string()
 }
 
 fn extradata<const N: usize>(entries: [(&str, String); N]) -> BTreeMap<String, String> {

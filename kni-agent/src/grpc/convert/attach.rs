@@ -2,14 +2,14 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use kni_proto::kni::{AttachInterfaceRequest, CreateNetworkRequest, Isolation};
+use kni_proto::kni::{AttachInterfaceRequest, CreateNetworkRequest, DnsConfig, Isolation};
 
 use super::{
-    bounds,
+    bandwidth, bounds, cni, container_ports,
     error::{Refusal, RequestError},
-    identity, ports, primary,
+    identity, labels, ports, primary,
 };
-use crate::model::{AttachRequest, NetworkSelection, PodRef, SandboxId};
+use crate::model::{AttachRequest, CniAttachment, NetworkSelection, PluginHints, PodRef, SandboxId};
 
 /// Key of the namespace path in `extradata`.
 const NETNS_KEY: &str = "netns";
@@ -31,9 +31,7 @@ pub(in crate::grpc) fn create_request(request: CreateNetworkRequest) -> Result<(
     let check = || {
         identity::check(&pod)?;
         bounds::path_prefix("netns_path_prefix", &netns_path_prefix)?;
-        bounds::map("labels", &labels)?;
-        bounds::map("annotations", &annotations)?;
-        bounds::map("extradata", &extradata)
+        maps(&labels, &annotations, &extradata)
     };
     check().map_err(|refusal| refusal.of(&pod, ""))?;
     Ok((pod, netns_path_prefix))
@@ -45,44 +43,55 @@ pub(in crate::grpc) fn claim(request: &AttachInterfaceRequest) -> Option<(Sandbo
     Some((request.id.parse().ok()?, path))
 }
 
-/// A request to attach, checked field by field. The resolver settings are the kubelet's own business.
+/// A request to attach, checked field by field. The resolver settings are the kubelet's own business; plugins that want
+/// them are told.
 pub(in crate::grpc) fn attach_request(request: AttachInterfaceRequest) -> Result<AttachRequest, RequestError> {
     let AttachInterfaceRequest {
         name,
         id,
         namespace,
         isolation,
-        dns_config: _,
+        dns_config,
         port_mappings,
         labels,
         annotations,
         extradata,
     } = request;
     let pod = identity::pod(name, namespace, String::new(), &labels);
-    let sizes = || {
-        identity::check(&pod)?;
-        bounds::map("labels", &labels)?;
-        bounds::map("annotations", &annotations)?;
-        bounds::map("extradata", &extradata)
-    };
     let fields = || {
-        sizes()?;
+        identity::check(&pod)?;
+        maps(&labels, &annotations, &extradata)?;
         let sandbox: SandboxId = id.parse().map_err(|invalid| Refusal::new("id", format!("{invalid}")))?;
         let netns = netns(&extradata, isolation.as_ref(), &annotations)?;
+        let cni = cni::attachment(&extradata, &id)?;
+        let mut primary = primary::selection(&annotations)?;
+        if cni.is_some() {
+            primary = cni::selection(&extradata, primary)?;
+        }
         Ok((
             sandbox,
             netns,
-            primary::selection(&annotations)?,
+            primary,
+            cni,
+            bandwidth::wanted(&extradata, &annotations)?,
+            labels::of_pod(labels.clone(), &annotations)?,
             ports::mappings(&port_mappings)?,
+            container_ports::named(&annotations)?,
         ))
     };
-    let (sandbox, netns, primary, port_mappings) = fields().map_err(|refusal: Refusal| refusal.of(&pod, &id))?;
-    let networks =
+    let (sandbox, netns, primary, cni, bandwidth, labels, port_mappings, container_ports) =
+        fields().map_err(|refusal: Refusal| refusal.of(&pod, &id))?;
+    // An interface beside the pod's own is one of those that its annotations ask for, asked for by the plugin that reads
+    // them.
+    let networks = if cni.as_ref().is_some_and(CniAttachment::is_additional) {
+        Vec::new()
+    } else {
         NetworkSelection::parse_annotations(&annotations).map_err(|source| RequestError::InvalidSelection {
             pod: Box::new(pod.clone()),
             sandbox: id,
             source: Box::new(source),
-        })?;
+        })?
+    };
     Ok(AttachRequest {
         sandbox,
         pod,
@@ -91,7 +100,37 @@ pub(in crate::grpc) fn attach_request(request: AttachInterfaceRequest) -> Result
         primary,
         networks,
         port_mappings,
+        container_ports,
+        ifname: cni.as_ref().map(|cni| cni.ifname.clone()),
+        cni,
+        bandwidth,
+        hints: hints(dns_config, annotations),
+        parent: None,
     })
+}
+
+fn maps(
+    labels: &BTreeMap<String, String>,
+    annotations: &BTreeMap<String, String>,
+    extradata: &BTreeMap<String, String>,
+) -> Result<(), Refusal> {
+    bounds::map("labels", labels)?;
+    bounds::map("annotations", annotations)?;
+    bounds::map("extradata", extradata)
+}
+
+fn hints(dns: Option<DnsConfig>, annotations: BTreeMap<String, String>) -> PluginHints {
+    let DnsConfig {
+        servers,
+        searches,
+        options,
+    } = dns.unwrap_or_default();
+    PluginHints {
+        annotations,
+        dns_servers: servers,
+        dns_searches: searches,
+        dns_options: options,
+    }
 }
 
 /// The namespace path. The kubelet sends it as `extradata`, containerd as `isolation`; both know it from the runtime.

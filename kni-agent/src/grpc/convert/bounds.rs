@@ -6,6 +6,8 @@ use super::error::Refusal;
 
 /// Longest name of a pod or namespace and longest id, in bytes (Kubernetes' own limit of a name).
 pub(super) const MAX_NAME: usize = 253;
+/// Longest text that an error repeats, in characters.
+pub(super) const MAX_QUOTE: usize = 64;
 /// Longest path, in bytes (`PATH_MAX` with its final 0).
 const MAX_PATH: usize = 4095;
 /// Most entries of a map.

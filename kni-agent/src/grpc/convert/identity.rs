@@ -8,7 +8,7 @@ use crate::model::PodRef;
 /// The kubelet's labels of a sandbox. The UID comes in no other way.
 const LABEL_NAME: &str = "io.kubernetes.pod.name";
 const LABEL_NAMESPACE: &str = "io.kubernetes.pod.namespace";
-const LABEL_UID: &str = "io.kubernetes.pod.uid";
+pub(super) const LABEL_UID: &str = "io.kubernetes.pod.uid";
 
 /// The pod, from the request's own fields first and from the kubelet's labels where those are empty.
 pub(super) fn pod(name: String, namespace: String, uid: String, labels: &BTreeMap<String, String>) -> PodRef {

@@ -7,6 +7,8 @@ use crate::model::PrimarySelection;
 
 /// Network of the primary interface.
 const NETWORK: &str = "kni.dev/network";
+/// Value of [`NETWORK`] for a pod without a primary interface; no network may have that name.
+const NO_NETWORK: &str = "none";
 /// Addresses of the primary interface, a comma list.
 const IPS: &str = "kni.dev/ips";
 /// MAC address of the primary interface.
@@ -25,9 +27,14 @@ pub(super) fn selection(annotations: &BTreeMap<String, String>) -> Result<Primar
             .filter(|value| !value.is_empty())
     };
     Ok(PrimarySelection {
-        network: value(NETWORK).map(|value| parse(NETWORK, value)).transpose()?,
+        network: value(NETWORK)
+            .filter(|value| *value != NO_NETWORK)
+            .map(|value| parse(NETWORK, value))
+            .transpose()?,
+        none: value(NETWORK) == Some(NO_NETWORK),
         ips: value(IPS).map(addresses).transpose()?.unwrap_or_default(),
         mac: value(MAC).map(|value| parse(MAC, value)).transpose()?,
+        default_route: None,
     })
 }
 

@@ -314,3 +314,89 @@ fn teardown_is_never_refused() {
     let by_id = delete("abc", "", "", "").unwrap();
     assert_eq!((by_id.sandbox.unwrap().as_str(), by_id.pod), ("abc", PodRef::default()));
 }
+
+fn container_ports(value: &str) -> Result<Vec<(String, u8, u16)>, String> {
+    let request = attach(|request| request.annotations = one("kni.dev/container-ports", value.to_owned()))?;
+    let ports = request.container_ports.into_iter();
+    Ok(ports.map(|port| (port.name, port.protocol, port.port)).collect())
+}
+
+#[test]
+fn container_ports_are_those_of_the_pod_spec() {
+    let spec = r#"[{"name":"http","containerPort":80},
+        {"name":"dns","containerPort":53,"protocol":"UDP","hostPort":53,"hostIP":""},
+        {"containerPort":9000},
+        {"name":"s","containerPort":65535,"protocol":"SCTP"}]"#;
+    let expected = [
+        ("http".to_owned(), 6, 80),
+        ("dns".to_owned(), 17, 53),
+        ("s".to_owned(), 132, 65535),
+    ];
+    assert_eq!(container_ports(spec).unwrap(), expected);
+    for nothing in ["", "  ", "[]"] {
+        assert_eq!(container_ports(nothing).unwrap(), []);
+    }
+    assert!(attach(|_| {}).unwrap().container_ports.is_empty());
+}
+
+#[test]
+fn container_ports_that_make_no_sense_are_refused() {
+    for (value, field, reason) in [
+        ("http", "", "is no JSON list of ports: "),
+        ("{}", "", "is no JSON list of ports: "),
+        (
+            r#"[{"name":"a"}]"#,
+            "",
+            "is no JSON list of ports: missing field `containerPort`",
+        ),
+        (r#"[{"containerPort":-1}]"#, "", "is no JSON list of ports: "),
+        (
+            r#"[{"containerPort":0}]"#,
+            "[0].containerPort",
+            "0 is not a port (1 to 65535)",
+        ),
+        (
+            r#"[{"containerPort":65536}]"#,
+            "[0].containerPort",
+            "65536 is not a port",
+        ),
+        (
+            r#"[{"containerPort":1},{"containerPort":1,"protocol":"tcp"}]"#,
+            "[1].protocol",
+            "\"tcp\" is none of TCP, UDP and SCTP",
+        ),
+        (
+            r#"[{"name":"abcdefghijklmnop","containerPort":1}]"#,
+            "[0].name",
+            "\"abcdefghijklmnop\" is no port name: at most 15",
+        ),
+        (
+            r#"[{"name":"80","containerPort":1}]"#,
+            "[0].name",
+            "\"80\" is no port name",
+        ),
+        (
+            r#"[{"name":"a--b","containerPort":1}]"#,
+            "[0].name",
+            "\"a--b\" is no port name",
+        ),
+        (
+            r#"[{"name":"A","containerPort":1}]"#,
+            "[0].name",
+            "\"A\" is no port name",
+        ),
+        (
+            r#"[{"name":"a","containerPort":1},{"name":"a","containerPort":2,"protocol":"UDP"}]"#,
+            "[1].name",
+            "\"a\" is used twice",
+        ),
+    ] {
+        let error = container_ports(value).unwrap_err();
+        let start =
+            format!("pod shop/web-0, sandbox abc123: annotations[\"kni.dev/container-ports\"]{field}: {reason}");
+        assert!(error.starts_with(&start), "{error}\n{start}");
+    }
+    let entries = vec![r#"{"containerPort":1}"#; 1025].join(",");
+    let error = container_ports(&format!("[{entries}]")).unwrap_err();
+    assert!(error.ends_with("1025 entries, more than 1024"), "{error}");
+}

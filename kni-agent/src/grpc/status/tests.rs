@@ -38,9 +38,15 @@ fn variant(error: &AttachError) -> usize {
         AttachError::Stopping => 12,
         AttachError::Kernel { .. } => 13,
         AttachError::Store(_) => 14,
+        AttachError::Policy { .. } => 15,
+        AttachError::HostPortTaken { .. } => 16,
+        AttachError::HostPorts { .. } => 17,
+        AttachError::Xdp { .. } => 18,
+        AttachError::Provider { .. } => 19,
+        AttachError::NotReady { .. } => 20,
     }
 }
-const VARIANTS: usize = 15;
+const VARIANTS: usize = 21;
 
 fn network() -> NetworkName {
     "blue".parse().unwrap()
@@ -129,7 +135,17 @@ fn found() -> Vec<(AttachError, Code)> {
         (netns(pod.clone(), id.clone()), Code::NotFound),
         (exhausted(pod.clone(), id.clone()), Code::ResourceExhausted),
         (endpoints(pod.clone(), id.clone()), Code::ResourceExhausted),
-        (conflict(pod, id), Code::AlreadyExists),
+        (conflict(pod.clone(), id.clone()), Code::AlreadyExists),
+        (
+            AttachError::HostPortTaken {
+                pod: pod.clone(),
+                sandbox: id.clone(),
+                port: "TCP 8080 of any address".to_owned(),
+                holder: pod,
+                holder_sandbox: id,
+            },
+            Code::AlreadyExists,
+        ),
     ]
 }
 
@@ -148,8 +164,44 @@ fn own() -> Vec<(AttachError, Code)> {
         step: "veth",
         reason: because(),
     };
+    let policy = |pod, sandbox| AttachError::Policy {
+        pod,
+        sandbox,
+        reason: because(),
+    };
+    let host_ports = |pod, sandbox| AttachError::HostPorts {
+        pod,
+        sandbox,
+        reason: because(),
+    };
+    let provider = |pod, sandbox, again| AttachError::Provider {
+        pod,
+        sandbox,
+        network: network(),
+        reason: because(),
+        again,
+    };
+    let xdp = |pod, sandbox| AttachError::Xdp {
+        pod,
+        sandbox,
+        network: network(),
+        reason: because(),
+    };
     vec![
+        (xdp(pod.clone(), sandbox.clone()), Code::Internal),
+        (provider(pod.clone(), sandbox.clone(), true), Code::Unavailable),
+        (provider(pod.clone(), sandbox.clone(), false), Code::FailedPrecondition),
         (AttachError::NotInSync, Code::Unavailable),
+        (
+            AttachError::NotReady {
+                pod: pod.clone(),
+                sandbox: sandbox.clone(),
+                reason: because(),
+            },
+            Code::Unavailable,
+        ),
+        (policy(pod.clone(), sandbox.clone()), Code::Unavailable),
+        (host_ports(pod.clone(), sandbox.clone()), Code::Unavailable),
         (AttachError::Stopping, Code::Unavailable),
         (timeout(pod.clone(), sandbox.clone()), Code::DeadlineExceeded),
         (kernel(pod, sandbox), Code::Internal),

@@ -10,14 +10,15 @@ use kni_common::{Direction, Verdict};
 use tokio::sync::{Semaphore, broadcast};
 
 use crate::{
-    attach::{AttachError, DeleteRequest},
+    attach::{AttachError, DeleteRequest, Garbage, GarbageRequest},
     grpc::Backend,
     model::{
         AttachRequest, Attachment, EndpointId, NetnsIdentity, Network, NetworkId, NetworkSpec, Phase, PodRef, Sandbox,
         SandboxId,
+        flow_view::FlowView,
         view::{
             Count, DropEventView, DropView, EndpointCounts, InterfaceFilter, InterfaceView, MapView, NetworkView,
-            ProgramView, RefusedManifest, StatusView,
+            ProgramView, RefusedManifest, StatusView, UplinkView,
         },
     },
 };
@@ -40,6 +41,7 @@ pub(super) struct Fake {
     pub(super) mood: Arc<Mutex<Mood>>,
     pub(super) gate: Arc<Semaphore>,
     pub(super) events: broadcast::Sender<DropEventView>,
+    pub(super) flows: broadcast::Sender<Arc<FlowView>>,
 }
 
 impl Default for Fake {
@@ -54,12 +56,13 @@ impl Default for Fake {
             mood: Arc::new(Mutex::new(Mood::Obliging)),
             gate: Arc::new(Semaphore::new(0)),
             events: broadcast::channel(4).0,
+            flows: broadcast::channel(4).0,
         }
     }
 }
 
 impl Fake {
-    fn note(&self, call: impl Into<String>) {
+    pub(super) fn note(&self, call: impl Into<String>) {
         self.calls.lock().unwrap().push(call.into());
     }
 
@@ -86,6 +89,22 @@ impl Backend for Fake {
             self.sandboxes.lock().unwrap().remove(&sandbox);
         }
         Ok(())
+    }
+
+    async fn undo(&self, sandbox: SandboxId, invocation: String) -> Result<(), AttachError> {
+        self.note(format!("undo {sandbox} {invocation}"));
+        Ok(())
+    }
+
+    async fn collect_garbage(&self, request: GarbageRequest) -> Result<Garbage, AttachError> {
+        self.note(format!(
+            "collect {} {:?} {}",
+            request.network, request.kept, request.began_ns
+        ));
+        Ok(Garbage {
+            detached: Vec::new(),
+            errors: vec!["one stays".to_owned()],
+        })
     }
 
     /// Works within the caller's future, so that only the edge keeps it alive.
@@ -197,6 +216,16 @@ impl Backend for Fake {
             endpoints_capacity: 1023,
             warm_sandboxes: 8,
             pending_removals: 4,
+            pending_links: 2,
+            uplink: UplinkView {
+                ifname: "uplink0".to_owned(),
+                ifindex: 2,
+                sources: vec![[192, 0, 2, 2].into()],
+                dedicated: vec![[192, 0, 2, 77].into()],
+                programs: vec![program()],
+                xdp: "native".to_owned(),
+                host_ports: 3,
+            },
         }
     }
 
@@ -222,6 +251,12 @@ fn network(name: &str, default: bool, ready: bool) -> NetworkView {
         subnets: vec!["10.1.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()],
         exclude_subnets: Vec::new(),
         mtu: 1500,
+        egress: crate::model::network::EgressMode::implied(default),
+        egress_addresses: Vec::new(),
+        service_subnets: Vec::new(),
+        xdp: false,
+        provider: crate::model::Provider::Ebpf,
+        blocks: None,
     };
     let reason = if ready { String::new() } else { "disabled".to_owned() };
     NetworkView {
@@ -233,8 +268,12 @@ fn network(name: &str, default: bool, ready: bool) -> NetworkView {
         reason,
         attachments: 3,
         total_addresses: u128::MAX,
+        ipv4: crate::model::view::AddressUse::default(),
+        ipv6: crate::model::view::AddressUse::default(),
         used_addresses: 6,
+        exhausted: String::new(),
         origin: "networks.yaml:1".to_owned(),
+        features: crate::model::Provider::Ebpf.features(),
     }
 }
 
@@ -255,6 +294,10 @@ fn sandbox(request: &AttachRequest) -> Sandbox {
         mtu: 1500,
         default_route: true,
         host_access: true,
+        routes: vec!["10.1.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()],
+        xdp: false,
+        kind: crate::model::InterfaceKind::Veth,
+        bandwidth: crate::model::Bandwidth::default(),
     };
     let second = Attachment {
         network: "blue".parse().unwrap(),
@@ -274,7 +317,10 @@ fn sandbox(request: &AttachRequest) -> Sandbox {
         },
         labels: request.labels.clone(),
         port_mappings: request.port_mappings.clone(),
+        container_ports: request.container_ports.clone(),
         attachments: vec![primary, second],
+        cni: request.cni.clone(),
+        parent: request.parent.clone(),
     }
 }
 

@@ -49,9 +49,17 @@ fn check_ipconfigs(ipconfigs: &BTreeMap<String, IpConfig>, extradata: &BTreeMap<
         ("gateway6", "fe80::1"),
         ("host_ifindex", "1000001"),
         ("host_ifname", "kni1"),
+        ("host_mac", "02:00:00:00:00:ff"),
         ("ifindex", "2"),
         ("mtu", "1500"),
         ("network", "pods"),
+        (
+            "routes",
+            concat!(
+                r#"[{"dst":"0.0.0.0/0","gw":"169.254.1.1"},{"dst":"10.1.0.0/24","gw":"169.254.1.1"},"#,
+                r#"{"dst":"::/0","gw":"fe80::1"},{"dst":"fd00::/64","gw":"fe80::1"}]"#
+            ),
+        ),
     ];
     let found: Vec<(&str, &str)> = eth0
         .extradata
@@ -161,9 +169,19 @@ async fn node_networks() {
         .map(|(key, value)| (key.as_str(), value.as_str()))
         .collect();
     let expected = [
+        ("addresses_total", "340282366920938463463374607431768211455"),
+        ("addresses_used", "6"),
         ("default", "false"),
+        (
+            "features",
+            concat!(
+                "addresses,ipv4,ipv6,mtu,mac,status,default-network,policy,services,egress,host-ports,isolation,",
+                "xdp,bandwidth"
+            ),
+        ),
         ("id", "2"),
         ("mtu", "1500"),
+        ("provider", "Ebpf"),
         ("reason", "disabled"),
         ("subnets", "10.1.0.0/24,fd00::/64"),
     ];

@@ -1,19 +1,21 @@
 //! The whole edge over real sockets, with a backend made for the test behind it.
 
 mod fake;
+mod insight;
 mod kni;
+mod pod_network;
 mod raw;
 mod runtime;
 mod serving;
 
-use std::{future::Future, path::PathBuf, time::Duration};
+use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
 
 use tempfile::TempDir;
 use tokio::{sync::oneshot, task::JoinHandle};
 use tonic::transport::{Channel, Endpoint};
 
 use self::fake::Fake;
-use super::{Health, ServeError, bind, server::serve_limited};
+use super::{Health, ServeError, Sockets, bind, server::serve_limited};
 
 /// A running server in a folder of its own.
 struct Served {
@@ -32,13 +34,16 @@ impl Served {
     /// Serves on the sockets "one" and "two".
     async fn with_connections(max: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let sockets = bind(&[folder.path().join("one"), folder.path().join("two")]).unwrap();
+        let sockets = Sockets {
+            kni: bind(&[folder.path().join("one"), folder.path().join("two")]).unwrap(),
+            pod_network: bind(&[folder.path().join("pods")]).unwrap(),
+        };
         let (backend, health) = (Fake::default(), Health::new().await);
         let (stop, stopped) = oneshot::channel();
         let (serving, reporting) = (backend.clone(), health.clone());
         let server = tokio::spawn(async move {
             let told = async { stopped.await.unwrap() };
-            serve_limited(sockets, serving, reporting, told, max).await
+            serve_limited(sockets, serving.clone(), Arc::new(serving), reporting, told, max).await
         });
         Self {
             folder,

@@ -30,7 +30,7 @@ async fn status() {
     assert_eq!(status.kernel_release, release.trim());
     assert_eq!(
         status.sockets,
-        ["one", "two"].map(|name| served.path(name).display().to_string())
+        ["one", "two", "pods"].map(|name| served.path(name).display().to_string())
     );
     assert_eq!(status.layout_version, kni_common::layout::LAYOUT_VERSION);
     assert!(status.ready && status.uptime_seconds < 60);
@@ -43,7 +43,20 @@ async fn status() {
         (status.sandboxes, status.attachments, status.endpoints_capacity),
         (1, 2, 1023)
     );
-    assert_eq!((status.warm_sandboxes, status.pending_removals), (8, 4));
+    assert_eq!(
+        (status.warm_sandboxes, status.pending_removals, status.pending_links),
+        (8, 4, 2)
+    );
+    let uplink = status.uplink.unwrap();
+    assert_eq!(
+        (uplink.ifname.as_str(), uplink.ifindex, uplink.xdp.as_str()),
+        ("uplink0", 2, "native")
+    );
+    assert_eq!(
+        (uplink.sources, uplink.dedicated),
+        (vec!["192.0.2.2".to_owned()], vec!["192.0.2.77".to_owned()])
+    );
+    assert_eq!((uplink.programs.len(), uplink.host_ports), (1, 3));
     served.stop().await;
 }
 

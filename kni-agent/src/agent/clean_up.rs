@@ -1,0 +1,65 @@
+//! Takes everything of ours off the node, with the agent stopped.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::chained;
+use crate::{attach::cleanup, cli::PathArgs, cni_journal, dataplane, footprint::Footprint, grpc, store::Store, uplink};
+
+/// Removes everything of ours from the node.
+pub async fn clean_up(paths: &PathArgs) -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        bail!("cleaning up the node's network needs root");
+    }
+    let footprint = Footprint::load(&paths.state_dir);
+    let store = if paths.state_dir.join("state.redb").exists() {
+        Some(Store::open(&paths.state_dir).context("an agent still runs: stop it first")?)
+    } else {
+        None
+    };
+    cleanup(store.as_ref())
+        .await
+        .context("removing interfaces, namespaces, routes and rules")?;
+    if let Some(store) = &store {
+        uplink::cleanup(store).await.context("leaving the uplink")?;
+    }
+    dataplane::remove_pins(&paths.bpf_root).map_err(chained("removing the pins"))?;
+    drop(store);
+    remove_files(paths)?;
+    cni_journal::forget(&paths.cni_state_dir);
+    // It may hold what others keep there: then it stays.
+    std::fs::remove_dir(&paths.cni_state_dir).ok();
+    footprint.undo(paths);
+    Ok(())
+}
+
+fn remove_files(paths: &PathArgs) -> Result<()> {
+    for socket in paths.sockets.iter().chain(&paths.pod_network_sockets) {
+        if let Err(error) = grpc::socket::remove_dead(socket) {
+            tracing::warn!(%error, "left in place");
+        }
+    }
+    for file in ["state.redb", Footprint::FILE] {
+        remove_if_there(&paths.state_dir.join(file))?;
+    }
+    match std::fs::remove_dir(&paths.state_dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+            tracing::warn!(path = %paths.state_dir.display(), "left in place: it holds files that are not ours");
+            Ok(())
+        }
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("removing {}", paths.state_dir.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn remove_if_there(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("removing {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}

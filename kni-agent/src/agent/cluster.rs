@@ -1,0 +1,63 @@
+//! The agent in a cluster: joins the controllers with the node, and begins when the API server has told everything.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use anyhow::{Context as _, Result};
+use futures::FutureExt as _;
+
+use super::{Node, put_into_force, settings};
+use crate::{
+    cli::ServeArgs,
+    controllers::{self, Apply, Cluster, ClusterOptions, Standing, Watches},
+    grpc::Backend as _,
+    netlink::Changes as UplinkChanges,
+};
+
+/// Begins to follow the API server.
+pub(super) async fn watches(args: &ServeArgs) -> Result<Watches> {
+    let client = controllers::connect(args.cluster.kubeconfig.as_deref())
+        .await
+        .context("the cluster (without one: --standalone --manifests DIR)")?;
+    let options = ClusterOptions {
+        node: settings::place(args).name,
+        namespace: args.cluster.namespace.clone(),
+        shared_services: args.cluster.shared_services.iter().cloned().collect::<BTreeSet<_>>(),
+    };
+    Ok(Watches::start(client, options))
+}
+
+/// The controllers, which do nothing yet.
+pub(super) fn join(node: &Node, watches: &Watches) -> Cluster {
+    let applying = node.clone();
+    let apply: Apply = Arc::new(move |wanted| {
+        let node = applying.clone();
+        async move {
+            put_into_force(&node, wanted)
+                .await
+                .map_err(|error| format!("{error:#}"))
+        }
+        .boxed()
+    });
+    let told = node.clone();
+    let standing: Standing = Arc::new(move || told.status());
+    watches.controllers(node.attacher.clone(), Arc::clone(&node.sync), apply, standing)
+}
+
+/// Waits for the API server; then policies first, as at every start, networks and services next.
+pub(super) async fn begin(node: Node, watches: Watches, cluster: Cluster, changes: UplinkChanges) {
+    watches.synced().await;
+    let objects = watches.objects();
+    let sync = Arc::clone(&node.sync);
+    let told = tokio::task::spawn_blocking(move || {
+        sync.set_objects(objects.policies, objects.namespaces, objects.services, objects.slices);
+    });
+    if let Err(error) = told.await {
+        tracing::error!(%error, "cannot take note of the cluster's policies and services");
+    }
+    if let Err(error) = put_into_force(&node, objects.networks).await {
+        tracing::error!(%error, "cannot put the cluster's networks into force");
+    }
+    tokio::spawn(Arc::clone(&node.uplink).keep(changes));
+    tracing::info!("the cluster is known; pods can be attached");
+    cluster.run();
+}

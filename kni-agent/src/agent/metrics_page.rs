@@ -1,0 +1,47 @@
+//! Serves the metrics page, as soon as its address can be had.
+
+use std::{future::pending, net::SocketAddr, sync::Arc, time::Duration};
+
+use tokio::net::TcpListener;
+
+use super::Node;
+use crate::{
+    grpc::Backend as _,
+    http::{self, Readiness},
+};
+
+/// Pause between attempts: an earlier agent may still have the address (rolling update), or the loopback interface is
+/// not up yet.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Ends when its task is aborted. An address that cannot be had keeps no pod waiting: it is tried again and again.
+pub(super) async fn serve(address: SocketAddr, node: Node) {
+    let listener = bind(address).await;
+    tracing::info!(%address, "serving metrics");
+    let asked = node.clone();
+    let readiness: Readiness = Arc::new(move || {
+        let status = asked.status();
+        if status.ready {
+            Ok(())
+        } else {
+            Err(status.reasons.join("; "))
+        }
+    });
+    http::serve(listener, Arc::new(node), readiness, pending()).await;
+}
+
+async fn bind(address: SocketAddr) -> TcpListener {
+    let mut told = false;
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return listener,
+            Err(error) => {
+                if !told {
+                    tracing::warn!(%address, %error, "cannot serve metrics yet, will try again");
+                    told = true;
+                }
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}

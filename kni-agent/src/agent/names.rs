@@ -1,0 +1,54 @@
+//! Says what numbers stand for, from what the attach service and the policies know.
+
+use std::{net::IpAddr, sync::Arc};
+
+use kni_common::event::PolicyTrail;
+
+use crate::{
+    attach::Attacher,
+    flows::Naming,
+    model::{
+        Attachment, EndpointId, Network, NetworkId, NetworkName, Sandbox, flow_view::TrailView,
+        policy::PolicyDirection, view::Owner,
+    },
+    policy_sync::PolicySync,
+};
+
+pub(super) struct Names {
+    pub(super) attacher: Attacher,
+    pub(super) sync: Arc<PolicySync>,
+}
+
+impl Naming for Names {
+    fn owner(&self, endpoint: EndpointId) -> Option<Owner> {
+        self.attacher.owner(endpoint)
+    }
+
+    fn endpoint_at(&self, network: NetworkId, address: IpAddr) -> Option<EndpointId> {
+        self.attacher.endpoint_at(network, address)
+    }
+
+    fn network_name(&self, network: NetworkId) -> Option<NetworkName> {
+        self.attacher.network_name(network)
+    }
+
+    fn service_name(&self, service: u32) -> Option<String> {
+        self.sync.service_name(service)
+    }
+
+    fn trail(&self, trail: &PolicyTrail, direction: PolicyDirection, allowed: bool) -> Option<TrailView> {
+        self.sync.trail(trail, direction, allowed)
+    }
+
+    fn sandbox_of(&self, namespace: &str, name: &str) -> Option<Arc<Sandbox>> {
+        self.attacher.sandbox_of(namespace, name)
+    }
+
+    fn attachment(&self, endpoint: EndpointId) -> Option<(Arc<Sandbox>, Attachment)> {
+        self.attacher.attachment(endpoint)
+    }
+
+    fn networks(&self) -> Vec<Network> {
+        self.attacher.networks().into_iter().map(|view| view.network).collect()
+    }
+}

@@ -1,0 +1,96 @@
+//! From the command line to what the dataplane and the services are told.
+
+use anyhow::{Context as _, Result, bail};
+use nix::sys::utsname::uname;
+
+use super::chained;
+use crate::{
+    cli::{PluginArgs, ServeArgs, UplinkArgs},
+    cni::{PluginOptions, Plugins},
+    dataplane::{self, DataplaneOptions, FlowLifetimes, NodeConfig, XdpChoice},
+    model::service::NodePlace,
+    uplink::UplinkOptions,
+};
+
+pub(super) fn dataplane_options(args: &ServeArgs) -> Result<DataplaneOptions> {
+    let object = match &args.ebpf_object {
+        Some(path) => std::fs::read(path).with_context(|| format!("reading {}", path.display()))?,
+        None => dataplane::embedded().map_err(chained("the eBPF object"))?,
+    };
+    Ok(DataplaneOptions {
+        object,
+        root: args.paths.bpf_root.clone(),
+        max_endpoints: args.max_endpoints,
+        max_flows: args.flows.max_flows,
+        max_policy_rows: args.max_policy_rows,
+        max_services: args.max_services,
+        hook: args.hook.into(),
+    })
+}
+
+pub(super) fn node_config(args: &ServeArgs) -> NodeConfig {
+    NodeConfig {
+        flow_events_per_second: args.flows.flow_events_per_second,
+        flows_per_endpoint: args.flows.max_flows_per_endpoint.unwrap_or(args.flows.max_flows / 8),
+        lifetimes: FlowLifetimes {
+            tcp_established: args.flows.tcp_timeout.0,
+            udp_established: args.flows.udp_timeout.0,
+            ..FlowLifetimes::default()
+        },
+    }
+}
+
+/// XDP runs where something needs it, unless the operator says otherwise.
+pub(super) fn uplink(args: &ServeArgs) -> Result<UplinkOptions> {
+    let UplinkArgs {
+        uplink,
+        masquerade_ports,
+        deny_source,
+        drop_bogons,
+        uplink_xdp,
+    } = &args.uplink;
+    let has_sources = !deny_source.is_empty() || *drop_bogons;
+    let xdp = uplink_xdp.map_or(if has_sources { XdpChoice::Auto } else { XdpChoice::Off }, Into::into);
+    if has_sources && xdp == XdpChoice::Off {
+        bail!("--deny-source and --drop-bogons are what the XDP program does: not with --uplink-xdp off");
+    }
+    Ok(UplinkOptions {
+        interface: uplink.clone(),
+        ports: masquerade_ports.clone(),
+        deny: deny_source.clone(),
+        drop_bogons: *drop_bogons,
+        xdp,
+    })
+}
+
+/// CNI plugins, where they may be run.
+pub(super) fn plugins(args: &ServeArgs) -> Option<Plugins> {
+    let PluginArgs {
+        cni_backend,
+        cni_bin_dirs,
+        cni_conf_dir,
+        cni_cache_dir,
+    } = args.plugins.clone();
+    cni_backend.then(|| {
+        Plugins::new(PluginOptions {
+            bin_dirs: cni_bin_dirs,
+            conf_dir: cni_conf_dir,
+            cache_dir: cni_cache_dir,
+        })
+    })
+}
+
+/// The node's name as the kubelet writes it: in small letters.
+pub(super) fn place(args: &ServeArgs) -> NodePlace {
+    let hostname = || match uname() {
+        Ok(names) => names.nodename().to_string_lossy().to_lowercase(),
+        Err(error) => {
+            tracing::warn!(%error, "the node has no name; no endpoint of a service counts as local");
+            String::new()
+        }
+    };
+    NodePlace {
+        name: args.node_name.clone().unwrap_or_else(hostname),
+        zone: args.zone.clone(),
+    }
+}

@@ -1,0 +1,147 @@
+//! What the metrics page tells, from whoever knows.
+
+use std::{collections::BTreeMap, fmt::Display};
+
+use super::Node;
+use crate::{
+    dataplane::DataplaneError,
+    metrics::{MapUse, Part, PolicyState, PortUse, ProgramUse, Snapshot, Source, Traffic},
+    model::{Attachment, EndpointId, Sandbox},
+};
+
+impl Source for Node {
+    fn snapshot(&self) -> Snapshot {
+        let maps = part(self.dataplane.map_pressure());
+        Snapshot {
+            traffic: part(self.traffic()),
+            flows: maps.as_ref().map(|maps| flows(maps)).map_err(Clone::clone),
+            lost_events: part(self.dataplane.lost_events()),
+            policy: Ok(self.policy_state()),
+            maps: maps.map(|maps| maps.into_iter().map(map_use).collect()),
+            masquerade: Ok(self.masquerade_ports()),
+            programs: part(self.program_runs()),
+            endpoints: Ok(self.endpoints()),
+            attach: Ok(Some(self.attacher.attach_times())),
+        }
+    }
+}
+
+impl Node {
+    fn traffic(&self) -> Result<Vec<Traffic>, DataplaneError> {
+        let attachments = self.attacher.attachments();
+        let mut rows = Vec::new();
+        for (sandbox, attachment) in &attachments {
+            for (direction, verdict, count) in self.dataplane.forwarded(attachment.endpoint)? {
+                rows.push(Traffic {
+                    owner: owner(sandbox, attachment),
+                    network: attachment.network.to_string(),
+                    direction,
+                    verdict,
+                    packets: count.packets,
+                    bytes: count.bytes,
+                });
+            }
+        }
+        let owners: BTreeMap<EndpointId, (String, String)> = attachments
+            .iter()
+            .map(|(sandbox, attachment)| {
+                (
+                    attachment.endpoint,
+                    (owner(sandbox, attachment), attachment.network.to_string()),
+                )
+            })
+            .collect();
+        for drop in self.dataplane.drops()? {
+            // Nobody's: before an endpoint was published, or at none at all.
+            let (owner, network) = owners.get(&drop.endpoint).cloned().unwrap_or_default();
+            rows.push(Traffic {
+                owner,
+                network,
+                direction: drop.direction,
+                verdict: drop.reason,
+                packets: drop.count.packets,
+                bytes: drop.count.bytes,
+            });
+        }
+        Ok(rows)
+    }
+
+    fn policy_state(&self) -> PolicyState {
+        let counts = self.sync.counts();
+        let rows = |rows: usize| u64::try_from(rows).unwrap_or(u64::MAX);
+        PolicyState {
+            rows: vec![
+                ("policy", rows(counts.policy)),
+                ("ports", rows(counts.ports)),
+                ("identities", rows(counts.identities)),
+            ],
+            sync: counts.times,
+            failures: counts.failures,
+        }
+    }
+
+    /// As the last sweep of the flow tables counted them.
+    fn masquerade_ports(&self) -> Vec<PortUse> {
+        let taken = self.dataplane.masquerade_ports().into_iter();
+        let known = taken.filter_map(|((v4, protocol), used)| {
+            let protocol = match protocol {
+                6 => "tcp",
+                17 => "udp",
+                1 | 58 => "icmp",
+                _ => return None,
+            };
+            Some(PortUse {
+                family: if v4 { "ipv4" } else { "ipv6" },
+                protocol,
+                used: used.into(),
+            })
+        });
+        known.collect()
+    }
+
+    /// Nothing where the kernel was not asked to count: zeros would be mistaken for programs that cost nothing.
+    fn program_runs(&self) -> Result<Vec<ProgramUse>, DataplaneError> {
+        if self.counting.is_none() {
+            return Ok(Vec::new());
+        }
+        let stats = self.dataplane.program_stats()?.into_iter();
+        Ok(stats
+            .map(|stats| ProgramUse {
+                name: stats.name,
+                runs: stats.runs,
+                run_ns: stats.run_time_ns,
+            })
+            .collect())
+    }
+
+    fn endpoints(&self) -> Vec<(String, u64)> {
+        let networks = self.attacher.networks().into_iter();
+        networks
+            .map(|view| (view.network.spec.name.to_string(), u64::from(view.attachments)))
+            .collect()
+    }
+}
+
+fn part<T, E: Display>(read: Result<T, E>) -> Part<T> {
+    read.map_err(|error| error.to_string())
+}
+
+fn owner(sandbox: &Sandbox, attachment: &Attachment) -> String {
+    format!("{} {} {}", sandbox.id, attachment.endpoint, attachment.ifname)
+}
+
+fn flows(maps: &[(String, u32, u32)]) -> (u64, u64) {
+    let rows = |name: &str| {
+        let found = maps.iter().find(|(map, ..)| map == name);
+        found.map_or(0, |(_, entries, _)| u64::from(*entries))
+    };
+    (rows("FLOWS4"), rows("FLOWS6"))
+}
+
+fn map_use((name, entries, max_entries): (String, u32, u32)) -> MapUse {
+    MapUse {
+        name,
+        entries: entries.into(),
+        max_entries: max_entries.into(),
+    }
+}

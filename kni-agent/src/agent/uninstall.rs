@@ -1,0 +1,337 @@
+//! Takes what the agents wrote out of the cluster, when no node has an agent any more.
+
+use std::{
+    fmt::Debug,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::{
+    api::{
+        apps::v1::DaemonSet,
+        coordination::v1::Lease,
+        core::v1::{Node, Pod},
+    },
+    apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry,
+};
+use kni_api::{EgressPolicy, GROUP, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment, RESOURCE_PREFIX};
+use kube::{
+    Api, Client, Resource, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
+    core::PartialObjectMeta,
+};
+use serde_json::{Map, Value, json};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{cli::UninstallArgs, controllers::connect};
+
+/// Name of the agents' `DaemonSet` and of their `Lease`, and what their field managers' names begin with.
+const AGENT: &str = "kni-agent";
+/// Label of the `DaemonSet`'s pods once they clean up instead of serving.
+const TASK_LABEL: &str = "kni.dev/task";
+/// Annotation of pods that tells their interfaces; other agents of other networks write it as well.
+const STATUS_ANNOTATION: &str = "k8s.v1.cni.cncf.io/network-status";
+/// How often something that changes meanwhile is read and written again.
+const TRIES: u32 = 10;
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Removes everything of ours from the cluster but what users made.
+pub async fn uninstall(args: &UninstallArgs) -> Result<()> {
+    let client = connect(args.cluster.kubeconfig.as_deref()).await?;
+    wait_for_agents(&client, args).await?;
+    release::<PodNetwork>(&client).await?;
+    release::<PodNetworkAttachment>(&client).await?;
+    release::<EgressPolicy>(&client).await?;
+    // Who reads it would take it for the present: a network whose status tells of pods is not to be deleted.
+    forget_status::<PodNetwork>(&client).await?;
+    forget_status::<PodNetworkAttachment>(&client).await?;
+    forget_status::<EgressPolicy>(&client).await?;
+    delete_all::<PodInterface>(&client).await?;
+    delete_all::<NodeNetwork>(&client).await?;
+    for node in all::<Node>(&client).await? {
+        restore_node(&client, &node).await?;
+    }
+    for pod in all::<Pod>(&client).await? {
+        restore_pod(&client, &pod).await?;
+    }
+    let leases: Api<Lease> = Api::namespaced(client, &args.cluster.namespace);
+    let deleted = leases.delete(AGENT, &DeleteParams::default()).await;
+    if_there(deleted).with_context(|| format!("deleting Lease {AGENT}"))?;
+    tracing::info!("the cluster is as without agents");
+    Ok(())
+}
+
+/// Waits for SIGTERM or SIGINT.
+pub async fn rest() -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+/// Waits until the agents' `DaemonSet` is gone, or its pods clean up instead.
+async fn wait_for_agents(client: &Client, args: &UninstallArgs) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(args.wait.into());
+    let namespace = &args.cluster.namespace;
+    let sets: Api<DaemonSet> = Api::namespaced(client.clone(), namespace);
+    loop {
+        let Some(set) = sets.get_opt(AGENT).await.context("reading the agents' DaemonSet")? else {
+            break;
+        };
+        let Some(left) = unfinished(&set) else {
+            return Ok(());
+        };
+        ensure!(
+            Instant::now() < deadline,
+            "DaemonSet {namespace}/{AGENT}: {left}; what its agents would write again stays in the cluster"
+        );
+        tracing::info!("waiting for DaemonSet {namespace}/{AGENT}: {left}");
+        tokio::time::sleep(PAUSE).await;
+    }
+    // Its pods may outlive it for a moment.
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let agents = ListParams::default().labels(&format!("app.kubernetes.io/name={AGENT}"));
+    while let Some(pod) = pods.list_metadata(&agents).await?.items.first() {
+        let name = pod.name_any();
+        ensure!(
+            Instant::now() < deadline,
+            "the agent of pod {namespace}/{name} still runs"
+        );
+        tokio::time::sleep(PAUSE).await;
+    }
+    Ok(())
+}
+
+/// What is still to come until every node is cleaned up.
+fn unfinished(set: &DaemonSet) -> Option<String> {
+    let labels = set
+        .spec
+        .template
+        .metadata
+        .as_ref()
+        .and_then(|metadata| metadata.labels.as_ref());
+    if labels.and_then(|labels| labels.get(TASK_LABEL)).map(String::as_str) != Some("uninstall") {
+        return Some("its pods are agents: delete it, or apply overlays/uninstall".to_owned());
+    }
+    let status = set.status.clone().unwrap_or_default();
+    if status.observed_generation < set.metadata.generation {
+        return Some("the change to clean up has not been seen yet".to_owned());
+    }
+    let (wanted, updated) = (
+        status.desired_number_scheduled,
+        status.updated_number_scheduled.unwrap_or(0),
+    );
+    let done = updated.min(status.number_ready);
+    (done < wanted).then(|| format!("{done} of {wanted} nodes are clean"))
+}
+
+/// All objects of a kind, their metadata only; none where the kind is unknown.
+async fn all<K>(client: &Client) -> Result<Vec<PartialObjectMeta<K>>>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned,
+{
+    let kind = K::kind(&());
+    let api: Api<K> = Api::all(client.clone());
+    let listed =
+        if_there(api.list_metadata(&ListParams::default()).await).with_context(|| format!("listing {kind}"))?;
+    Ok(listed.map(|list| list.items).unwrap_or_default())
+}
+
+/// An object by its address below the API's root, whatever its scope.
+async fn patch<K>(client: &Client, object: &PartialObjectMeta<K>, subresource: &str, patch: &Value) -> kube::Result<()>
+where
+    K: Resource<DynamicType = ()>,
+{
+    let url = K::url_path(&(), object.metadata.namespace.as_deref());
+    let request = kube::core::Request::new(url);
+    let (name, params, patch) = (object.name_any(), PatchParams::default(), Patch::Merge(patch));
+    let request = match subresource {
+        "" => request.patch(&name, &params, &patch),
+        subresource => request.patch_subresource(subresource, &name, &params, &patch),
+    };
+    let request = request.map_err(kube::Error::BuildRequest)?;
+    client.request::<Value>(request).await.map(drop)
+}
+
+/// Removes our finalizers, and with them what keeps an object that is to be deleted.
+async fn release<K>(client: &Client) -> Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned,
+{
+    for _try in 0..TRIES {
+        let mut conflicts = false;
+        for object in all::<K>(client).await? {
+            let (ours, others): (Vec<&String>, Vec<&String>) =
+                object.finalizers().iter().partition(|name| is_ours(name));
+            if ours.is_empty() {
+                continue;
+            }
+            let change = json!({ "metadata": {
+                "finalizers": others, "resourceVersion": object.resource_version(),
+            }});
+            match patch(client, &object, "", &change).await {
+                Err(error) if is_conflict(&error) => conflicts = true,
+                done => {
+                    if_there(done).with_context(|| format!("removing the finalizers of {}", shown(&object)))?;
+                }
+            }
+        }
+        if !conflicts {
+            return Ok(());
+        }
+    }
+    bail!("{} objects change all the time: does an agent still run?", K::kind(&()))
+}
+
+async fn forget_status<K>(client: &Client) -> Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned,
+{
+    for object in all::<K>(client).await? {
+        let done = patch(client, &object, "status", &json!({ "status": null })).await;
+        if_there(done).with_context(|| format!("clearing the status of {}", shown(&object)))?;
+    }
+    Ok(())
+}
+
+async fn delete_all<K>(client: &Client) -> Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned,
+{
+    release::<K>(client).await?;
+    for object in all::<K>(client).await? {
+        let url = K::url_path(&(), object.metadata.namespace.as_deref());
+        let request = kube::core::Request::new(url).delete(&object.name_any(), &DeleteParams::default())?;
+        if_there(client.request::<Value>(request).await).with_context(|| format!("deleting {}", shown(&object)))?;
+    }
+    Ok(())
+}
+
+/// Removes taints, extended resources, labels and annotations.
+async fn restore_node(client: &Client, node: &PartialObjectMeta<Node>) -> Result<()> {
+    let name = node.name_any();
+    let api: Api<Node> = Api::all(client.clone());
+    for attempt in 1.. {
+        let Some(current) = api
+            .get_opt(&name)
+            .await
+            .with_context(|| format!("reading node {name}"))?
+        else {
+            return Ok(());
+        };
+        let mut change = Map::new();
+        let taints = current.spec.and_then(|spec| spec.taints).unwrap_or_default();
+        if taints.iter().any(|taint| is_ours(&taint.key)) {
+            let others: Vec<_> = taints.into_iter().filter(|taint| !is_ours(&taint.key)).collect();
+            change.insert("spec".into(), json!({ "taints": others }));
+        }
+        let metadata = &current.metadata;
+        let labels = nulls(metadata.labels.iter().flat_map(|map| map.keys()), is_ours);
+        let annotations = nulls(metadata.annotations.iter().flat_map(|map| map.keys()), is_ours);
+        if change.is_empty() && labels.is_empty() && annotations.is_empty() {
+            break;
+        }
+        let version = metadata.resource_version.clone();
+        change.insert(
+            "metadata".into(),
+            json!({ "resourceVersion": version, "labels": labels, "annotations": annotations }),
+        );
+        match patch(client, node, "", &Value::Object(change)).await {
+            Err(error) if is_conflict(&error) && attempt < TRIES => {}
+            done => {
+                restored(done, &name)?;
+                break;
+            }
+        }
+    }
+    restore_resources(client, node, &api, &name).await
+}
+
+async fn restore_resources(client: &Client, node: &PartialObjectMeta<Node>, api: &Api<Node>, name: &str) -> Result<()> {
+    let current = api
+        .get_opt(name)
+        .await
+        .with_context(|| format!("reading node {name}"))?;
+    let status = current.and_then(|node| node.status).unwrap_or_default();
+    let is_resource = |key: &str| key.starts_with(RESOURCE_PREFIX);
+    let capacity = nulls(status.capacity.iter().flat_map(|map| map.keys()), is_resource);
+    let allocatable = nulls(status.allocatable.iter().flat_map(|map| map.keys()), is_resource);
+    if capacity.is_empty() && allocatable.is_empty() {
+        return Ok(());
+    }
+    let change = json!({ "status": { "capacity": capacity, "allocatable": allocatable } });
+    restored(patch(client, node, "status", &change).await, name)
+}
+
+fn restored(done: kube::Result<()>, node: &str) -> Result<()> {
+    if_there(done)
+        .map(drop)
+        .with_context(|| format!("removing taints and resources of node {node}"))
+}
+
+/// Removes the annotation that tells a pod's interfaces, if an agent of ours wrote it.
+async fn restore_pod(client: &Client, pod: &PartialObjectMeta<Pod>) -> Result<()> {
+    let written = |entry: &ManagedFieldsEntry| {
+        let by_us = entry
+            .manager
+            .as_deref()
+            .is_some_and(|manager| manager.starts_with(AGENT));
+        let fields = entry
+            .fields_v1
+            .as_ref()
+            .map(|fields| fields.0.pointer("/f:metadata/f:annotations"));
+        by_us
+            && fields
+                .flatten()
+                .is_some_and(|set| set.get(format!("f:{STATUS_ANNOTATION}")).is_some())
+    };
+    if !pod.managed_fields().iter().any(written) {
+        return Ok(());
+    }
+    let change = json!({ "metadata": { "annotations": { STATUS_ANNOTATION: null } } });
+    let done = patch(client, pod, "", &change).await;
+    if_there(done)
+        .map(drop)
+        .with_context(|| format!("removing an annotation of {}", shown(pod)))
+}
+
+/// What a merge patch removes.
+fn nulls<'a>(keys: impl Iterator<Item = &'a String>, ours: impl Fn(&str) -> bool) -> Map<String, Value> {
+    keys.filter(|key| ours(key))
+        .map(|key| (key.clone(), Value::Null))
+        .collect()
+}
+
+/// Whether a qualified name is of our group.
+fn is_ours(name: &str) -> bool {
+    name.split_once('/').is_some_and(|(group, _)| group == GROUP)
+}
+
+fn is_conflict(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 409)
+}
+
+/// Nothing where the object, or its kind, does not exist.
+fn if_there<T>(outcome: kube::Result<T>) -> kube::Result<Option<T>> {
+    match outcome {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+        outcome => outcome.map(Some),
+    }
+}
+
+fn shown<K: Resource<DynamicType = ()>>(object: &PartialObjectMeta<K>) -> String {
+    let namespace = object
+        .metadata
+        .namespace
+        .as_ref()
+        .map(|namespace| format!("{namespace}/"));
+    format!(
+        "{} {}{}",
+        K::kind(&()),
+        namespace.unwrap_or_default(),
+        object.name_any()
+    )
+}

@@ -1,0 +1,118 @@
+//! Keeps the tables as the API server has the objects: one watch per kind, begun again for as long as the agent runs.
+
+use std::{fmt::Debug, time::Duration};
+
+use futures::StreamExt as _;
+use kube::{
+    Api, Resource, ResourceExt as _,
+    runtime::{
+        WatchStreamExt as _,
+        watcher::{self, Event, watcher},
+    },
+};
+use serde::de::DeserializeOwned;
+
+use super::{
+    known::{Known, Tables},
+    table::{Key, Table},
+};
+
+/// How often a kind is looked for that the API server does not have.
+const ABSENT_PAUSE: Duration = Duration::from_secs(10);
+
+/// A kind: its table, and what of its objects is kept.
+pub(super) struct Kind<K, V> {
+    /// For messages.
+    pub(super) name: &'static str,
+    pub(super) table: fn(&mut Tables) -> &mut Table<V>,
+    pub(super) keep: fn(K) -> Option<V>,
+    /// Whether a cluster may do without it.
+    pub(super) optional: bool,
+}
+
+impl<K, V> Kind<K, V>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    V: PartialEq + Send + 'static,
+{
+    /// Runs for as long as the agent does.
+    pub(super) async fn follow(self, api: Api<K>, known: Known) {
+        self.follow_some(api, watcher::Config::default(), known).await;
+    }
+
+    /// [`Self::follow`] for the objects that `config` selects.
+    pub(super) async fn follow_some(self, api: Api<K>, config: watcher::Config, known: Known) {
+        let mut last_error = String::new();
+        loop {
+            let mut events = watcher(api.clone(), config.clone()).default_backoff().boxed();
+            let mut absent = false;
+            while let Some(event) = events.next().await {
+                match event {
+                    Ok(event) => {
+                        last_error.clear();
+                        self.take(event, &known);
+                    }
+                    Err(error) if self.optional && is_absent(&error) => {
+                        absent = true;
+                        break;
+                    }
+                    Err(error) => self.report(&mut last_error, &error),
+                }
+            }
+            if absent {
+                // Nothing of the kind is there, and that is known.
+                known.change(|tables| {
+                    let table = (self.table)(tables);
+                    table.begin();
+                    table.complete();
+                });
+            }
+            tokio::time::sleep(ABSENT_PAUSE).await;
+        }
+    }
+
+    fn take(&self, event: Event<K>, known: &Known) {
+        known.change(|tables| {
+            let table = (self.table)(tables);
+            match event {
+                Event::Init => table.begin(),
+                Event::InitDone => table.complete(),
+                Event::InitApply(object) | Event::Apply(object) => {
+                    let key = key_of(&object);
+                    table.put(key, (self.keep)(object));
+                }
+                Event::Delete(object) => table.remove(&key_of(&object)),
+            }
+        });
+    }
+
+    /// Once for each error: the watch is begun again by itself.
+    fn report(&self, last: &mut String, error: &watcher::Error) {
+        let text = error.to_string();
+        if *last != text {
+            tracing::warn!(
+                kind = self.name,
+                error = text,
+                "cannot follow the API server; what is known stays"
+            );
+            *last = text;
+        }
+    }
+}
+
+fn key_of<K: Resource>(object: &K) -> Key {
+    Key {
+        namespace: object.namespace().unwrap_or_default(),
+        name: object.name_any(),
+    }
+}
+
+fn is_absent(error: &watcher::Error) -> bool {
+    let (watcher::Error::InitialListFailed(cause)
+    | watcher::Error::WatchStartFailed(cause)
+    | watcher::Error::WatchFailed(cause)) = error
+    else {
+        return false;
+    };
+    matches!(cause, kube::Error::Api(status) if status.code == 404)
+}

@@ -1,0 +1,158 @@
+//! What is known of the objects of one kind: the last word of the API server, and how often it changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Names an object: its namespace, empty where the kind has none, and its name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Key {
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+impl Key {
+    pub(super) fn new(namespace: &str, name: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }
+    }
+}
+
+/// The objects of one kind.
+///
+/// While a list is being read, what was known before stays; what the list did not name is gone when it is complete. So
+/// an API server that is away, or begins anew, takes nothing from anybody.
+#[derive(Debug)]
+pub(super) struct Table<V> {
+    rows: BTreeMap<Key, V>,
+    synced: bool,
+    listing: Option<BTreeSet<Key>>,
+    version: u64,
+}
+
+impl<V> Default for Table<V> {
+    fn default() -> Self {
+        Self {
+            rows: BTreeMap::new(),
+            synced: false,
+            listing: None,
+            version: 0,
+        }
+    }
+}
+
+impl<V: PartialEq> Table<V> {
+    pub(super) fn rows(&self) -> &BTreeMap<Key, V> {
+        &self.rows
+    }
+
+    pub(super) fn get(&self, namespace: &str, name: &str) -> Option<&V> {
+        self.rows.get(&Key::new(namespace, name))
+    }
+
+    /// Whether a list was read to its end, ever.
+    pub(super) fn is_synced(&self) -> bool {
+        self.synced
+    }
+
+    /// Changes with every change of the rows, and when the first list is complete.
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// An object is as it is now; `None`: it is there and of no interest.
+    pub(super) fn put(&mut self, key: Key, value: Option<V>) {
+        if let Some(listing) = &mut self.listing {
+            listing.insert(key.clone());
+        }
+        let changed = match value {
+            Some(value) if self.rows.get(&key) == Some(&value) => false,
+            Some(value) => {
+                self.rows.insert(key, value);
+                true
+            }
+            None => self.rows.remove(&key).is_some(),
+        };
+        self.version += u64::from(changed);
+    }
+
+    pub(super) fn remove(&mut self, key: &Key) {
+        if let Some(listing) = &mut self.listing {
+            listing.remove(key);
+        }
+        self.version += u64::from(self.rows.remove(key).is_some());
+    }
+
+    /// A list begins.
+    pub(super) fn begin(&mut self) {
+        self.listing = Some(BTreeSet::new());
+    }
+
+    /// The list is complete.
+    pub(super) fn complete(&mut self) {
+        if let Some(listed) = self.listing.take() {
+            let before = self.rows.len();
+            self.rows.retain(|key, _| listed.contains(key));
+            self.version += u64::from(self.rows.len() != before);
+        }
+        self.version += u64::from(!self.synced);
+        self.synced = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> Key {
+        Key::new("ns", name)
+    }
+
+    #[test]
+    fn a_list_replaces_when_it_is_complete_and_not_before() {
+        let mut table = Table::default();
+        table.begin();
+        table.put(key("a"), Some(1));
+        table.put(key("b"), Some(2));
+        assert!(!table.is_synced());
+        table.complete();
+        assert!(table.is_synced());
+        let version = table.version();
+        table.begin();
+        table.put(key("b"), Some(2));
+        assert_eq!(
+            (table.version(), table.rows().len()),
+            (version, 2),
+            "nothing is lost while a list is read"
+        );
+        table.complete();
+        assert_eq!(
+            table.rows().keys().map(|key| key.name.as_str()).collect::<Vec<_>>(),
+            ["b"]
+        );
+        assert!(table.version() > version);
+    }
+
+    #[test]
+    fn only_changes_count() {
+        let mut table = Table::default();
+        table.put(key("a"), Some(1));
+        let version = table.version();
+        table.put(key("a"), Some(1));
+        table.put(key("b"), None);
+        table.remove(&key("c"));
+        assert_eq!(table.version(), version);
+        table.put(key("a"), None);
+        assert!(table.version() > version && table.get("ns", "a").is_none());
+    }
+
+    #[test]
+    fn what_goes_while_a_list_is_read_stays_gone() {
+        let mut table = Table::default();
+        table.begin();
+        table.put(key("a"), Some(1));
+        table.remove(&key("a"));
+        table.complete();
+        assert!(table.rows().is_empty());
+    }
+}

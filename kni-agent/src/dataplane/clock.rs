@@ -1,0 +1,82 @@
+//! The kernel's timer ticks (jiffies), in which the programs count time.
+
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_getres};
+
+use super::DataplaneError;
+
+/// How long a tick is.
+///
+/// The resolution of `CLOCK_MONOTONIC_COARSE` is exactly the tick: that clock advances with it. Unlike the kernel's
+/// configuration file it is always there, and unlike two readings of jiffies it costs nothing and cannot be blurred by
+/// a busy node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ticks {
+    length: Duration,
+}
+
+impl Ticks {
+    pub(super) fn of_kernel() -> Result<Self, DataplaneError> {
+        let length = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE)
+            .map(Duration::from)
+            .map_err(|errno| DataplaneError::Kernel(format!("asking for the length of a tick: {errno}")))?;
+        // HZ is between 24 (alpha's least) and 1200 (alpha's most) on every architecture.
+        if length < Duration::from_micros(500) || length > Duration::from_millis(50) {
+            return Err(DataplaneError::Kernel(format!("a tick of {length:?} is none")));
+        }
+        Ok(Self { length })
+    }
+
+    /// Ticks per second: the kernel's `HZ`.
+    pub(super) fn hz(self) -> u32 {
+        let length = self.length.as_nanos().max(1);
+        u32::try_from((1_000_000_000 + length / 2) / length).unwrap_or(u32::MAX)
+    }
+
+    /// The ticks of a time, rounded up, at least one.
+    pub(super) fn count(self, time: Duration) -> u32 {
+        let ticks = time.as_nanos().div_ceil(self.length.as_nanos().max(1));
+        u32::try_from(ticks).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// The time of so many ticks.
+    pub(super) fn duration(self, ticks: u64) -> Duration {
+        let nanos = u128::from(ticks) * self.length.as_nanos();
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+impl Ticks {
+    /// Ticks of a kernel with this `HZ`.
+    pub(super) fn with_hz(hz: u32) -> Self {
+        let length = Duration::from_secs(1) / hz;
+        Self { length }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_kernels_tick_is_one_that_kernels_have() {
+        let hz = Ticks::of_kernel().unwrap().hz();
+        assert!([100, 250, 300, 1000].contains(&hz), "{hz}");
+    }
+
+    #[test]
+    fn times_round_up_and_never_to_nothing() {
+        for hz in [100, 250, 300, 1000] {
+            let ticks = Ticks::with_hz(hz);
+            assert_eq!(ticks.hz(), hz);
+            assert_eq!(ticks.count(Duration::ZERO), 1);
+            assert_eq!(ticks.count(Duration::from_nanos(1)), 1);
+            // A third of a second is no whole number of nanoseconds at HZ=300.
+            assert!((hz * 60..=hz * 60 + 1).contains(&ticks.count(Duration::from_mins(1))));
+            assert_eq!(ticks.count(Duration::MAX), u32::MAX);
+        }
+        assert_eq!(Ticks::with_hz(250).duration(500), Duration::from_secs(2));
+    }
+}

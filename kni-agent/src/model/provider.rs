@@ -1,0 +1,330 @@
+//! Who makes the interfaces of a network, how, and what can be had of it.
+
+use std::{fmt, net::IpAddr, path::PathBuf};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use super::{IfName, MacAddr};
+
+/// Who makes the interfaces of a network.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Provider {
+    /// The agent: a veth pair with programs at its host end.
+    #[default]
+    Ebpf,
+    /// The agent: a macvlan interface on an interface of the node.
+    Macvlan(Macvlan),
+    /// The agent: an interface of the node moves into the pod.
+    HostDevice(HostDevices),
+    /// The agent: a tap device for a virtual machine.
+    Tap(Tap),
+    /// CNI plugins.
+    Cni(CniSource),
+}
+
+/// Parameters of [`Provider::Macvlan`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Macvlan {
+    /// Interface of the node that the pods share.
+    pub parent: IfName,
+    /// Who reaches whom.
+    pub mode: MacvlanMode,
+    /// Gateways of the link, at most one per family, inside the subnets.
+    pub gateways: Vec<IpAddr>,
+}
+
+/// Who reaches whom over one parent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MacvlanMode {
+    /// Pods reach each other directly, and what is behind the parent.
+    #[default]
+    Bridge,
+    /// Pods reach what is behind the parent only.
+    Private,
+    /// Pods reach each other through a switch behind the parent that sends frames back.
+    Vepa,
+    /// One pod has the parent's link for itself.
+    Passthru,
+}
+
+/// Parameters of [`Provider::HostDevice`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostDevices {
+    /// Interfaces of the node, each for one pod at a time; at least one.
+    pub devices: Vec<IfName>,
+    /// Gateways of the link, at most one per family, inside the subnets.
+    pub gateways: Vec<IpAddr>,
+}
+
+/// Parameters of [`Provider::Tap`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tap {
+    /// User that may open it; without one, who has `CAP_NET_ADMIN` in the pod's namespace.
+    pub owner: Option<u32>,
+    /// Group that may open it.
+    pub group: Option<u32>,
+    /// Whether it has several queues.
+    pub multi_queue: bool,
+}
+
+/// Where the configuration of [`Provider::Cni`] is found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CniSource {
+    /// By the `name` inside the file, whatever the file is called.
+    Name(String),
+    /// By the name of a file of the configuration folder.
+    File(String),
+}
+
+impl fmt::Display for CniSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => write!(f, "configuration {name:?}"),
+            Self::File(file) => write!(f, "configuration file {file:?}"),
+        }
+    }
+}
+
+/// What an attachment's interface is, with all that is needed to take it away again.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum InterfaceKind {
+    /// A veth pair of ours. The only kind with a row in the dataplane.
+    #[default]
+    Veth,
+    /// A macvlan interface, born in the pod's namespace.
+    Macvlan(Macvlan),
+    /// An interface of the node, lent to the pod.
+    HostDevice(LentDevice),
+    /// A persistent tap device in the pod's namespace.
+    Tap(Tap),
+    /// What CNI plugins made.
+    Cni(CniInterface),
+}
+
+impl InterfaceKind {
+    /// The word that is shown.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Veth => "veth",
+            Self::Macvlan(_) => "macvlan",
+            Self::HostDevice(_) => "host-device",
+            Self::Tap(_) => "tap",
+            Self::Cni(_) => "cni",
+        }
+    }
+
+    /// Whether the dataplane has a row for it, and so policy and counters.
+    pub const fn has_row(&self) -> bool {
+        self.is_ebpf() || self.is_plugins()
+    }
+
+    /// Whether the agent made it, as a veth pair with its own datapath behind it.
+    pub const fn is_ebpf(&self) -> bool {
+        matches!(self, Self::Veth)
+    }
+
+    /// Whether it is a veth pair that CNI plugins made: its host end can carry programs.
+    pub const fn is_plugins(&self) -> bool {
+        matches!(self, Self::Cni(interface) if interface.veth)
+    }
+
+    /// Whether its addresses were leased by the agent.
+    pub const fn is_leased(&self) -> bool {
+        !matches!(self, Self::Cni(_))
+    }
+}
+
+/// A device of the node as it was before a pod got it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LentDevice {
+    /// Its name on the node.
+    pub device: IfName,
+    /// Its MAC address.
+    pub mac: MacAddr,
+    /// Its MTU.
+    pub mtu: u32,
+    /// Whether it was up.
+    pub up: bool,
+    /// Its alias.
+    pub alias: Option<String>,
+    /// Whether the kernel moves it back to the node when its namespace ends. Devices that software made end with it.
+    pub physical: bool,
+}
+
+/// What plugins made, and where the agent keeps what is needed to take it away.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CniInterface {
+    /// Name of the configuration.
+    pub configuration: String,
+    /// The cached call: configuration, arguments and result.
+    pub cached: PathBuf,
+    /// Addresses of the interface with their prefixes, as the plugins told them.
+    #[serde(default)]
+    pub addresses: Vec<IpNet>,
+    /// Gateways that belong to the addresses.
+    #[serde(default)]
+    pub gateways: Vec<IpAddr>,
+    /// Routes that the plugins told.
+    #[serde(default)]
+    pub routes: Vec<CniRoute>,
+    /// Whether it is a veth whose host end stands in the attachment.
+    #[serde(default)]
+    pub veth: bool,
+}
+
+/// A route in the pod that plugins made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CniRoute {
+    /// Where to.
+    pub destination: IpNet,
+    /// Through which gateway; none for that of the address.
+    pub gateway: Option<IpAddr>,
+}
+
+/// What one may expect of a network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Feature {
+    /// Interfaces have addresses that no other interface of the network has.
+    Addresses,
+    /// IPv4.
+    Ipv4,
+    /// IPv6.
+    Ipv6,
+    /// The MTU is chosen or told.
+    Mtu,
+    /// The MAC address can be chosen and is told.
+    Mac,
+    /// Interfaces are listed with what is wrong with them.
+    Status,
+    /// It can be the default network.
+    DefaultNetwork,
+    /// Policies are enforced; with CNI plugins, where the interface is a veth pair.
+    Policy,
+    /// Services of the network are served.
+    Services,
+    /// Pods leave the node with an address of the node.
+    Egress,
+    /// Ports of the node lead to pods.
+    HostPorts,
+    /// Packets of other networks with the same addresses never meet its own.
+    Isolation,
+    /// The host ends run XDP.
+    Xdp,
+    /// The bandwidth annotations of Kubernetes are honoured.
+    Bandwidth,
+}
+
+impl Feature {
+    /// What every network has.
+    pub const CORE: [Self; 6] = [
+        Self::Addresses,
+        Self::Ipv4,
+        Self::Ipv6,
+        Self::Mtu,
+        Self::Mac,
+        Self::Status,
+    ];
+
+    /// The word that is shown.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Addresses => "addresses",
+            Self::Ipv4 => "ipv4",
+            Self::Ipv6 => "ipv6",
+            Self::Mtu => "mtu",
+            Self::Mac => "mac",
+            Self::Status => "status",
+            Self::DefaultNetwork => "default-network",
+            Self::Policy => "policy",
+            Self::Services => "services",
+            Self::Egress => "egress",
+            Self::HostPorts => "host-ports",
+            Self::Isolation => "isolation",
+            Self::Xdp => "xdp",
+            Self::Bandwidth => "bandwidth",
+        }
+    }
+}
+
+impl Provider {
+    /// The word of the manifest.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Ebpf => "Ebpf",
+            Self::Macvlan(_) => "Macvlan",
+            Self::HostDevice(_) => "HostDevice",
+            Self::Tap(_) => "Tap",
+            Self::Cni(_) => "CNI",
+        }
+    }
+
+    /// The one table of what a provider can do beyond [`Feature::CORE`]. What CNI plugins can do depends on what their
+    /// configuration declares; here stands the most.
+    pub const fn extended(&self) -> &'static [Feature] {
+        match self {
+            Self::Ebpf => &[
+                Feature::DefaultNetwork,
+                Feature::Policy,
+                Feature::Services,
+                Feature::Egress,
+                Feature::HostPorts,
+                Feature::Isolation,
+                Feature::Xdp,
+                Feature::Bandwidth,
+            ],
+            Self::Macvlan(_) | Self::HostDevice(_) | Self::Tap(_) => &[],
+            Self::Cni(_) => &[
+                Feature::DefaultNetwork,
+                Feature::Policy,
+                Feature::HostPorts,
+                Feature::Bandwidth,
+            ],
+        }
+    }
+
+    /// All features, the core ones first.
+    pub fn features(&self) -> Vec<Feature> {
+        Feature::CORE.iter().chain(self.extended()).copied().collect()
+    }
+
+    /// Whether the agent's own dataplane carries the network.
+    pub const fn is_ebpf(&self) -> bool {
+        matches!(self, Self::Ebpf)
+    }
+
+    /// Gateways of the link that the network shares with others.
+    pub fn gateways(&self) -> &[IpAddr] {
+        match self {
+            Self::Macvlan(macvlan) => &macvlan.gateways,
+            Self::HostDevice(devices) => &devices.gateways,
+            Self::Ebpf | Self::Tap(_) | Self::Cni(_) => &[],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_network_has_the_core_and_those_with_host_ends_have_policy() {
+        let tap = Provider::Tap(Tap::default());
+        let cni = Provider::Cni(CniSource::Name("bridge".to_owned()));
+        for provider in [&Provider::Ebpf, &tap, &cni] {
+            assert!(provider.features().starts_with(&Feature::CORE));
+            assert_eq!(provider.features().contains(&Feature::Policy), *provider != tap);
+        }
+        assert!(cni.features().contains(&Feature::DefaultNetwork));
+        assert_eq!(tap.features(), Feature::CORE);
+    }
+
+    #[test]
+    fn interfaces_of_older_records_are_veth_pairs() {
+        assert!(InterfaceKind::default().is_ebpf());
+        let kind = InterfaceKind::Tap(Tap::default());
+        let row = serde_json::to_string(&kind).unwrap();
+        assert_eq!(serde_json::from_str::<InterfaceKind>(&row).unwrap(), kind);
+        assert!(kind.is_leased() && !kind.is_ebpf());
+    }
+}

@@ -1,0 +1,118 @@
+//! Services and their endpoints, once they have been validated.
+
+use std::{collections::BTreeSet, fmt, net::IpAddr};
+
+use super::NetworkName;
+
+/// Names a Service.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServiceRef {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+}
+
+impl fmt::Display for ServiceRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Which nodes' endpoints a Service prefers (`spec.trafficDistribution`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum TrafficDistribution {
+    /// No preference.
+    #[default]
+    Any,
+    /// Zone hints (`PreferClose`, `PreferSameZone`, or the annotation `service.kubernetes.io/topology-mode: Auto`).
+    SameZone,
+    /// Node hints, then zone hints (`PreferSameNode`).
+    SameNode,
+}
+
+/// A Service with virtual addresses: not a headless one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Service {
+    /// Its name.
+    pub reference: ServiceRef,
+    /// Network it belongs to (label `kni.dev/network`); `None`: the default network.
+    pub network: Option<NetworkName>,
+    /// Virtual addresses, at most one per family.
+    pub cluster_ips: Vec<IpAddr>,
+    /// Another proxy serves it, on the node. Its addresses are all that is known of it, and there are no ports.
+    pub left: bool,
+    /// Its ports.
+    pub ports: Vec<ServicePort>,
+    /// Seconds for which a client keeps its backend (`sessionAffinity: ClientIP`).
+    pub affinity_seconds: Option<u32>,
+    /// `internalTrafficPolicy: Local`.
+    pub local_only: bool,
+    /// Preference.
+    pub distribution: TrafficDistribution,
+}
+
+/// A port of a Service.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ServicePort {
+    /// Its name, by which EndpointSlices refer to it; empty when it is the only one.
+    pub name: String,
+    /// IANA number of the transport: 6, 17 or 132.
+    pub protocol: u8,
+    /// The virtual port.
+    pub port: u16,
+}
+
+/// An EndpointSlice that belongs to a Service (label `kubernetes.io/service-name`) and is ours to use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndpointSlice {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// Name of the Service, in the same namespace.
+    pub service: String,
+    /// Ports; those without a number are left out.
+    pub ports: Vec<SlicePort>,
+    /// Endpoints.
+    pub endpoints: Vec<SliceEndpoint>,
+}
+
+/// A port of an EndpointSlice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlicePort {
+    /// Name of the Service's port.
+    pub name: String,
+    /// IANA number of the transport.
+    pub protocol: u8,
+    /// The endpoint's port.
+    pub port: u16,
+}
+
+/// An endpoint of an EndpointSlice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SliceEndpoint {
+    /// Addresses; all are the same endpoint's, and the first one counts.
+    pub addresses: Vec<IpAddr>,
+    /// Takes new connections (absent means yes).
+    pub ready: bool,
+    /// Serves (absent means as `ready`).
+    pub serving: bool,
+    /// Is on its way out (absent means no).
+    pub terminating: bool,
+    /// Its node.
+    pub node: Option<String>,
+    /// Zones that should use it (`hints.forZones`).
+    pub for_zones: BTreeSet<String>,
+    /// Nodes that should use it (`hints.forNodes`).
+    pub for_nodes: BTreeSet<String>,
+}
+
+/// The node that chooses among endpoints.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodePlace {
+    /// Its name.
+    pub name: String,
+    /// Its zone (`topology.kubernetes.io/zone`).
+    pub zone: Option<String>,
+}

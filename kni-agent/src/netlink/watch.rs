@@ -1,0 +1,132 @@
+//! Tells when the node's links, addresses or routes change, those of pods left out.
+
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "rtnetlink is open-ended: what was not asked for is skipped"
+)]
+
+use std::io;
+
+use kni_common::IFINDEX_BASE;
+use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    link::LinkMessage,
+    route::{RouteHeader, RouteMessage, RouteProtocol},
+};
+use netlink_sys::{AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE};
+use tokio::sync::watch;
+
+use super::{
+    Netlink, Result,
+    error::Place,
+    own::{ROUTE_PROTOCOL, is_our_link},
+};
+
+/// `RTNLGRP_*` (linux/rtnetlink.h) as bits: links, addresses and routes of both families.
+const GROUPS: u32 = 1 | 1 << 4 | 1 << 6 | 1 << 8 | 1 << 10;
+
+/// A burst of pods makes hundreds of messages at once; those that do not fit count as a change.
+const RECEIVE_BUFFER: usize = 1 << 20;
+
+/// Tells of changes.
+#[derive(Debug)]
+pub struct Changes(watch::Receiver<u64>);
+
+impl Changes {
+    /// Waits for changes since the last call, or since the beginning. Never answers when the watch has ended, which it
+    /// does only with the process.
+    pub async fn changed(&mut self) {
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Netlink {
+    /// Watches the namespace of the calling thread.
+    pub fn watch() -> Result<Changes> {
+        let place = || Place::new("watch links, addresses and routes");
+        let driver = Self::driver().map_err(|error| place().refused(error))?;
+        let _in_driver = driver.enter();
+        let socket = open().map_err(|error| place().refused(error))?;
+        let (told, changes) = watch::channel(0);
+        driver.spawn(follow(socket, told));
+        Ok(Changes(changes))
+    }
+}
+
+fn open() -> io::Result<TokioSocket> {
+    let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
+    socket.socket_mut().bind(&SocketAddr::new(0, GROUPS))?;
+    socket.socket_ref().set_rx_buf_sz(RECEIVE_BUFFER)?;
+    Ok(socket)
+}
+
+async fn follow(socket: TokioSocket, told: watch::Sender<u64>) {
+    loop {
+        let matters = match socket.recv_from_full().await {
+            Ok((bytes, _)) => concerns_node(&bytes),
+            // ENOBUFS: messages were lost.
+            Err(error) => {
+                tracing::debug!(%error, "lost changes of the node's network");
+                true
+            }
+        };
+        if matters {
+            told.send_modify(|count| *count = count.wrapping_add(1));
+        }
+        if told.is_closed() {
+            return;
+        }
+    }
+}
+
+/// Whether a datagram of messages is about anything but interfaces of pods. What cannot be read may be.
+fn concerns_node(mut bytes: &[u8]) -> bool {
+    while !bytes.is_empty() {
+        let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes) else {
+            return true;
+        };
+        let length = usize::try_from(message.header.length).unwrap_or(usize::MAX);
+        if matches_node(&message.payload) {
+            return true;
+        }
+        // Messages begin at multiples of four.
+        bytes = bytes.get(length.next_multiple_of(4).max(16)..).unwrap_or_default();
+    }
+    false
+}
+
+fn matches_node(payload: &NetlinkPayload<RouteNetlinkMessage>) -> bool {
+    let NetlinkPayload::InnerMessage(message) = payload else {
+        return true;
+    };
+    match message {
+        RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link) => !is_pods(link),
+        RouteNetlinkMessage::NewAddress(address) | RouteNetlinkMessage::DelAddress(address) => {
+            address.header.index < IFINDEX_BASE
+        }
+        RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) => is_nodes(route),
+        _ => false,
+    }
+}
+
+fn is_pods(link: &LinkMessage) -> bool {
+    use netlink_packet_route::link::LinkAttribute;
+
+    let (mut name, mut alias) = (None, None);
+    for attribute in &link.attributes {
+        match attribute {
+            LinkAttribute::IfName(found) => name = Some(found.as_str()),
+            LinkAttribute::IfAlias(found) => alias = Some(found.as_str()),
+            _ => {}
+        }
+    }
+    link.header.index >= IFINDEX_BASE || name.is_some_and(|name| is_our_link(name, alias))
+}
+
+/// Routes of our own table say nothing about the node, nor do the kernel's own of the local table: addresses do.
+fn is_nodes(route: &RouteMessage) -> bool {
+    route.header.protocol != RouteProtocol::Other(ROUTE_PROTOCOL) && route.header.table == RouteHeader::RT_TABLE_MAIN
+}
