@@ -1,0 +1,120 @@
+//! STATUS: whether pods can be added.
+
+use kni_proto::{
+    kni::{Network, QueryNodeNetworksRequest, kni_client::KniClient},
+    runtime::{GetStatusRequest, runtime_client::RuntimeClient},
+};
+
+use crate::{
+    client::{Client, Patience},
+    config::Config,
+    error::{CniError, ErrorCode},
+};
+
+pub(super) async fn run(client: Client<'_>, config: &Config) -> Result<(), CniError> {
+    let unavailable = |reason: String| CniError::new(ErrorCode::NotAvailable, reason);
+    // The runtime asks again soon, so not much is waited for; there are two calls.
+    let patience = Patience {
+        connect: config.timeouts.status() / 4,
+        total: config.timeouts.status() / 2,
+    };
+    let networks = |channel| {
+        let request = client.request(QueryNodeNetworksRequest {});
+        async move { KniClient::new(channel).query_node_networks(request).await }
+    };
+    let networks = client
+        .call(patience, networks)
+        .await
+        .map_err(|failure| unavailable(failure.reason()))?;
+    judge(&networks.networks, config.network.as_deref()).map_err(unavailable)?;
+    let status = |channel| {
+        let request = client.request(GetStatusRequest {});
+        async move { RuntimeClient::new(channel).get_status(request).await }
+    };
+    let status = client
+        .call(patience, status)
+        .await
+        .map_err(|failure| unavailable(failure.reason()))?;
+    if status.ready {
+        Ok(())
+    } else {
+        Err(unavailable(format!(
+            "kni-agent is not ready: {}",
+            status.reasons.join("; ")
+        )))
+    }
+}
+
+/// Whether the network that pods join takes another one.
+fn judge(networks: &[Network], wanted: Option<&str>) -> Result<(), String> {
+    let is = |network: &&Network, key: &str| network.extradata.get(key).is_some_and(|value| value == "true");
+    let found = match wanted {
+        Some(name) => networks.iter().find(|network| network.name == name),
+        None => networks.iter().find(|network| is(network, "default")),
+    };
+    let Some(network) = found else {
+        return Err(wanted.map_or_else(
+            || "no network is the default one (a PodNetwork with spec.default: true)".to_owned(),
+            |name| format!("network {name} does not exist"),
+        ));
+    };
+    let about = |key: &str| network.extradata.get(key).map(String::as_str).unwrap_or_default();
+    if !network.ready {
+        return Err(format!("network {} is not ready: {}", network.name, about("reason")));
+    }
+    if !about("addresses_exhausted").is_empty() {
+        return Err(format!(
+            "network {} has no {} address left ({} of {} in use)",
+            network.name,
+            about("addresses_exhausted"),
+            about("addresses_used"),
+            about("addresses_total"),
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn network(name: &str, ready: bool, about: &[(&str, &str)]) -> Network {
+        Network {
+            name: name.to_owned(),
+            ready,
+            extradata: about.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+        }
+    }
+
+    #[test]
+    fn the_network_that_pods_join_decides() {
+        let main = network("main", true, &[("default", "true")]);
+        let blue = network("blue", false, &[("default", "false"), ("reason", "disabled")]);
+        let full = network(
+            "full",
+            true,
+            &[
+                ("addresses_exhausted", "IPv4"),
+                ("addresses_used", "5"),
+                ("addresses_total", "5"),
+            ],
+        );
+        let all = [main, blue, full];
+        assert_eq!(judge(&all, None), Ok(()));
+        assert_eq!(judge(&all, Some("main")), Ok(()));
+        assert_eq!(
+            judge(&all, Some("blue")),
+            Err("network blue is not ready: disabled".to_owned())
+        );
+        assert_eq!(
+            judge(&all, Some("full")),
+            Err("network full has no IPv4 address left (5 of 5 in use)".to_owned())
+        );
+        assert_eq!(judge(&all, Some("red")), Err("network red does not exist".to_owned()));
+        assert!(
+            judge(&all[1..], None)
+                .unwrap_err()
+                .contains("no network is the default one")
+        );
+    }
+}
