@@ -1,10 +1,10 @@
 //! The command line: what operators may type.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// Shows what the KNI agent of this node does: networks, pod interfaces, dropped packets, maps.
+/// Shows what the KNI agent of this node does: networks, pod interfaces, flows, drops, policy, services, maps.
 #[derive(Debug, Parser)]
 #[command(name = "knictl", version)]
 pub(crate) struct Cli {
@@ -31,6 +31,14 @@ pub(crate) enum Command {
     Interfaces(InterfacesArgs),
     /// Packets dropped, by interface, direction and reason
     Drops(DropsArgs),
+    /// New flows and drops, with the policies and services that decided
+    Flows(FlowsArgs),
+    /// What would become of a packet, decided by the programs themselves; nothing is sent
+    Explain(ExplainArgs),
+    /// The policy rules in force at a pod's interfaces, with the flows that each decided about
+    Policy(PolicyArgs),
+    /// The services in force and their backends
+    Services(OutputArgs),
     /// The pinned BPF maps
     Maps(OutputArgs),
 }
@@ -80,6 +88,99 @@ impl DropsArgs {
     }
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct FlowsArgs {
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    /// Print each flow as it begins and each drop as it happens, until interrupted; JSON is one object per line
+    #[arg(short = 'f', long)]
+    pub(crate) follow: bool,
+    /// Only drops
+    #[arg(long)]
+    pub(crate) drops: bool,
+    /// Only flows from or to this pod
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    pub(crate) pod: Option<PodName>,
+    /// Only flows in this network
+    #[arg(long)]
+    pub(crate) network: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArgs {
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    /// Who sends: NAMESPACE/POD, NAMESPACE/POD@INTERFACE or an address
+    pub(crate) source: String,
+    /// Who is to receive: likewise; the address may be a service's
+    pub(crate) destination: String,
+    /// tcp/PORT, udp/PORT, sctp/PORT, or icmp for an echo request
+    #[arg(value_name = "PROTOCOL/PORT")]
+    pub(crate) target: Target,
+    /// Network, if a pod's first one is not meant
+    #[arg(long)]
+    pub(crate) network: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PolicyArgs {
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    /// The pod
+    #[arg(value_name = "NAMESPACE/NAME")]
+    pub(crate) pod: PodName,
+}
+
+/// A pod as it is typed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PodName {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+}
+
+impl FromStr for PodName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once('/') {
+            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => Ok(Self {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+            }),
+            _ => Err("a pod is named NAMESPACE/NAME"),
+        }
+    }
+}
+
+/// A transport and, if it has ports, the destination port. Which transports there are is the agent's to say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) protocol: String,
+    /// 0 for none.
+    pub(crate) port: u16,
+}
+
+impl FromStr for Target {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (protocol, port) = match text.split_once('/') {
+            None => (text, 0),
+            Some((protocol, port)) => {
+                let port = port.parse().ok().filter(|port| *port != 0);
+                (protocol, port.ok_or("a port is a number from 1 to 65535")?)
+            }
+        };
+        if protocol.is_empty() {
+            return Err("write tcp/PORT, udp/PORT, sctp/PORT or icmp");
+        }
+        Ok(Self {
+            protocol: protocol.to_owned(),
+            port,
+        })
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Aligned columns for people
@@ -90,6 +191,13 @@ pub(crate) enum Format {
     Json,
     /// YAML with the same field names
     Yaml,
+}
+
+impl Format {
+    /// Whether remarks may stand beside it.
+    pub(crate) fn is_for_people(self) -> bool {
+        matches!(self, Self::Table | Self::Wide)
+    }
 }
 
 #[cfg(test)]
@@ -105,11 +213,33 @@ mod tests {
 
     #[test]
     fn every_command_takes_every_output_form() {
-        for command in ["status", "networks", "interfaces", "drops", "maps"] {
+        let explain = ["explain", "x/a", "10.0.0.1", "tcp/80"];
+        let bare = ["status", "networks", "interfaces", "drops", "flows", "services", "maps"];
+        let bare = bare.iter().map(std::slice::from_ref);
+        for command in bare.chain([&explain[..], &["policy", "x/a"]]) {
+            let parse = |form| {
+                let line = ["knictl"].iter().chain(command).copied().chain(["-o", form]);
+                Cli::try_parse_from(line.collect::<Vec<_>>())
+            };
             for form in ["table", "wide", "json", "yaml"] {
-                Cli::try_parse_from(["knictl", command, "-o", form]).unwrap();
+                parse(form).unwrap();
             }
-            Cli::try_parse_from(["knictl", command, "-o", "xml"]).unwrap_err();
+            parse("xml").unwrap_err();
+        }
+    }
+
+    #[test]
+    fn pods_and_targets_are_read() {
+        let pod = |text: &str| text.parse::<PodName>().map(|pod| (pod.namespace, pod.name));
+        assert_eq!(pod("x/a"), Ok(("x".to_owned(), "a".to_owned())));
+        for bad in ["", "a", "/a", "x/", "x/a/b"] {
+            pod(bad).unwrap_err();
+        }
+        let target = |text: &str| text.parse::<Target>().map(|target| (target.protocol, target.port));
+        assert_eq!(target("tcp/80"), Ok(("tcp".to_owned(), 80)));
+        assert_eq!(target("icmp"), Ok(("icmp".to_owned(), 0)));
+        for bad in ["", "/80", "tcp/", "tcp/0", "tcp/65536", "tcp/x"] {
+            target(bad).unwrap_err();
         }
     }
 

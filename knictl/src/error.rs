@@ -33,6 +33,15 @@ pub(crate) enum Error {
     /// The agent accepted the call and stayed silent.
     #[error("{call}: the agent did not answer within {} s", limit.as_secs())]
     Silent { call: &'static str, limit: Duration },
+    /// The cluster cannot be reached, or nothing says where it is.
+    #[error("cannot reach the cluster: {0}")]
+    Cluster(String),
+    /// The API server refused a request.
+    #[error("{what}: {}", told(source))]
+    Request { what: String, source: Box<kube::Error> },
+    /// Nothing says which node's agent is to be asked.
+    #[error("{0}")]
+    Node(String),
     /// The output took no more; a broken pipe is not told as an error.
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
@@ -44,7 +53,24 @@ pub(crate) enum Error {
     Yaml(#[from] serde_saphyr::ser::Error),
 }
 
+/// The API server's own words, where it answered.
+fn told(error: &kube::Error) -> String {
+    if let kube::Error::Api(status) = error {
+        return status.message.clone();
+    }
+    error.to_string()
+}
+
 impl Error {
+    /// The failure of a request that was to do `what`.
+    pub(crate) fn of_request(what: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Request {
+            what,
+            source: Box::new(source),
+        }
+    }
+
     /// The failure of `call` that the agent, or the connection to it, reported.
     pub(crate) fn of_call(call: &'static str, status: &tonic::Status) -> Self {
         let code = status.code();

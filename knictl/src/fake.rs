@@ -7,9 +7,10 @@ use std::{
 };
 
 use kni_proto::runtime::{
-    DropEvent, GetStatusRequest, GetStatusResponse, ListDropsRequest, ListDropsResponse, ListInterfacesRequest,
-    ListInterfacesResponse, ListMapsRequest, ListMapsResponse, ListNetworksRequest, ListNetworksResponse,
-    WatchDropsRequest,
+    DropEvent, ExplainRequest, ExplainResponse, Flow, FlowFilter, GetPolicyRequest, GetPolicyResponse,
+    GetStatusRequest, GetStatusResponse, ListDropsRequest, ListDropsResponse, ListFlowsRequest, ListFlowsResponse,
+    ListInterfacesRequest, ListInterfacesResponse, ListMapsRequest, ListMapsResponse, ListNetworksRequest,
+    ListNetworksResponse, ListServicesRequest, ListServicesResponse, WatchDropsRequest, WatchFlowsRequest,
     runtime_server::{Runtime, RuntimeServer},
 };
 use tempfile::TempDir;
@@ -17,7 +18,7 @@ use tokio::{net::UnixListener, task::JoinHandle};
 use tokio_stream::{Stream, StreamExt as _, wrappers::UnixListenerStream};
 use tonic::{Request, Response, Status, transport::Server};
 
-/// What the stream of drops does after its events.
+/// What a stream does after its events.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum After {
     /// It ends.
@@ -40,6 +41,10 @@ pub(crate) struct Answers {
     pub(crate) maps_refusal: Option<Status>,
     pub(crate) maps: ListMapsResponse,
     pub(crate) events: Vec<DropEvent>,
+    pub(crate) flows: Vec<Flow>,
+    pub(crate) explanation: ExplainResponse,
+    pub(crate) policy: GetPolicyResponse,
+    pub(crate) services: ListServicesResponse,
     pub(crate) after: After,
 }
 
@@ -47,7 +52,16 @@ pub(crate) struct Answers {
 pub(crate) struct Agent {
     folder: TempDir,
     server: JoinHandle<()>,
-    asked: Arc<Mutex<Vec<ListInterfacesRequest>>>,
+    asked: Arc<Mutex<Asked>>,
+}
+
+/// What clients sent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Asked {
+    pub(crate) interfaces: Vec<ListInterfacesRequest>,
+    pub(crate) flows: Vec<FlowFilter>,
+    pub(crate) questions: Vec<ExplainRequest>,
+    pub(crate) pods: Vec<GetPolicyRequest>,
 }
 
 impl Agent {
@@ -55,7 +69,7 @@ impl Agent {
     pub(crate) fn serve(answers: Answers) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("kni.sock")).unwrap();
-        let asked = Arc::default();
+        let asked = Arc::<Mutex<Asked>>::default();
         let service = RuntimeServer::new(Service {
             answers,
             asked: Arc::clone(&asked),
@@ -74,8 +88,8 @@ impl Agent {
         self.folder.path().join("kni.sock")
     }
 
-    /// The interface filters that clients sent.
-    pub(crate) fn asked(&self) -> Vec<ListInterfacesRequest> {
+    /// What clients sent until now.
+    pub(crate) fn asked(&self) -> Asked {
         self.asked.lock().unwrap().clone()
     }
 }
@@ -88,12 +102,34 @@ impl Drop for Agent {
 
 struct Service {
     answers: Answers,
-    asked: Arc<Mutex<Vec<ListInterfacesRequest>>>,
+    asked: Arc<Mutex<Asked>>,
 }
+
+impl Service {
+    /// The items, and then what a stream does after them.
+    fn stream<T: Send + 'static>(&self, items: Vec<T>) -> Items<T> {
+        let items = tokio_stream::iter(items).map(Ok);
+        match self.answers.after.clone() {
+            After::Ends => Box::pin(items),
+            After::Stays => Box::pin(items.chain(tokio_stream::pending())),
+            After::Fails(status) => Box::pin(items.chain(tokio_stream::once(Err(status)))),
+        }
+    }
+}
+
+type Items<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl Runtime for Service {
-    type WatchDropsStream = Pin<Box<dyn Stream<Item = Result<DropEvent, Status>> + Send>>;
+    async fn collect_garbage(
+        &self,
+        _request: Request<kni_proto::runtime::CollectGarbageRequest>,
+    ) -> Result<Response<kni_proto::runtime::CollectGarbageResponse>, Status> {
+        Err(Status::unimplemented("knictl never asks for it"))
+    }
+
+    type WatchDropsStream = Items<DropEvent>;
+    type WatchFlowsStream = Items<Flow>;
 
     async fn get_status(&self, _: Request<GetStatusRequest>) -> Result<Response<GetStatusResponse>, Status> {
         Ok(Response::new(self.answers.status.clone()))
@@ -107,7 +143,7 @@ impl Runtime for Service {
         &self,
         request: Request<ListInterfacesRequest>,
     ) -> Result<Response<ListInterfacesResponse>, Status> {
-        self.asked.lock().unwrap().push(request.into_inner());
+        self.asked.lock().unwrap().interfaces.push(request.into_inner());
         Ok(Response::new(self.answers.interfaces.clone()))
     }
 
@@ -116,12 +152,37 @@ impl Runtime for Service {
     }
 
     async fn watch_drops(&self, _: Request<WatchDropsRequest>) -> Result<Response<Self::WatchDropsStream>, Status> {
-        let events = tokio_stream::iter(self.answers.events.clone()).map(Ok);
-        Ok(Response::new(match self.answers.after.clone() {
-            After::Ends => Box::pin(events),
-            After::Stays => Box::pin(events.chain(tokio_stream::pending())),
-            After::Fails(status) => Box::pin(events.chain(tokio_stream::once(Err(status)))),
-        }))
+        Ok(Response::new(self.stream(self.answers.events.clone())))
+    }
+
+    async fn list_flows(&self, request: Request<ListFlowsRequest>) -> Result<Response<ListFlowsResponse>, Status> {
+        let filter = request.into_inner().filter.unwrap();
+        self.asked.lock().unwrap().flows.push(filter);
+        let flows = self.answers.flows.clone();
+        Ok(Response::new(ListFlowsResponse { flows }))
+    }
+
+    async fn watch_flows(
+        &self,
+        request: Request<WatchFlowsRequest>,
+    ) -> Result<Response<Self::WatchFlowsStream>, Status> {
+        let filter = request.into_inner().filter.unwrap();
+        self.asked.lock().unwrap().flows.push(filter);
+        Ok(Response::new(self.stream(self.answers.flows.clone())))
+    }
+
+    async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
+        self.asked.lock().unwrap().questions.push(request.into_inner());
+        Ok(Response::new(self.answers.explanation.clone()))
+    }
+
+    async fn get_policy(&self, request: Request<GetPolicyRequest>) -> Result<Response<GetPolicyResponse>, Status> {
+        self.asked.lock().unwrap().pods.push(request.into_inner());
+        Ok(Response::new(self.answers.policy.clone()))
+    }
+
+    async fn list_services(&self, _: Request<ListServicesRequest>) -> Result<Response<ListServicesResponse>, Status> {
+        Ok(Response::new(self.answers.services.clone()))
     }
 
     async fn list_maps(&self, _: Request<ListMapsRequest>) -> Result<Response<ListMapsResponse>, Status> {

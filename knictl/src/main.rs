@@ -5,6 +5,7 @@
 mod cli;
 mod client;
 mod commands;
+mod decision;
 mod document;
 mod error;
 mod escape;
@@ -12,6 +13,8 @@ mod escape;
 mod fake;
 mod human;
 mod interrupt;
+mod kube;
+mod packet;
 mod run;
 mod table;
 mod terminal;

@@ -7,8 +7,9 @@ use clap::Parser as _;
 use crate::{
     cli::{Cli, Command},
     client,
-    commands::{Outcome, drops, interfaces, maps, networks, status},
+    commands::{Outcome, drops, explain, flows, interfaces, maps, networks, policy, services, status},
     error::Error,
+    kube,
     terminal::Terminal,
 };
 
@@ -25,13 +26,21 @@ pub(crate) async fn run<A>(args: A, terminal: &mut Terminal<'_>, stop: impl Futu
 where
     A: IntoIterator<Item = OsString>,
 {
-    let cli = match Cli::try_parse_from(args) {
-        Ok(cli) => cli,
-        Err(error) => return usage(&error, terminal),
+    let args: Vec<OsString> = args.into_iter().collect();
+    let outcome = match kube::asked_for(&args) {
+        Some(words) => match kube::Cli::try_parse_from(words) {
+            Ok(cli) => kube::run(cli, terminal, stop).await,
+            Err(error) => return usage(&error, terminal),
+        },
+        None => match Cli::try_parse_from(args) {
+            Ok(cli) => dispatch(cli, terminal, stop).await,
+            Err(error) => return usage(&error, terminal),
+        },
     };
-    match dispatch(cli, terminal, stop).await {
+    match outcome {
         Ok(Outcome::Done) => SUCCESS,
         Ok(Outcome::NotReady) => FAILURE,
+        Ok(Outcome::Ended(code)) => code,
         Err(Error::Output(error)) if error.kind() == ErrorKind::BrokenPipe => SUCCESS,
         Err(error) => {
             terminal.note(&format!("knictl: {error}"));
@@ -48,6 +57,11 @@ async fn dispatch(cli: Cli, terminal: &mut Terminal<'_>, stop: impl Future<Outpu
         Command::Interfaces(args) => interfaces::run(args, &mut agent, terminal).await,
         Command::Drops(args) if args.follow => drops::follow(&args, &mut agent, terminal, stop).await,
         Command::Drops(args) => drops::run(&args, &mut agent, terminal).await,
+        Command::Flows(args) if args.follow => flows::follow(args, &mut agent, terminal, stop).await,
+        Command::Flows(args) => flows::run(args, &mut agent, terminal).await,
+        Command::Explain(args) => explain::run(args, &mut agent, terminal).await,
+        Command::Policy(args) => policy::run(args, &mut agent, terminal).await,
+        Command::Services(args) => services::run(&args, &mut agent, terminal).await,
         Command::Maps(args) => maps::run(&args, &mut agent, terminal).await,
     }
 }

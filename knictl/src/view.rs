@@ -3,31 +3,37 @@
 use kni_proto::runtime as proto;
 use serde::Serialize;
 
+use crate::packet;
+
 /// Defines document types by the fields of the agent's messages. A field that a message gains does not compile here
-/// until it is listed. `lists` holds repeated messages.
+/// until it is listed. `lists` holds repeated messages, `optional` messages that may be absent.
 macro_rules! views {
     ($($(#[$doc:meta])* $name:ident from $message:ident {
         $($field:ident: $type:ty,)*
-    } lists { $($list:ident: $item:ty,)* })*) => {$(
+    } lists { $($list:ident: $item:ty,)* } $(, optional { $($option:ident: $inner:ty,)* })?)*) => {$(
         $(#[$doc])*
         #[derive(Clone, Debug, Serialize)]
         #[serde(rename_all = "camelCase")]
         pub(crate) struct $name {
             $(pub(crate) $field: $type,)*
             $(pub(crate) $list: Vec<$item>,)*
+            $($(pub(crate) $option: Option<$inner>,)*)?
         }
 
         impl From<proto::$message> for $name {
             fn from(message: proto::$message) -> Self {
-                let proto::$message { $($field,)* $($list,)* } = message;
+                let proto::$message { $($field,)* $($list,)* $($($option,)*)? } = message;
                 Self {
                     $($field: $field.into(),)*
                     $($list: $list.into_iter().map(Into::into).collect(),)*
+                    $($($option: $option.map(Into::into),)*)?
                 }
             }
         }
     )*};
 }
+
+pub(crate) mod flow;
 
 views! {
     /// Whether the agent works, and with what.
@@ -47,7 +53,18 @@ views! {
         endpoints_capacity: u32,
         warm_sandboxes: u32,
         pending_removals: u32,
-    } lists {}
+        pending_links: u32,
+    } lists {}, optional { uplink: Uplink, }
+
+    /// The way out of the node.
+    Uplink from Uplink {
+        ifname: String,
+        ifindex: u32,
+        sources: Vec<String>,
+        dedicated: Vec<String>,
+        xdp: String,
+        host_ports: u32,
+    } lists { programs: Program, }
 
     /// The node's networks.
     Networks from ListNetworksResponse {} lists { networks: Network, refused: Refused, }
@@ -65,6 +82,8 @@ views! {
         total_addresses: String,
         used_addresses: String,
         origin: String,
+        provider: String,
+        features: Vec<String>,
     } lists {}
 
     /// A manifest that was not taken.
@@ -98,6 +117,8 @@ views! {
         problems: Vec<String>,
         default_route: bool,
         host_access: bool,
+        kind: String,
+        policy_enforced: bool,
     } lists { addresses: Address, programs: Program, }
 
     /// One address of an interface.
@@ -179,10 +200,8 @@ pub(crate) struct TimedDropEvent {
 
 impl From<proto::DropEvent> for TimedDropEvent {
     fn from(event: proto::DropEvent) -> Self {
-        // 2^64 nanoseconds end in the year 2554, which the calendar has.
-        let time = jiff::Timestamp::from_nanosecond(event.time_ns.into()).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
         Self {
-            time: format!("{time:.6}"),
+            time: packet::time(event.time_ns),
             event: event.into(),
         }
     }

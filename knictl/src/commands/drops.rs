@@ -1,17 +1,16 @@
 //! `knictl drops`: counted drops, and drops as they happen.
 
-use std::{future::Future, pin::pin};
+use std::future::Future;
 
 use kni_proto::runtime::{self as proto, ListDropsRequest, WatchDropsRequest};
-use tokio::select;
-use tonic::Streaming;
 
 use crate::{
     cli::{DropsArgs, Format},
     client::{Runtime, answer},
-    commands::{List, Outcome},
+    commands::{List, Outcome, stream},
     document,
     error::Error,
+    packet,
     table::{Column, cell},
     terminal::Terminal,
     view::{DropCount, DropEvent, Drops, TimedDropEvent},
@@ -48,23 +47,16 @@ pub(crate) async fn follow(
     terminal: &mut Terminal<'_>,
     stop: impl Future<Output = ()>,
 ) -> Result<Outcome, Error> {
-    select! {
-        () = pin!(stop) => Ok(Outcome::Done),
-        ended = watch(args.format(), agent, terminal) => ended,
-    }
-}
-
-async fn watch(format: Format, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
-    let mut events: Streaming<proto::DropEvent> = answer("WatchDrops", agent.watch_drops(WatchDropsRequest {})).await?;
-    while let Some(event) = events
-        .message()
-        .await
-        .map_err(|status| Error::of_call("WatchDrops", &status))?
-    {
-        terminal.text(&line(&event.into(), format)?)?;
-    }
-    terminal.note("The agent ended the stream.");
-    Ok(Outcome::Done)
+    let format = args.format();
+    let text = |event: proto::DropEvent| line(&event.into(), format);
+    stream::follow(
+        "WatchDrops",
+        agent.watch_drops(WatchDropsRequest {}),
+        text,
+        terminal,
+        stop,
+    )
+    .await
 }
 
 /// One event: a line, or with YAML a document.
@@ -84,7 +76,7 @@ fn people(TimedDropEvent { time, event }: &TimedDropEvent) -> String {
         cell(&event.ifname),
         cell(&event.direction),
         cell(&event.reason),
-        packet(event),
+        tuple(event),
         format!("len {}", event.length),
         cell(&event.explanation),
     ];
@@ -97,25 +89,15 @@ fn people(TimedDropEvent { time, event }: &TimedDropEvent) -> String {
 }
 
 /// What the packet was: `TCP 10.0.0.1:80 > 10.0.0.2:8080`, or the ethertype where no address was read.
-fn packet(event: &DropEvent) -> String {
+fn tuple(event: &DropEvent) -> String {
     if event.source.is_empty() && event.destination.is_empty() {
         return format!("ethertype 0x{:04x}", event.ethertype);
     }
-    let source = socket(event, &event.source, event.source_port);
-    let destination = socket(event, &event.destination, event.destination_port);
+    let ports = (event.source_port, event.destination_port);
+    let has_ports = packet::has_ports(&event.protocol, ports);
+    let source = packet::socket(&event.source, has_ports.then_some(event.source_port));
+    let destination = packet::socket(&event.destination, has_ports.then_some(event.destination_port));
     format!("{} {source} > {destination}", cell(&event.protocol))
-}
-
-/// `address:port`, or the address alone where the packet has no ports.
-fn socket(event: &DropEvent, address: &str, port: u32) -> String {
-    let address = cell(address);
-    let has_ports = matches!(event.protocol.as_str(), "TCP" | "UDP" | "SCTP")
-        && (event.source_port, event.destination_port) != (0, 0);
-    match (has_ports, address.contains(':')) {
-        (false, _) => address,
-        (true, false) => format!("{address}:{port}"),
-        (true, true) => format!("[{address}]:{port}"),
-    }
 }
 
 #[cfg(test)]

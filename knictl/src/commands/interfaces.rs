@@ -23,6 +23,7 @@ const COLUMNS: &[Column<Interface>] = &[
     }),
     Column::new("HOST-IFNAME", |i| i.host_ifname.clone()),
     Column::new("READY", |i| i.healthy.to_string()),
+    Column::wide("KIND", |i| i.kind.clone()),
     Column::wide("IFINDEX", |i| i.ifindex.to_string()),
     Column::wide("HOST-IFINDEX", |i| i.host_ifindex.to_string()),
     Column::wide("MAC", |i| i.mac.clone()),
@@ -35,6 +36,9 @@ const COLUMNS: &[Column<Interface>] = &[
     Column::wide("FROM-POD", |i| traffic(&i.from_pod)),
     Column::wide("TO-POD", |i| traffic(&i.to_pod)),
     Column::wide("DROPPED", |i| traffic(&i.dropped)),
+    Column::wide("POLICY", |i| {
+        if i.policy_enforced { "enforced" } else { "not enforced" }.to_owned()
+    }),
     Column::wide("PROBLEMS", |i| i.problems.join("; ")),
 ];
 

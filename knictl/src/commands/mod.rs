@@ -1,10 +1,15 @@
 //! The commands, one module each, and the way all of them show a list.
 
 pub(crate) mod drops;
+pub(crate) mod explain;
+pub(crate) mod flows;
 pub(crate) mod interfaces;
 pub(crate) mod maps;
 pub(crate) mod networks;
+pub(crate) mod policy;
+pub(crate) mod services;
 pub(crate) mod status;
+mod stream;
 
 use serde::Serialize;
 
@@ -23,22 +28,24 @@ pub(crate) enum Outcome {
     Done,
     /// It found the agent not ready.
     NotReady,
+    /// It ran elsewhere, and ended there with this code.
+    Ended(u8),
 }
 
 /// A list in each of its forms.
-struct List<'a, D, R> {
+pub(crate) struct List<'a, D, R> {
     /// All of the answer, for programs.
-    document: &'a D,
+    pub(crate) document: &'a D,
     /// What the table shows of it.
-    rows: &'a [R],
-    columns: &'a [Column<R>],
+    pub(crate) rows: &'a [R],
+    pub(crate) columns: &'a [Column<R>],
     /// What the rows are, in plural.
-    noun: &'a str,
+    pub(crate) noun: &'a str,
 }
 
 impl<D: Serialize, R> List<'_, D, R> {
     /// Writes the list. An empty table has no header: a remark says that there is nothing.
-    fn show(&self, format: Format, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
+    pub(crate) fn show(&self, format: Format, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
         let wide = format == Format::Wide;
         match format {
             Format::Json => terminal.text(&document::json(self.document)?)?,

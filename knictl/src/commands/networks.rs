@@ -30,6 +30,8 @@ const COLUMNS: &[Column<Network>] = &[
     }),
     Column::new("ORIGIN", |n| n.origin.clone()),
     Column::wide("REASON", |n| n.reason.clone()),
+    Column::wide("PROVIDER", |n| n.provider.clone()),
+    Column::wide("FEATURES", |n| n.features.join(",")),
 ];
 
 /// Shows the networks; beside a table, says which are not ready and which manifests were refused.

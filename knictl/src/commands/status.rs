@@ -11,7 +11,7 @@ use crate::{
     human,
     table::sheet,
     terminal::Terminal,
-    view::Status,
+    view::{Program, Status, Uplink},
 };
 
 /// Shows the agent's status; [`Outcome::NotReady`] when pods cannot be attached.
@@ -27,7 +27,7 @@ pub(crate) async fn run(args: &OutputArgs, agent: &mut Runtime, terminal: &mut T
 }
 
 fn people(status: &Status) -> String {
-    sheet(&[
+    let mut rows = vec![
         ("Ready", vec![status.ready.to_string()]),
         ("Reasons", status.reasons.clone()),
         ("Version", vec![status.version.clone()]),
@@ -43,5 +43,23 @@ fn people(status: &Status) -> String {
         ("Endpoint capacity", vec![status.endpoints_capacity.to_string()]),
         ("Warm sandboxes", vec![status.warm_sandboxes.to_string()]),
         ("Pending removals", vec![status.pending_removals.to_string()]),
-    ])
+        ("Pending links", vec![status.pending_links.to_string()]),
+    ];
+    rows.extend(status.uplink.iter().flat_map(uplink));
+    sheet(&rows)
+}
+
+/// The way out of the node; nothing where there is none.
+fn uplink(uplink: &Uplink) -> Vec<(&'static str, Vec<String>)> {
+    if uplink.ifname.is_empty() {
+        return Vec::new();
+    }
+    let program = |program: &Program| format!("{} {}", program.name, program.hook);
+    vec![
+        ("Uplink", vec![uplink.ifname.clone()]),
+        ("Uplink sources", uplink.sources.clone()),
+        ("Egress addresses", uplink.dedicated.clone()),
+        ("Uplink programs", uplink.programs.iter().map(program).collect()),
+        ("Host ports", vec![uplink.host_ports.to_string()]),
+    ]
 }

@@ -2,7 +2,7 @@
 
 use kni_proto::runtime::{
     Address, Counter, DropCount, DropEvent, GetStatusResponse, Interface, ListDropsResponse, ListInterfacesResponse,
-    ListMapsResponse, ListNetworksResponse, Map, NetworkStatus, Program, RefusedManifest,
+    ListMapsResponse, ListNetworksResponse, Map, NetworkStatus, Program, RefusedManifest, Uplink,
 };
 
 use crate::fake::Answers;
@@ -47,6 +47,21 @@ pub(super) fn status() -> GetStatusResponse {
         endpoints_capacity: 1024,
         warm_sandboxes: 8,
         pending_removals: 0,
+        pending_links: 1,
+        uplink: Some(Uplink {
+            ifname: "uplink0".into(),
+            ifindex: 2,
+            sources: vec!["192.0.2.2".into(), "2001:db8::2".into()],
+            dedicated: vec![],
+            programs: vec![Program {
+                name: "from_uplink".into(),
+                id: 7,
+                hook: "tcx/ingress".into(),
+                link_id: 9,
+            }],
+            xdp: String::new(),
+            host_ports: 3,
+        }),
     }
 }
 
@@ -63,6 +78,8 @@ fn networks() -> ListNetworksResponse {
         total_addresses: "18446744073709551868".into(),
         used_addresses: "2".into(),
         origin: "blue.yaml:1".into(),
+        provider: "Ebpf".into(),
+        features: vec!["addresses".into(), "policy".into()],
     };
     let red = NetworkStatus {
         name: "red".into(),
@@ -139,6 +156,8 @@ pub(super) fn healthy() -> Interface {
         problems: vec![],
         default_route: true,
         host_access: true,
+        kind: "veth".into(),
+        policy_enforced: true,
     }
 }
 
@@ -151,6 +170,7 @@ fn broken() -> Interface {
         programs: vec![],
         dropped: Some(Counter { packets: 1, bytes: 60 }),
         healthy: false,
+        policy_enforced: false,
         problems: vec!["from_pod is not attached".into(), "to_pod is not attached".into()],
         ..healthy()
     }

@@ -35,7 +35,7 @@ async fn interfaces_keep_the_names_of_the_protocol() {
         ],
         "fromPod": { "packets": 12, "bytes": 1536 }, "toPod": { "packets": 9, "bytes": 900 },
         "dropped": { "packets": 0, "bytes": 0 },
-        "healthy": true, "problems": [], "defaultRoute": true, "hostAccess": true,
+        "healthy": true, "problems": [], "defaultRoute": true, "hostAccess": true, "kind": "veth", "policyEnforced": true,
     });
     for form in ["json", "yaml"] {
         let answer = document(&agent, &["interfaces", "-o", form]).await;
@@ -52,12 +52,18 @@ async fn status_and_networks_keep_the_names_of_the_protocol() {
         "version": "0.1.0", "pid": 4711, "uptimeSeconds": 3725, "ready": true, "reasons": [],
         "kernelRelease": "6.18.5", "hook": "tcx", "layoutVersion": 1, "pinPath": "/sys/fs/bpf/kni/v1",
         "sockets": ["/run/kni/kni.sock", "/tmp/kni.sock"], "sandboxes": 3, "attachments": 2,
-        "endpointsCapacity": 1024, "warmSandboxes": 8, "pendingRemovals": 0,
+        "endpointsCapacity": 1024, "warmSandboxes": 8, "pendingRemovals": 0, "pendingLinks": 1,
+        "uplink": {
+            "ifname": "uplink0", "ifindex": 2, "sources": ["192.0.2.2", "2001:db8::2"], "dedicated": [],
+            "programs": [{ "name": "from_uplink", "id": 7, "hook": "tcx/ingress", "linkId": 9 }],
+            "xdp": "", "hostPorts": 3,
+        },
     });
     let blue = json!({
         "name": "blue", "id": 1, "default": true, "ready": true, "reason": "",
         "subnets": ["10.0.0.0/24", "fd00::/64"], "mtu": 1500, "attachments": 1,
         "totalAddresses": "18446744073709551868", "usedAddresses": "2", "origin": "blue.yaml:1",
+        "provider": "Ebpf", "features": ["addresses", "policy"],
     });
     let refused = json!([{ "file": "green.yaml", "line": 7, "field": "spec.mtu", "reason": "below 1280" }]);
     for form in ["json", "yaml"] {
@@ -90,7 +96,7 @@ async fn drops_and_maps_keep_the_names_of_the_protocol() {
 async fn empty_lists_are_lists() {
     let agent = Agent::serve(Answers::default());
     for form in ["json", "yaml"] {
-        for noun in ["interfaces", "drops", "maps"] {
+        for noun in ["interfaces", "drops", "flows", "services", "maps"] {
             assert_eq!(document(&agent, &[noun, "-o", form]).await, json!({ noun: [] }));
         }
         assert_eq!(

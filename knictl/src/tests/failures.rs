@@ -89,7 +89,10 @@ async fn filters_reach_the_agent() {
         pod_namespace: "shop".into(),
         ..ListInterfacesRequest::default()
     };
-    assert_eq!(agent.asked(), [all, namespace, ListInterfacesRequest::default()]);
+    assert_eq!(
+        agent.asked().interfaces,
+        [all, namespace, ListInterfacesRequest::default()]
+    );
 }
 
 #[tokio::test]
@@ -99,6 +102,10 @@ async fn mistyped_command_lines_are_told() {
         &["frobnicate"][..],
         &["interfaces", "-o", "xml"],
         &["drops", "--json", "-o", "yaml"],
+        &["flows", "--pod", "web-0"],
+        &["explain", "shop/web-0", "10.0.0.1", "tcp/http"],
+        &["explain", "shop/web-0", "10.0.0.1"],
+        &["policy"],
     ] {
         let ran = knictl(&agent, args).await;
         assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{args:?}");
@@ -111,6 +118,10 @@ async fn mistyped_command_lines_are_told() {
         "networks",
         "interfaces",
         "drops",
+        "flows",
+        "explain",
+        "policy",
+        "services",
         "maps",
         "KNI_SOCKET",
         "/run/kni/kni.sock",

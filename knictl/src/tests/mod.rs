@@ -3,6 +3,7 @@
 mod answers;
 mod documents;
 mod failures;
+mod flows;
 mod follow;
 mod tables;
 

@@ -33,6 +33,13 @@ Attachments:         2
 Endpoint capacity:   1024
 Warm sandboxes:      8
 Pending removals:    0
+Pending links:       1
+Uplink:              uplink0
+Uplink sources:      192.0.2.2
+                     2001:db8::2
+Egress addresses:    <none>
+Uplink programs:     from_uplink tcx/ingress
+Host ports:          3
 ";
     assert_eq!(knictl(&agent, &["status"]).await, ok(expected));
 }
@@ -105,10 +112,11 @@ async fn wide_interfaces_tell_all() {
                 .collect()
         })
         .collect();
-    let headers = "NAMESPACE POD NETWORK IFNAME ADDRESSES HOST-IFNAME READY IFINDEX HOST-IFINDEX MAC MTU SANDBOX NETNS \
-                   PROGRAMS FROM-POD TO-POD DROPPED PROBLEMS";
+    let headers = "NAMESPACE POD NETWORK IFNAME ADDRESSES HOST-IFNAME READY KIND IFINDEX HOST-IFINDEX MAC MTU SANDBOX NETNS \
+                   PROGRAMS FROM-POD TO-POD DROPPED POLICY PROBLEMS";
     assert_eq!(rows[0], headers.split(' ').collect::<Vec<_>>());
     let healthy = [
+        "veth",
         "2",
         "40",
         "0a:58:0a:00:00:05",
@@ -119,16 +127,18 @@ async fn wide_interfaces_tell_all() {
         "12/1.5KiB",
         "9/900B",
         "0/0B",
+        "enforced",
         "<none>",
     ];
     assert_eq!(rows[1][7..], healthy);
     assert_eq!(
-        rows[2][13..],
+        rows[2][14..],
         [
             "<none>",
             "12/1.5KiB",
             "9/900B",
             "1/60B",
+            "not enforced",
             "from_pod is not attached; to_pod is not attached"
         ]
     );
@@ -166,7 +176,7 @@ endpoints   33   Array   4B    64B     2/1024        one row per pod interface
 #[tokio::test]
 async fn empty_lists_have_no_table() {
     let agent = Agent::serve(Answers::default());
-    for noun in ["networks", "interfaces", "drops", "maps"] {
+    for noun in ["networks", "interfaces", "drops", "flows", "services", "maps"] {
         let expected = Ran {
             code: 0,
             out: String::new(),

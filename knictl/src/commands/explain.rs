@@ -1,0 +1,59 @@
+//! `knictl explain`: what would become of a packet, and who says so.
+
+use kni_proto::runtime::ExplainRequest;
+
+use crate::{
+    cli::{ExplainArgs, Format},
+    client::{Runtime, answer},
+    commands::{Outcome, flows},
+    decision, document,
+    error::Error,
+    table::sheet,
+    terminal::Terminal,
+    view::flow::{Explanation, Flow},
+};
+
+/// Asks, and shows the answer. A packet that would be dropped is no failure.
+pub(crate) async fn run(args: ExplainArgs, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
+    let request = ExplainRequest {
+        source: args.source,
+        destination: args.destination,
+        protocol: args.target.protocol,
+        port: args.target.port.into(),
+        network: args.network.unwrap_or_default(),
+    };
+    let explanation: Explanation = answer("Explain", agent.explain(request)).await?.into();
+    let text = match args.output.format {
+        Format::Json => document::json(&explanation)?,
+        Format::Yaml => document::yaml(&explanation)?,
+        Format::Table | Format::Wide => people(&explanation),
+    };
+    terminal.text(&text)?;
+    Ok(Outcome::Done)
+}
+
+fn people(explanation: &Explanation) -> String {
+    let Explanation { allowed, flow, steps } = explanation;
+    let flow = &flow.flow;
+    let word = if *allowed { "allowed" } else { "dropped" };
+    sheet(&[
+        ("Verdict", vec![format!("{word}: {}", flow.verdict)]),
+        ("Explanation", vec![flow.explanation.clone()]),
+        ("Network", vec![flow.network.clone()]),
+        ("Packet", vec![flows::tuple(flow)]),
+        ("Steps", steps.clone()),
+        ("Decided by", decided(flow)),
+    ])
+}
+
+/// What each policy that was asked said.
+fn decided(flow: &Flow) -> Vec<String> {
+    let said = [
+        ("egress", flow.egress.as_ref()),
+        ("ingress", flow.ingress.as_ref()),
+        ("beyond", flow.beyond.as_ref()),
+    ];
+    let said = said.into_iter().filter(|(_, said)| said.is_some());
+    said.map(|(end, said)| format!("{end}: {}", decision::text(said)))
+        .collect()
+}

@@ -1,0 +1,84 @@
+//! What policies said, in words.
+
+use crate::view::flow::{Decision, Policy, Rule};
+
+/// Which policy and rule decided, and how; empty when no policy was asked. Not escaped.
+pub(crate) fn text(decision: Option<&Decision>) -> String {
+    let Some(Decision {
+        allowed,
+        rule: decided,
+        isolating,
+    }) = decision
+    else {
+        return String::new();
+    };
+    let word = if *allowed { "allowed" } else { "denied" };
+    match decided {
+        Some(decided) => format!("{word} by {}", rule(decided)),
+        None if isolating.is_empty() => format!("{word}: no policy isolates the pod"),
+        None if *allowed => format!("allowed: no rule of {} denies it", policies(isolating)),
+        None => format!("denied: {} isolates the pod and no rule allows it", policies(isolating)),
+    }
+}
+
+/// `NetworkPolicy shop/web ingress[0]`.
+pub(crate) fn rule(rule: &Rule) -> String {
+    format!("{} {}[{}]", policy(&rule.policy), rule.direction, rule.index)
+}
+
+/// `NetworkPolicy shop/web, NetworkPolicy shop/all`.
+pub(crate) fn policies(policies: &[Policy]) -> String {
+    policies.iter().map(policy).collect::<Vec<_>>().join(", ")
+}
+
+fn policy(policy: &Policy) -> String {
+    format!("{} {}/{}", policy.kind, policy.namespace, policy.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(name: &str) -> Policy {
+        Policy {
+            kind: "NetworkPolicy".to_owned(),
+            namespace: "shop".to_owned(),
+            name: name.to_owned(),
+        }
+    }
+
+    #[test]
+    fn decisions_name_what_decided() {
+        let rule = Rule {
+            policy: policy("web"),
+            direction: "ingress".to_owned(),
+            index: 3,
+        };
+        let said = |allowed, rule, isolating: &[&str]| {
+            let isolating = isolating.iter().map(|name| policy(name)).collect();
+            text(Some(&Decision {
+                allowed,
+                isolating,
+                rule,
+            }))
+        };
+        assert_eq!(text(None), "");
+        assert_eq!(
+            said(true, Some(rule.clone()), &["web"]),
+            "allowed by NetworkPolicy shop/web ingress[3]"
+        );
+        assert_eq!(
+            said(false, Some(rule), &[]),
+            "denied by NetworkPolicy shop/web ingress[3]"
+        );
+        assert_eq!(said(true, None, &[]), "allowed: no policy isolates the pod");
+        assert_eq!(
+            said(true, None, &["a"]),
+            "allowed: no rule of NetworkPolicy shop/a denies it"
+        );
+        assert_eq!(
+            said(false, None, &["a", "b"]),
+            "denied: NetworkPolicy shop/a, NetworkPolicy shop/b isolates the pod and no rule allows it"
+        );
+    }
+}
