@@ -1,0 +1,76 @@
+//! What the pods of tests and demonstrations run: serves, asks, and watches a connection.
+
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "what a container prints is its log, and the answer to who executed it"
+)]
+
+mod ask;
+mod options;
+mod ping_loop;
+mod serve;
+mod udp_loop;
+
+use std::{fs, process::ExitCode, thread, time::Duration};
+
+use nix::sys::signal::{SigSet, Signal};
+use options::Options;
+
+const USAGE: &str = "usage:
+  kni-probe serve [--tcp PORT]... [--udp PORT]... [--http PORT]... [--name NAME] [--fail-file FILE]
+      answer each line and each datagram with `NAME PEER LINE`; HTTP: /healthz and /readyz answer 200, or 503 while
+      FILE exists, everything else answers `NAME PEER`
+  kni-probe ask ADDRESS PORT [--protocol tcp|udp] [--timeout-ms N] [--text TEXT]
+      send a line, print the answer
+  kni-probe ping-loop ADDRESS PORT
+      keep one TCP connection, with a question each 10 ms; print what was seen each second and at SIGTERM
+  kni-probe udp-loop ADDRESS PORT
+      send a datagram each 10 ms; print each second how many were answered, and how many were not within 5 s
+  kni-probe sleep [MS]
+  kni-probe touch FILE
+  kni-probe remove FILE";
+
+fn main() -> ExitCode {
+    let mut words = std::env::args().skip(1);
+    let task = words.next().unwrap_or_default();
+    let result = Options::parse(words).and_then(|options| match task.as_str() {
+        "serve" => ended_by_signal(move || serve::run(&options)),
+        "ask" => ask::run(&options),
+        "ping-loop" => ping_loop::run(&options),
+        "udp-loop" => ended_by_signal(move || udp_loop::run(&options)),
+        "sleep" => ended_by_signal(move || {
+            let time = match options.word(0, "MS") {
+                Ok(ms) => ms.parse().map_err(|e| format!("{ms}: {e}"))?,
+                Err(_forever) => u64::MAX,
+            };
+            thread::sleep(Duration::from_millis(time));
+            Ok(())
+        }),
+        "touch" => fs::write(options.word(0, "FILE")?, "").map_err(|e| e.to_string()),
+        "remove" => fs::remove_file(options.word(0, "FILE")?).map_err(|e| e.to_string()),
+        _ => Err(USAGE.into()),
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs `work` on a thread of its own until it ends or SIGTERM comes, which the first process of a container has to
+/// ask for.
+fn ended_by_signal(work: impl FnOnce() -> Result<(), String> + Send + 'static) -> Result<(), String> {
+    let awaited = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR1]);
+    awaited.thread_block().map_err(|e| e.to_string())?;
+    let (done, result) = std::sync::mpsc::channel();
+    let from_work = done.clone();
+    thread::spawn(move || from_work.send(work()));
+    thread::spawn(move || {
+        while awaited.wait().is_err() {}
+        done.send(Ok(()))
+    });
+    result.recv().map_err(|e| e.to_string())?
+}

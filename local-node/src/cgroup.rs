@@ -1,0 +1,123 @@
+//! The control groups of a node: its processes are found by them, and the kubelet's pods are below them.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Write as _},
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use anyhow::{Context as _, Result, bail};
+
+/// The group of a node's own programs, below the node's group: in version 2 no group may hold both.
+const DAEMONS: &str = "daemons";
+/// Controllers that kubelet and runc use.
+const CONTROLLERS: [&str; 6] = ["cpuset", "cpu", "io", "memory", "pids", "hugetlb"];
+
+/// A group of one name in every mounted hierarchy, of version 1, 2 or both. Removing it is the janitor's work.
+#[derive(Debug, Clone)]
+pub struct Cgroup {
+    name: String,
+    /// `cgroup.procs` of the programs' group, in the hierarchy by which processes are found.
+    entry: PathBuf,
+}
+
+impl Cgroup {
+    /// Makes a group that nobody else has.
+    pub fn create() -> Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("kni-node-{}-{number}", std::process::id());
+        let hierarchies = hierarchies()?;
+        for hierarchy in &hierarchies {
+            hierarchy
+                .make(&name)
+                .with_context(|| format!("control group {name} below {}", hierarchy.root.display()))?;
+        }
+        // Version 2 if there is one: runc of version 1 leaves it as it was inherited.
+        let Some(found_by) = hierarchies.iter().max_by_key(|hierarchy| hierarchy.unified) else {
+            bail!("no control groups are mounted");
+        };
+        Ok(Self {
+            entry: found_by.root.join(&name).join(DAEMONS).join("cgroup.procs"),
+            name,
+        })
+    }
+
+    /// Its name, which is also its path from the root of each hierarchy, less the slash.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Has `command` enter the group before it executes; all of its children will be in it.
+    pub fn adopt(&self, command: &mut Command) {
+        let entry = self.entry.clone();
+        // SAFETY: between fork and exec the closure makes system calls only: the path fits the standard library's buffer
+        // on the stack, so that nothing is allocated.
+        unsafe {
+            command.pre_exec(move || OpenOptions::new().write(true).open(&entry)?.write_all(b"0"));
+        }
+    }
+}
+
+struct Hierarchy {
+    root: PathBuf,
+    unified: bool,
+}
+
+impl Hierarchy {
+    fn make(&self, name: &str) -> io::Result<()> {
+        let group = self.root.join(name);
+        let daemons = group.join(DAEMONS);
+        fs::create_dir_all(&group)?;
+        if self.unified {
+            for parent in [&self.root, &group] {
+                delegate(parent)?;
+            }
+        } else {
+            // A group of version 1 takes no process before it has processors and memory.
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                inherit(&self.root, &group, file)?;
+            }
+        }
+        fs::create_dir_all(daemons)
+    }
+}
+
+/// Hands the controllers to the children of `group`; one that is not there, or in use elsewhere, is left out.
+fn delegate(group: &Path) -> io::Result<()> {
+    let there = fs::read_to_string(group.join("cgroup.controllers"))?;
+    for controller in CONTROLLERS
+        .iter()
+        .filter(|name| there.split_whitespace().any(|word| word == **name))
+    {
+        // Its absence shows where the kubelet needs it, with a better message.
+        drop(fs::write(
+            group.join("cgroup.subtree_control"),
+            format!("+{controller}"),
+        ));
+    }
+    Ok(())
+}
+
+fn inherit(parent: &Path, child: &Path, file: &str) -> io::Result<()> {
+    if child.join(file).exists() {
+        fs::write(child.join(file), fs::read(parent.join(file))?)?;
+    }
+    Ok(())
+}
+
+fn hierarchies() -> Result<Vec<Hierarchy>> {
+    let mounts = fs::read_to_string("/proc/self/mounts").context("mounts of this machine")?;
+    let of_cgroups = |line: &str| {
+        let mut words = line.split(' ').skip(1);
+        let (at, kind) = (words.next()?, words.next()?);
+        ["cgroup", "cgroup2"].contains(&kind).then(|| Hierarchy {
+            root: at.into(),
+            unified: kind == "cgroup2",
+        })
+    };
+    Ok(mounts.lines().filter_map(of_cgroups).collect())
+}

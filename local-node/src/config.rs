@@ -1,0 +1,225 @@
+//! Where the parts of a node keep what, inside it, and the texts of their configurations.
+
+use serde_json::json;
+
+use crate::{
+    image,
+    node::{NODE_V4, NODE_V6},
+};
+
+/// The node's name in the cluster.
+pub(crate) const NODE_NAME: &str = "node1";
+/// Certificates and configurations.
+pub(crate) const FOLDER: &str = "/run/node";
+/// containerd's socket.
+pub(crate) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
+/// Where containerd looks for CNI plugins first.
+pub(crate) const CNI_BIN: &str = "/run/cni/bin";
+/// Where containerd looks for CNI configurations.
+pub(crate) const CNI_CONF: &str = "/run/cni/net.d";
+/// The API server, inside.
+pub(crate) const API_SERVER: &str = "https://127.0.0.1:6443";
+/// The addresses of services, IPv4 first.
+pub(crate) const SERVICE_RANGES: &str = "10.96.0.0/16,fd00:96::/112";
+/// The addresses of pods that kube-proxy takes for the cluster's.
+const POD_RANGES: &str = "10.244.0.0/16,fd00:244::/64";
+const ETCD: &str = "http://127.0.0.1:2379";
+/// Which requests are written down.
+pub(crate) const AUDIT_POLICY: &str = "/run/node/audit-policy.json";
+/// Where.
+pub(crate) const AUDIT_LOG: &str = "/run/node/audit.log";
+
+/// The path of a certificate, a key or a kubeconfig.
+pub(crate) fn pki(file: &str) -> String {
+    format!("{FOLDER}/pki/{file}")
+}
+
+/// containerd's configuration; plugins that are not in [`CNI_BIN`] are looked for in `plugins`.
+pub(crate) fn containerd(plugins: &str) -> String {
+    let pause = image::PAUSE;
+    format!(
+        r#"version = 3
+root = "/var/lib/containerd"
+state = "/run/containerd"
+disabled_plugins = ["io.containerd.nri.v1.nri"]
+[grpc]
+  address = "{CONTAINERD_SOCKET}"
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "overlayfs"
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = "{pause}"
+[plugins."io.containerd.cri.v1.runtime"]
+  # Lowering a score takes a privilege that a container of this machine may lack.
+  restrict_oom_score_adj = true
+[plugins."io.containerd.cri.v1.runtime".cni]
+  bin_dirs = ["{CNI_BIN}", "{plugins}"]
+  conf_dir = "{CNI_CONF}"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+"#
+    )
+}
+
+/// The kubelet's configuration; its pods are below the control group `group`.
+pub(crate) fn kubelet(group: &str) -> String {
+    json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "failSwapOn": false,
+        "failCgroupV1": false,
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": format!("/{group}"),
+        "enforceNodeAllocatable": [],
+        "containerRuntimeEndpoint": format!("unix://{CONTAINERD_SOCKET}"),
+        "authentication": {
+            "anonymous": { "enabled": false },
+            "webhook": { "enabled": true },
+            "x509": { "clientCAFile": pki("ca.crt") },
+        },
+        "authorization": { "mode": "Webhook" },
+        "clusterDNS": ["10.96.0.10"],
+        "clusterDomain": "cluster.local",
+        "tlsCertFile": pki("kubelet.crt"),
+        "tlsPrivateKeyFile": pki("kubelet.key"),
+        "evictionHard": { "memory.available": "50Mi" },
+        "imageGCHighThresholdPercent": 100,
+        "syncFrequency": "10s",
+        "maxPods": 250,
+        "volumePluginDir": "/var/lib/kubelet/volumeplugins",
+        // What many pods that start at once would wait for.
+        "kubeAPIQPS": 200,
+        "kubeAPIBurst": 400,
+        "registryPullQPS": 0,
+        "eventRecordQPS": 0,
+    })
+    .to_string()
+}
+
+/// kube-proxy's configuration.
+pub(crate) fn kube_proxy() -> String {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "clusterCIDR": POD_RANGES,
+        "hostnameOverride": NODE_NAME,
+        "clientConnection": { "kubeconfig": pki("proxy.conf") },
+        // The machine's limits are not this node's to change.
+        "conntrack": { "maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s" },
+        "nftables": { "syncPeriod": "5s", "minSyncPeriod": "100ms" },
+    })
+    .to_string()
+}
+
+/// etcd's arguments.
+pub(crate) fn etcd() -> Vec<String> {
+    [
+        "--data-dir=/var/lib/etcd",
+        &format!("--listen-client-urls={ETCD}"),
+        &format!("--advertise-client-urls={ETCD}"),
+        "--listen-peer-urls=http://127.0.0.1:2380",
+        "--unsafe-no-fsync",
+    ]
+    .map(str::to_owned)
+    .into()
+}
+
+/// kube-apiserver's arguments, for the cluster of one node.
+pub(crate) fn api_server() -> Vec<String> {
+    let mut arguments = any_api_server();
+    arguments.extend([
+        "--bind-address=127.0.0.1".into(),
+        "--endpoint-reconciler-type=none".into(),
+    ]);
+    arguments
+}
+
+/// kube-apiserver's arguments, for several nodes that reach it at `address`. It writes a line into [`AUDIT_LOG`] before
+/// it answers a request.
+pub(crate) fn shared_api_server(address: &str) -> Vec<String> {
+    let mut arguments = any_api_server();
+    arguments.extend([
+        "--bind-address=::".into(),
+        format!("--advertise-address={address}"),
+        format!("--audit-policy-file={AUDIT_POLICY}"),
+        format!("--audit-log-path={AUDIT_LOG}"),
+        "--audit-log-mode=blocking".into(),
+        // Pods are known as soon as they are created, whatever else is still being made.
+        "--disable-admission-plugins=ServiceAccount".into(),
+    ]);
+    arguments
+}
+
+/// What the API server writes of each request: who asked for what, when and with which outcome.
+pub(crate) fn audit_policy() -> String {
+    json!({
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [{ "level": "Metadata" }],
+    })
+    .to_string()
+}
+
+fn any_api_server() -> Vec<String> {
+    vec![
+        format!("--etcd-servers={ETCD}"),
+        "--secure-port=6443".into(),
+        format!("--tls-cert-file={}", pki("apiserver.crt")),
+        format!("--tls-private-key-file={}", pki("apiserver.key")),
+        format!("--client-ca-file={}", pki("ca.crt")),
+        format!("--service-account-key-file={}", pki("sa.pub")),
+        format!("--service-account-signing-key-file={}", pki("sa.key")),
+        "--service-account-issuer=https://kubernetes.default.svc".into(),
+        "--authorization-mode=Node,RBAC".into(),
+        format!("--service-cluster-ip-range={SERVICE_RANGES}"),
+        "--allow-privileged=true".into(),
+        // The node's name is in no DNS.
+        "--kubelet-preferred-address-types=InternalIP".into(),
+        format!("--kubelet-client-certificate={}", pki("admin.crt")),
+        format!("--kubelet-client-key={}", pki("admin.key")),
+    ]
+}
+
+/// kube-controller-manager's arguments.
+pub(crate) fn controller_manager() -> Vec<String> {
+    vec![
+        format!("--kubeconfig={}", pki("controller-manager.conf")),
+        format!("--service-account-private-key-file={}", pki("sa.key")),
+        format!("--root-ca-file={}", pki("ca.crt")),
+        "--use-service-account-credentials=true".into(),
+        "--leader-elect=false".into(),
+        format!("--cluster-signing-cert-file={}", pki("ca.crt")),
+        format!("--cluster-signing-key-file={}", pki("ca.key")),
+        "--kube-api-qps=200".into(),
+        "--kube-api-burst=400".into(),
+    ]
+}
+
+/// kube-controller-manager's arguments, where nodes have no kubelet that would say that they live.
+pub(crate) fn shared_controller_manager() -> Vec<String> {
+    let mut arguments = controller_manager();
+    arguments.push("--controllers=*,-node-lifecycle-controller,-taint-eviction-controller".into());
+    arguments
+}
+
+/// kube-scheduler's arguments.
+pub(crate) fn scheduler() -> Vec<String> {
+    vec![
+        format!("--kubeconfig={}", pki("scheduler.conf")),
+        "--leader-elect=false".into(),
+        "--kube-api-qps=200".into(),
+        "--kube-api-burst=400".into(),
+    ]
+}
+
+/// kubelet's arguments.
+pub(crate) fn kubelet_arguments() -> Vec<String> {
+    vec![
+        format!("--config={FOLDER}/kubelet.yaml"),
+        format!("--kubeconfig={}", pki("kubelet.conf")),
+        format!("--hostname-override={NODE_NAME}"),
+        format!("--node-ip={NODE_V4},{NODE_V6}"),
+        "--cert-dir=/var/lib/kubelet/pki".into(),
+    ]
+}

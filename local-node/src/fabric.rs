@@ -1,0 +1,61 @@
+//! What several nodes are connected by: a bridge in a namespace of its own, which is their default gateway as well.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+
+use crate::{
+    namespaces::Namespaces,
+    node::{FABRIC_V4, FABRIC_V6},
+};
+
+/// The bridge, and the name it has.
+const BRIDGE: &str = "fabric0";
+
+/// A link that nodes share. Gone when it and the nodes' clones of it are gone.
+#[derive(Debug, Clone)]
+pub struct Fabric {
+    inside: Namespaces,
+}
+
+impl Fabric {
+    /// Makes a fabric without nodes. `name` appears in messages only.
+    pub fn new(name: &str) -> Result<Self> {
+        let inside = Namespaces::fresh_net(&format!("{name}-fabric"))?;
+        inside.ip(&[
+            &format!("link add {BRIDGE} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"),
+            &format!("link set {BRIDGE} up"),
+        ])?;
+        inside.add_address(BRIDGE, &format!("{FABRIC_V4}/24"))?;
+        inside.add_address(BRIDGE, &format!("{FABRIC_V6}/64"))?;
+        Ok(Self { inside })
+    }
+
+    /// The addresses of the node with a number, IPv4 first. The digits are the same in both.
+    pub fn addresses(number: u8) -> [String; 2] {
+        [format!("198.51.100.{number}"), format!("2001:db8:100::{number}")]
+    }
+
+    /// The fabric's namespace: an outside host at [`FABRIC_V4`] and [`FABRIC_V6`].
+    pub fn inside(&self) -> &Namespaces {
+        &self.inside
+    }
+
+    /// Makes the fabric forward what is not for the link, as a router would.
+    pub fn forward(&self) -> Result<()> {
+        for name in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+            let file = format!("/proc/sys/net/{name}");
+            self.inside
+                .enter(|| fs::write(&file, "1"))?
+                .with_context(|| format!("write {file}"))?;
+        }
+        Ok(())
+    }
+
+    /// Connects `link`, which this makes inside a node, to a port of its own.
+    pub(crate) fn plug(&self, node: &Namespaces, link: &str, number: u8) -> Result<()> {
+        let port = format!("port{number}");
+        node.veth(link, &self.inside, &port)?;
+        self.inside.ip(&[&format!("link set {port} master {BRIDGE}")])
+    }
+}

@@ -1,0 +1,343 @@
+//! A node that runs: its parts, each of which can be stopped and started by itself, and its end.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::{
+    cgroup::Cgroup,
+    config::{self, CNI_BIN, CNI_CONF, CONTAINERD_SOCKET, FOLDER},
+    cri::Cri,
+    daemon::{Daemon, tail},
+    image,
+    namespaces::Namespaces,
+    programs::Programs,
+    static_programs::StaticPrograms,
+};
+
+/// How long anything may take that usually takes seconds.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// A process of the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// The container runtime.
+    Containerd,
+    /// The store behind the API server.
+    Etcd,
+    /// The API server.
+    ApiServer,
+    /// The controllers.
+    ControllerManager,
+    /// The scheduler.
+    Scheduler,
+    /// The kubelet.
+    Kubelet,
+    /// kube-proxy.
+    KubeProxy,
+}
+
+impl Part {
+    /// Its program.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::Containerd => "containerd",
+            Self::Etcd => "etcd",
+            Self::ApiServer => "kube-apiserver",
+            Self::ControllerManager => "kube-controller-manager",
+            Self::Scheduler => "kube-scheduler",
+            Self::Kubelet => "kubelet",
+            Self::KubeProxy => "kube-proxy",
+        }
+    }
+
+    fn arguments(self) -> Vec<String> {
+        match self {
+            Self::Containerd => vec!["--config".into(), format!("{FOLDER}/containerd.toml")],
+            Self::Etcd => config::etcd(),
+            Self::ApiServer => config::api_server(),
+            Self::ControllerManager => config::controller_manager(),
+            Self::Scheduler => config::scheduler(),
+            Self::Kubelet => config::kubelet_arguments(),
+            Self::KubeProxy => vec![format!("--config={FOLDER}/kube-proxy.yaml")],
+        }
+    }
+}
+
+/// The processes of a node in namespaces of its own.
+///
+/// They live until the value is dropped or this process ends, in whatever way: then every process of the node is
+/// killed, the pods' included, and what they mounted goes with the node's namespaces. When the value is dropped by a
+/// panic, the ends of the logs are printed.
+#[derive(Debug)]
+pub struct LocalNode {
+    inside: Namespaces,
+    group: Cgroup,
+    programs: Programs,
+    statics: StaticPrograms,
+    logs: PathBuf,
+    daemons: BTreeMap<String, Daemon>,
+    /// Waits for the end of its standard input, and then ends the node.
+    janitor: Child,
+}
+
+impl LocalNode {
+    /// Prepares a node in `inside`, which [`Node::whole`](crate::Node::whole) made; nothing runs yet. Logs go to the
+    /// folder `logs`, which is emptied.
+    pub fn new(inside: &Namespaces, programs: &Programs, statics: &StaticPrograms, logs: &Path) -> Result<Self> {
+        let there = inside.enter(|| programs.path("containerd").exists())?;
+        ensure!(
+            there,
+            "{} cannot be seen inside the node, where /tmp, /run, /var/lib and /var/log are its own; build elsewhere",
+            programs.folder().display()
+        );
+        if logs.exists() {
+            fs::remove_dir_all(logs).with_context(|| format!("empty {}", logs.display()))?;
+        }
+        fs::create_dir_all(logs).with_context(|| format!("create {}", logs.display()))?;
+        let group = Cgroup::create()?;
+        let janitor = janitor(statics, group.name())?;
+        let node = Self {
+            inside: inside.clone(),
+            group,
+            programs: programs.clone(),
+            statics: statics.clone(),
+            logs: logs.to_owned(),
+            daemons: BTreeMap::new(),
+            janitor,
+        };
+        node.write_texts(&node.texts()?)?;
+        Ok(node)
+    }
+
+    fn texts(&self) -> Result<BTreeMap<PathBuf, String>> {
+        let plugins = self
+            .programs
+            .folder()
+            .to_str()
+            .context("the programs' folder is not UTF-8")?;
+        Ok([
+            ("containerd.toml", config::containerd(plugins)),
+            ("kubelet.yaml", config::kubelet(self.group.name())),
+            ("kube-proxy.yaml", config::kube_proxy()),
+        ]
+        .map(|(name, text)| (Path::new(FOLDER).join(name), text))
+        .into())
+    }
+
+    /// Writes files inside the node, with the folders they are in.
+    pub fn write_texts(&self, texts: &BTreeMap<PathBuf, String>) -> Result<()> {
+        self.inside.enter(|| {
+            for folder in [CNI_BIN, CNI_CONF] {
+                fs::create_dir_all(folder).with_context(|| format!("create {folder}"))?;
+            }
+            texts.iter().try_for_each(|(path, text)| {
+                let folder = path.parent().unwrap_or(Path::new("/"));
+                fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+                fs::write(path, text).with_context(|| format!("write {}", path.display()))
+            })
+        })?
+    }
+
+    /// The name of the node's control group, of which every process of the node is a member.
+    pub fn group(&self) -> &str {
+        self.group.name()
+    }
+
+    /// The node's namespaces.
+    pub fn inside(&self) -> &Namespaces {
+        &self.inside
+    }
+
+    /// The programs it runs.
+    pub fn programs(&self) -> &Programs {
+        &self.programs
+    }
+
+    /// Names and process ids of what was started, less the pods.
+    pub fn processes(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.daemons.iter().map(|(name, daemon)| (name.as_str(), daemon.pid()))
+    }
+
+    /// What a part has written since its first start.
+    pub fn log(&self, part: Part) -> String {
+        fs::read(self.log_path(part.program())).map_or_else(
+            |error| format!("(unreadable: {error})"),
+            |bytes| String::from_utf8_lossy(&bytes).into_owned(),
+        )
+    }
+
+    fn log_path(&self, name: &str) -> PathBuf {
+        self.logs.join(format!("{name}.log"))
+    }
+
+    /// A command that will run inside, as one of the node's processes, with the node's programs on its path.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = self.inside.command(program);
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env(
+            "PATH",
+            format!(
+                "{}:{path}:/usr/local/sbin:/usr/sbin:/sbin",
+                self.programs.folder().display()
+            ),
+        );
+        self.group.adopt(&mut command);
+        command
+    }
+
+    /// Starts a part. It may not serve yet.
+    pub fn start(&mut self, part: Part) -> Result<()> {
+        let mut command = self.command(self.programs.path(part.program()));
+        command.args(part.arguments());
+        self.start_as(part.program(), command)
+    }
+
+    /// Starts something else, which [`Self::command`] made, under a name of its own.
+    pub fn start_as(&mut self, name: &str, command: Command) -> Result<()> {
+        ensure!(!self.daemons.contains_key(name), "{name} runs already");
+        let daemon = Daemon::start(command, self.log_path(name))?;
+        self.daemons.insert(name.into(), daemon);
+        Ok(())
+    }
+
+    /// Asks a part to end and waits for that.
+    pub fn stop(&mut self, part: Part) -> Result<()> {
+        self.take(part)?.stop()
+    }
+
+    /// Kills a part, as a crash would.
+    pub fn kill(&mut self, part: Part) -> Result<()> {
+        self.take(part)?.kill()
+    }
+
+    fn take(&mut self, part: Part) -> Result<Daemon> {
+        let daemon = self.daemons.remove(part.program());
+        daemon.with_context(|| format!("{} does not run", part.program()))
+    }
+
+    /// Starts containerd, waits until it serves, and gives it the images [`image::PAUSE`] and [`image::PROBE`].
+    pub fn start_containerd(&mut self) -> Result<()> {
+        self.start(Part::Containerd)?;
+        self.wait_for_containerd()?;
+        for (reference, program) in [
+            (image::PAUSE, self.statics.pause()),
+            (image::PROBE, self.statics.probe()),
+        ] {
+            self.import(reference, &program)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until containerd answers; also after it was started again.
+    pub fn wait_for_containerd(&mut self) -> Result<()> {
+        self.wait("containerd answers", PATIENCE, |node| {
+            Ok(node
+                .inside
+                .enter(|| std::os::unix::net::UnixStream::connect(CONTAINERD_SOCKET))?
+                .is_ok())
+        })
+    }
+
+    /// Makes an image around a static program and gives it to containerd.
+    pub fn import(&self, reference: &str, program: &Path) -> Result<()> {
+        let archive = Path::new(FOLDER).join("image.tar");
+        let program = self.inside.install(program)?;
+        self.inside.enter(|| image::write(&archive, reference, &program))??;
+        self.ctr(&["images", "import", &archive.display().to_string()])
+            .with_context(|| format!("import image {reference}"))
+            .map(drop)
+    }
+
+    /// Runs containerd's own client in the namespace of the kubelet's containers.
+    pub fn ctr(&self, args: &[&str]) -> Result<String> {
+        let mut ctr = self.command(self.programs.path("ctr"));
+        ctr.args(["--address", CONTAINERD_SOCKET, "--namespace", "k8s.io"])
+            .args(args);
+        output(&mut ctr)
+    }
+
+    /// A client of containerd's container runtime interface, once that answers.
+    pub async fn cri(&self) -> Result<Cri> {
+        Cri::connect(&self.inside, CONTAINERD_SOCKET, self.group.name()).await
+    }
+
+    /// Where containerd looks for CNI plugins first, and for their configurations, inside the node.
+    pub fn cni_folders() -> [&'static Path; 2] {
+        [Path::new(CNI_BIN), Path::new(CNI_CONF)]
+    }
+
+    /// Runs `done` until it says so; fails when a part of the node ends meanwhile.
+    pub fn wait(&mut self, what: &str, patience: Duration, mut done: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let last = done(self);
+            if matches!(last, Ok(true)) {
+                return Ok(());
+            }
+            for (name, daemon) in &mut self.daemons {
+                daemon.check().with_context(|| name.clone())?;
+            }
+            if Instant::now() > deadline {
+                let why = last.err().map(|error| format!(": {error:#}")).unwrap_or_default();
+                bail!("waited {patience:?} in vain until {what}{why}");
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for LocalNode {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            for name in self.daemons.keys() {
+                let log = self.log_path(name);
+                #[expect(clippy::print_stderr, reason = "a failed test shows what the node said")]
+                {
+                    eprintln!("--- the end of {} ---\n{}", log.display(), tail(&log));
+                }
+            }
+        }
+        drop(self.janitor.stdin.take());
+        // It says nothing; what it could not end has lost its namespaces, at least.
+        drop(self.janitor.wait());
+    }
+}
+
+fn janitor(statics: &StaticPrograms, group: &str) -> Result<Child> {
+    use std::os::unix::process::CommandExt as _;
+    let mut command = Command::new(statics.janitor());
+    // A group of its own: an interrupt from the terminal is not for it.
+    command.arg(group).process_group(0);
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command
+        .spawn()
+        .with_context(|| format!("start {}", statics.janitor().display()))
+}
+
+/// Runs a command to its end and returns its stdout; failure quotes its stderr.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let shown = || {
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    };
+    let shown = shown();
+    let output = command.stdin(Stdio::null()).output().with_context(|| shown.clone())?;
+    ensure!(
+        output.status.success(),
+        "{shown}: {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    String::from_utf8(output.stdout).with_context(|| format!("{shown}: not UTF-8"))
+}

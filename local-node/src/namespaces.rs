@@ -1,0 +1,221 @@
+//! Handles on network and mount namespaces: entering them, and running commands inside.
+
+use std::{
+    fmt::Write as _,
+    fs::File,
+    io::Write as _,
+    os::{fd::AsRawFd as _, unix::process::CommandExt as _},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use nix::sched::{CloneFlags, setns, unshare};
+
+/// A network namespace and, where it has one of its own, a mount namespace. The handle keeps both alive; clones share
+/// it.
+#[derive(Debug, Clone)]
+pub struct Namespaces {
+    name: Arc<str>,
+    net: Arc<File>,
+    mnt: Option<Arc<File>>,
+}
+
+impl Namespaces {
+    /// The namespaces of the calling thread, for what runs on the machine itself.
+    pub fn current(name: &str) -> Result<Self> {
+        let net = Arc::new(File::open("/proc/thread-self/ns/net").context("own network namespace")?);
+        Ok(Self {
+            name: name.into(),
+            net,
+            mnt: None,
+        })
+    }
+
+    /// A fresh network namespace with `lo` up, and the mounts of the machine.
+    pub fn fresh_net(name: &str) -> Result<Self> {
+        let ns = Self::make(name, CloneFlags::CLONE_NEWNET, || Ok(()))?;
+        ns.ip(&["link set lo up"])?;
+        Ok(ns)
+    }
+
+    /// Fresh network and mount namespaces. `prepare` runs inside, before anyone else can see them.
+    pub fn fresh(name: &str, prepare: impl FnOnce() -> Result<()> + Send) -> Result<Self> {
+        Self::make(name, CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS, prepare)
+    }
+
+    fn make(name: &str, flags: CloneFlags, prepare: impl FnOnce() -> Result<()> + Send) -> Result<Self> {
+        on_thread(name, || {
+            unshare(flags).with_context(|| format!("namespaces for {name}"))?;
+            prepare()?;
+            let net = Arc::new(File::open("/proc/thread-self/ns/net")?);
+            let mnt = flags
+                .contains(CloneFlags::CLONE_NEWNS)
+                .then(|| File::open("/proc/thread-self/ns/mnt"));
+            Ok(Self {
+                name: name.into(),
+                net,
+                mnt: mnt.transpose()?.map(Arc::new),
+            })
+        })?
+    }
+
+    /// The network namespace at `path`, as this mount namespace sees it, with the same mounts.
+    ///
+    /// The handle keeps the namespace alive after its path was unmounted, as a pod's sandbox process does.
+    pub fn net_at(&self, name: &str, path: &Path) -> Result<Self> {
+        let net = self
+            .enter(|| File::open(path))?
+            .with_context(|| format!("network namespace {}", path.display()))?;
+        Ok(Self {
+            name: name.into(),
+            net: Arc::new(net),
+            mnt: self.mnt.clone(),
+        })
+    }
+
+    /// What it is called in messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A path by which other processes can open the network namespace while this handle lives.
+    pub fn net_path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.net.as_raw_fd()).into()
+    }
+
+    /// Runs `f` on a thread of its own inside and returns what it returned; a panic goes on in the caller.
+    ///
+    /// Sockets opened inside stay inside, whatever thread uses them. Inside, look at `/proc/thread-self`, not at
+    /// `/proc/self`: the latter (and `/proc/net`, `/proc/mounts`) shows the namespaces of the process's first thread.
+    pub fn enter<R: Send>(&self, f: impl FnOnce() -> R + Send) -> Result<R> {
+        on_thread(&self.name, || {
+            self.join().with_context(|| format!("enter {}", self.name))?;
+            Ok(f())
+        })?
+    }
+
+    fn join(&self) -> nix::Result<()> {
+        if let Some(mnt) = &self.mnt {
+            // The kernel refuses to change the mount namespace of a task that shares its root and current folder.
+            unshare(CloneFlags::CLONE_FS)?;
+            setns(mnt, CloneFlags::CLONE_NEWNS)?;
+        }
+        setns(&self.net, CloneFlags::CLONE_NEWNET)
+    }
+
+    /// A command that will run inside. Found in the inner `PATH`, which includes the sbin folders.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin"));
+        let inside = self.clone();
+        // SAFETY: between fork and exec the closure makes system calls only; it allocates nothing.
+        unsafe {
+            command.pre_exec(move || inside.join().map_err(std::io::Error::from));
+        }
+        command
+    }
+
+    /// Runs a command to its end and returns its stdout; failure quotes its stderr.
+    pub fn run(&self, program: &str, args: &[&str]) -> Result<String> {
+        self.run_with_input(program, args, "")
+    }
+
+    /// [`Self::run`] with something on stdin.
+    pub fn run_with_input(&self, program: &str, args: &[&str], input: &str) -> Result<String> {
+        let what = || format!("{program} {} in {}", args.join(" "), self.name);
+        let mut command = self.command(program);
+        command
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().with_context(what)?;
+        child
+            .stdin
+            .take()
+            .context("no stdin")?
+            .write_all(input.as_bytes())
+            .with_context(what)?;
+        let out = child.wait_with_output().with_context(what)?;
+        let stderr = String::from_utf8_lossy(&out.stderr);
+        ensure!(out.status.success(), "{}: {}: {}", what(), out.status, stderr.trim());
+        String::from_utf8(out.stdout).with_context(what)
+    }
+
+    /// Runs `ip` commands in one go, in order; stops at the first that fails. Options such as `-6` cannot be given.
+    pub fn ip(&self, commands: &[&str]) -> Result<()> {
+        let mut batch = String::new();
+        for command in commands {
+            writeln!(batch, "{command}")?;
+        }
+        self.run_with_input("ip", &["-batch", "-"], &batch).map(drop)
+    }
+
+    /// Replaces the nftables rules that `script` names; see nft(8) for its language.
+    pub fn nft(&self, script: &str) -> Result<()> {
+        self.run_with_input("nft", &["-f", "-"], script).map(drop)
+    }
+
+    /// Connects a veth pair: `here` in this namespace, `there` in `other`; both up and ready to send.
+    pub fn veth(&self, here: &str, other: &Self, there: &str) -> Result<()> {
+        let peer = other.net_path();
+        self.ip(&[
+            &format!("link add {here} type veth peer name {there} netns {}", peer.display()),
+            &format!("link set {here} up"),
+        ])?;
+        other.ip(&[&format!("link set {there} up")])?;
+        self.wait_operational(here)?;
+        other.wait_operational(there)
+    }
+
+    /// Gives `link` an address (`address/prefix`) that can be used when this returns.
+    pub fn add_address(&self, link: &str, address: &str) -> Result<()> {
+        let (ip, _) = address.split_once('/').context("no prefix length")?;
+        if !ip.contains(':') {
+            return self.ip(&[&format!("address add {address} dev {link}")]);
+        }
+        self.ip(&[&format!("address add {address} dev {link} nodad")])?;
+        // Even without duplicate address detection a worker of the kernel enters the local route later, when it gets
+        // the lock that all link changes share; packets to the address are lost until then.
+        let local = format!("local {ip} ");
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !self
+            .run("ip", &["-6", "route", "show", "table", "local"])?
+            .contains(&local)
+        {
+            ensure!(
+                Instant::now() < deadline,
+                "{ip} in {} does not become usable",
+                self.name
+            );
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// The end that came up first drops what it is given until a worker of the kernel has seen the other come up.
+    fn wait_operational(&self, link: &str) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !self
+            .run("ip", &["-o", "link", "show", "dev", link])?
+            .contains("state UP")
+        {
+            ensure!(Instant::now() < deadline, "{link} in {} does not come up", self.name);
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+fn on_thread<R: Send>(name: &str, f: impl FnOnce() -> R + Send) -> Result<R> {
+    thread::scope(|scope| {
+        let builder = thread::Builder::new().name(name.into());
+        let handle = builder.spawn_scoped(scope, f).map_err(|e| anyhow!(e))?;
+        Ok(handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}

@@ -1,0 +1,173 @@
+//! A test node: namespaces, mounts and an uplink of its own, so that an agent finds what a machine gives it.
+
+use std::{
+    fs::{self, File},
+    ops::Deref,
+    os::fd::AsRawFd as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+use nix::mount::{MsFlags, mount};
+
+use crate::{fabric::Fabric, namespaces::Namespaces};
+
+/// The addresses on its uplink of a node that has the fabric for itself.
+pub const NODE_V4: &str = "198.51.100.2";
+/// See [`NODE_V4`].
+pub const NODE_V6: &str = "2001:db8:100::2";
+/// The address of the fabric's end of the uplink: the node's default gateway.
+pub const FABRIC_V4: &str = "198.51.100.1";
+/// See [`FABRIC_V4`].
+pub const FABRIC_V6: &str = "2001:db8:100::1";
+
+/// Where control groups are mounted.
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// A node with network and mount namespaces of its own: fresh `/sys`, bpffs, `/run` and `/tmp`, and a link `uplink0`
+/// to a fabric namespace, with addresses and default routes. Derefs to its [`Namespaces`].
+///
+/// Nothing of it is visible on the machine. It is gone when the value, its clones of namespaces and the processes
+/// inside are gone.
+#[derive(Debug)]
+pub struct Node {
+    inside: Namespaces,
+    fabric: Namespaces,
+    v4: String,
+    v6: String,
+}
+
+impl Node {
+    /// Makes a node. `name` appears in messages only.
+    pub fn new(name: &str) -> Result<Self> {
+        Self::alone(name, Namespaces::fresh(name, mount_own)?)
+    }
+
+    /// Makes a node like [`Self::new`], beside others: its addresses end in `number`, which no other node of the fabric
+    /// may have.
+    pub fn on(fabric: &Fabric, name: &str, number: u8) -> Result<Self> {
+        Self::beside(fabric, Namespaces::fresh(name, mount_own)?, number)
+    }
+
+    /// Makes a node like [`Self::whole`], beside others; see [`Self::on`].
+    pub fn whole_on(fabric: &Fabric, name: &str, number: u8) -> Result<Self> {
+        Self::beside(fabric, Namespaces::fresh(name, mount_all)?, number)
+    }
+
+    /// Makes a node on which a container runtime and a kubelet find their places: beyond what [`Self::new`] gives it,
+    /// the machine's control groups, and a `/var/lib` and a `/var/log` of its own.
+    pub fn whole(name: &str) -> Result<Self> {
+        Self::alone(name, Namespaces::fresh(name, mount_all)?)
+    }
+
+    fn alone(name: &str, inside: Namespaces) -> Result<Self> {
+        let fabric = Namespaces::fresh_net(&format!("{name}-fabric"))?;
+        inside.ip(&["link set lo up"])?;
+        inside.veth("uplink0", &fabric, "fabric0")?;
+        fabric.add_address("fabric0", &format!("{FABRIC_V4}/24"))?;
+        fabric.add_address("fabric0", &format!("{FABRIC_V6}/64"))?;
+        Self::addressed(inside, fabric, NODE_V4.into(), NODE_V6.into())
+    }
+
+    fn beside(fabric: &Fabric, inside: Namespaces, number: u8) -> Result<Self> {
+        inside.ip(&["link set lo up"])?;
+        fabric.plug(&inside, "uplink0", number)?;
+        let [v4, v6] = Fabric::addresses(number);
+        Self::addressed(inside, fabric.inside().clone(), v4, v6)
+    }
+
+    fn addressed(inside: Namespaces, fabric: Namespaces, v4: String, v6: String) -> Result<Self> {
+        inside.add_address("uplink0", &format!("{v4}/24"))?;
+        inside.add_address("uplink0", &format!("{v6}/64"))?;
+        inside.ip(&[
+            &format!("route add default via {FABRIC_V4}"),
+            &format!("route add default via {FABRIC_V6}"),
+        ])?;
+        Ok(Self { inside, fabric, v4, v6 })
+    }
+
+    /// The node's addresses on its uplink, IPv4 first.
+    pub fn addresses(&self) -> [&str; 2] {
+        [&self.v4, &self.v6]
+    }
+
+    /// Makes the node forward packets of both families, as every Kubernetes node does.
+    pub fn forward(&self) -> Result<()> {
+        for name in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+            let file = format!("/proc/sys/net/{name}");
+            self.enter(|| fs::write(&file, "1"))?
+                .with_context(|| format!("write {file}"))?;
+        }
+        Ok(())
+    }
+
+    /// What is at the other end of the uplink: an outside host at [`FABRIC_V4`] and [`FABRIC_V6`].
+    pub fn fabric(&self) -> &Namespaces {
+        &self.fabric
+    }
+}
+
+impl Deref for Node {
+    type Target = Namespaces;
+
+    fn deref(&self) -> &Namespaces {
+        &self.inside
+    }
+}
+
+impl Namespaces {
+    /// A path at which `program` can be executed inside: the node's `/tmp` and `/run` hide what the machine has there,
+    /// so a program from there is copied in.
+    pub fn install(&self, program: &Path) -> Result<PathBuf> {
+        if self.enter(|| program.exists())? {
+            return Ok(program.to_owned());
+        }
+        let bytes = fs::read(program).with_context(|| program.display().to_string())?;
+        let inner = Path::new("/run/bin").join(program.file_name().context("program has no name")?);
+        self.enter(|| {
+            fs::create_dir_all("/run/bin")?;
+            fs::write(&inner, bytes)?;
+            fs::set_permissions(&inner, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        })?
+        .with_context(|| format!("copy {} into {}", program.display(), self.name()))?;
+        Ok(inner)
+    }
+}
+
+/// What [`mount_own`] mounts, and what a container runtime and a kubelet need.
+fn mount_all() -> Result<()> {
+    // The fresh /sys hides them; a descriptor still leads there.
+    let cgroups = File::open(CGROUPS).context("control groups of this machine")?;
+    mount_own()?;
+    let none = None::<&str>;
+    let source = format!("/proc/self/fd/{}", cgroups.as_raw_fd());
+    mount(
+        Some(source.as_str()),
+        CGROUPS,
+        none,
+        MsFlags::MS_BIND | MsFlags::MS_REC,
+        none,
+    )
+    .context("bind the control groups")?;
+    for at in ["/var/lib", "/var/log"] {
+        mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), none)
+            .with_context(|| format!("mount tmpfs on {at}"))?;
+    }
+    Ok(())
+}
+
+fn mount_own() -> Result<()> {
+    let none = None::<&str>;
+    // Before anything else, or the mounts below would appear on the machine.
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).context("make mounts private")?;
+    // A sysfs shows the network namespace of who mounted it.
+    for (kind, at) in [
+        ("sysfs", "/sys"),
+        ("bpf", "/sys/fs/bpf"),
+        ("tmpfs", "/run"),
+        ("tmpfs", "/tmp"),
+    ] {
+        mount(Some(kind), at, Some(kind), MsFlags::empty(), none).with_context(|| format!("mount {kind} on {at}"))?;
+    }
+    Ok(())
+}
