@@ -5,11 +5,16 @@
 
 mod arch;
 mod bench;
+mod build_cni;
 mod build_ebpf;
+mod chart;
 mod ci;
 mod command;
+mod crds;
 mod demo;
+mod image;
 mod linker;
+mod node;
 mod packages;
 mod progress;
 mod setup;
@@ -37,12 +42,22 @@ enum Task {
     Arch,
     /// Measure KNI beside other ways to connect pods
     Bench(bench::Args),
+    /// Build the CNI plugin into target/x86_64-unknown-linux-gnu/release/kni-cni
+    BuildCni,
     /// Build the eBPF programs into target/ebpf/kni-ebpf.o
     BuildEbpf(build_ebpf::Args),
+    /// Write the templates of the Helm chart that come from deploy/base
+    Chart(chart::Args),
     /// Run all checks of a change: format, lints, layers, tests
     Ci,
+    /// Write the definitions of our Kubernetes objects into deploy/crds
+    Crds(crds::Args),
     /// Show one node with two isolated networks
     Demo(demo::Args),
+    /// Build the agent's container image as an OCI archive, without a container engine
+    Image(image::Args),
+    /// Run one real Kubernetes node with KNI as its network
+    Node(node::Args),
     /// Install what the other commands need (Debian packages, bpf-linker)
     Setup(setup::Args),
     /// Run all tests; needs root
@@ -55,9 +70,14 @@ fn main() -> ExitCode {
     match Cli::parse().task {
         Task::Arch => report(arch::command()),
         Task::Bench(args) => report(bench::command(&args)),
+        Task::BuildCni => report(build_cni::command()),
+        Task::Chart(args) => report(chart::command(&args)),
         Task::BuildEbpf(args) => report(build_ebpf::command(&args)),
         Task::Ci => ci::command(),
+        Task::Crds(args) => report(crds::command(&args)),
         Task::Demo(args) => report(demo::command(&args)),
+        Task::Image(args) => report(image::command(&args)),
+        Task::Node(args) => report(node::command(&args)),
         Task::Setup(args) => report(setup::command(&args)),
         Task::Test(args) => test::command(&args),
         Task::Vmtest(args) => report(vm::command(&args)),

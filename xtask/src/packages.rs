@@ -24,6 +24,8 @@ pub(crate) enum Purpose {
     Vm,
     /// The benchmarks.
     Bench,
+    /// A real Kubernetes node, also of the tests.
+    Node,
 }
 
 /// A Debian package and why we want it.
@@ -44,8 +46,16 @@ pub(crate) const PACKAGES: &[Package] = &[
         &[Purpose::Compiler],
         "the source of core, which has no BPF build of its own",
     ),
-    package("gcc", &[Purpose::Linker], "links bpf-linker"),
-    package("libc6-dev", &[Purpose::Linker], "links bpf-linker"),
+    package(
+        "gcc",
+        &[Purpose::Linker, Purpose::Node],
+        "links bpf-linker and the programs of a node's images",
+    ),
+    package(
+        "libc6-dev",
+        &[Purpose::Linker, Purpose::Node],
+        "links bpf-linker and the programs of a node's images",
+    ),
     package("llvm-22-dev", &[Purpose::Linker], "bpf-linker is a front end to LLVM"),
     package("libpolly-22-dev", &[Purpose::Linker], "a part of LLVM"),
     package("libzstd-dev", &[Purpose::Linker], "used by LLVM"),
@@ -53,10 +63,16 @@ pub(crate) const PACKAGES: &[Package] = &[
     package("zlib1g-dev", &[Purpose::Linker], "used by LLVM"),
     package(
         "iproute2",
-        &[Purpose::Demo, Purpose::Test, Purpose::Bench],
+        &[Purpose::Demo, Purpose::Test, Purpose::Bench, Purpose::Node],
         "lays out the network around a node",
     ),
-    package("nftables", &[Purpose::Test], "makes the DNAT rules of a foreign proxy"),
+    package(
+        "nftables",
+        &[Purpose::Test, Purpose::Node],
+        "makes the DNAT rules of a foreign proxy",
+    ),
+    package("runc", &[Purpose::Node], "runs the containers of a node"),
+    package("strace", &[Purpose::Test], "shows what an agent executes"),
     package(
         "bpftool",
         &[Purpose::Test, Purpose::Demo],
@@ -72,8 +88,8 @@ pub(crate) const PACKAGES: &[Package] = &[
     package("kmod", &[Purpose::Vm], "lists which module needs which"),
     package(
         "containernetworking-plugins",
-        &[Purpose::Bench],
-        "the bridge plugin we compare with",
+        &[Purpose::Bench, Purpose::Test],
+        "the bridge plugin we compare with, and plugins behind the agent",
     ),
 ];
 

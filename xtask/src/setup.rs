@@ -35,6 +35,8 @@ pub(crate) enum Goal {
     Vm,
     /// Building, and the benchmarks
     Bench,
+    /// Building, and a Kubernetes node to try it on
+    Node,
     /// Every command
     All,
 }
@@ -44,10 +46,11 @@ impl Goal {
         let mut purposes = match self {
             Self::Build => Vec::new(),
             Self::Demo => vec![Purpose::Demo],
-            Self::Test => vec![Purpose::Test],
+            Self::Test => vec![Purpose::Test, Purpose::Node],
             Self::Vm => vec![Purpose::Vm],
             Self::Bench => vec![Purpose::Bench],
-            Self::All => vec![Purpose::Demo, Purpose::Test, Purpose::Vm, Purpose::Bench],
+            Self::Node => vec![Purpose::Node],
+            Self::All => vec![Purpose::Demo, Purpose::Test, Purpose::Vm, Purpose::Bench, Purpose::Node],
         };
         if linker::is_missing() {
             purposes.push(Purpose::Linker);

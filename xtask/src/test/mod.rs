@@ -13,7 +13,7 @@ use tally::Reader;
 pub(crate) use tally::Tally;
 
 use crate::{
-    build_ebpf,
+    build_cni, build_ebpf, crds, node,
     progress::Progress,
     setup::{self, Goal},
     vm,
@@ -44,16 +44,16 @@ impl Plan {
         let (require, programs, vm) = match tier {
             Some(0) => ("", false, false),
             Some(1) => ("root,netns", false, false),
-            Some(2) => ("root,netns,bpf", true, false),
-            _ => ("root,netns,bpf", true, true),
+            Some(2) => ("root,netns,bpf,machine", true, false),
+            _ => ("root,netns,bpf,machine", true, true),
         };
         Self { require, programs, vm }
     }
 
     fn steps(&self) -> usize {
-        let before = if self.programs { setup::STEPS + 1 } else { 0 };
+        let before = if self.programs { setup::STEPS + 3 } else { 0 };
         let after = if self.vm { vm::STEPS } else { 0 };
-        before + 1 + after
+        1 + before + 1 + after
     }
 }
 
@@ -87,9 +87,13 @@ fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
         );
     }
     let mut progress = Progress::new(plan.steps());
+    progress.loud("definitions", crds::up_to_date)?;
     if plan.programs {
         setup::run(if plan.vm { Goal::All } else { Goal::Test }, &mut progress)?;
         progress.loud("eBPF programs", || build_ebpf::build(false))?;
+        progress.loud("CNI plugin", || build_cni::build().map(drop))?;
+        // Before the tests, so that the first that needs them is not the one that takes minutes.
+        node::build_programs(&mut progress)?;
     }
     let tests = progress.loud("tests", || {
         let content = cargo_test(plan, tally)?;

@@ -1,0 +1,61 @@
+//! `build-cni`: the CNI plugin as one small static program, for nodes of every distribution.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{
+    command,
+    workspace::{cargo, target},
+};
+
+/// Named, so that the flags below are for the plugin alone and not for what runs while it is built.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+const PACKAGE: &str = "kni-cni";
+/// Runtimes start it for each call, and images carry it.
+const MAX_BYTES: u64 = 5 * 1000 * 1000;
+
+/// The release profile of the plugin, for size and for a quick start. In the environment, because the workspace's own
+/// release profile is that of the agent.
+const PROFILE: &[(&str, &str)] = &[
+    (
+        "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS",
+        "-C target-feature=+crt-static",
+    ),
+    ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s"),
+    ("CARGO_PROFILE_RELEASE_LTO", "true"),
+    ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1"),
+    ("CARGO_PROFILE_RELEASE_PANIC", "abort"),
+    ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
+    ("CARGO_PROFILE_RELEASE_STRIP", "symbols"),
+];
+
+/// Runs the command.
+pub(crate) fn command() -> Result<()> {
+    let program = build()?;
+    println!("{} ({} kB)", program.display(), size(&program)? / 1000);
+    Ok(())
+}
+
+/// Builds the plugin and returns its absolute path.
+pub(crate) fn build() -> Result<PathBuf> {
+    let mut build = cargo();
+    build.args(["build", "--release", "--package", PACKAGE, "--target", TARGET]);
+    command::run(build.envs(PROFILE.iter().copied()))?;
+    let program = target().join(TARGET).join("release").join(PACKAGE);
+    let bytes = size(&program)?;
+    ensure!(
+        bytes < MAX_BYTES,
+        "{} has {bytes} bytes, more than {MAX_BYTES}",
+        program.display()
+    );
+    Ok(program)
+}
+
+fn size(program: &Path) -> Result<u64> {
+    let metadata = fs::metadata(program).with_context(|| format!("cannot read {}", program.display()))?;
+    Ok(metadata.len())
+}

@@ -1,0 +1,159 @@
+//! `chart`: writes the templates of the Helm chart that say the same as `deploy/base`, or checks that they still do.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::workspace::root;
+
+/// First line of what is written.
+const NOTICE: &str = "{{- /* Generated from deploy/base by `cargo xtask chart`; do not edit. */}}\n";
+/// Files of `deploy/base` that become templates.
+const FILES: [&str; 3] = ["rbac.yaml", "daemonset.yaml", "in-use.yaml"];
+
+/// What stands in a file of `deploy/base`, and what a template has there. Each occurs in one of them at least.
+const CHANGES: [(&str, &str); 10] = [
+    ("namespace: kni-system", "namespace: {{ .Release.Namespace }}"),
+    (
+        "image: kni.local/kni-agent:0.1.0",
+        "image: \"{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}\"",
+    ),
+    (
+        "imagePullPolicy: IfNotPresent",
+        "imagePullPolicy: {{ .Values.image.pullPolicy }}",
+    ),
+    ("maxUnavailable: 10%", "maxUnavailable: {{ .Values.maxUnavailable }}"),
+    (
+        "        kni.dev/task: serve\n",
+        "        kni.dev/task: serve\n      annotations:\n        # Whoever changes the configuration rolls the agents over.\n        \
+         kni.dev/config: {{ include (print $.Template.BasePath \"/configmap.yaml\") . | sha256sum }}\n",
+    ),
+    (
+        "            requests:\n              cpu: 50m\n              memory: 100Mi\n",
+        "            {{- toYaml .Values.resources | nindent 12 }}\n",
+    ),
+    ("privileged: false", "privileged: {{ eq .Values.mode \"kni\" }}"),
+    (
+        "mountPropagation: HostToContainer",
+        "mountPropagation: {{ eq .Values.mode \"kni\" | ternary \"Bidirectional\" \"HostToContainer\" }}",
+    ),
+    ("path: /opt/cni/bin\n", "path: {{ .Values.cni.binDir }}\n"),
+    ("path: /etc/cni/net.d\n", "path: {{ .Values.cni.confDir }}\n"),
+];
+
+/// Lines of the `DaemonSet` that are for one way of reaching the agent only: from, up to but without, and for the other
+/// way instead. The last one goes to the end of the file.
+const CHOICES: [(&str, &str, &str); 3] = [
+    ("            capabilities:\n", "          resources:\n", ""),
+    (
+        "            - name: cni-bin\n",
+        "      volumes:\n",
+        "            - name: kubelet-socket\n              mountPath: /tmp\n",
+    ),
+    (
+        "        - name: cni-bin\n",
+        "",
+        "        - name: kubelet-socket\n          hostPath:\n            path: /tmp\n            type: Directory\n",
+    ),
+];
+
+/// Arguments of `chart`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Write nothing; fail where a template differs from what would be written
+    #[arg(long)]
+    check: bool,
+}
+
+/// Runs the command.
+pub(crate) fn command(args: &Args) -> Result<()> {
+    for file in FILES {
+        let path = templates().join(file);
+        let wanted = template(file)?;
+        if args.check {
+            let there = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+            ensure!(
+                there == wanted,
+                "{} differs from deploy/base: run `cargo xtask chart`",
+                path.display()
+            );
+        } else {
+            fs::write(&path, wanted).with_context(|| format!("write {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+fn templates() -> PathBuf {
+    root().join("deploy/helm/kni/templates")
+}
+
+fn template(file: &str) -> Result<String> {
+    let path = root().join("deploy/base").join(file);
+    let base = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let changed = CHANGES.iter().fold(base, |text, (from, to)| text.replace(from, to));
+    let changed = if file == "daemonset.yaml" {
+        with_choices(changed)?
+    } else {
+        changed
+    };
+    Ok(format!("{NOTICE}{changed}"))
+}
+
+fn with_choices(mut text: String) -> Result<String> {
+    for (from, to, other) in CHOICES {
+        let missing = || format!("deploy/base/daemonset.yaml has no {from:?}, or no {to:?} behind it");
+        let (before, own, after) = if to.is_empty() {
+            let (before, own) = text.rsplit_once(from).with_context(missing)?;
+            (before, own, String::new())
+        } else {
+            let (before, rest) = text.split_once(from).with_context(missing)?;
+            let (own, after) = rest.split_once(to).with_context(missing)?;
+            (before, own, format!("{to}{after}"))
+        };
+        let other = if other.is_empty() {
+            String::new()
+        } else {
+            format!("{{{{- else }}}}\n{other}")
+        };
+        text = format!("{before}{{{{- if eq .Values.mode \"cni\" }}}}\n{from}{own}{other}{{{{- end }}}}\n{after}");
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_change_still_finds_its_place() {
+        let bases: Vec<String> = FILES
+            .iter()
+            .map(|file| fs::read_to_string(root().join("deploy/base").join(file)).unwrap())
+            .collect();
+        for (from, _) in CHANGES {
+            assert!(bases.iter().any(|base| base.contains(from)), "{from:?} is nowhere");
+        }
+    }
+
+    #[test]
+    fn the_chart_says_what_the_base_says() {
+        command(&Args { check: true }).unwrap();
+    }
+
+    #[test]
+    fn the_chart_has_the_definitions() {
+        let names = |folder: &str| {
+            let entries = fs::read_dir(root().join(folder)).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<String> = names.filter(|name| name != "kustomization.yaml").collect();
+            names.sort_unstable();
+            names
+        };
+        assert_eq!(names("deploy/helm/kni/crds"), names("deploy/crds"));
+        for name in names("deploy/crds") {
+            let read = |folder: &str| fs::read_to_string(root().join(folder).join(&name)).unwrap();
+            assert_eq!(read("deploy/helm/kni/crds"), read("deploy/crds"), "{name}");
+        }
+    }
+}

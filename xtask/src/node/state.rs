@@ -1,0 +1,146 @@
+//! What is written down about a running node, for the next command.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::workspace::target;
+
+/// A node that was started.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// The process that owns the node.
+    pub(crate) keeper: u32,
+    /// The node's control group.
+    pub(crate) group: String,
+    /// The node's processes.
+    pub(crate) processes: Vec<(String, u32)>,
+}
+
+/// The folder of everything about the node: kubeconfig, manifests, logs, shortcuts.
+pub(crate) fn folder() -> PathBuf {
+    target().join("node")
+}
+
+impl State {
+    /// The node that runs, if one does.
+    pub(crate) fn running() -> Result<Option<Self>> {
+        let file = file();
+        if !file.exists() {
+            return Ok(None);
+        }
+        let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+        let state = Self::parse(&text).with_context(|| format!("{} is not what `up` writes", file.display()))?;
+        Ok(state.is_running().then_some(state))
+    }
+
+    /// Writes it down.
+    pub(crate) fn save(&self) -> Result<()> {
+        let processes = self.processes.iter().map(|(name, pid)| json!([name, pid]));
+        let text = json!({
+            "keeper": self.keeper,
+            "group": self.group,
+            "processes": processes.collect::<Vec<_>>(),
+        });
+        let file = file();
+        fs::write(&file, text.to_string()).with_context(|| format!("write {}", file.display()))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let value: Value = serde_json::from_str(text).ok()?;
+        let number = |value: &Value| u32::try_from(value.as_u64()?).ok();
+        let process = |value: &Value| Some((value.get(0)?.as_str()?.to_owned(), number(value.get(1)?)?));
+        let processes: Option<Vec<_>> = value.get("processes")?.as_array()?.iter().map(process).collect();
+        Some(Self {
+            keeper: number(value.get("keeper")?)?,
+            group: value.get("group")?.as_str()?.to_owned(),
+            processes: processes?,
+        })
+    }
+
+    /// Whether the owner is there; its number may belong to another process by now.
+    fn is_running(&self) -> bool {
+        let words = fs::read(format!("/proc/{}/cmdline", self.keeper)).unwrap_or_default();
+        words.ends_with(b"\0node\0keep\0")
+    }
+
+    /// Whether anything of the node is still there.
+    pub(crate) fn is_left(&self) -> bool {
+        let groups = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+        let mut roots = groups
+            .map(|entry| entry.path())
+            .chain([PathBuf::from("/sys/fs/cgroup")]);
+        self.is_running() || roots.any(|root| root.join(&self.group).exists())
+    }
+}
+
+/// What to type next.
+pub(crate) fn advice() -> String {
+    let here = std::env::current_dir().unwrap_or_default();
+    let folder = folder();
+    let folder = folder.strip_prefix(&here).unwrap_or(&folder).display();
+    format!(
+        "kubeconfig  {folder}/kubeconfig
+manifests   {folder}/manifests (networks, policies, services; the agent watches them)
+logs        {folder}/logs
+
+Try:
+  {folder}/kubectl get nodes
+  {folder}/kubectl run web --image={image} --image-pull-policy=Never -- serve --tcp 7000 --http 8080
+  {folder}/kubectl run one --image={image} --image-pull-policy=Never --annotations=kni.dev/network=blue -- serve --tcp 7000
+  {folder}/kubectl get pods -o wide
+  {folder}/kubectl exec web -- /kni-probe ask ADDRESS 7000
+  {folder}/knictl interfaces
+  {folder}/knictl flows --follow
+  {folder}/enter bash              # a shell in the node's network and mounts
+  cargo xtask node down",
+        image = kni_local_node::image::PROBE
+    )
+}
+
+/// Removes what is written down.
+pub(crate) fn forget() -> Result<()> {
+    let file = file();
+    if file.exists() {
+        fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// Whether a process of that number is there.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+fn file() -> PathBuf {
+    folder().join("state.json")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_ours_is_no_state() {
+        assert!(State::parse("").is_none());
+        assert!(State::parse("{\"keeper\": 1}").is_none());
+        let state =
+            State::parse("{\"keeper\": 1, \"group\": \"kni-node-1-0\", \"processes\": [[\"etcd\", 7]]}").unwrap();
+        assert_eq!(state.processes, [("etcd".to_owned(), 7)]);
+    }
+
+    #[test]
+    fn the_number_of_another_process_is_no_node() {
+        let state = State {
+            keeper: std::process::id(),
+            group: "kni-node-of-nobody".into(),
+            processes: Vec::new(),
+        };
+        assert!(!state.is_running());
+        assert!(!state.is_left());
+    }
+}
