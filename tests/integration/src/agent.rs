@@ -11,12 +11,13 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
+use kni_local_node::spawn::spawn_tied;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 
-use crate::{manifest::Manifest, namespaces::Namespaces, spawn::spawn_tied};
+use crate::{manifest::Manifest, namespaces::Namespaces};
 
 /// Where the agent listens by default.
 pub const SOCKET: &str = "/run/kni/kni.sock";
@@ -40,6 +41,17 @@ pub struct AgentOptions {
     pub env: Vec<(String, String)>,
     /// The binary instead of [`agent_binary`].
     pub binary: Option<PathBuf>,
+    /// The cluster that the agent belongs to. Without one it is standalone, and knows the manifests.
+    pub cluster: Option<Membership>,
+}
+
+/// What an agent is told of its cluster.
+#[derive(Debug, Clone)]
+pub struct Membership {
+    /// The path of its kubeconfig, inside the node.
+    pub kubeconfig: PathBuf,
+    /// Its node's name.
+    pub node_name: String,
 }
 
 impl Default for AgentOptions {
@@ -50,6 +62,7 @@ impl Default for AgentOptions {
             args: Vec::new(),
             env: Vec::new(),
             binary: None,
+            cluster: None,
         }
     }
 }
@@ -131,11 +144,17 @@ impl Agent {
         let deadline = Instant::now() + timeout;
         while Instant::now() < deadline {
             if let Some(status) = self.child.try_wait()? {
+                self.log.wait_for_end(deadline);
                 return Ok(status);
             }
             thread::sleep(Duration::from_millis(5));
         }
         bail!("the agent still runs after {timeout:?}; its log:\n{}", self.log())
+    }
+
+    /// Whether its process is there.
+    pub fn runs(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
     }
 
     /// Starts the agent again after [`Self::kill9`] or [`Self::terminate`], and waits until it serves.
@@ -185,6 +204,11 @@ pub fn knictl_binary() -> Result<PathBuf> {
     built("knictl", "KNI_KNICTL_BIN")
 }
 
+/// The CNI plugin: `KNI_CNI_BIN`, else the one beside the running test, built by cargo once per process.
+pub fn shim_binary() -> Result<PathBuf> {
+    built("kni-cni", "KNI_CNI_BIN")
+}
+
 fn built(package: &'static str, variable: &str) -> Result<PathBuf> {
     static BUILT: Mutex<Vec<&str>> = Mutex::new(Vec::new());
     if let Some(path) = env::var_os(variable) {
@@ -200,6 +224,13 @@ fn built(package: &'static str, variable: &str) -> Result<PathBuf> {
             cargo.arg("--release");
         }
         cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
+        // What cargo set for this test: build scripts that look at it would run again, here and in the next build.
+        for (name, _) in env::vars_os() {
+            let name = name.to_string_lossy();
+            if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") || name == "LD_LIBRARY_PATH" {
+                cargo.env_remove(&*name);
+            }
+        }
         ensure!(cargo.status()?.success(), "cargo build of {package} failed");
         built.push(package);
     }
@@ -208,7 +239,7 @@ fn built(package: &'static str, variable: &str) -> Result<PathBuf> {
 }
 
 /// `target/<profile>` of the running executable, which lies there or in its `deps`.
-fn profile_folder() -> Result<PathBuf> {
+pub(crate) fn profile_folder() -> Result<PathBuf> {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     if let Some(folder) = FOLDER.get() {
         return Ok(folder.clone());
@@ -224,11 +255,15 @@ fn profile_folder() -> Result<PathBuf> {
 }
 
 fn spawn(ns: &Namespaces, options: &AgentOptions, program: &Path, log: &Log) -> Result<Child> {
-    Manifest::write_all(&options.manifests, ns, Path::new(MANIFESTS))?;
     let mut command = ns.command(program);
-    command
-        .args(["--standalone", "--manifests", MANIFESTS])
-        .args(&options.args);
+    if let Some(cluster) = &options.cluster {
+        command.arg("--kubeconfig").arg(&cluster.kubeconfig);
+        command.args(["--node-name", &cluster.node_name]);
+    } else {
+        Manifest::write_all(&options.manifests, ns, Path::new(MANIFESTS))?;
+        command.args(["--standalone", "--manifests", MANIFESTS]);
+    }
+    command.args(&options.args);
     command.envs(options.env.iter().map(|(name, value)| (name, value)));
     command
         .stdin(Stdio::null())
@@ -249,17 +284,30 @@ struct Lines {
     all: Vec<String>,
     /// Lines before this one belong to earlier processes.
     current: usize,
+    /// Streams that may bring more.
+    open: usize,
 }
 
 impl Log {
     fn collect(&self, stream: impl Read + Send + 'static) {
         let log = self.clone();
+        log.0.0.lock().expect("no writer panics").open += 1;
         thread::spawn(move || {
             for line in BufReader::new(stream).lines().map_while(Result::ok) {
                 log.0.0.lock().expect("no writer panics").all.push(line);
                 log.0.1.notify_all();
             }
+            log.0.0.lock().expect("no writer panics").open -= 1;
+            log.0.1.notify_all();
         });
+    }
+
+    /// Waits until all that an ended process wrote is here.
+    fn wait_for_end(&self, deadline: Instant) {
+        let lines = self.0.0.lock().expect("no writer panics");
+        let left = deadline.saturating_duration_since(Instant::now());
+        let ended = self.0.1.wait_timeout_while(lines, left, |lines| lines.open > 0);
+        drop(ended.expect("no writer panics"));
     }
 
     fn wait_for(&self, text: &str, timeout: Duration) -> bool {

@@ -67,14 +67,37 @@ impl Kubelet {
     /// Creates, attaches and queries a pod with the given annotations, as the kubelet does up to the point where it
     /// starts containers. When a step fails it does not clean up, as the kubelet does not.
     pub async fn run_pod(&self, namespace: &str, name: &str, annotations: &[(&str, &str)]) -> Result<Pod, Status> {
+        self.run_pod_with(namespace, name, annotations, |_as_it_is| {}).await
+    }
+
+    /// [`Self::run_pod`] with a request that is not quite as usual.
+    pub async fn run_pod_with(
+        &self,
+        namespace: &str,
+        name: &str,
+        annotations: &[(&str, &str)],
+        edit: impl FnOnce(&mut AttachInterfaceRequest),
+    ) -> Result<Pod, Status> {
         let netns = self.create_network(namespace, name).await?;
         let mut sandbox = Sandbox::new(namespace, name, &netns);
         sandbox.annotate(annotations);
-        self.attach(&sandbox).await?;
+        self.run_sandbox(sandbox, netns, edit).await
+    }
+
+    /// What follows `CreateNetwork`, which answered `netns`: attaches and queries.
+    pub async fn run_sandbox(
+        &self,
+        sandbox: Sandbox,
+        netns: String,
+        edit: impl FnOnce(&mut AttachInterfaceRequest),
+    ) -> Result<Pod, Status> {
+        let mut request = sandbox.attach_request();
+        edit(&mut request);
+        self.kni().attach_interface(request).await?;
         let interfaces = self.query(&sandbox.id).await?.ipconfigs;
         let inside = self
             .ns
-            .net_at(name, Path::new(&netns))
+            .net_at(&sandbox.name, Path::new(&netns))
             .map_err(|e| Status::not_found(format!("{e:#}")))?;
         Ok(Pod {
             sandbox,

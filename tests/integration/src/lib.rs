@@ -6,26 +6,33 @@
 //! behind. Everything is taken away when its value is dropped, also when a test fails.
 
 pub mod agent;
+pub mod api_server;
+pub mod cluster;
 pub mod echo;
 pub mod foreign;
 pub mod frames;
 pub mod h2raw;
 pub mod kubelet;
+pub mod machine;
 pub mod manifest;
 pub mod model;
-pub mod namespaces;
-pub mod node;
+pub mod oracle;
+pub mod outside;
 pub mod privilege;
 pub mod programs;
 pub mod snapshot;
-mod spawn;
 pub mod stage;
 pub mod traffic;
+pub mod world;
 
 pub use agent::{Agent, AgentOptions};
+pub use cluster::Cluster;
+pub use kni_local_node::{namespaces, node};
 pub use kubelet::{Kubelet, Pod};
+pub use machine::Machine;
 pub use manifest::Manifest;
 pub use namespaces::Namespaces;
 pub use node::Node;
+pub use outside::{LeakWatch, Outside};
 pub use snapshot::NodeSnapshot;
 pub use stage::Stage;

@@ -7,8 +7,11 @@ use nix::{
     unistd::geteuid,
 };
 
-/// Skips the calling test, by returning from it, when the machine lacks one of the named needs: `root`, `netns`, `bpf`
-/// or the name of a program that must be in `PATH`. The test may return `()` or a `Result<(), _>`.
+/// Where Debian puts CNI plugins.
+pub const CNI_PLUGINS: &str = "/usr/lib/cni";
+
+/// Skips the calling test, by returning from it, when the machine lacks one of the named needs: `root`, `netns`, `bpf`,
+/// `cni_plugins` (of Debian), `machine` (what a whole node is built with and runs on) or the name of a program that must be in `PATH`. The test may return `()` or a `Result<(), _>`.
 ///
 /// Prints `SKIP <test>: <why>`. Panics instead when the environment variable `KNI_REQUIRE` (comma list, `all` for
 /// everything) names the need.
@@ -83,6 +86,13 @@ fn check(need: &str) -> Result<(), String> {
             .expect("unshare does not panic")
             .map_err(|e| format!("cannot make network and mount namespaces: {e}")),
         "bpf" => create_map().map_err(|e| format!("cannot create eBPF maps: {e}")),
+        "cni_plugins" => ["bridge", "host-local", "portmap"].into_iter().try_for_each(|plugin| {
+            let there = Path::new(CNI_PLUGINS).join(plugin).is_file();
+            there
+                .then_some(())
+                .ok_or(format!("no plugin {plugin} in {CNI_PLUGINS}"))
+        }),
+        "machine" => ["go", "gcc", "runc", "nft"].into_iter().try_for_each(check),
         program => {
             let path = env::var_os("PATH").unwrap_or_default();
             let found = env::split_paths(&path).any(|dir| dir.join(program).is_file());

@@ -1,7 +1,6 @@
 //! Where most tests begin: a node with a running agent and a connected kubelet, and what operators can see there.
 
 use std::{
-    fs,
     net::IpAddr,
     time::{Duration, Instant},
 };
@@ -120,11 +119,7 @@ impl Stage {
 /// Makes the node forward, as every Kubernetes node does, and tells the fabric where the pods of the default network of
 /// [`Manifest::overlapping`] are.
 pub fn forwarding(node: &Node) -> Result<()> {
-    for name in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
-        let file = format!("/proc/sys/net/{name}");
-        node.enter(|| fs::write(&file, "1"))?
-            .with_context(|| format!("write {file}"))?;
-    }
+    node.forward()?;
     // The kernel asks for the neighbours of packets that it forwards from its link-local address, which a fresh link has
     // only after a second or two of duplicate address detection.
     for (ns, link, other, there, neighbour) in [

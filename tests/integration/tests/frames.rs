@@ -2,16 +2,29 @@
 //! counted by the kernel.
 
 mod frames {
+    mod affinity;
+    mod budget;
     mod delivery;
     mod extensions;
     mod fragments;
     mod icmp;
+    mod isolated_link;
     mod lengths;
     mod lifecycle;
+    mod lifetimes;
     mod link;
     mod options;
+    mod policy;
+    mod policy_changes;
+    mod reasons;
+    mod refusals;
+    mod services;
+    mod shares;
     mod spoofing;
     mod stack;
     mod table;
+    mod translated_errors;
     mod truncated;
+    mod tuples;
+    mod xdp_pod;
 }

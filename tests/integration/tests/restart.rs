@@ -5,4 +5,6 @@ mod watched;
 mod restart {
     mod chaos;
     mod takeover;
+    mod under_policy;
+    mod xdp;
 }

@@ -182,6 +182,30 @@ impl Ip {
         }
     }
 
+    /// What a transport checksum covers besides the transport header and what follows it, `length` bytes together.
+    pub fn pseudo_header(&self, protocol: u8, length: usize) -> Vec<u8> {
+        let length = u32::try_from(length).expect("a packet fits 4 GiB").to_be_bytes();
+        match (self.source, self.destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => [
+                &source.octets()[..],
+                &destination.octets(),
+                &[0, protocol],
+                &length[2..],
+            ]
+            .concat(),
+            (IpAddr::V6(source), IpAddr::V6(destination)) => [
+                &source.octets()[..],
+                &destination.octets(),
+                &length,
+                &[0, 0, 0, protocol],
+            ]
+            .concat(),
+            (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => {
+                panic!("{} and {} are of different families", self.source, self.destination)
+            }
+        }
+    }
+
     /// The protocol of the first header, and all headers; each names the one behind it.
     fn extension_headers(&self, protocol: u8) -> (u8, Vec<u8>) {
         self.extensions

@@ -1,7 +1,5 @@
 //! What an IP packet carries, with the checksum that its addresses ask for.
 
-use std::net::IpAddr;
-
 use super::{Ip, checksum, crc32c};
 
 /// The flags byte of a TCP header.
@@ -116,12 +114,12 @@ impl Payload {
         let mut bytes = self.without_checksum();
         match self {
             Self::Udp { .. } => {
-                let sum = checksum(&[&pseudo_header(ip, 17, bytes.len()), &bytes]);
+                let sum = checksum(&[&ip.pseudo_header(17, bytes.len()), &bytes]);
                 // 0 would mean "no checksum".
                 put(&mut bytes, 6, if sum == 0 { u16::MAX } else { sum });
             }
             Self::Tcp { .. } => {
-                let sum = checksum(&[&pseudo_header(ip, 6, bytes.len()), &bytes]);
+                let sum = checksum(&[&ip.pseudo_header(6, bytes.len()), &bytes]);
                 put(&mut bytes, 16, sum);
             }
             Self::Sctp { .. } => {
@@ -132,7 +130,7 @@ impl Payload {
                 let pseudo = if v4 {
                     Vec::new()
                 } else {
-                    pseudo_header(ip, 58, bytes.len())
+                    ip.pseudo_header(58, bytes.len())
                 };
                 let sum = checksum(&[&pseudo, &bytes]);
                 put(&mut bytes, 2, sum);
@@ -195,27 +193,4 @@ fn ports(source: u16, destination: u16) -> [u8; 4] {
 
 fn put(bytes: &mut [u8], at: usize, value: u16) {
     bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
-}
-
-fn pseudo_header(ip: &Ip, protocol: u8, length: usize) -> Vec<u8> {
-    let length = u32::try_from(length).expect("a packet fits 4 GiB").to_be_bytes();
-    match (ip.source, ip.destination) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => [
-            &source.octets()[..],
-            &destination.octets(),
-            &[0, protocol],
-            &length[2..],
-        ]
-        .concat(),
-        (IpAddr::V6(source), IpAddr::V6(destination)) => [
-            &source.octets()[..],
-            &destination.octets(),
-            &length,
-            &[0, 0, 0, protocol],
-        ]
-        .concat(),
-        (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => {
-            panic!("{} and {} are of different families", ip.source, ip.destination)
-        }
-    }
 }

@@ -3,20 +3,27 @@
 use std::net::IpAddr;
 
 use super::{
-    Direction, Flow, Model, Outcome, Verdict, Way, answer,
+    Direction, Flow, Model, Outcome, Verdict, answer,
+    flows::{Entry, Kind},
+    open::Opening,
     packet::{self, Content, ETHERNET, Packet},
-    world::{Route, Row},
+    policy::Hits,
+    refuse,
+    service::Choose,
+    translate,
+    world::Row,
 };
 
 impl Model {
-    /// The order is that of the program's documentation: VLAN, source MAC, ARP, headers, source address, destination
-    /// kind, destination MAC, fragment, flow, destination.
+    /// The order is that of the program's documentation: VLAN, source MAC, ARP, headers, link control, source address,
+    /// destination kind, destination MAC, fragment, flow, then for a packet of no current flow service, destination,
+    /// policy of both sides, share of the flow tables.
     pub(super) fn judge_sent(
         &mut self,
-        id: u32,
         row: &Row,
         frame: &[u8],
         outcome: &mut Outcome,
+        choose: &mut Choose<'_>,
     ) -> Result<Verdict, Verdict> {
         let header: [u8; ETHERNET] = packet::take(frame, 0)?;
         let carried = &frame[ETHERNET..];
@@ -56,20 +63,20 @@ impl Model {
             return Err(Verdict::DestinationMac);
         }
         let ports = self.ports(row.endpoint.network, Direction::FromPod, &packet)?;
-        let way = self.way_out(id, row, &packet, ports, &carried[..packet.length])?;
-        Ok(self.go(way, outcome))
+        self.pass(row, &packet, ports, outcome, choose)
     }
 
-    fn way_out(
+    fn pass(
         &mut self,
-        id: u32,
         row: &Row,
         packet: &Packet,
         ports: (u16, u16),
-        bytes: &[u8],
-    ) -> Result<Way, Verdict> {
+        outcome: &mut Outcome,
+        choose: &mut Choose<'_>,
+    ) -> Result<Verdict, Verdict> {
         if let Content::Error(at) = packet.content {
-            return self.way_of_error(row, packet, &bytes[at..]);
+            let (kind, to) = self.error_from_pod(row, packet, at, &mut outcome.frame)?;
+            return Ok(self.go(kind, to, outcome));
         }
         let flow = Flow {
             network: row.endpoint.network,
@@ -78,92 +85,133 @@ impl Model {
             destination: (packet.destination, ports.1),
         };
         let opens = matches!(packet.content, Content::Open(..));
-        match self.current_way(row, flow) {
-            Some(way) if !opens => Ok(way),
-            _ if !opens && self.answers_stack(row, flow) => Ok(self.way_to_stack(row, flow)),
-            _ => self.new_way(id, row, flow),
-        }
-    }
-
-    /// Whether the other direction came through the stack: also where nothing is known of this one, whoever translates
-    /// there must see the answer.
-    fn answers_stack(&self, row: &Row, flow: Flow) -> bool {
-        let receiver = row.incarnation;
-        row.endpoint.host_access && self.flows.get(&flow.reversed()) == Some(&Way::FromStack { receiver })
-    }
-
-    fn way_to_stack(&mut self, row: &Row, flow: Flow) -> Way {
-        let own = row.incarnation;
-        let way = Way::ToStack { sender: own };
-        self.learn(flow, way, Way::FromStack { receiver: own });
-        way
-    }
-
-    /// The way that was decided earlier, as long as both ends live the lives that it was decided for.
-    fn current_way(&self, row: &Row, flow: Flow) -> Option<Way> {
-        let way = *self.flows.get(&flow)?;
-        let current = match way {
-            Way::Local { sender, to, receiver } => {
-                sender == row.incarnation && self.world.same_life(to, receiver).is_some()
+        let entry = if !opens && self.belongs_to_own(row, flow)? {
+            self.follow(flow, packet, &mut outcome.frame)?
+        } else {
+            let opening = Opening { row, flow, opens };
+            match self.open(&opening, choose) {
+                Ok(()) => {
+                    let entry = self.flows[&flow];
+                    if entry.becomes != flow {
+                        translate::apply(&mut outcome.frame, packet, &flow, &entry.becomes)?;
+                    }
+                    entry
+                }
+                Err(reason) => {
+                    if [Verdict::NoServicePort, Verdict::NoBackend].contains(&reason)
+                        && let Some(answer) = refuse::answer(&outcome.frame, packet)
+                    {
+                        outcome.frame = answer;
+                        outcome.refused = true;
+                    }
+                    return Err(reason);
+                }
             }
-            Way::ToStack { sender } => sender == row.incarnation,
-            Way::FromStack { .. } => false,
         };
-        current.then_some(way)
+        Ok(self.go(entry.kind, entry.to, outcome))
     }
 
-    /// An error goes where the pod's own packets of the quoted flow go, and must be about a packet that the pod got
-    /// from the one it tells.
-    fn way_of_error(&self, row: &Row, packet: &Packet, quoted: &[u8]) -> Result<Way, Verdict> {
-        let quote = packet::quote(quoted, packet.source.is_ipv4())?;
-        let received = Flow {
-            network: row.endpoint.network,
-            protocol: quote.protocol,
-            source: quote.source,
-            destination: quote.destination,
+    /// Whether what was decided earlier still holds as it is: both ends are who they were, and judged as they are.
+    pub(super) fn is_current_from(&self, row: &Row, entry: &Entry) -> bool {
+        let there = || {
+            let there = entry.to.and_then(|to| self.world.ready(to));
+            there.is_some_and(|there| {
+                Some(there.version) == entry.receiver && there.endpoint.network == row.endpoint.network
+            })
         };
-        if received.source.0 != packet.destination || received.destination.0 != packet.source {
-            return Err(Verdict::IcmpUnrelated);
-        }
-        self.current_way(row, received.reversed()).ok_or(Verdict::IcmpUnrelated)
+        let way = match entry.kind {
+            Kind::Local => there(),
+            Kind::ToStack => row.endpoint.host_access,
+            Kind::FromStack => false,
+        };
+        way && entry.sender == Some(row.version) && entry.is_live()
     }
 
-    fn new_way(&mut self, id: u32, row: &Row, flow: Flow) -> Result<Way, Verdict> {
-        let (network, sender) = (row.endpoint.network, row.incarnation);
-        let Some((to, receiver)) = self.world.owner(network, flow.destination.0) else {
-            return self.way_beyond(row, flow);
-        };
-        if to == id {
-            return Err(Verdict::SelfAddressed);
+    /// Whether there is a flow that the packet belongs to; judged again where that is needed, as the flow that was asked
+    /// for, whichever direction the packet is of.
+    fn belongs_to_own(&mut self, row: &Row, flow: Flow) -> Result<bool, Verdict> {
+        let known = self.flows.get(&flow).copied();
+        if known.is_some_and(|entry| self.is_current_from(row, &entry)) {
+            return Ok(true);
         }
-        let there = self.world.same_life(to, receiver);
-        if there.is_none_or(|there| there.endpoint.network != network) {
-            return Err(Verdict::DestinationNotReady);
-        }
-        let way = Way::Local { sender, to, receiver };
-        let answers = Way::Local {
-            sender: receiver,
-            to: id,
-            receiver: sender,
+        let Some(entry) = known.or_else(|| self.lost_answer(row, flow)) else {
+            return Ok(false);
         };
-        self.learn(flow, way, answers);
-        Ok(way)
+        let mine = entry.sender.is_some_and(|version| version.same_life(row.version));
+        if !mine || !self.lives(&entry) {
+            return Ok(false);
+        }
+        let mut hits = Hits::new();
+        let judged = match entry.kind {
+            Kind::FromStack => return Ok(false),
+            Kind::ToStack if !row.endpoint.host_access => return Ok(false),
+            Kind::ToStack => self.judge_stack_again(row, flow, &entry, &mut hits).map(|()| None),
+            Kind::Local => {
+                let there = entry.to.and_then(|to| self.world.ready(to)).filter(|there| {
+                    there.endpoint.network == flow.network
+                        && entry.receiver.is_some_and(|version| version.same_life(there.version))
+                });
+                let Some(there) = there else { return Ok(false) };
+                self.judge_local_again(row, &there, flow, &entry, &mut hits)
+                    .map(|()| Some(there.version))
+            }
+        };
+        self.hit(hits);
+        self.renew(flow, Some(row.version), judged?);
+        Ok(true)
     }
 
-    fn way_beyond(&mut self, row: &Row, flow: Flow) -> Result<Way, Verdict> {
-        match self.world.route(row.endpoint.network, flow.destination.0) {
-            Some(Route::Unreachable) => Err(Verdict::NoDestination),
-            Some(Route::Stack) if row.endpoint.host_access => Ok(self.way_to_stack(row, flow)),
-            Some(Route::Stack) | None => Err(Verdict::NoRoute),
+    fn judge_local_again(
+        &self,
+        row: &Row,
+        there: &Row,
+        flow: Flow,
+        entry: &Entry,
+        hits: &mut Hits,
+    ) -> Result<(), Verdict> {
+        match (entry.opener, entry.answer) {
+            (super::flows::Opener::Itself, _) => Ok(()),
+            (_, false) => self.between(row, there, entry.becomes, hits),
+            // What the other one asked for, as this one got it.
+            (_, true) => self.between(there, row, flow.reversed(), hits),
+        }
+    }
+
+    fn judge_stack_again(&self, row: &Row, flow: Flow, entry: &Entry, hits: &mut Hits) -> Result<(), Verdict> {
+        match (entry.answer, entry.opener) {
+            (false, _) => self.leaving(row, entry.becomes, hits),
+            (true, super::flows::Opener::Node) => Ok(()),
+            (true, _) => {
+                let peer = self.identity_at(flow.network, flow.destination.0);
+                self.entering(row, peer, flow.reversed(), hits)
+            }
+        }
+    }
+
+    /// The answer's direction of a flow whose other direction says that there must be one.
+    fn lost_answer(&mut self, row: &Row, flow: Flow) -> Option<Entry> {
+        let original = self.flows.get(&flow.reversed())?;
+        let mine = original.receiver.is_some_and(|version| version.same_life(row.version));
+        if original.answer || original.becomes != flow.reversed() || !mine || !original.is_live() {
+            return None;
+        }
+        match original.kind {
+            Kind::FromStack => Some(self.repair(flow, Kind::ToStack, None)),
+            Kind::Local => {
+                let client = self.world.endpoint_at(flow.network, flow.destination.0)?;
+                Some(self.repair(flow, Kind::Local, Some(client)))
+            }
+            Kind::ToStack => None,
         }
     }
 
     /// The receiver sees a frame from its own gateway.
-    fn go(&self, way: Way, outcome: &mut Outcome) -> Verdict {
-        let Way::Local { to, .. } = way else {
+    fn go(&self, kind: Kind, to: Option<u32>, outcome: &mut Outcome) -> Verdict {
+        if kind != Kind::Local {
             return Verdict::PassedToStack;
-        };
-        let there = self.world.endpoint(to).expect("a current way leads to an endpoint");
+        }
+        let to = to.expect("a local flow has a receiver");
+        let there = self.world.endpoint(to).expect("a current flow leads to an endpoint");
         outcome.frame[..6].copy_from_slice(&there.mac);
         outcome.frame[6..12].copy_from_slice(&there.host_mac);
         outcome.destination = Some(to);

@@ -3,13 +3,22 @@
 //! It is written from what the programs document, shares no code with them, and is slow: whole packets are parsed into
 //! values, tables are maps of values, and nothing is packed. Where it and a program differ, one of them is wrong.
 //!
-//! Differences of notion, on purpose: a program compares generations of rows, the model [`Incarnation`]s, which are
-//! never used twice. A program's tables may evict; the model's do not, so whoever compares both must not fill them.
+//! Differences of notion, on purpose: a program compares generations of rows, the model [`Version`]s, which are never
+//! used twice. A program looks at the clock, the model counts how long ago something was and is told when time passes. A
+//! program's tables may evict; the model's do not, so whoever compares both must not fill them. A program chooses
+//! backends at random; the model is told which one it chose.
 
 mod answer;
+mod flows;
 mod from_pod;
+mod open;
 mod packet;
+mod policy;
+mod refuse;
+mod related;
+mod service;
 mod to_pod;
+mod translate;
 mod world;
 
 use std::{
@@ -17,8 +26,12 @@ use std::{
     net::IpAddr,
 };
 
+pub use flows::{Entry, Kind, Lifetimes, Opener};
+use kni_common::counter::HitKey;
 pub use kni_common::{Direction, Verdict};
-pub use world::{Endpoint, Incarnation, Route, World};
+pub use policy::{ANYBODY, Allowed, Asked, Policies, PortRow};
+pub use service::{Backend, Candidate, Choice, Choose, Front, Last, Service, Services};
+pub use world::{Endpoint, Enforced, Route, Version, World};
 
 /// What became of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,8 +40,50 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// To whom it was redirected.
     pub destination: Option<u32>,
+    /// Whether the sender got an answer that refuses a dropped packet: the frame afterwards.
+    pub refused: bool,
     /// The frame afterwards.
     pub frame: Vec<u8>,
+}
+
+/// Where a frame is seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// Which program sees it.
+    pub direction: Direction,
+    /// At whose host interface.
+    pub endpoint: u32,
+    /// Index of the interface through which the node got it, 0 where the node made it.
+    pub ingress: u32,
+}
+
+impl Seen {
+    /// What the pod sends.
+    pub fn from_pod(endpoint: u32) -> Self {
+        Self {
+            direction: Direction::FromPod,
+            endpoint,
+            ingress: 0,
+        }
+    }
+
+    /// What the node's stack hands to the pod, got through the interface with that index or made by the node itself (0).
+    pub fn to_pod(endpoint: u32, ingress: u32) -> Self {
+        Self {
+            direction: Direction::ToPod,
+            endpoint,
+            ingress,
+        }
+    }
+
+    /// Seen by that program, made by the node itself where it is the one for what goes to the pod.
+    pub fn by(direction: Direction, endpoint: u32) -> Self {
+        Self {
+            direction,
+            endpoint,
+            ingress: 0,
+        }
+    }
 }
 
 /// The two ends of a flow, as they stand in a packet.
@@ -38,9 +93,9 @@ pub struct Flow {
     pub network: u32,
     /// Transport protocol number.
     pub protocol: u8,
-    /// Source address and port (or echo identifier, or 0).
+    /// Source address and port (or a request's echo identifier, or 0).
     pub source: (IpAddr, u16),
-    /// Destination address and port (or echo identifier, or 0).
+    /// Destination address and port (or a reply's echo identifier, or 0).
     pub destination: (IpAddr, u16),
 }
 
@@ -54,30 +109,6 @@ impl Flow {
             ..self
         }
     }
-}
-
-/// What was decided for the packets of a flow, in one direction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// From one endpoint straight to another.
-    Local {
-        /// Who sends.
-        sender: Incarnation,
-        /// The endpoint that receives.
-        to: u32,
-        /// Who that was.
-        receiver: Incarnation,
-    },
-    /// From an endpoint to the node's stack.
-    ToStack {
-        /// Who sends.
-        sender: Incarnation,
-    },
-    /// From the node's stack to an endpoint.
-    FromStack {
-        /// Who receives.
-        receiver: Incarnation,
-    },
 }
 
 /// Which datagram a fragment belongs to.
@@ -100,25 +131,41 @@ pub struct Datagram {
 /// Packets and bytes by endpoint (0 for none), direction and verdict.
 pub type Counts = BTreeMap<(u32, Direction, Verdict), (u64, u64)>;
 
-/// The model: who is there, and what was learnt from the packets so far.
+/// The model: who is there, what is in force, and what was learnt from the packets so far.
 #[derive(Debug, Clone, Default)]
 pub struct Model {
     /// Who is there.
     pub world: World,
+    /// What policy says.
+    pub policies: Policies,
+    /// How long flows live.
+    pub lifetimes: Lifetimes,
+    /// Flows that an endpoint may open and keep, 0 for no limit.
+    pub flows_per_endpoint: u32,
+    /// Flows that each endpoint has opened since they were counted.
+    pub opened: HashMap<u32, u32>,
     /// Flow table.
-    pub flows: HashMap<Flow, Way>,
+    pub flows: HashMap<Flow, Entry>,
     /// Ports of fragmented datagrams.
     pub fragments: HashMap<Datagram, (u16, u16)>,
     /// Counters.
     pub counts: Counts,
+    /// What policy allowed by a rule, or denied.
+    pub hits: BTreeMap<HitKey, u64>,
 }
 
 impl Model {
-    /// What becomes of a frame that the endpoint's host interface sees in that direction; counts it.
-    pub fn judge(&mut self, direction: Direction, endpoint: u32, frame: &[u8]) -> Outcome {
+    /// What becomes of a frame; counts it. `choose` says which of several backends the program chose.
+    pub fn judge(&mut self, seen: Seen, frame: &[u8], choose: &mut Choose<'_>) -> Outcome {
+        let Seen {
+            direction,
+            endpoint,
+            ingress,
+        } = seen;
         let mut outcome = Outcome {
             verdict: Verdict::NoEndpoint,
             destination: None,
+            refused: false,
             frame: frame.to_vec(),
         };
         let met = self.world.has_row(endpoint);
@@ -126,8 +173,9 @@ impl Model {
             Verdict::NoEndpoint
         } else if let Some(row) = self.world.ready(endpoint) {
             let judged = match direction {
-                Direction::FromPod => self.judge_sent(endpoint, &row, frame, &mut outcome),
-                Direction::ToPod => self.judge_received(&row, frame),
+                Direction::FromPod => self.judge_sent(&row, frame, &mut outcome, choose),
+                Direction::ToPod => self.judge_received(&row, ingress, frame, &mut outcome),
+                Direction::FromUplink | Direction::ToUplink => panic!("the programs of the uplink have no model"),
             };
             judged.unwrap_or_else(|reason| reason)
         } else {
@@ -146,17 +194,28 @@ impl Model {
         *bytes += u64::try_from(length).expect("a frame's length");
     }
 
-    /// Makes the endpoint ready under a new incarnation. Drops from before it was are forgotten.
+    /// Makes the endpoint ready under a new version. Drops from before it was are forgotten.
     pub fn publish(&mut self, endpoint: u32, config: Endpoint) {
         self.world.publish(endpoint, config);
         self.counts
             .retain(|(id, _, verdict), _| *id != endpoint || *verdict != Verdict::EndpointNotReady);
     }
 
-    /// Forgets the endpoint, its addresses and its counters.
+    /// Forgets the endpoint, its addresses, its counters and its share of the flow tables.
     pub fn withdraw(&mut self, endpoint: u32) {
         self.world.withdraw(endpoint);
+        self.opened.remove(&endpoint);
         self.counts.retain(|(id, _, _), _| *id != endpoint);
+    }
+
+    /// Lets time pass, in ticks.
+    pub fn age(&mut self, ticks: u64) {
+        for entry in self.flows.values_mut() {
+            entry.idle += ticks;
+        }
+        for last in self.world.services.last.values_mut() {
+            last.idle += ticks;
+        }
     }
 
     /// The ports that stand for a packet in the flow table. A first fragment's are remembered for the later ones.
@@ -186,10 +245,5 @@ impl Model {
             .get(&datagram)
             .copied()
             .ok_or(Verdict::FragmentWithoutFirst)
-    }
-
-    fn learn(&mut self, flow: Flow, way: Way, answers: Way) {
-        self.flows.insert(flow.reversed(), answers);
-        self.flows.insert(flow, way);
     }
 }

@@ -18,7 +18,7 @@ const MAX_EXTENSIONS: usize = 6;
 /// What a packet is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Content {
-    /// Ports, or an identifier in the place of both.
+    /// Ports; an echo's identifier in the place of the port of whom it asks for, 0 in the other place.
     Ports(u16, u16),
     /// A TCP segment that opens a connection.
     Open(u16, u16),
@@ -57,8 +57,21 @@ pub(super) struct Packet {
     pub(super) content: Content,
     /// Whether there were IPv6 extension headers.
     pub(super) extended: bool,
+    /// Whether nothing stands between the fixed IP header and the transport header.
+    pub(super) plain: bool,
+    /// Offset of the transport header in the IP packet.
+    pub(super) transport: usize,
+    /// Flags of TCP where the packet has them, else 0.
+    pub(super) tcp_flags: u8,
     /// Length of the IP packet, which may be less than what the frame carries.
     pub(super) length: usize,
+}
+
+impl Packet {
+    /// Whether it is a part of a datagram without the transport header.
+    pub(super) fn is_later(&self) -> bool {
+        matches!(self.fragment, Fragment::Later(_))
+    }
 }
 
 /// Protocols whose flows are told apart by ports or identifiers, in either family.
@@ -85,7 +98,7 @@ pub(super) fn ipv4(carried: &[u8]) -> Result<Packet, Verdict> {
         return Err(Verdict::Malformed);
     }
     let packet = carried.get(..total).ok_or(Verdict::Truncated)?;
-    options(&packet[20..header_length])?;
+    options(&packet[20..header_length], carried.len() > header_length)?;
     let (protocol, fragment) = (header[9], fragment_v4(&header)?);
     Ok(Packet {
         source: v4(&header, 12)?,
@@ -94,6 +107,9 @@ pub(super) fn ipv4(carried: &[u8]) -> Result<Packet, Verdict> {
         fragment,
         content: content(packet, header_length, true, protocol, fragment)?,
         extended: false,
+        plain: header_length == 20,
+        transport: header_length,
+        tcp_flags: tcp_flags(packet, header_length, protocol, fragment),
         length: total,
     })
 }
@@ -122,12 +138,14 @@ fn which(more: bool, offset: u16, identification: u32) -> Fragment {
     }
 }
 
-fn options(mut rest: &[u8]) -> Result<(), Verdict> {
+/// An option without a length is cut off where nothing at all follows, else it lies.
+fn options(mut rest: &[u8], followed: bool) -> Result<(), Verdict> {
     for _ in 0..MAX_OPTIONS {
         rest = match rest {
             [] | [0, ..] => return Ok(()),
             [1, behind @ ..] => behind,
             [131 | 137, ..] => return Err(Verdict::SourceRoute),
+            [_] if !followed => return Err(Verdict::Truncated),
             [_, length, ..] if *length >= 2 => rest.get(usize::from(*length)..).ok_or(Verdict::Malformed)?,
             _ => return Err(Verdict::Malformed),
         };
@@ -180,6 +198,9 @@ pub(super) fn ipv6(carried: &[u8]) -> Result<Packet, Verdict> {
         fragment,
         content: content(packet, at, false, protocol, fragment)?,
         extended: headers > 0,
+        plain: headers == 0,
+        transport: at,
+        tcp_flags: tcp_flags(packet, at, protocol, fragment),
         length,
     })
 }
@@ -225,11 +246,25 @@ fn content(packet: &[u8], at: usize, is_v4: bool, protocol: u8, fragment: Fragme
     }
 }
 
+/// The type tells the family too: no number is a request in both.
+fn echo(kind: u8, identifier: u16) -> (u16, u16) {
+    if [8, 13, 128].contains(&kind) {
+        (identifier, 0)
+    } else {
+        (0, identifier)
+    }
+}
+
+fn tcp_flags(packet: &[u8], at: usize, protocol: u8, fragment: Fragment) -> u8 {
+    let segment = protocol == TCP && !matches!(fragment, Fragment::Later(_));
+    packet.get(at + 13).copied().filter(|_| segment).unwrap_or(0)
+}
+
 fn icmp(header: [u8; 8], at: usize, queries: &[u8], errors: &[u8], link: &[u8]) -> Result<Content, Verdict> {
     let [kind, _, _, _, high, low, ..] = header;
-    let identifier = u16::from_be_bytes([high, low]);
     if queries.contains(&kind) {
-        Ok(Content::Ports(identifier, identifier))
+        let (source, destination) = echo(kind, u16::from_be_bytes([high, low]));
+        Ok(Content::Ports(source, destination))
     } else if errors.contains(&kind) {
         Ok(Content::Error(at + 8))
     } else if link.contains(&kind) {
@@ -244,18 +279,24 @@ pub(super) struct Quote {
     pub(super) protocol: u8,
     pub(super) source: (IpAddr, u16),
     pub(super) destination: (IpAddr, u16),
+    /// Whether it is a whole datagram: with a part of one nobody can tell whose the rest is.
+    pub(super) whole: bool,
+    /// Offset of its transport header from its beginning.
+    pub(super) transport: usize,
 }
 
 /// Reads the beginning of the quoted packet. IPv6 extension headers are not looked through.
 pub(super) fn quote(quoted: &[u8], is_v4: bool) -> Result<Quote, Verdict> {
+    let mut whole = true;
     let (at, protocol, source, destination) = if is_v4 {
         let header: [u8; 20] = take(quoted, 0)?;
         let length = usize::from(header[0] % 16) * 4;
         if header[0] / 16 != 4 || length < 20 {
             return Err(Verdict::Malformed);
         }
-        if matches!(fragment_v4(&header)?, Fragment::Later(_)) {
-            return Err(Verdict::IcmpUnrelated);
+        match fragment_v4(&header)? {
+            Fragment::Later(_) => return Err(Verdict::IcmpUnrelated),
+            fragment => whole = fragment == Fragment::Whole,
         }
         (length, header[9], v4(&header, 12)?, v4(&header, 16)?)
     } else {
@@ -269,8 +310,7 @@ pub(super) fn quote(quoted: &[u8], is_v4: bool) -> Result<Quote, Verdict> {
         TCP | UDP | SCTP => (number(quoted, at)?, number(quoted, at + 2)?),
         ICMP | ICMPV6 if (protocol == ICMP) == is_v4 => {
             let header: [u8; 8] = take(quoted, at)?;
-            let identifier = number(&header, 4)?;
-            (identifier, identifier)
+            echo(header[0], number(&header, 4)?)
         }
         _ => (0, 0),
     };
@@ -278,5 +318,7 @@ pub(super) fn quote(quoted: &[u8], is_v4: bool) -> Result<Quote, Verdict> {
         protocol,
         source: (source, from),
         destination: (destination, to),
+        whole,
+        transport: at,
     })
 }

@@ -1,4 +1,4 @@
-//! Who is there: endpoints, their addresses, and the routes of their networks.
+//! Who is there: endpoints, their addresses, what is in force at them, and the routes of their networks.
 
 use std::{
     collections::HashMap,
@@ -7,11 +7,23 @@ use std::{
 
 use ipnet::IpNet;
 
+use super::service::Services;
 use crate::frames::Mac;
 
-/// One life of an endpoint's row: from being published until it is published anew or withdrawn.
+/// A state of an endpoint's row: the life that it is in (from being published until it is published anew or
+/// withdrawn), and the change of what is in force since. Neither number is ever used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Incarnation(u64);
+pub struct Version {
+    life: u64,
+    change: u64,
+}
+
+impl Version {
+    /// Whether both are of the same owner of the row.
+    pub fn same_life(self, other: Self) -> bool {
+        self.life == other.life
+    }
+}
 
 /// What an endpoint is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,11 +57,39 @@ impl Endpoint {
     }
 }
 
-/// A ready endpoint in its present life.
+/// What policy says of an endpoint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Enforced {
+    /// Policy set, 0 where no policy selects it.
+    pub policy: u32,
+    /// Identity of its IPv4 address.
+    pub identity4: u32,
+    /// Identity of its IPv6 address.
+    pub identity6: u32,
+}
+
+impl Enforced {
+    pub(super) fn identity(self, of: IpAddr) -> u32 {
+        if of.is_ipv4() { self.identity4 } else { self.identity6 }
+    }
+}
+
+/// A ready endpoint as it is now.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
+    pub(super) id: u32,
     pub(super) endpoint: Endpoint,
-    pub(super) incarnation: Incarnation,
+    pub(super) version: Version,
+    pub(super) enforced: Enforced,
+}
+
+/// Who has an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// An endpoint, as it was when it took the address.
+    Endpoint(u32, Version),
+    /// Services.
+    Service,
 }
 
 /// What a network does with packets to addresses that no endpoint has.
@@ -57,24 +97,30 @@ pub(super) struct Row {
 pub enum Route {
     /// One of its own subnets: nobody is there.
     Unreachable,
+    /// A range of virtual addresses: no service has this one.
+    ServiceRange,
     /// Beyond the network: the node's stack knows.
     Stack,
 }
 
 #[derive(Debug, Clone)]
 struct Slot {
-    row: Row,
+    endpoint: Endpoint,
+    version: Version,
     ready: bool,
 }
 
-/// All endpoints and routes of a node.
+/// All endpoints, services and routes of a node.
 #[derive(Debug, Clone, Default)]
 pub struct World {
     capacity: u32,
-    lives: u64,
+    numbers: u64,
     slots: HashMap<u32, Slot>,
-    addresses: HashMap<(u32, IpAddr), (u32, Incarnation)>,
+    enforced: HashMap<u32, Enforced>,
+    addresses: HashMap<(u32, IpAddr), (u32, Version)>,
     routes: Vec<(u32, IpNet, Route)>,
+    /// Services; changed through `Lockstep` only.
+    pub services: Services,
 }
 
 impl World {
@@ -92,47 +138,89 @@ impl World {
 
     /// The endpoint, ready or not.
     pub fn endpoint(&self, endpoint: u32) -> Option<&Endpoint> {
-        self.slots.get(&endpoint).map(|slot| &slot.row.endpoint)
+        self.slots.get(&endpoint).map(|slot| &slot.endpoint)
     }
 
-    /// The endpoint's life, ready or not.
-    pub fn incarnation(&self, endpoint: u32) -> Option<Incarnation> {
-        self.slots.get(&endpoint).map(|slot| slot.row.incarnation)
+    /// The endpoint's version, ready or not.
+    pub fn version(&self, endpoint: u32) -> Option<Version> {
+        self.slots.get(&endpoint).map(|slot| slot.version)
+    }
+
+    /// What is in force at the endpoint, published or not; nothing where policy has not spoken of it.
+    pub fn enforced(&self, endpoint: u32) -> Option<Enforced> {
+        self.enforced.get(&endpoint).copied()
     }
 
     /// The endpoint that the interface belongs to, if traffic may flow.
-    pub(super) fn ready(&self, endpoint: u32) -> Option<Row> {
-        let slot = self.slots.get(&endpoint)?;
-        slot.ready.then(|| slot.row.clone())
+    pub(super) fn ready(&self, id: u32) -> Option<Row> {
+        let slot = self.slots.get(&id).filter(|slot| slot.ready)?;
+        Some(Row {
+            id,
+            endpoint: slot.endpoint.clone(),
+            version: slot.version,
+            enforced: self.enforced.get(&id).copied().unwrap_or_default(),
+        })
     }
 
-    /// Who has the address in the network, according to the address table; its row may have moved on since.
-    pub(super) fn owner(&self, network: u32, address: IpAddr) -> Option<(u32, Incarnation)> {
-        self.addresses.get(&(network, address)).copied()
-    }
-
-    /// The ready endpoint, if it still lives the life that is remembered of it.
-    pub(super) fn same_life(&self, endpoint: u32, incarnation: Incarnation) -> Option<Row> {
-        self.ready(endpoint).filter(|row| row.incarnation == incarnation)
-    }
-
-    pub(super) fn publish(&mut self, endpoint: u32, config: Endpoint) {
-        self.lives += 1;
-        let incarnation = Incarnation(self.lives);
-        for address in config.addresses() {
-            self.addresses
-                .insert((config.network, address), (endpoint, incarnation));
+    /// Who has the address in the network, according to the address table; an endpoint may have moved on since.
+    pub(super) fn owner(&self, network: u32, address: IpAddr) -> Option<Owner> {
+        if self.services.has_address(network, address) {
+            return Some(Owner::Service);
         }
-        let row = Row {
-            endpoint: config,
-            incarnation,
+        let (id, version) = self.addresses.get(&(network, address))?;
+        Some(Owner::Endpoint(*id, *version))
+    }
+
+    /// The endpoint that the address table names, whatever became of it since.
+    pub(super) fn endpoint_at(&self, network: u32, address: IpAddr) -> Option<u32> {
+        match self.owner(network, address)? {
+            Owner::Endpoint(id, _) => Some(id),
+            Owner::Service => None,
+        }
+    }
+
+    /// The ready endpoint, if it is still the owner that took the address.
+    pub(super) fn still(&self, network: u32, owner: Owner) -> Option<Row> {
+        match owner {
+            Owner::Service => None,
+            Owner::Endpoint(id, version) => self
+                .ready(id)
+                .filter(|row| row.version.same_life(version) && row.endpoint.network == network),
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    pub(super) fn publish(&mut self, id: u32, endpoint: Endpoint) {
+        let life = self.number();
+        let version = Version { life, change: 0 };
+        for address in endpoint.addresses() {
+            self.addresses.insert((endpoint.network, address), (id, version));
+        }
+        let slot = Slot {
+            endpoint,
+            version,
+            ready: true,
         };
-        self.slots.insert(endpoint, Slot { row, ready: true });
+        self.slots.insert(id, slot);
     }
 
     pub(super) fn withdraw(&mut self, endpoint: u32) {
         self.slots.remove(&endpoint);
+        self.enforced.remove(&endpoint);
         self.addresses.retain(|_, (owner, _)| *owner != endpoint);
+    }
+
+    /// Puts something else into force; what it was before counts for no packet any more.
+    pub fn enforce(&mut self, endpoint: u32, enforced: Enforced) {
+        let change = self.number();
+        self.enforced.insert(endpoint, enforced);
+        if let Some(slot) = self.slots.get_mut(&endpoint) {
+            slot.version.change = change;
+        }
     }
 
     /// Stops or resumes an endpoint's traffic without another change.
@@ -142,17 +230,27 @@ impl World {
         }
     }
 
-    /// Replaces a network's routes: its subnets, and everything else where it has access to the node's stack.
-    pub fn set_routes(&mut self, network: u32, subnets: &[IpNet], host_access: bool) {
+    /// Replaces a network's routes: its subnets, its ranges of virtual addresses, and everything else where it has access
+    /// to the node's stack.
+    pub fn set_routes(&mut self, network: u32, subnets: &[IpNet], services: &[IpNet], host_access: bool) {
         self.routes.retain(|(id, ..)| *id != network);
         let subnets = subnets.iter().map(|subnet| (network, *subnet, Route::Unreachable));
         self.routes.extend(subnets);
+        let services = services.iter().map(|range| (network, *range, Route::ServiceRange));
+        self.routes.extend(services);
         if host_access {
             for any in ["0.0.0.0/0", "::/0"] {
                 let any = any.parse().expect("a prefix");
                 self.routes.push((network, any, Route::Stack));
             }
         }
+    }
+
+    /// Whether the network's packets may leave it by the stack.
+    pub fn has_way_out(&self, network: u32) -> bool {
+        self.routes
+            .iter()
+            .any(|(id, _, route)| *id == network && *route == Route::Stack)
     }
 
     /// The network's longest prefix that has the address.

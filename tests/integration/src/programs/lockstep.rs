@@ -1,27 +1,23 @@
-//! Kernel and model, changed and asked in step; every difference is an error that quotes the frame.
+//! Kernel and model, asked in step; every difference is an error that quotes the frame.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{collections::HashMap, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use kni_agent::{
-    dataplane::EndpointConfig,
-    model::{EndpointId, MacAddr, NetworkId},
-};
-use kni_common::{
-    Direction, Verdict,
-    flow::{FlowValue, KIND_FROM_STACK, KIND_LOCAL, KIND_TO_STACK},
-};
+use kni_agent::dataplane::FlowRecord;
+use kni_common::{Direction, Verdict};
 
-use super::{CAPACITY, INTERFACES, Programs, Ran, action_of, hex, tables::Tables};
-use crate::model::{Counts, Endpoint, Incarnation, Model, Outcome, Way, World};
+use super::{CAPACITY, Programs, Ran, action_of, chosen, compare::counted, hex, tables::Tables};
+use crate::model::{Counts, Endpoint, Model, Outcome, Seen, Version, World};
 
 /// The programs and their model.
 pub struct Lockstep {
     programs: Programs,
-    tables: Tables,
+    pub(super) tables: Tables,
     /// The model; its world is changed through this type only.
     pub model: Model,
-    generations: HashMap<Incarnation, u32>,
+    pub(super) generations: HashMap<Version, u32>,
+    /// Lists of backends that were written.
+    pub(super) lists: u32,
 }
 
 impl Lockstep {
@@ -32,12 +28,15 @@ impl Lockstep {
             world: World::new(CAPACITY),
             ..Model::default()
         };
-        Ok(Self {
+        let mut step = Self {
             programs,
             tables,
             model,
             generations: HashMap::new(),
-        })
+            lists: 0,
+        };
+        step.learn_configuration()?;
+        Ok(step)
     }
 
     /// [`Programs::inside`] with the model beside them.
@@ -50,55 +49,41 @@ impl Lockstep {
         &self.programs
     }
 
-    /// Makes an endpoint ready, under a new generation.
-    pub fn publish(&mut self, id: u32, endpoint: &Endpoint) -> Result<()> {
-        self.programs.dataplane().publish(&EndpointConfig {
-            endpoint: EndpointId(id),
-            network: NetworkId::try_from(endpoint.network)?,
-            ipv4: endpoint.ipv4,
-            ipv6: endpoint.ipv6,
-            mac: MacAddr(endpoint.mac),
-            host_mac: MacAddr(endpoint.host_mac),
-            host_access: endpoint.host_access,
-        })?;
-        self.model.publish(id, endpoint.clone());
-        let incarnation = self.model.world.incarnation(id).context("published just now")?;
-        self.generations.insert(incarnation, self.tables.generation(id)?);
-        Ok(())
+    /// Events that have been told since the last time; waits for some.
+    pub fn events(&mut self, patience: Duration) -> Result<Vec<FlowRecord>> {
+        self.programs.events(patience)
     }
 
-    /// Withdraws an endpoint.
-    pub fn withdraw(&mut self, id: u32) -> Result<()> {
-        self.programs.dataplane().withdraw(EndpointId(id))?;
-        self.model.withdraw(id);
-        Ok(())
+    /// [`Self::run_seen`] for a frame that the node did not get from outside.
+    pub fn run(&mut self, direction: Direction, endpoint: u32, frame: &[u8]) -> Result<Outcome> {
+        self.run_seen(Seen::by(direction, endpoint), frame)
     }
 
-    /// Stops or resumes an endpoint's traffic in place.
-    pub fn set_ready(&mut self, id: u32, ready: bool) -> Result<()> {
-        self.tables.set_ready(id, ready)?;
-        self.model.world.set_ready(id, ready);
-        Ok(())
-    }
-
-    /// Sets a network's routes.
-    pub fn set_routes(&mut self, network: u32, subnets: &[ipnet::IpNet], host_access: bool) -> Result<()> {
-        let id = NetworkId::try_from(network)?;
-        self.programs.dataplane().set_routes(id, subnets, host_access)?;
-        self.model.world.set_routes(network, subnets, host_access);
-        Ok(())
-    }
-
-    /// Runs a frame in both and compares what can be seen of it at once: return value, bytes, and that nobody gets
-    /// what is not theirs.
-    pub fn run(&mut self, direction: Direction, id: u32, frame: &[u8]) -> Result<Outcome> {
+    /// Runs a frame in both and compares what can be seen of it at once: return value, bytes (of what is not dropped),
+    /// and that nobody gets what is not theirs.
+    pub fn run_seen(&mut self, seen: Seen, frame: &[u8]) -> Result<Outcome> {
+        let (id, direction) = (seen.endpoint, seen.direction);
         let sender = self.model.world.endpoint(id).cloned();
-        let expected = self.model.judge(direction, id, frame);
-        let ran = self.programs.run(direction, id, frame)?;
+        let ran = self.programs.run_as(seen, frame, 0)?;
+        let Self {
+            programs,
+            tables,
+            model,
+            ..
+        } = self;
+        let expected = model.judge(seen, frame, &mut |choice| {
+            chosen::backend(choice, &ran, programs, tables)
+        });
         let told = || format!("{} of endpoint {id}: {}", direction.as_str(), hex(frame));
         self.isolated(sender.as_ref(), direction, &expected, &ran)
             .with_context(told)?;
-        if ran.action != action_of(expected.verdict) || ran.frame != expected.frame {
+        let action = if expected.refused {
+            action_of(Verdict::Answered)
+        } else {
+            action_of(expected.verdict)
+        };
+        let dropped = action == action_of(Verdict::Truncated);
+        if ran.action != action || !dropped && ran.frame != expected.frame {
             let tables = self.compare_tables().err();
             bail!(
                 "{}\n model {} {:?} {}\nkernel action {} {}\ntables: {tables:?}",
@@ -140,10 +125,12 @@ impl Lockstep {
         Ok(())
     }
 
-    /// [`Self::run`], and the verdicts that the kernel counted for it.
-    pub fn run_counted(&mut self, direction: Direction, id: u32, frame: &[u8]) -> Result<(Outcome, Counts)> {
+    /// [`Self::run_seen`], and the verdicts that the kernel counted for it. What the programs say beforehand that they
+    /// would do must be the same, and must not be counted.
+    pub fn run_counted(&mut self, seen: Seen, frame: &[u8]) -> Result<(Outcome, Counts)> {
         let before = counted(&self.programs)?;
-        let outcome = self.run(direction, id, frame);
+        let told = self.told(seen, frame)?;
+        let outcome = self.run_seen(seen, frame);
         let mut delta = counted(&self.programs)?;
         delta.retain(|key, (packets, bytes)| {
             let (old_packets, old_bytes) = before.get(key).copied().unwrap_or_default();
@@ -152,96 +139,18 @@ impl Lockstep {
             *packets > 0
         });
         let outcome = outcome.with_context(|| format!("the kernel counted {delta:?}"))?;
+        ensure!(
+            told == outcome.verdict,
+            "explained as {}, but it was {}",
+            told.as_str(),
+            outcome.verdict.as_str()
+        );
         Ok((outcome, delta))
     }
 
-    /// Compares all counters and returns the kernel's.
-    pub fn compare_counters(&self) -> Result<Counts> {
-        let kernel = counted(&self.programs)?;
-        same("counters", &self.model.counts, &kernel)?;
-        Ok(kernel)
+    /// What the programs say they would do.
+    fn told(&self, seen: Seen, frame: &[u8]) -> Result<Verdict> {
+        let told = self.programs.explain(seen, frame)?.event.verdict;
+        Verdict::from_code(told).context("a verdict")
     }
-
-    /// Compares both flow tables and the fragment table, row by row.
-    pub fn compare_tables(&self) -> Result<()> {
-        let mut kernel = BTreeMap::new();
-        for (flow, row) in self.tables.flows()? {
-            kernel.insert(flow, fields(&row));
-        }
-        let mut expected = BTreeMap::new();
-        for (flow, way) in &self.model.flows {
-            expected.insert(*flow, self.row_of(*way));
-        }
-        same("flows", &expected, &kernel)?;
-        let fragments = self.tables.fragments()?;
-        ensure!(
-            fragments == self.model.fragments,
-            "fragments: kernel {fragments:?}, model {:?}",
-            self.model.fragments
-        );
-        Ok(())
-    }
-
-    /// Empties flow and fragment tables of both.
-    pub fn flush(&mut self) -> Result<()> {
-        self.tables.flush()?;
-        self.model.flows.clear();
-        self.model.fragments.clear();
-        Ok(())
-    }
-
-    fn row_of(&self, way: Way) -> [u32; 4] {
-        let generation = |incarnation| self.generations[&incarnation];
-        match way {
-            Way::Local { sender, to, receiver } => [KIND_LOCAL, generation(sender), generation(receiver), to],
-            Way::ToStack { sender } => [KIND_TO_STACK, generation(sender), 0, 0],
-            Way::FromStack { receiver } => [KIND_FROM_STACK, 0, generation(receiver), 0],
-        }
-    }
-}
-
-/// Kind, generations and destination, where the kind has one.
-fn fields(row: &FlowValue) -> [u32; 4] {
-    let destination = if row.kind == KIND_LOCAL { row.destination } else { 0 };
-    [row.kind, row.source_generation, row.destination_generation, destination]
-}
-
-/// What the kernel counted, zero rows left out.
-pub fn counted(programs: &Programs) -> Result<Counts> {
-    let mut counts = Counts::new();
-    for id in 1..=INTERFACES {
-        for (direction, verdict, count) in programs.dataplane().forwarded(EndpointId(id))? {
-            counts.insert((id, direction, verdict), (count.packets, count.bytes));
-        }
-    }
-    for drop in programs.dataplane().drops()? {
-        let key = (drop.endpoint.0, drop.direction, drop.reason);
-        counts.insert(key, (drop.count.packets, drop.count.bytes));
-    }
-    Ok(counts)
-}
-
-fn same<K: Ord + std::fmt::Debug, V: PartialEq + std::fmt::Debug>(
-    what: &str,
-    model: &BTreeMap<K, V>,
-    kernel: &BTreeMap<K, V>,
-) -> Result<()> {
-    let mut differences = Vec::new();
-    for (key, value) in model {
-        let found = kernel.get(key);
-        if found != Some(value) {
-            differences.push(format!("{key:?}: model {value:?}, kernel {found:?}"));
-        }
-    }
-    for (key, value) in kernel {
-        if !model.contains_key(key) {
-            differences.push(format!("{key:?}: model has none, kernel {value:?}"));
-        }
-    }
-    ensure!(
-        differences.is_empty(),
-        "{what} differ:\n{}",
-        differences[..differences.len().min(20)].join("\n")
-    );
-    Ok(())
 }

@@ -1,21 +1,34 @@
 //! The programs of the dataplane, loaded in a node of their own and run on single frames (`BPF_PROG_TEST_RUN`), beside
 //! the model that says what they should do.
 
+mod changes;
+mod chosen;
+mod compare;
+mod fast_path;
 mod lockstep;
 mod tables;
 
-use std::{env, fs, sync::OnceLock};
+use std::{env, fs, sync::OnceLock, time::Duration};
 
 use anyhow::{Context as _, Result};
 use aya::TestRunOptions;
-use kni_agent::dataplane::{self, Dataplane, DataplaneOptions, EventStream, HookChoice};
-use kni_common::{Direction, IFINDEX_BASE, Verdict};
-pub use lockstep::{Lockstep, counted};
+pub use compare::counted;
+use ipnet::IpNet;
+use kni_agent::{
+    dataplane::{
+        self, Dataplane, DataplaneOptions, EndpointConfig, EventStream, FlowRecord, HookChoice, NetworkRoutes,
+        NodeConfig, Probe, RouteEgress,
+    },
+    model::{EndpointId, Enforcement, PolicyStep},
+};
+use kni_common::{Direction, IFINDEX_BASE, Verdict, event::Explanation};
+pub use lockstep::Lockstep;
 
-use crate::node::Node;
+use crate::{model::Seen, node::Node};
 
-/// Rows of the endpoint table, the unused row 0 included.
-pub const CAPACITY: u32 = 16;
+/// Rows of the endpoint table, the unused row 0 included. More than there are endpoints: the table of drops has 16 rows
+/// for each, and the tests see every reason at every endpoint.
+pub const CAPACITY: u32 = 64;
 /// Endpoints that have an interface: 1 to this.
 pub const INTERFACES: u32 = 8;
 /// An interface whose number lies beyond the endpoint table.
@@ -39,8 +52,8 @@ pub struct Ran {
 /// The loaded programs, on a thread inside a node that has interfaces and no agent.
 pub struct Programs {
     dataplane: Dataplane,
-    /// Keeps the ring buffer's reader.
-    _events: EventStream,
+    /// The ring buffer's only reader.
+    events: Option<EventStream>,
 }
 
 impl Programs {
@@ -59,19 +72,34 @@ impl Programs {
             .collect();
         node.ip(&links.iter().map(String::as_str).collect::<Vec<_>>())?;
         node.enter(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            // A thread of its own that watches the ring buffer, whoever waits for it.
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()?;
             let _reactor = runtime.enter();
             work(Self::open(max_flows)?)
         })?
     }
 
-    /// Opens the dataplane in the namespaces of the calling thread, inside a runtime.
+    /// Opens the dataplane in the namespaces of the calling thread, inside a runtime, with the usual configuration.
     pub fn open(max_flows: u32) -> Result<Self> {
         let (dataplane, events) = Dataplane::open(&options(max_flows)?)?;
+        dataplane.configure(&NodeConfig::default())?;
         Ok(Self {
             dataplane,
-            _events: events,
+            events: Some(events),
         })
+    }
+
+    /// Events that have been told since the last time; waits for some.
+    pub(super) fn events(&mut self, patience: Duration) -> Result<Vec<FlowRecord>> {
+        let events = self.events.as_mut().context("somebody else reads the events")?;
+        let waiting = async { tokio::time::timeout(patience, events.next()).await };
+        match tokio::runtime::Handle::current().block_on(waiting) {
+            Ok(records) => Ok(records?),
+            Err(_elapsed) => Ok(Vec::new()),
+        }
     }
 
     /// The user side of the dataplane.
@@ -79,25 +107,56 @@ impl Programs {
         &self.dataplane
     }
 
-    /// Runs one direction's program on a frame as if the endpoint's host interface saw it.
+    /// Runs one direction's program on a frame as if the endpoint's host interface saw it, made by the node itself.
     pub fn run(&self, direction: Direction, endpoint: u32, frame: &[u8]) -> Result<Ran> {
-        self.run_as(direction, endpoint, frame, 0)
+        self.run_as(Seen::by(direction, endpoint), frame, 0)
     }
 
-    /// [`Self::run`] on a frame that stands for several of `segment` bytes.
-    pub fn run_as(&self, direction: Direction, endpoint: u32, frame: &[u8], segment: u32) -> Result<Ran> {
-        let context = context(IFINDEX_BASE + endpoint, segment);
-        let mut out = vec![0; frame.len()];
+    /// Runs the program that sees the frame there. With `segment` the frame stands for several of so many bytes.
+    pub fn run_as(&self, seen: Seen, frame: &[u8], segment: u32) -> Result<Ran> {
+        let context = context(&seen, segment);
+        // An answer may be longer than what it answers.
+        let mut out = vec![0; frame.len() + 128];
         let mut options = TestRunOptions::new();
         options.data_in = Some(frame);
         options.data_out = Some(&mut out);
         options.ctx_in = Some(&context);
-        let result = self.dataplane.test_run(direction.as_str(), options)?;
+        let result = self.dataplane.test_run(seen.direction.as_str(), options)?;
         out.truncate(usize::try_from(result.data_size_out)?);
         Ok(Ran {
             action: result.return_value,
             frame: out,
         })
+    }
+
+    /// Runs a program on the same frame again and again, as it leaves it.
+    pub fn repeat(&self, seen: Seen, frame: &[u8], times: u32) -> Result<()> {
+        let context = context(&seen, 0);
+        let mut options = TestRunOptions::new();
+        options.data_in = Some(frame);
+        options.ctx_in = Some(&context);
+        options.repeat = times;
+        self.dataplane.test_run(seen.direction.as_str(), options)?;
+        Ok(())
+    }
+
+    /// What the programs say they would do with a frame.
+    pub fn explain(&self, seen: Seen, frame: &[u8]) -> Result<Explanation> {
+        Ok(self.dataplane.explain(&Probe {
+            endpoint: EndpointId(seen.endpoint),
+            direction: seen.direction,
+            frame: frame.to_vec(),
+            ingress_ifindex: seen.ingress,
+        })?)
+    }
+}
+
+impl From<Dataplane> for Programs {
+    fn from(dataplane: Dataplane) -> Self {
+        Self {
+            dataplane,
+            events: None,
+        }
     }
 }
 
@@ -108,6 +167,8 @@ pub fn options(max_flows: u32) -> Result<DataplaneOptions> {
         root: ROOT.into(),
         max_endpoints: CAPACITY,
         max_flows,
+        max_policy_rows: 16_384,
+        max_services: 1024,
         hook: HookChoice::Auto,
     })
 }
@@ -123,6 +184,26 @@ fn object() -> Result<&'static [u8]> {
         None => dataplane::embedded()?,
     };
     Ok(OBJECT.get_or_init(|| bytes))
+}
+
+/// Routes of a network without services: its subnets, and everything else for the node's stack or for nobody.
+pub fn routes(subnets: &[IpNet], host_access: bool) -> NetworkRoutes {
+    NetworkRoutes {
+        subnets: subnets.to_vec(),
+        service_subnets: Vec::new(),
+        egress: if host_access {
+            RouteEgress::Stack
+        } else {
+            RouteEgress::None
+        },
+    }
+}
+
+/// Makes an endpoint ready that no policy selects.
+pub fn publish_unrestricted(dataplane: &Dataplane, endpoint: &EndpointConfig) -> Result<()> {
+    let enforce = PolicyStep::Enforce(vec![(endpoint.endpoint, Enforcement::default())]);
+    dataplane.apply_policy(&[enforce])?;
+    Ok(dataplane.publish(endpoint)?)
 }
 
 /// Whether `BPF_PROG_TEST_RUN` takes the frame: it refuses what ends inside its Ethernet header or, since Linux 6.18,
@@ -145,15 +226,17 @@ pub fn action_of(verdict: Verdict) -> u32 {
     }
 }
 
-/// A `struct __sk_buff` (linux/bpf.h) that says where the frame is and whether it stands for several.
-fn context(ifindex: u32, gso_size: u32) -> [u8; 192] {
+/// A `struct __sk_buff` (linux/bpf.h) that says where the frame is, where it came from and whether it stands for several.
+fn context(seen: &Seen, gso_size: u32) -> [u8; 192] {
+    const INGRESS_IFINDEX: usize = 36;
     const IFINDEX: usize = 40;
     const WIRE_LEN: usize = 160;
     const GSO_SEGS: usize = 164;
     const GSO_SIZE: usize = 176;
     let mut context = [0; 192];
     let mut put = |at: usize, value: u32| context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
-    put(IFINDEX, ifindex);
+    put(INGRESS_IFINDEX, seen.ingress);
+    put(IFINDEX, IFINDEX_BASE + seen.endpoint);
     if gso_size > 0 {
         put(GSO_SIZE, gso_size);
         put(GSO_SEGS, 2);

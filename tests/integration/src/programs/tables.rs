@@ -9,12 +9,14 @@ use aya::{
 };
 use kni_common::{
     Direction,
-    address::to_ip,
+    address::{from_ip, to_ip},
+    config::{Config, FlowShare},
     endpoint::{EndpointRow, FLAG_READY},
     flow::{FlowKey4, FlowKey6, FlowValue, FragmentKey, FragmentValue, Ports},
+    service::{AffinityKey, AffinityValue},
 };
 
-use crate::model::{Datagram, Flow};
+use crate::model::{Backend, Datagram, Flow};
 
 /// Handles of the maps that tests look into.
 pub(super) struct Tables {
@@ -22,6 +24,9 @@ pub(super) struct Tables {
     flows4: HashMap<MapData, FlowKey4, FlowValue>,
     flows6: HashMap<MapData, FlowKey6, FlowValue>,
     fragments: HashMap<MapData, FragmentKey, FragmentValue>,
+    affinity: HashMap<MapData, AffinityKey, AffinityValue>,
+    config: Array<MapData, Config>,
+    shares: Array<MapData, FlowShare>,
 }
 
 fn map<T: TryFrom<Map, Error = MapError>>(folder: &std::path::Path, name: &str, of: fn(MapData) -> Map) -> Result<T> {
@@ -37,6 +42,9 @@ impl Tables {
             flows4: map(folder, "FLOWS4", Map::LruHashMap)?,
             flows6: map(folder, "FLOWS6", Map::LruHashMap)?,
             fragments: map(folder, "FRAGMENTS", Map::LruHashMap)?,
+            affinity: map(folder, "AFFINITY", Map::LruHashMap)?,
+            config: map(folder, "CONFIG", Map::Array)?,
+            shares: map(folder, "FLOW_SHARES", Map::Array)?,
         })
     }
 
@@ -88,8 +96,105 @@ impl Tables {
     pub(super) fn flush(&mut self) -> Result<()> {
         empty(&mut self.flows4)?;
         empty(&mut self.flows6)?;
+        empty(&mut self.affinity)?;
         empty(&mut self.fragments)
     }
+
+    /// Makes everything that was seen have been seen so many ticks earlier.
+    pub(super) fn age(&mut self, ticks: u64) -> Result<()> {
+        each(&mut self.flows4, |row| {
+            row.last_seen = row.last_seen.saturating_sub(ticks);
+        })?;
+        each(&mut self.flows6, |row| {
+            row.last_seen = row.last_seen.saturating_sub(ticks);
+        })?;
+        each(&mut self.affinity, |row| {
+            row.last_used = row.last_used.saturating_sub(ticks);
+        })
+    }
+
+    /// Removes a row of a flow table, as an eviction does.
+    pub(super) fn evict(&mut self, flow: &Flow) -> Result<()> {
+        match key(flow) {
+            Key::V4(key) => self.flows4.remove(&key)?,
+            Key::V6(key) => self.flows6.remove(&key)?,
+        }
+        Ok(())
+    }
+
+    /// The backend that a flow's row leads to.
+    pub(super) fn backend_of(&self, flow: &Flow) -> Result<Backend> {
+        let row = match key(flow) {
+            Key::V4(key) => self.flows4.get(&key, 0)?,
+            Key::V6(key) => self.flows6.get(&key, 0)?,
+        };
+        Ok((to_ip(row.address), u16::from_be_bytes(row.ports.destination)))
+    }
+
+    /// The backend that is remembered for a client.
+    pub(super) fn last_backend(&self, service: u32, network: u32, client: IpAddr) -> Result<Backend> {
+        let client = from_ip(client);
+        let row = self.affinity.get(
+            &AffinityKey {
+                service,
+                network,
+                client,
+            },
+            0,
+        )?;
+        Ok((to_ip(row.address), u16::from_be_bytes(row.port)))
+    }
+
+    pub(super) fn config(&self) -> Result<Config> {
+        Ok(self.config.get(&0, 0)?)
+    }
+
+    pub(super) fn set_config(&mut self, config: Config) -> Result<()> {
+        Ok(self.config.set(0, config, 0)?)
+    }
+
+    /// Every endpoint begins its share anew.
+    pub(super) fn clear_shares(&mut self) -> Result<()> {
+        for endpoint in 0..self.shares.len() {
+            self.shares.set(endpoint, FlowShare::default(), 0)?;
+        }
+        Ok(())
+    }
+}
+
+enum Key {
+    V4(FlowKey4),
+    V6(FlowKey6),
+}
+
+fn key(flow: &Flow) -> Key {
+    let (source, destination) = (flow.source.1.to_be_bytes(), flow.destination.1.to_be_bytes());
+    let (network, ports, protocol) = (flow.network, Ports { source, destination }, u32::from(flow.protocol));
+    match (flow.source.0, flow.destination.0) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => Key::V4(FlowKey4 {
+            network,
+            source: from.octets(),
+            destination: to.octets(),
+            ports,
+            protocol,
+        }),
+        (from, to) => Key::V6(FlowKey6 {
+            network,
+            source: from_ip(from),
+            destination: from_ip(to),
+            ports,
+            protocol,
+        }),
+    }
+}
+
+fn each<K: Pod, V: Pod>(map: &mut HashMap<MapData, K, V>, change: impl Fn(&mut V)) -> Result<()> {
+    let rows: Vec<(K, V)> = map.iter().collect::<Result<_, _>>()?;
+    for (key, mut value) in rows {
+        change(&mut value);
+        map.insert(key, value, 0)?;
+    }
+    Ok(())
 }
 
 fn empty<K: Pod, V: Pod>(map: &mut HashMap<MapData, K, V>) -> Result<()> {

@@ -9,14 +9,16 @@ mod ping;
 mod probe;
 mod server;
 mod stream;
+mod whole;
 
 use std::{fmt, io, net::SocketAddr};
 
 pub use matrix::{Matrix, Probe, Row};
 pub use ping::ping;
-pub use probe::{new_token, tcp_get, tcp_get_to, udp_ask, udp_ask_to};
+pub use probe::{new_token, tcp_get, tcp_get_to, udp_ask, udp_ask_by, udp_ask_to};
 pub use server::Servers;
 pub use stream::{Stream, StreamReport};
+pub use whole::whole_datagrams;
 
 /// What a server answered.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -38,8 +38,20 @@ pub fn udp_ask(from: &Namespaces, address: IpAddr, port: u16, timeout: Duration)
 
 /// [`udp_ask`] with a token of one's own.
 pub fn udp_ask_to(from: &Namespaces, to: SocketAddr, token: &str, timeout: Duration) -> Result<Answer, NoAnswer> {
+    udp_ask_by(from, 0, to, token, timeout)
+}
+
+/// [`udp_ask_to`] from a port of one's own: one that the kernel takes by chance may be that of a flow of before, which
+/// goes on where that one went.
+pub fn udp_ask_by(
+    from: &Namespaces,
+    port: u16,
+    to: SocketAddr,
+    token: &str,
+    timeout: Duration,
+) -> Result<Answer, NoAnswer> {
     inside(from, || {
-        let socket = UdpSocket::bind(SocketAddr::new(unspecified(to.is_ipv4()), 0))?;
+        let socket = UdpSocket::bind(SocketAddr::new(unspecified(to.is_ipv4()), port))?;
         // Connected, so that ICMP errors reach it, and answers of others do not.
         socket.connect(to)?;
         socket.set_read_timeout(Some(timeout))?;

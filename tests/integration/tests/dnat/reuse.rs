@@ -1,9 +1,10 @@
 //! One tuple, now direct, now translated: what came before does not decide the way of what comes after.
 
 use std::{
-    io::{BufRead as _, BufReader, Write as _},
+    io::{self, BufRead as _, BufReader, Write as _},
     net::{SocketAddr, TcpStream, UdpSocket},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -48,11 +49,7 @@ async fn tcp_connections_with_one_tuple_follow_each_other() -> Result<()> {
 fn connect(from: &Namespaces, port: u16, to: SocketAddr) -> Result<()> {
     let token = new_token();
     let line = from.enter(|| {
-        let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
-        socket.set_reuse_address(true)?;
-        socket.set_linger(Some(Duration::ZERO))?;
-        socket.bind(&SockAddr::from(any(to.is_ipv4(), port)))?;
-        socket.connect_timeout(&SockAddr::from(to), PATIENCE)?;
+        let socket = connected(port, to)?;
         socket.set_read_timeout(Some(PATIENCE))?;
         let mut stream = TcpStream::from(socket);
         stream.write_all(format!("{token}\n").as_bytes())?;
@@ -65,6 +62,24 @@ fn connect(from: &Namespaces, port: u16, to: SocketAddr) -> Result<()> {
         "answered {line:?}"
     );
     Ok(())
+}
+
+/// A process that another test starts holds copies of all sockets until it runs its own program; the tuple is taken
+/// until then.
+fn connected(port: u16, to: SocketAddr) -> io::Result<Socket> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        socket.set_linger(Some(Duration::ZERO))?;
+        socket.bind(&SockAddr::from(any(to.is_ipv4(), port)))?;
+        match socket.connect_timeout(&SockAddr::from(to), PATIENCE) {
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable && Instant::now() < end => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            done => return done.map(|()| socket),
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

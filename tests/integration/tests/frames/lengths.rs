@@ -3,11 +3,8 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
-use kni_common::{
-    Direction,
-    Verdict::{self, Malformed, Redirected, Truncated},
-};
-use kni_integration::{frames::TcpFlags, programs::action_of, require};
+use kni_common::Verdict::{self, Malformed, Redirected, Truncated};
+use kni_integration::{frames::TcpFlags, model::Seen, programs::action_of, require};
 
 use super::table::{A4, A6, B4, B6, BLUE_A, BLUE_B, FAMILIES, Table, from, ip, table, tcp, udp};
 
@@ -69,16 +66,16 @@ fn segments(table: &mut Table<'_>) -> Result<()> {
         let length = if a.is_ipv4() { 16 } else { 18 };
         frame[length..length + 2].fill(0);
         let programs = table.step.programs();
-        let ran = programs.run_as(Direction::FromPod, BLUE_A, &frame, 1400)?;
+        let ran = programs.run_as(Seen::from_pod(BLUE_A), &frame, 1400)?;
         ensure!(
             ran.action == action_of(Redirected),
             "a segmented packet is not redirected: {}",
             ran.action
         );
         let expected = table.step.model.judge(
-            Direction::FromPod,
-            BLUE_A,
+            Seen::from_pod(BLUE_A),
             &from(BLUE_A).frame(&tcp(a, b, TcpFlags::ACK)),
+            &mut |_| 0,
         );
         ensure!(ran.frame[..12] == expected.frame[..12], "wrong MAC addresses");
     }

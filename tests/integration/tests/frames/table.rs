@@ -3,11 +3,11 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Result, ensure};
-use kni_common::{Direction, Verdict};
+use kni_common::Verdict;
 use kni_integration::{
     frames::{Ip, Link, Mac, Payload, TcpFlags},
-    model::Endpoint,
-    programs::Lockstep,
+    model::{Backend, Endpoint, Seen, Service},
+    programs::{Lockstep, hex},
 };
 
 /// Two networks that the node has no part in, and the default network; all with the same subnets.
@@ -37,6 +37,10 @@ pub(crate) const NOBODY6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0x2
 pub(crate) const OUTSIDE4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 pub(crate) const OUTSIDE6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9);
 
+/// A virtual address in each network's range, nobody's until a test serves there.
+pub(crate) const VIRTUAL4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+pub(crate) const VIRTUAL6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, 0x10);
+
 /// More wrong verdicts than this tell nothing new.
 const MOST_WRONG: usize = 100;
 
@@ -53,6 +57,38 @@ pub(crate) fn mac(id: u32) -> Mac {
 
 pub(crate) fn host_mac(id: u32) -> Mac {
     [2, 0, 0, 0, 1, last(id)]
+}
+
+/// The virtual address of the same family.
+pub(crate) fn virtual_like(like: IpAddr) -> IpAddr {
+    if like.is_ipv4() {
+        VIRTUAL4.into()
+    } else {
+        VIRTUAL6.into()
+    }
+}
+
+/// An address outside of the same family.
+pub(crate) fn outside_like(like: IpAddr) -> IpAddr {
+    if like.is_ipv4() {
+        OUTSIDE4.into()
+    } else {
+        OUTSIDE6.into()
+    }
+}
+
+/// The name of the family.
+pub(crate) fn family(of: IpAddr) -> &'static str {
+    if of.is_ipv4() { "IPv4" } else { "IPv6" }
+}
+
+/// A service port that needs nothing special.
+pub(crate) fn service(id: u32, backends: &[Backend]) -> Service {
+    Service {
+        id,
+        backends: backends.to_vec(),
+        ..Service::default()
+    }
 }
 
 /// The Ethernet header of what the pod sends.
@@ -107,8 +143,9 @@ pub(crate) struct Table<'a> {
 pub(crate) fn table(name: &str, work: impl FnOnce(&mut Table<'_>) -> Result<()> + Send) -> Result<()> {
     Lockstep::inside(name, 4096, |step| {
         let subnets = ["10.0.0.0/24".parse()?, "fd00::/64".parse()?];
+        let services = ["10.96.0.0/16".parse()?, "fd00:96::/64".parse()?];
         for network in [BLUE, RED, DEFAULT] {
-            step.set_routes(network, &subnets, network == DEFAULT)?;
+            step.set_all_routes(network, &subnets, &services, network == DEFAULT)?;
         }
         for id in BLUE_A..=V4_ONLY {
             step.publish(id, &endpoint(id))?;
@@ -123,6 +160,7 @@ pub(crate) fn table(name: &str, work: impl FnOnce(&mut Table<'_>) -> Result<()> 
         done?;
         ensure!(table.wrong == 0, "{} cases of {name} got another verdict", table.wrong);
         table.step.compare_counters()?;
+        table.step.compare_hits()?;
         table.step.compare_tables()
     })
 }
@@ -131,30 +169,86 @@ impl Table<'_> {
     /// A frame from the pod that no earlier frame speaks for.
     pub(crate) fn fresh(&mut self, name: &str, id: u32, frame: &[u8], expected: Verdict) -> Result<Vec<u8>> {
         self.step.flush()?;
-        self.case(name, Direction::FromPod, id, frame, expected)
+        self.case(name, Seen::from_pod(id), frame, expected)
     }
 
     /// A frame from the pod.
     pub(crate) fn sent(&mut self, name: &str, id: u32, frame: &[u8], expected: Verdict) -> Result<Vec<u8>> {
-        self.case(name, Direction::FromPod, id, frame, expected)
+        self.case(name, Seen::from_pod(id), frame, expected)
     }
 
     /// A frame from the pod that must be redirected to `receiver`.
     pub(crate) fn reaches(&mut self, name: &str, id: u32, frame: &[u8], receiver: u32) -> Result<()> {
-        let out = self.case(name, Direction::FromPod, id, frame, Verdict::Redirected)?;
+        let out = self.case(name, Seen::from_pod(id), frame, Verdict::Redirected)?;
         let header = [mac(receiver), host_mac(receiver)].concat();
         ensure!(out[..12] == header, "{name}: not redirected to endpoint {receiver}");
         ensure!(out[12..] == frame[12..], "{name}: more than the MAC addresses changed");
         Ok(())
     }
 
-    /// A frame to the pod from the node's stack.
+    /// A frame to the pod that the node made.
     pub(crate) fn received(&mut self, name: &str, id: u32, frame: &[u8], expected: Verdict) -> Result<Vec<u8>> {
-        self.case(name, Direction::ToPod, id, frame, expected)
+        self.case(name, Seen::to_pod(id, 0), frame, expected)
     }
 
-    fn case(&mut self, name: &str, direction: Direction, id: u32, frame: &[u8], expected: Verdict) -> Result<Vec<u8>> {
-        let (got, frame) = match self.step.run_counted(direction, id, frame) {
+    /// A frame to the pod that the node got through the interface with that index.
+    pub(crate) fn forwarded(
+        &mut self,
+        name: &str,
+        ingress: u32,
+        id: u32,
+        frame: &[u8],
+        expected: Verdict,
+    ) -> Result<Vec<u8>> {
+        self.case(name, Seen::to_pod(id, ingress), frame, expected)
+    }
+
+    /// A frame from the pod that must reach `receiver` as this packet, to the byte.
+    pub(crate) fn becomes(
+        &mut self,
+        name: &str,
+        id: u32,
+        frame: &[u8],
+        receiver: u32,
+        packet: &[u8],
+    ) -> Result<Vec<u8>> {
+        let out = self.case(name, Seen::from_pod(id), frame, Verdict::Redirected)?;
+        let expected = to(receiver).frame(packet);
+        ensure!(
+            out == expected,
+            "{name}: endpoint {receiver} should get\n{}, not\n{}",
+            hex(&expected),
+            hex(&out)
+        );
+        Ok(out)
+    }
+
+    /// A frame, wherever it is seen.
+    pub(crate) fn at(&mut self, name: &str, seen: Seen, frame: &[u8], expected: Verdict) -> Result<Vec<u8>> {
+        self.case(name, seen, frame, expected)
+    }
+
+    /// A frame that must be dropped for that reason and answered to its sender with what is returned.
+    pub(crate) fn refused(&mut self, name: &str, id: u32, frame: &[u8], reason: Verdict) -> Result<Vec<u8>> {
+        let out = self.case(name, Seen::from_pod(id), frame, reason)?;
+        ensure!(out != frame, "{name}: nobody was told");
+        ensure!(
+            out[..12] == to(id).frame(&[])[..12],
+            "{name}: the answer is not for the sender"
+        );
+        Ok(out)
+    }
+
+    /// A frame that must be dropped for that reason without a word.
+    pub(crate) fn silent(&mut self, name: &str, id: u32, frame: &[u8], reason: Verdict) -> Result<()> {
+        let out = self.case(name, Seen::from_pod(id), frame, reason)?;
+        ensure!(out == frame, "{name}: somebody was told");
+        Ok(())
+    }
+
+    fn case(&mut self, name: &str, seen: Seen, frame: &[u8], expected: Verdict) -> Result<Vec<u8>> {
+        let direction = seen.direction;
+        let (got, frame) = match self.step.run_counted(seen, frame) {
             Ok((outcome, delta)) => {
                 // A redirected packet also counts at the receiver.
                 let own = delta.keys().filter(|(_, seen, _)| *seen == direction);
@@ -166,7 +260,7 @@ impl Table<'_> {
         if got != expected.as_str() {
             self.wrong += 1;
         }
-        let place = format!("{} {id}", direction.as_str());
+        let place = format!("{} {}", direction.as_str(), seen.endpoint);
         self.rows
             .push([name.to_owned(), place, expected.as_str().to_owned(), got]);
         ensure!(self.wrong < MOST_WRONG, "{MOST_WRONG} cases got another verdict");

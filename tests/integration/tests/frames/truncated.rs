@@ -8,6 +8,7 @@ use kni_common::{Direction, Verdict};
 use kni_integration::{
     Namespaces,
     frames::{Extension, PacketSocket, Payload, TcpFlags, arp_request, neighbour_solicitation, truncations},
+    model::Seen,
     programs::{Lockstep, counted, runnable},
     require,
 };
@@ -172,7 +173,7 @@ fn every_prefix_with_true_lengths_is_judged_by_what_is_there() -> Result<()> {
                 cut[at..at + 2].copy_from_slice(&u16::try_from(told)?.to_be_bytes());
                 table.step.flush()?;
                 for direction in [Direction::FromPod, Direction::ToPod] {
-                    let (outcome, counted) = table.step.run_counted(direction, DEFAULT_A, &cut)?;
+                    let (outcome, counted) = table.step.run_counted(Seen::by(direction, DEFAULT_A), &cut)?;
                     let key = (DEFAULT_A, direction, outcome.verdict);
                     ensure!(
                         counted.contains_key(&key),

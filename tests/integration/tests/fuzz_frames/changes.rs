@@ -1,4 +1,4 @@
-//! Endpoints that come, go, stop and change between batches.
+//! Endpoints that come, go, stop and change between batches, and so do policies, services, shares and time.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -10,10 +10,15 @@ use kni_integration::{
     programs::{INTERFACES, Lockstep},
 };
 
-use super::generate::{address4, address6, host_mac, mac};
+use super::{
+    beside,
+    generate::{address4, address6, host_mac, mac},
+};
 
 /// Networks 1 to this, all with the same subnets; the last one has access to the node's stack.
 pub(super) const NETWORKS: u32 = 3;
+/// Flows that an endpoint may open while shares are limited.
+const FEW: u32 = 2;
 /// Host parts of the addresses that endpoints have.
 pub(super) const HOSTS: u32 = 3;
 
@@ -21,6 +26,8 @@ pub(super) const HOSTS: u32 = 3;
 pub(super) struct Changes {
     /// How many were made.
     pub(super) made: u64,
+    /// Whether endpoints may open few flows only.
+    limited: bool,
 }
 
 fn subnets() -> [IpNet; 2] {
@@ -32,23 +39,39 @@ fn subnets() -> [IpNet; 2] {
 
 impl Changes {
     /// Two endpoints in each network, with the same addresses; two interfaces free.
-    pub(super) fn begin(step: &mut Lockstep) -> Result<Self> {
+    pub(super) fn begin(rng: &mut Rng, step: &mut Lockstep) -> Result<Self> {
         for network in 1..=NETWORKS {
-            step.set_routes(network, &subnets(), network == NETWORKS)?;
+            step.set_all_routes(network, &subnets(), &beside::ranges(), network == NETWORKS)?;
         }
+        beside::begin(rng, step, NETWORKS)?;
         for id in 1..=2 * NETWORKS {
             let network = id.div_ceil(2);
             let host = 2 + id % 2;
             step.publish(id, &endpoint(id, network, host, true, true, network == NETWORKS))?;
         }
-        Ok(Self { made: 0 })
+        Ok(Self {
+            made: 0,
+            limited: false,
+        })
     }
 
     /// Makes a few changes, or none.
     pub(super) fn some(&mut self, rng: &mut Rng, step: &mut Lockstep) -> Result<()> {
         for _ in 0..rng.u32(0..4) {
-            one(rng, step)?;
+            if rng.bool() {
+                one(rng, step)?;
+            } else {
+                beside::one(rng, step, NETWORKS)?;
+            }
             self.made += 1;
+        }
+        if self.limited || rng.u32(0..12) == 0 {
+            self.limited = !self.limited;
+            step.clear_shares()?;
+            step.configure(beside::LIFETIMES, if self.limited { FEW } else { 0 }, 0)?;
+        }
+        if rng.u32(0..500) == 0 {
+            step.age(beside::STEP * rng.u32(1..3))?;
         }
         // Mostly everybody is ready, or nothing would reach the later checks.
         for id in 1..=INTERFACES {
@@ -79,9 +102,10 @@ fn one(rng: &mut Rng, step: &mut Lockstep) -> Result<()> {
         (5 | 6, Some(_)) => step.withdraw(id),
         (8, _) => {
             let network = rng.u32(1..=NETWORKS);
-            step.set_routes(network, &subnets()[rng.usize(0..2)..], rng.u32(0..3) == 0)?;
+            let ranges = &beside::ranges()[rng.usize(0..3)..];
+            step.set_all_routes(network, &subnets()[rng.usize(0..2)..], ranges, rng.u32(0..3) == 0)?;
             let now = rng.u32(1..=NETWORKS);
-            step.set_routes(now, &subnets(), now == NETWORKS)
+            step.set_all_routes(now, &subnets(), &beside::ranges(), now == NETWORKS)
         }
         (_, None) => join(rng, step, id),
         (_, Some(_)) => Ok(()),

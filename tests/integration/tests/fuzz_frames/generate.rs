@@ -4,19 +4,22 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use fastrand::Rng;
-use kni_common::Direction;
+use kni_common::IFINDEX_BASE;
 use kni_integration::{
     frames::{Extension, Ip, Link, Mac, Payload, TcpFlags, arp_request, neighbour_solicitation},
-    model::Endpoint,
+    model::{Endpoint, Seen},
     programs::{FOREIGN, INTERFACES, Lockstep, runnable},
 };
 
-use super::{changes::HOSTS, mutate};
+use super::{
+    beside::{VIRTUAL, virtual4, virtual6},
+    changes::HOSTS,
+    mutate,
+};
 
 /// A frame and where it is seen.
 pub(super) struct Shot {
-    pub(super) direction: Direction,
-    pub(super) endpoint: u32,
+    pub(super) seen: Seen,
     pub(super) frame: Vec<u8>,
 }
 
@@ -48,7 +51,12 @@ pub(super) fn shot(rng: &mut Rng, step: &Lockstep) -> Shot {
         rng.u32(1..=INTERFACES)
     };
     let from_pod = rng.u32(0..10) < 7;
-    let direction = if from_pod { Direction::FromPod } else { Direction::ToPod };
+    let seen = if from_pod {
+        Seen::from_pod(endpoint)
+    } else {
+        let other = IFINDEX_BASE + rng.u32(1..=INTERFACES);
+        Seen::to_pod(endpoint, pick(rng, &[0, 0, 2, other, other]))
+    };
     let known = step.model.world.endpoint(endpoint);
     loop {
         let mut frame = frame(rng, endpoint, known);
@@ -59,11 +67,7 @@ pub(super) fn shot(rng: &mut Rng, step: &Lockstep) -> Shot {
             mutate::some(rng, &mut frame);
         }
         if runnable(&frame) && frame.len() <= 4096 {
-            return Shot {
-                direction,
-                endpoint,
-                frame,
-            };
+            return Shot { seen, frame };
         }
     }
 }
@@ -123,25 +127,27 @@ fn turn(rng: &mut Rng, frame: &mut [u8], id: u32, known: Option<&Endpoint>) {
         (0x08, Some(own), _) if frame.len() >= 34 && frame[13] == 0 => {
             frame[26..30].copy_from_slice(&address4_any(rng).octets());
             frame[30..34].copy_from_slice(&own.octets());
-            turn_quote(frame, 42, 12, &own.octets());
+            let other = address4_any(rng).octets();
+            turn_quote(frame, 42, 12, &[own.octets(), other].concat());
         }
         (0x86, _, Some(own)) if frame.len() >= 54 => {
             frame[22..38].copy_from_slice(&address6_any(rng).octets());
             frame[38..54].copy_from_slice(&own.octets());
-            turn_quote(frame, 62, 8, &own.octets());
+            let other = address6_any(rng).octets();
+            turn_quote(frame, 62, 8, &[own.octets(), other].concat());
         }
         _ => {}
     }
 }
 
-/// If the packet is an ICMP error, what it quotes came from its receiver.
-fn turn_quote(frame: &mut [u8], quote: usize, at: usize, own: &[u8]) {
+/// If the packet is an ICMP error, what it quotes came from its receiver: source and destination of the quoted packet.
+fn turn_quote(frame: &mut [u8], quote: usize, at: usize, ends: &[u8]) {
     let is_error = matches!(
         (frame[12], frame.get(quote - 8)),
         (0x08, Some(3 | 11 | 12)) | (0x86, Some(1..=4))
     );
-    if is_error && let Some(source) = frame.get_mut(quote + at..quote + at + own.len()) {
-        source.copy_from_slice(own);
+    if is_error && let Some(place) = frame.get_mut(quote + at..quote + at + ends.len()) {
+        place.copy_from_slice(ends);
     }
 }
 
@@ -168,6 +174,7 @@ fn address4_any(rng: &mut Rng) -> Ipv4Addr {
             ],
         ),
         2 | 3 => Ipv4Addr::new(198, 51, 100, low(rng.u32(1..4))),
+        4..=8 => virtual4(rng.u32(1..=VIRTUAL + 1)),
         _ => host,
     }
 }
@@ -187,6 +194,7 @@ fn address6_any(rng: &mut Rng) -> Ipv6Addr {
             ],
         ),
         2 | 3 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, low(rng.u32(1..4)).into()),
+        4..=8 => virtual6(rng.u32(1..=VIRTUAL + 1)),
         _ => host,
     }
 }
@@ -329,7 +337,10 @@ fn icmp(rng: &mut Rng, from: IpAddr, to: IpAddr) -> Payload {
         1 => Payload::tcp(source_port, destination_port, TcpFlags::ACK),
         _ => Payload::echo_request(from.is_ipv4(), source_port, 1, b""),
     };
-    let quoted = Ip::new(to, mostly(rng, from, &[to])).packet(&quoted);
+    let mut ip = Ip::new(to, mostly(rng, from, &[to]));
+    // The first part of more.
+    ip.v4_fragment = if rng.u32(0..3) == 0 { 0x2000 } else { 0 };
+    let quoted = ip.packet(&quoted);
     let body = [&[0; 4][..], &quoted].concat();
     Payload::Icmp { kind, code: 0, body }
 }

@@ -2,8 +2,7 @@
 
 use std::{
     io,
-    net::{SocketAddr, UdpSocket},
-    os::fd::AsRawFd as _,
+    net::SocketAddr,
     thread,
     time::{Duration, Instant},
 };
@@ -15,6 +14,7 @@ use kni_integration::{
     node::{FABRIC_V4, FABRIC_V6},
     require,
     stage::{address, forwarding},
+    traffic::whole_datagrams,
 };
 
 use super::{FAMILIES, PORT};
@@ -26,28 +26,6 @@ fn manifests(mtu: u32) -> Vec<Manifest> {
 
 fn headers(v4: bool) -> usize {
     if v4 { 20 + 8 } else { 40 + 8 }
-}
-
-/// A socket that never fragments.
-fn whole_datagrams(from: &Namespaces, to: SocketAddr) -> Result<UdpSocket> {
-    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let socket = from.enter(|| {
-        let socket = UdpSocket::bind(any)?;
-        socket.connect(to).map(|()| socket)
-    })??;
-    let (level, option) = if to.is_ipv4() {
-        (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER)
-    } else {
-        (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER)
-    };
-    let value = libc::IP_PMTUDISC_DO;
-    let size = libc::socklen_t::try_from(size_of_val(&value))?;
-    // SAFETY: the descriptor is open and the option's value is an int that lives through the call.
-    let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size) };
-    if set != 0 {
-        bail!(io::Error::last_os_error());
-    }
-    Ok(socket)
 }
 
 fn is_too_big(result: &io::Result<usize>) -> bool {

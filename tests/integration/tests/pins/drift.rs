@@ -39,14 +39,14 @@ const BOGUS: &[Bogus] = &[
         map: "FLOWS4",
         kind: "lru_hash",
         key: 20,
-        value: 32,
+        value: 40,
         entries: FLOWS,
     },
     Bogus {
         map: "FLOWS6",
         kind: "lru_hash",
         key: 40,
-        value: 24,
+        value: 48,
         entries: FLOWS,
     },
     Bogus {

@@ -11,7 +11,7 @@ use kni_common::{Direction, layout::ALL_MAPS};
 use kni_integration::{
     Namespaces,
     frames::{Ip, Link, Payload},
-    model::Endpoint,
+    model::{ANYBODY, Allowed, Asked, Endpoint, Enforced, PortRow, Seen, Service},
     programs::{Lockstep, Programs, ROOT, options},
     require,
 };
@@ -32,7 +32,52 @@ fn endpoint(ipv4: Ipv4Addr, ipv6: Ipv6Addr, id: u8) -> Endpoint {
     }
 }
 
-/// At least one row in every map.
+fn number<T: TryFrom<u64>>(value: u64) -> T {
+    T::try_from(value).ok().expect("a number that fits")
+}
+
+/// A policy and a service, each used once.
+fn fill_beside(step: &mut Lockstep) -> Result<()> {
+    let lifetimes = step.model.lifetimes;
+    step.configure(lifetimes, number(SHARE), 0)?;
+    let row = PortRow {
+        protocol: Some(17),
+        port: (8080, 16),
+        ordinal: number(ORDINAL),
+        allow: true,
+    };
+    step.set_ports(PORTS, &[row])?;
+    step.allow(SET, ANYBODY, Asked::Egress, Allowed::Ports(PORTS), number(RULE))?;
+    step.identify(77, "192.0.2.0/24".parse()?, number(IDENTITY))?;
+    let service = Service {
+        id: number(SERVICE),
+        backends: vec![(B4.into(), 8080)],
+        affinity: 1000,
+        ..Service::default()
+    };
+    let address = Ipv4Addr::new(10, 96, 0, 1);
+    step.serve((77, address.into(), 17, 80), &service)?;
+    let selected = Enforced {
+        policy: SET,
+        ..Enforced::default()
+    };
+    step.enforce(3, selected)?;
+    step.publish(
+        3,
+        &endpoint(
+            Ipv4Addr::new(10, 0, 0, 4),
+            Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 4),
+            3,
+        ),
+    )?;
+    let link = Link::new([2, 0, 0, 0, 0, 3], [2, 0, 0, 0, 1, 3]);
+    let asked = Ip::new([10, 0, 0, 4].into(), address.into()).packet(&Payload::udp(4000, 80, b""));
+    step.run(Direction::FromPod, 3, &link.frame(&asked))?;
+    step.programs().explain(Seen::from_pod(3), &link.frame(&asked))?;
+    Ok(())
+}
+
+/// Rows that packets and endpoints leave.
 pub(super) fn fill(step: &mut Lockstep) -> Result<()> {
     step.set_routes(77, &["10.0.0.0/24".parse()?, "fd00::/64".parse()?], false)?;
     step.publish(1, &endpoint(A4, A6, 1))?;
@@ -50,13 +95,28 @@ pub(super) fn fill(step: &mut Lockstep) -> Result<()> {
 /// A map, the field names of its key (not for arrays) and value, and a value that the rows above must show.
 type Fields = (&'static str, &'static [&'static str], (&'static str, u64));
 
+/// Of a map that has no rows.
+const NO_ROW: (&str, u64) = ("", 0);
+
+const SHARE: u64 = 4321;
+const RULE: u64 = 1234;
+const ORDINAL: u64 = 321;
+const IDENTITY: u64 = 2345;
+const SERVICE: u64 = 3456;
+const SET: u32 = 8;
+const PORTS: u32 = 9;
+
 const FIELDS: &[Fields] = &[
     (
         "ENDPOINTS",
         &[
             "network",
             "generation",
+            "incarnation",
             "flags",
+            "policy",
+            "identity4",
+            "identity6",
             "ipv4",
             "ipv6",
             "mac",
@@ -67,7 +127,7 @@ const FIELDS: &[Fields] = &[
     ),
     (
         "ADDRESSES",
-        &["network", "address", "endpoint", "generation"],
+        &["network", "address", "endpoint", "incarnation"],
         ("network", 77),
     ),
     ("ROUTES", &["prefix_len", "network", "address", "action"], ("action", 2)),
@@ -82,7 +142,11 @@ const FIELDS: &[Fields] = &[
             "last_seen",
             "source_generation",
             "destination_generation",
+            "destination",
+            "lifetime",
             "kind",
+            "flags",
+            "address",
         ],
         ("protocol", 17),
     ),
@@ -118,7 +182,52 @@ const FIELDS: &[Fields] = &[
         &["endpoint", "verdict", "direction", "packets", "bytes"],
         ("verdict", 15),
     ),
-    ("EVENT_GATES", &["window", "events"], ("events", 2)),
+    ("EVENT_GATES", &["window", "drops", "flows", "lost"], ("drops", 2)),
+    (
+        "CONFIG",
+        &["hz", "tcp_established", "flows_per_endpoint"],
+        ("flows_per_endpoint", SHARE),
+    ),
+    ("FLOW_SHARES", &["counted", "opened", "window"], ("opened", 2)),
+    (
+        "POLICY",
+        &["set", "identity", "direction", "ports", "rule"],
+        ("rule", RULE),
+    ),
+    (
+        "PORTS",
+        &["prefix_len", "ports", "protocol", "port", "ordinal", "allow"],
+        ("ordinal", ORDINAL),
+    ),
+    (
+        "IDENTITIES",
+        &["prefix_len", "network", "address", "identity"],
+        ("identity", IDENTITY),
+    ),
+    ("HITS", &["set", "rule", "ordinal", "direction"], ("rule", RULE)),
+    (
+        "SERVICES",
+        &[
+            "network", "address", "port", "protocol", "service", "backends", "count", "affinity",
+        ],
+        ("service", SERVICE),
+    ),
+    ("BACKENDS", &["backends", "slot", "address", "port"], ("slot", 0)),
+    (
+        "AFFINITY",
+        &["service", "network", "client", "last_used", "address"],
+        ("service", SERVICE),
+    ),
+    (
+        "EXPLANATION",
+        &["verdict", "egress", "ingress", "beyond", "jiffies"],
+        ("version", 2),
+    ),
+    ("MASQUERADE", &["ipv4", "first", "last", "ipv6"], ("last", 0)),
+    // Nothing fills these here: their rows come with an uplink, and with interfaces of CNI plugins.
+    ("INTERFACES", &[], NO_ROW),
+    ("HOST_PORTS", &[], NO_ROW),
+    ("SOURCES", &[], NO_ROW),
 ];
 
 #[test]
@@ -126,6 +235,7 @@ fn bpftool_shows_the_fields_of_every_map() -> Result<()> {
     require!(root, netns, bpf, ip, bpftool);
     Lockstep::inside("dump", 4096, |step| {
         fill(step)?;
+        fill_beside(step)?;
         let node = Namespaces::current("dump")?;
         let folder = step.programs().dataplane().pin_path();
         for spec in ALL_MAPS {
@@ -148,6 +258,9 @@ fn bpftool_shows_the_fields_of_every_map() -> Result<()> {
                     "{} has no {field}: {text}",
                     spec.name
                 );
+            }
+            if *value == NO_ROW {
+                continue;
             }
             let (field, value) = value;
             let shown = format!("\"{field}\": {value}");

@@ -98,12 +98,13 @@ impl Watched {
         self.settled().await
     }
 
-    /// Waits until removals have ended and the pool is full.
+    /// Waits until removals have ended, the pool is full and every interface has its links.
     pub(crate) async fn settled(&self) -> Result<()> {
         let deadline = Instant::now() + SETTLED;
         loop {
             let status = self.status().await?;
-            if status.pending_removals == 0 && status.warm_sandboxes == self.warm_wanted() {
+            let pending = status.pending_removals + status.pending_links;
+            if pending == 0 && status.warm_sandboxes == self.warm_wanted() {
                 return Ok(());
             }
             ensure!(

@@ -1,4 +1,5 @@
-//! The two smallest programs there are, by bpf(2) itself: an empty one, and one that only redirects to a peer.
+//! The smallest programs there are, by bpf(2) itself: an empty one, one that only redirects to a peer, and XDP programs
+//! that only send or only take frames.
 
 use std::{
     io,
@@ -12,7 +13,15 @@ const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_PROG_TEST_RUN: libc::c_long = 10;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+const BPF_PROG_TYPE_XDP: u32 = 6;
+const BPF_XDP: u32 = 37;
 const BPF_TCX_INGRESS: u32 = 46;
+const BPF_FUNC_REDIRECT: u32 = 23;
+/// Frames that go their way, instead of a result that is handed back.
+const BPF_F_TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
+const XDP_DROP: u32 = 1;
+/// `XDP_FLAGS_DRV_MODE`
+const IN_THE_DRIVER: u32 = 1 << 2;
 const BPF_FUNC_REDIRECT_PEER: u32 = 155;
 
 /// One instruction (`struct bpf_insn`).
@@ -35,6 +44,10 @@ impl Instruction {
             offset: 0,
             immediate,
         }
+    }
+
+    const fn at(self, offset: i16) -> Self {
+        Self { offset, ..self }
     }
 
     /// Puts a constant into a register.
@@ -79,6 +92,10 @@ struct RunAttributes {
     context_out_size: u32,
     context_in: u64,
     context_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch_size: u32,
+    padding: u32,
 }
 
 fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<libc::c_long> {
@@ -102,7 +119,7 @@ fn raw(fd: &OwnedFd) -> Result<u32> {
     u32::try_from(fd.as_raw_fd()).context("negative descriptor")
 }
 
-/// A loaded classifier.
+/// A loaded program.
 #[derive(Debug)]
 pub(crate) struct Program(OwnedFd);
 
@@ -113,23 +130,63 @@ pub(crate) struct Attached(#[expect(dead_code, reason = "detaches when it is clo
 impl Program {
     /// Returns 0, nothing else: what a run costs without a program.
     pub(crate) fn empty() -> Result<Self> {
-        Self::load(&[Instruction::set(0, 0), Instruction::EXIT])
+        Self::load(BPF_PROG_TYPE_SCHED_CLS, &[Instruction::set(0, 0), Instruction::EXIT])
     }
 
     /// Sends every packet to the peer of the interface: what a packet costs without a decision.
     pub(crate) fn redirect_peer(ifindex: u32) -> Result<Self> {
-        Self::load(&[
-            Instruction::set(1, ifindex),
-            Instruction::set(2, 0),
-            Instruction::call(BPF_FUNC_REDIRECT_PEER),
-            Instruction::EXIT,
-        ])
+        Self::load(
+            BPF_PROG_TYPE_SCHED_CLS,
+            &[
+                Instruction::set(1, ifindex),
+                Instruction::set(2, 0),
+                Instruction::call(BPF_FUNC_REDIRECT_PEER),
+                Instruction::EXIT,
+            ],
+        )
     }
 
-    fn load(instructions: &[Instruction]) -> Result<Self> {
+    /// Takes every frame: a pod that processes frames in XDP.
+    pub(crate) fn xdp_drop() -> Result<Self> {
+        Self::load(BPF_PROG_TYPE_XDP, &[Instruction::set(0, XDP_DROP), Instruction::EXIT])
+    }
+
+    /// Sends every frame out of the interface, with these MAC addresses: a pod that makes frames in XDP. Written anew in
+    /// each, as the memory of one that has arrived becomes the next one, and the way has rewritten them.
+    pub(crate) fn xdp_redirect(ifindex: u32, addresses: [[u8; 4]; 3]) -> Result<Self> {
+        const WORD_FROM: u8 = 0x61;
+        const MOVE: u8 = 0xbf;
+        const ADD: u8 = 0x07;
+        const JUMP_IF_GREATER: u8 = 0x2d;
+        const PUT_WORD: u8 = 0x62;
+        let [first, second, third] = addresses;
+        let put = |offset, word| Instruction::new(PUT_WORD, 2, u32::from_ne_bytes(word)).at(offset);
+        Self::load(
+            BPF_PROG_TYPE_XDP,
+            &[
+                // From `data` to `data_end`: at least the addresses.
+                Instruction::new(WORD_FROM, 0x12, 0),
+                Instruction::new(WORD_FROM, 0x13, 0).at(4),
+                Instruction::new(MOVE, 0x24, 0),
+                Instruction::new(ADD, 0x04, 12),
+                Instruction::new(JUMP_IF_GREATER, 0x34, 0).at(7),
+                put(0, first),
+                put(4, second),
+                put(8, third),
+                Instruction::set(1, ifindex),
+                Instruction::set(2, 0),
+                Instruction::call(BPF_FUNC_REDIRECT),
+                Instruction::EXIT,
+                Instruction::set(0, XDP_DROP),
+                Instruction::EXIT,
+            ],
+        )
+    }
+
+    fn load(program_type: u32, instructions: &[Instruction]) -> Result<Self> {
         let license = c"GPL";
         let mut attributes = LoadAttributes {
-            program_type: BPF_PROG_TYPE_SCHED_CLS,
+            program_type,
             instructions: u32::try_from(instructions.len())?,
             first_instruction: instructions.as_ptr() as u64,
             license: license.as_ptr() as u64,
@@ -140,11 +197,20 @@ impl Program {
 
     /// Attaches by TCX at the ingress of an interface of the calling thread's network namespace.
     pub(crate) fn attach_ingress(&self, ifindex: u32) -> Result<Attached> {
+        self.attach(ifindex, BPF_TCX_INGRESS, 0)
+    }
+
+    /// Attaches as native XDP to an interface of the calling thread's network namespace.
+    pub(crate) fn attach_xdp(&self, ifindex: u32) -> Result<Attached> {
+        self.attach(ifindex, BPF_XDP, IN_THE_DRIVER)
+    }
+
+    fn attach(&self, ifindex: u32, attach_type: u32, flags: u32) -> Result<Attached> {
         let mut attributes = LinkAttributes {
             program: raw(&self.0)?,
             ifindex,
-            attach_type: BPF_TCX_INGRESS,
-            flags: 0,
+            attach_type,
+            flags,
         };
         let fd = bpf(BPF_LINK_CREATE, &mut attributes).context("attach a bare program")?;
         Ok(Attached(descriptor(fd)?))
@@ -163,5 +229,19 @@ impl Program {
         };
         bpf(BPF_PROG_TEST_RUN, &mut attributes).context("run the empty program")?;
         Ok(Duration::from_nanos(attributes.duration.into()))
+    }
+
+    /// Lets `count` copies of a frame go where it sends them.
+    pub(crate) fn run_live(&self, frame: &[u8], count: u32) -> Result<()> {
+        let mut attributes = RunAttributes {
+            program: raw(&self.0)?,
+            data_in_size: u32::try_from(frame.len())?,
+            data_in: frame.as_ptr() as u64,
+            repeat: count,
+            flags: BPF_F_TEST_XDP_LIVE_FRAMES,
+            ..RunAttributes::default()
+        };
+        bpf(BPF_PROG_TEST_RUN, &mut attributes).context("send frames")?;
+        Ok(())
     }
 }

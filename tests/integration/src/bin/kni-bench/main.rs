@@ -10,6 +10,7 @@ mod program;
 mod report;
 mod statistics;
 mod workload;
+mod xdp;
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -35,12 +36,21 @@ struct Args {
     /// Measure only this; may be repeated.
     #[arg(long = "only", value_enum)]
     parts: Vec<Part>,
+    /// Of the paths, only the one with this key of the JSON output; may be repeated.
+    #[arg(long = "path", value_name = "KEY")]
+    paths: Vec<String>,
+    /// Of what is measured on the paths, only the one with this key of the JSON output; may be repeated.
+    #[arg(long = "measure", value_name = "KEY")]
+    measures: Vec<String>,
     /// CPU to which both ends are pinned; the last one by default.
     #[arg(long)]
     cpu: Option<usize>,
     /// The kni-agent binary; the one beside this program by default.
     #[arg(long)]
     agent: Option<PathBuf>,
+    /// The static kni-cni binary; without it, pods are not attached by the plugin.
+    #[arg(long)]
+    cni: Option<PathBuf>,
     /// The eBPF object; the one embedded in this program by default.
     #[arg(long, env = "KNI_EBPF_OBJECT")]
     ebpf_object: Option<PathBuf>,
@@ -58,6 +68,8 @@ enum Part {
     Programs,
     /// Attaching and detaching pods.
     Attach,
+    /// Pods of a network with `spec.xdp` beside pods of one without.
+    Xdp,
 }
 
 /// How much of everything.
@@ -105,13 +117,24 @@ fn run(args: &Args) -> Result<()> {
     if wanted(Part::Programs) {
         program::measure(&cpus, effort, args.ebpf_object.as_deref(), &mut json)?;
     }
-    if wanted(Part::Paths) || wanted(Part::Attach) {
+    if wanted(Part::Paths) || wanted(Part::Attach) || wanted(Part::Xdp) {
         let agent = args.agent.clone().map_or_else(agent_binary, Ok)?;
         if wanted(Part::Paths) {
-            paths::measure(&cpus, effort, &agent, &mut json)?;
+            let only = paths::Only {
+                paths: &args.paths,
+                measures: &args.measures,
+            };
+            paths::measure(&cpus, effort, &agent, only, &mut json)?;
         }
         if wanted(Part::Attach) {
-            attach::measure(effort, &agent, &mut json)?;
+            let programs = attach::Programs {
+                agent: &agent,
+                cni: args.cni.as_deref(),
+            };
+            attach::measure(effort, &programs, &mut json)?;
+        }
+        if wanted(Part::Xdp) {
+            xdp::measure(&cpus, effort, &agent, &mut json)?;
         }
     }
     if let Some(path) = &args.json {

@@ -11,7 +11,10 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, ensure};
 use socket2::SockRef;
 
-use crate::{cpu::pin, paths::Path};
+use crate::{
+    cpu::pin,
+    paths::{Path, SERVICE_PORT},
+};
 
 /// How often a server looks whether it shall end.
 const TICK: Duration = Duration::from_millis(50);
@@ -46,28 +49,57 @@ pub(crate) struct Placement {
 impl Workload {
     /// Runs it over `path`; transactions or connections per second, or Gb/s.
     pub(crate) fn run(self, path: &Path, placement: Placement, time: Duration) -> Result<f64> {
-        let server = path.server.enter(|| Server::bind(self, path.address))??;
-        let address = server.address()?;
+        let ports = path.services.as_ref().map_or(0..1, |behind| behind.endpoints.clone());
+        let bind = || {
+            ports
+                .map(|port| Server::bind(self, path.address, port))
+                .collect::<io::Result<Vec<_>>>()
+        };
+        let servers = path.server.enter(bind)??;
+        let addresses = match &path.services {
+            Some(behind) => behind.addresses.iter().map(|&ip| (ip, SERVICE_PORT).into()).collect(),
+            None => servers.iter().map(Server::address).collect::<io::Result<Vec<_>>>()?,
+        };
         let stop = AtomicBool::new(false);
+        let serve = |server: &Server| {
+            pin(placement.server)?;
+            server.serve(self, &stop)
+        };
         thread::scope(|scope| {
-            let serving = scope.spawn(|| {
-                pin(placement.server)?;
-                server.serve(self, &stop)
-            });
+            let serving: Vec<_> = servers
+                .iter()
+                .map(|server| scope.spawn(move || serve(server)))
+                .collect();
             let client = path.client.enter(|| {
                 pin(placement.client)?;
-                self.client(address, time)
+                self.client(&addresses, time)
             });
             stop.store(true, Ordering::Relaxed);
-            let received = serving.join().map_err(|_panic| anyhow!("the server panicked"))?;
+            let mut received = 0.0;
+            let mut broken = None;
+            for server in serving {
+                match server.join().map_err(|_panic| anyhow!("the server panicked"))? {
+                    Ok(rate) => received += rate,
+                    Err(error) => broken = Some(error),
+                }
+            }
             let client = client.and_then(|rate| rate);
             let rate = client.with_context(|| format!("{self:?} over {}: client", path.title))?;
-            let received = received.with_context(|| format!("{self:?} over {}: server", path.title))?;
+            if let Some(error) = broken {
+                return Err(error.context(format!("{self:?} over {}: server", path.title)));
+            }
+            ensure!(
+                self != Self::Stream || received > 0.0,
+                "nothing was received over {}",
+                path.title
+            );
             Ok(if self == Self::Stream { received } else { rate })
         })
     }
 
-    fn client(self, server: SocketAddr, time: Duration) -> Result<f64> {
+    /// A flow of many packets goes to the first of the addresses, flow after flow to each in turn.
+    fn client(self, servers: &[SocketAddr], time: Duration) -> Result<f64> {
+        let server = *servers.first().context("no server")?;
         match self {
             Self::TcpTransactions => {
                 let mut stream = connect(server)?;
@@ -82,12 +114,15 @@ impl Workload {
                     socket.recv(&mut [0]).map(drop)
                 })
             }
-            Self::Connections => repeat(time, || {
-                let mut stream = connect(server)?;
-                ping(&mut stream)?;
-                // A reset: no connection is left waiting, so ports do not run out.
-                SockRef::from(&stream).set_linger(Some(Duration::ZERO))
-            }),
+            Self::Connections => {
+                let mut turn = servers.iter().cycle();
+                repeat(time, || {
+                    let mut stream = connect(*turn.next().unwrap_or(&server))?;
+                    ping(&mut stream)?;
+                    // A reset: no connection is left waiting, so ports do not run out.
+                    SockRef::from(&stream).set_linger(Some(Duration::ZERO))
+                })
+            }
             Self::Stream => {
                 let mut stream = connect(server)?;
                 let block = vec![0; BLOCK];
@@ -139,14 +174,14 @@ enum Server {
 }
 
 impl Server {
-    /// Binds a free port at `address`, in the calling thread's namespace.
-    fn bind(workload: Workload, address: IpAddr) -> io::Result<Self> {
+    /// Binds a port at `address`, 0 for any free one, in the calling thread's namespace.
+    fn bind(workload: Workload, address: IpAddr, port: u16) -> io::Result<Self> {
         if workload == Workload::UdpTransactions {
-            let socket = UdpSocket::bind((address, 0))?;
+            let socket = UdpSocket::bind((address, port))?;
             socket.set_read_timeout(Some(TICK))?;
             Ok(Self::Udp(socket))
         } else {
-            let listener = TcpListener::bind((address, 0))?;
+            let listener = TcpListener::bind((address, port))?;
             // The kernel also applies it to accept().
             SockRef::from(&listener).set_read_timeout(Some(TICK))?;
             Ok(Self::Tcp(listener))
@@ -160,7 +195,7 @@ impl Server {
         }
     }
 
-    /// Serves until `stop`; Gb/s received, which only means something for a stream.
+    /// Serves until `stop`; Gb/s received, which is something only where a stream came.
     fn serve(&self, workload: Workload, stop: &AtomicBool) -> Result<f64> {
         let mut received = 0.0;
         while !stop.load(Ordering::Relaxed) {
@@ -176,7 +211,6 @@ impl Server {
                 _ => {}
             }
         }
-        ensure!(workload != Workload::Stream || received > 0.0, "nothing was received");
         Ok(received)
     }
 }

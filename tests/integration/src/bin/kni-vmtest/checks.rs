@@ -1,20 +1,20 @@
 //! What must hold, proven by content: who answered, not only that somebody did.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
 use kni_agent::{dataplane::Dataplane, model::EndpointId};
-use kni_common::{Direction, Verdict};
+use kni_common::{Direction, IFINDEX_BASE, Verdict};
 use kni_integration::{
     frames::{Ip, Link, PacketSocket, Payload},
     traffic::{NoAnswer, new_token, ping, tcp_get_to, udp_ask_to},
 };
 
-use super::pods::{NETWORKS, PORT, Pod, Pods, addresses, host_ifname, host_mac, mac, v4, v6};
+use super::pods::{NETWORKS, PORT, Pod, Pods, XDP, addresses, host_ifname, host_mac, mac, v4, v6};
 
 /// The machine may be an emulated one.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -26,10 +26,43 @@ pub(crate) fn attached(dataplane: &Dataplane, pods: &Pods) -> Result<()> {
     for pod in &pods.all {
         let (programs, mut problems) = dataplane.programs(&host_ifname(pod.id), EndpointId(pod.id));
         problems.extend(dataplane.verify(&pod.config()?));
+        if pod.network == XDP {
+            let index = IFINDEX_BASE + pod.id;
+            problems.extend(
+                dataplane
+                    .xdp_program(&host_ifname(pod.id), index, EndpointId(pod.id))
+                    .err(),
+            );
+        }
         ensure!(problems.is_empty(), "{}: {}", pod.name, problems.join(", "));
         ensure!(programs.len() == 2, "{} has {} programs", pod.name, programs.len());
     }
     println!("both programs are at {} interfaces", pods.all.len());
+    Ok(())
+}
+
+/// A flow of datagrams between pods with the fast path, every one of which arrives.
+pub(crate) fn fast_path(pods: &Pods) -> Result<()> {
+    const MANY: u32 = 50;
+    let (from, to) = (pods.named("red-2")?, pods.named("red-3")?);
+    for address in addresses(to.host) {
+        let any: IpAddr = if address.is_ipv4() {
+            Ipv4Addr::UNSPECIFIED.into()
+        } else {
+            Ipv6Addr::UNSPECIFIED.into()
+        };
+        let socket = from.inside.enter(|| UdpSocket::bind((any, 0)))??;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.connect((address, PORT))?;
+        for _ in 0..MANY {
+            let (token, mut answer) = (new_token(), [0; 512]);
+            socket.send(format!("{token}\n").as_bytes())?;
+            let length = socket.recv(&mut answer).with_context(|| format!("from {address}"))?;
+            let answer = String::from_utf8_lossy(&answer[..length]);
+            ensure!(answer.contains(&token) && answer.contains(&to.name), "{answer:?}");
+        }
+    }
+    println!("{MANY} datagrams of each family went there and back by XDP");
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use aya::util::KernelVersion;
-use kni_agent::dataplane::{self, Dataplane, DataplaneOptions, EventStream, Hook, HookChoice};
+use kni_agent::dataplane::{self, Dataplane, DataplaneOptions, EventStream, Hook, HookChoice, NodeConfig};
 use kni_integration::{Namespaces, programs};
 
 use self::pods::Pods;
@@ -52,6 +52,7 @@ fn run() -> Result<()> {
 /// Loads every program through this kernel's verifier; the hook must be the best that the kernel has.
 fn open(options: &DataplaneOptions) -> Result<(Dataplane, EventStream)> {
     let opened = Dataplane::open(options)?;
+    opened.0.configure(&NodeConfig::default())?;
     let has_tcx = KernelVersion::current()? >= KernelVersion::new(6, 6, 0);
     let (hook, expected) = (opened.0.hook(), if has_tcx { Hook::Tcx } else { Hook::Clsact });
     println!("programs are loaded, hook {}", hook.as_str());
@@ -72,6 +73,7 @@ fn check(
 ) -> Result<()> {
     checks::attached(&opened.0, pods)?;
     checks::isolation(pods)?;
+    checks::fast_path(pods)?;
     checks::spoofing(&opened.0, pods)?;
     checks::every_packet_is_counted(&opened.0, pods)?;
     drop(opened);

@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
 };
 
@@ -14,10 +14,12 @@ use kni_agent::{
     netlink::{self, Netlink, PodInterfaceConfig, VethSpec, netns},
 };
 use kni_common::IFINDEX_BASE;
-use kni_integration::{Namespaces, frames::Mac, traffic::Servers};
+use kni_integration::{Namespaces, frames::Mac, programs, traffic::Servers};
 
 /// Two networks apart from everything, and one that the node's stack belongs to; all with the same subnets.
 pub(crate) const NETWORKS: [(u32, &str); 3] = [(1, "blue"), (2, "red"), (3, "default")];
+/// The network whose pods have the fast path.
+pub(crate) const XDP: u32 = 2;
 /// Where every pod serves.
 pub(crate) const PORT: u16 = 8080;
 /// The node's own addresses.
@@ -87,7 +89,16 @@ fn config(id: u32, network: u32, host: u8) -> Result<EndpointConfig> {
         mac: MacAddr(mac(id)),
         host_mac: MacAddr(host_mac(id)),
         host_access: network == 3,
+        xdp: network == XDP,
+        plugin: None,
+        shaped: false,
     })
+}
+
+/// What the agent does for an interface of a network with `spec.xdp`.
+async fn speed_up(dataplane: &Dataplane, netns: &netlink::Netns, id: u32) -> Result<()> {
+    netlink::prepare_xdp_pod_interface(netns, &"eth0".parse()?).await?;
+    Ok(dataplane.attach_xdp(&host_ifname(id), IFINDEX_BASE + id, EndpointId(id))?)
 }
 
 impl Pods {
@@ -107,7 +118,10 @@ impl Pods {
         let host = Netlink::new()?;
         host.ensure_rules(&subnets()).await?;
         for (network, _) in NETWORKS {
-            dataplane.set_routes(NetworkId::try_from(network)?, &subnets(), network == 3)?;
+            dataplane.set_routes(
+                NetworkId::try_from(network)?,
+                &programs::routes(&subnets(), network == 3),
+            )?;
         }
         let places = [(1, 2), (1, 3), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3)];
         for (id, (network, address)) in (1..).zip(places) {
@@ -118,6 +132,12 @@ impl Pods {
         Ok(())
     }
 
+    async fn namespace(&mut self, path: &Path) -> Result<netlink::Netns> {
+        netns::create(path).await?;
+        self.made.push(path.to_owned());
+        Ok(netns::open(path)?)
+    }
+
     async fn add(&mut self, dataplane: &Dataplane, host: &Netlink, id: u32, network: u32, address: u8) -> Result<()> {
         let network_name = NETWORKS
             .iter()
@@ -125,9 +145,7 @@ impl Pods {
             .map_or("", |(_, name)| name);
         let name = format!("{network_name}-{address}");
         let path = PathBuf::from(format!("/run/kni-vmtest/{name}"));
-        netns::create(&path).await?;
-        self.made.push(path.clone());
-        let netns = netns::open(&path)?;
+        let netns = self.namespace(&path).await?;
         let (ifname, host_name): (IfName, IfName) = ("eth0".parse()?, host_ifname(id).parse()?);
         let spec = VethSpec {
             host_name: host_name.clone(),
@@ -155,6 +173,9 @@ impl Pods {
             route_metric: 0,
         })
         .await?;
+        if network == XDP {
+            speed_up(dataplane, &netns, id).await?;
+        }
         host.settle(indexes.host).await?;
         if network == 3 {
             for to in addresses(address) {
@@ -162,7 +183,7 @@ impl Pods {
                 host.add_pod_route(to, indexes.host).await?;
             }
         }
-        dataplane.publish(&config(id, network, address)?)?;
+        programs::publish_unrestricted(dataplane, &config(id, network, address)?)?;
         let inside = self.node.net_at(&name, &path)?;
         let servers = Servers::start(&inside, &name, PORT)?;
         self.all.push(Pod {

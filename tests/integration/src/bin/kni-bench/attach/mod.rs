@@ -1,7 +1,8 @@
-//! Attaches and detaches pods through the agent and through the bridge plugin, and compares how long each takes.
+//! Attaches and detaches pods through the agent, through our CNI plugin and through the bridge plugin, and compares how
+//! long each takes.
 
-mod bridge;
 mod kni;
+mod plugin;
 mod timing;
 
 use std::{path::Path, time::Duration};
@@ -14,6 +15,15 @@ use crate::{
     Effort, report,
     statistics::{median, percentile},
 };
+
+/// What is measured.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Programs<'a> {
+    /// kni-agent.
+    pub(crate) agent: &'a Path,
+    /// kni-cni, the static binary; without it, that way is left out.
+    pub(crate) cni: Option<&'a Path>,
+}
 
 /// In what manner pods come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,17 +52,28 @@ impl Pattern {
     }
 }
 
-fn patterns(quick: bool) -> [Pattern; 3] {
+fn patterns(quick: bool) -> [Pattern; 4] {
     let pause = Duration::from_millis(200);
     if quick {
-        [Pattern::Spaced(5, pause), Pattern::Sequence(5), Pattern::Burst(5)]
+        [
+            Pattern::Spaced(5, pause),
+            Pattern::Sequence(5),
+            Pattern::Burst(5),
+            Pattern::Burst(10),
+        ]
     } else {
-        [Pattern::Spaced(40, pause), Pattern::Sequence(100), Pattern::Burst(30)]
+        [
+            Pattern::Spaced(40, pause),
+            Pattern::Sequence(100),
+            Pattern::Burst(30),
+            Pattern::Burst(150),
+        ]
     }
 }
 
 /// Measures all ways and patterns and prints the table.
-pub(crate) fn measure(effort: Effort, agent: &Path, json: &mut Map<String, Value>) -> Result<()> {
+pub(crate) fn measure(effort: Effort, programs: &Programs<'_>, json: &mut Map<String, Value>) -> Result<()> {
+    let Programs { agent, cni } = *programs;
     let mut results = Vec::new();
     for (key, title, warm) in [("kni", "KNI", 8), ("kni_cold", "KNI, nothing kept warm", 0)] {
         let way = kni::Kni::start(agent, warm).with_context(|| title.to_owned())?;
@@ -61,16 +82,28 @@ pub(crate) fn measure(effort: Effort, agent: &Path, json: &mut Map<String, Value
             results.push((key, title, pattern, way.run(pattern).with_context(|| title.to_owned())?));
         }
     }
-    let title = "bridge CNI plugin";
-    if let Some(plugin) = bridge::Bridge::find()? {
-        for pattern in patterns(effort.quick) {
+    let mut plugins = Vec::new();
+    if let Some(program) = cni {
+        plugins.push(("kni_cni", "kni-cni plugin", plugin::Plugin::kni(program, agent)?));
+    }
+    match plugin::Plugin::bridge()? {
+        Some(bridge) => plugins.push(("bridge", "bridge CNI plugin", bridge)),
+        None => eprintln!("attach: no bridge plugin in {}: left out", plugin::PLUGINS),
+    }
+    // In turn, so that both meet the machine in the same mood.
+    for pattern in patterns(effort.quick) {
+        for (key, title, plugin) in &plugins {
             eprintln!("attach: {title}, {}", pattern.title());
-            results.push(("bridge", title, pattern, plugin.run(pattern).context(title)?));
+            results.push((*key, *title, pattern, plugin.run(pattern).context(*title)?));
         }
-    } else {
-        eprintln!("attach: no bridge plugin in {}: left out", bridge::PLUGINS);
     }
     show(&results, json);
+    for (key, title, plugin) in &plugins {
+        if let Some(bytes) = plugin.peak_memory()? {
+            eprintln!("{title}: the agent has had at most {} kB of memory", bytes / 1000);
+            json.insert(format!("{key}_agent_peak_bytes"), bytes.into());
+        }
+    }
     Ok(())
 }
 

@@ -35,6 +35,7 @@ fn loopback() -> Result<Path> {
         client: namespace.clone(),
         server: namespace,
         address: Ipv4Addr::LOCALHOST.into(),
+        services: None,
         keep: Vec::new(),
     })
 }
@@ -46,6 +47,7 @@ fn path(key: &'static str, title: &'static str, pods: Pods) -> Path {
         client: pods.client,
         server: pods.server,
         address: SERVER.into(),
+        services: None,
         keep: vec![Box::new(pods.host)],
     }
 }
@@ -62,6 +64,7 @@ fn veth() -> Result<Path> {
         client,
         server,
         address: SERVER.into(),
+        services: None,
         keep: Vec::new(),
     })
 }

@@ -1,72 +1,227 @@
-//! Our own path: two pods of one network, attached by the real agent.
+//! Our own paths: pods of one network, attached by the real agent, with and without policies and a service between.
 
-use std::{net::IpAddr, path::Path as FilePath};
+use std::{
+    path::Path as FilePath,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{Agent, AgentOptions, Kubelet, Manifest, Node, Pod, agent::SOCKET};
-use kni_proto::runtime::ListInterfacesRequest;
+use kni_integration::{Agent, AgentOptions, Kubelet, Node, Pod, agent::SOCKET};
+use kni_proto::runtime::{ListInterfacesRequest, ListServicesRequest, ServicePort, WatchFlowsRequest};
 use tokio::runtime::Runtime;
 
-use super::{OURS, Path};
+use super::{
+    OURS, Path, SERVICE_PORT, Services,
+    manifests::{self, BACKEND, Served},
+};
 
-/// A node with an agent and two pods.
+/// The keys of the paths through one service of 10 endpoints, and through 1 000 of them in turn.
+pub(super) const ONE_SERVICE: &str = "kni_one_service";
+/// See [`ONE_SERVICE`].
+pub(super) const MANY_SERVICES: &str = "kni_1000_services";
+
+/// One node of ours: how its agent runs, and which of its paths are measured.
+pub(super) struct Setup {
+    node: &'static str,
+    args: &'static [&'static str],
+    /// Whether a client follows the flow events.
+    followed: bool,
+    /// The services before the server that policies select.
+    served: Served,
+    paths: &'static [Route],
+}
+
+/// A path between two pods of the node.
+#[derive(Clone, Copy)]
+struct Route {
+    key: &'static str,
+    title: &'static str,
+    v4: bool,
+    /// Between the pods that policies select.
+    policy: bool,
+    /// Through the service.
+    service: bool,
+}
+
+/// How long an agent may take to serve what its manifests say.
+const SERVICES_TIMEOUT: Duration = Duration::from_secs(30);
+
+const fn route(key: &'static str, title: &'static str, v4: bool, policy: bool, service: bool) -> Route {
+    Route {
+        key,
+        title,
+        v4,
+        policy,
+        service,
+    }
+}
+
+impl Setup {
+    /// The default, the same with flow events off and on, and with services of more endpoints, one and many.
+    pub(super) const ALL: &'static [Self] = &[
+        Self {
+            node: "kni",
+            args: &[],
+            followed: false,
+            served: Served::ONE,
+            paths: &[
+                route(OURS, "KNI", true, false, false),
+                route("kni_v6", "KNI, IPv6", false, false, false),
+                route("kni_policy", "KNI, policies", true, true, false),
+                route("kni_service", "KNI, policies, ClusterIP", true, true, true),
+                route("kni_service_v6", "KNI, policies, ClusterIP, IPv6", false, true, true),
+            ],
+        },
+        Self {
+            node: "kni-silent",
+            args: &["--flow-events-per-second", "0"],
+            followed: false,
+            served: Served::ONE,
+            paths: &[route(
+                "kni_events_off",
+                "KNI, policies, ClusterIP, no flow events",
+                true,
+                true,
+                true,
+            )],
+        },
+        Self {
+            node: "kni-followed",
+            args: &["--flow-events-per-second", "100000"],
+            followed: true,
+            served: Served::ONE,
+            paths: &[route(
+                "kni_events_followed",
+                "KNI, policies, ClusterIP, each flow followed",
+                true,
+                true,
+                true,
+            )],
+        },
+        Self {
+            node: "kni-one-service",
+            args: &[],
+            followed: false,
+            served: Served::of_ten(1),
+            paths: &[route(
+                ONE_SERVICE,
+                "KNI, policies, one service of 10 endpoints",
+                true,
+                true,
+                true,
+            )],
+        },
+        Self {
+            node: "kni-1000-services",
+            args: &[],
+            followed: false,
+            served: Served::of_ten(1000),
+            paths: &[route(
+                MANY_SERVICES,
+                "KNI, policies, 1 000 services of 10 endpoints in turn",
+                true,
+                true,
+                true,
+            )],
+        },
+    ];
+}
+
+/// What a follower saw.
+#[derive(Default)]
+struct Followed {
+    events: AtomicU64,
+    lost: AtomicU64,
+}
+
+/// A node with an agent and its pods.
 pub(super) struct Ours {
     // Dropped in this order: the agent must not outlive its node.
     runtime: Runtime,
     kubelet: Kubelet,
-    pods: [Pod; 2],
+    setup: &'static Setup,
+    /// Client and server without policies, client and server with.
+    pods: [Pod; 4],
+    followed: Arc<Followed>,
     _agent: Agent,
     _node: Node,
 }
 
 impl Ours {
-    pub(super) fn start(agent: &FilePath) -> Result<Self> {
-        let node = Node::new("kni")?;
+    pub(super) fn start(agent: &FilePath, setup: &'static Setup) -> Result<Self> {
+        let node = Node::new(setup.node)?;
         let options = AgentOptions {
-            manifests: vec![Manifest::default_network(
-                "default",
-                &["10.244.0.0/16", "fd00:244::/64"],
-            )],
+            manifests: manifests::all(setup.served),
+            args: setup.args.iter().map(|&arg| arg.to_owned()).collect(),
             binary: Some(agent.to_owned()),
             ..AgentOptions::default()
         };
+        let started = Instant::now();
         let agent = Agent::start(&node, options)?;
         let runtime = Runtime::new()?;
-        let (kubelet, pods) = runtime.block_on(async {
-            let kubelet = Kubelet::connect(&node, SOCKET).await?;
+        let kubelet = runtime.block_on(Kubelet::connect(&node, SOCKET))?;
+        runtime.block_on(wait_for_services(&kubelet, setup.served, started))?;
+        let pods = runtime.block_on(async {
+            let fixed = BACKEND.join(",");
             let pods = [
                 kubelet.run_pod("bench", "client", &[]).await?,
                 kubelet.run_pod("bench", "server", &[]).await?,
+                kubelet.run_pod("guarded", "client", &[]).await?,
+                kubelet.run_pod("guarded", "server", &[("kni.dev/ips", &fixed)]).await?,
             ];
-            anyhow::Ok((kubelet, pods))
+            anyhow::Ok(pods)
         })?;
+        let followed = Arc::new(Followed::default());
+        if setup.followed {
+            let client = kubelet.runtime();
+            runtime.spawn(follow(client, Arc::clone(&followed)));
+        }
         Ok(Self {
             runtime,
             kubelet,
+            setup,
             pods,
+            followed,
             _agent: agent,
             _node: node,
         })
     }
 
     pub(super) fn paths(&self) -> Result<Vec<Path>> {
-        let [client, server] = &self.pods;
-        let path = |key, title, address: Option<IpAddr>| -> Result<Path> {
-            Ok(Path {
-                key,
-                title,
-                client: client.inside.clone(),
-                server: server.inside.clone(),
-                address: address.with_context(|| format!("{title}: no address"))?,
-                keep: Vec::new(),
-            })
-        };
-        Ok(vec![
-            path(OURS, "KNI", server.ip(true))?,
-            path("kni_v6", "KNI, IPv6", server.ip(false))?,
-        ])
+        self.setup.paths.iter().map(|route| self.path(*route)).collect()
     }
-    /// That the packets which were counted on the way really went through our programs, and none was dropped.
+
+    fn path(&self, route: Route) -> Result<Path> {
+        let [client, server, guarded_client, guarded_server] = &self.pods;
+        let (client, server) = if route.policy {
+            (guarded_client, guarded_server)
+        } else {
+            (client, server)
+        };
+        let front = self.setup.served;
+        let services = route.service.then(|| Services {
+            addresses: front.addresses(route.v4),
+            endpoints: SERVICE_PORT..SERVICE_PORT + front.endpoints,
+        });
+        Ok(Path {
+            key: route.key,
+            title: route.title,
+            client: client.inside.clone(),
+            server: server.inside.clone(),
+            address: server
+                .ip(route.v4)
+                .with_context(|| format!("{}: no address", route.title))?,
+            services,
+            keep: Vec::new(),
+        })
+    }
+
+    /// That the packets which were counted on the way really went through our programs, and none was dropped; and that
+    /// who followed the flows saw them.
     pub(super) fn check(&self) -> Result<()> {
         let mut client = self.kubelet.runtime();
         let request = client.list_interfaces(ListInterfacesRequest::default());
@@ -75,10 +230,64 @@ impl Ours {
             let pod = &interface.pod_name;
             let sent = interface.from_pod.unwrap_or_default().packets;
             let dropped = interface.dropped.unwrap_or_default().packets;
-            ensure!(sent > 1000, "pod {pod}: only {sent} packets went through from_pod");
+            let measured = self
+                .setup
+                .paths
+                .iter()
+                .any(|route| route.policy == (interface.pod_namespace == "guarded"));
+            ensure!(
+                !measured || sent > 1000,
+                "pod {pod}: only {sent} packets went through from_pod"
+            );
             ensure!(dropped < 100, "pod {pod}: {dropped} packets were dropped");
             ensure!(interface.healthy, "pod {pod}: {}", interface.problems.join(", "));
         }
+        if self.setup.followed {
+            let seen = self.followed.events.load(Ordering::Relaxed);
+            let lost = self.followed.lost.load(Ordering::Relaxed);
+            println!("\nflow events: {seen} seen by the follower, {lost} lost on their way to it");
+            ensure!(seen > 1000, "the follower saw only {seen} flow events");
+        }
         Ok(())
     }
+}
+
+/// Waits until the agent serves them all, and says how long that took where they are many.
+async fn wait_for_services(kubelet: &Kubelet, served: Served, started: Instant) -> Result<()> {
+    let wanted = served.frontends();
+    loop {
+        let listed = kubelet
+            .runtime()
+            .list_services(ListServicesRequest {})
+            .await?
+            .into_inner();
+        let complete = |port: &&ServicePort| port.backends.len() == usize::from(served.endpoints);
+        let count = listed.services.iter().filter(complete).count();
+        if count == wanted {
+            break;
+        }
+        let took = started.elapsed();
+        ensure!(
+            took < SERVICES_TIMEOUT,
+            "{count} of {wanted} service ports are served after {took:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    if served.services > 1 {
+        let (services, endpoints, took) = (served.services, served.endpoints, started.elapsed());
+        println!("{services} services of {endpoints} endpoints were served {took:.1?} after the agent's start");
+    }
+    Ok(())
+}
+
+async fn follow(
+    mut client: kni_proto::runtime::runtime_client::RuntimeClient<tonic::transport::Channel>,
+    followed: Arc<Followed>,
+) -> Result<()> {
+    let mut stream = client.watch_flows(WatchFlowsRequest::default()).await?.into_inner();
+    while let Some(flow) = stream.message().await? {
+        followed.events.fetch_add(1, Ordering::Relaxed);
+        followed.lost.fetch_add(flow.lost, Ordering::Relaxed);
+    }
+    Ok(())
 }

@@ -2,7 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{LIMIT, Measure, OURS, Path, Values};
+use super::{
+    LIMIT, Measure, OURS, Path, Values,
+    ours::{MANY_SERVICES, ONE_SERVICE},
+};
 use crate::{
     report,
     statistics::{median, paired_ratio},
@@ -24,16 +27,45 @@ pub(super) fn print(paths: &[Path], measures: &[Measure], all: &Values) {
         }
         rows.push(row);
     }
+    let mut ratio = |title: String, ours: &'static str, other: &'static str| {
+        rows.extend(ratios(title, measures, all, ours, other));
+    };
     for path in paths.iter().filter(|path| !path.key.starts_with(OURS)) {
-        let mut row = vec![format!("KNI / {}", path.title)];
-        for measure in measures {
-            let ratio = paired_ratio(rounds(all, OURS, measure.key), rounds(all, path.key, measure.key));
-            row.push(format!("{ratio:.2}"));
-        }
-        rows.push(row);
+        ratio(format!("KNI / {}", path.title), OURS, path.key);
+    }
+    for path in paths
+        .iter()
+        .filter(|path| path.key.starts_with(OURS) && path.key != OURS)
+    {
+        ratio(format!("{} / bare redirect_peer", path.title), path.key, LIMIT);
+    }
+    for (title, ours, other) in [
+        ("flow events followed / off", "kni_events_followed", "kni_events_off"),
+        ("1 000 services / one", MANY_SERVICES, ONE_SERVICE),
+    ] {
+        ratio(title.to_owned(), ours, other);
     }
     report::heading("Pod to pod on one node (medians; ratios: median of the rounds' ratios)");
     report::table(&header, &rows);
+}
+
+/// The row that compares a path with another; none if one of them was left out.
+fn ratios(
+    title: String,
+    measures: &[Measure],
+    all: &Values,
+    ours: &'static str,
+    other: &'static str,
+) -> Option<Vec<String>> {
+    let mut row = vec![title];
+    for measure in measures {
+        let (ours, other) = (rounds(all, ours, measure.key), rounds(all, other, measure.key));
+        if ours.is_empty() || other.is_empty() {
+            return None;
+        }
+        row.push(format!("{:.2}", paired_ratio(ours, other)));
+    }
+    Some(row)
 }
 
 fn number(value: f64) -> String {

@@ -1,20 +1,21 @@
 //! Nanoseconds per packet in our programs, measured by the kernel itself (`BPF_PROG_TEST_RUN`).
 
 mod case;
+mod rules;
 
 use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use aya::TestRunOptions;
 use kni_agent::{
-    dataplane::{Dataplane, DataplaneOptions, EndpointConfig, HookChoice, embedded},
+    dataplane::{Dataplane, DataplaneOptions, EndpointConfig, HookChoice, NodeConfig, embedded},
     model::{EndpointId, NetworkId},
 };
 use kni_common::{
     IFINDEX_BASE,
-    layout::{DEFAULT_MAX_ENDPOINTS, DEFAULT_MAX_FLOWS},
+    layout::{DEFAULT_MAX_ENDPOINTS, DEFAULT_MAX_FLOWS, DEFAULT_MAX_POLICY_ROWS, DEFAULT_MAX_SERVICES},
 };
-use kni_integration::Node;
+use kni_integration::{Node, programs};
 use serde_json::{Map, Value, json};
 use tokio::runtime;
 
@@ -43,14 +44,14 @@ pub(crate) fn measure(cpus: &Cpus, effort: Effort, object: Option<&Path>, json: 
     node.ip(&[&format!("link add kni-host index {index} type veth peer name kni-pod")])?;
     let net = node.enter(|| -> Result<Vec<Vec<f64>>> {
         pin(cpus.one)?;
-        run(&cases, effort, object)
+        run(&cases, effort, object, json)
     })??;
     show(&cases, &net, json);
     Ok(())
 }
 
 /// Nanoseconds of each case, net of the empty program of the same round.
-fn run(cases: &[Case], effort: Effort, object: Vec<u8>) -> Result<Vec<Vec<f64>>> {
+fn run(cases: &[Case], effort: Effort, object: Vec<u8>, json: &mut Map<String, Value>) -> Result<Vec<Vec<f64>>> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let _in_runtime = runtime.enter();
     let (dataplane, _events) = Dataplane::open(&DataplaneOptions {
@@ -58,20 +59,32 @@ fn run(cases: &[Case], effort: Effort, object: Vec<u8>) -> Result<Vec<Vec<f64>>>
         root: "/sys/fs/bpf/kni".into(),
         max_endpoints: DEFAULT_MAX_ENDPOINTS,
         max_flows: DEFAULT_MAX_FLOWS,
+        max_policy_rows: DEFAULT_MAX_POLICY_ROWS,
+        max_services: DEFAULT_MAX_SERVICES,
         hook: HookChoice::Auto,
+    })?;
+    // A million first packets are more than one pod may have.
+    dataplane.configure(&NodeConfig {
+        flows_per_endpoint: 0,
+        ..NodeConfig::default()
     })?;
     publish(&dataplane)?;
     let empty = Program::empty()?;
     let context = context();
     let repeat = if effort.quick { 50_000 } else { 1_000_000 };
     let mut net = vec![Vec::new(); cases.len()];
+    let cost = |case: &Case| -> Result<f64> {
+        let base = empty.test_run(&case.packet, &context, repeat)?;
+        let full = test_run(&dataplane, case, &context, repeat)?;
+        Ok((full.as_secs_f64() - base.as_secs_f64()) * 1e9)
+    };
     for _ in 0..effort.rounds {
         for (case, net) in cases.iter().zip(&mut net) {
-            let base = empty.test_run(&case.packet, &context, repeat)?;
-            let full = test_run(&dataplane, case, &context, repeat)?;
-            net.push((full.as_secs_f64() - base.as_secs_f64()) * 1e9);
+            net.push(cost(case)?);
         }
     }
+    let new_flow = cases.first().context("a case that opens a flow")?;
+    rules::measure(&dataplane, network()?, new_flow, effort, cost, json)?;
     Ok(net)
 }
 
@@ -95,8 +108,12 @@ fn test_run(dataplane: &Dataplane, case: &Case, context: &[u8], repeat: u32) -> 
     anyhow::bail!("no repetition")
 }
 
+fn network() -> Result<NetworkId> {
+    Ok(NetworkId::try_from(7)?)
+}
+
 fn publish(dataplane: &Dataplane) -> Result<()> {
-    let network = NetworkId::try_from(7)?;
+    let network = network()?;
     let endpoint = |id: u32, ipv4: &str, ipv6: &str, mac, host_mac| -> Result<EndpointConfig> {
         Ok(EndpointConfig {
             endpoint: EndpointId(id),
@@ -106,12 +123,15 @@ fn publish(dataplane: &Dataplane) -> Result<()> {
             mac,
             host_mac,
             host_access: true,
+            xdp: false,
+            plugin: None,
+            shaped: false,
         })
     };
-    dataplane.set_routes(network, &["10.0.0.0/24".parse()?, "fd00::/64".parse()?], true)?;
-    dataplane.publish(&endpoint(SENDER, V4[0], V6[0], SENDER_MAC, RECEIVER_MAC)?)?;
-    dataplane.publish(&endpoint(RECEIVER, V4[1], V6[1], RECEIVER_MAC, SENDER_MAC)?)?;
-    Ok(())
+    let routes = programs::routes(&["10.0.0.0/24".parse()?, "fd00::/64".parse()?], true);
+    dataplane.set_routes(network, &routes)?;
+    programs::publish_unrestricted(dataplane, &endpoint(SENDER, V4[0], V6[0], SENDER_MAC, RECEIVER_MAC)?)?;
+    programs::publish_unrestricted(dataplane, &endpoint(RECEIVER, V4[1], V6[1], RECEIVER_MAC, SENDER_MAC)?)
 }
 
 /// `struct __sk_buff` of a packet at the sender's interface.

@@ -1,0 +1,89 @@
+//! What the API server has written down of the requests it got.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use super::Cluster;
+
+/// The requests until some moment.
+#[derive(Debug, Clone, Default)]
+pub struct Audit {
+    requests: Vec<Request>,
+}
+
+/// A request that was answered; a watch is there once for its beginning and once for its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Who asked.
+    pub user: String,
+    /// For what, such as `patch /api/v1/...`.
+    pub what: String,
+    /// HTTP status of the answer, 0 for none.
+    pub code: u64,
+    /// When it came: RFC 3339 in UTC with microseconds, so that these texts are in the order of the times.
+    pub received: String,
+}
+
+impl Cluster {
+    /// What the API server has been asked until now. It writes before it answers, so nothing that was answered is missing.
+    pub fn audit(&self) -> Result<Audit> {
+        let mut requests = Vec::new();
+        for line in self.control.audit_log()?.lines() {
+            // The last line may be half there.
+            let Ok(event) = serde_json::from_str::<Value>(line) else {
+                continue;
+            };
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            requests.push(Request {
+                user: text(&event["user"]["username"]),
+                what: format!("{} {}", text(&event["verb"]), text(&event["requestURI"])),
+                code: event["responseStatus"]["code"].as_u64().unwrap_or(0),
+                received: text(&event["requestReceivedTimestamp"]),
+            });
+        }
+        Ok(Audit { requests })
+    }
+}
+
+impl Audit {
+    /// The requests of a user.
+    pub fn of(&self, user: &str) -> Vec<&Request> {
+        self.requests.iter().filter(|request| request.user == user).collect()
+    }
+
+    /// How many requests there are.
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// What came after an earlier look.
+    pub fn since(&self, earlier: &Self) -> Result<Self> {
+        let new = self
+            .requests
+            .get(earlier.len()..)
+            .context("the audit log got shorter")?;
+        Ok(Self { requests: new.to_vec() })
+    }
+
+    /// Requests that were refused for want of a right.
+    pub fn forbidden(&self) -> Vec<&Request> {
+        self.requests.iter().filter(|request| request.code == 403).collect()
+    }
+
+    /// How often each verb and resource was asked for, for messages.
+    pub fn summary(&self) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        for request in &self.requests {
+            let path = request.what.split('?').next().unwrap_or_default();
+            *counts.entry(format!("{} {path}", request.user)).or_default() += 1;
+        }
+        counts
+    }
+}

@@ -1,0 +1,152 @@
+//! A node of a cluster: its namespaces, its object, its agent and its fake kubelet.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use kni_local_node::{ControlPlane, Fabric};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+
+use super::fake_kubelet::FakeKubelet;
+use crate::{
+    agent::{Agent, AgentOptions, KUBELET_SOCKET, Membership},
+    kubelet::Kubelet,
+    manifest::Manifest,
+    node::Node,
+};
+
+/// The group of the agents, for the API server.
+pub const AGENTS: &str = "kni:agents";
+/// The number of the first node on the fabric, less one.
+const BEFORE_FIRST: usize = 10;
+const KUBECONFIG: &str = "/run/node/agent.conf";
+
+/// How a node differs from others.
+#[derive(Debug, Clone)]
+pub struct MemberOptions {
+    /// More arguments for the agent. By default it makes no sandboxes ahead, so that a node without pods always looks the
+    /// same.
+    pub args: Vec<String>,
+    /// What the agent knows when it is standalone: a cluster's fake kubelet without a cluster's agent.
+    pub standalone: Option<Vec<Manifest>>,
+}
+
+impl Default for MemberOptions {
+    fn default() -> Self {
+        Self {
+            args: vec!["--warm-sandboxes".into(), "0".into()],
+            standalone: None,
+        }
+    }
+}
+
+/// A node. The fake kubelet ends first, then the agent, then the node.
+pub struct Member {
+    /// Runs the pods that are assigned to the node.
+    pub kubelet: FakeKubelet,
+    /// Its agent; it can be killed and started again.
+    pub agent: Agent,
+    /// Its namespaces.
+    pub node: Node,
+    /// Its name in the cluster.
+    pub name: String,
+    /// The agent's user, for the API server.
+    pub user: String,
+}
+
+impl Member {
+    pub(super) async fn join(
+        fabric: &Fabric,
+        control: &mut ControlPlane,
+        client: &Client,
+        number: usize,
+        options: MemberOptions,
+    ) -> Result<Self> {
+        let name = format!("node{number}");
+        let user = format!("kni-agent-{name}");
+        let node = Node::on(fabric, &name, u8::try_from(BEFORE_FIRST + number)?)?;
+        node.forward()?;
+        let kubeconfig = control.kubeconfig(&user, AGENTS)?;
+        node.enter(|| {
+            fs::create_dir_all("/run/node")?;
+            fs::write(KUBECONFIG, &kubeconfig)
+        })?
+        .context("write the agent's kubeconfig")?;
+        register(client, &name, node.addresses()).await?;
+        let agent = Agent::start(&node, agent_options(&name, options))?;
+        let kubelet = FakeKubelet::start(
+            client.clone(),
+            &name,
+            node.addresses().map(str::to_owned),
+            Kubelet::connect(&node, KUBELET_SOCKET).await?,
+        );
+        Ok(Self {
+            kubelet,
+            agent,
+            node,
+            name,
+            user,
+        })
+    }
+
+    /// Runs knictl on the node.
+    pub fn knictl(&self, args: &[&str]) -> Result<String> {
+        let program = self.node.install(&crate::agent::knictl_binary()?)?;
+        self.node.run(program.to_str().context("not UTF-8")?, args)
+    }
+}
+
+fn agent_options(name: &str, options: MemberOptions) -> AgentOptions {
+    let cluster = options.standalone.is_none().then(|| Membership {
+        kubeconfig: Path::new(KUBECONFIG).to_owned(),
+        node_name: name.to_owned(),
+    });
+    AgentOptions {
+        manifests: options.standalone.unwrap_or_default(),
+        args: options.args,
+        cluster,
+        ..AgentOptions::default()
+    }
+}
+
+/// Writes the node's object, as its kubelet would.
+async fn register(client: &Client, name: &str, addresses: [&str; 2]) -> Result<()> {
+    let nodes: Api<NodeObject> = Api::all(client.clone());
+    let params = PatchParams::apply("kubelet").force();
+    let object = json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": { "name": name, "labels": { "kubernetes.io/hostname": name, "kubernetes.io/os": "linux" } },
+    });
+    nodes
+        .patch(name, &params, &Patch::Apply(&object))
+        .await
+        .context("node")?;
+    // No server-side apply: to that, two addresses of one type are one.
+    let status = Patch::Merge(status(addresses));
+    let patched = nodes.patch_status(name, &PatchParams::default(), &status).await;
+    patched.with_context(|| format!("status of node {name}")).map(drop)
+}
+
+fn status(addresses: [&str; 2]) -> Value {
+    let room = json!({ "cpu": "64", "memory": "64Gi", "pods": "1000" });
+    json!({
+        "status": {
+            "addresses": addresses.map(|address| json!({ "type": "InternalIP", "address": address })),
+            "capacity": room,
+            "allocatable": room,
+            "conditions": [{
+                "type": "Ready",
+                "status": "True",
+                "reason": "KubeletReady",
+                "message": "",
+                "lastHeartbeatTime": "2026-01-01T00:00:00Z",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }],
+        },
+    })
+}

@@ -1,0 +1,223 @@
+//! A cluster: a real API server and several nodes, each with an agent of its own and a fake kubelet, on one fabric.
+
+mod api_access;
+pub mod audit;
+mod definitions;
+mod fake_kubelet;
+mod member;
+pub mod objects;
+mod pod_worker;
+mod rights;
+pub mod truth;
+pub mod wait;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::Pod as PodObject;
+use kni_local_node::{ControlPlane, Fabric, Part};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+};
+use serde_json::Value;
+use tokio::sync::{Mutex, MutexGuard};
+
+pub use api_access::connect;
+pub use definitions::deployed;
+pub use fake_kubelet::{FakeKubelet, HELD, Refusal};
+pub use member::{AGENTS, Member, MemberOptions};
+
+use crate::{
+    kubelet::Pod,
+    machine::{programs, static_programs, tools},
+};
+
+/// How long anything may take that usually takes seconds.
+pub const PATIENCE: Duration = Duration::from_mins(1);
+
+/// One cluster at a time: with two, as many processes are hungry as make every deadline of Kubernetes too short.
+static TURN: Mutex<()> = Mutex::const_new(());
+
+/// The control plane and its nodes. What is here ends, in this order, when the value is dropped.
+pub struct Cluster {
+    /// The nodes; the first one is `node1`.
+    pub nodes: Vec<Member>,
+    /// The administrator's access.
+    pub client: Client,
+    /// The API server and what it needs.
+    pub control: ControlPlane,
+    /// What connects them.
+    pub fabric: Fabric,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Cluster {
+    /// A cluster of `nodes` nodes, whose agents serve. `name` appears in messages only.
+    pub async fn start(name: &str, nodes: usize) -> Result<Self> {
+        let mut cluster = Self::without_nodes(name).await?;
+        for _node in 0..nodes {
+            cluster.add_node(MemberOptions::default()).await?;
+        }
+        Ok(cluster)
+    }
+
+    /// The control plane alone, which knows the definitions of all objects and the rights of agents.
+    pub async fn without_nodes(name: &str) -> Result<Self> {
+        let turn = TURN.lock().await;
+        let fabric = Fabric::new(name)?;
+        let logs = tools()?.join("logs").join(format!("{}-{name}", std::process::id()));
+        let mut control = ControlPlane::start(&fabric, &programs()?, &static_programs()?, &logs)?;
+        let client = connect(fabric.inside(), &control.kubeconfig("test", "system:masters")?).await?;
+        let cluster = Self {
+            nodes: Vec::new(),
+            client,
+            control,
+            fabric,
+            _turn: turn,
+        };
+        definitions::install(&cluster.client).await?;
+        rights::grant(&cluster.client).await?;
+        Ok(cluster)
+    }
+
+    /// Adds a node, which is known to the API server, and starts its agent and its fake kubelet.
+    pub async fn add_node(&mut self, options: MemberOptions) -> Result<&mut Member> {
+        let number = self.nodes.len() + 1;
+        let member = Member::join(&self.fabric, &mut self.control, &self.client, number, options).await?;
+        self.nodes.push(member);
+        self.nodes.last_mut().context("just pushed")
+    }
+
+    /// Creates objects, or brings those that are there to what `objects` say.
+    pub async fn apply(&self, objects: &[Value]) -> Result<()> {
+        for object in objects {
+            self.apply_one(object).await?;
+        }
+        Ok(())
+    }
+
+    /// [`Self::apply`] of one object; what the API server made of it.
+    pub async fn apply_one(&self, object: &Value) -> Result<DynamicObject> {
+        let (api, name) = self.place(object)?;
+        let params = PatchParams::apply("test").force();
+        let applied = api.patch(&name, &params, &Patch::Apply(object)).await;
+        applied.with_context(|| format!("apply {object}"))
+    }
+
+    /// Deletes an object that was applied; one that is gone already is no error.
+    pub async fn delete(&self, object: &Value) -> Result<()> {
+        let (api, name) = self.place(object)?;
+        match api.delete(&name, &DeleteParams::default()).await {
+            Ok(_status) => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            Err(error) => Err(error).with_context(|| format!("delete {object}")),
+        }
+    }
+
+    /// What the API server has of an object that was applied.
+    pub async fn get(&self, object: &Value) -> Result<Option<DynamicObject>> {
+        let (api, name) = self.place(object)?;
+        Ok(api.get_opt(&name).await?)
+    }
+
+    fn place(&self, object: &Value) -> Result<(Api<DynamicObject>, String)> {
+        let (resource, namespace, name) = objects::locate(object)?;
+        let api = match namespace {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), &namespace, &resource),
+            None => Api::all_with(self.client.clone(), &resource),
+        };
+        Ok((api, name))
+    }
+
+    /// Creates pods and waits until all of them run; in the order given.
+    pub async fn run(&self, pods: &[Value]) -> Result<Vec<Pod>> {
+        let created = self.create_pods(pods).await?;
+        let mut running = Vec::new();
+        for pod in &created {
+            running.push(
+                self.running(&pod.namespace().unwrap_or_default(), &pod.name_any())
+                    .await?,
+            );
+        }
+        Ok(running)
+    }
+
+    /// Creates pods; they may not run yet.
+    pub async fn create_pods(&self, pods: &[Value]) -> Result<Vec<PodObject>> {
+        let mut created = Vec::new();
+        for pod in pods {
+            let object: PodObject = serde_json::from_value(pod.clone()).with_context(|| pod.to_string())?;
+            let namespace = object.namespace().context("a pod without a namespace")?;
+            let api: Api<PodObject> = Api::namespaced(self.client.clone(), &namespace);
+            let made = api.create(&PostParams::default(), &object).await;
+            created.push(made.with_context(|| format!("create {pod}"))?);
+        }
+        Ok(created)
+    }
+
+    /// Waits until a pod runs, and the API server has been told.
+    pub async fn running(&self, namespace: &str, name: &str) -> Result<Pod> {
+        wait::until_some(&format!("pod {namespace}/{name} runs"), PATIENCE, async || {
+            Ok(self
+                .nodes
+                .iter()
+                .find_map(|node| node.kubelet.reported(namespace, name)))
+        })
+        .await
+        .with_context(|| self.refusals())
+    }
+
+    /// Deletes pods by name and waits until their objects are gone.
+    pub async fn remove(&self, namespace: &str, names: &[&str]) -> Result<()> {
+        let api: Api<PodObject> = Api::namespaced(self.client.clone(), namespace);
+        for name in names {
+            match api.delete(name, &DeleteParams::default()).await {
+                Ok(_deleted) => (),
+                Err(kube::Error::Api(status)) if status.is_not_found() => (),
+                Err(error) => return Err(error).with_context(|| format!("delete pod {namespace}/{name}")),
+            }
+        }
+        for name in names {
+            wait::until(&format!("pod {namespace}/{name} is gone"), PATIENCE, async || {
+                Ok(api.get_opt(name).await?.is_none())
+            })
+            .await
+            .with_context(|| self.refusals())?;
+        }
+        Ok(())
+    }
+
+    /// What the agents refused until now, for messages.
+    pub fn refusals(&self) -> String {
+        let mut last: BTreeMap<(&str, String, &str), (usize, Refusal)> = BTreeMap::new();
+        for node in &self.nodes {
+            for refusal in node.kubelet.refusals() {
+                let key = (node.name.as_str(), refusal.pod.clone(), refusal.call);
+                let count = last.get(&key).map_or(1, |(count, _)| count + 1);
+                last.insert(key, (count, refusal));
+            }
+        }
+        let lines = last
+            .iter()
+            .map(|((node, ..), (count, refusal))| format!("\n  {node}, {count} times: {refusal}"));
+        format!("refused:{}", lines.collect::<String>())
+    }
+
+    /// All pods that run, by namespace and name.
+    pub fn all_running(&self) -> BTreeMap<(String, String), Pod> {
+        let pods = self.nodes.iter().flat_map(|node| node.kubelet.running());
+        pods.map(|pod| ((pod.namespace.clone(), pod.name.clone()), pod))
+            .collect()
+    }
+
+    /// Kills the API server, as a crash would. Asked to stop, it would wait for its watchers for a minute.
+    pub fn kill_api_server(&mut self) -> Result<()> {
+        self.control.local().kill(Part::ApiServer)
+    }
+
+    /// Starts the API server again and waits until it is ready.
+    pub fn start_api_server(&mut self) -> Result<()> {
+        self.control.start_api_server()
+    }
+}

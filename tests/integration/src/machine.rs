@@ -1,0 +1,135 @@
+//! A node with a real container runtime, and on demand a real kubelet and its cluster.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use kni_local_node::{LocalNode, Programs, StaticPrograms};
+
+use crate::{
+    agent::{Agent, AgentOptions, agent_binary, profile_folder, shim_binary},
+    manifest::Manifest,
+    node::Node,
+    snapshot::NodeSnapshot,
+};
+
+/// A node whose processes go before its namespaces when it is dropped.
+#[derive(Debug)]
+pub struct Machine {
+    /// Its processes.
+    pub local: LocalNode,
+    /// Its namespaces.
+    pub node: Node,
+}
+
+impl Machine {
+    /// A node where containerd runs, with the images of a local node; without a network configuration.
+    pub fn with_containerd(name: &str) -> Result<Self> {
+        let mut machine = Self::idle(name)?;
+        machine.local.start_containerd()?;
+        Ok(machine)
+    }
+
+    /// [`Self::with_containerd`], and the cluster: known to its API server, but not ready without a network.
+    pub fn with_cluster(name: &str) -> Result<Self> {
+        let mut machine = Self::with_containerd(name)?;
+        machine.local.start_cluster("https://127.0.0.1:6443")?;
+        Ok(machine)
+    }
+
+    /// Starts an agent on the node, as the network of the container runtime. It makes no interfaces ahead, so that a node
+    /// without pods always looks the same.
+    pub fn start_agent(&self, manifests: Vec<Manifest>) -> Result<Agent> {
+        let agent = Agent::start(&self.node, Self::agent_options(manifests))?;
+        self.install_cni()?;
+        Ok(agent)
+    }
+
+    /// How [`Self::start_agent`] runs the agent.
+    pub fn agent_options(manifests: Vec<Manifest>) -> AgentOptions {
+        AgentOptions {
+            manifests,
+            args: vec!["--warm-sandboxes".into(), "0".into()],
+            ..AgentOptions::default()
+        }
+    }
+
+    /// What the node looks like once nothing of any pod is left on it: the last of it goes when nobody waits any more.
+    pub fn at_rest(&self) -> Result<NodeSnapshot> {
+        let deadline = Instant::now() + Duration::from_mins(1);
+        loop {
+            let snapshot = NodeSnapshot::take(&self.node)?;
+            let links = snapshot.section("link").iter().filter(|link| link.starts_with("kni"));
+            // Interfaces' pins begin with the number of the endpoint.
+            let pins = snapshot.section("bpffs").iter().filter(|pin| {
+                let name = pin.split_once("/links/").map(|(_, name)| name);
+                name.is_some_and(|name| name.starts_with(|c: char| c.is_ascii_digit()))
+            });
+            let left: Vec<&String> = links.chain(pins).collect();
+            // The uplink's link-local address is checked for duplicates for a second or two.
+            let mut routes = snapshot.section("route").iter();
+            let settled = routes.any(|route| route.starts_with("local fe80:") && route.contains("dev uplink0"));
+            if left.is_empty() && settled {
+                return Ok(snapshot);
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "the node does not come to rest; left: {left:?}"
+            );
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Puts our CNI plugin and its configuration where containerd looks.
+    pub fn install_cni(&self) -> Result<()> {
+        let agent = self.node.install(&agent_binary()?)?;
+        let shim = self.node.install(&shim_binary()?)?;
+        let [bin, conf] = LocalNode::cni_folders();
+        let mut install = self.local.command(agent);
+        install.arg("install-cni").arg("--shim").arg(shim);
+        install.arg("--bin-dir").arg(bin).arg("--conf-dir").arg(conf);
+        let done = install.output().context("run kni-agent install-cni")?;
+        let said = String::from_utf8_lossy(&done.stderr);
+        ensure!(done.status.success(), "kni-agent install-cni: {said}");
+        Ok(())
+    }
+
+    fn idle(name: &str) -> Result<Self> {
+        let programs = programs()?;
+        let statics = static_programs()?;
+        let node = Node::whole(name)?;
+        let logs = tools()?.join("logs").join(format!("{}-{name}", std::process::id()));
+        let local = LocalNode::new(&node, &programs, &statics, &logs)?;
+        Ok(Self { local, node })
+    }
+}
+
+/// The programs of a node, built where they are missing: that takes minutes, so `cargo xtask test` does it before.
+pub fn programs() -> Result<Programs> {
+    Programs::build(&tools()?, &mut |line| eprintln!("{line}"))
+}
+
+/// The static programs of the images, built once per process.
+pub fn static_programs() -> Result<StaticPrograms> {
+    static BUILT: OnceLock<StaticPrograms> = OnceLock::new();
+    if let Some(built) = BUILT.get() {
+        return Ok(built.clone());
+    }
+    let built = StaticPrograms::build(&tools()?.join("static"))?;
+    Ok(BUILT.get_or_init(|| built).clone())
+}
+
+/// `target/tools/node`, as `cargo xtask` knows it.
+pub(crate) fn tools() -> Result<PathBuf> {
+    if let Some(named) = env::var_os("KNI_NODE_TOOLS") {
+        return Ok(named.into());
+    }
+    let profile = profile_folder()?;
+    let target: &Path = profile.parent().context("no target folder")?;
+    Ok(target.join("tools/node"))
+}

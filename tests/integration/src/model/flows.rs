@@ -1,0 +1,283 @@
+//! The flow table: what is remembered of a flow, and how it moves on and ends.
+
+use super::{Flow, Model, Verdict, packet::Packet, translate, world::Version};
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const SCTP: u8 = 132;
+const FIN: u8 = 0x01;
+const RST: u8 = 0x04;
+
+/// Ticks after which a packet also keeps the other direction alive.
+const A_WHILE: u64 = 256;
+
+/// Where the packets of one direction go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// From one endpoint straight to another.
+    Local,
+    /// From an endpoint to the node's stack.
+    ToStack,
+    /// From the node's stack to an endpoint.
+    FromStack,
+}
+
+/// Who opened a flow, where that decides who may judge it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Opener {
+    /// A pod, or somebody beyond the node.
+    Anybody,
+    /// A pod, to itself through a service: no policy stands between.
+    Itself,
+    /// The node, which may always reach its pods.
+    Node,
+}
+
+/// What is remembered of one direction of a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of its own that a row tells"
+)]
+pub struct Entry {
+    /// Where its packets go.
+    pub kind: Kind,
+    /// The local endpoint that sends, as it was when the flow was judged.
+    pub sender: Option<Version>,
+    /// The local endpoint that receives, likewise.
+    pub receiver: Option<Version>,
+    /// That endpoint's number.
+    pub to: Option<u32>,
+    /// Whether it is the direction that answers.
+    pub answer: bool,
+    /// Who opened the flow.
+    pub opener: Opener,
+    /// Whether an answer was seen.
+    pub confirmed: bool,
+    /// Whether this direction has sent its FIN.
+    pub finished: bool,
+    /// Whether the connection is over.
+    pub closed: bool,
+    /// The ends of the packet behind its translation; the same ends where nothing is translated.
+    pub becomes: Flow,
+    /// Ticks without a packet after which it means nothing any more.
+    pub lifetime: u64,
+    /// Ticks since its last packet.
+    pub idle: u64,
+}
+
+impl Entry {
+    pub(super) fn is_live(&self) -> bool {
+        self.idle <= self.lifetime
+    }
+}
+
+/// Ticks that flows live without a packet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named as in `kni_common::config::Config`")]
+pub struct Lifetimes {
+    pub tcp_new: u32,
+    pub tcp_established: u32,
+    pub tcp_closing: u32,
+    pub other_new: u32,
+    pub udp_established: u32,
+    pub sctp_established: u32,
+    pub other_established: u32,
+}
+
+impl Lifetimes {
+    fn unanswered(&self, protocol: u8) -> u64 {
+        u64::from(if protocol == TCP { self.tcp_new } else { self.other_new })
+    }
+
+    fn answered(&self, protocol: u8) -> u64 {
+        u64::from(match protocol {
+            TCP => self.tcp_established,
+            UDP => self.udp_established,
+            SCTP => self.sctp_established,
+            _ => self.other_established,
+        })
+    }
+}
+
+/// A flow that was let through.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan {
+    pub(super) kind: Kind,
+    pub(super) opener: Opener,
+    pub(super) sender: Option<(u32, Version)>,
+    pub(super) receiver: Option<(u32, Version)>,
+    pub(super) becomes: Flow,
+}
+
+impl Model {
+    /// Writes both directions, over whatever was there.
+    pub(super) fn learn(&mut self, flow: Flow, plan: &Plan) {
+        let Plan { sender, receiver, .. } = *plan;
+        let entry = Entry {
+            kind: plan.kind,
+            sender: sender.map(|(_, version)| version),
+            receiver: receiver.map(|(_, version)| version),
+            to: receiver.map(|(id, _)| id),
+            answer: false,
+            opener: plan.opener,
+            confirmed: false,
+            finished: false,
+            closed: false,
+            becomes: plan.becomes,
+            lifetime: self.lifetimes.unanswered(flow.protocol),
+            idle: 0,
+        };
+        let answers = Entry {
+            kind: match plan.kind {
+                Kind::Local => Kind::Local,
+                Kind::ToStack => Kind::FromStack,
+                Kind::FromStack => Kind::ToStack,
+            },
+            sender: entry.receiver,
+            receiver: entry.sender,
+            to: sender.map(|(id, _)| id),
+            answer: true,
+            becomes: flow.reversed(),
+            ..entry
+        };
+        self.flows.insert(plan.becomes.reversed(), answers);
+        self.flows.insert(flow, entry);
+    }
+
+    /// Puts the answers' direction back, which was lost; only where nothing is translated does it follow from the other
+    /// one.
+    pub(super) fn repair(&mut self, answer: Flow, kind: Kind, to: Option<u32>) -> Entry {
+        let original = self.flows[&answer.reversed()];
+        let entry = Entry {
+            kind,
+            sender: original.receiver,
+            receiver: original.sender,
+            to,
+            answer: true,
+            finished: false,
+            becomes: answer,
+            ..original
+        };
+        self.flows.insert(answer, entry);
+        entry
+    }
+
+    /// Whether either direction still means something.
+    pub(super) fn lives(&self, entry: &Entry) -> bool {
+        let other = self.flows.get(&entry.becomes.reversed());
+        entry.is_live() || other.is_some_and(Entry::is_live)
+    }
+
+    /// Both directions were judged as their ends are now.
+    pub(super) fn renew(&mut self, flow: Flow, sender: Option<Version>, receiver: Option<Version>) {
+        let entry = self.flows[&flow];
+        if let Some(other) = self.flows.get_mut(&entry.becomes.reversed()) {
+            (other.sender, other.receiver) = (receiver, sender);
+            other.idle = 0;
+        }
+        let renewed = Entry {
+            sender,
+            receiver,
+            idle: 0,
+            ..entry
+        };
+        self.flows.insert(flow, renewed);
+    }
+
+    /// A packet of the flow passes: keeps it alive, is translated, moves its state on or ends it. Says what it was.
+    pub(super) fn follow(&mut self, flow: Flow, packet: &Packet, frame: &mut [u8]) -> Result<Entry, Verdict> {
+        let mut entry = self.flows[&flow];
+        // The programs do so now and then; ticks that pass by themselves meanwhile decide nothing.
+        if entry.idle >= A_WHILE
+            && let Some(other) = self.flows.get_mut(&entry.becomes.reversed())
+        {
+            other.idle = 0;
+        }
+        entry.idle = 0;
+        self.flows.insert(flow, entry);
+        if entry.becomes != flow {
+            translate::apply(frame, packet, &flow, &entry.becomes)?;
+        }
+        self.turn(flow, entry, packet);
+        Ok(entry)
+    }
+
+    fn turn(&mut self, flow: Flow, mut entry: Entry, packet: &Packet) {
+        let key = entry.becomes.reversed();
+        if packet.tcp_flags & RST != 0 {
+            // Nothing follows: both directions make room at once.
+            self.flows.remove(&flow);
+            if let Some(other) = self.flows.remove(&key).or((key == flow).then_some(entry)) {
+                self.give_back(&entry, &other);
+            }
+            return;
+        }
+        let answered = entry.answer && !entry.confirmed;
+        entry.finished |= packet.tcp_flags & FIN != 0;
+        // From an address and port to themselves: one row is both directions.
+        let known = self.flows.get(&key).copied();
+        let mut other = if key == flow { Some(entry) } else { known };
+        let both = entry.finished && other.is_some_and(|other| other.finished);
+        let ends = both && (answered || packet.tcp_flags & FIN != 0);
+        let lifetime = if ends || entry.closed {
+            u64::from(self.lifetimes.tcp_closing)
+        } else {
+            self.lifetimes.answered(flow.protocol)
+        };
+        if let Some(other) = &other
+            && ends
+        {
+            self.give_back(&entry, other);
+        }
+        if answered || ends {
+            for entry in [Some(&mut entry), other.as_mut()].into_iter().flatten() {
+                entry.confirmed |= answered;
+                entry.closed |= ends;
+                entry.lifetime = lifetime;
+            }
+        }
+        if let Some(other) = other {
+            self.flows.insert(key, other);
+        }
+        self.flows.insert(flow, entry);
+    }
+
+    /// A flow that is over leaves the share of whoever opened it, or of its receiver where that was nobody of the node's.
+    fn give_back(&mut self, entry: &Entry, other: &Entry) {
+        if entry.closed {
+            return;
+        }
+        let (answer, original) = if entry.answer { (entry, other) } else { (other, entry) };
+        if let Some(opened) = answer.to.or(original.to).and_then(|owner| self.opened.get_mut(&owner)) {
+            *opened = opened.saturating_sub(1);
+        }
+    }
+
+    /// Forgets what leaves the network by the stack.
+    pub fn forget_beyond(&mut self, network: u32) {
+        self.flows
+            .retain(|flow, entry| flow.network != network || entry.kind == Kind::Local);
+    }
+
+    /// Whether the endpoint may open another flow, and the same ports towards the same receiver are not somebody else's.
+    pub(super) fn may_open(&self, id: u32, flow: Flow, opens: bool, becomes: Flow) -> Result<(), Verdict> {
+        if opens && let Some(answers) = self.flows.get(&becomes.reversed()) {
+            let answered = answers.answer && answers.confirmed && !answers.closed;
+            if answered && answers.is_live() && answers.becomes.reversed() != flow {
+                return Err(Verdict::TupleInUse);
+            }
+        }
+        self.may_have_more(id)
+    }
+
+    /// Whether the endpoint's share of the tables has room.
+    pub(super) fn may_have_more(&self, id: u32) -> Result<(), Verdict> {
+        let opened = self.opened.get(&id).copied().unwrap_or(0);
+        if self.flows_per_endpoint != 0 && opened >= self.flows_per_endpoint {
+            Err(Verdict::FlowQuota)
+        } else {
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! A pod's packet of no flow that is known: which service it asks for, who gets it, who may forbid it.
+
+use super::{
+    Flow, Model, Verdict,
+    flows::{Kind, Opener, Plan},
+    policy::Hits,
+    service::{Backend, Candidate, Choice, Choose, Front, Last, Service},
+    world::{Owner, Route, Row},
+};
+
+/// A packet that would open a flow.
+pub(super) struct Opening<'a> {
+    pub(super) row: &'a Row,
+    pub(super) flow: Flow,
+    /// Whether it says so itself (TCP SYN).
+    pub(super) opens: bool,
+}
+
+/// What would become of a packet, and what policy counts for it.
+struct Fate {
+    hits: Hits,
+    plan: Result<Plan, Verdict>,
+}
+
+impl Model {
+    /// Opens the flow.
+    pub(super) fn open(&mut self, opening: &Opening<'_>, choose: &mut Choose<'_>) -> Result<(), Verdict> {
+        let flow = opening.flow;
+        let fate = if self.world.services.has_address(flow.network, flow.destination.0) {
+            let backend = match self.kept_backend(opening) {
+                Some(backend) => backend,
+                None => self.choose_backend(opening, choose)?,
+            };
+            self.fate(opening, behind(flow, backend))
+        } else {
+            self.fate(opening, flow)
+        };
+        self.hit(fate.hits);
+        let plan = fate.plan?;
+        *self.opened.entry(opening.row.id).or_default() += 1;
+        self.learn(flow, &plan);
+        Ok(())
+    }
+
+    /// A repeated SYN stays with the backend that the first one went to, until that has answered.
+    fn kept_backend(&self, opening: &Opening<'_>) -> Option<Backend> {
+        let entry = self.flows.get(&opening.flow).filter(|_| opening.opens)?;
+        let translated = entry.becomes.destination != opening.flow.destination;
+        let waits = translated && !entry.answer && !entry.confirmed && !entry.closed;
+        let mine = entry
+            .sender
+            .is_some_and(|version| version.same_life(opening.row.version));
+        (waits && mine && entry.is_live()).then_some(entry.becomes.destination)
+    }
+
+    fn choose_backend(&mut self, opening: &Opening<'_>, choose: &mut Choose<'_>) -> Result<Backend, Verdict> {
+        let flow = opening.flow;
+        let front: Front = (flow.network, flow.destination.0, flow.protocol, flow.destination.1);
+        let service = self.world.services.fronts.get(&front).cloned();
+        let service = service.ok_or(Verdict::NoServicePort)?;
+        let client = (service.id, flow.network, flow.source.0);
+        if service.affinity != 0
+            && !service.backends.is_empty()
+            && let Some(last) = self.world.services.last.get_mut(&client)
+            && last.idle <= u64::from(service.affinity)
+        {
+            last.idle = 0;
+            return Ok(last.backend);
+        }
+        let backend = self.any_backend(opening, &service, choose)?;
+        if service.affinity != 0 {
+            self.world.services.last.insert(client, Last { backend, idle: 0 });
+        }
+        Ok(backend)
+    }
+
+    fn any_backend(
+        &self,
+        opening: &Opening<'_>,
+        service: &Service,
+        choose: &mut Choose<'_>,
+    ) -> Result<Backend, Verdict> {
+        let backends = &service.backends;
+        let first = backends.first().ok_or(service.nobody())?;
+        if backends.len() == 1 {
+            return Ok(*first);
+        }
+        let candidates: Vec<Candidate> = backends
+            .iter()
+            .map(|backend| {
+                let Fate { hits, plan } = self.fate(opening, behind(opening.flow, *backend));
+                Candidate {
+                    backend: *backend,
+                    fate: plan.map(|_| ()),
+                    hits,
+                }
+            })
+            .collect();
+        let chosen = choose(&Choice {
+            endpoint: opening.row.id,
+            service,
+            flow: opening.flow,
+            counts: &self.counts,
+            hits: &self.hits,
+            candidates: &candidates,
+        });
+        Ok(backends[chosen])
+    }
+
+    /// What would become of the packet if it became `becomes`; changes nothing.
+    fn fate(&self, opening: &Opening<'_>, becomes: Flow) -> Fate {
+        let mut hits = Hits::new();
+        let plan = self.plan(opening, becomes, &mut hits).and_then(|plan| {
+            self.may_open(opening.row.id, opening.flow, opening.opens, becomes)?;
+            Ok(plan)
+        });
+        Fate { hits, plan }
+    }
+
+    fn plan(&self, opening: &Opening<'_>, becomes: Flow, hits: &mut Hits) -> Result<Plan, Verdict> {
+        let row = opening.row;
+        let own = (row.id, row.version);
+        let local = |opener, receiver| Plan {
+            kind: Kind::Local,
+            opener,
+            sender: Some(own),
+            receiver: Some(receiver),
+            becomes,
+        };
+        if becomes.source.0 != opening.flow.source.0 {
+            return Ok(local(Opener::Itself, own));
+        }
+        let Some(owner) = self.world.owner(becomes.network, becomes.destination.0) else {
+            self.plan_beyond(row, becomes, hits)?;
+            return Ok(Plan {
+                kind: Kind::ToStack,
+                opener: Opener::Anybody,
+                sender: Some(own),
+                receiver: None,
+                becomes,
+            });
+        };
+        if matches!(owner, Owner::Endpoint(id, _) if id == row.id) {
+            return Err(Verdict::SelfAddressed);
+        }
+        let there = self.world.still(becomes.network, owner);
+        let there = there.ok_or(Verdict::DestinationNotReady)?;
+        self.between(row, &there, becomes, hits)?;
+        Ok(local(Opener::Anybody, (there.id, there.version)))
+    }
+
+    fn plan_beyond(&self, row: &Row, becomes: Flow, hits: &mut Hits) -> Result<(), Verdict> {
+        match self.world.route(becomes.network, becomes.destination.0) {
+            Some(Route::Unreachable) => Err(Verdict::NoDestination),
+            Some(Route::ServiceRange) => Err(Verdict::NoService),
+            Some(Route::Stack) if row.endpoint.host_access => self.leaving(row, becomes, hits),
+            Some(Route::Stack) | None => Err(Verdict::NoRoute),
+        }
+    }
+}
+
+/// The flow with a backend in the place of the virtual address. A pod that is its own backend gets its packets from the
+/// virtual address: it would not take an answer of its own for one of the service.
+fn behind(flow: Flow, backend: Backend) -> Flow {
+    let source = if backend.0 == flow.source.0 {
+        (flow.destination.0, flow.source.1)
+    } else {
+        flow.source
+    };
+    Flow {
+        source,
+        destination: backend,
+        ..flow
+    }
+}

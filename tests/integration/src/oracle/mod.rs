@@ -1,0 +1,217 @@
+//! Says what network policies allow, straight from the API objects: slow, plain, and without a line of the agent's.
+//!
+//! [`World::allowed`] reads the policies anew for every question, the way the API's documentation puts it: a pod is
+//! isolated in a direction once any policy of that direction selects it, and then only what some rule allows passes.
+
+mod block;
+mod port;
+mod rules;
+mod selector;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+
+/// Labels of an object.
+pub type Labels = BTreeMap<String, String>;
+
+/// The label that every namespace has by itself; its value is the name.
+pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+
+/// A transport, or what has no ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Protocol {
+    Tcp,
+    Udp,
+    Sctp,
+    /// Neither: no rule that names ports is about it.
+    Icmp,
+}
+
+impl Protocol {
+    /// The three that policies can name.
+    pub const TRANSPORTS: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
+
+    /// As it stands in an object.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
+            Self::Icmp => "ICMP",
+        }
+    }
+}
+
+/// A named port of a pod's containers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedPort {
+    /// Its name.
+    pub name: String,
+    /// Its transport.
+    pub protocol: Protocol,
+    /// Its number.
+    pub port: u16,
+}
+
+/// One interface of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interface {
+    /// The network it has joined.
+    pub network: String,
+    /// Whether it is the pod's primary one.
+    pub primary: bool,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// A pod that is not on the node's own network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its labels.
+    pub labels: Labels,
+    /// Its named ports.
+    pub ports: Vec<NamedPort>,
+    /// Its interfaces, at most one per network.
+    pub interfaces: Vec<Interface>,
+}
+
+impl Pod {
+    /// Namespace and name, as people write it.
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Its interface on a network.
+    pub fn on(&self, network: &str) -> Option<&Interface> {
+        self.interfaces.iter().find(|interface| interface.network == network)
+    }
+}
+
+/// A policy, and what it is about.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Policy {
+    /// `None`: primary interfaces (`NetworkPolicy`). Otherwise interfaces on these networks (`MultiNetworkPolicy`).
+    pub networks: Option<BTreeSet<String>>,
+    /// What it says; both kinds have the same schema.
+    pub object: NetworkPolicy,
+}
+
+/// Everything that decides.
+#[derive(Debug, Clone, Default)]
+pub struct World {
+    /// Namespaces and their labels. One that is not listed has only the label [`NAMESPACE_NAME`].
+    pub namespaces: BTreeMap<String, Labels>,
+    /// All pods.
+    pub pods: Vec<Pod>,
+    /// All policies.
+    pub policies: Vec<Policy>,
+}
+
+/// One end of a connection, as the packet shows it once services are translated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer<'a> {
+    /// A pod, through the interface on this network, with this address.
+    Pod(&'a Pod, &'a Interface, IpAddr),
+    /// Somebody who is no pod.
+    Outside(IpAddr),
+    /// The pod's own node.
+    Node(IpAddr),
+}
+
+impl Peer<'_> {
+    fn address(self) -> IpAddr {
+        match self {
+            Self::Pod(_, _, address) | Self::Outside(address) | Self::Node(address) => address,
+        }
+    }
+}
+
+/// Which way a policy looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// What the selected pod receives.
+    Ingress,
+    /// What the selected pod sends.
+    Egress,
+}
+
+impl World {
+    /// A pod's labels live in its object, a namespace's here.
+    pub fn namespace_labels(&self, namespace: &str) -> Labels {
+        let mut labels = self.namespaces.get(namespace).cloned().unwrap_or_default();
+        labels.insert(NAMESPACE_NAME.into(), namespace.into());
+        labels
+    }
+
+    /// The peer that has an address in a network: the pod, or somebody outside.
+    pub fn peer(&self, network: &str, address: IpAddr) -> Peer<'_> {
+        let found = self.pods.iter().find_map(|pod| {
+            let interface = pod.on(network)?;
+            interface.addresses.contains(&address).then_some((pod, interface))
+        });
+        match found {
+            Some((pod, interface)) => Peer::Pod(pod, interface, address),
+            None => Peer::Outside(address),
+        }
+    }
+
+    /// Whether the first packet of a connection may pass: the source may send it and the destination may receive it.
+    /// `port` is the destination's, behind any translation, and means nothing for ICMP.
+    pub fn allowed(&self, from: Peer<'_>, to: Peer<'_>, protocol: Protocol, port: u16) -> bool {
+        if let (Peer::Pod(one, ..), Peer::Pod(other, ..)) = (from, to)
+            && one == other
+        {
+            return true;
+        }
+        self.may(Direction::Egress, from, to, protocol, port) && self.may(Direction::Ingress, to, from, protocol, port)
+    }
+
+    /// Whether policies let `selected` send to, or receive from, `other`.
+    pub fn may(
+        &self,
+        direction: Direction,
+        selected: Peer<'_>,
+        other: Peer<'_>,
+        protocol: Protocol,
+        port: u16,
+    ) -> bool {
+        let Peer::Pod(pod, interface, _) = selected else {
+            // Policies are about pods only.
+            return true;
+        };
+        if direction == Direction::Ingress && matches!(other, Peer::Node(_)) {
+            return true;
+        }
+        let mut isolated = false;
+        for policy in self.isolating(direction, pod, interface) {
+            isolated = true;
+            if rules::allows(self, policy, direction, pod, other, (protocol, port)) {
+                return true;
+            }
+        }
+        !isolated
+    }
+
+    /// The policies that isolate an interface in a direction.
+    pub fn isolating(&self, direction: Direction, pod: &Pod, interface: &Interface) -> Vec<&Policy> {
+        let isolates = |policy: &&Policy| {
+            let about = match &policy.networks {
+                None => interface.primary,
+                Some(networks) => networks.contains(&interface.network),
+            };
+            about && rules::selects(&policy.object, pod) && rules::has_direction(&policy.object, direction)
+        };
+        self.policies.iter().filter(isolates).collect()
+    }
+}

@@ -1,0 +1,20 @@
+//! Ports of a rule.
+
+use k8s_openapi::{api::networking::v1::NetworkPolicyPort, apimachinery::pkg::util::intstr::IntOrString};
+
+use super::{NamedPort, Protocol};
+
+/// Whether the entry is about a port of the pod that receives; `named` are that pod's, none for who is no pod.
+pub(super) fn matches(entry: &NetworkPolicyPort, named: &[NamedPort], protocol: Protocol, port: u16) -> bool {
+    if entry.protocol.as_deref().unwrap_or("TCP") != protocol.name() {
+        return false;
+    }
+    match (&entry.port, entry.end_port) {
+        (None, _) => true,
+        (Some(IntOrString::Int(only)), None) => i32::from(port) == *only,
+        (Some(IntOrString::Int(first)), Some(last)) => (*first..=last).contains(&i32::from(port)),
+        (Some(IntOrString::String(name)), _) => named
+            .iter()
+            .any(|known| known.name == *name && known.protocol == protocol && known.port == port),
+    }
+}

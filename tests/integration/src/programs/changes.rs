@@ -1,0 +1,296 @@
+//! Changes of the world, made in the kernel's tables and in the model alike.
+
+use anyhow::{Context as _, Result};
+use ipnet::IpNet;
+use kni_agent::{
+    dataplane::{EndpointConfig, NetworkRoutes},
+    model::{EndpointId, Enforcement, MacAddr, NetworkId, PolicyStep, ServiceStep},
+};
+use kni_common::{
+    address::{AddressKey, from_ip},
+    config::Config,
+    policy::{
+        IdentityData, IdentityKey, PORTS_ALL, PORTS_NONE, PREFIX_ANY_PORT, PREFIX_ANY_PROTOCOL, PolicyKey, PolicyValue,
+        PortData, PortKey, PortValue,
+    },
+    service::{BackendKey, BackendValue, SERVICE_DROP_IF_EMPTY, ServiceKey, ServiceValue},
+};
+
+use super::Lockstep;
+use crate::model::{Allowed, Asked, Endpoint, Enforced, Flow, Front, Lifetimes, PortRow, Service};
+
+impl Lockstep {
+    /// Makes an endpoint ready, under a new version; without policies where nothing was put into force before.
+    pub fn publish(&mut self, id: u32, endpoint: &Endpoint) -> Result<()> {
+        if self.model.world.enforced(id).is_none() {
+            self.enforce(id, Enforced::default())?;
+        }
+        self.programs().dataplane().publish(&EndpointConfig {
+            endpoint: EndpointId(id),
+            network: NetworkId::try_from(endpoint.network)?,
+            ipv4: endpoint.ipv4,
+            ipv6: endpoint.ipv6,
+            mac: MacAddr(endpoint.mac),
+            host_mac: MacAddr(endpoint.host_mac),
+            host_access: endpoint.host_access,
+            // What `from_pod` does must not depend on it.
+            xdp: true,
+            plugin: None,
+            shaped: false,
+        })?;
+        self.model.publish(id, endpoint.clone());
+        self.remember_generation(id)
+    }
+
+    /// Puts something into force at an endpoint, published or not.
+    pub fn enforce(&mut self, id: u32, enforced: Enforced) -> Result<()> {
+        let Enforced {
+            policy,
+            identity4,
+            identity6,
+        } = enforced;
+        let words = Enforcement {
+            policy,
+            identity4,
+            identity6,
+        };
+        let step = PolicyStep::Enforce(vec![(EndpointId(id), words)]);
+        self.programs().dataplane().apply_policy(&[step])?;
+        self.model.world.enforce(id, enforced);
+        if self.model.world.endpoint(id).is_some() {
+            self.remember_generation(id)?;
+        }
+        Ok(())
+    }
+
+    fn remember_generation(&mut self, id: u32) -> Result<()> {
+        let version = self.model.world.version(id).context("published just now")?;
+        self.generations.insert(version, self.tables.generation(id)?);
+        Ok(())
+    }
+
+    /// Withdraws an endpoint.
+    pub fn withdraw(&mut self, id: u32) -> Result<()> {
+        self.programs().dataplane().withdraw(EndpointId(id))?;
+        self.model.withdraw(id);
+        Ok(())
+    }
+
+    /// Stops or resumes an endpoint's traffic in place.
+    pub fn set_ready(&mut self, id: u32, ready: bool) -> Result<()> {
+        self.tables.set_ready(id, ready)?;
+        self.model.world.set_ready(id, ready);
+        Ok(())
+    }
+
+    /// Sets a network's routes.
+    pub fn set_routes(&mut self, network: u32, subnets: &[IpNet], host_access: bool) -> Result<()> {
+        self.set_all_routes(network, subnets, &[], host_access)
+    }
+
+    /// Sets a network's routes, ranges of virtual addresses among them.
+    pub fn set_all_routes(
+        &mut self,
+        network: u32,
+        subnets: &[IpNet],
+        services: &[IpNet],
+        host_access: bool,
+    ) -> Result<()> {
+        let routes = NetworkRoutes {
+            service_subnets: services.to_vec(),
+            ..super::routes(subnets, host_access)
+        };
+        let id = NetworkId::try_from(network)?;
+        self.programs().dataplane().set_routes(id, &routes)?;
+        // What left by a way that is closed now is judged anew.
+        if self.model.world.has_way_out(network) && !host_access {
+            self.model.forget_beyond(network);
+        }
+        self.model.world.set_routes(network, subnets, services, host_access);
+        Ok(())
+    }
+
+    /// Writes a row of a policy set: what `identity` may be sent, or send.
+    pub fn allow(&mut self, set: u32, identity: u32, asked: Asked, allowed: Allowed, rule: u32) -> Result<()> {
+        let key = PolicyKey {
+            set,
+            identity,
+            direction: asked.code(),
+        };
+        let ports = match allowed {
+            Allowed::Nothing => PORTS_NONE,
+            Allowed::Everything => PORTS_ALL,
+            Allowed::Ports(ports) => ports,
+        };
+        let step = PolicyStep::PutPolicy(vec![(key, PolicyValue { ports, rule })]);
+        self.programs().dataplane().apply_policy(&[step])?;
+        self.model.policies.rows.insert((set, identity, asked), (allowed, rule));
+        Ok(())
+    }
+
+    /// Writes a port set.
+    pub fn set_ports(&mut self, ports: u32, rows: &[PortRow]) -> Result<()> {
+        let step = PolicyStep::PutPorts(rows.iter().map(|row| port_row(ports, row)).collect());
+        self.programs().dataplane().apply_policy(&[step])?;
+        self.model.policies.ports.insert(ports, rows.to_vec());
+        Ok(())
+    }
+
+    /// Gives the addresses of a prefix that are no local endpoint's an identity.
+    pub fn identify(&mut self, network: u32, prefix: IpNet, identity: u32) -> Result<()> {
+        let width = if prefix.addr().is_ipv4() { 96 } else { 0 };
+        let key = IdentityKey {
+            prefix_length: 32 + width + u32::from(prefix.prefix_len()),
+            data: IdentityData {
+                network: network.to_be_bytes(),
+                address: from_ip(prefix.network()),
+            },
+        };
+        let step = PolicyStep::PutIdentities(vec![(key, identity)]);
+        self.programs().dataplane().apply_policy(&[step])?;
+        self.model.policies.identities.insert((network, prefix), identity);
+        Ok(())
+    }
+
+    /// Puts a service port in place, or what stands behind it now. Known flows stay as they are.
+    pub fn serve(&mut self, front: Front, service: &Service) -> Result<()> {
+        self.lists += 1;
+        let backends = self.lists;
+        let rows = (0..).zip(&service.backends).map(|(slot, (address, port))| {
+            let value = BackendValue {
+                address: from_ip(*address),
+                port: port.to_be_bytes(),
+                zero: 0,
+            };
+            (BackendKey { backends, slot }, value)
+        });
+        let row = ServiceValue {
+            service: service.id,
+            backends,
+            count: u32::try_from(service.backends.len())?,
+            flags: if service.local_only { SERVICE_DROP_IF_EMPTY } else { 0 },
+            affinity: service.affinity,
+        };
+        let steps = [
+            ServiceStep::PutBackends(rows.collect()),
+            ServiceStep::PutServices(vec![(service_key(&front), row)]),
+            ServiceStep::PutAddresses(vec![address_key(&front)]),
+        ];
+        self.programs().dataplane().apply_services(&steps)?;
+        self.model.world.services.fronts.insert(front, service.clone());
+        Ok(())
+    }
+
+    /// Takes a service port away, and its address with the last one.
+    pub fn unserve(&mut self, front: Front) -> Result<()> {
+        self.model.world.services.fronts.remove(&front);
+        let mut steps = vec![ServiceStep::RemoveServices(vec![service_key(&front)])];
+        if !self.model.world.services.has_address(front.0, front.1) {
+            steps.push(ServiceStep::RemoveAddresses(vec![address_key(&front)]));
+        }
+        Ok(self.programs().dataplane().apply_services(&steps)?)
+    }
+
+    /// Sets how long flows live (in ticks), how many an endpoint may open, and whether new ones are told of.
+    pub fn configure(&mut self, lifetimes: Lifetimes, flows_per_endpoint: u32, flow_events: u32) -> Result<()> {
+        let config = Config {
+            flow_events,
+            flows_per_endpoint,
+            tcp_new: lifetimes.tcp_new,
+            tcp_established: lifetimes.tcp_established,
+            tcp_closing: lifetimes.tcp_closing,
+            other_new: lifetimes.other_new,
+            udp_established: lifetimes.udp_established,
+            sctp_established: lifetimes.sctp_established,
+            other_established: lifetimes.other_established,
+            ..self.tables.config()?
+        };
+        self.tables.set_config(config)?;
+        self.learn_configuration()
+    }
+
+    /// The model follows the configuration that is in force.
+    pub(super) fn learn_configuration(&mut self) -> Result<()> {
+        let config = self.tables.config()?;
+        self.model.flows_per_endpoint = config.flows_per_endpoint;
+        self.model.lifetimes = Lifetimes {
+            tcp_new: config.tcp_new,
+            tcp_established: config.tcp_established,
+            tcp_closing: config.tcp_closing,
+            other_new: config.other_new,
+            udp_established: config.udp_established,
+            sctp_established: config.sctp_established,
+            other_established: config.other_established,
+        };
+        Ok(())
+    }
+
+    /// Every endpoint has opened nothing yet.
+    pub fn clear_shares(&mut self) -> Result<()> {
+        self.tables.clear_shares()?;
+        self.model.opened.clear();
+        Ok(())
+    }
+
+    /// Lets time pass for everything that was seen so far, in ticks.
+    pub fn age(&mut self, ticks: u32) -> Result<()> {
+        self.tables.age(ticks.into())?;
+        self.model.age(ticks.into());
+        Ok(())
+    }
+
+    /// Forgets one direction of a flow, as a full table does.
+    pub fn evict(&mut self, flow: &Flow) -> Result<()> {
+        self.tables.evict(flow)?;
+        self.model.flows.remove(flow).context("a flow that is known")?;
+        Ok(())
+    }
+
+    /// Empties what packets fill.
+    pub fn flush(&mut self) -> Result<()> {
+        self.tables.flush()?;
+        self.model.flows.clear();
+        self.model.fragments.clear();
+        self.model.world.services.last.clear();
+        Ok(())
+    }
+}
+
+fn port_row(ports: u32, row: &PortRow) -> (PortKey, PortValue) {
+    let (port, bits) = row.port;
+    let prefix_length = match row.protocol {
+        None => PREFIX_ANY_PROTOCOL,
+        Some(_) => PREFIX_ANY_PORT + bits,
+    };
+    let key = PortKey {
+        prefix_length,
+        data: PortData {
+            ports: ports.to_be_bytes(),
+            protocol: row.protocol.unwrap_or(0),
+            zero: 0,
+            port: port.to_be_bytes(),
+        },
+    };
+    let value = PortValue {
+        ordinal: row.ordinal,
+        allow: row.allow.into(),
+    };
+    (key, value)
+}
+
+fn service_key(front: &Front) -> ServiceKey {
+    let (network, address, protocol, port) = *front;
+    ServiceKey {
+        network,
+        address: from_ip(address),
+        port: port.to_be_bytes(),
+        protocol: protocol.into(),
+    }
+}
+
+fn address_key(front: &Front) -> AddressKey {
+    AddressKey {
+        network: front.0,
+        address: from_ip(front.1),
+    }
+}

@@ -1,0 +1,62 @@
+//! `xdp_pod` beside the model: what it sends on is counted as if `from_pod` had, and what it passes on is untouched.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use aya::TestRunOptions;
+use kni_common::{Direction, IFINDEX_BASE, Verdict};
+
+use super::{CAPACITY, Lockstep, Programs, Ran, hex};
+
+const XDP_PASS: u32 = 2;
+const XDP_REDIRECT: u32 = 4;
+
+impl Programs {
+    /// Runs `xdp_pod` on a frame as if the endpoint's host interface saw it.
+    pub fn run_xdp(&self, endpoint: u32, frame: &[u8]) -> Result<Ran> {
+        // `struct xdp_md` (linux/bpf.h): data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
+        let fields = [0, u32::try_from(frame.len())?, 0, IFINDEX_BASE + endpoint, 0, 0];
+        let context: Vec<u8> = fields.into_iter().flat_map(u32::to_ne_bytes).collect();
+        let mut out = vec![0; frame.len() + 128];
+        let mut options = TestRunOptions::new();
+        options.data_in = Some(frame);
+        options.data_out = Some(&mut out);
+        options.ctx_in = Some(&context);
+        let result = self.dataplane().test_run("xdp_pod", options)?;
+        out.truncate(usize::try_from(result.data_size_out)?);
+        Ok(Ran {
+            action: result.return_value,
+            frame: out,
+        })
+    }
+}
+
+impl Lockstep {
+    /// Runs `xdp_pod`: to whom it sends the frame, and how that looks then; none when it leaves it to `from_pod`. The model
+    /// counts what it sends at both ends.
+    pub fn run_xdp(&mut self, endpoint: u32, frame: &[u8]) -> Result<Option<(u32, Vec<u8>)>> {
+        let ran = self.programs().run_xdp(endpoint, frame)?;
+        let told = || format!("xdp_pod of endpoint {endpoint}: {}", hex(frame));
+        match ran.action {
+            XDP_PASS => {
+                ensure!(ran.frame == frame, "{}: passed on as {}", told(), hex(&ran.frame));
+                Ok(None)
+            }
+            XDP_REDIRECT => {
+                let receiver = (1..CAPACITY)
+                    .find(|id| {
+                        let known = self.model.world.endpoint(*id);
+                        known.is_some_and(|known| known.mac == ran.frame[..6])
+                    })
+                    .with_context(|| format!("{}: sent to nobody: {}", told(), hex(&ran.frame)))?;
+                let bytes = u64::try_from(frame.len())?;
+                for (id, direction) in [(endpoint, Direction::FromPod), (receiver, Direction::ToPod)] {
+                    let count = self.model.counts.entry((id, direction, Verdict::Redirected));
+                    let (packets, total) = count.or_default();
+                    *packets += 1;
+                    *total += bytes;
+                }
+                Ok(Some((receiver, ran.frame)))
+            }
+            other => bail!("{}: action {other}", told()),
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Tells when the agent has read its manifests: two pods whose policy names another port each time.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::{objects, run_labelled};
+use crate::{manifest::Manifest, namespaces::Namespaces, oracle::Labels, stage::Stage};
+
+const NAMESPACE: &str = "canary";
+/// A port that no policy opens.
+const NEVER: u16 = 9999;
+const LIMIT: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(super) struct Canary {
+    sender: Namespaces,
+    receiver: Namespaces,
+    address: IpAddr,
+    port: u16,
+}
+
+impl Canary {
+    pub(super) async fn start(stage: &Stage) -> Result<Self> {
+        let mut ends = Vec::new();
+        for name in ["sender", "receiver"] {
+            let (sandbox, netns) = run_labelled(&stage.kubelet, (NAMESPACE, name), &Labels::new(), &[]).await?;
+            let configs = stage.kubelet.query(&sandbox.id).await?.ipconfigs;
+            let first = configs.get("eth0").and_then(|config| config.ip.first());
+            let address: IpAddr = first.context("a canary without an address")?.parse()?;
+            ends.push((stage.node.net_at(name, Path::new(&netns))?, address));
+        }
+        let (receiver, address) = ends.pop().context("two pods")?;
+        let (sender, _) = ends.pop().context("two pods")?;
+        Ok(Self {
+            sender,
+            receiver,
+            address,
+            port: 10_000,
+        })
+    }
+
+    /// A port that was not open before, and the manifest that opens it alone.
+    pub(super) fn next(&mut self) -> (u16, Manifest) {
+        self.port += 1;
+        (self.port, objects::canary(NAMESPACE, self.port))
+    }
+
+    /// Waits until datagrams to the port arrive. That tells nothing before [`Self::wait_shut`].
+    pub(super) fn wait(&self, port: u16) -> Result<()> {
+        let pair = self.sockets(port)?;
+        let deadline = Instant::now() + LIMIT;
+        while !arrives(&pair)? {
+            ensure!(
+                Instant::now() < deadline,
+                "port {port} of the canary stays closed after {LIMIT:?}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Waits until the first policy is in force: until datagrams to a port that none of them opens stay away.
+    pub(super) fn wait_shut(&self) -> Result<()> {
+        let pair = self.sockets(NEVER)?;
+        let (deadline, mut silent) = (Instant::now() + LIMIT, 0);
+        while silent < 10 {
+            silent = if arrives(&pair)? { 0 } else { silent + 1 };
+            ensure!(
+                Instant::now() < deadline,
+                "every port of the canary is open after {LIMIT:?}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Who sends to the port, and who receives there.
+    fn sockets(&self, port: u16) -> Result<(UdpSocket, UdpSocket)> {
+        let to = SocketAddr::new(self.address, port);
+        let receiving = self.receiver.enter(|| UdpSocket::bind(to))??;
+        receiving.set_nonblocking(true)?;
+        let sending = self.sender.enter(|| {
+            let socket = UdpSocket::bind(SocketAddr::new(super::probe::any(to.is_ipv4()), 0))?;
+            socket.connect(to)?;
+            io::Result::Ok(socket)
+        })??;
+        Ok((sending, receiving))
+    }
+}
+
+/// Whether a datagram arrives at once.
+fn arrives((sending, receiving): &(UdpSocket, UdpSocket)) -> io::Result<bool> {
+    sending.send(b"canary")?;
+    thread::sleep(Duration::from_millis(2));
+    match receiving.recv(&mut [0; 16]) {
+        Ok(_) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        Err(e) => Err(e),
+    }
+}

@@ -1,0 +1,209 @@
+//! The truth table: every question that is asked of the world, and what came of it.
+
+use std::{collections::BTreeMap, fmt, net::IpAddr};
+
+use crate::oracle::{self, Protocol};
+
+/// The two networks that every pod of the world has joined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Net {
+    /// The pods' primary interfaces; policies are `NetworkPolicy` objects.
+    Default,
+    /// Their second ones; policies are `MultiNetworkPolicy` objects.
+    Named,
+}
+
+impl Net {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::Default, Self::Named];
+
+    /// The name of the network.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Named => "net1",
+        }
+    }
+}
+
+/// By what the destination is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Via {
+    /// The pod's own address.
+    Address,
+    /// The virtual address of a service that has this pod alone as its backend.
+    ClusterIp,
+}
+
+impl Via {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::Address, Self::ClusterIp];
+}
+
+/// "May `from` reach `to`?"
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Question {
+    /// Through which network.
+    pub net: Net,
+    /// By which address.
+    pub via: Via,
+    /// IPv4 or IPv6.
+    pub v4: bool,
+    /// Transport.
+    pub protocol: Protocol,
+    /// Port of the destination, the same before and behind a service.
+    pub port: u16,
+    /// Index of the pod that asks.
+    pub from: usize,
+    /// Index of the pod that is asked.
+    pub to: usize,
+}
+
+/// The namespaces.
+pub const NAMESPACES: [&str; 3] = ["x", "y", "z"];
+/// The pods of each.
+pub const PODS: [&str; 3] = ["a", "b", "c"];
+/// Where each pod serves.
+pub const PORTS: [u16; 2] = [80, 81];
+/// Pods in all.
+pub const MEMBERS: usize = NAMESPACES.len() * PODS.len();
+
+/// Namespace and name of the pod with an index.
+pub fn names_of(index: usize) -> (&'static str, &'static str) {
+    (NAMESPACES[index / PODS.len()], PODS[index % PODS.len()])
+}
+
+/// `namespace/name` of the pod with an index.
+pub fn full_name(index: usize) -> String {
+    let (namespace, name) = names_of(index);
+    format!("{namespace}/{name}")
+}
+
+/// The index of `namespace/name`.
+///
+/// # Panics
+/// There is none.
+pub fn index_of(full: &str) -> usize {
+    let found = (0..MEMBERS).find(|index| full_name(*index) == full);
+    found.unwrap_or_else(|| panic!("no pod {full}"))
+}
+
+impl Question {
+    /// Every pair over every protocol, port and family. A pod's own address never leaves the pod, so nobody asks itself
+    /// by it.
+    pub fn all(net: Net, via: Via) -> Vec<Self> {
+        let mut all = Vec::new();
+        for from in 0..MEMBERS {
+            for to in (0..MEMBERS).filter(|to| via == Via::ClusterIp || *to != from) {
+                for (protocol, port) in Protocol::TRANSPORTS
+                    .into_iter()
+                    .flat_map(|p| PORTS.map(|port| (p, port)))
+                {
+                    all.extend([true, false].map(|v4| Self {
+                        net,
+                        via,
+                        v4,
+                        protocol,
+                        port,
+                        from,
+                        to,
+                    }));
+                }
+            }
+        }
+        all
+    }
+
+    /// One question per pair: enough to see whether a network is open.
+    pub fn pairs(net: Net) -> Vec<Self> {
+        let mut all = Self::all(net, Via::Address);
+        all.retain(|question| question.v4 && question.protocol == Protocol::Tcp && question.port == PORTS[0]);
+        all
+    }
+
+    /// Whether `from` is this pod or, with `x/`, of this namespace; `*` is everybody.
+    pub fn is_from(&self, who: &str) -> bool {
+        is(self.from, who)
+    }
+
+    /// Whether `to` is.
+    pub fn is_to(&self, who: &str) -> bool {
+        is(self.to, who)
+    }
+
+    /// What policies say to it.
+    pub fn ask(&self, world: &oracle::World) -> bool {
+        let end = |index: usize| {
+            let (namespace, name) = names_of(index);
+            let mut pods = world.pods.iter();
+            let pod = pods.find(|pod| pod.namespace == namespace && pod.name == name);
+            let pod = pod.unwrap_or_else(|| panic!("the world has no {namespace}/{name}"));
+            let interface = pod.on(self.net.name()).expect("every pod is on both networks");
+            let address = interface.addresses.iter().find(|ip| ip.is_ipv4() == self.v4);
+            oracle::Peer::Pod(pod, interface, *address.expect("every interface has both families"))
+        };
+        world.allowed(end(self.from), end(self.to), self.protocol, self.port)
+    }
+}
+
+fn is(index: usize, who: &str) -> bool {
+    let full = full_name(index);
+    who == "*" || full == who || (who.ends_with('/') && full.starts_with(who))
+}
+
+impl fmt::Display for Question {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} -> {} {}/{} IPv{} {} {}",
+            full_name(self.from),
+            full_name(self.to),
+            self.protocol.name(),
+            self.port,
+            if self.v4 { 4 } else { 6 },
+            self.net.name(),
+            match self.via {
+                Via::Address => "by address",
+                Via::ClusterIp => "by ClusterIP",
+            }
+        )
+    }
+}
+
+/// What came of a question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The right pod answered with the right words.
+    Answered,
+    /// Nothing came: what a drop looks like.
+    Silent,
+    /// Anything else is neither allowed nor denied.
+    Odd(String),
+}
+
+/// Outcomes by question.
+pub type Table = BTreeMap<Question, Outcome>;
+
+/// Questions whose outcome is not the expected one, in words; allowed must be answered, and denied must be silent.
+pub fn differences(expected: &BTreeMap<Question, bool>, found: &Table) -> Vec<(Question, String)> {
+    let mut differences = Vec::new();
+    for (question, allowed) in expected {
+        let wanted = if *allowed { Outcome::Answered } else { Outcome::Silent };
+        match found.get(question) {
+            Some(outcome) if *outcome == wanted => {}
+            other => differences.push((
+                *question,
+                format!(
+                    "{question}: {other:?}, but policy {}",
+                    if *allowed { "allows it" } else { "denies it" }
+                ),
+            )),
+        }
+    }
+    differences
+}
+
+/// The address of a family.
+pub(super) fn of_family(addresses: &[IpAddr], v4: bool) -> Option<IpAddr> {
+    addresses.iter().copied().find(|ip| ip.is_ipv4() == v4)
+}

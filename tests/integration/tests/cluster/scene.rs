@@ -1,0 +1,215 @@
+//! What the tests of a cluster have in common: two tenants on the same addresses, and what they look at.
+
+use std::{net::IpAddr, time::Duration};
+
+use anyhow::{Context as _, Result};
+use kni_api::{ConditionStatus, NodeNetwork, PodNetwork, node_network::NodeNetworkEntry};
+use kni_integration::{
+    Cluster, NodeSnapshot, Pod,
+    cluster::{Member, PATIENCE, objects, wait},
+    traffic::{Servers, tcp_get},
+};
+use kni_proto::runtime::{GetStatusRequest, ListNetworksRequest};
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
+
+/// Where servers in pods listen.
+pub(crate) const PORT: u16 = 7000;
+/// How long an answer may take.
+pub(crate) const ANSWER: Duration = Duration::from_secs(5);
+/// How long is waited for an answer that shall not come.
+pub(crate) const SILENCE: Duration = Duration::from_millis(400);
+/// What is never wrong for longer.
+pub(crate) const PROMPT: Duration = Duration::from_secs(2);
+
+/// The default network, and red and blue with the same addresses for the namespaces `red-team` and `blue-team`. Pods of
+/// all of them get out by an address of the node.
+pub(crate) async fn tenants(cluster: &Cluster) -> Result<()> {
+    tenants_with(cluster, &json!({})).await
+}
+
+/// [`tenants`] with `tweaks` in the specs of red and blue.
+pub(crate) async fn tenants_with(cluster: &Cluster, tweaks: &Value) -> Result<()> {
+    let way_out = json!({ "egress": { "mode": "Masquerade" } });
+    let mut default = objects::default_network();
+    objects::merge(&mut default["spec"], &way_out);
+    let mut all = vec![default, objects::namespace("plain", &json!({}))];
+    for name in ["red", "blue"] {
+        let mut more = json!({ "namespaceSelector": { "matchLabels": { "tenant": name } } });
+        objects::merge(&mut more, &way_out);
+        objects::merge(&mut more, tweaks);
+        all.push(objects::network(name, &["10.10.0.0/16", "fd10::/64"], &more));
+        all.push(objects::namespace(&format!("{name}-team"), &json!({ "tenant": name })));
+    }
+    cluster.apply(&all).await?;
+    for name in ["default", "red", "blue"] {
+        wait_for_condition(cluster, name, "Programmed", true).await?;
+    }
+    Ok(())
+}
+
+/// Waits until a condition of a network is so; its message then.
+pub(crate) async fn wait_for_condition(cluster: &Cluster, network: &str, kind: &str, holds: bool) -> Result<String> {
+    let what = format!("{kind} of network {network} is {holds}");
+    wait::until_some(&what, PATIENCE, async || {
+        let (status, message) = condition(cluster, network, kind)
+            .await?
+            .context("no such condition yet")?;
+        anyhow::ensure!(status == ConditionStatus::from(holds), "it is {status:?}: {message}");
+        Ok(Some(message))
+    })
+    .await
+}
+
+/// Status and message of a condition of a network.
+pub(crate) async fn condition(
+    cluster: &Cluster,
+    network: &str,
+    kind: &str,
+) -> Result<Option<(ConditionStatus, String)>> {
+    let object = network_object(cluster, network).await?;
+    let mut conditions = object.status.into_iter().flat_map(|status| status.conditions);
+    let found = conditions.find(|condition| condition.type_ == kind);
+    Ok(found.map(|condition| (condition.status, condition.message)))
+}
+
+/// A network as the API server has it.
+pub(crate) async fn network_object(cluster: &Cluster, network: &str) -> Result<PodNetwork> {
+    let api: Api<PodNetwork> = Api::all(cluster.client.clone());
+    Ok(api.get(network).await?)
+}
+
+/// What a node says of a network.
+pub(crate) async fn entry(cluster: &Cluster, node: &str, network: &str) -> Result<Option<NodeNetworkEntry>> {
+    let api: Api<NodeNetwork> = Api::all(cluster.client.clone());
+    let status = api.get_opt(node).await?.and_then(|object| object.status);
+    let mut entries = status.into_iter().flat_map(|status| status.networks);
+    Ok(entries.find(|entry| entry.name == network))
+}
+
+/// Addresses of a network that the node has handed out, as the agent itself counts them.
+pub(crate) async fn leased(member: &Member, network: &str) -> Result<u64> {
+    let listed = member
+        .kubelet
+        .kni()
+        .runtime()
+        .list_networks(ListNetworksRequest {})
+        .await?;
+    let mut listed = listed.into_inner().networks.into_iter();
+    let found = listed.find(|found| found.name == network);
+    Ok(found.map_or(Ok(0), |found| found.used_addresses.parse())?)
+}
+
+/// A server in a pod that answers with the pod's namespace and name.
+pub(crate) fn serve(pod: &Pod) -> Result<Servers> {
+    Servers::start(&pod.inside, &identity(pod), PORT)
+}
+
+/// What [`serve`] answers with.
+pub(crate) fn identity(pod: &Pod) -> String {
+    format!("{}/{}", pod.namespace, pod.name)
+}
+
+/// The address of `eth0` of a family.
+#[track_caller]
+pub(crate) fn address(pod: &Pod, v4: bool) -> IpAddr {
+    kni_integration::stage::address(pod, v4)
+}
+
+/// Who answers at `to`'s addresses, of both families.
+pub(crate) fn ask(from: &Pod, to: &Pod) -> Vec<Result<String, kni_integration::traffic::NoAnswer>> {
+    let ask = |v4| tcp_get(&from.inside, address(to, v4), PORT, ANSWER).map(|answer| answer.identity);
+    vec![ask(true), ask(false)]
+}
+
+/// Panics unless `to` answers `from` in both families.
+#[track_caller]
+pub(crate) fn assert_reached(from: &Pod, to: &Pod) {
+    let expected = vec![Ok(identity(to)), Ok(identity(to))];
+    assert_eq!(ask(from, to), expected, "{} asks {}", identity(from), identity(to));
+}
+
+/// Panics if anybody answers `from` at an address of `to`.
+#[track_caller]
+pub(crate) fn assert_silent(from: &Pod, to: &Pod) {
+    for v4 in [true, false] {
+        let answer = tcp_get(&from.inside, address(to, v4), PORT, SILENCE);
+        assert!(answer.is_err(), "{} hears {answer:?}", identity(from));
+    }
+}
+
+/// Waits until `to` is silent for `from`.
+pub(crate) async fn wait_for_silence(from: &Pod, to: &Pod) -> Result<()> {
+    let what = format!("{} is silent for {}", identity(to), identity(from));
+    wait::until(&what, PATIENCE, async || {
+        let answers = [true, false].map(|v4| tcp_get(&from.inside, address(to, v4), PORT, SILENCE));
+        Ok(answers.iter().all(Result::is_err))
+    })
+    .await
+    .map(drop)
+}
+
+/// The names of a pod's interfaces, as the kernel has them.
+pub(crate) fn interface_names(pod: &Pod) -> Result<Vec<String>> {
+    let shown: Vec<Value> = serde_json::from_str(&pod.inside.run("ip", &["-j", "link", "show"])?)?;
+    let names = shown
+        .iter()
+        .filter_map(|link| link["ifname"].as_str().map(str::to_owned));
+    Ok(names.filter(|name| name != "lo").collect())
+}
+
+/// The addresses of an interface of a pod, as the kernel has them, IPv4 first; empty when it is not there.
+pub(crate) fn kernel_addresses(pod: &Pod, interface: &str) -> Result<Vec<IpAddr>> {
+    let shown: Vec<Value> = serde_json::from_str(&pod.inside.run("ip", &["-j", "address", "show"])?)?;
+    let link = shown.iter().find(|link| link["ifname"] == interface);
+    let all = link.and_then(|link| link["addr_info"].as_array()).into_iter().flatten();
+    let global = all.filter(|address| address["scope"] == "global");
+    let mut found = Vec::new();
+    for address in global {
+        found.push(address["local"].as_str().context("no address")?.parse()?);
+    }
+    found.sort_by_key(IpAddr::is_ipv6);
+    Ok(found)
+}
+
+/// Waits until objects and annotations are what the kernel has; panics after [`PATIENCE`].
+pub(crate) async fn wait_for_truth(cluster: &Cluster) -> Result<Duration> {
+    wait::until_right("objects equal the kernel", PATIENCE, async || cluster.untrue().await).await
+}
+
+/// What a node looks like once what is taken away in the background is gone.
+pub(crate) async fn at_rest(member: &Member) -> Result<NodeSnapshot> {
+    wait::until("nothing goes on in the background", PATIENCE, async || {
+        let status = member
+            .kubelet
+            .kni()
+            .runtime()
+            .get_status(GetStatusRequest {})
+            .await?
+            .into_inner();
+        Ok(status.pending_removals == 0 && status.pending_links == 0)
+    })
+    .await?;
+    NodeSnapshot::take(&member.node)
+}
+
+/// The names of all objects of a kind.
+pub(crate) async fn names<K>(cluster: &Cluster) -> Result<Vec<String>>
+where
+    K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+    K::DynamicType: Default,
+{
+    let api: Api<K> = Api::all(cluster.client.clone());
+    let listed = api.list(&kube::api::ListParams::default()).await?;
+    Ok(listed.items.iter().map(kube::ResourceExt::name_any).collect())
+}
+
+/// Changes labels or annotations of a pod; a null takes one away.
+pub(crate) async fn patch_metadata(cluster: &Cluster, pod: &Pod, metadata: &Value) -> Result<()> {
+    use kube::api::{Patch, PatchParams};
+    let api: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(cluster.client.clone(), &pod.namespace);
+    let patch = Patch::Merge(json!({ "metadata": metadata }));
+    let patched = api.patch(&pod.name, &PatchParams::default(), &patch).await?;
+    anyhow::ensure!(patched.uid().as_deref() == Some(&*pod.uid), "another pod of the name");
+    Ok(())
+}

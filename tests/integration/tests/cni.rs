@@ -1,0 +1,21 @@
+//! The CNI plugin as container runtimes run it: the real program, a process for each call, against the real agent.
+//! Tests `b01` to `b20` show one behaviour each that runtimes rely on.
+
+#[expect(dead_code, reason = "other suites use the rest of it")]
+mod watched;
+
+mod cni {
+    mod add;
+    mod check;
+    mod crash;
+    mod del;
+    mod delegate;
+    mod garbage;
+    mod install;
+    mod many;
+    mod policy;
+    mod results;
+    mod scene;
+    mod size;
+    mod status;
+}

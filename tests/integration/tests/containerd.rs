@@ -1,0 +1,10 @@
+//! A real containerd, driven as the kubelet drives it, that reaches the agent through our CNI plugin.
+
+mod containerd {
+    mod burst;
+    mod networks;
+    mod reboot;
+    mod restart;
+    mod scene;
+    mod status;
+}

@@ -1,0 +1,8 @@
+//! The agent as a pod: `deploy/` on a real node, with the image that `cargo xtask image` makes.
+
+mod deploy {
+    mod image;
+    mod life;
+    mod scene;
+    mod watch;
+}

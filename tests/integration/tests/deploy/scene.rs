@@ -1,0 +1,218 @@
+//! A cluster of one node without any network, and what an operator does with `deploy/` there.
+
+use std::{
+    fs,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use kni_integration::{Machine, stage};
+use kni_local_node::{LocalNode, image};
+use nix::mount::{MsFlags, mount};
+use serde_json::{Value, json};
+
+use super::image::{NAME, root};
+
+/// Where the servers of a pod listen, TCP and UDP.
+pub(crate) const PORT: u16 = 7000;
+/// How long anything may take that usually takes seconds.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
+/// Where kustomizations of the test are, inside the node.
+const KUSTOMIZATIONS: &str = "/run/kustomize";
+/// The node's archives of images.
+const ARCHIVES: &str = "/run/images";
+
+/// The node of the test.
+pub(crate) struct Scene {
+    pub(crate) machine: Machine,
+}
+
+impl Scene {
+    /// A cluster whose node waits for a network.
+    pub(crate) fn start(name: &str) -> Result<Self> {
+        let machine = Machine::with_cluster(name)?;
+        stage::forwarding(&machine.node)?;
+        machine.node.enter(|| {
+            // As the first process of a real node does, so that containers see namespaces that are mounted later.
+            let none = None::<&str>;
+            mount(none, "/run", none, MsFlags::MS_SHARED, none).context("share /run")?;
+            fs::create_dir_all(ARCHIVES).context(ARCHIVES)
+        })??;
+        Ok(Self { machine })
+    }
+
+    /// The node's processes.
+    pub(crate) fn local(&self) -> &LocalNode {
+        &self.machine.local
+    }
+
+    /// Gives an archive to containerd, as an operator would.
+    pub(crate) fn import(&self, archive: &Path) -> Result<()> {
+        let bytes = fs::read(archive).with_context(|| archive.display().to_string())?;
+        let inner = Path::new(ARCHIVES).join(archive.file_name().context("an archive without name")?);
+        self.machine.node.enter(|| fs::write(&inner, bytes))??;
+        let inner = inner.display().to_string();
+        self.local().ctr(&["images", "import", &inner]).map(drop)
+    }
+
+    /// A kustomization of `folder`, below `deploy/`, that changes what is particular to this node and the image's tag:
+    /// its path inside the node.
+    pub(crate) fn kustomize(&self, folder: &str, tag: &str) -> Result<PathBuf> {
+        let base = root().join("deploy").join(folder);
+        let base = base.strip_prefix("/").context("a relative root")?;
+        // The root counts as a component, and stands for the folder below.
+        let to_root = "../".repeat(Path::new(KUSTOMIZATIONS).components().count());
+        let host_path = |name: &str, path: &str| json!({ "name": name, "hostPath": { "path": path } });
+        let [bin, conf] = LocalNode::cni_folders().map(|folder| folder.display().to_string());
+        let volumes = [host_path("cni-bin", &bin), host_path("cni-conf", &conf)];
+        let patch = json!({
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "metadata": { "name": "kni-agent", "namespace": "kni-system" },
+            "spec": { "template": { "spec": { "volumes": volumes } } },
+        });
+        let text = json!({
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "resources": [format!("{to_root}{}", base.display())],
+            "images": [{ "name": NAME, "newTag": tag }],
+            // No controller of this cluster writes the endpoints of the API server's service.
+            "configMapGenerator": [{
+                "name": "kni-agent-config",
+                "namespace": "kni-system",
+                "behavior": "merge",
+                "literals": ["apiServerHost=127.0.0.1", "apiServerPort=6443"],
+            }],
+            "patches": [{ "patch": patch.to_string() }],
+        });
+        let own = Path::new(KUSTOMIZATIONS).join(folder.replace('/', "-") + tag);
+        let file = own.join("kustomization.yaml");
+        self.local().write_texts(&[(file, text.to_string())].into())?;
+        Ok(own)
+    }
+
+    /// `kubectl apply -k`.
+    pub(crate) fn apply_folder(&self, kustomization: &Path) -> Result<String> {
+        let folder = kustomization.display().to_string();
+        self.local().kubectl(&["apply", "--server-side", "-k", &folder])
+    }
+
+    /// Waits until all of the `DaemonSet` is of the last template and ready.
+    pub(crate) fn wait_for_agents(&self) -> Result<()> {
+        let timeout = format!("--timeout={}s", PATIENCE.as_secs());
+        let rollout = ["-n", "kni-system", "rollout", "status", "daemonset/kni-agent", &timeout];
+        self.local().kubectl(&rollout).map(drop).with_context(|| self.agents())
+    }
+
+    /// What the agents say, for whoever reads that they are not ready.
+    pub(crate) fn agents(&self) -> String {
+        let ask = |args: &[&str]| {
+            let asked = self.local().kubectl(&[&["-n", "kni-system"], args].concat());
+            asked.unwrap_or_else(|error| format!("{error:#}"))
+        };
+        let label = "app.kubernetes.io/name in (kni-agent, kni-uninstall)";
+        let described = ask(&["describe", "pods"]);
+        let logs = ask(&["logs", "-l", label, "--tail=60", "--all-containers", "--prefix"]);
+        format!("{described}\n{logs}")
+    }
+
+    /// Runs a program of the agent's image in the agent's pod.
+    pub(crate) fn in_agent(&self, words: &[&str]) -> Result<String> {
+        let exec = ["-n", "kni-system", "exec", "daemonset/kni-agent", "--"];
+        self.local().kubectl(&[&exec[..], words].concat())
+    }
+
+    /// Creates objects and waits until all pods of the default namespace are ready.
+    pub(crate) fn create(&self, objects: &[Value]) -> Result<()> {
+        self.local()
+            .apply(&json!({ "apiVersion": "v1", "kind": "List", "items": objects }))?;
+        let patience = format!("--timeout={}s", PATIENCE.as_secs());
+        let wait = ["wait", "--for=condition=Ready", "pod", "--all", &patience];
+        self.local().kubectl(&wait).map(drop).with_context(|| {
+            let pods = self.local().kubectl(&["describe", "pods"]).unwrap_or_default();
+            format!("pods:\n{pods}\nagents:\n{}", self.agents())
+        })
+    }
+
+    /// The addresses of a pod, IPv4 first.
+    pub(crate) fn addresses(&self, pod: &str) -> Result<Vec<IpAddr>> {
+        let path = "jsonpath={.status.podIPs[*].ip}";
+        let ips = self.local().kubectl(&["get", "pod", pod, "-o", path])?;
+        let ips: Result<Vec<IpAddr>, _> = ips.split(' ').map(str::parse).collect();
+        ips.with_context(|| format!("addresses of {pod}"))
+    }
+
+    /// The first word of what answers a pod at `address`: the server's name. Nothing within half a second is an error.
+    pub(crate) fn ask(&self, from: &str, address: &str, port: u16) -> Result<String> {
+        ask(self.local(), from, address, port)
+    }
+
+    /// Waits until `wanted` answers a pod there.
+    pub(crate) fn wait_for_answer(&mut self, from: &str, address: &str, port: u16, wanted: &str) -> Result<()> {
+        let what = format!("{wanted} answers {from} at {address}:{port}");
+        self.machine
+            .local
+            .wait(&what, PATIENCE, |node| Ok(ask(node, from, address, port)? == wanted))
+    }
+
+    /// Deletes what a kustomization holds, and waits until it is gone.
+    pub(crate) fn delete_folder(&self, kustomization: &Path) -> Result<String> {
+        let folder = kustomization.display().to_string();
+        let timeout = format!("--timeout={}s", PATIENCE.as_secs());
+        self.local()
+            .kubectl(&["delete", "--ignore-not-found", &timeout, "-k", &folder])
+    }
+
+    /// `kubectl kni`, with the program that `knictl` is.
+    pub(crate) fn plugin(&self, program: &Path, words: &[&str]) -> Result<String> {
+        let mut plugin = self.local().command(program);
+        plugin.arg("--kube").args(words);
+        plugin
+            .env("KUBECONFIG", "/run/node/pki/admin.conf")
+            .stdin(Stdio::null());
+        let done = plugin.output().context("run knictl")?;
+        let said = String::from_utf8_lossy(&done.stderr);
+        ensure!(done.status.success(), "kubectl kni {words:?}: {said}");
+        String::from_utf8(done.stdout).context("not UTF-8")
+    }
+}
+
+fn ask(node: &LocalNode, from: &str, address: &str, port: u16) -> Result<String> {
+    let port = port.to_string();
+    let probe = ["/kni-probe", "ask", address, &port, "--timeout-ms", "500"];
+    let said = node.kubectl(&[&["exec", from, "--"], &probe[..]].concat())?;
+    let name = said.split(' ').next().unwrap_or_default();
+    ensure!(!name.is_empty(), "{from} hears {said:?} from {address}");
+    Ok(name.to_owned())
+}
+
+/// A pod with one container, which serves at [`PORT`].
+pub(crate) fn server(name: &str, annotations: &Value) -> Value {
+    let port = PORT.to_string();
+    pod(
+        name,
+        annotations,
+        &["serve", "--tcp", &port, "--udp", &port, "--name", name],
+    )
+}
+
+/// A pod of the probe's image that ends quickly when it is asked to.
+pub(crate) fn pod(name: &str, annotations: &Value, args: &[&str]) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name, "namespace": "default", "labels": { "app": name }, "annotations": annotations,
+        },
+        "spec": {
+            "terminationGracePeriodSeconds": 5,
+            "tolerations": [{ "operator": "Exists" }],
+            "containers": [{
+                "name": "main", "image": image::PROBE, "imagePullPolicy": "Never", "args": args,
+            }],
+        },
+    })
+}

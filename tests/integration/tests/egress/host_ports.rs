@@ -1,0 +1,269 @@
+//! Ports of the node that lead to pods.
+
+use std::{
+    net::IpAddr,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use kni_integration::{
+    Manifest, Namespaces, Pod, Stage,
+    agent::MANIFESTS,
+    node::{NODE_V4, NODE_V6},
+    require,
+    traffic::{NoAnswer, Servers, tcp_get, udp_ask},
+};
+use kni_proto::kni::{PortMapping, Protocol};
+
+use super::{
+    FAMILIES, PORT,
+    world::{PATIENCE, World},
+};
+
+const SHORT: Duration = Duration::from_millis(400);
+const NODE_PORT: u16 = 30_080;
+/// A second address of the node.
+const SECOND_V4: &str = "198.51.100.3";
+
+fn mapping(protocol: Protocol, host_port: u16, host_ip: &str) -> PortMapping {
+    PortMapping {
+        protocol: protocol.into(),
+        container_port: PORT.into(),
+        host_port: host_port.into(),
+        host_ip: host_ip.into(),
+    }
+}
+
+async fn run(
+    stage: &Stage,
+    name: &str,
+    annotations: &[(&str, &str)],
+    mappings: Vec<PortMapping>,
+) -> Result<Pod, tonic::Status> {
+    stage
+        .kubelet
+        .run_pod_with("team", name, annotations, |request| request.port_mappings = mappings)
+        .await
+}
+
+fn node(v4: bool) -> Result<IpAddr> {
+    Ok(if v4 { NODE_V4 } else { NODE_V6 }.parse()?)
+}
+
+fn both(port: u16, host_ip: &str) -> Vec<PortMapping> {
+    [Protocol::Tcp, Protocol::Udp]
+        .map(|protocol| mapping(protocol, port, host_ip))
+        .to_vec()
+}
+
+fn silent(client: &Namespaces, to: IpAddr, port: u16) {
+    // The node itself answers: nobody listens there.
+    assert_eq!(
+        tcp_get(client, to, port, SHORT),
+        Err(NoAnswer::Refused),
+        "TCP {to} {port}"
+    );
+    assert_eq!(
+        udp_ask(client, to, port, SHORT),
+        Err(NoAnswer::Refused),
+        "UDP {to} {port}"
+    );
+}
+
+fn answers(client: &Namespaces, to: IpAddr, port: u16, who: &str) -> Result<()> {
+    for answer in [
+        tcp_get(client, to, port, PATIENCE).with_context(|| format!("TCP {to} {port}"))?,
+        udp_ask(client, to, port, PATIENCE).with_context(|| format!("UDP {to} {port}"))?,
+    ] {
+        assert_eq!(answer.identity, who);
+        assert!(
+            [kni_integration::outside::SERVER_V4, kni_integration::outside::SERVER_V6]
+                .contains(&answer.client.ip().to_string().as_str()),
+            "the pod sees the client's own address, not {}",
+            answer.client
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_of_the_node_leads_to_the_pod() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    // Networks without a way out of their own have host ports all the same.
+    let mut world = World::start("mapped", Manifest::overlapping(), &[]).await?;
+    assert!(world.uplink().await?.programs.is_empty(), "nothing needs them yet");
+    let client = world.outside.server.clone();
+    let pod = run(&world.stage, "mapped", &[], both(NODE_PORT, "")).await?;
+    let ips = [("kni.dev/network", "blue"), ("kni.dev/ips", "10.10.0.11,fd10::11")];
+    let blue = run(&world.stage, "mapped-blue", &ips, both(NODE_PORT + 1, "")).await?;
+    let _servers = [
+        Servers::start(&pod.inside, "pod", PORT)?,
+        Servers::start(&blue.inside, "blue", PORT)?,
+    ];
+    let uplink = world.uplink().await?;
+    assert_eq!(
+        (uplink.programs.len(), uplink.host_ports),
+        (2, 8),
+        "two protocols, two families, two pods"
+    );
+    let watch = world.watch()?;
+    for v4 in FAMILIES {
+        answers(&client, node(v4)?, NODE_PORT, "pod")?;
+        answers(&client, node(v4)?, NODE_PORT + 1, "blue")?;
+        silent(&client, node(v4)?, NODE_PORT + 2);
+    }
+    world.stage.agent.kill9()?;
+    for v4 in FAMILIES {
+        answers(&client, node(v4)?, NODE_PORT, "pod").context("without an agent")?;
+    }
+    world.stage.agent.restart()?;
+    for v4 in FAMILIES {
+        answers(&client, node(v4)?, NODE_PORT, "pod").context("after a restart")?;
+        answers(&client, node(v4)?, NODE_PORT + 1, "blue").context("after a restart")?;
+    }
+    // With the pods the ports go, and with the last one the programs.
+    world.stage.kubelet.delete_network(&pod.id).await?;
+    for v4 in FAMILIES {
+        silent(&client, node(v4)?, NODE_PORT);
+        answers(&client, node(v4)?, NODE_PORT + 1, "blue")?;
+    }
+    world.stage.kubelet.delete_network(&blue.id).await?;
+    world.wait_for_uplink(|uplink| uplink.programs.is_empty()).await?;
+    watch.assert_clean();
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_address_that_is_asked_for_is_honoured() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    let world = World::start("asked", Manifest::overlapping(), &[]).await?;
+    world.stage.node.add_address("uplink0", &format!("{SECOND_V4}/24"))?;
+    let client = world.outside.server.clone();
+    let second: IpAddr = SECOND_V4.parse()?;
+    let one = run(&world.stage, "asked-1", &[], both(NODE_PORT, NODE_V4)).await?;
+    let two = run(&world.stage, "asked-2", &[], both(NODE_PORT, SECOND_V4)).await?;
+    let six = run(&world.stage, "asked-6", &[], both(NODE_PORT, "::")).await?;
+    let _servers = [
+        Servers::start(&one.inside, "one", PORT)?,
+        Servers::start(&two.inside, "two", PORT)?,
+        Servers::start(&six.inside, "six", PORT)?,
+    ];
+    world.wait_for_uplink(|uplink| uplink.host_ports == 6).await?;
+    answers(&client, node(true)?, NODE_PORT, "one")?;
+    answers(&client, second, NODE_PORT, "two")?;
+    answers(&client, node(false)?, NODE_PORT, "six")?;
+    // An address that comes later gets its rows, one that goes loses them.
+    world
+        .stage
+        .node
+        .ip(&[&format!("address del {SECOND_V4}/24 dev uplink0")])?;
+    world.wait_for_uplink(|uplink| uplink.host_ports == 4).await?;
+    world.stage.node.add_address("uplink0", &format!("{SECOND_V4}/24"))?;
+    world.wait_for_uplink(|uplink| uplink.host_ports == 6).await?;
+    answers(&client, second, NODE_PORT, "two")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_that_another_pod_has_is_refused() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    let world = World::start("taken", Manifest::overlapping(), &[]).await?;
+    let first = run(&world.stage, "first", &[], both(NODE_PORT, "")).await?;
+    let refused = run(
+        &world.stage,
+        "second",
+        &[],
+        vec![mapping(Protocol::Tcp, NODE_PORT, NODE_V4)],
+    )
+    .await;
+    let refused = refused.expect_err("the port is taken");
+    assert_eq!(refused.code(), tonic::Code::AlreadyExists);
+    for word in ["team/first", "team/second", "TCP 30080", &first.id] {
+        assert!(refused.message().contains(word), "{word}: {}", refused.message());
+    }
+    // Nothing was made for it: the address is the next one's.
+    let listed = world.stage.knictl(&["interfaces"])?;
+    assert!(!listed.contains("second"), "{listed}");
+    // Another protocol is another port.
+    run(&world.stage, "third", &[], vec![mapping(Protocol::Sctp, NODE_PORT, "")]).await?;
+    // When its holder is gone, the port is free.
+    world.stage.kubelet.delete_network(&first.id).await?;
+    let second = run(&world.stage, "second", &[], both(NODE_PORT, "")).await?;
+    let _servers = Servers::start(&second.inside, "second", PORT)?;
+    answers(&world.outside.server, node(true)?, NODE_PORT, "second")
+}
+
+/// Ingress is allowed from `from` alone.
+fn guard(from: &[&str]) -> Manifest {
+    let peers: Vec<String> = from
+        .iter()
+        .map(|cidr| format!("{{ipBlock: {{cidr: \"{cidr}\"}}}}"))
+        .collect();
+    let rule = if peers.is_empty() {
+        String::from("[]")
+    } else {
+        format!("[{{from: [{}]}}]", peers.join(", "))
+    };
+    Manifest {
+        file: "guard.yaml".into(),
+        text: format!(
+            "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: guard, namespace: team}}\nspec: {{podSelector: {{}}, policyTypes: [Ingress], ingress: {rule}}}\n"
+        ),
+    }
+}
+
+/// Asks until the answer is as wanted: a policy comes into force a moment after its manifest.
+async fn wait_for(client: &Namespaces, v4: bool, wanted: impl Fn(&Result<String, NoAnswer>) -> bool) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let got = tcp_get(client, node(v4)?, NODE_PORT, SHORT).map(|answer| answer.identity);
+        if wanted(&got) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "it stays {got:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Waits until more than `before` packets to the pod were dropped by policy at the uplink.
+async fn wait_for_more_drops(world: &World, pod: &Pod, before: u64) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while world.stage.drops(pod, "from_uplink", "policy_ingress").await? <= before {
+        ensure!(Instant::now() < deadline, "no more than {before} drops are counted");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn policies_hold_for_node_ports() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    let world = World::start("guarded", Manifest::overlapping(), &[]).await?;
+    let client = world.outside.server.clone();
+    let pod = run(&world.stage, "guarded", &[], both(NODE_PORT, "")).await?;
+    let _servers = Servers::start(&pod.inside, "guarded", PORT)?;
+    for v4 in FAMILIES {
+        answers(&client, node(v4)?, NODE_PORT, "guarded").context("without a policy")?;
+    }
+    let apply = |from: &[&str]| Manifest::write_all(&[guard(from)], &world.stage.node, Path::new(MANIFESTS));
+    apply(&[])?;
+    for v4 in FAMILIES {
+        wait_for(&client, v4, |got| *got == Err(NoAnswer::Timeout)).await?;
+        let before = world.stage.drops(&pod, "from_uplink", "policy_ingress").await?;
+        assert!(before > 0, "counted as the pod's");
+        assert_eq!(udp_ask(&client, node(v4)?, NODE_PORT, SHORT), Err(NoAnswer::Timeout));
+        // At least: connections from before the policy may still repeat their last segments.
+        wait_for_more_drops(&world, &pod, before).await?;
+    }
+    // The pod sees the client's own address, and so does its policy: IPv4 only.
+    apply(&["203.0.113.80/32"])?;
+    wait_for(&client, true, Result::is_ok).await?;
+    assert_eq!(
+        tcp_get(&client, node(false)?, NODE_PORT, SHORT).unwrap_err(),
+        NoAnswer::Timeout
+    );
+    apply(&["203.0.113.80/32", "2001:db8:203::80/128"])?;
+    wait_for(&client, false, Result::is_ok).await?;
+    answers(&client, node(true)?, NODE_PORT, "guarded")?;
+    answers(&client, node(false)?, NODE_PORT, "guarded")
+}

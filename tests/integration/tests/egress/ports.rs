@@ -1,0 +1,128 @@
+//! Ports are limited: those of the node's own sockets are left alone, and a flow that finds none is dropped, counted.
+
+use std::{
+    io::Read as _,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use kni_integration::{require, traffic::tcp_get};
+
+use super::{
+    FAMILIES, PORT,
+    world::{PATIENCE, World, masquerading, server},
+};
+
+const SHORT: Duration = Duration::from_millis(300);
+
+fn any(v4: bool) -> IpAddr {
+    if v4 {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flow_without_a_port_is_dropped_and_counted() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    let args = [
+        "--masquerade-ports",
+        "61000-61003",
+        "--metrics-address",
+        "127.0.0.1:9630",
+    ];
+    let world = World::start("exhausted", masquerading(), &args).await?;
+    let watch = world.watch()?;
+    let _servers = world.serve()?;
+    let pod = world.stage.pod("exhausted").await?;
+    for v4 in FAMILIES {
+        let sockets: Vec<UdpSocket> = pod.enter(|| {
+            let open = |_| {
+                let socket = UdpSocket::bind(SocketAddr::new(any(v4), 0))?;
+                socket.connect(server(v4))?;
+                socket.set_read_timeout(Some(SHORT))?;
+                Ok(socket)
+            };
+            (0..5).map(open).collect::<std::io::Result<_>>()
+        })??;
+        let mut ports = std::collections::BTreeSet::new();
+        let mut buffer = [0; 512];
+        for socket in &sockets[..4] {
+            socket.send(b"question")?;
+            let length = socket.recv(&mut buffer).context("one of four ports")?;
+            let answer = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            let client: SocketAddr = answer.split(' ').nth(1).context("no client")?.parse()?;
+            ports.insert(client.port());
+        }
+        assert_eq!(ports.into_iter().collect::<Vec<_>>(), [61_000, 61_001, 61_002, 61_003]);
+        let before = world.stage.drops(&pod, "from_pod", "masquerade_ports").await?;
+        sockets[4].send(b"question")?;
+        assert!(sockets[4].recv(&mut buffer).is_err(), "there is no fifth port");
+        world
+            .stage
+            .wait_for_drops(&pod, "from_pod", "masquerade_ports", before + 1)
+            .await?;
+        // Towards another destination the same ports are free.
+        let router = kni_integration::Outside::router_address(v4)?;
+        let elsewhere = tcp_get(&pod.inside, router, 9, PATIENCE);
+        assert_eq!(elsewhere, Err(kni_integration::traffic::NoAnswer::Refused));
+    }
+    // The sweep of the flow tables counts once a second.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let page = metrics(&world)?;
+    for family in ["ipv4", "ipv6"] {
+        let line = page
+            .lines()
+            .find(|line| line.starts_with("kni_") && line.contains(family) && line.contains("udp"));
+        assert!(line.is_some_and(|line| line.ends_with(" 4")), "{line:?} of\n{page}");
+    }
+    watch.assert_clean();
+    Ok(())
+}
+
+fn metrics(world: &World) -> Result<String> {
+    use std::io::Write as _;
+    let page = world.stage.node.enter(|| {
+        let mut stream = TcpStream::connect("127.0.0.1:9630")?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        let mut page = String::new();
+        stream.read_to_string(&mut page).map(|_| page)
+    })?;
+    Ok(page?)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_of_a_socket_of_the_node_is_not_taken() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    let world = World::start("sockets", masquerading(), &["--masquerade-ports", "61000-61001"]).await?;
+    let watch = world.watch()?;
+    let _servers = world.serve()?;
+    let pod = world.stage.pod("sockets").await?;
+    for v4 in FAMILIES {
+        let held = world.stage.node.enter(|| {
+            let tcp = TcpListener::bind(SocketAddr::new(any(v4), 61_000))?;
+            let udp = UdpSocket::bind(SocketAddr::new(any(v4), 61_000))?;
+            std::io::Result::Ok((tcp, udp))
+        })??;
+        for attempt in 0..20 {
+            let answer = tcp_get(&pod.inside, server(v4).ip(), PORT, PATIENCE);
+            let answer = answer.with_context(|| format!("connection {attempt}"))?;
+            assert_eq!(answer.client.port(), 61_001, "the other one is a socket's");
+        }
+        let socket = pod.enter(|| {
+            let socket = UdpSocket::bind(SocketAddr::new(any(v4), 0))?;
+            socket.connect(server(v4))?;
+            socket.set_read_timeout(Some(PATIENCE))?;
+            std::io::Result::Ok(socket)
+        })??;
+        socket.send(b"question")?;
+        let mut buffer = [0; 512];
+        let length = socket.recv(&mut buffer)?;
+        assert!(String::from_utf8_lossy(&buffer[..length]).contains(":61001 "));
+        drop(held);
+    }
+    watch.assert_clean();
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! What a case is: policies and labels, one state after the other, and what somebody expects of them by hand.
+
+use kni_integration::{
+    oracle::Protocol,
+    world::{PolicyText, Question, Setting, index_of},
+};
+
+/// What a person says is denied, itself left out: a pod always reaches itself.
+pub(crate) type Denied = fn(&Question) -> bool;
+
+/// One state of the objects.
+#[derive(Debug, Clone)]
+pub(crate) struct Step {
+    pub(crate) policies: Vec<PolicyText>,
+    pub(crate) setting: Setting,
+    pub(crate) denied: Option<Denied>,
+}
+
+/// A named case. All its states are put into force one after the other.
+#[derive(Debug, Clone)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) steps: Vec<Step>,
+}
+
+impl Case {
+    pub(crate) fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            steps: Vec::new(),
+        }
+    }
+
+    /// The next state: these policies, as `namespace: spec`, and the labels of before.
+    pub(crate) fn with(mut self, policies: &[(&str, &str)]) -> Self {
+        let named = policies.iter().enumerate();
+        let policies = named
+            .map(|(n, (namespace, spec))| PolicyText::new(namespace, &format!("p{n}"), spec))
+            .collect();
+        let setting = self.steps.last().map(|step| step.setting.clone()).unwrap_or_default();
+        self.steps.push(Step {
+            policies,
+            setting,
+            denied: None,
+        });
+        self
+    }
+
+    /// The next state: another label at a namespace.
+    pub(crate) fn label_namespace(mut self, namespace: &str, key: &str, value: Option<&str>) -> Self {
+        let mut step = self.steps.last().expect("a state before").clone();
+        let labels = step
+            .setting
+            .namespaces
+            .get_mut(namespace)
+            .expect("a namespace of the world");
+        change(labels, key, value);
+        step.denied = None;
+        self.steps.push(step);
+        self
+    }
+
+    /// The next state: another label at a pod.
+    pub(crate) fn label_pod(mut self, pod: &str, key: &str, value: Option<&str>) -> Self {
+        let mut step = self.steps.last().expect("a state before").clone();
+        change(&mut step.setting.pods[index_of(pod)], key, value);
+        step.denied = None;
+        self.steps.push(step);
+        self
+    }
+
+    /// What is denied in the latest state, by hand.
+    pub(crate) fn denied(mut self, denied: Denied) -> Self {
+        self.steps.last_mut().expect("a state").denied = Some(denied);
+        self
+    }
+}
+
+fn change(labels: &mut kni_integration::oracle::Labels, key: &str, value: Option<&str>) {
+    match value {
+        Some(value) => labels.insert(key.into(), value.into()),
+        None => labels.remove(key),
+    };
+}
+
+/// TCP on a port.
+pub(crate) fn tcp(question: &Question, port: u16) -> bool {
+    question.protocol == Protocol::Tcp && question.port == port
+}

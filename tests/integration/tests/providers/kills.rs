@@ -1,0 +1,107 @@
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, anyhow, ensure};
+use kni_integration::{Agent, Kubelet, agent::SOCKET, kubelet::Sandbox, require};
+use kni_proto::kni::DeleteNetworkRequest;
+use tokio::task::JoinSet;
+
+use super::scene::{self, CACHE};
+use crate::watched::Watched;
+
+const KILLS: u64 = 14;
+/// How long a call may go unanswered over all its repetitions: plugins of a killed agent are waited for.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// What each of the workers asks for, again and again.
+const WISHES: [&[(&str, &str)]; 3] = [
+    &[("k8s.v1.cni.cncf.io/networks", "lan,nic,vm")],
+    &[
+        ("kni.dev/network", "bridged"),
+        ("k8s.v1.cni.cncf.io/networks", "default,vm"),
+    ],
+    &[("kni.dev/network", "lan"), ("k8s.v1.cni.cncf.io/networks", "bridged")],
+];
+
+/// Pods of one kind, one after the other, until it is told to stop. Returns how many lived.
+async fn live(kubelet: Kubelet, worker: usize, stop: Arc<AtomicBool>) -> Result<u64> {
+    let mut lives = 0;
+    let name = format!("web-{worker}");
+    while !stop.load(Ordering::Relaxed) {
+        let Ok(netns) = kubelet.create_network("storm", &name).await else {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            continue;
+        };
+        let mut sandbox = Sandbox::new("storm", &name, &netns);
+        sandbox.annotate(WISHES[worker]);
+        if kubelet.attach(&sandbox).await.is_ok() {
+            lives += 1;
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(status) = kubelet.detach(&sandbox.id).await {
+            ensure!(Instant::now() < deadline, "{name} cannot be detached: {status:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        while let Err(status) = kubelet.delete_network(&sandbox.id).await {
+            ensure!(Instant::now() < deadline, "{name} cannot be deleted: {status:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+    Ok(lives)
+}
+
+/// The moments are random; what was being done at each is not looked at, as any may come.
+#[tokio::test(flavor = "multi_thread")]
+async fn kills_at_random_moments_leave_the_node_as_it_was() -> Result<()> {
+    require!(root, netns, bpf, ip, nft, tc, bpftool, cni_plugins);
+    let mut stage = Watched::with("kills", scene::options(scene::networks())).await?;
+    scene::add_device(&stage)?;
+    scene::write_chain(&stage.node)?;
+    // The bridge, which its plugin leaves behind for good; a port keeps its carrier.
+    let first = stage.kubelet.run_pod("calm", "first", WISHES[1]).await?;
+    scene::keep_bridge(&stage.node)?;
+    stage.kubelet.kill_pod(first).await?;
+    let before = scene::picture(&stage).await?;
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let lives = Arc::new(AtomicU64::new(0));
+    let mut workers = JoinSet::new();
+    for worker in 0..WISHES.len() {
+        let kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
+        workers.spawn(live(kubelet, worker, Arc::clone(&stop)));
+    }
+    let mut pause = 7_u64;
+    for _kill in 0..KILLS {
+        pause = pause * 31 % 601;
+        tokio::time::sleep(Duration::from_millis(60 + pause)).await;
+        stage.agent.kill9()?;
+        stage.agent = Agent::start_unready(&stage.node, stage.options.clone())?;
+        stage.agent.wait_ready(Duration::from_mins(1))?;
+    }
+    stop.store(true, Ordering::Relaxed);
+    while let Some(worker) = workers.join_next().await {
+        lives.fetch_add(worker.map_err(|e| anyhow!(e))??, Ordering::Relaxed);
+    }
+    let lives = lives.load(Ordering::Relaxed);
+    println!("{lives} pods lived");
+    assert!(lives >= 5, "only {lives} pods lived: this was no storm");
+    stage.kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
+    for worker in 0..WISHES.len() {
+        // Creates whose answer nobody heard.
+        let unheard = DeleteNetworkRequest {
+            name: format!("web-{worker}"),
+            namespace: "storm".into(),
+            ..Default::default()
+        };
+        stage.kubelet.kni().delete_network(unheard).await?;
+    }
+    scene::wait_for_local(&stage.node, "nic0", "fe80")?;
+    scene::assert_as(&stage, &before).await?;
+    assert_eq!(scene::leases(&stage.node)?, Vec::<String>::new());
+    assert_eq!(scene::files(&stage.node, CACHE)?, Vec::<String>::new());
+    Ok(())
+}

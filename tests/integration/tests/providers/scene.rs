@@ -1,0 +1,209 @@
+//! The networks of these tests, and what a node with them looks like.
+
+use std::{fs, net::IpAddr, path::Path, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use kni_integration::{
+    AgentOptions, Manifest, Namespaces, NodeSnapshot, Pod,
+    privilege::CNI_PLUGINS,
+    traffic::{self, NoAnswer},
+};
+use kni_proto::runtime::Interface;
+
+use crate::watched::Watched;
+
+/// Folder of configurations, inside the node.
+pub(super) const CONF: &str = "/run/cni/net.d";
+/// Where host-local keeps its leases, inside the node.
+pub(super) const LEASES: &str = "/run/cni/networks";
+/// Where the agent keeps what undoing needs, inside the node.
+pub(super) const CACHE: &str = "/run/cni/results";
+/// The other end of the device that is lent.
+pub(super) const WIRE_V4: &str = "192.0.2.1";
+/// See [`WIRE_V4`].
+pub(super) const WIRE_V6: &str = "2001:db8:200::1";
+/// How long a probe waits.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// `default` of ours, and one network of each other provider.
+pub(super) fn networks() -> Vec<Manifest> {
+    let lan = Manifest::network("lan", &["198.51.100.0/24", "2001:db8:100::/64"])
+        .spec("excludeSubnets: [198.51.100.2/32, \"2001:db8:100::2/128\"]")
+        .spec("provider: { type: Macvlan, parent: uplink0 }");
+    let nic = Manifest::network("nic", &["192.0.2.0/24", "2001:db8:200::/64"])
+        .spec("mtu: 1380")
+        .spec("provider: { type: HostDevice, devices: [nic0] }");
+    let vm = Manifest::network("vm", &["10.50.0.0/24"])
+        .spec("provider: { type: Tap, owner: 107, group: 108, multiQueue: true }");
+    vec![
+        Manifest::default_network("default", &["10.244.0.0/16", "fd00:244::/64"]),
+        lan,
+        nic,
+        vm,
+        bridged("bridged", false),
+    ]
+}
+
+/// A network of the bridge plugin.
+pub(super) fn bridged(name: &str, default: bool) -> Manifest {
+    let text = format!(
+        "apiVersion: kni.dev/v1alpha1\nkind: PodNetwork\nmetadata:\n  name: {name}\nspec:\n  default: {default}\n  \
+         provider: {{ type: CNI, confName: chain }}\n"
+    );
+    Manifest {
+        file: format!("{name}.yaml"),
+        text,
+    }
+}
+
+/// An agent with plugins behind it, which makes nothing ahead.
+pub(super) fn options(manifests: Vec<Manifest>) -> AgentOptions {
+    let args = [
+        "--warm-sandboxes",
+        "0",
+        "--cni-backend",
+        "--cni-bin-dir",
+        CNI_PLUGINS,
+        "--cni-bin-dir",
+        "/run/cni/bin",
+        "--cni-conf-dir",
+        CONF,
+        "--cni-cache-dir",
+        CACHE,
+    ];
+    AgentOptions {
+        manifests,
+        args: args.map(str::to_owned).into(),
+        ..AgentOptions::default()
+    }
+}
+
+/// Bridge, host-local and portmap.
+pub(super) fn write_chain(node: &Namespaces) -> Result<()> {
+    let text = format!(
+        r#"{{ "cniVersion": "1.0.0", "name": "chain", "plugins": [
+          {{ "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false,
+             "ipam": {{ "type": "host-local", "dataDir": "{LEASES}", "routes": [{{ "dst": "0.0.0.0/0" }}],
+                        "ranges": [[{{ "subnet": "10.245.0.0/16" }}], [{{ "subnet": "fd00:245::/64" }}]] }} }},
+          {{ "type": "portmap", "capabilities": {{ "portMappings": true }}, "snat": true }}
+        ] }}"#
+    );
+    write(node, CONF, "10-chain.conflist", &text, 0o644)
+}
+
+/// Writes a file inside the node, at once.
+pub(super) fn write(node: &Namespaces, folder: &str, name: &str, text: &str, mode: u32) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    node.enter(|| {
+        fs::create_dir_all(folder)?;
+        let unfinished = Path::new(folder).join(format!(".{name}"));
+        fs::write(&unfinished, text)?;
+        fs::set_permissions(&unfinished, fs::Permissions::from_mode(mode))?;
+        fs::rename(unfinished, Path::new(folder).join(name))
+    })?
+    .with_context(|| format!("write {folder}/{name}"))
+}
+
+/// Names of files inside the node; none if there is no such folder.
+pub(super) fn files(node: &Namespaces, folder: &str) -> Result<Vec<String>> {
+    node.enter(|| {
+        let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    })
+}
+
+/// Addresses that host-local has given and not got back.
+pub(super) fn leases(node: &Namespaces) -> Result<Vec<String>> {
+    let mut names = files(node, &format!("{LEASES}/chain"))?;
+    names.retain(|name| name.parse::<IpAddr>().is_ok() || name.replace('_', ":").parse::<IpAddr>().is_ok());
+    Ok(names)
+}
+
+/// Gives the node a device `nic0` with settings of its own; its other end is in the fabric.
+pub(super) fn add_device(stage: &Watched) -> Result<()> {
+    let (node, fabric) = (&stage.node, stage.node.fabric());
+    node.veth("nic0", fabric, "wire0")?;
+    node.ip(&[
+        "link set nic0 down",
+        "link set nic0 address 02:00:00:00:07:07 mtu 1400 alias rack-7",
+        "link set nic0 up",
+    ])?;
+    fabric.add_address("wire0", &format!("{WIRE_V4}/24"))?;
+    fabric.add_address("wire0", &format!("{WIRE_V6}/64"))?;
+    wait_for_local(node, "nic0", "fe80")
+}
+
+/// Gives the plugin's bridge a port that stays: without one it loses its carrier, and some routes a moment later.
+pub(super) fn keep_bridge(node: &Namespaces) -> Result<()> {
+    node.ip(&[
+        "link add keep0 type veth peer name keep1",
+        "link set keep0 addrgenmode none",
+        "link set keep1 addrgenmode none",
+        "link set keep1 master cni0",
+        "link set keep0 up",
+        "link set keep1 up",
+    ])?;
+    wait_for_local(node, "cni0", "fe80")?;
+    wait_for_local(node, "cni0", "fd00:245::1")
+}
+
+/// What the node looks like when nothing is left to do.
+pub(super) async fn picture(stage: &Watched) -> Result<NodeSnapshot> {
+    stage.settled().await?;
+    NodeSnapshot::take(&stage.node)
+}
+
+/// Panics unless the node comes to look like that again.
+pub(super) async fn assert_as(stage: &Watched, before: &NodeSnapshot) -> Result<()> {
+    stage.settled().await?;
+    let left = before.differences_within(&stage.node, Duration::from_secs(30))?;
+    assert!(
+        left.is_empty(),
+        "something was left behind or taken away:\n{}",
+        left.join("\n")
+    );
+    let status = stage.status().await?;
+    assert_eq!((status.sandboxes, status.attachments), (0, 0));
+    Ok(())
+}
+
+/// Waits for an address that begins so: until duplicate address detection has ended, a picture would change by itself.
+pub(super) fn wait_for_local(node: &Namespaces, link: &str, address: &str) -> Result<()> {
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    while !node
+        .run("ip", &["-6", "route", "show", "table", "local", "dev", link])?
+        .contains(&format!("local {address}"))
+    {
+        ensure!(std::time::Instant::now() < deadline, "{link} has no address {address}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// Who answers at port 8080, over TCP.
+pub(super) fn ask(from: &Namespaces, address: &str) -> Result<String, NoAnswer> {
+    let address = address.parse().expect("an address");
+    traffic::tcp_get(from, address, 8080, PATIENCE).map(|answer| answer.identity)
+}
+
+/// An interface of a pod, as the agent tells it.
+pub(super) async fn interface(stage: &Watched, pod: &Pod, ifname: &str) -> Result<Interface> {
+    let all = stage.interfaces().await?;
+    let found = all
+        .into_iter()
+        .find(|interface| interface.sandbox_id == pod.id && interface.ifname == ifname);
+    found.with_context(|| format!("{ifname} of {} is not listed", pod.name))
+}
+
+/// The first address of a family that the agent told the kubelet.
+pub(super) fn address(pod: &Pod, ifname: &str, v4: bool) -> String {
+    let found = pod.ips_of(ifname).into_iter().find(|ip| ip.is_ipv4() == v4);
+    found.map_or_else(
+        || panic!("{ifname} of {} has no such address: {:?}", pod.name, pod.interfaces),
+        |ip| ip.to_string(),
+    )
+}
