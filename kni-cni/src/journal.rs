@@ -1,16 +1,32 @@
 //! Deletes that the agent could not be told of: a file for each, which the agent reads when it is back.
 
 use std::{
+    ffi::OsStr,
     fs::{DirBuilder, File, OpenOptions},
     io::{self, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    os::unix::{
+        ffi::OsStrExt as _,
+        fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    },
     path::Path,
 };
 
 use kni_proto::cni::PendingDelete;
 
+/// What the kernel adds to the name of a running program whose file is gone (`proc_pid_exe(5)`).
+const DELETED: &[u8] = b" (deleted)";
+
 /// Writes the file. When this returns it survives whatever happens to this process and to the machine.
+///
+/// A plugin that was uninstalled while it waited for the agent writes nothing: no agent will come that reads it, and the
+/// cleanup of the node may be over.
 pub(crate) fn write(state_dir: &Path, pending: &PendingDelete) -> io::Result<()> {
+    if !is_installed(&std::fs::read_link("/proc/self/exe")?) {
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            "this plugin was uninstalled meanwhile",
+        ));
+    }
     let folder = PendingDelete::folder(state_dir);
     DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
     let file = PendingDelete::file(state_dir, &pending.sandbox());
@@ -27,6 +43,15 @@ pub(crate) fn write(state_dir: &Path, pending: &PendingDelete) -> io::Result<()>
         File::open(folder)?.sync_all()?;
     }
     Ok(())
+}
+
+/// Whether the program, or another that replaced it, is where `running` says that this one was started from.
+fn is_installed(running: &Path) -> bool {
+    let name = running.as_os_str().as_bytes();
+    match name.strip_suffix(DELETED) {
+        Some(started_from) => Path::new(OsStr::from_bytes(started_from)).exists(),
+        None => true,
+    }
 }
 
 fn write_whole(path: &Path, pending: &PendingDelete) -> io::Result<()> {
@@ -75,6 +100,17 @@ mod tests {
         assert_eq!(read, pending("net1"));
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(folder.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn a_program_is_installed_while_there_is_one_where_it_came_from() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("kni");
+        assert!(is_installed(&program), "the kernel says that it is there");
+        let deleted = dir.path().join("kni (deleted)");
+        assert!(!is_installed(&deleted));
+        std::fs::write(&program, "the next version").unwrap();
+        assert!(is_installed(&deleted), "upgraded");
     }
 
     #[test]
