@@ -13,6 +13,7 @@ mod bandwidth;
 mod cleanup;
 mod detach;
 mod error;
+mod existing;
 mod fast_path;
 mod garbage;
 mod gate;
