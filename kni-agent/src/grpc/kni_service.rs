@@ -29,7 +29,7 @@ impl<B: Backend> KniService<B> {
     ) -> Result<Response<CreateNetworkResponse>, Status> {
         let call = Call::change(method, &request);
         let request = request.into_inner();
-        let call = call.about(pod(&request.namespace, &request.name), "");
+        let call = call.about(PodRef::named(&request.namespace, &request.name), "");
         let backend = self.backend.clone();
         call.run(async move {
             let (pod, prefix) = convert::create_request(request)?;
@@ -45,7 +45,7 @@ impl<B: Backend> KniService<B> {
     ) -> Result<Response<DeleteNetworkResponse>, Status> {
         let call = Call::change(method, &request);
         let request = request.into_inner();
-        let call = call.about(pod(&request.namespace, &request.name), &request.id);
+        let call = call.about(PodRef::named(&request.namespace, &request.name), &request.id);
         let backend = self.backend.clone();
         call.run(async move {
             if let Some(request) = convert::delete_request(request) {
@@ -65,7 +65,7 @@ impl<B: Backend> KniService<B> {
     ) -> Result<Response<AttachInterfaceResponse>, Status> {
         let call = Call::change(method, &request);
         let request = request.into_inner();
-        let call = call.about(pod(&request.namespace, &request.name), &request.id);
+        let call = call.about(PodRef::named(&request.namespace, &request.name), &request.id);
         let backend = self.backend.clone();
         call.run(async move {
             let claim = convert::claim(&request);
@@ -95,7 +95,7 @@ impl<B: Backend> KniService<B> {
     ) -> Result<Response<DetachInterfaceResponse>, Status> {
         let call = Call::change(method, &request);
         let request = request.into_inner();
-        let call = call.about(pod(&request.namespace, &request.name), &request.id);
+        let call = call.about(PodRef::named(&request.namespace, &request.name), &request.id);
         let backend = self.backend.clone();
         call.run(async move {
             match (
@@ -109,15 +109,6 @@ impl<B: Backend> KniService<B> {
             Ok(DetachInterfaceResponse {})
         })
         .await
-    }
-}
-
-/// A pod for a log line.
-fn pod(namespace: &str, name: &str) -> PodRef {
-    PodRef {
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-        uid: String::new(),
     }
 }
 
@@ -186,7 +177,7 @@ impl<B: Backend> Kni for KniService<B> {
     ) -> Result<Response<QueryPodNetworkResponse>, Status> {
         let call = Call::query("QueryPodNetwork", &request);
         let request = request.into_inner();
-        let call = call.about(pod(&request.namespace, &request.name), &request.id);
+        let call = call.about(PodRef::named(&request.namespace, &request.name), &request.id);
         let backend = self.backend.clone();
         call.run(async move {
             let sandbox = convert::sandbox_id(&request.id).and_then(|id| backend.query(&id));

@@ -57,7 +57,7 @@ impl<B: Backend> PodNetworkLifecycle for PodNetworkService<B> {
     ) -> Result<Response<SetupPodNetworkResponse>, Status> {
         let call = Call::change("SetupPodNetwork", &request);
         let request = request.into_inner();
-        let pod = pod(&request.pod_namespace, &request.pod_name);
+        let pod = PodRef::named(&request.pod_namespace, &request.pod_name);
         let call = call.about(pod, &request.sandbox_id);
         let backend = self.backend.clone();
         call.run(async move {
@@ -76,7 +76,7 @@ impl<B: Backend> PodNetworkLifecycle for PodNetworkService<B> {
     ) -> Result<Response<TeardownPodNetworkResponse>, Status> {
         let call = Call::change("TeardownPodNetwork", &request);
         let request = request.into_inner();
-        let pod = pod(&request.pod_namespace, &request.pod_name);
+        let pod = PodRef::named(&request.pod_namespace, &request.pod_name);
         let call = call.about(pod, &request.sandbox_id);
         let backend = self.backend.clone();
         call.run(async move {
@@ -151,14 +151,5 @@ impl<B: Backend> PodNetworkManagement for PodNetworkService<B> {
             },
         )
         .await
-    }
-}
-
-/// A pod for a log line.
-fn pod(namespace: &str, name: &str) -> PodRef {
-    PodRef {
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-        uid: String::new(),
     }
 }

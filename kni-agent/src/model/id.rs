@@ -112,6 +112,17 @@ pub struct PodRef {
     pub uid: String,
 }
 
+impl PodRef {
+    /// A pod by its name alone, as most calls tell it.
+    pub fn named(namespace: &str, name: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            uid: String::new(),
+        }
+    }
+}
+
 impl fmt::Display for PodRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.namespace.is_empty(), self.name.is_empty()) {
