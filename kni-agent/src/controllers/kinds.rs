@@ -199,7 +199,9 @@ where
 {
     let version = object.resource_version().unwrap_or_default();
     PolicyRow {
-        policy: Policy::try_from(object).map_err(|invalid| invalid.to_string()),
+        policy: Policy::try_from(object)
+            .map(Arc::new)
+            .map_err(|invalid| invalid.to_string()),
         version: version.parse().unwrap_or(0),
         generation: object.meta().generation.unwrap_or(0),
     }

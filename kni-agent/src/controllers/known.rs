@@ -21,7 +21,7 @@ use crate::{
 /// A policy as it was last told: what it means, or why it means nothing.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PolicyRow {
-    pub(super) policy: Result<Policy, String>,
+    pub(super) policy: Result<Arc<Policy>, String>,
     /// The object's resource version, as a number; 0 where it is none.
     pub(super) version: u64,
     pub(super) generation: i64,

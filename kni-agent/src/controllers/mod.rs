@@ -76,7 +76,7 @@ pub struct Objects {
     /// Networks.
     pub networks: WantedNetworks,
     /// Policies of all kinds.
-    pub policies: Vec<Policy>,
+    pub policies: Vec<Arc<Policy>>,
     /// Namespaces.
     pub namespaces: BTreeMap<String, Labels>,
     /// Services.

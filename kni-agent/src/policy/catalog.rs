@@ -1,14 +1,10 @@
 //! The policies by whom they select.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
 use super::{
     body::Body,
-    peer::Peers,
+    peer::{NamedPeers, Peers},
     selector::{LabelIndex, matches},
 };
 use crate::model::policy::{Labels, Policy, PolicyInterface, PolicyPod, PolicyRef, PolicyScope};
@@ -25,38 +21,77 @@ pub(super) struct Catalog {
 /// A policy, and what it says.
 #[derive(Debug)]
 pub(super) struct Listed {
-    pub(super) policy: Policy,
+    pub(super) policy: Arc<Policy>,
     /// `None`: nothing.
     pub(super) body: Option<Arc<Body>>,
 }
 
+/// What a replacement changed.
+#[derive(Debug, Default)]
+pub(super) struct Replaced {
+    /// Policies that came, went or say something else, as they were and as they are.
+    policies: Vec<Arc<Policy>>,
+    pub(super) peers: NamedPeers,
+}
+
+impl Replaced {
+    pub(super) fn is_empty(&self) -> bool {
+        self.policies.is_empty()
+    }
+
+    /// Whether the policies say anything else about a pod than before.
+    pub(super) fn is_about(&self, pod: &PolicyPod) -> bool {
+        self.policies.iter().any(|policy| selects(policy, pod))
+    }
+}
+
 impl Catalog {
-    /// Replaces all policies. `false`: they are what they were. Of two with one name the later counts.
-    pub(super) fn replace(&mut self, policies: Vec<Policy>) -> bool {
-        let wanted: BTreeMap<PolicyRef, Policy> = policies.into_iter().map(|p| (p.reference.clone(), p)).collect();
-        if wanted.values().eq(self.policies.iter().map(|listed| &listed.policy)) {
-            return false;
-        }
-        let mut before: HashMap<PolicyRef, Listed> = std::mem::take(&mut self.policies)
-            .into_iter()
-            .map(|listed| (listed.policy.reference.clone(), listed))
-            .collect();
-        self.index.clear();
-        for (reference, policy) in wanted {
-            let known = before.remove(&reference).filter(|listed| listed.policy == policy);
-            let listed = known.unwrap_or_else(|| Listed {
-                body: Body::of(&policy, &mut self.peers).map(Arc::new),
-                policy,
-            });
-            let of_namespace = self.index.entry(reference.namespace).or_default();
-            of_namespace.insert(&listed.policy.pods, self.policies.len());
+    /// Replaces all policies. Of two with one name the later counts.
+    pub(super) fn replace(&mut self, mut policies: Vec<Arc<Policy>>) -> Replaced {
+        policies.reverse();
+        policies.sort_by(|a, b| a.reference.cmp(&b.reference));
+        policies.dedup_by(|later, kept| later.reference == kept.reference);
+        let mut before = std::mem::take(&mut self.policies).into_iter().peekable();
+        let mut replaced = Replaced::default();
+        for policy in policies {
+            while let Some(gone) = before.next_if(|known| known.policy.reference < policy.reference) {
+                replaced.policies.push(gone.policy);
+            }
+            let known = before.next_if(|known| known.policy.reference == policy.reference);
+            let listed = match known {
+                Some(known) if Arc::ptr_eq(&known.policy, &policy) || known.policy == policy => known,
+                known => {
+                    replaced.policies.extend(known.map(|known| known.policy));
+                    replaced.policies.push(Arc::clone(&policy));
+                    Listed {
+                        body: Body::of(&policy, &mut self.peers).map(Arc::new),
+                        policy,
+                    }
+                }
+            };
             self.policies.push(listed);
         }
-        drop(before);
-        let bodies = self.policies.iter().filter_map(|listed| listed.body.as_deref());
-        self.peers
-            .settle(bodies.flat_map(Body::rules).flat_map(|rule| &rule.peers));
-        true
+        replaced.policies.extend(before.map(|gone| gone.policy));
+        if !replaced.is_empty() {
+            self.index();
+            let bodies = self.policies.iter().filter_map(|listed| listed.body.as_deref());
+            let named = bodies.flat_map(Body::rules).flat_map(|rule| &rule.peers);
+            replaced.peers = self.peers.settle(named);
+        }
+        replaced
+    }
+
+    fn index(&mut self) {
+        self.index.clear();
+        for (position, listed) in self.policies.iter().enumerate() {
+            let namespace = &listed.policy.reference.namespace;
+            if !self.index.contains_key(namespace) {
+                self.index.insert(namespace.clone(), LabelIndex::default());
+            }
+            if let Some(of_namespace) = self.index.get_mut(namespace) {
+                of_namespace.insert(&listed.policy.pods, position);
+            }
+        }
     }
 
     /// The policies that select the pod, by name, whichever of its interfaces they are about.
@@ -82,7 +117,7 @@ impl Catalog {
 
     /// Every policy, by name.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Policy> {
-        self.policies.iter().map(|listed| &listed.policy)
+        self.policies.iter().map(|listed| &*listed.policy)
     }
 }
 
@@ -98,8 +133,12 @@ impl Listed {
 
     /// Whether the policy selects the pod.
     pub(super) fn selects(&self, pod: &PolicyPod) -> bool {
-        self.policy.reference.namespace == pod.pod.namespace && matches(&self.policy.pods, &pod.labels)
+        selects(&self.policy, pod)
     }
+}
+
+fn selects(policy: &Policy, pod: &PolicyPod) -> bool {
+    policy.reference.namespace == pod.pod.namespace && matches(&policy.pods, &pod.labels)
 }
 
 /// The source addresses that egress policies ask for: per family the first one, by name of the policy.

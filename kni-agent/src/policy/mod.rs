@@ -21,7 +21,7 @@ mod tests;
 mod transition;
 mod wanted;
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use self::{
     catalog::Catalog,
@@ -66,9 +66,11 @@ impl PolicyEngine {
     }
 
     /// Replaces all policies.
-    pub fn set_policies(&mut self, policies: Vec<Policy>) {
-        if self.catalog.replace(policies) {
-            self.refresh();
+    pub fn set_policies<P: Into<Arc<Policy>>>(&mut self, policies: Vec<P>) {
+        let replaced = self.catalog.replace(policies.into_iter().map(Into::into).collect());
+        if !replaced.is_empty() {
+            self.pods.refresh(&replaced, &self.catalog, &mut self.sets);
+            self.is_stale = true;
         }
     }
 
@@ -76,7 +78,8 @@ impl PolicyEngine {
     /// have.
     pub fn set_namespaces(&mut self, namespaces: BTreeMap<String, Labels>) {
         if self.pods.set_namespaces(namespaces) {
-            self.refresh();
+            self.pods.refresh_peers(&self.catalog);
+            self.is_stale = true;
         }
     }
 
@@ -99,11 +102,6 @@ impl PolicyEngine {
     pub fn remove_pod(&mut self, sandbox: &SandboxId) {
         let gone = self.pods.remove(sandbox);
         self.forget(&gone);
-        self.is_stale = true;
-    }
-
-    fn refresh(&mut self) {
-        self.pods.refresh(&self.catalog, &mut self.sets);
         self.is_stale = true;
     }
 

@@ -38,6 +38,15 @@ impl Peer {
     pub(super) fn order(&self) -> (u64, u64) {
         (self.hash, self.number)
     }
+
+    /// Whether a pod with these labels, in this namespace, is meant.
+    fn is_about(&self, namespace: &str, namespace_labels: &Labels, labels: &Labels) -> bool {
+        match &self.what {
+            Matcher::PodsOf(own, pods) => own == namespace && matches(pods, labels),
+            Matcher::Pods(namespaces, pods) => matches(pods, labels) && matches(namespaces, namespace_labels),
+            Matcher::Block(..) => false,
+        }
+    }
 }
 
 impl PartialEq for Peer {
@@ -72,6 +81,13 @@ pub(super) struct Peers {
     known: HashMap<Matcher, Arc<Peer>>,
     last: u64,
     index: PodIndex,
+}
+
+/// Peers of pods that rules begin to name, and that none names any more.
+#[derive(Debug, Default)]
+pub(super) struct NamedPeers {
+    come: Vec<Arc<Peer>>,
+    gone: Vec<Arc<Peer>>,
 }
 
 /// Finds the peers that may be about a pod.
@@ -109,15 +125,21 @@ impl Peers {
     }
 
     /// Forgets the peers that nobody holds, and finds those that are named from now on.
-    pub(super) fn settle<'a>(&mut self, named: impl IntoIterator<Item = &'a Arc<Peer>>) {
-        self.index = PodIndex::default();
-        self.known.retain(|_, peer| Arc::strong_count(peer) > 1);
+    pub(super) fn settle<'a>(&mut self, named: impl IntoIterator<Item = &'a Arc<Peer>>) -> NamedPeers {
+        let before = std::mem::take(&mut self.index).peers;
+        let mut known: HashSet<&Arc<Peer>> = before.iter().collect();
         let mut indexed = HashSet::new();
+        let mut come = Vec::new();
         for peer in named {
-            if indexed.insert(peer) {
-                self.index.insert(peer);
+            if indexed.insert(peer) && self.index.insert(peer) && !known.remove(peer) {
+                come.push(Arc::clone(peer));
             }
         }
+        let gone: Vec<Arc<Peer>> = known.into_iter().map(Arc::clone).collect();
+        drop(before);
+        self.known
+            .retain(|_, peer| Arc::strong_count(peer) > 1 + usize::from(gone.contains(peer)));
+        NamedPeers { come, gone }
     }
 
     /// The peers that are about a pod with these labels, sorted.
@@ -133,21 +155,43 @@ impl Peers {
             .candidates(labels)
             .chain(index.by_namespace.candidates(namespace_labels));
         let candidates = own.chain(others).filter_map(|position| index.peers.get(position));
-        let mut found: Vec<Arc<Peer>> = candidates
-            .filter(|peer| match &peer.what {
-                Matcher::PodsOf(_, pods) => matches(pods, labels),
-                Matcher::Pods(namespaces, pods) => matches(pods, labels) && matches(namespaces, namespace_labels),
-                Matcher::Block(..) => false,
-            })
-            .cloned()
-            .collect();
+        let about = candidates.filter(|peer| peer.is_about(namespace, namespace_labels, labels));
+        let mut found: Vec<Arc<Peer>> = about.cloned().collect();
         found.sort_unstable();
         found
     }
 }
 
+impl NamedPeers {
+    /// Brings what [`Peers::of_pod`] said of a pod up to date.
+    pub(super) fn update(
+        &self,
+        peers: &mut Vec<Arc<Peer>>,
+        namespace: &str,
+        namespace_labels: &Labels,
+        labels: &Labels,
+    ) {
+        if !self.gone.is_empty() {
+            peers.retain(|peer| !self.gone.contains(peer));
+        }
+        let come = self.come.iter();
+        let about = come.filter(|peer| peer.is_about(namespace, namespace_labels, labels));
+        let known = peers.len();
+        peers.extend(about.cloned());
+        if peers.len() > known {
+            peers.sort_unstable();
+        }
+    }
+
+    /// Whether the same peers are named as before.
+    pub(super) fn is_empty(&self) -> bool {
+        self.come.is_empty() && self.gone.is_empty()
+    }
+}
+
 impl PodIndex {
-    fn insert(&mut self, peer: &Arc<Peer>) {
+    /// `false`: it is about no pod.
+    fn insert(&mut self, peer: &Arc<Peer>) -> bool {
         let position = self.peers.len();
         match &peer.what {
             Matcher::PodsOf(namespace, pods) => {
@@ -157,9 +201,10 @@ impl PodIndex {
                 self.by_namespace.insert(namespaces, position);
             }
             Matcher::Pods(_, pods) => self.by_pod.insert(pods, position),
-            Matcher::Block(..) => return,
+            Matcher::Block(..) => return false,
         }
         self.peers.push(Arc::clone(peer));
+        true
     }
 }
 

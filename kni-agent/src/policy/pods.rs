@@ -1,13 +1,14 @@
 //! The pods, and what the policies say of each by itself.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, HashMap},
     net::IpAddr,
     sync::Arc,
 };
 
 use super::{
-    catalog::{Catalog, egress_addresses},
+    catalog::{Catalog, Replaced, egress_addresses},
     identity::PodAddress,
     peer::Peer,
     set::{PolicySet, SetContent},
@@ -154,11 +155,26 @@ impl Pods {
         own
     }
 
-    /// Asks the policies about every pod again.
-    pub(super) fn refresh(&mut self, catalog: &Catalog, sets: &mut Sets) {
-        for (sandbox, known) in std::mem::take(&mut self.by_sandbox) {
-            let pod = self.judged(known.object, catalog, sets);
-            self.by_sandbox.insert(sandbox, pod);
+    /// Asks the policies again about the pods for which the answer may be another one.
+    pub(super) fn refresh(&mut self, replaced: &Replaced, catalog: &Catalog, sets: &mut Sets) {
+        for pod in self.by_sandbox.values_mut() {
+            if replaced.is_about(&pod.object) {
+                pod.selected = selected(&pod.object, catalog, sets);
+            }
+            if !replaced.peers.is_empty() {
+                let (namespace, labels) = (&pod.object.pod.namespace, &pod.object.labels);
+                let of_namespace = labels_of(&self.namespaces, namespace);
+                replaced.peers.update(&mut pod.peers, namespace, &of_namespace, labels);
+            }
+        }
+    }
+
+    /// Asks about every pod again which peers it is one of, as other namespaces are meant now.
+    pub(super) fn refresh_peers(&mut self, catalog: &Catalog) {
+        for pod in self.by_sandbox.values_mut() {
+            let namespace = &pod.object.pod.namespace;
+            let of_namespace = labels_of(&self.namespaces, namespace);
+            pod.peers = catalog.peers.of_pod(namespace, &of_namespace, &pod.object.labels);
         }
     }
 
@@ -180,29 +196,36 @@ impl Pods {
 
     fn judged(&self, pod: PolicyPod, catalog: &Catalog, sets: &mut Sets) -> Pod {
         let namespace = &pod.pod.namespace;
-        let implied: Labels;
-        let namespace_labels = if let Some(known) = self.namespaces.get(namespace) {
-            known
-        } else {
-            implied = [(NAMESPACE_NAME.to_owned(), namespace.clone())].into();
-            &implied
-        };
-        let selecting = catalog.selecting(namespace, &pod.labels);
-        let mut judge = |interface: &PolicyInterface| {
-            if interface.endpoint.is_none() {
-                return Selected::default();
-            }
-            let about = || selecting.iter().copied().filter(|listed| listed.is_about(interface));
-            let content = SetContent::new(about().filter_map(|listed| listed.body.clone()).collect(), &pod.ports);
-            Selected {
-                set: (!content.is_empty()).then(|| sets.intern(content)),
-                egress_addresses: egress_addresses(about()),
-            }
-        };
+        let of_namespace = labels_of(&self.namespaces, namespace);
         Pod {
-            selected: pod.interfaces.iter().map(&mut judge).collect(),
-            peers: catalog.peers.of_pod(namespace, namespace_labels, &pod.labels),
+            selected: selected(&pod, catalog, sets),
+            peers: catalog.peers.of_pod(namespace, &of_namespace, &pod.labels),
             object: pod,
         }
+    }
+}
+
+/// What the policies say of each interface of a pod.
+fn selected(pod: &PolicyPod, catalog: &Catalog, sets: &mut Sets) -> Vec<Selected> {
+    let selecting = catalog.selecting(&pod.pod.namespace, &pod.labels);
+    let mut judge = |interface: &PolicyInterface| {
+        if interface.endpoint.is_none() {
+            return Selected::default();
+        }
+        let about = || selecting.iter().copied().filter(|listed| listed.is_about(interface));
+        let content = SetContent::new(about().filter_map(|listed| listed.body.clone()).collect(), &pod.ports);
+        Selected {
+            set: (!content.is_empty()).then(|| sets.intern(content)),
+            egress_addresses: egress_addresses(about()),
+        }
+    };
+    pod.interfaces.iter().map(&mut judge).collect()
+}
+
+/// The labels of a namespace, also of one that is not known.
+fn labels_of<'a>(namespaces: &'a BTreeMap<String, Labels>, namespace: &str) -> Cow<'a, Labels> {
+    match namespaces.get(namespace) {
+        Some(known) => Cow::Borrowed(known),
+        None => Cow::Owned([(NAMESPACE_NAME.to_owned(), namespace.to_owned())].into()),
     }
 }

@@ -26,6 +26,8 @@ pub(super) struct Compiler {
     networks: BTreeMap<u32, Network>,
     /// What each set says to everybody.
     everybody: BTreeMap<u32, Rows>,
+    /// Port sets that have rows, in order.
+    ports: Vec<u32>,
 }
 
 /// The tables as they should be, and what the tables do not say.
@@ -61,6 +63,7 @@ impl Default for Compiler {
             references: References::default(),
             networks: BTreeMap::new(),
             everybody: BTreeMap::new(),
+            ports: Vec::new(),
         }
     }
 }
@@ -168,7 +171,7 @@ impl Compiler {
     }
 
     /// Port sets are few, and shared by rows of all networks.
-    fn ports(&self, tables: &mut PolicyTables) {
+    fn ports(&mut self, tables: &mut PolicyTables) {
         let mut used: Vec<u32> = tables
             .policy
             .values()
@@ -177,10 +180,14 @@ impl Compiler {
             .collect();
         used.sort_unstable();
         used.dedup();
+        if used == self.ports {
+            return;
+        }
         let sets = used
-            .into_iter()
-            .filter_map(|number| Some((number, self.references.ports.get(number)?)));
+            .iter()
+            .filter_map(|number| Some((*number, self.references.ports.get(*number)?)));
         tables.ports = sets.flat_map(|(number, set)| set.rows(number)).collect();
+        self.ports = used;
     }
 
     /// Retires what the tables do not use.

@@ -105,9 +105,9 @@ impl PolicySync {
     }
 
     /// Replaces policies, namespaces, services and their endpoints, all of them. [`Self::sync`] puts them into force.
-    pub fn set_objects(
+    pub fn set_objects<P: Into<Arc<Policy>>>(
         &self,
-        policies: Vec<Policy>,
+        policies: Vec<P>,
         namespaces: BTreeMap<String, Labels>,
         services: Vec<Service>,
         slices: Vec<EndpointSlice>,
@@ -125,7 +125,7 @@ impl PolicySync {
     }
 
     /// Replaces the policies alone. [`Self::sync`] puts them into force.
-    pub fn set_policies(&self, policies: Vec<Policy>) {
+    pub fn set_policies(&self, policies: Vec<Arc<Policy>>) {
         lock(&self.policy).engine.set_policies(policies);
     }
 

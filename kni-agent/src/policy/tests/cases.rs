@@ -344,7 +344,7 @@ fn changes_of_policies_pods_and_namespaces_take_effect() {
     check(&engine, TCP, 80, |from, to| {
         to != "x/c" || from == "z/b" || from == "z/c"
     });
-    engine.set_policies(vec![]);
+    engine.set_policies(Vec::<Policy>::new());
     settle(&mut engine);
     check(&engine, TCP, 80, |_, _| true);
 }

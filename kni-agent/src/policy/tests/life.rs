@@ -55,7 +55,7 @@ fn a_trail_leads_to_the_rule_and_a_denial_to_who_isolates() {
     assert_eq!(engine.isolating(set, PolicyDirection::Egress), []);
     assert_eq!(engine.members(&two_rules().reference), [EndpointId(1)]);
     // Events may come late.
-    engine.set_policies(vec![]);
+    engine.set_policies(Vec::<Policy>::new());
     settle(&mut engine);
     assert_eq!(name(&engine, 4, 82), expected);
     assert_eq!(isolating(&engine).len(), 2);

@@ -349,7 +349,7 @@ proptest! {
         prop_assert_eq!(again.tables(), engine.tables());
         check(&again, &before)?;
         // And without policies nothing is left.
-        engine.set_policies(Vec::new());
+        engine.set_policies(Vec::<Policy>::new());
         settle(&mut engine);
         let tables = engine.tables();
         prop_assert!(tables.policy.is_empty() && tables.ports.is_empty() && tables.identities.is_empty());

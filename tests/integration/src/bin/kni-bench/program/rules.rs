@@ -65,7 +65,7 @@ pub(super) fn measure(
         }
     }
     ensure!(rows[2] > rows[0], "the rules made no rows");
-    engine.set_policies(Vec::new());
+    engine.set_policies(Vec::<Policy>::new());
     dataplane.apply_policy(&engine.plan())?;
     engine.confirm();
     show_costs(&costs, rows, json);
