@@ -1,6 +1,6 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use kni_integration::require;
 use nix::{
     sys::signal::{Signal, kill},
@@ -134,6 +134,34 @@ async fn b08_del_without_an_agent_is_kept_and_done_at_its_start() -> Result<()> 
     scene.add(&call)?;
     assert_eq!(scene.used("default").await?, 2);
     scene.del(&call)?;
+    scene.stage.assert_as(&before).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plugin_that_is_uninstalled_while_it_waits_leaves_nothing_behind() -> Result<()> {
+    require!(root, netns, bpf, ip, nft, tc, bpftool);
+    let mut scene = Scene::new("gone").await?;
+    scene.netns("web-0")?;
+    let before = scene.stage.picture().await?;
+    let call = Call::new("abc", "web-0");
+    scene.add(&call)?;
+    scene.use_copy()?;
+    scene.stage.agent.kill9()?;
+    let patient = call.clone().with("timeouts", json!({"delConnectMs": 1500}));
+    let error = std::thread::scope(|threads| {
+        let waiting = threads.spawn(|| scene.call("DEL", &patient));
+        std::thread::sleep(Duration::from_millis(500));
+        scene.uninstall_copy()?;
+        let outcome = waiting.join().map_err(|_panic| anyhow!("the call panicked"))??;
+        Ok::<_, anyhow::Error>(outcome.error(11))
+    })?;
+    let details = error["details"].as_str().unwrap_or_default();
+    assert!(details.contains("uninstalled"), "{error}");
+    assert_eq!(scene.pending()?, [""; 0]);
+    // Nothing was promised, and nothing was lost.
+    scene.stage.restart().await?;
+    assert_eq!(scene.used("default").await?, 2);
+    scene.stage.kubelet.detach("abc").await?;
     scene.stage.assert_as(&before).await
 }
 

@@ -235,6 +235,20 @@ impl Scene {
         Ok(answer.into_inner().interfaces)
     }
 
+    /// From now on calls start a copy of the plugin, which may be uninstalled.
+    pub(crate) fn use_copy(&mut self) -> Result<()> {
+        let copy = Path::new("/run/copy-of-kni-cni");
+        self.stage.node.enter(|| fs::copy(&self.shim, copy))??;
+        self.shim = copy.to_owned();
+        Ok(())
+    }
+
+    /// Removes the copy.
+    pub(crate) fn uninstall_copy(&self) -> Result<()> {
+        ensure!(self.shim.starts_with("/run"), "not a copy: {}", self.shim.display());
+        Ok(self.stage.node.enter(|| fs::remove_file(&self.shim))??)
+    }
+
     /// Names of the deletes that wait for the agent.
     pub(crate) fn pending(&self) -> Result<Vec<String>> {
         let names = self.stage.node.enter(|| {
