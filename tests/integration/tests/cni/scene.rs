@@ -239,7 +239,7 @@ impl Scene {
     pub(crate) fn use_copy(&mut self) -> Result<()> {
         let copy = Path::new("/run/copy-of-kni-cni");
         self.stage.node.enter(|| fs::copy(&self.shim, copy))??;
-        self.shim = copy.to_owned();
+        copy.clone_into(&mut self.shim);
         Ok(())
     }
 
