@@ -20,11 +20,16 @@ async fn conditions_tell_how_networks_and_policies_stand() -> Result<()> {
     for kind in ["Accepted", "Ready", "Programmed", "AddressesAvailable"] {
         wait_for_condition(&cluster, "red", kind, true).await?;
     }
-    let told = wait_for_condition(&cluster, "red", "Programmed", true).await?;
-    ensure!(told.contains("2 of 2"), "{told:?}");
-    let status = network_object(&cluster, "red").await?.status.context("status")?;
-    ensure!((status.nodes.ready, status.nodes.total) == (2, 2), "{:?}", status.nodes);
-    ensure!(status.namespaces == ["red-team"], "{:?}", status.namespaces);
+    // One of the nodes may be known before the other.
+    wait::until("the network is in force on both nodes", PATIENCE, async || {
+        let told = wait_for_condition(&cluster, "red", "Programmed", true).await?;
+        ensure!(told.contains("2 of 2"), "{told:?}");
+        let status = network_object(&cluster, "red").await?.status.context("status")?;
+        ensure!((status.nodes.ready, status.nodes.total) == (2, 2), "{:?}", status.nodes);
+        ensure!(status.namespaces == ["red-team"], "{:?}", status.namespaces);
+        Ok(true)
+    })
+    .await?;
 
     // A second default is refused, and says why.
     let second = objects::network("second", &["10.99.0.0/24"], &json!({ "default": true }));
