@@ -140,20 +140,4 @@ mod tests {
     fn the_chart_says_what_the_base_says() {
         command(&Args { check: true }).unwrap();
     }
-
-    #[test]
-    fn the_chart_has_the_definitions() {
-        let names = |folder: &str| {
-            let entries = fs::read_dir(root().join(folder)).unwrap();
-            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-            let mut names: Vec<String> = names.filter(|name| name != "kustomization.yaml").collect();
-            names.sort_unstable();
-            names
-        };
-        assert_eq!(names("deploy/helm/kni/crds"), names("deploy/crds"));
-        for name in names("deploy/crds") {
-            let read = |folder: &str| fs::read_to_string(root().join(folder).join(&name)).unwrap();
-            assert_eq!(read("deploy/helm/kni/crds"), read("deploy/crds"), "{name}");
-        }
-    }
 }

@@ -1,4 +1,5 @@
-//! `crds`: writes the definitions of our Kubernetes objects, generated from the Rust types, into deploy/crds.
+//! `crds`: writes the definitions of our Kubernetes objects, generated from the Rust types, into deploy/crds and into the
+//! Helm chart.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,6 +15,10 @@ use crate::workspace::root;
 
 /// The folder below the root of the repository.
 const FOLDER: &str = "deploy/crds";
+/// The chart's copy. No links: not everything that packs a chart or a repository keeps them.
+const CHART: &str = "deploy/helm/kni/crds";
+/// What kustomize reads, and Helm does not.
+const KUSTOMIZATION: &str = "kustomization.yaml";
 /// The first line of every file.
 const HEAD: &str = "# Generated from the types of crate kni-api by `cargo xtask crds`; do not edit.\n";
 
@@ -27,13 +32,29 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn command(args: &Args) -> Result<()> {
-    let wanted = files()?;
-    if args.check { check(&wanted) } else { write(&wanted) }
+    if args.check {
+        return up_to_date();
+    }
+    for (folder, wanted) in folders()? {
+        write(folder, &wanted)?;
+    }
+    Ok(())
 }
 
 /// Fails where the files are not what the types say.
 pub(crate) fn up_to_date() -> Result<()> {
-    check(&files()?)
+    for (folder, wanted) in folders()? {
+        check(folder, &wanted)?;
+    }
+    Ok(())
+}
+
+/// What each folder is to hold.
+fn folders() -> Result<[(&'static str, BTreeMap<String, String>); 2]> {
+    let all = files()?;
+    let mut of_chart = all.clone();
+    of_chart.remove(KUSTOMIZATION);
+    Ok([(FOLDER, all), (CHART, of_chart)])
 }
 
 /// Every file by its name.
@@ -57,8 +78,8 @@ fn files() -> Result<BTreeMap<String, String>> {
         "kind": "Kustomization",
         "resources": resources,
     });
-    let list = yaml(&list).context("kustomization.yaml")?;
-    files.insert("kustomization.yaml".into(), format!("{HEAD}{list}"));
+    let list = yaml(&list).context(KUSTOMIZATION)?;
+    files.insert(KUSTOMIZATION.into(), format!("{HEAD}{list}"));
     Ok(files)
 }
 
@@ -72,28 +93,28 @@ fn yaml(value: &serde_json::Value) -> Result<String> {
     Ok(text)
 }
 
-fn write(wanted: &BTreeMap<String, String>) -> Result<()> {
-    let folder = root().join(FOLDER);
-    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
-    for name in strangers(wanted)? {
-        let path = folder.join(name);
+fn write(folder: &str, wanted: &BTreeMap<String, String>) -> Result<()> {
+    let path = root().join(folder);
+    fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
+    for name in strangers(folder, wanted)? {
+        let path = path.join(name);
         fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
     }
     for (name, text) in wanted {
-        let path = folder.join(name);
+        let path = path.join(name);
         fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
     }
-    println!("definitions: {} files in {FOLDER}", wanted.len());
+    println!("definitions: {} files in {folder}", wanted.len());
     Ok(())
 }
 
-fn check(wanted: &BTreeMap<String, String>) -> Result<()> {
-    let mut differ = strangers(wanted)?;
+fn check(folder: &str, wanted: &BTreeMap<String, String>) -> Result<()> {
+    let mut differ = strangers(folder, wanted)?;
     for name in &differ {
-        println!("{FOLDER}/{name} is not generated");
+        println!("{folder}/{name} is not generated");
     }
     for (name, text) in wanted {
-        let path = root().join(FOLDER).join(name);
+        let path = root().join(folder).join(name);
         // A file that is not there differs from every text.
         if fs::read_to_string(&path).ok().as_deref() != Some(text.as_str()) {
             show_difference(&path, text)?;
@@ -103,17 +124,17 @@ fn check(wanted: &BTreeMap<String, String>) -> Result<()> {
     if !differ.is_empty() {
         let names: Vec<String> = differ.into_iter().collect();
         bail!(
-            "{FOLDER} is not what the types of kni-api say ({}): run `cargo xtask crds`",
+            "{folder} is not what the types of kni-api say ({}): run `cargo xtask crds`",
             names.join(", ")
         );
     }
-    println!("definitions: {} files, as the types say", wanted.len());
+    println!("definitions: {} files in {folder}, as the types say", wanted.len());
     Ok(())
 }
 
 /// Files of the folder that nobody generates.
-fn strangers(wanted: &BTreeMap<String, String>) -> Result<BTreeSet<String>> {
-    let folder = root().join(FOLDER);
+fn strangers(folder: &str, wanted: &BTreeMap<String, String>) -> Result<BTreeSet<String>> {
+    let folder = root().join(folder);
     if !folder.exists() {
         return Ok(BTreeSet::new());
     }
