@@ -16,6 +16,7 @@ use super::{
     lock,
     maps::Maps,
     pin::Pins,
+    syscall,
 };
 use crate::model::{PolicyStep, PolicyTables};
 
@@ -49,8 +50,18 @@ impl PolicyMaps {
 
     /// Carries out the steps in order and stops at the first one that fails: what it leaves is a state between two
     /// steps, or one with some rows of the failed step.
+    ///
+    /// Rows go some milliseconds after what pointed to them: a program that had read the old row of an endpoint, and
+    /// whose CPU did something else since, would find no rule and drop a packet that both the old and the new policies
+    /// allow.
     pub(super) fn apply(&mut self, maps: &Mutex<Maps>, steps: &[PolicyStep]) -> Result<(), DataplaneError> {
+        let mut moved = false;
         for step in steps {
+            if moved && is_removal(step) {
+                syscall::wait_for_programs();
+                moved = false;
+            }
+            moved |= matches!(step, PolicyStep::PutIdentities(_) | PolicyStep::Enforce(_));
             match step {
                 PolicyStep::PutPorts(rows) => self.ports.write(rows),
                 PolicyStep::PutPolicy(rows) => self.policy.write(rows),
@@ -78,5 +89,14 @@ impl PolicyMaps {
         let keys = self.hits.rows()?.into_iter().map(|(key, _)| key);
         self.hits
             .remove(&keys.filter(|key| gone.contains(&key.set)).collect::<Vec<_>>())
+    }
+}
+
+const fn is_removal(step: &PolicyStep) -> bool {
+    match step {
+        PolicyStep::RemoveIdentities(_) | PolicyStep::RemovePolicy(_) | PolicyStep::RemovePorts(_) => true,
+        PolicyStep::PutPorts(_) | PolicyStep::PutPolicy(_) | PolicyStep::PutIdentities(_) | PolicyStep::Enforce(_) => {
+            false
+        }
     }
 }

@@ -1,9 +1,11 @@
-//! The map commands of bpf(2), over byte slices: the library has no batch commands.
+//! The map commands of bpf(2), over byte slices: the library has no batch commands. And the wait for running programs.
 
 use std::{
     io,
     mem::size_of,
     os::fd::{AsRawFd as _, OwnedFd},
+    thread,
+    time::Duration,
 };
 
 use aya::{
@@ -60,6 +62,20 @@ unsafe fn bpf<T>(command: Command, attr: &mut T) -> io::Result<()> {
         Err(io::Error::last_os_error())
     } else {
         Ok(())
+    }
+}
+
+/// What is waited instead where the kernel refuses: thousands of times what a program takes.
+const LONGER_THAN_A_PROGRAM: Duration = Duration::from_millis(50);
+
+/// Returns when every program that ran at the call has ended: `MEMBARRIER_CMD_GLOBAL` waits for a grace period of RCU
+/// (`kernel/sched/membarrier.c`), and programs of the network run inside its read sections. 8 ms on two CPUs. A kernel
+/// with `nohz_full` CPUs has no such command: there it is a fixed time.
+pub(super) fn wait_for_programs() {
+    // SAFETY: the call takes numbers alone.
+    let result = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if result < 0 {
+        thread::sleep(LONGER_THAN_A_PROGRAM);
     }
 }
 
