@@ -30,12 +30,22 @@ impl Cluster {
         let mut known = self.known.changes();
         let mut attached = self.attacher.changes();
         let mut failed: BTreeMap<SandboxId, Instant> = BTreeMap::new();
+        let mut seen = None;
         loop {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                _ = known.changed() => tokio::time::sleep(GATHER).await,
-                _ = attached.changed() => tokio::time::sleep(GATHER).await,
+            let only_told = tokio::select! {
+                _ = ticks.tick() => false,
+                _ = known.changed() => { tokio::time::sleep(GATHER).await; true }
+                _ = attached.changed() => { tokio::time::sleep(GATHER).await; false }
+            };
+            let versions = {
+                let tables = self.known.tables();
+                (tables.attachments.version(), tables.pods.version())
+            };
+            // Policies and services, which change most, ask for no interface.
+            if only_told && seen == Some(versions) {
+                continue;
             }
+            seen = Some(versions);
             failed.retain(|_, since| since.elapsed() < ROUND);
             let steps = self.attachment_steps().into_iter();
             let due =
