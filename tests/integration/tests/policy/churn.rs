@@ -240,6 +240,7 @@ async fn policies_pods_and_operators_at_once_lose_and_leave_nothing() -> Result<
         "this was no churn: {pods} pods, {looks:?}"
     );
     ensure!(looks.late <= 1, "operators get no answers: {looks:?}");
+    println!("{}", scene.stage.knictl(&["drops"])?);
     for stream in scene.streams.drain(..) {
         let report = stream.stop();
         ensure!(report.sent > 1000, "{report:?}");
