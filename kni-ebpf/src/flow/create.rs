@@ -6,7 +6,7 @@ use kni_common::{
     flow::{FLOW_ANSWER, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FROM, FLOW_HAIRPIN, FLOW_TO, FlowValue, Ports, swapped},
 };
 
-use super::{Tuple, find_answer, is_live, new_lifetime, now, put};
+use super::{Tuple, find_answer, is_live, new_lifetime, now, put, take_share};
 use crate::{
     config,
     packet::{Packet, TCP},
@@ -34,13 +34,16 @@ pub struct NewFlow {
     pub careful: bool,
 }
 
-/// Writes both rows, replacing what an earlier flow with the same tuple left. `to` is the packet behind its translation,
+/// Takes one flow of the opener's share and writes both rows, replacing what an earlier flow with the same tuple left. `to` is the packet behind its translation,
 /// or the packet itself.
 #[inline(never)]
 pub fn create(network: u32, packet: &Packet, to: &Packet, new: &NewFlow) -> Result<(), Verdict> {
     if new.careful && is_taken(network, packet, to) {
         return Err(Verdict::TupleInUse);
     }
+    // Only now: what is refused takes nothing. The same endpoint gets it back, see `share::owner`.
+    let opener = if new.source == 0 { new.destination } else { new.source };
+    take_share(opener)?;
     if config::is_dry_run() {
         return Ok(());
     }

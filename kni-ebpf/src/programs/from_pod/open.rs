@@ -322,7 +322,6 @@ fn open_uplink(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
 #[inline(always)]
 fn begin(ctx: &TcContext, packet: &Packet, new: &NewFlow, work: &mut Work, decision: Decision) -> Decision {
     let network = work.story.network;
-    attempt!(flow::take_share(work.story.endpoint));
     attempt!(flow::create(network, packet, &work.to, new));
     count::new_flow(ctx, &mut work.story, decision.verdict());
     let translated = packet.destination != work.to.destination || packet.ports != work.to.ports;

@@ -98,7 +98,6 @@ fn open(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     story::translated(work);
     let identity = policy::identity_beyond(there.network, &packet.source);
     attempt!(policy::entering(there, identity, work.to.asked(), &mut work.story));
-    attempt!(flow::take_share(mapping.endpoint));
     let new = NewFlow {
         kind: KIND_UPLINK,
         answer_kind: KIND_UPLINK,

@@ -94,7 +94,6 @@ fn open(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) ->
         attempt!(sender(row, packet, ingress, &mut identity, work));
         attempt!(policy::entering(row, identity, packet.asked(), &mut work.story));
     }
-    attempt!(flow::take_share(work.story.endpoint));
     let new = NewFlow {
         kind: KIND_FROM_STACK,
         answer_kind: KIND_TO_STACK,
