@@ -26,8 +26,9 @@ fn is_host_byte(byte: u8) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn replaced(value: &str) -> Option<String> {
         replacement(value.as_bytes()).map(|bytes| String::from_utf8(bytes).unwrap())

@@ -1,7 +1,6 @@
 //! Holds the frames of one header block, as they came, until the block is complete.
 
-use std::borrow::Cow;
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 use bytes::BytesMut;
 

@@ -1,8 +1,10 @@
 //! Walks the fields of one header block (RFC 7541, section 6) and replaces the illegal authorities in it.
 
-use crate::authority;
-use crate::primitive::{HpackError, Reader, put_plain_text};
-use crate::table::{Name, Table};
+use crate::{
+    authority,
+    primitive::{HpackError, Reader, put_plain_text},
+    table::{Name, Table},
+};
 
 /// The forms a field can take in a block, told apart by the high bits of its first octet.
 enum Representation {

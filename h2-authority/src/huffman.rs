@@ -130,9 +130,10 @@ fn is_padding(window: u64, bits: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use httlib_huffman::encode;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn decoded(source: &[u8]) -> Result<Vec<u8>, BadHuffman> {
         let mut octets = Vec::new();

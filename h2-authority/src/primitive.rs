@@ -141,8 +141,9 @@ fn low_octet(value: usize) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     #[test]
     fn integers_of_the_rfc() {

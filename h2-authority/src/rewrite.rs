@@ -2,11 +2,13 @@
 
 use bytes::BytesMut;
 
-use crate::Error;
-use crate::block::HeaderBlock;
-use crate::frame::{FrameHeader, HEADER_LEN, PREFACE, kind};
-use crate::hpack;
-use crate::table::Table;
+use crate::{
+    Error,
+    block::HeaderBlock,
+    frame::{FrameHeader, HEADER_LEN, PREFACE, kind},
+    hpack,
+    table::Table,
+};
 
 /// Bounds on what a client can make the server hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,6 +16,18 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 pub use clean_up::clean_up;
+use kni_controllers::{Cluster, Watches};
+use kni_dataplane::{CountingRuns, Dataplane, EventStream};
+use kni_enforcement::PolicySync;
+use kni_flows::Flows;
+use kni_grpc as grpc;
+use kni_grpc::{Health, Sockets};
+use kni_manifests::{ManifestSet, ManifestSource};
+use kni_model::view::{RefusedManifest, WantedNetworks};
+use kni_netlink::Changes as UplinkChanges;
+use kni_pods::{AttachOptions, Attacher};
+use kni_store::Store;
+use kni_uplink::Uplink;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
@@ -24,20 +36,9 @@ pub use uninstall::{rest, uninstall};
 
 use self::{gate::Gate, names::Names};
 use crate::{
-    attach::{AttachOptions, Attacher},
     cli::{MetricsAddress, PathArgs, ServeArgs},
     cni_journal::CniJournal,
-    controllers::{Cluster, Watches},
-    dataplane::{CountingRuns, Dataplane, EventStream},
-    flows::Flows,
     footprint::Footprint,
-    grpc::{self, Health, Sockets},
-    manifests::{ManifestSet, ManifestSource},
-    model::view::{RefusedManifest, WantedNetworks},
-    netlink::Changes as UplinkChanges,
-    policy_sync::PolicySync,
-    store::Store,
-    uplink::Uplink,
 };
 
 /// Changes of the manifests are collected this long, so that a folder that is being written is read once.

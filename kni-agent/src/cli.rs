@@ -6,8 +6,7 @@ use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, str::FromStr, tim
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use kni_common::layout::{DEFAULT_MAX_ENDPOINTS, DEFAULT_MAX_FLOWS, DEFAULT_MAX_POLICY_ROWS, DEFAULT_MAX_SERVICES};
-
-use crate::dataplane::{HookChoice, XdpChoice};
+use kni_dataplane::{HookChoice, XdpChoice};
 
 /// The network runtime of a Kubernetes node: serves KNI, owns pod interfaces, drives the eBPF dataplane.
 #[derive(Debug, Parser)]

@@ -12,13 +12,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use kni_model::SandboxId;
+use kni_pods::{AttachError, Attacher};
 use kni_proto::cni::PendingDelete;
 use tokio::sync::Mutex;
-
-use crate::{
-    attach::{AttachError, Attacher},
-    model::SandboxId,
-};
 
 /// How often the agent looks for files while it runs: plugins that gave up on it write them too.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -1,38 +1,23 @@
-//! The node agent's modules, listed in layer order: an import may only point downward (`cargo xtask arch`).
+//! The root of the agent: arguments, wiring of the layers, start and end.
 //!
-//! | layer | modules | rule |
+//! The layers below are crates of their own, `kni-agent/*`; each depends only on crates of lower layers, so that cargo
+//! refuses an upward import (`cargo xtask arch` checks the rest):
+//!
+//! | layer | crates `kni-*` | rule |
 //! |---|---|---|
-//! | root | `agent`, `cli`, `cni_install`, `cni_journal`, `config_file`, `container`, `footprint`, `metrics`, `privileges`, `telemetry` | wire everything together |
-//! | edge | `controllers`, `grpc`, `http`, `manifests` | speak a protocol, decide nothing |
-//! | service | `attach`, `flows`, `policy_sync`, `uplink` | own order, locks, undo |
-//! | driver | `cni`, `netlink`, `dataplane`, `store` | one outside thing each; never import each other |
+//! | root | `agent` | wires everything together, contains no rule of the business |
+//! | edge | `grpc`, `http`, `manifests` | speak a protocol, decide nothing |
+//! | service, by rank | `controllers` above `pods` above `flows`, `uplink`, `enforcement` | own order, locks, undo |
+//! | driver | `netlink`, `dataplane`, `store`, `plugins` | one outside thing each; never import each other |
 //! | engine | `ipam`, `policy`, `services` | pure: no I/O, no async, no clock |
-//! | model | `model`, `crd` | the words |
+//! | model | `crd` above `model`; `metrics` | shared types |
 
 pub mod agent;
-pub mod attach;
 pub mod cli;
-pub mod cni;
 pub mod cni_install;
 pub mod cni_journal;
 pub mod config_file;
 pub mod container;
-pub mod controllers;
-pub mod crd;
-pub mod dataplane;
-pub mod flows;
 pub mod footprint;
-pub mod grpc;
-pub mod http;
-pub mod ipam;
-pub mod manifests;
-pub mod metrics;
-pub mod model;
-pub mod netlink;
-pub mod policy;
-pub mod policy_sync;
 pub mod privileges;
-pub mod services;
-pub mod store;
 pub mod telemetry;
-pub mod uplink;

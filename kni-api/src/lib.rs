@@ -14,11 +14,10 @@ pub mod provider;
 mod rules;
 mod schema;
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::CustomResourceExt as _;
-
 pub use conditions::{Condition, ConditionStatus, set_condition};
 pub use egress_policy::{EgressPolicy, EgressPolicySpec};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt as _;
 pub use node_network::{NodeNetwork, NodeNetworkSpec, NodeNetworkStatus};
 pub use pod_interface::{PodInterface, PodInterfaceSpec, PodInterfaceStatus};
 pub use pod_network::{PodNetwork, PodNetworkSpec, PodNetworkStatus, Topology};

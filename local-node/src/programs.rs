@@ -10,7 +10,6 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-
 pub use assets::ApiServerPrograms;
 pub use table::{PROGRAMS, Program};
 

@@ -5,8 +5,10 @@ use std::io::{ErrorKind, IoSlice};
 use h2_authority::{AuthorityAdapter, Error, Limits};
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use crate::client::{Answer, Client};
-use crate::wire::{CONTINUATION, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame};
+use crate::{
+    client::{Answer, Client},
+    wire::{CONTINUATION, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame},
+};
 
 #[tokio::test]
 async fn small_reads_get_all_bytes_and_then_the_end() {

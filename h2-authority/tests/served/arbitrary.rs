@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use h2_authority::{AuthorityAdapter, Rewriter};
 use proptest::prelude::*;
-use tokio::io::AsyncReadExt;
-use tokio::sync::mpsc;
+use tokio::{io::AsyncReadExt, sync::mpsc};
 
-use crate::client::{Answer, Client, Seen, serve};
-use crate::encoder::{Encoder, Indexing, Style};
-use crate::wire::{END_STREAM, Framing, header_frames};
+use crate::{
+    client::{Answer, Client, Seen, serve},
+    encoder::{Encoder, Indexing, Style},
+    wire::{END_STREAM, Framing, header_frames},
+};
 
 #[derive(Debug, Clone)]
 struct Request {

@@ -2,9 +2,11 @@
 
 use bytes::Bytes;
 
-use crate::client::{Answer, Client};
-use crate::encoder::{Encoder, GRPC_GO, Indexing, Style};
-use crate::wire::{DATA, END_STREAM, Framing, frame, header_frames};
+use crate::{
+    client::{Answer, Client},
+    encoder::{Encoder, GRPC_GO, Indexing, Style},
+    wire::{DATA, END_STREAM, Framing, frame, header_frames},
+};
 
 const PROTOCOL_ERROR: u32 = 1;
 

@@ -4,9 +4,11 @@ use bytes::BytesMut;
 use h2_authority::{Error, Limits, Rewriter};
 use proptest::prelude::*;
 
-use crate::client::{Answer, Client};
-use crate::encoder::{Encoder, GRPC_GO};
-use crate::wire::{CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PADDED, PREFACE, SETTINGS, frame};
+use crate::{
+    client::{Answer, Client},
+    encoder::{Encoder, GRPC_GO},
+    wire::{CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PADDED, PREFACE, SETTINGS, frame},
+};
 
 const PROTOCOL_ERROR: u32 = 1;
 

@@ -3,11 +3,13 @@
 use bytes::BytesMut;
 use h2_authority::Rewriter;
 
-use crate::client::{Answer, Client};
-use crate::encoder::{Encoder, GRPC_GO, Style};
-use crate::wire::{
-    CONTINUATION, DATA, END_HEADERS, END_STREAM, Framing, HAS_PRIORITY, HEADERS, PING, PREFACE, PRIORITY, SETTINGS,
-    WINDOW_UPDATE, frame, header_frames, take_frames,
+use crate::{
+    client::{Answer, Client},
+    encoder::{Encoder, GRPC_GO, Style},
+    wire::{
+        CONTINUATION, DATA, END_HEADERS, END_STREAM, Framing, HAS_PRIORITY, HEADERS, PING, PREFACE, PRIORITY, SETTINGS,
+        WINDOW_UPDATE, frame, header_frames, take_frames,
+    },
 };
 
 fn block(encoder: &mut Encoder, authority: &str, style: Style) -> Vec<u8> {

@@ -2,20 +2,18 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+use kni_controllers::Cluster;
+use kni_grpc::Backend;
+use kni_model::{
+    AttachRequest, PodRef, Sandbox, SandboxId,
+    view::{
+        DropEventView, DropView, InterfaceFilter, InterfaceView, MapView, NetworkView, RefusedManifest, StatusView,
+    },
+};
+use kni_pods::{AttachError, DeleteRequest, Garbage, GarbageRequest};
 use tokio::sync::broadcast;
 
 use super::Node;
-use crate::{
-    attach::{AttachError, DeleteRequest, Garbage, GarbageRequest},
-    controllers::Cluster,
-    grpc::Backend,
-    model::{
-        AttachRequest, PodRef, Sandbox, SandboxId,
-        view::{
-            DropEventView, DropView, InterfaceFilter, InterfaceView, MapView, NetworkView, RefusedManifest, StatusView,
-        },
-    },
-};
 
 impl Backend for Node {
     async fn create_namespace(&self, pod: PodRef, path_prefix: &str) -> Result<PathBuf, AttachError> {

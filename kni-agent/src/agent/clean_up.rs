@@ -3,9 +3,14 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
+use kni_dataplane as dataplane;
+use kni_grpc as grpc;
+use kni_pods::cleanup;
+use kni_store::Store;
+use kni_uplink as uplink;
 
 use super::chained;
-use crate::{attach::cleanup, cli::PathArgs, cni_journal, dataplane, footprint::Footprint, grpc, store::Store, uplink};
+use crate::{cli::PathArgs, cni_journal, footprint::Footprint};
 
 /// Removes everything of ours from the node.
 pub async fn clean_up(paths: &PathArgs) -> Result<()> {

@@ -4,14 +4,13 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use futures::FutureExt as _;
+use kni_controllers as controllers;
+use kni_controllers::{Apply, Cluster, ClusterOptions, Standing, Watches};
+use kni_grpc::Backend as _;
+use kni_netlink::Changes as UplinkChanges;
 
 use super::{Node, put_into_force, settings};
-use crate::{
-    cli::ServeArgs,
-    controllers::{self, Apply, Cluster, ClusterOptions, Standing, Watches},
-    grpc::Backend as _,
-    netlink::Changes as UplinkChanges,
-};
+use crate::cli::ServeArgs;
 
 /// Begins to follow the API server.
 pub(super) async fn watches(args: &ServeArgs) -> Result<Watches> {

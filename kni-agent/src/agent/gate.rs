@@ -2,12 +2,10 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use crate::{
-    attach::PolicyGate,
-    model::{EndpointId, Sandbox, SandboxId, policy::PolicyPod},
-    policy_sync::PolicySync,
-    uplink::{EgressAddresses, Uplink},
-};
+use kni_enforcement::PolicySync;
+use kni_model::{EndpointId, Sandbox, SandboxId, policy::PolicyPod};
+use kni_pods::PolicyGate;
+use kni_uplink::{EgressAddresses, Uplink};
 
 pub(super) struct Gate {
     sync: Arc<PolicySync>,

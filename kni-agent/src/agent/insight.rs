@@ -2,18 +2,14 @@
 
 use std::sync::Arc;
 
+use kni_grpc::Insight;
+use kni_model::{
+    Attachment, PodRef,
+    flow_view::{ExplainQuestion, ExplainView, FlowFilter, FlowView, PolicyOfInterface, QuestionError, ServiceView},
+};
 use tokio::sync::broadcast;
 
 use super::Node;
-use crate::{
-    grpc::Insight,
-    model::{
-        Attachment, PodRef,
-        flow_view::{
-            ExplainQuestion, ExplainView, FlowFilter, FlowView, PolicyOfInterface, QuestionError, ServiceView,
-        },
-    },
-};
 
 impl Insight for Node {
     fn flows(&self, filter: &FlowFilter) -> Vec<Arc<FlowView>> {

@@ -2,13 +2,12 @@
 
 use std::{future::pending, net::SocketAddr, sync::Arc, time::Duration};
 
+use kni_grpc::Backend as _;
+use kni_http as http;
+use kni_http::Readiness;
 use tokio::net::TcpListener;
 
 use super::Node;
-use crate::{
-    grpc::Backend as _,
-    http::{self, Readiness},
-};
 
 /// Pause between attempts: an earlier agent may still have the address (rolling update), or the loopback interface is
 /// not up yet.

@@ -3,16 +3,13 @@
 use std::{net::IpAddr, sync::Arc};
 
 use kni_common::event::PolicyTrail;
-
-use crate::{
-    attach::Attacher,
-    flows::Naming,
-    model::{
-        Attachment, EndpointId, Network, NetworkId, NetworkName, Sandbox, flow_view::TrailView,
-        policy::PolicyDirection, view::Owner,
-    },
-    policy_sync::PolicySync,
+use kni_enforcement::PolicySync;
+use kni_flows::Naming;
+use kni_model::{
+    Attachment, EndpointId, Network, NetworkId, NetworkName, Sandbox, flow_view::TrailView, policy::PolicyDirection,
+    view::Owner,
 };
+use kni_pods::Attacher;
 
 pub(super) struct Names {
     pub(super) attacher: Attacher,

@@ -1,16 +1,15 @@
 //! From the command line to what the dataplane and the services are told.
 
 use anyhow::{Context as _, Result, bail};
+use kni_dataplane as dataplane;
+use kni_dataplane::{DataplaneOptions, FlowLifetimes, NodeConfig, XdpChoice};
+use kni_model::service::NodePlace;
+use kni_plugins::{PluginOptions, Plugins};
+use kni_uplink::UplinkOptions;
 use nix::sys::utsname::uname;
 
 use super::chained;
-use crate::{
-    cli::{PluginArgs, ServeArgs, UplinkArgs},
-    cni::{PluginOptions, Plugins},
-    dataplane::{self, DataplaneOptions, FlowLifetimes, NodeConfig, XdpChoice},
-    model::service::NodePlace,
-    uplink::UplinkOptions,
-};
+use crate::cli::{PluginArgs, ServeArgs, UplinkArgs};
 
 pub(super) fn dataplane_options(args: &ServeArgs) -> Result<DataplaneOptions> {
     let object = match &args.ebpf_object {

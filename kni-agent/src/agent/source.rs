@@ -2,12 +2,11 @@
 
 use std::{collections::BTreeMap, fmt::Display};
 
+use kni_dataplane::DataplaneError;
+use kni_metrics::{MapUse, Part, PolicyState, PortUse, ProgramUse, Snapshot, Source, Traffic};
+use kni_model::{Attachment, EndpointId, Sandbox};
+
 use super::Node;
-use crate::{
-    dataplane::DataplaneError,
-    metrics::{MapUse, Part, PolicyState, PortUse, ProgramUse, Snapshot, Source, Traffic},
-    model::{Attachment, EndpointId, Sandbox},
-};
 
 impl Source for Node {
     fn snapshot(&self) -> Snapshot {

@@ -15,6 +15,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry,
 };
 use kni_api::{EgressPolicy, GROUP, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment, RESOURCE_PREFIX};
+use kni_controllers::connect;
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams},
@@ -23,7 +24,7 @@ use kube::{
 use serde_json::{Map, Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{cli::UninstallArgs, controllers::connect};
+use crate::cli::UninstallArgs;
 
 /// Name of the agents' `DaemonSet` and of their `Lease`, and what their field managers' names begin with.
 const AGENT: &str = "kni-agent";

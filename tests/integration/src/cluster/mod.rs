@@ -14,19 +14,18 @@ pub mod wait;
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, Result};
+pub use api_access::connect;
+pub use definitions::deployed;
+pub use fake_kubelet::{FakeKubelet, HELD, Refusal};
 use k8s_openapi::api::core::v1::Pod as PodObject;
 use kni_local_node::{ControlPlane, Fabric, Part};
 use kube::{
     Api, Client, ResourceExt as _,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
 };
+pub use member::{AGENTS, Member, MemberOptions};
 use serde_json::Value;
 use tokio::sync::{Mutex, MutexGuard};
-
-pub use api_access::connect;
-pub use definitions::deployed;
-pub use fake_kubelet::{FakeKubelet, HELD, Refusal};
-pub use member::{AGENTS, Member, MemberOptions};
 
 use crate::{
     kubelet::Pod,

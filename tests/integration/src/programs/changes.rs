@@ -2,10 +2,6 @@
 
 use anyhow::{Context as _, Result};
 use ipnet::IpNet;
-use kni_agent::{
-    dataplane::{EndpointConfig, NetworkRoutes},
-    model::{EndpointId, Enforcement, MacAddr, NetworkId, PolicyStep, ServiceStep},
-};
 use kni_common::{
     address::{AddressKey, from_ip},
     config::Config,
@@ -15,6 +11,8 @@ use kni_common::{
     },
     service::{BackendKey, BackendValue, SERVICE_DROP_IF_EMPTY, ServiceKey, ServiceValue},
 };
+use kni_dataplane::{EndpointConfig, NetworkRoutes};
+use kni_model::{EndpointId, Enforcement, MacAddr, NetworkId, PolicyStep, ServiceStep};
 
 use super::Lockstep;
 use crate::model::{Allowed, Asked, Endpoint, Enforced, Flow, Front, Lifetimes, PortRow, Service};

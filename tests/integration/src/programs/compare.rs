@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
-use kni_agent::model::EndpointId;
 use kni_common::flow::{
     FLOW_ANSWER, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FIN, FLOW_FROM, FLOW_HAIRPIN, FLOW_NODE, FLOW_TO, FlowValue,
     KIND_FROM_STACK, KIND_LOCAL, KIND_TO_STACK,
 };
+use kni_model::EndpointId;
 
 use super::{INTERFACES, Lockstep, Programs};
 use crate::model::{Counts, Entry, Flow, Kind, Opener, Version};

@@ -3,8 +3,8 @@
 use std::{collections::HashMap, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use kni_agent::dataplane::FlowRecord;
 use kni_common::{Direction, Verdict};
+use kni_dataplane::FlowRecord;
 
 use super::{CAPACITY, Programs, Ran, action_of, chosen, compare::counted, hex, tables::Tables};
 use crate::model::{Counts, Endpoint, Model, Outcome, Seen, Version, World};

@@ -14,14 +14,13 @@ use anyhow::{Context as _, Result};
 use aya::TestRunOptions;
 pub use compare::counted;
 use ipnet::IpNet;
-use kni_agent::{
-    dataplane::{
-        self, Dataplane, DataplaneOptions, EndpointConfig, EventStream, FlowRecord, HookChoice, NetworkRoutes,
-        NodeConfig, Probe, RouteEgress,
-    },
-    model::{EndpointId, Enforcement, PolicyStep},
-};
 use kni_common::{Direction, IFINDEX_BASE, Verdict, event::Explanation};
+use kni_dataplane as dataplane;
+use kni_dataplane::{
+    Dataplane, DataplaneOptions, EndpointConfig, EventStream, FlowRecord, HookChoice, NetworkRoutes, NodeConfig, Probe,
+    RouteEgress,
+};
+use kni_model::{EndpointId, Enforcement, PolicyStep};
 pub use lockstep::Lockstep;
 
 use crate::{model::Seen, node::Node};

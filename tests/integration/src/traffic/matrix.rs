@@ -1,6 +1,11 @@
 //! A connectivity matrix: who answers at which address, beside who should.
 
-use std::{fmt, net::IpAddr, net::SocketAddr, thread, time::Duration};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    thread,
+    time::Duration,
+};
 
 use comfy_table::{Table, presets};
 

@@ -8,6 +8,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use kni_integration::{
     Namespaces,
+    echo::{tcp_echo, udp_echo},
     frames::{Ip, Link, PacketSocket, Payload, TcpFlags, crc32c},
     node::{NODE_V4, NODE_V6},
     require,
@@ -19,7 +20,6 @@ use super::{
     FAMILIES, PORT,
     world::{PATIENCE, World, masquerading, server},
 };
-use kni_integration::echo::{tcp_echo, udp_echo};
 
 fn is_nodes(client: SocketAddr, v4: bool) -> bool {
     let node = if v4 { NODE_V4 } else { NODE_V6 };

@@ -2,9 +2,9 @@
 
 use anyhow::{Context as _, Error, Result, ensure};
 use aya::programs::loaded_programs;
-use kni_agent::model::EndpointId;
 use kni_common::IFINDEX_BASE;
 use kni_integration::{programs::Programs, require};
+use kni_model::EndpointId;
 
 /// Most instructions that the verifier may process, by program. The kernel refuses a program at one million.
 const BUDGET: [(&str, u32); 3] = [("from_pod", 220_000), ("to_pod", 112_000), ("xdp_pod", 5_000)];

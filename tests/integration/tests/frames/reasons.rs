@@ -238,7 +238,7 @@ fn a_table_that_takes_nothing_drops() -> Result<()> {
         let lifetimes = step.model.lifetimes;
         step.configure(lifetimes, 0, 0)?;
         // The same maps, other programs: the first ones are kept by a lock.
-        let (others, _events) = kni_agent::dataplane::Dataplane::open(&options(1)?)?;
+        let (others, _events) = kni_dataplane::Dataplane::open(&options(1)?)?;
         let others = Programs::from(others);
         let asks = |id, own| to(id).frame(&tcp(OUTSIDE4, own, TcpFlags::SYN));
         let deadline = Instant::now() + Duration::from_secs(20);

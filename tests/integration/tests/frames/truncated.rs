@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use kni_agent::model::EndpointId;
 use kni_common::{Direction, Verdict};
 use kni_integration::{
     Namespaces,
@@ -12,6 +11,7 @@ use kni_integration::{
     programs::{Lockstep, counted, runnable},
     require,
 };
+use kni_model::EndpointId;
 
 use super::table::{A4, A6, B4, B6, DEFAULT_A, FAMILIES, endpoint, from, ip, mac, table, tcp, to, udp};
 

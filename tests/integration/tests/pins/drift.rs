@@ -3,17 +3,15 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
-use kni_agent::{
-    dataplane::{Dataplane, DataplaneOptions},
-    model::{EndpointId, view::MapView},
-};
 use kni_common::{Direction, Verdict};
+use kni_dataplane::{Dataplane, DataplaneOptions};
 use kni_integration::{
     Namespaces,
     frames::{Ip, Link, Payload},
     programs::{CAPACITY, Lockstep, Programs, ROOT, action_of, options},
     require,
 };
+use kni_model::{EndpointId, view::MapView};
 
 const FLOWS: u32 = 4096;
 
@@ -217,7 +215,7 @@ fn withdrawn_pins_leave_nothing() -> Result<()> {
             "links are still pinned"
         );
         drop(programs);
-        kni_agent::dataplane::remove_pins(ROOT.as_ref())?;
+        kni_dataplane::remove_pins(ROOT.as_ref())?;
         ensure!(!std::path::Path::new(ROOT).exists(), "{ROOT} is still there");
         Ok(())
     })

@@ -3,11 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context as _, Result, ensure};
-use kni_agent::{
-    dataplane::{Dataplane, DataplaneOptions, HookChoice},
-    model::EndpointId,
-};
 use kni_common::{Direction, layout::ALL_MAPS};
+use kni_dataplane::{Dataplane, DataplaneOptions, HookChoice};
 use kni_integration::{
     Namespaces,
     frames::{Ip, Link, Payload},
@@ -15,6 +12,7 @@ use kni_integration::{
     programs::{Lockstep, Programs, ROOT, options},
     require,
 };
+use kni_model::EndpointId;
 
 const A4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 const B4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 3);

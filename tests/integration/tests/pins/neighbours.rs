@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use kni_agent::model::EndpointId;
 use kni_common::{Direction, IFINDEX_BASE, Verdict};
 use kni_integration::{
     Namespaces,
@@ -15,6 +14,7 @@ use kni_integration::{
     require,
     traffic::{Servers, tcp_get},
 };
+use kni_model::EndpointId;
 
 const PORT: u16 = 8080;
 const TIMEOUT: Duration = Duration::from_secs(3);

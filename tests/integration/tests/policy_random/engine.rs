@@ -3,12 +3,10 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
-use kni_agent::{
-    model::{Enforcement, PolicyStep, PolicyTables, policy::PolicyDirection},
-    policy::{PolicyEngine, judge},
-};
 use kni_common::{address::from_ip, event::PolicyTrail};
 use kni_integration::oracle::World;
+use kni_model::{Enforcement, PolicyStep, PolicyTables, policy::PolicyDirection};
+use kni_policy::{PolicyEngine, judge};
 
 use super::{
     generate::Question,
@@ -19,7 +17,7 @@ use super::{
 #[derive(Debug, Default)]
 pub(crate) struct Beside {
     engine: PolicyEngine,
-    pods: Vec<kni_agent::model::SandboxId>,
+    pods: Vec<kni_model::SandboxId>,
 }
 
 impl Beside {

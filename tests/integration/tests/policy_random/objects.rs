@@ -3,14 +3,12 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use anyhow::{Context as _, Result};
-use kni_agent::{
-    crd::v1beta2,
-    model::{
-        EndpointId, NetworkId, PodRef,
-        policy::{ContainerPort, Policy, PolicyInterface, PolicyPod},
-    },
-};
+use kni_crd::{FromObject as _, v1beta2};
 use kni_integration::oracle::{self, Pod, Protocol, World};
+use kni_model::{
+    EndpointId, NetworkId, PodRef,
+    policy::{ContainerPort, Policy, PolicyInterface, PolicyPod},
+};
 use serde_json::json;
 
 use super::generate::NETWORKS;
@@ -108,7 +106,7 @@ impl Numbers {
 /// A policy as the agent reads it from the API object of its kind.
 pub(crate) fn policy(policy: &oracle::Policy) -> Result<Policy> {
     let Some(networks) = &policy.networks else {
-        return Ok(Policy::try_from(&policy.object)?);
+        return Ok(Policy::from_object(&policy.object)?);
     };
     let mut metadata = serde_json::to_value(&policy.object.metadata)?;
     let listed: Vec<&str> = networks.iter().map(String::as_str).collect();
@@ -119,5 +117,5 @@ pub(crate) fn policy(policy: &oracle::Policy) -> Result<Policy> {
         "metadata": metadata,
         "spec": policy.object.spec,
     }))?;
-    Ok(Policy::try_from(&object)?)
+    Ok(Policy::from_object(&object)?)
 }

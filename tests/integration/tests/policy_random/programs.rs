@@ -4,17 +4,15 @@
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
-use kni_agent::{
-    dataplane::{EndpointConfig, NetworkRoutes, RouteEgress},
-    model::{EndpointId, MacAddr, NetworkId, PolicyTables},
-};
 use kni_common::{Direction, Verdict, event::Explanation};
+use kni_dataplane::{EndpointConfig, NetworkRoutes, RouteEgress};
 use kni_integration::{
     frames::{Ip, Link, Mac, Payload, TcpFlags},
     model::Seen,
     oracle::{Pod, Protocol, World},
     programs::{Programs, action_of},
 };
+use kni_model::{EndpointId, MacAddr, NetworkId, PolicyTables};
 
 use super::{
     engine::Beside,

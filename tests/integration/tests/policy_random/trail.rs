@@ -3,12 +3,10 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
-use kni_agent::{
-    model::policy::{PolicyDirection, PolicyKind, PolicyRef, RuleRef},
-    policy::PolicyEngine,
-};
 use kni_common::event::PolicyTrail;
 use kni_integration::oracle::{Direction, Peer, Policy, World};
+use kni_model::policy::{PolicyDirection, PolicyKind, PolicyRef, RuleRef};
+use kni_policy::PolicyEngine;
 
 use super::generate::Question;
 

@@ -1,8 +1,7 @@
 //! 3: Ready endpoints are used; if there is none, those that serve on their way out; for Cluster and Local apart.
 
 use anyhow::Result;
-use kni_integration::require;
-use kni_integration::stage::address;
+use kni_integration::{require, stage::address};
 use serde_json::{Value, json};
 
 use super::{

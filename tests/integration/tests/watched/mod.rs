@@ -10,8 +10,10 @@ use kni_integration::{
     Agent, AgentOptions, Kubelet, Node, NodeSnapshot,
     agent::{KUBELET_SOCKET, SOCKET},
 };
-use kni_proto::kni::DeleteNetworkRequest;
-use kni_proto::runtime::{GetStatusRequest, GetStatusResponse, Interface, ListInterfacesRequest, ListMapsRequest};
+use kni_proto::{
+    kni::DeleteNetworkRequest,
+    runtime::{GetStatusRequest, GetStatusResponse, Interface, ListInterfacesRequest, ListMapsRequest},
+};
 
 /// Maps whose rows come and go with pods and networks.
 const MAPS: [&str; 4] = ["ENDPOINTS", "ADDRESSES", "ROUTES", "DROPS"];

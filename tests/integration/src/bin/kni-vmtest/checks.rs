@@ -7,12 +7,13 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use kni_agent::{dataplane::Dataplane, model::EndpointId};
 use kni_common::{Direction, IFINDEX_BASE, Verdict};
+use kni_dataplane::Dataplane;
 use kni_integration::{
     frames::{Ip, Link, PacketSocket, Payload},
     traffic::{NoAnswer, new_token, ping, tcp_get_to, udp_ask_to},
 };
+use kni_model::EndpointId;
 
 use super::pods::{NETWORKS, PORT, Pod, Pods, XDP, addresses, host_ifname, host_mac, mac, v4, v6};
 

@@ -11,7 +11,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use aya::util::KernelVersion;
-use kni_agent::dataplane::{self, Dataplane, DataplaneOptions, EventStream, Hook, HookChoice, NodeConfig};
+use kni_dataplane as dataplane;
+use kni_dataplane::{Dataplane, DataplaneOptions, EventStream, Hook, HookChoice, NodeConfig};
 use kni_integration::{Namespaces, programs};
 
 use self::pods::Pods;

@@ -8,13 +8,12 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
-use kni_agent::{
-    dataplane::{Dataplane, EndpointConfig},
-    model::{EndpointId, IfName, MacAddr, NetworkId},
-    netlink::{self, Netlink, PodInterfaceConfig, VethSpec, netns},
-};
 use kni_common::IFINDEX_BASE;
+use kni_dataplane::{Dataplane, EndpointConfig};
 use kni_integration::{Namespaces, frames::Mac, programs, traffic::Servers};
+use kni_model::{EndpointId, IfName, MacAddr, NetworkId};
+use kni_netlink as netlink;
+use kni_netlink::{Netlink, PodInterfaceConfig, VethSpec, netns};
 
 /// Two networks apart from everything, and one that the node's stack belongs to; all with the same subnets.
 pub(crate) const NETWORKS: [(u32, &str); 3] = [(1, "blue"), (2, "red"), (3, "default")];

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, bail};
-use kni_agent::model::MacAddr;
+use kni_model::MacAddr;
 
 /// The kernel runs a program again and again on one packet, which `from_pod` rewrites: here each endpoint's gateway has
 /// the other's address, so that the rewritten packet is the packet as it was.

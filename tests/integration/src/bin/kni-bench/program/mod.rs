@@ -7,15 +7,13 @@ use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use aya::TestRunOptions;
-use kni_agent::{
-    dataplane::{Dataplane, DataplaneOptions, EndpointConfig, HookChoice, NodeConfig, embedded},
-    model::{EndpointId, NetworkId},
-};
 use kni_common::{
     IFINDEX_BASE,
     layout::{DEFAULT_MAX_ENDPOINTS, DEFAULT_MAX_FLOWS, DEFAULT_MAX_POLICY_ROWS, DEFAULT_MAX_SERVICES},
 };
+use kni_dataplane::{Dataplane, DataplaneOptions, EndpointConfig, HookChoice, NodeConfig, embedded};
 use kni_integration::{Node, programs};
+use kni_model::{EndpointId, NetworkId};
 use serde_json::{Map, Value, json};
 use tokio::runtime;
 

@@ -6,18 +6,16 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use kni_agent::{
-    dataplane::Dataplane,
-    model::{
-        EndpointId, NetworkId, PodRef, PolicyStep,
-        policy::{
-            Operator, Policy, PolicyInterface, PolicyKind, PolicyPeer, PolicyPod, PolicyPort, PolicyRef, PolicyRule,
-            PolicyScope, PortMatch, Requirement, Selector,
-        },
-    },
-    policy::PolicyEngine,
-};
 use kni_common::policy::{INGRESS, PORTS_ALL, PolicyKey, PolicyValue};
+use kni_dataplane::Dataplane;
+use kni_model::{
+    EndpointId, NetworkId, PodRef, PolicyStep,
+    policy::{
+        Operator, Policy, PolicyInterface, PolicyKind, PolicyPeer, PolicyPod, PolicyPort, PolicyRef, PolicyRule,
+        PolicyScope, PortMatch, Requirement, Selector,
+    },
+};
+use kni_policy::PolicyEngine;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -128,7 +126,7 @@ fn apply(dataplane: &Dataplane, count: u32, rounds: u32) -> Result<Vec<f64>> {
             rule: 1,
         };
         let force = |policy| {
-            let enforcement = kni_agent::model::Enforcement {
+            let enforcement = kni_model::Enforcement {
                 policy,
                 identity4: 0,
                 identity6: 0,

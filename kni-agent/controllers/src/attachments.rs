@@ -1,0 +1,157 @@
+//! Further interfaces of pods that run already: made and taken away as attachments and labels change.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use futures::{StreamExt as _, stream};
+use kni_model::{AttachRequest, IfName, Sandbox, SandboxId};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::{Cluster, joining};
+
+/// How often it is looked at without a reason, and how long after a failure it is tried again.
+const ROUND: Duration = Duration::from_secs(2);
+/// Changes that come together are taken together.
+const GATHER: Duration = Duration::from_millis(20);
+/// How many interfaces are made or taken away at once.
+const AT_ONCE: usize = 8;
+
+/// What is to be done.
+#[derive(Debug)]
+enum Step {
+    Make(Box<AttachRequest>),
+    Take(SandboxId),
+}
+
+impl Cluster {
+    /// Runs for as long as the agent does.
+    pub(super) async fn keep_attachments(self) {
+        let mut ticks = interval(ROUND);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut known = self.known.changes();
+        let mut attached = self.attacher.changes();
+        let mut failed: BTreeMap<SandboxId, Instant> = BTreeMap::new();
+        let mut seen = None;
+        loop {
+            let only_told = tokio::select! {
+                _ = ticks.tick() => false,
+                _ = known.changed() => { tokio::time::sleep(GATHER).await; true }
+                _ = attached.changed() => { tokio::time::sleep(GATHER).await; false }
+            };
+            let versions = {
+                let tables = self.known.tables();
+                (tables.attachments.version(), tables.pods.version())
+            };
+            // Policies and services, which change most, ask for no interface.
+            if only_told && seen == Some(versions) {
+                continue;
+            }
+            seen = Some(versions);
+            failed.retain(|_, since| since.elapsed() < ROUND);
+            let steps = self.attachment_steps().into_iter();
+            let due =
+                steps.filter(|step| !matches!(step, Step::Make(request) if failed.contains_key(&request.sandbox)));
+            let done: Vec<Option<SandboxId>> = stream::iter(due.map(|step| self.attachment_step(step)))
+                .buffer_unordered(AT_ONCE)
+                .collect()
+                .await;
+            failed.extend(done.into_iter().flatten().map(|id| (id, Instant::now())));
+        }
+    }
+
+    /// The sandbox that could not be made.
+    async fn attachment_step(&self, step: Step) -> Option<SandboxId> {
+        match step {
+            Step::Make(request) => {
+                let (id, pod) = (request.sandbox.clone(), request.pod.clone());
+                let made = self.attacher.attach(*request).await;
+                match made {
+                    Ok(_) => {
+                        tracing::info!(%pod, sandbox = %id, "a further interface was added");
+                        None
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot add a further interface; trying again");
+                        Some(id)
+                    }
+                }
+            }
+            Step::Take(id) => {
+                match self.attacher.detach(id.clone()).await {
+                    Ok(()) => tracing::info!(sandbox = %id, "a further interface was taken away"),
+                    Err(error) => tracing::warn!(%error, "cannot take a further interface away; trying again"),
+                }
+                None
+            }
+        }
+    }
+
+    fn attachment_steps(&self) -> Vec<Step> {
+        let sandboxes = self.attacher.sandboxes();
+        let mut children: BTreeMap<&SandboxId, Vec<&Arc<Sandbox>>> = BTreeMap::new();
+        for sandbox in &sandboxes {
+            if let Some(parent) = &sandbox.parent {
+                children.entry(parent).or_default().push(sandbox);
+            }
+        }
+        let mut steps = Vec::new();
+        for sandbox in sandboxes.iter().filter(|sandbox| sandbox.is_primary()) {
+            let children = children.remove(&sandbox.id).unwrap_or_default();
+            steps.extend(self.steps_of(sandbox, &children));
+        }
+        // Their pods are gone: an agent was killed at the wrong moment.
+        steps.extend(
+            children
+                .into_values()
+                .flatten()
+                .map(|orphan| Step::Take(orphan.id.clone())),
+        );
+        steps
+    }
+
+    fn steps_of(&self, sandbox: &Sandbox, children: &[&Arc<Sandbox>]) -> Vec<Step> {
+        let tables = self.known.tables();
+        let Some(pod) = tables.pods.get(&sandbox.pod.namespace, &sandbox.pod.name) else {
+            // Its runtime will take everything away, or the pod is not known yet.
+            return Vec::new();
+        };
+        if !sandbox.pod.uid.is_empty() && sandbox.pod.uid != pod.uid {
+            return Vec::new();
+        }
+        let taken: Vec<IfName> = sandbox
+            .attachments
+            .iter()
+            .map(|attachment| attachment.ifname.clone())
+            .collect();
+        let selected = joining::attachments(&tables, &sandbox.pod.namespace, &pod.labels, &taken);
+        let mut steps = Vec::new();
+        let mut kept = Vec::new();
+        for facts in selected {
+            let Some(request) = joining::further_of(sandbox, facts) else {
+                tracing::warn!(sandbox = %sandbox.id, ifname = %facts.ifname, "the sandbox's id is too long for a further interface");
+                continue;
+            };
+            match children.iter().find(|child| child.id == request.sandbox) {
+                Some(child) if is_as_asked(child, &request) => kept.push(child.id.clone()),
+                // Another one is made when it is gone.
+                Some(_) => {}
+                None => steps.push(Step::Make(Box::new(request))),
+            }
+        }
+        let gone = children.iter().filter(|child| !kept.contains(&child.id));
+        steps.extend(gone.map(|child| Step::Take(child.id.clone())));
+        steps
+    }
+}
+
+fn is_as_asked(child: &Sandbox, request: &AttachRequest) -> bool {
+    let [attachment] = child.attachments.as_slice() else {
+        return false;
+    };
+    let primary = &request.primary;
+    primary.network.as_ref() == Some(&attachment.network)
+        && primary.mac.is_none_or(|mac| mac == attachment.mac)
+        && primary
+            .ips
+            .iter()
+            .all(|ip| attachment.addresses().any(|address| address == *ip))
+}

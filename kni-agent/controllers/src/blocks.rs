@@ -1,0 +1,308 @@
+//! The node's address blocks: takes one before it is needed, gives back what is not.
+//!
+//! The table of blocks is the network's status. A block is taken by replacing the status with the resource version that
+//! was read: of two nodes that choose the same, the API server refuses the second, which chooses again. So no leader is
+//! needed, and no address is ever in two blocks.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{Hash as _, Hasher as _},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use fnv::FnvHasher;
+use ipnet::IpNet;
+use kni_crd::{FromObject, PodNetwork};
+use kni_ipam::blocks::next_block;
+use kni_model::{
+    NetworkName, NetworkSpec,
+    view::{AddressUse, NetworkView},
+};
+use kube::{Api, api::PostParams};
+use tokio::{
+    sync::Notify,
+    time::{Instant, MissedTickBehavior, interval},
+};
+
+use super::{Cluster, joining::networks_of, networks::blocks_of};
+
+/// How often blocks are looked at without a reason.
+const ROUND: Duration = Duration::from_secs(1);
+/// Changes that come together are looked at together.
+const GATHER: Duration = Duration::from_millis(20);
+/// A block that has not been needed for this long is given back.
+const GRACE: Duration = Duration::from_secs(15);
+/// Of a block this part may be left when the next one is taken: one of four.
+const SPARE: u128 = 4;
+/// How often a claim is tried again before others get their turn.
+const TRIES: u32 = 16;
+
+/// What attach asks of the controller, and what that knows.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    state: Mutex<State>,
+    wanted: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    demanded: BTreeSet<NetworkName>,
+    exhausted: BTreeSet<NetworkName>,
+    /// Blocks of each network that are on their way back.
+    withheld: BTreeMap<NetworkName, Vec<IpNet>>,
+}
+
+impl Blocks {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An attach waits for addresses.
+    pub(super) fn demand(&self, networks: &[NetworkName]) {
+        self.state().demanded.extend(networks.iter().cloned());
+        self.wanted.notify_one();
+    }
+
+    /// Whether no block of a network is left, as far as was seen last.
+    pub(super) fn is_exhausted(&self, network: &NetworkName) -> bool {
+        self.state().exhausted.contains(network)
+    }
+
+    /// Blocks that nothing is handed out of any more.
+    pub(super) fn withheld(&self) -> Vec<IpNet> {
+        self.state().withheld.values().flatten().copied().collect()
+    }
+
+    fn withhold(&self, network: &NetworkName, blocks: &[IpNet]) {
+        let mut state = self.state();
+        if blocks.is_empty() {
+            state.withheld.remove(network);
+        } else {
+            state.withheld.insert(network.clone(), blocks.to_vec());
+        }
+    }
+
+    fn set_exhausted(&self, network: &NetworkName, exhausted: bool) {
+        let mut state = self.state();
+        if exhausted {
+            state.exhausted.insert(network.clone());
+        } else {
+            state.exhausted.remove(network);
+        }
+    }
+}
+
+/// What is to be done about one network.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    /// A further block of these families.
+    Take { ipv4: bool, ipv6: bool },
+    /// These blocks are not needed.
+    GiveBack(Vec<IpNet>),
+}
+
+impl Cluster {
+    /// Runs for as long as the agent does.
+    pub(super) async fn keep_blocks(self) {
+        let mut ticks = interval(ROUND);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut known = self.known.changes();
+        let mut attached = self.attacher.changes();
+        let mut idle: BTreeMap<NetworkName, Instant> = BTreeMap::new();
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = self.blocks.wanted.notified() => {}
+                _ = known.changed() => tokio::time::sleep(GATHER).await,
+                _ = attached.changed() => {}
+            }
+            for (name, step) in self.steps(&mut idle) {
+                let done = match &step {
+                    Step::Take { .. } => self.carry_out(&name, &step).await,
+                    Step::GiveBack(blocks) => self.give_back(&name, blocks, &step).await,
+                };
+                if let Err(error) = done {
+                    tracing::warn!(network = %name, %error, "cannot change the node's address blocks; trying again");
+                }
+            }
+        }
+    }
+
+    fn steps(&self, idle: &mut BTreeMap<NetworkName, Instant>) -> Vec<(NetworkName, Step)> {
+        let demanded = std::mem::take(&mut self.blocks.state().demanded);
+        let views = self.attacher.networks();
+        let needed = self.needed(&views, &demanded);
+        let tables = self.known.tables();
+        let networks = self.networks(&tables);
+        let mut steps = Vec::new();
+        for view in views {
+            let name = view.network.spec.name.clone();
+            let (Some(spec), Some(object)) = (networks.spec(&name), tables.networks.get("", name.as_str())) else {
+                continue;
+            };
+            if spec.blocks.is_none() || spec.subnets.is_empty() {
+                continue;
+            }
+            // What the pools have is what the last told blocks say, or a moment behind.
+            if spec.blocks != view.network.spec.blocks {
+                continue;
+            }
+            let step = if needed.contains(&name) {
+                idle.remove(&name);
+                let step = take(&view, demanded.contains(&name));
+                if step.is_none() {
+                    self.blocks.set_exhausted(&name, false);
+                }
+                step
+            } else {
+                let since = *idle.entry(name.clone()).or_insert_with(Instant::now);
+                let blocks = blocks_of(object, &self.node);
+                let unused = view.attachments == 0 && view.used_addresses == 0 && !blocks.is_empty();
+                (unused && since.elapsed() >= GRACE).then_some(Step::GiveBack(blocks))
+            };
+            steps.extend(step.map(|step| (name, step)));
+        }
+        steps
+    }
+
+    /// Networks that pods of this node are in, or are about to join.
+    fn needed(&self, views: &[NetworkView], demanded: &BTreeSet<NetworkName>) -> BTreeSet<NetworkName> {
+        let mut needed = demanded.clone();
+        for view in views {
+            if view.attachments > 0 || view.network.spec.default {
+                needed.insert(view.network.spec.name.clone());
+            }
+        }
+        let tables = self.known.tables();
+        let networks = self.networks(&tables);
+        for (key, pod) in tables.pods.rows() {
+            if pod.node == self.node && !pod.host_network && !pod.finished {
+                needed.extend(networks_of(&tables, &networks, &key.namespace, pod));
+            }
+        }
+        needed
+    }
+
+    /// First nothing is handed out of the blocks any more, then it is seen that nothing was: an attach may have come in
+    /// between.
+    async fn give_back(&self, name: &NetworkName, blocks: &[IpNet], step: &Step) -> Result<(), kube::Error> {
+        self.blocks.withhold(name, blocks);
+        self.apply_networks().await;
+        let views = self.attacher.networks();
+        let unused = views
+            .iter()
+            .any(|view| view.network.spec.name == *name && view.used_addresses == 0 && view.total_addresses == 0);
+        let done = if unused {
+            self.carry_out(name, step).await
+        } else {
+            Ok(())
+        };
+        self.blocks.withhold(name, &[]);
+        self.apply_networks().await;
+        done
+    }
+
+    async fn carry_out(&self, name: &NetworkName, step: &Step) -> Result<(), kube::Error> {
+        let api: Api<PodNetwork> = Api::all(self.client.clone());
+        let cached = self.known.tables().networks.get("", name.as_str()).cloned();
+        let mut object = match cached {
+            Some(object) => PodNetwork::clone(&object),
+            None => return Ok(()),
+        };
+        for attempt in 0..TRIES {
+            let Some(wanted) = self.changed_object(&object, step, attempt) else {
+                return Ok(());
+            };
+            match api.replace_status(name.as_str(), &PostParams::default(), &wanted).await {
+                Ok(written) => {
+                    tracing::info!(network = %name, ?step, blocks = ?blocks_of(&written, &self.node), "address blocks");
+                    self.known_network(written);
+                    return Ok(());
+                }
+                Err(kube::Error::Api(status)) if status.code == 409 => {
+                    let pause = Duration::from_millis(fastrand::u64(0..=10 * u64::from(attempt + 1)));
+                    tokio::time::sleep(pause).await;
+                    object = api.get(name.as_str()).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The object as it shall be; `None`: there is nothing to write.
+    fn changed_object(&self, object: &PodNetwork, step: &Step, attempt: u32) -> Option<PodNetwork> {
+        let mut wanted = object.clone();
+        let status = wanted.status.get_or_insert_default();
+        let before = status.blocks.clone();
+        match step {
+            Step::Take { ipv4, ipv6 } => {
+                let spec = NetworkSpec::from_object(object).ok()?;
+                let mut exhausted = false;
+                for family in [true, false] {
+                    if !(if family { *ipv4 } else { *ipv6 }) {
+                        continue;
+                    }
+                    match self.choose(object, &spec, &status.blocks, family, attempt) {
+                        Some(cidr) => status.blocks.push(kni_api::pod_network::NodeBlock {
+                            cidr: cidr.to_string(),
+                            node: self.node.clone(),
+                        }),
+                        None => exhausted = true,
+                    }
+                }
+                self.blocks.set_exhausted(&spec.name, exhausted);
+            }
+            Step::GiveBack(blocks) => {
+                let gone: Vec<String> = blocks.iter().map(ToString::to_string).collect();
+                status
+                    .blocks
+                    .retain(|block| block.node != self.node || !gone.contains(&block.cidr));
+            }
+        }
+        status.blocks.sort();
+        (status.blocks != before).then_some(wanted)
+    }
+
+    fn choose(
+        &self,
+        object: &PodNetwork,
+        spec: &NetworkSpec,
+        taken: &[kni_api::pod_network::NodeBlock],
+        ipv4: bool,
+        attempt: u32,
+    ) -> Option<IpNet> {
+        let prefixes = object.spec.per_node_prefix.unwrap_or_default();
+        let prefix = if ipv4 { prefixes.ipv4 } else { prefixes.ipv6 };
+        let mut taken: Vec<IpNet> = taken.iter().filter_map(|block| block.cidr.parse().ok()).collect();
+        // A block of which only a part is excluded is useful all the same.
+        taken.extend(spec.exclude_subnets.iter().filter(|exclude| {
+            let subnet = spec.subnets.iter().find(|subnet| subnet.contains(*exclude));
+            subnet.is_some_and(|subnet| exclude.prefix_len() <= kni_ipam::blocks::block_prefix(subnet, prefix))
+        }));
+        // The same in every network: a node's blocks look alike, as far as they can.
+        let mut hasher = FnvHasher::default();
+        (self.node.as_str(), attempt).hash(&mut hasher);
+        next_block(&spec.subnets, &taken, ipv4, prefix, hasher.finish())
+    }
+}
+
+/// Whether the node has no address left of a family that the network has.
+pub(super) fn is_starving(view: &NetworkView) -> bool {
+    let spec = &view.network.spec;
+    let families = [(true, &view.ipv4), (false, &view.ipv6)];
+    let has = |ipv4: bool| spec.subnets.iter().any(|net| net.addr().is_ipv4() == ipv4);
+    spec.blocks.is_some() && families.iter().any(|(ipv4, usage)| has(*ipv4) && usage.free == 0)
+}
+
+/// Whether a network that is needed gets a further block.
+fn take(view: &NetworkView, demanded: bool) -> Option<Step> {
+    let short = |usage: &AddressUse, has: bool| {
+        has && (usage.free == 0 || (!demanded && usage.free < usage.total / SPARE) || usage.total == 0)
+    };
+    let has = |ipv4: bool| view.network.spec.subnets.iter().any(|net| net.addr().is_ipv4() == ipv4);
+    let ipv4 = short(&view.ipv4, has(true));
+    let ipv6 = short(&view.ipv6, has(false));
+    (ipv4 || ipv6).then_some(Step::Take { ipv4, ipv6 })
+}

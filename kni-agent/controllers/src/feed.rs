@@ -1,0 +1,317 @@
+//! Tells the engines what the API server told: policies at once, everything else a moment later.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use kni_crd::PodInterface;
+use kni_enforcement::PolicySync;
+use kni_model::{
+    NetworkName, PodRef, Sandbox, SandboxId,
+    network::EgressMode,
+    policy::{PolicyInterface, PolicyPod},
+    service::{EndpointSlice, Service},
+};
+
+use super::{Cluster, known::Tables, networks::Networks};
+
+/// Changes of networks, services and pods that come together are taken together. Policies are not waited for.
+const GATHER: Duration = Duration::from_millis(20);
+
+impl Cluster {
+    /// Puts the networks into force as they are known now. What goes wrong is told, and tried again with the next change.
+    pub(super) async fn apply_networks(&self) {
+        let wanted = {
+            let tables = self.known.tables();
+            self.networks(&tables).wanted
+        };
+        if let Err(error) = (self.apply)(wanted).await {
+            tracing::error!(%error, "cannot put the cluster's networks into force");
+        }
+    }
+
+    /// The networks follow their objects. Runs for as long as the agent does.
+    pub(super) async fn feed_networks(self) {
+        let mut changes = self.known.changes();
+        let mut seen = None;
+        loop {
+            // How the networks stand changes with every pod; what they are seldom does.
+            let wanted = {
+                let tables = self.known.tables();
+                self.networks(&tables).wanted
+            };
+            if seen.as_ref() != Some(&wanted) {
+                seen = Some(wanted);
+                self.apply_networks().await;
+                // Services belong to networks.
+                self.feed_services_once().await;
+            }
+            if changes.changed().await.is_err() {
+                return;
+            }
+            tokio::time::sleep(GATHER).await;
+        }
+    }
+
+    /// Policies are in force some milliseconds after the API server told of them. Runs for as long as the agent does.
+    pub(super) async fn feed_policies(self) {
+        let mut changes = self.known.changes();
+        let mut seen = (None, None);
+        loop {
+            let (policies, namespaces, versions, newest) = {
+                let tables = self.known.tables();
+                let versions = (Some(tables.policy_version()), Some(tables.namespaces.version()));
+                let policies = (seen.0 != versions.0).then(|| {
+                    let valid = tables.policies().filter_map(|row| row.policy.as_ref().ok());
+                    valid.cloned().collect::<Vec<_>>()
+                });
+                let namespaces = (seen.1 != versions.1).then(|| {
+                    let rows = tables.namespaces.rows().iter();
+                    rows.map(|(key, labels)| (key.name.clone(), labels.clone())).collect()
+                });
+                (policies, namespaces, versions, newest_policy(&tables))
+            };
+            if policies.is_some() || namespaces.is_some() {
+                seen = versions;
+                let sync = Arc::clone(&self.sync);
+                let done = tokio::task::spawn_blocking(move || {
+                    if let Some(namespaces) = namespaces {
+                        sync.set_namespaces(namespaces);
+                    }
+                    if let Some(policies) = policies {
+                        sync.set_policies(policies);
+                    }
+                    sync.sync_policies()
+                });
+                // What failed is told by the service, which tries again.
+                if let Ok(Ok(_rows)) = done.await {
+                    self.policies_in_force(newest);
+                }
+            }
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Services and their endpoints. Runs for as long as the agent does.
+    pub(super) async fn feed_services(self) {
+        let mut changes = self.known.changes();
+        let mut seen = None;
+        loop {
+            let versions = {
+                let tables = self.known.tables();
+                (tables.services.version(), tables.slices.version())
+            };
+            if seen != Some(versions) {
+                seen = Some(versions);
+                self.feed_services_once().await;
+            }
+            if changes.changed().await.is_err() {
+                return;
+            }
+            tokio::time::sleep(GATHER).await;
+        }
+    }
+
+    async fn feed_services_once(&self) {
+        let (services, slices) = {
+            let tables = self.known.tables();
+            services(&tables, &self.networks(&tables), &self.services_of_all)
+        };
+        let sync = Arc::clone(&self.sync);
+        let done = tokio::task::spawn_blocking(move || {
+            sync.set_services(services, slices);
+            sync.sync()
+        });
+        if let Err(error) = done.await {
+            tracing::error!(%error, "cannot take note of the cluster's services");
+        }
+    }
+
+    /// Labels of the node's pods, and the pods of other nodes that policies may name. Runs for as long as the agent does.
+    pub(super) async fn feed_pods(self) {
+        let mut changes = self.known.changes();
+        let mut attached = self.attacher.changes();
+        let mut seen = None;
+        let mut peers = BTreeMap::new();
+        loop {
+            let versions = {
+                let tables = self.known.tables();
+                let versions = (
+                    tables.pods.version(),
+                    tables.interfaces.version(),
+                    tables.networks.version(),
+                );
+                (versions, *attached.borrow_and_update())
+            };
+            if seen != Some(versions) {
+                seen = Some(versions);
+                self.relabel().await;
+                self.feed_peers(&mut peers).await;
+            }
+            tokio::select! {
+                told = changes.changed() => if told.is_err() { return },
+                told = attached.changed() => if told.is_err() { return },
+            }
+            tokio::time::sleep(GATHER).await;
+        }
+    }
+
+    async fn relabel(&self) {
+        let sandboxes = self.attacher.sandboxes();
+        let changed: Vec<(SandboxId, _)> = {
+            let tables = self.known.tables();
+            let facts = |sandbox: &Sandbox| {
+                let pod = tables.pods.get(&sandbox.pod.namespace, &sandbox.pod.name)?;
+                let same = sandbox.pod.uid.is_empty() || sandbox.pod.uid == pod.uid;
+                let differs = sandbox.labels != pod.labels || sandbox.container_ports != pod.ports;
+                (same && differs).then(|| Arc::clone(pod))
+            };
+            let all = sandboxes.iter();
+            all.filter_map(|sandbox| Some((sandbox.id.clone(), facts(sandbox)?)))
+                .collect()
+        };
+        for (id, pod) in changed {
+            let done = self.attacher.relabel(id, pod.labels.clone(), pod.ports.clone());
+            if let Err(error) = done.await {
+                tracing::warn!(%error, "cannot take note of a pod's labels");
+            }
+        }
+    }
+
+    async fn feed_peers(&self, known: &mut BTreeMap<SandboxId, PolicyPod>) {
+        let numbers: BTreeMap<NetworkName, _> = {
+            let views = self.attacher.networks().into_iter();
+            views.map(|view| (view.network.spec.name, view.network.id)).collect()
+        };
+        let wanted = {
+            let tables = self.known.tables();
+            let mut pods: BTreeMap<SandboxId, PolicyPod> = BTreeMap::new();
+            for object in tables.interfaces.rows().values() {
+                if object.spec.node_name == self.node {
+                    continue;
+                }
+                let Some((pod, interface)) = peer(&tables, object, &numbers) else {
+                    continue;
+                };
+                pods.entry(pod.sandbox.clone())
+                    .or_insert(pod)
+                    .interfaces
+                    .push(interface);
+            }
+            pods
+        };
+        let gone: BTreeSet<SandboxId> = known.keys().filter(|id| !wanted.contains_key(*id)).cloned().collect();
+        let new: Vec<PolicyPod> = wanted
+            .values()
+            .filter(|pod| known.get(&pod.sandbox) != Some(pod))
+            .cloned()
+            .collect();
+        if gone.is_empty() && new.is_empty() {
+            return;
+        }
+        *known = wanted;
+        let sync = Arc::clone(&self.sync);
+        let done = tokio::task::spawn_blocking(move || tell_peers(&sync, new, &gone));
+        if let Err(error) = done.await {
+            tracing::error!(%error, "cannot take note of the pods of other nodes");
+        }
+    }
+}
+
+fn tell_peers(sync: &PolicySync, new: Vec<PolicyPod>, gone: &BTreeSet<SandboxId>) {
+    for pod in new {
+        sync.put_peer(pod);
+    }
+    for id in gone {
+        sync.leave(id);
+    }
+    // What fails is told by the service, which tries again.
+    let _told = sync.sync_policies().is_ok();
+}
+
+/// A pod of another node, without its interfaces, and one of these.
+fn peer(
+    tables: &Tables,
+    object: &PodInterface,
+    numbers: &BTreeMap<NetworkName, kni_model::NetworkId>,
+) -> Option<(PolicyPod, PolicyInterface)> {
+    let namespace = object.metadata.namespace.as_deref()?;
+    let pod = tables.pods.get(namespace, &object.spec.pod_name)?;
+    let network: NetworkName = object.spec.pod_network_name.parse().ok()?;
+    let status = object.status.as_ref()?;
+    let addresses = || status.addresses.iter().filter_map(|address| address.ip.parse().ok());
+    let ifname: kni_model::IfName = object.spec.interface_name.parse().ok()?;
+    let interface = PolicyInterface {
+        endpoint: None,
+        primary: ifname.as_str() == kni_model::selection::PRIMARY_IFNAME,
+        ifname,
+        network_id: *numbers.get(&network)?,
+        network,
+        ipv4: addresses().find_map(|ip| match ip {
+            std::net::IpAddr::V4(v4) => Some(v4),
+            std::net::IpAddr::V6(_) => None,
+        }),
+        ipv6: addresses().find_map(|ip| match ip {
+            std::net::IpAddr::V6(v6) => Some(v6),
+            std::net::IpAddr::V4(_) => None,
+        }),
+    };
+    let pod = PolicyPod {
+        sandbox: format!("peer:{}", object.spec.pod_uid).parse().ok()?,
+        pod: PodRef {
+            namespace: namespace.to_owned(),
+            name: object.spec.pod_name.clone(),
+            uid: object.spec.pod_uid.clone(),
+        },
+        labels: pod.labels.clone(),
+        ports: pod.ports.clone(),
+        interfaces: Vec::new(),
+    };
+    Some((pod, interface))
+}
+
+/// The Services, those that every network shares once more for each network that has a way out.
+fn services(tables: &Tables, networks: &Networks, shared: &BTreeSet<String>) -> (Vec<Service>, Vec<EndpointSlice>) {
+    let leaving = networks.wanted.networks.iter().map(|(spec, _)| spec);
+    let leaving: Vec<&NetworkName> = leaving
+        .filter(|spec| !spec.default && spec.egress == EgressMode::Masquerade)
+        .map(|spec| &spec.name)
+        .collect();
+    let mut services = Vec::new();
+    for service in tables.services.rows().values().filter_map(|row| row.as_ref().ok()) {
+        services.push(service.clone());
+        let is_shared = shared.contains(&service.reference.to_string());
+        if is_shared && service.network.is_none() && !service.left {
+            services.extend(leaving.iter().map(|network| Service {
+                network: Some((*network).clone()),
+                ..service.clone()
+            }));
+        }
+    }
+    let slices = tables.slices.rows().values().filter_map(|row| row.as_ref().ok());
+    (services, slices.cloned().collect())
+}
+
+fn newest_policy(tables: &Tables) -> u64 {
+    tables.policies().map(|row| row.version).max().unwrap_or(0)
+}
+
+/// What the agent is told at its start, before it serves.
+pub(super) fn initial(tables: &Tables, networks: Networks, shared: &BTreeSet<String>) -> super::Objects {
+    let policies = tables.policies().filter_map(|row| row.policy.as_ref().ok());
+    let namespaces = tables.namespaces.rows().iter();
+    let (services, slices) = services(tables, &networks, shared);
+    super::Objects {
+        networks: networks.wanted,
+        policies: policies.cloned().collect(),
+        namespaces: namespaces
+            .map(|(key, labels)| (key.name.clone(), labels.clone()))
+            .collect(),
+        services,
+        slices,
+    }
+}

@@ -1,0 +1,291 @@
+//! What one agent writes for all: how networks, attachments and egress policies stand, and what deleted ones leave.
+
+mod attachment;
+mod egress_policy;
+mod network;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use kni_api::{
+    Condition, EgressPolicy, IN_USE_FINALIZER, NodeNetwork, PodNetworkAttachment, PodNetworkAttachmentStatus,
+    set_condition,
+};
+use kni_crd::PodNetwork;
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval},
+};
+
+use self::{attachment::attachment_status, egress_policy::egress_conditions, network::network_status};
+use super::{
+    Cluster,
+    kinds::follow_nodes,
+    known::Tables,
+    lease::{Candidate, RENEW},
+    table::Key,
+};
+
+/// Changes that come together are written together.
+const GATHER: Duration = Duration::from_millis(300);
+/// A node that is gone this long, with all its pods, has no blocks any more.
+const NODE_GRACE: Duration = Duration::from_mins(1);
+/// Most pods and nodes that a message names.
+const MOST_NAMED: usize = 8;
+
+/// What the leader remembers between rounds.
+#[derive(Default)]
+struct Memory {
+    /// Conditions of egress policies, as they were written.
+    egress: BTreeMap<Key, Vec<Condition>>,
+    /// Since when nodes are gone that still have something.
+    gone: BTreeMap<String, Instant>,
+    /// What follows all nodes.
+    watches: Option<JoinSet<()>>,
+}
+
+impl Cluster {
+    /// Runs for as long as the agent does; does something while it leads.
+    pub(super) async fn lead(self) {
+        let mut candidate = Candidate::new(&self.client, &self.namespace, &self.node);
+        let mut ticks = interval(RENEW);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut changes = self.known.changes();
+        let mut memory = Memory::default();
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => candidate.round().await,
+                told = changes.changed(), if candidate.leads() => {
+                    if told.is_err() { return }
+                    tokio::time::sleep(GATHER).await;
+                }
+            }
+            changes.mark_unchanged();
+            if candidate.leads() {
+                self.write_all(&mut memory).await;
+            } else {
+                memory = Memory::default();
+            }
+        }
+    }
+
+    async fn write_all(&self, memory: &mut Memory) {
+        if memory.watches.is_none() {
+            memory.watches = Some(follow_nodes(&self.client, &self.known));
+        }
+        let known = {
+            let tables = self.known.tables();
+            tables.nodes.is_synced() && tables.node_networks.is_synced()
+        };
+        // What is not known yet must not count as gone.
+        if !known {
+            return;
+        }
+        for done in [
+            self.write_networks(memory).await,
+            self.write_attachments().await,
+            self.write_egress_policies(memory).await,
+            self.forget_nodes(memory).await,
+        ] {
+            if let Err(error) = done {
+                // The next round tries again.
+                tracing::debug!(%error, "cannot write how the cluster's networks stand");
+            }
+        }
+    }
+
+    async fn write_networks(&self, memory: &mut Memory) -> Result<(), kube::Error> {
+        let api: Api<PodNetwork> = Api::all(self.client.clone());
+        let objects: Vec<Arc<PodNetwork>> = self.known.tables().networks.rows().values().map(Arc::clone).collect();
+        for object in objects {
+            let name = object.name_any();
+            let (status, in_use) = {
+                let tables = self.known.tables();
+                let networks = self.networks(&tables);
+                let is_forgotten = |node: &str| memory.is_forgotten(node);
+                (
+                    network_status(&tables, &networks, &object, is_forgotten),
+                    users(&tables, &name) > 0,
+                )
+            };
+            if object.status.as_ref() != Some(&status) {
+                let wanted = PodNetwork {
+                    status: Some(status),
+                    ..PodNetwork::clone(&object)
+                };
+                match api.replace_status(&name, &PostParams::default(), &wanted).await {
+                    Ok(written) => self.known_network(written),
+                    // A node has taken a block meanwhile; or it is gone.
+                    Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            self.write_finalizer(&api, &object, in_use).await?;
+        }
+        Ok(())
+    }
+
+    /// A network that is deleted stays until its last interface is gone.
+    async fn write_finalizer(
+        &self,
+        api: &Api<PodNetwork>,
+        object: &PodNetwork,
+        in_use: bool,
+    ) -> Result<(), kube::Error> {
+        let name = object.name_any();
+        let deleted = object.metadata.deletion_timestamp.is_some();
+        let has = object
+            .finalizers()
+            .iter()
+            .any(|finalizer| finalizer == IN_USE_FINALIZER);
+        let wants = !deleted || in_use;
+        if has == wants || (deleted && !has) {
+            return Ok(());
+        }
+        let mut finalizers: Vec<String> = object.finalizers().to_vec();
+        finalizers.retain(|finalizer| finalizer != IN_USE_FINALIZER);
+        if wants {
+            finalizers.push(IN_USE_FINALIZER.to_owned());
+        } else {
+            tracing::info!(network = name, "the deleted network has no interfaces any more");
+        }
+        // What was written just now has another resource version than the object.
+        let version = self
+            .known
+            .tables()
+            .networks
+            .get("", &name)
+            .and_then(|known| known.resource_version());
+        let patch = serde_json::json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
+        match api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+            Ok(written) if wants => self.known_network(written),
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    async fn write_attachments(&self) -> Result<(), kube::Error> {
+        let writes: Vec<(Key, PodNetworkAttachmentStatus)> = {
+            let tables = self.known.tables();
+            let rows = tables.attachments.rows().iter();
+            rows.map(|(key, row)| (key.clone(), attachment_status(&tables, row)))
+                .filter(|(key, status)| {
+                    let known = tables.attachments.rows().get(key);
+                    known.and_then(|row| row.object.status.as_ref()) != Some(status)
+                })
+                .collect()
+        };
+        for (key, status) in writes {
+            let api: Api<PodNetworkAttachment> = Api::namespaced(self.client.clone(), &key.namespace);
+            let patch = serde_json::json!({"status": status});
+            ignore_gone(
+                api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(&patch))
+                    .await,
+            )?;
+        }
+        Ok(())
+    }
+
+    async fn write_egress_policies(&self, memory: &mut Memory) -> Result<(), kube::Error> {
+        let writes: Vec<(Key, Vec<Condition>)> = {
+            let tables = self.known.tables();
+            memory
+                .egress
+                .retain(|key, _| tables.egress_policies.rows().contains_key(key));
+            let rows = tables.egress_policies.rows().keys();
+            rows.filter_map(|key| {
+                let mut conditions = memory.egress.get(key).cloned().unwrap_or_default();
+                let mut changed = false;
+                for condition in egress_conditions(&tables, key) {
+                    changed |= set_condition(&mut conditions, condition);
+                }
+                changed.then(|| (key.clone(), conditions))
+            })
+            .collect()
+        };
+        for (key, conditions) in writes {
+            let api: Api<EgressPolicy> = Api::namespaced(self.client.clone(), &key.namespace);
+            let patch = serde_json::json!({"status": {"conditions": conditions}});
+            ignore_gone(
+                api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(&patch))
+                    .await,
+            )?;
+            memory.egress.insert(key, conditions);
+        }
+        Ok(())
+    }
+
+    /// What nodes leave that are no longer in the cluster. Their blocks go with the networks' status.
+    async fn forget_nodes(&self, memory: &mut Memory) -> Result<(), kube::Error> {
+        let gone: Vec<String> = {
+            let tables = self.known.tables();
+            let names = tables.node_networks.rows().keys().map(|key| key.name.clone());
+            let blocks = tables
+                .networks
+                .rows()
+                .values()
+                .filter_map(|object| object.status.as_ref());
+            let blocks = blocks.flat_map(|status| status.blocks.iter().map(|block| block.node.clone()));
+            let missing: BTreeSet<String> = names.chain(blocks).filter(|node| is_gone(&tables, node)).collect();
+            memory.gone.retain(|node, _| missing.contains(node));
+            for node in &missing {
+                memory.gone.entry(node.clone()).or_insert_with(Instant::now);
+            }
+            missing.into_iter().filter(|node| memory.is_forgotten(node)).collect()
+        };
+        let api: Api<NodeNetwork> = Api::all(self.client.clone());
+        for node in gone {
+            if self.known.tables().node_networks.get("", &node).is_some() {
+                ignore_gone(api.delete(&node, &DeleteParams::default()).await)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Memory {
+    fn is_forgotten(&self, node: &str) -> bool {
+        self.gone.get(node).is_some_and(|since| since.elapsed() >= NODE_GRACE)
+    }
+}
+
+/// Neither the node nor an interface of a pod on it is there.
+fn is_gone(tables: &Tables, node: &str) -> bool {
+    tables.nodes.get("", node).is_none() && tables.interfaces.rows().values().all(|row| row.spec.node_name != node)
+}
+
+fn ignore_gone<T>(done: Result<T, kube::Error>) -> Result<(), kube::Error> {
+    match done {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Interfaces of pods in a network.
+fn users(tables: &Tables, network: &str) -> usize {
+    let rows = tables.interfaces.rows().values();
+    rows.filter(|row| row.spec.pod_network_name == network).count()
+}
+
+/// Some names, and how many more there are.
+fn listed(names: &[&str]) -> String {
+    let shown: Vec<&str> = names.iter().copied().take(MOST_NAMED).collect();
+    match names.len().saturating_sub(shown.len()) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

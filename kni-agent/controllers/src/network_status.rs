@@ -1,0 +1,98 @@
+//! The annotation `k8s.v1.cni.cncf.io/network-status` of the node's pods: every interface, as the network plumbing group
+//! writes it ("Kubernetes Network Custom Resource Definition De-facto Standard", 1.3, section 3.4).
+
+use std::collections::BTreeMap;
+
+use futures::{StreamExt as _, stream};
+use k8s_openapi::api::core::v1::Pod;
+use kni_model::view::InterfaceView;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use serde::Serialize;
+
+use super::Cluster;
+
+/// The annotation.
+pub(super) const ANNOTATION: &str = "k8s.v1.cni.cncf.io/network-status";
+/// Requests at once.
+const AT_ONCE: usize = 16;
+
+/// One element of the annotation.
+#[derive(Debug, Serialize)]
+struct NetworkStatus<'a> {
+    name: &'a str,
+    interface: &'a str,
+    ips: Vec<String>,
+    mac: String,
+    mtu: u32,
+    default: bool,
+    dns: Empty,
+    gateway: Vec<String>,
+}
+
+/// The agent knows nothing of name servers.
+#[derive(Debug, Serialize)]
+struct Empty {}
+
+impl Cluster {
+    /// Writes the annotation where it is not what it should be.
+    pub(super) async fn write_network_status(&self, views: &[InterfaceView]) {
+        let mut of_pods: BTreeMap<(&str, &str), Vec<&InterfaceView>> = BTreeMap::new();
+        for view in views {
+            let pod = &view.sandbox.pod;
+            of_pods.entry((&pod.namespace, &pod.name)).or_default().push(view);
+        }
+        let mut writes = Vec::new();
+        {
+            let tables = self.known.tables();
+            for ((namespace, name), views) in of_pods {
+                let Some(pod) = tables.pods.get(namespace, name).filter(|pod| pod.node == self.node) else {
+                    continue;
+                };
+                let text = text(views);
+                if pod.annotations.get(ANNOTATION) != Some(&text) {
+                    writes.push((namespace.to_owned(), name.to_owned(), pod.uid.clone(), text));
+                }
+            }
+        }
+        let done = stream::iter(writes.into_iter().map(|write| self.annotate(write)));
+        done.buffer_unordered(AT_ONCE).collect::<()>().await;
+    }
+
+    async fn annotate(&self, (namespace, name, uid, text): (String, String, String, String)) {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
+        // The uid sees to it that no other pod of the same name gets it.
+        let patch = serde_json::json!({"metadata": {"uid": uid, "annotations": {ANNOTATION: text}}});
+        let params = PatchParams {
+            field_manager: Some(super::interfaces::FIELD_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        if let Err(error) = api.patch_metadata(&name, &params, &Patch::Merge(&patch)).await {
+            // The next round tries again, if the pod is still there.
+            tracing::debug!(namespace, name, %error, "cannot write the pod's network status");
+        }
+    }
+}
+
+/// The interfaces of a pod, the primary one first, then by name.
+fn text(mut views: Vec<&InterfaceView>) -> String {
+    views.sort_by_key(|view| (!view.sandbox.is_primary(), view.attachment.ifname.clone()));
+    let all: Vec<NetworkStatus<'_>> = views.into_iter().map(element).collect();
+    serde_json::to_string(&all).unwrap_or_default()
+}
+
+fn element(view: &InterfaceView) -> NetworkStatus<'_> {
+    let attachment = &view.attachment;
+    NetworkStatus {
+        name: attachment.network.as_str(),
+        interface: attachment.ifname.as_str(),
+        ips: attachment.addresses().map(|ip| ip.to_string()).collect(),
+        mac: attachment.mac.to_string(),
+        mtu: attachment.mtu,
+        default: attachment.default_route,
+        dns: Empty {},
+        gateway: attachment.gateways().iter().map(ToString::to_string).collect(),
+    }
+}

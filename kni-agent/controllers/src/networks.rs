@@ -1,0 +1,200 @@
+//! What the objects of a cluster mean for one node: its networks, and which of them a namespace's pods join. Pure.
+
+use std::collections::BTreeMap;
+
+use ipnet::IpNet;
+use kni_crd::{FromObject, PodNetwork, read_namespace_selector};
+use kni_model::{
+    NetworkName, NetworkSpec, Provider,
+    policy::{Labels, Selector},
+    view::{RefusedManifest, WantedNetworks},
+};
+use kni_policy::matches;
+use kube::ResourceExt as _;
+
+use super::known::Tables;
+
+/// The networks of the cluster as one node sees them.
+#[derive(Debug, Default)]
+pub(super) struct Networks {
+    pub(super) wanted: WantedNetworks,
+    /// Networks that are the default of namespaces, the oldest first.
+    selecting: Vec<(NetworkName, Selector)>,
+    /// Networks that are not in force, and why.
+    pub(super) refused: BTreeMap<String, String>,
+}
+
+impl Networks {
+    /// Puts the objects together; where two exclude each other, the older one counts.
+    ///
+    /// `withheld` are blocks that are on their way back: nothing is handed out of them any more.
+    pub(super) fn of(tables: &Tables, node: &str, withheld: &[IpNet]) -> Self {
+        let mut objects: Vec<&PodNetwork> = tables.networks.rows().values().map(AsRef::as_ref).collect();
+        objects.sort_by_key(|object| (object.creation_timestamp().map(|time| time.0), object.name_any()));
+        let mut networks = Self::default();
+        let mut default: Option<String> = None;
+        for object in objects {
+            let name = object.name_any();
+            let read = NetworkSpec::from_object(object)
+                .map_err(|invalid| (invalid.field, invalid.reason))
+                .and_then(|spec| {
+                    let selector =
+                        read_namespace_selector(object).map_err(|invalid| (invalid.field, invalid.reason))?;
+                    Ok((spec, selector))
+                });
+            match read {
+                Ok((spec, _)) if spec.default && default.is_some() => {
+                    let holder = default.clone().unwrap_or_default();
+                    networks.refuse(
+                        &name,
+                        "spec.default",
+                        format!("network {holder} is already the default"),
+                    );
+                }
+                Ok((spec, selector)) => {
+                    if spec.default {
+                        default = Some(name.clone());
+                    }
+                    networks.add(object, spec, selector, (node, withheld));
+                }
+                Err((field, reason)) => networks.refuse(&name, &field, reason),
+            }
+        }
+        networks
+    }
+
+    fn add(
+        &mut self,
+        object: &PodNetwork,
+        spec: NetworkSpec,
+        selector: Option<Selector>,
+        (node, withheld): (&str, &[IpNet]),
+    ) {
+        if let Some(selector) = selector {
+            self.selecting.push((spec.name.clone(), selector));
+        }
+        let leased = !matches!(spec.provider, Provider::Cni(_));
+        // A network that is on its way out takes no new pods; those it has keep it until the last one goes.
+        let enabled = spec.enabled && object.metadata.deletion_timestamp.is_none();
+        let spec = NetworkSpec {
+            enabled,
+            blocks: leased.then(|| {
+                let blocks = blocks_of(object, node).into_iter();
+                blocks.filter(|block| !withheld.contains(block)).collect()
+            }),
+            ..spec
+        };
+        let origin = format!("PodNetwork {}", spec.name);
+        self.wanted.networks.push((spec, origin));
+    }
+
+    fn refuse(&mut self, name: &str, field: &str, reason: String) {
+        self.refused.insert(name.to_owned(), format!("{field}: {reason}"));
+        self.wanted.refused.push(RefusedManifest {
+            file: format!("PodNetwork {name}"),
+            line: 0,
+            field: field.to_owned(),
+            reason,
+        });
+    }
+
+    /// The network that pods of a namespace with these labels join when they say nothing; `None`: the cluster's default.
+    pub(super) fn default_of(&self, namespace: &Labels) -> Option<&NetworkName> {
+        let found = self.selecting.iter().find(|(_, selector)| matches(selector, namespace));
+        found.map(|(name, _)| name)
+    }
+
+    /// Whether pods get their primary interface in a network without saying so.
+    pub(super) fn is_primary(&self, name: &NetworkName) -> bool {
+        self.selecting.iter().any(|(selecting, _)| selecting == name)
+            || self.spec(name).is_some_and(|spec| spec.default)
+    }
+
+    pub(super) fn spec(&self, name: &NetworkName) -> Option<&NetworkSpec> {
+        let mut specs = self.wanted.networks.iter().map(|(spec, _)| spec);
+        specs.find(|spec| spec.name == *name)
+    }
+
+    /// The cluster's default network.
+    pub(super) fn default_network(&self) -> Option<&NetworkName> {
+        let mut specs = self.wanted.networks.iter().map(|(spec, _)| spec);
+        specs.find(|spec| spec.default).map(|spec| &spec.name)
+    }
+}
+
+/// The blocks that a node has of a network.
+pub(super) fn blocks_of(object: &PodNetwork, node: &str) -> Vec<IpNet> {
+    let all = object.status.iter().flat_map(|status| &status.blocks);
+    let ours = all.filter(|block| block.node == node);
+    let mut blocks: Vec<IpNet> = ours.filter_map(|block| block.cidr.parse().ok()).collect();
+    blocks.sort();
+    blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::table::Key;
+
+    fn network(name: &str, age: i64, spec: &serde_json::Value) -> (Key, Option<Arc<PodNetwork>>) {
+        let object = serde_json::json!({
+            "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork",
+            "metadata": {"name": name, "creationTimestamp": format!("2026-01-01T00:00:{:02}Z", 59 - age)},
+            "spec": spec,
+            "status": {"blocks": [{"cidr": "10.0.0.64/26", "node": "n1"}, {"cidr": "10.0.0.128/26", "node": "n2"}]},
+        });
+        let object: PodNetwork = serde_json::from_value(object).unwrap();
+        (Key::new("", name), Some(Arc::new(object)))
+    }
+
+    fn tables(networks: &[(&str, i64, serde_json::Value)]) -> Tables {
+        let mut tables = Tables::default();
+        for (name, age, spec) in networks {
+            let (key, value) = network(name, *age, spec);
+            tables.networks.put(key, value);
+        }
+        tables
+    }
+
+    fn selecting(tenant: &str) -> serde_json::Value {
+        serde_json::json!({"subnets": ["10.0.0.0/16"], "namespaceSelector": {"matchLabels": {"tenant": tenant}}})
+    }
+
+    #[test]
+    fn a_node_has_its_own_blocks() {
+        let tables = tables(&[("red", 1, selecting("red"))]);
+        let networks = Networks::of(&tables, "n1", &[]);
+        let (spec, _) = &networks.wanted.networks[0];
+        assert_eq!(spec.blocks, Some(vec!["10.0.0.64/26".parse().unwrap()]));
+        let networks = Networks::of(&tables, "n3", &[]);
+        assert_eq!(networks.wanted.networks[0].0.blocks, Some(vec![]));
+    }
+
+    #[test]
+    fn the_older_network_has_the_namespace() {
+        let tables = tables(&[
+            ("a", 1, selecting("red")),
+            ("b", 2, selecting("red")),
+            ("c", 3, selecting("blue")),
+        ]);
+        let networks = Networks::of(&tables, "n1", &[]);
+        let of = |tenant: &str| networks.default_of(&[("tenant".to_owned(), tenant.to_owned())].into());
+        assert_eq!(of("red").map(NetworkName::as_str), Some("b"));
+        assert_eq!(of("blue").map(NetworkName::as_str), Some("c"));
+        assert_eq!(of("green"), None);
+    }
+
+    #[test]
+    fn there_is_one_default_and_invalid_ones_are_named() {
+        let default = serde_json::json!({"subnets": ["10.0.0.0/16"], "default": true});
+        let bad = serde_json::json!({"subnets": ["10.0.0.1/16"]});
+        let tables = tables(&[("young", 1, default.clone()), ("old", 2, default), ("bad", 3, bad)]);
+        let networks = Networks::of(&tables, "n1", &[]);
+        assert_eq!(networks.default_network().map(NetworkName::as_str), Some("old"));
+        assert!(networks.refused["young"].contains("network old is already the default"));
+        assert!(networks.refused["bad"].contains("spec.subnets[0]"));
+        assert_eq!(networks.wanted.networks.len(), 1);
+    }
+}

@@ -1,0 +1,370 @@
+//! What the node tells of itself: its `NodeNetwork`, the taint of a node without addresses, its extended resources.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use k8s_openapi::api::core::v1::{Node, Taint};
+use kni_api::{
+    EXHAUSTED_TAINT, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus, RESOURCE_PREFIX,
+    node_network::{NodeNetworkEntry, PolicySummary, RefusedPolicy},
+    set_condition,
+};
+use kni_model::view::{NetworkView, StatusView};
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::{
+    Cluster,
+    blocks::is_starving,
+    interfaces::{FIELD_MANAGER, condition},
+    kinds::node_row,
+    known::{NodeRow, Tables},
+    table::Key,
+};
+
+/// How often it is looked at without a reason.
+const ROUND: Duration = Duration::from_secs(1);
+/// Changes that come together are written together.
+const GATHER: Duration = Duration::from_millis(100);
+/// Most policies that are listed with what is wrong.
+const MOST_REFUSED: usize = 64;
+
+impl Cluster {
+    /// Runs for as long as the agent does.
+    pub(super) async fn keep_node(self) {
+        let mut ticks = interval(ROUND);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut attached = self.attacher.changes();
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                _ = attached.changed() => tokio::time::sleep(GATHER).await,
+                () = self.node_changed.notified() => tokio::time::sleep(GATHER).await,
+            }
+            let standing = Arc::clone(&self.standing);
+            let Ok(standing) = tokio::task::spawn_blocking(move || standing()).await else {
+                continue;
+            };
+            let views = self.attacher.networks();
+            for done in [
+                self.write_node_network(&standing, &views).await,
+                self.write_taint(&views).await,
+                self.write_resources(&views).await,
+            ] {
+                if let Err(error) = done {
+                    // The next round tries again.
+                    tracing::debug!(%error, "cannot write what the node tells of itself");
+                }
+            }
+        }
+    }
+
+    async fn write_node_network(&self, standing: &StatusView, views: &[NetworkView]) -> Result<(), kube::Error> {
+        let (known, mut status) = {
+            let tables = self.known.tables();
+            let known = tables.own_network.get("", &self.node).cloned();
+            (known, self.node_status(&tables, standing, views))
+        };
+        let before = known.as_ref().and_then(|known| known.status.clone());
+        let mut conditions = before
+            .as_ref()
+            .map(|status| status.conditions.clone())
+            .unwrap_or_default();
+        for condition in std::mem::take(&mut status.conditions) {
+            set_condition(&mut conditions, condition);
+        }
+        status.conditions = conditions;
+        if before.as_ref() == Some(&status) {
+            return Ok(());
+        }
+        let api: Api<NodeNetwork> = Api::all(self.client.clone());
+        let apply = PatchParams::apply(FIELD_MANAGER).force();
+        let mut object = NodeNetwork::new(&self.node, NodeNetworkSpec {});
+        if known.is_none() {
+            api.patch(&self.node, &apply, &Patch::Apply(&object)).await?;
+        }
+        object.status = Some(status);
+        let mut written = api.patch_status(&self.node, &apply, &Patch::Apply(&object)).await?;
+        written.metadata.managed_fields = None;
+        self.known.change(|tables| {
+            tables
+                .own_network
+                .put(Key::new("", &self.node), Some(Arc::new(written)));
+        });
+        Ok(())
+    }
+
+    fn node_status(&self, tables: &Tables, standing: &StatusView, views: &[NetworkView]) -> NodeNetworkStatus {
+        let problems = standing.reasons.join("; ");
+        let ready = if standing.ready {
+            ("Serving", "pods can be attached".to_owned())
+        } else {
+            ("NotReady", problems.clone())
+        };
+        let degraded = !standing.reasons.is_empty();
+        let (why, message) = if degraded {
+            ("Problems", problems)
+        } else {
+            ("AsExpected", "everything works".to_owned())
+        };
+        let sources = &standing.uplink.sources;
+        let addresses: Vec<String> = if sources.is_empty() {
+            let node = tables.own_node.get("", &self.node);
+            node.map(|node| node.addresses.clone()).unwrap_or_default()
+        } else {
+            sources.iter().map(ToString::to_string).collect()
+        };
+        NodeNetworkStatus {
+            conditions: vec![
+                condition("Ready", standing.ready, ready.0, &ready.1, None),
+                condition("Degraded", degraded, why, &message, None),
+            ],
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            tunnel_endpoints: addresses,
+            features: features(standing),
+            network_names: views.iter().map(|view| view.network.spec.name.to_string()).collect(),
+            networks: views.iter().map(|view| self.entry(tables, view)).collect(),
+            policies: self.policy_summary(tables),
+            interfaces: standing.attachments.into(),
+        }
+    }
+
+    fn entry(&self, tables: &Tables, view: &NetworkView) -> NodeNetworkEntry {
+        let spec = &view.network.spec;
+        let object = tables.networks.get("", spec.name.as_str());
+        let families = [(true, &view.ipv4), (false, &view.ipv6)];
+        let has = |ipv4: bool| spec.subnets.iter().any(|net| net.addr().is_ipv4() == ipv4);
+        let fits = families
+            .iter()
+            .filter(|(ipv4, _)| has(*ipv4))
+            .map(|(_, usage)| usage.total);
+        NodeNetworkEntry {
+            name: spec.name.to_string(),
+            generation: object.and_then(|object| object.metadata.generation).unwrap_or(0),
+            ready: view.ready,
+            reason: view.reason.clone(),
+            blocks: spec.blocks.iter().flatten().map(ToString::to_string).collect(),
+            capacity: fits.min().map_or(0, saturate),
+            used: view.attachments.into(),
+            exhausted: self.is_used_up(view),
+            network_id: view.network.id.get(),
+        }
+    }
+
+    /// No address is left, and no block can be had.
+    fn is_used_up(&self, view: &NetworkView) -> bool {
+        is_starving(view) && self.blocks.is_exhausted(&view.network.spec.name)
+    }
+
+    fn policy_summary(&self, tables: &Tables) -> PolicySummary {
+        let kinds = [
+            ("NetworkPolicy", &tables.network_policies),
+            ("MultiNetworkPolicy", &tables.multi_policies),
+            ("EgressPolicy", &tables.egress_policies),
+        ];
+        let mut refused = Vec::new();
+        let mut known = 0;
+        for (kind, table) in kinds {
+            for (key, row) in table.rows() {
+                known += 1;
+                if let Err(reason) = &row.policy {
+                    refused.push(RefusedPolicy {
+                        kind: kind.to_owned(),
+                        namespace: key.namespace.clone(),
+                        name: key.name.clone(),
+                        reason: reason.clone(),
+                    });
+                }
+            }
+        }
+        refused.truncate(MOST_REFUSED);
+        PolicySummary {
+            known,
+            programmed: self.sync.policy_problem().is_none(),
+            resource_version: self.policies_in_force.load(Ordering::Relaxed).to_string(),
+            refused,
+        }
+    }
+
+    /// Pods that run stay; new ones are scheduled elsewhere.
+    async fn write_taint(&self, views: &[NetworkView]) -> Result<(), kube::Error> {
+        let full: Option<String> = {
+            let tables = self.known.tables();
+            let networks = self.networks(&tables);
+            let mut full = views
+                .iter()
+                .filter(|view| networks.is_primary(&view.network.spec.name) && self.is_used_up(view));
+            let full = full.next().map(|view| view.network.spec.name.to_string());
+            let Some(row) = tables.own_node.get("", &self.node) else {
+                return Ok(());
+            };
+            if with_taint(row, full.as_deref()).is_none() {
+                return Ok(());
+            }
+            full
+        };
+        let api: Api<Node> = Api::all(self.client.clone());
+        // The list is written as a whole: as it was read, and only if nobody else changed the node since.
+        let current = api.get(&self.node).await?;
+        let version = current.metadata.resource_version.clone();
+        let Some(taints) = with_taint(&node_row(current), full.as_deref()) else {
+            return Ok(());
+        };
+        let patch = serde_json::json!({
+            "metadata": {"resourceVersion": version},
+            "spec": {"taints": taints},
+        });
+        api.patch(&self.node, &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+            .map(drop)
+    }
+
+    async fn write_resources(&self, views: &[NetworkView]) -> Result<(), kube::Error> {
+        let wanted: BTreeMap<String, String> = {
+            let tables = self.known.tables();
+            let asks = |name: &str| {
+                let object = tables.networks.get("", name);
+                object.is_some_and(|object| object.spec.extended_resource)
+            };
+            let asking = views.iter().filter(|view| asks(view.network.spec.name.as_str()));
+            asking
+                .map(|view| {
+                    let name = &view.network.spec.name;
+                    (
+                        format!("{RESOURCE_PREFIX}{name}"),
+                        self.pods_that_fit(&tables, view).to_string(),
+                    )
+                })
+                .collect()
+        };
+        let known = {
+            let tables = self.known.tables();
+            let Some(row) = tables.own_node.get("", &self.node) else {
+                return Ok(());
+            };
+            row.resources.clone()
+        };
+        if known == wanted {
+            return Ok(());
+        }
+        let mut capacity = serde_json::Map::new();
+        for name in known.keys().filter(|name| !wanted.contains_key(*name)) {
+            capacity.insert(name.clone(), serde_json::Value::Null);
+        }
+        for (name, count) in wanted {
+            capacity.insert(name, count.into());
+        }
+        let patch = serde_json::json!({"status": {"capacity": capacity, "allocatable": capacity}});
+        let api: Api<Node> = Api::all(self.client.clone());
+        api.patch_status(&self.node, &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+            .map(drop)
+    }
+
+    /// Pods that have addresses, and those for which there are some: in the node's blocks, and in blocks that it could
+    /// still take.
+    fn pods_that_fit(&self, tables: &Tables, view: &NetworkView) -> i64 {
+        let used = i64::from(view.attachments);
+        if self.is_used_up(view) {
+            return used;
+        }
+        let spec = &view.network.spec;
+        let object = tables.networks.get("", spec.name.as_str());
+        let taken: Vec<ipnet::IpNet> = object
+            .iter()
+            .filter_map(|object| object.status.as_ref())
+            .flat_map(|status| &status.blocks)
+            .filter_map(|block| block.cidr.parse().ok())
+            .collect();
+        let room = |ipv4: bool| {
+            let size = |nets: &[ipnet::IpNet]| -> u128 {
+                let of_family = nets.iter().filter(|net| net.addr().is_ipv4() == ipv4);
+                of_family
+                    .map(|net| {
+                        1_u128
+                            .checked_shl(u32::from(net.max_prefix_len() - net.prefix_len()))
+                            .unwrap_or(u128::MAX)
+                    })
+                    .fold(0, u128::saturating_add)
+            };
+            let usage = if ipv4 { &view.ipv4 } else { &view.ipv6 };
+            size(&spec.subnets)
+                .saturating_sub(size(&taken))
+                .saturating_add(usage.free)
+        };
+        let has = |ipv4: bool| spec.subnets.iter().any(|net| net.addr().is_ipv4() == ipv4);
+        let least = [true, false].into_iter().filter(|ipv4| has(*ipv4)).map(room).min();
+        used.saturating_add(least.map_or(0, saturate))
+    }
+}
+
+/// The taints that the node shall have; `None`: it has them.
+fn with_taint(node: &NodeRow, network: Option<&str>) -> Option<Vec<Taint>> {
+    let is_ours = |taint: &&Taint| taint.key == EXHAUSTED_TAINT;
+    let present = node.taints.iter().find(is_ours);
+    if present.is_some() == network.is_some() {
+        return None;
+    }
+    let mut taints: Vec<Taint> = node.taints.iter().filter(|taint| !is_ours(taint)).cloned().collect();
+    taints.extend(network.map(|network| Taint {
+        key: EXHAUSTED_TAINT.to_owned(),
+        value: Some(network.to_owned()),
+        effect: "NoSchedule".to_owned(),
+        time_added: None,
+    }));
+    Some(taints)
+}
+
+fn features(standing: &StatusView) -> BTreeMap<String, String> {
+    let mut features: BTreeMap<String, String> = [("hook".to_owned(), standing.hook.clone())].into();
+    if !standing.uplink.ifname.is_empty() {
+        features.insert("uplink".to_owned(), standing.uplink.ifname.clone());
+    }
+    if !standing.uplink.xdp.is_empty() {
+        features.insert("uplinkXDP".to_owned(), standing.uplink.xdp.clone());
+    }
+    features.insert("maxInterfaces".to_owned(), standing.endpoints_capacity.to_string());
+    features
+}
+
+/// The API has signed numbers of 64 bits.
+pub(super) fn saturate(number: u128) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taint(key: &str) -> Taint {
+        Taint {
+            key: key.to_owned(),
+            effect: "NoSchedule".to_owned(),
+            ..Taint::default()
+        }
+    }
+
+    #[test]
+    fn the_taint_comes_and_goes_and_others_stay() {
+        let mut node = NodeRow {
+            taints: vec![taint("other")],
+            ..NodeRow::default()
+        };
+        assert_eq!(with_taint(&node, None), None);
+        let tainted = with_taint(&node, Some("red")).unwrap();
+        let keys: Vec<_> = tainted
+            .iter()
+            .map(|taint| (taint.key.as_str(), taint.value.as_deref()))
+            .collect();
+        assert_eq!(keys, [("other", None), (EXHAUSTED_TAINT, Some("red"))]);
+        node.taints = tainted;
+        assert_eq!(with_taint(&node, Some("red")), None);
+        assert_eq!(with_taint(&node, None), Some(vec![taint("other")]));
+    }
+}

@@ -1,0 +1,199 @@
+//! What the agent keeps of objects that only a cluster has: pods, attachments, definitions of other tools.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use k8s_openapi::api::core::v1::Pod;
+use kni_model::{
+    IfName, MacAddr, NetworkName,
+    policy::{ContainerPort, Labels, Selector},
+};
+use kube::ResourceExt as _;
+
+use super::{PodNetwork, PodNetworkAttachment, invalid::at, labels::read_selector, names::of_object};
+use crate::InvalidObject;
+
+/// A pod, less what no part of the agent needs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodFacts {
+    /// UID.
+    pub uid: String,
+    /// Labels.
+    pub labels: Labels,
+    /// Annotations of ours and of the network plumbing group.
+    pub annotations: BTreeMap<String, String>,
+    /// The node it is on; empty before it is scheduled.
+    pub node: String,
+    /// Whether it uses the node's own network.
+    pub host_network: bool,
+    /// Whether its containers have ended for good.
+    pub finished: bool,
+    /// Named ports of its containers.
+    pub ports: Vec<ContainerPort>,
+}
+
+/// What an attachment asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttachmentFacts {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// The network.
+    pub network: NetworkName,
+    /// The pods.
+    pub pods: Selector,
+    /// Name of the interface.
+    pub ifname: IfName,
+    /// Addresses.
+    pub ips: Vec<IpAddr>,
+    /// MAC address.
+    pub mac: Option<MacAddr>,
+    /// Whether the default routes leave through it.
+    pub default_route: bool,
+}
+
+/// Annotations that are kept begin with one of these.
+const KEPT_ANNOTATIONS: [&str; 4] = ["kni.dev/", "kni.io/", "k8s.v1.cni.cncf.io/", "v1.multus-cni.io/"];
+
+/// A pod as the agent keeps it.
+pub fn read_pod(pod: Pod) -> PodFacts {
+    let Pod { metadata, spec, status } = pod;
+    let spec = spec.unwrap_or_default();
+    let phase = status.and_then(|status| status.phase).unwrap_or_default();
+    let mut annotations = metadata.annotations.unwrap_or_default();
+    annotations.retain(|key, _| KEPT_ANNOTATIONS.iter().any(|prefix| key.starts_with(prefix)));
+    let containers = spec.init_containers.unwrap_or_default();
+    // Of init containers only those that go on running have ports that somebody could reach.
+    let lasting = containers
+        .into_iter()
+        .filter(|container| container.restart_policy.as_deref() == Some("Always"));
+    let mut ports: Vec<ContainerPort> = Vec::new();
+    for port in lasting
+        .chain(spec.containers)
+        .flat_map(|container| container.ports.unwrap_or_default())
+    {
+        let protocol = match port.protocol.as_deref() {
+            None | Some("TCP") => 6,
+            Some("UDP") => 17,
+            Some("SCTP") => 132,
+            Some(_) => continue,
+        };
+        let (Some(name), Ok(number)) = (port.name, u16::try_from(port.container_port)) else {
+            continue;
+        };
+        if ports.iter().all(|known| known.name != name) {
+            ports.push(ContainerPort {
+                name,
+                protocol,
+                port: number,
+            });
+        }
+    }
+    PodFacts {
+        uid: metadata.uid.unwrap_or_default(),
+        labels: metadata.labels.unwrap_or_default(),
+        annotations,
+        node: spec.node_name.unwrap_or_default(),
+        host_network: spec.host_network.unwrap_or_default(),
+        finished: phase == "Succeeded" || phase == "Failed",
+        ports,
+    }
+}
+
+/// The namespaces whose pods a network is the default of; `None`: it is nobody's.
+pub fn read_namespace_selector(object: &PodNetwork) -> Result<Option<Selector>, InvalidObject> {
+    let selector = object.spec.namespace_selector.as_ref();
+    selector
+        .map(|selector| read_selector("spec.namespaceSelector", selector))
+        .transpose()
+        .map_err(of_object("PodNetwork", &object.metadata))
+}
+
+/// An attachment, checked.
+pub fn read_attachment(object: &PodNetworkAttachment) -> Result<AttachmentFacts, InvalidObject> {
+    let spec = &object.spec;
+    let read = || {
+        let network = spec.pod_network_name.parse();
+        let ifname = spec.interface_name.parse();
+        let ips = super::cidr::read_addresses("spec.addresses", &spec.addresses)?;
+        let mac = spec.mac.as_deref().map(str::parse).transpose();
+        Ok(AttachmentFacts {
+            namespace: object.namespace().unwrap_or_default(),
+            name: object.name_any(),
+            network: network.map_err(|invalid: kni_model::InvalidId| at("spec.podNetworkName", invalid.to_string()))?,
+            pods: read_selector("spec.podSelector", &spec.pod_selector)?,
+            ifname: ifname.map_err(|invalid: kni_model::InvalidId| at("spec.interfaceName", invalid.to_string()))?,
+            ips,
+            mac: mac.map_err(|invalid| at("spec.mac", format!("{invalid}")))?,
+            default_route: spec.default_route,
+        })
+    };
+    read().map_err(of_object("PodNetworkAttachment", &object.metadata))
+}
+
+/// The network that a `NetworkAttachmentDefinition` of the network plumbing group stands for: that which its configuration
+/// names if it is for our plugin, `None` for configurations of other plugins.
+pub fn read_attachment_definition(name: &str, config: Option<&str>) -> Option<NetworkName> {
+    let Some(config) = config.filter(|config| !config.trim().is_empty()) else {
+        // Without a configuration the name is all there is.
+        return name.parse().ok();
+    };
+    let config: serde_json::Value = serde_json::from_str(config).ok()?;
+    let plugin = match config.get("plugins") {
+        Some(plugins) => plugins.get(0)?,
+        None => &config,
+    };
+    if plugin.get("type")?.as_str()? != "kni-cni" {
+        return None;
+    }
+    let named = plugin.get("podNetwork").or_else(|| config.get("name"));
+    named.and_then(|name| name.as_str()).unwrap_or(name).parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn definitions_name_a_network_when_they_are_for_our_plugin() {
+        let of = |config| read_attachment_definition("blue", config).map(|name| name.to_string());
+        assert_eq!(of(None).as_deref(), Some("blue"));
+        assert_eq!(of(Some(r#"{"type":"kni-cni","name":"red"}"#)).as_deref(), Some("red"));
+        assert_eq!(
+            of(Some(
+                r#"{"name":"x","plugins":[{"type":"kni-cni","podNetwork":"green"}]}"#
+            ))
+            .as_deref(),
+            Some("green")
+        );
+        assert_eq!(of(Some(r#"{"type":"macvlan","name":"red"}"#)), None);
+        assert_eq!(of(Some("{")), None);
+    }
+
+    #[test]
+    fn a_pod_keeps_what_is_needed() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "a", "uid": "u", "labels": {"app": "x"},
+                "annotations": {"kni.dev/network": "red", "other.io/x": "y"}},
+            "spec": {"nodeName": "n1", "initContainers": [
+                    {"name": "i", "ports": [{"name": "gone", "containerPort": 1}]},
+                    {"name": "s", "restartPolicy": "Always", "ports": [{"name": "side", "containerPort": 2}]}],
+                "containers": [{"name": "c", "ports": [{"name": "dns", "containerPort": 53, "protocol": "UDP"},
+                    {"containerPort": 9}]}]},
+            "status": {"phase": "Failed"}
+        }))
+        .unwrap();
+        let facts = read_pod(pod);
+        assert_eq!(
+            (facts.uid.as_str(), facts.node.as_str(), facts.finished),
+            ("u", "n1", true)
+        );
+        assert_eq!(facts.annotations.len(), 1);
+        let ports: Vec<_> = facts
+            .ports
+            .iter()
+            .map(|port| (port.name.as_str(), port.protocol))
+            .collect();
+        assert_eq!(ports, [("side", 6), ("dns", 17)]);
+    }
+}

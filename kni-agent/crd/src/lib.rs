@@ -1,0 +1,35 @@
+//! The Kubernetes objects that the agent reads, and what makes one of them valid.
+//! Layer: model.
+
+mod cidr;
+mod cluster;
+mod egress_network;
+mod egress_rules;
+mod endpoint_slice;
+mod from_object;
+mod invalid;
+mod labels;
+mod multi_network_policy;
+mod names;
+mod namespace;
+mod network_policy;
+mod peers;
+mod ports;
+mod provider_rules;
+mod service;
+mod validate;
+
+pub use cluster::{
+    AttachmentFacts, PodFacts, read_attachment, read_attachment_definition, read_namespace_selector, read_pod,
+};
+pub use endpoint_slice::read_endpoint_slice;
+pub use from_object::FromObject;
+pub use invalid::InvalidObject;
+pub use kni_api::{
+    EgressPolicy, EgressPolicySpec, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment, PodNetworkSpec,
+    ProviderSpec, Topology, egress_policy, pod_network, provider,
+};
+pub use multi_network_policy::{v1beta1, v1beta2};
+pub use namespace::read_namespace;
+pub use service::read_service;
+pub use validate::InvalidNetwork;

@@ -1,0 +1,151 @@
+//! Reads and clears counters.
+
+use kni_common::{
+    Direction, Verdict,
+    counter::{COUNTERS_PER_ENDPOINT, Counter, DropKey, EventGate, counter_index},
+};
+use kni_model::{
+    EndpointId,
+    view::{Count, EndpointCounts},
+};
+
+use super::{DataplaneError, maps::Maps};
+
+/// Drops of one endpoint, direction and reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DropCount {
+    /// The endpoint; 0 where the packet met none.
+    pub endpoint: EndpointId,
+    /// Which program dropped.
+    pub direction: Direction,
+    /// Why.
+    pub reason: Verdict,
+    /// How much.
+    pub count: Count,
+}
+
+fn total(values: &[Counter]) -> Count {
+    let mut sum = Count::default();
+    for &Counter { packets, bytes } in values {
+        sum += Count { packets, bytes };
+    }
+    sum
+}
+
+fn lost(gates: &[EventGate]) -> u64 {
+    gates.iter().map(|gate| gate.lost).sum()
+}
+
+/// Where an endpoint's packets may be dropped.
+const DIRECTIONS: [Direction; 4] = [
+    Direction::FromPod,
+    Direction::ToPod,
+    Direction::FromUplink,
+    Direction::ToUplink,
+];
+
+/// Every row of `DROPS` that an endpoint can have.
+fn drop_keys(endpoint: EndpointId) -> impl Iterator<Item = DropKey> {
+    let reasons = Verdict::ALL.iter().filter(|verdict| verdict.is_drop());
+    reasons.flat_map(move |verdict| {
+        DIRECTIONS.map(|direction| DropKey {
+            endpoint: endpoint.0,
+            verdict: *verdict as u16,
+            direction: direction as u16,
+        })
+    })
+}
+
+impl Maps {
+    pub(super) fn forwarded(&self, endpoint: EndpointId) -> Result<Vec<(Direction, Verdict, Count)>, DataplaneError> {
+        let mut rows = Vec::new();
+        for direction in [Direction::FromPod, Direction::ToPod] {
+            for verdict in Verdict::ALL.iter().filter(|verdict| !verdict.is_drop()) {
+                let index = counter_index(endpoint.0, direction, *verdict);
+                let count = total(&self.counters.get(&index)?);
+                if count.packets > 0 {
+                    rows.push((direction, *verdict, count));
+                }
+            }
+        }
+        Ok(rows)
+    }
+
+    pub(super) fn counts(&self, endpoint: EndpointId) -> Result<EndpointCounts, DataplaneError> {
+        let mut counts = EndpointCounts::default();
+        for (direction, verdict, count) in self.forwarded(endpoint)? {
+            match (direction, verdict) {
+                (Direction::FromPod, Verdict::Redirected | Verdict::PassedToStack) => counts.from_pod += count,
+                (Direction::ToPod, Verdict::Redirected | Verdict::Delivered) => counts.to_pod += count,
+                // Link control is no traffic of the pod's.
+                _ => {}
+            }
+        }
+        counts.dropped = self.dropped(endpoint)?;
+        Ok(counts)
+    }
+
+    /// By key, not by a walk over every endpoint's rows: this is asked for each interface.
+    fn dropped(&self, endpoint: EndpointId) -> Result<Count, DataplaneError> {
+        let mut sum = Count::default();
+        for key in drop_keys(endpoint) {
+            sum += total(&self.drops.get(&key)?);
+        }
+        Ok(sum)
+    }
+
+    pub(super) fn drops(&self) -> Result<Vec<DropCount>, DataplaneError> {
+        let mut drops = Vec::new();
+        for (key, values) in self.drops.rows()? {
+            // A code of a newer agent is none of ours.
+            if let (Some(direction), Some(reason)) =
+                (Direction::from_code(key.direction), Verdict::from_code(key.verdict))
+            {
+                let count = total(&values);
+                drops.push(DropCount {
+                    endpoint: EndpointId(key.endpoint),
+                    direction,
+                    reason,
+                    count,
+                });
+            }
+        }
+        drops.sort_by_key(|drop| (drop.endpoint, drop.direction, drop.reason));
+        Ok(drops)
+    }
+
+    /// What the pod's kernel says while its interface comes up (multicast reports, duplicate address detection) meets
+    /// a row that is not ready yet. It is no drop that anybody needs to hear of.
+    pub(super) fn forget_early_drops(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        for direction in [Direction::FromPod, Direction::ToPod] {
+            let key = DropKey {
+                endpoint: endpoint.0,
+                verdict: Verdict::EndpointNotReady as u16,
+                direction: direction as u16,
+            };
+            self.drops.forget(&key)?;
+        }
+        Ok(())
+    }
+
+    /// Events that were not sent since the first endpoint of this agent began.
+    pub(super) fn lost_events(&self) -> Result<u64, DataplaneError> {
+        let rows = self.gates.rows()?;
+        Ok(rows.iter().map(|(_, gates)| lost(gates)).sum::<u64>() + self.lost_before)
+    }
+
+    /// The next owner of the row starts from zero.
+    pub(super) fn forget_counts(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        // Lost events stay in the sum of all: it must never shrink.
+        self.lost_before += lost(&self.gates.get(&endpoint.0)?);
+        self.gates.clear(&[endpoint.0])?;
+        let rows: Vec<u32> = (0..COUNTERS_PER_ENDPOINT)
+            .map(|offset| endpoint.0 * COUNTERS_PER_ENDPOINT + offset)
+            .collect();
+        self.counters.clear(&rows)?;
+        for key in drop_keys(endpoint) {
+            self.drops.forget(&key)?;
+        }
+        Ok(())
+    }
+}

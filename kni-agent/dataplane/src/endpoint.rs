@@ -1,0 +1,111 @@
+//! What the programs know of an endpoint: its row of `ENDPOINTS`.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use kni_common::{
+    IFINDEX_BASE,
+    endpoint::{EndpointRow, FLAG_HOST_ACCESS, FLAG_PLUGIN, FLAG_READY, FLAG_ROUTED, FLAG_SHAPED, FLAG_XDP},
+};
+use kni_model::{Attachment, EndpointId, Enforcement, MacAddr, NetworkId};
+
+/// All that the programs need to know of an endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndpointConfig {
+    /// Its number.
+    pub endpoint: EndpointId,
+    /// Its network.
+    pub network: NetworkId,
+    /// Its IPv4 address.
+    pub ipv4: Option<Ipv4Addr>,
+    /// Its IPv6 address.
+    pub ipv6: Option<Ipv6Addr>,
+    /// MAC of the pod end.
+    pub mac: MacAddr,
+    /// MAC of the host end.
+    pub host_mac: MacAddr,
+    /// Whether the node's stack may exchange packets with it.
+    pub host_access: bool,
+    /// Whether `xdp_pod` runs at the host end, and the pod end takes what that of another endpoint sends.
+    pub xdp: bool,
+    /// Index of the host interface where a CNI plugin made it and its datapath carries the packets.
+    pub plugin: Option<u32>,
+    /// Whether a queueing discipline at the host end bounds the rate of what reaches the pod.
+    pub shaped: bool,
+}
+
+impl From<&Attachment> for EndpointConfig {
+    fn from(attachment: &Attachment) -> Self {
+        Self {
+            endpoint: attachment.endpoint,
+            network: attachment.network_id,
+            ipv4: attachment.ipv4,
+            ipv6: attachment.ipv6,
+            mac: attachment.mac,
+            host_mac: attachment.host_mac,
+            host_access: attachment.host_access || attachment.kind.is_plugins(),
+            xdp: attachment.xdp,
+            plugin: attachment.kind.is_plugins().then_some(attachment.host_ifindex),
+            shaped: attachment.bandwidth.to_pod.is_some(),
+        }
+    }
+}
+
+impl EndpointConfig {
+    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
+    }
+
+    /// The row, with the words of policy that are in force. `routed`: its network's packets leave the node with the
+    /// pods' own addresses.
+    pub(super) fn row(&self, enforcement: Enforcement, age: Age, routed: bool, ready: bool) -> EndpointRow {
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        let flags = [
+            flag(ready, FLAG_READY),
+            flag(self.host_access, FLAG_HOST_ACCESS),
+            flag(routed, FLAG_ROUTED),
+            // What XDP sends passes no queueing discipline.
+            flag(self.xdp && !self.shaped, FLAG_XDP),
+            flag(self.plugin.is_some(), FLAG_PLUGIN),
+            flag(self.shaped, FLAG_SHAPED),
+        ];
+        EndpointRow {
+            network: self.network.get(),
+            generation: age.generation,
+            incarnation: age.incarnation,
+            flags: flags.iter().sum(),
+            policy: enforcement.policy,
+            identity4: enforcement.identity4,
+            identity6: enforcement.identity6,
+            ipv4: self.ipv4.map_or([0; 4], |ip| ip.octets()),
+            ipv6: self.ipv6.map_or([0; 16], |ip| ip.octets()),
+            mac: self.mac.0,
+            host_mac: self.host_mac.0,
+            ifindex: self.plugin.unwrap_or(IFINDEX_BASE + self.endpoint.0),
+        }
+    }
+}
+
+/// Which of a row's changes, and which owner, its flows belong to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Age {
+    generation: u32,
+    incarnation: u32,
+}
+
+impl Age {
+    /// Of a row that gets an owner.
+    pub(super) const fn new(generation: u32) -> Self {
+        Self {
+            generation,
+            incarnation: generation,
+        }
+    }
+
+    /// Of a row that is there.
+    pub(super) const fn of(row: &EndpointRow) -> Self {
+        Self {
+            generation: row.generation,
+            incarnation: row.incarnation,
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! The rows of endpoints and addresses, and the order in which they are written.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use kni_common::{
+    IFINDEX_BASE,
+    address::{ADDRESS_OF_SERVICE, AddressKey, AddressValue, from_ip},
+    config::{Config, FlowShare},
+    counter::{Counter, DropKey, EventGate},
+    endpoint::{EndpointRow, FLAG_HANDOVER, FLAG_ROUTED},
+};
+use kni_model::{EndpointId, Enforcement, NetworkId};
+
+use super::{
+    DataplaneError, EndpointConfig, NetworkRoutes,
+    batch::{PerCpuTable, Table},
+    endpoint::Age,
+    enforce::{self, Enforced},
+    pin::Pins,
+    routes::RouteTable,
+};
+
+/// The maps that tell of endpoints and addresses.
+pub(super) struct Maps {
+    pub(super) endpoints: Table<u32, EndpointRow>,
+    /// Endpoints by the index of a host interface that a CNI plugin made.
+    interfaces: Table<u32, u32>,
+    pub(super) addresses: Table<AddressKey, AddressValue>,
+    pub(super) routes: RouteTable,
+    pub(super) counters: PerCpuTable<u32, Counter>,
+    pub(super) drops: PerCpuTable<DropKey, Counter>,
+    pub(super) gates: PerCpuTable<u32, EventGate>,
+    pub(super) config: Table<u32, Config>,
+    shares: Table<u32, FlowShare>,
+    enforced: Enforced,
+    /// Endpoints between two copies of the programs.
+    handovers: BTreeSet<EndpointId>,
+    /// Events that endpoints had lost that have been withdrawn since.
+    pub(super) lost_before: u64,
+    /// The last generation that any row got; see [`Self::next_generation`].
+    generation: u32,
+}
+
+impl Maps {
+    pub(super) fn open(pins: &Pins) -> Result<Self, DataplaneError> {
+        let endpoints: Table<u32, EndpointRow> = Table::open("ENDPOINTS", &pins.map("ENDPOINTS"))?;
+        let rows = endpoints.rows()?;
+        Ok(Self {
+            endpoints,
+            interfaces: Table::open("INTERFACES", &pins.map("INTERFACES"))?,
+            addresses: Table::open("ADDRESSES", &pins.map("ADDRESSES"))?,
+            routes: RouteTable::open(&pins.map("ROUTES"))?,
+            counters: PerCpuTable::open("COUNTERS", &pins.map("COUNTERS"))?,
+            drops: PerCpuTable::open("DROPS", &pins.map("DROPS"))?,
+            gates: PerCpuTable::open("EVENT_GATES", &pins.map("EVENT_GATES"))?,
+            config: Table::open("CONFIG", &pins.map("CONFIG"))?,
+            shares: Table::open("FLOW_SHARES", &pins.map("FLOW_SHARES"))?,
+            enforced: Enforced::from_rows(&rows),
+            handovers: BTreeSet::new(),
+            lost_before: 0,
+            generation: rows.iter().map(|(_, row)| row.generation).max().unwrap_or(0),
+        })
+    }
+
+    /// Every row of `ENDPOINTS`, free ones too.
+    pub(super) fn rows(&self) -> Result<Vec<(u32, EndpointRow)>, DataplaneError> {
+        self.endpoints.rows()
+    }
+
+    fn row(&self, endpoint: EndpointId) -> Result<EndpointRow, DataplaneError> {
+        self.endpoints.get(&endpoint.0)?.ok_or(DataplaneError::EndpointRange {
+            id: endpoint.0,
+            capacity: self.endpoints.capacity(),
+        })
+    }
+
+    /// The row that the endpoint shall have.
+    fn wanted(
+        &self,
+        config: &EndpointConfig,
+        enforcement: Enforcement,
+        age: Age,
+        routed: bool,
+        ready: bool,
+    ) -> EndpointRow {
+        let mut row = config.row(enforcement, age, routed, ready);
+        if self.handovers.contains(&config.endpoint) {
+            row.flags |= FLAG_HANDOVER;
+        }
+        row
+    }
+
+    /// Says that two copies of the programs are at the endpoint's host interface, or that there is one again. What an
+    /// agent that was killed in between has said ends here too.
+    pub(super) fn hand_over(&mut self, endpoint: EndpointId, two: bool) -> Result<(), DataplaneError> {
+        if two {
+            self.handovers.insert(endpoint);
+        } else {
+            self.handovers.remove(&endpoint);
+        }
+        let row = self.row(endpoint)?;
+        let flag = if two { FLAG_HANDOVER } else { 0 };
+        if row.flags & FLAG_HANDOVER == flag {
+            return Ok(());
+        }
+        let flags = row.flags & !FLAG_HANDOVER | flag;
+        self.endpoints.put(&endpoint.0, &EndpointRow { flags, ..row })
+    }
+
+    /// A generation that no row has or had. Rows do not count for themselves: a flow names its sender by address and
+    /// generation alone, and an address may come back in another row.
+    fn next_generation(&mut self) -> u32 {
+        self.generation = self.generation.wrapping_add(1).max(1);
+        self.generation
+    }
+
+    /// New generation, not ready; then the addresses; then ready (I1, I2).
+    pub(super) fn publish(&mut self, config: &EndpointConfig) -> Result<(), DataplaneError> {
+        let enforcement = self.enforced.get(config.endpoint)?;
+        self.row(config.endpoint)?;
+        let generation = self.next_generation();
+        let age = Age::new(generation);
+        let routed = self.routes.is_routed(config.network);
+        self.endpoints.put(
+            &config.endpoint.0,
+            &self.wanted(config, enforcement, age, routed, false),
+        )?;
+        self.write_addresses(config, generation)?;
+        self.write_interface(config)?;
+        self.forget_early_drops(config.endpoint)?;
+        self.endpoints
+            .put(&config.endpoint.0, &self.wanted(config, enforcement, age, routed, true))
+    }
+
+    /// Same generation where the row is already right, so that flows and traffic go on.
+    pub(super) fn republish(&mut self, config: &EndpointConfig) -> Result<(), DataplaneError> {
+        let enforcement = self.enforced.get(config.endpoint)?;
+        let found = self.row(config.endpoint)?;
+        let routed = self.routes.is_routed(config.network);
+        if found != self.wanted(config, enforcement, Age::of(&found), routed, true) {
+            self.forget_addresses(config.endpoint)?;
+            return self.publish(config);
+        }
+        self.write_addresses(config, found.incarnation)?;
+        self.write_interface(config)
+    }
+
+    /// Writes a network's routes, and at its endpoints whether their packets may leave the node as they are. Says whether
+    /// its way out of the node has changed.
+    pub(super) fn set_routes(&mut self, network: NetworkId, routes: &NetworkRoutes) -> Result<bool, DataplaneError> {
+        let changed = self.routes.set(network, routes)?;
+        let flag = if self.routes.is_routed(network) { FLAG_ROUTED } else { 0 };
+        for (endpoint, row) in self.rows()? {
+            if row.network == network.get() && row.flags & FLAG_ROUTED != flag {
+                let flags = row.flags & !FLAG_ROUTED | flag;
+                self.endpoints.put(&endpoint, &EndpointRow { flags, ..row })?;
+            }
+        }
+        Ok(changed)
+    }
+
+    /// The incarnation of a published endpoint.
+    pub(super) fn incarnation(&self, endpoint: EndpointId) -> Result<Option<u32>, DataplaneError> {
+        let row = self.row(endpoint)?;
+        Ok((row.network != 0).then_some(row.incarnation))
+    }
+
+    /// Puts something else into force. Where an endpoint is not published yet, it is what [`Self::publish`] will write.
+    pub(super) fn enforce(&mut self, changes: &[(EndpointId, Enforcement)]) -> Result<(), DataplaneError> {
+        let capacity = self.endpoints.capacity();
+        if let Some((EndpointId(id), _)) = changes.iter().find(|(endpoint, _)| endpoint.0 >= capacity) {
+            return Err(DataplaneError::EndpointRange { id: *id, capacity });
+        }
+        self.enforced.record(changes);
+        let rows = if let [(endpoint, _)] = changes {
+            vec![(endpoint.0, self.row(*endpoint)?)]
+        } else {
+            self.rows()?
+        };
+        for round in enforce::rounds(&rows, changes, || self.next_generation()) {
+            self.endpoints.write(&round)?;
+        }
+        Ok(())
+    }
+
+    /// What is in force at the published endpoints.
+    pub(super) fn enforcements(&self) -> Result<BTreeMap<EndpointId, Enforcement>, DataplaneError> {
+        Ok(enforce::of_rows(&self.rows()?))
+    }
+
+    fn write_addresses(&self, config: &EndpointConfig, incarnation: u32) -> Result<(), DataplaneError> {
+        for address in config.addresses() {
+            let value = AddressValue {
+                endpoint: config.endpoint.0,
+                incarnation,
+            };
+            self.addresses.put(&address_key(config, address), &value)?;
+        }
+        Ok(())
+    }
+
+    fn write_interface(&self, config: &EndpointConfig) -> Result<(), DataplaneError> {
+        match config.plugin {
+            Some(ifindex) => self.interfaces.put(&ifindex, &config.endpoint.0),
+            None => Ok(()),
+        }
+    }
+
+    /// Not ready first; what is left of the row is its generation, a new one, so that the highest is never forgotten.
+    pub(super) fn withdraw(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        let row = self.row(endpoint)?;
+        if row.network != 0 {
+            let generation = self.next_generation();
+            let free = EndpointRow {
+                generation,
+                ..EndpointRow::default()
+            };
+            self.endpoints.put(&endpoint.0, &free)?;
+        }
+        self.enforced.forget(endpoint);
+        // An interface that was made later may have the index by now.
+        if self.interfaces.get(&row.ifindex)? == Some(endpoint.0) {
+            self.interfaces.forget(&row.ifindex)?;
+        }
+        self.forget_addresses_of(endpoint, &row)?;
+        self.shares.put(&endpoint.0, &FlowShare::default())?;
+        self.forget_counts(endpoint)
+    }
+
+    fn forget_addresses_of(&self, endpoint: EndpointId, row: &EndpointRow) -> Result<(), DataplaneError> {
+        for address in [from_ip(IpAddr::from(row.ipv4)), row.ipv6] {
+            let key = AddressKey {
+                network: row.network,
+                address,
+            };
+            // Only rows that are this endpoint's: the address may have a new owner already.
+            if self
+                .addresses
+                .get(&key)?
+                .is_some_and(|value| value.endpoint == endpoint.0)
+            {
+                self.addresses.forget(&key)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// By a walk over all rows: for rows whose owner is not known.
+    fn forget_addresses(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        let rows = self.addresses.rows()?.into_iter();
+        let stale = rows
+            .filter(|(_, value)| value.endpoint == endpoint.0)
+            .map(|(key, _)| key);
+        self.addresses.remove(&stale.collect::<Vec<_>>())
+    }
+
+    /// By a walk: rows of addresses and interfaces that no endpoint's row, network and incarnation stand behind. A service's are none of these.
+    pub(super) fn forget_stale_addresses(&self) -> Result<(), DataplaneError> {
+        let endpoints: BTreeMap<u32, EndpointRow> = self.rows()?.into_iter().collect();
+        let interfaces = self.interfaces.rows()?.into_iter();
+        let gone = interfaces
+            .filter(|(ifindex, endpoint)| endpoints.get(endpoint).is_none_or(|row| row.ifindex != *ifindex))
+            .map(|(ifindex, _)| ifindex);
+        self.interfaces.remove(&gone.collect::<Vec<_>>())?;
+        let rows = self.addresses.rows()?.into_iter();
+        let stale = rows.filter(|(key, value)| is_stale(key, *value, endpoints.get(&value.endpoint)));
+        self.addresses.remove(&stale.map(|(key, _)| key).collect::<Vec<_>>())
+    }
+
+    /// Endpoints that have a row or an address.
+    pub(super) fn published(&self) -> Result<Vec<EndpointId>, DataplaneError> {
+        let rows = self.rows()?.into_iter();
+        let mut found: Vec<EndpointId> = rows
+            .filter(|(_, row)| row.network != 0)
+            .map(|(endpoint, _)| EndpointId(endpoint))
+            .collect();
+        let addresses = self.addresses.rows()?.into_iter().map(|(_, value)| value.endpoint);
+        found.extend(
+            addresses
+                .filter(|endpoint| *endpoint != ADDRESS_OF_SERVICE)
+                .map(EndpointId),
+        );
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
+    }
+
+    pub(super) fn verify(&self, config: &EndpointConfig) -> Vec<String> {
+        self.problems(config).unwrap_or_else(|error| vec![error.to_string()])
+    }
+
+    fn problems(&self, config: &EndpointConfig) -> Result<Vec<String>, DataplaneError> {
+        let row = self.row(config.endpoint)?;
+        let enforcement = self.enforced.get(config.endpoint)?;
+        let routed = self.routes.is_routed(config.network);
+        if row != self.wanted(config, enforcement, Age::of(&row), routed, true) {
+            let problem = format!("map ENDPOINTS has another row for endpoint {}", config.endpoint);
+            return Ok(vec![problem]);
+        }
+        let mut problems = Vec::new();
+        for address in config.addresses() {
+            let expected = AddressValue {
+                endpoint: config.endpoint.0,
+                incarnation: row.incarnation,
+            };
+            if self.addresses.get(&address_key(config, address))? != Some(expected) {
+                problems.push(format!("map ADDRESSES has no row for {address}"));
+            }
+        }
+        if let Some(ifindex) = config.plugin
+            && self.interfaces.get(&ifindex)? != Some(config.endpoint.0)
+        {
+            problems.push(format!("map INTERFACES has no row for interface {ifindex}"));
+        }
+        Ok(problems)
+    }
+
+    /// Index of an endpoint's host interface, as the programs know it; of one that does not exist, what it would have.
+    pub(super) fn host_ifindex(&self, endpoint: EndpointId) -> Result<u32, DataplaneError> {
+        let known = self.endpoints.get(&endpoint.0)?.map(|row| row.ifindex);
+        Ok(known
+            .filter(|ifindex| *ifindex != 0)
+            .unwrap_or(IFINDEX_BASE + endpoint.0))
+    }
+}
+
+fn address_key(config: &EndpointConfig, address: IpAddr) -> AddressKey {
+    AddressKey {
+        network: config.network.get(),
+        address: from_ip(address),
+    }
+}
+
+fn is_stale(key: &AddressKey, value: AddressValue, row: Option<&EndpointRow>) -> bool {
+    let stands = |row: &EndpointRow| row.network == key.network && row.incarnation == value.incarnation;
+    value.endpoint != ADDRESS_OF_SERVICE && !row.is_some_and(stands)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_services_address_is_never_stale() {
+        let key = AddressKey {
+            network: 3,
+            address: [1; 16],
+        };
+        let of = |endpoint, incarnation| AddressValue { endpoint, incarnation };
+        let row = EndpointRow {
+            network: 3,
+            incarnation: 8,
+            generation: 9,
+            ..EndpointRow::default()
+        };
+        assert!(!is_stale(&key, of(ADDRESS_OF_SERVICE, 0), None));
+        assert!(!is_stale(&key, of(1, 8), Some(&row)));
+        assert!(
+            is_stale(&key, of(1, 9), Some(&row)),
+            "the generation is not the incarnation"
+        );
+        assert!(is_stale(&key, of(1, 8), None));
+        assert!(is_stale(&AddressKey { network: 4, ..key }, of(1, 8), Some(&row)));
+    }
+}

@@ -1,0 +1,256 @@
+//! Where things are pinned, and whether what is pinned already has the layout that this agent expects.
+//!
+//! ```text
+//! ROOT/v1/ENDPOINTS ...            maps of layout 1, bpftool shows their field names
+//! ROOT/links/5-from_pod            TCX link of endpoint 5, TC ingress of its host interface
+//! ROOT/links/5-to_pod              likewise, TC egress
+//! ROOT/links/5-xdp_pod             XDP link of its host interface, where its network wants one
+//! ROOT/links/uplink-from_uplink    TCX link of the uplink; the XDP link's name ends with its mode
+//! ```
+
+use std::{
+    fs, io,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    path::{Path, PathBuf},
+};
+
+use aya::maps::{MapInfo, MapType};
+use kni_common::{
+    Direction,
+    layout::{LAYOUT_VERSION, MapKind, MapSpec},
+};
+use kni_model::EndpointId;
+use nix::{
+    mount::{MsFlags, mount},
+    sys::statfs::{BPF_FS_MAGIC, statfs},
+};
+
+use super::{DataplaneError, object::XDP_POD};
+
+const BPFFS: &str = "/sys/fs/bpf";
+
+/// Maps whose rows name endpoints by generation.
+const REMEMBER_GENERATIONS: [&str; 4] = ["ADDRESSES", "FLOWS4", "FLOWS6", "HOST_PORTS"];
+
+/// The folders of the pins.
+#[derive(Debug, Clone)]
+pub(super) struct Pins {
+    maps: PathBuf,
+    links: PathBuf,
+}
+
+impl Pins {
+    /// Makes the folders (root only); mounts bpffs where nobody has.
+    pub(super) fn prepare(root: &Path) -> Result<Self, DataplaneError> {
+        mount_bpffs(root)?;
+        let pins = Self {
+            maps: root.join(format!("v{LAYOUT_VERSION}")),
+            links: root.join("links"),
+        };
+        for dir in [&pins.maps, &pins.links] {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(dir)
+                .map_err(DataplaneError::pin(dir, "making the folder"))?;
+        }
+        Ok(pins)
+    }
+
+    pub(super) fn maps_dir(&self) -> PathBuf {
+        self.maps.clone()
+    }
+
+    pub(super) fn map(&self, name: &str) -> PathBuf {
+        self.maps.join(name)
+    }
+
+    pub(super) fn link(&self, endpoint: EndpointId, direction: Direction) -> PathBuf {
+        self.links.join(format!("{endpoint}-{}", direction.as_str()))
+    }
+
+    /// Link of the XDP program at an endpoint's host interface.
+    pub(super) fn xdp_link(&self, endpoint: EndpointId) -> PathBuf {
+        self.links.join(format!("{endpoint}-{XDP_POD}"))
+    }
+
+    /// Link of a program at the uplink.
+    pub(super) fn uplink_link(&self, what: &str) -> PathBuf {
+        self.links.join(format!("uplink-{what}"))
+    }
+
+    /// Compares every pinned map with what is expected. One that differs is unpinned with a warning, so that loading
+    /// makes a new one: its rows come back from the agent's state, its flows are judged anew.
+    pub(super) fn check_maps(&self, specs: &[MapSpec]) -> Result<(), DataplaneError> {
+        for spec in specs {
+            let path = self.map(spec.name);
+            if !path.exists() {
+                continue;
+            }
+            let differences = match MapInfo::from_pin(&path) {
+                Ok(info) => compare(spec, &info),
+                Err(error) => vec![format!("not a map: {error}")],
+            };
+            if !differences.is_empty() {
+                replace(spec.name, &path, &differences.join(", "))?;
+            }
+        }
+        // A new table of endpoints counts generations from the start: what remembers old ones would revive.
+        if !self.map("ENDPOINTS").exists() {
+            for name in REMEMBER_GENERATIONS {
+                let path = self.map(name);
+                if path.exists() {
+                    replace(name, &path, "ENDPOINTS is new")?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove_links(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        Self::remove_link(&self.link(endpoint, Direction::FromPod))?;
+        Self::remove_link(&self.link(endpoint, Direction::ToPod))?;
+        Self::remove_link(&self.xdp_link(endpoint))
+    }
+
+    /// Where a link is pinned until it takes the place of another one. bpffs takes no names with a dot.
+    pub(super) fn fresh(path: &Path) -> PathBuf {
+        let mut name = path.as_os_str().to_owned();
+        name.push("-new");
+        PathBuf::from(name)
+    }
+
+    /// Unpins a link; one that is not there is no error.
+    pub(super) fn remove_link(path: &Path) -> Result<(), DataplaneError> {
+        for path in [&Self::fresh(path), path] {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(DataplaneError::pin(path, "unpinning")(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove_other_layouts(&self) -> Result<(), DataplaneError> {
+        let Some(root) = self.maps.parent() else { return Ok(()) };
+        for entry in fs::read_dir(root)
+            .map_err(DataplaneError::pin(root, "listing"))?
+            .flatten()
+        {
+            let path = entry.path();
+            let name = entry.file_name();
+            let version = name
+                .to_str()
+                .and_then(|name| name.strip_prefix('v'))
+                .and_then(|v| v.parse::<u32>().ok());
+            if version.is_some_and(|version| version != LAYOUT_VERSION) {
+                tracing::info!(path = %path.display(), "removing the maps of another layout");
+                remove_tree(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn linked_endpoints(&self) -> Result<Vec<EndpointId>, DataplaneError> {
+        let entries = fs::read_dir(&self.links).map_err(DataplaneError::pin(&self.links, "listing"))?;
+        let mut endpoints: Vec<EndpointId> = entries
+            .filter_map(|entry| {
+                entry
+                    .ok()?
+                    .file_name()
+                    .to_str()?
+                    .split_once('-')?
+                    .0
+                    .parse()
+                    .ok()
+                    .map(EndpointId)
+            })
+            .collect();
+        endpoints.sort_unstable();
+        endpoints.dedup();
+        Ok(endpoints)
+    }
+}
+
+fn replace(map: &str, path: &Path, differences: &str) -> Result<(), DataplaneError> {
+    tracing::warn!(map, differences, "pinned map is replaced");
+    fs::remove_file(path).map_err(DataplaneError::pin(path, "removing a map of another layout"))
+}
+
+fn compare(spec: &MapSpec, info: &MapInfo) -> Vec<String> {
+    let kind = match spec.kind {
+        MapKind::Array => MapType::Array,
+        MapKind::PerCpuArray => MapType::PerCpuArray,
+        MapKind::Hash => MapType::Hash,
+        MapKind::PerCpuHash => MapType::PerCpuHash,
+        MapKind::LruHash => MapType::LruHash,
+        MapKind::LpmTrie => MapType::LpmTrie,
+        MapKind::RingBuf => MapType::RingBuf,
+    };
+    let mut differences = Vec::new();
+    if info.map_type().ok() != Some(kind) {
+        differences.push(format!("kind is not {:?}", spec.kind));
+    }
+    for (what, found, expected) in [
+        ("key size", info.key_size(), spec.key_size),
+        ("value size", info.value_size(), spec.value_size),
+        ("capacity", info.max_entries(), spec.max_entries),
+    ] {
+        if found != expected {
+            differences.push(format!("{what} {found}, expected {expected}"));
+        }
+    }
+    differences
+}
+
+fn mount_bpffs(root: &Path) -> Result<(), DataplaneError> {
+    if on_bpffs(root) {
+        return Ok(());
+    }
+    if !root.starts_with(BPFFS) {
+        let source = io::Error::new(io::ErrorKind::InvalidInput, "not on a BPF file system");
+        return Err(DataplaneError::pin(root, "checking the file system")(source));
+    }
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("bpffs"), BPFFS, Some("bpf"), flags, Some("mode=700"))
+        .map_err(|errno| DataplaneError::pin(Path::new(BPFFS), "mounting bpffs")(errno.into()))?;
+    tracing::info!(path = BPFFS, "mounted bpffs");
+    Ok(())
+}
+
+/// Whether the nearest existing ancestor lies on bpffs.
+fn on_bpffs(path: &Path) -> bool {
+    path.ancestors()
+        .find(|dir| dir.exists())
+        .and_then(|dir| statfs(dir).ok())
+        .is_some_and(|stat| stat.filesystem_type() == BPF_FS_MAGIC)
+}
+
+/// Removes all that lies below `root`, and `root`. Does nothing outside bpffs.
+pub(super) fn remove_all(root: &Path) -> Result<(), DataplaneError> {
+    if !root.exists() || !on_bpffs(root) {
+        return Ok(());
+    }
+    remove_tree(root)
+}
+
+fn remove_tree(dir: &Path) -> Result<(), DataplaneError> {
+    let device = fs::symlink_metadata(dir)
+        .map_err(DataplaneError::pin(dir, "looking"))?
+        .dev();
+    for entry in fs::read_dir(dir)
+        .map_err(DataplaneError::pin(dir, "listing"))?
+        .flatten()
+    {
+        let path = entry.path();
+        let meta = fs::symlink_metadata(&path).map_err(DataplaneError::pin(&path, "looking"))?;
+        if meta.is_dir() && meta.dev() == device {
+            remove_tree(&path)?;
+        } else {
+            fs::remove_file(&path).map_err(DataplaneError::pin(&path, "unpinning"))?;
+        }
+    }
+    fs::remove_dir(dir).map_err(DataplaneError::pin(dir, "removing the folder"))
+}

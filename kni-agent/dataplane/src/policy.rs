@@ -1,0 +1,102 @@
+//! Writes the policy tables: rows of policy sets, port sets and identities, and what rules were hit.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Mutex,
+};
+
+use kni_common::{
+    counter::HitKey,
+    policy::{IdentityKey, IdentityValue, PolicyKey, PolicyValue, PortKey, PortValue},
+};
+use kni_model::{PolicyStep, PolicyTables};
+
+use super::{
+    DataplaneError,
+    batch::{PerCpuTable, Table},
+    lock,
+    maps::Maps,
+    pin::Pins,
+    syscall,
+};
+
+/// The maps of policy. They have a lock of their own: thousands of rows must not make an attachment wait.
+pub(super) struct PolicyMaps {
+    policy: Table<PolicyKey, PolicyValue>,
+    ports: Table<PortKey, PortValue>,
+    identities: Table<IdentityKey, IdentityValue>,
+    hits: PerCpuTable<HitKey, u64>,
+}
+
+impl PolicyMaps {
+    pub(super) fn open(pins: &Pins) -> Result<Self, DataplaneError> {
+        Ok(Self {
+            policy: Table::open("POLICY", &pins.map("POLICY"))?,
+            ports: Table::open("PORTS", &pins.map("PORTS"))?,
+            identities: Table::open("IDENTITIES", &pins.map("IDENTITIES"))?,
+            hits: PerCpuTable::open("HITS", &pins.map("HITS"))?,
+        })
+    }
+
+    pub(super) fn tables(&self, maps: &Mutex<Maps>) -> Result<PolicyTables, DataplaneError> {
+        let identities = self.identities.rows()?.into_iter();
+        Ok(PolicyTables {
+            policy: self.policy.rows()?.into_iter().collect(),
+            ports: self.ports.rows()?.into_iter().collect(),
+            identities: identities.map(|(key, value)| (key, value.identity)).collect(),
+            endpoints: lock(maps).enforcements()?,
+        })
+    }
+
+    /// Carries out the steps in order and stops at the first one that fails: what it leaves is a state between two
+    /// steps, or one with some rows of the failed step.
+    ///
+    /// Rows go some milliseconds after what pointed to them: a program that had read the old row of an endpoint, and
+    /// whose CPU did something else since, would find no rule and drop a packet that both the old and the new policies
+    /// allow.
+    pub(super) fn apply(&mut self, maps: &Mutex<Maps>, steps: &[PolicyStep]) -> Result<(), DataplaneError> {
+        let mut moved = false;
+        for step in steps {
+            if moved && is_removal(step) {
+                syscall::wait_for_programs();
+                moved = false;
+            }
+            moved |= matches!(step, PolicyStep::PutIdentities(_) | PolicyStep::Enforce(_));
+            match step {
+                PolicyStep::PutPorts(rows) => self.ports.write(rows),
+                PolicyStep::PutPolicy(rows) => self.policy.write(rows),
+                PolicyStep::PutIdentities(rows) => {
+                    let value = |identity: &u32| IdentityValue { identity: *identity };
+                    let rows: Vec<_> = rows.iter().map(|(key, identity)| (*key, value(identity))).collect();
+                    self.identities.write(&rows)
+                }
+                PolicyStep::Enforce(changes) => lock(maps).enforce(changes),
+                PolicyStep::RemoveIdentities(keys) => self.identities.remove(keys),
+                PolicyStep::RemovePolicy(keys) => self.policy.remove(keys),
+                PolicyStep::RemovePorts(keys) => self.ports.remove(keys),
+            }?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn hits(&self) -> Result<BTreeMap<HitKey, u64>, DataplaneError> {
+        let rows = self.hits.rows()?.into_iter();
+        Ok(rows.map(|(key, values)| (key, values.iter().sum())).collect())
+    }
+
+    pub(super) fn forget_hits(&mut self, sets: &[u32]) -> Result<(), DataplaneError> {
+        let gone: BTreeSet<u32> = sets.iter().copied().collect();
+        let keys = self.hits.rows()?.into_iter().map(|(key, _)| key);
+        self.hits
+            .remove(&keys.filter(|key| gone.contains(&key.set)).collect::<Vec<_>>())
+    }
+}
+
+const fn is_removal(step: &PolicyStep) -> bool {
+    match step {
+        PolicyStep::RemoveIdentities(_) | PolicyStep::RemovePolicy(_) | PolicyStep::RemovePorts(_) => true,
+        PolicyStep::PutPorts(_) | PolicyStep::PutPolicy(_) | PolicyStep::PutIdentities(_) | PolicyStep::Enforce(_) => {
+            false
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! What becomes of a network's packets to addresses of no endpoint: the rows of `ROUTES`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::Path,
+};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use kni_common::{
+    address::{from_ip, to_ip},
+    route::{
+        ACTION_MASQUERADE, ACTION_SERVICE_RANGE, ACTION_STACK, ACTION_UNREACHABLE, FULL_PREFIX, RouteData, RouteKey,
+        RouteValue,
+    },
+};
+use kni_model::NetworkId;
+
+use super::{DataplaneError, batch::Table};
+
+/// Where the packets of a network go that are for no local endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetworkRoutes {
+    /// Ranges of the network itself: what has no endpoint there is dropped.
+    pub subnets: Vec<IpNet>,
+    /// Ranges of virtual addresses: what is no service's there is dropped. The node's stack has what is a service's that
+    /// another proxy serves.
+    pub service_subnets: Vec<IpNet>,
+    /// Everything else.
+    pub egress: RouteEgress,
+}
+
+/// What becomes of packets that leave a network's own ranges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RouteEgress {
+    /// They are dropped.
+    None,
+    /// The node's stack has them.
+    Stack,
+    /// They leave the node with an address of the node's as their source, unless they are for the node itself.
+    Masquerade {
+        /// The node's stack has those that are for the node, or for a subnet beside its uplink. Otherwise the former are
+        /// dropped, and the latter leave by the uplink as all others do.
+        host_access: bool,
+    },
+}
+
+impl RouteEgress {
+    /// What becomes of packets that no other row is about.
+    const fn action(self) -> Option<u32> {
+        match self {
+            Self::None => None,
+            Self::Stack => Some(ACTION_STACK),
+            Self::Masquerade { .. } => Some(ACTION_MASQUERADE),
+        }
+    }
+}
+
+/// What the node itself is and knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeRoutes {
+    /// Its addresses.
+    pub own: BTreeSet<IpAddr>,
+    /// Subnets that it is connected to by other interfaces than the uplink.
+    pub connected: BTreeSet<IpNet>,
+}
+
+/// Virtual addresses of services that another proxy serves, on the node.
+pub(super) type LeftAddresses = BTreeMap<NetworkId, BTreeSet<IpAddr>>;
+
+/// The rows of `ROUTES`.
+#[derive(Debug)]
+pub(super) struct RouteTable {
+    table: Table<RouteKey, RouteValue>,
+    /// What was asked for, by this agent.
+    networks: BTreeMap<NetworkId, NetworkRoutes>,
+    node: NodeRoutes,
+    /// At first as an earlier agent left it, and not only those: what is no virtual address has no effect.
+    left: LeftAddresses,
+    /// Whether `left` was asked for, and is in every network's rows.
+    left_is_written: bool,
+    /// What becomes of packets that leave a network's own ranges, by the network's number. At first as an earlier agent
+    /// left it, so that a restart changes nothing at the endpoints.
+    elsewhere: BTreeMap<u32, u32>,
+}
+
+impl RouteTable {
+    pub(super) fn open(path: &Path) -> Result<Self, DataplaneError> {
+        let table: Table<RouteKey, RouteValue> = Table::open("ROUTES", path)?;
+        Self::adopt(table)
+    }
+
+    fn adopt(table: Table<RouteKey, RouteValue>) -> Result<Self, DataplaneError> {
+        let rows = table.rows()?;
+        let elsewhere = rows
+            .iter()
+            .filter(|(key, _)| key.prefix_length == 32)
+            .map(|(key, value)| (u32::from_be_bytes(key.data.network), value.action));
+        Ok(Self {
+            elsewhere: elsewhere.collect(),
+            left: single_addresses_of_stack(&rows),
+            left_is_written: false,
+            table,
+            networks: BTreeMap::new(),
+            node: NodeRoutes::default(),
+        })
+    }
+
+    /// Whether packets of the network leave the node with the pods' own addresses.
+    pub(super) fn is_routed(&self, network: NetworkId) -> bool {
+        self.elsewhere.get(&network.get()) == Some(&ACTION_STACK)
+    }
+
+    /// Says whether the network's way out of the node has changed.
+    pub(super) fn set(&mut self, network: NetworkId, routes: &NetworkRoutes) -> Result<bool, DataplaneError> {
+        self.write(network, routes)?;
+        self.networks.insert(network, routes.clone());
+        let before = match routes.egress.action() {
+            Some(action) => self.elsewhere.insert(network.get(), action),
+            None => self.elsewhere.remove(&network.get()),
+        };
+        Ok(before.is_some() && before != routes.egress.action())
+    }
+
+    pub(super) fn set_node(&mut self, node: NodeRoutes) -> Result<(), DataplaneError> {
+        if self.node == node {
+            return Ok(());
+        }
+        self.node = node;
+        for (network, routes) in &self.networks {
+            self.write(*network, routes)?;
+        }
+        Ok(())
+    }
+
+    /// Replaces the addresses of services that another proxy serves. What failed in part is written again by the next
+    /// call, whatever it says.
+    pub(super) fn set_left(&mut self, left: &LeftAddresses) -> Result<(), DataplaneError> {
+        if self.left_is_written && self.left == *left {
+            return Ok(());
+        }
+        self.left_is_written = false;
+        self.left.clone_from(left);
+        for (network, routes) in &self.networks {
+            self.write(*network, routes)?;
+        }
+        self.left_is_written = true;
+        Ok(())
+    }
+
+    pub(super) fn retain(&mut self, networks: &[NetworkId]) -> Result<(), DataplaneError> {
+        let is_kept = |network: u32| networks.iter().any(|id| id.get() == network);
+        self.remove(|key| !is_kept(u32::from_be_bytes(key.data.network)))?;
+        self.networks.retain(|id, _| networks.contains(id));
+        self.elsewhere.retain(|network, _| is_kept(*network));
+        Ok(())
+    }
+
+    fn write(&self, network: NetworkId, routes: &NetworkRoutes) -> Result<(), DataplaneError> {
+        let wanted = rows(network, routes, &self.node, self.left.get(&network));
+        let list: Vec<_> = wanted.iter().map(|(key, value)| (*key, *value)).collect();
+        self.table.write(&list)?;
+        self.remove(|key| key.data.network == network.get().to_be_bytes() && !wanted.contains_key(key))
+    }
+
+    fn remove(&self, unwanted: impl Fn(&RouteKey) -> bool) -> Result<(), DataplaneError> {
+        let keys = self.table.rows()?.into_iter().map(|(key, _)| key);
+        self.table.remove(&keys.filter(unwanted).collect::<Vec<_>>())
+    }
+}
+
+/// Addresses that the stack has. Among the virtual ones these are services' that another proxy serves.
+fn single_addresses_of_stack(rows: &[(RouteKey, RouteValue)]) -> LeftAddresses {
+    let mut found = LeftAddresses::new();
+    let rows = rows.iter();
+    for (key, _) in rows.filter(|(key, value)| key.prefix_length == FULL_PREFIX && value.action == ACTION_STACK) {
+        if let Ok(network) = NetworkId::try_from(u32::from_be_bytes(key.data.network)) {
+            found.entry(network).or_default().insert(to_ip(key.data.address));
+        }
+    }
+    found
+}
+
+fn rows(
+    network: NetworkId,
+    routes: &NetworkRoutes,
+    node: &NodeRoutes,
+    left: Option<&BTreeSet<IpAddr>>,
+) -> BTreeMap<RouteKey, RouteValue> {
+    let route = |net: IpNet, action: u32| {
+        let offset = if matches!(net, IpNet::V4(_)) { 96 } else { 0 };
+        let key = RouteKey {
+            prefix_length: 32 + offset + u32::from(net.prefix_len()),
+            data: RouteData {
+                network: network.get().to_be_bytes(),
+                address: from_ip(net.network()),
+            },
+        };
+        (key, RouteValue { action })
+    };
+    let defaults = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())];
+    let elsewhere = routes.egress.action();
+    let mut rows = BTreeMap::new();
+    rows.extend(
+        elsewhere
+            .iter()
+            .flat_map(|action| defaults.map(|net| route(net, *action))),
+    );
+    // Without host access the stack is no way either, and the packet is dropped.
+    rows.extend(beside_uplink(routes, node).map(|net| route(net, ACTION_STACK)));
+    rows.extend(routes.subnets.iter().map(|net| route(*net, ACTION_UNREACHABLE)));
+    rows.extend(
+        routes
+            .service_subnets
+            .iter()
+            .map(|net| route(*net, ACTION_SERVICE_RANGE)),
+    );
+    // Elsewhere the way out of the network decides.
+    let is_virtual = |address: &&IpAddr| routes.service_subnets.iter().any(|range| range.contains(*address));
+    let left = left.into_iter().flatten().filter(is_virtual);
+    rows.extend(left.map(|address| route(IpNet::from(*address), ACTION_STACK)));
+    rows
+}
+
+/// What does not leave by the uplink although the network masquerades. Within the network's own ranges these decide.
+fn beside_uplink<'a>(routes: &'a NetworkRoutes, node: &'a NodeRoutes) -> impl Iterator<Item = IpNet> {
+    let (own, connected) = match routes.egress {
+        RouteEgress::None | RouteEgress::Stack => (false, false),
+        RouteEgress::Masquerade { host_access } => (true, host_access),
+    };
+    let own = node
+        .own
+        .iter()
+        .filter(move |_| own)
+        .map(|address| IpNet::from(*address));
+    let connected = node.connected.iter().filter(move |_| connected).copied();
+    let ranges = || routes.subnets.iter().chain(&routes.service_subnets);
+    own.chain(connected)
+        .filter(move |net| !ranges().any(|range| range.contains(net)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::batch::fixture, *};
+
+    /// A map without a pin.
+    fn map() -> Table<RouteKey, RouteValue> {
+        fixture::trie::<RouteKey, RouteData, RouteValue>(64)
+    }
+
+    fn network(number: u32) -> NetworkId {
+        NetworkId::try_from(number).unwrap()
+    }
+
+    fn left(addresses: &[(u32, &str)]) -> LeftAddresses {
+        let mut left = LeftAddresses::new();
+        for (number, address) in addresses {
+            let of_network = left.entry(network(*number)).or_default();
+            of_network.insert(address.parse().unwrap());
+        }
+        left
+    }
+
+    fn with_services() -> NetworkRoutes {
+        NetworkRoutes {
+            subnets: vec!["10.0.0.0/24".parse().unwrap()],
+            service_subnets: vec!["10.96.0.0/12".parse().unwrap(), "fd00:96::/112".parse().unwrap()],
+            egress: RouteEgress::None,
+        }
+    }
+
+    /// Full matches that the stack has.
+    fn to_stack(table: &RouteTable) -> LeftAddresses {
+        single_addresses_of_stack(&table.table.rows().unwrap())
+    }
+
+    #[test]
+    fn the_stack_has_virtual_addresses_that_another_proxy_serves() {
+        let mut table = RouteTable::adopt(map()).unwrap();
+        table.set(network(7), &with_services()).unwrap();
+        let plain = table.table.rows().unwrap();
+        let within = left(&[(7, "10.96.0.9"), (7, "fd00:96::9")]);
+        let mut wanted = left(&[(7, "10.98.0.9"), (7, "10.112.0.9"), (7, "10.0.0.9"), (8, "10.96.0.9")]);
+        wanted.entry(network(7)).or_default().extend(&within[&network(7)]);
+        table.set_left(&wanted).unwrap();
+        let mut expected = left(&[(7, "10.98.0.9")]);
+        expected.entry(network(7)).or_default().extend(&within[&network(7)]);
+        assert_eq!(to_stack(&table), expected, "only virtual ones, only of known networks");
+        assert_eq!(
+            table.table.rows().unwrap().len(),
+            plain.len() + 3,
+            "nothing else changed"
+        );
+
+        table.set(network(8), &with_services()).unwrap();
+        expected.extend(left(&[(8, "10.96.0.9")]));
+        assert_eq!(to_stack(&table), expected, "a network that comes later has its own");
+
+        table.set_left(&within).unwrap();
+        assert_eq!(to_stack(&table), within);
+        table.set_left(&LeftAddresses::new()).unwrap();
+        table.retain(&[network(7)]).unwrap();
+        assert_eq!(table.table.rows().unwrap(), plain);
+    }
+
+    #[test]
+    fn a_restart_leaves_them_to_the_other_proxy_until_it_is_told() {
+        let mut before = RouteTable::adopt(map()).unwrap();
+        before.set(network(7), &with_services()).unwrap();
+        let wanted = left(&[(7, "10.96.0.9"), (7, "fd00:96::9")]);
+        before.set_left(&wanted).unwrap();
+
+        let mut after = RouteTable::adopt(before.table).unwrap();
+        after.set(network(7), &with_services()).unwrap();
+        assert_eq!(to_stack(&after), wanted);
+        after.set_left(&LeftAddresses::new()).unwrap();
+        assert!(to_stack(&after).is_empty());
+    }
+
+    #[test]
+    fn what_did_not_fit_is_written_again() {
+        let mut table = RouteTable::adopt(map()).unwrap();
+        table.set(network(7), &with_services()).unwrap();
+        let many: Vec<String> = (0..64).map(|host| format!("10.96.1.{host}")).collect();
+        let many: Vec<(u32, &str)> = many.iter().map(|address| (7, address.as_str())).collect();
+        table.set_left(&left(&many)).unwrap_err();
+        table.set_left(&left(&many)).unwrap_err();
+        table.set_left(&LeftAddresses::new()).unwrap();
+        assert!(to_stack(&table).is_empty());
+    }
+
+    #[test]
+    fn each_range_has_its_action() {
+        let routes = |egress| NetworkRoutes {
+            subnets: vec!["10.0.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()],
+            service_subnets: vec!["10.96.0.0/12".parse().unwrap()],
+            egress,
+        };
+        let network = NetworkId::try_from(7).unwrap();
+        let actions = |egress| -> Vec<(u32, u32)> {
+            let rows = rows(network, &routes(egress), &NodeRoutes::default(), None);
+            assert!(rows.keys().all(|key| key.data.network == [0, 0, 0, 7]));
+            rows.into_iter()
+                .map(|(key, value)| (key.prefix_length, value.action))
+                .collect()
+        };
+        let own = [
+            (32 + 64, ACTION_UNREACHABLE),
+            (32 + 96 + 12, ACTION_SERVICE_RANGE),
+            (32 + 96 + 24, ACTION_UNREACHABLE),
+        ];
+        assert_eq!(actions(RouteEgress::None), own);
+        for (egress, action) in [
+            (RouteEgress::Stack, ACTION_STACK),
+            (RouteEgress::Masquerade { host_access: true }, ACTION_MASQUERADE),
+        ] {
+            let found = actions(egress);
+            assert_eq!(found.len(), 5);
+            assert!(found.contains(&(32, action)) && found.contains(&(32 + 96, action)));
+            assert!(own.iter().all(|row| found.contains(row)));
+        }
+    }
+
+    #[test]
+    fn what_is_for_the_node_does_not_leave_by_the_uplink() {
+        let node = NodeRoutes {
+            own: ["192.0.2.2", "10.0.0.7", "2001:db8::2"]
+                .map(|ip| ip.parse().unwrap())
+                .into(),
+            connected: ["172.17.0.0/16", "10.0.0.128/25"]
+                .map(|net| net.parse().unwrap())
+                .into(),
+        };
+        let kept = |egress| -> Vec<String> {
+            let routes = NetworkRoutes {
+                subnets: vec!["10.0.0.0/24".parse().unwrap()],
+                service_subnets: Vec::new(),
+                egress,
+            };
+            beside_uplink(&routes, &node).map(|net| net.to_string()).collect()
+        };
+        assert_eq!(
+            kept(RouteEgress::Masquerade { host_access: true }),
+            ["192.0.2.2/32", "2001:db8::2/128", "172.17.0.0/16"]
+        );
+        assert_eq!(
+            kept(RouteEgress::Masquerade { host_access: false }),
+            ["192.0.2.2/32", "2001:db8::2/128"]
+        );
+        assert!(kept(RouteEgress::Stack).is_empty() && kept(RouteEgress::None).is_empty());
+    }
+}

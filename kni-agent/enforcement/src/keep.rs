@@ -1,0 +1,126 @@
+//! The background work: tries again what failed, forgets what has left, keeps the tables swept.
+
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use kni_dataplane::DataplaneError;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::{PolicySide, PolicySync, lock};
+
+/// The dataplane wants its flows counted this often.
+const TICK: Duration = Duration::from_secs(1);
+/// Pods that leave together are forgotten together.
+const GATHER: Duration = Duration::from_millis(20);
+/// Ticks between two looks for hits of policy sets that are gone.
+const HITS_EVERY: u64 = 10;
+
+impl PolicySync {
+    /// Runs for as long as the agent does.
+    pub async fn keep_in_force(self: Arc<Self>) {
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut number = 0_u64;
+        loop {
+            let ticked = tokio::select! {
+                _ = ticks.tick() => true,
+                () = self.wanted.notified() => false,
+            };
+            let sync = Arc::clone(&self);
+            let done = if ticked {
+                number += 1;
+                tokio::task::spawn_blocking(move || sync.tick(number)).await
+            } else {
+                tokio::time::sleep(GATHER).await;
+                tokio::task::spawn_blocking(move || sync.catch_up()).await
+            };
+            if let Err(error) = done {
+                // A panic is a bug; the next round starts from the inputs again.
+                tracing::error!(%error, "keeping policies and services in force");
+            }
+        }
+    }
+
+    /// A second has passed.
+    fn tick(&self, number: u64) {
+        lock(&self.services).engine.tick();
+        if self.may_try_services() {
+            // What goes wrong is told, kept and tried again by the standing.
+            let _told = self.sync_services().is_err();
+        }
+        if lock(&self.standing).policy.has_failed() {
+            self.catch_up();
+        }
+        let swept = self.dataplane.sweep_flows();
+        lock(&self.standing).sweep_ended(swept.as_ref().err());
+        if number.is_multiple_of(HITS_EVERY)
+            && let Err(error) = self.forget_unused_hits()
+        {
+            tracing::warn!(%error, "cannot forget hits of policy sets that are gone");
+        }
+    }
+
+    fn may_try_services(&self) -> bool {
+        lock(&self.standing).services.may_try(Instant::now())
+    }
+
+    fn catch_up(&self) {
+        if lock(&self.standing).policy.may_try(Instant::now()) {
+            // As above.
+            let _told = self.sync_policies().is_err();
+        }
+    }
+
+    /// Hits of a set outlive it by one look, so that whoever asks just after a change still finds them.
+    fn forget_unused_hits(&self) -> Result<(), DataplaneError> {
+        let hit: BTreeSet<u32> = self.dataplane.hits()?.into_keys().map(|key| key.set).collect();
+        let gone = lock(&self.policy).gone(&hit);
+        if gone.is_empty() {
+            return Ok(());
+        }
+        self.dataplane.forget_hits(&gone)
+    }
+}
+
+impl PolicySide {
+    /// Sets among those that were hit that are in force nowhere, and were not at the last look either.
+    fn gone(&mut self, hit: &BTreeSet<u32>) -> Vec<u32> {
+        let in_force: BTreeSet<u32> = self.engine.tables().policy.keys().map(|key| key.set).collect();
+        let unused: BTreeSet<u32> = hit.difference(&in_force).copied().collect();
+        let gone = unused.intersection(&self.unused).copied().collect();
+        self.unused = unused;
+        gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kni_common::policy::{PolicyKey, PolicyValue};
+    use kni_model::PolicyTables;
+    use kni_policy::PolicyEngine;
+
+    use super::*;
+
+    #[test]
+    fn hits_are_forgotten_at_the_second_look_and_only_of_sets_that_are_gone() {
+        let mut tables = PolicyTables::default();
+        let key = PolicyKey {
+            set: 7,
+            identity: 0,
+            direction: 0,
+        };
+        tables.policy.insert(key, PolicyValue { ports: 1, rule: 0 });
+        let mut side = PolicySide {
+            engine: PolicyEngine::new(tables),
+            has_objects: true,
+            has_pods: true,
+            unused: BTreeSet::new(),
+        };
+        assert!(side.gone(&[7, 8].into()).is_empty());
+        assert!(side.gone(&[7, 9].into()).is_empty(), "8 has no hits any more, 9 is new");
+        assert_eq!(side.gone(&[7, 9].into()), [9]);
+    }
+}

@@ -1,0 +1,214 @@
+//! How well bringing things into force goes: what fails, when to try again, how long it takes.
+
+use std::{
+    error::Error,
+    time::{Duration, Instant},
+};
+
+use kni_dataplane::DataplaneError;
+use kni_model::durations::Durations;
+
+/// Pause after the first failure; each further one doubles it, up to [`LONGEST_PAUSE`].
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// What could not be brought into force. It is tried again in the background.
+#[derive(Debug, thiserror::Error)]
+pub enum SyncError {
+    /// Policies: endpoints keep what they had, or a state between two steps, which denies nothing that both allow.
+    #[error("policies: {}", chain(.0))]
+    Policy(DataplaneError),
+    /// Services: they keep the backends that they had, some may have the new ones.
+    #[error("services: {}", chain(.0))]
+    Services(DataplaneError),
+}
+
+/// What there is of policy, for the metrics page.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PolicyCounts {
+    /// Rows of `POLICY`.
+    pub policy: usize,
+    /// Rows of `PORTS`.
+    pub ports: usize,
+    /// Rows of `IDENTITIES`.
+    pub identities: usize,
+    /// How long it took to put changes of policy into force, failed attempts included.
+    pub times: Durations,
+    /// Attempts that failed, of policies and of services.
+    pub failures: u64,
+}
+
+/// One kind of thing that is to be in force.
+#[derive(Debug, Default)]
+pub(super) struct Attempts {
+    failed: Option<Failure>,
+    count: u64,
+}
+
+#[derive(Debug)]
+struct Failure {
+    reason: String,
+    retry_at: Instant,
+    pause: Duration,
+}
+
+impl Attempts {
+    fn ended(&mut self, what: &'static str, error: Option<&DataplaneError>) {
+        let Some(error) = error else {
+            if self.failed.take().is_some() {
+                tracing::info!("{what} are in force again");
+            }
+            return;
+        };
+        let reason = chain(error);
+        let pause = self.failed.as_ref().map_or(SHORTEST_PAUSE, |before| {
+            before.pause.saturating_mul(2).min(LONGEST_PAUSE)
+        });
+        tracing::error!(reason, retry = ?pause, "{what} cannot be put into force");
+        self.count += 1;
+        self.failed = Some(Failure {
+            reason,
+            retry_at: Instant::now() + pause,
+            pause,
+        });
+    }
+
+    /// Whether nothing failed, or the pause after the failure is over.
+    pub(super) fn may_try(&self, now: Instant) -> bool {
+        self.failed.as_ref().is_none_or(|failure| failure.retry_at <= now)
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Standing {
+    pub(super) policy: Attempts,
+    pub(super) services: Attempts,
+    times: Durations,
+    sweep: Option<String>,
+}
+
+impl Standing {
+    /// `took` is `None` where nothing was to be done.
+    pub(super) fn policy_ended(&mut self, took: Option<Duration>, error: Option<&DataplaneError>) {
+        if let Some(took) = took {
+            self.times.observe(took);
+        }
+        self.policy.ended("policies", error);
+    }
+
+    pub(super) fn services_ended(&mut self, error: Option<&DataplaneError>) {
+        self.services.ended("services", error);
+    }
+
+    /// The sweep runs each second: a failure is told once.
+    pub(super) fn sweep_ended(&mut self, error: Option<&DataplaneError>) {
+        let reason = error.map(|error| chain(error));
+        if self.sweep != reason
+            && let Some(reason) = &reason
+        {
+            tracing::warn!(reason, "cannot sweep the flow tables");
+        }
+        self.sweep = reason;
+    }
+
+    /// Why policies are not in force.
+    pub(super) fn policy_problem(&self) -> Option<String> {
+        self.policy.failed.as_ref().map(|failure| failure.reason.clone())
+    }
+
+    /// Why services are not in force, or flows are not counted.
+    pub(super) fn other_problems(&self) -> Vec<String> {
+        let services = self.services.failed.as_ref();
+        let services = services.map(|failure| format!("services are not in force: {}", failure.reason));
+        let sweep = self.sweep.as_ref();
+        let sweep = sweep.map(|reason| format!("flows are not counted: {reason}"));
+        services.into_iter().chain(sweep).collect()
+    }
+
+    pub(super) fn counts(&self) -> PolicyCounts {
+        PolicyCounts {
+            times: self.times,
+            failures: self.policy.count + self.services.count,
+            ..PolicyCounts::default()
+        }
+    }
+}
+
+/// An error with everything it was caused by, in one line.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_and_success_ends_them() {
+        let full = DataplaneError::Full {
+            map: "POLICY",
+            capacity: 8,
+        };
+        let mut standing = Standing::default();
+        assert!(standing.policy.may_try(Instant::now()));
+        for (attempt, pause) in [1, 2, 4, 8, 16, 30, 30].into_iter().enumerate() {
+            let before = Instant::now();
+            standing.policy_ended(Some(Duration::from_millis(3)), Some(&full));
+            let pause = Duration::from_secs(pause);
+            assert!(
+                !standing
+                    .policy
+                    .may_try(before + pause.saturating_sub(Duration::from_millis(1))),
+                "{attempt}"
+            );
+            assert!(standing.policy.may_try(Instant::now() + pause));
+        }
+        assert_eq!(
+            standing.policy_problem().unwrap(),
+            "map POLICY is full: it takes 8 rows"
+        );
+        assert!(standing.other_problems().is_empty(), "services are another matter");
+        standing.policy_ended(Some(Duration::from_millis(3)), None);
+        assert_eq!(standing.policy_problem(), None);
+        let counts = standing.counts();
+        assert_eq!((counts.failures, counts.times.count()), (7, 8));
+        standing.policy_ended(None, Some(&full));
+        assert!(
+            standing.policy.may_try(Instant::now() + SHORTEST_PAUSE),
+            "the pause begins anew"
+        );
+    }
+
+    #[test]
+    fn what_fails_beside_policy_is_named() {
+        let mut standing = Standing::default();
+        let error = DataplaneError::Kernel("no".to_owned());
+        standing.services_ended(Some(&error));
+        standing.sweep_ended(Some(&error));
+        let problems = standing.other_problems();
+        assert_eq!(
+            problems,
+            [
+                "services are not in force: kernel: no",
+                "flows are not counted: kernel: no"
+            ]
+        );
+        assert_eq!(standing.policy_problem(), None);
+        standing.services_ended(None);
+        standing.sweep_ended(None);
+        assert!(standing.other_problems().is_empty());
+    }
+}

@@ -1,0 +1,148 @@
+//! Tells of flows and drops: names what the programs report, remembers the last of it, asks them what they would do.
+//! Layer: service.
+
+mod drops;
+mod ends;
+mod explain;
+mod frame;
+mod name;
+mod node;
+mod steps;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use std::{
+    collections::VecDeque,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use kni_common::event::PolicyTrail;
+use kni_dataplane::{Dataplane, EventStream, FlowRecord};
+use kni_model::{
+    Attachment, EndpointId, Network, NetworkId, NetworkName, Sandbox,
+    flow_view::{FlowFilter, FlowView, TrailView},
+    policy::PolicyDirection,
+    view::{DropEventView, Owner},
+};
+use tokio::sync::broadcast;
+
+/// Flows and drops that are remembered.
+const REMEMBERED: usize = 4096;
+
+/// How many a slow subscriber may be behind before it loses some.
+const BUFFERED: usize = 4096;
+
+/// Pause after a failure to read, so that a broken ring does not spin.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Knows what numbers stand for. Methods may wait some milliseconds for others.
+pub trait Naming: Send + Sync + 'static {
+    /// Whose an endpoint is.
+    fn owner(&self, endpoint: EndpointId) -> Option<Owner>;
+
+    /// The endpoint that has an address of a network.
+    fn endpoint_at(&self, network: NetworkId, address: IpAddr) -> Option<EndpointId>;
+
+    /// Name of a network.
+    fn network_name(&self, network: NetworkId) -> Option<NetworkName>;
+
+    /// `namespace/name:port` of a service port.
+    fn service_name(&self, service: u32) -> Option<String>;
+
+    /// What a policy set said; `None` where none was asked.
+    fn trail(&self, trail: &PolicyTrail, direction: PolicyDirection, allowed: bool) -> Option<TrailView>;
+
+    /// The sandbox of a pod, by namespace and name.
+    fn sandbox_of(&self, namespace: &str, name: &str) -> Option<Arc<Sandbox>>;
+
+    /// An endpoint's attachment and its sandbox.
+    fn attachment(&self, endpoint: EndpointId) -> Option<(Arc<Sandbox>, Attachment)>;
+
+    /// The networks.
+    fn networks(&self) -> Vec<Network>;
+}
+
+/// The flows of the node.
+pub struct Flows {
+    dataplane: Arc<Dataplane>,
+    naming: Arc<dyn Naming>,
+    recent: Mutex<VecDeque<Arc<FlowView>>>,
+    all: broadcast::Sender<Arc<FlowView>>,
+    drops: broadcast::Sender<DropEventView>,
+}
+
+impl Flows {
+    /// Nothing is known yet; [`Self::follow`] begins to read.
+    pub fn new(dataplane: Arc<Dataplane>, naming: Arc<dyn Naming>) -> Self {
+        Self {
+            dataplane,
+            naming,
+            recent: Mutex::new(VecDeque::with_capacity(REMEMBERED)),
+            all: broadcast::Sender::new(BUFFERED),
+            drops: broadcast::Sender::new(BUFFERED),
+        }
+    }
+
+    /// Reads events for as long as the agent runs.
+    pub async fn follow(self: Arc<Self>, mut events: EventStream) {
+        loop {
+            match events.next().await {
+                Ok(records) => {
+                    let flows = Arc::clone(&self);
+                    // Naming waits for those who change policies.
+                    let taken = tokio::task::spawn_blocking(move || flows.take(&records)).await;
+                    if let Err(error) = taken {
+                        tracing::error!(%error, "naming flow events");
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot read flow events");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    fn take(&self, records: &[FlowRecord]) {
+        for record in records {
+            let flow = Arc::new(name::flow(record, &*self.naming));
+            // Nobody may be listening.
+            if flow.is_drop() && self.drops.receiver_count() > 0 {
+                let _unheard = self.drops.send(drops::event(&flow, record)).is_err();
+            }
+            let _unheard = self.all.send(Arc::clone(&flow)).is_err();
+            let mut recent = self.recent();
+            if recent.len() >= REMEMBERED {
+                recent.pop_front();
+            }
+            recent.push_back(flow);
+        }
+    }
+
+    fn recent(&self) -> MutexGuard<'_, VecDeque<Arc<FlowView>>> {
+        // A panic while it was held leaves whole entries.
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The last flows and drops that the filter selects, oldest first.
+    pub fn history(&self, filter: &FlowFilter) -> Vec<Arc<FlowView>> {
+        self.recent()
+            .iter()
+            .filter(|flow| filter.selects(flow))
+            .map(Arc::clone)
+            .collect()
+    }
+
+    /// Flows and drops from now on. A receiver that lags is told how many it lost.
+    pub fn subscribe(&self) -> broadcast::Receiver<Arc<FlowView>> {
+        self.all.subscribe()
+    }
+
+    /// Drops alone, likewise.
+    pub fn subscribe_drops(&self) -> broadcast::Receiver<DropEventView> {
+        self.drops.subscribe()
+    }
+}

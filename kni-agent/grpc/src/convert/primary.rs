@@ -1,0 +1,68 @@
+//! What a pod's annotations ask of its primary interface.
+
+use std::{collections::BTreeMap, net::IpAddr, str::FromStr};
+
+use kni_model::PrimarySelection;
+
+use super::error::Refusal;
+
+/// Network of the primary interface.
+const NETWORK: &str = "kni.dev/network";
+/// Value of [`NETWORK`] for a pod without a primary interface; no network may have that name.
+const NO_NETWORK: &str = "none";
+/// Addresses of the primary interface, a comma list.
+const IPS: &str = "kni.dev/ips";
+/// MAC address of the primary interface.
+const MAC: &str = "kni.dev/mac";
+/// Most addresses that one interface may ask for.
+const MAX_IPS: usize = 16;
+/// Longest value that an error repeats, in characters.
+const MAX_QUOTE: usize = 64;
+
+/// Reads the three annotations. Absent and blank ones ask for nothing.
+pub(super) fn selection(annotations: &BTreeMap<String, String>) -> Result<PrimarySelection, Refusal> {
+    let value = |key| {
+        annotations
+            .get(key)
+            .map(|value| value.trim())
+            .filter(|value| !value.is_empty())
+    };
+    Ok(PrimarySelection {
+        network: value(NETWORK)
+            .filter(|value| *value != NO_NETWORK)
+            .map(|value| parse(NETWORK, value))
+            .transpose()?,
+        none: value(NETWORK) == Some(NO_NETWORK),
+        ips: value(IPS).map(addresses).transpose()?.unwrap_or_default(),
+        mac: value(MAC).map(|value| parse(MAC, value)).transpose()?,
+        default_route: None,
+    })
+}
+
+fn parse<T: FromStr<Err: std::fmt::Display>>(annotation: &str, value: &str) -> Result<T, Refusal> {
+    value
+        .parse()
+        .map_err(|invalid| refuse(annotation, format!("{invalid}")))
+}
+
+fn addresses(list: &str) -> Result<Vec<IpAddr>, Refusal> {
+    let mut ips = Vec::new();
+    for item in list.split(',').map(str::trim) {
+        let quote = || item.chars().take(MAX_QUOTE).collect::<String>();
+        let ip = item
+            .parse()
+            .map_err(|_not_an_address| refuse(IPS, format!("{:?} is not an address without prefix", quote())))?;
+        if ips.contains(&ip) {
+            return Err(refuse(IPS, format!("{ip} is asked for twice")));
+        }
+        if ips.len() == MAX_IPS {
+            return Err(refuse(IPS, format!("more than {MAX_IPS} addresses")));
+        }
+        ips.push(ip);
+    }
+    Ok(ips)
+}
+
+fn refuse(annotation: &str, reason: String) -> Refusal {
+    Refusal::new(format!("annotations[{annotation:?}]"), reason)
+}

@@ -1,0 +1,221 @@
+//! `kni.KNI`: the Kubernetes Networking Interface, all methods of all its published versions.
+
+use kni_model::PodRef;
+use kni_proto::kni::{
+    AttachInterfaceRequest, AttachInterfaceResponse, CreateNetworkRequest, CreateNetworkResponse, DeleteNetworkRequest,
+    DeleteNetworkResponse, DetachInterfaceRequest, DetachInterfaceResponse, QueryNodeNetworksRequest,
+    QueryNodeNetworksResponse, QueryPodNetworkRequest, QueryPodNetworkResponse, SetupNodeNetworkRequest,
+    SetupNodeNetworkResponse, kni_server::Kni,
+};
+use tonic::{Request, Response, Status};
+
+use super::{backend::Backend, call::Call, convert, status::IntoStatus};
+
+/// The service over a backend.
+#[derive(Debug, Clone)]
+pub(super) struct KniService<B> {
+    backend: B,
+}
+
+impl<B: Backend> KniService<B> {
+    pub(super) fn new(backend: B) -> Self {
+        Self { backend }
+    }
+
+    async fn create(
+        &self,
+        method: &'static str,
+        request: Request<CreateNetworkRequest>,
+    ) -> Result<Response<CreateNetworkResponse>, Status> {
+        let call = Call::change(method, &request);
+        let request = request.into_inner();
+        let call = call.about(PodRef::named(&request.namespace, &request.name), "");
+        let backend = self.backend.clone();
+        call.run(async move {
+            let (pod, prefix) = convert::create_request(request)?;
+            let path = backend.create_namespace(pod, &prefix).await;
+            convert::created(&path.map_err(IntoStatus::into_status)?)
+        })
+        .await
+    }
+
+    async fn delete(
+        &self,
+        method: &'static str,
+        request: Request<DeleteNetworkRequest>,
+    ) -> Result<Response<DeleteNetworkResponse>, Status> {
+        let call = Call::change(method, &request);
+        let request = request.into_inner();
+        let call = call.about(PodRef::named(&request.namespace, &request.name), &request.id);
+        let backend = self.backend.clone();
+        call.run(async move {
+            if let Some(request) = convert::delete_request(request) {
+                backend.delete(request).await.map_err(IntoStatus::into_status)?;
+            } else {
+                tracing::debug!(method, "names nothing that can exist");
+            }
+            Ok(DeleteNetworkResponse {})
+        })
+        .await
+    }
+
+    async fn attach(
+        &self,
+        method: &'static str,
+        request: Request<AttachInterfaceRequest>,
+    ) -> Result<Response<AttachInterfaceResponse>, Status> {
+        let call = Call::change(method, &request);
+        let request = request.into_inner();
+        let call = call.about(PodRef::named(&request.namespace, &request.name), &request.id);
+        let backend = self.backend.clone();
+        call.run(async move {
+            let claim = convert::claim(&request);
+            let request = match convert::attach_request(request) {
+                Ok(request) => request,
+                Err(refused) => {
+                    // The client will delete what it was given by the sandbox's id alone.
+                    if let Some((sandbox, netns)) = claim
+                        && let Err(error) = backend.claim(sandbox, netns).await
+                    {
+                        tracing::warn!(method, %error, "namespace of a refused request is not bound");
+                    }
+                    return Err(refused.into());
+                }
+            };
+            let sandbox = backend.attach(request).await.map_err(IntoStatus::into_status)?;
+            let (ipconfigs, extradata) = convert::pod_network(&sandbox);
+            Ok(AttachInterfaceResponse { ipconfigs, extradata })
+        })
+        .await
+    }
+
+    async fn detach(
+        &self,
+        method: &'static str,
+        request: Request<DetachInterfaceRequest>,
+    ) -> Result<Response<DetachInterfaceResponse>, Status> {
+        let call = Call::change(method, &request);
+        let request = request.into_inner();
+        let call = call.about(PodRef::named(&request.namespace, &request.name), &request.id);
+        let backend = self.backend.clone();
+        call.run(async move {
+            let detached = match (
+                convert::sandbox_id(&request.id),
+                convert::invocation(&request.extradata),
+            ) {
+                (Some(sandbox), None) => backend.detach(sandbox).await,
+                (Some(sandbox), Some(invocation)) => backend.undo(sandbox, invocation.to_owned()).await,
+                (None, _) => {
+                    tracing::debug!(method, "no sandbox can have this id");
+                    Ok(())
+                }
+            };
+            detached.map_err(IntoStatus::into_status)?;
+            Ok(DetachInterfaceResponse {})
+        })
+        .await
+    }
+}
+
+#[tonic::async_trait]
+impl<B: Backend> Kni for KniService<B> {
+    async fn create_network(
+        &self,
+        request: Request<CreateNetworkRequest>,
+    ) -> Result<Response<CreateNetworkResponse>, Status> {
+        self.create("CreateNetwork", request).await
+    }
+
+    async fn delete_network(
+        &self,
+        request: Request<DeleteNetworkRequest>,
+    ) -> Result<Response<DeleteNetworkResponse>, Status> {
+        self.delete("DeleteNetwork", request).await
+    }
+
+    async fn create_isolation_domain(
+        &self,
+        request: Request<CreateNetworkRequest>,
+    ) -> Result<Response<CreateNetworkResponse>, Status> {
+        self.create("CreateIsolationDomain", request).await
+    }
+
+    async fn delete_isolation_domain(
+        &self,
+        request: Request<DeleteNetworkRequest>,
+    ) -> Result<Response<DeleteNetworkResponse>, Status> {
+        self.delete("DeleteIsolationDomain", request).await
+    }
+
+    async fn attach_interface(
+        &self,
+        request: Request<AttachInterfaceRequest>,
+    ) -> Result<Response<AttachInterfaceResponse>, Status> {
+        self.attach("AttachInterface", request).await
+    }
+
+    async fn detach_interface(
+        &self,
+        request: Request<DetachInterfaceRequest>,
+    ) -> Result<Response<DetachInterfaceResponse>, Status> {
+        self.detach("DetachInterface", request).await
+    }
+
+    async fn attach_network(
+        &self,
+        request: Request<AttachInterfaceRequest>,
+    ) -> Result<Response<AttachInterfaceResponse>, Status> {
+        self.attach("AttachNetwork", request).await
+    }
+
+    async fn detach_network(
+        &self,
+        request: Request<DetachInterfaceRequest>,
+    ) -> Result<Response<DetachInterfaceResponse>, Status> {
+        self.detach("DetachNetwork", request).await
+    }
+
+    /// Never an error: the kubelet asks for every sandbox a pod ever had, and one error fails the pod's whole status.
+    async fn query_pod_network(
+        &self,
+        request: Request<QueryPodNetworkRequest>,
+    ) -> Result<Response<QueryPodNetworkResponse>, Status> {
+        let call = Call::query("QueryPodNetwork", &request);
+        let request = request.into_inner();
+        let call = call.about(PodRef::named(&request.namespace, &request.name), &request.id);
+        let backend = self.backend.clone();
+        call.run(async move {
+            let sandbox = convert::sandbox_id(&request.id).and_then(|id| backend.query(&id));
+            let (ipconfigs, extradata) = sandbox
+                .map(|sandbox| convert::pod_network(&sandbox))
+                .unwrap_or_default();
+            Ok(QueryPodNetworkResponse { ipconfigs, extradata })
+        })
+        .await
+    }
+
+    async fn query_node_networks(
+        &self,
+        request: Request<QueryNodeNetworksRequest>,
+    ) -> Result<Response<QueryNodeNetworksResponse>, Status> {
+        let backend = self.backend.clone();
+        Call::query("QueryNodeNetworks", &request)
+            .run(async move {
+                let networks = convert::node_networks(&backend.networks());
+                Ok(QueryNodeNetworksResponse {
+                    networks,
+                    ..QueryNodeNetworksResponse::default()
+                })
+            })
+            .await
+    }
+
+    async fn setup_node_network(
+        &self,
+        request: Request<SetupNodeNetworkRequest>,
+    ) -> Result<Response<SetupNodeNetworkResponse>, Status> {
+        Call::query("SetupNodeNetwork", &request)
+            .run(async { Ok(SetupNodeNetworkResponse {}) })
+            .await
+    }
+}

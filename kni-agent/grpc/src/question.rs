@@ -1,0 +1,163 @@
+//! From the questions of `kni.runtime.v1` to the agent's own words.
+
+use kni_model::{
+    PodRef,
+    flow_view::{ExplainQuestion, FlowFilter, QuestionError},
+};
+use kni_proto::runtime::{ExplainRequest, FlowFilter as WireFilter, GetPolicyRequest};
+
+/// Longest text in a question, in bytes: two Kubernetes names, an interface and what joins them.
+const MAX_TEXT: usize = 253 + 1 + 253 + 1 + 15;
+
+/// A filter that is absent selects all.
+pub(super) fn flow_filter(wire: Option<WireFilter>) -> FlowFilter {
+    let WireFilter {
+        pod_namespace,
+        pod_name,
+        network,
+        drops_only,
+    } = wire.unwrap_or_default();
+    FlowFilter {
+        pod_namespace,
+        pod_name,
+        network,
+        drops_only,
+    }
+}
+
+/// Checks form only; whether pods, interfaces and networks exist is for others to say.
+pub(super) fn explain(wire: ExplainRequest) -> Result<ExplainQuestion, QuestionError> {
+    let ExplainRequest {
+        source,
+        destination,
+        protocol,
+        port,
+        network,
+    } = wire;
+    text("source", &source)?;
+    text("destination", &destination)?;
+    let number = protocol_number(&protocol)?;
+    let port = u16::try_from(port).map_err(|_range| invalid("port", format!("{port} is not a port (0 to 65535)")))?;
+    let has_ports = matches!(number, 6 | 17 | 132);
+    if has_ports != (port != 0) {
+        let reason = if has_ports {
+            format!("{protocol} needs a destination port")
+        } else {
+            format!("{protocol} has no ports")
+        };
+        return Err(invalid("port", reason));
+    }
+    if network.len() > MAX_TEXT {
+        return Err(invalid("network", "is too long".to_owned()));
+    }
+    Ok(ExplainQuestion {
+        source,
+        destination,
+        protocol: number,
+        port,
+        network: Some(network).filter(|network| !network.is_empty()),
+    })
+}
+
+/// The pod that a question is about.
+pub(super) fn pod(wire: GetPolicyRequest) -> Result<PodRef, QuestionError> {
+    let GetPolicyRequest {
+        pod_namespace,
+        pod_name,
+    } = wire;
+    text("pod_namespace", &pod_namespace)?;
+    text("pod_name", &pod_name)?;
+    Ok(PodRef {
+        namespace: pod_namespace,
+        name: pod_name,
+        uid: String::new(),
+    })
+}
+
+fn protocol_number(word: &str) -> Result<u8, QuestionError> {
+    let known = [("TCP", 6), ("UDP", 17), ("SCTP", 132), ("ICMP", 1), ("ICMPv6", 58)];
+    let known = known.into_iter().find(|(name, _)| name.eq_ignore_ascii_case(word));
+    known
+        .map(|(_, number)| number)
+        .or_else(|| word.parse().ok().filter(|number| *number != 0))
+        .ok_or_else(|| {
+            let quote: String = word.chars().take(32).collect();
+            invalid(
+                "protocol",
+                format!("{quote:?} is none of TCP, UDP, SCTP, ICMP and 1 to 255"),
+            )
+        })
+}
+
+fn text(field: &'static str, value: &str) -> Result<(), QuestionError> {
+    if value.is_empty() {
+        return Err(invalid(field, "is empty".to_owned()));
+    }
+    if value.len() > MAX_TEXT {
+        return Err(invalid(
+            field,
+            format!("{} bytes long, more than {MAX_TEXT}", value.len()),
+        ));
+    }
+    Ok(())
+}
+
+fn invalid(field: &'static str, reason: String) -> QuestionError {
+    QuestionError::Invalid { field, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(protocol: &str, port: u32) -> Result<(u8, u16), String> {
+        let wire = ExplainRequest {
+            source: "x/a".to_owned(),
+            destination: "10.0.0.1".to_owned(),
+            protocol: protocol.to_owned(),
+            port,
+            network: String::new(),
+        };
+        let question = explain(wire).map_err(|error| error.to_string())?;
+        assert_eq!(question.network, None);
+        Ok((question.protocol, question.port))
+    }
+
+    #[test]
+    fn protocols_have_names_and_numbers() {
+        assert_eq!(asked("tcp", 80), Ok((6, 80)));
+        assert_eq!(asked("SCTP", 65535), Ok((132, 65535)));
+        assert_eq!(asked("icmp", 0), Ok((1, 0)));
+        assert_eq!(asked("ICMPv6", 0), Ok((58, 0)));
+        assert_eq!(asked("47", 0), Ok((47, 0)));
+        assert_eq!(asked("17", 53), Ok((17, 53)));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_told_by_field() {
+        for (protocol, port, expected) in [
+            ("tcp", 0, "port: tcp needs a destination port"),
+            ("icmp", 8, "port: icmp has no ports"),
+            ("tcp", 65536, "port: 65536 is not a port (0 to 65535)"),
+            ("0", 0, "protocol: \"0\" is none of TCP, UDP, SCTP, ICMP and 1 to 255"),
+            ("256", 0, "protocol: \"256\" is none of"),
+            ("", 0, "protocol: \"\" is none of"),
+        ] {
+            let error = asked(protocol, port).unwrap_err();
+            assert!(error.starts_with(expected), "{error}");
+        }
+        let nobody = explain(ExplainRequest {
+            destination: "x/a".to_owned(),
+            ..ExplainRequest::default()
+        });
+        assert_eq!(nobody.unwrap_err().to_string(), "source: is empty");
+        let long = pod(GetPolicyRequest {
+            pod_namespace: "x".repeat(600),
+            pod_name: "a".to_owned(),
+        });
+        assert_eq!(
+            long.unwrap_err().to_string(),
+            "pod_namespace: 600 bytes long, more than 523"
+        );
+    }
+}

@@ -1,0 +1,281 @@
+//! `kni.runtime.v1.Runtime`: what operators and tools ask of the running agent.
+
+use std::{path::PathBuf, pin::Pin, sync::Arc, time::Instant};
+
+use futures::Stream;
+use kni_model::view::{InterfaceFilter, StatusView};
+use kni_proto::runtime::{
+    CollectGarbageRequest, CollectGarbageResponse, DropEvent, ExplainRequest, ExplainResponse, Flow, GetPolicyRequest,
+    GetPolicyResponse, GetStatusRequest, GetStatusResponse, ListDropsRequest, ListDropsResponse, ListFlowsRequest,
+    ListFlowsResponse, ListInterfacesRequest, ListInterfacesResponse, ListMapsRequest, ListMapsResponse,
+    ListNetworksRequest, ListNetworksResponse, ListServicesRequest, ListServicesResponse, WatchDropsRequest,
+    WatchFlowsRequest, runtime_server::Runtime,
+};
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+
+use super::{
+    backend::Backend,
+    call::Call,
+    convert, drops, flow_answer, flows,
+    insight::Insight,
+    policy_answer, question, runtime_answer,
+    status::{IntoStatus, one_line},
+};
+
+/// The service over a backend.
+#[derive(Clone)]
+pub(super) struct RuntimeService<B> {
+    backend: B,
+    insight: Arc<dyn Insight>,
+    process: Arc<Process>,
+    stopping: watch::Receiver<bool>,
+}
+
+/// What the server knows of its own process.
+#[derive(Debug)]
+struct Process {
+    started: Instant,
+    kernel_release: String,
+    sockets: Vec<String>,
+}
+
+impl<B: Backend> RuntimeService<B> {
+    /// A service whose streams end when `stopping` becomes true.
+    pub(super) fn new(
+        backend: B,
+        insight: Arc<dyn Insight>,
+        sockets: &[PathBuf],
+        stopping: watch::Receiver<bool>,
+    ) -> Self {
+        let process = Arc::new(Process {
+            started: Instant::now(),
+            kernel_release: kernel_release(),
+            sockets: sockets.iter().map(|path| path.display().to_string()).collect(),
+        });
+        Self {
+            backend,
+            insight,
+            process,
+            stopping,
+        }
+    }
+
+    /// Runs a question to the backend that may block.
+    async fn ask<R, T: Send + 'static>(
+        &self,
+        method: &'static str,
+        request: &Request<R>,
+        question: impl FnOnce(&B) -> T + Send + 'static,
+    ) -> Result<Response<T>, Status> {
+        let backend = self.backend.clone();
+        answer(method, request, move || Ok(question(&backend))).await
+    }
+
+    /// Runs a question about flows, policy or services that may block.
+    async fn look<R, T: Send + 'static>(
+        &self,
+        method: &'static str,
+        request: &Request<R>,
+        question: impl FnOnce(&dyn Insight) -> Result<T, Status> + Send + 'static,
+    ) -> Result<Response<T>, Status> {
+        let insight = Arc::clone(&self.insight);
+        answer(method, request, move || question(&*insight)).await
+    }
+}
+
+/// Runs what may block, apart from the connection.
+async fn answer<R, T: Send + 'static>(
+    method: &'static str,
+    request: &Request<R>,
+    question: impl FnOnce() -> Result<T, Status> + Send + 'static,
+) -> Result<Response<T>, Status> {
+    Call::query(method, request)
+        .run(async move {
+            let answer = tokio::task::spawn_blocking(question).await;
+            answer.unwrap_or_else(|error| Err(Status::internal(one_line(&format!("{method}: {error}")))))
+        })
+        .await
+}
+
+impl Process {
+    fn status(&self, view: StatusView) -> GetStatusResponse {
+        GetStatusResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            ready: view.ready,
+            reasons: view.reasons,
+            kernel_release: self.kernel_release.clone(),
+            hook: view.hook,
+            layout_version: kni_common::layout::LAYOUT_VERSION,
+            pin_path: view.pin_path.display().to_string(),
+            sockets: self.sockets.clone(),
+            sandboxes: view.sandboxes,
+            attachments: view.attachments,
+            endpoints_capacity: view.endpoints_capacity,
+            warm_sandboxes: view.warm_sandboxes,
+            pending_removals: view.pending_removals,
+            pending_links: view.pending_links,
+            uplink: Some(runtime_answer::uplink(view.uplink)),
+        }
+    }
+}
+
+fn kernel_release() -> String {
+    match nix::sys::utsname::uname() {
+        Ok(names) => names.release().to_string_lossy().into_owned(),
+        Err(error) => {
+            tracing::warn!(%error, "uname failed");
+            String::new()
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl<B: Backend> Runtime for RuntimeService<B> {
+    async fn get_status(&self, request: Request<GetStatusRequest>) -> Result<Response<GetStatusResponse>, Status> {
+        let process = Arc::clone(&self.process);
+        self.ask("GetStatus", &request, move |backend| process.status(backend.status()))
+            .await
+    }
+
+    async fn list_networks(
+        &self,
+        request: Request<ListNetworksRequest>,
+    ) -> Result<Response<ListNetworksResponse>, Status> {
+        self.ask("ListNetworks", &request, |backend| ListNetworksResponse {
+            networks: backend.networks().iter().map(runtime_answer::network).collect(),
+            refused: backend.refused().into_iter().map(runtime_answer::refused).collect(),
+        })
+        .await
+    }
+
+    async fn list_interfaces(
+        &self,
+        request: Request<ListInterfacesRequest>,
+    ) -> Result<Response<ListInterfacesResponse>, Status> {
+        let ListInterfacesRequest {
+            pod_namespace,
+            pod_name,
+            network,
+            sandbox_id,
+        } = request.get_ref().clone();
+        let filter = InterfaceFilter {
+            pod_namespace,
+            pod_name,
+            network,
+            sandbox: sandbox_id,
+        };
+        self.ask("ListInterfaces", &request, move |backend| ListInterfacesResponse {
+            interfaces: backend
+                .interfaces(&filter)
+                .into_iter()
+                .map(runtime_answer::interface)
+                .collect(),
+        })
+        .await
+    }
+
+    async fn list_drops(&self, request: Request<ListDropsRequest>) -> Result<Response<ListDropsResponse>, Status> {
+        self.ask("ListDrops", &request, |backend| ListDropsResponse {
+            drops: backend.drops().into_iter().map(runtime_answer::drop_count).collect(),
+        })
+        .await
+    }
+
+    type WatchDropsStream = Pin<Box<dyn Stream<Item = Result<DropEvent, Status>> + Send>>;
+
+    async fn watch_drops(
+        &self,
+        request: Request<WatchDropsRequest>,
+    ) -> Result<Response<Self::WatchDropsStream>, Status> {
+        let events = self.backend.subscribe_drops();
+        let stream: Self::WatchDropsStream = Box::pin(drops::watch(events, self.stopping.clone()));
+        Call::query("WatchDrops", &request).run(async move { Ok(stream) }).await
+    }
+
+    async fn list_maps(&self, request: Request<ListMapsRequest>) -> Result<Response<ListMapsResponse>, Status> {
+        self.ask("ListMaps", &request, |backend| ListMapsResponse {
+            maps: backend.maps().into_iter().map(runtime_answer::map).collect(),
+        })
+        .await
+    }
+
+    async fn list_flows(&self, request: Request<ListFlowsRequest>) -> Result<Response<ListFlowsResponse>, Status> {
+        let filter = question::flow_filter(request.get_ref().filter.clone());
+        self.look("ListFlows", &request, move |insight| {
+            let flows = insight
+                .flows(&filter)
+                .iter()
+                .map(|flow| flow_answer::flow(flow))
+                .collect();
+            Ok(ListFlowsResponse { flows })
+        })
+        .await
+    }
+
+    type WatchFlowsStream = Pin<Box<dyn Stream<Item = Result<Flow, Status>> + Send>>;
+
+    async fn watch_flows(
+        &self,
+        request: Request<WatchFlowsRequest>,
+    ) -> Result<Response<Self::WatchFlowsStream>, Status> {
+        let filter = question::flow_filter(request.get_ref().filter.clone());
+        let flows = self.insight.subscribe_flows();
+        let stream: Self::WatchFlowsStream = Box::pin(flows::watch(flows, filter, self.stopping.clone()));
+        Call::query("WatchFlows", &request).run(async move { Ok(stream) }).await
+    }
+
+    async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
+        let wire = request.get_ref().clone();
+        self.look("Explain", &request, move |insight| {
+            let question = question::explain(wire).map_err(IntoStatus::into_status)?;
+            let explanation = insight.explain(&question).map_err(IntoStatus::into_status)?;
+            Ok(flow_answer::explanation(explanation))
+        })
+        .await
+    }
+
+    async fn get_policy(&self, request: Request<GetPolicyRequest>) -> Result<Response<GetPolicyResponse>, Status> {
+        let wire = request.get_ref().clone();
+        self.look("GetPolicy", &request, move |insight| {
+            let pod = question::pod(wire).map_err(IntoStatus::into_status)?;
+            let policy = insight.policy(&pod).map_err(IntoStatus::into_status)?;
+            let interfaces = policy.into_iter().map(policy_answer::interface_policy).collect();
+            Ok(GetPolicyResponse { interfaces })
+        })
+        .await
+    }
+
+    async fn collect_garbage(
+        &self,
+        request: Request<CollectGarbageRequest>,
+    ) -> Result<Response<CollectGarbageResponse>, Status> {
+        let call = Call::change("CollectGarbage", &request);
+        let (backend, request) = (self.backend.clone(), convert::garbage_request(request.into_inner()));
+        call.run(async move {
+            let garbage = backend
+                .collect_garbage(request)
+                .await
+                .map_err(IntoStatus::into_status)?;
+            Ok(convert::garbage(garbage))
+        })
+        .await
+    }
+
+    async fn list_services(
+        &self,
+        request: Request<ListServicesRequest>,
+    ) -> Result<Response<ListServicesResponse>, Status> {
+        self.look("ListServices", &request, |insight| {
+            let services = insight
+                .services()
+                .into_iter()
+                .map(policy_answer::service_port)
+                .collect();
+            Ok(ListServicesResponse { services })
+        })
+        .await
+    }
+}

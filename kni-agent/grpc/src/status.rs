@@ -1,0 +1,84 @@
+//! Errors on the wire: the one table from what went wrong to a gRPC code, and what a message may look like.
+
+use kni_model::flow_view::QuestionError;
+use kni_pods::AttachError;
+use tonic::{Code, Status};
+
+use super::convert::RequestError;
+
+/// Longest message, in bytes. Percent-encoded it still fits a client's limit for headers.
+const MAX_MESSAGE: usize = 1024;
+
+/// What a client may do about an error decides its code: `Unavailable` means the same call will work later.
+fn code(error: &AttachError) -> Code {
+    match error {
+        // Policies are tried again until they are in force.
+        AttachError::NotInSync
+        | AttachError::NotReady { .. }
+        | AttachError::Stopping
+        | AttachError::Policy { .. }
+        | AttachError::HostPorts { .. }
+        | AttachError::Provider { again: true, .. } => Code::Unavailable,
+        AttachError::UnknownNetwork { .. } | AttachError::NetnsNotFound { .. } => Code::NotFound,
+        AttachError::InvalidSelection { .. }
+        | AttachError::InvalidField { .. }
+        | AttachError::AddressUnavailable { in_use: false, .. } => Code::InvalidArgument,
+        AttachError::NoDefaultNetwork { .. }
+        | AttachError::NetworkDisabled { .. }
+        | AttachError::Provider { again: false, .. } => Code::FailedPrecondition,
+        AttachError::AddressesExhausted { .. } | AttachError::EndpointsExhausted { .. } => Code::ResourceExhausted,
+        AttachError::AddressUnavailable { in_use: true, .. }
+        | AttachError::Conflict { .. }
+        | AttachError::HostPortTaken { .. } => Code::AlreadyExists,
+        AttachError::Timeout { .. } => Code::DeadlineExceeded,
+        AttachError::Kernel { .. } | AttachError::Xdp { .. } | AttachError::Store(_) => Code::Internal,
+    }
+}
+
+/// An error of a lower layer that has a place in the table. Both types are foreign, so [`From`] is out of reach.
+pub(super) trait IntoStatus {
+    /// The code and the message of the error.
+    fn into_status(self) -> Status;
+}
+
+impl IntoStatus for AttachError {
+    fn into_status(self) -> Status {
+        Status::new(code(&self), one_line(&self.to_string()))
+    }
+}
+
+impl From<RequestError> for Status {
+    fn from(error: RequestError) -> Self {
+        Self::invalid_argument(one_line(&error.to_string()))
+    }
+}
+
+impl IntoStatus for QuestionError {
+    fn into_status(self) -> Status {
+        let code = match &self {
+            QuestionError::Invalid { .. } => Code::InvalidArgument,
+            QuestionError::NotFound { .. } => Code::NotFound,
+            QuestionError::Failed(_) => Code::Internal,
+        };
+        Status::new(code, one_line(&self.to_string()))
+    }
+}
+
+/// Text that fits a header, a log line and a terminal: no control characters, no line breaks, bounded in length.
+pub(super) fn one_line(text: &str) -> String {
+    let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+    // One character more than fits, so that the length tells whether anything is missing.
+    let mut line: String = text
+        .chars()
+        .take(MAX_MESSAGE + 1)
+        .map(|c| if breaks(c) { ' ' } else { c })
+        .collect();
+    if line.len() > MAX_MESSAGE {
+        line.truncate(line.floor_char_boundary(MAX_MESSAGE - '…'.len_utf8()));
+        line.push('…');
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,346 @@
+//! A backend that remembers what it was asked and does what the test says.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use kni_common::{Direction, Verdict};
+use kni_model::{
+    AttachRequest, Attachment, EndpointId, NetnsIdentity, Network, NetworkId, NetworkSpec, Phase, PodRef, Sandbox,
+    SandboxId,
+    flow_view::FlowView,
+    view::{
+        Count, DropEventView, DropView, EndpointCounts, InterfaceFilter, InterfaceView, MapView, NetworkView,
+        ProgramView, RefusedManifest, StatusView, UplinkView,
+    },
+};
+use kni_pods::{AttachError, DeleteRequest, Garbage, GarbageRequest};
+use tokio::sync::{Semaphore, broadcast};
+
+use crate::Backend;
+
+/// How [`Fake::attach`] behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mood {
+    Obliging,
+    /// Waits for a permit of [`Fake::gate`].
+    Gated,
+    Panicking,
+    Exhausted,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Fake {
+    calls: Arc<Mutex<Vec<String>>>,
+    sandboxes: Arc<Mutex<BTreeMap<SandboxId, Arc<Sandbox>>>>,
+    pub(super) networks: Arc<Mutex<Vec<NetworkView>>>,
+    pub(super) mood: Arc<Mutex<Mood>>,
+    pub(super) gate: Arc<Semaphore>,
+    pub(super) events: broadcast::Sender<DropEventView>,
+    pub(super) flows: broadcast::Sender<Arc<FlowView>>,
+}
+
+impl Default for Fake {
+    fn default() -> Self {
+        Self {
+            calls: Arc::default(),
+            sandboxes: Arc::default(),
+            networks: Arc::new(Mutex::new(vec![
+                network("pods", true, true),
+                network("blue", false, false),
+            ])),
+            mood: Arc::new(Mutex::new(Mood::Obliging)),
+            gate: Arc::new(Semaphore::new(0)),
+            events: broadcast::channel(4).0,
+            flows: broadcast::channel(4).0,
+        }
+    }
+}
+
+impl Fake {
+    pub(super) fn note(&self, call: impl Into<String>) {
+        self.calls.lock().unwrap().push(call.into());
+    }
+
+    /// What it was asked since the last time.
+    pub(super) fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.calls.lock().unwrap())
+    }
+
+    pub(super) fn knows(&self, sandbox: &str) -> bool {
+        self.sandboxes.lock().unwrap().contains_key(&sandbox.parse().unwrap())
+    }
+}
+
+impl Backend for Fake {
+    async fn create_namespace(&self, pod: PodRef, path_prefix: &str) -> Result<PathBuf, AttachError> {
+        self.note(format!("create {pod} {} {path_prefix}", pod.uid));
+        Ok(PathBuf::from("/run/netns/fresh"))
+    }
+
+    async fn delete(&self, request: DeleteRequest) -> Result<(), AttachError> {
+        let DeleteRequest { sandbox, pod, netns } = request;
+        self.note(format!("delete {sandbox:?} {pod} {netns:?}"));
+        if let Some(sandbox) = sandbox {
+            self.sandboxes.lock().unwrap().remove(&sandbox);
+        }
+        Ok(())
+    }
+
+    async fn undo(&self, sandbox: SandboxId, invocation: String) -> Result<(), AttachError> {
+        self.note(format!("undo {sandbox} {invocation}"));
+        Ok(())
+    }
+
+    async fn collect_garbage(&self, request: GarbageRequest) -> Result<Garbage, AttachError> {
+        self.note(format!(
+            "collect {} {:?} {}",
+            request.network, request.kept, request.began_ns
+        ));
+        Ok(Garbage {
+            detached: Vec::new(),
+            errors: vec!["one stays".to_owned()],
+        })
+    }
+
+    /// Works within the caller's future, so that only the edge keeps it alive.
+    async fn claim(&self, sandbox: SandboxId, netns: PathBuf) -> Result<(), AttachError> {
+        self.note(format!("claim {sandbox} {}", netns.display()));
+        Ok(())
+    }
+
+    async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
+        self.note(format!("attach {} {}", request.sandbox, request.pod));
+        let mood = *self.mood.lock().unwrap();
+        match mood {
+            Mood::Obliging => {}
+            Mood::Gated => self.gate.acquire().await.unwrap().forget(),
+            Mood::Panicking => panic!("the backend fails in this test"),
+            Mood::Exhausted => {
+                let AttachRequest { pod, sandbox, .. } = request;
+                return Err(AttachError::EndpointsExhausted {
+                    pod,
+                    sandbox,
+                    capacity: 7,
+                });
+            }
+        }
+        let sandbox = Arc::new(sandbox(&request));
+        self.sandboxes
+            .lock()
+            .unwrap()
+            .insert(request.sandbox, Arc::clone(&sandbox));
+        Ok(sandbox)
+    }
+
+    async fn detach(&self, sandbox: SandboxId) -> Result<(), AttachError> {
+        self.note(format!("detach {sandbox}"));
+        self.sandboxes.lock().unwrap().remove(&sandbox);
+        Ok(())
+    }
+
+    fn query(&self, sandbox: &SandboxId) -> Option<Arc<Sandbox>> {
+        self.sandboxes.lock().unwrap().get(sandbox).cloned()
+    }
+
+    fn networks(&self) -> Vec<NetworkView> {
+        self.networks.lock().unwrap().clone()
+    }
+
+    fn refused(&self) -> Vec<RefusedManifest> {
+        let (file, field, reason) = ("bad.yaml".to_owned(), "spec.mtu".to_owned(), "too small".to_owned());
+        vec![RefusedManifest {
+            file,
+            line: 3,
+            field,
+            reason,
+        }]
+    }
+
+    fn interfaces(&self, filter: &InterfaceFilter) -> Vec<InterfaceView> {
+        self.note(format!("{filter:?}"));
+        let sandboxes = self.sandboxes.lock().unwrap();
+        let views = sandboxes.values().flat_map(|sandbox| {
+            sandbox.attachments.iter().map(|attachment| InterfaceView {
+                sandbox: Arc::clone(sandbox),
+                attachment: attachment.clone(),
+                programs: vec![program()],
+                counts: EndpointCounts {
+                    from_pod: Count { packets: 5, bytes: 500 },
+                    ..EndpointCounts::default()
+                },
+                problems: vec!["the route is missing".to_owned()],
+            })
+        });
+        views.collect()
+    }
+
+    fn drops(&self) -> Vec<DropView> {
+        let event = event(0);
+        vec![DropView {
+            network: event.network,
+            pod: event.pod,
+            ifname: event.ifname,
+            direction: event.direction,
+            reason: event.reason,
+            count: Count { packets: 2, bytes: 120 },
+        }]
+    }
+
+    fn maps(&self) -> Vec<MapView> {
+        vec![MapView {
+            name: "ENDPOINTS".to_owned(),
+            id: 9,
+            kind: "array".to_owned(),
+            key_size: 4,
+            value_size: 48,
+            max_entries: 1024,
+            entries: 2,
+            pin: PathBuf::from("/sys/fs/bpf/kni/v1/maps/ENDPOINTS"),
+            purpose: "endpoints".to_owned(),
+        }]
+    }
+
+    fn status(&self) -> StatusView {
+        StatusView {
+            ready: true,
+            reasons: vec!["one manifest is refused".to_owned()],
+            hook: "tcx".to_owned(),
+            pin_path: PathBuf::from("/sys/fs/bpf/kni/v1"),
+            sandboxes: 1,
+            attachments: 2,
+            endpoints_capacity: 1023,
+            warm_sandboxes: 8,
+            pending_removals: 4,
+            pending_links: 2,
+            uplink: UplinkView {
+                ifname: "uplink0".to_owned(),
+                ifindex: 2,
+                sources: vec![[192, 0, 2, 2].into()],
+                dedicated: vec![[192, 0, 2, 77].into()],
+                programs: vec![program()],
+                xdp: "native".to_owned(),
+                host_ports: 3,
+            },
+        }
+    }
+
+    fn subscribe_drops(&self) -> broadcast::Receiver<DropEventView> {
+        self.events.subscribe()
+    }
+}
+
+fn program() -> ProgramView {
+    ProgramView {
+        name: "from_pod".to_owned(),
+        id: 77,
+        hook: "tcx/ingress".to_owned(),
+        link_id: 78,
+    }
+}
+
+fn network(name: &str, default: bool, ready: bool) -> NetworkView {
+    let spec = NetworkSpec {
+        name: name.parse().unwrap(),
+        default,
+        enabled: ready,
+        subnets: vec!["10.1.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()],
+        exclude_subnets: Vec::new(),
+        mtu: 1500,
+        egress: kni_model::network::EgressMode::implied(default),
+        egress_addresses: Vec::new(),
+        service_subnets: Vec::new(),
+        xdp: false,
+        provider: kni_model::Provider::Ebpf,
+        blocks: None,
+    };
+    let reason = if ready { String::new() } else { "disabled".to_owned() };
+    NetworkView {
+        network: Network {
+            id: NetworkId::try_from(if default { 1 } else { 2 }).unwrap(),
+            spec,
+        },
+        ready,
+        reason,
+        attachments: 3,
+        total_addresses: u128::MAX,
+        ipv4: kni_model::view::AddressUse::default(),
+        ipv6: kni_model::view::AddressUse::default(),
+        used_addresses: 6,
+        exhausted: String::new(),
+        origin: "networks.yaml:1".to_owned(),
+        features: kni_model::Provider::Ebpf.features(),
+    }
+}
+
+/// A sandbox with a dual-stack primary interface and an IPv6 interface in another network.
+fn sandbox(request: &AttachRequest) -> Sandbox {
+    let primary = Attachment {
+        endpoint: EndpointId(1),
+        network: "pods".parse().unwrap(),
+        network_id: NetworkId::try_from(1).unwrap(),
+        ifname: "eth0".parse().unwrap(),
+        ifindex: 2,
+        host_ifname: "kni1".parse().unwrap(),
+        host_ifindex: 1_000_001,
+        mac: "02:00:00:00:00:01".parse().unwrap(),
+        host_mac: "02:00:00:00:00:ff".parse().unwrap(),
+        ipv4: Some("10.1.0.2".parse().unwrap()),
+        ipv6: Some("fd00::2".parse().unwrap()),
+        mtu: 1500,
+        default_route: true,
+        host_access: true,
+        routes: vec!["10.1.0.0/24".parse().unwrap(), "fd00::/64".parse().unwrap()],
+        xdp: false,
+        kind: kni_model::InterfaceKind::Veth,
+        bandwidth: kni_model::Bandwidth::default(),
+    };
+    let second = Attachment {
+        network: "blue".parse().unwrap(),
+        ifname: "net1".parse().unwrap(),
+        ipv4: None,
+        default_route: false,
+        ..primary.clone()
+    };
+    Sandbox {
+        id: request.sandbox.clone(),
+        pod: request.pod.clone(),
+        phase: Phase::Ready,
+        netns: request.netns.clone(),
+        netns_identity: NetnsIdentity {
+            dev: 4,
+            inode: 4_026_532_000,
+        },
+        labels: request.labels.clone(),
+        port_mappings: request.port_mappings.clone(),
+        container_ports: request.container_ports.clone(),
+        attachments: vec![primary, second],
+        cni: request.cni.clone(),
+        parent: request.parent.clone(),
+    }
+}
+
+/// A drop event that can be told from others by its time.
+pub(super) fn event(time_ns: u64) -> DropEventView {
+    DropEventView {
+        time_ns,
+        network: Some("blue".parse().unwrap()),
+        pod: PodRef {
+            namespace: "shop".to_owned(),
+            name: "web-0".to_owned(),
+            uid: String::new(),
+        },
+        ifname: "eth0".to_owned(),
+        direction: Direction::FromPod,
+        reason: Verdict::SourceAddress,
+        source: Some("10.9.9.9".parse().unwrap()),
+        destination: Some("10.1.0.3".parse().unwrap()),
+        protocol: 17,
+        source_port: 4000,
+        destination_port: 53,
+        length: 98,
+        ethertype: 0x0800,
+    }
+}

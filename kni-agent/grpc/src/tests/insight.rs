@@ -1,0 +1,334 @@
+//! The methods of `kni.runtime.v1.Runtime` about flows, policy and services.
+
+use std::sync::Arc;
+
+use kni_common::{Direction, Verdict};
+use kni_model::{
+    PodRef,
+    flow_view::{
+        EffectiveRuleView, ExplainQuestion, ExplainView, FlowFilter, FlowView, PeerView, PolicyOfInterface,
+        QuestionError, ServiceView, TrailView,
+    },
+    policy::{PolicyDirection, PolicyKind, PolicyRef, RuleRef},
+};
+use kni_proto::runtime::{
+    ExplainRequest, Flow, FlowFilter as WireFilter, GetPolicyRequest, ListFlowsRequest, ListServicesRequest, Policy,
+    Rule, SocketAddress, WatchFlowsRequest, runtime_client::RuntimeClient,
+};
+use tokio::sync::broadcast;
+use tonic::Code;
+
+use super::{Served, fake::Fake, soon};
+use crate::Insight;
+
+fn pod(name: &str) -> PodRef {
+    PodRef {
+        namespace: "shop".to_owned(),
+        name: name.to_owned(),
+        uid: "uid".to_owned(),
+    }
+}
+
+fn policy(name: &str) -> PolicyRef {
+    PolicyRef {
+        kind: PolicyKind::NetworkPolicy,
+        namespace: "shop".to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+/// A drop by a default deny behind a service, told from others by its time.
+fn flow(time_ns: u64) -> FlowView {
+    FlowView {
+        time_ns,
+        verdict: Verdict::PolicyIngress,
+        direction: Direction::FromPod,
+        network: "blue".to_owned(),
+        source: PeerView {
+            ip: Some("10.1.0.2".parse().unwrap()),
+            port: 4000,
+            pod: Some(pod("web-0")),
+        },
+        destination: PeerView {
+            ip: Some("10.96.0.1".parse().unwrap()),
+            port: 80,
+            pod: None,
+        },
+        translated_source: None,
+        translated_destination: Some(("10.1.0.3".parse().unwrap(), 8080)),
+        service: Some("shop/db:http".to_owned()),
+        protocol: 6,
+        length: 74,
+        ethertype: 0x0800,
+        pod: pod("web-0"),
+        ifname: "eth0".to_owned(),
+        egress: Some(TrailView {
+            allowed: true,
+            rule: Some(RuleRef {
+                policy: policy("out"),
+                direction: PolicyDirection::Egress,
+                index: 2,
+            }),
+            isolating: vec![policy("out")],
+        }),
+        ingress: Some(TrailView {
+            allowed: false,
+            rule: None,
+            isolating: vec![policy("deny")],
+        }),
+        beyond: None,
+        explanation: "dropped".to_owned(),
+    }
+}
+
+/// One that was let through.
+fn passed(time_ns: u64) -> FlowView {
+    FlowView {
+        verdict: Verdict::Redirected,
+        ..flow(time_ns)
+    }
+}
+
+impl Insight for Fake {
+    fn flows(&self, filter: &FlowFilter) -> Vec<Arc<FlowView>> {
+        self.note(format!("{filter:?}"));
+        vec![Arc::new(flow(1)), Arc::new(passed(2))]
+    }
+
+    fn subscribe_flows(&self) -> broadcast::Receiver<Arc<FlowView>> {
+        self.flows.subscribe()
+    }
+
+    fn explain(&self, question: &ExplainQuestion) -> Result<ExplainView, QuestionError> {
+        self.note(format!("{question:?}"));
+        match question.source.as_str() {
+            "shop/gone" => Err(QuestionError::NotFound {
+                what: "pod shop/gone".to_owned(),
+            }),
+            "shop/broken" => Err(QuestionError::Failed("the device is gone\nindeed".to_owned())),
+            _ => Ok(ExplainView {
+                flow: flow(3),
+                steps: vec!["route: service".to_owned(), "ingress: denied".to_owned()],
+            }),
+        }
+    }
+
+    fn policy(&self, pod: &PodRef) -> Result<Vec<PolicyOfInterface>, QuestionError> {
+        self.note(format!("{pod}"));
+        let rules = vec![EffectiveRuleView {
+            direction: PolicyDirection::Ingress,
+            rule: None,
+            isolating: vec![policy("deny")],
+            peers: "any".to_owned(),
+            ports: "all".to_owned(),
+            hits: 9,
+        }];
+        Ok(vec![PolicyOfInterface {
+            ifname: "eth0".parse().unwrap(),
+            network: "blue".parse().unwrap(),
+            policy_set: 77,
+            rules,
+        }])
+    }
+
+    fn services(&self) -> Vec<ServiceView> {
+        vec![ServiceView {
+            service: "shop/db:http".to_owned(),
+            network: "blue".to_owned(),
+            address: "fd96::1".parse().unwrap(),
+            port: 80,
+            protocol: 132,
+            backends: vec![("fd00::3".parse().unwrap(), 8080)],
+            affinity_seconds: Some(60),
+            problem: String::new(),
+        }]
+    }
+}
+
+fn wire_policy(name: &str) -> Policy {
+    Policy {
+        kind: "NetworkPolicy".to_owned(),
+        namespace: "shop".to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+fn check_drop(flow: &Flow) {
+    let (source, destination) = (flow.source.clone().unwrap(), flow.destination.clone().unwrap());
+    assert_eq!(
+        (
+            source.ip.as_str(),
+            source.port,
+            source.pod_namespace.as_str(),
+            source.pod_name.as_str()
+        ),
+        ("10.1.0.2", 4000, "shop", "web-0")
+    );
+    assert_eq!(
+        (destination.ip.as_str(), destination.port, destination.pod_name.as_str()),
+        ("10.96.0.1", 80, "")
+    );
+    assert_eq!((flow.verdict.as_str(), flow.allowed), ("policy_ingress", false));
+    assert_eq!(
+        (flow.direction.as_str(), flow.network.as_str(), flow.protocol.as_str()),
+        ("from_pod", "blue", "TCP")
+    );
+    assert_eq!(flow.translated_source, None);
+    let translated = SocketAddress {
+        ip: "10.1.0.3".to_owned(),
+        port: 8080,
+    };
+    assert_eq!(flow.translated_destination, Some(translated));
+    assert_eq!((flow.service.as_str(), flow.ifname.as_str()), ("shop/db:http", "eth0"));
+    assert_eq!((flow.length, flow.ethertype, flow.lost), (74, 0x0800, 0));
+    assert_eq!(flow.explanation, "dropped");
+    check_decisions(flow);
+}
+
+fn check_decisions(flow: &Flow) {
+    let egress = flow.egress.clone().unwrap();
+    let rule = Rule {
+        policy: Some(wire_policy("out")),
+        direction: "egress".to_owned(),
+        index: 2,
+    };
+    assert_eq!((egress.allowed, egress.rule), (true, Some(rule)));
+    let ingress = flow.ingress.clone().unwrap();
+    assert_eq!(
+        (ingress.allowed, ingress.rule, ingress.isolating),
+        (false, None, vec![wire_policy("deny")])
+    );
+    assert_eq!(flow.beyond, None);
+}
+
+#[tokio::test]
+async fn history_tells_all_of_a_flow() {
+    let served = Served::start().await;
+    let mut client = RuntimeClient::new(served.connect("one").await);
+    let filter = WireFilter {
+        pod_namespace: "a".to_owned(),
+        pod_name: "b".to_owned(),
+        network: "c".to_owned(),
+        drops_only: true,
+    };
+    let request = ListFlowsRequest { filter: Some(filter) };
+    let flows = client.list_flows(request).await.unwrap().into_inner().flows;
+    let asked = r#"FlowFilter { pod_namespace: "a", pod_name: "b", network: "c", drops_only: true }"#;
+    assert_eq!(served.backend.calls(), [asked]);
+    check_drop(&flows[0]);
+    assert_eq!((flows[1].verdict.as_str(), flows[1].allowed), ("redirected", true));
+    client.list_flows(ListFlowsRequest::default()).await.unwrap();
+    assert_eq!(served.backend.calls(), [format!("{:?}", FlowFilter::default())]);
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn watched_flows_are_filtered_and_count_what_was_lost() {
+    let mut served = Served::start().await;
+    let mut client = RuntimeClient::new(served.connect("two").await);
+    let filter = WireFilter {
+        drops_only: true,
+        ..WireFilter::default()
+    };
+    let request = WatchFlowsRequest { filter: Some(filter) };
+    let mut flows = client.watch_flows(request).await.unwrap().into_inner();
+    let send = |view: FlowView| assert_eq!(served.backend.flows.send(Arc::new(view)).unwrap(), 1);
+    send(passed(1));
+    send(flow(2));
+    let first = soon(flows.message()).await.unwrap().unwrap();
+    assert_eq!(first.time_ns, 2, "what is not asked for is left out");
+    check_drop(&first);
+    // The channel holds four; nothing reads it while this task sends without a pause.
+    for time in 3..=22 {
+        send(flow(time));
+    }
+    let mut seen = vec![2];
+    while seen.last() != Some(&22) {
+        let flow = soon(flows.message()).await.unwrap().unwrap();
+        let before = seen.last().copied().unwrap();
+        assert_eq!(flow.time_ns, before + flow.lost + 1, "lost events are counted");
+        seen.push(flow.time_ns);
+    }
+    assert!(seen.len() < 20, "some were lost: {seen:?}");
+    served.tell_to_stop();
+    assert_eq!(soon(flows.message()).await.unwrap(), None, "the stream ends in order");
+    soon(&mut served.server).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn explanations_and_their_errors() {
+    let served = Served::start().await;
+    let mut client = RuntimeClient::new(served.connect("one").await);
+    let question = ExplainRequest {
+        source: "shop/web-0".to_owned(),
+        destination: "10.96.0.1".to_owned(),
+        protocol: "tcp".to_owned(),
+        port: 80,
+        network: "blue".to_owned(),
+    };
+    let answer = client.explain(question.clone()).await.unwrap().into_inner();
+    assert_eq!((answer.allowed, answer.steps.len()), (false, 2));
+    check_drop(&answer.flow.unwrap());
+    let asked = "ExplainQuestion { source: \"shop/web-0\", destination: \"10.96.0.1\", protocol: 6, port: 80, \
+                 network: Some(\"blue\") }";
+    assert_eq!(served.backend.calls(), [asked]);
+    for (source, code, message) in [
+        ("", Code::InvalidArgument, "source: is empty"),
+        (
+            "shop/gone",
+            Code::NotFound,
+            "pod shop/gone is not attached on this node",
+        ),
+        ("shop/broken", Code::Internal, "the device is gone indeed"),
+    ] {
+        let source = source.to_owned();
+        let status = client
+            .explain(ExplainRequest {
+                source,
+                ..question.clone()
+            })
+            .await
+            .unwrap_err();
+        assert_eq!((status.code(), status.message()), (code, message));
+    }
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn policy_and_services() {
+    let served = Served::start().await;
+    let mut client = RuntimeClient::new(served.connect("one").await);
+    let request = GetPolicyRequest {
+        pod_namespace: "shop".to_owned(),
+        pod_name: "web-0".to_owned(),
+    };
+    let answer = client.get_policy(request).await.unwrap().into_inner().interfaces;
+    assert_eq!(served.backend.calls(), ["shop/web-0"]);
+    let eth0 = &answer[0];
+    assert_eq!(
+        (eth0.ifname.as_str(), eth0.network.as_str(), eth0.policy_set),
+        ("eth0", "blue", 77)
+    );
+    let deny = &eth0.rules[0];
+    assert_eq!((deny.direction.as_str(), deny.hits), ("ingress", 9));
+    assert_eq!(
+        (deny.rule.clone(), deny.isolating.clone()),
+        (None, vec![wire_policy("deny")])
+    );
+    assert_eq!((deny.peers.as_str(), deny.ports.as_str()), ("any", "all"));
+
+    let services = client
+        .list_services(ListServicesRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .services;
+    let service = &services[0];
+    assert_eq!(
+        (service.service.as_str(), service.address.as_str(), service.port),
+        ("shop/db:http", "fd96::1", 80)
+    );
+    assert_eq!((service.protocol.as_str(), service.affinity_seconds), ("SCTP", 60));
+    assert_eq!(service.backends[0].ip, "fd00::3");
+    served.stop().await;
+}

@@ -1,0 +1,89 @@
+//! From a request to its answer.
+
+use std::{convert::Infallible, sync::Arc};
+
+use bytes::Bytes;
+use http::{
+    HeaderValue, Method, Request, Response, StatusCode,
+    header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE},
+};
+use http_body_util::Full;
+use kni_metrics::Page;
+
+use super::Readiness;
+
+const OPENMETRICS: HeaderValue = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+
+type Answer = Response<Full<Bytes>>;
+
+/// What is served.
+pub(super) struct Pages {
+    metrics: Arc<Page>,
+    readiness: Readiness,
+}
+
+impl Pages {
+    pub(super) fn new(metrics: Page, readiness: Readiness) -> Self {
+        Self {
+            metrics: Arc::new(metrics),
+            readiness,
+        }
+    }
+
+    /// Answers any request; the body is never read.
+    pub(super) async fn answer<B>(&self, request: &Request<B>) -> Result<Answer, Infallible> {
+        let path = request.uri().path();
+        let known = matches!(path, "/metrics" | "/healthz" | "/readyz");
+        let mut answer = match path {
+            _ if !known => plain(StatusCode::NOT_FOUND, "there are /metrics, /healthz and /readyz"),
+            _ if request.method() != Method::GET => {
+                let mut answer = plain(StatusCode::METHOD_NOT_ALLOWED, "GET only");
+                answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+                answer
+            }
+            "/metrics" => self.metrics().await,
+            "/readyz" => self.readiness().await,
+            _ => plain(StatusCode::OK, "ok"),
+        };
+        answer
+            .headers_mut()
+            .insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        Ok(answer)
+    }
+
+    async fn metrics(&self) -> Answer {
+        let page = Arc::clone(&self.metrics);
+        match tokio::task::spawn_blocking(move || page.render()).await {
+            Ok(Ok(text)) => answer(StatusCode::OK, OPENMETRICS, Bytes::copy_from_slice(text.as_bytes())),
+            // Neither has anything to tell beyond itself; the panic hook has told where.
+            Ok(Err(_)) | Err(_) => plain(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the metrics cannot be read; see the log",
+            ),
+        }
+    }
+
+    async fn readiness(&self) -> Answer {
+        let readiness = Arc::clone(&self.readiness);
+        match tokio::task::spawn_blocking(move || readiness()).await {
+            Ok(Ok(())) => plain(StatusCode::OK, "ok"),
+            Ok(Err(reason)) => plain(StatusCode::SERVICE_UNAVAILABLE, &reason),
+            Err(_panicked) => plain(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "readiness cannot be read; see the log",
+            ),
+        }
+    }
+}
+
+fn plain(status: StatusCode, text: &str) -> Answer {
+    answer(status, PLAIN, Bytes::from(format!("{text}\n")))
+}
+
+fn answer(status: StatusCode, kind: HeaderValue, body: Bytes) -> Answer {
+    let mut answer = Response::new(Full::new(body));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, kind);
+    answer
+}

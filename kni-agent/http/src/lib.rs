@@ -1,0 +1,91 @@
+//! The HTTP edge: the metrics page and whether the agent is alive and ready, for whoever may reach the address.
+//! Layer: edge.
+//!
+//! `GET /metrics`, `GET /healthz`, `GET /readyz`, and nothing else. Clients are strangers: each has one request on one
+//! connection, little time and little memory, and no more than a few are served at once.
+
+mod answer;
+#[cfg(test)]
+mod tests;
+
+use std::{io, sync::Arc, time::Duration};
+
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use kni_metrics::{Page, Source};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::JoinSet,
+};
+
+/// Connections at once; further ones wait in the listener's queue.
+const MAX_CONNECTIONS: usize = 16;
+/// A request's headers have to arrive within this time.
+const HEADER_TIME: Duration = Duration::from_secs(5);
+/// A connection ends after this time, whatever it does.
+const CONNECTION_TIME: Duration = Duration::from_secs(15);
+/// Most bytes of a request that are held at once, so that larger headers are refused.
+const MAX_HEADER: usize = 16 * 1024;
+/// Pause after an accept that failed for want of files or memory.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Whether pods can be attached, or why not. May block for some milliseconds.
+pub type Readiness = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// Serves until `shutdown` resolves; open connections end with it. Never fails: what goes wrong with a connection is its
+/// client's business.
+pub async fn serve(
+    listener: TcpListener,
+    source: Arc<dyn Source>,
+    readiness: Readiness,
+    shutdown: impl Future<Output = ()> + Send,
+) {
+    let Ok(page) = tokio::task::spawn_blocking(move || Page::new(source)).await else {
+        tracing::error!("the metrics cannot be read; nothing is served over HTTP");
+        return;
+    };
+    let pages = Arc::new(answer::Pages::new(page, readiness));
+    tokio::select! {
+        () = shutdown => {}
+        () = accept(listener, pages) => {}
+    }
+}
+
+async fn accept(listener: TcpListener, pages: Arc<answer::Pages>) {
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut connections = JoinSet::new();
+    // The semaphore is never closed.
+    while let Ok(slot) = Arc::clone(&slots).acquire_owned().await {
+        while connections.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                connections.spawn(connection(stream, Arc::clone(&pages), slot));
+            }
+            // The client went away before we came to it.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => {
+                tracing::warn!(%error, "accepting an HTTP connection");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, pages: Arc<answer::Pages>, _slot: OwnedSemaphorePermit) {
+    let service = service_fn(move |request| {
+        let pages = Arc::clone(&pages);
+        async move { pages.answer(&request).await }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIME)
+        .max_buf_size(MAX_HEADER)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
+    match tokio::time::timeout(CONNECTION_TIME, served).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "HTTP connection"),
+        Err(_elapsed) => tracing::debug!("HTTP connection took too long"),
+    }
+}

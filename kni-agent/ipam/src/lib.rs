@@ -1,0 +1,208 @@
+//! Which address of which network belongs to whom: pools per network, leases, and nothing else.
+//! Layer: engine.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use kni_model::{NetworkName, NetworkSpec};
+
+pub mod blocks;
+mod error;
+mod interval;
+mod pool;
+#[cfg(test)]
+mod tests;
+mod usable;
+
+pub use error::{Family, IpamError, WhyNot};
+pub use pool::FamilyUsage;
+use pool::Pool;
+use usable::Usable;
+
+/// The addresses leased to one attachment: one of each family that the network has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    /// IPv4 address, if the network has IPv4 subnets.
+    pub ipv4: Option<Ipv4Addr>,
+    /// IPv6 address, if the network has IPv6 subnets.
+    pub ipv6: Option<Ipv6Addr>,
+}
+
+/// How full a network is, in addresses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Addresses that can be leased to pods, both families together, whether in use or not.
+    pub total: u128,
+    /// Leases, both families together.
+    pub used: u128,
+    /// IPv4 alone.
+    pub ipv4: FamilyUsage,
+    /// IPv6 alone.
+    pub ipv6: FamilyUsage,
+}
+
+/// The leases of all networks of the node.
+///
+/// Addresses are unique within a network and independent between networks. An address that has been released is leased
+/// again only when no address of the pool is left that was not, the one released longest ago first; a fixed address
+/// that is asked for is exempt. Nothing here is remembered over a restart: [`Ipam::adopt`] rebuilds the leases.
+#[derive(Debug, Default)]
+pub struct Ipam {
+    networks: BTreeMap<NetworkName, Pools>,
+}
+
+#[derive(Debug, Default)]
+struct Pools {
+    /// Whether the network is there; without it, only its remaining leases are remembered.
+    served: bool,
+    ipv4: Pool,
+    ipv6: Pool,
+}
+
+impl Ipam {
+    /// No networks, no leases.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a network, or changes the ranges of one. Its leases stay, also those no longer inside its ranges.
+    pub fn set_network(&mut self, spec: &NetworkSpec) {
+        let pools = self.networks.entry(spec.name.clone()).or_default();
+        pools.served = true;
+        pools.ipv4.set_usable(Usable::of(spec, Family::Ipv4));
+        pools.ipv6.set_usable(Usable::of(spec, Family::Ipv6));
+    }
+
+    /// Removes a network: nothing more is leased from it. Its remaining leases are remembered until they are released,
+    /// so that a network of the same name that comes back does not hand them out twice.
+    pub fn remove_network(&mut self, network: &NetworkName) {
+        if let Some(pools) = self.networks.get_mut(network) {
+            pools.served = false;
+            pools.ipv4.set_usable(Usable::default());
+            pools.ipv6.set_usable(Usable::default());
+        }
+        self.forget_if_empty(network);
+    }
+
+    /// Leases one address of each family that the network has to `owner`, all or nothing. `wanted` fixes addresses, at
+    /// most one per family. Whether the network is enabled is the caller's question.
+    pub fn lease(&mut self, network: &NetworkName, owner: &str, wanted: &[IpAddr]) -> Result<Lease, IpamError> {
+        let pools = self
+            .networks
+            .get_mut(network)
+            .filter(|pools| pools.served)
+            .ok_or_else(|| IpamError::UnknownNetwork {
+                network: network.clone(),
+            })?;
+        let want4 = one_of(network, Family::Ipv4, wanted)?;
+        let want6 = one_of(network, Family::Ipv6, wanted)?;
+        // Both families are chosen before either is taken: nothing has to be undone.
+        let ipv4 = pools.ipv4.choose(want4).map_err(|why| why.at(network, Family::Ipv4))?;
+        let ipv6 = pools.ipv6.choose(want6).map_err(|why| why.at(network, Family::Ipv6))?;
+        if let Some(address) = ipv4 {
+            pools.ipv4.take(address, owner, want4.is_none());
+        }
+        if let Some(address) = ipv6 {
+            pools.ipv6.take(address, owner, want6.is_none());
+        }
+        Ok(Lease {
+            ipv4: ipv4.map(to_v4),
+            ipv6: ipv6.map(Ipv6Addr::from),
+        })
+    }
+
+    /// Takes over a lease from the records of an earlier process, all or nothing. The address may be outside today's
+    /// ranges, and the network may be gone; only an address that is already leased is refused.
+    pub fn adopt(
+        &mut self,
+        network: &NetworkName,
+        owner: &str,
+        ipv4: Option<Ipv4Addr>,
+        ipv6: Option<Ipv6Addr>,
+    ) -> Result<(), IpamError> {
+        let (v4, v6) = (ipv4.map(from_v4), ipv6.map(u128::from));
+        if let Some(pools) = self.networks.get(network) {
+            pools
+                .ipv4
+                .check_unused(v4)
+                .map_err(|why| why.at(network, Family::Ipv4))?;
+            pools
+                .ipv6
+                .check_unused(v6)
+                .map_err(|why| why.at(network, Family::Ipv6))?;
+        }
+        let pools = self.networks.entry(network.clone()).or_default();
+        // Going on behind the highest adopted address keeps a restart from reusing what was released just before it.
+        if let Some(address) = v4 {
+            pools.ipv4.adopt(address, owner);
+        }
+        if let Some(address) = v6 {
+            pools.ipv6.adopt(address, owner);
+        }
+        self.forget_if_empty(network);
+        Ok(())
+    }
+
+    /// Gives addresses back. Unknown networks and addresses that are not leased are fine: a repeated release changes
+    /// nothing.
+    pub fn release(&mut self, network: &NetworkName, ipv4: Option<Ipv4Addr>, ipv6: Option<Ipv6Addr>) {
+        if let Some(pools) = self.networks.get_mut(network) {
+            if let Some(address) = ipv4 {
+                pools.ipv4.release(from_v4(address));
+            }
+            if let Some(address) = ipv6 {
+                pools.ipv6.release(address.into());
+            }
+        }
+        self.forget_if_empty(network);
+    }
+
+    /// How full a network is; `None` if it is not known and has no leases either.
+    pub fn usage(&self, network: &NetworkName) -> Option<Usage> {
+        let pools = self.networks.get(network)?;
+        let (ipv4, ipv6) = (pools.ipv4.usage(), pools.ipv6.usage());
+        Some(Usage {
+            total: ipv4.total + ipv6.total,
+            used: ipv4.used + ipv6.used,
+            ipv4,
+            ipv6,
+        })
+    }
+
+    fn forget_if_empty(&mut self, network: &NetworkName) {
+        let empty = |pools: &Pools| !pools.served && pools.ipv4.is_unused() && pools.ipv6.is_unused();
+        if self.networks.get(network).is_some_and(empty) {
+            self.networks.remove(network);
+        }
+    }
+}
+
+/// The one wanted address of a family, as a number.
+fn one_of(network: &NetworkName, family: Family, wanted: &[IpAddr]) -> Result<Option<u128>, IpamError> {
+    let mut found = wanted.iter().filter_map(|address| match (address, family) {
+        (IpAddr::V4(v4), Family::Ipv4) => Some(from_v4(*v4)),
+        (IpAddr::V6(v6), Family::Ipv6) => Some(u128::from(*v6)),
+        (IpAddr::V4(_), Family::Ipv6) | (IpAddr::V6(_), Family::Ipv4) => None,
+    });
+    let first = found.next();
+    match found.count() {
+        0 => Ok(first),
+        more => Err(IpamError::TooManyAddresses {
+            network: network.clone(),
+            family,
+            wanted: more.saturating_add(1),
+        }),
+    }
+}
+
+/// Pools count in `u128` for both families; an IPv4 address is its 32-bit number.
+fn from_v4(address: Ipv4Addr) -> u128 {
+    u128::from(u32::from(address))
+}
+
+/// The inverse of [`from_v4`]; IPv4 pools hold no number above `u32::MAX`.
+fn to_v4(number: u128) -> Ipv4Addr {
+    Ipv4Addr::from(u32::try_from(number).unwrap_or(u32::MAX))
+}

@@ -1,0 +1,248 @@
+//! Examples of every rule; `model` compares with a plain model, at random.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+mod model;
+
+fn name(text: &str) -> NetworkName {
+    text.parse().unwrap()
+}
+
+fn network(subnets: &[&str], excludes: &[&str]) -> NetworkSpec {
+    NetworkSpec {
+        name: name("blue"),
+        default: false,
+        enabled: true,
+        subnets: subnets.iter().map(|s| s.parse().unwrap()).collect(),
+        exclude_subnets: excludes.iter().map(|s| s.parse().unwrap()).collect(),
+        mtu: 1500,
+        egress: kni_model::network::EgressMode::None,
+        egress_addresses: Vec::new(),
+        service_subnets: Vec::new(),
+        xdp: false,
+        provider: kni_model::Provider::Ebpf,
+        blocks: None,
+    }
+}
+
+fn ipam(subnets: &[&str], excludes: &[&str]) -> Ipam {
+    let mut ipam = Ipam::new();
+    ipam.set_network(&network(subnets, excludes));
+    ipam
+}
+
+fn next4(ipam: &mut Ipam) -> String {
+    ipam.lease(&name("blue"), "pod", &[]).unwrap().ipv4.unwrap().to_string()
+}
+
+fn fixed(ipam: &mut Ipam, address: &str) -> Result<Lease, IpamError> {
+    ipam.lease(&name("blue"), "pod", &[address.parse().unwrap()])
+}
+
+#[test]
+fn one_address_per_family() {
+    let mut both = ipam(&["10.0.0.0/24", "fd00::/64"], &[]);
+    let first = both.lease(&name("blue"), "a", &[]).unwrap();
+    assert_eq!(first.ipv4, Some("10.0.0.2".parse().unwrap()));
+    assert_eq!(first.ipv6, Some("fd00::2".parse().unwrap()));
+    let mut only6 = ipam(&["fd00::/64"], &[]);
+    let lease = only6.lease(&name("blue"), "a", &[]).unwrap();
+    assert_eq!((lease.ipv4, lease.ipv6), (None, Some("fd00::2".parse().unwrap())));
+}
+
+#[test]
+fn overlapping_networks_are_independent() {
+    let mut ipam = ipam(&["10.0.0.0/24"], &[]);
+    ipam.set_network(&NetworkSpec {
+        name: name("red"),
+        ..network(&["10.0.0.0/24"], &[])
+    });
+    let blue = ipam.lease(&name("blue"), "a", &[]).unwrap();
+    assert_eq!(ipam.lease(&name("red"), "b", &[]).unwrap(), blue);
+}
+
+#[test]
+fn fixed_addresses_must_be_leasable() {
+    let mut ipam = ipam(&["10.0.0.0/24", "10.0.2.0/24"], &["10.0.0.128/25"]);
+    fixed(&mut ipam, "10.0.0.77").unwrap();
+    let in_use = fixed(&mut ipam, "10.0.0.77").unwrap_err();
+    assert_eq!(in_use.to_string(), "address 10.0.0.77 of network blue is in use by pod");
+    for (address, why) in [
+        ("10.0.0.0", WhyNot::NetworkAddress),
+        ("10.0.2.1", WhyNot::Gateway),
+        ("10.0.2.255", WhyNot::Broadcast),
+        ("10.0.0.200", WhyNot::Excluded),
+        ("10.0.1.5", WhyNot::OutsideSubnets),
+        ("fd00::5", WhyNot::NoSuchFamily),
+    ] {
+        let expected = IpamError::AddressNotInNetwork {
+            network: name("blue"),
+            address: address.parse().unwrap(),
+            reason: why,
+        };
+        assert_eq!(fixed(&mut ipam, address), Err(expected));
+    }
+    let two: Vec<IpAddr> = vec!["10.0.0.9".parse().unwrap(), "10.0.0.10".parse().unwrap()];
+    let error = ipam.lease(&name("blue"), "pod", &two).unwrap_err();
+    assert_eq!(
+        error,
+        IpamError::TooManyAddresses {
+            network: name("blue"),
+            family: Family::Ipv4,
+            wanted: 2
+        }
+    );
+}
+
+#[test]
+fn ipv6_keeps_anycast_and_gateway_out_but_has_no_broadcast() {
+    let mut ipam = ipam(&["fd00::/126"], &[]);
+    assert!(
+        fixed(&mut ipam, "fd00::")
+            .unwrap_err()
+            .to_string()
+            .contains("network's own address")
+    );
+    assert!(fixed(&mut ipam, "fd00::1").unwrap_err().to_string().contains("gateway"));
+    fixed(&mut ipam, "fd00::3").unwrap();
+}
+
+#[test]
+fn a_lease_is_all_or_nothing() {
+    let mut ipam = ipam(&["10.0.0.0/24", "fd00::/126"], &[]);
+    for _ in 0..2 {
+        ipam.lease(&name("blue"), "a", &[]).unwrap();
+    }
+    let before = ipam.usage(&name("blue"));
+    let error = ipam.lease(&name("blue"), "b", &[]).unwrap_err();
+    assert_eq!(
+        error,
+        IpamError::Exhausted {
+            network: name("blue"),
+            family: Family::Ipv6
+        }
+    );
+    assert_eq!(error.to_string(), "network blue has no free IPv6 address left");
+    assert_eq!(ipam.usage(&name("blue")), before);
+    assert_eq!(
+        ipam.lease(&name("red"), "b", &[]),
+        Err(IpamError::UnknownNetwork { network: name("red") })
+    );
+}
+
+#[test]
+fn released_addresses_are_reused_last_and_oldest_first() {
+    let mut ipam = ipam(&["10.0.0.0/29"], &[]);
+    let release = |ipam: &mut Ipam, last| ipam.release(&name("blue"), Some(Ipv4Addr::new(10, 0, 0, last)), None);
+    assert_eq!([next4(&mut ipam), next4(&mut ipam)], ["10.0.0.2", "10.0.0.3"]);
+    release(&mut ipam, 3);
+    release(&mut ipam, 2);
+    release(&mut ipam, 2);
+    let more: Vec<_> = (0..5).map(|_| next4(&mut ipam)).collect();
+    assert_eq!(more, ["10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.3", "10.0.0.2"]);
+    assert!(ipam.lease(&name("blue"), "pod", &[]).is_err());
+}
+
+#[test]
+fn a_pool_as_small_as_its_pods_goes_on_working() {
+    let mut ipam = ipam(&["10.0.0.0/30"], &[]);
+    for _ in 0..100 {
+        assert_eq!(next4(&mut ipam), "10.0.0.2");
+        assert!(ipam.lease(&name("blue"), "other", &[]).is_err());
+        ipam.release(&name("blue"), Some(Ipv4Addr::new(10, 0, 0, 2)), None);
+    }
+}
+
+#[test]
+fn leases_survive_a_change_and_a_removal_of_their_network() {
+    let mut ipam = ipam(&["10.0.0.0/24"], &[]);
+    assert_eq!(next4(&mut ipam), "10.0.0.2");
+    ipam.set_network(&network(&["10.9.0.0/30"], &[]));
+    let usage = ipam.usage(&name("blue")).unwrap();
+    assert_eq!((usage.total, usage.used, usage.ipv4.free), (1, 1, 1));
+    ipam.remove_network(&name("blue"));
+    assert!(matches!(
+        ipam.lease(&name("blue"), "b", &[]),
+        Err(IpamError::UnknownNetwork { .. })
+    ));
+    ipam.set_network(&network(&["10.0.0.0/29"], &["10.0.0.3/32"]));
+    assert!(matches!(
+        fixed(&mut ipam, "10.0.0.2"),
+        Err(IpamError::AddressInUse { .. })
+    ));
+    assert_eq!(next4(&mut ipam), "10.0.0.4");
+    ipam.remove_network(&name("blue"));
+    ipam.release(&name("blue"), Some(Ipv4Addr::new(10, 0, 0, 2)), None);
+    assert!(ipam.usage(&name("blue")).is_some());
+    ipam.release(&name("blue"), Some(Ipv4Addr::new(10, 0, 0, 4)), None);
+    assert_eq!(ipam.usage(&name("blue")), None);
+}
+
+#[test]
+fn adopted_leases_need_neither_range_nor_network() {
+    let mut ipam = Ipam::new();
+    let v4 = |last| Some(Ipv4Addr::new(10, 0, 0, last));
+    ipam.adopt(&name("blue"), "old", v4(5), Some("fd00::5".parse().unwrap()))
+        .unwrap();
+    let twice = ipam
+        .adopt(&name("blue"), "new", v4(6), Some("fd00::5".parse().unwrap()))
+        .unwrap_err();
+    assert!(matches!(twice, IpamError::AddressInUse { owner, .. } if owner == "old"));
+    assert_eq!(
+        ipam.usage(&name("blue")).unwrap().used,
+        2,
+        "the refused adoption took its IPv4 address"
+    );
+    ipam.set_network(&network(&["10.0.0.0/24"], &["10.0.0.0/28"]));
+    ipam.adopt(&name("blue"), "excluded", v4(7), None).unwrap();
+    assert_eq!(next4(&mut ipam), "10.0.0.16");
+}
+
+#[test]
+fn a_restart_goes_on_behind_the_adopted_leases() {
+    let mut ipam = ipam(&["10.0.0.0/24"], &[]);
+    ipam.adopt(&name("blue"), "old", Some(Ipv4Addr::new(10, 0, 0, 9)), None)
+        .unwrap();
+    assert_eq!(next4(&mut ipam), "10.0.0.10");
+}
+
+#[test]
+fn huge_subnets_are_counted_not_enumerated() {
+    let mut ipam = ipam(&["fd00::/16", "2001:db8::/32"], &["fd00::/17"]);
+    let usage = ipam.usage(&name("blue")).unwrap();
+    assert_eq!(usage.ipv6.total, (1_u128 << 111) + (1 << 96) - 2);
+    let first = ipam.lease(&name("blue"), "a", &[]).unwrap().ipv6.unwrap();
+    assert_eq!(first, "2001:db8::2".parse::<Ipv6Addr>().unwrap());
+}
+
+#[test]
+fn a_full_sixteen_is_leased_and_leased_again_quickly() {
+    let mut ipam = ipam(&["10.0.0.0/16", "fd00::/64"], &[]);
+    let mut seen = BTreeSet::new();
+    let mut leases = Vec::new();
+    for i in 0..65_533 {
+        let lease = ipam.lease(&name("blue"), &format!("pod{i}"), &[]).unwrap();
+        assert!(seen.insert(lease.ipv4) && seen.len() == i + 1);
+        leases.push(lease);
+    }
+    assert!(ipam.lease(&name("blue"), "late", &[]).is_err());
+    for lease in &leases {
+        ipam.release(&name("blue"), lease.ipv4, lease.ipv6);
+        assert_eq!(ipam.lease(&name("blue"), "again", &[]).unwrap().ipv4, lease.ipv4);
+    }
+    // Takes some 100 ms; a linear search would take minutes, which nobody would let stand.
+}
+
+#[test]
+fn what_the_pool_remembers_is_bounded() {
+    let mut ipam = ipam(&["fd00::/64"], &[]);
+    for i in 0..70_000_u128 {
+        let lease = ipam.lease(&name("blue"), "pod", &[]).unwrap();
+        assert_eq!(lease.ipv6.map(u128::from), Some((0xfd00 << 112) + 2 + i));
+        ipam.release(&name("blue"), None, lease.ipv6);
+    }
+    let usage = ipam.usage(&name("blue")).unwrap();
+    assert_eq!((usage.used, usage.ipv6.free), (0, usage.ipv6.total));
+}

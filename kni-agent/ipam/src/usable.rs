@@ -1,0 +1,110 @@
+//! Which addresses of a network may be leased at all, and why the others may not.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use kni_model::NetworkSpec;
+
+use super::{
+    error::{Family, WhyNot},
+    from_v4,
+    interval::IntervalSet,
+};
+
+/// The ranges of one family of one network.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Usable {
+    /// What may be leased.
+    pub(super) addresses: IntervalSet,
+    subnets: Vec<Subnet>,
+    /// What may be leased on other nodes.
+    elsewhere: IntervalSet,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Subnet {
+    first: u128,
+    last: u128,
+    gateway: u128,
+    /// IPv4 has a broadcast address, IPv6 does not.
+    has_broadcast: bool,
+}
+
+impl Usable {
+    pub(super) fn of(spec: &NetworkSpec, family: Family) -> Self {
+        let of_family = |net: &&IpNet| matches!(net, IpNet::V4(_)) == (family == Family::Ipv4);
+        let subnets: Vec<Subnet> = spec.subnets.iter().filter(of_family).map(Subnet::of).collect();
+        let mut addresses = IntervalSet::default();
+        for subnet in &subnets {
+            addresses.insert(subnet.first, subnet.last);
+        }
+        for subnet in &subnets {
+            addresses.remove(subnet.first, subnet.first);
+            addresses.remove(subnet.gateway, subnet.gateway);
+            if subnet.has_broadcast {
+                addresses.remove(subnet.last, subnet.last);
+            }
+        }
+        for exclude in spec.exclude_subnets.iter().filter(of_family) {
+            addresses.remove(number(exclude.network()), number(exclude.broadcast()));
+        }
+        let mut elsewhere = IntervalSet::default();
+        if let Some(blocks) = &spec.blocks {
+            elsewhere.clone_from(&addresses);
+            let blocks = blocks.iter().filter(of_family);
+            addresses = addresses.within(blocks.map(|block| (number(block.network()), number(block.broadcast()))));
+        }
+        Self {
+            addresses,
+            subnets,
+            elsewhere,
+        }
+    }
+
+    /// Whether the network has subnets of the family.
+    pub(super) fn has_subnets(&self) -> bool {
+        !self.subnets.is_empty()
+    }
+
+    /// `None` if the address may be leased.
+    pub(super) fn why_not(&self, address: u128) -> Option<WhyNot> {
+        if self.addresses.contains(address) {
+            return None;
+        }
+        if !self.has_subnets() {
+            return Some(WhyNot::NoSuchFamily);
+        }
+        if self.elsewhere.contains(address) {
+            return Some(WhyNot::OtherNode);
+        }
+        let inside = self
+            .subnets
+            .iter()
+            .find(|subnet| subnet.first <= address && address <= subnet.last);
+        Some(match inside {
+            None => WhyNot::OutsideSubnets,
+            Some(subnet) if address == subnet.first => WhyNot::NetworkAddress,
+            Some(subnet) if address == subnet.gateway => WhyNot::Gateway,
+            Some(subnet) if subnet.has_broadcast && address == subnet.last => WhyNot::Broadcast,
+            Some(_) => WhyNot::Excluded,
+        })
+    }
+}
+
+impl Subnet {
+    fn of(net: &IpNet) -> Self {
+        Self {
+            first: number(net.network()),
+            last: number(net.broadcast()),
+            gateway: number(NetworkSpec::gateway(net)),
+            has_broadcast: matches!(net, IpNet::V4(_)),
+        }
+    }
+}
+
+fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => from_v4(v4),
+        IpAddr::V6(v6) => v6.into(),
+    }
+}

@@ -1,0 +1,149 @@
+//! What holds between manifests: one object per kind and name, one default network, one Service per virtual address.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use kni_model::{NetworkName, service::Service};
+
+use super::{ManifestSet, Origin, Refusal, object::Object};
+
+/// An object that is valid by itself.
+#[derive(Debug)]
+pub(super) struct Candidate {
+    pub(super) object: Object,
+    pub(super) kind: &'static str,
+    /// Where the kind has one.
+    pub(super) namespace: Option<String>,
+    pub(super) name: String,
+    pub(super) origin: Origin,
+    /// Line of `metadata.name`.
+    pub(super) name_line: u32,
+    /// Line of `spec.default`.
+    pub(super) default_line: u32,
+    /// Line of `spec.clusterIP`.
+    pub(super) address_line: u32,
+}
+
+impl Candidate {
+    fn refuse(self, line: u32, field: &str, reason: String) -> Refusal {
+        let name = self.name;
+        Refusal {
+            file: self.origin.file,
+            line: Some(line),
+            kind: Some(self.kind.to_owned()),
+            name: Some(match self.namespace {
+                Some(namespace) => format!("{namespace}/{name}"),
+                None => name,
+            }),
+            field: Some(field.to_owned()),
+            reason,
+        }
+    }
+
+    fn refuse_default(self, (name, origin): &(NetworkName, Origin)) -> Refusal {
+        let line = self.default_line;
+        let reason = format!("network {name}, defined at {origin}, is already the default");
+        self.refuse(line, "spec.default", reason)
+    }
+
+    fn key(&self) -> Key {
+        (self.kind, self.namespace.clone(), self.name.clone())
+    }
+}
+
+/// Kind, namespace and name.
+type Key = (&'static str, Option<String>, String);
+
+/// Puts what was read together, in its order: the first of a name, the first default network and the first Service of
+/// a virtual address win.
+pub(super) fn combine(read: impl IntoIterator<Item = Result<Candidate, Box<Refusal>>>) -> ManifestSet {
+    let mut set = ManifestSet::default();
+    let mut names: BTreeMap<Key, Origin> = BTreeMap::new();
+    let mut default: Option<(NetworkName, Origin)> = None;
+    let mut with_addresses = Vec::new();
+    for item in read {
+        let candidate = match item {
+            Ok(candidate) => candidate,
+            Err(refusal) => {
+                set.refused.push(*refusal);
+                continue;
+            }
+        };
+        let key = candidate.key();
+        if let Some(origin) = names.get(&key) {
+            let reason = format!("a {} of this name is already defined at {origin}", candidate.kind);
+            let line = candidate.name_line;
+            set.refused.push(candidate.refuse(line, "metadata.name", reason));
+            continue;
+        }
+        if let Object::Network(spec) = &candidate.object
+            && spec.default
+        {
+            if let Some(earlier) = &default {
+                set.refused.push(candidate.refuse_default(earlier));
+                continue;
+            }
+            default = Some((spec.name.clone(), candidate.origin.clone()));
+        }
+        names.insert(key, candidate.origin.clone());
+        if let Object::Service(Some(_)) = &candidate.object {
+            // Which addresses are the same is known once the default network is.
+            with_addresses.push(candidate);
+        } else {
+            set.insert(candidate);
+        }
+    }
+    add_services(&mut set, with_addresses, default.as_ref().map(|(name, _)| name));
+    set
+}
+
+impl ManifestSet {
+    fn insert(&mut self, candidate: Candidate) {
+        let Candidate {
+            object, name, origin, ..
+        } = candidate;
+        match object {
+            Object::Network(spec) => self.networks.push((*spec, origin)),
+            Object::Policy(policy) => self.policies.push((*policy, origin)),
+            Object::Namespace(labels) => {
+                self.namespaces.insert(name, labels);
+            }
+            Object::Service(Some(service)) => self.services.push((*service, origin)),
+            Object::Slice(Some(slice)) => self.slices.push((*slice, origin)),
+            Object::Service(None) | Object::Slice(None) => {}
+        }
+    }
+}
+
+/// The API server gives no address away twice; here nobody but us looks. A Service that names no network belongs to the
+/// default one.
+fn add_services(set: &mut ManifestSet, candidates: Vec<Candidate>, default: Option<&NetworkName>) {
+    let mut owners: BTreeMap<(Option<NetworkName>, IpAddr), Origin> = BTreeMap::new();
+    for candidate in candidates {
+        let Object::Service(Some(service)) = &candidate.object else {
+            continue;
+        };
+        let network = service.network.as_ref().or(default).cloned();
+        let taken = taken_address(service, network.as_ref(), &owners);
+        if let Some((address, origin)) = taken {
+            let reason = format!("{address} is already the address of the Service at {origin}");
+            let line = candidate.address_line;
+            set.refused.push(candidate.refuse(line, "spec.clusterIP", reason));
+            continue;
+        }
+        for address in &service.cluster_ips {
+            owners.insert((network.clone(), *address), candidate.origin.clone());
+        }
+        set.insert(candidate);
+    }
+}
+
+fn taken_address(
+    service: &Service,
+    network: Option<&NetworkName>,
+    owners: &BTreeMap<(Option<NetworkName>, IpAddr), Origin>,
+) -> Option<(IpAddr, Origin)> {
+    service.cluster_ips.iter().find_map(|address| {
+        let origin = owners.get(&(network.cloned(), *address))?;
+        Some((*address, origin.clone()))
+    })
+}

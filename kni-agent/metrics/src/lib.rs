@@ -1,0 +1,104 @@
+//! What the metrics page tells, and the seam to whoever knows it. Values are read when somebody asks for the page.
+//! Layer: root.
+
+mod page;
+mod text;
+mod totals;
+
+use kni_common::{Direction, Verdict};
+use kni_model::durations::Durations;
+pub use page::Page;
+
+/// Knows how the node stands.
+pub trait Source: Send + Sync + 'static {
+    /// The state now. May block for some milliseconds; asked for at most five times a second, never twice at once.
+    fn snapshot(&self) -> Snapshot;
+}
+
+/// A part of the page, or why it could not be read. A part that was not read leaves its metrics out.
+pub type Part<T> = Result<T, String>;
+
+/// Everything the page tells.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// Counted packets and bytes, drops included; rows that are zero may be left out.
+    pub traffic: Part<Vec<Traffic>>,
+    /// Rows of the flow tables by family: IPv4, IPv6.
+    pub flows: Part<(u64, u64)>,
+    /// Flow and drop events that were never sent to the agent, summed over the endpoints that there are.
+    pub lost_events: Part<u64>,
+    /// Policy.
+    pub policy: Part<PolicyState>,
+    /// Every map of the layout, those of an earlier agent included.
+    pub maps: Part<Vec<MapUse>>,
+    /// Ports in use for masquerading; empty where nothing masquerades.
+    pub masquerade: Part<Vec<PortUse>>,
+    /// The programs.
+    pub programs: Part<Vec<ProgramUse>>,
+    /// Endpoints of every configured network, those without any included.
+    pub endpoints: Part<Vec<(String, u64)>>,
+    /// How long attaching pods took; `None` where nobody measures it.
+    pub attach: Part<Option<Durations>>,
+}
+
+/// A counter of one attachment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Traffic {
+    /// Tells this attachment from every other one, before and after it; never a label. The counters of a row begin anew
+    /// with its next owner, the page's go on.
+    pub owner: String,
+    /// Network, empty where the packet met no endpoint. Must be one of the configured networks: it is a label.
+    pub network: String,
+    /// Which program counted.
+    pub direction: Direction,
+    /// What it decided.
+    pub verdict: Verdict,
+    /// Packets.
+    pub packets: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// How policy stands.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PolicyState {
+    /// Rows in force by table (`policy`, `ports`, `identities`).
+    pub rows: Vec<(&'static str, u64)>,
+    /// How long it took to put changes into force.
+    pub sync: Durations,
+    /// Attempts that failed; they are tried again.
+    pub failures: u64,
+}
+
+/// A map's use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MapUse {
+    /// Name.
+    pub name: String,
+    /// Rows in use.
+    pub entries: u64,
+    /// Capacity.
+    pub max_entries: u64,
+}
+
+/// Ports of the node's addresses in use for masquerading.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortUse {
+    /// `ipv4` or `ipv6`.
+    pub family: &'static str,
+    /// `tcp`, `udp`, `icmp` and so on.
+    pub protocol: &'static str,
+    /// In use.
+    pub used: u64,
+}
+
+/// A program's run time, as the kernel counts it while it is told to (`BPF_ENABLE_STATS`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProgramUse {
+    /// Name in the ELF.
+    pub name: String,
+    /// Runs.
+    pub runs: u64,
+    /// Nanoseconds in all runs.
+    pub run_ns: u64,
+}

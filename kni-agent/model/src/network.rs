@@ -1,0 +1,159 @@
+//! What a `PodNetwork` means once it has been validated.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use super::{NetworkId, NetworkName, Provider};
+
+/// A validated network, as its manifest says it. Any number of networks may use the same subnets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "StoredSpec")]
+pub struct NetworkSpec {
+    /// Name of the network, unique on the node.
+    pub name: NetworkName,
+    /// The network that a pod's primary interface joins when nothing else is asked for. Exactly one network is it.
+    /// Its pods, and no others, reach the node and are reached by the node.
+    pub default: bool,
+    /// A disabled network keeps its attachments but takes no new ones.
+    pub enabled: bool,
+    /// Address ranges, at least one where the provider is the dataplane, IPv4 or IPv6, not overlapping each other. Host bits are zero.
+    pub subnets: Vec<IpNet>,
+    /// Ranges inside `subnets` that are never handed out.
+    pub exclude_subnets: Vec<IpNet>,
+    /// MTU of both ends of the pod interfaces, in bytes of IP packet (1280 to 65535).
+    pub mtu: u32,
+    /// How packets of its pods leave the node. [`EgressMode::Route`] in the default network only.
+    pub egress: EgressMode,
+    /// Source addresses for [`EgressMode::Masquerade`], at most one per family, outside `subnets` and
+    /// `service_subnets`; the node's address for a family without one. Empty in other modes.
+    pub egress_addresses: Vec<IpAddr>,
+    /// Ranges of the virtual addresses of its Services, overlapping neither each other nor `subnets`. Host bits are
+    /// zero.
+    pub service_subnets: Vec<IpNet>,
+    /// Whether its pod interfaces run an XDP program.
+    pub xdp: bool,
+    /// Who makes its interfaces.
+    pub provider: Provider,
+    /// The parts of `subnets` that this node hands out addresses of; `None` where it is alone and has them all.
+    pub blocks: Option<Vec<IpNet>>,
+}
+
+/// How packets of a network's pods leave the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EgressMode {
+    /// Not at all.
+    None,
+    /// Through the node's stack, with the pod's address.
+    Route,
+    /// With an address of the node, or a dedicated one, in place of the pod's.
+    Masquerade,
+}
+
+impl EgressMode {
+    /// What holds where nothing is said: Route for the default network, as its addresses are nobody else's; none for
+    /// others.
+    pub const fn implied(default: bool) -> Self {
+        if default { Self::Route } else { Self::None }
+    }
+}
+
+/// A network as it stands in the state, perhaps written by an agent that knew fewer fields.
+#[derive(Deserialize)]
+struct StoredSpec {
+    name: NetworkName,
+    default: bool,
+    enabled: bool,
+    subnets: Vec<IpNet>,
+    exclude_subnets: Vec<IpNet>,
+    mtu: u32,
+    /// Absent before there was a choice: the default network was routed then, others had no way out.
+    egress: Option<EgressMode>,
+    #[serde(default)]
+    egress_addresses: Vec<IpAddr>,
+    #[serde(default)]
+    service_subnets: Vec<IpNet>,
+    #[serde(default)]
+    xdp: bool,
+    #[serde(default)]
+    provider: Provider,
+    #[serde(default)]
+    blocks: Option<Vec<IpNet>>,
+}
+
+impl From<StoredSpec> for NetworkSpec {
+    fn from(stored: StoredSpec) -> Self {
+        Self {
+            name: stored.name,
+            default: stored.default,
+            enabled: stored.enabled,
+            subnets: stored.subnets,
+            exclude_subnets: stored.exclude_subnets,
+            mtu: stored.mtu,
+            egress: stored.egress.unwrap_or(EgressMode::implied(stored.default)),
+            egress_addresses: stored.egress_addresses,
+            service_subnets: stored.service_subnets,
+            xdp: stored.xdp,
+            provider: stored.provider,
+            blocks: stored.blocks,
+        }
+    }
+}
+
+impl NetworkSpec {
+    /// The gateway address of a subnet: its first host address, never handed out to a pod.
+    pub fn gateway(subnet: &IpNet) -> IpAddr {
+        match subnet {
+            IpNet::V4(net) => IpAddr::V4((u32::from(net.network()).saturating_add(1)).into()),
+            IpNet::V6(net) => IpAddr::V6((u128::from(net.network()).saturating_add(1)).into()),
+        }
+    }
+}
+
+/// A network with the number it has on this node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// The number in every dataplane key.
+    pub id: NetworkId,
+    /// What was asked for.
+    pub spec: NetworkSpec,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_of_an_earlier_agent_keeps_its_meaning() {
+        for (default, egress) in [(true, EgressMode::Route), (false, EgressMode::None)] {
+            let row = format!(
+                r#"{{"name":"blue","default":{default},"enabled":true,"subnets":["10.0.0.0/16"],"exclude_subnets":[],"mtu":1500}}"#
+            );
+            let spec: NetworkSpec = serde_json::from_str(&row).unwrap();
+            assert_eq!((spec.egress, spec.xdp), (egress, false));
+            assert_eq!(spec.provider, Provider::Ebpf);
+            assert_eq!((spec.egress_addresses.len(), spec.service_subnets.len()), (0, 0));
+        }
+    }
+
+    #[test]
+    fn every_field_survives_the_state() {
+        let spec = NetworkSpec {
+            name: "blue".parse().unwrap(),
+            default: true,
+            enabled: false,
+            subnets: vec!["10.0.0.0/16".parse().unwrap()],
+            exclude_subnets: vec!["10.0.1.0/24".parse().unwrap()],
+            mtu: 9000,
+            egress: EgressMode::Masquerade,
+            egress_addresses: vec!["192.0.2.1".parse().unwrap()],
+            service_subnets: vec!["10.96.0.0/16".parse().unwrap()],
+            xdp: true,
+            provider: Provider::Tap(crate::provider::Tap::default()),
+            blocks: Some(vec!["10.0.2.0/24".parse().unwrap()]),
+        };
+        let row = serde_json::to_vec(&spec).unwrap();
+        assert_eq!(serde_json::from_slice::<NetworkSpec>(&row).unwrap(), spec);
+    }
+}

@@ -1,0 +1,154 @@
+//! Lends interfaces of the node to pods: moves them, and marks them so that a fresh process can bring them back.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use kni_model::{IfName, provider::LentDevice};
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    link::{LinkAttribute, LinkFlags, LinkMessage},
+};
+
+use super::{Netlink, Netns, Result, connection::Request, error::Error, link::Link};
+
+/// How the alias of a lent device begins; what it was follows.
+const LENT: &str = "kni-lent";
+/// Longest alias (`IFALIASZ` without its zero).
+const MAX_ALIAS: usize = 255;
+
+/// The alias that says what a device was. The kernel keeps it with the device wherever that goes, also when it falls
+/// back to the node because a namespace ended.
+pub fn alias_of_lent(lent: &LentDevice) -> String {
+    let LentDevice {
+        device,
+        mac,
+        mtu,
+        up,
+        alias,
+        physical: _,
+    } = lent;
+    let state = if *up { "up" } else { "down" };
+    let own = alias.as_deref().unwrap_or_default();
+    let text = format!("{LENT} {device} {mac} {mtu} {state} {own}");
+    let kept = text.chars().scan(0, |bytes, c| {
+        *bytes += c.len_utf8();
+        (*bytes <= MAX_ALIAS).then_some(c)
+    });
+    kept.collect::<String>().trim_end().to_owned()
+}
+
+/// What a link was before it was lent; none for a link that was not.
+pub fn lent_by_alias(link: &Link) -> Option<LentDevice> {
+    let mut words = link.alias.as_deref()?.splitn(6, ' ');
+    if words.next() != Some(LENT) {
+        return None;
+    }
+    Some(LentDevice {
+        device: words.next()?.parse().ok()?,
+        mac: words.next()?.parse().ok()?,
+        mtu: words.next()?.parse().ok()?,
+        up: words.next()? == "up",
+        alias: words.next().map(str::to_owned),
+        physical: link.kind.is_none(),
+    })
+}
+
+impl Netlink {
+    /// Moves a link of this connection's namespace, under another name, into `netns`; it is down then and has lost its
+    /// addresses. [`Error::Refused`] with EEXIST if the name is taken there: the link may have moved without its name.
+    ///
+    /// Once begun it is carried out even if the returned future is dropped.
+    pub async fn move_link(&self, ifindex: u32, name: &IfName, netns: &Netns) -> Result<()> {
+        let place = self
+            .place(format!("move link into {} as {name}", netns.path().display()))
+            .interface(format!("#{ifindex}"));
+        let (netlink, name, netns, of_task) = (self.clone(), name.clone(), netns.clone(), place.clone());
+        // The message holds the number of a descriptor: the task keeps that open until the kernel has read it.
+        let task = tokio::spawn(async move {
+            let mut down = LinkMessage::default();
+            down.header.index = ifindex;
+            down.header.change_mask = LinkFlags::Up;
+            let mut away = LinkMessage::default();
+            away.header.index = ifindex;
+            away.attributes = vec![
+                LinkAttribute::NetNsFd(netns.as_fd().as_raw_fd()),
+                LinkAttribute::IfName(name.to_string()),
+            ];
+            let set = |message| Request::new(of_task.clone(), RouteNetlinkMessage::SetLink(message), 0);
+            netlink.apply(vec![set(down), set(away)]).await
+        });
+        task.await.map_err(|_ended| Error::Ended {
+            place,
+            what: "the task",
+        })?
+    }
+
+    /// Gives a link that is back on the node its settings; the alias last, as it says that something is left to do.
+    pub async fn restore_lent(&self, ifindex: u32, lent: &LentDevice) -> Result<()> {
+        self.set_mtu(ifindex, lent.mtu).await?;
+        self.set_mac(ifindex, lent.mac).await?;
+        if lent.up {
+            self.set_up(ifindex).await?;
+        } else {
+            self.set_down(ifindex).await?;
+        }
+        self.set_alias(ifindex, lent.alias.as_deref().unwrap_or_default()).await
+    }
+
+    /// The links of this connection's namespace that are lent.
+    pub async fn list_lent(&self) -> Result<Vec<(Link, LentDevice)>> {
+        let links = self.list_links().await?.into_iter();
+        Ok(links
+            .filter_map(|link| lent_by_alias(&link).map(|lent| (link, lent)))
+            .collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_alias_says_what_the_device_was() {
+        for alias in [None, Some("port 7 of rack 2".to_owned())] {
+            let lent = LentDevice {
+                device: "enp3s0f1".parse().unwrap(),
+                mac: "02:00:00:00:00:07".parse().unwrap(),
+                mtu: 9000,
+                up: alias.is_some(),
+                alias,
+                physical: true,
+            };
+            let mut link = link();
+            link.alias = Some(alias_of_lent(&lent));
+            assert_eq!(lent_by_alias(&link), Some(lent.clone()));
+            let long = LentDevice {
+                alias: Some("é".repeat(200)),
+                ..lent
+            };
+            assert!(alias_of_lent(&long).len() <= MAX_ALIAS);
+        }
+        for other in [None, Some("kni:a/b eth0".to_owned()), Some("kni-lent".to_owned())] {
+            let mut link = link();
+            link.alias = other;
+            assert_eq!(lent_by_alias(&link), None);
+        }
+    }
+
+    fn link() -> Link {
+        Link {
+            ifindex: 7,
+            name: "net1".to_owned(),
+            alias: None,
+            mac: None,
+            mtu: 1500,
+            up: false,
+            operational: false,
+            veth: false,
+            peer_ifindex: None,
+            peer_netnsid: None,
+            group: 0,
+            kind: None,
+            controller: None,
+        }
+    }
+}

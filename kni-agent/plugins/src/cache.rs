@@ -1,0 +1,304 @@
+//! Entries: one file per attachment with all that undoing it needs, and a lock that running plugins hold.
+
+use std::{
+    fs::{self, DirBuilder, File, Permissions},
+    io::{self, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use fnv::FnvHasher;
+use kni_model::{IfName, NetworkName, SandboxId};
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{Call, CniError, Configuration};
+
+/// Version of the entries.
+const VERSION: u32 = 1;
+/// How an entry's file name ends, and those of its lock and of what is being written.
+const ENTRY: &str = "json";
+const LOCK: &str = "lock";
+const UNFINISHED: &str = "new";
+/// How long plugins of an earlier agent may still run. After that their work is undone beside them.
+const LOCK_WAIT: Duration = Duration::from_secs(70);
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
+/// Everything that undoing an attachment needs.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Entry {
+    version: u32,
+    /// The configuration as it was.
+    configuration: Value,
+    pub(super) bin_dirs: Vec<PathBuf>,
+    pub(super) container: String,
+    pub(super) ifname: String,
+    pub(super) arguments: String,
+    pub(super) capabilities: Map<String, Value>,
+    /// What the last plugin answered; none before that.
+    result: Option<Value>,
+}
+
+/// The name of an entry's file. Ids of sandboxes may be longer than a file's name may be.
+pub(super) fn file_name(network: &NetworkName, sandbox: &SandboxId, ifname: &IfName) -> String {
+    use std::hash::Hasher as _;
+    let mut hasher = FnvHasher::default();
+    hasher.write(sandbox.as_str().as_bytes());
+    let start: String = sandbox
+        .as_str()
+        .chars()
+        .filter(char::is_ascii_alphanumeric)
+        .take(64)
+        .collect();
+    format!("{network}-{start}-{:016x}-{ifname}.{ENTRY}", hasher.finish())
+}
+
+/// All entries of a folder; none if there is no folder.
+pub(super) fn list(dir: &Path) -> Result<Vec<PathBuf>, CniError> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(dir)(error)),
+    };
+    let paths = entries.filter_map(Result::ok).map(|entry| entry.path());
+    Ok(paths
+        .filter(|path| path.extension().is_some_and(|ending| ending == ENTRY))
+        .collect())
+}
+
+/// Removes an entry. Idempotent.
+pub(super) async fn forget(path: &Path) -> Result<(), CniError> {
+    blocking(path, |path| {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        sync_folder(path)
+    })
+    .await
+}
+
+impl Entry {
+    pub(super) fn new(configuration: &Configuration, bin_dirs: &[PathBuf], call: &Call) -> Self {
+        Self {
+            version: VERSION,
+            configuration: configuration.whole().clone(),
+            bin_dirs: bin_dirs.to_vec(),
+            container: call.container.clone(),
+            ifname: call.ifname.to_string(),
+            arguments: call.arguments(),
+            capabilities: call.capability_values(),
+            result: None,
+        }
+    }
+
+    pub(super) fn configuration(&self) -> Result<Configuration, CniError> {
+        Configuration::read(&self.configuration).map_err(|reason| CniError::Invalid {
+            file: PathBuf::from("the cached configuration"),
+            reason,
+        })
+    }
+
+    pub(super) fn result(&self) -> Option<&Value> {
+        self.result.as_ref()
+    }
+
+    pub(super) fn set_result(&mut self, result: Value) {
+        self.result = Some(result);
+    }
+
+    /// Writes it whole or not at all; it is on disk when this returns.
+    pub(super) async fn write(&self, path: &Path) -> Result<(), CniError> {
+        let entry = self.clone();
+        blocking(path, move |path| {
+            let bytes = serde_json::to_vec(&entry)?;
+            make_folder(path)?;
+            let unfinished = path.with_extension(UNFINISHED);
+            let mut file = File::options()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&unfinished)?;
+            file.write_all(&bytes)?;
+            file.sync_all()?;
+            fs::rename(&unfinished, path)?;
+            sync_folder(path)
+        })
+        .await
+    }
+
+    /// None if there is none.
+    pub(super) async fn read(path: &Path) -> Result<Option<Self>, CniError> {
+        let read = blocking(path, |path| match fs::read(path) {
+            Ok(bytes) => Ok(Some(serde_json::from_slice::<Self>(&bytes)?)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        });
+        match read.await? {
+            Some(entry) if entry.version != VERSION => {
+                let reason = format!("version {}, this agent reads {VERSION}", entry.version);
+                Err(failed(path)(io::Error::other(reason)))
+            }
+            read => Ok(read),
+        }
+    }
+}
+
+/// Held by whoever runs plugins for an attachment, and by the plugins themselves: they inherit the descriptor.
+#[derive(Debug)]
+pub(super) struct Lock {
+    file: Flock<File>,
+    path: PathBuf,
+}
+
+impl Lock {
+    /// Waits for plugins of an earlier agent, but not for ever.
+    pub(super) async fn take(entry: &Path) -> Result<Self, CniError> {
+        let path = entry.with_extension(LOCK);
+        let mut file = blocking(&path, |path| {
+            make_folder(path)?;
+            File::options()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .open(path)
+        })
+        .await?;
+        let deadline = Instant::now() + LOCK_WAIT;
+        loop {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(file) => return Ok(Self { file, path }),
+                Err((_file, Errno::EWOULDBLOCK)) if Instant::now() >= deadline => {
+                    let reason = "plugins that ran for this attachment do not end";
+                    return Err(failed(&path)(io::Error::other(reason)));
+                }
+                Err((again, Errno::EWOULDBLOCK | Errno::EINTR)) => {
+                    file = again;
+                    tokio::time::sleep(LOCK_PAUSE).await;
+                }
+                Err((_file, errno)) => return Err(failed(&path)(errno.into())),
+            }
+        }
+    }
+
+    /// Runs `spawn` while processes inherit the descriptor. One that is started beside it may inherit it too, which only
+    /// lets somebody wait for that one as well.
+    pub(super) fn inherited<T>(&self, spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        set_flags(&self.file, FdFlag::empty())?;
+        let spawned = spawn();
+        set_flags(&self.file, FdFlag::FD_CLOEXEC)?;
+        spawned
+    }
+
+    /// Removes the file with the lock held. Nobody waits for it then: there is one caller per attachment at a time.
+    pub(super) fn remove(self) {
+        if let Err(error) = fs::remove_file(&self.path) {
+            tracing::debug!(path = %self.path.display(), %error, "left in place");
+        }
+    }
+}
+
+fn set_flags(file: &File, flags: FdFlag) -> io::Result<()> {
+    fcntl(file, FcntlArg::F_SETFD(flags)).map(drop).map_err(io::Error::from)
+}
+
+fn make_folder(path: &Path) -> io::Result<()> {
+    let Some(dir) = path.parent() else { return Ok(()) };
+    if dir.is_dir() {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+    fs::set_permissions(dir, Permissions::from_mode(0o700))
+}
+
+fn sync_folder(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> CniError {
+    let path = path.to_owned();
+    move |source| CniError::Entry { path, source }
+}
+
+async fn blocking<T: Send + 'static>(
+    path: &Path,
+    work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+) -> Result<T, CniError> {
+    let owned = path.to_owned();
+    tokio::task::spawn_blocking(move || work(&owned))
+        .await
+        .unwrap_or_else(|ended| Err(io::Error::other(ended)))
+        .map_err(failed(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd as _;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn entry() -> Entry {
+        let whole = json!({ "cniVersion": "1.0.0", "name": "a", "type": "bridge" });
+        let configuration = Configuration::read(&whole).unwrap();
+        Entry::new(
+            &configuration,
+            &["/opt/cni/bin".into()],
+            &super::super::call::tests::call(),
+        )
+    }
+
+    #[tokio::test]
+    async fn an_entry_is_read_as_it_was_written_and_is_for_root_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("a/b");
+        let name = |id: &str| file_name(&"blue".parse().unwrap(), &id.parse().unwrap(), &"eth0".parse().unwrap());
+        assert_ne!(name("a-b"), name("ab"));
+        let path = folder.join(name(&"x".repeat(253)));
+        assert!(Entry::read(&path).await.unwrap().is_none());
+        let mut entry = entry();
+        entry.set_result(json!({ "ips": [] }));
+        entry.write(&path).await.unwrap();
+        let read = Entry::read(&path).await.unwrap().unwrap();
+        assert_eq!(
+            serde_json::to_value(&read).unwrap(),
+            serde_json::to_value(&entry).unwrap()
+        );
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&folder), mode(&path)), (0o700, 0o600));
+        assert_eq!(list(&folder).unwrap(), std::slice::from_ref(&path));
+        forget(&path).await.unwrap();
+        forget(&path).await.unwrap();
+        assert!(list(&folder).unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn whoever_inherited_the_lock_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.json");
+        let lock = Lock::take(&path).await.unwrap();
+        let mut child = lock
+            .inherited(|| std::process::Command::new("sleep").arg("0.3").spawn())
+            .unwrap();
+        let started = Instant::now();
+        // As when the agent is killed: its descriptor is closed, the child's is not. Unlocking would free it for both.
+        let descriptor = lock.file.as_raw_fd();
+        std::mem::forget(lock);
+        nix::unistd::close(descriptor).unwrap();
+        Lock::take(&path).await.unwrap();
+        assert!(
+            started.elapsed() >= Duration::from_millis(200),
+            "{:?}",
+            started.elapsed()
+        );
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,274 @@
+//! Works out which interfaces a request means; pure.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use kni_model::{
+    AttachRequest, CniAttachment, IfName, MacAddr, Network, NetworkName, NetworkSelection, Provider,
+    selection::{PRIMARY_IFNAME, assign_interface_names},
+};
+
+use super::{AttachError, state::KnownNetwork};
+
+/// One interface to be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PlannedInterface {
+    pub(super) ifname: IfName,
+    pub(super) network: Network,
+    pub(super) ips: Vec<IpAddr>,
+    pub(super) mac: Option<MacAddr>,
+    pub(super) default_route: bool,
+}
+
+/// The interfaces of a request, the primary one first.
+pub(super) fn plan(
+    request: &AttachRequest,
+    networks: &BTreeMap<NetworkName, KnownNetwork>,
+) -> Result<Vec<PlannedInterface>, AttachError> {
+    let names = assign_interface_names(&request.networks).map_err(|source| AttachError::InvalidSelection {
+        pod: request.pod.clone(),
+        source: Box::new(source),
+    })?;
+    let extra_takes_default = request.networks.iter().any(|selection| selection.default_route);
+    let mut planned = Vec::new();
+    if !request.primary.none {
+        planned.push(PlannedInterface {
+            ifname: primary_name(request)?,
+            network: primary_network(request, networks)?,
+            ips: request.primary.ips.clone(),
+            mac: request.primary.mac,
+            default_route: wants_default_route(request) && !extra_takes_default,
+        });
+    }
+    let mut default_taken = false;
+    for (selection, ifname) in request.networks.iter().zip(names) {
+        let NetworkSelection {
+            network,
+            namespace: _,
+            ifname: _,
+            ips,
+            mac,
+            default_route,
+        } = selection;
+        if *default_route && default_taken {
+            return Err(AttachError::InvalidField {
+                pod: request.pod.clone(),
+                sandbox: request.sandbox.to_string(),
+                field: "default-route",
+                reason: "more than one network asks for the default route".to_owned(),
+            });
+        }
+        default_taken |= *default_route;
+        let network = usable(request, networks, network)?;
+        if *default_route {
+            refuse_no_way_out(request, &network)?;
+        }
+        planned.push(PlannedInterface {
+            ifname,
+            network,
+            ips: ips.clone(),
+            mac: *mac,
+            default_route: *default_route,
+        });
+    }
+    Ok(planned)
+}
+
+/// An interface that a CNI plugin adds to a pod's own one leaves it its default routes.
+fn wants_default_route(request: &AttachRequest) -> bool {
+    let additional = request.cni.as_ref().is_some_and(CniAttachment::is_additional);
+    request.primary.default_route.unwrap_or(!additional)
+}
+
+fn primary_name(request: &AttachRequest) -> Result<IfName, AttachError> {
+    if let Some(name) = &request.ifname {
+        return Ok(name.clone());
+    }
+    PRIMARY_IFNAME
+        .parse()
+        .map_err(|error: kni_model::InvalidId| AttachError::InvalidField {
+            pod: request.pod.clone(),
+            sandbox: request.sandbox.to_string(),
+            field: "interface",
+            reason: error.to_string(),
+        })
+}
+
+/// A default route that is asked for needs somebody to lead to.
+fn refuse_no_way_out(request: &AttachRequest, network: &Network) -> Result<(), AttachError> {
+    let provider = &network.spec.provider;
+    let leads_nowhere = match provider {
+        Provider::Ebpf | Provider::Cni(_) => false,
+        Provider::Macvlan(_) | Provider::HostDevice(_) | Provider::Tap(_) => provider.gateways().is_empty(),
+    };
+    if !leads_nowhere {
+        return Ok(());
+    }
+    Err(AttachError::InvalidField {
+        pod: request.pod.clone(),
+        sandbox: request.sandbox.to_string(),
+        field: "default-route",
+        reason: format!("network {} has no gateway (spec.provider.gateways)", network.spec.name),
+    })
+}
+
+fn primary_network(
+    request: &AttachRequest,
+    networks: &BTreeMap<NetworkName, KnownNetwork>,
+) -> Result<Network, AttachError> {
+    if let Some(name) = &request.primary.network {
+        return usable(request, networks, name);
+    }
+    let default = networks
+        .values()
+        .find(|known| known.network.spec.default && !known.orphaned);
+    let name = &default
+        .ok_or_else(|| AttachError::NoDefaultNetwork {
+            pod: request.pod.clone(),
+        })?
+        .network
+        .spec
+        .name;
+    usable(request, networks, name)
+}
+
+fn usable(
+    request: &AttachRequest,
+    networks: &BTreeMap<NetworkName, KnownNetwork>,
+    name: &NetworkName,
+) -> Result<Network, AttachError> {
+    let known = networks
+        .get(name)
+        .filter(|known| !known.orphaned)
+        .ok_or_else(|| AttachError::UnknownNetwork {
+            pod: request.pod.clone(),
+            network: name.clone(),
+        })?;
+    if known.network.spec.enabled {
+        Ok(known.network.clone())
+    } else {
+        Err(AttachError::NetworkDisabled {
+            pod: request.pod.clone(),
+            network: name.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kni_model::{NetworkSpec, PodRef, request::PrimarySelection};
+
+    use super::*;
+
+    fn known(name: &str, id: u32, default: bool, enabled: bool) -> (NetworkName, KnownNetwork) {
+        let name: NetworkName = name.parse().unwrap();
+        let spec = NetworkSpec {
+            name: name.clone(),
+            default,
+            enabled,
+            subnets: vec!["10.0.0.0/24".parse().unwrap()],
+            exclude_subnets: Vec::new(),
+            mtu: 1500,
+            egress: kni_model::network::EgressMode::implied(default),
+            egress_addresses: Vec::new(),
+            service_subnets: Vec::new(),
+            xdp: false,
+            provider: kni_model::Provider::Ebpf,
+            blocks: None,
+        };
+        let network = Network {
+            id: id.try_into().unwrap(),
+            spec,
+        };
+        (
+            name,
+            KnownNetwork {
+                network,
+                origin: String::new(),
+                orphaned: false,
+            },
+        )
+    }
+
+    fn networks() -> BTreeMap<NetworkName, KnownNetwork> {
+        [
+            known("main", 1, true, true),
+            known("blue", 2, false, true),
+            known("off", 3, false, false),
+        ]
+        .into()
+    }
+
+    fn request(primary: Option<&str>, extra: &[(&str, bool)]) -> AttachRequest {
+        AttachRequest {
+            sandbox: "s".parse().unwrap(),
+            pod: PodRef::default(),
+            netns: "/run/netns/x".into(),
+            labels: BTreeMap::new(),
+            primary: PrimarySelection {
+                network: primary.map(|n| n.parse().unwrap()),
+                ..Default::default()
+            },
+            networks: extra
+                .iter()
+                .map(|(name, default_route)| NetworkSelection {
+                    network: name.parse().unwrap(),
+                    namespace: None,
+                    ifname: None,
+                    ips: Vec::new(),
+                    mac: None,
+                    default_route: *default_route,
+                })
+                .collect(),
+            port_mappings: Vec::new(),
+            container_ports: Vec::new(),
+            ifname: None,
+            cni: None,
+            bandwidth: kni_model::Bandwidth::default(),
+            hints: kni_model::PluginHints::default(),
+            parent: None,
+        }
+    }
+
+    fn shape(request: &AttachRequest) -> Vec<(String, u32, bool)> {
+        let planned = plan(request, &networks()).unwrap();
+        planned
+            .into_iter()
+            .map(|p| (p.ifname.to_string(), p.network.id.get(), p.default_route))
+            .collect()
+    }
+
+    #[test]
+    fn the_default_network_is_eth0_unless_another_is_asked_for() {
+        assert_eq!(shape(&request(None, &[])), [("eth0".to_owned(), 1, true)]);
+        assert_eq!(shape(&request(Some("blue"), &[])), [("eth0".to_owned(), 2, true)]);
+    }
+
+    #[test]
+    fn one_interface_has_the_default_route() {
+        let planned = shape(&request(None, &[("blue", true), ("blue", false)]));
+        assert_eq!(
+            planned,
+            [
+                ("eth0".to_owned(), 1, false),
+                ("net1".to_owned(), 2, true),
+                ("net2".to_owned(), 2, false)
+            ]
+        );
+        let twice = plan(&request(None, &[("blue", true), ("blue", true)]), &networks());
+        assert!(matches!(twice, Err(AttachError::InvalidField { .. })));
+    }
+
+    #[test]
+    fn missing_and_disabled_networks_are_named() {
+        let missing = plan(&request(Some("nope"), &[]), &networks()).unwrap_err();
+        assert!(matches!(&missing, AttachError::UnknownNetwork { network, .. } if network.as_str() == "nope"));
+        let off = plan(&request(None, &[("off", false)]), &networks()).unwrap_err();
+        assert!(matches!(&off, AttachError::NetworkDisabled { network, .. } if network.as_str() == "off"));
+        let mut none = networks();
+        none.remove(&"main".parse().unwrap());
+        assert!(matches!(
+            plan(&request(None, &[]), &none),
+            Err(AttachError::NoDefaultNetwork { .. })
+        ));
+    }
+}

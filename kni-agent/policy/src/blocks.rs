@@ -1,0 +1,226 @@
+//! Which blocks of addresses each part of the address space lies in.
+
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+
+use super::{
+    peer::{Matcher, Peer},
+    prefix::Prefix,
+};
+
+/// Blocks of addresses, laid over each other.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    /// Where the blocks begin and end: addresses in a prefix and in no longer one are in the same blocks.
+    regions: BTreeMap<Prefix, Region>,
+    /// Number of regions by length.
+    lengths: BTreeMap<u8, usize>,
+}
+
+/// The addresses of a prefix, without those of longer ones.
+#[derive(Debug, Default)]
+pub(super) struct Region {
+    /// The blocks, sorted.
+    peers: Vec<Arc<Peer>>,
+    /// How many blocks begin or end here.
+    edges: usize,
+    /// The identity of the region's addresses, once somebody has asked for it.
+    identity: Option<u32>,
+}
+
+/// A block as prefixes.
+struct Shape {
+    whole: Prefix,
+    holes: Vec<Prefix>,
+}
+
+impl Shape {
+    /// `None`: it is no block, or no address is in it.
+    fn of(peer: &Peer) -> Option<Self> {
+        let Matcher::Block(cidr, except) = &peer.what else {
+            return None;
+        };
+        let whole = Prefix::of(cidr);
+        if whole.is_v4() != cidr.addr().is_ipv4() {
+            // IPv4 written as IPv6: no packet has such addresses.
+            return None;
+        }
+        let same_family = except
+            .iter()
+            .filter(|except| except.addr().is_ipv4() == cidr.addr().is_ipv4());
+        let mut holes: Vec<Prefix> = same_family.map(Prefix::of).collect();
+        if holes.iter().any(|hole| hole.contains(&whole)) {
+            return None;
+        }
+        holes.retain(|hole| whole.contains(hole));
+        Some(Self { whole, holes })
+    }
+
+    /// The prefixes at which it begins or ends.
+    fn edges(&self) -> impl Iterator<Item = Prefix> {
+        // A range of IPv6 that lies around the form of IPv4 is not about IPv4.
+        let v4 = self.whole.contains(&Prefix::v4()) && !self.whole.is_v4();
+        let v4 = v4.then_some(Prefix::v4());
+        [self.whole].into_iter().chain(self.holes.iter().copied()).chain(v4)
+    }
+
+    /// Whether the region, one inside the whole, is in it.
+    fn has(&self, region: &Prefix) -> bool {
+        region.is_v4() == self.whole.is_v4() && !self.holes.iter().any(|hole| hole.contains(region))
+    }
+}
+
+impl Blocks {
+    /// Adds a block that is not there; other peers do not count.
+    pub(super) fn add(&mut self, peer: &Arc<Peer>) {
+        let Some(shape) = Shape::of(peer) else { return };
+        for edge in shape.edges() {
+            if !self.regions.contains_key(&edge) {
+                let region = Region {
+                    peers: self.around(edge).to_vec(),
+                    ..Region::default()
+                };
+                self.regions.insert(edge, region);
+                *self.lengths.entry(edge.length()).or_default() += 1;
+            }
+            if let Some(region) = self.regions.get_mut(&edge) {
+                region.edges += 1;
+            }
+        }
+        self.change(&shape, |peers| {
+            let at = peers.partition_point(|known| known < peer);
+            peers.insert(at, Arc::clone(peer));
+        });
+    }
+
+    /// Removes a block that is there.
+    pub(super) fn remove(&mut self, peer: &Arc<Peer>) {
+        let Some(shape) = Shape::of(peer) else { return };
+        self.change(&shape, |peers| peers.retain(|known| known != peer));
+        for edge in shape.edges() {
+            let Some(region) = self.regions.get_mut(&edge) else {
+                continue;
+            };
+            region.edges -= 1;
+            if region.edges == 0 {
+                self.regions.remove(&edge);
+                if let Some(count) = self.lengths.get_mut(&edge.length()) {
+                    *count -= 1;
+                }
+                self.lengths.retain(|_, count| *count > 0);
+            }
+        }
+    }
+
+    fn change(&mut self, shape: &Shape, change: impl Fn(&mut Vec<Arc<Peer>>)) {
+        let inside = self.regions.range_mut(shape.whole..);
+        let inside = inside.take_while(|(prefix, _)| shape.whole.contains(prefix));
+        for (_, region) in inside.filter(|(prefix, _)| shape.has(prefix)) {
+            change(&mut region.peers);
+            region.identity = None;
+        }
+    }
+
+    /// The blocks that everything in the prefix is in, unless a region inside says otherwise.
+    fn around(&self, prefix: Prefix) -> &[Arc<Peer>] {
+        let mut shorter = self
+            .lengths
+            .range(..=prefix.length())
+            .rev()
+            .map(|(length, _)| prefix.shortened(*length));
+        let found = shorter.find_map(|outer| Some((outer, self.regions.get(&outer)?)));
+        let same_family = found.filter(|(outer, _)| outer.is_v4() == prefix.is_v4());
+        same_family.map_or(&[], |(_, region)| &region.peers)
+    }
+
+    /// The blocks that the address is in, sorted.
+    pub(super) fn of_address(&self, address: IpAddr) -> &[Arc<Peer>] {
+        self.around(Prefix::host(address))
+    }
+
+    /// Every region that is not `hidden`, outer ones first, with its identity, which `name` gives by its blocks. The one
+    /// of a hidden region is forgotten, as nobody carries it any longer.
+    pub(super) fn identities(
+        &mut self,
+        hidden: impl Fn(&Prefix) -> bool,
+        mut name: impl FnMut(&[Arc<Peer>]) -> u32,
+    ) -> Vec<(Prefix, u32)> {
+        let regions = self.regions.iter_mut().filter_map(|(prefix, region)| {
+            if hidden(prefix) {
+                region.identity = None;
+                return None;
+            }
+            let identity = *region.identity.get_or_insert_with(|| name(&region.peers));
+            Some((*prefix, identity))
+        });
+        regions.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{peer::Peers, tests::world::block};
+
+    fn names(blocks: &Blocks, address: &str) -> Vec<String> {
+        let found = blocks
+            .of_address(address.parse().unwrap())
+            .iter()
+            .map(|peer| match &peer.what {
+                Matcher::Block(cidr, _) => cidr.to_string(),
+                Matcher::PodsOf(..) | Matcher::Pods(..) => unreachable!("only blocks were added"),
+            });
+        let mut found: Vec<String> = found.collect();
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn blocks_can_be_added_and_removed_in_any_order() {
+        let mut peers = Peers::default();
+        let texts = [
+            "10.0.0.0/8 10.1.0.0/16",
+            "10.1.0.0/16",
+            "0.0.0.0/0 10.1.2.0/24",
+            "::/0",
+            "10.1.2.3/32",
+        ];
+        let all: Vec<Arc<Peer>> = texts.iter().map(|text| peers.intern(&block(text), "x")).collect();
+        let expected = [
+            ("10.2.0.1", vec!["0.0.0.0/0", "10.0.0.0/8"]),
+            ("10.1.0.1", vec!["0.0.0.0/0", "10.1.0.0/16"]),
+            ("10.1.2.1", vec!["10.1.0.0/16"]),
+            ("10.1.2.3", vec!["10.1.0.0/16", "10.1.2.3/32"]),
+            ("192.0.2.1", vec!["0.0.0.0/0"]),
+            ("2001:db8::1", vec!["::/0"]),
+        ];
+        for turn in 0..all.len() {
+            let mut blocks = Blocks::default();
+            let order = || all.iter().cycle().skip(turn).take(all.len());
+            for peer in order() {
+                blocks.add(peer);
+            }
+            for (address, names_) in &expected {
+                assert_eq!(names(&blocks, address), *names_, "{address}, from {turn} on");
+            }
+            for peer in order().skip(1) {
+                blocks.remove(peer);
+            }
+            let only = order().next().unwrap();
+            let mut alone = Blocks::default();
+            alone.add(only);
+            for (address, _) in &expected {
+                assert_eq!(
+                    names(&blocks, address),
+                    names(&alone, address),
+                    "{address}, {turn} left"
+                );
+            }
+            assert_eq!(
+                blocks.regions.keys().collect::<Vec<_>>(),
+                alone.regions.keys().collect::<Vec<_>>()
+            );
+            blocks.remove(only);
+            assert!(blocks.regions.is_empty() && blocks.lengths.is_empty());
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! What a policy says, whomever it selects.
+
+use std::{
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
+
+use kni_model::policy::{
+    ContainerPort, Policy, PolicyDirection, PolicyPeer, PolicyPort, PolicyRef, PortMatch, RuleRef,
+};
+
+use super::{
+    peer::{Peer, Peers},
+    ports::PortRange,
+    stable,
+};
+
+/// The rules of a policy. Two bodies are equal when they say the same under the same name.
+#[derive(Debug)]
+pub(super) struct Body {
+    hash: u64,
+    pub(super) content: Content,
+}
+
+/// What makes bodies equal.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct Content {
+    pub(super) reference: PolicyRef,
+    pub(super) egress: Option<Vec<Rule>>,
+    pub(super) ingress: Option<Vec<Rule>>,
+    pub(super) beyond: Option<Beyond>,
+}
+
+/// Rules of an `EgressPolicy`.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct Beyond {
+    pub(super) rules: Vec<Rule>,
+    pub(super) otherwise_allow: bool,
+    /// Stands for what is decided when no rule matches: one past the last rule.
+    pub(super) otherwise: Arc<RuleRef>,
+}
+
+/// One rule.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct Rule {
+    pub(super) name: Arc<RuleRef>,
+    pub(super) allow: bool,
+    /// Empty: everybody.
+    pub(super) peers: Vec<Arc<Peer>>,
+    pub(super) ports: Ports,
+}
+
+/// Ports of a rule.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) enum Ports {
+    /// Every port of every protocol.
+    All,
+    /// These.
+    Some {
+        /// By number.
+        ranges: Vec<PortRange>,
+        /// By name.
+        named: Vec<NamedPort>,
+    },
+}
+
+/// A port that each receiving pod has a number of its own for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct NamedPort {
+    pub(super) name: String,
+    pub(super) protocol: u8,
+}
+
+impl PartialEq for Body {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other) || (self.hash == other.hash && self.content == other.content)
+    }
+}
+
+impl Eq for Body {}
+
+impl Hash for Body {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.hash.hash(state);
+    }
+}
+
+impl Body {
+    /// The body of a policy; `None` when it says nothing in any direction.
+    pub(super) fn of(policy: &Policy, peers: &mut Peers) -> Option<Self> {
+        let mut rules = |direction, allow: bool, list: Vec<(&[PolicyPeer], &[PolicyPort])>| -> Vec<Rule> {
+            let list = list.into_iter().zip(0..);
+            list.map(|((to, ports), index)| Rule {
+                name: name(policy, direction, index),
+                allow,
+                peers: to
+                    .iter()
+                    .map(|peer| peers.intern(peer, &policy.reference.namespace))
+                    .collect(),
+                ports: Ports::of(ports),
+            })
+            .collect()
+        };
+        let mut direction = |direction, list: &Option<Vec<_>>| {
+            let list: &Vec<kni_model::policy::PolicyRule> = list.as_ref()?;
+            let list = list.iter().map(|rule| (&*rule.peers, &*rule.ports)).collect();
+            Some(rules(direction, true, list))
+        };
+        let egress = direction(PolicyDirection::Egress, &policy.egress);
+        let ingress = direction(PolicyDirection::Ingress, &policy.ingress);
+        let beyond = policy.beyond.as_ref().map(|beyond| {
+            let list = beyond.rules.iter().map(|rule| (&*rule.to, &*rule.ports)).collect();
+            let mut compiled = rules(PolicyDirection::Beyond, true, list);
+            for (rule, from) in compiled.iter_mut().zip(&beyond.rules) {
+                rule.allow = from.allow;
+            }
+            let end = u32::try_from(compiled.len()).unwrap_or(u32::MAX);
+            Beyond {
+                rules: compiled,
+                otherwise_allow: beyond.otherwise_allow,
+                otherwise: name(policy, PolicyDirection::Beyond, end),
+            }
+        });
+        if egress.is_none() && ingress.is_none() && beyond.is_none() {
+            return None;
+        }
+        let content = Content {
+            reference: policy.reference.clone(),
+            egress,
+            ingress,
+            beyond,
+        };
+        Some(Self {
+            hash: stable::hash(&content),
+            content,
+        })
+    }
+
+    /// Allow rules of a direction; `None`: the policy does not isolate in it. Egress policies have none.
+    pub(super) fn allows(&self, direction: PolicyDirection) -> Option<&[Rule]> {
+        match direction {
+            PolicyDirection::Egress => self.content.egress.as_deref(),
+            PolicyDirection::Ingress => self.content.ingress.as_deref(),
+            PolicyDirection::Beyond => None,
+        }
+    }
+
+    /// Every rule.
+    pub(super) fn rules(&self) -> impl Iterator<Item = &Rule> {
+        let content = &self.content;
+        let allows = content.egress.iter().chain(&content.ingress).flatten();
+        allows.chain(content.beyond.iter().flat_map(|beyond| &beyond.rules))
+    }
+
+    /// Whether it denies by default in a direction.
+    pub(super) fn isolates(&self, direction: PolicyDirection) -> bool {
+        match direction {
+            PolicyDirection::Egress => self.content.egress.is_some(),
+            PolicyDirection::Ingress => self.content.ingress.is_some(),
+            PolicyDirection::Beyond => self.content.beyond.as_ref().is_some_and(|b| !b.otherwise_allow),
+        }
+    }
+}
+
+fn name(policy: &Policy, direction: PolicyDirection, index: u32) -> Arc<RuleRef> {
+    Arc::new(RuleRef {
+        policy: policy.reference.clone(),
+        direction,
+        index,
+    })
+}
+
+impl Ports {
+    fn of(ports: &[PolicyPort]) -> Self {
+        if ports.is_empty() {
+            return Self::All;
+        }
+        let (mut ranges, mut named) = (Vec::new(), Vec::new());
+        for PolicyPort { protocol, port } in ports {
+            let protocol = *protocol;
+            let (first, last) = match port {
+                PortMatch::Any => (0, u16::MAX),
+                PortMatch::Range(first, last) => (*first, *last),
+                PortMatch::Named(name) => {
+                    named.push(NamedPort {
+                        name: name.clone(),
+                        protocol,
+                    });
+                    continue;
+                }
+            };
+            ranges.push(PortRange { protocol, first, last });
+        }
+        Self::Some { ranges, named }
+    }
+
+    /// The named ones.
+    pub(super) fn named(&self) -> &[NamedPort] {
+        match self {
+            Self::All => &[],
+            Self::Some { named, .. } => named,
+        }
+    }
+
+    /// By number, once names stand for these ports; `None`: all.
+    pub(super) fn resolve(&self, names: &[ContainerPort]) -> Option<Vec<PortRange>> {
+        let Self::Some { ranges, named } = self else {
+            return None;
+        };
+        let mut found = ranges.clone();
+        for wanted in named {
+            let ports = names.iter().filter(|port| wanted.is(port));
+            found.extend(ports.map(|port| PortRange {
+                protocol: port.protocol,
+                first: port.port,
+                last: port.port,
+            }));
+        }
+        Some(found)
+    }
+}
+
+impl NamedPort {
+    /// Whether a container's port is meant.
+    pub(super) fn is(&self, port: &ContainerPort) -> bool {
+        self.name == port.name && self.protocol == port.protocol
+    }
+}
+
+/// What the names stand for among these container ports, sorted.
+pub(super) fn resolve_all<'a>(
+    names: impl IntoIterator<Item = &'a NamedPort>,
+    ports: &[ContainerPort],
+) -> Vec<ContainerPort> {
+    if ports.is_empty() {
+        return Vec::new();
+    }
+    let found = names
+        .into_iter()
+        .flat_map(|name| ports.iter().filter(|port| name.is(port)));
+    let mut found: Vec<ContainerPort> = found.cloned().collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+}

@@ -1,0 +1,159 @@
+//! The policies by whom they select.
+
+use std::{collections::HashMap, net::IpAddr, sync::Arc};
+
+use kni_model::policy::{Labels, Policy, PolicyInterface, PolicyPod, PolicyRef, PolicyScope};
+
+use super::{
+    body::Body,
+    peer::{NamedPeers, Peers},
+    selector::{LabelIndex, matches},
+};
+
+/// All policies.
+#[derive(Debug, Default)]
+pub(super) struct Catalog {
+    /// By name.
+    policies: Vec<Listed>,
+    index: HashMap<String, LabelIndex<usize>>,
+    pub(super) peers: Peers,
+}
+
+/// A policy, and what it says.
+#[derive(Debug)]
+pub(super) struct Listed {
+    pub(super) policy: Arc<Policy>,
+    /// `None`: nothing.
+    pub(super) body: Option<Arc<Body>>,
+}
+
+/// What a replacement changed.
+#[derive(Debug, Default)]
+pub(super) struct Replaced {
+    /// Policies that came, went or say something else, as they were and as they are.
+    policies: Vec<Arc<Policy>>,
+    pub(super) peers: NamedPeers,
+}
+
+impl Replaced {
+    pub(super) fn is_empty(&self) -> bool {
+        self.policies.is_empty()
+    }
+
+    /// Whether the policies say anything else about a pod than before.
+    pub(super) fn is_about(&self, pod: &PolicyPod) -> bool {
+        self.policies.iter().any(|policy| selects(policy, pod))
+    }
+}
+
+impl Catalog {
+    /// Replaces all policies. Of two with one name the later counts.
+    pub(super) fn replace(&mut self, mut policies: Vec<Arc<Policy>>) -> Replaced {
+        policies.reverse();
+        policies.sort_by(|a, b| a.reference.cmp(&b.reference));
+        policies.dedup_by(|later, kept| later.reference == kept.reference);
+        let mut before = std::mem::take(&mut self.policies).into_iter().peekable();
+        let mut replaced = Replaced::default();
+        for policy in policies {
+            while let Some(gone) = before.next_if(|known| known.policy.reference < policy.reference) {
+                replaced.policies.push(gone.policy);
+            }
+            let known = before.next_if(|known| known.policy.reference == policy.reference);
+            let listed = match known {
+                Some(known) if Arc::ptr_eq(&known.policy, &policy) || known.policy == policy => known,
+                known => {
+                    replaced.policies.extend(known.map(|known| known.policy));
+                    replaced.policies.push(Arc::clone(&policy));
+                    Listed {
+                        body: Body::of(&policy, &mut self.peers).map(Arc::new),
+                        policy,
+                    }
+                }
+            };
+            self.policies.push(listed);
+        }
+        replaced.policies.extend(before.map(|gone| gone.policy));
+        if !replaced.is_empty() {
+            self.index();
+            let bodies = self.policies.iter().filter_map(|listed| listed.body.as_deref());
+            let named = bodies.flat_map(Body::rules).flat_map(|rule| &rule.peers);
+            replaced.peers = self.peers.settle(named);
+        }
+        replaced
+    }
+
+    fn index(&mut self) {
+        self.index.clear();
+        for (position, listed) in self.policies.iter().enumerate() {
+            let namespace = &listed.policy.reference.namespace;
+            if !self.index.contains_key(namespace) {
+                self.index.insert(namespace.clone(), LabelIndex::default());
+            }
+            if let Some(of_namespace) = self.index.get_mut(namespace) {
+                of_namespace.insert(&listed.policy.pods, position);
+            }
+        }
+    }
+
+    /// The policies that select the pod, by name, whichever of its interfaces they are about.
+    pub(super) fn selecting(&self, namespace: &str, labels: &Labels) -> Vec<&Listed> {
+        let candidates = self
+            .index
+            .get(namespace)
+            .into_iter()
+            .flat_map(|index| index.candidates(labels));
+        let mut positions: Vec<usize> = candidates.collect();
+        positions.sort_unstable();
+        let listed = positions.into_iter().filter_map(|position| self.policies.get(position));
+        listed.filter(|listed| matches(&listed.policy.pods, labels)).collect()
+    }
+
+    /// A policy by name.
+    pub(super) fn get(&self, reference: &PolicyRef) -> Option<&Listed> {
+        let found = self
+            .policies
+            .binary_search_by(|listed| listed.policy.reference.cmp(reference));
+        self.policies.get(found.ok()?)
+    }
+
+    /// Every policy, by name.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Policy> {
+        self.policies.iter().map(|listed| &*listed.policy)
+    }
+}
+
+impl Listed {
+    /// Whether the policy is about this interface of a pod that it selects.
+    pub(super) fn is_about(&self, interface: &PolicyInterface) -> bool {
+        match &self.policy.scope {
+            PolicyScope::Primary => interface.primary,
+            PolicyScope::Networks(networks) => networks.contains(&interface.network),
+            PolicyScope::All => true,
+        }
+    }
+
+    /// Whether the policy selects the pod.
+    pub(super) fn selects(&self, pod: &PolicyPod) -> bool {
+        selects(&self.policy, pod)
+    }
+}
+
+fn selects(policy: &Policy, pod: &PolicyPod) -> bool {
+    policy.reference.namespace == pod.pod.namespace && matches(&policy.pods, &pod.labels)
+}
+
+/// The source addresses that egress policies ask for: per family the first one, by name of the policy.
+pub(super) fn egress_addresses<'a>(policies: impl IntoIterator<Item = &'a Listed>) -> Vec<IpAddr> {
+    let mut found: Vec<IpAddr> = Vec::new();
+    for address in policies
+        .into_iter()
+        .filter_map(|listed| listed.policy.beyond.as_ref())
+        .flat_map(|b| &b.egress_addresses)
+    {
+        if found.iter().all(|known| known.is_ipv4() != address.is_ipv4()) {
+            found.push(*address);
+        }
+    }
+    found.sort_unstable();
+    found
+}

@@ -1,0 +1,218 @@
+//! Identities: peers of a network that all of its policies treat alike.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use kni_model::policy::ContainerPort;
+
+use super::{
+    blocks::Blocks,
+    body::{NamedPort, resolve_all},
+    peer::Peer,
+    prefix::Prefix,
+    set::PolicySet,
+    stable::Interner,
+};
+
+/// What makes identities equal. The network is part of it, so that a set that one more network begins to use meets no
+/// identity that was made without asking the set's peers.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Identity {
+    pub(super) network: u32,
+    /// The peers that match, sorted.
+    pub(super) peers: Vec<Arc<Peer>>,
+    /// What the names in egress rules stand for, sorted.
+    pub(super) names: Vec<ContainerPort>,
+}
+
+/// What the policy sets that are in use in a network ask about peers.
+#[derive(Debug)]
+pub(super) struct Questions {
+    network: u32,
+    pub(super) sets: BTreeMap<u32, Arc<PolicySet>>,
+    /// Sets by the peers that they ask about.
+    by_peer: HashMap<Arc<Peer>, Vec<u32>>,
+    blocks: Blocks,
+    names: BTreeSet<NamedPort>,
+}
+
+/// An address of a pod.
+pub(super) struct PodAddress<'a> {
+    pub(super) address: IpAddr,
+    /// All peers that the pod's labels match.
+    pub(super) peers: &'a [Arc<Peer>],
+    pub(super) ports: &'a [ContainerPort],
+}
+
+impl Questions {
+    /// No set asks anything.
+    pub(super) fn new(network: u32) -> Self {
+        Self {
+            network,
+            sets: BTreeMap::new(),
+            by_peer: HashMap::new(),
+            blocks: Blocks::default(),
+            names: BTreeSet::new(),
+        }
+    }
+
+    /// From now on these sets ask. Returns the sets that no longer do, and those that did not before.
+    pub(super) fn set_sets(&mut self, sets: BTreeMap<u32, Arc<PolicySet>>) -> (BTreeSet<u32>, BTreeSet<u32>) {
+        let before = std::mem::replace(&mut self.sets, sets);
+        let gone = before.iter().filter(|(number, _)| !self.sets.contains_key(number));
+        let come = self.sets.iter().filter(|(number, _)| !before.contains_key(number));
+        for (number, set) in come.clone() {
+            for peer in &set.peers {
+                let asking = self.by_peer.entry(Arc::clone(peer)).or_default();
+                if asking.is_empty() {
+                    self.blocks.add(peer);
+                }
+                asking.push(*number);
+            }
+        }
+        for (number, set) in gone.clone() {
+            for peer in &set.peers {
+                let Some(asking) = self.by_peer.get_mut(peer) else {
+                    continue;
+                };
+                asking.retain(|known| known != number);
+                if asking.is_empty() {
+                    self.by_peer.remove(peer);
+                    self.blocks.remove(peer);
+                }
+            }
+        }
+        let changed = (
+            gone.map(|(number, _)| *number).collect(),
+            come.map(|(number, _)| *number).collect(),
+        );
+        self.names = self.sets.values().flat_map(|set| set.names.iter().cloned()).collect();
+        changed
+    }
+
+    /// The identity of a pod's address.
+    pub(super) fn of_pod(&self, pod: &PodAddress<'_>) -> Identity {
+        let asked = pod
+            .peers
+            .iter()
+            .filter(|peer| self.by_peer.contains_key(*peer))
+            .cloned();
+        let blocks = self.blocks.of_address(pod.address).iter().cloned();
+        let mut peers: Vec<Arc<Peer>> = asked.chain(blocks).collect();
+        peers.sort_unstable();
+        Identity {
+            network: self.network,
+            peers,
+            names: resolve_all(&self.names, pod.ports),
+        }
+    }
+
+    /// The peers that these sets ask about.
+    pub(super) fn peers_of(&self, sets: &BTreeSet<u32>) -> HashSet<&Arc<Peer>> {
+        let sets = sets.iter().filter_map(|number| self.sets.get(number));
+        sets.flat_map(|set| &set.peers).collect()
+    }
+
+    /// The sets that may say something about an identity of their own, by number.
+    pub(super) fn asking<'a>(&'a self, identity: &Identity) -> Vec<&'a Arc<PolicySet>> {
+        let by_peer = identity
+            .peers
+            .iter()
+            .filter_map(|peer| self.by_peer.get(peer))
+            .flatten();
+        let mut numbers: Vec<u32> = by_peer.copied().collect();
+        if !identity.names.is_empty() {
+            numbers.extend(
+                self.sets
+                    .values()
+                    .filter(|set| set.everybody_by_name)
+                    .map(|set| set.number),
+            );
+        }
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers.iter().filter_map(|number| self.sets.get(number)).collect()
+    }
+
+    /// The identity of each prefix of the network whose addresses are another one's than those around it, outer ones
+    /// first. Every address that is no local endpoint's has the identity of the longest of these prefixes, and without one
+    /// the identity 0.
+    pub(super) fn of_prefixes(
+        &mut self,
+        remote: &[PodAddress<'_>],
+        identities: &mut Interner<Identity>,
+    ) -> Vec<(Prefix, u32)> {
+        let network = self.network;
+        let mut hosts: BTreeMap<Prefix, Identity> = BTreeMap::new();
+        for pod in remote {
+            let identity = self.of_pod(pod);
+            let known = hosts
+                .entry(Prefix::host(pod.address))
+                .or_insert_with(|| Identity::nobody(network));
+            known.join(identity);
+        }
+        let hidden = |prefix: &Prefix| hosts.contains_key(prefix);
+        let mut regions = self.blocks.identities(hidden, |blocks| {
+            let identity = Identity {
+                peers: blocks.to_vec(),
+                ..Identity::nobody(network)
+            };
+            number(identities, identity)
+        });
+        if !hosts.is_empty() {
+            let hosts = hosts
+                .into_iter()
+                .map(|(prefix, identity)| (prefix, number(identities, identity)));
+            regions.extend(hosts);
+            regions.sort_unstable();
+        }
+        without_repetition(regions)
+    }
+}
+
+/// Leaves out what says the same as what is around it.
+fn without_repetition(regions: Vec<(Prefix, u32)>) -> Vec<(Prefix, u32)> {
+    let mut around: Vec<(Prefix, u32)> = Vec::new();
+    let mut rows = Vec::with_capacity(regions.len());
+    for (prefix, number) in regions {
+        while around.last().is_some_and(|(outer, _)| !outer.contains(&prefix)) {
+            around.pop();
+        }
+        if around.last().map_or(0, |(_, outer)| *outer) != number {
+            rows.push((prefix, number));
+        }
+        around.push((prefix, number));
+    }
+    rows
+}
+
+impl Identity {
+    fn nobody(network: u32) -> Self {
+        Self {
+            network,
+            peers: Vec::new(),
+            names: Vec::new(),
+        }
+    }
+
+    /// Two pods at one address, while one follows the other: either may be meant.
+    fn join(&mut self, other: Self) {
+        self.peers.extend(other.peers);
+        self.peers.sort_unstable();
+        self.peers.dedup();
+        self.names.extend(other.names);
+        self.names.sort_unstable();
+        self.names.dedup();
+    }
+}
+
+/// The number of an identity: 0 when nobody asks about it.
+pub(super) fn number(identities: &mut Interner<Identity>, identity: Identity) -> u32 {
+    if identity.peers.is_empty() && identity.names.is_empty() {
+        return 0;
+    }
+    identities.intern(identity)
+}

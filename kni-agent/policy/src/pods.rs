@@ -1,0 +1,232 @@
+//! The pods, and what the policies say of each by itself.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use kni_model::{
+    EndpointId, SandboxId,
+    policy::{Labels, PolicyInterface, PolicyPod},
+};
+
+use super::{
+    catalog::{Catalog, Replaced, egress_addresses},
+    identity::PodAddress,
+    peer::Peer,
+    set::{PolicySet, SetContent},
+    stable::Interner,
+};
+
+/// The label that every namespace has; its value is the name.
+const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+
+/// Policy sets that are in use.
+#[derive(Debug)]
+pub(super) struct Sets {
+    pub(super) contents: Interner<SetContent>,
+    by_number: HashMap<u32, Arc<PolicySet>>,
+}
+
+impl Default for Sets {
+    fn default() -> Self {
+        Self {
+            contents: Interner::new(1),
+            by_number: HashMap::new(),
+        }
+    }
+}
+
+impl Sets {
+    fn intern(&mut self, content: SetContent) -> Arc<PolicySet> {
+        let number = self.contents.intern(content.clone());
+        let set = self
+            .by_number
+            .entry(number)
+            .or_insert_with(|| Arc::new(PolicySet::new(number, &Arc::new(content))));
+        Arc::clone(set)
+    }
+
+    /// Retires what neither a pod nor a row uses.
+    pub(super) fn retain(&mut self, used: impl Fn(u32) -> bool) {
+        self.by_number
+            .retain(|number, set| Arc::strong_count(set) > 1 || used(*number));
+        self.contents.retain(|number| self.by_number.contains_key(&number));
+    }
+}
+
+/// A pod.
+#[derive(Debug)]
+pub(super) struct Pod {
+    pub(super) object: PolicyPod,
+    /// The peers that its labels match, sorted.
+    pub(super) peers: Vec<Arc<Peer>>,
+    /// What is in force, by position of the interface.
+    pub(super) selected: Vec<Selected>,
+}
+
+/// What the policies say of an interface.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Selected {
+    /// `None`: no policy selects it.
+    pub(super) set: Option<Arc<PolicySet>>,
+    pub(super) egress_addresses: Vec<IpAddr>,
+}
+
+impl Pod {
+    /// One of its addresses, for questions about it.
+    pub(super) fn at(&self, address: IpAddr) -> PodAddress<'_> {
+        PodAddress {
+            address,
+            peers: &self.peers,
+            ports: &self.object.ports,
+        }
+    }
+
+    /// Its interfaces on this node.
+    pub(super) fn local(&self) -> impl Iterator<Item = (EndpointId, &PolicyInterface, &Selected)> {
+        let interfaces = self.object.interfaces.iter().zip(&self.selected);
+        interfaces.filter_map(|(interface, selected)| Some((interface.endpoint?, interface, selected)))
+    }
+}
+
+/// All pods.
+#[derive(Debug, Default)]
+pub(super) struct Pods {
+    pub(super) by_sandbox: BTreeMap<SandboxId, Pod>,
+    namespaces: BTreeMap<String, Labels>,
+    owners: HashMap<EndpointId, SandboxId>,
+}
+
+impl Pods {
+    /// Replaces the namespaces. `false`: they are what they were.
+    pub(super) fn set_namespaces(&mut self, mut namespaces: BTreeMap<String, Labels>) -> bool {
+        for (name, labels) in &mut namespaces {
+            labels.insert(NAMESPACE_NAME.to_owned(), name.clone());
+        }
+        let changed = namespaces != self.namespaces;
+        self.namespaces = namespaces;
+        changed
+    }
+
+    /// Adds or replaces a pod. Returns the endpoints that begin anew: what is in the tables for them is another pod's.
+    pub(super) fn put(&mut self, pod: PolicyPod, catalog: &Catalog, sets: &mut Sets) -> Vec<EndpointId> {
+        let mut reborn = Vec::new();
+        let before = self
+            .by_sandbox
+            .get(&pod.sandbox)
+            .map(|known| known.object.interfaces.clone())
+            .unwrap_or_default();
+        for interface in &before {
+            let stays =
+                |now: &&PolicyInterface| now.endpoint == interface.endpoint && now.network_id == interface.network_id;
+            if let Some(endpoint) = interface
+                .endpoint
+                .filter(|_| !pod.interfaces.iter().any(|now| stays(&now)))
+            {
+                self.owners.remove(&endpoint);
+                reborn.push(endpoint);
+            }
+        }
+        for endpoint in pod.interfaces.iter().filter_map(|interface| interface.endpoint) {
+            let owner = self.owners.insert(endpoint, pod.sandbox.clone());
+            if owner.is_some_and(|owner| owner != pod.sandbox) {
+                reborn.push(endpoint);
+            }
+        }
+        let sandbox = pod.sandbox.clone();
+        let pod = self.judged(pod, catalog, sets);
+        self.by_sandbox.insert(sandbox, pod);
+        reborn
+    }
+
+    /// Forgets a pod, and returns the endpoints that were still its own.
+    pub(super) fn remove(&mut self, sandbox: &SandboxId) -> Vec<EndpointId> {
+        let Some(gone) = self.by_sandbox.remove(sandbox) else {
+            return Vec::new();
+        };
+        let endpoints = gone.object.interfaces.iter().filter_map(|interface| interface.endpoint);
+        let own = endpoints.filter(|endpoint| self.owners.get(endpoint) == Some(sandbox));
+        let own: Vec<EndpointId> = own.collect();
+        for endpoint in &own {
+            self.owners.remove(endpoint);
+        }
+        own
+    }
+
+    /// Asks the policies again about the pods for which the answer may be another one.
+    pub(super) fn refresh(&mut self, replaced: &Replaced, catalog: &Catalog, sets: &mut Sets) {
+        for pod in self.by_sandbox.values_mut() {
+            if replaced.is_about(&pod.object) {
+                pod.selected = selected(&pod.object, catalog, sets);
+            }
+            if !replaced.peers.is_empty() {
+                let (namespace, labels) = (&pod.object.pod.namespace, &pod.object.labels);
+                let of_namespace = labels_of(&self.namespaces, namespace);
+                replaced.peers.update(&mut pod.peers, namespace, &of_namespace, labels);
+            }
+        }
+    }
+
+    /// Asks about every pod again which peers it is one of, as other namespaces are meant now.
+    pub(super) fn refresh_peers(&mut self, catalog: &Catalog) {
+        for pod in self.by_sandbox.values_mut() {
+            let namespace = &pod.object.pod.namespace;
+            let of_namespace = labels_of(&self.namespaces, namespace);
+            pod.peers = catalog.peers.of_pod(namespace, &of_namespace, &pod.object.labels);
+        }
+    }
+
+    /// The endpoints of this node with their pods. Of two pods that claim one endpoint it is the later one's.
+    pub(super) fn local(&self) -> impl Iterator<Item = (EndpointId, &Pod, &PolicyInterface, &Selected)> {
+        self.by_sandbox.values().flat_map(move |pod| {
+            let own = |endpoint: &EndpointId| self.owners.get(endpoint) == Some(&pod.object.sandbox);
+            let local = pod.local().filter(move |(endpoint, ..)| own(endpoint));
+            local.map(move |(endpoint, interface, selected)| (endpoint, pod, interface, selected))
+        })
+    }
+
+    /// What is in force at an endpoint.
+    pub(super) fn selected(&self, endpoint: EndpointId) -> Option<&Selected> {
+        let pod = self.by_sandbox.get(self.owners.get(&endpoint)?)?;
+        let mut local = pod.local();
+        local.find(|(id, ..)| *id == endpoint).map(|(_, _, selected)| selected)
+    }
+
+    fn judged(&self, pod: PolicyPod, catalog: &Catalog, sets: &mut Sets) -> Pod {
+        let namespace = &pod.pod.namespace;
+        let of_namespace = labels_of(&self.namespaces, namespace);
+        Pod {
+            selected: selected(&pod, catalog, sets),
+            peers: catalog.peers.of_pod(namespace, &of_namespace, &pod.labels),
+            object: pod,
+        }
+    }
+}
+
+/// What the policies say of each interface of a pod.
+fn selected(pod: &PolicyPod, catalog: &Catalog, sets: &mut Sets) -> Vec<Selected> {
+    let selecting = catalog.selecting(&pod.pod.namespace, &pod.labels);
+    let mut judge = |interface: &PolicyInterface| {
+        if interface.endpoint.is_none() {
+            return Selected::default();
+        }
+        let about = || selecting.iter().copied().filter(|listed| listed.is_about(interface));
+        let content = SetContent::new(about().filter_map(|listed| listed.body.clone()).collect(), &pod.ports);
+        Selected {
+            set: (!content.is_empty()).then(|| sets.intern(content)),
+            egress_addresses: egress_addresses(about()),
+        }
+    };
+    pod.interfaces.iter().map(&mut judge).collect()
+}
+
+/// The labels of a namespace, also of one that is not known.
+fn labels_of<'a>(namespaces: &'a BTreeMap<String, Labels>, namespace: &str) -> Cow<'a, Labels> {
+    match namespaces.get(namespace) {
+        Some(known) => Cow::Borrowed(known),
+        None => Cow::Owned([(NAMESPACE_NAME.to_owned(), namespace.to_owned())].into()),
+    }
+}

@@ -1,0 +1,169 @@
+//! Rows: what a policy set says about an identity.
+
+use std::sync::Arc;
+
+use kni_common::policy::{PORTS_ALL, PORTS_NONE, PolicyValue};
+use kni_model::policy::{PolicyDirection, RuleRef};
+
+use super::{
+    beyond::{self, Answer},
+    body::Rule,
+    identity::Identity,
+    ports::{PortRange, PortSet, allowing},
+    set::{DIRECTIONS, PolicySet},
+    stable::Interner,
+};
+
+/// First number of a port set: the others have a meaning of their own.
+const FIRST_PORTS: u32 = 2;
+
+/// Rows by direction.
+pub(super) type Rows = [Option<PolicyValue>; 3];
+
+/// What rows refer to.
+#[derive(Debug)]
+pub(super) struct References {
+    pub(super) ports: Interner<PortSet>,
+    pub(super) rules: Interner<Vec<Arc<RuleRef>>>,
+}
+
+impl Default for References {
+    fn default() -> Self {
+        Self {
+            ports: Interner::new(FIRST_PORTS),
+            rules: Interner::new(1),
+        }
+    }
+}
+
+impl References {
+    fn all(&mut self, rule: Arc<RuleRef>) -> PolicyValue {
+        PolicyValue {
+            ports: PORTS_ALL,
+            rule: self.rules.intern(vec![rule]),
+        }
+    }
+
+    fn some(&mut self, ports: PortSet, rules: Vec<Arc<RuleRef>>) -> PolicyValue {
+        PolicyValue {
+            ports: self.ports.intern(ports),
+            rule: self.rules.intern(rules),
+        }
+    }
+}
+
+/// The rows for peers that have none of their own.
+pub(super) fn for_everybody(set: &PolicySet, references: &mut References) -> Rows {
+    DIRECTIONS.map(|direction| match direction {
+        PolicyDirection::Egress | PolicyDirection::Ingress if !set.isolates(direction) => Some(UNRESTRICTED),
+        PolicyDirection::Egress | PolicyDirection::Ingress => {
+            let rules = set
+                .everybody(direction)
+                .map(|rule| (rule, resolved(set, None, direction, rule)));
+            union(rules.collect(), references)
+        }
+        PolicyDirection::Beyond => beyond_row(set, None, references),
+    })
+}
+
+/// The rows for an identity, where it gets something else than everybody.
+pub(super) fn for_identity(set: &PolicySet, identity: &Identity, all: &Rows, references: &mut References) -> Rows {
+    let mut rows = DIRECTIONS.map(|direction| match direction {
+        PolicyDirection::Egress | PolicyDirection::Ingress => allow_row(set, identity, direction, references),
+        PolicyDirection::Beyond if set.is_beyond(&identity.peers) => {
+            let row = beyond_row(set, Some(identity), references);
+            Some(row.unwrap_or(NOTHING))
+        }
+        PolicyDirection::Beyond => None,
+    });
+    for (row, all) in rows.iter_mut().zip(all) {
+        if row == all || (*row == Some(NOTHING) && all.is_none()) {
+            *row = None;
+        }
+    }
+    rows
+}
+
+/// The row of a direction that no policy is about.
+pub(super) const UNRESTRICTED: PolicyValue = PolicyValue {
+    ports: PORTS_ALL,
+    rule: 0,
+};
+
+/// A row that denies, which is the same as no row at all.
+pub(super) const NOTHING: PolicyValue = PolicyValue {
+    ports: PORTS_NONE,
+    rule: 0,
+};
+
+/// A rule and the ports it opens; `None`: all.
+type Opened<'a> = (&'a Rule, Option<Vec<PortRange>>);
+
+fn allow_row(
+    set: &PolicySet,
+    identity: &Identity,
+    direction: PolicyDirection,
+    references: &mut References,
+) -> Option<PolicyValue> {
+    let resolve = |rule| (rule, resolved(set, Some(identity), direction, rule));
+    let opens = |(_, ports): &Opened<'_>| ports.as_ref().is_none_or(|ports| !ports.is_empty());
+    let mut rules: Vec<Opened<'_>> = set
+        .specific(direction, &identity.peers)
+        .into_iter()
+        .map(resolve)
+        .collect();
+    rules.retain(opens);
+    let everybody: Vec<Opened<'_>> = set.everybody(direction).map(resolve).collect();
+    let by_name = direction == PolicyDirection::Egress
+        && everybody
+            .iter()
+            .any(|rule| !rule.0.ports.named().is_empty() && opens(rule));
+    if rules.is_empty() && !by_name {
+        return None;
+    }
+    rules.extend(everybody);
+    union(rules, references)
+}
+
+/// The ports of a rule: names are the receiver's.
+fn resolved(
+    set: &PolicySet,
+    peer: Option<&Identity>,
+    direction: PolicyDirection,
+    rule: &Rule,
+) -> Option<Vec<PortRange>> {
+    let names = match direction {
+        PolicyDirection::Ingress => set.own_names(),
+        PolicyDirection::Egress => peer.map_or(&[][..], |peer| &peer.names),
+        PolicyDirection::Beyond => &[],
+    };
+    rule.ports.resolve(names)
+}
+
+fn union(rules: Vec<Opened<'_>>, references: &mut References) -> Option<PolicyValue> {
+    if let Some((rule, _)) = rules.iter().find(|(_, ports)| ports.is_none()) {
+        return Some(references.all(Arc::clone(&rule.name)));
+    }
+    let ranges = rules
+        .into_iter()
+        .map(|(rule, ports)| (&rule.name, ports.unwrap_or_default()));
+    let (ports, rules) = allowing(ranges);
+    if rules.is_empty() {
+        None
+    } else {
+        Some(references.some(ports, rules))
+    }
+}
+
+fn beyond_row(set: &PolicySet, identity: Option<&Identity>, references: &mut References) -> Option<PolicyValue> {
+    let bodies = set.content.bodies();
+    if bodies.iter().all(|body| body.content.beyond.is_none()) {
+        return Some(UNRESTRICTED);
+    }
+    let peers = identity.map_or(&[][..], |identity| &identity.peers);
+    match beyond::answer(bodies, peers) {
+        Answer::All(rule) => Some(references.all(rule)),
+        Answer::Ports(ports, rules) => Some(references.some(ports, rules)),
+        Answer::Nothing => None,
+    }
+}

@@ -1,0 +1,176 @@
+//! Policy sets: what all policies that select an interface say together.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
+
+use kni_model::policy::{ContainerPort, PolicyDirection, PolicyRef};
+
+use super::{
+    body::{Body, NamedPort, Rule, resolve_all},
+    peer::Peer,
+};
+
+/// The directions with allow rules.
+pub(super) const ALLOWING: [PolicyDirection; 2] = [PolicyDirection::Egress, PolicyDirection::Ingress];
+
+/// Every direction, by its number in the dataplane.
+pub(super) const DIRECTIONS: [PolicyDirection; 3] = [
+    PolicyDirection::Egress,
+    PolicyDirection::Ingress,
+    PolicyDirection::Beyond,
+];
+
+/// What makes sets equal.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct SetContent {
+    /// By name of the policy.
+    bodies: Vec<Arc<Body>>,
+    /// What the names of ingress ports stand for on the selected pod, sorted.
+    names: Vec<ContainerPort>,
+}
+
+impl SetContent {
+    /// Of the policies that select an interface of a pod with these ports, sorted by name.
+    pub(super) fn new(bodies: Vec<Arc<Body>>, ports: &[ContainerPort]) -> Self {
+        let rules = bodies
+            .iter()
+            .filter_map(|body| body.allows(PolicyDirection::Ingress))
+            .flatten();
+        let names = resolve_all(rules.flat_map(|rule| rule.ports.named()), ports);
+        Self { bodies, names }
+    }
+
+    /// Whether no policy says anything.
+    pub(super) fn is_empty(&self) -> bool {
+        self.bodies.is_empty()
+    }
+
+    /// The policies.
+    pub(super) fn bodies(&self) -> &[Arc<Body>] {
+        &self.bodies
+    }
+
+    /// The policies that deny by default in a direction.
+    pub(super) fn isolating(&self, direction: PolicyDirection) -> Vec<PolicyRef> {
+        let isolating = self.bodies.iter().filter(|body| body.isolates(direction));
+        isolating.map(|body| body.content.reference.clone()).collect()
+    }
+}
+
+/// Where a rule stands in a set: policy, then position.
+pub(super) type Place = (usize, usize);
+
+/// A set, ready to be asked about peers.
+#[derive(Debug)]
+pub(super) struct PolicySet {
+    pub(super) number: u32,
+    pub(super) content: Arc<SetContent>,
+    /// Rules with the peer, in order, by [`ALLOWING`].
+    by_peer: [HashMap<Arc<Peer>, Vec<Place>>; 2],
+    /// Rules for everybody, in order, by [`ALLOWING`].
+    everybody: [Vec<Place>; 2],
+    /// Peers of rules about what is beyond.
+    beyond: HashSet<Arc<Peer>>,
+    /// Every peer, sorted.
+    pub(super) peers: Vec<Arc<Peer>>,
+    /// Names that stand for ports of the peer.
+    pub(super) names: BTreeSet<NamedPort>,
+    /// Whether everybody may be sent to by such a name.
+    pub(super) everybody_by_name: bool,
+}
+
+impl PolicySet {
+    /// The set with this number and content.
+    pub(super) fn new(number: u32, content: &Arc<SetContent>) -> Self {
+        let mut set = Self {
+            number,
+            by_peer: [HashMap::new(), HashMap::new()],
+            everybody: [Vec::new(), Vec::new()],
+            beyond: HashSet::new(),
+            peers: Vec::new(),
+            names: BTreeSet::new(),
+            everybody_by_name: false,
+            content: Arc::clone(content),
+        };
+        for (policy, body) in content.bodies.iter().enumerate() {
+            set.add(policy, body);
+        }
+        set.peers.sort_unstable();
+        set.peers.dedup();
+        set
+    }
+
+    fn add(&mut self, policy: usize, body: &Body) {
+        let by_direction = self.by_peer.iter_mut().zip(&mut self.everybody);
+        for (direction, (by_peer, everybody)) in ALLOWING.into_iter().zip(by_direction) {
+            for (position, rule) in body.allows(direction).into_iter().flatten().enumerate() {
+                if rule.peers.is_empty() {
+                    everybody.push((policy, position));
+                }
+                for peer in &rule.peers {
+                    by_peer.entry(Arc::clone(peer)).or_default().push((policy, position));
+                }
+            }
+        }
+        for rule in body.content.egress.iter().flatten() {
+            self.names.extend(rule.ports.named().iter().cloned());
+            self.everybody_by_name |= rule.peers.is_empty() && !rule.ports.named().is_empty();
+        }
+        for rule in body.content.beyond.iter().flat_map(|beyond| &beyond.rules) {
+            self.beyond.extend(rule.peers.iter().cloned());
+        }
+        self.peers
+            .extend(body.rules().flat_map(|rule| rule.peers.iter().cloned()));
+    }
+
+    /// Whether any policy isolates in a direction.
+    pub(super) fn isolates(&self, direction: PolicyDirection) -> bool {
+        self.content.bodies.iter().any(|body| body.isolates(direction))
+    }
+
+    /// Whether any rule about what is beyond has one of these peers.
+    pub(super) fn is_beyond(&self, peers: &[Arc<Peer>]) -> bool {
+        peers.iter().any(|peer| self.beyond.contains(peer))
+    }
+
+    /// Rules for everybody.
+    pub(super) fn everybody(&self, direction: PolicyDirection) -> impl Iterator<Item = &Rule> {
+        let places = ALLOWING
+            .iter()
+            .position(|d| *d == direction)
+            .and_then(|at| self.everybody.get(at));
+        places
+            .into_iter()
+            .flatten()
+            .filter_map(move |place| self.rule(direction, *place))
+    }
+
+    /// Rules that name one of these peers, in order.
+    pub(super) fn specific(&self, direction: PolicyDirection, peers: &[Arc<Peer>]) -> Vec<&Rule> {
+        let by_peer = ALLOWING
+            .iter()
+            .position(|d| *d == direction)
+            .and_then(|at| self.by_peer.get(at));
+        let places = by_peer
+            .into_iter()
+            .flat_map(|by_peer| peers.iter().filter_map(|peer| by_peer.get(peer)));
+        let mut places: Vec<Place> = places.flatten().copied().collect();
+        places.sort_unstable();
+        places.dedup();
+        places
+            .into_iter()
+            .filter_map(|place| self.rule(direction, place))
+            .collect()
+    }
+
+    fn rule(&self, direction: PolicyDirection, (policy, position): Place) -> Option<&Rule> {
+        self.content.bodies.get(policy)?.allows(direction)?.get(position)
+    }
+
+    /// The numbers of the selected pod's named ports.
+    pub(super) fn own_names(&self) -> &[ContainerPort] {
+        &self.content.names
+    }
+}

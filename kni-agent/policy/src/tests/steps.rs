@@ -1,0 +1,195 @@
+//! Every moment of a plan: after each single row, every packet is judged as before or as after.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use kni_model::{EndpointId, PolicyStep, PolicyTables, policy::PolicyDirection};
+use proptest::prelude::*;
+
+use super::{
+    oracle::World,
+    random::{Slots, any_history, tell},
+    world::{ICMP, TCP, UDP, apply, identity_beyond, ingress, pod, pods, rule},
+};
+use crate::{PolicyEngine, judge};
+
+const ASKED: [(u8, u16); 4] = [(TCP, 80), (TCP, 81), (UDP, 80), (ICMP, 0)];
+const OUTSIDE: [&str; 6] = [
+    "10.0.0.200",
+    "10.1.0.1",
+    "10.0.0.250",
+    "192.0.2.1",
+    "fd00::200",
+    "2001:db8::1",
+];
+
+/// Who may be asked about in both worlds: endpoints that stay, and addresses that are no endpoint's in either.
+struct Asked {
+    networks: BTreeMap<EndpointId, u32>,
+    addresses: Vec<IpAddr>,
+}
+
+impl Asked {
+    fn new(before: &World, after: &World) -> Self {
+        let endpoints = |world: &World| -> BTreeMap<EndpointId, (String, u32)> {
+            let of = |pod: &kni_model::policy::PolicyPod| {
+                let sandbox = pod.sandbox.to_string();
+                let known = pod
+                    .interfaces
+                    .iter()
+                    .filter_map(|i| Some((i.endpoint?, i.network_id.get())));
+                known
+                    .map(move |(id, network)| (id, (sandbox.clone(), network)))
+                    .collect::<Vec<_>>()
+            };
+            world.pods.iter().flat_map(of).collect()
+        };
+        let (old, new) = (endpoints(before), endpoints(after));
+        let stay = old.iter().filter(|(id, owner)| new.get(id) == Some(owner));
+        let remote = |world: &World| -> Vec<IpAddr> {
+            let interfaces = world
+                .pods
+                .iter()
+                .flat_map(|pod| &pod.interfaces)
+                .filter(|i| i.endpoint.is_none());
+            interfaces.filter_map(|i| i.ipv4.map(IpAddr::V4)).collect()
+        };
+        Self {
+            networks: stay.map(|(id, (_, network))| (*id, *network)).collect(),
+            addresses: OUTSIDE
+                .iter()
+                .map(|text| text.parse().unwrap())
+                .chain(remote(before))
+                .chain(remote(after))
+                .collect(),
+        }
+    }
+
+    /// Every answer, in a fixed order.
+    fn answers(&self, tables: &PolicyTables) -> Vec<bool> {
+        let mut answers = Vec::new();
+        for (id, network) in &self.networks {
+            let set = tables.endpoints[id].policy;
+            let mut ask = |direction, identity| {
+                answers.extend(ASKED.map(|(protocol, port)| judge(tables, set, direction, identity, protocol, port).0));
+            };
+            for (other, _) in self
+                .networks
+                .iter()
+                .filter(|(other, of)| *of == network && *other != id)
+            {
+                let other = tables.endpoints[other];
+                for identity in [other.identity4, other.identity6] {
+                    ask(PolicyDirection::Egress, identity);
+                    ask(PolicyDirection::Ingress, identity);
+                }
+            }
+            for address in &self.addresses {
+                let identity = identity_beyond(tables, *network, *address);
+                ask(PolicyDirection::Egress, identity);
+                ask(PolicyDirection::Ingress, identity);
+                ask(PolicyDirection::Beyond, identity);
+            }
+        }
+        answers
+    }
+}
+
+/// The step, row by row.
+fn rows(step: &PolicyStep) -> Vec<PolicyStep> {
+    match step.clone() {
+        PolicyStep::PutPorts(rows) => rows.into_iter().map(|row| PolicyStep::PutPorts(vec![row])).collect(),
+        PolicyStep::PutPolicy(rows) => rows.into_iter().map(|row| PolicyStep::PutPolicy(vec![row])).collect(),
+        PolicyStep::PutIdentities(rows) => rows
+            .into_iter()
+            .map(|row| PolicyStep::PutIdentities(vec![row]))
+            .collect(),
+        PolicyStep::Enforce(rows) => rows.into_iter().map(|row| PolicyStep::Enforce(vec![row])).collect(),
+        PolicyStep::RemoveIdentities(keys) => keys
+            .into_iter()
+            .map(|key| PolicyStep::RemoveIdentities(vec![key]))
+            .collect(),
+        PolicyStep::RemovePolicy(keys) => keys
+            .into_iter()
+            .map(|key| PolicyStep::RemovePolicy(vec![key]))
+            .collect(),
+        PolicyStep::RemovePorts(keys) => keys.into_iter().map(|key| PolicyStep::RemovePorts(vec![key])).collect(),
+    }
+}
+
+fn nothing_changes_its_meaning(tables: &PolicyTables, row: &PolicyStep) -> Result<(), TestCaseError> {
+    if let PolicyStep::PutPolicy(rows) = row {
+        prop_assert!(
+            rows.iter()
+                .all(|(key, value)| tables.policy.get(key).is_none_or(|known| known == value))
+        );
+    }
+    if let PolicyStep::PutPorts(rows) = row {
+        prop_assert!(
+            rows.iter()
+                .all(|(key, value)| tables.ports.get(key).is_none_or(|known| known == value))
+        );
+    }
+    Ok(())
+}
+
+/// Goes from one world to the next and looks at every moment in between.
+fn watch(engine: &mut PolicyEngine, before: &World, world: &World) -> Result<(), TestCaseError> {
+    tell(engine, before, world);
+    let mut tables = engine.tables().clone();
+    let asked = Asked::new(before, world);
+    let old = asked.answers(&tables);
+    let steps = engine.plan();
+    engine.confirm();
+    let new = asked.answers(engine.tables());
+    for step in &steps {
+        for row in rows(step) {
+            nothing_changes_its_meaning(&tables, &row)?;
+            apply(&mut tables, &row);
+            let now = asked.answers(&tables);
+            let mut moments = now.iter().zip(old.iter().zip(&new));
+            let is_one = moments.all(|(now, (old, new))| now == old || now == new);
+            prop_assert!(is_one, "after {:?} of {:?}", row, steps);
+        }
+    }
+    Ok(())
+}
+
+/// A pod leaves a policy set that another one keeps, while a peer of both changes its labels: it is allowed before and
+/// after, by another policy, and must be all along.
+#[test]
+fn who_leaves_a_set_that_others_keep_does_not_see_its_future() {
+    let to = |name: &str, t: &str, role: &str| ingress(name, t, &[rule(&[pods(role)], &[])]);
+    let world = |t: &str, role: &str| World {
+        namespaces: BTreeMap::new(),
+        policies: vec![to("x/a", "t=1", "role=a"), to("x/b", "t=2", "role=b")],
+        pods: vec![
+            pod("x/leaves", t, 1, &["default"]),
+            pod("x/stays", "t=1", 2, &["default"]),
+            pod("x/peer", role, 3, &["default"]),
+            pod("x/other", "role=a", 4, &["default"]),
+        ],
+    };
+    let mut engine = PolicyEngine::new(PolicyTables::default());
+    let (before, after) = (world("t=1", "role=a"), world("t=2", "role=b"));
+    watch(&mut engine, &World::default(), &before).unwrap();
+    watch(&mut engine, &before, &after).unwrap();
+    watch(&mut engine, &after, &before).unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn every_moment_is_before_or_after(history in any_history()) {
+        let mut engine = PolicyEngine::new(PolicyTables::default());
+        let (mut slots, mut before) = (Slots::default(), World::default());
+        for batch in &history {
+            for change in batch {
+                slots.change(change);
+            }
+            let world = slots.world();
+            watch(&mut engine, &before, &world)?;
+            before = world;
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What changes its set or its identity: endpoints, and prefixes of addresses that are no endpoint's.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kni_common::policy::IdentityKey;
+use kni_model::{EndpointId, Enforcement, PolicyTables};
+
+use super::{Doubt, around::Around, differences};
+use crate::prefix::parts;
+
+/// An endpoint whose row changes.
+#[derive(Debug)]
+pub(super) struct MovedEndpoint {
+    pub(super) id: EndpointId,
+    pub(super) network: u32,
+    /// `None`: it begins.
+    pub(super) old: Option<Enforcement>,
+    pub(super) new: Enforcement,
+    pub(super) is_in_doubt: bool,
+}
+
+/// A prefix whose row changes. Its addresses have the identity `old` and get `new`, by this row or by those around it.
+#[derive(Debug)]
+pub(super) struct MovedPrefix {
+    pub(super) key: IdentityKey,
+    pub(super) network: u32,
+    pub(super) old: u32,
+    pub(super) new: u32,
+    /// What its row says now.
+    there: Option<u32>,
+    stays: bool,
+    is_in_doubt: bool,
+}
+
+impl MovedPrefix {
+    /// Whether its row must be written for it to have this identity.
+    pub(super) fn must_put(&self, identity: u32) -> bool {
+        match self.there {
+            _ if self.is_in_doubt => self.stays,
+            None => self.stays,
+            Some(there) => there != identity,
+        }
+    }
+}
+
+/// Everything that changes.
+#[derive(Debug)]
+pub(super) struct Carriers {
+    pub(super) endpoints: Vec<MovedEndpoint>,
+    /// Longest first, so that a row never covers addresses for which a longer one is still to come.
+    pub(super) prefixes: Vec<MovedPrefix>,
+    /// By network, what an endpoint that was there before has and gets: policy set.
+    pub(super) sets: BTreeMap<u32, BTreeSet<(u32, u32)>>,
+}
+
+impl Carriers {
+    pub(super) fn new(
+        from: &PolicyTables,
+        to: &PolicyTables,
+        networks: &BTreeMap<EndpointId, u32>,
+        doubt: &Doubt,
+    ) -> Self {
+        let mut found = Self {
+            endpoints: Vec::new(),
+            prefixes: prefixes(from, to, doubt),
+            sets: BTreeMap::new(),
+        };
+        for (id, new) in &to.endpoints {
+            let old = from.endpoints.get(id).copied();
+            let network = networks.get(id).copied().unwrap_or(0);
+            if let Some(old) = old {
+                found.sets.entry(network).or_default().insert((old.policy, new.policy));
+            }
+            let is_in_doubt = doubt.endpoints.contains(id);
+            if old != Some(*new) || is_in_doubt {
+                found.endpoints.push(MovedEndpoint {
+                    id: *id,
+                    network,
+                    old,
+                    new: *new,
+                    is_in_doubt,
+                });
+            }
+        }
+        found
+    }
+
+    /// Whether a single endpoint is all that changes: then it can do so at once.
+    pub(super) fn is_single(&self) -> bool {
+        self.endpoints.len() <= 1 && self.prefixes.is_empty()
+    }
+
+    /// Identities that change, by network: old and new.
+    pub(super) fn moves(&self) -> BTreeMap<u32, BTreeSet<(u32, u32)>> {
+        let mut moves: BTreeMap<u32, BTreeSet<(u32, u32)>> = BTreeMap::new();
+        for moved in &self.endpoints {
+            let Some(old) = moved.old else { continue };
+            let of_network = moves.entry(moved.network).or_default();
+            of_network.insert((old.identity4, moved.new.identity4));
+            of_network.insert((old.identity6, moved.new.identity6));
+        }
+        for moved in &self.prefixes {
+            moves.entry(moved.network).or_default().insert((moved.old, moved.new));
+        }
+        for of_network in moves.values_mut() {
+            of_network.retain(|(old, new)| old != new);
+        }
+        moves
+    }
+}
+
+/// Identities that are carried in a network before anything moves.
+pub(super) fn carried(from: &PolicyTables, networks: &BTreeMap<EndpointId, u32>, network: u32) -> BTreeSet<u32> {
+    let there = |id: &EndpointId| networks.get(id) == Some(&network);
+    let endpoints = from.endpoints.iter().filter(|(id, _)| there(id));
+    let prefixes = from.identities.iter().filter(|(key, _)| parts(key).0 == network);
+    let carried = endpoints.flat_map(|(_, endpoint)| [endpoint.identity4, endpoint.identity6]);
+    carried.chain(prefixes.map(|(_, identity)| *identity)).collect()
+}
+
+fn prefixes(from: &PolicyTables, to: &PolicyTables, doubt: &Doubt) -> Vec<MovedPrefix> {
+    let changed: Vec<_> = differences(&from.identities, &to.identities)
+        .map(|(key, ..)| key)
+        .collect();
+    let keys: BTreeSet<IdentityKey> = changed.into_iter().chain(doubt.identities.iter().copied()).collect();
+    if keys.is_empty() {
+        return Vec::new();
+    }
+    let (before, after) = (Around::new(&from.identities), Around::new(&to.identities));
+    let moved = keys.into_iter().map(|key| MovedPrefix {
+        network: parts(&key).0,
+        old: before.identity(&key),
+        new: after.identity(&key),
+        there: from.identities.get(&key).copied(),
+        stays: to.identities.contains_key(&key),
+        is_in_doubt: doubt.identities.contains(&key),
+        key,
+    });
+    let mut moved: Vec<MovedPrefix> = moved.collect();
+    moved.sort_by_key(|moved| std::cmp::Reverse(moved.key.prefix_length));
+    moved
+}

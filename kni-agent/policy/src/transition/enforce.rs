@@ -1,0 +1,107 @@
+//! The order in which endpoints and prefixes take up what is theirs.
+
+use std::collections::BTreeMap;
+
+use kni_common::policy::IdentityKey;
+use kni_model::{EndpointId, Enforcement, PolicyStep};
+
+use super::{
+    carriers::{Carriers, MovedEndpoint, MovedPrefix},
+    push,
+    standin::StandIns,
+};
+
+/// Moves endpoints and prefixes: to sets that stand in, to identities, to sets, and away from identities that stood in.
+pub(super) fn steps(carriers: &Carriers, stand_ins: &StandIns) -> Vec<PolicyStep> {
+    if carriers.is_single() {
+        let rows = carriers.endpoints.iter().map(|moved| (moved.id, moved.new));
+        let mut steps = Vec::new();
+        push(&mut steps, PolicyStep::Enforce, rows.collect());
+        return steps;
+    }
+    let mut moves = Moves::new(&carriers.endpoints);
+    moves.endpoints(|moved, before| Enforcement {
+        policy: stand_ins.leaving(moved).unwrap_or(before.policy),
+        ..before
+    });
+    moves.prefixes(&carriers.prefixes, |moved| {
+        let identity = stand_ins.identity(moved.network, moved.old, moved.new);
+        moved.must_put(identity).then_some(identity)
+    });
+    moves.endpoints(|moved, before| {
+        let old = moved.old.unwrap_or_default();
+        Enforcement {
+            policy: before.policy,
+            identity4: stand_ins.identity(moved.network, old.identity4, moved.new.identity4),
+            identity6: stand_ins.identity(moved.network, old.identity6, moved.new.identity6),
+        }
+    });
+    moves.endpoints(|moved, before| Enforcement {
+        policy: moved.new.policy,
+        ..before
+    });
+    moves.prefixes(&carriers.prefixes, |moved| {
+        let stood_in = stand_ins.identity(moved.network, moved.old, moved.new) != moved.new;
+        stood_in.then_some(moved.new)
+    });
+    moves.endpoints(|moved, _| moved.new);
+    // Those that begin, when all the others are there; and those that a failed plan may have left at any of the steps.
+    let begin = carriers
+        .endpoints
+        .iter()
+        .filter(|moved| moved.old.is_none() || moved.is_in_doubt);
+    let begin = begin.map(|moved| (moved.id, moved.new)).collect();
+    push(&mut moves.steps, PolicyStep::Enforce, begin);
+    merge_last(&mut moves.steps);
+    moves.steps
+}
+
+/// Steps so far, and where they have led the endpoints that were there before.
+struct Moves<'a> {
+    steps: Vec<PolicyStep>,
+    now: BTreeMap<EndpointId, (&'a MovedEndpoint, Enforcement)>,
+}
+
+impl<'a> Moves<'a> {
+    fn new(endpoints: &'a [MovedEndpoint]) -> Self {
+        let known = endpoints
+            .iter()
+            .filter_map(|moved| Some((moved.id, (moved, moved.old?))));
+        Self {
+            steps: Vec::new(),
+            now: known.collect(),
+        }
+    }
+
+    fn endpoints(&mut self, next: impl Fn(&MovedEndpoint, Enforcement) -> Enforcement) {
+        let mut rows = Vec::new();
+        for (id, (moved, now)) in &mut self.now {
+            let next = next(moved, *now);
+            if *now != next {
+                *now = next;
+                rows.push((*id, next));
+            }
+        }
+        push(&mut self.steps, PolicyStep::Enforce, rows);
+    }
+
+    fn prefixes(&mut self, prefixes: &[MovedPrefix], next: impl Fn(&MovedPrefix) -> Option<u32>) {
+        let rows = prefixes.iter().filter_map(|moved| Some((moved.key, next(moved)?)));
+        let rows: Vec<(IdentityKey, u32)> = rows.collect();
+        push(&mut self.steps, PolicyStep::PutIdentities, rows);
+    }
+}
+
+/// Two steps of one kind in a row are one when no endpoint is in both.
+fn merge_last(steps: &mut Vec<PolicyStep>) {
+    let Some(PolicyStep::Enforce(last)) = steps.pop_if(|step| matches!(step, PolicyStep::Enforce(_))) else {
+        return;
+    };
+    if let Some(PolicyStep::Enforce(before)) = steps.last_mut()
+        && !last.iter().any(|(id, _)| before.iter().any(|(known, _)| known == id))
+    {
+        before.extend(last);
+    } else {
+        steps.push(PolicyStep::Enforce(last));
+    }
+}

@@ -1,0 +1,145 @@
+//! The way from the tables as they are to the tables as wanted, in steps that no packet can trip over.
+//!
+//! First identities move, then endpoints take up their new sets, then what is no longer used goes. In between a set may
+//! meet an identity that it was not made for; the rows for that are written before, and say what the packet's old
+//! state said. Where one identity, or one set, would have to say two things at once, a stand-in takes its place.
+
+mod around;
+mod carriers;
+mod enforce;
+mod standin;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kni_common::policy::{IdentityKey, PolicyKey, PolicyValue, PortKey};
+use kni_model::{EndpointId, PolicyStep, PolicyTables};
+
+use self::{carriers::Carriers, standin::StandIns};
+
+/// Rows that may or may not be there, as a plan that touched them was not confirmed.
+#[derive(Debug, Default)]
+pub(super) struct Doubt {
+    policy: BTreeSet<PolicyKey>,
+    ports: BTreeSet<PortKey>,
+    identities: BTreeSet<IdentityKey>,
+    endpoints: BTreeSet<EndpointId>,
+}
+
+impl Doubt {
+    /// Adds what these steps touch.
+    pub(super) fn add(&mut self, steps: &[PolicyStep]) {
+        for step in steps {
+            match step {
+                PolicyStep::PutPorts(rows) => self.ports.extend(rows.iter().map(|(key, _)| *key)),
+                PolicyStep::PutPolicy(rows) => self.policy.extend(rows.iter().map(|(key, _)| *key)),
+                PolicyStep::PutIdentities(rows) => self.identities.extend(rows.iter().map(|(key, _)| *key)),
+                PolicyStep::Enforce(rows) => self.endpoints.extend(rows.iter().map(|(key, _)| *key)),
+                PolicyStep::RemoveIdentities(keys) => self.identities.extend(keys),
+                PolicyStep::RemovePolicy(keys) => self.policy.extend(keys),
+                PolicyStep::RemovePorts(keys) => self.ports.extend(keys),
+            }
+        }
+    }
+}
+
+/// A plan.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    pub(super) steps: Vec<PolicyStep>,
+    /// Sets that stand in for others for a moment, with whom they stand for.
+    pub(super) stand_ins: Vec<(u32, u32)>,
+}
+
+/// The steps from one state to the other; `networks` says where each endpoint of `to` is.
+pub(super) fn plan(
+    from: &PolicyTables,
+    to: &PolicyTables,
+    networks: &BTreeMap<EndpointId, u32>,
+    doubt: &Doubt,
+) -> Plan {
+    let carriers = Carriers::new(from, to, networks, doubt);
+    let stand_ins = StandIns::new(from, to, networks, &carriers);
+    let mut steps = Vec::new();
+    push(
+        &mut steps,
+        PolicyStep::PutPorts,
+        missing(&from.ports, &to.ports, &doubt.ports),
+    );
+    let mut rows: BTreeMap<PolicyKey, PolicyValue> = stand_ins.rows.clone();
+    rows.extend(missing(&from.policy, &to.policy, &doubt.policy));
+    push(&mut steps, PolicyStep::PutPolicy, rows.into_iter().collect());
+    steps.extend(enforce::steps(&carriers, &stand_ins));
+
+    let gone_identities = gone(&from.identities, &to.identities, &doubt.identities);
+    push(&mut steps, PolicyStep::RemoveIdentities, gone_identities.collect());
+    let stand_in_rows = stand_ins.rows.keys().copied().collect();
+    let gone_policy: BTreeSet<PolicyKey> = gone(&from.policy, &to.policy, &doubt.policy)
+        .chain(gone(&BTreeMap::new(), &to.policy, &stand_in_rows))
+        .collect();
+    push(&mut steps, PolicyStep::RemovePolicy, gone_policy.into_iter().collect());
+    let gone_ports = gone(&from.ports, &to.ports, &doubt.ports);
+    push(&mut steps, PolicyStep::RemovePorts, gone_ports.collect());
+    Plan {
+        steps,
+        stand_ins: stand_ins.named,
+    }
+}
+
+fn push<T>(steps: &mut Vec<PolicyStep>, step: impl Fn(Vec<T>) -> PolicyStep, rows: Vec<T>) {
+    if !rows.is_empty() {
+        steps.push(step(rows));
+    }
+}
+
+fn missing<K: Ord + Copy, V: PartialEq + Copy>(
+    from: &BTreeMap<K, V>,
+    to: &BTreeMap<K, V>,
+    doubt: &BTreeSet<K>,
+) -> Vec<(K, V)> {
+    let rows = differences(from, to).filter_map(|(key, _, value)| Some((key, value?)));
+    let doubtful = doubt.iter().filter_map(|key| {
+        let value = to.get(key)?;
+        (from.get(key) == Some(value)).then_some((*key, *value))
+    });
+    rows.chain(doubtful).collect()
+}
+
+fn gone<'a, K: Ord + Copy, V: PartialEq + Copy>(
+    from: &'a BTreeMap<K, V>,
+    to: &'a BTreeMap<K, V>,
+    doubt: &'a BTreeSet<K>,
+) -> impl Iterator<Item = K> + 'a {
+    let gone = differences(from, to)
+        .filter(|(.., new)| new.is_none())
+        .map(|(key, ..)| key);
+    let doubtful = doubt
+        .iter()
+        .filter(|key| !from.contains_key(key) && !to.contains_key(key))
+        .copied();
+    gone.chain(doubtful)
+}
+
+/// The keys with other values, in order, with both values.
+fn differences<'a, K: Ord + Copy, V: PartialEq + Copy>(
+    from: &'a BTreeMap<K, V>,
+    to: &'a BTreeMap<K, V>,
+) -> impl Iterator<Item = (K, Option<V>, Option<V>)> + 'a {
+    let (mut from, mut to) = (from.iter().peekable(), to.iter().peekable());
+    std::iter::from_fn(move || {
+        loop {
+            let order = match (from.peek(), to.peek()) {
+                (None, None) => return None,
+                (Some(_), None) => std::cmp::Ordering::Less,
+                (None, Some(_)) => std::cmp::Ordering::Greater,
+                (Some((old, _)), Some((new, _))) => old.cmp(new),
+            };
+            let old = if order.is_le() { from.next() } else { None };
+            let new = if order.is_ge() { to.next() } else { None };
+            let values = (old.map(|(_, value)| *value), new.map(|(_, value)| *value));
+            if values.0 != values.1 {
+                let (key, _) = old.or(new)?;
+                return Some((*key, values.0, values.1));
+            }
+        }
+    })
+}

@@ -1,0 +1,229 @@
+//! Rows for the time between: what sets that go say about identities that come, and who stands in where that is not one
+//! answer.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kni_common::policy::{IDENTITY_ANY, PolicyKey, PolicyValue};
+use kni_model::{EndpointId, PolicyTables};
+
+use super::carriers::{Carriers, MovedEndpoint, carried};
+use crate::{
+    row::{NOTHING, UNRESTRICTED},
+    set::DIRECTIONS,
+    stable,
+};
+
+/// What a set says about an identity in each direction.
+type Said = [PolicyValue; 3];
+
+/// The stand-ins of a plan and the rows for the time between.
+#[derive(Debug, Default)]
+pub(super) struct StandIns {
+    pub(super) rows: BTreeMap<PolicyKey, PolicyValue>,
+    /// By network, old and new identity.
+    identities: BTreeMap<(u32, u32, u32), u32>,
+    /// By network, old and new set.
+    sets: BTreeMap<(u32, u32, u32), u32>,
+    /// Sets that stand in, with whom they stand for.
+    pub(super) named: Vec<(u32, u32)>,
+}
+
+/// A set that goes: its number while it does, and whose rows it has.
+type Leaving = (u32, u32);
+
+struct Between<'a> {
+    from: &'a PolicyTables,
+    to: &'a PolicyTables,
+    network: u32,
+    moves: &'a BTreeSet<(u32, u32)>,
+    taken: BTreeSet<u32>,
+    found: &'a mut StandIns,
+}
+
+impl StandIns {
+    pub(super) fn new(
+        from: &PolicyTables,
+        to: &PolicyTables,
+        networks: &BTreeMap<EndpointId, u32>,
+        carriers: &Carriers,
+    ) -> Self {
+        let mut found = Self::default();
+        if carriers.is_single() {
+            return found;
+        }
+        for (network, moves) in &carriers.moves() {
+            let none = BTreeSet::new();
+            let sets = carriers.sets.get(network).unwrap_or(&none);
+            if moves.is_empty() || sets.iter().all(|(old, new)| old == new || *old == 0) {
+                continue;
+            }
+            let mut between = Between {
+                from,
+                to,
+                network: *network,
+                moves,
+                taken: taken(from, to),
+                found: &mut found,
+            };
+            let staying: BTreeSet<u32> = sets.iter().map(|(_, new)| *new).filter(|set| *set != 0).collect();
+            let mut leaving: Vec<Leaving> = between.leavers(sets, &staying);
+            let old: BTreeSet<u32> = sets.iter().map(|(old, _)| *old).filter(|set| *set != 0).collect();
+            leaving.extend(old.difference(&staying).map(|set| (*set, *set)));
+            if !leaving.is_empty() {
+                between.identities(&leaving, &staying, &carried(from, networks, *network));
+            }
+        }
+        found
+    }
+
+    /// The identity to have while sets change.
+    pub(super) fn identity(&self, network: u32, old: u32, new: u32) -> u32 {
+        self.identities.get(&(network, old, new)).copied().unwrap_or(new)
+    }
+
+    /// The set to leave the old one for before identities change, if any.
+    pub(super) fn leaving(&self, moved: &MovedEndpoint) -> Option<u32> {
+        let old = moved.old?.policy;
+        self.sets.get(&(moved.network, old, moved.new.policy)).copied()
+    }
+}
+
+impl Between<'_> {
+    /// Endpoints that leave a set which others keep must not see what the set says about new identities, unless they
+    /// would have heard the same before or after.
+    fn leavers(&mut self, sets: &BTreeSet<(u32, u32)>, staying: &BTreeSet<u32>) -> Vec<Leaving> {
+        let mut leaving = Vec::new();
+        let mut copies: BTreeMap<u32, u32> = BTreeMap::new();
+        for (old, new) in sets.iter().filter(|(old, new)| old != new && staying.contains(old)) {
+            let hears_a_third_answer = self.moves.iter().any(|(before, after)| {
+                let between = said(self.to, *old, *after);
+                let then = said(self.from, *old, *before)
+                    .into_iter()
+                    .zip(said(self.to, *new, *after));
+                between
+                    .into_iter()
+                    .zip(then)
+                    .any(|(between, (before, after))| between != before && between != after)
+            });
+            if !hears_a_third_answer {
+                continue;
+            }
+            let copy = *copies.entry(*old).or_insert_with(|| {
+                let copy = stable::number(&("leaving", old), 1, |number| self.taken.contains(&number));
+                self.taken.insert(copy);
+                let (first, last) = (row_key(*old, 0, 0), row_key(*old, u32::MAX, u32::MAX));
+                for (key, value) in self.from.policy.range(first..=last) {
+                    self.found.rows.insert(PolicyKey { set: copy, ..*key }, *value);
+                }
+                self.found.named.push((copy, *old));
+                leaving.push((copy, *old));
+                copy
+            });
+            self.found.sets.insert((self.network, *old, *new), copy);
+        }
+        leaving
+    }
+
+    /// Sets that go say about a new identity what they said about the old one.
+    fn identities(&mut self, leaving: &[Leaving], staying: &BTreeSet<u32>, carried: &BTreeSet<u32>) {
+        let mut answers: BTreeMap<u32, Vec<Said>> = BTreeMap::new();
+        for (old, new) in self.moves {
+            let heard = self.heard(leaving, *old);
+            let is_known = *new == IDENTITY_ANY
+                || carried.contains(new)
+                || leaving.iter().any(|(set, _)| has_rows(self.from, *set, *new));
+            let known = answers
+                .entry(*new)
+                .or_insert_with(|| if is_known { Vec::new() } else { heard.clone() });
+            if known.is_empty() {
+                *known = leaving
+                    .iter()
+                    .map(|(_, source)| said(self.from, *source, *new))
+                    .collect();
+            }
+            if *known == heard {
+                self.alias(leaving, *new, &heard);
+            } else {
+                self.stand_in(leaving, staying, (*old, *new), &heard);
+            }
+        }
+    }
+
+    fn heard(&self, leaving: &[Leaving], identity: u32) -> Vec<Said> {
+        leaving
+            .iter()
+            .map(|(_, source)| said(self.from, *source, identity))
+            .collect()
+    }
+
+    fn stand_in(&mut self, leaving: &[Leaving], staying: &BTreeSet<u32>, (old, new): (u32, u32), heard: &[Said]) {
+        let content = ("moving", self.network, old, new);
+        let number = stable::number(&content, 1, |number| self.taken.contains(&number));
+        self.taken.insert(number);
+        self.found.identities.insert((self.network, old, new), number);
+        self.alias(leaving, number, heard);
+        for set in staying {
+            for direction in DIRECTIONS {
+                let row = self.to.policy.get(&row_key(*set, new, direction.code()));
+                if let Some(row) = row.filter(|_| new != IDENTITY_ANY) {
+                    self.found.rows.insert(row_key(*set, number, direction.code()), *row);
+                }
+            }
+        }
+    }
+
+    /// Rows by which the sets that go say about an identity what was heard about another.
+    fn alias(&mut self, leaving: &[Leaving], identity: u32, heard: &[Said]) {
+        if identity == IDENTITY_ANY {
+            return;
+        }
+        for ((set, source), heard) in leaving.iter().zip(heard) {
+            let now = said(self.from, *source, identity);
+            for (direction, (heard, now)) in DIRECTIONS.into_iter().zip(heard.iter().zip(now)) {
+                let key = row_key(*set, identity, direction.code());
+                if *heard != now {
+                    self.found.rows.insert(key, *heard);
+                }
+            }
+        }
+    }
+}
+
+fn row_key(set: u32, identity: u32, direction: u32) -> PolicyKey {
+    PolicyKey {
+        set,
+        identity,
+        direction,
+    }
+}
+
+fn has_rows(tables: &PolicyTables, set: u32, identity: u32) -> bool {
+    let mut directions = DIRECTIONS.into_iter();
+    directions.any(|direction| tables.policy.contains_key(&row_key(set, identity, direction.code())))
+}
+
+fn said(tables: &PolicyTables, set: u32, identity: u32) -> Said {
+    DIRECTIONS.map(|direction| {
+        if set == 0 {
+            return UNRESTRICTED;
+        }
+        let row = |identity| tables.policy.get(&row_key(set, identity, direction.code())).copied();
+        row(identity).or_else(|| row(IDENTITY_ANY)).unwrap_or(NOTHING)
+    })
+}
+
+/// Numbers of sets and identities that mean something before or after.
+fn taken(from: &PolicyTables, to: &PolicyTables) -> BTreeSet<u32> {
+    let mut taken = BTreeSet::new();
+    for tables in [from, to] {
+        taken.extend(tables.policy.keys().flat_map(|key| [key.set, key.identity]));
+        taken.extend(tables.identities.values());
+        taken.extend(
+            tables
+                .endpoints
+                .values()
+                .flat_map(|e| [e.policy, e.identity4, e.identity6]),
+        );
+    }
+    taken
+}

@@ -1,0 +1,308 @@
+//! The tables as they should be, brought up to date where sets or identities came or went.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use kni_common::policy::{IDENTITY_ANY, PORTS_ALL, PolicyKey};
+use kni_model::{EndpointId, Enforcement, PolicyTables};
+
+use super::{
+    identity::{Identity, PodAddress, Questions, number},
+    pods::Pods,
+    prefix::Prefix,
+    row::{References, Rows, for_everybody, for_identity},
+    set::{DIRECTIONS, PolicySet},
+    stable::Interner,
+};
+
+/// Compiles.
+#[derive(Debug)]
+pub(super) struct Compiler {
+    pub(super) identities: Interner<Identity>,
+    pub(super) references: References,
+    networks: BTreeMap<u32, Network>,
+    /// What each set says to everybody.
+    everybody: BTreeMap<u32, Rows>,
+    /// Port sets that have rows, in order.
+    ports: Vec<u32>,
+}
+
+/// The tables as they should be, and what the tables do not say.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    pub(super) tables: PolicyTables,
+    /// Network of each endpoint.
+    pub(super) networks: BTreeMap<EndpointId, u32>,
+}
+
+/// What is in use in a network.
+#[derive(Debug)]
+struct Network {
+    questions: Questions,
+    /// Without 0.
+    identities: BTreeSet<u32>,
+    /// What stands in the tables.
+    prefixes: Vec<(Prefix, u32)>,
+}
+
+/// What a network's endpoints need, before it is compiled.
+#[derive(Default)]
+struct Needs<'a> {
+    sets: BTreeMap<u32, Arc<PolicySet>>,
+    remote: Vec<PodAddress<'a>>,
+    local: Vec<(EndpointId, u32, [Option<PodAddress<'a>>; 2])>,
+}
+
+impl Default for Compiler {
+    fn default() -> Self {
+        Self {
+            identities: Interner::new(1),
+            references: References::default(),
+            networks: BTreeMap::new(),
+            everybody: BTreeMap::new(),
+            ports: Vec::new(),
+        }
+    }
+}
+
+impl Compiler {
+    /// Brings the tables up to date with these pods.
+    pub(super) fn compile(&mut self, pods: &Pods, wanted: &mut Wanted) {
+        let mut needs = needs(pods);
+        for network in self.networks.keys() {
+            needs.entry(*network).or_default();
+        }
+        self.everybody(&needs, &mut wanted.tables);
+        wanted.tables.endpoints.clear();
+        wanted.networks.clear();
+        for (network, needs) in needs {
+            self.network(network, needs, wanted);
+        }
+        self.networks.retain(|_, network| !network.questions.sets.is_empty());
+        self.ports(&mut wanted.tables);
+    }
+
+    /// The rows for everybody, of the sets that are in use anywhere.
+    fn everybody(&mut self, needs: &BTreeMap<u32, Needs<'_>>, tables: &mut PolicyTables) {
+        let sets: BTreeMap<u32, &Arc<PolicySet>> = needs
+            .values()
+            .flat_map(|needs| &needs.sets)
+            .map(|(n, set)| (*n, set))
+            .collect();
+        self.everybody.retain(|number, _| {
+            let stays = sets.contains_key(number);
+            if !stays {
+                remove(tables, *number, IDENTITY_ANY);
+            }
+            stays
+        });
+        for (number, set) in sets {
+            if let Entry::Vacant(entry) = self.everybody.entry(number) {
+                let rows = for_everybody(set, &mut self.references);
+                append(tables, number, IDENTITY_ANY, &rows);
+                entry.insert(rows);
+            }
+        }
+    }
+
+    fn network(&mut self, number: u32, needs: Needs<'_>, wanted: &mut Wanted) {
+        let network = self.networks.entry(number).or_insert_with(|| Network {
+            questions: Questions::new(number),
+            identities: BTreeSet::new(),
+            prefixes: Vec::new(),
+        });
+        let (gone, come) = network.questions.set_sets(needs.sets);
+        let mut identities = BTreeSet::new();
+        for (endpoint, policy, addresses) in &needs.local {
+            let [identity4, identity6] = addresses.each_ref().map(|address| {
+                let identity = address.as_ref().map(|address| network.questions.of_pod(address));
+                identity.map_or(0, |identity| self::number(&mut self.identities, identity))
+            });
+            let enforcement = Enforcement {
+                policy: *policy,
+                identity4,
+                identity6,
+            };
+            identities.extend([identity4, identity6]);
+            wanted.tables.endpoints.insert(*endpoint, enforcement);
+            wanted.networks.insert(*endpoint, number);
+        }
+        let prefixes = network.questions.of_prefixes(&needs.remote, &mut self.identities);
+        network.set_prefixes(number, prefixes, &mut wanted.tables);
+        identities.extend(network.prefixes.iter().map(|(_, identity)| *identity));
+        identities.remove(&IDENTITY_ANY);
+
+        network.forget(&gone, &identities, &self.identities, &mut wanted.tables);
+        self.rows(number, &come, &identities, &mut wanted.tables);
+        if let Some(network) = self.networks.get_mut(&number) {
+            network.identities = identities;
+        }
+    }
+
+    /// Writes the rows of new sets and of new identities.
+    fn rows(&mut self, number: u32, come: &BTreeSet<u32>, identities: &BTreeSet<u32>, tables: &mut PolicyTables) {
+        let Some(network) = self.networks.get(&number) else {
+            return;
+        };
+        let asked_anew = network.questions.peers_of(come);
+        for identity in identities {
+            let is_new = !network.identities.contains(identity);
+            if !is_new && come.is_empty() {
+                continue;
+            }
+            let Some(content) = self.identities.get(*identity) else {
+                continue;
+            };
+            let is_asked = !content.names.is_empty() || content.peers.iter().any(|peer| asked_anew.contains(peer));
+            if !is_new && !is_asked {
+                continue;
+            }
+            for set in network.questions.asking(content) {
+                if is_new || come.contains(&set.number) {
+                    let all = self.everybody.get(&set.number).copied().unwrap_or_default();
+                    let rows = for_identity(set, content, &all, &mut self.references);
+                    append(tables, set.number, *identity, &rows);
+                }
+            }
+        }
+    }
+
+    /// Port sets are few, and shared by rows of all networks.
+    fn ports(&mut self, tables: &mut PolicyTables) {
+        let mut used: Vec<u32> = tables
+            .policy
+            .values()
+            .map(|row| row.ports)
+            .filter(|ports| *ports > PORTS_ALL)
+            .collect();
+        used.sort_unstable();
+        used.dedup();
+        if used == self.ports {
+            return;
+        }
+        let sets = used
+            .iter()
+            .filter_map(|number| Some((*number, self.references.ports.get(*number)?)));
+        tables.ports = sets.flat_map(|(number, set)| set.rows(number)).collect();
+        self.ports = used;
+    }
+
+    /// Retires what the tables do not use.
+    pub(super) fn retain(&mut self, tables: &PolicyTables) {
+        let networks: Vec<&Network> = self.networks.values().collect();
+        let is_used = |number| networks.iter().any(|network| network.identities.contains(&number));
+        self.identities.retain(is_used);
+        let (mut ports, mut rules) = (BTreeSet::new(), BTreeSet::new());
+        for row in tables.policy.values() {
+            ports.insert(row.ports);
+            rules.insert(row.rule);
+        }
+        self.references.ports.retain(|number| ports.contains(&number));
+        self.references.rules.retain(|number| rules.contains(&number));
+    }
+}
+
+impl Network {
+    /// Writes and removes rows where the prefixes, in order as before, are others.
+    fn set_prefixes(&mut self, number: u32, prefixes: Vec<(Prefix, u32)>, tables: &mut PolicyTables) {
+        let mut after = prefixes.iter().peekable();
+        for known in &self.prefixes {
+            while let Some((prefix, identity)) = after.next_if(|new| new.0 < known.0) {
+                tables.identities.insert(prefix.key(number), *identity);
+            }
+            match after.next_if(|new| new.0 == known.0) {
+                None => tables.identities.remove(&known.0.key(number)),
+                Some(new) if new.1 == known.1 => None,
+                Some((prefix, identity)) => tables.identities.insert(prefix.key(number), *identity),
+            };
+        }
+        tables
+            .identities
+            .extend(after.map(|(prefix, identity)| (prefix.key(number), *identity)));
+        self.prefixes = prefixes;
+    }
+
+    /// Removes the rows of sets that are gone, and of identities that are not among those in use now.
+    fn forget(
+        &self,
+        gone: &BTreeSet<u32>,
+        identities: &BTreeSet<u32>,
+        contents: &Interner<Identity>,
+        tables: &mut PolicyTables,
+    ) {
+        for set in gone {
+            let (first, last) = (row_key(*set, 1, 0), row_key(*set, u32::MAX, u32::MAX));
+            let rows = tables.policy.range(first..=last).map(|(key, _)| *key);
+            let rows: Vec<PolicyKey> = rows.filter(|key| self.identities.contains(&key.identity)).collect();
+            for key in rows {
+                tables.policy.remove(&key);
+            }
+        }
+        for identity in self.identities.difference(identities) {
+            let Some(content) = contents.get(*identity) else {
+                continue;
+            };
+            for set in self.questions.asking(content) {
+                remove(tables, set.number, *identity);
+            }
+        }
+    }
+}
+
+fn needs(pods: &Pods) -> BTreeMap<u32, Needs<'_>> {
+    let mut needs: BTreeMap<u32, Needs<'_>> = BTreeMap::new();
+    for (endpoint, pod, interface, selected) in pods.local() {
+        let needs = needs.entry(interface.network_id.get()).or_default();
+        if let Some(set) = &selected.set {
+            needs.sets.entry(set.number).or_insert_with(|| Arc::clone(set));
+        }
+        let policy = selected.set.as_ref().map_or(0, |set| set.number);
+        let addresses = [interface.ipv4.map(IpAddr::V4), interface.ipv6.map(IpAddr::V6)];
+        let addresses = addresses.map(|address| address.map(|address| pod.at(address)));
+        needs.local.push((endpoint, policy, addresses));
+    }
+    for pod in pods.by_sandbox.values() {
+        for interface in pod
+            .object
+            .interfaces
+            .iter()
+            .filter(|interface| interface.endpoint.is_none())
+        {
+            // A network without endpoints has no use for identities.
+            let Some(needs) = needs.get_mut(&interface.network_id.get()) else {
+                continue;
+            };
+            let addresses = [interface.ipv4.map(IpAddr::V4), interface.ipv6.map(IpAddr::V6)];
+            needs
+                .remote
+                .extend(addresses.into_iter().flatten().map(|address| pod.at(address)));
+        }
+    }
+    needs
+}
+
+fn row_key(set: u32, identity: u32, direction: u32) -> PolicyKey {
+    PolicyKey {
+        set,
+        identity,
+        direction,
+    }
+}
+
+fn append(tables: &mut PolicyTables, set: u32, identity: u32, rows: &Rows) {
+    tables
+        .policy
+        .extend(DIRECTIONS.iter().zip(rows).filter_map(|(direction, row)| {
+            let key = row_key(set, identity, direction.code());
+            row.map(|row| (key, row))
+        }));
+}
+
+fn remove(tables: &mut PolicyTables, set: u32, identity: u32) {
+    for direction in DIRECTIONS {
+        tables.policy.remove(&row_key(set, identity, direction.code()));
+    }
+}

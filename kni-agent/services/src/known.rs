@@ -1,0 +1,273 @@
+//! What the engine knows about the maps: what was confirmed, what is in doubt, what is about to go.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kni_common::{
+    address::AddressKey,
+    service::{BackendKey, BackendValue, ServiceKey, ServiceValue},
+};
+use kni_model::{ServiceStep, ServiceTables};
+
+/// Ticks after which a list that no row names may go: at least one whole second lies between two ticks.
+const RETIRED_TICKS: u64 = 2;
+
+/// Ticks for which the backends of a UDP frontend that is gone are remembered: a Service that is made anew within that
+/// time takes over the flows.
+const REMEMBERED_TICKS: u64 = 300;
+
+pub(super) const UDP: u16 = 17;
+
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    tables: ServiceTables,
+    doubts: Option<Doubts>,
+    /// Backends that clients of each frontend may still use.
+    used: BTreeMap<ServiceKey, Used>,
+    /// Lists that no row names, and the tick in which that was settled.
+    retired: BTreeMap<u32, u64>,
+    now: u64,
+    /// The next number to try for an id or a list. Both come from one row of numbers, so that it is far beyond the ids of
+    /// removed service ports, also after a restart: rows of `AFFINITY` that are still there would lead elsewhere.
+    next: u32,
+}
+
+/// Rows that an unconfirmed plan was about.
+#[derive(Debug, Default)]
+struct Doubts {
+    /// The value that it wrote, or `None` if it only removed the row.
+    services: BTreeMap<ServiceKey, Option<ServiceValue>>,
+    addresses: BTreeSet<AddressKey>,
+    /// Lists that may be incomplete.
+    lists: BTreeSet<u32>,
+}
+
+#[derive(Debug, Default)]
+struct Used {
+    backends: BTreeSet<BackendValue>,
+    /// When the frontend was removed.
+    removed: Option<u64>,
+}
+
+impl Known {
+    pub(super) fn adopt(mut tables: ServiceTables) -> Self {
+        tables.addresses.sort_unstable();
+        tables.addresses.dedup();
+        let mut known = Self {
+            tables,
+            ..Self::default()
+        };
+        known.next = known.numbers().last().map_or(1, |last| last.wrapping_add(1));
+        let rows: Vec<_> = known.tables.services.iter().map(|(k, v)| (*k, v.backends)).collect();
+        for (key, list) in rows {
+            known.use_list(key, list);
+        }
+        known
+    }
+
+    pub(super) fn tick(&mut self) {
+        self.now = self.now.saturating_add(1);
+        let now = self.now;
+        let forgotten = |since: u64| now.saturating_sub(since) >= REMEMBERED_TICKS;
+        self.used.retain(|_, used| !used.removed.is_some_and(forgotten));
+    }
+
+    pub(super) fn tables(&self) -> &ServiceTables {
+        &self.tables
+    }
+
+    /// Whether there is something to plan even if nothing else is wanted than before.
+    pub(super) fn has_work(&self) -> bool {
+        self.doubts.is_some() || self.expired().next().is_some()
+    }
+
+    /// Every number that must not be given to something else.
+    pub(super) fn numbers(&self) -> BTreeSet<u32> {
+        let doubtful = self.doubts.iter().flat_map(|d| d.services.values().flatten());
+        let rows = self.tables.services.values().chain(doubtful);
+        let mut numbers: BTreeSet<u32> = rows.flat_map(|row| [row.service, row.backends]).collect();
+        numbers.extend(self.lists());
+        numbers
+    }
+
+    /// A number that is not among `numbers` and not 0.
+    pub(super) fn fresh(&mut self, numbers: &mut BTreeSet<u32>) -> u32 {
+        loop {
+            let number = self.next;
+            self.next = self.next.wrapping_add(1);
+            if number != 0 && numbers.insert(number) {
+                return number;
+            }
+        }
+    }
+
+    /// What the row of a frontend may say, the confirmed value first.
+    pub(super) fn values(&self, key: &ServiceKey) -> impl Iterator<Item = ServiceValue> {
+        let doubtful = self.doubts.as_ref().and_then(|d| d.services.get(key).copied());
+        self.tables
+            .services
+            .get(key)
+            .copied()
+            .into_iter()
+            .chain(doubtful.flatten())
+    }
+
+    /// What the row of a frontend says, if that is certain.
+    pub(super) fn certain(&self, key: &ServiceKey) -> Option<&ServiceValue> {
+        let doubtful = self.doubts.as_ref().is_some_and(|d| d.services.contains_key(key));
+        self.tables.services.get(key).filter(|_| !doubtful)
+    }
+
+    /// Frontends that may have a row.
+    pub(super) fn frontends(&self) -> BTreeSet<ServiceKey> {
+        let doubtful = self.doubts.iter().flat_map(|d| d.services.keys());
+        self.tables.services.keys().chain(doubtful).copied().collect()
+    }
+
+    /// Whether the address certainly has a row.
+    pub(super) fn has_address(&self, address: &AddressKey) -> bool {
+        let doubtful = self.doubts.as_ref().is_some_and(|d| d.addresses.contains(address));
+        !doubtful && self.tables.addresses.binary_search(address).is_ok()
+    }
+
+    /// Addresses that may have a row.
+    pub(super) fn addresses(&self) -> BTreeSet<AddressKey> {
+        let doubtful = self.doubts.iter().flat_map(|d| &d.addresses);
+        self.tables.addresses.iter().chain(doubtful).copied().collect()
+    }
+
+    /// Whether the list consists of exactly these backends in this order.
+    pub(super) fn is_list(&self, list: u32, backends: &[BackendValue]) -> bool {
+        let slots = self.rows_of(list).map(|(key, _)| key.slot);
+        slots.eq((0..).take(backends.len())) && self.rows_of(list).map(|(_, value)| value).eq(backends)
+    }
+
+    /// Whether rows of the list may be missing.
+    pub(super) fn is_doubtful_list(&self, list: u32) -> bool {
+        self.doubts.as_ref().is_some_and(|d| d.lists.contains(&list))
+    }
+
+    /// Backends that clients of the frontend may still use.
+    pub(super) fn used(&self, key: &ServiceKey) -> impl Iterator<Item = &BackendValue> {
+        self.used.get(key).into_iter().flat_map(|used| &used.backends)
+    }
+
+    /// Rows of lists that have been retired long enough.
+    pub(super) fn removable(&self) -> Vec<BackendKey> {
+        let rows = self.expired().flat_map(|list| self.rows_of(list));
+        rows.map(|(key, _)| *key).collect()
+    }
+
+    /// The steps were given out, and nobody knows which of them were carried out.
+    pub(super) fn doubt(&mut self, steps: &[ServiceStep]) {
+        let mut doubts = self.doubts.take().unwrap_or_default();
+        for step in steps {
+            match step {
+                ServiceStep::PutBackends(rows) => {
+                    doubts.lists.extend(rows.iter().map(|(key, _)| key.backends));
+                    self.tables.backends.extend(rows.iter().copied());
+                }
+                ServiceStep::PutServices(rows) => {
+                    for (key, value) in rows {
+                        doubts.services.insert(*key, Some(*value));
+                        self.use_list(*key, value.backends);
+                    }
+                }
+                // The row may still be there: a frontend that is wanted again keeps its id.
+                ServiceStep::RemoveServices(keys) => {
+                    for key in keys {
+                        doubts.services.entry(*key).or_default();
+                    }
+                }
+                ServiceStep::PutAddresses(rows) | ServiceStep::RemoveAddresses(rows) => doubts.addresses.extend(rows),
+                // These are planned again in any case.
+                ServiceStep::Forget(_) | ServiceStep::RemoveBackends(_) => {}
+            }
+        }
+        self.doubts = Some(doubts);
+    }
+
+    /// The step has been carried out.
+    pub(super) fn apply(&mut self, step: ServiceStep) {
+        match step {
+            ServiceStep::PutBackends(rows) => self.tables.backends.extend(rows),
+            ServiceStep::PutServices(rows) => {
+                for (key, value) in rows {
+                    self.tables.services.insert(key, value);
+                    self.use_list(key, value.backends);
+                }
+            }
+            ServiceStep::PutAddresses(rows) => {
+                self.tables.addresses.extend(rows);
+                self.tables.addresses.sort_unstable();
+                self.tables.addresses.dedup();
+            }
+            ServiceStep::RemoveAddresses(rows) => {
+                let rows: BTreeSet<_> = rows.into_iter().collect();
+                self.tables.addresses.retain(|row| !rows.contains(row));
+            }
+            ServiceStep::RemoveServices(keys) => {
+                for key in keys {
+                    self.remove_service(&key);
+                }
+            }
+            ServiceStep::Forget(gone) => {
+                for gone in gone {
+                    if let Some(used) = self.used.get_mut(&gone.service) {
+                        used.backends.remove(&gone.backend);
+                    }
+                }
+            }
+            ServiceStep::RemoveBackends(rows) => {
+                for row in rows {
+                    self.tables.backends.remove(&row);
+                }
+            }
+        }
+    }
+
+    /// Everything that was planned is done: nothing is in doubt, and what no row names retires now.
+    pub(super) fn settle(&mut self) {
+        self.doubts = None;
+        let rows = self.tables.services.values().filter(|row| row.count != 0);
+        let named: BTreeSet<u32> = rows.map(|row| row.backends).collect();
+        let before = std::mem::take(&mut self.retired);
+        let unnamed = self.lists().filter(|list| !named.contains(list));
+        let retired = unnamed.map(|list| (list, before.get(&list).copied().unwrap_or(self.now)));
+        self.retired = retired.collect();
+    }
+
+    fn remove_service(&mut self, key: &ServiceKey) {
+        self.tables.services.remove(key);
+        if key.protocol != UDP {
+            self.used.remove(key);
+        } else if let Some(used) = self.used.get_mut(key) {
+            used.removed = Some(self.now);
+        }
+    }
+
+    /// Clients of the frontend may use the backends of the list from now on.
+    fn use_list(&mut self, key: ServiceKey, list: u32) {
+        let backends: Vec<BackendValue> = self.rows_of(list).map(|(_, value)| *value).collect();
+        let used = self.used.entry(key).or_default();
+        used.removed = None;
+        used.backends.extend(backends);
+    }
+
+    fn expired(&self) -> impl Iterator<Item = u32> {
+        let expired = self.retired.iter();
+        let expired = expired.filter(|(_, since)| self.now.saturating_sub(**since) >= RETIRED_TICKS);
+        expired.map(|(list, _)| *list)
+    }
+
+    fn rows_of(&self, list: u32) -> impl Iterator<Item = (&BackendKey, &BackendValue)> {
+        let slot = |slot| BackendKey { backends: list, slot };
+        self.tables.backends.range(slot(0)..=slot(u32::MAX))
+    }
+
+    /// The numbers of all lists, each once.
+    fn lists(&self) -> impl Iterator<Item = u32> {
+        let mut last = None;
+        let rows = self.tables.backends.keys().map(|key| key.backends);
+        rows.filter(move |list| last.replace(*list) != Some(*list))
+    }
+}

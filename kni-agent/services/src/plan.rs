@@ -1,0 +1,141 @@
+//! The way from what is known to be in the maps to what is wanted.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kni_common::{
+    address::AddressKey,
+    service::{BackendKey, BackendValue, SERVICE_DROP_IF_EMPTY, ServiceKey, ServiceValue},
+};
+use kni_model::{GoneBackend, ServiceStep};
+
+use super::{
+    choose::WhyEmpty,
+    known::{Known, UDP},
+    resolve::{Frontend, Wanted},
+};
+
+/// Steps, and the frontends by id once they are done.
+pub(super) struct Plan {
+    pub(super) steps: Vec<ServiceStep>,
+    pub(super) ids: BTreeMap<u32, ServiceKey>,
+}
+
+pub(super) fn plan(known: &mut Known, wanted: &Wanted, hz: u32) -> Plan {
+    let mut draft = Draft {
+        numbers: known.numbers(),
+        known,
+        hz,
+        ids: BTreeMap::new(),
+        backends: Vec::new(),
+        services: Vec::new(),
+        gone: Vec::new(),
+    };
+    for (key, frontend) in &wanted.frontends {
+        draft.add(*key, frontend);
+    }
+    draft.finish(wanted)
+}
+
+struct Draft<'a> {
+    known: &'a mut Known,
+    hz: u32,
+    /// Numbers that are taken.
+    numbers: BTreeSet<u32>,
+    ids: BTreeMap<u32, ServiceKey>,
+    backends: Vec<(BackendKey, BackendValue)>,
+    services: Vec<(ServiceKey, ServiceValue)>,
+    gone: Vec<GoneBackend>,
+}
+
+impl Draft<'_> {
+    fn add(&mut self, key: ServiceKey, frontend: &Frontend) {
+        let service = self.id(key);
+        let backends = &frontend.choice.backends;
+        let local = frontend.choice.empty == Some(WhyEmpty::NoneLocal);
+        let value = ServiceValue {
+            service,
+            backends: self.list(&key, backends),
+            count: backends.len().try_into().unwrap_or(u32::MAX),
+            flags: if local { SERVICE_DROP_IF_EMPTY } else { 0 },
+            affinity: frontend.affinity_seconds.unwrap_or(0).saturating_mul(self.hz),
+        };
+        if self.known.certain(&key) != Some(&value) {
+            self.services.push((key, value));
+        }
+        self.forget(key, service, frontend);
+    }
+
+    /// The id that the frontend has, or a new one; also if its row is broken: no id, or one that another has.
+    fn id(&mut self, key: ServiceKey) -> u32 {
+        let is_free = |id: &u32| *id != 0 && !self.ids.contains_key(id);
+        let kept = self.known.values(&key).map(|value| value.service).find(is_free);
+        let id = kept.unwrap_or_else(|| self.known.fresh(&mut self.numbers));
+        self.ids.insert(id, key);
+        id
+    }
+
+    /// The number of a list of these backends: one that the frontend has, or a new one. An empty list is no list.
+    fn list(&mut self, key: &ServiceKey, backends: &[BackendValue]) -> u32 {
+        if backends.is_empty() {
+            return 0;
+        }
+        let is_same = |list: &u32| *list != 0 && self.known.is_list(*list, backends);
+        let list = self.known.values(key).map(|value| value.backends).find(is_same);
+        let complete = list.is_some_and(|list| !self.known.is_doubtful_list(list));
+        let list = list.unwrap_or_else(|| self.known.fresh(&mut self.numbers));
+        if !complete {
+            let keys = (0..).map(|slot| BackendKey { backends: list, slot });
+            self.backends.extend(keys.zip(backends.iter().copied()));
+        }
+        list
+    }
+
+    /// Clients of backends that are out of use must choose again. While there is nothing to choose they are left alone.
+    ///
+    /// A UDP backend is in use while it serves, since its flows are forgotten too. Of TCP and SCTP only affinities are
+    /// forgotten, not connections, so what has left the list is out of use: it is to get nothing new.
+    fn forget(&mut self, key: ServiceKey, id: u32, frontend: &Frontend) {
+        let choice = &frontend.choice;
+        let in_use: BTreeSet<&BackendValue> = if key.protocol == UDP {
+            choice.serving.iter().collect()
+        } else {
+            choice.backends.iter().collect()
+        };
+        if in_use.is_empty() {
+            return;
+        }
+        let gone = self.known.used(&key).filter(|backend| !in_use.contains(backend));
+        self.gone.extend(gone.map(|backend| GoneBackend {
+            service: key,
+            id,
+            backend: *backend,
+        }));
+    }
+
+    fn finish(self, wanted: &Wanted) -> Plan {
+        let known = self.known;
+        let new_addresses: Vec<AddressKey> = wanted
+            .addresses
+            .iter()
+            .filter(|address| !known.has_address(address))
+            .copied()
+            .collect();
+        let old_addresses: Vec<AddressKey> = known.addresses().difference(&wanted.addresses).copied().collect();
+        let mut old_services = known.frontends();
+        old_services.retain(|key| !wanted.frontends.contains_key(key));
+        let removable = known.removable();
+        let steps = [
+            (!self.backends.is_empty()).then_some(ServiceStep::PutBackends(self.backends)),
+            (!self.services.is_empty()).then_some(ServiceStep::PutServices(self.services)),
+            (!new_addresses.is_empty()).then_some(ServiceStep::PutAddresses(new_addresses)),
+            (!old_addresses.is_empty()).then_some(ServiceStep::RemoveAddresses(old_addresses)),
+            (!old_services.is_empty()).then(|| ServiceStep::RemoveServices(old_services.into_iter().collect())),
+            (!self.gone.is_empty()).then_some(ServiceStep::Forget(self.gone)),
+            (!removable.is_empty()).then_some(ServiceStep::RemoveBackends(removable)),
+        ];
+        Plan {
+            steps: steps.into_iter().flatten().collect(),
+            ids: self.ids,
+        }
+    }
+}

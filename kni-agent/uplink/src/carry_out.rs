@@ -1,0 +1,251 @@
+//! Brings the dataplane and the uplink to what is wanted, in an order that never sends a packet without a way back.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    net::IpAddr,
+};
+
+use kni_common::uplink::HostPortKey;
+use kni_dataplane::{HostPort, XdpChoice};
+use kni_model::{EndpointId, network::EgressMode, policy::PolicyPod};
+use kni_netlink as netlink;
+use kni_store::{Change, UplinkRecord};
+
+use super::{
+    State, Uplink, UplinkError, has_host_port,
+    node::{self, NodeNetwork, UplinkLink},
+    tell,
+    wanted::{self, WayOut},
+};
+
+/// Addresses that the uplink does not take, and why.
+type Refused = BTreeMap<IpAddr, netlink::Error>;
+
+fn dedicated_of(ways: &[(EndpointId, WayOut)]) -> BTreeSet<IpAddr> {
+    ways.iter().flat_map(|(_, way)| way.dedicated.iter().copied()).collect()
+}
+
+fn first(refused: Refused) -> Result<(), UplinkError> {
+    refused.into_values().next().map_or(Ok(()), |error| Err(error.into()))
+}
+
+impl Uplink {
+    /// Everything. The pods' rows come last when the way is opened, and go first when it is closed. An address that
+    /// cannot be had keeps nobody else back.
+    pub(super) fn carry_out(&self, state: &mut State, node: NodeNetwork) -> Result<(), UplinkError> {
+        if node.uplink != state.node.uplink {
+            tell(&node);
+        }
+        self.dataplane.set_node_routes(node.routes())?;
+        state.node = node;
+        if !state.is_complete() {
+            return Ok(());
+        }
+        let pods = state.pods.values();
+        let ways: Vec<_> = pods.flat_map(|known| self.ways_of(state, &known.pod)).collect();
+        let dedicated = dedicated_of(&ways);
+        let mut refused = Refused::new();
+        if let Some(uplink) = state.node.uplink.clone() {
+            refused = self.prepare(state, &uplink, &dedicated)?;
+        }
+        self.set_host_ports(state)?;
+        self.set_ways(&ways, &refused)?;
+        if let Some(uplink) = state.node.uplink.clone() {
+            self.tidy(state, &uplink, &dedicated)?;
+        }
+        first(refused)
+    }
+
+    /// One pod that is about to be published.
+    pub(super) fn carry_out_pod(&self, state: &mut State, pod: &PolicyPod) -> Result<(), UplinkError> {
+        let ways = self.ways_of(state, pod);
+        let mut refused = Refused::new();
+        if let Some(uplink) = state.node.uplink.clone() {
+            refused = self.add_addresses(state, &uplink, &dedicated_of(&ways))?;
+        }
+        self.set_ways(&ways, &refused)?;
+        first(refused)
+    }
+
+    /// An interface that wants an address that it cannot have does not leave with another one.
+    fn set_ways(&self, ways: &[(EndpointId, WayOut)], refused: &Refused) -> Result<(), UplinkError> {
+        for (endpoint, way) in ways {
+            let is_whole = !way.dedicated.iter().any(|address| refused.contains_key(address));
+            let source = way.source.as_ref().filter(|_| is_whole);
+            self.dataplane.set_masquerade(*endpoint, source)?;
+        }
+        Ok(())
+    }
+
+    /// The ports of the node, when a pod with some has been published.
+    pub(super) fn carry_out_host_ports(&self, state: &mut State) -> Result<(), UplinkError> {
+        if let Some(uplink) = state.node.uplink.clone() {
+            self.attach(state, &uplink)?;
+        }
+        self.set_host_ports(state)
+    }
+
+    fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
+        self.runtime.block_on(work)
+    }
+
+    /// The node's network as it is now, but for addresses of `ours`.
+    pub(super) fn read_node(&self, ours: &BTreeSet<IpAddr>) -> Result<NodeNetwork, UplinkError> {
+        let read = node::read(&self.netlink, self.options.interface.as_deref(), ours);
+        Ok(self.block_on(read)?)
+    }
+
+    fn ways_of(&self, state: &State, pod: &PolicyPod) -> Vec<(EndpointId, WayOut)> {
+        let own = state.node.own(&state.record.addresses);
+        let interfaces = pod.interfaces.iter();
+        let ways = interfaces.filter_map(|interface| {
+            let endpoint = interface.endpoint?;
+            let spec = state.networks.as_ref()?.get(&interface.network)?;
+            let asked = self.egress.of(endpoint);
+            let way = wanted::way_out(&state.node, &own, spec, interface, &asked, &self.options.ports);
+            Some((endpoint, way))
+        });
+        ways.collect()
+    }
+
+    /// Whether TC programs are needed at the uplink.
+    pub(super) fn needs_programs(state: &State) -> bool {
+        let networks = state.networks.iter().flat_map(BTreeMap::values);
+        networks.into_iter().any(|spec| spec.egress == EgressMode::Masquerade)
+            || state.pods.values().any(|known| has_host_port(&known.mappings))
+    }
+
+    /// What must be there before a packet leaves.
+    fn prepare(
+        &self,
+        state: &mut State,
+        uplink: &UplinkLink,
+        dedicated: &BTreeSet<IpAddr>,
+    ) -> Result<Refused, UplinkError> {
+        self.leave_former(state, uplink)?;
+        let refused = self.add_addresses(state, uplink, dedicated)?;
+        if Self::needs_programs(state) {
+            self.attach(state, uplink)?;
+        }
+        self.keep_out(state, uplink)?;
+        Ok(refused)
+    }
+
+    fn attach(&self, state: &mut State, uplink: &UplinkLink) -> Result<(), UplinkError> {
+        self.record(state, uplink, state.record.addresses.clone())?;
+        self.dataplane.attach_uplink(&uplink.ifname, uplink.ifindex)?;
+        self.dataplane.set_uplink(Some(uplink.ifindex))?;
+        Ok(())
+    }
+
+    /// Sources that stay outside: the list first, then whoever reads it.
+    fn keep_out(&self, state: &mut State, uplink: &UplinkLink) -> Result<(), UplinkError> {
+        let networks = || state.networks.iter().flat_map(BTreeMap::values);
+        let networks = self.options.drop_bogons.then(networks);
+        let (rows, real) = wanted::sources(&self.options.deny, networks, &state.node.connected());
+        if real != state.told {
+            for subnet in &real {
+                tracing::warn!(%subnet, "the node itself is in this subnet of a pod network: its sources are let in");
+            }
+            state.told = real;
+        }
+        self.dataplane.set_sources(&rows)?;
+        if self.options.xdp != XdpChoice::Off {
+            self.record(state, uplink, state.record.addresses.clone())?;
+        }
+        self.dataplane
+            .set_uplink_xdp(&uplink.ifname, uplink.ifindex, self.options.xdp)?;
+        Ok(())
+    }
+
+    /// Another interface was the uplink until now.
+    fn leave_former(&self, state: &mut State, uplink: &UplinkLink) -> Result<(), UplinkError> {
+        let former = state.record.clone();
+        if former.ifname.is_empty() || former.ifindex == uplink.ifindex {
+            return Ok(());
+        }
+        tracing::info!(former = %former.ifname, now = %uplink.ifname, "another interface is the uplink");
+        for address in &former.addresses {
+            self.block_on(self.netlink.del_egress_address(former.ifindex, *address))?;
+        }
+        // Links move with their pins, which have one name for every uplink.
+        kni_dataplane::remove_uplink_filters(&former.ifname);
+        self.commit(state, UplinkRecord::default())
+    }
+
+    fn add_addresses(
+        &self,
+        state: &mut State,
+        uplink: &UplinkLink,
+        wanted: &BTreeSet<IpAddr>,
+    ) -> Result<Refused, UplinkError> {
+        let is_there =
+            |address: &IpAddr| state.node.has(uplink.ifindex, *address) && state.record.addresses.contains(address);
+        let missing: Vec<IpAddr> = wanted.iter().filter(|address| !is_there(address)).copied().collect();
+        let mut refused = Refused::new();
+        if missing.is_empty() {
+            return Ok(refused);
+        }
+        // Before they are there (I5): a fresh process must not take them for the node's own.
+        let recorded = state.record.addresses.iter().chain(&missing).copied().collect();
+        self.record(state, uplink, recorded)?;
+        for address in missing {
+            tracing::info!(%address, ifname = %uplink.ifname, "adding an egress address");
+            if let Err(error) = self.block_on(self.netlink.add_egress_address(uplink.ifindex, address)) {
+                refused.insert(address, error);
+            }
+        }
+        state.node.addresses = self.block_on(node::read_addresses(&self.netlink))?;
+        self.dataplane.set_node_routes(state.node.routes())?;
+        Ok(refused)
+    }
+
+    /// What nothing needs any more.
+    fn tidy(&self, state: &mut State, uplink: &UplinkLink, dedicated: &BTreeSet<IpAddr>) -> Result<(), UplinkError> {
+        // Marked ones that are in no record are of an agent whose state was lost.
+        let ours: BTreeSet<IpAddr> = &state.record.addresses | &state.node.marked(uplink.ifindex);
+        let unused: Vec<IpAddr> = ours.difference(dedicated).copied().collect();
+        for address in &unused {
+            tracing::info!(%address, ifname = %uplink.ifname, "removing an egress address that nothing uses");
+            self.block_on(self.netlink.del_egress_address(uplink.ifindex, *address))?;
+        }
+        if !Self::needs_programs(state) {
+            let touched = !state.record.ifname.is_empty();
+            self.dataplane
+                .detach_uplink(touched.then_some(uplink.ifname.as_str()))?;
+            self.dataplane.set_uplink(None)?;
+        }
+        let used = Self::needs_programs(state) || self.options.xdp != XdpChoice::Off || !dedicated.is_empty();
+        if used {
+            self.record(state, uplink, dedicated.clone())
+        } else {
+            self.commit(state, UplinkRecord::default())
+        }
+    }
+
+    fn set_host_ports(&self, state: &mut State) -> Result<(), UplinkError> {
+        let own = state.node.own(&state.record.addresses);
+        let rows: BTreeMap<HostPortKey, HostPort> = wanted::host_ports(state.pods.values(), &own);
+        self.dataplane.set_host_ports(&rows)?;
+        state.host_ports = rows.len();
+        Ok(())
+    }
+
+    fn record(&self, state: &mut State, uplink: &UplinkLink, addresses: BTreeSet<IpAddr>) -> Result<(), UplinkError> {
+        let record = UplinkRecord {
+            ifname: uplink.ifname.clone(),
+            ifindex: uplink.ifindex,
+            addresses,
+        };
+        self.commit(state, record)
+    }
+
+    fn commit(&self, state: &mut State, record: UplinkRecord) -> Result<(), UplinkError> {
+        if state.record != record {
+            self.store.commit(Change::new().uplink(&record))?;
+            state.record = record;
+        }
+        Ok(())
+    }
+}

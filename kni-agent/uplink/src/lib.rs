@@ -1,0 +1,303 @@
+//! Keeps the way out of the node: follows the uplink, says with which address pods leave and which node ports are theirs.
+//! Layer: service.
+//!
+//! ```text
+//! inputs (networks, pods, policies' egress addresses, the node's links, addresses and routes) -> rows and programs
+//! ```
+//!
+//! Level-triggered: what failed is tried again by [`Uplink::keep`]. Nothing is changed before all inputs are known: an
+//! agent that has just started takes nothing from anybody (I3). The uplink is touched only while something needs it.
+
+mod carry_out;
+mod cleanup;
+mod error;
+mod node;
+mod wanted;
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    ops::RangeInclusive,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+pub use cleanup::cleanup;
+pub use error::UplinkError;
+use ipnet::IpNet;
+use kni_dataplane::{Dataplane, XdpChoice};
+use kni_model::{
+    EndpointId, NetworkName, NetworkSpec, PortMapping, Sandbox, SandboxId, policy::PolicyPod, view::UplinkView,
+};
+use kni_netlink::{Changes, Netlink};
+use kni_store::{Store, UplinkRecord};
+use tokio::sync::Notify;
+
+use self::{node::NodeNetwork, wanted::UplinkPod};
+
+/// Changes of the node's network come in bursts.
+const DEBOUNCE: Duration = Duration::from_millis(100);
+/// Pause after the first failure; each further one doubles it, up to [`LONGEST_PAUSE`].
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// What the operator asks for.
+#[derive(Debug, Clone)]
+pub struct UplinkOptions {
+    /// The interface; without a name it is where the default route leads.
+    pub interface: Option<String>,
+    /// Ports of the node's own addresses that masquerading may take.
+    pub ports: RangeInclusive<u16>,
+    /// Sources that stay outside.
+    pub deny: Vec<IpNet>,
+    /// Whether sources of pod networks that do not route stay outside.
+    pub drop_bogons: bool,
+    /// Whether and where the XDP program runs.
+    pub xdp: XdpChoice,
+}
+
+/// Knows which addresses policies ask for.
+pub trait EgressAddresses: Send + Sync {
+    /// The addresses that an endpoint is to leave the node with, at most one of each family. Does not block for long.
+    fn of(&self, endpoint: EndpointId) -> Vec<IpAddr>;
+}
+
+/// The service. Every function that is not async may block for some tens of milliseconds, unless it says otherwise.
+///
+/// # Guarantees
+/// - When [`Self::admit`] answers, the pod's way out is in force.
+/// - A row is never left to an address that the operator or a policy did not ask for: where it cannot be had, the
+///   family has no way out.
+pub struct Uplink {
+    options: UplinkOptions,
+    dataplane: Arc<Dataplane>,
+    netlink: Netlink,
+    store: Store,
+    egress: Arc<dyn EgressAddresses>,
+    runtime: tokio::runtime::Handle,
+    /// Held by one sync at a time, before `state`: the node is read without the latter, as the kernel may take its time.
+    syncing: Mutex<()>,
+    state: Mutex<State>,
+    wanted: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    node: NodeNetwork,
+    /// `None` until they are known.
+    networks: Option<BTreeMap<NetworkName, NetworkSpec>>,
+    /// Whether every pod of an earlier agent has been told of.
+    has_pods: bool,
+    pods: BTreeMap<SandboxId, UplinkPod>,
+    record: UplinkRecord,
+    problem: Option<String>,
+    /// Subnets that were told of as being no bogons.
+    told: Vec<IpNet>,
+    host_ports: usize,
+}
+
+impl State {
+    fn is_complete(&self) -> bool {
+        self.networks.is_some() && self.has_pods
+    }
+}
+
+impl Uplink {
+    /// Reads the node's network and tells the dataplane of it, as networks that masquerade need it. Call it inside a
+    /// tokio runtime, in the node's network namespace.
+    pub async fn start(
+        options: UplinkOptions,
+        dataplane: Arc<Dataplane>,
+        store: Store,
+        egress: Arc<dyn EgressAddresses>,
+    ) -> Result<(Arc<Self>, Changes), UplinkError> {
+        // Before the first reading, so that no change is missed.
+        let changes = Netlink::watch()?;
+        let netlink = Netlink::new()?;
+        let record = store.load()?.uplink;
+        let node = node::read(&netlink, options.interface.as_deref(), &record.addresses).await?;
+        dataplane.set_node_routes(node.routes())?;
+        tell(&node);
+        let uplink = Self {
+            options,
+            dataplane,
+            netlink,
+            store,
+            egress,
+            runtime: tokio::runtime::Handle::current(),
+            syncing: Mutex::new(()),
+            state: Mutex::new(State {
+                node,
+                record,
+                ..State::default()
+            }),
+            wanted: Notify::new(),
+        };
+        Ok((Arc::new(uplink), changes))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic while it was held is a bug; the next sync starts from the kernel's state again.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a pod's way out into force, before its traffic begins. Until all inputs are known it is only noted.
+    pub fn admit(&self, pod: &PolicyPod) -> Result<(), UplinkError> {
+        let mut state = self.state();
+        let mappings = state.pods.remove(&pod.sandbox).map(|known| known.mappings);
+        let known = UplinkPod {
+            pod: pod.clone(),
+            mappings: mappings.unwrap_or_default(),
+        };
+        state.pods.insert(pod.sandbox.clone(), known);
+        if state.is_complete() {
+            self.carry_out_pod(&mut state, pod)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Every pod that an earlier agent attached has been told of. Does not block.
+    pub fn adopted(&self) {
+        self.state().has_pods = true;
+        self.wanted.notify_one();
+    }
+
+    /// A pod's interfaces are published: its ports of the node may be too.
+    pub fn published(&self, sandbox: &Sandbox) -> Result<(), UplinkError> {
+        let mut state = self.state();
+        let known = UplinkPod {
+            pod: sandbox.policy_pod(),
+            mappings: sandbox.port_mappings.clone(),
+        };
+        state.pods.insert(sandbox.id.clone(), known);
+        if state.is_complete() && has_host_port(&sandbox.port_mappings) {
+            self.carry_out_host_ports(&mut state)?;
+        }
+        Ok(())
+    }
+
+    /// A pod is no longer there. Does not block: its rows went with its endpoints, the rest goes in the background.
+    pub fn leave(&self, sandbox: &SandboxId) {
+        let mut state = self.state();
+        let gone = state.pods.remove(sandbox);
+        let had_ports = gone.is_some_and(|known| has_host_port(&known.mappings));
+        // Most pods leave nothing behind here.
+        if had_ports || !state.record.addresses.is_empty() {
+            self.wanted.notify_one();
+        }
+    }
+
+    /// Says which networks there are. [`Self::sync`] puts it into force. Does not block.
+    pub fn set_networks(&self, networks: BTreeMap<NetworkName, NetworkSpec>) {
+        self.state().networks = Some(networks);
+    }
+
+    /// Reads the node's network again and puts everything into force.
+    pub fn sync(&self) -> Result<(), UplinkError> {
+        let _one_at_a_time = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut state, node) = loop {
+            let ours = self.state().record.addresses.clone();
+            let node = self.read_node(&ours);
+            let state = self.state();
+            // A pod that came meanwhile may have brought an address, which must not be taken for one of the node's.
+            if state.record.addresses == ours {
+                break (state, node);
+            }
+        };
+        let done = node.and_then(|node| self.carry_out(&mut state, node));
+        let problem = done.as_ref().err().map(ToString::to_string);
+        if state.problem != problem {
+            if let Some(reason) = &problem {
+                tracing::error!(reason, "the way out of the node is not in force");
+            } else {
+                tracing::info!("the way out of the node is in force again");
+            }
+            state.problem = problem;
+        }
+        done
+    }
+
+    /// Follows the node's network, and tries again what failed. Never ends.
+    pub async fn keep(self: Arc<Self>, mut changes: Changes) {
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            let failed = self.state().problem.is_some();
+            let retry = async {
+                if failed {
+                    tokio::time::sleep(pause).await;
+                } else {
+                    std::future::pending::<()>().await;
+                }
+            };
+            tokio::select! {
+                () = changes.changed() => {}
+                () = self.wanted.notified() => {}
+                () = retry => {}
+            }
+            tokio::time::sleep(DEBOUNCE).await;
+            let uplink = Arc::clone(&self);
+            let synced = tokio::task::spawn_blocking(move || uplink.sync()).await;
+            pause = if matches!(synced, Ok(Ok(()))) {
+                SHORTEST_PAUSE
+            } else {
+                pause.saturating_mul(2).min(LONGEST_PAUSE)
+            };
+        }
+    }
+
+    /// What is not as it should be.
+    pub fn problem(&self) -> Option<String> {
+        let state = self.state();
+        if let Some(reason) = &state.problem {
+            return Some(format!("the way out of the node is not in force: {reason}"));
+        }
+        if !Self::needs_programs(&state) || !state.is_complete() {
+            return None;
+        }
+        let Some(uplink) = state.node.uplink.clone() else {
+            return Some("the node has no uplink: nothing leaves it by masquerading".to_owned());
+        };
+        drop(state);
+        let (_, _, problems) = self.dataplane.uplink_programs(&uplink.ifname, uplink.ifindex);
+        (!problems.is_empty()).then(|| problems.join("; "))
+    }
+
+    /// How the way out stands.
+    pub fn view(&self) -> UplinkView {
+        let state = self.state();
+        let Some(uplink) = state.node.uplink.clone() else {
+            return UplinkView::default();
+        };
+        let dedicated = state.record.addresses.iter().copied().collect();
+        let host_ports = u32::try_from(state.host_ports).unwrap_or(u32::MAX);
+        drop(state);
+        let (programs, xdp, _) = self.dataplane.uplink_programs(&uplink.ifname, uplink.ifindex);
+        UplinkView {
+            ifname: uplink.ifname,
+            ifindex: uplink.ifindex,
+            sources: uplink
+                .ipv4
+                .map(IpAddr::V4)
+                .into_iter()
+                .chain(uplink.ipv6.map(IpAddr::V6))
+                .collect(),
+            dedicated,
+            programs,
+            xdp: xdp.map(|mode| mode.as_str().to_owned()).unwrap_or_default(),
+            host_ports,
+        }
+    }
+}
+
+fn has_host_port(mappings: &[PortMapping]) -> bool {
+    mappings.iter().any(|mapping| mapping.host_port != 0)
+}
+
+fn tell(node: &NodeNetwork) {
+    if let Some(uplink) = &node.uplink {
+        tracing::info!(ifname = %uplink.ifname, ipv4 = ?uplink.ipv4, ipv6 = ?uplink.ipv6, "the uplink of the node");
+    } else {
+        tracing::info!("the node has no uplink");
+    }
+}
