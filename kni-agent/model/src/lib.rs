@@ -4,6 +4,7 @@
 pub mod bandwidth;
 pub mod durations;
 pub mod enforcement;
+pub mod error_chain;
 pub mod flow_view;
 pub mod id;
 pub mod network;
@@ -17,6 +18,7 @@ pub mod view;
 
 pub use bandwidth::{Bandwidth, Rate};
 pub use enforcement::{Enforcement, GoneBackend, PolicyStep, PolicyTables, ServiceStep, ServiceTables};
+pub use error_chain::error_chain;
 pub use id::{EndpointId, IfName, InvalidId, MacAddr, NetworkId, NetworkName, PodRef, SandboxId};
 pub use network::{Network, NetworkSpec};
 pub use provider::{Feature, InterfaceKind, Provider};
