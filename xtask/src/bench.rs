@@ -4,11 +4,7 @@ use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
 
 use anyhow::{Context, Result};
 
-use crate::{
-    demo::prepare,
-    setup::Goal,
-    workspace::{ebpf_object, release_program},
-};
+use crate::{demo::prepare, programs::Profile, setup::Goal, workspace::ebpf_object};
 
 /// Arguments of `bench`.
 #[derive(clap::Args)]
@@ -20,9 +16,12 @@ pub(crate) struct Args {
 
 /// Runs the command; returns only when the benchmarks could not be started.
 pub(crate) fn command(args: &Args) -> Result<()> {
-    prepare(Goal::Bench, "kni-bench")?;
-    let program = release_program("kni-bench");
+    prepare(Goal::Bench, &["kni-bench", "kni-cni"])?;
+    let program = Profile::Release.program("kni-bench");
     let mut bench = Command::new(&program);
     bench.args(&args.arguments).env("KNI_EBPF_OBJECT", ebpf_object());
+    bench.env("KNI_AGENT_BIN", Profile::Release.program("kni-agent"));
+    bench.env("KNI_KNICTL_BIN", Profile::Release.program("knictl"));
+    bench.env("KNI_CNI_BIN", Profile::Release.program("kni-cni"));
     Err(bench.exec()).with_context(|| format!("cannot run {}", program.display()))
 }

@@ -9,11 +9,10 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     command,
+    programs::{STATIC, flags_variable, triple},
     workspace::{cargo, target},
 };
 
-/// Named, so that the flags below are for the plugin alone and not for what runs while it is built.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
 const PACKAGE: &str = "kni-cni";
 /// Runtimes start it for each call, and images carry it.
 const MAX_BYTES: u64 = 5 * 1000 * 1000;
@@ -21,10 +20,6 @@ const MAX_BYTES: u64 = 5 * 1000 * 1000;
 /// The release profile of the plugin, for size and for a quick start. In the environment, because the workspace's own
 /// release profile is that of the agent.
 const PROFILE: &[(&str, &str)] = &[
-    (
-        "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS",
-        "-C target-feature=+crt-static",
-    ),
     ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s"),
     ("CARGO_PROFILE_RELEASE_LTO", "true"),
     ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1"),
@@ -43,9 +38,10 @@ pub(crate) fn command() -> Result<()> {
 /// Builds the plugin and returns its absolute path.
 pub(crate) fn build() -> Result<PathBuf> {
     let mut build = cargo();
-    build.args(["build", "--release", "--package", PACKAGE, "--target", TARGET]);
-    command::run(build.envs(PROFILE.iter().copied()))?;
-    let program = target().join(TARGET).join("release").join(PACKAGE);
+    build.args(["build", "--release", "--package", PACKAGE, "--target", &triple()]);
+    build.envs(PROFILE.iter().copied()).env(flags_variable(), STATIC);
+    command::build(&mut build)?;
+    let program = target().join(triple()).join("release").join(PACKAGE);
     let bytes = size(&program)?;
     ensure!(
         bytes < MAX_BYTES,

@@ -86,7 +86,8 @@ pub(crate) fn build(trace: bool) -> Result<PathBuf> {
     if trace {
         cargo.args(["--features", "trace"]);
     }
-    command::run(&mut cargo).with_context(|| format!("with {} and {}", toolchain.rustc.display(), linker.display()))?;
+    command::build(&mut cargo)
+        .with_context(|| format!("with {} and {}", toolchain.rustc.display(), linker.display()))?;
     let object = ebpf_object();
     publish(&build_dir.join(TARGET).join("release").join(PACKAGE), &object)?;
     Ok(object)

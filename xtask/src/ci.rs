@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 
 use crate::{
     arch,
-    command::run,
+    command::{build, run},
+    progress::Progress,
     test::{self, Tally},
     workspace::cargo,
 };
@@ -20,7 +21,12 @@ pub(crate) fn command() -> ExitCode {
 }
 
 fn checks() -> Result<()> {
-    run(cargo().args(["fmt", "--all", "--check"])).context("the code is not formatted (`cargo fmt --all`)")?;
-    run(cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
-    arch::command()
+    let mut progress = Progress::new(3);
+    progress.step("format", || {
+        run(cargo().args(["fmt", "--all", "--check"])).context("the code is not formatted (`cargo fmt --all`)")
+    })?;
+    progress.step("lints", || {
+        build(cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+    })?;
+    progress.step("architecture", arch::check_all)
 }

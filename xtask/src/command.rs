@@ -2,11 +2,14 @@
 
 use std::{
     fs::{self, File},
+    io::{BufRead as _, BufReader},
     path::Path,
     process::{Command, Stdio},
 };
 
 use anyhow::{Context, Result, bail};
+
+use crate::{cargo_output, progress::say};
 
 /// Lines of a log that an error quotes.
 const QUOTED_LINES: usize = 25;
@@ -16,6 +19,44 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = command
         .status()
         .with_context(|| format!("cannot run {}", shown(command)))?;
+    if !status.success() {
+        bail!("{} failed ({status})", shown(command));
+    }
+    Ok(())
+}
+
+/// Runs a cargo `command` that builds: its progress becomes the state of the running step, and of what it prints only
+/// warnings and errors are shown.
+pub(crate) fn build(command: &mut Command) -> Result<()> {
+    let mut child = command
+        .envs(cargo_output::ENVIRONMENT)
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {}", shown(command)))?;
+    if let Some(stderr) = child.stderr.take() {
+        cargo_output::follow(stderr, say);
+    }
+    let status = child.wait().with_context(|| format!("cannot run {}", shown(command)))?;
+    if !status.success() {
+        bail!("{} failed ({status})", shown(command));
+    }
+    Ok(())
+}
+
+/// Runs `command` and shows each line of its standard output as it comes.
+pub(crate) fn relay(command: &mut Command) -> Result<()> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {}", shown(command)))?;
+    if let Some(stdout) = child.stdout.take() {
+        for line in BufReader::new(stdout).lines() {
+            say(&line.with_context(|| format!("output of {}", shown(command)))?);
+        }
+    }
+    let status = child.wait().with_context(|| format!("cannot run {}", shown(command)))?;
     if !status.success() {
         bail!("{} failed ({status})", shown(command));
     }
@@ -76,7 +117,7 @@ fn open_log(log: &Path) -> Result<File> {
 }
 
 /// The last lines of a text file, or why it cannot be read.
-pub(crate) fn tail(log: &Path) -> String {
+fn tail(log: &Path) -> String {
     match fs::read(log) {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes);

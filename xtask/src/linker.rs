@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Result, bail};
 
 use crate::{
-    command::run_logged,
+    command::build,
     workspace::{cargo, target},
 };
 
@@ -41,8 +41,8 @@ pub(crate) fn is_missing() -> bool {
     named().is_none() && !is_current(&target().join("tools"))
 }
 
-/// Builds bpf-linker into target/tools, with cargo's output in the file `log`.
-pub(crate) fn install(log: &Path) -> Result<()> {
+/// Builds bpf-linker into target/tools.
+pub(crate) fn install() -> Result<()> {
     let mut command = cargo();
     command
         .args([
@@ -63,7 +63,7 @@ pub(crate) fn install(log: &Path) -> Result<()> {
     if env::var_os("LLVM_PREFIX").is_none() {
         command.env("LLVM_PREFIX", LLVM_PREFIX);
     }
-    run_logged(&mut command, log)
+    build(&mut command)
 }
 
 fn named() -> Option<PathBuf> {

@@ -7,15 +7,18 @@ mod arch;
 mod bench;
 mod build_cni;
 mod build_ebpf;
+mod cargo_output;
 mod chart;
 mod ci;
 mod command;
 mod crds;
 mod demo;
 mod image;
+mod libraries;
 mod linker;
 mod node;
 mod packages;
+mod programs;
 mod progress;
 mod setup;
 mod test;
@@ -38,8 +41,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Check the layers of kni-agent
-    Arch,
+    /// Check the layers of kni-agent, and the words of everything
+    Arch(arch::Args),
     /// Measure KNI beside other ways to connect pods
     Bench(bench::Args),
     /// Build the CNI plugin into target/x86_64-unknown-linux-gnu/release/kni-cni
@@ -68,7 +71,7 @@ enum Task {
 
 fn main() -> ExitCode {
     match Cli::parse().task {
-        Task::Arch => report(arch::command()),
+        Task::Arch(args) => report(arch::command(&args)),
         Task::Bench(args) => report(bench::command(&args)),
         Task::BuildCni => report(build_cni::command()),
         Task::Chart(args) => report(chart::command(&args)),

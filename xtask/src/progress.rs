@@ -1,16 +1,35 @@
-//! Shows numbered steps with their time, `[1/4] packages ... ok (3.2 s)`.
+//! Shows numbered steps with the time they take while they run, `[1/4] packages ... 0:20`.
 
 use std::{
-    io::{self, Write},
-    sync::mpsc::{self, RecvTimeoutError},
+    io::{self, IsTerminal as _, Write as _},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        mpsc::{self, RecvTimeoutError},
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::Result;
 
-/// A quiet step shows one dot per interval, so that a long download does not look like a hang.
-const DOT_INTERVAL: Duration = Duration::from_secs(2);
+/// How often the line of the running step is drawn again on a terminal.
+const REDRAW: Duration = Duration::from_secs(1);
+/// How long a log may get no line while a step runs.
+const SILENCE: Duration = Duration::from_secs(10);
+/// Moves to the start of the terminal's line and clears it.
+const CLEAR: &str = "\r\x1b[K";
+
+/// The step that is running.
+static RUNNING: Mutex<Option<Running>> = Mutex::new(None);
+
+struct Running {
+    label: String,
+    start: Instant,
+    last_line: Instant,
+    detail: String,
+    /// Whether the cursor is at the end of a line that is to be drawn again.
+    is_drawn: bool,
+}
 
 /// Counts the steps of one command.
 pub(crate) struct Progress {
@@ -24,41 +43,62 @@ impl Progress {
         Self { next: 1, total }
     }
 
-    /// Runs a step that prints nothing itself: one line, with a dot every two seconds.
-    pub(crate) fn quiet<T>(&mut self, name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        print!("{} ... ", self.label(name));
-        flush();
-        let start = Instant::now();
-        let result = with_dots(work);
-        println!("{} ({})", word(&result), seconds(start.elapsed()));
-        result
-    }
-
-    /// Runs a step that prints: a line before, a line after.
-    pub(crate) fn loud<T>(&mut self, name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let label = self.label(name);
-        println!("{label} ...");
-        flush();
-        let start = Instant::now();
-        let result = work();
-        println!("{label} ... {} ({})", word(&result), seconds(start.elapsed()));
-        result
-    }
-
-    fn label(&mut self, name: &str) -> String {
+    /// Runs a step: a line before, the elapsed time while it runs, a line after.
+    ///
+    /// On a terminal the elapsed time changes in place; elsewhere a line appears after each ten seconds of silence.
+    pub(crate) fn step<T>(&mut self, name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let label = format!("[{}/{}] {name}", self.next, self.total);
         self.next += 1;
-        label
+        let start = Instant::now();
+        *running() = Some(Running {
+            label: label.clone(),
+            start,
+            last_line: start,
+            detail: String::new(),
+            is_drawn: false,
+        });
+        say(&format!("{label} ..."));
+        let result = with_ticks(work);
+        let word = if result.is_ok() { "ok" } else { "FAILED" };
+        say(&format!("{label} ... {word} ({:.1} s)", start.elapsed().as_secs_f64()));
+        *running() = None;
+        result
     }
 }
 
-fn with_dots<T>(work: impl FnOnce() -> T) -> T {
+/// Prints a line; the line of the running step, if one is drawn, makes room for it.
+pub(crate) fn say(line: &str) {
+    let mut running = running();
+    let mut clear = "";
+    if let Some(step) = running.as_mut() {
+        step.last_line = Instant::now();
+        if std::mem::take(&mut step.is_drawn) {
+            clear = CLEAR;
+        }
+    }
+    println!("{clear}{line}");
+    flush();
+}
+
+/// Sets what the line of the running step shows behind the time.
+pub(crate) fn detail(text: &str) {
+    if let Some(step) = running().as_mut() {
+        text.clone_into(&mut step.detail);
+    }
+}
+
+fn running() -> MutexGuard<'static, Option<Running>> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs `work` while another thread shows that time passes.
+fn with_ticks<T>(work: impl FnOnce() -> T) -> T {
     let (done, finished) = mpsc::channel::<()>();
+    let is_terminal = io::stdout().is_terminal();
     thread::scope(|scope| {
         scope.spawn(move || {
-            while finished.recv_timeout(DOT_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                print!(".");
-                flush();
+            while finished.recv_timeout(REDRAW) == Err(RecvTimeoutError::Timeout) {
+                tick(is_terminal);
             }
         });
         let result = work();
@@ -67,15 +107,49 @@ fn with_dots<T>(work: impl FnOnce() -> T) -> T {
     })
 }
 
-fn word<T>(result: &Result<T>) -> &'static str {
-    if result.is_ok() { "ok" } else { "FAILED" }
+fn tick(is_terminal: bool) {
+    let mut running = running();
+    let Some(step) = running.as_mut() else { return };
+    if is_terminal {
+        print!("{CLEAR}{}", state(&step.label, step.start.elapsed(), &step.detail));
+        step.is_drawn = true;
+    } else if step.last_line.elapsed() >= SILENCE {
+        println!("{}", state(&step.label, step.start.elapsed(), &step.detail));
+        step.last_line = Instant::now();
+    }
+    flush();
 }
 
-fn seconds(elapsed: Duration) -> String {
-    format!("{:.1} s", elapsed.as_secs_f64())
+fn state(label: &str, elapsed: Duration, detail: &str) -> String {
+    let seconds = elapsed.as_secs();
+    let text = format!("{label} ... {}:{:02} {detail}", seconds / 60, seconds % 60);
+    text.trim_end().to_owned()
 }
 
 fn flush() {
     // A closed standard output is noticed by the next print.
     io::stdout().flush().unwrap_or_default();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_of_a_step_shows_minutes_and_what_is_done() {
+        let label = "[2/4] agent";
+        assert_eq!(state(label, Duration::from_secs(9), ""), "[2/4] agent ... 0:09");
+        assert_eq!(
+            state(label, Duration::from_secs(125), "17/380 crates"),
+            "[2/4] agent ... 2:05 17/380 crates"
+        );
+    }
+
+    #[test]
+    fn a_step_returns_what_its_work_returns() {
+        let mut progress = Progress::new(2);
+        assert_eq!(progress.step("one", || Ok(7)).unwrap(), 7);
+        assert!(progress.step("two", || -> Result<()> { anyhow::bail!("no") }).is_err());
+        assert!(running().is_none());
+    }
 }

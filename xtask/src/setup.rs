@@ -71,14 +71,14 @@ pub(crate) fn command(args: &Args) -> Result<()> {
 /// Installs what `goal` needs, as [`STEPS`] steps of `progress`.
 pub(crate) fn run(goal: Goal, progress: &mut Progress) -> Result<()> {
     let logs = target().join("setup");
-    progress.quiet("packages", || {
+    progress.step("packages", || {
         packages::install(&packages::missing(&goal.purposes()), &logs.join("packages.log"))?;
         // An older system has packages of these names, but with another LLVM.
         toolchain::find().map(drop)
     })?;
-    progress.quiet("bpf-linker", || {
+    progress.step("bpf-linker", || {
         if linker::is_missing() {
-            linker::install(&logs.join("bpf-linker.log"))?;
+            linker::install()?;
         }
         Ok(())
     })

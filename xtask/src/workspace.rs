@@ -25,11 +25,6 @@ pub(crate) fn ebpf_object() -> PathBuf {
     target().join("ebpf/kni-ebpf.o")
 }
 
-/// The program `name` of the release build.
-pub(crate) fn release_program(name: &str) -> PathBuf {
-    target().join("release").join(name)
-}
-
 /// The cargo that runs this command, or the one on the path.
 pub(crate) fn cargo_path() -> PathBuf {
     env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
@@ -40,6 +35,11 @@ pub(crate) fn cargo() -> Command {
     let mut command = Command::new(cargo_path());
     command.current_dir(root());
     forget_own_build(&mut command);
+    // The agent's build looks for the object in the usual folder by itself; naming it there too would make a build by
+    // hand, which does not, compile the agent again.
+    if env::var_os("CARGO_TARGET_DIR").is_some() {
+        command.env("KNI_EBPF_OBJECT", ebpf_object());
+    }
     command
 }
 

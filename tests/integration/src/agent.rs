@@ -215,14 +215,14 @@ fn built(package: &'static str, variable: &str) -> Result<PathBuf> {
         return Ok(path.into());
     }
     let path = profile_folder()?.join(package);
+    // A release is made by `cargo xtask`, which names its programs.
+    let is_release = path.parent().is_some_and(|folder| folder.ends_with("release"));
     // Also when the file is there: cargo alone knows whether it is of this source.
     let mut built = BUILT.lock().map_err(|e| anyhow::anyhow!(e.to_string()))?;
-    if !built.contains(&package) {
+    if !is_release && !built.contains(&package) {
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args(["build", "--quiet", "--package", package]);
-        if path.parent().is_some_and(|folder| folder.ends_with("release")) {
-            cargo.arg("--release");
-        }
+        // The whole workspace, as for the tests: another selection of packages would compile the dependencies again.
+        cargo.args(["build", "--quiet", "--workspace", "--bin", package]);
         cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
         // What cargo set for this test: build scripts that look at it would run again, here and in the next build.
         for (name, _) in env::vars_os() {

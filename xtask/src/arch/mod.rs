@@ -1,8 +1,12 @@
 //! `arch`: checks that the modules of kni-agent import downward only and leave outside crates to their owners.
 
+mod comments;
+mod declarations;
 mod paths;
 mod rules;
 mod tokens;
+mod vocabulary;
+mod words;
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +16,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::workspace::root;
+use crate::{progress::say, workspace::root};
 
 /// The folder that is checked.
 const SOURCES: &str = "kni-agent/src";
@@ -31,8 +35,24 @@ impl fmt::Display for Violation {
     }
 }
 
+/// Arguments of `arch`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Look for retired words only, in these files and folders or everywhere
+    #[arg(long, num_args = 0.., value_name = "PATH")]
+    words: Option<Vec<PathBuf>>,
+}
+
 /// Runs the command.
-pub(crate) fn command() -> Result<()> {
+pub(crate) fn command(args: &Args) -> Result<()> {
+    match &args.words {
+        Some(only) => vocabulary::print(only),
+        None => check_all(),
+    }
+}
+
+/// All checks of the architecture.
+pub(crate) fn check_all() -> Result<()> {
     let mut files = Vec::new();
     read_sources(&root().join(SOURCES), &mut files)?;
     if files.is_empty() {
@@ -47,7 +67,7 @@ pub(crate) fn command() -> Result<()> {
         violations.extend(check(in_crate, &text));
     }
     for violation in &violations {
-        println!("{SOURCES}/{violation}");
+        say(&format!("{SOURCES}/{violation}"));
     }
     if !violations.is_empty() {
         bail!(
@@ -55,7 +75,7 @@ pub(crate) fn command() -> Result<()> {
             violations.len()
         );
     }
-    println!("layers: {} files, no import breaks the rules", files.len());
+    say(&format!("layers: {} files, no import breaks the rules", files.len()));
     Ok(())
 }
 

@@ -13,11 +13,12 @@ use tally::Reader;
 pub(crate) use tally::Tally;
 
 use crate::{
-    build_cni, build_ebpf, crds, node,
-    progress::Progress,
+    build_cni, build_ebpf, cargo_output, crds, node,
+    programs::Profile,
+    progress::{Progress, say},
     setup::{self, Goal},
     vm,
-    workspace::{cargo, ebpf_object, is_root},
+    workspace::{cargo, is_root},
 };
 
 /// Arguments of `test`.
@@ -27,6 +28,9 @@ pub(crate) struct Args {
     /// whole node, 3 adds the other kernel [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=3))]
     tier: Option<u8>,
+    /// Run the tests that take minutes in full length
+    #[arg(long)]
+    long: bool,
 }
 
 /// What a tier runs.
@@ -37,17 +41,24 @@ struct Plan {
     programs: bool,
     /// With the virtual machine.
     vm: bool,
+    /// With long tests in full length.
+    long: bool,
 }
 
 impl Plan {
-    fn new(tier: Option<u8>) -> Self {
-        let (require, programs, vm) = match tier {
+    fn new(args: &Args) -> Self {
+        let (require, programs, vm) = match args.tier {
             Some(0) => ("", false, false),
             Some(1) => ("root,netns", false, false),
             Some(2) => ("root,netns,bpf,machine", true, false),
             _ => ("root,netns,bpf,machine", true, true),
         };
-        Self { require, programs, vm }
+        Self {
+            require,
+            programs,
+            vm,
+            long: args.long,
+        }
     }
 
     fn steps(&self) -> usize {
@@ -60,7 +71,7 @@ impl Plan {
 /// Runs the command; the last line it prints is the sum.
 pub(crate) fn command(args: &Args) -> ExitCode {
     let mut tally = Tally::default();
-    let result = run(&Plan::new(args.tier), &mut tally);
+    let result = run(&Plan::new(args), &mut tally);
     conclude(result, tally)
 }
 
@@ -87,15 +98,15 @@ fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
         );
     }
     let mut progress = Progress::new(plan.steps());
-    progress.loud("definitions", crds::up_to_date)?;
+    progress.step("definitions", crds::up_to_date)?;
     if plan.programs {
         setup::run(if plan.vm { Goal::All } else { Goal::Test }, &mut progress)?;
-        progress.loud("eBPF programs", || build_ebpf::build(false))?;
-        progress.loud("CNI plugin", || build_cni::build().map(drop))?;
+        progress.step("eBPF programs", || build_ebpf::build(false))?;
+        progress.step("CNI plugin", || build_cni::build().map(drop))?;
         // Before the tests, so that the first that needs them is not the one that takes minutes.
-        node::build_programs(&mut progress)?;
+        node::build_programs(Profile::Dev, &mut progress)?;
     }
-    let tests = progress.loud("tests", || {
+    let tests = progress.step("tests", || {
         let content = cargo_test(plan, tally)?;
         judge(plan, *tally, content)
     });
@@ -135,15 +146,17 @@ fn judge(plan: &Plan, tally: Tally, content: bool) -> Result<()> {
 fn cargo_test(plan: &Plan, tally: &mut Tally) -> Result<bool> {
     let mut command = cargo();
     command.args(["test", "--workspace", "--no-fail-fast"]);
-    if plan.programs {
-        command.env("KNI_EBPF_OBJECT", ebpf_object());
-    } else {
+    if !plan.programs {
         command.args(["--exclude", "kni-integration"]);
     }
     command.env("KNI_REQUIRE", plan.require);
+    command.envs(cargo_output::ENVIRONMENT);
+    if plan.long {
+        command.env("KNI_LONG", "1");
+    }
     // Without it a test that passed could not tell us that it skipped.
     command.args(["--", "--show-output"]);
-    stream(&mut command, tally, &|line| println!("{line}"))
+    stream(&mut command, tally, &say)
 }
 
 /// Runs `command`, hands each line worth showing to `show` as it comes, and adds up the results.
@@ -156,7 +169,7 @@ fn stream(command: &mut Command, tally: &mut Tally, show: &(dyn Fn(&str) + Sync)
         .context("cannot run cargo test")?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let sums = thread::scope(|scope| {
-        let errors = scope.spawn(|| read(stderr, show));
+        let errors = scope.spawn(|| read_errors(stderr, show));
         let lines = read(stdout, show);
         errors.join().map(|errors| [lines, errors])
     });
@@ -191,6 +204,19 @@ fn read(stream: Option<impl Read>, show: &dyn Fn(&str)) -> Tally {
     reader.tally()
 }
 
+/// As [`read`], for the stream that carries what cargo says about itself too.
+fn read_errors(stream: Option<impl Read>, show: &dyn Fn(&str)) -> Tally {
+    let mut reader = Reader::default();
+    if let Some(stream) = stream {
+        cargo_output::follow(stream, |line| {
+            if reader.line(line) {
+                show(line);
+            }
+        });
+    }
+    reader.tally()
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
@@ -198,7 +224,7 @@ mod tests {
     use super::*;
 
     fn judged(tally: Tally, content: bool) -> Result<()> {
-        judge(&Plan::new(None), tally, content)
+        judge(&Plan::new(&Args::default()), tally, content)
     }
 
     #[test]

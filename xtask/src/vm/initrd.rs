@@ -9,8 +9,11 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::{cpio::Archive, kernel::Kernel, libraries, modules};
-use crate::command::{find, output};
+use super::{cpio::Archive, kernel::Kernel, modules};
+use crate::{
+    command::{find, output},
+    libraries,
+};
 
 /// The first process.
 const INIT: &str = include_str!("init.sh");

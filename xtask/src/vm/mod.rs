@@ -4,7 +4,6 @@ mod boot;
 mod cpio;
 mod initrd;
 mod kernel;
-mod libraries;
 mod modules;
 
 use std::{fs, path::PathBuf, time::Instant};
@@ -12,11 +11,12 @@ use std::{fs, path::PathBuf, time::Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    build_ebpf, command,
+    build_ebpf,
     packages::{self, Purpose},
-    progress::Progress,
+    programs::{Profile, programs},
+    progress::{Progress, say},
     setup::{self, Goal},
-    workspace::{cargo, ebpf_object, target},
+    workspace::{ebpf_object, target},
 };
 
 /// What the program prints when all of its checks held.
@@ -41,7 +41,7 @@ pub(crate) struct Args {
 pub(crate) fn command(args: &Args) -> Result<()> {
     let mut progress = Progress::new(setup::STEPS + 1 + STEPS);
     setup::run(Goal::Vm, &mut progress)?;
-    progress.loud("eBPF programs", || build_ebpf::build(false))?;
+    progress.step("eBPF programs", || build_ebpf::build(false))?;
     run(args.program.clone(), &mut progress)
 }
 
@@ -59,9 +59,9 @@ pub(crate) fn run(program: Option<PathBuf>, progress: &mut Progress) -> Result<(
     }
     let folder = target().join("vm");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let kernel = progress.quiet("kernel", || kernel::fetch(&folder))?;
-    let program = progress.loud("test program", || program.map_or_else(build_program, Ok))?;
-    progress.loud("virtual machine", || {
+    let kernel = progress.step("kernel", || kernel::fetch(&folder))?;
+    let program = progress.step("test program", || program.map_or_else(build_program, Ok))?;
+    progress.step("virtual machine", || {
         let image = folder.join("initrd");
         let content = initrd::Content {
             kernel: &kernel,
@@ -77,16 +77,16 @@ pub(crate) fn run(program: Option<PathBuf>, progress: &mut Progress) -> Result<(
         let console = String::from_utf8_lossy(&console);
         let result = ended.and_then(|()| judge(&console));
         if result.is_ok() {
-            println!(
+            say(&format!(
                 "{PASS} after {:.1} s (serial log: {})",
                 start.elapsed().as_secs_f64(),
                 log.display()
-            );
+            ));
         } else {
-            println!(
+            say(&format!(
                 "---- serial log ----\n{}\n---- end of the serial log ----",
                 console.trim_end()
-            );
+            ));
         }
         result
     })
@@ -103,12 +103,9 @@ fn judge(console: &str) -> Result<()> {
     }
 }
 
-/// Builds kni-vmtest as the tests of the workspace do, so that neither has to build the other's crates again.
 fn build_program() -> Result<PathBuf> {
-    let mut build = cargo();
-    build.args(["build", "--workspace", "--bin", "kni-vmtest"]);
-    command::run(build.env("KNI_EBPF_OBJECT", ebpf_object()))?;
-    Ok(target().join("debug/kni-vmtest"))
+    programs(Profile::Dev, &["kni-vmtest"])?;
+    Ok(Profile::Dev.program("kni-vmtest"))
 }
 
 #[cfg(test)]

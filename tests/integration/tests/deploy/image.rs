@@ -20,7 +20,7 @@ pub(crate) fn build(tag: &str) -> Result<PathBuf> {
     let archive = root.join("target/image").join(file);
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(&root);
-    cargo.args(["run", "--quiet", "--package", "xtask", "--", "image", "--debug"]);
+    cargo.args(["xtask", "image", "--debug"]);
     cargo
         .args(["--tag", &format!("{NAME}:{tag}"), "--output"])
         .arg(&archive);

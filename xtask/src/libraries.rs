@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 /// The files that `program` cannot run without; none for a static program.
-pub(super) fn needed(program: &Path) -> Result<BTreeSet<PathBuf>> {
+pub(crate) fn needed(program: &Path) -> Result<BTreeSet<PathBuf>> {
     let output = Command::new("ldd")
         .arg(program)
         .env_remove("LD_LIBRARY_PATH")

@@ -8,8 +8,6 @@ use std::{
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::workspace::target;
-
 /// A node that was started.
 #[derive(Debug)]
 pub(crate) struct State {
@@ -21,15 +19,10 @@ pub(crate) struct State {
     pub(crate) processes: Vec<(String, u32)>,
 }
 
-/// The folder of everything about the node: kubeconfig, manifests, logs, shortcuts.
-pub(crate) fn folder() -> PathBuf {
-    target().join("node")
-}
-
 impl State {
     /// The node that runs, if one does.
-    pub(crate) fn running() -> Result<Option<Self>> {
-        let file = file();
+    pub(crate) fn running(folder: &Path) -> Result<Option<Self>> {
+        let file = file(folder);
         if !file.exists() {
             return Ok(None);
         }
@@ -39,14 +32,14 @@ impl State {
     }
 
     /// Writes it down.
-    pub(crate) fn save(&self) -> Result<()> {
+    pub(crate) fn save(&self, folder: &Path) -> Result<()> {
         let processes = self.processes.iter().map(|(name, pid)| json!([name, pid]));
         let text = json!({
             "keeper": self.keeper,
             "group": self.group,
             "processes": processes.collect::<Vec<_>>(),
         });
-        let file = file();
+        let file = file(folder);
         fs::write(&file, text.to_string()).with_context(|| format!("write {}", file.display()))
     }
 
@@ -65,7 +58,7 @@ impl State {
     /// Whether the owner is there; its number may belong to another process by now.
     fn is_running(&self) -> bool {
         let words = fs::read(format!("/proc/{}/cmdline", self.keeper)).unwrap_or_default();
-        words.ends_with(b"\0node\0keep\0")
+        words.ends_with(b"\0keep\0") && words.windows(8).any(|part| part == b"kni-node")
     }
 
     /// Whether anything of the node is still there.
@@ -79,10 +72,9 @@ impl State {
 }
 
 /// What to type next.
-pub(crate) fn advice() -> String {
+pub(crate) fn advice(folder: &Path) -> String {
     let here = std::env::current_dir().unwrap_or_default();
-    let folder = folder();
-    let folder = folder.strip_prefix(&here).unwrap_or(&folder).display();
+    let folder = folder.strip_prefix(&here).unwrap_or(folder).display();
     format!(
         "kubeconfig  {folder}/kubeconfig
 manifests   {folder}/manifests (networks, policies, services; the agent watches them)
@@ -103,8 +95,8 @@ Try:
 }
 
 /// Removes what is written down.
-pub(crate) fn forget() -> Result<()> {
-    let file = file();
+pub(crate) fn forget(folder: &Path) -> Result<()> {
+    let file = file(folder);
     if file.exists() {
         fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;
     }
@@ -116,8 +108,8 @@ pub(crate) fn is_alive(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
-fn file() -> PathBuf {
-    folder().join("state.json")
+fn file(folder: &Path) -> PathBuf {
+    folder.join("state.json")
 }
 
 #[cfg(test)]

@@ -11,16 +11,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use kni_local_node::{LocalNode, Namespaces, Node, Programs, StaticPrograms};
+use kni_local_node::{LocalNode, Namespaces, Node};
 
-use super::{
-    ours,
-    state::{State, folder},
-    tools,
-};
+use crate::{Folders, state::State};
 
 /// What it says last.
-pub(super) const READY: &str = "ready";
+pub(crate) const READY: &str = "ready";
 /// The port of the machine that leads to the API server; any other when it is taken.
 const PORT: u16 = 16443;
 const AGENT_PATIENCE: Duration = Duration::from_secs(30);
@@ -45,30 +41,30 @@ const MANIFESTS: [(&str, &str); 3] = [
 ];
 
 /// Runs the command; returns only when the node could not be started.
-pub(super) fn command() -> Result<()> {
-    let programs = Programs::build(&tools(), &mut |line| println!("{line}"))?;
-    let statics = StaticPrograms::build(&tools().join("static"))?;
+pub(crate) fn command(folders: &Folders) -> Result<()> {
+    let folder = &folders.folder;
+    let (programs, statics) = folders.build(&mut |line| println!("{line}"))?;
     let node = Node::whole("node1")?;
     node.forward()?;
-    let mut local = LocalNode::new(&node, &programs, &statics, &folder().join("logs"))?;
+    let mut local = LocalNode::new(&node, &programs, &statics, &folder.join("logs"))?;
     println!("containerd");
     local.start_containerd()?;
     println!("agent");
-    start_agent(&mut local)?;
+    start_agent(&mut local, folders)?;
     println!("cluster");
     let listener = TcpListener::bind(("127.0.0.1", PORT)).or_else(|_taken| TcpListener::bind("127.0.0.1:0"));
     let listener = listener.context("a port for the API server")?;
     let server = format!("https://{}", listener.local_addr()?);
     let kubeconfig = local.start_cluster(&server)?;
-    write(&folder().join("kubeconfig"), &kubeconfig, 0o600)?;
+    write(&folder.join("kubeconfig"), &kubeconfig, 0o600)?;
     local.wait_ready(true)?;
-    write_shortcuts(&local)?;
+    write_shortcuts(&local, folders)?;
     State {
         keeper: std::process::id(),
         group: local.group().into(),
         processes: local.processes().map(|(name, pid)| (name.to_owned(), pid)).collect(),
     }
-    .save()?;
+    .save(folder)?;
     println!("{READY}");
     // From here on nobody reads what is printed.
     lead_in(&listener, &node);
@@ -76,8 +72,8 @@ pub(super) fn command() -> Result<()> {
 }
 
 /// Starts the agent and makes it the network of the container runtime.
-fn start_agent(local: &mut LocalNode) -> Result<()> {
-    let manifests = folder().join("manifests");
+fn start_agent(local: &mut LocalNode, folders: &Folders) -> Result<()> {
+    let manifests = folders.folder.join("manifests");
     fs::create_dir_all(&manifests).with_context(|| format!("create {}", manifests.display()))?;
     for (name, text) in MANIFESTS {
         let file = manifests.join(name);
@@ -86,12 +82,12 @@ fn start_agent(local: &mut LocalNode) -> Result<()> {
             fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
         }
     }
-    let agent = local.inside().install(&ours("kni-agent")?)?;
-    let shim = local.inside().install(&ours("kni-cni")?)?;
+    let agent = local.inside().install(&folders.ours("kni-agent")?)?;
+    let shim = local.inside().install(&folders.ours("kni-cni")?)?;
     let mut command = local.command(&agent);
     command.arg("--standalone").arg("--manifests").arg(&manifests);
     local.start_as("kni-agent", command)?;
-    let knictl = ours("knictl")?;
+    let knictl = folders.ours("knictl")?;
     local.wait("the agent serves", AGENT_PATIENCE, |node| {
         let asked = node.command(&knictl).arg("status").output().context("run knictl")?;
         Ok(asked.status.success())
@@ -111,16 +107,20 @@ fn start_agent(local: &mut LocalNode) -> Result<()> {
 }
 
 /// Programs that save the user from knowing where the node is.
-fn write_shortcuts(local: &LocalNode) -> Result<()> {
+fn write_shortcuts(local: &LocalNode, folders: &Folders) -> Result<()> {
+    let folder = &folders.folder;
     let Some((_, pid)) = local.processes().find(|(name, _)| *name == "containerd") else {
         bail!("containerd has ended");
     };
     let enter = format!("exec nsenter --target {pid} --mount --net --");
     let kubectl = local.programs().path("kubectl");
-    let kubeconfig = folder().join("kubeconfig");
+    let kubeconfig = folder.join("kubeconfig");
     for (name, line) in [
         ("enter", format!("{enter} \"$@\"")),
-        ("knictl", format!("{enter} '{}' \"$@\"", ours("knictl")?.display())),
+        (
+            "knictl",
+            format!("{enter} '{}' \"$@\"", folders.ours("knictl")?.display()),
+        ),
         (
             "kubectl",
             format!(
@@ -130,7 +130,7 @@ fn write_shortcuts(local: &LocalNode) -> Result<()> {
             ),
         ),
     ] {
-        write(&folder().join(name), &format!("#!/bin/sh\n{line}\n"), 0o755)?;
+        write(&folder.join(name), &format!("#!/bin/sh\n{line}\n"), 0o755)?;
     }
     Ok(())
 }

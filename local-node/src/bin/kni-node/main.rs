@@ -1,0 +1,216 @@
+//! Entry point of `kni-node`: builds the programs of a node, starts one and ends it. `cargo xtask node` calls it.
+
+#![forbid(unsafe_code)]
+#![expect(clippy::print_stdout, reason = "a command-line tool reports on its standard output")]
+
+mod keep;
+mod state;
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+use kni_local_node::{Programs, StaticPrograms};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use state::State;
+
+/// How long the node may take to end.
+const PATIENCE: Duration = Duration::from_mins(1);
+/// Lines of a log that an error quotes.
+const QUOTED_LINES: usize = 25;
+
+/// Runs one real Kubernetes node with KNI as its network.
+#[derive(Parser)]
+#[command(name = "kni-node")]
+struct Cli {
+    #[command(flatten)]
+    folders: Folders,
+    #[command(subcommand)]
+    action: Action,
+}
+
+/// Absolute folders that all commands share.
+#[derive(clap::Args)]
+struct Folders {
+    /// Folder of everything about the running node: kubeconfig, manifests, logs, shortcuts
+    #[arg(long, value_name = "DIR")]
+    folder: PathBuf,
+    /// Folder of the programs of a node, which are built once
+    #[arg(long, value_name = "DIR")]
+    tools: PathBuf,
+    /// Folder of our own programs: kni-agent, kni-cni, knictl
+    #[arg(long, value_name = "DIR")]
+    programs: PathBuf,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Build the programs of a node that are missing
+    Build,
+    /// Start the node
+    Up,
+    /// End the node and everything in it
+    Down,
+    /// Show the processes of the node
+    Status,
+    /// The process that owns the node and that `up` leaves running
+    #[command(hide = true)]
+    Keep,
+}
+
+impl Folders {
+    /// The program `name` of ours.
+    fn ours(&self, name: &str) -> Result<PathBuf> {
+        let path = self.programs.join(name);
+        if !path.is_file() {
+            bail!("{} is missing", path.display());
+        }
+        Ok(path)
+    }
+
+    /// Builds the programs of a node that are missing; `report` gets a line before each build.
+    fn build(&self, report: &mut dyn FnMut(&str)) -> Result<(Programs, StaticPrograms)> {
+        let programs = Programs::build(&self.tools, report)?;
+        let statics = StaticPrograms::build(&self.tools.join("static"))?;
+        Ok((programs, statics))
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let folders = &cli.folders;
+    let result = match cli.action {
+        Action::Build => folders.build(&mut |line| println!("    {line}")).map(drop),
+        Action::Up => up(folders),
+        Action::Down => down(folders),
+        Action::Status => status(folders),
+        Action::Keep => keep::command(folders),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Standard output, as all else: a log that keeps only one of the two streams still ends with the reason.
+            println!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn up(folders: &Folders) -> Result<()> {
+    let folder = &folders.folder;
+    if State::running(folder)?.is_some() {
+        println!("the node is already up");
+        println!("{}", state::advice(folder));
+        return Ok(());
+    }
+    folders.build(&mut |line| println!("    {line}"))?;
+    start(folders)?;
+    State::running(folder)?.context("the node has ended again")?;
+    println!("\n{}", state::advice(folder));
+    Ok(())
+}
+
+/// Starts the process that owns the node, and waits until the node is ready.
+fn start(folders: &Folders) -> Result<()> {
+    let folder = &folders.folder;
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    let log = folder.join("keep.log");
+    let errors = fs::File::create(&log).with_context(|| format!("create {}", log.display()))?;
+    let own = std::env::current_exe().context("path of this program")?;
+    let mut keeper = Command::new(own)
+        .arg("--folder")
+        .arg(folder)
+        .arg("--tools")
+        .arg(&folders.tools)
+        .arg("--programs")
+        .arg(&folders.programs)
+        .arg("keep")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(errors)
+        // Not of our terminal's job: it is to outlive us.
+        .process_group(0)
+        .spawn()
+        .context("start the node's owner")?;
+    let told = keeper.stdout.take().context("no stdout")?;
+    for line in BufReader::new(told).lines() {
+        let line = line.context("what the node's owner says")?;
+        if line == keep::READY {
+            return Ok(());
+        }
+        println!("    {line}");
+    }
+    let status = keeper.wait().context("wait for the node's owner")?;
+    bail!("the node does not start ({status}):\n{}", tail(&log))
+}
+
+fn down(folders: &Folders) -> Result<()> {
+    let Some(state) = State::running(&folders.folder)? else {
+        state::forget(&folders.folder)?;
+        println!("the node is not up");
+        return Ok(());
+    };
+    let keeper = Pid::from_raw(state.keeper.cast_signed());
+    kill(keeper, Signal::SIGTERM).with_context(|| format!("end process {keeper}"))?;
+    let deadline = Instant::now() + PATIENCE;
+    while state.is_left() {
+        if Instant::now() > deadline {
+            bail!("process {keeper} or control group {} is still there", state.group);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    state::forget(&folders.folder)?;
+    println!(
+        "the node is gone, with its pods, networks and mounts; built programs stay in {}",
+        folders.tools.display()
+    );
+    Ok(())
+}
+
+fn status(folders: &Folders) -> Result<()> {
+    let folder = &folders.folder;
+    let Some(state) = State::running(folder)? else {
+        println!("the node is not up; `cargo xtask node up` starts it");
+        return Ok(());
+    };
+    for (name, pid) in &state.processes {
+        let alive = if state::is_alive(*pid) { "runs" } else { "has ended" };
+        println!("{name:28} {alive} (process {pid})");
+    }
+    println!();
+    for (program, arguments) in [
+        ("kubectl", vec!["get", "nodes,pods", "-A", "-o", "wide"]),
+        ("knictl", vec!["status"]),
+    ] {
+        println!("$ {program} {}", arguments.join(" "));
+        // A failure shows as that program's own message.
+        drop(Command::new(folder.join(program)).args(arguments).status());
+        println!();
+    }
+    println!("{}", state::advice(folder));
+    Ok(())
+}
+
+/// The last lines of a text file, or why it cannot be read.
+fn tail(log: &Path) -> String {
+    match fs::read(log) {
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes);
+            let lines: Vec<&str> = text.lines().collect();
+            let skipped = lines.len().saturating_sub(QUOTED_LINES);
+            lines.into_iter().skip(skipped).collect::<Vec<_>>().join("\n")
+        }
+        Err(error) => format!("(unreadable: {error})"),
+    }
+}

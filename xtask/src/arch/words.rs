@@ -1,0 +1,154 @@
+//! The retired words and phrases, with what to write instead and where each is still right.
+
+/// A word that no identifier of ours has.
+pub(super) struct Word {
+    /// Its parts, in lower case: `["way", "out"]` is in `way_out` and in `WayOut`.
+    pub(super) parts: &'static [&'static str],
+    /// What to write instead.
+    pub(super) instead: &'static str,
+    /// Leading folders of the files where the word is retired; empty for everywhere.
+    pub(super) only_in: &'static [&'static str],
+    /// Whole identifiers that are right all the same.
+    pub(super) allowed: &'static [&'static str],
+}
+
+const fn word(parts: &'static [&'static str], instead: &'static str) -> Word {
+    Word {
+        parts,
+        instead,
+        only_in: &[],
+        allowed: &[],
+    }
+}
+
+const fn word_in(parts: &'static [&'static str], instead: &'static str, only_in: &'static [&'static str]) -> Word {
+    Word {
+        parts,
+        instead,
+        only_in,
+        allowed: &[],
+    }
+}
+
+const fn word_but(parts: &'static [&'static str], instead: &'static str, allowed: &'static [&'static str]) -> Word {
+    Word {
+        parts,
+        instead,
+        only_in: &[],
+        allowed,
+    }
+}
+
+/// Words of identifiers.
+pub(super) const WORDS: &[Word] = &[
+    word(&["story"], "trace, or flow event"),
+    word(&["stories"], "traces, or flow events"),
+    word(&["seat"], "attach point"),
+    word(&["hasty"], "provisional"),
+    word(&["haste"], "provisional"),
+    word(&["promise"], "commit_ready"),
+    word(&["settle"], "wait_for_carrier"),
+    word_in(&["touch"], "note_activity", &["kni-agent"]),
+    word(&["speed", "up"], "attach_xdp"),
+    word(&["lend"], "move_device"),
+    word(&["further"], "additional"),
+    word(&["beyond"], "external"),
+    word(&["way", "out"], "egress"),
+    word_in(
+        &["asked"],
+        "the noun: EgressLookup, request",
+        &["kni-agent", "kni-ebpf", "kni-common"],
+    ),
+    word_in(
+        &["said"],
+        "the noun: Decisions, answer",
+        &["kni-agent", "kni-ebpf", "kni-common"],
+    ),
+    word(&["hungry"], "needs_block"),
+    word(&["starving"], "needs_block"),
+    word(&["reborn"], "recreated"),
+    word(&["everybody"], "wildcard"),
+    word(&["nobody"], "none, unknown"),
+    word(&["somebody"], "any, other"),
+    word(&["whoever"], "caller, peer"),
+    word(&["why", "not"], "LeaseError, reason"),
+    word(&["why", "empty"], "NoBackendReason"),
+    word(&["doubt"], "unconfirmed"),
+    word(&["doubts"], "unconfirmed"),
+    word(&["doubtful"], "unconfirmed"),
+    word(&["forget"], "remove, evict, release"),
+    word(&["forgets"], "removes, evicts, releases"),
+    word(&["tell"], "report"),
+    word(&["tells"], "reports"),
+    word(&["told"], "reported"),
+    word_in(&["bring"], "apply", &["kni-agent"]),
+    word_in(&["wanted"], "desired", &["kni-agent", "kni-ebpf", "kni-common"]),
+    word(&["into", "force"], "apply, enforce"),
+    word(&["in", "force"], "applied, enforced, active"),
+    word_in(&["standing"], "health, status", &["kni-agent"]),
+    word(&["policy", "sync"], "enforcement"),
+    word_in(
+        &["feed"],
+        "sync",
+        &["kni-agent/controllers", "kni-agent/src/controllers"],
+    ),
+    word_but(&["house"], "the project, the node", &[]),
+];
+
+/// A phrase that no comment and no page has.
+pub(super) struct Phrase {
+    /// In lower case, as whole words.
+    pub(super) text: &'static str,
+    /// What to write instead.
+    pub(super) instead: &'static str,
+    /// Longer texts around it that are right all the same, in lower case.
+    pub(super) allowed: &'static [&'static str],
+}
+
+const fn phrase(text: &'static str, instead: &'static str) -> Phrase {
+    Phrase {
+        text,
+        instead,
+        allowed: &[],
+    }
+}
+
+/// Phrases of comments and pages.
+pub(super) const PHRASES: &[Phrase] = &[
+    phrase("nobody", "no process, no caller, nothing; or the passive"),
+    phrase("somebody", "another process, a user"),
+    phrase("everybody", "all, every client"),
+    phrase("whoever", "the caller, the process that"),
+    phrase("told", "reported, notified, passed"),
+    phrase("tells", "reports, shows, describes"),
+    Phrase {
+        text: "says",
+        instead: "reports, states, contains, describes",
+        allowed: &[],
+    },
+    phrase("said", "reported, stated"),
+    Phrase {
+        text: "stands",
+        instead: "is, is listed, is placed",
+        allowed: &["stands for"],
+    },
+    phrase("in haste", "provisionally"),
+    phrase("way out", "egress"),
+    phrase("ways out", "egress paths"),
+    phrase("goes on", "continues"),
+    phrase("go on", "continue"),
+    phrase("into force", "apply, enforce"),
+    phrase("in force", "applied, enforced, active"),
+    phrase("last word of", "latest state from"),
+    Phrase {
+        text: "house",
+        instead: "project, node",
+        allowed: &["in-house"],
+    },
+    phrase("hungry", "needs a block"),
+    phrase("starving", "needs a block"),
+    phrase("reborn", "recreated"),
+    phrase("story", "trace, flow event"),
+    phrase("stories", "traces, flow events"),
+    phrase("hasty", "provisional"),
+];
