@@ -1,4 +1,5 @@
 //! The root of the agent: arguments, wiring of the layers, start and end.
+//! Layer: root.
 //!
 //! The layers below are crates of their own, `kni-agent/*`; each depends only on crates of lower layers, so that cargo
 //! refuses an upward import (`cargo xtask arch` checks the rest):

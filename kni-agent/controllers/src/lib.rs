@@ -1,6 +1,6 @@
 //! The agent's part in a cluster: follows the API server's objects, completes what runtimes ask for by what they say, and
 //! tells the API server what became of it.
-//! Layer: edge.
+//! Layer: service.
 //!
 //! ```text
 //! API server ── watches ──> tables ──> engines (policies, services, networks)

@@ -1,5 +1,5 @@
 //! What the metrics page tells, and the seam to whoever knows it. Values are read when somebody asks for the page.
-//! Layer: root.
+//! Layer: model.
 
 mod page;
 mod text;

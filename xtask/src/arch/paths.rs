@@ -1,4 +1,4 @@
-//! Finds every path in a file's tokens, with `use` trees spread out and `super` counted from the crate's root.
+//! Finds every path in a file's tokens, with `use` trees spread out.
 
 use super::tokens::{Kind, Token};
 
@@ -9,8 +9,12 @@ pub(super) struct Found {
     pub(super) names: Vec<String>,
     /// The line of its last name.
     pub(super) line: usize,
-    /// How many inline `mod` blocks it stands in.
+    /// How many inline `mod` blocks it is in.
     pub(super) inline_depth: usize,
+    /// Whether it is of a `use`.
+    pub(super) is_import: bool,
+    /// The name after `as`.
+    pub(super) alias: Option<String>,
 }
 
 /// All names that `::` follows, with what follows it, and all that `use` brings in.
@@ -19,6 +23,7 @@ pub(super) fn find(tokens: &[Token]) -> Vec<Found> {
         tokens,
         found: Vec::new(),
         braces: Vec::new(),
+        is_import: false,
     };
     let mut position = 0;
     while position < tokens.len() {
@@ -32,6 +37,7 @@ struct Scan<'a> {
     found: Vec<Found>,
     /// One entry per open brace: whether it opened an inline module.
     braces: Vec<bool>,
+    is_import: bool,
 }
 
 impl Scan<'_> {
@@ -42,7 +48,12 @@ impl Scan<'_> {
             Some(Kind::Mark('}')) => {
                 self.braces.pop();
             }
-            Some(Kind::Word(word)) if word == "use" => return self.tree(position + 1, &[]),
+            Some(Kind::Word(word)) if word == "use" => {
+                self.is_import = true;
+                let end = self.tree(position + 1, &[]);
+                self.is_import = false;
+                return end;
+            }
             Some(Kind::Word(_)) if self.kind(position + 1) == Some(&Kind::PathSep) => return self.tree(position, &[]),
             _ => {}
         }
@@ -79,6 +90,8 @@ impl Scan<'_> {
                 names,
                 line,
                 inline_depth,
+                is_import: self.is_import,
+                alias: self.alias(position),
             });
         }
         position
@@ -97,6 +110,14 @@ impl Scan<'_> {
         }
     }
 
+    /// The name that an import gets, if `as` follows at `position`.
+    fn alias(&self, position: usize) -> Option<String> {
+        match (self.kind(position), self.kind(position + 1)) {
+            (Some(Kind::Word(word)), Some(Kind::Word(name))) if self.is_import && word == "as" => Some(name.clone()),
+            _ => None,
+        }
+    }
+
     /// Whether the brace at `position` follows `mod name`.
     fn opens_module(&self, position: usize) -> bool {
         let before = |distance: usize| position.checked_sub(distance).and_then(|at| self.kind(at));
@@ -105,28 +126,6 @@ impl Scan<'_> {
 
     fn kind(&self, position: usize) -> Option<&Kind> {
         self.tokens.get(position).map(|token| &token.kind)
-    }
-}
-
-impl Found {
-    /// The names counted from the crate's root, if the path starts at `crate`, `kni_agent`, `self` or `super` and gets
-    /// there; `file_depth` is how deep the file's own module lies (0 for lib.rs).
-    pub(super) fn root_relative(&self, file_depth: usize) -> Option<&[String]> {
-        let (first, rest) = self.names.split_first()?;
-        match first.as_str() {
-            "crate" | "kni_agent" => Some(rest),
-            "self" | "super" => {
-                let relative = if first == "self" { rest } else { &self.names };
-                let ups = relative.iter().take_while(|name| *name == "super").count();
-                // More than the depth does not compile.
-                if ups > 0 && ups == file_depth + self.inline_depth {
-                    relative.get(ups..)
-                } else {
-                    None
-                }
-            }
-            _ => None,
-        }
     }
 }
 
@@ -165,14 +164,28 @@ mod tests {
     }
 
     #[test]
-    fn super_reaches_the_root_only_at_the_right_depth() {
-        let found = find(&cut("use super::a::B; mod inner { use super::super::c::D; } use super::e::F;").unwrap());
-        let roots: Vec<_> = found
+    fn an_import_keeps_its_new_name_and_its_depth() {
+        let found = find(&cut("use a::{b as c, d}; mod inner { use super::e; } f::g as u8;").unwrap());
+        let seen: Vec<_> = found
             .iter()
-            .map(|found| found.root_relative(1).map(|names| names.join("::")))
+            .map(|found| {
+                (
+                    found.names.join("::"),
+                    found.alias.as_deref(),
+                    found.inline_depth,
+                    found.is_import,
+                )
+            })
             .collect();
-        assert_eq!(roots, [Some("a::B".into()), Some("c::D".into()), Some("e::F".into())]);
-        assert!(found.iter().all(|found| found.root_relative(2).is_none()));
+        assert_eq!(
+            seen,
+            [
+                ("a::b".to_owned(), Some("c"), 0, true),
+                ("a::d".to_owned(), None, 0, true),
+                ("super::e".to_owned(), None, 1, true),
+                ("f::g".to_owned(), None, 0, false),
+            ]
+        );
     }
 
     #[test]

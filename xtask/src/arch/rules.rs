@@ -1,73 +1,81 @@
-//! The architecture of kni-agent as tables: which module is in which layer, and who may use which outside crate.
+//! The architecture as tables: which crate is in which layer, and who may use which outside crate.
 
-/// The layers from bottom to top: an import may only go to a smaller one.
+/// The layers from bottom to top: a crate depends only on crates of smaller ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Layer {
-    /// The words of the house.
-    Model,
+    /// What several programs share: wire formats, layouts of maps, objects.
+    Contract,
+    /// The types of the agent, and conversions of them; by rank, as with services.
+    Model(u8),
     /// Pure decisions: no I/O, no async, no clock.
     Engine,
     /// One outside thing each.
     Driver,
-    /// Order, locks and undo.
-    Service,
+    /// Order, locks and undo; of two services, the one of the higher rank may use the other.
+    Service(u8),
     /// Speaks a protocol, decides nothing.
     Edge,
     /// Wires everything together.
     Root,
+    /// Programs beside the agent, and tools.
+    Program,
+    /// Tests of all of it.
+    Test,
 }
 
 impl Layer {
     /// The name in a `//! Layer:` line.
     pub(super) const fn name(self) -> &'static str {
         match self {
-            Self::Model => "model",
+            Self::Contract => "contract",
+            Self::Model(_) => "model",
             Self::Engine => "engine",
             Self::Driver => "driver",
-            Self::Service => "service",
+            Self::Service(_) => "service",
             Self::Edge => "edge",
             Self::Root => "root",
+            Self::Program => "program",
+            Self::Test => "test",
         }
     }
 }
 
-const MODULES: &[(&str, Layer)] = &[
-    ("lib", Layer::Root),
-    ("main", Layer::Root),
-    ("agent", Layer::Root),
-    ("cli", Layer::Root),
-    ("cni_install", Layer::Root),
-    ("cni_journal", Layer::Root),
-    ("config_file", Layer::Root),
-    ("container", Layer::Root),
-    ("footprint", Layer::Root),
-    ("privileges", Layer::Root),
-    ("telemetry", Layer::Root),
-    ("metrics", Layer::Root),
-    ("readiness", Layer::Root),
-    ("grpc", Layer::Edge),
-    ("controllers", Layer::Edge),
-    ("http", Layer::Edge),
-    ("manifests", Layer::Edge),
-    ("attach", Layer::Service),
-    ("policy_sync", Layer::Service),
-    ("flows", Layer::Service),
-    ("uplink", Layer::Service),
-    ("reconcile", Layer::Service),
-    ("cni", Layer::Driver),
-    ("netlink", Layer::Driver),
-    ("dataplane", Layer::Driver),
-    ("store", Layer::Driver),
-    ("ipam", Layer::Engine),
-    ("policy", Layer::Engine),
-    ("services", Layer::Engine),
-    ("model", Layer::Model),
-    ("crd", Layer::Model),
+/// Every crate of the workspace: its folder and its layer.
+pub(super) const CRATES: &[(&str, Layer)] = &[
+    ("h2-authority", Layer::Contract),
+    ("kni-api", Layer::Contract),
+    ("kni-common", Layer::Contract),
+    ("proto", Layer::Contract),
+    ("kni-agent/model", Layer::Model(1)),
+    ("kni-agent/crd", Layer::Model(2)),
+    ("kni-agent/metrics", Layer::Model(2)),
+    ("kni-agent/ipam", Layer::Engine),
+    ("kni-agent/policy", Layer::Engine),
+    ("kni-agent/services", Layer::Engine),
+    ("kni-agent/dataplane", Layer::Driver),
+    ("kni-agent/netlink", Layer::Driver),
+    ("kni-agent/plugins", Layer::Driver),
+    ("kni-agent/store", Layer::Driver),
+    ("kni-agent/enforcement", Layer::Service(1)),
+    ("kni-agent/flows", Layer::Service(1)),
+    ("kni-agent/pods", Layer::Service(2)),
+    ("kni-agent/uplink", Layer::Service(1)),
+    ("kni-agent/controllers", Layer::Service(3)),
+    ("kni-agent/grpc", Layer::Edge),
+    ("kni-agent/http", Layer::Edge),
+    ("kni-agent/manifests", Layer::Edge),
+    ("kni-agent", Layer::Root),
+    ("kni-cni", Layer::Program),
+    ("kni-ebpf", Layer::Program),
+    ("knictl", Layer::Program),
+    ("local-node", Layer::Program),
+    ("local-node/probe", Layer::Program),
+    ("xtask", Layer::Program),
+    ("tests/integration", Layer::Test),
 ];
 
-/// Imports that do not go down, on purpose: an object of Kubernetes turns into our words, and the HTTP server shows what
-/// the two of the root hold.
-const EXCEPTIONS: &[(&str, &str)] = &[("crd", "model"), ("http", "metrics"), ("http", "readiness")];
+/// The folder of the crates whose outside crates have owners, and whose headers state their layers.
+pub(super) const AGENT: &str = "kni-agent";
 
 /// Who may name an outside crate, or an item of std.
 struct Outside {
@@ -77,16 +85,27 @@ struct Outside {
     who: Who,
 }
 
+/// The name of the root crate of the agent in the tables of owners.
+const ROOT: &str = "root";
+
 enum Who {
-    /// These modules, and no other.
+    /// These crates, and no other.
     Only(&'static [&'static str]),
-    /// These modules, and the root layer.
+    /// These crates, and the root layer.
     OnlyAndRoot(&'static [&'static str]),
-    /// Every module but these.
+    /// Every crate but these.
     NotIn(&'static [&'static str]),
 }
 
-const PURE: &[&str] = &["ipam", "policy", "services", "model"];
+impl Who {
+    fn names(&self) -> &'static [&'static str] {
+        match self {
+            Self::Only(names) | Self::OnlyAndRoot(names) | Self::NotIn(names) => names,
+        }
+    }
+}
+
+const PURE: &[&str] = &["ipam", "model", "policy", "services"];
 
 const OUTSIDE: &[Outside] = &[
     Outside {
@@ -108,6 +127,10 @@ const OUTSIDE: &[Outside] = &[
     Outside {
         pattern: "redb",
         who: Who::Only(&["store"]),
+    },
+    Outside {
+        pattern: "prometheus_client",
+        who: Who::Only(&["metrics"]),
     },
     Outside {
         pattern: "tonic",
@@ -132,11 +155,11 @@ const OUTSIDE: &[Outside] = &[
     Outside {
         // The driver's own tests look at the kernel with the tools of iproute2.
         pattern: "std::process::Command",
-        who: Who::Only(&["cni", "netlink"]),
+        who: Who::Only(&["netlink", "plugins"]),
     },
     Outside {
         pattern: "tokio::process",
-        who: Who::Only(&["cni"]),
+        who: Who::Only(&["plugins"]),
     },
     Outside {
         pattern: "tokio",
@@ -160,38 +183,54 @@ const OUTSIDE: &[Outside] = &[
     },
 ];
 
-/// The layer of a top-level module, if the table has it.
-pub(super) fn layer(module: &str) -> Option<Layer> {
-    MODULES
-        .iter()
-        .find(|(name, _)| *name == module)
-        .map(|(_, layer)| *layer)
+/// The layer of the crate in `folder`, if the table has it.
+pub(super) fn layer(folder: &str) -> Option<Layer> {
+    CRATES.iter().find(|(name, _)| *name == folder).map(|(_, layer)| *layer)
 }
 
-/// Why `from` may not import `to`, if so.
-pub(super) fn refuse_import(from: &str, to: &str) -> Option<String> {
-    if from == to || EXCEPTIONS.contains(&(from, to)) {
-        return None;
-    }
-    let from_layer = layer(from)?;
-    let Some(to_layer) = layer(to) else {
-        return Some(format!(
-            "`crate::{to}` is in no layer: name the module itself, or add it to the table"
-        ));
-    };
+/// Why the crate in the folder `from` may not depend on the one in the folder `to`, if so.
+pub(super) fn refuse_dependency(from: &str, to: &str) -> Option<String> {
+    let (from_layer, to_layer) = (layer(from)?, layer(to)?);
     let direction = match to_layer.cmp(&from_layer) {
         std::cmp::Ordering::Less => return None,
-        std::cmp::Ordering::Equal if from_layer == Layer::Root => return None,
         std::cmp::Ordering::Equal => "sideways",
         std::cmp::Ordering::Greater => "upward",
     };
     let (from_name, to_name) = (from_layer.name(), to_layer.name());
     Some(format!(
-        "`{from}` ({from_name}) imports `{to}` ({to_name}), which is {direction}; imports go down only"
+        "`{from}` ({from_name}) depends on `{to}` ({to_name}), which is {direction}; dependencies go down only"
     ))
 }
 
-/// Why `module` may not use the outside path `names`, if so.
+/// The name by which the tables of owners know the crate in `folder` of the agent.
+pub(super) fn owner(folder: &str) -> &str {
+    folder.rsplit_once('/').map_or(ROOT, |(_, name)| name)
+}
+
+/// Why a table is stale: rows for crates that are not there.
+pub(super) fn stale(members: &[String]) -> Vec<String> {
+    let is_member = |folder: &str| members.iter().any(|member| member == folder);
+    let rows = CRATES
+        .iter()
+        .filter(|(folder, _)| !is_member(folder))
+        .map(|(folder, _)| format!("the table of layers has `{folder}`, which is no member of the workspace"));
+    let owners = OUTSIDE.iter().flat_map(|rule| {
+        let strangers = rule
+            .who
+            .names()
+            .iter()
+            .filter(|name| !is_member(&format!("{AGENT}/{name}")));
+        strangers.map(|name| {
+            format!(
+                "the owners of `{}` have `{name}`, which is no crate of the agent",
+                rule.pattern
+            )
+        })
+    });
+    rows.chain(owners).collect()
+}
+
+/// Why the crate `module` of the agent may not use the outside path `names`, if so.
 pub(super) fn refuse_outside(module: &str, names: &[String]) -> Option<String> {
     let rule = OUTSIDE
         .iter()
@@ -212,7 +251,7 @@ pub(super) fn refuse_outside(module: &str, names: &[String]) -> Option<String> {
 fn allows(who: &Who, module: &str) -> bool {
     match who {
         Who::Only(modules) => modules.contains(&module),
-        Who::OnlyAndRoot(modules) => modules.contains(&module) || layer(module) == Some(Layer::Root),
+        Who::OnlyAndRoot(modules) => modules.contains(&module) || module == ROOT,
         Who::NotIn(modules) => !modules.contains(&module),
     }
 }
@@ -237,48 +276,56 @@ mod tests {
     }
 
     #[test]
-    fn imports_go_down_only() {
+    fn dependencies_go_down_only() {
         for (from, to) in [
-            ("grpc", "attach"),
-            ("attach", "store"),
-            ("store", "model"),
-            ("ipam", "crd"),
-            ("agent", "cli"),
+            ("kni-agent/grpc", "kni-agent/pods"),
+            ("kni-agent/pods", "kni-agent/store"),
+            ("kni-agent/store", "kni-agent/model"),
+            ("kni-agent/controllers", "kni-agent/pods"),
+            ("kni-agent/pods", "kni-agent/uplink"),
+            ("kni-agent", "kni-agent/http"),
+            ("tests/integration", "local-node"),
         ] {
-            assert_eq!(refuse_import(from, to), None, "{from} -> {to}");
+            assert_eq!(refuse_dependency(from, to), None, "{from} -> {to}");
         }
         for (from, to) in [
-            ("store", "netlink"),
-            ("attach", "reconcile"),
-            ("model", "crd"),
-            ("grpc", "http"),
+            ("kni-agent/store", "kni-agent/netlink"),
+            ("kni-agent/flows", "kni-agent/enforcement"),
+            ("kni-agent/grpc", "kni-agent/http"),
+            ("knictl", "local-node"),
         ] {
-            assert!(refuse_import(from, to).unwrap().contains("sideways"), "{from} -> {to}");
+            assert!(
+                refuse_dependency(from, to).unwrap().contains("sideways"),
+                "{from} -> {to}"
+            );
         }
         for (from, to) in [
-            ("model", "ipam"),
-            ("ipam", "store"),
-            ("attach", "grpc"),
-            ("grpc", "agent"),
-            ("store", "config_file"),
+            ("kni-agent/model", "kni-agent/ipam"),
+            ("kni-agent/ipam", "kni-agent/store"),
+            ("kni-agent/pods", "kni-agent/grpc"),
+            ("kni-agent/uplink", "kni-agent/pods"),
+            ("kni-common", "kni-agent/model"),
+            ("kni-agent", "knictl"),
         ] {
-            assert!(refuse_import(from, to).unwrap().contains("upward"), "{from} -> {to}");
+            assert!(
+                refuse_dependency(from, to).unwrap().contains("upward"),
+                "{from} -> {to}"
+            );
         }
     }
 
     #[test]
-    fn exceptions_hold_for_one_direction_and_one_pair() {
-        assert_eq!(refuse_import("crd", "model"), None);
-        assert!(refuse_import("model", "crd").is_some());
-        assert_eq!(refuse_import("http", "metrics"), None);
-        assert!(refuse_import("grpc", "metrics").is_some());
-        assert!(refuse_import("http", "agent").is_some());
-    }
-
-    #[test]
-    fn a_module_without_a_layer_is_refused() {
-        assert!(refuse_import("attach", "Thing").unwrap().contains("no layer"));
-        assert!(refuse_import("attach", "*").unwrap().contains("no layer"));
+    fn a_row_without_a_crate_is_stale() {
+        let members: Vec<String> = CRATES.iter().map(|(folder, _)| (*folder).to_owned()).collect();
+        assert_eq!(stale(&members), Vec::<String>::new());
+        let fewer: Vec<String> = members
+            .iter()
+            .filter(|folder| !folder.ends_with("/ipam"))
+            .cloned()
+            .collect();
+        let found = stale(&fewer);
+        assert!(found[0].contains("layers has `kni-agent/ipam`"), "{found:?}");
+        assert!(found[1].contains("have `ipam`"), "{found:?}");
     }
 
     #[test]
@@ -288,20 +335,20 @@ mod tests {
             ("netlink", "netlink_packet_route::link"),
             ("store", "redb::Database"),
             ("grpc", "tonic::Status"),
-            ("agent", "tonic::transport"),
+            ("root", "tonic::transport"),
             ("crd", "kube::CustomResource"),
-            ("attach", "tokio::sync"),
+            ("pods", "tokio::sync"),
             ("store", "std::fs::File"),
             ("ipam", "std::time::Duration"),
         ] {
             assert_eq!(refuse_outside(module, &path(used)), None, "{module}: {used}");
         }
         for (module, used) in [
-            ("attach", "aya::maps"),
-            ("agent", "aya_obj"),
+            ("pods", "aya::maps"),
+            ("root", "aya_obj"),
             ("dataplane", "netlink_sys::Socket"),
-            ("attach", "redb::Database"),
-            ("attach", "kni_proto::v1"),
+            ("pods", "redb::Database"),
+            ("pods", "kni_proto::v1"),
             ("store", "kube::Client"),
             ("ipam", "tokio::sync"),
             ("model", "std::fs"),
