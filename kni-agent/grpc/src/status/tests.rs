@@ -216,7 +216,7 @@ fn every_error_has_its_code_and_keeps_its_words() {
     for (error, code) in asked().into_iter().chain(found()).chain(own()) {
         seen.insert(variant(&error));
         let words = error.to_string();
-        let status = Status::from(error);
+        let status = error.into_status();
         assert_eq!(status.code(), code, "{words}");
         assert_eq!(status.message(), words);
     }
@@ -226,7 +226,7 @@ fn every_error_has_its_code_and_keeps_its_words() {
 #[test]
 fn messages_are_one_bounded_line() {
     let error = AttachError::Store("first\nsecond\r\t\u{1b}[31mred\u{2028}third\0".to_owned());
-    assert_eq!(Status::from(error).message(), "state: first second   [31mred third ");
+    assert_eq!(error.into_status().message(), "state: first second   [31mred third ");
     for text in ["x".repeat(5000), "é".repeat(5000), "\u{2028}".repeat(5000)] {
         let line = one_line(&text);
         assert!(
