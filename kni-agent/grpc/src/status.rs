@@ -56,9 +56,9 @@ impl From<RequestError> for Status {
 impl IntoStatus for QuestionError {
     fn into_status(self) -> Status {
         let code = match &self {
-            QuestionError::Invalid { .. } => Code::InvalidArgument,
-            QuestionError::NotFound { .. } => Code::NotFound,
-            QuestionError::Failed(_) => Code::Internal,
+            Self::Invalid { .. } => Code::InvalidArgument,
+            Self::NotFound { .. } => Code::NotFound,
+            Self::Failed(_) => Code::Internal,
         };
         Status::new(code, one_line(&self.to_string()))
     }

@@ -9,6 +9,7 @@ pub mod flow_view;
 pub mod id;
 pub mod network;
 pub mod policy;
+mod port_mapping;
 pub mod provider;
 pub mod request;
 pub mod sandbox;
@@ -21,7 +22,8 @@ pub use enforcement::{Enforcement, GoneBackend, PolicyStep, PolicyTables, Servic
 pub use error_chain::error_chain;
 pub use id::{EndpointId, IfName, InvalidId, MacAddr, NetworkId, NetworkName, PodRef, SandboxId};
 pub use network::{Network, NetworkSpec};
+pub use port_mapping::{PortMapping, PortProtocol};
 pub use provider::{Feature, InterfaceKind, Provider};
-pub use request::{AttachRequest, PluginHints, PortMapping, PortProtocol, PrimarySelection};
+pub use request::{AttachRequest, PluginHints, PrimarySelection};
 pub use sandbox::{Attachment, CniAttachment, NetnsIdentity, Phase, Sandbox};
 pub use selection::{NetworkSelection, SelectionError};

@@ -2,10 +2,9 @@
 
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 
-use serde::{Deserialize, Serialize};
-
 use super::{
-    Bandwidth, CniAttachment, IfName, MacAddr, NetworkName, NetworkSelection, PodRef, SandboxId, policy::ContainerPort,
+    Bandwidth, CniAttachment, IfName, MacAddr, NetworkName, NetworkSelection, PodRef, PortMapping, SandboxId,
+    policy::ContainerPort,
 };
 
 /// A request to attach a sandbox, already free of any wire type.
@@ -65,28 +64,4 @@ pub struct PrimarySelection {
     pub mac: Option<MacAddr>,
     /// Whether the default routes leave through it; without it they do unless another interface asks for them.
     pub default_route: Option<bool>,
-}
-
-/// Transport of a port mapping.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum PortProtocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// SCTP.
-    Sctp,
-}
-
-/// A port of a container and the node port it is mapped to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PortMapping {
-    /// Transport.
-    pub protocol: PortProtocol,
-    /// Port in the pod.
-    pub container_port: u16,
-    /// Port on the node; 0 for none.
-    pub host_port: u16,
-    /// Node address the mapping is limited to.
-    pub host_ip: Option<IpAddr>,
 }

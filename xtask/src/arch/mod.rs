@@ -19,7 +19,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-
 use modules::Modules;
 
 use crate::{progress::say, workspace::root};

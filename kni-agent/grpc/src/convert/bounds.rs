@@ -2,10 +2,8 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use super::error::Refusal;
+use super::error::{MAX_NAME, Refusal};
 
-/// Longest name of a pod or namespace and longest id, in bytes (Kubernetes' own limit of a name).
-pub(super) const MAX_NAME: usize = 253;
 /// Longest text that an error repeats, in characters.
 pub(super) const MAX_QUOTE: usize = 64;
 /// Longest path, in bytes (`PATH_MAX` with its final 0).

@@ -2,6 +2,9 @@
 
 use kni_model::{PodRef, SelectionError};
 
+/// Longest name of a pod or namespace and longest id, in bytes (the limit of a DNS subdomain in Kubernetes).
+pub(super) const MAX_NAME: usize = 253;
+
 /// A request that breaks a rule of the interface.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RequestError {
@@ -47,7 +50,7 @@ impl Refusal {
     pub(super) fn of(self, pod: &PodRef, sandbox: &str) -> RequestError {
         RequestError::InvalidField {
             pod: Box::new(pod.clone()),
-            sandbox: sandbox.chars().take(super::bounds::MAX_NAME).collect(),
+            sandbox: sandbox.chars().take(MAX_NAME).collect(),
             field: self.field,
             reason: self.reason,
         }
