@@ -1,6 +1,6 @@
-//! The address table: which local endpoint, or service, has an address of a network.
+//! Defines the address table, which maps an address of a network to a local endpoint or a service.
 
-use crate::layout::map_types;
+use crate::map_types::map_types;
 
 map_types! {
     /// Key of `ADDRESSES`.
@@ -15,13 +15,13 @@ map_types! {
     pub struct AddressValue {
         /// Id of the local endpoint, or [`ADDRESS_OF_SERVICE`].
         pub endpoint: u32,
-        /// The endpoint's incarnation when the row was written, 0 for a service. A row whose incarnation is not the
-        /// endpoint's is stale.
+        /// The endpoint's incarnation when the row was written, 0 for a service. A row with another incarnation than
+        /// the endpoint's is stale.
         pub incarnation: u32,
     }
 }
 
-/// In place of an endpoint: the address is a virtual one, and `SERVICES` says what stands behind its ports.
+/// In place of an endpoint id: the address is a virtual one, and `SERVICES` holds its ports.
 pub const ADDRESS_OF_SERVICE: u32 = u32::MAX;
 
 /// Third word of a v4-mapped address, in memory order.
@@ -34,7 +34,7 @@ pub const fn mapped(v4: u32) -> [u32; 4] {
     [0, 0, V4_MAPPED, v4]
 }
 
-/// 16 bytes in network order as four words in memory order, for comparing with what stands in a packet.
+/// 16 bytes in network order as four words in memory order, for comparison with words read from a packet.
 #[inline(always)]
 #[must_use]
 pub const fn words(bytes: [u8; 16]) -> [u32; 4] {
@@ -46,8 +46,8 @@ pub const fn words(bytes: [u8; 16]) -> [u32; 4] {
 #[inline(always)]
 #[must_use]
 pub const fn bytes(words: [u32; 4]) -> [u8; 16] {
-    // SAFETY: both types have 16 bytes, and every bit pattern is valid in both. Words as such keep the stores whole;
-    // bytes one by one would cost the programs four times as many.
+    // SAFETY: both types have 16 bytes, and every bit pattern is valid in both. A conversion byte by byte would not
+    // keep the stores whole: it makes the programs a fifth larger.
     unsafe { core::mem::transmute(words) }
 }
 
@@ -61,7 +61,7 @@ pub fn from_ip(ip: std::net::IpAddr) -> [u8; 16] {
     }
 }
 
-/// The standard address of the table form; a v4-mapped one is IPv4.
+/// The standard address of the table form; a v4-mapped address is returned as IPv4.
 #[cfg(any(test, feature = "user"))]
 #[must_use]
 pub fn to_ip(address: [u8; 16]) -> std::net::IpAddr {

@@ -1,45 +1,46 @@
-//! What the programs are told about the node: one row, read for packets of no current flow.
+//! Defines the node configuration row and the share of the flow tables that each endpoint has used.
 
-use crate::layout::map_types;
+use crate::map_types::map_types;
 
 map_types! {
-    /// Value of `CONFIG`. Times are in jiffies.
+    /// Value of `CONFIG`, read for packets without a current flow. Times are in jiffies.
     pub struct Config {
         /// jiffies per second.
         pub hz: u32,
-        /// Flow events that an endpoint may send per CPU and window; 0 for none.
+        /// Flow events that an endpoint may send per CPU and window, 0 for none.
         pub flow_events: u32,
-        /// Flows (two rows each) that one endpoint may open and keep; 0 for no limit.
+        /// Maximum number of open flows (two rows each) per endpoint, 0 for no limit.
         pub flows_per_endpoint: u32,
-        /// TCP: until the first answer.
+        /// Lifetime of TCP until the first reply.
         pub tcp_new: u32,
-        /// TCP: from then on.
+        /// Lifetime of TCP after the first reply.
         pub tcp_established: u32,
-        /// TCP: behind FIN of both sides. RST leaves no row.
+        /// Lifetime of TCP after FIN from both sides. RST removes the rows.
         pub tcp_closing: u32,
-        /// UDP, ICMP and all else: until the first answer.
+        /// Lifetime of UDP, ICMP and other protocols until the first reply.
         pub other_new: u32,
-        /// UDP: from then on.
+        /// Lifetime of UDP after the first reply.
         pub udp_established: u32,
-        /// SCTP: from the first answer on.
+        /// Lifetime of SCTP after the first reply.
         pub sctp_established: u32,
-        /// ICMP and all else: from then on.
+        /// Lifetime of ICMP and other protocols after the first reply.
         pub other_established: u32,
-        /// Interface through which masqueraded packets leave, 0 for none.
+        /// Index of the interface for masqueraded packets, 0 for none.
         pub uplink: u32,
     }
 
-    /// Value of `FLOW_SHARES`: how much of the flow tables an endpoint has.
+    /// Value of `FLOW_SHARES`: the endpoint's use of the flow tables.
     pub struct FlowShare {
-        /// Flows that it had opened when the agent last counted.
+        /// Open flows at the agent's last count.
         pub counted: u32,
-        /// Flows that it has opened since.
+        /// Flows opened since then.
         pub opened: u32,
-        /// When the agent counted: `jiffies >> SHARE_WINDOW_SHIFT`, low 32 bits.
+        /// Window of the agent's last count: `jiffies >> SHARE_WINDOW_SHIFT`, low 32 bits.
         pub window: u32,
     }
 }
 
-/// The agent counts every second. When it has not for two windows of 2^13 jiffies (33 s at HZ=250, 8 s at HZ=1000), the
-/// programs begin each window at zero, so that a dead agent bounds a pod's rate instead of its number of flows.
+/// The agent counts every second. If it has not counted for two windows of 2^13 jiffies (33 s at HZ=250, 8 s at
+/// HZ=1000), the programs start each window at zero: without the agent the limit bounds a pod's rate of new flows
+/// instead of their number.
 pub const SHARE_WINDOW_SHIFT: u32 = 13;

@@ -1,30 +1,30 @@
-//! Counters: what happened to the packets of an endpoint, and the rate limit of events.
+//! Defines the counters of packets, drops and policy hits, and the rate limit of events.
 
 use crate::{
-    layout::map_types,
+    map_types::map_types,
     verdict::{Direction, Verdict},
 };
 
 map_types! {
-    /// Packets and bytes. A packet counts as the stack hands it over: one GSO packet of 64 KiB is one packet.
+    /// Packets and bytes. Packets are counted as the stack hands them over: a GSO packet of 64 KiB is one packet.
     pub struct Counter {
         /// Packets.
         pub packets: u64,
-        /// Bytes from the Ethernet header on.
+        /// Bytes, including the Ethernet header.
         pub bytes: u64,
     }
 
     /// Key of `DROPS`.
     pub struct DropKey {
-        /// Endpoint id; 0 where the packet met no endpoint.
+        /// Endpoint id, 0 where no endpoint was found.
         pub endpoint: u32,
-        /// A [`Verdict`] that drops.
+        /// Code of a [`Verdict`] that drops.
         pub verdict: u16,
         /// A [`Direction`].
         pub direction: u16,
     }
 
-    /// Value of `EVENT_GATES`: how many events an endpoint has sent on this CPU in the current window.
+    /// Value of `EVENT_GATES`: events that an endpoint has sent on this CPU in the current window.
     pub struct EventGate {
         /// Number of the window: `jiffies >> EVENT_WINDOW_SHIFT`, low 32 bits.
         pub window: u32,
@@ -34,7 +34,7 @@ map_types! {
         pub flows: u32,
         /// Unused.
         pub reserved: u32,
-        /// Events that were not sent since the endpoint began, because there were too many or the ring was full.
+        /// Events suppressed since the endpoint was created, because the limit was reached or the ring buffer was full.
         pub lost: u64,
     }
 
@@ -46,12 +46,12 @@ map_types! {
         pub rule: u32,
         /// [`crate::policy::PortValue::ordinal`].
         pub ordinal: u16,
-        /// [`crate::policy::EGRESS`], [`crate::policy::INGRESS`] or [`crate::policy::BEYOND`].
+        /// [`crate::policy::EGRESS`], [`crate::policy::INGRESS`] or [`crate::policy::EXTERNAL`].
         pub direction: u16,
     }
 }
 
-/// Forwarding verdicts that are counted in `COUNTERS`.
+/// Number of forwarding verdicts in `COUNTERS`.
 pub const FORWARD_VERDICTS: u32 = 8;
 
 /// Rows of `COUNTERS` per endpoint: two directions of [`FORWARD_VERDICTS`].

@@ -1,15 +1,15 @@
-//! The record that a program sends to the agent: a new flow, a drop, or the answer to a question.
+//! Defines the record that programs send to the agent: a new flow, a drop, or the outcome of a dry run.
 
-use crate::{flow::Ports, layout::map_types};
+use crate::{flow::Ports, map_types::map_types};
 
 map_types! {
-    /// What a policy set said, and by which of its rows.
+    /// The rows of a policy set that decided about a packet.
     pub struct PolicyTrail {
-        /// Policy set that was asked, 0 when none was.
+        /// Evaluated policy set, 0 when none was.
         pub set: u32,
-        /// Identity of the peer; [`crate::policy::IDENTITY_ANY`] when no row was for the peer's own.
+        /// Identity of the peer; [`crate::policy::IDENTITY_ANY`] when no row matched the peer's own.
         pub identity: u32,
-        /// [`crate::policy::PolicyValue::rule`] that allowed it, 0 when nothing did.
+        /// [`crate::policy::PolicyValue::rule`] that allowed it, 0 when none did.
         pub rule: u32,
         /// [`crate::policy::PortValue::ordinal`] of the port row, 0 when the row allows every port.
         pub ordinal: u32,
@@ -21,7 +21,7 @@ map_types! {
         pub time_ns: u64,
         /// Version of this record.
         pub version: u16,
-        /// A [`crate::Verdict`]; a forwarding one tells of a new flow.
+        /// Code of a [`crate::Verdict`]; a forwarding one reports a new flow.
         pub verdict: u16,
         /// A [`crate::Direction`].
         pub direction: u16,
@@ -31,9 +31,9 @@ map_types! {
         pub endpoint: u32,
         /// Network id, 0 for none.
         pub network: u32,
-        /// Generation of the endpoint's row, so that an event is not told of the row's next owner.
+        /// Generation of the endpoint's row, so that an event is not attributed to the row's next owner.
         pub generation: u32,
-        /// Bytes from the Ethernet header on.
+        /// Bytes, including the Ethernet header.
         pub length: u32,
         /// Source address, network byte order, IPv4 mapped; zero where it was not read.
         pub source: [u8; 16],
@@ -43,27 +43,27 @@ map_types! {
         pub ports: Ports,
         /// Transport protocol number.
         pub protocol: u32,
-        /// The other local endpoint, 0 when there is none or it was not looked for.
+        /// The other local endpoint, 0 when there is none or it was not looked up.
         pub peer: u32,
-        /// Id of the service whose address was asked for, 0 for none.
+        /// Id of the service that the packet is addressed to, 0 for none.
         pub service: u32,
-        /// Source address behind the translation; as `source` when nothing was translated.
+        /// Source address after translation; equal to `source` when nothing was translated.
         pub translated_source: [u8; 16],
-        /// Destination address behind the translation; as `destination` when nothing was translated.
+        /// Destination address after translation; equal to `destination` when nothing was translated.
         pub translated_destination: [u8; 16],
-        /// Ports behind the translation.
+        /// Ports after translation.
         pub translated_ports: Ports,
         /// Unused.
         pub reserved: u32,
-        /// What the sender's policy said about sending.
+        /// Egress policy of the sender.
         pub egress: PolicyTrail,
-        /// What the receiver's policy said about receiving.
+        /// Ingress policy of the receiver.
         pub ingress: PolicyTrail,
-        /// What the sender's egress policies said about leaving the pod networks.
+        /// Egress policies of the sender for destinations outside the pod networks.
         pub beyond: PolicyTrail,
     }
 
-    /// Value of `EXPLANATION`: what a dry run decided.
+    /// Value of `EXPLANATION`: the outcome of a dry run.
     pub struct Explanation {
         /// The event that would have been sent.
         pub event: FlowEvent,

@@ -1,4 +1,4 @@
-//! Which maps there are, how they are laid out, and the proof that no map type has padding.
+//! Lists every map of the dataplane with its kind, sizes and default capacity.
 
 use core::mem::size_of;
 
@@ -15,31 +15,9 @@ use crate::{
     uplink::{HostPortKey, HostPortValue, Masquerade, SourceKey, SourceValue},
 };
 
-/// Version of everything that is pinned. Part of the pin path, so that programs of two layouts never share a map.
-/// Must grow whenever a size, an offset or a meaning in this crate changes.
+/// Version of everything that is pinned. Part of the pin path, so that programs of two layouts never share a map. Must
+/// increase whenever a size, an offset or a meaning in this crate changes.
 pub const LAYOUT_VERSION: u32 = 2;
-
-/// Declares types that lie in maps. With feature `user` it derives zerocopy's traits, which the compiler accepts only
-/// without padding and without invalid bit patterns; that is what makes the `aya::Pod` implementation sound. A size
-/// assertion alone would not see padding that replaces a removed field.
-macro_rules! map_types {
-    ($($(#[$meta:meta])* pub struct $name:ident { $($body:tt)* })*) => {$(
-        $(#[$meta])*
-        #[repr(C)]
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[cfg_attr(
-            feature = "user",
-            derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)
-        )]
-        pub struct $name { $($body)* }
-
-        #[cfg(feature = "user")]
-        // SAFETY: `repr(C)`, `Copy`, and zerocopy's derives above compile only for types in which every byte is
-        // initialised and every bit pattern is valid.
-        unsafe impl aya::Pod for $name {}
-    )*};
-}
-pub(crate) use map_types;
 
 /// The kind of a map, by the kernel's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,20 +38,20 @@ pub enum MapKind {
     RingBuf,
 }
 
-/// What a pinned map must look like to be used. aya takes an existing pin without comparing.
+/// Required properties of a pinned map. aya opens an existing pin without comparing them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSpec {
     /// Name of the map and of its pin.
     pub name: &'static str,
     /// Kind.
     pub kind: MapKind,
-    /// Bytes of a key; 0 for a ring buffer.
+    /// Bytes of a key, 0 for a ring buffer.
     pub key_size: u32,
-    /// Bytes of a value (on one CPU); 0 for a ring buffer.
+    /// Bytes of a value (on one CPU), 0 for a ring buffer.
     pub value_size: u32,
     /// Entries unless configured otherwise; bytes for a ring buffer.
     pub max_entries: u32,
-    /// What it holds, for operators.
+    /// Content, for operators.
     pub purpose: &'static str,
 }
 
@@ -113,7 +91,7 @@ pub const ALL_MAPS: &[MapSpec] = &[
         "INTERFACES",
         MapKind::Hash,
         DEFAULT_MAX_ENDPOINTS,
-        "index of a host interface that a CNI plugin made -> endpoint id",
+        "index of a host interface created by a CNI plugin -> endpoint id",
     ),
     spec::<AddressKey, AddressValue>(
         "ADDRESSES",
@@ -125,7 +103,7 @@ pub const ALL_MAPS: &[MapSpec] = &[
         "ROUTES",
         MapKind::LpmTrie,
         16_384,
-        "(network, prefix) -> what is not a local endpoint",
+        "(network, prefix) -> action for other destinations",
     ),
     spec::<FlowKey4, FlowValue>(
         "FLOWS4",
@@ -158,12 +136,12 @@ pub const ALL_MAPS: &[MapSpec] = &[
         DEFAULT_MAX_ENDPOINTS,
         "rate limit of events by endpoint",
     ),
-    spec::<u32, Config>("CONFIG", MapKind::Array, 1, "what the programs are told about the node"),
+    spec::<u32, Config>("CONFIG", MapKind::Array, 1, "node configuration"),
     spec::<u32, FlowShare>(
         "FLOW_SHARES",
         MapKind::Array,
         DEFAULT_MAX_ENDPOINTS,
-        "flows that an endpoint has opened",
+        "open flows per endpoint",
     ),
     spec::<PolicyKey, PolicyValue>(
         "POLICY",
@@ -181,7 +159,7 @@ pub const ALL_MAPS: &[MapSpec] = &[
         "IDENTITIES",
         MapKind::LpmTrie,
         DEFAULT_MAX_POLICY_ROWS,
-        "(network, prefix) -> identity of what is no local endpoint",
+        "(network, prefix) -> identity of addresses that are no local endpoint's",
     ),
     spec::<HitKey, u64>(
         "HITS",
@@ -211,7 +189,7 @@ pub const ALL_MAPS: &[MapSpec] = &[
         "MASQUERADE",
         MapKind::Array,
         DEFAULT_MAX_ENDPOINTS,
-        "endpoint id -> address and ports to leave the node with",
+        "endpoint id -> masquerade address and port range",
     ),
     spec::<HostPortKey, HostPortValue>(
         "HOST_PORTS",
@@ -223,16 +201,16 @@ pub const ALL_MAPS: &[MapSpec] = &[
         "SOURCES",
         MapKind::LpmTrie,
         16_384,
-        "source prefix -> why it may not come from outside",
+        "source prefix -> verdict on packets from outside",
     ),
-    spec::<u32, Explanation>("EXPLANATION", MapKind::Array, 1, "what the last dry run decided"),
+    spec::<u32, Explanation>("EXPLANATION", MapKind::Array, 1, "outcome of the last dry run"),
     MapSpec {
         name: "EVENTS",
         kind: MapKind::RingBuf,
         key_size: 0,
         value_size: 0,
         max_entries: 1 << 20,
-        purpose: "flow and drop events on their way to the agent",
+        purpose: "flow and drop events for the agent",
     },
 ];
 
@@ -240,7 +218,7 @@ pub const ALL_MAPS: &[MapSpec] = &[
 mod tests {
     use super::*;
 
-    /// A changed size must come with a new `LAYOUT_VERSION`: whoever changes this table changes that too.
+    /// A changed size requires a new `LAYOUT_VERSION`: a change of this table is a change of that constant.
     #[test]
     fn sizes_belong_to_the_layout_version() {
         let sizes: Vec<(&str, u32, u32)> = ALL_MAPS.iter().map(|m| (m.name, m.key_size, m.value_size)).collect();

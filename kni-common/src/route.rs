@@ -1,12 +1,11 @@
-//! The route table: what becomes of a network's packets whose destination is not a local endpoint.
+//! Defines the route table: the action for packets of a network whose destination is not a local endpoint.
 
-use crate::layout::map_types;
+use crate::map_types::map_types;
 
 map_types! {
-    /// Data of a key of `ROUTES`, behind the trie's own 32-bit prefix length. The prefix length counts the 32 bits of
-    /// the network too.
+    /// Data of a key of `ROUTES`, after the trie's own 32-bit prefix length, which includes the network's 32 bits.
     pub struct RouteData {
-        /// Network id in network byte order (the trie compares from the first byte on).
+        /// Network id in network byte order (the trie compares from the first byte).
         pub network: [u8; 4],
         /// Address prefix, IPv4 as `::ffff:a.b.c.d`.
         pub address: [u8; 16],
@@ -16,7 +15,7 @@ map_types! {
     pub struct RouteKey {
         /// Significant bits of `data`.
         pub prefix_length: u32,
-        /// What is matched.
+        /// Matched data.
         pub data: RouteData,
     }
 
@@ -30,14 +29,14 @@ map_types! {
 /// Bits of a full match: network and address.
 pub const FULL_PREFIX: u32 = 32 + 128;
 
-/// Hand the packet to the node's stack.
+/// Pass the packet to the node's stack.
 pub const ACTION_STACK: u32 = 1;
 
-/// Inside the network's own subnets, but no endpoint has the address: drop.
+/// In the network's own subnets, but no endpoint has the address: drop.
 pub const ACTION_UNREACHABLE: u32 = 2;
 
-/// Inside a range of virtual addresses, but no service has the address: drop.
+/// In a range of virtual addresses, but no service has the address: drop.
 pub const ACTION_SERVICE_RANGE: u32 = 3;
 
-/// Out of the node with the node's address as source.
+/// Send the packet out of the node with the node's address as source.
 pub const ACTION_MASQUERADE: u32 = 4;

@@ -1,9 +1,9 @@
-//! The service tables: what stands behind a virtual address and port.
+//! Defines the service tables: the backends of a virtual address and port.
 //!
-//! Backends lie in a list that is complete before a row of `SERVICES` names it and stays for a while after the last one
-//! did. `ADDRESSES` has a row for each virtual address, so that a pod's packet to another pod costs no service lookup.
+//! A list of backends is complete before a row of `SERVICES` refers to it, and outlives the last reference for a while.
+//! `ADDRESSES` has a row for each virtual address, so that a packet from pod to pod costs no service lookup.
 
-use crate::layout::map_types;
+use crate::map_types::map_types;
 
 map_types! {
     /// Key of `SERVICES`.
@@ -20,15 +20,15 @@ map_types! {
 
     /// Value of `SERVICES`.
     pub struct ServiceValue {
-        /// Id of the service port; it stays the same as long as the port exists, also over restarts of the agent.
+        /// Id of the service port, stable as long as the port exists, also across restarts of the agent.
         pub service: u32,
-        /// List of backends, key of `BACKENDS`; another one after each change.
+        /// List of backends, key of `BACKENDS`; a new one after each change.
         pub backends: u32,
         /// Backends in the list.
         pub count: u32,
         /// Bits `SERVICE_*`.
         pub flags: u32,
-        /// jiffies for which a client that is not seen keeps its backend; 0 without session affinity.
+        /// jiffies of inactivity after which a client loses its backend; 0 without session affinity.
         pub affinity: u32,
     }
 
@@ -73,6 +73,6 @@ map_types! {
     }
 }
 
-/// Without backends the packet is dropped instead of refused: there are some, but none on this node, and the service
-/// asked for local ones.
+/// Without backends the packet is dropped instead of refused: backends exist, but none on this node, and the service
+/// has a local traffic policy.
 pub const SERVICE_DROP_IF_EMPTY: u32 = 1;

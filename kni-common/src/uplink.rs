@@ -1,15 +1,15 @@
-//! The tables of the way out of the node and into it: source addresses, node ports of pods, sources that stay outside.
+//! Defines the tables for traffic across the uplink: masquerade addresses, node ports of pods, denied sources.
 
-use crate::layout::map_types;
+use crate::map_types::map_types;
 
 map_types! {
-    /// Value of `MASQUERADE`, indexed by endpoint id: with which address and ports its packets leave the node.
+    /// Value of `MASQUERADE`, indexed by endpoint id: source address and port range of its packets outside the node.
     pub struct Masquerade {
         /// IPv4 address, network byte order, 0 for none.
         pub ipv4: [u8; 4],
         /// First port, host byte order.
         pub first: u16,
-        /// Last port; 0 where the endpoint does not leave the node this way.
+        /// Last port, 0 where the endpoint is not masqueraded.
         pub last: u16,
         /// IPv6 address, network byte order, 0 for none.
         pub ipv6: [u8; 16],
@@ -27,7 +27,7 @@ map_types! {
 
     /// Value of `HOST_PORTS`.
     pub struct HostPortValue {
-        /// The endpoint that is behind it.
+        /// Endpoint that receives the packets.
         pub endpoint: u32,
         /// Its incarnation when the row was written.
         pub incarnation: u32,
@@ -37,7 +37,7 @@ map_types! {
         pub zero: u16,
     }
 
-    /// Data of a key of `SOURCES`, behind the trie's own 32-bit prefix length.
+    /// Data of a key of `SOURCES`, after the trie's own 32-bit prefix length.
     pub struct SourceData {
         /// Address prefix, IPv4 as `::ffff:a.b.c.d`.
         pub address: [u8; 16],
@@ -47,16 +47,16 @@ map_types! {
     pub struct SourceKey {
         /// Significant bits of `data`.
         pub prefix_length: u32,
-        /// What is matched.
+        /// Matched data.
         pub data: SourceData,
     }
 
-    /// Value of `SOURCES`: what becomes of packets that come from outside with such a source.
+    /// Value of `SOURCES`: the verdict on packets from outside with such a source.
     pub struct SourceValue {
-        /// [`crate::Verdict::BogonSource`] or [`crate::Verdict::DenyListed`]; any other number lets them in.
+        /// [`crate::Verdict::BogonSource`] or [`crate::Verdict::DenyListed`]; any other number accepts them.
         pub verdict: u32,
     }
 }
 
-/// Network number of what is outside the node: flows that pass the uplink have their outer row there.
+/// Network id of destinations outside the node: flows across the uplink have their outer row there.
 pub const OUTSIDE: u32 = 0;

@@ -1,17 +1,17 @@
-//! The one list of what can happen to a packet: counter index, event code, CLI word and test expectation at once.
+//! Lists every verdict on a packet: counter index, event code, operator-visible word and test expectation in one.
 
-/// Which program saw the packet, from the pod's side of the host interface. "ingress" and "egress" are words of policy
-/// and never of the dataplane.
+/// The program that saw the packet, from the pod's side of the host interface. "ingress" and "egress" are terms of
+/// policy and never of the dataplane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum Direction {
     /// Sent by the pod: TC ingress of the host interface.
     FromPod = 0,
-    /// On its way to the pod: TC egress of the host interface, or redirected straight to the pod.
+    /// To the pod: TC egress of the host interface, or redirected straight to the pod.
     ToPod = 1,
-    /// Comes into the node: XDP and TC ingress of the uplink.
+    /// Into the node: XDP and TC ingress of the uplink.
     FromUplink = 2,
-    /// Leaves the node: TC egress of the uplink.
+    /// Out of the node: TC egress of the uplink.
     ToUplink = 3,
 }
 
@@ -42,7 +42,7 @@ impl Direction {
 
 macro_rules! verdicts {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $word:literal, $explanation:literal;)*) => {
-        /// What a program decided. Codes below [`Verdict::FIRST_DROP`] let the packet go on.
+        /// The decision of a program. Codes below [`Verdict::FIRST_DROP`] let the packet continue.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u16)]
         pub enum Verdict { $($(#[$doc])* $name = $code,)* }
@@ -57,7 +57,7 @@ macro_rules! verdicts {
                 match self { $(Self::$name => $word,)* }
             }
 
-            /// One sentence for people.
+            /// One sentence for operators.
             #[must_use]
             pub const fn explanation(self) -> &'static str {
                 match self { $(Self::$name => $explanation,)* }
@@ -74,28 +74,28 @@ macro_rules! verdicts {
 
 verdicts! {
     /// Straight to the pod end of a local endpoint (`bpf_redirect_peer`).
-    Redirected = 0, "redirected", "delivered straight to a pod on this node";
-    /// Handed to the node's stack.
-    PassedToStack = 1, "passed_to_stack", "handed to the node's network stack";
+    Redirected = 0, "redirected", "delivered directly to a pod on this node";
+    /// Passed to the node's stack.
+    PassedToStack = 1, "passed_to_stack", "passed to the node's network stack";
     /// Let through from the node's stack to the pod.
-    Delivered = 2, "delivered", "let through from the node's network stack";
-    /// ARP or neighbour solicitation for the gateway, answered by the program.
+    Delivered = 2, "delivered", "accepted from the node's network stack";
+    /// ARP request or neighbour solicitation for the gateway, answered by the program.
     Answered = 3, "answered", "neighbour request for the gateway, answered in place";
     /// Link control (duplicate address detection, router solicitation, multicast listener report) that ends here.
     Absorbed = 4, "absorbed", "link control traffic that ends at the host interface";
 
-    /// Out of the node, with an address of the node's as its source.
-    Left = 5, "left", "sent out of the node with an address of the node's as its source";
+    /// Sent out of the node with one of the node's addresses as source.
+    Masqueraded = 5, "left", "sent out of the node with an address of the node as its source";
 
     /// No endpoint has this interface.
     NoEndpoint = 8, "no_endpoint", "the interface belongs to no endpoint";
     /// The endpoint's row is not ready (being attached or detached).
     EndpointNotReady = 9, "endpoint_not_ready", "the pod interface is being attached or detached";
     /// Shorter than its headers claim.
-    Truncated = 10, "truncated", "the frame is shorter than its headers say";
+    Truncated = 10, "truncated", "the frame is shorter than its headers indicate";
     /// A header contradicts itself.
     Malformed = 11, "malformed", "a header contradicts itself";
-    /// Carries a VLAN tag.
+    /// Has a VLAN tag.
     VlanTagged = 12, "vlan_tagged", "pods may not send or receive VLAN tags";
     /// Neither IPv4, IPv6 nor ARP.
     UnsupportedEthertype = 13, "unsupported_ethertype", "neither IPv4, IPv6 nor ARP";
@@ -105,20 +105,20 @@ verdicts! {
     SourceAddress = 15, "source_address", "the source address is not the pod's (spoofed)";
     /// The destination MAC is not the gateway's.
     DestinationMac = 16, "destination_mac", "the destination MAC address is not the gateway's";
-    /// On its way to a pod that does not have the destination address.
+    /// Addressed to a pod that does not have the destination address.
     DestinationAddress = 17, "destination_address", "the pod does not have the destination address";
-    /// Multicast or broadcast, which these networks do not carry.
-    Multicast = 18, "multicast", "multicast and broadcast are not carried";
+    /// Multicast or broadcast, which is not supported.
+    Multicast = 18, "multicast", "multicast and broadcast are not supported";
     /// To an IPv6 link-local address outside link control.
-    LinkLocal = 19, "link_local", "link-local addresses are not carried beyond link control";
+    LinkLocal = 19, "link_local", "link-local addresses are allowed in link control only";
     /// IPv4 source route option, or IPv6 routing header type 0 (RFC 5095, RFC 7126).
     SourceRoute = 20, "source_route", "source routing is not allowed";
-    /// More IPv6 extension headers or IPv4 options than are looked at.
+    /// More IPv6 extension headers or IPv4 options than the programs parse.
     ExtensionHeaders = 21, "extension_headers", "too many extension headers or options";
     /// A later fragment whose first fragment was not seen.
     FragmentWithoutFirst = 22, "fragment_without_first", "a later fragment came without its first fragment";
-    /// An ICMP type that pods do not exchange.
-    IcmpType = 23, "icmp_type", "an ICMP type that pods may not exchange";
+    /// An ICMP type that is not allowed between pods.
+    IcmpType = 23, "icmp_type", "an ICMP type that is not allowed between pods";
     /// An ICMP error about a packet of no known flow.
     IcmpUnrelated = 24, "icmp_unrelated", "an ICMP error about no known flow";
     /// The network has no route to the destination.
@@ -128,45 +128,45 @@ verdicts! {
     /// The destination endpoint is being attached or detached.
     DestinationNotReady = 27, "destination_not_ready", "the destination pod interface is being attached or detached";
     /// A pod sent a packet to its own address.
-    SelfAddressed = 28, "self_addressed", "sent to the pod's own address";
-    /// The node's stack sent to a pod of a network that it has no part in.
+    SelfAddressed = 28, "self_addressed", "a pod sent a packet to its own address";
+    /// The node's stack sent to a pod of a network without host access.
     HostNotAllowed = 29, "host_not_allowed", "the node has no access to this network";
-    /// The flow table took no entry.
-    FlowTableFull = 30, "flow_table_full", "the flow table took no new entry";
+    /// The flow table rejected the entry.
+    FlowTableFull = 30, "flow_table_full", "the flow table rejected a new entry";
     /// To a loopback address: with `route_localnet` (kube-proxy sets it) the node would deliver it to its own services.
-    Loopback = 31, "loopback", "loopback addresses are not carried";
+    Loopback = 31, "loopback", "loopback addresses are not allowed";
     /// The sender's network policies allow no such egress.
     PolicyEgress = 32, "policy_egress", "the sender's network policies do not allow it to send this";
     /// The receiver's network policies allow no such ingress.
     PolicyIngress = 33, "policy_ingress", "the receiver's network policies do not allow it to receive this";
     /// An EgressPolicy of the sender denies it.
-    PolicyBeyond = 34, "policy_beyond", "an egress policy of the sender does not allow it to leave";
+    PolicyExternal = 34, "policy_beyond", "an egress policy of the sender does not allow it to leave";
     /// In the range of virtual addresses, but no service has the address.
     NoService = 35, "no_service", "no service has this address of the service range";
     /// The service has no such port: refused (TCP RST, ICMP port unreachable).
     NoServicePort = 36, "no_service_port", "the service has no such port";
     /// The service has no usable backend: refused.
     NoBackend = 37, "no_backend", "the service has no usable backend";
-    /// The service wants local backends only, and this node has none.
+    /// The service has a local traffic policy, and this node has no backend.
     NoLocalBackend = 38, "no_local_backend", "the service has no usable backend on this node";
-    /// The endpoint has opened as many flows as it may.
-    FlowQuota = 39, "flow_quota", "the pod has opened as many flows as one pod may";
-    /// The answers of the translated flow would look like those of another one that is still alive.
+    /// The endpoint has reached its maximum number of flows.
+    FlowQuota = 39, "flow_quota", "the pod has reached its maximum number of flows";
+    /// The replies of the translated flow would be those of another live flow.
     TupleInUse = 40, "tuple_in_use", "another connection of the pod uses the same ports towards the same backend";
-    /// An ICMP error quotes a fragment of a translated flow, so that nobody can tell whose it is.
+    /// An ICMP error quotes a fragment of a translated flow, whose flow cannot be determined.
     IcmpFragment = 41, "icmp_fragment", "an ICMP error quotes a fragment of a translated packet";
-    /// Every port that masquerading may take is taken for this destination.
-    MasqueradePorts = 42, "masquerade_ports", "no port is left to masquerade with towards this destination";
+    /// All masquerade ports are in use for this destination.
+    MasqueradePorts = 42, "masquerade_ports", "all masquerade ports towards this destination are in use";
     /// The protocol has no ports to masquerade with.
-    MasqueradeProtocol = 43, "masquerade_protocol", "the protocol cannot be masqueraded";
-    /// No address to masquerade with, or no way out.
+    MasqueradeProtocol = 43, "masquerade_protocol", "the protocol, or IPv6 through a service with an external backend, cannot be masqueraded";
+    /// No address to masquerade with, or no route.
     MasqueradeAddress = 44, "masquerade_address", "the node has no address or no route to masquerade with";
-    /// The packet is larger than the way out takes: answered with the size that fits.
-    TooBig = 45, "too_big", "larger than the way out of the node takes";
-    /// The time to live is over: answered.
-    TimeExceeded = 46, "time_exceeded", "the time to live is over";
-    /// On its way out of the node with a pod's address although its network masquerades.
-    Untranslated = 47, "untranslated", "would leave the node with a pod's address as its source";
+    /// The packet exceeds the uplink's MTU: answered with that MTU.
+    TooBig = 45, "too_big", "larger than the MTU of the uplink";
+    /// The time to live has expired: answered.
+    TimeExceeded = 46, "time_exceeded", "the time to live has expired";
+    /// Leaving the node with a pod's address although its network masquerades.
+    Untranslated = 47, "untranslated", "would leave the node with a pod's address as source";
     /// From outside with a source address of a pod network.
     BogonSource = 48, "bogon_source", "came from outside with a source address of a pod network";
     /// From outside, from an address of the deny list.

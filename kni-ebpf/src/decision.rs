@@ -90,7 +90,7 @@ impl Decision {
             Self::STACK => Verdict::PassedToStack,
             Self::ANSWER => Verdict::Answered,
             Self::DELIVER => Verdict::Delivered,
-            Self::UPLINK => Verdict::Left,
+            Self::UPLINK => Verdict::Masqueraded,
             _ => Verdict::Absorbed,
         }
     }

@@ -12,7 +12,7 @@ use aya_ebpf::helpers::bpf_jiffies64;
 use kni_common::{
     Verdict,
     address::bytes,
-    flow::{FLOW_ANSWER, FLOW_CLOSED, FLOW_FIN, FlowValue, KIND_UPLINK, Ports, swapped},
+    flow::{FLOW_REPLY, FLOW_CLOSED, FLOW_FIN, FlowValue, KIND_UPLINK, Ports, swapped},
     uplink::OUTSIDE,
 };
 
@@ -166,7 +166,7 @@ pub fn repair(
             destination,
             lifetime: original.lifetime,
             kind,
-            flags: original.flags & !FLOW_FIN | FLOW_ANSWER,
+            flags: original.flags & !FLOW_FIN | FLOW_REPLY,
             ports: Ports::from_word(answer.ports),
             address: bytes(answer.source),
         };

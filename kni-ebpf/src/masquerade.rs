@@ -10,7 +10,7 @@ use aya_ebpf::{
 use kni_common::{
     Verdict,
     address::{bytes, mapped, words},
-    flow::{FLOW_ANSWER, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FROM, FLOW_TO, FlowValue, KIND_UPLINK, Ports, swapped},
+    flow::{FLOW_REPLY, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FROM, FLOW_TO, FlowValue, KIND_UPLINK, Ports, swapped},
     uplink::{Masquerade, OUTSIDE},
 };
 
@@ -77,7 +77,7 @@ pub fn keep(packet: &Packet, work: &mut Work) -> bool {
     };
     let is_unanswered = own.kind == KIND_UPLINK
         // One through a service chooses again: its answer has not come either.
-        && own.flags & (FLOW_ANSWER | FLOW_CONFIRMED | FLOW_CLOSED | FLOW_FROM | FLOW_TO) == FLOW_FROM
+        && own.flags & (FLOW_REPLY | FLOW_CONFIRMED | FLOW_CLOSED | FLOW_FROM | FLOW_TO) == FLOW_FROM
         && !is_through_service(packet, work)
         && own.source_generation == work.story.generation
         && flow::is_live(own);
@@ -145,8 +145,8 @@ pub fn is_possible(packet: &Packet, work: &Work) -> bool {
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the three flags are below 256")]
 fn describe_answer(packet: &Packet, work: &mut Work) {
-    const ONE_END: u8 = (FLOW_ANSWER | FLOW_TO) as u8;
-    const BOTH_ENDS: u8 = (FLOW_ANSWER | FLOW_TO | FLOW_FROM) as u8;
+    const ONE_END: u8 = (FLOW_REPLY | FLOW_TO) as u8;
+    const BOTH_ENDS: u8 = (FLOW_REPLY | FLOW_TO | FLOW_FROM) as u8;
     if is_through_service(packet, work) {
         work.inner.source = words(both(packet.destination, packet.source));
         work.inner.tcp_flags = BOTH_ENDS;

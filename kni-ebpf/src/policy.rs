@@ -8,7 +8,7 @@ use kni_common::{
     endpoint::EndpointRow,
     event::{FlowEvent, PolicyTrail},
     policy::{
-        BEYOND, EGRESS, IDENTITY_ANY, INGRESS, IdentityData, PORTS_ALL, PORTS_NONE, PREFIX_PORT, PolicyKey,
+        EXTERNAL, EGRESS, IDENTITY_ANY, INGRESS, IdentityData, PORTS_ALL, PORTS_NONE, PREFIX_PORT, PolicyKey,
         PolicyValue, PortData,
     },
     route::FULL_PREFIX,
@@ -92,8 +92,8 @@ pub fn leaving(sender: &EndpointRow, destination: [u32; 4], asked: u32, story: &
     if !judge(&mut story.egress, sender.policy, identity, EGRESS, asked) {
         return Err(Verdict::PolicyEgress);
     }
-    if !judge(&mut story.beyond, sender.policy, identity, BEYOND, asked) {
-        return Err(Verdict::PolicyBeyond);
+    if !judge(&mut story.beyond, sender.policy, identity, EXTERNAL, asked) {
+        return Err(Verdict::PolicyExternal);
     }
     Ok(())
 }

@@ -170,14 +170,14 @@ fn sctp(ctx: &TcContext, packet: &Packet, difference: u32) -> Result<(), Verdict
     skb::store_bytes(ctx, at, &changed)
 }
 
-/// [`crc32c::change`].
+/// [`crc32c::delta`].
 ///
 /// VERIFIER: a global function, see `global`.
 // SAFETY: nothing else defines the name.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn sctp_change(difference: u32, length: u32) -> u32 {
-    crc32c::change(difference, length)
+    crc32c::delta(difference, length)
 }
 
 /// The identifier of an ICMP echo, which stands for both ports. A quoted echo's own checksum is left as it is quoted,

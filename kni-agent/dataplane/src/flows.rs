@@ -10,7 +10,7 @@ use kni_common::{
     config::{FlowShare, SHARE_WINDOW_SHIFT},
     endpoint::EndpointRow,
     flow::{
-        FLOW_ANSWER, FLOW_CLOSED, FLOW_TO, FlowKey4, FlowKey6, FlowValue, KIND_FROM_STACK, KIND_TO_STACK, KIND_UPLINK,
+        FLOW_CLOSED, FLOW_REPLY, FLOW_TO, FlowKey4, FlowKey6, FlowValue, KIND_FROM_STACK, KIND_TO_STACK, KIND_UPLINK,
     },
     service::ServiceKey,
     uplink::OUTSIDE,
@@ -167,7 +167,7 @@ fn forget<K: FlowKey + Row>(table: &Table<K, FlowValue>, gone: &HashSet<Led>) ->
 
 /// The service port that a translated flow has asked for, and the backend that it got.
 fn leads(tuple: &Tuple, value: &FlowValue) -> Option<Led> {
-    let question = value.flags & FLOW_TO != 0 && value.flags & FLOW_ANSWER == 0;
+    let question = value.flags & FLOW_TO != 0 && value.flags & FLOW_REPLY == 0;
     let service = ServiceKey {
         network: tuple.network,
         address: tuple.destination,
@@ -232,7 +232,7 @@ impl<'a> Owners<'a> {
 
 /// Whether the row is the answer's of a flow that left the node: whoever has it has the port.
 const fn takes_port(tuple: &Tuple, value: &FlowValue) -> bool {
-    tuple.network == OUTSIDE && value.kind == KIND_UPLINK && value.flags & FLOW_ANSWER != 0
+    tuple.network == OUTSIDE && value.kind == KIND_UPLINK && value.flags & FLOW_REPLY != 0
 }
 
 /// Removes what is over, or was of somebody who is gone, adds the rest to the census and returns how many rows stay.
@@ -260,7 +260,7 @@ fn sweep<K: FlowKey + Row>(
                 *census.masquerade.entry((family, key.tuple().protocol)).or_default() += 1;
             }
             // A flow that is over does not count, as in the programs.
-            let asking = value.flags & (FLOW_ANSWER | FLOW_CLOSED) == 0;
+            let asking = value.flags & (FLOW_REPLY | FLOW_CLOSED) == 0;
             if let Some(owner) = asking.then(|| owners.of(&key.tuple(), value)).flatten() {
                 *census.per_endpoint.entry(owner).or_default() += 1;
             }
@@ -396,7 +396,7 @@ mod tests {
             let question = tuple((client, 4000), (virtual_ip, 53));
             let answer = tuple((backend, 5353), (client, 4000));
             put(&tables, &question, row(FLOW_TO, backend, (4000, 5353)));
-            put(&tables, &answer, row(FLOW_FROM | FLOW_ANSWER, virtual_ip, (53, 4000)));
+            put(&tables, &answer, row(FLOW_FROM | FLOW_REPLY, virtual_ip, (53, 4000)));
             // A pod that reaches itself: its answers go to the virtual address.
             let hairpin = tuple((backend, 4001), (virtual_ip, 53));
             let hairpin_answer = tuple((backend, 5353), (virtual_ip, 4001));
@@ -404,7 +404,7 @@ mod tests {
             put(
                 &tables,
                 &hairpin_answer,
-                row(FLOW_TO | FLOW_FROM | FLOW_ANSWER, backend, (53, 4001)),
+                row(FLOW_TO | FLOW_FROM | FLOW_REPLY, backend, (53, 4001)),
             );
             // Another backend, another port of the backend, another service, and the pod by its own address.
             let kept = [
@@ -472,7 +472,7 @@ mod tests {
             put(
                 tables,
                 &question.reversed(),
-                flow(KIND_LOCAL, FLOW_ANSWER, (20, 12), 1, last_seen),
+                flow(KIND_LOCAL, FLOW_REPLY, (20, 12), 1, last_seen),
             );
         }
         let rows = [

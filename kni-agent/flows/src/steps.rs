@@ -104,7 +104,7 @@ fn was_judged(flow: &FlowView) -> bool {
         Verdict::Delivered,
         Verdict::PolicyEgress,
         Verdict::PolicyIngress,
-        Verdict::PolicyBeyond,
+        Verdict::PolicyExternal,
         Verdict::TupleInUse,
         Verdict::FlowQuota,
         Verdict::FlowTableFull,

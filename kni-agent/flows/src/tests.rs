@@ -275,7 +275,7 @@ fn behind_a_service_stands_the_pod_that_it_leads_to() {
             "10.0.0.3 is pod y/b of this node",
             "egress: no policy selects x/a",
             "ingress: no policy selects y/b",
-            "redirected: delivered straight to a pod on this node",
+            "redirected: delivered directly to a pod on this node",
         ]
     );
 }
@@ -336,7 +336,7 @@ fn steps_end_where_the_packet_did() {
         [
             "the node sends TCP 80 from 192.0.2.1 to y/b at 10.0.0.3 by eth0 (network main)",
             "ingress: the node itself may always reach its pods",
-            "delivered: let through from the node's network stack",
+            "delivered: accepted from the node's network stack",
         ]
     );
 }

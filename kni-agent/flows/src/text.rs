@@ -40,7 +40,7 @@ pub(super) fn reason(flow: &FlowView) -> String {
         flow.ingress
             .as_ref()
             .and_then(|trail| denial(trail, &destination, "ingress", &source, flow))
-    } else if flow.verdict == Verdict::PolicyBeyond {
+    } else if flow.verdict == Verdict::PolicyExternal {
         flow.beyond
             .as_ref()
             .and_then(|trail| denial(trail, &source, "leaving", &destination, flow))

@@ -77,7 +77,7 @@ pub enum PolicyDirection {
     Egress,
     /// What selected pods receive (`kni_common::policy::INGRESS`).
     Ingress,
-    /// What selected pods send beyond the pod networks (`kni_common::policy::BEYOND`).
+    /// What selected pods send beyond the pod networks (`kni_common::policy::EXTERNAL`).
     Beyond,
 }
 
@@ -96,7 +96,7 @@ impl PolicyDirection {
         match self {
             Self::Egress => kni_common::policy::EGRESS,
             Self::Ingress => kni_common::policy::INGRESS,
-            Self::Beyond => kni_common::policy::BEYOND,
+            Self::Beyond => kni_common::policy::EXTERNAL,
         }
     }
 }

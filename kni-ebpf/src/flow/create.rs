@@ -3,7 +3,7 @@
 use kni_common::{
     Verdict,
     address::{bytes, words},
-    flow::{FLOW_ANSWER, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FROM, FLOW_HAIRPIN, FLOW_TO, FlowValue, Ports, swapped},
+    flow::{FLOW_REPLY, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FROM, FLOW_HAIRPIN, FLOW_TO, FlowValue, Ports, swapped},
 };
 
 use super::{Tuple, find_answer, is_live, new_lifetime, now, put, take_share};
@@ -50,7 +50,7 @@ pub fn create(network: u32, packet: &Packet, to: &Packet, new: &NewFlow) -> Resu
     let last_seen = now();
     let lifetime = new_lifetime(packet);
     let mut flags = new.flags;
-    let mut answer_flags = new.flags | FLOW_ANSWER;
+    let mut answer_flags = new.flags | FLOW_REPLY;
     if packet.destination != to.destination || packet.ports != to.ports {
         flags |= FLOW_TO;
         answer_flags |= FLOW_FROM;
@@ -97,7 +97,7 @@ fn is_taken(network: u32, packet: &Packet, to: &Packet) -> bool {
         return false;
     };
     let alive = packet.protocol == TCP
-        && answer.flags & (FLOW_ANSWER | FLOW_CONFIRMED | FLOW_CLOSED) == FLOW_ANSWER | FLOW_CONFIRMED
+        && answer.flags & (FLOW_REPLY | FLOW_CONFIRMED | FLOW_CLOSED) == FLOW_REPLY | FLOW_CONFIRMED
         && is_live(answer);
     // What the answer becomes: its source as it was asked for, or, where the pod asked itself, its destination.
     let asked = if answer.flags & FLOW_HAIRPIN == 0 {

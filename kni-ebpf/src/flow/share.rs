@@ -3,7 +3,7 @@
 use kni_common::{
     Verdict,
     config::{FlowShare, SHARE_WINDOW_SHIFT},
-    flow::{FLOW_ANSWER, FlowValue},
+    flow::{FLOW_REPLY, FlowValue},
 };
 
 use super::now;
@@ -46,7 +46,7 @@ pub fn take_share(endpoint: u32) -> Result<(), Verdict> {
 /// Whose share of the tables the flow is: the pod's that opened it, or the one that it was opened to from beyond.
 #[inline(always)]
 pub(super) fn owner(row: &FlowValue, opposite: &FlowValue) -> u32 {
-    let (answer, original) = if row.flags & FLOW_ANSWER != 0 {
+    let (answer, original) = if row.flags & FLOW_REPLY != 0 {
         (row, opposite)
     } else {
         (opposite, row)

@@ -2,7 +2,7 @@
 
 use kni_common::{
     config::Config,
-    flow::{FLOW_ANSWER, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FIN, FlowValue},
+    flow::{FLOW_REPLY, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FIN, FlowValue},
 };
 
 use super::{Tuple, network_of_other, other, share};
@@ -14,7 +14,7 @@ use crate::{
 /// Whether the packet moves its flow to another state: the first answer, FIN, RST.
 #[inline(always)]
 pub fn is_turning(packet: &Packet, row: &FlowValue) -> bool {
-    row.flags & (FLOW_ANSWER | FLOW_CONFIRMED) == FLOW_ANSWER || packet.tcp_flags & (FIN | RST) != 0
+    row.flags & (FLOW_REPLY | FLOW_CONFIRMED) == FLOW_REPLY || packet.tcp_flags & (FIN | RST) != 0
 }
 
 /// Moves the flow on. Not on the path of most packets.
@@ -40,7 +40,7 @@ pub(crate) extern "C" fn flow_turn(network: u32, packet: *const Packet, row: *mu
     let opposite = other(network, packet, row);
     let was_closed = row.flags & FLOW_CLOSED != 0;
     let mut flags = 0;
-    if row.flags & (FLOW_ANSWER | FLOW_CONFIRMED) == FLOW_ANSWER {
+    if row.flags & (FLOW_REPLY | FLOW_CONFIRMED) == FLOW_REPLY {
         flags |= FLOW_CONFIRMED;
         // One that is over already stays over.
         row.lifetime = if row.flags & FLOW_CLOSED == 0 {

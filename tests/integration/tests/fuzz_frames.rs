@@ -243,14 +243,14 @@ mod fuzz_frames {
         }
         // No table was full, and nothing passed the uplink.
         let never = |verdict: &Verdict| {
-            [Verdict::Left, Verdict::FlowTableFull].contains(verdict) || *verdict >= Verdict::MasqueradePorts
+            [Verdict::Masqueraded, Verdict::FlowTableFull].contains(verdict) || *verdict >= Verdict::MasqueradePorts
         };
         // Take several frames that fit each other.
         let seldom = [
             Verdict::IcmpFragment,
             Verdict::TupleInUse,
             Verdict::PolicyEgress,
-            Verdict::PolicyBeyond,
+            Verdict::PolicyExternal,
         ];
         let only_from = [
             Verdict::Redirected,

@@ -6,7 +6,7 @@ use kni_common::{
     address::{ADDRESS_OF_SERVICE, AddressValue, bytes, words},
     endpoint::{EndpointRow, FLAG_HOST_ACCESS},
     flow::{
-        FLOW_ANSWER, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FROM, FLOW_HAIRPIN, FLOW_NODE, FLOW_TO, FlowValue,
+        FLOW_REPLY, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FROM, FLOW_HAIRPIN, FLOW_NODE, FLOW_TO, FlowValue,
         KIND_FROM_STACK, KIND_LOCAL, KIND_TO_STACK, KIND_UPLINK,
     },
     route::{ACTION_MASQUERADE, ACTION_SERVICE_RANGE, ACTION_STACK, FULL_PREFIX, RouteData},
@@ -55,7 +55,7 @@ fn decide(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) 
 /// A repeated SYN stays with the backend that the first one went to: its answer may be on its way.
 #[inline(always)]
 fn keeps_backend(row: &EndpointRow, found: &FlowValue) -> bool {
-    found.flags & (FLOW_TO | FLOW_ANSWER | FLOW_CONFIRMED | FLOW_CLOSED) == FLOW_TO
+    found.flags & (FLOW_TO | FLOW_REPLY | FLOW_CONFIRMED | FLOW_CLOSED) == FLOW_TO
         && found.source_generation >= row.incarnation
         && flow::is_live(found)
 }
@@ -64,7 +64,7 @@ fn keeps_backend(row: &EndpointRow, found: &FlowValue) -> bool {
 #[inline(always)]
 fn lost_answer(row: &EndpointRow, packet: &Packet) -> Option<&'static mut FlowValue> {
     let original = flow::find_answer(row.network, packet)?;
-    if original.flags & (FLOW_ANSWER | FLOW_TO | FLOW_FROM) != 0
+    if original.flags & (FLOW_REPLY | FLOW_TO | FLOW_FROM) != 0
         || original.destination_generation < row.incarnation
         || !flow::is_live(original)
     {
@@ -109,7 +109,7 @@ fn revive_local(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work:
     story::translated(work);
     work.story.peer = found.destination;
     if found.flags & FLOW_HAIRPIN == 0 {
-        if found.flags & FLOW_ANSWER == 0 {
+        if found.flags & FLOW_REPLY == 0 {
             attempt!(policy::between(row, there, work.to.asked(), packet.v4, &mut work.story));
         } else {
             attempt!(policy::between(
@@ -129,7 +129,7 @@ fn revive_local(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work:
 fn revive_stack(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
     flow::translate_apart(&mut work.to, found);
     story::translated(work);
-    if found.flags & FLOW_ANSWER == 0 {
+    if found.flags & FLOW_REPLY == 0 {
         attempt!(policy::leaving(
             row,
             work.to.destination,
@@ -310,7 +310,7 @@ fn open_uplink(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     }
     attempt!(masquerade::open(packet, work));
     story::translated(work);
-    count::new_flow(ctx, &mut work.story, Verdict::Left);
+    count::new_flow(ctx, &mut work.story, Verdict::Masqueraded);
     if !config::is_dry_run() {
         attempt!(masquerade::depart(ctx, packet.v4));
         attempt!(translate::apply(ctx, packet, &work.to));

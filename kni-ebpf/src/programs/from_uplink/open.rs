@@ -6,7 +6,7 @@ use kni_common::{
     Verdict,
     address::{bytes, mapped, words},
     endpoint::EndpointRow,
-    flow::{FLOW_ANSWER, FlowValue, KIND_UPLINK},
+    flow::{FLOW_REPLY, FlowValue, KIND_UPLINK},
     uplink::{HostPortKey, HostPortValue, OUTSIDE},
 };
 
@@ -60,7 +60,7 @@ fn revive(there: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mu
     tell_of(work, there, endpoint);
     flow::translate(&mut work.to, found);
     story::translated(work);
-    if found.flags & FLOW_ANSWER != 0 {
+    if found.flags & FLOW_REPLY != 0 {
         attempt!(policy::leaving(there, packet.source, packet.answers(), &mut work.story));
     } else {
         let identity = policy::identity_beyond(there.network, &packet.source);

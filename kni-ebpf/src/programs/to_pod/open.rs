@@ -5,7 +5,7 @@ use kni_common::{
     IFINDEX_BASE, Verdict,
     address::ADDRESS_OF_SERVICE,
     endpoint::EndpointRow,
-    flow::{FLOW_ANSWER, FLOW_FROM, FLOW_NODE, FLOW_TO, FlowValue, KIND_FROM_STACK, KIND_LOCAL, KIND_TO_STACK},
+    flow::{FLOW_REPLY, FLOW_FROM, FLOW_NODE, FLOW_TO, FlowValue, KIND_FROM_STACK, KIND_LOCAL, KIND_TO_STACK},
 };
 
 use crate::{
@@ -52,7 +52,7 @@ fn decide(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) 
 fn lost_answer(row: &EndpointRow, packet: &Packet, endpoint: u32) -> Option<&'static mut FlowValue> {
     let original = flow::find_answer(row.network, packet)?;
     if original.kind != KIND_TO_STACK
-        || original.flags & (FLOW_ANSWER | FLOW_TO | FLOW_FROM) != 0
+        || original.flags & (FLOW_REPLY | FLOW_TO | FLOW_FROM) != 0
         || original.source_generation < row.incarnation
         || !flow::is_live(original)
     {
@@ -73,7 +73,7 @@ fn revive(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut 
     }
     flow::translate_if::<false>(&mut work.to, found);
     story::translated(work);
-    if found.flags & FLOW_ANSWER != 0 {
+    if found.flags & FLOW_REPLY != 0 {
         attempt!(policy::leaving(row, packet.source, packet.answers(), &mut work.story));
     } else if found.flags & FLOW_NODE == 0 {
         let identity = policy::identity_at(row.network, packet.v4, &packet.source);

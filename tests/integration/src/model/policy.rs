@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 use kni_common::{
     counter::HitKey,
-    policy::{BEYOND, EGRESS, INGRESS},
+    policy::{EGRESS, EXTERNAL, INGRESS},
 };
 
 use super::{
@@ -36,7 +36,7 @@ impl Asked {
         match self {
             Self::Egress => EGRESS,
             Self::Ingress => INGRESS,
-            Self::Beyond => BEYOND,
+            Self::Beyond => EXTERNAL,
         }
     }
 
@@ -44,7 +44,7 @@ impl Asked {
         match self {
             Self::Egress => Verdict::PolicyEgress,
             Self::Ingress => Verdict::PolicyIngress,
-            Self::Beyond => Verdict::PolicyBeyond,
+            Self::Beyond => Verdict::PolicyExternal,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use kni_common::flow::{
-    FLOW_ANSWER, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FIN, FLOW_FROM, FLOW_HAIRPIN, FLOW_NODE, FLOW_TO, FlowValue,
+    FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FIN, FLOW_FROM, FLOW_HAIRPIN, FLOW_NODE, FLOW_REPLY, FLOW_TO, FlowValue,
     KIND_FROM_STACK, KIND_LOCAL, KIND_TO_STACK,
 };
 use kni_model::EndpointId;
@@ -63,7 +63,7 @@ impl Lockstep {
         let from = becomes.source != flow.source;
         let mut flags = 0;
         for (bit, set) in [
-            (FLOW_ANSWER, entry.answer),
+            (FLOW_REPLY, entry.answer),
             (FLOW_CONFIRMED, entry.confirmed),
             (FLOW_FIN, entry.finished),
             (FLOW_CLOSED, entry.closed),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use anyhow::{Result, ensure};
 use kni_common::{
     IFINDEX_BASE,
-    Verdict::{Delivered, PassedToStack, PolicyBeyond, PolicyEgress, PolicyIngress, Redirected, SourceAddress},
+    Verdict::{Delivered, PassedToStack, PolicyEgress, PolicyExternal, PolicyIngress, Redirected, SourceAddress},
 };
 use kni_integration::{
     frames::{Payload, TcpFlags},
@@ -156,7 +156,7 @@ fn addresses_beyond_have_identities_too() -> Result<()> {
                 super::table::B6.into()
             };
             let leaves = from(DEFAULT_B).frame(&udp(own, friend));
-            table.fresh(&name("sending, but not leaving"), DEFAULT_B, &leaves, PolicyBeyond)?;
+            table.fresh(&name("sending, but not leaving"), DEFAULT_B, &leaves, PolicyExternal)?;
         }
         Ok(())
     })

@@ -1,7 +1,7 @@
 //! A change of policy meets the next packet; answers are judged as what they answer.
 
 use anyhow::{Result, ensure};
-use kni_common::Verdict::{Delivered, PassedToStack, PolicyBeyond, PolicyEgress, PolicyIngress, Redirected};
+use kni_common::Verdict::{Delivered, PassedToStack, PolicyEgress, PolicyExternal, PolicyIngress, Redirected};
 use kni_integration::{
     frames::{Payload, TcpFlags},
     model::{ANYBODY, Allowed, Asked},
@@ -148,7 +148,7 @@ fn an_answer_from_beyond_is_no_new_flow() -> Result<()> {
         let question = from(DEFAULT_A).frame(&ip(a, far).packet(&Payload::udp(4000, 53, b"")));
         table.sent("question", DEFAULT_A, &question, PassedToStack)?;
         select(table.step, DEFAULT_A, NOTHING + 10)?;
-        table.sent("question, leaving denied", DEFAULT_A, &question, PolicyBeyond)?;
+        table.sent("question, leaving denied", DEFAULT_A, &question, PolicyExternal)?;
         Ok(())
     })
 }

@@ -128,7 +128,7 @@ fn wrong_here(step: &mut Lockstep, reason: Verdict) -> Result<Option<Shot>> {
             select(step, BLUE_B, 50)?;
             sent(plain())
         }
-        Verdict::PolicyBeyond => {
+        Verdict::PolicyExternal => {
             step.allow(51, ANYBODY, Asked::Egress, Allowed::Everything, 1)?;
             select(step, DEFAULT_A, 51)?;
             Some((Seen::from_pod(DEFAULT_A), from(DEFAULT_A).frame(&udp(A4, OUTSIDE4))))
