@@ -1,19 +1,19 @@
-//! What the node told the programs: the configuration row, and whether this copy only answers questions.
+//! Reads the node configuration and whether this copy of the programs runs dry.
 
 use aya_ebpf::Global;
 use kni_common::config::Config;
 
 use crate::maps::CONFIG;
 
-/// Set to 1 by the agent in a copy of the programs that is only run on frames of its own (`BPF_PROG_TEST_RUN`): such a
-/// run decides like any other and tells what it decided, but changes no flow, counter or event.
+/// Set to 1 by the agent in the copy of the programs that it runs only on frames of its own (`BPF_PROG_TEST_RUN`): a
+/// dry run decides like any other and publishes its decision, but changes no flow, counter or event.
 ///
 /// VERIFIER: read-only data is constant to it, so that each copy loses the branches of the other.
-// SAFETY: the name is what the loader looks for; nothing else defines it.
+// SAFETY: the loader looks for this name; nothing else defines it.
 #[unsafe(no_mangle)]
 static DRY_RUN: Global<u8> = Global::new(0);
 
-/// Whether this run must not change anything.
+/// Whether this is a dry run, which must not change any state.
 #[inline(always)]
 pub fn is_dry_run() -> bool {
     DRY_RUN.load() != 0

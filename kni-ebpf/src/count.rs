@@ -1,50 +1,19 @@
-//! Counts what was decided and reports drops and new flows; the only writer of counters and events.
+//! Counts forwarded and dropped packets.
 
 use aya_ebpf::programs::TcContext;
 use kni_common::{
     Direction, Verdict,
-    config::Config,
-    counter::{Counter, DropKey, EVENT_WINDOW_SHIFT, EVENTS_PER_WINDOW, EventGate, counter_index},
+    counter::{Counter, DropKey, counter_index},
     event::FlowEvent,
 };
 
 use crate::{
-    config, flow,
-    maps::{COUNTERS, DROPS, EVENT_GATES},
-    programs::DROP,
-    story,
+    action::DROP,
+    config, event, explanation,
+    maps::{COUNTERS, DROPS},
 };
 
-/// Who and where, for counters and events.
-#[derive(Clone, Copy)]
-pub struct Place {
-    /// Endpoint id, 0 for none.
-    pub endpoint: u32,
-    /// Network id, 0 for none.
-    pub network: u32,
-    /// Generation of the endpoint's row.
-    pub generation: u32,
-    /// Direction.
-    pub direction: Direction,
-    /// EtherType, host byte order.
-    pub ethertype: u16,
-}
-
-impl Place {
-    /// Nothing known yet.
-    #[inline(always)]
-    pub const fn unknown(direction: Direction) -> Self {
-        Self {
-            endpoint: 0,
-            network: 0,
-            generation: 0,
-            direction,
-            ethertype: 0,
-        }
-    }
-}
-
-/// Counts a packet that goes on.
+/// Counts a forwarded packet.
 #[inline(always)]
 pub fn forwarded(endpoint: u32, direction: Direction, verdict: Verdict, length: u32) {
     if config::is_dry_run() {
@@ -58,15 +27,16 @@ pub fn forwarded(endpoint: u32, direction: Direction, verdict: Verdict, length: 
     }
 }
 
-/// Counts a dropped packet (`verdict` is the reason's code), and reports it unless the endpoint has reported too many.
-/// Returns what the program returns then.
+/// Counts a dropped packet and reports it, unless the endpoint has reported too many; `verdict` is the code of the
+/// reason. Returns the action of the program.
 ///
-/// VERIFIER: without a result it would return what its first register holds, and a pointer into the stack is refused.
+/// VERIFIER: without a result the function would return the content of its first register, and a pointer into the stack
+/// is refused.
 #[inline(never)]
-pub fn dropped(ctx: &TcContext, story: &mut FlowEvent, verdict: u16) -> i32 {
+pub fn dropped(ctx: &TcContext, event: &mut FlowEvent, verdict: u16) -> i32 {
     let length = ctx.len();
     if config::is_dry_run() {
-        story::answer(story, verdict, length);
+        explanation::record(event, verdict, length);
         return DROP;
     }
     #[cfg(feature = "trace")]
@@ -74,13 +44,13 @@ pub fn dropped(ctx: &TcContext, story: &mut FlowEvent, verdict: u16) -> i32 {
         ctx,
         "drop {} endpoint {} network {}",
         verdict,
-        story.endpoint,
-        story.network
+        event.endpoint,
+        event.network
     );
     let key = DropKey {
-        endpoint: story.endpoint,
+        endpoint: event.endpoint,
         verdict,
-        direction: story.direction,
+        direction: event.direction,
     };
     match DROPS.get_ptr_mut(key) {
         Some(counter) => {
@@ -101,53 +71,6 @@ pub fn dropped(ctx: &TcContext, story: &mut FlowEvent, verdict: u16) -> i32 {
             );
         }
     }
-    let Some(gate) = gate(story.endpoint) else {
-        return DROP;
-    };
-    gate.drops += 1;
-    if gate.drops > EVENTS_PER_WINDOW || !story::send(story, verdict, length) {
-        gate.lost += 1;
-    }
+    event::dropped(event, verdict, length);
     DROP
-}
-
-/// Reports a flow that was judged and let through, where somebody wants to know.
-#[inline(always)]
-pub fn new_flow(ctx: &TcContext, story: &mut FlowEvent, verdict: Verdict) {
-    if config::is_dry_run() {
-        story::answer(story, verdict as u16, ctx.len());
-        return;
-    }
-    let Some(config) = config::get() else { return };
-    if config.flow_events != 0 {
-        report_flow(ctx, story, verdict as u16, config);
-    }
-}
-
-#[inline(never)]
-fn report_flow(ctx: &TcContext, story: &mut FlowEvent, verdict: u16, config: &Config) -> i32 {
-    let Some(gate) = gate(story.endpoint) else {
-        return 0;
-    };
-    gate.flows += 1;
-    if gate.flows > config.flow_events || !story::send(story, verdict, ctx.len()) {
-        gate.lost += 1;
-    }
-    0
-}
-
-/// The endpoint's gate, opened anew in each window.
-#[inline(always)]
-fn gate(endpoint: u32) -> Option<&'static mut EventGate> {
-    let gate = EVENT_GATES.get_ptr_mut(endpoint)?;
-    #[expect(clippy::cast_possible_truncation, reason = "the low bits tell windows apart")]
-    let window = (flow::now() >> EVENT_WINDOW_SHIFT) as u32;
-    // SAFETY: a per-CPU row, as in `forwarded`.
-    let gate = unsafe { &mut *gate };
-    if gate.window != window {
-        gate.window = window;
-        gate.drops = 0;
-        gate.flows = 0;
-    }
-    Some(gate)
 }

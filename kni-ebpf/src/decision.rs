@@ -1,11 +1,11 @@
-//! What a program does with a packet, as one word.
+//! Encodes the decision on a packet as one word.
 //!
-//! VERIFIER: an enum with a payload would be clearer, but LLVM builds its unused halves from whatever a register holds,
-//! also from pointers, and the verifier refuses arithmetic on those. One integer leaves nothing unused.
+//! VERIFIER: an enum with a payload would be clearer, but LLVM fills its unused halves from any register, also from
+//! pointers, and the verifier refuses arithmetic on those. One integer leaves nothing unused.
 
 use kni_common::Verdict;
 
-/// A decision: drop for a reason, or where to go.
+/// A decision: drop for a reason, or a destination. The upper four bits hold its kind.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Decision(u32);
@@ -15,20 +15,20 @@ const KIND: u32 = 0xf000_0000;
 const DROP: u32 = 0x8000_0000;
 
 impl Decision {
-    /// No decision: ask further.
+    /// No decision yet.
     pub const NONE: Self = Self(0);
     /// To the node's stack.
     pub const STACK: Self = Self(0x2000_0000);
-    /// Back to the pod, rewritten into an answer.
+    /// Back to the pod, rewritten into a reply.
     pub const ANSWER: Self = Self(0x3000_0000);
     /// Link control that ends here.
-    pub const ABSORB: Self = Self(0x4000_0000);
+    pub const ABSORB: Self = Self(0x9000_0000);
     /// From the stack to the pod.
     pub const DELIVER: Self = Self(0x5000_0000);
 
     /// Out of the node through the uplink.
     pub const UPLINK: Self = Self(0x6000_0000);
-    /// The same, once an address and a port have been found.
+    /// The same, once an address and a port have been allocated.
     pub const MASQUERADE: Self = Self(0x7000_0000);
 
     /// To a local endpoint.
@@ -37,23 +37,23 @@ impl Decision {
         Self(LOCAL | (endpoint & !KIND))
     }
 
-    /// Nowhere.
+    /// Drop.
     #[inline(always)]
     pub const fn drop(reason: Verdict) -> Self {
         Self(DROP | reason as u32)
     }
 
-    /// The flow was judged again: treat the packet as one of a current flow.
-    pub const AGAIN: Self = Self(0x7100_0000);
+    /// The flow was re-evaluated: treat the packet as one of a current flow.
+    pub const RENEWED: Self = Self(0x4000_0000);
 
-    /// As a plain number, for functions that are called as C calls them.
+    /// As a plain number, for functions with the C calling convention.
     #[inline(always)]
     #[must_use]
     pub const fn word(self) -> u32 {
         self.0
     }
 
-    /// What [`Self::word`] gave.
+    /// The inverse of [`Self::word`].
     #[inline(always)]
     pub const fn from_word(word: u32) -> Self {
         Self(word)
@@ -69,7 +69,7 @@ impl Decision {
         }
     }
 
-    /// The code of the reason, where it is a drop.
+    /// The code of the reason, if it is a drop.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "the low half is the code")]
     pub const fn reason(self) -> Option<u16> {
@@ -80,7 +80,7 @@ impl Decision {
         }
     }
 
-    /// What counters and events call a decision that is no drop.
+    /// The verdict in counters and events, if it is not a drop.
     #[inline(always)]
     pub const fn verdict(self) -> Verdict {
         if self.endpoint().is_some() {
@@ -95,6 +95,12 @@ impl Decision {
         }
     }
 
+    /// A drop where nothing was decided.
+    #[inline(always)]
+    pub const fn or_drop(self, reason: Verdict) -> Self {
+        if self.is_none() { Self::drop(reason) } else { self }
+    }
+
     /// Whether nothing was decided.
     #[inline(always)]
     pub const fn is_none(self) -> bool {
@@ -102,7 +108,7 @@ impl Decision {
     }
 }
 
-/// The value, or the end of the function with the drop.
+/// Evaluates to the value, or returns from the function with the drop.
 macro_rules! attempt {
     ($result:expr) => {
         match $result {

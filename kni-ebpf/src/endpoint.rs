@@ -1,4 +1,4 @@
-//! Finds endpoints: by the interface a program runs on, and by network and address.
+//! Finds endpoints: by the interface that a program runs on, and by network and address.
 
 use aya_ebpf::{helpers::bpf_redirect, programs::TcContext};
 use kni_common::{
@@ -12,7 +12,7 @@ use crate::{
     skb,
 };
 
-/// Id of the endpoint whose host interface the program runs on. May be out of range: the row lookup tells.
+/// Id of the endpoint whose host interface the program runs on. It may be out of range: the row lookup checks it.
 #[inline(always)]
 pub fn of_interface(ctx: &TcContext) -> u32 {
     let ifindex = skb::ifindex(ctx);
@@ -22,19 +22,19 @@ pub fn of_interface(ctx: &TcContext) -> u32 {
     ifindex - IFINDEX_BASE
 }
 
-/// The kernel numbers interfaces from 1 up where nobody asks for a number.
+/// The endpoint of a CNI plugin's interface, whose index the kernel assigned, counting up from 1.
 #[inline(never)]
 fn of_plugin_interface(ifindex: u32) -> u32 {
-    // SAFETY: user space replaces rows whole; one that is removed meanwhile stays readable (RCU).
+    // SAFETY: user space replaces rows whole; a row that is removed meanwhile stays readable (RCU).
     match unsafe { INTERFACES.get(ifindex) } {
         Some(endpoint) => *endpoint,
         None => u32::MAX,
     }
 }
 
-/// Whether a CNI plugin's datapath carries the endpoint's packets.
+/// Whether a CNI plugin's datapath forwards the endpoint's packets.
 #[inline(always)]
-pub fn is_plugins(row: &EndpointRow) -> bool {
+pub fn is_plugin(row: &EndpointRow) -> bool {
     row.flags & FLAG_PLUGIN != 0
 }
 
@@ -57,9 +57,9 @@ pub fn is_shaped(row: &EndpointRow) -> bool {
     row.flags & FLAG_SHAPED != 0
 }
 
-/// Sends a judged packet, whose MAC addresses are the pod's already, out of the host end; `to_pod` lets it through.
+/// Sends a packet that passed policy and has the pod's MAC addresses out of the host end; `to_pod` lets it through.
 #[inline(never)]
-pub fn through_host_end(ctx: &TcContext, ifindex: u32) -> i32 {
+pub fn redirect_through_host_end(ctx: &TcContext, ifindex: u32) -> i32 {
     skb::set_mark(ctx, JUDGED_MARK);
     #[expect(clippy::cast_possible_truncation, reason = "the helper returns a TC action")]
     // SAFETY: a helper with plain arguments.
@@ -68,11 +68,11 @@ pub fn through_host_end(ctx: &TcContext, ifindex: u32) -> i32 {
     }
 }
 
-/// Who has the address in the network, as it was when the row was written.
+/// The holder of the address in the network, as of the time when the row was written.
 #[inline(always)]
 pub fn by_address(network: u32, address: [u32; 4]) -> Option<&'static AddressValue> {
-    // SAFETY: user space replaces rows whole; one that is replaced meanwhile stays readable (RCU), and the caller
-    // compares its generation with the endpoint's.
+    // SAFETY: user space replaces rows whole; a row that is replaced meanwhile stays readable (RCU), and the caller
+    // compares its incarnation with the endpoint's.
     unsafe {
         ADDRESSES.get(AddressKey {
             network,
@@ -81,14 +81,14 @@ pub fn by_address(network: u32, address: [u32; 4]) -> Option<&'static AddressVal
     }
 }
 
-/// The endpoint's generation, read before anything that it stands for: the agent writes it last.
+/// The endpoint's generation, read before the data that it covers: the agent writes it last.
 #[inline(always)]
 pub fn generation(row: &EndpointRow) -> u32 {
     // SAFETY: an aligned word of a row that stays mapped.
     unsafe { core::ptr::read_volatile(&raw const row.generation) }
 }
 
-/// Whether the row still belongs to whom the address row names.
+/// Whether the row still belongs to the owner that the address row names.
 #[inline(always)]
 pub fn is_current(row: &EndpointRow, network: u32, found: &AddressValue) -> bool {
     row.network == network && row.incarnation == found.incarnation && is_ready(row)

@@ -1,31 +1,31 @@
-//! The flow table: both directions' rows, found, kept alive and judged again.
+//! Finds, refreshes and re-evaluates the rows of the flow table.
 //!
-//! The direction that opened a flow is the *original* one, the other its *answer*. Each has a row, found by the key as it
-//! stands in the packet; from either row the other one's key follows ([`other`]), translated or not.
+//! A flow has an *original* direction, which opened it, and a *reply* direction. Each has a row, keyed by the tuple of
+//! its packets; from either row the other one's key follows ([`other`]), translated or not.
 
 mod create;
 mod share;
+mod state;
 mod tuple;
-mod turn;
 
-use aya_ebpf::helpers::bpf_jiffies64;
 use kni_common::{
     Verdict,
     address::bytes,
-    flow::{FLOW_REPLY, FLOW_CLOSED, FLOW_FIN, FlowValue, KIND_UPLINK, Ports, swapped},
+    flow::{FLOW_CLOSED, FLOW_FIN, FLOW_REPLY, FlowValue, KIND_UPLINK, Ports, swapped},
     uplink::OUTSIDE,
 };
 
+pub(crate) use self::state::flow_change_state;
 use self::tuple::Tuple;
-pub(crate) use self::turn::flow_turn;
 pub use self::{
     create::{NewFlow, create},
     share::take_share,
-    turn::is_turning,
+    state::changes_state,
 };
 use crate::{
     config, endpoint,
     packet::{Packet, TCP},
+    time::jiffies,
 };
 
 /// The row of the packet's own direction.
@@ -34,15 +34,15 @@ pub fn find(network: u32, packet: &Packet) -> Option<&'static mut FlowValue> {
     Tuple::of(packet).find(network, packet.v4)
 }
 
-/// [`find`] with a stack of its own, for what is not on the path of most packets.
+/// [`find`] with a stack frame of its own, off the path of most packets.
 #[inline(never)]
 pub fn lookup(network: u32, packet: &Packet) -> Option<&'static mut FlowValue> {
     find(network, packet)
 }
 
-/// The row of the opposite direction of an untranslated packet, or of one behind its translation.
+/// The row of the opposite direction of an untranslated packet, or of a packet after translation.
 #[inline(never)]
-pub fn find_answer(network: u32, packet: &Packet) -> Option<&'static mut FlowValue> {
+pub fn find_reply(network: u32, packet: &Packet) -> Option<&'static mut FlowValue> {
     Tuple::of(packet).reversed().find(network, packet.v4)
 }
 
@@ -53,7 +53,7 @@ pub fn reverse(packet: &mut Packet) {
     packet.ports = swapped(packet.ports);
 }
 
-/// Does to `to`, a copy of the row's packet, what the row's translation asks for.
+/// Applies the row's translation to `to`, a copy of the row's packet.
 #[inline(always)]
 pub fn translate(to: &mut Packet, row: &FlowValue) {
     translate_if::<true>(to, row);
@@ -61,13 +61,13 @@ pub fn translate(to: &mut Packet, row: &FlowValue) {
 
 /// [`translate`].
 ///
-/// VERIFIER: not inlined, for the stack of callers that have none left on Linux 6.1.
+/// VERIFIER: not inlined: its callers have no stack left on Linux 6.1.
 #[inline(never)]
-pub fn translate_apart(to: &mut Packet, row: &FlowValue) {
+pub fn translate_out_of_line(to: &mut Packet, row: &FlowValue) {
     translate(to, row);
 }
 
-/// [`translate`], where `BOTH` is false of flows that are not translated at both ends.
+/// [`translate`], where `BOTH` is false for flows that are not translated at both ends.
 #[inline(always)]
 pub fn translate_if<const BOTH: bool>(to: &mut Packet, row: &FlowValue) {
     let translated = Tuple::of(to).translated_if::<BOTH>(row);
@@ -83,7 +83,7 @@ pub fn other(network: u32, packet: &Packet, row: &FlowValue) -> Option<&'static 
     Tuple::of(packet).translated(row).reversed().find(network, packet.v4)
 }
 
-/// A flow that passes the uplink has one row in its pod's network and the other one outside.
+/// The network of the other row: a flow across the uplink has one row in its pod's network and the other one outside.
 #[inline(always)]
 fn network_of_other(network: u32, row: &FlowValue) -> Option<u32> {
     if row.kind != KIND_UPLINK {
@@ -96,17 +96,17 @@ fn network_of_other(network: u32, row: &FlowValue) -> Option<u32> {
     }
 }
 
-/// Whether the row has been used recently enough to mean anything.
+/// Whether the row has not expired.
 #[inline(always)]
 pub fn is_live(row: &FlowValue) -> bool {
     // Another CPU may have written a newer time than this one knows.
-    now().saturating_sub(row.last_seen) <= u64::from(row.lifetime)
+    jiffies().saturating_sub(row.last_seen) <= u64::from(row.lifetime)
 }
 
-/// Writes the row of the answer to `packet` where nothing else that means anything has its tuple; false otherwise.
-/// `patient`: also where both sides have ended their connection, but the other end may still remember it (`TIME_WAIT`).
+/// Writes the row of the reply to `packet` unless a live flow has its tuple; false in that case. `spare_closed` also
+/// spares a connection that both sides have closed, whose peer may still remember it (`TIME_WAIT`).
 #[inline(never)]
-pub fn claim_answer(network: u32, packet: &Packet, value: &FlowValue, patient: bool) -> bool {
+pub fn claim_reply(network: u32, packet: &Packet, value: &FlowValue, spare_closed: bool) -> bool {
     let answer = Tuple::of(packet).reversed();
     if answer.claim(network, packet.v4, value) {
         return true;
@@ -114,21 +114,22 @@ pub fn claim_answer(network: u32, packet: &Packet, value: &FlowValue, patient: b
     let Some(found) = answer.find(network, packet.v4) else {
         return false;
     };
-    // A connection that both sides have ended may be followed by another one at once (RFC 6191), where there is nothing
-    // better; its last packets are given a moment.
-    let settled = !patient && found.flags & FLOW_CLOSED != 0 && now() != found.last_seen;
+    // A connection that both sides have closed may be followed by another one at once (RFC 6191) where no better port
+    // is free; its last packets get a moment.
+    let settled = !spare_closed && found.flags & FLOW_CLOSED != 0 && jiffies() != found.last_seen;
     if is_live(found) && !settled {
         return false;
     }
-    // Between the two another CPU may do the same for another flow: one of them wins the insert, the other tries on.
-    answer.forget(network, packet.v4);
+    // Between the two calls another CPU may do the same for another flow: one of them wins the insert, the other
+    // continues.
+    answer.remove(network, packet.v4);
     answer.claim(network, packet.v4, value)
 }
 
-/// Takes back what [`claim_answer`] wrote.
+/// Removes the row that [`claim_reply`] wrote.
 #[inline(never)]
-pub fn unclaim_answer(network: u32, packet: &Packet) -> i32 {
-    Tuple::of(packet).reversed().forget(network, packet.v4);
+pub fn release_reply(network: u32, packet: &Packet) -> i32 {
+    Tuple::of(packet).reversed().remove(network, packet.v4);
     0
 }
 
@@ -138,7 +139,7 @@ pub fn put(network: u32, packet: &Packet, value: &FlowValue) -> Result<(), Verdi
     Tuple::of(packet).put(network, packet.v4, value)
 }
 
-/// jiffies that a flow lives without an answer.
+/// Lifetime of a flow without a reply, in jiffies.
 #[inline(always)]
 pub fn new_lifetime(packet: &Packet) -> u32 {
     match config::get() {
@@ -148,8 +149,8 @@ pub fn new_lifetime(packet: &Packet) -> u32 {
     }
 }
 
-/// Writes the row of the answer again, from the original one: either may be evicted without the other. Not for
-/// translated flows, whose answers do not lead to the original.
+/// Recreates the row of the reply direction from the original one: either may be evicted without the other. Not for
+/// translated flows, whose replies do not lead to the original row.
 #[inline(never)]
 pub fn repair(
     network: u32,
@@ -175,15 +176,15 @@ pub fn repair(
     find(network, answer)
 }
 
-/// Puts the generations of a flow that was judged again into both rows.
+/// Writes the generations of a re-evaluated flow into both rows.
 ///
-/// VERIFIER: returns a number for the reason of `count::dropped`.
+/// VERIFIER: returns a number for the same reason as `count::dropped`.
 #[inline(never)]
 pub fn renew(network: u32, packet: &Packet, row: &mut FlowValue, source: u32, destination: u32) -> i32 {
     if config::is_dry_run() {
         return 0;
     }
-    let last_seen = now();
+    let last_seen = jiffies();
     if let Some(opposite) = other(network, packet, row) {
         opposite.source_generation = destination;
         opposite.destination_generation = source;
@@ -195,19 +196,19 @@ pub fn renew(network: u32, packet: &Packet, row: &mut FlowValue, source: u32, de
     0
 }
 
-/// Whether the row, or that of the other direction, is live: a flow that only one side uses lives on.
+/// Whether the row or the other direction's is live: a flow that only one side uses stays live.
 #[inline(always)]
 pub fn lives(network: u32, packet: &Packet, row: &FlowValue) -> bool {
     is_live(row) || other(network, packet, row).is_some_and(|opposite| is_live(opposite))
 }
 
-/// Remembers that the flow lives; writes at most once per jiffy, so that two CPUs rarely share the cache line. True once
-/// in a while: it is time for [`refresh_other`].
+/// Refreshes the row; writes at most once per jiffy, so that two CPUs rarely share the cache line. True about once a
+/// second, when [`refresh_other`] is due.
 #[inline(always)]
 pub fn refresh(row: &mut FlowValue) -> bool {
     /// A power of two of jiffies, about a second.
     const WHILE_SHIFT: u32 = 8;
-    let now = now();
+    let now = jiffies();
     let before = row.last_seen;
     if before == now || config::is_dry_run() {
         return false;
@@ -216,8 +217,8 @@ pub fn refresh(row: &mut FlowValue) -> bool {
     (before ^ now) >> WHILE_SHIFT != 0
 }
 
-/// Remembers in the row of the other direction that the flow lives: where only one side sends, nobody else would, and
-/// the other row's tuple would go to somebody else.
+/// Refreshes the row of the other direction: where only one side sends, nothing else would, and its tuple would be
+/// reused.
 #[inline(always)]
 pub fn refresh_other(network: u32, packet: &Packet, row: &FlowValue) {
     let _always_zero = flow_refresh_other(network, packet, row);
@@ -240,11 +241,4 @@ extern "C" fn flow_refresh_other(network: u32, packet: *const Packet, row: *cons
         opposite.last_seen = row.last_seen;
     }
     0
-}
-
-/// jiffies: inlined by the kernel, 2 ns.
-#[inline(always)]
-pub fn now() -> u64 {
-    // SAFETY: a helper without arguments.
-    unsafe { bpf_jiffies64() }
 }

@@ -1,4 +1,4 @@
-//! Gives later fragments the ports of their first one.
+//! Assigns the ports of the first fragment to later fragments of a datagram.
 
 use kni_common::{
     Direction, Verdict,
@@ -12,7 +12,8 @@ use crate::{
     packet::{Fragment, ICMP, ICMPV6, Packet, SCTP, TCP, UDP},
 };
 
-/// Remembers a first fragment's ports, or finds them for a later one. Whole packets need not come here. Protocols without ports need neither.
+/// Records a first fragment's ports, or looks them up for a later one. Not for whole packets; protocols without ports
+/// need neither.
 #[inline(never)]
 pub fn resolve(network: u32, direction: Direction, packet: &mut Packet) -> Result<(), Verdict> {
     if !matches!(packet.protocol, TCP | UDP | SCTP | ICMP | ICMPV6) {

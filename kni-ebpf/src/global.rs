@@ -1,7 +1,7 @@
-//! Makes functions that the verifier looks at once.
+//! Defines global functions, which the verifier checks once.
 //!
-//! VERIFIER: an ordinary function is verified anew for each state of its callers, a global one once. In return it is known
-//! by the types of its arguments alone: pointers have to be compared with null, and the result is a number.
+//! VERIFIER: it verifies an ordinary function anew for each state of its callers, a global one only once. In return it
+//! knows only the types of the arguments: pointers must be compared with null, and the result is a number.
 
 /// A global function `name` that calls `inner` with the same arguments and returns its decision's word.
 macro_rules! global {

@@ -1,4 +1,4 @@
-//! The programs of the dataplane and what they share.
+//! Contains the programs of the dataplane and their shared parts.
 //!
 //! ```text
 //!  pod A eth0 ══ veth ══ host end A ── from_pod ──┬─ local endpoint B ── bpf_redirect_peer ──> pod B eth0
@@ -6,7 +6,7 @@
 //!  node's stack ─> host end B ── to_pod ──> veth ══ pod B eth0
 //! ```
 //!
-//! An established flow costs one flow lookup (hash), two array reads and two per-CPU counters.
+//! A packet of an established flow costs one flow lookup (hash), two array reads and two per-CPU counters.
 
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![expect(
@@ -14,10 +14,13 @@
     reason = "a BPF-to-BPF call costs 12 to 16 ns and loses what the verifier knows"
 )]
 
+mod action;
 pub mod config;
 pub mod count;
 pub mod decision;
 pub mod endpoint;
+pub mod event;
+pub mod explanation;
 pub mod flow;
 pub mod fragment;
 mod global;
@@ -31,5 +34,7 @@ pub mod reject;
 pub mod related;
 pub mod service;
 pub mod skb;
-pub mod story;
+pub mod time;
 pub mod translate;
+pub mod work;
+pub mod xdp;

@@ -1,4 +1,4 @@
-//! The table of contents of the ELF: one entry point per program, the licence, the panic handler.
+//! Defines the entry point of each program, the licence and the panic handler of the ELF.
 
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 
@@ -51,13 +51,13 @@ mod entry {
         loop {}
     }
 
-    // SAFETY: the section and the name are what the kernel's loaders look for; nothing else defines them.
+    // SAFETY: the kernel's loaders look for this section and name; nothing else defines them.
     #[unsafe(link_section = "license")]
     // SAFETY: as above.
     #[unsafe(no_mangle)]
     static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 }
 
-/// On every other target there is nothing to run: this lets the workspace build and lint on stable.
+/// Nothing to run on other targets: this lets the workspace build and lint on stable.
 #[cfg(not(target_arch = "bpf"))]
 fn main() {}

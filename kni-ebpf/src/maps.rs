@@ -1,4 +1,5 @@
-//! Every map of the dataplane. Names, kinds and sizes are those of `kni_common::layout::ALL_MAPS`; the agent compares.
+//! Declares every pinned map. Names, kinds and sizes are those of `kni_common::layout::ALL_MAPS`; the agent compares
+//! them.
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
@@ -19,21 +20,19 @@ use kni_common::{
     uplink::{HostPortKey, HostPortValue, Masquerade, SourceData, SourceValue},
 };
 
-use crate::story::Work;
-
 const ENDPOINTS_MAX: usize = DEFAULT_MAX_ENDPOINTS as usize;
 const FLOWS_MAX: usize = DEFAULT_MAX_FLOWS as usize;
 const POLICY_MAX: usize = DEFAULT_MAX_POLICY_ROWS as usize;
 const SERVICES_MAX: usize = DEFAULT_MAX_SERVICES as usize;
 const COUNTERS_MAX: usize = (DEFAULT_MAX_ENDPOINTS * COUNTERS_PER_ENDPOINT) as usize;
-/// Rows come and go with pods and reasons: memory is taken when one is written.
+/// Rows come and go with pods and reasons: memory is allocated when a row is written.
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
 /// Endpoints by id.
 #[btf_map]
 pub static ENDPOINTS: Array<EndpointRow, ENDPOINTS_MAX> = Array::new();
 
-/// Endpoints by the index of their host interface, where a CNI plugin made that.
+/// Endpoints by the index of their host interface, where a CNI plugin created it.
 #[btf_map]
 pub static INTERFACES: HashMap<u32, u32, ENDPOINTS_MAX, NO_PREALLOC> = HashMap::new();
 
@@ -42,7 +41,7 @@ pub static INTERFACES: HashMap<u32, u32, ENDPOINTS_MAX, NO_PREALLOC> = HashMap::
 pub static ADDRESSES: HashMap<AddressKey, AddressValue, { 2 * ENDPOINTS_MAX + SERVICES_MAX }, NO_PREALLOC> =
     HashMap::new();
 
-/// What is not a local endpoint, by network and prefix.
+/// Actions for destinations that are not local endpoints, by network and prefix.
 #[btf_map]
 pub static ROUTES: LpmTrie<RouteData, RouteValue, 16_384> = LpmTrie::new();
 
@@ -58,11 +57,11 @@ pub static FLOWS6: LruHashMap<FlowKey6, FlowValue, FLOWS_MAX> = LruHashMap::new(
 #[btf_map]
 pub static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue, 8192> = LruHashMap::new();
 
-/// Packets and bytes that went on.
+/// Forwarded packets and bytes.
 #[btf_map]
 pub static COUNTERS: PerCpuArray<Counter, COUNTERS_MAX> = PerCpuArray::new();
 
-/// Packets and bytes that were dropped.
+/// Dropped packets and bytes.
 #[btf_map]
 pub static DROPS: PerCpuHashMap<DropKey, Counter, { 16 * ENDPOINTS_MAX }, NO_PREALLOC> = PerCpuHashMap::new();
 
@@ -70,15 +69,15 @@ pub static DROPS: PerCpuHashMap<DropKey, Counter, { 16 * ENDPOINTS_MAX }, NO_PRE
 #[btf_map]
 pub static EVENT_GATES: PerCpuArray<EventGate, ENDPOINTS_MAX> = PerCpuArray::new();
 
-/// What the programs are told about the node.
+/// Node configuration.
 #[btf_map]
 pub static CONFIG: Array<Config, 1> = Array::new();
 
-/// Flows that an endpoint has opened.
+/// Open flows per endpoint.
 #[btf_map]
 pub static FLOW_SHARES: Array<FlowShare, ENDPOINTS_MAX> = Array::new();
 
-/// What policy sets say.
+/// Rows of policy sets.
 #[btf_map]
 pub static POLICY: HashMap<PolicyKey, PolicyValue, POLICY_MAX, NO_PREALLOC> = HashMap::new();
 
@@ -86,7 +85,7 @@ pub static POLICY: HashMap<PolicyKey, PolicyValue, POLICY_MAX, NO_PREALLOC> = Ha
 #[btf_map]
 pub static PORTS: LpmTrie<PortData, PortValue, POLICY_MAX> = LpmTrie::new();
 
-/// Identities of what is no local endpoint.
+/// Identities of addresses that belong to no local endpoint.
 #[btf_map]
 pub static IDENTITIES: LpmTrie<IdentityData, IdentityValue, POLICY_MAX> = LpmTrie::new();
 
@@ -102,30 +101,26 @@ pub static SERVICES: HashMap<ServiceKey, ServiceValue, SERVICES_MAX, NO_PREALLOC
 #[btf_map]
 pub static BACKENDS: HashMap<BackendKey, BackendValue, { 4 * SERVICES_MAX }, NO_PREALLOC> = HashMap::new();
 
-/// Which backend a client had.
+/// The last backend of each client.
 #[btf_map]
 pub static AFFINITY: LruHashMap<AffinityKey, AffinityValue, SERVICES_MAX> = LruHashMap::new();
 
-/// With which address and ports endpoints leave the node.
+/// Masquerade addresses and port ranges by endpoint.
 #[btf_map]
 pub static MASQUERADE: Array<Masquerade, ENDPOINTS_MAX> = Array::new();
 
-/// Ports of the node that lead to endpoints.
+/// Ports of the node that are forwarded to endpoints.
 #[btf_map]
 pub static HOST_PORTS: HashMap<HostPortKey, HostPortValue, 4096, NO_PREALLOC> = HashMap::new();
 
-/// Sources that stay outside.
+/// Source prefixes that are denied from outside.
 #[btf_map]
 pub static SOURCES: LpmTrie<SourceData, SourceValue, 16_384> = LpmTrie::new();
 
-/// What the last dry run decided.
+/// Outcome of the last dry run.
 #[btf_map]
 pub static EXPLANATION: Array<Explanation, 1> = Array::new();
 
-/// Flow and drop events on their way to the agent.
+/// Flow and drop events for the agent.
 #[btf_map]
 pub static EVENTS: RingBuf<FlowEvent, { 1 << 20 }> = RingBuf::new();
-
-/// What is being worked on on this CPU: too large for the stack. Not pinned: nobody else looks at it.
-#[btf_map]
-pub static WORK: PerCpuArray<Work, 1> = PerCpuArray::new();

@@ -1,4 +1,4 @@
-//! Gives flows that leave the node an address and a port of its own.
+//! Masquerades flows that leave the node: allocates a node address and a port for each.
 
 use core::mem::size_of;
 
@@ -10,7 +10,7 @@ use aya_ebpf::{
 use kni_common::{
     Verdict,
     address::{bytes, mapped, words},
-    flow::{FLOW_REPLY, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FROM, FLOW_TO, FlowValue, KIND_UPLINK, Ports, swapped},
+    flow::{FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FROM, FLOW_REPLY, FLOW_TO, FlowValue, KIND_UPLINK, Ports, swapped},
     uplink::{Masquerade, OUTSIDE},
 };
 
@@ -18,30 +18,29 @@ use crate::{
     config, flow,
     maps::MASQUERADE,
     packet::{Packet, SCTP, TCP, UDP},
-    skb,
-    story::Work,
-    translate,
+    skb, time, translate,
+    work::Work,
 };
 
-/// Ports that are tried before a flow is refused. With four of five ports taken, one flow in a thousand is.
+/// Ports to try before a flow is refused. With four of five ports in use, one flow in a thousand is refused.
 const TRIES: u32 = 32;
 
-/// Of those, tries that leave alone what has just been closed.
-const PATIENT_TRIES: u32 = 8;
+/// Of those, tries that spare connections which have just been closed.
+const SPARING_TRIES: u32 = 8;
 
-/// Distance between two tries: odd and large, so that they do not meet the same crowd.
+/// Distance between two tries: odd and large, so that they do not meet the same cluster of used ports.
 const STRIDE: u32 = 1237;
 
-/// The entry for the endpoint, if it may leave the node this way.
+/// The endpoint's masquerade row, if it is masqueraded.
 #[inline(always)]
-fn way_out(endpoint: u32) -> Result<&'static Masquerade, Verdict> {
+fn entry(endpoint: u32) -> Result<&'static Masquerade, Verdict> {
     match MASQUERADE.get(endpoint) {
         Some(out) if out.last != 0 => Ok(out),
         _ => Err(Verdict::MasqueradeAddress),
     }
 }
 
-/// The address that what leaves gets.
+/// The source address outside the node.
 #[inline(always)]
 fn source(out: &Masquerade, v4: bool) -> Result<[u32; 4], Verdict> {
     let source = if v4 {
@@ -55,47 +54,47 @@ fn source(out: &Masquerade, v4: bool) -> Result<[u32; 4], Verdict> {
     Ok(source)
 }
 
-/// Whether the packet goes to a service whose backend is outside the node: its flow is translated at both ends.
+/// Whether the packet goes to a service with an external backend: its flow is translated at both ends.
 #[inline(always)]
 fn is_through_service(packet: &Packet, work: &Work) -> bool {
     packet.destination != work.to.destination
 }
 
-/// Two IPv4 addresses in one row, as `FlowValue::address` says.
+/// Two IPv4 addresses in one row, see `FlowValue::address`.
 #[inline(always)]
 const fn both(source: [u32; 4], destination: [u32; 4]) -> [u8; 16] {
     let ([.., source], [.., destination]) = (source, destination);
     bytes([source, destination, 0, 0])
 }
 
-/// A first packet that is sent again, because nobody answered, keeps its address and port: the answer may be on its way.
-/// Leaves the packet as it goes out in `work.to`; false where there is nothing to keep.
+/// Reuses the address and port of an unanswered flow whose first packet is retransmitted: the reply may be in flight.
+/// Leaves the translated packet in `work.to`; false where no such flow exists.
 #[inline(never)]
-pub fn keep(packet: &Packet, work: &mut Work) -> bool {
-    let Some(own) = flow::lookup(work.story.network, packet) else {
+pub fn reuse(packet: &Packet, work: &mut Work) -> bool {
+    let Some(own) = flow::lookup(work.event.network, packet) else {
         return false;
     };
     let is_unanswered = own.kind == KIND_UPLINK
-        // One through a service chooses again: its answer has not come either.
+        // A flow through a service chooses a backend again: the earlier one has not replied.
         && own.flags & (FLOW_REPLY | FLOW_CONFIRMED | FLOW_CLOSED | FLOW_FROM | FLOW_TO) == FLOW_FROM
         && !is_through_service(packet, work)
-        && own.source_generation == work.story.generation
+        && own.source_generation == work.event.generation
         && flow::is_live(own);
-    // An egress address may have come or gone since.
-    let still = way_out(work.story.endpoint).and_then(|out| source(out, packet.v4));
-    if !is_unanswered || still != Ok(words(own.address)) {
+    // An egress address may have been added or removed since.
+    let current = entry(work.event.endpoint).and_then(|out| source(out, packet.v4));
+    if !is_unanswered || current != Ok(words(own.address)) {
         return false;
     }
     flow::translate(&mut work.to, own);
-    match flow::find_answer(OUTSIDE, &work.to) {
+    match flow::find_reply(OUTSIDE, &work.to) {
         Some(answer)
             if answer.kind == KIND_UPLINK
-                && answer.destination == work.story.endpoint
+                && answer.destination == work.event.endpoint
                 && answer.ports.word() == swapped(packet.ports)
                 && words(answer.address) == packet.source =>
         {
             if !config::is_dry_run() {
-                answer.last_seen = flow::now();
+                answer.last_seen = time::jiffies();
             }
             true
         }
@@ -106,11 +105,11 @@ pub fn keep(packet: &Packet, work: &mut Work) -> bool {
     }
 }
 
-/// Finds an address and a port for the packet, and leaves the packet as it goes out in `work.to`. The row of the answer
-/// is written by then: whoever has it has the port.
+/// Finds an address and a port for the packet, and leaves the translated packet in `work.to`. On success the row of the
+/// reply exists: its owner owns the port.
 #[inline(never)]
 pub fn claim(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
-    let out = way_out(work.story.endpoint)?;
+    let out = entry(work.event.endpoint)?;
     work.to.source = source(out, packet.v4)?;
     describe_answer(packet, work);
     if config::is_dry_run() {
@@ -124,24 +123,24 @@ pub fn claim(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Result<(), Ve
     for number in 0..TRIES {
         offset = offset.wrapping_add(STRIDE);
         let port = first + offset.checked_rem(range).ok_or(Verdict::MasqueradeAddress)?;
-        if take(ctx, packet, work, port, number < PATIENT_TRIES) {
+        if take(ctx, packet, work, port, number < SPARING_TRIES) {
             return Ok(());
         }
     }
     Err(Verdict::MasqueradePorts)
 }
 
-/// Whether the packet can leave with another source: a row has room for one IPv6 address.
+/// Whether the packet can be masqueraded: a row has room for one IPv6 address.
 ///
-/// VERIFIER: not inlined, for the stack's sake.
+/// VERIFIER: not inlined, to save stack.
 #[inline(never)]
 pub fn is_possible(packet: &Packet, work: &Work) -> bool {
     translate::has_ports(packet.protocol) && (packet.v4 || !is_through_service(packet, work))
 }
 
-/// What the answer's row says of the translation, for [`take`].
+/// Prepares the translation in the reply's row for [`take`].
 ///
-/// VERIFIER: kept in memory that no packet of this kind needs otherwise, for the stack's sake.
+/// VERIFIER: stored in memory that no packet of this kind needs otherwise, to save stack.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the three flags are below 256")]
 fn describe_answer(packet: &Packet, work: &mut Work) {
@@ -158,42 +157,42 @@ fn describe_answer(packet: &Packet, work: &mut Work) {
 
 /// Tries one port.
 #[inline(never)]
-fn take(ctx: &TcContext, packet: &Packet, work: &mut Work, port: u32, patient: bool) -> bool {
+fn take(ctx: &TcContext, packet: &Packet, work: &mut Work, port: u32, spare_closed: bool) -> bool {
     #[expect(clippy::cast_possible_truncation, reason = "at most the last port")]
     let [high, low] = (port as u16).to_be_bytes();
-    // A service's backend has a port of its own.
+    // A service's backend has its own port.
     let [_, _, c, d] = work.to.ports.to_ne_bytes();
     work.to.ports = match packet.protocol {
         TCP | UDP | SCTP => u32::from_ne_bytes([high, low, c, d]),
-        // An echo's identifier, in the place of the source port.
+        // An echo's identifier, in place of the source port.
         _ => u32::from_ne_bytes([high, low, 0, 0]),
     };
     if has_socket(ctx, &work.to) {
         return false;
     }
     let answer = FlowValue {
-        last_seen: flow::now(),
+        last_seen: time::jiffies(),
         source_generation: 0,
-        destination_generation: work.story.generation,
-        destination: work.story.endpoint,
+        destination_generation: work.event.generation,
+        destination: work.event.endpoint,
         lifetime: flow::new_lifetime(packet),
         kind: KIND_UPLINK,
         flags: work.inner.tcp_flags.into(),
         ports: Ports::from_word(swapped(packet.ports)),
         address: bytes(work.inner.source),
     };
-    flow::claim_answer(OUTSIDE, &work.to, &answer, patient)
+    flow::claim_reply(OUTSIDE, &work.to, &answer, spare_closed)
 }
 
-/// Writes the row of the pod's direction. The port goes back when that fails.
+/// Writes the row of the pod's direction. Releases the port on failure.
 #[inline(never)]
 pub fn open(packet: &Packet, work: &Work) -> Result<(), Verdict> {
     if config::is_dry_run() {
         return Ok(());
     }
     let own = FlowValue {
-        last_seen: flow::now(),
-        source_generation: work.story.generation,
+        last_seen: time::jiffies(),
+        source_generation: work.event.generation,
         destination_generation: 0,
         destination: 0,
         lifetime: flow::new_lifetime(packet),
@@ -210,14 +209,14 @@ pub fn open(packet: &Packet, work: &Work) -> Result<(), Verdict> {
             bytes(work.to.source)
         },
     };
-    let written = flow::put(work.story.network, packet, &own);
+    let written = flow::put(work.event.network, packet, &own);
     if written.is_err() {
-        flow::unclaim_answer(OUTSIDE, &work.to);
+        flow::release_reply(OUTSIDE, &work.to);
     }
     written
 }
 
-/// An address and a port of each end as the kernel's socket lookup takes them, from the peer's point of view.
+/// An address and a port of each end in the form of the kernel's socket lookup, from the peer's point of view.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Ends<T> {
@@ -226,7 +225,7 @@ struct Ends<T> {
     ports: u32,
 }
 
-/// Whether a socket of the node would take the answer.
+/// Whether a socket of the node would receive the reply.
 #[inline(never)]
 fn has_socket(ctx: &TcContext, to: &Packet) -> bool {
     if !matches!(to.protocol, TCP | UDP) {
@@ -272,14 +271,14 @@ fn look_up<T>(ctx: &TcContext, ends: *mut Ends<T>, protocol: u8) -> bool {
     if found.is_null() {
         return false;
     }
-    // SAFETY: a reference that the lookup gave, given back once.
+    // SAFETY: a reference that the lookup returned, released once.
     unsafe { bpf_sk_release(found.cast()) };
     true
 }
 
-/// Whether the way out takes a packet of this size, or each of those that it stands for; and one hop less to live.
+/// Checks the packet, or each segment that it stands for, against the uplink's MTU, and decrements the hop limit.
 #[inline(never)]
-pub fn depart(ctx: &TcContext, v4: bool) -> Result<(), Verdict> {
+pub fn prepare_egress(ctx: &TcContext, v4: bool) -> Result<(), Verdict> {
     if mtu(ctx) != 0 {
         return Err(Verdict::TooBig);
     }
@@ -297,6 +296,6 @@ pub fn mtu(ctx: &TcContext) -> u32 {
     let mut mtu = 0;
     // SAFETY: the context pointer that the kernel hands to the program, and a word that outlives the call.
     let result = unsafe { bpf_check_mtu(ctx.skb.skb.cast(), config.uplink, &raw mut mtu, 0, segments) };
-    // Above zero: too big. Below: there is no such interface, which the redirect will find out too.
+    // Positive: too big. Negative: there is no such interface, which the redirect will find as well.
     if result > 0 { mtu } else { 0 }
 }

@@ -1,7 +1,7 @@
-//! Answers ARP and neighbour solicitations for the gateway, in place.
+//! Answers ARP requests and neighbour solicitations for the gateway in place.
 //!
-//! Pods carry a permanent neighbour entry for the gateway and ask nobody; this is for what brings its own stack (a
-//! virtual machine behind a tap, arping, a bridge in the pod).
+//! Pods have a permanent neighbour entry for the gateway and send no request; this serves workloads with a network
+//! stack of their own (a virtual machine on a tap, arping, a bridge in the pod).
 
 use aya_ebpf::programs::TcContext;
 use kni_common::{GATEWAY_V4, GATEWAY_V6, Verdict, endpoint::EndpointRow};
@@ -11,10 +11,10 @@ use crate::{
     skb::{self, ETH_LEN, EthHeader},
 };
 
-/// What became of a packet of link control.
+/// The result for a packet of link control.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// Rewritten into the answer.
+    /// Rewritten into the reply.
     Ready,
     /// Nothing to answer.
     None,
@@ -33,7 +33,7 @@ struct Arp {
     target_ip: [u16; 2],
 }
 
-/// An Ethernet header and what follows it. A tuple would have no defined layout.
+/// An Ethernet header and its payload. A tuple would have no defined layout.
 #[repr(C)]
 struct Framed<T> {
     eth: EthHeader,
@@ -46,7 +46,7 @@ fn word(halves: [u16; 2]) -> u32 {
     u32::from_ne_bytes([a, b, c, d])
 }
 
-/// A MAC address as the words that headers hold.
+/// A MAC address as the words of a header.
 #[inline(always)]
 pub fn mac_words(mac: &[u8; 6]) -> [u16; 3] {
     [
@@ -56,7 +56,7 @@ pub fn mac_words(mac: &[u8; 6]) -> [u16; 3] {
     ]
 }
 
-/// Handles ARP from a pod. The sender fields are held to the same rule as a packet's source.
+/// Handles ARP from a pod. The sender fields must satisfy the same rule as a packet's source.
 #[inline(always)]
 pub fn arp(ctx: &TcContext, row: &EndpointRow) -> Result<Answer, Verdict> {
     const ETHERNET_IPV4: [u16; 2] = [u16::from_be(1), u16::from_be(0x0800)];
@@ -137,13 +137,13 @@ fn sum(words: &[u16; 8]) -> u32 {
     total
 }
 
-/// Handles a neighbour solicitation from a pod: for the gateway it becomes the advertisement.
+/// Handles a neighbour solicitation from a pod: one for the gateway becomes the advertisement.
 #[inline(never)]
 pub fn solicitation(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Answer {
     const SOLICITATION: u8 = 135;
     const PLAIN: usize = size_of::<Neighbour>();
-    // RFC 4861 7.1.1: the hop limit proves that it comes from the link, and the code is 0. An unspecified source is duplicate address
-    // detection, which asks about the sender's own address.
+    // RFC 4861 7.1.1: the hop limit proves that it comes from the link, and the code is 0. An unspecified source is
+    // duplicate address detection, which asks about the sender's own address.
     if packet.icmp_type != SOLICITATION || packet.source == [0; 4] || packet.transport() != ETH_LEN + 40 {
         return Answer::None;
     }
@@ -199,7 +199,7 @@ pub fn solicitation(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Answ
 }
 
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "the low half is what is asked for")]
+#[expect(clippy::cast_possible_truncation, reason = "only the low half is needed")]
 const fn low_half(total: u32) -> u16 {
     total as u16
 }

@@ -1,8 +1,8 @@
-//! Reads a packet's headers into a [`Packet`], or says why it will not.
+//! Parses a packet's headers into a [`Packet`], or returns the reason to drop it.
 //!
-//! Order of checks (tests' reference model follows it): length and version, header length, total length, options,
-//! then transport. Whatever is read lies inside the length that the IP header tells: what follows it in the frame is
-//! padding, which no receiver reads. Addresses are judged by the programs.
+//! Order of checks (the tests' reference model follows it): length and version, header length, total length, options,
+//! then transport. All reads stay within the length in the IP header: the rest of the frame is padding, which no
+//! receiver reads. The programs check the addresses.
 
 mod ipv4;
 mod ipv6;
@@ -26,31 +26,31 @@ pub const ICMP: u8 = 1;
 /// ICMP for IPv6.
 pub const ICMPV6: u8 = 58;
 
-/// What a packet means for the flow table.
+/// The role of a packet for the flow table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// Belongs to a flow.
     Flow,
-    /// Opens a flow (TCP SYN): whatever an old flow with the same tuple allowed does not count.
+    /// Opens a flow (TCP SYN): permissions of an old flow with the same tuple do not apply.
     Open,
-    /// An ICMP error; its flow is that of the packet it quotes.
+    /// An ICMP error; its flow is that of the quoted packet.
     IcmpError,
     /// IPv6 neighbour discovery or multicast listener report.
     LinkControl,
 }
 
-/// Which part of a datagram a packet is.
+/// The part of a datagram that a packet carries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Fragment {
     /// All of it.
     Whole,
     /// The first of several: it has the ports.
     First,
-    /// A later one: it has none.
+    /// A later one, without ports.
     Later,
 }
 
-/// What the programs know of a packet.
+/// The parsed headers of a packet.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Packet {
@@ -62,7 +62,7 @@ pub struct Packet {
     pub ports: u32,
     /// Fragment identification, network byte order.
     pub identification: u32,
-    /// VERIFIER: offsets as short words, for the stack's sake.
+    /// VERIFIER: offsets as short words, to save stack.
     pub(crate) transport: u32,
     pub(crate) end: u32,
     /// Transport protocol number.
@@ -71,18 +71,18 @@ pub struct Packet {
     pub icmp_type: u8,
     /// Flags of TCP, else 0.
     pub tcp_flags: u8,
-    /// Whether the transport header stands right behind an IP header without options or extensions.
+    /// Whether the transport header follows an IP header without options or extensions.
     pub plain: bool,
     /// IPv4, else IPv6.
     pub v4: bool,
-    /// Meaning for the flow table.
+    /// Role for the flow table.
     pub class: Class,
     /// Part of a datagram.
     pub fragment: Fragment,
 }
 
 impl Packet {
-    /// Nothing known yet.
+    /// Nothing is parsed yet.
     #[inline(always)]
     pub const fn unknown() -> Self {
         Self {
@@ -108,7 +108,7 @@ impl Packet {
         self.transport as usize
     }
 
-    /// Offset of the first byte behind the IP packet.
+    /// Offset of the first byte after the IP packet.
     #[inline(always)]
     pub const fn end(&self) -> usize {
         self.end as usize
@@ -126,16 +126,16 @@ impl Packet {
         self.end = offset as u32;
     }
 
-    /// Source and destination, as they lie in an IPv6 header.
+    /// Source and destination, as they are in an IPv6 header.
     #[inline(always)]
     pub const fn addresses(&self) -> &[[u32; 4]; 2] {
-        // SAFETY: `repr(C)`: the two fields stand first, one behind the other, without padding.
+        // SAFETY: `repr(C)`: the two fields come first, one after the other, without padding.
         unsafe { &*core::ptr::from_ref(self).cast() }
     }
 
     /// Whether the destination is a multicast or broadcast address.
     #[inline(always)]
-    pub fn to_many(&self) -> bool {
+    pub fn is_multicast(&self) -> bool {
         let [first, _, _, last] = self.destination;
         if self.v4 {
             last & BYTE0_F0 == BYTE0_E0 || last == u32::MAX
@@ -156,10 +156,10 @@ impl Packet {
         }
     }
 
-    /// Protocol and destination port as policies ask for them: the port in its place on the wire, 0 for protocols
+    /// Protocol and destination port in the form of policy lookups: the port in its place on the wire, 0 for protocols
     /// without ports.
     #[inline(always)]
-    pub fn asked(&self) -> u32 {
+    pub fn policy_port(&self) -> u32 {
         let port = match self.protocol {
             TCP | UDP | SCTP => self.ports & DESTINATION_PORT,
             _ => 0,
@@ -167,9 +167,9 @@ impl Packet {
         port | u32::from_ne_bytes([self.protocol, 0, 0, 0])
     }
 
-    /// [`Self::asked`] of the packet that this one answers.
+    /// [`Self::policy_port`] of the packet that this one replies to.
     #[inline(always)]
-    pub fn answers(&self) -> u32 {
+    pub fn reply_policy_port(&self) -> u32 {
         let port = match self.protocol {
             TCP | UDP | SCTP => self.ports.rotate_left(16) & DESTINATION_PORT,
             _ => 0,
@@ -177,7 +177,7 @@ impl Packet {
         port | u32::from_ne_bytes([self.protocol, 0, 0, 0])
     }
 
-    /// Whether it is no fragment.
+    /// Whether it is not a fragment.
     #[inline(always)]
     pub fn is_whole(&self) -> bool {
         matches!(self.fragment, Fragment::Whole)
@@ -195,9 +195,9 @@ impl Packet {
         !self.v4 && is_link_local(self.destination)
     }
 
-    /// Whether the source may stand in neighbour discovery: link-local or unspecified (RFC 4861, RFC 4862).
+    /// Whether the source is valid in neighbour discovery: link-local or unspecified (RFC 4861, RFC 4862).
     #[inline(always)]
-    pub fn from_link(&self) -> bool {
+    pub fn has_link_source(&self) -> bool {
         is_link_local(self.source) || self.source == [0; 4]
     }
 }

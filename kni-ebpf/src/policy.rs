@@ -1,4 +1,4 @@
-//! Asks the policy tables: may one peer send to another.
+//! Evaluates the policy tables: whether one peer may send to another.
 
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use kni_common::{
@@ -8,7 +8,7 @@ use kni_common::{
     endpoint::EndpointRow,
     event::{FlowEvent, PolicyTrail},
     policy::{
-        EXTERNAL, EGRESS, IDENTITY_ANY, INGRESS, IdentityData, PORTS_ALL, PORTS_NONE, PREFIX_PORT, PolicyKey,
+        EGRESS, EXTERNAL, IDENTITY_ANY, INGRESS, IdentityData, PORTS_ALL, PORTS_NONE, PREFIX_PORT, PolicyKey,
         PolicyValue, PortData,
     },
     route::FULL_PREFIX,
@@ -28,9 +28,9 @@ pub fn identity_of(row: &EndpointRow, v4: bool) -> u32 {
     if v4 { row.identity4 } else { row.identity6 }
 }
 
-/// Identity of an address that is no local endpoint's.
+/// Identity of an address that belongs to no local endpoint.
 #[inline(never)]
-pub fn identity_beyond(network: u32, address: &[u32; 4]) -> u32 {
+pub fn external_identity(network: u32, address: &[u32; 4]) -> u32 {
     let key = Key::new(
         FULL_PREFIX,
         IdentityData {
@@ -44,7 +44,7 @@ pub fn identity_beyond(network: u32, address: &[u32; 4]) -> u32 {
     }
 }
 
-/// Identity of an address, whoever has it.
+/// Identity of an address, local or external.
 #[inline(never)]
 pub fn identity_at(network: u32, v4: bool, address: &[u32; 4]) -> u32 {
     let address = *address;
@@ -54,45 +54,50 @@ pub fn identity_at(network: u32, v4: bool, address: &[u32; 4]) -> u32 {
     {
         return identity_of(row, v4);
     }
-    identity_beyond(network, &address)
+    external_identity(network, &address)
 }
 
-/// Whether the sender may send to the receiver, both local. `asked` is [`Packet::asked`] of the packet as the receiver
-/// gets it.
+/// Whether the sender may send to the receiver, both local. `policy_port` is [`Packet::policy_port`] of the packet as
+/// the receiver gets it.
 #[inline(always)]
 pub fn between(
     sender: &EndpointRow,
     receiver: &EndpointRow,
-    asked: u32,
+    policy_port: u32,
     v4: bool,
-    story: &mut FlowEvent,
+    event: &mut FlowEvent,
 ) -> Result<(), Verdict> {
-    // The generations were read before: whoever changes a policy writes them last.
+    // The generations were read before: the agent writes them after a change of policy.
     if sender.policy != 0
         && !judge(
-            &mut story.egress,
+            &mut event.egress,
             sender.policy,
             identity_of(receiver, v4),
             EGRESS,
-            asked,
+            policy_port,
         )
     {
         return Err(Verdict::PolicyEgress);
     }
-    entering(receiver, identity_of(sender, v4), asked, story)
+    entering(receiver, identity_of(sender, v4), policy_port, event)
 }
 
-/// Whether the sender may send to an address that is no local endpoint's.
+/// Whether the sender may send to an address that belongs to no local endpoint.
 #[inline(always)]
-pub fn leaving(sender: &EndpointRow, destination: [u32; 4], asked: u32, story: &mut FlowEvent) -> Result<(), Verdict> {
+pub fn leaving(
+    sender: &EndpointRow,
+    destination: [u32; 4],
+    policy_port: u32,
+    event: &mut FlowEvent,
+) -> Result<(), Verdict> {
     if sender.policy == 0 {
         return Ok(());
     }
-    let identity = identity_beyond(sender.network, &destination);
-    if !judge(&mut story.egress, sender.policy, identity, EGRESS, asked) {
+    let identity = external_identity(sender.network, &destination);
+    if !judge(&mut event.egress, sender.policy, identity, EGRESS, policy_port) {
         return Err(Verdict::PolicyEgress);
     }
-    if !judge(&mut story.beyond, sender.policy, identity, EXTERNAL, asked) {
+    if !judge(&mut event.beyond, sender.policy, identity, EXTERNAL, policy_port) {
         return Err(Verdict::PolicyExternal);
     }
     Ok(())
@@ -100,17 +105,17 @@ pub fn leaving(sender: &EndpointRow, destination: [u32; 4], asked: u32, story: &
 
 /// Whether the receiver may receive from a peer of this identity.
 #[inline(always)]
-pub fn entering(receiver: &EndpointRow, identity: u32, asked: u32, story: &mut FlowEvent) -> Result<(), Verdict> {
-    if receiver.policy == 0 || judge(&mut story.ingress, receiver.policy, identity, INGRESS, asked) {
+pub fn entering(receiver: &EndpointRow, identity: u32, policy_port: u32, event: &mut FlowEvent) -> Result<(), Verdict> {
+    if receiver.policy == 0 || judge(&mut event.ingress, receiver.policy, identity, INGRESS, policy_port) {
         Ok(())
     } else {
         Err(Verdict::PolicyIngress)
     }
 }
 
-/// What a policy set says of a peer in a direction; `asked` is [`Packet::asked`].
+/// Evaluates a policy set for a peer in a direction; `policy_port` is [`Packet::policy_port`].
 #[inline(never)]
-fn judge(trail: &mut PolicyTrail, set: u32, identity: u32, direction: u32, asked: u32) -> bool {
+fn judge(trail: &mut PolicyTrail, set: u32, identity: u32, direction: u32, policy_port: u32) -> bool {
     trail.set = set;
     trail.identity = identity;
     let mut found = find(set, identity, direction);
@@ -120,9 +125,9 @@ fn judge(trail: &mut PolicyTrail, set: u32, identity: u32, direction: u32, asked
     }
     let mut allowed = false;
     if let Some(value) = found {
-        allowed = ports_allow(trail, value, asked);
+        allowed = ports_allow(trail, value, policy_port);
     }
-    // What no policy restricts is not counted.
+    // Traffic that no policy restricts is not counted.
     if !allowed || trail.rule != 0 {
         count(trail, direction);
     }
@@ -131,7 +136,7 @@ fn judge(trail: &mut PolicyTrail, set: u32, identity: u32, direction: u32, asked
 
 #[inline(always)]
 fn find(set: u32, identity: u32, direction: u32) -> Option<&'static PolicyValue> {
-    // SAFETY: rows of a set never change; one that is removed meanwhile stays readable (RCU).
+    // SAFETY: rows of a set never change; a row that is removed meanwhile stays readable (RCU).
     unsafe {
         POLICY.get(PolicyKey {
             set,
@@ -142,7 +147,7 @@ fn find(set: u32, identity: u32, direction: u32) -> Option<&'static PolicyValue>
 }
 
 #[inline(always)]
-fn ports_allow(trail: &mut PolicyTrail, value: &PolicyValue, asked: u32) -> bool {
+fn ports_allow(trail: &mut PolicyTrail, value: &PolicyValue, policy_port: u32) -> bool {
     match value.ports {
         PORTS_NONE => return false,
         PORTS_ALL => {
@@ -151,7 +156,7 @@ fn ports_allow(trail: &mut PolicyTrail, value: &PolicyValue, asked: u32) -> bool
         }
         _ => {}
     }
-    let [protocol, _, high, low] = asked.to_ne_bytes();
+    let [protocol, _, high, low] = policy_port.to_ne_bytes();
     let key = Key::new(
         PREFIX_PORT,
         PortData {

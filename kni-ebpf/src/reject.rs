@@ -1,7 +1,7 @@
-//! Turns a packet into the answer that refuses it: TCP RST, or an ICMP error.
+//! Turns a packet into its rejection: TCP RST or an ICMP error.
 //!
-//! Only for packets whose transport header stands right behind the IP header: everything else is dropped without a word,
-//! which is what a refusal falls back to whenever something is not as usual.
+//! Only for packets whose transport header directly follows the IP header: all others are dropped silently, as is every
+//! packet whose rejection fails.
 
 use core::mem::size_of;
 
@@ -18,12 +18,11 @@ use kni_common::{
 use crate::{
     masquerade,
     packet::{ACK, FIN, ICMP, ICMPV6, Packet, RST, SCTP, SYN, TCP, UDP},
-    programs::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
-    skb::{self, ETH_LEN, EthHeader},
+    skb::{self, ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHeader},
     translate::Sum,
 };
 
-/// Hop limit of what the programs send themselves, as the kernel's default.
+/// Hop limit of packets that the programs send themselves, the kernel's default.
 const HOPS: u8 = 64;
 
 #[repr(C)]
@@ -68,7 +67,7 @@ struct Icmp {
     information: u32,
 }
 
-/// Bytes of the transport header that an error quotes (RFC 792; RFC 4443 would like more).
+/// Bytes of the transport header that an error quotes (RFC 792; RFC 4443 asks for more).
 const QUOTED: usize = 8;
 
 /// An error to send.
@@ -76,15 +75,15 @@ const QUOTED: usize = 8;
 struct Error {
     /// Type and code.
     kind_code: [u8; 2],
-    /// The word behind the checksum, network byte order.
+    /// The word after the checksum, network byte order.
     information: u32,
-    /// Who says so.
+    /// Sender of the error.
     source: [u32; 4],
 }
 
-/// Turns a packet that was dropped for `reason` into an answer that says so, where there is one: RST for TCP, port
-/// unreachable for UDP and SCTP where nobody is there, and what routers answer. 1 if it did, 0 if the packet is still to
-/// be dropped.
+/// Turns a packet that was dropped for `reason` into its rejection, if there is one: RST for TCP, port unreachable for
+/// UDP and SCTP where no backend or port exists, and the errors that routers send. Returns 1 on success, 0 if the
+/// packet is still to be dropped.
 ///
 /// VERIFIER: a global function, see `global`.
 // SAFETY: nothing else defines the name.
@@ -95,7 +94,7 @@ pub(crate) extern "C" fn answer_refusal(skb: *mut __sk_buff, packet: *const Pack
     let Some(packet) = (unsafe { packet.as_ref() }) else {
         return 0;
     };
-    // What is quoted begins with the IP header that stands there, and ends a little behind it.
+    // The quote starts with the IP header that is in the packet, and ends shortly after it.
     if !packet.plain || packet.is_later() {
         return 0;
     }
@@ -116,7 +115,7 @@ pub(crate) extern "C" fn answer_refusal(skb: *mut __sk_buff, packet: *const Pack
     u32::from(answered.is_ok())
 }
 
-/// Port unreachable, in the name of the address that was asked for.
+/// Port unreachable, in the name of the destination address.
 #[inline(always)]
 fn unreachable(ctx: &TcContext, packet: &Packet) -> Result<(), Verdict> {
     let unreachable = Error {
@@ -127,7 +126,7 @@ fn unreachable(ctx: &TcContext, packet: &Packet) -> Result<(), Verdict> {
     error(ctx, packet, &unreachable)
 }
 
-/// The packet is larger than `mtu`, which the way out takes (RFC 1191, RFC 4443 3.2).
+/// The packet exceeds `mtu`, the uplink's (RFC 1191, RFC 4443 3.2).
 #[inline(always)]
 fn too_big(ctx: &TcContext, packet: &Packet, mtu: u32) -> Result<(), Verdict> {
     let too_big = Error {
@@ -138,7 +137,7 @@ fn too_big(ctx: &TcContext, packet: &Packet, mtu: u32) -> Result<(), Verdict> {
     error(ctx, packet, &too_big)
 }
 
-/// The time to live is over (RFC 792, RFC 4443 3.3).
+/// The time to live has expired (RFC 792, RFC 4443 3.3).
 #[inline(always)]
 fn time_exceeded(ctx: &TcContext, packet: &Packet) -> Result<(), Verdict> {
     let exceeded = Error {
@@ -149,7 +148,7 @@ fn time_exceeded(ctx: &TcContext, packet: &Packet) -> Result<(), Verdict> {
     error(ctx, packet, &exceeded)
 }
 
-/// The router that the pod knows.
+/// The pod's gateway.
 #[inline(always)]
 const fn gateway(v4: bool) -> [u32; 4] {
     if v4 {
@@ -159,7 +158,7 @@ const fn gateway(v4: bool) -> [u32; 4] {
     }
 }
 
-/// RFC 9293, 3.10.7.1: what a closed port answers.
+/// The reply of a closed port (RFC 9293, 3.10.7.1).
 #[inline(never)]
 fn reset(ctx: &TcContext, packet: &Packet) -> Result<(), Verdict> {
     if packet.tcp_flags & RST != 0 {
@@ -167,19 +166,19 @@ fn reset(ctx: &TcContext, packet: &Packet) -> Result<(), Verdict> {
     }
     let ip = ip_length(packet.v4);
     let transport = ETH_LEN + ip;
-    let asked: Tcp = skb::load(ctx, transport)?;
-    let [offset, _] = asked.offset_flags;
+    let received: Tcp = skb::load(ctx, transport)?;
+    let [offset, _] = received.offset_flags;
     let header = usize::from(offset >> 4) * 4;
     #[expect(clippy::cast_possible_truncation, reason = "shorter than 64 KiB")]
     let payload = packet.end().saturating_sub(transport + header) as u32;
     let controls = (packet.tcp_flags & (SYN | FIN)).count_ones();
     let (sequence, acknowledgement, flags) = if packet.tcp_flags & ACK == 0 {
-        let next = u32::from_be(asked.sequence)
+        let next = u32::from_be(received.sequence)
             .wrapping_add(payload)
             .wrapping_add(controls);
         (0, next.to_be(), RST | ACK)
     } else {
-        (asked.acknowledgement, 0, RST)
+        (received.acknowledgement, 0, RST)
     };
     let mut answer = Tcp {
         ports: packet.ports.rotate_left(16),
@@ -241,7 +240,7 @@ const fn ip_length(v4: bool) -> usize {
     if v4 { size_of::<Ipv4>() } else { size_of::<Ipv6>() }
 }
 
-/// The Ethernet and IP header of an answer with `length` bytes behind the latter.
+/// The Ethernet and IP header of a reply with `length` bytes after the latter.
 #[inline(always)]
 fn head(ctx: &TcContext, packet: &Packet, source: [u32; 4], protocol: u8, length: usize) -> Result<(), Verdict> {
     let eth: EthHeader = skb::load(ctx, 0)?;

@@ -1,4 +1,4 @@
-//! ICMP errors: finds the flow of the packet that an error quotes, and translates both.
+//! Matches ICMP errors to the flow of the packet that they quote, and translates both.
 
 use aya_ebpf::programs::TcContext;
 use kni_common::{
@@ -9,11 +9,11 @@ use kni_common::{
 use crate::{
     flow,
     packet::{self, Packet},
-    story::Work,
     translate,
+    work::Work,
 };
 
-/// Reads the quoted packet into `work.inner`. It must have come from whom the error goes to.
+/// Parses the quoted packet into `work.inner`. Its sender must be the receiver of the error.
 #[inline(always)]
 pub fn quoted(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
     work.inner = Packet::unknown();
@@ -25,11 +25,11 @@ pub fn quoted(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Result<(), V
     }
 }
 
-/// Does to an error about `work.inner` what its flow's translation asks for. `row` is of the direction in which the error
-/// goes, opposite to the quoted packet's.
+/// Applies the translation of its flow to an error about `work.inner`. `row` is of the direction of the error, opposite
+/// to the quoted packet's.
 ///
-/// VERIFIER: `BOTH`, whether the flow may be translated at both ends: not for errors that pods send, whose program has no
-/// stack left on Linux 6.1.
+/// VERIFIER: `BOTH`: whether the flow may be translated at both ends. False for errors that pods send, whose program
+/// has no stack left on Linux 6.1.
 #[inline(always)]
 pub fn translate<const BOTH: bool>(
     ctx: &TcContext,
@@ -54,7 +54,7 @@ pub fn translate<const BOTH: bool>(
     flow::translate_if::<BOTH>(&mut work.to, row);
     flow::reverse(&mut work.to);
     work.outer = *packet;
-    // A router's own address stays; the peer's becomes the one that the receiver knows it by.
+    // A router's own address stays; the peer's becomes the one that the receiver knows.
     if packet.source == work.inner.destination {
         work.outer.source = work.to.destination;
     }

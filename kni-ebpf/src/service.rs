@@ -8,10 +8,11 @@ use kni_common::{
 };
 
 use crate::{
-    config, flow,
+    config,
     maps::{AFFINITY, BACKENDS, SERVICES},
     packet::Packet,
-    story::Work,
+    time,
+    work::Work,
 };
 
 /// The service port that the packet is for.
@@ -24,7 +25,7 @@ pub fn at(network: u32, packet: &Packet) -> Option<&'static ServiceValue> {
         port: [high, low],
         protocol: u16::from(packet.protocol),
     };
-    // SAFETY: the agent replaces rows whole; one that is replaced meanwhile stays readable (RCU).
+    // SAFETY: the agent replaces rows whole; a row that is replaced meanwhile stays readable (RCU).
     unsafe { SERVICES.get(key) }
 }
 
@@ -32,7 +33,7 @@ pub fn at(network: u32, packet: &Packet) -> Option<&'static ServiceValue> {
 #[inline(never)]
 pub fn choose(network: u32, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
     let service = at(network, packet).ok_or(Verdict::NoServicePort)?;
-    work.story.service = service.service;
+    work.event.service = service.service;
     if service.affinity != 0 {
         return stay(network, packet, &mut work.to, service);
     }
@@ -41,7 +42,7 @@ pub fn choose(network: u32, packet: &Packet, work: &mut Work) -> Result<(), Verd
     Ok(())
 }
 
-/// The client's last backend, or a new one, which becomes the last.
+/// The client's last backend, or a new one, which is recorded.
 #[inline(always)]
 fn stay(network: u32, packet: &Packet, to: &mut Packet, service: &ServiceValue) -> Result<(), Verdict> {
     let key = AffinityKey {
@@ -49,12 +50,12 @@ fn stay(network: u32, packet: &Packet, to: &mut Packet, service: &ServiceValue) 
         network,
         client: bytes(packet.source),
     };
-    let now = flow::now();
+    let now = time::jiffies();
     if service.count != 0
         && let Some(last) = AFFINITY.get_ptr_mut(key)
     {
-        // SAFETY: a row that is evicted and used again meanwhile names another service's backend for this one flow; the
-        // policies judge it like any other.
+        // SAFETY: a row that is evicted and reused meanwhile names another service's backend for this one flow; the
+        // policies apply to it like to any other.
         let last = unsafe { &mut *last };
         if now.saturating_sub(last.last_used) <= u64::from(service.affinity) {
             if !config::is_dry_run() {
@@ -67,8 +68,8 @@ fn stay(network: u32, packet: &Packet, to: &mut Packet, service: &ServiceValue) 
     let backend = any(service)?;
     set(to, backend.address, backend.port);
     if !config::is_dry_run() {
-        // A table that takes nothing costs the client its backend next time, not this flow.
-        let _forgotten_when_full = AFFINITY.insert(
+        // A full table costs the client its backend next time, not this flow.
+        let _lost_when_full = AFFINITY.insert(
             key,
             AffinityValue {
                 last_used: now,
@@ -98,7 +99,7 @@ fn any(service: &ServiceValue) -> Result<&'static BackendValue, Verdict> {
         backends: service.backends,
         slot,
     };
-    // SAFETY: lists never change; one that is removed meanwhile stays readable (RCU).
+    // SAFETY: lists never change; a row that is removed meanwhile stays readable (RCU).
     unsafe { BACKENDS.get(key) }.ok_or(Verdict::NoBackend)
 }
 

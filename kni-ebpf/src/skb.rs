@@ -1,4 +1,4 @@
-//! The only place that touches packet memory and the fields of `__sk_buff`.
+//! Accesses packet memory and the fields of `__sk_buff`; no other module of the TC programs does.
 
 use core::mem::size_of;
 
@@ -20,6 +20,17 @@ pub struct EthHeader {
     pub ethertype: u16,
 }
 
+/// EtherType of IPv4, in network byte order like the others.
+pub const ETHERTYPE_IPV4: u16 = u16::from_be(0x0800);
+/// EtherType of IPv6.
+pub const ETHERTYPE_IPV6: u16 = u16::from_be(0x86dd);
+/// EtherType of ARP.
+pub const ETHERTYPE_ARP: u16 = u16::from_be(0x0806);
+/// EtherType of an 802.1Q VLAN tag.
+pub const ETHERTYPE_VLAN: u16 = u16::from_be(0x8100);
+/// EtherType of an 802.1ad service tag.
+pub const ETHERTYPE_QINQ: u16 = u16::from_be(0x88a8);
+
 #[inline(always)]
 fn raw(ctx: &TcContext) -> *const __sk_buff {
     ctx.skb.skb.cast_const()
@@ -32,8 +43,7 @@ pub fn ifindex(ctx: &TcContext) -> u32 {
     unsafe { (*raw(ctx)).ifindex }
 }
 
-/// Index of the interface through which the packet came into the node, 0 when the node itself made it. Nothing that a
-/// peer sends can change it.
+/// Index of the interface through which the packet entered the node, 0 when the node sent it. No peer can change it.
 #[inline(always)]
 pub fn ingress_ifindex(ctx: &TcContext) -> u32 {
     // SAFETY: as in `ifindex`.
@@ -54,25 +64,25 @@ pub fn set_mark(ctx: &TcContext, mark: u32) {
     unsafe { (*ctx.skb.skb).mark = mark };
 }
 
-/// Whether the packet carries a VLAN tag outside its bytes.
+/// Whether the packet has a VLAN tag outside its bytes.
 #[inline(always)]
 pub fn has_vlan_tag(ctx: &TcContext) -> bool {
     // SAFETY: as in `ifindex`.
     unsafe { (*raw(ctx)).vlan_present != 0 }
 }
 
-/// Whether the packet stands for several (its length fields then tell of the whole or of nothing).
+/// Whether the packet stands for several segments (its length fields then describe all of them or nothing).
 #[inline(always)]
 pub fn is_gso(ctx: &TcContext) -> bool {
     // SAFETY: as in `ifindex`.
     unsafe { (*raw(ctx)).gso_size != 0 }
 }
 
-/// A pointer to `T` at a constant offset of the linear part, or nothing where the packet is shorter there.
+/// A pointer to `T` at a constant offset of the linear part, `None` where the packet is shorter there.
 #[inline(always)]
 pub fn at<T>(ctx: &TcContext, offset: usize) -> Option<*mut T> {
     let start = ctx.data() + offset;
-    // VERIFIER: this comparison gives the pointer its range; it must stand right before the use.
+    // VERIFIER: this comparison gives the pointer its range; it must come right before the use.
     if start + size_of::<T>() > ctx.data_end() {
         None
     } else {
@@ -80,9 +90,9 @@ pub fn at<T>(ctx: &TcContext, offset: usize) -> Option<*mut T> {
     }
 }
 
-/// Copies `T` from an offset known at compile time. The types read this way hold 16- and 32-bit words: packet data is
-/// aligned so that the IP header stands on a 4-byte border (`NET_IP_ALIGN`), and eBPF on x86-64 and arm64 may read
-/// unaligned words anyway.
+/// Copies `T` from an offset known at compile time. The types read this way consist of 16- and 32-bit words: packet
+/// data is aligned so that the IP header starts at a 4-byte boundary (`NET_IP_ALIGN`), and eBPF on x86-64 and arm64 may
+/// read unaligned words anyway.
 #[inline(always)]
 pub fn read<T: Copy>(ctx: &TcContext, offset: usize) -> Result<T, Verdict> {
     match at::<T>(ctx, offset) {
@@ -92,7 +102,7 @@ pub fn read<T: Copy>(ctx: &TcContext, offset: usize) -> Result<T, Verdict> {
     }
 }
 
-/// Copies `T` from any offset, also from the non-linear part (22 ns: for packets that are not the usual shape).
+/// Copies `T` from any offset, also from the non-linear part (22 ns: for packets of unusual shape).
 #[inline(always)]
 pub fn load<T: Copy>(ctx: &TcContext, offset: usize) -> Result<T, Verdict> {
     ctx.load::<T>(offset).map_err(|_errno| Verdict::Truncated)
@@ -117,7 +127,7 @@ pub fn store_bytes<T>(ctx: &TcContext, offset: usize, value: &T) -> Result<(), V
     ctx.store(offset, value, 0).map_err(|_errno| Verdict::Truncated)
 }
 
-/// Writes the ports of a packet: through a pointer where they stand behind a header of usual length.
+/// Writes the ports of a packet: through a pointer where they follow a header of usual length.
 #[inline(always)]
 pub fn store(ctx: &TcContext, offset: usize, plain: bool, v4: bool, ports: u32) -> Result<(), Verdict> {
     const V4: usize = ETH_LEN + 20;
@@ -129,7 +139,7 @@ pub fn store(ctx: &TcContext, offset: usize, plain: bool, v4: bool, ports: u32) 
     }
 }
 
-/// Adds a difference to the checksum at an offset (`bpf_l4_csum_replace`); pointers into the packet are void afterwards.
+/// Adds a difference to the checksum at an offset (`bpf_l4_csum_replace`); invalidates pointers into the packet.
 #[inline(always)]
 pub fn replace_checksum(ctx: &TcContext, offset: usize, difference: u32, flags: u64) -> Result<(), Verdict> {
     ctx.l4_csum_replace(offset, 0, u64::from(difference), flags)

@@ -1,8 +1,8 @@
-//! Writes other addresses and ports into a packet, with the checksums that cover them.
+//! Rewrites addresses and ports of a packet, and the checksums that cover them.
 //!
 //! A packet of a local sender has no transport checksum yet, only the sum over its addresses (`CHECKSUM_PARTIAL`), and
-//! nothing in the packet says so. The kernel's helper knows, and does the right thing with a difference over the
-//! addresses and another one over the ports.
+//! nothing in the packet indicates this. The kernel's helper knows, and handles a difference over the addresses and
+//! another one over the ports correctly.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
@@ -24,7 +24,7 @@ const TCP_CHECKSUM: usize = 16;
 const UDP_CHECKSUM: usize = 6;
 const ICMP_CHECKSUM: usize = 2;
 
-/// The source and the destination of an IPv4 header, as they lie in it.
+/// The source and the destination of an IPv4 header, in its layout.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Pair4 {
@@ -40,21 +40,21 @@ impl Sum {
     /// Nothing.
     pub const ZERO: Self = Self(0);
 
-    /// What replacing `from` by `to` adds.
+    /// Adds the difference of replacing `from` by `to`.
     #[inline(always)]
     #[must_use]
     pub const fn replacing(self, from: u32, to: u32) -> Self {
         Self(self.0 + (!from) as u64 + to as u64)
     }
 
-    /// What another word adds.
+    /// Adds a word.
     #[inline(always)]
     #[must_use]
     pub const fn plus(self, word: u32) -> Self {
         Self(self.0 + word as u64)
     }
 
-    /// What an IPv6 address adds.
+    /// Adds an IPv6 address.
     #[inline(always)]
     #[must_use]
     pub const fn address(self, words: [u32; 4]) -> Self {
@@ -71,7 +71,7 @@ impl Sum {
         ((folded & 0xffff_ffff) + (folded >> 32)) as u32
     }
 
-    /// As a checksum field that covers exactly this.
+    /// As a checksum field that covers exactly these words.
     #[inline(always)]
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "folded before")]
@@ -82,7 +82,7 @@ impl Sum {
     }
 }
 
-/// Does to a packet what its flow's row asks for.
+/// Applies the translation of its flow's row to a packet.
 #[inline(always)]
 pub fn follow(ctx: &TcContext, packet: &Packet, row: &FlowValue) -> Result<(), Verdict> {
     if translate_follow(ctx.skb.skb, packet, row) == 0 {
@@ -111,7 +111,7 @@ extern "C" fn translate_follow(skb: *mut __sk_buff, packet: *const Packet, row: 
     u32::from(rewrite(&TcContext::new(skb), packet, &to).is_err())
 }
 
-/// Turns the packet into `to`, which differs from it in addresses and ports only.
+/// Rewrites the packet into `to`, which differs from it in addresses and ports only.
 #[inline(never)]
 pub fn apply(ctx: &TcContext, packet: &Packet, to: &Packet) -> Result<(), Verdict> {
     rewrite(ctx, packet, to)
@@ -136,7 +136,7 @@ fn rewrite(ctx: &TcContext, packet: &Packet, to: &Packet) -> Result<(), Verdict>
         _ => (0, 0),
     };
     let at = packet.transport() + field;
-    // ICMP's own checksum does not cover the addresses, unlike that of all others.
+    // ICMP's checksum does not cover the addresses, unlike all others.
     if field != 0 && packet.protocol != ICMP {
         skb::replace_checksum(ctx, at, addresses.word(), mangled | u64::from(BPF_F_PSEUDO_HDR))?;
     }
@@ -157,8 +157,8 @@ fn rewrite(ctx: &TcContext, packet: &Packet, to: &Packet) -> Result<(), Verdict>
     }
 }
 
-/// SCTP's checksum is a CRC over the whole packet, and covers no address. One that the sender left to the device is not
-/// there yet, and what is written in its place does not matter.
+/// SCTP's checksum is a CRC over the whole packet without addresses. If the sender left it to the device it is not
+/// computed yet, and the value written in its place does not matter.
 #[inline(always)]
 fn sctp(ctx: &TcContext, packet: &Packet, difference: u32) -> Result<(), Verdict> {
     const SCTP_CHECKSUM: usize = 8;
@@ -180,13 +180,13 @@ extern "C" fn sctp_change(difference: u32, length: u32) -> u32 {
     crc32c::delta(difference, length)
 }
 
-/// The identifier of an ICMP echo, which stands for both ports. A quoted echo's own checksum is left as it is quoted,
-/// so that the checksum at `field`, the error's, covers one change.
+/// The identifier of an ICMP echo, which represents both ports. A quoted echo's own checksum is left as quoted, so that
+/// the checksum at `field`, the error's, covers one change.
 #[inline(always)]
 fn identifier(ctx: &TcContext, transport: usize, field: usize, packet: &Packet, to: &Packet) -> Result<(), Verdict> {
     const IDENTIFIER: usize = 4;
     const HALF: u32 = u32::from_ne_bytes([0xff, 0xff, 0, 0]);
-    // It stands in one half of the word, the other is zero.
+    // It is in one half of the word, the other is zero.
     let from = packet.ports | packet.ports.rotate_left(16);
     let into = to.ports | to.ports.rotate_left(16);
     let [high, low, ..] = into.to_ne_bytes();
@@ -214,10 +214,10 @@ fn addresses4(ctx: &TcContext, packet: &Packet, to: &Packet) -> Result<Sum, Verd
     Ok(difference)
 }
 
-/// The addresses of an IPv6 header at `start`, and what that adds to a sum over them.
+/// Writes the addresses of an IPv6 header at `start` and returns their difference to a sum.
 ///
-/// VERIFIER: written straight from where they lie, and summed in a function of its own: both on this one's stack would
-/// be too much for the chain of calls.
+/// VERIFIER: written straight from the packet, and summed in a function of its own: both on this function's stack would
+/// exceed the limit of the call chain.
 #[inline(always)]
 fn addresses6(ctx: &TcContext, start: usize, packet: &Packet, to: &Packet) -> Result<Sum, Verdict> {
     skb::store_bytes(ctx, start + IPV6_SOURCE, to.addresses())?;
@@ -226,14 +226,15 @@ fn addresses6(ctx: &TcContext, start: usize, packet: &Packet, to: &Packet) -> Re
     Ok(Sum(source + destination))
 }
 
-/// What replacing an address by another adds to a sum.
+/// The difference to a sum of replacing an address by another.
 #[inline(never)]
 fn difference(from: &[u32; 4], to: &[u32; 4]) -> u64 {
     let [a, b, c, d] = *from;
     u64::from(Sum::ZERO.address(*to).address([!a, !b, !c, !d]).word())
 }
 
-/// Turns the packet that an ICMP error quotes from `inner` into `to`, and the outer packet from `outer` into `outer_to`.
+/// Rewrites the packet that an ICMP error quotes from `inner` into `to`, and the outer packet from `outer` into
+/// `outer_to`.
 #[inline(never)]
 pub fn apply_quoted(
     ctx: &TcContext,
@@ -259,7 +260,7 @@ pub fn apply_quoted(
         let changed = Sum(u64::from(!checksum)).plus(difference.word()).checksum();
         skb::store_bytes(ctx, start + IPV4_CHECKSUM, &changed)?;
         skb::store_bytes(ctx, start + IPV4_SOURCE, &pair)?;
-        // What the new addresses add to the error's checksum, the quoted header's changed checksum takes away again.
+        // The change of the quoted header's checksum cancels out the change of the addresses in the error's checksum.
     } else {
         let difference = addresses6(ctx, start, inner, to)?;
         skb::replace_checksum(ctx, field, difference.word(), 0)?;
@@ -278,7 +279,7 @@ pub fn apply_quoted(
     apply(ctx, outer, outer_to)
 }
 
-/// Takes one from the time to live, as every router does; the last one is not taken.
+/// Decrements the time to live, as every router does, but never to zero.
 #[inline(never)]
 pub fn hop(ctx: &TcContext, v4: bool) -> Result<(), Verdict> {
     const IPV4_TTL: usize = ETH_LEN + 8;

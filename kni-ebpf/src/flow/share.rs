@@ -1,4 +1,4 @@
-//! The part of the flow tables that each endpoint may take.
+//! Accounts for the share of the flow tables that each endpoint uses.
 
 use kni_common::{
     Verdict,
@@ -6,8 +6,7 @@ use kni_common::{
     flow::{FLOW_REPLY, FlowValue},
 };
 
-use super::now;
-use crate::{config, maps::FLOW_SHARES};
+use crate::{config, maps::FLOW_SHARES, time::jiffies};
 
 /// Takes one flow of an endpoint's share of the tables.
 #[inline(always)]
@@ -15,10 +14,10 @@ pub fn take_share(endpoint: u32) -> Result<(), Verdict> {
     let (Some(config), Some(share)) = (config::get(), FLOW_SHARES.get_ptr_mut(endpoint)) else {
         return Ok(());
     };
-    #[expect(clippy::cast_possible_truncation, reason = "the low bits tell windows apart")]
-    let window = (now() >> SHARE_WINDOW_SHIFT) as u32;
-    // SAFETY: a row of an array; several CPUs may write, and a lost update costs a flow more or less until the agent
-    // counts again.
+    #[expect(clippy::cast_possible_truncation, reason = "the low bits distinguish windows")]
+    let window = (jiffies() >> SHARE_WINDOW_SHIFT) as u32;
+    // SAFETY: a row of an array; several CPUs may write, and a lost update costs a flow more or less until the agent's
+    // next count.
     let share = unsafe { &mut *share };
     let stale = window.wrapping_sub(share.window) >= 2;
     let taken = if stale {
@@ -43,7 +42,7 @@ pub fn take_share(endpoint: u32) -> Result<(), Verdict> {
     Ok(())
 }
 
-/// Whose share of the tables the flow is: the pod's that opened it, or the one that it was opened to from beyond.
+/// The endpoint that the flow is charged to: the pod that opened it, or that it was opened to from outside.
 #[inline(always)]
 pub(super) fn owner(row: &FlowValue, opposite: &FlowValue) -> u32 {
     let (answer, original) = if row.flags & FLOW_REPLY != 0 {
@@ -58,9 +57,9 @@ pub(super) fn owner(row: &FlowValue, opposite: &FlowValue) -> u32 {
     }
 }
 
-/// A flow that is over does not count any more.
+/// Returns the share of a closed flow.
 #[inline(always)]
-pub(super) fn give_back(endpoint: u32) {
+pub(super) fn release(endpoint: u32) {
     if let Some(share) = FLOW_SHARES.get_ptr_mut(endpoint) {
         // SAFETY: as in `take_share`.
         let share = unsafe { &mut *share };

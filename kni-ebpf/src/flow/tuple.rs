@@ -1,4 +1,4 @@
-//! What tells a flow's direction, and the rows of the two tables by it.
+//! Builds the keys of the two flow tables and accesses their rows.
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use kni_common::{
@@ -12,7 +12,7 @@ use crate::{
     packet::Packet,
 };
 
-/// What tells a flow's direction within a network. By value and small: each copy costs stack.
+/// Identifies one direction of a flow within a network. By value and small: each copy costs stack.
 #[derive(Clone, Copy)]
 pub(super) struct Tuple {
     pub(super) source: [u32; 4],
@@ -47,7 +47,7 @@ impl Tuple {
         self.translated_if::<true>(row)
     }
 
-    /// [`Self::translated`], where `BOTH` is false of flows that are not translated at both ends.
+    /// [`Self::translated`], where `BOTH` is false for flows that are not translated at both ends.
     #[inline(always)]
     pub(super) fn translated_if<const BOTH: bool>(self, row: &FlowValue) -> Self {
         let mut to = self;
@@ -103,8 +103,8 @@ impl Tuple {
         } else {
             FLOWS6.get_ptr_mut(self.key6(network))
         };
-        // SAFETY: an LRU row's memory stays mapped while the program runs (RCU); a row that is reused meanwhile is told
-        // by its generations, and a lost refresh does no harm.
+        // SAFETY: an LRU row's memory stays mapped while the program runs (RCU); a row that is reused meanwhile is
+        // detected by its generations, and a lost refresh does no harm.
         value.map(|row| unsafe { &mut *row })
     }
 
@@ -119,7 +119,7 @@ impl Tuple {
     }
 
     #[inline(always)]
-    pub(super) fn forget(self, network: u32, v4: bool) {
+    pub(super) fn remove(self, network: u32, v4: bool) {
         let _gone_already = if v4 {
             FLOWS4.remove(self.key4(network))
         } else {

@@ -1,4 +1,4 @@
-//! The IPv4 header: RFC 791.
+//! Parses the IPv4 header (RFC 791).
 
 use aya_ebpf::programs::TcContext;
 use kni_common::{Verdict, address};
@@ -24,7 +24,7 @@ pub(super) struct Ipv4Header {
 /// Bytes of a header without options.
 pub(super) const IPV4_LEN: usize = 20;
 
-/// Reads an IPv4 packet.
+/// Parses an IPv4 packet.
 #[inline(always)]
 pub fn ipv4(ctx: &TcContext, packet: &mut Packet) -> Result<(), Verdict> {
     let ip: Ipv4Header = skb::read(ctx, ETH_LEN)?;
@@ -76,7 +76,7 @@ const fn pad(two: [u8; 2]) -> [u8; 4] {
     [a, b, 0, 0]
 }
 
-/// Most IPv4 options that are looked at, padding (NOP) included.
+/// Maximum number of parsed IPv4 options, padding (NOP) included.
 const MAX_OPTIONS: usize = 10;
 
 /// Walks IPv4 options (RFC 791): their lengths must add up and none may be a source route.
@@ -87,7 +87,7 @@ fn options_v4(ctx: &TcContext, header_length: usize) -> Result<(), Verdict> {
     const LSRR: u8 = 131;
     const SSRR: u8 = 137;
     let mut offset = IPV4_LEN;
-    // VERIFIER: a bounded loop. 40 bytes hold up to 40 options, but each turn doubles the paths to verify.
+    // VERIFIER: a bounded loop. 40 bytes hold up to 40 options, but each iteration doubles the paths to verify.
     for _ in 0..MAX_OPTIONS {
         if offset >= header_length {
             return Ok(());

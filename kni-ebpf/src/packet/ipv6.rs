@@ -1,4 +1,4 @@
-//! The IPv6 header and its extensions: RFC 8200.
+//! Parses the IPv6 header and its extensions (RFC 8200).
 
 use aya_ebpf::programs::TcContext;
 use kni_common::{Verdict, address};
@@ -26,7 +26,7 @@ fn is_v4_mapped(address: [u32; 4]) -> bool {
     a == 0 && b == 0 && c == address::V4_MAPPED
 }
 
-/// Reads an IPv6 packet.
+/// Parses an IPv6 packet.
 #[inline(always)]
 pub fn ipv6(ctx: &TcContext, packet: &mut Packet) -> Result<(), Verdict> {
     let ip: Ipv6Header = skb::read(ctx, ETH_LEN)?;
@@ -81,8 +81,8 @@ struct Extension {
 
 /// Walks IPv6 extension headers to the transport header, or to the fragment's payload.
 ///
-/// VERIFIER: a result of more than one word would be written through a pointer, and the function would then return
-/// whatever its first register holds; if that is a pointer into the stack, the verifier refuses it.
+/// VERIFIER: a result of more than one word would be written through a pointer, and the function would then return the
+/// content of its first register; if that is a pointer into the stack, the verifier refuses it.
 #[inline(never)]
 fn extensions(ctx: &TcContext, packet: &mut Packet) -> Result<(), Verdict> {
     let mut offset = ETH_LEN + IPV6_LEN;
@@ -106,7 +106,7 @@ fn extensions(ctx: &TcContext, packet: &mut Packet) -> Result<(), Verdict> {
         if offset > packet.end() {
             return Err(Verdict::Truncated);
         }
-        // Behind a later fragment's header there is payload, whatever its first bytes look like.
+        // After a later fragment's header comes payload, whatever its first bytes look like.
         if !is_extension(next) || matches!(packet.fragment, Fragment::Later) {
             packet.set_transport(offset);
             return Ok(());

@@ -1,4 +1,4 @@
-//! The packet that an ICMP error quotes.
+//! Parses the packet that an ICMP error quotes.
 
 use aya_ebpf::programs::TcContext;
 use kni_common::{Verdict, address};
@@ -10,7 +10,7 @@ use super::{
     transport::quoted_echo,
 };
 
-/// Reads the packet that an ICMP error quotes: its addresses, protocol and ports, in its own direction.
+/// Parses the quoted packet: its addresses, protocol and ports, in its own direction.
 #[inline(never)]
 pub fn quoted(ctx: &TcContext, outer: &Packet, inner: &mut Packet) -> Result<(), Verdict> {
     const ICMP_LEN: usize = 8;

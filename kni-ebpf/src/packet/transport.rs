@@ -1,4 +1,4 @@
-//! The transport headers: ports, TCP flags, and which ICMP types pods exchange.
+//! Parses transport headers: ports, TCP flags, and the ICMP types that pods may exchange.
 
 use aya_ebpf::programs::TcContext;
 use kni_common::Verdict;
@@ -6,7 +6,7 @@ use kni_common::Verdict;
 use super::{ACK, Class, Fragment, ICMP, ICMPV6, Packet, SCTP, SYN, TCP, UDP, inside};
 use crate::skb;
 
-/// As much of a TCP header as the smallest first fragment that the programs accept must hold.
+/// The part of a TCP header that the smallest accepted first fragment must contain.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct TcpStart {
@@ -79,8 +79,8 @@ pub(super) fn transport<const FIXED: bool>(ctx: &TcContext, offset: usize, packe
     Ok(())
 }
 
-/// An echo's identifier in the place of the port of whom it asks for: that of a request's source, of a reply's
-/// destination. So a reply has the key of its request reversed, and a request never that of a reply.
+/// An echo's identifier in place of the requester's port: a request's source port, a reply's destination port. So a
+/// reply has the key of its request reversed, and a request never that of a reply.
 #[inline(always)]
 fn echo(identifier: u16, is_request: bool) -> u32 {
     let [a, b] = identifier.to_ne_bytes();

@@ -1,20 +1,18 @@
-//! What a pod sends.
+//! Enforces policy on packets that a pod sends, and forwards them.
 //!
 //! - Hook: TC ingress of the host interface. Minimum kernel 5.10 (`bpf_redirect_peer`).
-//! - Reads `ENDPOINTS`, `INTERFACES`, `ADDRESSES`, `ROUTES`, `SERVICES`, `BACKENDS`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and
-//!   writes `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `AFFINITY`, `FRAGMENTS`; counts.
+//! - Reads `ENDPOINTS`, `INTERFACES`, `ADDRESSES`, `ROUTES`, `SERVICES`, `BACKENDS`, `MASQUERADE`, `POLICY`, `PORTS`,
+//!   `IDENTITIES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `AFFINITY`, `FRAGMENTS`; counts.
 //! - Order: endpoint, VLAN, source MAC, ARP, headers, link control, source address, destination kind (link-local,
-//!   multicast, loopback), destination MAC, fragment, flow, then (for a packet of no current flow) service, destination,
-//!   egress policy of the sender, ingress policy of a local receiver, share of the flow tables.
+//!   multicast, loopback), destination MAC, fragment, flow, then (for a packet without a current flow) service,
+//!   destination, egress policy of the sender, ingress policy of a local receiver, share of the flow tables.
 //! - Falls through to: the node's stack, only for endpoints with host access.
-//! - At an interface that a CNI plugin made, it judges and lets go on what it would redirect or answer elsewhere.
+//! - At an interface that a CNI plugin created, it applies policy and passes packets on instead of redirecting or
+//!   answering.
 
 mod open;
 
-use aya_ebpf::{
-    helpers::{bpf_redirect_neigh, bpf_redirect_peer},
-    programs::TcContext,
-};
+use aya_ebpf::{helpers::bpf_redirect_neigh, programs::TcContext};
 use kni_common::{
     Direction, Verdict,
     address::words,
@@ -23,18 +21,17 @@ use kni_common::{
     flow::{FLOW_FROM, FLOW_TO, FlowValue, KIND_LOCAL, KIND_TO_STACK, KIND_UPLINK},
 };
 
-use super::{DROP, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_VLAN, onward};
 use crate::{
-    config,
-    count::{self, Place},
+    action::{DROP, pass, redirect_peer},
+    config, count,
     decision::{Decision, attempt},
-    endpoint, flow, fragment, masquerade,
+    endpoint, explanation, flow, fragment, masquerade,
     neighbour::{self, Answer, mac_words},
     packet::{self, Class, Packet},
     reject,
-    skb::{self, EthHeader},
-    story::{self, Work},
+    skb::{self, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_VLAN, EthHeader},
     translate,
+    work::{self, Place, Work},
 };
 
 /// Decides, counts and carries out.
@@ -43,12 +40,12 @@ pub fn run(ctx: &TcContext) -> i32 {
     let mut packet = Packet::unknown();
     let mut place = Place::unknown(Direction::FromPod);
     let mut decision = decide(ctx, &mut place, &mut packet);
-    let known = !decision.is_none() && decision.reason().is_none();
-    if known && !config::is_dry_run() {
+    let is_known = !decision.is_none() && decision.reason().is_none();
+    if is_known && !config::is_dry_run() {
         return carry_out(ctx, &place, decision);
     }
     // One row of an array: there is always one.
-    let Some(work) = story::begin(&place, &packet) else {
+    let Some(work) = work::begin(&place, &packet) else {
         return DROP;
     };
     if decision.is_none()
@@ -57,16 +54,16 @@ pub fn run(ctx: &TcContext) -> i32 {
         decision = slow(ctx, row, &packet, work);
     }
     if let Some(reason) = decision.reason() {
-        return refuse(ctx, &packet, &mut work.story, reason);
+        return refuse(ctx, &packet, &mut work.event, reason);
     }
     if config::is_dry_run() {
-        story::answer(&mut work.story, decision.verdict() as u16, ctx.len());
+        explanation::record(&mut work.event, decision.verdict() as u16, ctx.len());
         return DROP;
     }
     carry_out(ctx, &place, decision)
 }
 
-/// Packets of no current flow.
+/// Decides about packets without a current flow.
 #[inline(always)]
 fn slow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
     let skb = ctx.skb.skb;
@@ -74,8 +71,8 @@ fn slow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) ->
         return Decision::from_word(open::from_pod_icmp_error(skb, row, packet, work));
     }
     let decision = Decision::from_word(open::from_pod_open(skb, row, packet, work));
-    if decision == Decision::AGAIN {
-        return again(ctx, row, packet, work.story.generation);
+    if decision == Decision::RENEWED {
+        return after_renewal(ctx, row, packet, work.event.generation);
     }
     if decision == Decision::MASQUERADE {
         return Decision::from_word(open::from_pod_masquerade(skb, packet, work));
@@ -83,14 +80,10 @@ fn slow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) ->
     decision
 }
 
-/// Not current after all when it was changed again in between: the next packet finds out how it is then.
+/// A further change in between leaves the flow without a decision: the next packet is evaluated again.
 #[inline(never)]
-fn again(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generation: u32) -> Decision {
-    let decision = established(ctx, row, packet, generation);
-    if decision.is_none() {
-        return Decision::drop(Verdict::DestinationNotReady);
-    }
-    decision
+fn after_renewal(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generation: u32) -> Decision {
+    established(ctx, row, packet, generation).or_drop(Verdict::DestinationNotReady)
 }
 
 #[inline(always)]
@@ -101,17 +94,17 @@ fn carry_out(ctx: &TcContext, place: &Place, decision: Decision) -> i32 {
     let verdict = decision.verdict();
     count::forwarded(place.endpoint, Direction::FromPod, verdict, ctx.len());
     match decision {
-        Decision::STACK => onward(place.endpoint),
-        Decision::ANSWER => answer(ctx),
-        Decision::UPLINK => leave(),
+        Decision::STACK => pass(place.endpoint),
+        Decision::ANSWER => send_back(ctx),
+        Decision::UPLINK => redirect_to_uplink(),
         _ => DROP,
     }
 }
 
-/// Drops the packet; one to a service where nobody is gets an answer that says so, so that clients fail at once.
+/// Drops the packet, or rejects it where the sender can learn the reason, so that clients fail at once.
 #[inline(always)]
-fn refuse(ctx: &TcContext, packet: &Packet, story: &mut FlowEvent, reason: u16) -> i32 {
-    let action = count::dropped(ctx, story, reason);
+fn refuse(ctx: &TcContext, packet: &Packet, event: &mut FlowEvent, reason: u16) -> i32 {
+    let action = count::dropped(ctx, event, reason);
     if config::is_dry_run() {
         return action;
     }
@@ -128,7 +121,7 @@ fn refuse(ctx: &TcContext, packet: &Packet, story: &mut FlowEvent, reason: u16) 
 /// Sends the packet out of the node. The kernel looks up the next hop among the uplink's routes and its MAC address.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the helper returns a TC action")]
-fn leave() -> i32 {
+fn redirect_to_uplink() -> i32 {
     let Some(config) = config::get() else {
         return DROP;
     };
@@ -173,13 +166,13 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
         ETHERTYPE_ARP => return arp(ctx, row),
         _ => return Decision::drop(Verdict::UnsupportedEthertype),
     }
-    if packet.to_many() {
+    if packet.is_multicast() {
         return Decision::drop(Verdict::Multicast);
     }
     if packet.to_loopback() {
         return Decision::drop(Verdict::Loopback);
     }
-    if eth.destination != mac_words(&row.host_mac) && !endpoint::is_plugins(row) {
+    if eth.destination != mac_words(&row.host_mac) && !endpoint::is_plugin(row) {
         return Decision::drop(Verdict::DestinationMac);
     }
     if !packet.is_whole() {
@@ -191,7 +184,7 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
     Decision::NONE
 }
 
-/// The way of the packet's flow, if everything it was judged on still holds.
+/// The destination of the packet's flow, if the state that it was evaluated on is unchanged.
 #[inline(always)]
 fn established(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generation: u32) -> Decision {
     let Some(found) = flow::find(row.network, packet) else {
@@ -207,7 +200,7 @@ fn established(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generation: 
     follow(ctx, row.network, packet, found, decision)
 }
 
-/// What every packet of a judged flow gets.
+/// Processes a packet of a current flow.
 #[inline(always)]
 fn follow(ctx: &TcContext, network: u32, packet: &Packet, found: &mut FlowValue, decision: Decision) -> Decision {
     if flow::refresh(found) {
@@ -217,19 +210,19 @@ fn follow(ctx: &TcContext, network: u32, packet: &Packet, found: &mut FlowValue,
         return decision;
     }
     if found.kind == KIND_UPLINK {
-        attempt!(masquerade::depart(ctx, packet.v4));
+        attempt!(masquerade::prepare_egress(ctx, packet.v4));
     }
     if found.flags & (FLOW_TO | FLOW_FROM) != 0 {
         attempt!(translate::follow(ctx, packet, found));
     }
-    // Last: it may take the row away.
-    if flow::is_turning(packet, found) {
-        flow::flow_turn(network, packet, found);
+    // Last: it may remove the row.
+    if flow::changes_state(packet, found) {
+        flow::flow_change_state(network, packet, found);
     }
     decision
 }
 
-/// Reads an IPv6 packet and judges its source; no decision where the packet may go on.
+/// Parses an IPv6 packet and checks its source; no decision where the packet may continue.
 #[inline(always)]
 fn ipv6(ctx: &TcContext, row: &EndpointRow, packet: &mut Packet) -> Decision {
     attempt!(packet::ipv6(ctx, packet));
@@ -246,7 +239,7 @@ fn ipv6(ctx: &TcContext, row: &EndpointRow, packet: &mut Packet) -> Decision {
 }
 
 #[inline(always)]
-fn link_answer(answer: Answer) -> Decision {
+fn neighbour_decision(answer: Answer) -> Decision {
     match answer {
         Answer::Ready => Decision::ANSWER,
         Answer::None => Decision::ABSORB,
@@ -255,32 +248,32 @@ fn link_answer(answer: Answer) -> Decision {
 
 #[inline(always)]
 fn arp(ctx: &TcContext, row: &EndpointRow) -> Decision {
-    if endpoint::is_plugins(row) {
+    if endpoint::is_plugin(row) {
         return Decision::STACK;
     }
-    link_answer(attempt!(neighbour::arp(ctx, row)))
+    neighbour_decision(attempt!(neighbour::arp(ctx, row)))
 }
 
 #[inline(always)]
 fn link_control(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Decision {
-    if !packet.from_link() && packet.source != words(row.ipv6) {
+    if !packet.has_link_source() && packet.source != words(row.ipv6) {
         return Decision::drop(Verdict::SourceAddress);
     }
-    if endpoint::is_plugins(row) {
+    if endpoint::is_plugin(row) {
         return Decision::STACK;
     }
-    link_answer(neighbour::solicitation(ctx, row, packet))
+    neighbour_decision(neighbour::solicitation(ctx, row, packet))
 }
 
-/// Where the flow goes, if everything it was decided on still holds.
+/// The destination of the flow, if the state that it was evaluated on is unchanged.
 #[inline(always)]
 fn current(row: &EndpointRow, generation: u32, found: &FlowValue) -> Decision {
     if found.source_generation != generation {
         return Decision::NONE;
     }
     if found.kind == KIND_TO_STACK {
-        // Asked again although the flow was made by such an endpoint: a row can be evicted and refilled by another
-        // network's flow while it is read, and this is what keeps isolated networks out of the stack.
+        // Checked again although the flow was created by such an endpoint: a row can be evicted and refilled by another
+        // network's flow while it is read, and this check keeps isolated networks out of the stack.
         return if row.flags & FLAG_HOST_ACCESS == 0 {
             Decision::NONE
         } else {
@@ -293,8 +286,8 @@ fn current(row: &EndpointRow, generation: u32, found: &FlowValue) -> Decision {
     if found.kind != KIND_LOCAL {
         return Decision::NONE;
     }
-    // bpf_redirect_peer skips the destination's own program: its readiness is judged here, on every packet. So is its
-    // network, which the generation vouches for already, as long as both tables have lived equally long.
+    // bpf_redirect_peer bypasses the destination's own program: its readiness is checked here, on every packet. So is
+    // its network, which the generation implies as long as both tables have existed equally long.
     match endpoint::row(found.destination) {
         Some(there)
             if there.generation == found.destination_generation
@@ -311,13 +304,13 @@ fn current(row: &EndpointRow, generation: u32, found: &FlowValue) -> Decision {
 #[inline(always)]
 fn deliver(ctx: &TcContext, place: &Place, destination: u32) -> i32 {
     let length = ctx.len();
-    // Both were there a moment ago, and neither goes away while the program runs.
+    // Both existed a moment ago, and neither goes away while the program runs.
     let (Some(row), Some(eth)) = (endpoint::row(destination), skb::at::<EthHeader>(ctx, 0)) else {
         return DROP;
     };
-    if endpoint::is_plugins(row) {
+    if endpoint::is_plugin(row) {
         count::forwarded(place.endpoint, Direction::FromPod, Verdict::PassedToStack, length);
-        return onward(place.endpoint);
+        return pass(place.endpoint);
     }
     // SAFETY: `at` proved that the header lies in the packet.
     let eth = unsafe { &mut *eth };
@@ -325,7 +318,7 @@ fn deliver(ctx: &TcContext, place: &Place, destination: u32) -> i32 {
     eth.source = mac_words(&row.host_mac);
     count::forwarded(place.endpoint, Direction::FromPod, Verdict::Redirected, length);
     if endpoint::is_shaped(row) {
-        return endpoint::through_host_end(ctx, row.ifindex);
+        return endpoint::redirect_through_host_end(ctx, row.ifindex);
     }
     count::forwarded(destination, Direction::ToPod, Verdict::Redirected, length);
     redirect_peer(row.ifindex)
@@ -333,18 +326,10 @@ fn deliver(ctx: &TcContext, place: &Place, destination: u32) -> i32 {
 
 /// Sends the rewritten packet back into the pod.
 #[inline(always)]
-fn answer(ctx: &TcContext) -> i32 {
+fn send_back(ctx: &TcContext) -> i32 {
     const PACKET_HOST: u32 = 0;
-    // The question was a broadcast or multicast, the answer is not. A failure leaves the type, which receivers of ARP
-    // and neighbour discovery accept too.
+    // The request was a broadcast or multicast, the reply is not. On failure the type stays, which receivers of ARP and
+    // neighbour discovery accept too.
     let _kept_on_failure = ctx.change_type(PACKET_HOST);
     redirect_peer(skb::ifindex(ctx))
-}
-
-/// `TC_ACT_REDIRECT`, or `TC_ACT_SHOT` where the kernel refuses.
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "the helper returns a TC action")]
-fn redirect_peer(ifindex: u32) -> i32 {
-    // SAFETY: a helper with plain arguments.
-    unsafe { bpf_redirect_peer(ifindex, 0) as i32 }
 }

@@ -1,15 +1,14 @@
-//! What comes into the node for a pod: answers to what left with the node's address, and ports of the node that are a
-//! pod's.
+//! Forwards packets from outside to pods: replies to masqueraded flows, and packets to node ports of pods.
 //!
 //! - Hook: TC ingress of the uplink.
 //! - Reads `ENDPOINTS`, `HOST_PORTS`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`,
 //!   `FLOW_SHARES`, `FRAGMENTS`; counts.
 //! - Order: headers, fragment, flow, ICMP error, node port.
-//! - Falls through to: the node's stack, with everything that is not for a pod, also with what it does not understand.
+//! - Falls through to: the node's stack, for everything that is not for a pod or cannot be parsed.
 
 mod open;
 
-use aya_ebpf::{helpers::bpf_redirect_peer, programs::TcContext};
+use aya_ebpf::programs::TcContext;
 use kni_common::{
     Direction, Verdict,
     endpoint::EndpointRow,
@@ -17,17 +16,16 @@ use kni_common::{
     uplink::OUTSIDE,
 };
 
-use super::{DROP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, NEXT};
 use crate::{
-    config,
-    count::{self, Place},
+    action::{DROP, NEXT, redirect_peer},
+    config, count,
     decision::{Decision, attempt},
     endpoint, flow, fragment,
     neighbour::mac_words,
     packet::{self, Class, Packet},
-    skb::{self, EthHeader},
-    story::{self, Work},
+    skb::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHeader},
     translate,
+    work::{self, Place, Work},
 };
 
 /// Decides, counts and carries out.
@@ -41,16 +39,16 @@ pub fn run(ctx: &TcContext) -> i32 {
     let mut decision = established(ctx, &packet);
     if decision.is_none() {
         // One row of an array: there is always one.
-        let Some(work) = story::begin(&place, &packet) else {
+        let Some(work) = work::begin(&place, &packet) else {
             return DROP;
         };
         decision = slow(ctx, &packet, work);
         if let Some(reason) = decision.reason() {
-            return count::dropped(ctx, &mut work.story, reason);
+            return count::dropped(ctx, &mut work.event, reason);
         }
     } else if let Some(reason) = decision.reason() {
-        return match story::begin(&place, &packet) {
-            Some(work) => count::dropped(ctx, &mut work.story, reason),
+        return match work::begin(&place, &packet) {
+            Some(work) => count::dropped(ctx, &mut work.event, reason),
             None => DROP,
         };
     }
@@ -60,7 +58,7 @@ pub fn run(ctx: &TcContext) -> i32 {
     }
 }
 
-/// Packets of no current flow.
+/// Decides about packets without a current flow.
 #[inline(always)]
 fn slow(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     let skb = ctx.skb.skb;
@@ -68,23 +66,19 @@ fn slow(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
         return Decision::from_word(open::from_uplink_icmp_error(skb, packet, work));
     }
     let decision = Decision::from_word(open::from_uplink_open(skb, packet, work));
-    if decision == Decision::AGAIN {
-        return again(ctx, packet);
+    if decision == Decision::RENEWED {
+        return after_renewal(ctx, packet);
     }
     decision
 }
 
-/// Not current after all when it was changed again in between: the next packet finds out how it is then.
+/// A further change in between leaves the flow without a decision: the next packet is evaluated again.
 #[inline(never)]
-fn again(ctx: &TcContext, packet: &Packet) -> Decision {
-    let decision = established(ctx, packet);
-    if decision.is_none() {
-        return Decision::drop(Verdict::DestinationNotReady);
-    }
-    decision
+fn after_renewal(ctx: &TcContext, packet: &Packet) -> Decision {
+    established(ctx, packet).or_drop(Verdict::DestinationNotReady)
 }
 
-/// Reads the headers. False for what is left to the stack.
+/// Parses the headers. False for packets that are left to the stack.
 #[inline(always)]
 fn read(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> bool {
     let Ok(eth) = skb::read::<EthHeader>(ctx, 0) else {
@@ -96,13 +90,13 @@ fn read(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> bool {
         ETHERTYPE_IPV6 => packet::ipv6(ctx, packet),
         _ => return false,
     };
-    if understood.is_err() || packet.class == Class::LinkControl || packet.to_many() || packet.to_link_local() {
+    if understood.is_err() || packet.class == Class::LinkControl || packet.is_multicast() || packet.to_link_local() {
         return false;
     }
     packet.is_whole() || fragment::resolve(OUTSIDE, Direction::FromUplink, packet).is_ok()
 }
 
-/// The pod that the packet's flow belongs to, if everything it was judged on still holds.
+/// The pod of the packet's flow, if the state that the flow was evaluated on is unchanged.
 #[inline(always)]
 fn established(ctx: &TcContext, packet: &Packet) -> Decision {
     if packet.class != Class::Flow {
@@ -117,7 +111,7 @@ fn established(ctx: &TcContext, packet: &Packet) -> Decision {
     }
 }
 
-/// Whether the row's endpoint is there and as it was when the flow was judged.
+/// Whether the row's endpoint exists and is unchanged since the flow was evaluated.
 #[inline(always)]
 fn is_current(there: &EndpointRow, found: &FlowValue) -> bool {
     found.kind == KIND_UPLINK
@@ -126,7 +120,7 @@ fn is_current(there: &EndpointRow, found: &FlowValue) -> bool {
         && flow::is_live(found)
 }
 
-/// What every packet of a judged flow gets.
+/// Processes a packet of a current flow.
 #[inline(always)]
 fn follow(ctx: &TcContext, packet: &Packet, found: &mut FlowValue) -> Decision {
     if flow::refresh(found) {
@@ -137,9 +131,9 @@ fn follow(ctx: &TcContext, packet: &Packet, found: &mut FlowValue) -> Decision {
         attempt!(translate::hop(ctx, packet.v4));
         attempt!(translate::follow(ctx, packet, found));
     }
-    // Last: it may take the row away.
-    if flow::is_turning(packet, found) {
-        flow::flow_turn(OUTSIDE, packet, found);
+    // Last: it may remove the row.
+    if flow::changes_state(packet, found) {
+        flow::flow_change_state(OUTSIDE, packet, found);
     }
     Decision::local(endpoint)
 }
@@ -148,7 +142,7 @@ fn follow(ctx: &TcContext, packet: &Packet, found: &mut FlowValue) -> Decision {
 #[inline(always)]
 fn deliver(ctx: &TcContext, destination: u32) -> i32 {
     let length = ctx.len();
-    // Both were there a moment ago, and neither goes away while the program runs.
+    // Both existed a moment ago, and neither goes away while the program runs.
     let (Some(row), Some(eth)) = (endpoint::row(destination), skb::at::<EthHeader>(ctx, 0)) else {
         return DROP;
     };
@@ -157,12 +151,8 @@ fn deliver(ctx: &TcContext, destination: u32) -> i32 {
     eth.destination = mac_words(&row.mac);
     eth.source = mac_words(&row.host_mac);
     if endpoint::is_shaped(row) {
-        return endpoint::through_host_end(ctx, row.ifindex);
+        return endpoint::redirect_through_host_end(ctx, row.ifindex);
     }
     count::forwarded(destination, Direction::ToPod, Verdict::Redirected, length);
-    #[expect(clippy::cast_possible_truncation, reason = "the helper returns a TC action")]
-    // SAFETY: a helper with plain arguments.
-    unsafe {
-        bpf_redirect_peer(row.ifindex, 0) as i32
-    }
+    redirect_peer(row.ifindex)
 }

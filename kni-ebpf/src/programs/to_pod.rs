@@ -1,12 +1,13 @@
-//! What reaches a pod through the node's stack.
+//! Enforces policy on packets that reach a pod through the node's stack.
 //!
 //! - Hook: TC egress of the host interface. Minimum kernel 4.5 (clsact), 6.6 for TCX.
 //! - Reads `ENDPOINTS`, `ADDRESSES`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`,
 //!   `FLOW_SHARES`, `FRAGMENTS`; counts.
 //! - Order: endpoint, VLAN, ARP, headers, link control, host access, destination kind, destination address, fragment,
-//!   flow, then (for a packet of no current flow) source, ingress policy, share of the flow tables.
-//! - Packets of `bpf_redirect_peer` never come by here; `from_pod` judges for both sides. So it does for pods of one CNI
-//!   plugin, whose packets come by here, and for pods with a bounded rate, whose packets carry a mark that says so.
+//!   flow, then (for a packet without a current flow) source, ingress policy, share of the flow tables.
+//! - Packets of `bpf_redirect_peer` bypass this program; `from_pod` enforces the policies of both sides. It also does
+//!   so for pods of one CNI plugin, whose packets pass through here, and for pods with a limited rate, whose packets
+//!   carry a mark.
 
 mod open;
 
@@ -18,16 +19,15 @@ use kni_common::{
     flow::{FLOW_FROM, FLOW_TO, FlowValue, KIND_FROM_STACK, KIND_LOCAL},
 };
 
-use super::{DROP, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_VLAN, onward};
 use crate::{
-    config,
-    count::{self, Place},
+    action::{DROP, pass},
+    config, count,
     decision::{Decision, attempt},
-    endpoint, flow, fragment,
+    endpoint, explanation, flow, fragment,
     packet::{self, Class, Packet},
-    skb::{self, EthHeader},
-    story::{self, Work},
+    skb::{self, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_VLAN, EthHeader},
     translate,
+    work::{self, Place, Work},
 };
 
 /// Decides, counts and carries out.
@@ -36,12 +36,12 @@ pub fn run(ctx: &TcContext) -> i32 {
     let mut packet = Packet::unknown();
     let mut place = Place::unknown(Direction::ToPod);
     let mut decision = decide(ctx, &mut place, &mut packet);
-    let known = !decision.is_none() && decision.reason().is_none();
-    if known && !config::is_dry_run() {
+    let is_known = !decision.is_none() && decision.reason().is_none();
+    if is_known && !config::is_dry_run() {
         return carry_out(ctx, &place, decision);
     }
     // One row of an array: there is always one.
-    let Some(work) = story::begin(&place, &packet) else {
+    let Some(work) = work::begin(&place, &packet) else {
         return DROP;
     };
     if decision.is_none()
@@ -50,16 +50,16 @@ pub fn run(ctx: &TcContext) -> i32 {
         decision = slow(ctx, row, &packet, work);
     }
     if let Some(reason) = decision.reason() {
-        return count::dropped(ctx, &mut work.story, reason);
+        return count::dropped(ctx, &mut work.event, reason);
     }
     if config::is_dry_run() {
-        story::answer(&mut work.story, decision.verdict() as u16, ctx.len());
+        explanation::record(&mut work.event, decision.verdict() as u16, ctx.len());
         return DROP;
     }
     carry_out(ctx, &place, decision)
 }
 
-/// Packets of no current flow.
+/// Decides about packets without a current flow.
 #[inline(always)]
 fn slow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
     let skb = ctx.skb.skb;
@@ -67,27 +67,23 @@ fn slow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) ->
         return Decision::from_word(open::to_pod_icmp_error(skb, row, packet, work));
     }
     let decision = Decision::from_word(open::to_pod_open(skb, row, packet, work));
-    if decision == Decision::AGAIN {
-        return again(ctx, row, packet, work.story.generation);
+    if decision == Decision::RENEWED {
+        return after_renewal(ctx, row, packet, work.event.generation);
     }
     decision
 }
 
-/// Not current after all when it was changed again in between: the next packet finds out how it is then.
+/// A further change in between leaves the flow without a decision: the next packet is evaluated again.
 #[inline(never)]
-fn again(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generation: u32) -> Decision {
-    let decision = established(ctx, row, packet, generation);
-    if decision.is_none() {
-        return Decision::drop(Verdict::EndpointNotReady);
-    }
-    decision
+fn after_renewal(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generation: u32) -> Decision {
+    established(ctx, row, packet, generation).or_drop(Verdict::EndpointNotReady)
 }
 
 #[inline(always)]
 fn carry_out(ctx: &TcContext, place: &Place, decision: Decision) -> i32 {
     count::forwarded(place.endpoint, Direction::ToPod, decision.verdict(), ctx.len());
     if decision == Decision::DELIVER {
-        onward(place.endpoint)
+        pass(place.endpoint)
     } else {
         DROP
     }
@@ -126,7 +122,7 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
     if row.flags & FLAG_HOST_ACCESS == 0 {
         return Decision::drop(Verdict::HostNotAllowed);
     }
-    if packet.to_many() {
+    if packet.is_multicast() {
         return Decision::drop(Verdict::Multicast);
     }
     if !has_address(row, packet) {
@@ -135,29 +131,31 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
     if !packet.is_whole() {
         attempt!(fragment::resolve(row.network, Direction::ToPod, packet));
     }
-    let opened_at_sender = packet.class == Class::Open && endpoint::is_plugins(row);
+    let opened_at_sender = packet.class == Class::Open && endpoint::is_plugin(row);
     if packet.class == Class::Flow || opened_at_sender {
         return established(ctx, row, packet, place.generation);
     }
     Decision::NONE
 }
 
-/// The node knows every pod by a permanent neighbour entry and asks nobody; a CNI plugin's pods ask each other.
+/// The node has a permanent neighbour entry for every pod and sends no request; a CNI plugin's pods ask each other.
 #[inline(always)]
 fn link_control(row: &EndpointRow) -> Decision {
-    if endpoint::is_plugins(row) {
+    if endpoint::is_plugin(row) {
         Decision::DELIVER
     } else {
         Decision::ABSORB
     }
 }
 
-/// Whether the packet's flow was judged, and everything it was judged on still holds.
+/// Delivers the packet if its flow exists and the state that it was evaluated on is unchanged.
 #[inline(always)]
 fn established(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generation: u32) -> Decision {
     match flow::find(row.network, packet) {
         Some(found)
-            if comes_here(row, packet, found) && found.destination_generation == generation && flow::is_live(found) =>
+            if is_expected(row, packet, found)
+                && found.destination_generation == generation
+                && flow::is_live(found) =>
         {
             follow(ctx, row.network, packet, found)
         }
@@ -165,18 +163,19 @@ fn established(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generation: 
     }
 }
 
-/// Whether packets of the flow come by here: out of the stack, or, between pods of a CNI plugin, judged at the sender and
-/// carried by the plugin's datapath. The first packet of the latter has its flow already: the sender's program wrote it.
+/// Whether this program sees packets of the flow: from the stack, or, between pods of a CNI plugin, evaluated at the
+/// sender and forwarded by the plugin's datapath. In the latter case the first packet has a flow already: the sender's
+/// program wrote it.
 #[inline(always)]
-fn comes_here(row: &EndpointRow, packet: &Packet, found: &FlowValue) -> bool {
+fn is_expected(row: &EndpointRow, packet: &Packet, found: &FlowValue) -> bool {
     match found.kind {
         KIND_FROM_STACK => packet.class == Class::Flow,
-        KIND_LOCAL => endpoint::is_plugins(row),
+        KIND_LOCAL => endpoint::is_plugin(row),
         _ => false,
     }
 }
 
-/// What every packet of a judged flow gets.
+/// Processes a packet of a current flow.
 #[inline(always)]
 fn follow(ctx: &TcContext, network: u32, packet: &Packet, found: &mut FlowValue) -> Decision {
     if flow::refresh(found) {
@@ -185,9 +184,9 @@ fn follow(ctx: &TcContext, network: u32, packet: &Packet, found: &mut FlowValue)
     if found.flags & (FLOW_TO | FLOW_FROM) != 0 && !config::is_dry_run() {
         attempt!(translate::follow(ctx, packet, found));
     }
-    // Last: it may take the row away.
-    if flow::is_turning(packet, found) {
-        flow::flow_turn(network, packet, found);
+    // Last: it may remove the row.
+    if flow::changes_state(packet, found) {
+        flow::flow_change_state(network, packet, found);
     }
     Decision::DELIVER
 }

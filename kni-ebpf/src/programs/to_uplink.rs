@@ -1,9 +1,9 @@
-//! What leaves the node.
+//! Drops packets that would leave the node with a pod's address although the pod's network does not route.
 //!
 //! - Hook: TC egress of the uplink.
 //! - Reads `ENDPOINTS`; counts.
-//! - Drops packets of pods that would leave with the pod's own address although their network does not route: `from_pod`
-//!   translates before it sends here, so this is what came another way, through the stack.
+//! - `from_pod` translates packets before it sends them to the uplink: a packet with a pod's address came through the
+//!   stack.
 
 use aya_ebpf::programs::TcContext;
 use kni_common::{
@@ -12,19 +12,18 @@ use kni_common::{
     endpoint::{EndpointRow, FLAG_ROUTED},
 };
 
-use super::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, NEXT};
 use crate::{
-    count::{self, Place},
-    endpoint,
+    action::{DROP, NEXT},
+    count, endpoint,
     packet::Packet,
-    skb::{self, ETH_LEN, EthHeader},
-    story,
+    skb::{self, ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHeader},
+    work::{self, Place},
 };
 
 const IPV4_SOURCE: usize = ETH_LEN + 12;
 const IPV6_SOURCE: usize = ETH_LEN + 8;
 
-/// Decides, counts and carries out.
+/// Drops such packets, passes all others.
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
     let endpoint = skb::ingress_ifindex(ctx).wrapping_sub(IFINDEX_BASE);
@@ -42,9 +41,9 @@ pub fn run(ctx: &TcContext) -> i32 {
     place.network = row.network;
     place.generation = row.generation;
     place.ethertype = u16::from_be(eth.ethertype);
-    match story::begin(&place, &Packet::unknown()) {
-        Some(work) => count::dropped(ctx, &mut work.story, Verdict::Untranslated as u16),
-        None => super::DROP,
+    match work::begin(&place, &Packet::unknown()) {
+        Some(work) => count::dropped(ctx, &mut work.event, Verdict::Untranslated as u16),
+        None => DROP,
     }
 }
 

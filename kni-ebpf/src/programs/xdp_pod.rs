@@ -1,18 +1,14 @@
-//! The fast path of networks with `spec.xdp`: packets of judged UDP flows, from pod to pod without an `sk_buff`.
+//! Forwards packets of current UDP flows from pod to pod without an `sk_buff`, in networks with `spec.xdp`.
 //!
 //! - Hook: XDP of the host interface, before `from_pod`. Minimum kernel 5.18 (frames of more than one buffer).
 //! - Reads `ENDPOINTS`; reads and refreshes `FLOWS4`, `FLOWS6`; counts.
 //! - Order: endpoint, MAC addresses, headers, source and destination address, flow, receiver.
-//! - Falls through to: `from_pod`, which judges whatever is not certain here, and names what it drops. So this program
-//!   drops nothing, writes no flow and tells no event; what it lets through, `from_pod` would let through.
+//! - Falls through to: `from_pod`, which handles every other packet and reports drops. So this program drops nothing,
+//!   writes no flow and sends no event; `from_pod` would forward whatever it forwards.
 
 use core::mem::size_of;
 
-use aya_ebpf::{
-    bindings::xdp_action::XDP_PASS,
-    helpers::{bpf_redirect, generated::bpf_xdp_get_buff_len},
-    programs::XdpContext,
-};
+use aya_ebpf::{bindings::xdp_action::XDP_PASS, helpers::bpf_redirect, programs::XdpContext};
 use kni_common::{
     Direction, IFINDEX_BASE, Verdict,
     address::{mapped, words},
@@ -20,15 +16,15 @@ use kni_common::{
     flow::{FLOW_FROM, FLOW_TO, FlowValue, KIND_LOCAL},
 };
 
-use super::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, xdp_uplink::at};
 use crate::{
     count, endpoint, flow,
     neighbour::mac_words,
     packet::{Packet, UDP},
-    skb::{ETH_LEN, EthHeader},
+    skb::{ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHeader},
+    xdp,
 };
 
-/// An IPv4 header without options, and the UDP header behind it.
+/// An IPv4 header without options, and the UDP header after it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Udp4 {
@@ -46,7 +42,7 @@ struct Udp4 {
     length_checksum: u32,
 }
 
-/// An IPv6 header without extensions, and the UDP header behind it.
+/// An IPv6 header without extensions, and the UDP header after it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Udp6 {
@@ -60,7 +56,7 @@ struct Udp6 {
     length_checksum: u32,
 }
 
-/// The rest of the word that holds a fragment's offset: neither more fragments nor an offset.
+/// Mask of the fragment word without "don't fragment": more fragments, and the offset.
 const FRAGMENT: u16 = u16::from_be(0x3fff);
 
 /// Version 4, five words.
@@ -69,7 +65,7 @@ const NO_OPTIONS: u8 = 0x45;
 /// Bytes of an IPv6 header.
 const IPV6_LEN: usize = 40;
 
-/// Sends a packet of a current flow on, and leaves any other to `from_pod`.
+/// Forwards a packet of a current flow, and leaves any other to `from_pod`.
 #[inline(always)]
 pub fn run(ctx: &XdpContext) -> u32 {
     try_redirect(ctx).unwrap_or(XDP_PASS)
@@ -77,23 +73,23 @@ pub fn run(ctx: &XdpContext) -> u32 {
 
 #[inline(always)]
 fn try_redirect(ctx: &XdpContext) -> Option<u32> {
-    let sender = interface(ctx).wrapping_sub(IFINDEX_BASE);
+    let sender = xdp::ifindex(ctx).wrapping_sub(IFINDEX_BASE);
     let row = endpoint::row(sender)?;
     let generation = endpoint::generation(row);
     if !endpoint::is_ready(row) {
         return None;
     }
-    let eth = at::<EthHeader>(ctx, 0)?;
+    let eth = xdp::read::<EthHeader>(ctx, 0)?;
     if eth.source != mac_words(&row.mac) || eth.destination != mac_words(&row.host_mac) {
         return None;
     }
-    let length = length(ctx);
+    let length = xdp::length(ctx);
     let packet = match eth.ethertype {
         ETHERTYPE_IPV4 => ipv4(ctx, row, length)?,
         ETHERTYPE_IPV6 => ipv6(ctx, row, length)?,
         _ => return None,
     };
-    if packet.to_many() || packet.to_loopback() || packet.to_link_local() {
+    if packet.is_multicast() || packet.to_loopback() || packet.to_link_local() {
         return None;
     }
     let found = flow::find(row.network, &packet)?;
@@ -114,25 +110,10 @@ fn try_redirect(ctx: &XdpContext) -> Option<u32> {
     Some(action)
 }
 
-/// Index of the interface whose hook runs.
-#[inline(always)]
-fn interface(ctx: &XdpContext) -> u32 {
-    // SAFETY: the context pointer that the kernel hands to the program is valid while it runs.
-    unsafe { (*ctx.ctx).ingress_ifindex }
-}
-
-/// Bytes of the frame in all its buffers.
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "a frame is shorter than 4 GiB")]
-fn length(ctx: &XdpContext) -> u32 {
-    // SAFETY: a helper on the program's own context.
-    unsafe { bpf_xdp_get_buff_len(ctx.ctx) as u32 }
-}
-
 /// A whole UDP packet of the endpoint's own.
 #[inline(always)]
 fn ipv4(ctx: &XdpContext, row: &EndpointRow, length: u32) -> Option<Packet> {
-    let ip = at::<Udp4>(ctx, ETH_LEN)?;
+    let ip = xdp::read::<Udp4>(ctx, ETH_LEN)?;
     let total = usize::from(u16::from_be(ip.total_length));
     let fits = total >= size_of::<Udp4>() && ETH_LEN + total <= length as usize;
     let whole = ip.version_length == NO_OPTIONS && ip.fragment & FRAGMENT == 0 && ip.protocol == UDP;
@@ -152,7 +133,7 @@ fn ipv4(ctx: &XdpContext, row: &EndpointRow, length: u32) -> Option<Packet> {
 /// As [`ipv4`].
 #[inline(always)]
 fn ipv6(ctx: &XdpContext, row: &EndpointRow, length: u32) -> Option<Packet> {
-    let ip = at::<Udp6>(ctx, ETH_LEN)?;
+    let ip = xdp::read::<Udp6>(ctx, ETH_LEN)?;
     let total = IPV6_LEN + usize::from(u16::from_be(ip.payload_length));
     let fits = total >= size_of::<Udp6>() && ETH_LEN + total <= length as usize;
     let whole = u32::from_be(ip.version_class_flow) >> 28 == 6 && ip.next_header == UDP;
@@ -169,8 +150,8 @@ fn ipv6(ctx: &XdpContext, row: &EndpointRow, length: u32) -> Option<Packet> {
     })
 }
 
-/// Who gets the packets of the flow, if everything it was judged on still holds, nothing is left to do to them, and that
-/// endpoint can take frames of this kind.
+/// The receiver of the flow's packets, if the state that it was evaluated on is unchanged, no translation is due and
+/// the receiver accepts XDP frames.
 #[inline(always)]
 fn receiver(
     row: &EndpointRow,
@@ -179,10 +160,10 @@ fn receiver(
     found: &FlowValue,
 ) -> Option<(u32, &'static EndpointRow)> {
     let plain = found.kind == KIND_LOCAL && found.flags & (FLOW_TO | FLOW_FROM) == 0;
-    if !plain || found.source_generation != generation || !flow::is_live(found) || flow::is_turning(packet, found) {
+    if !plain || found.source_generation != generation || !flow::is_live(found) || flow::changes_state(packet, found) {
         return None;
     }
-    // Once: the row may become another flow's at any moment.
+    // Read once: another flow may take over the row at any moment.
     let destination = found.destination;
     let there = endpoint::row(destination)?;
     let takes = there.generation == found.destination_generation
@@ -192,16 +173,12 @@ fn receiver(
     takes.then_some((destination, there))
 }
 
-/// The MAC addresses that the receiver expects.
+/// Writes the MAC addresses that the receiver expects.
 #[inline(always)]
 fn write_macs(ctx: &XdpContext, there: &EndpointRow) -> Option<()> {
-    let start = ctx.data();
-    // VERIFIER: this comparison gives the pointer its range; it must stand right before the use.
-    if start + size_of::<EthHeader>() > ctx.data_end() {
-        return None;
-    }
-    // SAFETY: all of the header lies in the packet, and nothing else refers to it.
-    let eth = unsafe { &mut *(start as *mut EthHeader) };
+    let eth = xdp::at::<EthHeader>(ctx, 0)?;
+    // SAFETY: `at` proved that the header lies in the packet, and nothing else refers to it.
+    let eth = unsafe { &mut *eth };
     eth.destination = mac_words(&there.mac);
     eth.source = mac_words(&there.host_mac);
     Some(())

@@ -1,9 +1,9 @@
-//! What is thrown away before the node spends anything on it.
+//! Drops malformed packets and denied sources before the node's stack spends anything on them.
 //!
 //! - Hook: XDP of the uplink.
 //! - Reads `SOURCES`; counts.
 //! - Order: Ethernet header, IP header, source.
-//! - Falls through to: whatever the node does without this program. What it does not understand it lets pass.
+//! - Falls through to: the node's stack. Packets that it cannot parse pass.
 
 use core::mem::size_of;
 
@@ -19,10 +19,10 @@ use kni_common::{
     uplink::SourceData,
 };
 
-use super::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use crate::{
     maps::{DROPS, SOURCES},
-    skb::{ETH_LEN, EthHeader},
+    skb::{ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHeader},
+    xdp,
 };
 
 #[repr(C)]
@@ -49,7 +49,7 @@ struct Ipv6 {
 /// Bits of a full match.
 const FULL: u32 = 128;
 
-/// Decides, counts and carries out.
+/// Passes the packet, or counts and drops it.
 #[inline(always)]
 pub fn run(ctx: &XdpContext) -> u32 {
     match judge(ctx) {
@@ -61,27 +61,15 @@ pub fn run(ctx: &XdpContext) -> u32 {
     }
 }
 
-/// Copies `T` from an offset known at compile time, if all of it lies in the first buffer of the frame.
-#[inline(always)]
-pub(super) fn at<T: Copy>(ctx: &XdpContext, offset: usize) -> Option<T> {
-    let start = ctx.data() + offset;
-    // VERIFIER: this comparison gives the pointer its range; it must stand right before the use.
-    if start + size_of::<T>() > ctx.data_end() {
-        return None;
-    }
-    // SAFETY: all of `T` lies in the packet, and any bytes are a valid `T` here.
-    Some(unsafe { *(start as *const T) })
-}
-
 #[inline(always)]
 fn judge(ctx: &XdpContext) -> Result<(), Verdict> {
-    let Some(eth) = at::<EthHeader>(ctx, 0) else {
+    let Some(eth) = xdp::read::<EthHeader>(ctx, 0) else {
         return Err(Verdict::Truncated);
     };
     let length = ctx.data_end() - ctx.data() - ETH_LEN;
     match eth.ethertype {
         ETHERTYPE_IPV4 => {
-            let ip: Ipv4 = at(ctx, ETH_LEN).ok_or(Verdict::Truncated)?;
+            let ip: Ipv4 = xdp::read(ctx, ETH_LEN).ok_or(Verdict::Truncated)?;
             let header = usize::from(ip.version_length & 0xf) * 4;
             let total = usize::from(u16::from_be(ip.total_length));
             if ip.version_length >> 4 != 4 || header < size_of::<Ipv4>() || total < header {
@@ -93,7 +81,7 @@ fn judge(ctx: &XdpContext) -> Result<(), Verdict> {
             source(mapped(ip.source))
         }
         ETHERTYPE_IPV6 => {
-            let ip: Ipv6 = at(ctx, ETH_LEN).ok_or(Verdict::Truncated)?;
+            let ip: Ipv6 = xdp::read(ctx, ETH_LEN).ok_or(Verdict::Truncated)?;
             if u32::from_be(ip.version_class_flow) >> 28 != 6 {
                 return Err(Verdict::Malformed);
             }
@@ -129,7 +117,7 @@ fn count(reason: Verdict, length: u64) {
         direction: Direction::FromUplink as u16,
     };
     if let Some(counter) = DROPS.get_ptr_mut(key) {
-        // SAFETY: a per-CPU row; XDP runs in softirq context, and no other program on this CPU meanwhile.
+        // SAFETY: a per-CPU row; XDP runs in softirq context, and no other program runs on this CPU meanwhile.
         let counter = unsafe { &mut *counter };
         counter.packets += 1;
         counter.bytes += length;

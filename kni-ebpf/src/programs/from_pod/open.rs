@@ -1,4 +1,4 @@
-//! Packets of no current flow: first packets, packets after a change of policy, ICMP errors.
+//! Decides about packets from a pod without a current flow: first packets, packets after a policy change, ICMP errors.
 
 use aya_ebpf::{btf_maps::lpm_trie::Key, programs::TcContext};
 use kni_common::{
@@ -6,28 +6,27 @@ use kni_common::{
     address::{ADDRESS_OF_SERVICE, AddressValue, bytes, words},
     endpoint::{EndpointRow, FLAG_HOST_ACCESS},
     flow::{
-        FLOW_REPLY, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FROM, FLOW_HAIRPIN, FLOW_NODE, FLOW_TO, FlowValue,
+        FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FROM, FLOW_HAIRPIN, FLOW_NODE, FLOW_REPLY, FLOW_TO, FlowValue,
         KIND_FROM_STACK, KIND_LOCAL, KIND_TO_STACK, KIND_UPLINK,
     },
     route::{ACTION_MASQUERADE, ACTION_SERVICE_RANGE, ACTION_STACK, FULL_PREFIX, RouteData},
 };
 
 use crate::{
-    config, count,
+    config,
     decision::{Decision, attempt},
-    endpoint,
+    endpoint, event,
     flow::{self, NewFlow},
     global::global,
     maps::ROUTES,
     masquerade,
     packet::{Class, Packet},
-    policy, related, service,
-    story::{self, Work},
-    translate,
+    policy, related, service, translate,
+    work::Work,
 };
 
 global! {
-    /// Judges the packet and opens or renews its flow. Not on the path of most packets.
+    /// Evaluates the packet and opens or renews its flow. Not on the path of most packets.
     from_pod_open(row: *const EndpointRow as as_ref, packet: *const Packet as as_ref, work: *mut Work as as_mut) => decide
 }
 
@@ -38,21 +37,21 @@ fn decide(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) 
     }
     let found = match flow::lookup(row.network, packet) {
         Some(found) => Some(found),
-        None => lost_answer(row, packet),
+        None => lost_reply(row, packet),
     };
     if let Some(found) = found {
-        let decision = revive(row, packet, found, work);
+        let decision = review(row, packet, found, work);
         if decision.reason().is_some() || (config::is_dry_run() && !decision.is_none()) {
             return decision;
         }
         if !decision.is_none() {
-            return Decision::AGAIN;
+            return Decision::RENEWED;
         }
     }
     open(ctx, row, packet, work)
 }
 
-/// A repeated SYN stays with the backend that the first one went to: its answer may be on its way.
+/// A retransmitted SYN stays with the first one's backend: the reply may be in flight.
 #[inline(always)]
 fn keeps_backend(row: &EndpointRow, found: &FlowValue) -> bool {
     found.flags & (FLOW_TO | FLOW_REPLY | FLOW_CONFIRMED | FLOW_CLOSED) == FLOW_TO
@@ -60,10 +59,10 @@ fn keeps_backend(row: &EndpointRow, found: &FlowValue) -> bool {
         && flow::is_live(found)
 }
 
-/// The answer's row of a flow whose original row says that there must be one.
+/// Recreates the reply's row of a flow whose original row still exists.
 #[inline(always)]
-fn lost_answer(row: &EndpointRow, packet: &Packet) -> Option<&'static mut FlowValue> {
-    let original = flow::find_answer(row.network, packet)?;
+fn lost_reply(row: &EndpointRow, packet: &Packet) -> Option<&'static mut FlowValue> {
+    let original = flow::find_reply(row.network, packet)?;
     if original.flags & (FLOW_REPLY | FLOW_TO | FLOW_FROM) != 0
         || original.destination_generation < row.incarnation
         || !flow::is_live(original)
@@ -80,23 +79,23 @@ fn lost_answer(row: &EndpointRow, packet: &Packet) -> Option<&'static mut FlowVa
     }
 }
 
-/// Judges a flow again after a change: the direction that was asked for, whichever the packet belongs to. No decision
-/// where the row is worth nothing.
+/// Re-evaluates a flow after a change, in its original direction whichever direction the packet belongs to. No decision
+/// where the row has expired or belongs to an earlier owner.
 #[inline(always)]
-fn revive(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
+fn review(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
     if found.source_generation < row.incarnation || !flow::lives(row.network, packet, found) {
         return Decision::NONE;
     }
     match found.kind {
-        KIND_LOCAL => revive_local(row, packet, found, work),
-        KIND_TO_STACK if row.flags & FLAG_HOST_ACCESS != 0 => revive_stack(row, packet, found, work),
-        KIND_UPLINK => revive_stack(row, packet, found, work),
+        KIND_LOCAL => review_local(row, packet, found, work),
+        KIND_TO_STACK if row.flags & FLAG_HOST_ACCESS != 0 => review_stack(row, packet, found, work),
+        KIND_UPLINK => review_stack(row, packet, found, work),
         _ => Decision::NONE,
     }
 }
 
 #[inline(always)]
-fn revive_local(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
+fn review_local(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
     let Some(there) = endpoint::row(found.destination) else {
         return Decision::NONE;
     };
@@ -104,43 +103,54 @@ fn revive_local(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work:
     if there.network != row.network || !endpoint::is_ready(there) || found.destination_generation < there.incarnation {
         return Decision::NONE;
     }
-    // Not before: without a decision the packet opens a flow of its own, untranslated as it is.
-    flow::translate_apart(&mut work.to, found);
-    story::translated(work);
-    work.story.peer = found.destination;
+    // Not before: without a decision the packet opens a flow of its own, untranslated.
+    flow::translate_out_of_line(&mut work.to, found);
+    work.record_translation();
+    work.event.peer = found.destination;
     if found.flags & FLOW_HAIRPIN == 0 {
         if found.flags & FLOW_REPLY == 0 {
-            attempt!(policy::between(row, there, work.to.asked(), packet.v4, &mut work.story));
+            attempt!(policy::between(
+                row,
+                there,
+                work.to.policy_port(),
+                packet.v4,
+                &mut work.event
+            ));
         } else {
             attempt!(policy::between(
                 there,
                 row,
-                packet.answers(),
+                packet.reply_policy_port(),
                 packet.v4,
-                &mut work.story
+                &mut work.event
             ));
         }
     }
-    flow::renew(row.network, packet, found, work.story.generation, generation);
+    flow::renew(row.network, packet, found, work.event.generation, generation);
     Decision::local(found.destination)
 }
 
 #[inline(always)]
-fn revive_stack(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
-    flow::translate_apart(&mut work.to, found);
-    story::translated(work);
+fn review_stack(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
+    flow::translate_out_of_line(&mut work.to, found);
+    work.record_translation();
     if found.flags & FLOW_REPLY == 0 {
         attempt!(policy::leaving(
             row,
             work.to.destination,
-            work.to.asked(),
-            &mut work.story
+            work.to.policy_port(),
+            &mut work.event
         ));
     } else if found.flags & FLOW_NODE == 0 {
         let identity = policy::identity_at(row.network, packet.v4, &packet.destination);
-        attempt!(policy::entering(row, identity, packet.answers(), &mut work.story));
+        attempt!(policy::entering(
+            row,
+            identity,
+            packet.reply_policy_port(),
+            &mut work.event
+        ));
     }
-    flow::renew(row.network, packet, found, work.story.generation, 0);
+    flow::renew(row.network, packet, found, work.event.generation, 0);
     if found.kind == KIND_UPLINK {
         Decision::UPLINK
     } else {
@@ -151,57 +161,63 @@ fn revive_stack(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work:
 /// Opens a flow.
 #[inline(always)]
 fn open(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
-    let mut found = holder(row.network, &packet.destination);
-    if is_service(found) && endpoint::is_plugins(row) {
+    let mut found = locate(row.network, &packet.destination);
+    if is_service(found) && endpoint::is_plugin(row) {
         // Its plugin's datapath leads to the node's own proxy.
         found = None;
     }
     if is_service(found) {
         attempt!(translate_to_backend(row, packet, work));
         if work.to.destination == packet.source {
-            // The pod itself: it would not take an answer of its own for one of the service.
+            // The pod itself: it would not accept its own packet as a reply of the service.
             work.to.source = packet.destination;
-            story::translated(work);
+            work.record_translation();
             return open_hairpin(ctx, packet, work);
         }
-        story::translated(work);
-        found = holder(row.network, &work.to.destination);
+        work.record_translation();
+        found = locate(row.network, &work.to.destination);
     }
     let Some(found) = found else {
-        return open_beyond(ctx, row, packet, work);
+        return open_routed(ctx, row, packet, work);
     };
-    if found.endpoint == work.story.endpoint {
+    if found.endpoint == work.event.endpoint {
         return Decision::drop(Verdict::SelfAddressed);
     }
     let Some(there) = endpoint::row(found.endpoint) else {
-        // An address of a service behind another one, which leads nowhere, or an endpoint that never was.
+        // A backend that is itself a service address, or an endpoint that never existed.
         return Decision::drop(Verdict::DestinationNotReady);
     };
     let generation = endpoint::generation(there);
     if !endpoint::is_current(there, row.network, found) {
         return Decision::drop(Verdict::DestinationNotReady);
     }
-    work.story.peer = found.endpoint;
-    attempt!(policy::between(row, there, work.to.asked(), packet.v4, &mut work.story));
+    work.event.peer = found.endpoint;
+    attempt!(policy::between(
+        row,
+        there,
+        work.to.policy_port(),
+        packet.v4,
+        &mut work.event
+    ));
     let new = NewFlow {
         kind: KIND_LOCAL,
-        answer_kind: KIND_LOCAL,
+        reply_kind: KIND_LOCAL,
         flags: 0,
-        source: work.story.endpoint,
-        source_generation: work.story.generation,
+        source: work.event.endpoint,
+        source_generation: work.event.generation,
         destination: found.endpoint,
         destination_generation: generation,
-        answer_network: work.story.network,
-        careful: packet.class == Class::Open,
+        reply_network: work.event.network,
+        refuse_taken: packet.class == Class::Open,
     };
     begin(ctx, packet, &new, work, Decision::local(found.endpoint))
 }
 
-/// Who has the address.
+/// The holder of the address.
 ///
-/// VERIFIER: not inlined, for the stack's sake: Linux 6.1 rounds each frame up to 32 bytes.
+/// VERIFIER: not inlined, to save stack: Linux 6.1 rounds each frame up to 32 bytes.
 #[inline(never)]
-fn holder(network: u32, address: &[u32; 4]) -> Option<&'static AddressValue> {
+fn locate(network: u32, address: &[u32; 4]) -> Option<&'static AddressValue> {
     endpoint::by_address(network, *address)
 }
 
@@ -216,7 +232,7 @@ fn translate_to_backend(row: &EndpointRow, packet: &Packet, work: &mut Work) -> 
         && let Some(found) = flow::lookup(row.network, packet)
         && keeps_backend(row, found)
     {
-        work.story.service = service::at(row.network, packet).map_or(0, |service| service.service);
+        work.event.service = service::at(row.network, packet).map_or(0, |service| service.service);
         work.to.destination = words(found.address);
         work.to.ports = found.ports.word();
         return Ok(());
@@ -224,28 +240,28 @@ fn translate_to_backend(row: &EndpointRow, packet: &Packet, work: &mut Work) -> 
     service::choose(row.network, packet, work)
 }
 
-/// A pod reaches itself through a service; no policy stands between.
+/// Opens a flow of a pod to itself through a service; no policy applies.
 #[inline(always)]
 fn open_hairpin(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
-    let endpoint = work.story.endpoint;
-    work.story.peer = endpoint;
+    let endpoint = work.event.endpoint;
+    work.event.peer = endpoint;
     let new = NewFlow {
         kind: KIND_LOCAL,
-        answer_kind: KIND_LOCAL,
+        reply_kind: KIND_LOCAL,
         flags: FLOW_HAIRPIN,
         source: endpoint,
-        source_generation: work.story.generation,
+        source_generation: work.event.generation,
         destination: endpoint,
-        destination_generation: work.story.generation,
-        answer_network: work.story.network,
-        careful: packet.class == Class::Open,
+        destination_generation: work.event.generation,
+        reply_network: work.event.network,
+        refuse_taken: packet.class == Class::Open,
     };
     begin(ctx, packet, &new, work, Decision::local(endpoint))
 }
 
-/// What becomes of the network's packets to where this one goes.
+/// The action for packets of the network to this one's destination.
 ///
-/// VERIFIER: not inlined, as [`holder`].
+/// VERIFIER: not inlined, as [`locate`].
 #[inline(never)]
 fn route(network: u32, work: &Work) -> Option<u32> {
     let key = Key::new(
@@ -258,9 +274,9 @@ fn route(network: u32, work: &Work) -> Option<u32> {
     Some(ROUTES.get(&key)?.action)
 }
 
-/// The destination is not a local endpoint.
+/// Opens a flow to a destination that is not a local endpoint.
 #[inline(always)]
-fn open_beyond(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
+fn open_routed(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
     let Some(action) = route(row.network, work) else {
         return Decision::drop(Verdict::NoRoute);
     };
@@ -274,8 +290,8 @@ fn open_beyond(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut W
     attempt!(policy::leaving(
         row,
         work.to.destination,
-        work.to.asked(),
-        &mut work.story
+        work.to.policy_port(),
+        &mut work.event
     ));
     if action == ACTION_MASQUERADE {
         if !masquerade::is_possible(packet, work) {
@@ -285,45 +301,45 @@ fn open_beyond(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut W
     }
     let new = NewFlow {
         kind: KIND_TO_STACK,
-        answer_kind: KIND_FROM_STACK,
+        reply_kind: KIND_FROM_STACK,
         flags: 0,
-        source: work.story.endpoint,
-        source_generation: work.story.generation,
+        source: work.event.endpoint,
+        source_generation: work.event.generation,
         destination: 0,
         destination_generation: 0,
-        answer_network: work.story.network,
-        careful: packet.class == Class::Open,
+        reply_network: work.event.network,
+        refuse_taken: packet.class == Class::Open,
     };
     begin(ctx, packet, &new, work, Decision::STACK)
 }
 
 global! {
-    /// Opens a flow that was judged and leaves the node.
+    /// Masquerades a flow that passed policy and leaves the node.
     from_pod_masquerade(packet: *const Packet as as_ref, work: *mut Work as as_mut) => open_uplink
 }
 
 #[inline(always)]
 fn open_uplink(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
-    if !masquerade::keep(packet, work) {
-        attempt!(flow::take_share(work.story.endpoint));
+    if !masquerade::reuse(packet, work) {
+        attempt!(flow::take_share(work.event.endpoint));
         attempt!(masquerade::claim(ctx, packet, work));
     }
     attempt!(masquerade::open(packet, work));
-    story::translated(work);
-    count::new_flow(ctx, &mut work.story, Verdict::Masqueraded);
+    work.record_translation();
+    event::new_flow(ctx, &mut work.event, Verdict::Masqueraded);
     if !config::is_dry_run() {
-        attempt!(masquerade::depart(ctx, packet.v4));
+        attempt!(masquerade::prepare_egress(ctx, packet.v4));
         attempt!(translate::apply(ctx, packet, &work.to));
     }
     Decision::UPLINK
 }
 
-/// Everything was judged: writes the flow, tells of it, translates its first packet.
+/// Writes a flow that passed policy, reports it, translates its first packet.
 #[inline(always)]
 fn begin(ctx: &TcContext, packet: &Packet, new: &NewFlow, work: &mut Work, decision: Decision) -> Decision {
-    let network = work.story.network;
+    let network = work.event.network;
     attempt!(flow::create(network, packet, &work.to, new));
-    count::new_flow(ctx, &mut work.story, decision.verdict());
+    event::new_flow(ctx, &mut work.event, decision.verdict());
     let translated = packet.destination != work.to.destination || packet.ports != work.to.ports;
     if translated && !config::is_dry_run() {
         attempt!(translate::apply(ctx, packet, &work.to));
@@ -332,8 +348,8 @@ fn begin(ctx: &TcContext, packet: &Packet, new: &NewFlow, work: &mut Work, decis
 }
 
 global! {
-    /// A pod's ICMP error goes where the pod's own packets of the quoted flow go, so that a translation in the stack also
-    /// sees it. It must be about a packet that this pod received from the one it tells.
+    /// Sends a pod's ICMP error to the destination of the pod's own packets of the quoted flow, so that a translation
+    /// in the stack also sees it. It must be about a packet that this pod received, and go to that packet's sender.
     from_pod_icmp_error(row: *const EndpointRow as as_ref, packet: *const Packet as as_ref, work: *mut Work as as_mut) => icmp_error
 }
 
@@ -343,10 +359,10 @@ fn icmp_error(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Wo
     if work.inner.destination != packet.source {
         return Decision::drop(Verdict::IcmpUnrelated);
     }
-    let Some(found) = flow::find_answer(row.network, &work.inner) else {
+    let Some(found) = flow::find_reply(row.network, &work.inner) else {
         return Decision::drop(Verdict::IcmpUnrelated);
     };
-    let decision = super::current(row, work.story.generation, found);
+    let decision = super::current(row, work.event.generation, found);
     if decision.is_none() || !flow::is_live(found) {
         return Decision::drop(Verdict::IcmpUnrelated);
     }

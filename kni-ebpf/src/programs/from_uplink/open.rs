@@ -1,5 +1,5 @@
-//! Packets from outside that belong to no current flow: first packets to a node port, packets after a change, ICMP
-//! errors.
+//! Decides about packets from outside without a current flow: first packets to a node port, packets after a change,
+//! ICMP errors.
 
 use aya_ebpf::programs::TcContext;
 use kni_common::{
@@ -11,20 +11,18 @@ use kni_common::{
 };
 
 use crate::{
-    count,
     decision::{Decision, attempt},
-    endpoint,
+    endpoint, event,
     flow::{self, NewFlow},
     global::global,
     maps::HOST_PORTS,
     packet::{Class, Packet, SCTP, TCP, UDP},
-    policy, related,
-    story::{self, Work},
-    translate,
+    policy, related, translate,
+    work::Work,
 };
 
 global! {
-    /// Judges the packet and opens or renews its flow. [`Decision::STACK`] for what is not for a pod.
+    /// Evaluates the packet and opens or renews its flow. [`Decision::STACK`] for packets that are not for a pod.
     from_uplink_open(packet: *const Packet as as_ref, work: *mut Work as as_mut) => decide
 }
 
@@ -34,20 +32,20 @@ fn decide(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
         && let Some(found) = flow::lookup(OUTSIDE, packet)
         && let Some(there) = endpoint::row(found.destination)
     {
-        let decision = revive(there, packet, found, work);
+        let decision = review(there, packet, found, work);
         if decision.reason().is_some() {
             return decision;
         }
         if !decision.is_none() {
-            return Decision::AGAIN;
+            return Decision::RENEWED;
         }
     }
     open(ctx, packet, work)
 }
 
-/// Judges a flow again after a change: the direction that was asked for, whichever the packet belongs to.
+/// Re-evaluates a flow after a change, in its original direction whichever direction the packet belongs to.
 #[inline(always)]
-fn revive(there: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
+fn review(there: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
     let generation = endpoint::generation(there);
     if found.kind != KIND_UPLINK
         || !endpoint::is_ready(there)
@@ -57,31 +55,41 @@ fn revive(there: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mu
         return Decision::NONE;
     }
     let endpoint = found.destination;
-    tell_of(work, there, endpoint);
+    attribute(work, there, endpoint);
     flow::translate(&mut work.to, found);
-    story::translated(work);
+    work.record_translation();
     if found.flags & FLOW_REPLY != 0 {
-        attempt!(policy::leaving(there, packet.source, packet.answers(), &mut work.story));
+        attempt!(policy::leaving(
+            there,
+            packet.source,
+            packet.reply_policy_port(),
+            &mut work.event
+        ));
     } else {
-        let identity = policy::identity_beyond(there.network, &packet.source);
-        attempt!(policy::entering(there, identity, work.to.asked(), &mut work.story));
+        let identity = policy::external_identity(there.network, &packet.source);
+        attempt!(policy::entering(
+            there,
+            identity,
+            work.to.policy_port(),
+            &mut work.event
+        ));
     }
     flow::renew(OUTSIDE, packet, found, 0, generation);
     Decision::local(endpoint)
 }
 
-/// The story is the pod's, whose network and policies decide.
+/// Attributes the event to the pod, whose network and policies decide.
 #[inline(always)]
-fn tell_of(work: &mut Work, there: &EndpointRow, endpoint: u32) {
-    work.story.endpoint = endpoint;
-    work.story.network = there.network;
-    work.story.generation = endpoint::generation(there);
+fn attribute(work: &mut Work, there: &EndpointRow, endpoint: u32) {
+    work.event.endpoint = endpoint;
+    work.event.network = there.network;
+    work.event.generation = endpoint::generation(there);
 }
 
-/// Opens a flow to a port of the node that is a pod's.
+/// Opens a flow to a port of the node that is forwarded to a pod.
 #[inline(always)]
 fn open(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
-    let Some(mapping) = mapping(packet) else {
+    let Some(mapping) = host_port(packet) else {
         return Decision::STACK;
     };
     let Some(there) = endpoint::row(mapping.endpoint) else {
@@ -91,34 +99,39 @@ fn open(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     if there.incarnation != mapping.incarnation || !endpoint::is_ready(there) {
         return Decision::drop(Verdict::DestinationNotReady);
     }
-    tell_of(work, there, mapping.endpoint);
-    if !aim(packet, there, mapping, &mut work.to) {
+    attribute(work, there, mapping.endpoint);
+    if !set_pod_destination(packet, there, mapping, &mut work.to) {
         return Decision::drop(Verdict::DestinationAddress);
     }
-    story::translated(work);
-    let identity = policy::identity_beyond(there.network, &packet.source);
-    attempt!(policy::entering(there, identity, work.to.asked(), &mut work.story));
+    work.record_translation();
+    let identity = policy::external_identity(there.network, &packet.source);
+    attempt!(policy::entering(
+        there,
+        identity,
+        work.to.policy_port(),
+        &mut work.event
+    ));
     let new = NewFlow {
         kind: KIND_UPLINK,
-        answer_kind: KIND_UPLINK,
+        reply_kind: KIND_UPLINK,
         flags: 0,
         source: 0,
         source_generation: 0,
         destination: mapping.endpoint,
         destination_generation: generation,
-        answer_network: there.network,
-        careful: false,
+        reply_network: there.network,
+        refuse_taken: false,
     };
     attempt!(flow::create(OUTSIDE, packet, &work.to, &new));
-    count::new_flow(ctx, &mut work.story, Verdict::Redirected);
+    event::new_flow(ctx, &mut work.event, Verdict::Redirected);
     attempt!(translate::hop(ctx, packet.v4));
     attempt!(translate::apply(ctx, packet, &work.to));
     Decision::local(mapping.endpoint)
 }
 
-/// What a port of the node leads to.
+/// The pod and port that a port of the node is forwarded to.
 #[inline(always)]
-pub(crate) fn mapping(packet: &Packet) -> Option<&'static HostPortValue> {
+pub(crate) fn host_port(packet: &Packet) -> Option<&'static HostPortValue> {
     if !matches!(packet.protocol, TCP | UDP | SCTP) {
         return None;
     }
@@ -133,9 +146,14 @@ pub(crate) fn mapping(packet: &Packet) -> Option<&'static HostPortValue> {
     }
 }
 
-/// Turns `to` towards the pod. False when it has no address of the family.
+/// Sets the destination of `to` to the pod. False when it has no address of the family.
 #[inline(always)]
-pub(crate) fn aim(packet: &Packet, there: &EndpointRow, mapping: &HostPortValue, to: &mut Packet) -> bool {
+pub(crate) fn set_pod_destination(
+    packet: &Packet,
+    there: &EndpointRow,
+    mapping: &HostPortValue,
+    to: &mut Packet,
+) -> bool {
     let [a, b, ..] = packet.ports.to_ne_bytes();
     let [c, d] = mapping.port;
     to.ports = u32::from_ne_bytes([a, b, c, d]);
@@ -148,17 +166,17 @@ pub(crate) fn aim(packet: &Packet, there: &EndpointRow, mapping: &HostPortValue,
 }
 
 global! {
-    /// An ICMP error from outside about what a pod sent.
+    /// Translates an ICMP error from outside about a packet that a pod sent.
     from_uplink_icmp_error(packet: *const Packet as as_ref, work: *mut Work as as_mut) => icmp_error
 }
 
 #[inline(always)]
 fn icmp_error(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
-    // What cannot be read, or is about somebody else, is the stack's.
+    // Errors that cannot be parsed or are not about a pod's packet belong to the stack.
     if related::quoted(ctx, packet, work).is_err() {
         return Decision::STACK;
     }
-    let Some(found) = flow::find_answer(OUTSIDE, &work.inner) else {
+    let Some(found) = flow::find_reply(OUTSIDE, &work.inner) else {
         return Decision::STACK;
     };
     let Some(there) = endpoint::row(found.destination) else {
@@ -168,7 +186,7 @@ fn icmp_error(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
         return Decision::drop(Verdict::IcmpUnrelated);
     }
     let endpoint = found.destination;
-    tell_of(work, there, endpoint);
+    attribute(work, there, endpoint);
     attempt!(related::translate::<true>(ctx, packet, work, found));
     Decision::local(endpoint)
 }

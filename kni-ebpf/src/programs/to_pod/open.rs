@@ -1,29 +1,29 @@
-//! Packets of no current flow: first packets, packets after a change of policy, ICMP errors.
+//! Decides about packets to a pod without a current flow: first packets, packets after a policy change, ICMP errors.
 
 use aya_ebpf::programs::TcContext;
 use kni_common::{
     IFINDEX_BASE, Verdict,
     address::ADDRESS_OF_SERVICE,
     endpoint::EndpointRow,
-    flow::{FLOW_REPLY, FLOW_FROM, FLOW_NODE, FLOW_TO, FlowValue, KIND_FROM_STACK, KIND_LOCAL, KIND_TO_STACK},
+    flow::{FLOW_FROM, FLOW_NODE, FLOW_REPLY, FLOW_TO, FlowValue, KIND_FROM_STACK, KIND_LOCAL, KIND_TO_STACK},
 };
 
 use crate::{
-    config, count,
+    config,
     decision::{Decision, attempt},
-    endpoint,
+    endpoint, event,
     flow::{self, NewFlow},
     global::global,
     packet::{Class, Packet},
     policy, related, skb,
-    story::{self, Work},
+    work::Work,
 };
 
-/// What `skb::ingress_ifindex` says of a packet that the node itself made.
+/// `skb::ingress_ifindex` of a packet that the node sent.
 const NODE: u32 = 0;
 
 global! {
-    /// Judges the packet and opens or renews its flow. Not on the path of most packets.
+    /// Evaluates the packet and opens or renews its flow. Not on the path of most packets.
     to_pod_open(row: *const EndpointRow as as_ref, packet: *const Packet as as_ref, work: *mut Work as as_mut) => decide
 }
 
@@ -32,25 +32,25 @@ fn decide(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) 
     if packet.class == Class::Flow {
         let found = match flow::lookup(row.network, packet) {
             Some(found) => Some(found),
-            None => lost_answer(row, packet, work.story.endpoint),
+            None => lost_reply(row, packet, work.event.endpoint),
         };
         if let Some(found) = found {
-            let decision = revive(row, packet, found, work);
+            let decision = review(row, packet, found, work);
             if decision.reason().is_some() || (config::is_dry_run() && !decision.is_none()) {
                 return decision;
             }
             if !decision.is_none() {
-                return Decision::AGAIN;
+                return Decision::RENEWED;
             }
         }
     }
     open(ctx, row, packet, work)
 }
 
-/// The answer's row of a flow whose original row says that there must be one.
+/// Recreates the reply's row of a flow whose original row still exists.
 #[inline(always)]
-fn lost_answer(row: &EndpointRow, packet: &Packet, endpoint: u32) -> Option<&'static mut FlowValue> {
-    let original = flow::find_answer(row.network, packet)?;
+fn lost_reply(row: &EndpointRow, packet: &Packet, endpoint: u32) -> Option<&'static mut FlowValue> {
+    let original = flow::find_reply(row.network, packet)?;
     if original.kind != KIND_TO_STACK
         || original.flags & (FLOW_REPLY | FLOW_TO | FLOW_FROM) != 0
         || original.source_generation < row.incarnation
@@ -61,10 +61,10 @@ fn lost_answer(row: &EndpointRow, packet: &Packet, endpoint: u32) -> Option<&'st
     flow::repair(row.network, packet, original, KIND_FROM_STACK, endpoint)
 }
 
-/// Judges a flow again after a change: the direction that was asked for, whichever the packet belongs to. No decision
-/// where the row is worth nothing.
+/// Re-evaluates a flow after a change, in its original direction whichever direction the packet belongs to. No decision
+/// where the row has expired or belongs to an earlier owner.
 #[inline(always)]
-fn revive(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
+fn review(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
     if found.kind != KIND_FROM_STACK
         || found.destination_generation < row.incarnation
         || !flow::lives(row.network, packet, found)
@@ -72,18 +72,23 @@ fn revive(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut 
         return Decision::NONE;
     }
     flow::translate_if::<false>(&mut work.to, found);
-    story::translated(work);
+    work.record_translation();
     if found.flags & FLOW_REPLY != 0 {
-        attempt!(policy::leaving(row, packet.source, packet.answers(), &mut work.story));
+        attempt!(policy::leaving(
+            row,
+            packet.source,
+            packet.reply_policy_port(),
+            &mut work.event
+        ));
     } else if found.flags & FLOW_NODE == 0 {
         let identity = policy::identity_at(row.network, packet.v4, &packet.source);
-        attempt!(policy::entering(row, identity, packet.asked(), &mut work.story));
+        attempt!(policy::entering(row, identity, packet.policy_port(), &mut work.event));
     }
-    flow::renew(row.network, packet, found, 0, work.story.generation);
+    flow::renew(row.network, packet, found, 0, work.event.generation);
     Decision::DELIVER
 }
 
-/// Opens a flow from the stack. The node itself may always reach its pods; for anybody else the pod's policies count.
+/// Opens a flow from the stack. The node itself may always reach its pods; for other senders the pod's policies apply.
 #[inline(always)]
 fn open(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
     let ingress = skb::ingress_ifindex(ctx);
@@ -92,25 +97,25 @@ fn open(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) ->
         flags = 0;
         let mut identity = 0;
         attempt!(sender(row, packet, ingress, &mut identity, work));
-        attempt!(policy::entering(row, identity, packet.asked(), &mut work.story));
+        attempt!(policy::entering(row, identity, packet.policy_port(), &mut work.event));
     }
     let new = NewFlow {
         kind: KIND_FROM_STACK,
-        answer_kind: KIND_TO_STACK,
+        reply_kind: KIND_TO_STACK,
         flags,
         source: 0,
         source_generation: 0,
-        destination: work.story.endpoint,
-        destination_generation: work.story.generation,
-        answer_network: work.story.network,
-        careful: false,
+        destination: work.event.endpoint,
+        destination_generation: work.event.generation,
+        reply_network: work.event.network,
+        refuse_taken: false,
     };
     attempt!(flow::create(row.network, packet, &work.to, &new));
-    count::new_flow(ctx, &mut work.story, Verdict::Delivered);
+    event::new_flow(ctx, &mut work.event, Verdict::Delivered);
     Decision::DELIVER
 }
 
-/// Identity of a sender beyond the node's own stack. A local pod's address counts only from that pod's interface.
+/// Identity of a sender other than the node's own stack. A local pod's address is valid only from that pod's interface.
 #[inline(always)]
 fn sender(
     row: &EndpointRow,
@@ -120,16 +125,16 @@ fn sender(
     work: &mut Work,
 ) -> Result<(), Verdict> {
     let Some(found) = endpoint::by_address(row.network, packet.source) else {
-        *identity = policy::identity_beyond(row.network, &packet.source);
+        *identity = policy::external_identity(row.network, &packet.source);
         return Ok(());
     };
     let from = found.endpoint;
-    // What comes through a CNI plugin's bridge has its index. The sender's own program has checked the address.
-    let elsewhere = ingress != IFINDEX_BASE + from && !endpoint::is_plugins(row);
+    // Packets through a CNI plugin's bridge have its index. The sender's own program has checked the address.
+    let elsewhere = ingress != IFINDEX_BASE + from && !endpoint::is_plugin(row);
     if from == ADDRESS_OF_SERVICE || elsewhere {
         return Err(Verdict::SourceAddress);
     }
-    work.story.peer = from;
+    work.event.peer = from;
     match endpoint::row(from) {
         Some(there) if endpoint::is_current(there, row.network, found) => {
             *identity = policy::identity_of(there, packet.v4);
@@ -140,16 +145,16 @@ fn sender(
 }
 
 global! {
-    /// An ICMP error from the stack must be about a packet that this pod sent into the stack.
+    /// Delivers an ICMP error from the stack about a packet that this pod sent into the stack.
     to_pod_icmp_error(row: *const EndpointRow as as_ref, packet: *const Packet as as_ref, work: *mut Work as as_mut) => icmp_error
 }
 
 #[inline(always)]
 fn icmp_error(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
     attempt!(related::quoted(ctx, packet, work));
-    let generation = work.story.generation;
-    // The row of the answers: it knows of a translation.
-    if let Some(found) = flow::find_answer(row.network, &work.inner)
+    let generation = work.event.generation;
+    // The row of the replies: it has the translation.
+    if let Some(found) = flow::find_reply(row.network, &work.inner)
         && found.kind == KIND_FROM_STACK
         && found.destination_generation == generation
         && flow::is_live(found)
@@ -158,15 +163,17 @@ fn icmp_error(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Wo
         return Decision::DELIVER;
     }
     match flow::lookup(row.network, &work.inner) {
-        Some(found) if went_there(row, found) && found.source_generation == generation && flow::is_live(found) => {
+        Some(found)
+            if was_sent_to_stack(row, found) && found.source_generation == generation && flow::is_live(found) =>
+        {
             Decision::DELIVER
         }
         _ => Decision::drop(Verdict::IcmpUnrelated),
     }
 }
 
-/// Whether packets of the flow went from the pod into the stack, or into a CNI plugin's datapath.
+/// Whether the pod's packets of the flow went into the stack, or into a CNI plugin's datapath.
 #[inline(always)]
-fn went_there(row: &EndpointRow, found: &FlowValue) -> bool {
-    found.kind == KIND_TO_STACK || found.kind == KIND_LOCAL && endpoint::is_plugins(row)
+fn was_sent_to_stack(row: &EndpointRow, found: &FlowValue) -> bool {
+    found.kind == KIND_TO_STACK || found.kind == KIND_LOCAL && endpoint::is_plugin(row)
 }

@@ -1,29 +1,29 @@
-//! Moves flows from state to state: the first answer, FIN, RST.
+//! Changes the state of flows: first reply, FIN, RST.
 
 use kni_common::{
     config::Config,
-    flow::{FLOW_REPLY, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FIN, FlowValue},
+    flow::{FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FIN, FLOW_REPLY, FlowValue},
 };
 
-use super::{Tuple, network_of_other, other, share};
+use super::{network_of_other, other, share, tuple::Tuple};
 use crate::{
     config,
     packet::{FIN, Packet, RST, SCTP, TCP, UDP},
 };
 
-/// Whether the packet moves its flow to another state: the first answer, FIN, RST.
+/// Whether the packet changes the state of its flow: first reply, FIN or RST.
 #[inline(always)]
-pub fn is_turning(packet: &Packet, row: &FlowValue) -> bool {
+pub fn changes_state(packet: &Packet, row: &FlowValue) -> bool {
     row.flags & (FLOW_REPLY | FLOW_CONFIRMED) == FLOW_REPLY || packet.tcp_flags & (FIN | RST) != 0
 }
 
-/// Moves the flow on. Not on the path of most packets.
+/// Changes the flow's state. Not on the path of most packets.
 ///
 /// VERIFIER: a global function, see `global`.
 // SAFETY: nothing else defines the name.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn flow_turn(network: u32, packet: *const Packet, row: *mut FlowValue) -> u32 {
+pub(crate) extern "C" fn flow_change_state(network: u32, packet: *const Packet, row: *mut FlowValue) -> u32 {
     // SAFETY: the caller's own memory, or a row that stays mapped; nothing else touches it meanwhile.
     let packet = unsafe { packet.as_ref() };
     // SAFETY: as above.
@@ -42,7 +42,7 @@ pub(crate) extern "C" fn flow_turn(network: u32, packet: *const Packet, row: *mu
     let mut flags = 0;
     if row.flags & (FLOW_REPLY | FLOW_CONFIRMED) == FLOW_REPLY {
         flags |= FLOW_CONFIRMED;
-        // One that is over already stays over.
+        // A closed flow stays closed.
         row.lifetime = if row.flags & FLOW_CLOSED == 0 {
             established(config, packet.protocol)
         } else {
@@ -67,32 +67,33 @@ pub(crate) extern "C" fn flow_turn(network: u32, packet: *const Packet, row: *mu
         opposite.flags |= flags;
         opposite.lifetime = row.lifetime;
         if flags & FLOW_CLOSED != 0 && !was_closed {
-            share::give_back(share::owner(row, opposite));
+            share::release(share::owner(row, opposite));
         }
     }
     0
 }
 
-/// RST: nothing follows. The rows make room at once, so that a pod with many short connections pushes nobody else's out.
+/// RST: nothing follows. Both rows are removed at once, so that a pod with many short connections evicts no other
+/// pod's.
 #[inline(always)]
 fn end(network: u32, packet: &Packet, row: &FlowValue) -> u32 {
     if let Some(opposite) = other(network, packet, row) {
         if row.flags & FLOW_CLOSED == 0 {
-            share::give_back(share::owner(row, opposite));
+            share::release(share::owner(row, opposite));
         }
-        forget_other(network, packet, row);
+        remove_other(network, packet, row);
     }
-    Tuple::of(packet).forget(network, packet.v4);
+    Tuple::of(packet).remove(network, packet.v4);
     0
 }
 
 /// Removes the row of the opposite direction.
 #[inline(never)]
-fn forget_other(network: u32, packet: &Packet, row: &FlowValue) -> i32 {
+fn remove_other(network: u32, packet: &Packet, row: &FlowValue) -> i32 {
     let Some(there) = network_of_other(network, row) else {
         return 0;
     };
-    Tuple::of(packet).translated(row).reversed().forget(there, packet.v4);
+    Tuple::of(packet).translated(row).reversed().remove(there, packet.v4);
     0
 }
 
