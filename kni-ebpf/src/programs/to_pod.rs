@@ -37,24 +37,23 @@ pub fn run(ctx: &TcContext) -> i32 {
     let mut place = Place::unknown(Direction::ToPod);
     let mut decision = decide(ctx, &mut place, &mut packet);
     let is_known = !decision.is_none() && decision.reason().is_none();
-    if is_known && !config::is_dry_run() {
-        return carry_out(ctx, &place, decision);
-    }
-    // One row of an array: there is always one.
-    let Some(work) = work::begin(&place, &packet) else {
-        return DROP;
-    };
-    if decision.is_none()
-        && let Some(row) = endpoint::row(place.endpoint)
-    {
-        decision = slow(ctx, row, &packet, work);
-    }
-    if let Some(reason) = decision.reason() {
-        return count::dropped(ctx, &mut work.event, reason);
-    }
-    if config::is_dry_run() {
-        explanation::record(&mut work.event, decision.verdict() as u16, ctx.len());
-        return DROP;
+    if !is_known || config::is_dry_run() {
+        // One row of an array: there is always one.
+        let Some(work) = work::begin(&place, &packet) else {
+            return DROP;
+        };
+        if decision.is_none()
+            && let Some(row) = endpoint::row(place.endpoint)
+        {
+            decision = slow(ctx, row, &packet, work);
+        }
+        if let Some(reason) = decision.reason() {
+            return count::dropped(ctx, &mut work.event, reason);
+        }
+        if config::is_dry_run() {
+            explanation::record(&mut work.event, decision.verdict() as u16, ctx.len());
+            return DROP;
+        }
     }
     carry_out(ctx, &place, decision)
 }
