@@ -107,11 +107,11 @@ pub fn is_live(row: &FlowValue) -> bool {
 /// spares a connection that both sides have closed, whose peer may still remember it (`TIME_WAIT`).
 #[inline(never)]
 pub fn claim_reply(network: u32, packet: &Packet, value: &FlowValue, spare_closed: bool) -> bool {
-    let answer = Tuple::of(packet).reversed();
-    if answer.claim(network, packet.v4, value) {
+    let reply = Tuple::of(packet).reversed();
+    if reply.claim(network, packet.v4, value) {
         return true;
     }
-    let Some(found) = answer.find(network, packet.v4) else {
+    let Some(found) = reply.find(network, packet.v4) else {
         return false;
     };
     // A connection that both sides have closed may be followed by another one at once (RFC 6191) where no better port
@@ -122,8 +122,8 @@ pub fn claim_reply(network: u32, packet: &Packet, value: &FlowValue, spare_close
     }
     // Between the two calls another CPU may do the same for another flow: one of them wins the insert, the other
     // continues.
-    answer.remove(network, packet.v4);
-    answer.claim(network, packet.v4, value)
+    reply.remove(network, packet.v4);
+    reply.claim(network, packet.v4, value)
 }
 
 /// Removes the row that [`claim_reply`] wrote.
@@ -154,7 +154,7 @@ pub fn new_lifetime(packet: &Packet) -> u32 {
 #[inline(never)]
 pub fn repair(
     network: u32,
-    answer: &Packet,
+    reply: &Packet,
     original: &FlowValue,
     kind: u16,
     destination: u32,
@@ -168,12 +168,12 @@ pub fn repair(
             lifetime: original.lifetime,
             kind,
             flags: original.flags & !FLOW_FIN | FLOW_REPLY,
-            ports: Ports::from_word(answer.ports),
-            address: bytes(answer.source),
+            ports: Ports::from_word(reply.ports),
+            address: bytes(reply.source),
         };
-        put(network, answer, &value).ok()?;
+        put(network, reply, &value).ok()?;
     }
-    find(network, answer)
+    find(network, reply)
 }
 
 /// Writes the generations of a re-evaluated flow into both rows.

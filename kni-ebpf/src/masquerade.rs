@@ -87,14 +87,14 @@ pub fn reuse(packet: &Packet, work: &mut Work) -> bool {
     }
     flow::translate(&mut work.to, own);
     match flow::find_reply(OUTSIDE, &work.to) {
-        Some(answer)
-            if answer.kind == KIND_UPLINK
-                && answer.destination == work.event.endpoint
-                && answer.ports.word() == swapped(packet.ports)
-                && words(answer.address) == packet.source =>
+        Some(reply)
+            if reply.kind == KIND_UPLINK
+                && reply.destination == work.event.endpoint
+                && reply.ports.word() == swapped(packet.ports)
+                && words(reply.address) == packet.source =>
         {
             if !config::is_dry_run() {
-                answer.last_seen = time::jiffies();
+                reply.last_seen = time::jiffies();
             }
             true
         }
@@ -111,7 +111,7 @@ pub fn reuse(packet: &Packet, work: &mut Work) -> bool {
 pub fn claim(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
     let out = entry(work.event.endpoint)?;
     work.to.source = source(out, packet.v4)?;
-    describe_answer(packet, work);
+    describe_reply(packet, work);
     if config::is_dry_run() {
         return Ok(());
     }
@@ -143,7 +143,7 @@ pub fn is_possible(packet: &Packet, work: &Work) -> bool {
 /// VERIFIER: stored in memory that no packet of this kind needs otherwise, to save stack.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the three flags are below 256")]
-fn describe_answer(packet: &Packet, work: &mut Work) {
+fn describe_reply(packet: &Packet, work: &mut Work) {
     const ONE_END: u8 = (FLOW_REPLY | FLOW_TO) as u8;
     const BOTH_ENDS: u8 = (FLOW_REPLY | FLOW_TO | FLOW_FROM) as u8;
     if is_through_service(packet, work) {
@@ -170,7 +170,7 @@ fn take(ctx: &TcContext, packet: &Packet, work: &mut Work, port: u32, spare_clos
     if has_socket(ctx, &work.to) {
         return false;
     }
-    let answer = FlowValue {
+    let reply = FlowValue {
         last_seen: time::jiffies(),
         source_generation: 0,
         destination_generation: work.event.generation,
@@ -181,7 +181,7 @@ fn take(ctx: &TcContext, packet: &Packet, work: &mut Work, port: u32, spare_clos
         ports: Ports::from_word(swapped(packet.ports)),
         address: bytes(work.inner.source),
     };
-    flow::claim_reply(OUTSIDE, &work.to, &answer, spare_closed)
+    flow::claim_reply(OUTSIDE, &work.to, &reply, spare_closed)
 }
 
 /// Writes the row of the pod's direction. Releases the port on failure.

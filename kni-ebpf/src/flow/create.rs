@@ -94,19 +94,19 @@ fn put_reply(network: u32, packet: &Packet, value: &FlowValue) -> Result<(), Ver
 /// pod towards the same backend, once through a service and once directly, have the same replies.
 #[inline(always)]
 fn is_taken(network: u32, packet: &Packet, to: &Packet) -> bool {
-    let Some(answer) = find_reply(network, to) else {
+    let Some(reply) = find_reply(network, to) else {
         return false;
     };
     let alive = packet.protocol == TCP
-        && answer.flags & (FLOW_REPLY | FLOW_CONFIRMED | FLOW_CLOSED) == FLOW_REPLY | FLOW_CONFIRMED
-        && is_live(answer);
+        && reply.flags & (FLOW_REPLY | FLOW_CONFIRMED | FLOW_CLOSED) == FLOW_REPLY | FLOW_CONFIRMED
+        && is_live(reply);
     // The reply's address after translation: its source as the pod knows it, or its destination where the pod reaches
     // itself.
-    let expected = if answer.flags & FLOW_HAIRPIN == 0 {
+    let expected = if reply.flags & FLOW_HAIRPIN == 0 {
         packet.destination
     } else {
         packet.source
     };
-    let same = words(answer.address) == expected && answer.ports.word() == swapped(packet.ports);
+    let same = words(reply.address) == expected && reply.ports.word() == swapped(packet.ports);
     alive && !same
 }

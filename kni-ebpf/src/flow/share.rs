@@ -45,15 +45,15 @@ pub fn take_share(endpoint: u32) -> Result<(), Verdict> {
 /// The endpoint that the flow is charged to: the pod that opened it, or that it was opened to from outside.
 #[inline(always)]
 pub(super) fn owner(row: &FlowValue, opposite: &FlowValue) -> u32 {
-    let (answer, original) = if row.flags & FLOW_REPLY != 0 {
+    let (reply, original) = if row.flags & FLOW_REPLY != 0 {
         (row, opposite)
     } else {
         (opposite, row)
     };
-    if answer.destination == 0 {
+    if reply.destination == 0 {
         original.destination
     } else {
-        answer.destination
+        reply.destination
     }
 }
 
