@@ -2,7 +2,7 @@
 //!
 //! Rules for all data in maps and on the ring buffer:
 //! - fixed `repr(C)` layout without padding, no `bool` and no enum (`map_types` proves it);
-//! - addresses and ports are in network byte order, as in a packet; the field's doc says so;
+//! - addresses and ports are in network byte order, as in a packet; the field's doc comment names the order;
 //! - IPv4 addresses in fields shared with IPv6 occupy the last four bytes, after `::ffff:0:0/96`;
 //! - every key that selects a packet's path (addresses, routes, flows, fragments) contains the network, so that an
 //!   entry of one network never matches a packet of another; the other maps are indexed by endpoint.
