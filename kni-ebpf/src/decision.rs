@@ -21,15 +21,16 @@ impl Decision {
     pub const STACK: Self = Self(0x2000_0000);
     /// Back to the pod, rewritten into a reply.
     pub const ANSWER: Self = Self(0x3000_0000);
-    /// Link control that ends here.
-    pub const ABSORB: Self = Self(0x9000_0000);
+    /// The flow was re-evaluated: treat the packet as one of a current flow.
+    pub const RENEWED: Self = Self(0x4000_0000);
     /// From the stack to the pod.
     pub const DELIVER: Self = Self(0x5000_0000);
-
     /// Out of the node through the uplink.
     pub const UPLINK: Self = Self(0x6000_0000);
     /// The same, once an address and a port have been allocated.
     pub const MASQUERADE: Self = Self(0x7000_0000);
+    /// Link control that ends here. Not among the kinds below 0x8000_0000, whose comparison takes one instruction.
+    pub const ABSORB: Self = Self(0x9000_0000);
 
     /// To a local endpoint.
     #[inline(always)]
@@ -42,9 +43,6 @@ impl Decision {
     pub const fn drop(reason: Verdict) -> Self {
         Self(DROP | reason as u32)
     }
-
-    /// The flow was re-evaluated: treat the packet as one of a current flow.
-    pub const RENEWED: Self = Self(0x4000_0000);
 
     /// As a plain number, for functions with the C calling convention.
     #[inline(always)]

@@ -116,8 +116,8 @@ pub fn claim_reply(network: u32, packet: &Packet, value: &FlowValue, spare_close
     };
     // A connection that both sides have closed may be followed by another one at once (RFC 6191) where no better port
     // is free; its last packets get a moment.
-    let settled = !spare_closed && found.flags & FLOW_CLOSED != 0 && jiffies() != found.last_seen;
-    if is_live(found) && !settled {
+    let is_replaceable = !spare_closed && found.flags & FLOW_CLOSED != 0 && jiffies() != found.last_seen;
+    if is_live(found) && !is_replaceable {
         return false;
     }
     // Between the two calls another CPU may do the same for another flow: one of them wins the insert, the other
