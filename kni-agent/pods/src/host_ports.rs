@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use kni_model::{AttachRequest, Phase, PortMapping, Sandbox, request::PortProtocol};
+use kni_model::{AttachRequest, Phase, PortMapping, PortProtocol, Sandbox};
 
 use super::{AttachError, state::State};
 

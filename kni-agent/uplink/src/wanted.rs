@@ -10,10 +10,9 @@ use ipnet::IpNet;
 use kni_common::{Verdict, uplink::HostPortKey};
 use kni_dataplane::{EgressSource, HostPort, host_port_key};
 use kni_model::{
-    NetworkSpec, PortMapping,
+    NetworkSpec, PortMapping, PortProtocol,
     network::EgressMode,
     policy::{PolicyInterface, PolicyPod},
-    request::PortProtocol,
 };
 
 use super::node::NodeNetwork;
