@@ -47,7 +47,6 @@ pub use flows::FlowCensus;
 pub use hook::{Hook, HookChoice};
 use kni_common::layout::MapSpec;
 use kni_model::{EndpointId, view::ProgramView};
-pub use object::embedded;
 pub use routes::{NetworkRoutes, NodeRoutes, RouteEgress};
 pub use settings::{FlowLifetimes, NodeConfig};
 pub use stats::{CountingRuns, ProgramStats};
@@ -62,7 +61,7 @@ use self::{
 /// How the dataplane is opened.
 #[derive(Debug, Clone)]
 pub struct DataplaneOptions {
-    /// The ELF; see [`embedded`].
+    /// The ELF of the programs.
     pub object: Vec<u8>,
     /// Folder on bpffs that holds everything of ours. bpffs is mounted where it is missing.
     pub root: PathBuf,

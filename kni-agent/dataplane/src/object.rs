@@ -10,9 +10,6 @@ use kni_common::layout::MapSpec;
 
 use super::{DataplaneError, pin::Pins};
 
-/// The object that the build embedded, empty when it was built without.
-static EMBEDDED: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kni-ebpf.o"));
-
 /// The programs of pod interfaces: the ones that questions are asked of.
 const POD_PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
 
@@ -24,15 +21,6 @@ pub(super) const XDP_UPLINK: &str = "xdp_uplink";
 
 /// The XDP program of pod interfaces of networks that want it.
 pub(super) const XDP_POD: &str = "xdp_pod";
-
-/// The embedded object.
-pub fn embedded() -> Result<Vec<u8>, DataplaneError> {
-    if EMBEDDED.is_empty() {
-        Err(DataplaneError::NoObject)
-    } else {
-        Ok(EMBEDDED.to_vec())
-    }
-}
 
 /// What a copy of the programs is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,6 @@
 //! From the command line to what the dataplane and the services are told.
 
 use anyhow::{Context as _, Result, bail};
-use kni_dataplane as dataplane;
 use kni_dataplane::{DataplaneOptions, FlowLifetimes, NodeConfig, XdpChoice};
 use kni_model::service::NodePlace;
 use kni_plugins::{PluginOptions, Plugins};
@@ -14,7 +13,7 @@ use crate::cli::{PluginArgs, ServeArgs, UplinkArgs};
 pub(super) fn dataplane_options(args: &ServeArgs) -> Result<DataplaneOptions> {
     let object = match &args.ebpf_object {
         Some(path) => std::fs::read(path).with_context(|| format!("reading {}", path.display()))?,
-        None => dataplane::embedded().map_err(chained("the eBPF object"))?,
+        None => kni_object::embedded().map_err(chained("the eBPF object"))?,
     };
     Ok(DataplaneOptions {
         object,

@@ -4,6 +4,7 @@
 mod comments;
 mod cycles;
 mod declarations;
+mod features;
 mod layers;
 mod manifest;
 mod modules;
@@ -57,6 +58,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
 pub(crate) fn check_all() -> Result<()> {
     let members = manifest::members(root())?;
     let mut violations = layers::check(&members);
+    violations.extend(features::check()?);
     let mut files = 0;
     for member in &members {
         let sources = root().join(&member.folder).join("src");

@@ -47,6 +47,7 @@ pub(super) const CRATES: &[(&str, Layer)] = &[
     ("kni-common", Layer::Contract),
     ("proto", Layer::Contract),
     ("kni-agent/model", Layer::Model(1)),
+    ("kni-agent/object", Layer::Model(1)),
     ("kni-agent/crd", Layer::Model(2)),
     ("kni-agent/metrics", Layer::Model(2)),
     ("kni-agent/ipam", Layer::Engine),

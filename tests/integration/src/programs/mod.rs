@@ -15,7 +15,6 @@ use aya::TestRunOptions;
 pub use compare::counted;
 use ipnet::IpNet;
 use kni_common::{Direction, IFINDEX_BASE, Verdict, event::Explanation};
-use kni_dataplane as dataplane;
 use kni_dataplane::{
     Dataplane, DataplaneOptions, EndpointConfig, EventStream, FlowRecord, HookChoice, NetworkRoutes, NodeConfig, Probe,
     RouteEgress,
@@ -180,7 +179,7 @@ fn object() -> Result<&'static [u8]> {
     }
     let bytes = match env::var_os("KNI_EBPF_OBJECT") {
         Some(path) => fs::read(&path).with_context(|| format!("read {}", path.display()))?,
-        None => dataplane::embedded()?,
+        None => kni_object::embedded()?,
     };
     Ok(OBJECT.get_or_init(|| bytes))
 }

@@ -11,7 +11,7 @@ use kni_common::{
     IFINDEX_BASE,
     layout::{DEFAULT_MAX_ENDPOINTS, DEFAULT_MAX_FLOWS, DEFAULT_MAX_POLICY_ROWS, DEFAULT_MAX_SERVICES},
 };
-use kni_dataplane::{Dataplane, DataplaneOptions, EndpointConfig, HookChoice, NodeConfig, embedded};
+use kni_dataplane::{Dataplane, DataplaneOptions, EndpointConfig, HookChoice, NodeConfig};
 use kni_integration::{Node, programs};
 use kni_model::{EndpointId, NetworkId};
 use serde_json::{Map, Value, json};
@@ -32,7 +32,7 @@ const RECEIVER: u32 = 6;
 /// Measures all cases and prints the table.
 pub(crate) fn measure(cpus: &Cpus, effort: Effort, object: Option<&Path>, json: &mut Map<String, Value>) -> Result<()> {
     let object = object.map_or_else(
-        || embedded().map_err(Into::into),
+        || kni_object::embedded().map_err(Into::into),
         |path| fs::read(path).with_context(|| path.display().to_string()),
     )?;
     let cases = cases()?;
