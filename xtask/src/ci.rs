@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use crate::{
     arch,
     command::{build, run},
+    docs,
     progress::Progress,
     test::{self, Tally},
     workspace::cargo,
@@ -21,12 +22,13 @@ pub(crate) fn command() -> ExitCode {
 }
 
 fn checks() -> Result<()> {
-    let mut progress = Progress::new(3);
+    let mut progress = Progress::new(4);
     progress.step("format", || {
         run(cargo().args(["fmt", "--all", "--check"])).context("the code is not formatted (`cargo fmt --all`)")
     })?;
     progress.step("lints", || {
         build(cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
     })?;
-    progress.step("architecture", arch::check_all)
+    progress.step("architecture", arch::check_all)?;
+    progress.step("pages", docs::check)
 }

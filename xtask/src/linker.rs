@@ -20,6 +20,14 @@ const VERSION: &str = "0.13.0";
 /// Debian's folder of that LLVM. bpf-linker's own search ends at /usr/lib64, which holds no LLVM.
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 
+/// How it is compiled: nearly all of its work is done in LLVM, and its own release profile has full debug information.
+const PROFILE: &[(&str, &str)] = &[
+    ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0"),
+    ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
+    ("CARGO_PROFILE_RELEASE_LTO", "off"),
+    ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
+];
+
 /// The linker to use, or what to do to get one.
 pub(crate) fn find() -> Result<PathBuf> {
     let named = named();
@@ -58,6 +66,7 @@ pub(crate) fn install() -> Result<()> {
         .arg(target().join("tools"))
         .arg("--target-dir")
         .arg(target().join("tools-build"))
+        .envs(PROFILE.iter().copied())
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS");
     if env::var_os("LLVM_PREFIX").is_none() {

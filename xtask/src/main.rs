@@ -13,6 +13,7 @@ mod ci;
 mod command;
 mod crds;
 mod demo;
+mod docs;
 mod image;
 mod libraries;
 mod linker;
@@ -57,6 +58,8 @@ enum Task {
     Crds(crds::Args),
     /// Show one node with two isolated networks
     Demo(demo::Args),
+    /// Check that what the pages name exists
+    Docs(docs::Args),
     /// Build the agent's container image as an OCI archive, without a container engine
     Image(image::Args),
     /// Run one real Kubernetes node with KNI as its network
@@ -79,6 +82,7 @@ fn main() -> ExitCode {
         Task::Ci => ci::command(),
         Task::Crds(args) => report(crds::command(&args)),
         Task::Demo(args) => report(demo::command(&args)),
+        Task::Docs(args) => report(docs::command(&args)),
         Task::Image(args) => report(image::command(&args)),
         Task::Node(args) => report(node::command(&args)),
         Task::Setup(args) => report(setup::command(&args)),
