@@ -9,6 +9,7 @@ pub mod agent;
 pub mod api_server;
 pub mod cluster;
 pub mod echo;
+pub mod exclusive;
 pub mod foreign;
 pub mod frames;
 pub mod h2raw;

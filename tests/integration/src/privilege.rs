@@ -7,26 +7,37 @@ use nix::{
     unistd::geteuid,
 };
 
+use crate::exclusive::Permit;
+
+/// A word among the needs of a test that runs alone.
+const EXCLUSIVE: &str = "exclusive";
+
 /// Where Debian puts CNI plugins.
 pub const CNI_PLUGINS: &str = "/usr/lib/cni";
 
 /// Skips the calling test, by returning from it, when the machine lacks one of the named needs: `root`, `netns`, `bpf`,
-/// `cni_plugins` (of Debian), `machine` (what a whole node is built with and runs on) or the name of a program that must be in `PATH`. The test may return `()` or a `Result<(), _>`.
+/// `cni_plugins` (of Debian), `machine` (what a whole node is built with and runs on), `api_server` (`machine`, unless
+/// `KUBEBUILDER_ASSETS` names the programs) or the name of a program that must be in `PATH`. The test may return `()` or
+/// a `Result<(), _>`.
+///
+/// A test that names `exclusive` runs while no other test of its binary does that has a `require!`; see
+/// [`exclusive`](crate::exclusive). A test has one `require!` at most, which holds until it returns.
 ///
 /// Prints `SKIP <test>: <why>`. Panics instead when the environment variable `KNI_REQUIRE` (comma list, `all` for
 /// everything) names the need.
 #[macro_export]
 macro_rules! require {
     ($($need:ident),+ $(,)?) => {
-        if !$crate::privilege::require(
+        let permit = $crate::privilege::require(
             {
                 fn here() {}
                 $crate::privilege::test_name(&here)
             },
             &[$(stringify!($need)),+],
-        ) {
+        );
+        let Some(_permit) = permit else {
             return $crate::privilege::Skipped::skipped();
-        }
+        };
     };
 }
 
@@ -46,16 +57,22 @@ impl<E> Skipped for Result<(), E> {
     }
 }
 
-/// Whether the machine has every need; see [`require!`].
-pub fn require(test: &str, needs: &[&str]) -> bool {
+/// The permission to run, when the machine has every need; see [`require!`].
+pub fn require(test: &str, needs: &[&str]) -> Option<Permit> {
     for need in needs {
+        let need = match *need {
+            EXCLUSIVE => continue,
+            "api_server" if env::var_os("KUBEBUILDER_ASSETS").is_some() => continue,
+            "api_server" => "machine",
+            need => need,
+        };
         if let Err(why) = check(need) {
             assert!(!demanded(need), "{test}: KNI_REQUIRE names {need}, but {why}");
             println!("SKIP {test}: {why}");
-            return false;
+            return None;
         }
     }
-    true
+    Some(Permit::acquire(needs.contains(&EXCLUSIVE)))
 }
 
 /// The path of the function around `here`, less the crate's name.

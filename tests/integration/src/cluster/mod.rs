@@ -25,7 +25,6 @@ use kube::{
 };
 pub use member::{AGENTS, Member, MemberOptions};
 use serde_json::Value;
-use tokio::sync::{Mutex, MutexGuard};
 
 use crate::{
     kubelet::Pod,
@@ -34,9 +33,6 @@ use crate::{
 
 /// How long anything may take that usually takes seconds.
 pub const PATIENCE: Duration = Duration::from_mins(1);
-
-/// One cluster at a time: with two, as many processes are hungry as make every deadline of Kubernetes too short.
-static TURN: Mutex<()> = Mutex::const_new(());
 
 /// The control plane and its nodes. What is here ends, in this order, when the value is dropped.
 pub struct Cluster {
@@ -48,7 +44,6 @@ pub struct Cluster {
     pub control: ControlPlane,
     /// What connects them.
     pub fabric: Fabric,
-    _turn: MutexGuard<'static, ()>,
 }
 
 impl Cluster {
@@ -63,7 +58,6 @@ impl Cluster {
 
     /// The control plane alone, which knows the definitions of all objects and the rights of agents.
     pub async fn without_nodes(name: &str) -> Result<Self> {
-        let turn = TURN.lock().await;
         let fabric = Fabric::new(name)?;
         let logs = tools()?.join("logs").join(format!("{}-{name}", std::process::id()));
         let mut control = ControlPlane::start(&fabric, &programs()?, &static_programs()?, &logs)?;
@@ -73,7 +67,6 @@ impl Cluster {
             client,
             control,
             fabric,
-            _turn: turn,
         };
         definitions::install(&cluster.client).await?;
         rights::grant(&cluster.client).await?;

@@ -1,0 +1,279 @@
+//! What of an object can be changed, and what cannot.
+
+use anyhow::{Context as _, Result, ensure};
+use kni_integration::require;
+use serde_json::Value;
+
+use super::scene::{manifest, server};
+
+/// An object, and a change of its spec.
+pub(crate) struct Change {
+    kind: &'static str,
+    before: &'static str,
+    patch: &'static str,
+    /// Words of the refusal: the field, and the beginning of the advice. None: the change is taken.
+    refused: Option<[&'static str; 2]>,
+}
+
+/// What the rule of a field says that has one value today: the rule is there for the second.
+const TOPOLOGY: &str = "topology cannot be changed";
+
+/// Whether a change of [`CHANGES`] gets this advice.
+pub(crate) fn is_heard(message: &str) -> bool {
+    let mut refusals = CHANGES.iter().filter_map(|change| change.refused);
+    message.starts_with(TOPOLOGY) || refusals.any(|[_, advice]| message.contains(advice))
+}
+
+const fn refused(
+    kind: &'static str,
+    before: &'static str,
+    patch: &'static str,
+    field: &'static str,
+    advice: &'static str,
+) -> Change {
+    Change {
+        kind,
+        before,
+        patch,
+        refused: Some([field, advice]),
+    }
+}
+
+const fn taken(kind: &'static str, before: &'static str, patch: &'static str) -> Change {
+    Change {
+        kind,
+        before,
+        patch,
+        refused: None,
+    }
+}
+
+const NETWORK: &str = "PodNetwork";
+const ATTACHMENT: &str = "PodNetworkAttachment";
+const EGRESS: &str = "EgressPolicy";
+const INTERFACE: &str = "PodInterface";
+const PLAIN: &str = "{subnets: [10.1.0.0/16, 'fd10::/64']}";
+const BLOCKS: &str = "{subnets: [10.1.0.0/16], perNodePrefix: {ipv4: 26}}";
+const MACVLAN: &str = "{provider: {type: Macvlan, parent: eth1}}";
+const FIXED: &str = "{podNetworkName: blue, podSelector: {}, interfaceName: net1, mac: '02:00:00:00:00:01', \
+                     addresses: [10.10.0.7]}";
+const JOINED: &str = "{podNetworkName: blue, podSelector: {}, interfaceName: net1}";
+const MADE: &str = "{podName: p, podUid: u, nodeName: n1, podNetworkName: blue, interfaceName: eth0, sandboxId: s}";
+
+/// Every change of a field that cannot change, and of those beside it that can.
+pub(crate) const CHANGES: &[Change] = &[
+    refused(
+        NETWORK,
+        PLAIN,
+        "{subnets: [10.1.0.0/16]}",
+        "spec.subnets",
+        "subnets can be added, but not removed",
+    ),
+    refused(
+        NETWORK,
+        PLAIN,
+        "{subnets: [10.1.0.0/17, 'fd10::/64']}",
+        "spec.subnets",
+        "subnets can be added",
+    ),
+    refused(NETWORK, PLAIN, "{subnets: []}", "spec.subnets", "subnets can be added"),
+    refused(
+        NETWORK,
+        PLAIN,
+        "{default: true}",
+        "spec.default",
+        "default cannot be changed",
+    ),
+    refused(
+        NETWORK,
+        PLAIN,
+        "{perNodePrefix: {ipv4: 27}}",
+        "spec.perNodePrefix",
+        "perNodePrefix cannot be changed",
+    ),
+    refused(
+        NETWORK,
+        BLOCKS,
+        "{perNodePrefix: {ipv4: 27}}",
+        "spec.perNodePrefix",
+        "perNodePrefix cannot be changed",
+    ),
+    refused(
+        NETWORK,
+        BLOCKS,
+        "{perNodePrefix: null}",
+        "spec.perNodePrefix",
+        "perNodePrefix cannot be changed",
+    ),
+    refused(
+        NETWORK,
+        PLAIN,
+        "{provider: {type: Tap}}",
+        "spec.provider",
+        "provider cannot be changed",
+    ),
+    refused(
+        NETWORK,
+        MACVLAN,
+        "{provider: {parent: eth2}}",
+        "spec.provider",
+        "provider cannot be changed",
+    ),
+    refused(
+        NETWORK,
+        MACVLAN,
+        "{provider: null, subnets: [10.1.0.0/16]}",
+        "spec.provider",
+        "provider cannot be changed",
+    ),
+    taken(NETWORK, PLAIN, "{subnets: ['fd10::/64', 10.1.0.0/16, 10.2.0.0/16]}"),
+    taken(NETWORK, PLAIN, "{provider: {type: Ebpf}}"),
+    taken(
+        NETWORK,
+        PLAIN,
+        "{enabled: false, mtu: 9000, xdp: true, extendedResource: true}",
+    ),
+    taken(
+        NETWORK,
+        PLAIN,
+        "{excludeSubnets: [10.1.0.0/24], serviceSubnets: [10.96.0.0/16], egress: {mode: Masquerade}}",
+    ),
+    taken(NETWORK, PLAIN, "{namespaceSelector: {matchLabels: {team: a}}}"),
+    taken(NETWORK, MACVLAN, "{enabled: false, subnets: [10.1.0.0/16]}"),
+    refused(
+        ATTACHMENT,
+        FIXED,
+        "{podNetworkName: red}",
+        "spec.podNetworkName",
+        "podNetworkName cannot be changed",
+    ),
+    refused(
+        ATTACHMENT,
+        FIXED,
+        "{interfaceName: net2}",
+        "spec.interfaceName",
+        "interfaceName cannot be changed",
+    ),
+    refused(
+        ATTACHMENT,
+        FIXED,
+        "{mac: '02:00:00:00:00:02'}",
+        "spec.mac",
+        "mac cannot be changed",
+    ),
+    refused(ATTACHMENT, FIXED, "{mac: null}", "spec.mac", "mac cannot be changed"),
+    refused(
+        ATTACHMENT,
+        JOINED,
+        "{mac: '02:00:00:00:00:02'}",
+        "spec.mac",
+        "mac cannot be changed",
+    ),
+    refused(
+        ATTACHMENT,
+        FIXED,
+        "{addresses: [10.10.0.8]}",
+        "spec.addresses",
+        "addresses cannot be changed",
+    ),
+    refused(
+        ATTACHMENT,
+        FIXED,
+        "{addresses: null}",
+        "spec.addresses",
+        "addresses cannot be changed",
+    ),
+    refused(
+        ATTACHMENT,
+        JOINED,
+        "{addresses: [10.10.0.8]}",
+        "spec.addresses",
+        "addresses cannot be changed",
+    ),
+    taken(
+        ATTACHMENT,
+        FIXED,
+        "{podSelector: {matchLabels: {app: a}}, defaultRoute: true}",
+    ),
+    taken(
+        EGRESS,
+        "{podSelector: {}}",
+        "{podSelector: {matchLabels: {app: a}}, podNetworkNames: [blue], defaultAction: Deny}",
+    ),
+    refused(
+        INTERFACE,
+        MADE,
+        "{podName: q}",
+        "spec.podName",
+        "podName cannot be changed",
+    ),
+    refused(
+        INTERFACE,
+        MADE,
+        "{podUid: v}",
+        "spec.podUid",
+        "podUid cannot be changed",
+    ),
+    refused(
+        INTERFACE,
+        MADE,
+        "{nodeName: n2}",
+        "spec.nodeName",
+        "nodeName cannot be changed",
+    ),
+    refused(
+        INTERFACE,
+        MADE,
+        "{podNetworkName: red}",
+        "spec.podNetworkName",
+        "podNetworkName cannot be changed",
+    ),
+    refused(
+        INTERFACE,
+        MADE,
+        "{interfaceName: net1}",
+        "spec.interfaceName",
+        "interfaceName cannot be changed",
+    ),
+    taken(INTERFACE, MADE, "{sandboxId: t}"),
+];
+
+#[test]
+fn what_cannot_change_is_refused_and_the_rest_is_taken() -> Result<()> {
+    require!(root, netns, api_server);
+    let server = server()?;
+    for (number, change) in CHANGES.iter().enumerate() {
+        let name = format!("change-{number}");
+        let what = || format!("{} {}: {}", change.kind, change.before, change.patch);
+        server
+            .create(&manifest(change.kind, &name, change.before))
+            .with_context(what)?;
+        let patch = format!("spec: {}", change.patch);
+        let args = ["patch", change.kind, &name, "--type=merge", "--patch", &patch];
+        if let Some(words) = change.refused {
+            let message = server.refusal(&args, "").with_context(what)?;
+            ensure!(words.iter().all(|word| message.contains(word)), "{}: {message}", what());
+        } else {
+            let before = spec(&server.kubectl_json(&["get", change.kind, &name])?);
+            server.kubectl(&args).with_context(what)?;
+            let after = spec(&server.kubectl_json(&["get", change.kind, &name])?);
+            ensure!(before != after, "{}: nothing changed", what());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_topology_has_a_rule_of_its_own() -> Result<()> {
+    require!(root, netns, api_server);
+    let definition = server()?.kubectl_json(&["get", "crd", "podnetworks.kni.dev"])?;
+    let spec = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"];
+    let rule = &spec["properties"]["topology"]["x-kubernetes-validations"][0];
+    ensure!(rule["rule"] == "self == oldSelf", "{rule}");
+    ensure!(rule["message"].as_str().is_some_and(|text| text.starts_with(TOPOLOGY)));
+    Ok(())
+}
+
+fn spec(object: &Value) -> Value {
+    object["spec"].clone()
+}

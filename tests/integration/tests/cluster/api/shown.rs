@@ -1,0 +1,213 @@
+//! What `kubectl get` shows of an object, in lists and in wide lists.
+
+use anyhow::{Context as _, Result, ensure};
+use kni_integration::{api_server::ApiServer, require};
+
+use super::scene::{manifest, server};
+
+/// An object with a status, the columns of a wide list less the age, and what they show.
+struct Shown {
+    kind: &'static str,
+    short: &'static str,
+    spec: &'static str,
+    status: &'static str,
+    columns: &'static [(&'static str, &'static str)],
+    wide: &'static [(&'static str, &'static str)],
+}
+
+const SHOWN: [Shown; 5] = [
+    Shown {
+        kind: "PodNetwork",
+        short: "pnw",
+        spec: "{subnets: [10.1.0.0/16], egress: {mode: Masquerade}, provider: {type: Ebpf}, mtu: 9000}",
+        status: r#"{"addresses": {"used": 7, "total": 65533}, "nodes": {"ready": 2, "total": 3}, "interfaces": 5,
+                    "namespaces": ["a", "b"]}"#,
+        columns: &[
+            ("SUBNETS", r#"["10.1.0.0/16"]"#),
+            ("READY", "True"),
+            ("PROGRAMMED", "False"),
+            ("USED", "7"),
+            ("TOTAL", "65533"),
+        ],
+        wide: &[
+            ("DEFAULT", "false"),
+            ("PROVIDER", "Ebpf"),
+            ("EGRESS", "Masquerade"),
+            ("MTU", "9000"),
+            ("NODES", "2"),
+            ("INTERFACES", "5"),
+            ("NAMESPACES", r#"["a","b"]"#),
+        ],
+    },
+    Shown {
+        kind: "PodNetworkAttachment",
+        short: "pna",
+        spec: "{podNetworkName: blue, podSelector: {matchLabels: {app: a}}, interfaceName: net1, addresses: \
+               [10.1.0.7], mac: '02:00:00:00:00:07'}",
+        status: r#"{"selected": 4, "attached": 3}"#,
+        columns: &[
+            ("NETWORK", "blue"),
+            ("INTERFACE", "net1"),
+            ("SELECTED", "4"),
+            ("ATTACHED", "3"),
+            ("READY", "True"),
+        ],
+        wide: &[
+            ("ACCEPTED", "True"),
+            ("ADDRESSES", r#"["10.1.0.7"]"#),
+            ("MAC", "02:00:00:00:00:07"),
+            ("DEFAULT-ROUTE", "false"),
+            ("PODS", r#"{"matchLabels":{"app":"a"}}"#),
+        ],
+    },
+    Shown {
+        kind: "PodInterface",
+        short: "pif",
+        spec: "{podName: web, podUid: u, nodeName: node1, podNetworkName: blue, interfaceName: net1, sandboxId: abc}",
+        status: r#"{"addresses": [{"ip": "10.1.0.7", "family": "IPv4"}, {"ip": "fd10::7", "family": "IPv6"}],
+                    "mac": "02:00:00:00:00:07", "mtu": 1500, "hostInterfaceName": "kni7"}"#,
+        columns: &[
+            ("POD", "web"),
+            ("NETWORK", "blue"),
+            ("INTERFACE", "net1"),
+            ("IPV4", "10.1.0.7"),
+            ("IPV6", "fd10::7"),
+            ("NODE", "node1"),
+            ("READY", "True"),
+        ],
+        wide: &[
+            ("MAC", "02:00:00:00:00:07"),
+            ("MTU", "1500"),
+            ("HOST-INTERFACE", "kni7"),
+            ("POLICY", "False"),
+            ("SANDBOX", "abc"),
+        ],
+    },
+    Shown {
+        kind: "NodeNetwork",
+        short: "nnw",
+        spec: "{}",
+        status: r#"{"networkNames": ["blue", "red"], "networks": [{"name": "blue"}, {"name": "red"}], "interfaces": 5,
+                    "features": {"hook": "tcx"}, "agentVersion": "0.1.0", "tunnelEndpoints": ["198.51.100.11"],
+                    "policies": {"known": 3, "programmed": true}}"#,
+        columns: &[
+            ("READY", "True"),
+            ("NETWORKS", r#"["blue","red"]"#),
+            ("INTERFACES", "5"),
+            ("HOOK", "tcx"),
+            ("VERSION", "0.1.0"),
+        ],
+        wide: &[
+            ("DEGRADED", "False"),
+            ("POLICIES", "3"),
+            ("PROGRAMMED", "true"),
+            ("TUNNEL-ENDPOINTS", r#"["198.51.100.11"]"#),
+        ],
+    },
+    Shown {
+        kind: "EgressPolicy",
+        short: "egp",
+        spec: "{podSelector: {}, defaultAction: Deny, podNetworkNames: [blue], egressAddresses: [192.0.2.1]}",
+        status: "{}",
+        columns: &[("DEFAULT-ACTION", "Deny"), ("PROGRAMMED", "False")],
+        wide: &[
+            ("ACCEPTED", "True"),
+            ("NETWORKS", r#"["blue"]"#),
+            ("PODS", "{}"),
+            ("ADDRESSES", r#"["192.0.2.1"]"#),
+        ],
+    },
+];
+
+#[test]
+fn lists_show_what_matters() -> Result<()> {
+    require!(root, netns, api_server);
+    let server = server()?;
+    for shown in &SHOWN {
+        server.create(&manifest(shown.kind, "shown", shown.spec))?;
+        write_status(&server, shown)?;
+        let narrow = list(&server, shown.short, &[])?;
+        let wide = list(&server, shown.short, &["-o", "wide"])?;
+        let age = (
+            "AGE",
+            wide.get(1 + shown.columns.len()).map_or("", |(_, cell)| cell.as_str()),
+        );
+        let expected = [&[("NAME", "shown")], shown.columns, &[age], shown.wide].concat();
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|(name, cell)| ((*name).to_owned(), (*cell).to_owned()))
+            .collect();
+        assert_eq!(wide, expected, "{}", shown.kind);
+        // The narrow list is its beginning; the age may have grown.
+        let heads = |list: &[(String, String)]| list.iter().map(|(head, _)| head.clone()).collect::<Vec<_>>();
+        assert_eq!(
+            heads(&narrow),
+            heads(&expected[..shown.columns.len() + 2]),
+            "{}",
+            shown.kind
+        );
+    }
+    let all = server.kubectl(&["get", "pnw,pna,pif,nnw,egp", "--all-namespaces", "-o", "wide"])?;
+    for shown in &SHOWN {
+        let object = format!("{}.kni.dev/shown", shown.kind.to_lowercase());
+        ensure!(all.contains(&object), "{object} is not in\n{all}");
+    }
+    let category = server.kubectl(&["get", "kni", "--all-namespaces", "-o", "name"])?;
+    for shown in &SHOWN {
+        ensure!(
+            category.contains(&format!("{}.kni.dev/shown", shown.kind.to_lowercase())),
+            "{category}"
+        );
+    }
+    println!("{all}");
+    Ok(())
+}
+
+/// By the subresource, as controllers write it; the rest of the object is none of their business.
+fn write_status(server: &ApiServer, shown: &Shown) -> Result<()> {
+    let mut status: serde_json::Value = serde_json::from_str(shown.status)?;
+    let conditions = ["Accepted", "Ready"].map(|name| (name, "True"));
+    let others = ["Programmed", "PolicyEnforced", "Degraded"].map(|name| (name, "False"));
+    let conditions = conditions.iter().chain(&others).map(|(name, status)| {
+        serde_json::json!({
+            "type": name, "status": status, "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+        })
+    });
+    status["conditions"] = conditions.collect();
+    let patch = serde_json::json!({ "status": status, "spec": { "mtu": 1 } }).to_string();
+    server
+        .kubectl(&[
+            "patch",
+            shown.kind,
+            "shown",
+            "--subresource=status",
+            "--type=merge",
+            "--patch",
+            &patch,
+        ])
+        .with_context(|| shown.kind.to_owned())?;
+    Ok(())
+}
+
+/// Heads and cells of the line of the object `shown`.
+fn list(server: &ApiServer, kind: &str, more: &[&str]) -> Result<Vec<(String, String)>> {
+    let text = server.kubectl(&[&["get", kind, "shown"], more].concat())?;
+    let mut lines = text.lines();
+    let heads = lines.next().context("no heads")?;
+    let cells = lines.next().context("no object")?;
+    // Columns begin where their heads do.
+    let mut starts: Vec<usize> = heads
+        .char_indices()
+        .filter(|(at, char)| *char != ' ' && (*at == 0 || heads[..*at].ends_with(' ')))
+        .map(|(at, _)| at)
+        .collect();
+    starts.push(heads.len().max(cells.len()));
+    let cut = |line: &str, from: usize, to: usize| {
+        let line = line.get(from..to.min(line.len())).unwrap_or_default();
+        line.trim().to_owned()
+    };
+    let pairs = starts
+        .windows(2)
+        .map(|pair| (cut(heads, pair[0], pair[1]), cut(cells, pair[0], pair[1])));
+    Ok(pairs.collect())
+}

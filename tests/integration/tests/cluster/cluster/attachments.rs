@@ -1,0 +1,236 @@
+//! Further interfaces of pods that run: added and taken away under traffic, and what is left of them.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result};
+use kni_api::{PodInterface, PodNetworkAttachment};
+use kni_integration::{
+    Cluster, Pod,
+    cluster::{PATIENCE, objects, wait},
+    require,
+    traffic::{Servers, Stream, tcp_get},
+};
+use kube::Api;
+use serde_json::{Value, json};
+
+use super::scene::{
+    ANSWER, PORT, address, at_rest, identity, interface_names, kernel_addresses, leased, names, patch_metadata, serve,
+    tenants, tenants_with, wait_for_truth,
+};
+
+const IFNAME: &str = "data0";
+
+/// The pods that stay, and those that join.
+struct Cast {
+    cluster: Cluster,
+    pods: Vec<Pod>,
+    _servers: Vec<Servers>,
+}
+
+impl Cast {
+    async fn start(name: &str) -> Result<Self> {
+        let cluster = Cluster::start(name, 1).await?;
+        tenants(&cluster).await?;
+        let pods = cluster
+            .run(&[objects::pod("plain", "a", "node1"), objects::pod("plain", "b", "node1")])
+            .await?;
+        let servers: Result<Vec<Servers>> = pods.iter().map(serve).collect();
+        Ok(Self {
+            cluster,
+            pods,
+            _servers: servers?,
+        })
+    }
+
+    /// Has both pods join blue by an attachment.
+    async fn join(&self) -> Result<()> {
+        self.cluster
+            .apply(&[objects::attachment("plain", "extra", "blue", IFNAME)])
+            .await?;
+        for pod in &self.pods {
+            patch_metadata(&self.cluster, pod, &json!({ "labels": { "join": "extra" } })).await?;
+        }
+        for pod in &self.pods {
+            self.wait_for(pod, true).await?;
+        }
+        Ok(())
+    }
+
+    async fn wait_for(&self, pod: &Pod, there: bool) -> Result<()> {
+        let what = format!("{IFNAME} of {} is there: {there}", identity(pod));
+        wait::until(&what, PATIENCE, async || {
+            let wanted = if there { 2 } else { 0 };
+            Ok(interface_names(pod)?.iter().any(|name| name == IFNAME) == there
+                && kernel_addresses(pod, IFNAME)?.len() == wanted)
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Nothing is left of the attachment, of as many pods.
+    async fn wait_for_nothing(&self, pods: &[Pod]) -> Result<()> {
+        for pod in pods {
+            self.wait_for(pod, false).await?;
+        }
+        wait::until_right("nothing is left", PATIENCE, async || {
+            let mut left = names::<PodInterface>(&self.cluster).await?;
+            left.retain(|name| name.ends_with(IFNAME));
+            let leases = leased(&self.cluster.nodes[0], "blue").await?;
+            left.extend((leases > 0).then(|| format!("{leases} addresses of blue are handed out")));
+            Ok(left)
+        })
+        .await
+        .map(drop)
+    }
+}
+
+fn attachment() -> Value {
+    objects::attachment("plain", "extra", "blue", IFNAME)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[expect(
+    clippy::too_many_lines,
+    reason = "four ways of removal under the same traffic, in order"
+)]
+async fn interfaces_come_and_go_under_traffic_and_leave_nothing() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let cast = Cast::start("cluster-hot").await?;
+    let cluster = &cast.cluster;
+    let [a, b] = &cast.pods[..] else {
+        unreachable!("two were asked for");
+    };
+    // What comes with a first interface and stays.
+    cast.join().await?;
+    cluster.delete(&attachment()).await?;
+    cast.wait_for_nothing(&cast.pods).await?;
+    let before = at_rest(&cluster.nodes[0]).await?;
+
+    let to = |v4| SocketAddr::new(address(b, v4), PORT);
+    let streams = [
+        Stream::udp(&a.inside, to(true))?,
+        Stream::udp(&a.inside, to(false))?,
+        Stream::tcp(&a.inside, to(true))?,
+    ];
+    // 1: the object is deleted.
+    cast.join().await?;
+    for address in kernel_addresses(b, IFNAME)? {
+        let answer = tcp_get(&a.inside, address, PORT, ANSWER)?;
+        assert_eq!(answer.identity, identity(b), "over the further interface");
+    }
+    wait_for_truth(cluster).await?;
+    let api: Api<PodNetworkAttachment> = Api::namespaced(cluster.client.clone(), "plain");
+    wait::until("the attachment tells its pods", PATIENCE, async || {
+        let status = api.get("extra").await?.status.context("no status yet")?;
+        Ok((status.selected, status.attached) == (2, 2))
+    })
+    .await?;
+    cluster.delete(&attachment()).await?;
+    cast.wait_for_nothing(&cast.pods).await?;
+    before.assert_unchanged(&cluster.nodes[0].node, PATIENCE);
+
+    // 2: the pods lose the label, one after the other.
+    cast.join().await?;
+    patch_metadata(cluster, a, &json!({ "labels": { "join": null } })).await?;
+    cast.wait_for(a, false).await?;
+    cast.wait_for(b, true).await?;
+    patch_metadata(cluster, b, &json!({ "labels": { "join": "another" } })).await?;
+    cast.wait_for_nothing(&cast.pods).await?;
+    before.assert_unchanged(&cluster.nodes[0].node, PATIENCE);
+
+    // 3: the selector is edited.
+    cast.join().await?;
+    let mut edited = attachment();
+    edited["spec"]["podSelector"]["matchLabels"] = json!({ "join": "nobody" });
+    cluster.apply(&[edited]).await?;
+    cast.wait_for_nothing(&cast.pods).await?;
+    before.assert_unchanged(&cluster.nodes[0].node, PATIENCE);
+
+    for (stream, kind) in streams.into_iter().zip(["UDP over IPv4", "UDP over IPv6", "TCP"]) {
+        let report = stream.stop();
+        println!(
+            "{kind}: {} sent, {} lost, longest silence {:?}",
+            report.sent,
+            report.lost(),
+            report.longest_silence
+        );
+        report.assert_whole(&identity(b));
+    }
+
+    // 4: a pod that has one is deleted; the other one's stays.
+    cluster.apply(&[attachment()]).await?;
+    let labels = json!({ "labels": { "join": "extra" } });
+    let third = cluster
+        .run(&[objects::pod_with("plain", "third", "node1", &labels)])
+        .await?;
+    let mut there = interface_names(&third[0])?;
+    there.sort();
+    assert_eq!(there, [IFNAME, "eth0"], "there from the start");
+    wait_for_truth(cluster).await?;
+    cluster.remove("plain", &["third"]).await?;
+    wait::until_right("nothing is left of the pod", PATIENCE, async || {
+        let mut left = names::<PodInterface>(cluster).await?;
+        left.retain(|name| name.starts_with("third."));
+        // Two pods have two addresses each.
+        let leases = leased(&cluster.nodes[0], "blue").await?;
+        left.extend((leases != 4).then(|| format!("{leases} addresses of blue are handed out")));
+        Ok(left)
+    })
+    .await?;
+    cluster.delete(&attachment()).await?;
+    cast.wait_for_nothing(&cast.pods).await?;
+    before.assert_unchanged(&cluster.nodes[0].node, PATIENCE);
+    wait_for_truth(cluster).await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn definitions_of_multus_lead_to_networks() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let cluster = Cluster::start("cluster-definitions", 1).await?;
+    // An address that a pod asks for has to be in a block of its node.
+    tenants_with(&cluster, &json!({ "perNodePrefix": { "ipv4": 16, "ipv6": 64 } })).await?;
+    cluster
+        .apply(&[
+            objects::attachment_definition("plain", "storage", "blue"),
+            objects::attachment_definition("red-team", "elsewhere", "red"),
+        ])
+        .await?;
+    let asking = |networks: &str| json!({ "annotations": { "k8s.v1.cni.cncf.io/networks": networks } });
+    let pods = cluster
+        .run(&[
+            objects::pod_with("plain", "short", "node1", &asking("storage@data0, red-team/elsewhere")),
+            objects::pod_with(
+                "plain",
+                "long",
+                "node1",
+                &asking(r#"[{"name":"storage","interface":"data1","ips":["10.10.7.7"],"mac":"02:00:00:00:07:07"}]"#),
+            ),
+        ])
+        .await?;
+    wait_for_truth(&cluster).await?;
+    let api: Api<PodInterface> = Api::namespaced(cluster.client.clone(), "plain");
+    for (object, network) in [("short.data0", "blue"), ("short.net2", "red"), ("long.data1", "blue")] {
+        let found = api.get(object).await.with_context(|| object.to_owned())?;
+        assert_eq!(found.spec.pod_network_name, network, "{object}");
+    }
+    let addresses = kernel_addresses(&pods[1], "data1")?;
+    assert_eq!(addresses.first(), Some(&"10.10.7.7".parse()?), "{addresses:?}");
+
+    // One that is not there is waited for, and named.
+    cluster
+        .create_pods(&[objects::pod_with("plain", "early", "node1", &asking("later"))])
+        .await?;
+    wait::until("the attach is refused", PATIENCE, async || {
+        let refusals = cluster.nodes[0].kubelet.refusals();
+        Ok(refusals
+            .iter()
+            .any(|refusal| refusal.pod == "plain/early" && refusal.message.contains("later")))
+    })
+    .await?;
+    cluster
+        .apply(&[objects::attachment_definition("plain", "later", "blue")])
+        .await?;
+    let early = cluster.running("plain", "early").await?;
+    assert_eq!(kernel_addresses(&early, "net1")?.len(), 2);
+    Ok(())
+}

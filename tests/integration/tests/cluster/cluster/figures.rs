@@ -1,0 +1,257 @@
+//! Figures: how soon a policy holds after the API server has answered, and how much memory the agent needs.
+//!
+//! `KNI_FIGURES=1` measures with as many pods, policies and changes as the figures of the documentation are about; without
+//! it a small part shows that the measurement works.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{SocketAddr, UdpSocket},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use kni_api::NodeNetwork;
+use kni_integration::{
+    Cluster, Pod,
+    cluster::{PATIENCE, objects, wait},
+    require,
+};
+use kube::Api;
+use serde_json::{Value, json};
+
+use super::scene::{address, tenants};
+
+const PORT: u16 = 7100;
+/// Between two probes: the resolution of what is measured.
+const PERIOD: Duration = Duration::from_micros(250);
+/// So many probes in a row are lost when they are denied.
+const DENIED: usize = 12;
+/// A probe that has not arrived after this long does not.
+const LAG: Duration = Duration::from_millis(20);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn policies_hold_soon_after_the_answer() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let full = std::env::var("KNI_FIGURES").is_ok_and(|value| value == "1");
+    let (pods, policies, changes) = if full { (500, 1000, 200) } else { (30, 50, 15) };
+    let cluster = Cluster::start("cluster-figures", 1).await?;
+    tenants(&cluster).await?;
+    let running = many(&cluster, pods, policies).await?;
+    let [client, server] = &running[..2] else {
+        unreachable!("there are more");
+    };
+    println!(
+        "{pods} pods, {policies} policies known: the agent's RSS is {} MiB",
+        rss(&cluster)? >> 10
+    );
+
+    let probes = Probes::start(client, server)?;
+    wait::until("probes arrive", PATIENCE, async || Ok(probes.arrives())).await?;
+    let about = json!({ "podSelector": { "matchLabels": { "number": "1" } }, "policyTypes": ["Ingress"] });
+    let new = objects::policy("red-team", "new", &about);
+    let mut times = Vec::new();
+    for _change in 0..changes {
+        times.push(denied_after(&cluster, &probes, &new).await?);
+        cluster.delete(&new).await?;
+        wait::until("probes arrive again", PATIENCE, async || Ok(probes.arrives())).await?;
+    }
+    report("new policy", times);
+
+    let from = |number: &str| {
+        let mut policy = objects::policy("red-team", "changed", &about);
+        let peer = json!({ "podSelector": { "matchLabels": { "number": number } } });
+        policy["spec"]["ingress"] = json!([{ "from": [peer] }]);
+        policy
+    };
+    let (open, closed) = (from("0"), from("2"));
+    let mut times = Vec::new();
+    for _change in 0..changes {
+        cluster.apply(std::slice::from_ref(&open)).await?;
+        wait::until("probes arrive again", PATIENCE, async || Ok(probes.arrives())).await?;
+        times.push(denied_after(&cluster, &probes, &closed).await?);
+    }
+    report("changed policy", times);
+    println!("the agent's RSS is {} MiB", rss(&cluster)? >> 10);
+    Ok(())
+}
+
+/// Pods in red, and policies about some of them, all in force.
+async fn many(cluster: &Cluster, pods: usize, policies: usize) -> Result<Vec<Pod>> {
+    let start = Instant::now();
+    let objects: Vec<Value> = (0..pods)
+        .map(|n| {
+            let labels = json!({ "labels": { "number": n.to_string() } });
+            objects::pod_with("red-team", &format!("p-{n}"), "node1", &labels)
+        })
+        .collect();
+    let running = cluster.run(&objects).await?;
+    println!("{pods} pods run after {:?}", start.elapsed());
+    let start = Instant::now();
+    let objects: Vec<Value> = (0..policies)
+        .map(|n| {
+            let spec = json!({
+                // Not the two that are measured.
+                "podSelector": { "matchLabels": { "number": (2 + n % (pods - 2)).to_string() } },
+                "ingress": [{
+                    "from": [{ "podSelector": { "matchLabels": { "number": (n % 50).to_string() } } }],
+                    "ports": [{ "port": 1000 + n }],
+                }],
+            });
+            objects::policy("red-team", &format!("many-{n}"), &spec)
+        })
+        .collect();
+    let applied = stream::iter(objects.iter().map(|object| cluster.apply_one(object))).buffer_unordered(16);
+    applied.try_for_each(async |_applied| Ok(())).await?;
+    let api: Api<NodeNetwork> = Api::all(cluster.client.clone());
+    wait::until("all policies are in force", 2 * PATIENCE, async || {
+        let known = api.get("node1").await?.status.context("no status yet")?.policies;
+        Ok(known.programmed && known.known == i64::try_from(policies)?)
+    })
+    .await?;
+    println!("{policies} policies are in force after {:?}", start.elapsed());
+    Ok(running)
+}
+
+/// How long after the API server's answer the first probe was denied.
+async fn denied_after(cluster: &Cluster, probes: &Probes, policy: &Value) -> Result<Duration> {
+    cluster.apply(std::slice::from_ref(policy)).await?;
+    let answered = Instant::now();
+    let denied = wait::until_some("probes are denied", PATIENCE, async || Ok(probes.denied_since())).await?;
+    Ok(denied.saturating_duration_since(answered))
+}
+
+fn report(what: &str, mut times: Vec<Duration>) {
+    times.sort();
+    let at = |percent: usize| times.get(times.len() * percent / 100).copied().unwrap_or_default();
+    let last = times.last().copied().unwrap_or_default();
+    println!(
+        "{what}, {} times: p50 {:?}, p99 {:?}, longest {last:?}",
+        times.len(),
+        at(50),
+        at(99)
+    );
+    assert!(last < Duration::from_secs(2), "a policy took {last:?}");
+}
+
+fn rss(cluster: &Cluster) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", cluster.nodes[0].agent.pid()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.context("no VmRSS")?.trim().trim_end_matches(" kB").parse()?;
+    ensure!(kib > 0);
+    Ok(kib)
+}
+
+/// Datagrams from one pod to another, each a flow of its own, so that each is decided anew.
+struct Probes {
+    shared: Arc<Sent>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Sent {
+    stop: AtomicBool,
+    /// When each was sent; the position is its number.
+    times: Mutex<Vec<Instant>>,
+    arrived: Mutex<BTreeSet<usize>>,
+}
+
+impl Probes {
+    fn start(client: &Pod, server: &Pod) -> Result<Self> {
+        let any = if address(server, true).is_ipv4() {
+            "0.0.0.0"
+        } else {
+            "::"
+        };
+        let at = SocketAddr::new(any.parse()?, PORT);
+        let socket = server.enter(|| UdpSocket::bind(at))??;
+        socket.set_read_timeout(Some(LAG))?;
+        let to = SocketAddr::new(address(server, true), PORT);
+        let shared = Arc::new(Sent::default());
+        let (receiving, sending) = (Arc::clone(&shared), Arc::clone(&shared));
+        let inside = client.inside.clone();
+        let threads = vec![
+            thread::spawn(move || receiving.receive(&socket)),
+            thread::spawn(move || {
+                // The thread of `enter` is the one that sends: each socket has to be made inside.
+                let sent = inside.enter(|| sending.send(to));
+                assert!(matches!(sent, Ok(Ok(()))), "{sent:?}");
+            }),
+        ];
+        Ok(Self { shared, threads })
+    }
+
+    /// Whether the latest probes that had time to arrive did.
+    fn arrives(&self) -> bool {
+        let (settled, arrived) = self.shared.settled();
+        settled > DENIED && (settled - DENIED..settled).all(|number| arrived.contains(&number))
+    }
+
+    /// When the first of the lost probes was sent, if the latest ones were lost.
+    fn denied_since(&self) -> Option<Instant> {
+        let (settled, arrived) = self.shared.settled();
+        let first = arrived.last().map_or(0, |last| last + 1);
+        let lost = settled.saturating_sub(first);
+        let sent = self.shared.times.lock().unwrap_or_else(PoisonError::into_inner);
+        (lost >= DENIED).then(|| sent.get(first).copied()).flatten()
+    }
+}
+
+impl Drop for Probes {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // Its panic is told where it happens.
+            drop(thread.join());
+        }
+    }
+}
+
+impl Sent {
+    fn send(&self, to: SocketAddr) -> std::io::Result<()> {
+        let mut next = Instant::now();
+        while !self.stop.load(Ordering::Relaxed) {
+            let socket = UdpSocket::bind("0.0.0.0:0")?;
+            let number = {
+                let mut sent = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+                sent.push(Instant::now());
+                sent.len() - 1
+            };
+            socket.send_to(&number.to_be_bytes(), to)?;
+            next += PERIOD;
+            thread::sleep(next.saturating_duration_since(Instant::now()));
+        }
+        Ok(())
+    }
+
+    fn receive(&self, socket: &UdpSocket) {
+        let mut number = [0; size_of::<usize>()];
+        while !self.stop.load(Ordering::Relaxed) {
+            // An error is a time without probes.
+            if matches!(socket.recv(&mut number), Ok(length) if length == number.len()) {
+                let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+                arrived.insert(usize::from_be_bytes(number));
+                // Nobody asks for more.
+                while arrived.len() > 1024 {
+                    arrived.pop_first();
+                }
+            }
+        }
+    }
+
+    /// How many probes have arrived or never will, and the latest of those that arrived.
+    fn settled(&self) -> (usize, BTreeSet<usize>) {
+        let before = Instant::now().checked_sub(LAG);
+        let sent = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let settled = sent.partition_point(|at| before.is_some_and(|before| *at < before));
+        drop(sent);
+        let arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        (settled, arrived.clone())
+    }
+}

@@ -1,0 +1,249 @@
+//! The attach path is local: no request to the API server and no program is run between question and answer.
+
+use std::{
+    fs,
+    process::{Child, Stdio},
+    time::{Duration, Instant, SystemTime},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kni_api::PodInterface;
+use kni_integration::{
+    Cluster,
+    cluster::{HELD, Member, PATIENCE, audit::Request, objects, wait},
+    kubelet::Sandbox,
+    require,
+};
+use kube::{Api, ResourceExt as _};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::json;
+
+use super::scene::tenants;
+
+const PODS: usize = 12;
+/// What changes on the node is told to the API server this much later at the earliest. An attach that takes longer may see
+/// what is told of its own beginning, by patches; nothing else may be asked for then either.
+const GATHERED: Duration = Duration::from_millis(50);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[expect(clippy::too_many_lines, reason = "three proofs about the same pods, in order")]
+async fn an_attach_asks_nobody_and_runs_nothing() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine, strace);
+    let mut cluster = Cluster::start("cluster-quiet", 1).await?;
+    tenants(&cluster).await?;
+    cluster
+        .apply(&[objects::attachment("plain", "extra", "blue", "data0")])
+        .await?;
+    let member = &cluster.nodes[0];
+    member.kubelet.hold();
+    // Half of them with a primary interface alone, half with one of its namespace's network, one of an attachment and one of an annotation.
+    let more = json!({
+        "labels": { HELD: "yes", "join": "extra" },
+        "annotations": { "k8s.v1.cni.cncf.io/networks": "red@red0" },
+    });
+    let objects: Vec<_> = (0..PODS)
+        .map(|n| {
+            let simple = json!({ "labels": { HELD: "yes" } });
+            let more = if n % 2 == 0 { &simple } else { &more };
+            objects::pod_with("plain", &format!("p-{n}"), "node1", more)
+        })
+        .collect();
+    let pods = cluster.create_pods(&objects).await?;
+    // Runs when the agent knows it, and so those before it; and has the node take blocks of all three networks.
+    let mut last = more.clone();
+    last["labels"] = json!({ "join": "extra" });
+    cluster
+        .run(&[objects::pod_with("plain", "last", "node1", &last)])
+        .await?;
+
+    let told: Api<PodInterface> = Api::namespaced(cluster.client.clone(), "plain");
+    let mut windows = Vec::new();
+    for pod in &pods {
+        silence(&cluster, &member.user).await?;
+        let (window, id) = attach(member, pod).await?;
+        let name = format!("{}.eth0", pod.name_any());
+        wait::until("it is told of afterwards", PATIENCE, async || {
+            Ok(told.get_opt(&name).await?.is_some())
+        })
+        .await?;
+        take_away(member, &id).await?;
+        windows.push(window);
+    }
+    silence(&cluster, &member.user).await?;
+    let audit = cluster.audit()?;
+    let asked = audit.of(&member.user);
+    let mut looked_at = 0;
+    for window in &windows {
+        let within = |request: &&&Request| request.received >= window.begin && request.received <= window.end;
+        // The lease is renewed by the clock, whatever else happens.
+        let within = asked
+            .iter()
+            .filter(|request| !request.what.contains("/leases/"))
+            .filter(within);
+        let quick = window.took < GATHERED;
+        looked_at += usize::from(quick);
+        let within: Vec<_> = within
+            .filter(|request| quick || !request.what.starts_with("patch "))
+            .collect();
+        ensure!(within.is_empty(), "requests in {window:?}: {within:#?}");
+    }
+    ensure!(looked_at > 0, "the machine is too slow to tell: {windows:#?}");
+    println!("{looked_at} of {PODS} attaches looked at, no request");
+    ensure!(
+        asked
+            .iter()
+            .any(|request| request.what.contains("podinterfaces/p-0.eth0")),
+        "the log has what the agent asks for"
+    );
+
+    // Nor does it wait for an answer: the API server does not give any.
+    signal_api_server(&mut cluster, Signal::SIGSTOP)?;
+    let frozen = attach(&cluster.nodes[0], &pods[1]).await;
+    signal_api_server(&mut cluster, Signal::SIGCONT)?;
+    let (frozen, id) = frozen?;
+    take_away(&cluster.nodes[0], &id).await?;
+    println!("with an API server that is frozen it took {:?}", frozen.took);
+    ensure!(frozen.took < Duration::from_secs(1), "{frozen:?}");
+
+    let trace = Trace::start(&cluster)?;
+    for pod in &pods {
+        let (_window, id) = attach(&cluster.nodes[0], pod).await?;
+        take_away(&cluster.nodes[0], &id).await?;
+    }
+    let executed = trace.finish()?;
+    ensure!(executed.is_empty(), "the agent ran programs:\n{}", executed.join("\n"));
+    Ok(())
+}
+
+/// From the question to the answer.
+#[derive(Debug)]
+struct Window {
+    begin: String,
+    end: String,
+    took: Duration,
+}
+
+/// Has a pod attached, and sees that its interfaces are there when the answer is; the sandbox's id.
+async fn attach(member: &Member, pod: &Pod) -> Result<(Window, String)> {
+    let kni = member.kubelet.kni();
+    let netns = kni.create_network("plain", &pod.name_any()).await?;
+    let mut sandbox = Sandbox::new("plain", &pod.name_any(), &netns);
+    sandbox.uid = pod.uid().context("a pod without UID")?;
+    sandbox.annotations.extend(pod.annotations().clone());
+    let mut request = sandbox.attach_request();
+    request.labels.extend(pod.labels().clone());
+    let (begin, start) = (now()?, Instant::now());
+    kni.kni().attach_interface(request).await?;
+    let (end, took) = (now()?, start.elapsed());
+    let inside = member.node.net_at(&pod.name_any(), netns.as_ref())?;
+    let names = inside.run("ip", &["-o", "link", "show"])?;
+    let all = pod.labels().contains_key("join");
+    for name in ["eth0", "data0", "red0"].into_iter().take(if all { 3 } else { 1 }) {
+        ensure!(names.contains(name), "{name} is there when the answer is: {names}");
+    }
+    Ok((Window { begin, end, took }, sandbox.id))
+}
+
+async fn take_away(member: &Member, id: &str) -> Result<()> {
+    let kni = member.kubelet.kni();
+    kni.detach(id).await?;
+    Ok(kni.delete_network(id).await?)
+}
+
+fn signal_api_server(cluster: &mut Cluster, signal: Signal) -> Result<()> {
+    let mut processes = cluster.control.local().processes();
+    let (_name, process) = processes
+        .find(|(name, _)| *name == "kube-apiserver")
+        .context("no API server")?;
+    Ok(kill(Pid::from_raw(process.cast_signed()), signal)?)
+}
+
+/// Waits until the agent has asked nothing but for its lease for half a second.
+async fn silence(cluster: &Cluster, user: &str) -> Result<()> {
+    let count = || -> Result<usize> {
+        let audit = cluster.audit()?;
+        let asked = audit
+            .of(user)
+            .into_iter()
+            .filter(|request| !request.what.contains("/leases/"));
+        Ok(asked.count())
+    };
+    let (mut last, mut since) = (count()?, Instant::now());
+    wait::until("the agent is silent", PATIENCE, async || {
+        let now = count()?;
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+        Ok(since.elapsed() > Duration::from_millis(500))
+    })
+    .await
+    .map(drop)
+}
+
+/// As the audit log writes times.
+fn now() -> Result<String> {
+    let now = Timestamp::try_from(SystemTime::now())?;
+    Ok(format!("{now:.6}"))
+}
+
+/// strace on the agent: what it executes.
+struct Trace {
+    strace: Child,
+    file: tempfile::NamedTempFile,
+}
+
+impl Trace {
+    fn start(cluster: &Cluster) -> Result<Self> {
+        let file = tempfile::NamedTempFile::new()?;
+        let agent = cluster.nodes[0].agent.pid();
+        let mut command = std::process::Command::new("strace");
+        command.args(["--follow-forks", "--trace=execve,execveat", "--output"]);
+        command.arg(file.path()).args(["--attach", &agent.to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let strace = command.spawn().context("strace")?;
+        let trace = Self { strace, file };
+        let deadline = Instant::now() + PATIENCE;
+        while !traced(agent)? {
+            ensure!(Instant::now() < deadline, "strace does not attach");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(trace)
+    }
+
+    /// The lines about programs.
+    fn finish(mut self) -> Result<Vec<String>> {
+        kill(Pid::from_raw(self.strace.id().cast_signed()), Signal::SIGINT)?;
+        self.strace.wait()?;
+        let text = fs::read_to_string(self.file.path())?;
+        Ok(text
+            .lines()
+            .filter(|line| line.contains("exec"))
+            .map(str::to_owned)
+            .collect())
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.strace.kill());
+        drop(self.strace.wait());
+    }
+}
+
+/// Whether every thread of a process has a tracer.
+fn traced(process: u32) -> Result<bool> {
+    for thread in fs::read_dir(format!("/proc/{process}/task"))? {
+        let status = fs::read_to_string(thread?.path().join("status"))?;
+        let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+        if tracer.is_none_or(|tracer| tracer.trim() == "0") {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

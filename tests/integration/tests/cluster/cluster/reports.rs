@@ -1,0 +1,108 @@
+//! What is told of interfaces: true soon after they come, and true again soon after somebody else wrote.
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kni_api::PodInterface;
+use kni_integration::{
+    Cluster,
+    cluster::{objects, truth::STATUS, wait},
+    require,
+};
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use serde_json::{Value, json};
+
+use super::scene::{PROMPT, patch_metadata, tenants, wait_for_truth};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[expect(clippy::too_many_lines, reason = "one lie after the other")]
+async fn what_is_told_of_interfaces_is_right_within_two_seconds() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let cluster = Cluster::start("cluster-reports", 2).await?;
+    tenants(&cluster).await?;
+    cluster
+        .apply(&[objects::attachment("plain", "extra", "blue", "data0")])
+        .await?;
+    let joined = json!({ "labels": { "join": "extra" } });
+    let pods = cluster
+        .run(&[
+            objects::pod_with("plain", "a", "node1", &joined),
+            objects::pod("plain", "b", "node2"),
+            objects::pod("red-team", "a", "node2"),
+        ])
+        .await?;
+    right("pods were started", &cluster).await?;
+
+    let interfaces: Api<PodInterface> = Api::namespaced(cluster.client.clone(), "plain");
+    interfaces.delete("a.eth0", &DeleteParams::default()).await?;
+    right("an object was deleted", &cluster).await?;
+
+    let params = PatchParams::default();
+    let status = |status: &Value| Patch::Merge(json!({ "status": status }));
+    for (what, lie) in [
+        ("the MAC address was edited", json!({ "mac": "02:00:00:00:00:01" })),
+        ("addresses were taken away", json!({ "addresses": [] })),
+        ("the index was edited", json!({ "interfaceIndex": 4711 })),
+        ("conditions were taken away", json!({ "conditions": [] })),
+    ] {
+        interfaces
+            .patch_status("a.data0", &params, &status(&lie))
+            .await
+            .context(what)?;
+        right(what, &cluster).await?;
+    }
+    let unlabelled =
+        Patch::Merge(json!({ "metadata": { "labels": { "kni.dev/node": null }, "ownerReferences": null } }));
+    interfaces.patch("a.eth0", &params, &unlabelled).await?;
+    right("label and owner were taken away", &cluster).await?;
+    let foreign = json!({
+        "apiVersion": "kni.dev/v1alpha1",
+        "kind": "PodInterface",
+        "metadata": { "name": "ghost.eth0", "namespace": "plain", "labels": { "kni.dev/node": "node1" } },
+        "spec": {
+            "podName": "ghost", "podUid": "0", "nodeName": "node1", "podNetworkName": "default",
+            "interfaceName": "eth0", "sandboxId": "0",
+        },
+    });
+    cluster.apply(&[foreign]).await?;
+    right("an object of no pod was made", &cluster).await?;
+
+    for (what, annotation) in [
+        ("the annotation was taken away", Value::Null),
+        ("the annotation was edited", json!("[]")),
+        ("the annotation was spoilt", json!("{")),
+    ] {
+        patch_metadata(&cluster, &pods[2], &json!({ "annotations": { STATUS: annotation } })).await?;
+        right(what, &cluster).await?;
+    }
+    let api: Api<Pod> = Api::namespaced(cluster.client.clone(), "red-team");
+    let told = api.get("a").await?.metadata.annotations.context("annotations")?;
+    let told: Vec<Value> = serde_json::from_str(told.get(STATUS).context("no annotation")?)?;
+    ensure!(
+        told[0]["default"] == true,
+        "the primary interface is told to be: {told:?}"
+    );
+
+    cluster.remove("plain", &["a", "b"]).await?;
+    right("pods were deleted", &cluster).await?;
+    cluster.remove("red-team", &["a"]).await?;
+    right("the last pod was deleted", &cluster).await?;
+
+    // None of it took a right that the deployment does not grant.
+    let forbidden = cluster.audit()?;
+    let forbidden = forbidden.forbidden();
+    ensure!(forbidden.is_empty(), "{forbidden:#?}");
+    Ok(())
+}
+
+async fn right(after: &str, cluster: &Cluster) -> Result<()> {
+    let took = wait_for_truth(cluster).await.with_context(|| after.to_owned())?;
+    println!("right again {took:?} after {after}");
+    // The look itself takes some of it.
+    ensure!(took < PROMPT, "it took {took:?} after {after}");
+    // And it stays so.
+    let wrong = wait::until_right("it stays right", PROMPT, async || cluster.untrue().await).await;
+    wrong.map(drop).with_context(|| after.to_owned())
+}

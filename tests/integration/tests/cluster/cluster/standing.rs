@@ -1,0 +1,172 @@
+//! How networks and policies stand: their conditions, and the deletion of a network that is in use.
+
+use anyhow::{Context as _, Result, ensure};
+use kni_api::{ConditionStatus, EgressPolicy, NodeNetwork, PodNetwork};
+use kni_integration::{
+    Cluster,
+    cluster::{PATIENCE, deployed, objects, wait},
+    require,
+};
+use kube::{Api, api::DeleteParams};
+use serde_json::json;
+
+use super::scene::{assert_reached, network_object, serve, tenants, wait_for_condition};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn conditions_tell_how_networks_and_policies_stand() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let cluster = Cluster::start("cluster-standing", 2).await?;
+    tenants(&cluster).await?;
+    for kind in ["Accepted", "Ready", "Programmed", "AddressesAvailable"] {
+        wait_for_condition(&cluster, "red", kind, true).await?;
+    }
+    // One of the nodes may be known before the other.
+    wait::until("the network is in force on both nodes", PATIENCE, async || {
+        let told = wait_for_condition(&cluster, "red", "Programmed", true).await?;
+        ensure!(told.contains("2 of 2"), "{told:?}");
+        let status = network_object(&cluster, "red").await?.status.context("status")?;
+        ensure!((status.nodes.ready, status.nodes.total) == (2, 2), "{:?}", status.nodes);
+        ensure!(status.namespaces == ["red-team"], "{:?}", status.namespaces);
+        Ok(true)
+    })
+    .await?;
+
+    // A second default is refused, and says why.
+    let second = objects::network("second", &["10.99.0.0/24"], &json!({ "default": true }));
+    cluster.apply(std::slice::from_ref(&second)).await?;
+    let told = wait_for_condition(&cluster, "second", "Accepted", false).await?;
+    ensure!(told.contains("default"), "{told:?}");
+    wait_for_condition(&cluster, "second", "Programmed", false).await?;
+    cluster.delete(&second).await?;
+
+    // A disabled network takes nobody.
+    let mut disabled = objects::network("off", &["10.98.0.0/24"], &json!({ "enabled": false }));
+    cluster.apply(std::slice::from_ref(&disabled)).await?;
+    wait_for_condition(&cluster, "off", "Ready", false).await?;
+    disabled["spec"]["enabled"] = json!(true);
+    cluster.apply(std::slice::from_ref(&disabled)).await?;
+    wait_for_condition(&cluster, "off", "Ready", true).await?;
+
+    // Policies: each node says which it knows, and an egress policy says on how many it is in force.
+    cluster
+        .apply(&[
+            objects::policy("red-team", "one", &json!({ "policyTypes": ["Ingress"] })),
+            json!({
+                "apiVersion": "kni.dev/v1alpha1",
+                "kind": "EgressPolicy",
+                "metadata": { "name": "two", "namespace": "red-team" },
+                "spec": { "podSelector": {}, "defaultAction": "Deny" },
+            }),
+        ])
+        .await?;
+    let nodes: Api<NodeNetwork> = Api::all(cluster.client.clone());
+    for node in ["node1", "node2"] {
+        wait::until(&format!("{node} has both policies in force"), PATIENCE, async || {
+            let policies = nodes.get(node).await?.status.context("no status yet")?.policies;
+            Ok(policies.known == 2 && policies.programmed && policies.refused.is_empty())
+        })
+        .await?;
+    }
+    let policies: Api<EgressPolicy> = Api::namespaced(cluster.client.clone(), "red-team");
+    wait::until("the egress policy is in force", PATIENCE, async || {
+        let status = policies.get("two").await?.status.context("no status yet")?;
+        let found = status
+            .conditions
+            .into_iter()
+            .find(|condition| condition.type_ == "Programmed");
+        let found = found.context("no condition yet")?;
+        Ok(found.status == ConditionStatus::True && found.message.contains("2 of 2"))
+    })
+    .await
+    .map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_network_in_use_is_not_deleted_and_says_by_whom() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let cluster = Cluster::start("cluster-in-use", 1).await?;
+    tenants(&cluster).await?;
+    let pods = cluster
+        .run(&[
+            objects::pod("red-team", "a", "node1"),
+            objects::pod("red-team", "b", "node1"),
+        ])
+        .await?;
+    let _servers = [serve(&pods[0])?, serve(&pods[1])?];
+    let api: Api<PodNetwork> = Api::all(cluster.client.clone());
+    wait::until("the network has a finalizer", PATIENCE, async || {
+        let finalizers = api.get("red").await?.metadata.finalizers.unwrap_or_default();
+        Ok(finalizers
+            .iter()
+            .any(|finalizer| finalizer == kni_api::IN_USE_FINALIZER))
+    })
+    .await?;
+    refused_at_once(&cluster, &api).await?;
+    api.delete("red", &DeleteParams::default()).await?;
+    wait::until("the condition names both pods", PATIENCE, async || {
+        let told = wait_for_condition(&cluster, "red", "InUse", true).await?;
+        Ok(told.contains("red-team/a") && told.contains("red-team/b"))
+    })
+    .await?;
+    ensure!(
+        api.get("red").await?.metadata.deletion_timestamp.is_some(),
+        "it is to be deleted"
+    );
+    assert_reached(&pods[0], &pods[1]);
+
+    cluster.remove("red-team", &["a"]).await?;
+    wait::until("the condition names the other pod alone", PATIENCE, async || {
+        let told = wait_for_condition(&cluster, "red", "InUse", true).await?;
+        Ok(!told.contains("red-team/a") && told.contains("red-team/b"))
+    })
+    .await?;
+    cluster.remove("red-team", &["b"]).await?;
+    wait::until("the network is gone", PATIENCE, async || {
+        Ok(api.get_opt("red").await?.is_none())
+    })
+    .await?;
+
+    // And can be made again, as something else.
+    let other = objects::network(
+        "red",
+        &["10.77.0.0/16"],
+        &json!({ "namespaceSelector": { "matchLabels": { "tenant": "red" } } }),
+    );
+    cluster.apply(&[other]).await?;
+    let again = cluster.run(&[objects::pod("red-team", "c", "node1")]).await?;
+    let ip = again[0].ip(true).context("no address")?.to_string();
+    ensure!(ip.starts_with("10.77."), "{ip}");
+    Ok(())
+}
+
+/// By what the deployment has the API server look at. It is taken away again: what comes past it is the finalizer's.
+async fn refused_at_once(cluster: &Cluster, api: &Api<PodNetwork>) -> Result<()> {
+    let guard = deployed("base/in-use.yaml")?;
+    ensure!(guard.len() == 2, "a policy and its binding: {guard:?}");
+    cluster.apply(&guard).await?;
+    let trial = DeleteParams {
+        dry_run: true,
+        ..DeleteParams::default()
+    };
+    wait::until("the API server refuses to delete the network", PATIENCE, async || {
+        let refused = api.delete("red", &trial).await.err().context("it is taken")?;
+        let words = refused.to_string();
+        ensure!(
+            words.contains("network red cannot be deleted while 2 interfaces of pods are in it"),
+            "{words}"
+        );
+        Ok(true)
+    })
+    .await?;
+    api.delete("blue", &trial)
+        .await
+        .context("a network that nobody is in")?;
+    for object in guard.iter().rev() {
+        cluster.delete(object).await?;
+    }
+    wait::until("the API server takes it again", PATIENCE, async || {
+        Ok(api.delete("red", &trial).await.is_ok())
+    })
+    .await
+    .map(drop)
+}

@@ -1,0 +1,6 @@
+//! The agent as a pod: `deploy/` on a real node, with the image that `cargo xtask image` makes.
+
+mod image;
+mod life;
+mod scene;
+mod watch;

@@ -1,0 +1,24 @@
+//! When the node is ready.
+
+use anyhow::Result;
+use kni_integration::{Machine, Manifest, require};
+
+#[test]
+fn the_node_is_ready_while_the_agent_serves() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let mut machine = Machine::with_cluster("kubelet-ready")?;
+    // Installed, but not running: the plugin is there to say so.
+    machine.install_cni()?;
+    machine
+        .local
+        .wait("the plugin gives the reason", super::scene::PATIENCE, |node| {
+            let condition = node.ready_condition()?;
+            Ok(condition.starts_with("False KubeletNotReady") && condition.contains("kni.sock"))
+        })?;
+    let mut agent = machine.start_agent(Manifest::overlapping())?;
+    machine.local.wait_ready(true)?;
+    agent.terminate()?;
+    machine.local.wait_ready(false)?;
+    agent.restart()?;
+    machine.local.wait_ready(true)
+}

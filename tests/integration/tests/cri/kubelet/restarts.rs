@@ -1,0 +1,74 @@
+//! Kubelet, containerd and agent are started again while pods talk.
+
+use anyhow::{Context as _, Result};
+use kni_integration::require;
+use kni_local_node::Part;
+use serde_json::{Value, json};
+
+use super::scene::{PATIENCE, PORT, Scene, container, pod, server};
+
+#[test]
+fn restarts_cost_no_traffic() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let mut scene = Scene::start("kubelet-restarts")?;
+    scene.create(&[server("server", &json!({}))])?;
+    let port = PORT.to_string();
+    let mut watching = Vec::new();
+    for (name, address) in ["watch-4", "watch-6"].into_iter().zip(scene.addresses("server")?) {
+        let watch = container("watches", &["ping-loop", &address.to_string(), &port]);
+        watching.push(pod(name, &json!({}), &json!([watch])));
+    }
+    scene.create(&watching)?;
+    wait_for_more(&mut scene)?;
+
+    scene.machine.local.stop(Part::Kubelet)?;
+    wait_for_more_traffic_of(&mut scene, Part::Kubelet)?;
+    scene.machine.local.kill(Part::Containerd)?;
+    wait_for_more_traffic_of(&mut scene, Part::Containerd)?;
+    scene.agent.terminate()?;
+    scene.agent.restart()?;
+    wait_for_more(&mut scene)?;
+    scene.agent.kill9()?;
+    scene.agent.restart()?;
+    wait_for_more(&mut scene)?;
+
+    // The kubelet is content with what it found.
+    scene.machine.local.wait_ready(true)?;
+    scene.create(&[server("late", &json!({}))])?;
+    for address in scene.addresses("late")? {
+        assert_eq!(scene.ask("server", &address.to_string(), PORT, "tcp")?, "late");
+    }
+    for name in ["server", "watch-4", "watch-6"] {
+        let restarts = scene.get(&format!("pod/{name}"), "{.status.containerStatuses[0].restartCount}")?;
+        assert_eq!(restarts, "0", "{name} was restarted");
+    }
+    Ok(())
+}
+
+/// Starts the part that was ended, and sees traffic after that.
+fn wait_for_more_traffic_of(scene: &mut Scene, part: Part) -> Result<()> {
+    scene.machine.local.start(part)?;
+    scene.machine.local.wait_for_containerd()?;
+    scene.machine.local.wait_ready(true)?;
+    wait_for_more(scene)
+}
+
+/// Both connections are the first ones, nothing of them was lost, and they go on.
+fn wait_for_more(scene: &mut Scene) -> Result<()> {
+    for name in ["watch-4", "watch-6"] {
+        let mut first = None;
+        scene
+            .machine
+            .local
+            .wait(&format!("{name} sees more answers"), PATIENCE, |node| {
+                let report = node.kubectl(&["logs", name, "--tail=1"])?;
+                let report: Value = serde_json::from_str(&report).with_context(|| format!("report {report:?}"))?;
+                for (field, expected) in [("connections", 1), ("broken", 0), ("wrong", 0)] {
+                    assert_eq!(report[field], expected, "{name}: {report}");
+                }
+                let seen = report["answers"].as_u64().context("no count")?;
+                Ok(seen > *first.get_or_insert(seen))
+            })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! A cluster of one node with an agent, and pods by the API.
+
+use std::{net::IpAddr, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use kni_integration::{Agent, Machine, Manifest, stage};
+use kni_local_node::{LocalNode, image};
+use serde_json::{Value, json};
+
+/// Where the servers of a pod listen, TCP and UDP.
+pub(crate) const PORT: u16 = 7000;
+/// How long anything may take that usually takes seconds.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
+
+/// The node of a test. The agent goes before the machine.
+pub(crate) struct Scene {
+    pub(crate) agent: Agent,
+    pub(crate) machine: Machine,
+}
+
+impl Scene {
+    /// A cluster whose node is ready.
+    pub(crate) fn start(name: &str) -> Result<Self> {
+        let mut machine = Machine::with_cluster(name)?;
+        stage::forwarding(&machine.node)?;
+        let agent = machine.start_agent(Manifest::overlapping())?;
+        machine.local.wait_ready(true)?;
+        Ok(Self { agent, machine })
+    }
+
+    /// The node's processes.
+    pub(crate) fn local(&self) -> &LocalNode {
+        &self.machine.local
+    }
+
+    /// Creates objects and waits until all pods of the cluster are ready.
+    pub(crate) fn create(&self, objects: &[Value]) -> Result<()> {
+        self.local()
+            .apply(&json!({ "apiVersion": "v1", "kind": "List", "items": objects }))?;
+        self.wait_for_pods("condition=Ready")
+    }
+
+    /// Waits for a condition of all pods.
+    pub(crate) fn wait_for_pods(&self, condition: &str) -> Result<()> {
+        let wanted = format!("--for={condition}");
+        let patience = format!("--timeout={}s", PATIENCE.as_secs());
+        let outcome = self.local().kubectl(&["wait", &wanted, "pod", "--all", &patience]);
+        outcome.map(drop).with_context(|| {
+            let pods = self.local().kubectl(&["describe", "pods"]).unwrap_or_default();
+            format!("pods:\n{pods}")
+        })
+    }
+
+    /// What a `JSONPath` expression finds in an object.
+    pub(crate) fn get(&self, object: &str, path: &str) -> Result<String> {
+        self.local()
+            .kubectl(&["get", object, "-o", &format!("jsonpath={path}")])
+    }
+
+    /// Waits until it is `wanted`.
+    pub(crate) fn wait_for(&mut self, object: &str, path: &str, wanted: &str) -> Result<()> {
+        let what = format!("{path} of {object} is {wanted:?}");
+        let expression = format!("jsonpath={path}");
+        self.machine.local.wait(&what, PATIENCE, |node| {
+            Ok(node.kubectl(&["get", object, "-o", &expression])? == wanted)
+        })
+    }
+
+    /// The addresses of a pod, IPv4 first.
+    pub(crate) fn addresses(&self, pod: &str) -> Result<Vec<IpAddr>> {
+        let ips = self.get(&format!("pod/{pod}"), "{.status.podIPs[*].ip}")?;
+        let ips: Result<Vec<IpAddr>, _> = ips.split(' ').map(str::parse).collect();
+        ips.with_context(|| format!("addresses of {pod}"))
+    }
+
+    /// The first word of what answers a pod at `address`: the server's name.
+    pub(crate) fn ask(&self, from: &str, address: &str, port: u16, protocol: &str) -> Result<String> {
+        let port = port.to_string();
+        let probe = ["/kni-probe", "ask", address, &port, "--protocol", protocol];
+        let said = self.local().kubectl(&[&["exec", from, "--"], &probe[..]].concat())?;
+        let name = said.split(' ').next().unwrap_or_default();
+        ensure!(!name.is_empty(), "{from} hears {said:?} from {address}");
+        Ok(name.to_owned())
+    }
+}
+
+/// A pod with one container, which serves at [`PORT`].
+pub(crate) fn server(name: &str, labels: &Value) -> Value {
+    let port = PORT.to_string();
+    let serve = ["serve", "--tcp", &port, "--udp", &port, "--name", name];
+    pod(name, labels, &json!([container("serves", &serve)]))
+}
+
+/// A container of the probe's image.
+pub(crate) fn container(name: &str, args: &[&str]) -> Value {
+    json!({ "name": name, "image": image::PROBE, "imagePullPolicy": "Never", "args": args })
+}
+
+/// A pod that ends quickly when it is asked to.
+pub(crate) fn pod(name: &str, labels: &Value, containers: &Value) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": name, "namespace": "default", "labels": labels },
+        "spec": { "terminationGracePeriodSeconds": 5, "containers": containers },
+    })
+}

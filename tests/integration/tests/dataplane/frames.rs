@@ -1,0 +1,28 @@
+//! Crafted frames through the programs, with the verdict each must get: written down here, said by the model, and
+//! counted by the kernel.
+
+mod affinity;
+mod budget;
+mod delivery;
+mod extensions;
+mod fragments;
+mod icmp;
+mod isolated_link;
+mod lengths;
+mod lifecycle;
+mod lifetimes;
+mod link;
+mod options;
+mod policy;
+mod policy_changes;
+mod reasons;
+mod refusals;
+mod services;
+mod shares;
+mod spoofing;
+mod stack;
+mod table;
+mod translated_errors;
+mod truncated;
+mod tuples;
+mod xdp_pod;

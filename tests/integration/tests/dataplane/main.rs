@@ -1,0 +1,7 @@
+//! The programs of the data plane: crafted and random frames through `BPF_PROG_TEST_RUN`, pins, XDP.
+
+mod frames;
+mod fuzz_frames;
+mod pins;
+mod policy_random;
+mod xdp_pod;

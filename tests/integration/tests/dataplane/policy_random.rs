@@ -1,0 +1,11 @@
+//! Random policies, pods and questions: the engine, the programs and their explanations say what the oracle says.
+//!
+//! `KNI_WORLDS` says how many (default 10 000), `KNI_SEED` repeats a run, `KNI_WORLD` runs one world of it alone.
+
+mod coverage;
+mod engine;
+mod generate;
+mod objects;
+mod programs;
+mod run;
+mod trail;

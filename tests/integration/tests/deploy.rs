@@ -1,8 +1,0 @@
-//! The agent as a pod: `deploy/` on a real node, with the image that `cargo xtask image` makes.
-
-mod deploy {
-    mod image;
-    mod life;
-    mod scene;
-    mod watch;
-}

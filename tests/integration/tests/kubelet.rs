@@ -1,9 +1,0 @@
-//! A real kubelet in a cluster of one node, whose containerd reaches the agent through our CNI plugin.
-
-mod kubelet {
-    mod churn;
-    mod pods;
-    mod ready;
-    mod restarts;
-    mod scene;
-}

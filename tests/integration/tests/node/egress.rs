@@ -1,0 +1,22 @@
+//! The way out of the node and into it: masquerading, host ports, egress policies, what stays outside.
+
+mod churn;
+mod errors;
+mod host_ports;
+mod leave;
+mod policies;
+mod ports;
+mod quoted_fragments;
+mod sequences;
+mod strict;
+mod takeover;
+mod uplink;
+mod verdicts;
+mod world;
+mod xdp;
+
+/// Where servers listen.
+pub(crate) const PORT: u16 = 8080;
+
+/// Both families, IPv4 first.
+pub(crate) const FAMILIES: [bool; 2] = [true, false];

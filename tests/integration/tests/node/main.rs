@@ -1,0 +1,17 @@
+//! A node with an agent: pods and their networks, policies, services, egress, and the clients of the agent.
+
+mod authority;
+mod bandwidth;
+mod cni;
+mod dnat;
+mod egress;
+mod harness;
+mod isolation;
+mod lifecycle;
+mod node_traffic;
+mod policy;
+mod providers;
+mod restart;
+mod runtime_clients;
+mod services;
+mod watched;

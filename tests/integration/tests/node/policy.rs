@@ -1,0 +1,48 @@
+//! Network policy on the nine-pod world: every case by address and by ClusterIP, on the default and on a named network,
+//! and what happens to live connections when policies change.
+
+mod attach;
+mod case;
+mod churn;
+mod explain;
+mod extended;
+mod flood;
+mod generated;
+mod live;
+mod node;
+mod overlap;
+mod replies;
+mod table;
+
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+
+use anyhow::{Result, ensure};
+use kni_integration::{
+    oracle::Protocol,
+    world::{Net, NinePods, PolicyText, Question, Setting, Via, index_of},
+};
+
+/// A port that only some tests serve.
+pub(crate) const PORT: u16 = 8080;
+/// How long an answer may take, and how long silence is waited for.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Where a pod of the world is on the default network.
+pub(crate) fn at(world: &NinePods, pod: &str, v4: bool, port: u16) -> SocketAddr {
+    SocketAddr::new(world.addresses().of(index_of(pod), Net::Default, v4), port)
+}
+
+/// Puts policies of the default network into force, as `namespace: spec`, and waits until the pods feel them.
+pub(crate) async fn enforce(world: &mut NinePods, policies: &[(&str, &str)]) -> Result<()> {
+    let numbered = policies.iter().enumerate();
+    let policies: Vec<_> = numbered
+        .map(|(n, (namespace, spec))| PolicyText::new(namespace, &format!("p{n}"), spec))
+        .collect();
+    world.apply(Net::Default, &policies, &Setting::default()).await?;
+    let mut questions = Question::all(Net::Default, Via::Address);
+    questions.retain(|question| question.protocol != Protocol::Sctp && question.port == 80);
+    let expected: BTreeMap<_, _> = world.expect(Net::Default, &policies, &questions);
+    let differing = world.settle(&expected, Duration::from_secs(5))?;
+    ensure!(differing.is_empty(), "not in force: {differing:?}");
+    Ok(())
+}

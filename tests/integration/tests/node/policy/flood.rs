@@ -1,0 +1,119 @@
+//! One pod opens flows without end: it fills its own share, and those of others live on.
+
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    net::{SocketAddr, TcpStream},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use fastrand::Rng;
+use kni_integration::{
+    Agent, AgentOptions, Kubelet, Node, Pod, Stage,
+    agent::KUBELET_SOCKET,
+    frames::{Ip, Link, PacketSocket, Payload, TcpFlags},
+    require,
+    stage::address,
+    traffic::{Servers, Stream, tcp_get},
+};
+use serde_json::Value;
+
+use super::{PATIENCE, PORT};
+
+/// Rows of each table: a tenth of what is sent.
+const ROWS: &str = "8192";
+const PACKETS: usize = 80_000;
+
+/// Packets that the pod's own interface has counted as received.
+fn received(pod: &Pod) -> Result<u64> {
+    let text = pod.inside.run("ip", &["-j", "-s", "link", "show", "dev", "eth0"])?;
+    let shown: Value = serde_json::from_str(&text)?;
+    shown[0]["stats64"]["rx"]["packets"].as_u64().context("no counter")
+}
+
+async fn stage() -> Result<Stage> {
+    let node = Node::new("flood")?;
+    let options = AgentOptions {
+        args: vec!["--max-flows".into(), ROWS.into()],
+        ..AgentOptions::default()
+    };
+    let agent = Agent::start(&node, options)?;
+    let kubelet = Kubelet::connect(&node, KUBELET_SOCKET).await?;
+    Ok(Stage { agent, kubelet, node })
+}
+
+/// Flows of two transports and both families, more than the tables hold.
+async fn flood(stage: &Stage, flooder: &Pod, hole: &Pod) -> Result<()> {
+    let [own, gateway] = stage.macs(flooder, "eth0").await?;
+    let (socket, link) = (PacketSocket::open(&flooder.inside, "eth0")?, Link::new(own, gateway));
+    let mut rng = Rng::with_seed(1);
+    for number in 0..PACKETS {
+        let v4 = number % 2 == 0;
+        let ports = (rng.u16(1024..), rng.u16(1..));
+        let payload = if number % 4 < 2 {
+            Payload::tcp(ports.0, ports.1, TcpFlags::SYN)
+        } else {
+            Payload::udp(ports.0, ports.1, b"flood")
+        };
+        let packet = Ip::new(address(flooder, v4), address(hole, v4)).packet(&payload);
+        socket.send(&link.frame(&packet))?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_one_pod_leaves_the_flows_of_others_alive() -> Result<()> {
+    require!(exclusive, root, netns, bpf, ip, nft);
+    let stage = stage().await?;
+    let (server, client) = (stage.pod("server").await?, stage.pod("client").await?);
+    let (flooder, hole) = (stage.pod("flooder").await?, stage.pod("hole").await?);
+    // Nobody answers, or the flows would end at once.
+    hole.inside
+        .nft("add table inet mute\nadd chain inet mute in { type filter hook input priority -300; policy drop; }\n")?;
+    let _servers = Servers::start(&server.inside, "server", PORT)?;
+    let counted = received(&server)?;
+    let (mut streams, mut idle) = (Vec::new(), Vec::new());
+    for v4 in [true, false] {
+        let to = SocketAddr::new(address(&server, v4), PORT);
+        streams.push(Stream::udp(&client.inside, to)?);
+        streams.push(Stream::tcp(&client.inside, to)?);
+        // One that says nothing meanwhile.
+        let stream = client.enter(|| TcpStream::connect_timeout(&to, PATIENCE))??;
+        stream.set_read_timeout(Some(PATIENCE * 4))?;
+        idle.push(BufReader::new(stream));
+    }
+    flood(&stage, &flooder, &hole).await?;
+    for mut stream in idle {
+        stream.get_mut().write_all(b"still there?\n")?;
+        let mut line = String::new();
+        stream.read_line(&mut line).context("an idle connection is lost")?;
+        ensure!(line.contains("still there?"), "{line:?}");
+    }
+    for v4 in [true, false] {
+        let answer = tcp_get(&client.inside, address(&server, v4), PORT, PATIENCE);
+        ensure!(answer.context("a new connection of another pod")?.identity == "server");
+    }
+    let mut sent = 0;
+    for stream in streams {
+        let report = stream.stop();
+        sent += report.sent;
+        report.assert_whole("server");
+    }
+    let refused = stage.drops(&flooder, "from_pod", "flow_quota").await?;
+    ensure!(
+        refused > u64::try_from(PACKETS)? / 2,
+        "only {refused} packets of the flood were refused"
+    );
+    for pod in [&client, &server] {
+        for reason in ["flow_quota", "flow_table_full"] {
+            ensure!(
+                stage.drops(pod, "from_pod", reason).await? == 0,
+                "{reason} at {}",
+                pod.name
+            );
+        }
+    }
+    // What is handed straight to a pod counts at its interface as what comes by any other way.
+    let counted = received(&server)? - counted;
+    ensure!(counted >= sent, "{sent} questions, and {counted} packets counted");
+    Ok(())
+}

@@ -1,0 +1,225 @@
+//! Runs every case on the nine pods and keeps the table of what passed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use kni_integration::{
+    require,
+    world::{Addresses, Net, NinePods, Question, Via},
+};
+
+use super::{
+    case::{Case, Step},
+    extended, generated,
+};
+
+/// How long a state may take to be in force.
+const LIMIT: Duration = Duration::from_secs(5);
+/// The same once so many cases failed that the rest is only to be seen quickly.
+const SHORT_LIMIT: Duration = Duration::from_secs(1);
+const MANY_FAILURES: usize = 5;
+
+fn cases() -> Vec<Case> {
+    [extended::cases(), generated::cases()].concat()
+}
+
+#[test]
+fn cases_are_many_and_have_names_of_their_own() {
+    assert!(
+        generated::cases().len() >= 60,
+        "{} variations",
+        generated::cases().len()
+    );
+    let names: BTreeSet<_> = cases().into_iter().map(|case| case.name).collect();
+    assert_eq!(names.len(), cases().len());
+    assert!(
+        extended::cases()
+            .iter()
+            .flat_map(|case| &case.steps)
+            .all(|step| step.denied.is_some())
+    );
+}
+
+#[test]
+fn the_oracle_and_the_authors_of_the_cases_agree() {
+    let addresses = Addresses::invented();
+    let mut asked = 0;
+    for case in cases() {
+        for net in Net::BOTH {
+            for (number, step) in case.steps.iter().enumerate() {
+                let Some(denied) = step.denied else { continue };
+                let world = step.setting.world(net, &step.policies, &addresses);
+                for question in Via::BOTH.into_iter().flat_map(|via| Question::all(net, via)) {
+                    let allowed = question.from == question.to || !denied(&question);
+                    assert_eq!(
+                        question.ask(&world),
+                        allowed,
+                        "{} state {number}: {question}",
+                        case.name
+                    );
+                    asked += 1;
+                }
+            }
+        }
+    }
+    assert!(asked > 100_000, "{asked}");
+}
+
+#[test]
+fn variations_say_different_things() {
+    let addresses = Addresses::invented();
+    let mut meanings = BTreeMap::<Vec<bool>, Vec<String>>::new();
+    let questions = Question::all(Net::Default, Via::Address);
+    for case in generated::cases() {
+        for step in &case.steps {
+            let world = step.setting.world(Net::Default, &step.policies, &addresses);
+            let truth = questions.iter().map(|question| question.ask(&world)).collect();
+            meanings.entry(truth).or_default().push(case.name.clone());
+        }
+    }
+    // Some forms are two ways to say one thing; a generator that changes nothing would have a handful of meanings.
+    assert!(meanings.len() >= 45, "{} meanings: {meanings:?}", meanings.len().min(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_case_by_address_and_by_cluster_ip_on_both_networks() -> Result<()> {
+    require!(exclusive, root, netns, bpf, ip);
+    let start = Instant::now();
+    let mut world = NinePods::start("policy").await?;
+    let mut report = Report::default();
+    let wanted = std::env::var("KNI_CASE").unwrap_or_default();
+    for net in Net::BOTH {
+        for case in cases().iter().filter(|case| case.name.contains(&wanted)) {
+            run(&mut world, net, case, &mut report)
+                .await
+                .with_context(|| case.name.clone())?;
+        }
+    }
+    report.finish(start.elapsed())
+}
+
+async fn run(world: &mut NinePods, net: Net, case: &Case, report: &mut Report) -> Result<()> {
+    let mut failures = Vec::new();
+    for (number, step) in case.steps.iter().enumerate() {
+        world.apply(net, &step.policies, &step.setting).await?;
+        let expected = expected(world, net, step);
+        let limit = if report.failed_cases() < MANY_FAILURES {
+            LIMIT
+        } else {
+            SHORT_LIMIT
+        };
+        let differing = world.settle(&expected, limit)?;
+        report.asked += expected.len();
+        failures.extend(
+            differing
+                .into_iter()
+                .map(|(question, told)| (question, format!("state {number}: {told}"))),
+        );
+    }
+    report.enter(net, &case.name, failures);
+    Ok(())
+}
+
+/// The whole table of the network in question, and that the other one is open.
+fn expected(world: &NinePods, net: Net, step: &Step) -> BTreeMap<Question, bool> {
+    let asked: Vec<Question> = Via::BOTH.into_iter().flat_map(|via| Question::all(net, via)).collect();
+    let mut expected = world.expect(net, &step.policies, &asked);
+    let other = Net::BOTH
+        .into_iter()
+        .filter(|other| *other != net)
+        .flat_map(Question::pairs);
+    expected.extend(other.map(|question| (question, true)));
+    expected
+}
+
+/// A column of the table: the network with the policies, and how it was asked; `None` is the other network.
+type Column = (Net, Option<Via>);
+
+const COLUMNS: [(Column, &str); 6] = [
+    ((Net::Default, Some(Via::Address)), "default, address"),
+    ((Net::Default, Some(Via::ClusterIp)), "default, ClusterIP"),
+    ((Net::Default, None), "net1 open"),
+    ((Net::Named, Some(Via::Address)), "net1, address"),
+    ((Net::Named, Some(Via::ClusterIp)), "net1, ClusterIP"),
+    ((Net::Named, None), "default open"),
+];
+
+#[derive(Default)]
+struct Report {
+    rows: Vec<String>,
+    cells: BTreeMap<(String, Column), bool>,
+    failures: Vec<String>,
+    asked: usize,
+}
+
+impl Report {
+    fn enter(&mut self, net: Net, case: &str, failures: Vec<(Question, String)>) {
+        if !self.rows.iter().any(|row| row == case) {
+            self.rows.push(case.into());
+        }
+        for via in [Some(Via::Address), Some(Via::ClusterIp), None] {
+            let of_column = |question: &Question| {
+                let own = question.net == net;
+                via.map_or(!own, |via| own && question.via == via)
+            };
+            let failed = failures.iter().any(|(question, _)| of_column(question));
+            self.cells.insert((case.into(), (net, via)), !failed);
+        }
+        if !failures.is_empty() {
+            let (count, first) = (failures.len(), failures.into_iter().take(8));
+            let told: Vec<String> = first.map(|(_, told)| told).collect();
+            self.failures.push(format!(
+                "{case} on {}: {count} differ:\n  {}",
+                net.name(),
+                told.join("\n  ")
+            ));
+        }
+    }
+
+    fn failed_cases(&self) -> usize {
+        self.failures.len()
+    }
+
+    fn finish(&self, took: Duration) -> Result<()> {
+        let mut table = comfy_table::Table::new();
+        table.load_style(comfy_table::presets::ASCII_MARKDOWN);
+        table.set_header(["case"].into_iter().chain(COLUMNS.map(|(_, name)| name)));
+        for row in &self.rows {
+            let cell = |column: Column| match self.cells.get(&(row.clone(), column)) {
+                Some(true) => "pass",
+                Some(false) => "FAIL",
+                None => "-",
+            };
+            table.add_row(
+                [row.as_str()]
+                    .into_iter()
+                    .chain(COLUMNS.map(|(column, _)| cell(column))),
+            );
+        }
+        let summary = format!(
+            "{} cases, {} questions, {:.0} s, {} with differences\n",
+            self.rows.len(),
+            self.asked,
+            took.as_secs_f64(),
+            self.failures.len()
+        );
+        let text = format!("{table}\n\n{summary}{}\n", self.failures.join("\n"));
+        println!("{text}");
+        let path = target_folder()?.join("policy-cases.txt");
+        fs::write(&path, &text).with_context(|| path.display().to_string())?;
+        ensure!(self.failures.is_empty(), "{summary}{}", self.failures.join("\n"));
+        Ok(())
+    }
+}
+
+/// The folder that cargo builds in.
+fn target_folder() -> Result<PathBuf> {
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let folder = scratch.parent().context("the test was built in no target folder")?;
+    Ok(folder.to_owned())
+}

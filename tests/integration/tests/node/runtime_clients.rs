@@ -1,0 +1,46 @@
+//! Clients of today's runtimes, each with the fields that it really sends: containerd's draft of a pod network service,
+//! containerd's KNI branch, the KNI kubelet. One attach behind all of them.
+
+mod draft;
+mod fields;
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Result, ensure};
+use kni_integration::{
+    Namespaces, Node,
+    traffic::{Servers, tcp_get},
+};
+
+/// Where all servers listen.
+const PORT: u16 = 8080;
+
+/// A namespace that a runtime made, and the agent did not.
+pub(crate) struct RuntimeNetns {
+    pub(crate) path: PathBuf,
+    pub(crate) inside: Namespaces,
+}
+
+impl RuntimeNetns {
+    pub(crate) fn new(node: &Node, name: &str) -> Result<Self> {
+        node.run("ip", &["netns", "add", name])?;
+        let path = PathBuf::from("/run/netns").join(name);
+        let inside = node.net_at(name, &path)?;
+        Ok(Self { path, inside })
+    }
+
+    pub(crate) fn path(&self) -> String {
+        self.path.display().to_string()
+    }
+}
+
+/// Each of two pods reaches the other.
+pub(crate) fn assert_connected(pods: [(&Namespaces, &str); 2]) -> Result<()> {
+    for [(from, _), (to, address)] in [pods, [pods[1], pods[0]]] {
+        let server = Servers::start(to, address, PORT)?;
+        let answer = tcp_get(from, address.parse()?, PORT, Duration::from_secs(5));
+        ensure!(answer.is_ok(), "{address}: {answer:?}");
+        drop(server);
+    }
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! 12 and 13: Endpoints that are no pods, and the errors that come back from them.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use kni_integration::{
+    Manifest, Namespaces,
+    echo::{tcp_echo, udp_echo},
+    node::{FABRIC_V4, FABRIC_V6, NODE_V4, NODE_V6},
+    require,
+    stage::address,
+    traffic::{Servers, whole_datagrams},
+};
+use serde_json::Value;
+
+use super::{
+    objects::{BACK, State, both, endpoint, service, slice},
+    scene::{FAMILIES, PATIENCE, Scene, Transport, assert_answering, assert_refused, front, seen},
+};
+
+const API: u8 = 1;
+const FAR: u8 = 2;
+const ECHO: u16 = 9090;
+
+fn parse(v4: bool, [four, six]: [&str; 2]) -> IpAddr {
+    if v4 { four } else { six }.parse().expect("an address")
+}
+
+/// A Service whose only endpoint is at these addresses, at `port`.
+fn at(name: &str, last: u8, addresses: [&str; 2], port: u16) -> Vec<Value> {
+    let mut objects = vec![service(name, last)];
+    for v4 in FAMILIES {
+        let endpoint = endpoint(parse(v4, addresses), State::Ready);
+        let mut slice = slice(name, "only", v4, [endpoint]);
+        slice["ports"] = both(port);
+        objects.push(slice);
+    }
+    objects
+}
+
+const NODE: [&str; 2] = [NODE_V4, NODE_V6];
+const FABRIC: [&str; 2] = [FABRIC_V4, FABRIC_V6];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn endpoints_on_the_hosts_network_are_reached() -> Result<()> {
+    require!(exclusive, root, netns, bpf, ip);
+    let mut scene = Scene::set("host-network").await?;
+    let client = scene.stage.pod("client").await?;
+    let _api = Servers::start(&scene.stage.node, "api", BACK)?;
+    let _far = Servers::start(scene.stage.node.fabric(), "far", BACK)?;
+    let mut objects = at("api", API, NODE, BACK);
+    objects.extend(at("far", FAR, FABRIC, BACK));
+    scene.apply(&objects).await?;
+    for v4 in FAMILIES {
+        for (last, who) in [(API, "api"), (FAR, "far")] {
+            assert_answering(&client.inside, front(v4, last), &[who])?;
+            for transport in Transport::BOTH {
+                let answer = transport.ask(&client.inside, front(v4, last))?;
+                ensure!(
+                    seen(&answer) == address(&client, v4),
+                    "{transport:?}: {who} sees {answer:?} and not the client"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A pod that was made in haste begins on clsact filters, and TCX links take their place soon after. What is translated
+/// must be so once: by the one or by the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_of_a_pod_pass_from_its_first_moment_on() -> Result<()> {
+    require!(exclusive, root, netns, bpf, ip);
+    let mut scene = Scene::with("first-moments", super::objects::networks(), &["--warm-sandboxes", "0"]).await?;
+    let _api = Servers::start(&scene.stage.node, "api", BACK)?;
+    scene.apply(&at("api", API, NODE, BACK)).await?;
+    for number in 0..4 {
+        let client = scene.stage.pod(&format!("client-{number}")).await?;
+        let attached = Instant::now();
+        let mut answered = 0;
+        while attached.elapsed() < Duration::from_millis(500) {
+            for v4 in FAMILIES {
+                for transport in Transport::BOTH {
+                    let answer = transport.ask(&client.inside, front(v4, API));
+                    let what = || {
+                        format!(
+                            "{transport:?} IPv4 {v4} of {}, {:?} after it was made",
+                            client.name,
+                            attached.elapsed()
+                        )
+                    };
+                    ensure!(answer.with_context(what)?.identity == "api", "{}", what());
+                    answered += 1;
+                }
+            }
+        }
+        println!("{}: {answered} were answered", client.name);
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn much_data_passes_to_the_hosts_network() -> Result<()> {
+    require!(exclusive, root, netns, bpf, ip);
+    let mut scene = Scene::set("host-volume").await?;
+    let client = scene.stage.pod("client").await?;
+    let mut objects = at("api", API, NODE, ECHO);
+    objects.extend(at("far", FAR, FABRIC, ECHO));
+    scene.apply(&objects).await?;
+    let (node, fabric) = (&*scene.stage.node, scene.stage.node.fabric());
+    for v4 in FAMILIES {
+        for (last, server) in [(API, node), (FAR, fabric)] {
+            tcp_echo(&client.inside, front(v4, last), server, ECHO, 1 << 20)?;
+            for length in [1, 1400, 20_000] {
+                udp_echo(&client.inside, front(v4, last), server, ECHO, length)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The error quotes the packet as the endpoint got it; a connected socket hears of it only if that was undone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_closed_port_behind_a_service_refuses() -> Result<()> {
+    require!(exclusive, root, netns, bpf, ip);
+    let mut scene = Scene::set("closed").await?;
+    let (pod, client) = (scene.stage.pod("pod").await?, scene.stage.pod("client").await?);
+    let mut objects = at("api", API, NODE, ECHO);
+    objects.extend(at("far", FAR, FABRIC, ECHO));
+    let [v4, v6] = FAMILIES.map(|v4| address(&pod, v4).to_string());
+    objects.extend(at("pod", FAR + 1, [&v4, &v6], ECHO));
+    scene.apply(&objects).await?;
+    for v4 in FAMILIES {
+        for last in [API, FAR, FAR + 1] {
+            assert_refused(&client.inside, front(v4, last))?;
+        }
+        // A pod is refused by itself too.
+        assert_refused_by_itself(&pod.inside, front(v4, FAR + 1))?;
+    }
+    Ok(())
+}
+
+fn assert_refused_by_itself(from: &Namespaces, to: SocketAddr) -> Result<()> {
+    let asked = Transport::Tcp.ask(from, to);
+    let refused = kni_integration::traffic::NoAnswer::Refused;
+    ensure!(asked == Err(refused), "from {} to {to}: {asked:?}", from.name());
+    Ok(())
+}
+
+fn jumbo() -> Vec<Manifest> {
+    let mut networks = super::objects::networks();
+    networks[0] = networks[0].clone().spec("mtu: 9000");
+    networks
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_path_mtu_is_learned_through_a_cluster_ip() -> Result<()> {
+    require!(exclusive, root, netns, bpf, ip);
+    let mut scene = Scene::with("path-mtu", jumbo(), &[]).await?;
+    let client = scene.stage.pod("client").await?;
+    scene.apply(&at("far", FAR, FABRIC, ECHO)).await?;
+    for v4 in FAMILIES {
+        let to = front(v4, FAR);
+        assert_learns(&client.inside, to, 4000)?;
+        // What is known of the way is known of the virtual address only: TCP has to learn it by itself.
+        tcp_echo(&client.inside, to, scene.stage.node.fabric(), ECHO, 1 << 20)?;
+    }
+    Ok(())
+}
+
+/// Sends whole datagrams until the own stack knows that they are too big for the way.
+fn assert_learns(from: &Namespaces, to: SocketAddr, length: usize) -> Result<()> {
+    let socket = whole_datagrams(from, to)?;
+    let data = vec![0; length];
+    socket
+        .send(&data)
+        .with_context(|| format!("{length} bytes do not even leave {}", from.name()))?;
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        match socket.send(&data) {
+            Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => return Ok(()),
+            _ => thread::sleep(Duration::from_millis(5)),
+        }
+    }
+    bail!(
+        "{} does not learn that {length} bytes are too big for {to}",
+        from.name()
+    )
+}

@@ -1,0 +1,227 @@
+//! Where these tests begin: a node whose agent reads Services, pods that say who they are, and questions to them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    sync::atomic::{AtomicU16, Ordering},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use kni_integration::{
+    Agent, AgentOptions, Kubelet, Manifest, Namespaces, Node, Pod, Stage,
+    agent::{KUBELET_SOCKET, MANIFESTS},
+    stage::forwarding,
+    traffic::{Answer, NoAnswer, Servers, new_token, tcp_get_to, udp_ask_by},
+};
+use kni_proto::runtime::ListServicesRequest;
+use serde_json::{Value, json};
+
+use super::objects::{BACK, FRONT, HERE, ZONE, networks, vip};
+
+/// Both families, IPv4 first.
+pub(crate) const FAMILIES: [bool; 2] = [true, false];
+/// How long an answer may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
+/// How long a refusal may take: far less than the time after which a client repeats itself (1 s).
+const AT_ONCE: Duration = Duration::from_millis(500);
+/// How long silence is listened to.
+const SILENCE: Duration = Duration::from_millis(700);
+
+/// A node and its agent.
+pub(crate) struct Scene {
+    pub(crate) stage: Stage,
+    /// Number of the last change.
+    change: u16,
+}
+
+/// A pod that serves at [`BACK`]; its servers go first.
+pub(crate) struct Backend {
+    pub(crate) server: Servers,
+    pub(crate) pod: Pod,
+}
+
+impl Scene {
+    pub(crate) async fn set(name: &str) -> Result<Self> {
+        Self::with(name, networks(), &[]).await
+    }
+
+    /// With other manifests and more arguments of the agent.
+    pub(crate) async fn with(name: &str, manifests: Vec<Manifest>, args: &[&str]) -> Result<Self> {
+        let node = Node::new(name)?;
+        forwarding(&node)?;
+        let options = AgentOptions {
+            manifests,
+            args: ["--node-name", HERE, "--zone", ZONE]
+                .iter()
+                .chain(args)
+                .map(|&arg| arg.to_owned())
+                .collect(),
+            ..AgentOptions::default()
+        };
+        let agent = Agent::start(&node, options)?;
+        let kubelet = Kubelet::connect(&node, KUBELET_SOCKET).await?;
+        Ok(Self {
+            stage: Stage { agent, kubelet, node },
+            change: 0,
+        })
+    }
+
+    pub(crate) async fn backend(&self, name: &str) -> Result<Backend> {
+        Self::serving(self.stage.pod(name).await?)
+    }
+
+    pub(crate) async fn backend_in(&self, network: &str, name: &str, ips: &str) -> Result<Backend> {
+        Self::serving(self.stage.pod_in(network, name, ips).await?)
+    }
+
+    fn serving(pod: Pod) -> Result<Backend> {
+        let server = Servers::start(&pod.inside, &pod.name, BACK)?;
+        Ok(Backend { server, pod })
+    }
+
+    /// Makes these the Services and EndpointSlices, all of them, and waits until they are in force.
+    pub(crate) async fn apply(&mut self, objects: &[Value]) -> Result<()> {
+        self.write(objects)?;
+        self.in_force().await
+    }
+
+    /// Makes these the Services and EndpointSlices without waiting. One file says all: they change at once.
+    pub(crate) fn write(&mut self, objects: &[Value]) -> Result<()> {
+        self.change += 1;
+        let canary = json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "canary", "name": "canary"},
+            "spec": {"clusterIP": vip(true, 254).to_string(), "ports": [{"port": self.change}]},
+        });
+        let documents: Vec<String> = objects.iter().chain([&canary]).map(Value::to_string).collect();
+        let manifest = Manifest {
+            file: "services.yaml".into(),
+            text: documents.join("\n---\n"),
+        };
+        Manifest::write_all(&[manifest], &self.stage.node, Path::new(MANIFESTS))
+    }
+
+    /// Waits until what was written last is in force.
+    pub(crate) async fn in_force(&self) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let listed = self.list().await?;
+            let canary = listed.iter().find(|port| port.service.starts_with("canary/"));
+            if canary.is_some_and(|port| port.port == u32::from(self.change)) {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "change {} is not in force; the agent's log:\n{}",
+                self.change,
+                self.stage.agent.log()
+            );
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    pub(crate) async fn list(&self) -> Result<Vec<kni_proto::runtime::ServicePort>> {
+        let request = ListServicesRequest {};
+        Ok(self
+            .stage
+            .kubelet
+            .runtime()
+            .list_services(request)
+            .await?
+            .into_inner()
+            .services)
+    }
+
+    /// TCP and UDP are not answered, and both are counted as drops of `client` for `reason`.
+    pub(crate) async fn assert_silent(&self, client: &Pod, to: SocketAddr, reason: &str) -> Result<()> {
+        let before = self.stage.drops(client, "from_pod", reason).await?;
+        for transport in Transport::BOTH {
+            let asked = transport.ask_within(&client.inside, to, SILENCE);
+            ensure!(asked == Err(NoAnswer::Timeout), "{transport:?} to {to}: {asked:?}");
+        }
+        let counted = self.stage.wait_for_drops(client, "from_pod", reason, before + 2).await;
+        counted.with_context(|| format!("{to} is silent, but not for {reason}"))
+    }
+}
+
+/// A virtual address at its usual port.
+pub(crate) fn front(v4: bool, last: u8) -> SocketAddr {
+    SocketAddr::new(vip(v4, last), FRONT)
+}
+
+/// How a question is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Tcp,
+    Udp,
+}
+
+impl Transport {
+    pub(crate) const BOTH: [Self; 2] = [Self::Tcp, Self::Udp];
+
+    /// A new flow with one question.
+    pub(crate) fn ask(self, from: &Namespaces, to: SocketAddr) -> Result<Answer, NoAnswer> {
+        self.ask_within(from, to, PATIENCE)
+    }
+
+    fn ask_within(self, from: &Namespaces, to: SocketAddr, patience: Duration) -> Result<Answer, NoAnswer> {
+        let token = new_token();
+        match self {
+            Self::Tcp => tcp_get_to(from, to, &token, patience),
+            Self::Udp => udp_ask_by(from, fresh_port(), to, &token, patience),
+        }
+    }
+}
+
+/// A port below those that the kernel gives out, each once: a UDP flow lives on when its socket is closed, and one from
+/// the same port would be no new one.
+fn fresh_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    10_000 + NEXT.fetch_add(1, Ordering::Relaxed) % 20_000
+}
+
+/// Who answers `times` new flows of each transport, and how often. Nobody's silence is accepted.
+pub(crate) fn answering(from: &Namespaces, to: SocketAddr, times: usize) -> Result<BTreeMap<String, usize>> {
+    let mut found = BTreeMap::new();
+    for transport in Transport::BOTH {
+        for _ in 0..times {
+            let answer = transport.ask(from, to);
+            let answer = answer.with_context(|| format!("{transport:?} from {} to {to}", from.name()))?;
+            *found.entry(answer.identity).or_default() += 1;
+        }
+    }
+    Ok(found)
+}
+
+/// Exactly these answer new flows. With three of them, one is missed once in 10^6 by chance.
+pub(crate) fn assert_answering(from: &Namespaces, to: SocketAddr, who: &[&str]) -> Result<()> {
+    let found: BTreeSet<String> = answering(from, to, 20)?.into_keys().collect();
+    let who: BTreeSet<String> = who.iter().map(|&name| name.to_owned()).collect();
+    ensure!(
+        found == who,
+        "from {} at {to}: {found:?} answer, not {who:?}",
+        from.name()
+    );
+    Ok(())
+}
+
+/// TCP by RST and UDP by an ICMP error, before a client would repeat itself.
+pub(crate) fn assert_refused(from: &Namespaces, to: SocketAddr) -> Result<()> {
+    for transport in Transport::BOTH {
+        let asked = Instant::now();
+        let answer = transport.ask(from, to);
+        let took = asked.elapsed();
+        ensure!(
+            answer == Err(NoAnswer::Refused) && took < AT_ONCE,
+            "{transport:?} from {} to {to}: {answer:?} after {took:?}",
+            from.name()
+        );
+    }
+    Ok(())
+}
+
+/// The address without IPv4 in IPv6.
+pub(crate) fn seen(answer: &Answer) -> IpAddr {
+    answer.client.ip().to_canonical()
+}
