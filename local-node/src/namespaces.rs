@@ -2,7 +2,7 @@
 
 use std::{
     fmt::Write as _,
-    fs::File,
+    fs::{self, File},
     io::Write as _,
     os::{fd::AsRawFd as _, unix::process::CommandExt as _},
     path::{Path, PathBuf},
@@ -164,13 +164,22 @@ impl Namespaces {
     /// Connects a veth pair: `here` in this namespace, `there` in `other`; both up and ready to send.
     pub fn veth(&self, here: &str, other: &Self, there: &str) -> Result<()> {
         let peer = other.net_path();
-        self.ip(&[
-            &format!("link add {here} type veth peer name {there} netns {}", peer.display()),
-            &format!("link set {here} up"),
-        ])?;
-        other.ip(&[&format!("link set {there} up")])?;
-        self.wait_operational(here)?;
-        other.wait_operational(there)
+        self.ip(&[&format!(
+            "link add {here} type veth peer name {there} netns {}",
+            peer.display()
+        )])?;
+        let ends = [(self, here), (other, there)];
+        for (ns, link) in ends {
+            // The link-local addresses would be kept back for up to two seconds, in which they and their routes appear.
+            ns.accept_dad(link, false)?;
+            ns.ip(&[&format!("link set {link} up")])?;
+        }
+        for (ns, link) in ends {
+            ns.wait_operational(link)?;
+            ns.wait_for_local(link, "fe80")?;
+            ns.accept_dad(link, true)?;
+        }
+        Ok(())
     }
 
     /// Gives `link` an address (`address/prefix`) that can be used when this returns.
@@ -182,20 +191,32 @@ impl Namespaces {
         self.ip(&[&format!("address add {address} dev {link} nodad")])?;
         // Even without duplicate address detection a worker of the kernel enters the local route later, when it gets
         // the lock that all link changes share; packets to the address are lost until then.
-        let local = format!("local {ip} ");
-        let deadline = Instant::now() + Duration::from_secs(5);
+        self.wait_for_local(link, &format!("{ip} "))
+    }
+
+    /// Waits until an IPv6 address of `link` that begins so can be used.
+    pub fn wait_for_local(&self, link: &str, address: &str) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(30);
         while !self
-            .run("ip", &["-6", "route", "show", "table", "local"])?
-            .contains(&local)
+            .run("ip", &["-6", "route", "show", "table", "local", "dev", link])?
+            .contains(&format!("local {address}"))
         {
             ensure!(
                 Instant::now() < deadline,
-                "{ip} in {} does not become usable",
+                "{address} on {link} of {} does not become usable",
                 self.name
             );
             thread::sleep(Duration::from_millis(5));
         }
         Ok(())
+    }
+
+    /// Whether addresses of `link` are checked for duplicates.
+    fn accept_dad(&self, link: &str, accept: bool) -> Result<()> {
+        let file = format!("/proc/sys/net/ipv6/conf/{link}/accept_dad");
+        let value = if accept { "1" } else { "0" };
+        self.enter(|| fs::write(&file, value))?
+            .with_context(|| format!("write {file}"))
     }
 
     /// The end that came up first drops what it is given until a worker of the kernel has seen the other come up.

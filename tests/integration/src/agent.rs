@@ -41,6 +41,8 @@ pub struct AgentOptions {
     pub env: Vec<(String, String)>,
     /// The binary instead of [`agent_binary`].
     pub binary: Option<PathBuf>,
+    /// The eBPF programs that the binary contains, whatever `KNI_EBPF_OBJECT` names.
+    pub embedded_programs: bool,
     /// The cluster that the agent belongs to. Without one it is standalone, and knows the manifests.
     pub cluster: Option<Membership>,
 }
@@ -54,6 +56,17 @@ pub struct Membership {
     pub node_name: String,
 }
 
+impl AgentOptions {
+    /// An agent that knows `manifests`, with more arguments.
+    pub fn new(manifests: Vec<Manifest>, args: &[&str]) -> Self {
+        Self {
+            manifests,
+            args: args.iter().map(|&arg| arg.to_owned()).collect(),
+            ..Self::default()
+        }
+    }
+}
+
 impl Default for AgentOptions {
     /// [`Manifest::overlapping`], nothing else.
     fn default() -> Self {
@@ -62,6 +75,7 @@ impl Default for AgentOptions {
             args: Vec::new(),
             env: Vec::new(),
             binary: None,
+            embedded_programs: false,
             cluster: None,
         }
     }
@@ -165,6 +179,14 @@ impl Agent {
         self.wait_ready(READY_TIMEOUT)
     }
 
+    /// Starts another program after [`Self::kill9`] or [`Self::terminate`], with the same options, and waits until it
+    /// serves.
+    pub fn replace(&mut self, program: &Path) -> Result<()> {
+        self.options.embedded_programs = false;
+        self.program = self.ns.install(program)?;
+        self.restart()
+    }
+
     /// Runs `kni-agent cleanup` to its end; the agent must not run.
     pub fn cleanup(&self) -> Result<Output> {
         cleanup(&self.ns, &self.program)
@@ -260,10 +282,13 @@ fn spawn(ns: &Namespaces, options: &AgentOptions, program: &Path, log: &Log) -> 
         command.arg("--kubeconfig").arg(&cluster.kubeconfig);
         command.args(["--node-name", &cluster.node_name]);
     } else {
-        Manifest::write_all(&options.manifests, ns, Path::new(MANIFESTS))?;
+        Manifest::apply(&options.manifests, ns)?;
         command.args(["--standalone", "--manifests", MANIFESTS]);
     }
     command.args(&options.args);
+    if options.embedded_programs {
+        command.env_remove("KNI_EBPF_OBJECT");
+    }
     command.envs(options.env.iter().map(|(name, value)| (name, value)));
     command
         .stdin(Stdio::null())

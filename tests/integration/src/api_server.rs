@@ -16,7 +16,7 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SanType}
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{machine, namespaces::Namespaces};
+use crate::{eventually_sync, machine, namespaces::Namespaces};
 
 /// How long anything may take that usually takes seconds.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -84,11 +84,10 @@ impl ApiServer {
             .filter_map(|definition| definition["spec"]["names"]["kind"].as_str())
             .collect();
         ensure!(!kinds.is_empty(), "{} has no definition", folder.display());
-        let deadline = Instant::now() + PATIENCE;
-        while !self.explains(&kinds) {
-            ensure!(Instant::now() < deadline, "{EXPLAINED} does not show all of {kinds:?}");
-            thread::sleep(PAUSE);
-        }
+        eventually_sync(PATIENCE, || {
+            ensure!(self.explains(&kinds), "{EXPLAINED} does not show all of {kinds:?}");
+            Ok(())
+        })?;
         self.cache.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

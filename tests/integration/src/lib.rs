@@ -24,6 +24,7 @@ pub mod programs;
 pub mod snapshot;
 pub mod stage;
 pub mod traffic;
+pub mod wait;
 pub mod world;
 
 pub use agent::{Agent, AgentOptions};
@@ -37,3 +38,4 @@ pub use node::Node;
 pub use outside::{LeakWatch, Outside};
 pub use snapshot::NodeSnapshot;
 pub use stage::Stage;
+pub use wait::{eventually, eventually_sync};

@@ -4,8 +4,7 @@ use std::{
     env,
     path::{Path, PathBuf},
     sync::OnceLock,
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -13,6 +12,7 @@ use kni_local_node::{LocalNode, Programs, StaticPrograms};
 
 use crate::{
     agent::{Agent, AgentOptions, agent_binary, profile_folder, shim_binary},
+    eventually_sync,
     manifest::Manifest,
     node::Node,
     snapshot::NodeSnapshot,
@@ -61,8 +61,7 @@ impl Machine {
 
     /// What the node looks like once nothing of any pod is left on it: the last of it goes when nobody waits any more.
     pub fn at_rest(&self) -> Result<NodeSnapshot> {
-        let deadline = Instant::now() + Duration::from_mins(1);
-        loop {
+        eventually_sync(Duration::from_mins(1), || {
             let snapshot = NodeSnapshot::take(&self.node)?;
             let links = snapshot.section("link").iter().filter(|link| link.starts_with("kni"));
             // Interfaces' pins begin with the number of the endpoint.
@@ -74,15 +73,12 @@ impl Machine {
             // The uplink's link-local address is checked for duplicates for a second or two.
             let mut routes = snapshot.section("route").iter();
             let settled = routes.any(|route| route.starts_with("local fe80:") && route.contains("dev uplink0"));
-            if left.is_empty() && settled {
-                return Ok(snapshot);
-            }
             ensure!(
-                Instant::now() < deadline,
+                left.is_empty() && settled,
                 "the node does not come to rest; left: {left:?}"
             );
-            thread::sleep(Duration::from_millis(50));
-        }
+            Ok(snapshot)
+        })
     }
 
     /// Puts our CNI plugin and its configuration where containerd looks.

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result};
 
-use crate::namespaces::Namespaces;
+use crate::{agent::MANIFESTS, namespaces::Namespaces};
 
 /// One file of the manifests folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,6 +13,14 @@ pub struct Manifest {
     pub file: String,
     /// The YAML text.
     pub text: String,
+}
+
+/// A document with a `NetworkPolicy`; `spec` is a flow mapping of YAML.
+pub fn network_policy(namespace: &str, name: &str, spec: &str) -> String {
+    format!(
+        "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{namespace: {namespace}, name: {name}}}\n\
+         spec: {spec}\n"
+    )
 }
 
 impl Manifest {
@@ -50,6 +58,26 @@ impl Manifest {
             Self::network("blue", &same),
             Self::network("red", &same),
         ]
+    }
+
+    /// A file of any text.
+    pub fn file(file: &str, text: impl Into<String>) -> Self {
+        Self {
+            file: file.to_owned(),
+            text: text.into(),
+        }
+    }
+
+    /// Objects in one file: they change at once.
+    pub fn of(file: &str, objects: &[serde_json::Value]) -> Self {
+        // JSON is YAML.
+        let documents: Vec<String> = objects.iter().map(ToString::to_string).collect();
+        Self::file(file, documents.join("\n---\n") + "\n")
+    }
+
+    /// [`Self::write_all`] into the folder of the agent inside `ns`.
+    pub fn apply(manifests: &[Self], ns: &Namespaces) -> Result<()> {
+        Self::write_all(manifests, ns, Path::new(MANIFESTS))
     }
 
     /// Writes or replaces the files in `folder` as seen inside `ns`, each at once so that a watcher sees whole files.

@@ -10,10 +10,10 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use ipnet::IpNet;
 use nix::net::if_::if_nametoindex;
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
@@ -75,11 +75,7 @@ impl Outside {
             &format!("route add default via {INNER_V4}"),
             &format!("route add default via {INNER_V6}"),
         ])?;
-        let outside = Self { router, server };
-        for ns in [node, &outside.router, &outside.server] {
-            wait_for_link_local(ns)?;
-        }
-        Ok(outside)
+        Ok(Self { router, server })
     }
 
     /// The server's address of a family.
@@ -102,16 +98,6 @@ impl Outside {
         self.router.ip(&[&format!("link set inner0 mtu {mtu}")])?;
         self.server.ip(&[&format!("link set server0 mtu {mtu}")])
     }
-}
-
-/// Neighbour discovery begins from link-local addresses, which duplicate address detection keeps back for a moment.
-fn wait_for_link_local(ns: &Namespaces) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !ns.run("ip", &["-6", "address", "show", "tentative"])?.trim().is_empty() {
-        ensure!(Instant::now() < deadline, "an address of {} stays tentative", ns.name());
-        thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
 }
 
 /// Sees every packet between node and router from the beginning to the end, and those that have a pod's address as

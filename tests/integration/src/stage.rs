@@ -1,15 +1,13 @@
 //! Where most tests begin: a node with a running agent and a connected kubelet, and what operators can see there.
 
-use std::{
-    net::IpAddr,
-    time::{Duration, Instant},
-};
+use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use kni_proto::runtime::{Interface, ListDropsRequest, ListInterfacesRequest};
+use kni_proto::runtime::{GetStatusRequest, GetStatusResponse, Interface, ListDropsRequest, ListInterfacesRequest};
 
 use crate::{
     agent::{Agent, AgentOptions, KUBELET_SOCKET, knictl_binary},
+    eventually,
     frames::{Mac, parse_mac},
     kubelet::{Kubelet, Pod},
     manifest::Manifest,
@@ -35,10 +33,11 @@ impl Stage {
 
     /// Starts the agent on a node that was prepared before.
     pub async fn on(node: Node, manifests: Vec<Manifest>) -> Result<Self> {
-        let options = AgentOptions {
-            manifests,
-            ..AgentOptions::default()
-        };
+        Self::with(node, AgentOptions::new(manifests, &[])).await
+    }
+
+    /// [`Self::on`] with an agent of one's own.
+    pub async fn with(node: Node, options: AgentOptions) -> Result<Self> {
         let agent = Agent::start(&node, options)?;
         let kubelet = Kubelet::connect(&node, KUBELET_SOCKET).await?;
         Ok(Self { agent, kubelet, node })
@@ -61,7 +60,20 @@ impl Stage {
         pod.with_context(|| format!("run pod {name}"))
     }
 
-    /// An interface of a pod, as the agent tells it.
+    /// The agent's own status.
+    pub async fn status(&self) -> Result<GetStatusResponse> {
+        let status = self.kubelet.runtime().get_status(GetStatusRequest {}).await?;
+        Ok(status.into_inner())
+    }
+
+    /// All interfaces that the agent lists.
+    pub async fn interfaces(&self) -> Result<Vec<Interface>> {
+        let all = ListInterfacesRequest::default();
+        let listed = self.kubelet.runtime().list_interfaces(all).await?;
+        Ok(listed.into_inner().interfaces)
+    }
+
+    /// An interface of a pod, as the agent lists it.
     pub async fn interface(&self, pod: &Pod, ifname: &str) -> Result<Interface> {
         let request = ListInterfacesRequest {
             sandbox_id: pod.id.clone(),
@@ -93,20 +105,19 @@ impl Stage {
 
     /// Waits until exactly `count` such drops are counted.
     pub async fn wait_for_drops(&self, pod: &Pod, direction: &str, reason: &str, count: u64) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(3);
-        loop {
+        let counted = eventually(Duration::from_secs(3), async || {
             let counted = self.drops(pod, direction, reason).await?;
-            if counted == count {
-                return Ok(());
-            }
-            ensure!(
-                counted < count && Instant::now() < deadline,
-                "{counted} drops of {} {direction} for {reason} are counted, not {count}; all drops:\n{}",
-                pod.name,
-                self.knictl(&["drops"])?
-            );
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+            ensure!(counted >= count, "{counted} are counted");
+            Ok(counted)
+        })
+        .await;
+        ensure!(
+            counted.as_ref().is_ok_and(|counted| *counted == count),
+            "{counted:?} drops of {} {direction} for {reason}, not {count}; all drops:\n{}",
+            pod.name,
+            self.knictl(&["drops"])?
+        );
+        Ok(())
     }
 
     /// What knictl prints.

@@ -9,7 +9,6 @@ pub mod objects;
 mod pod_worker;
 mod rights;
 pub mod truth;
-pub mod wait;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -29,6 +28,7 @@ use serde_json::Value;
 use crate::{
     kubelet::Pod,
     machine::{programs, static_programs, tools},
+    wait,
 };
 
 /// How long anything may take that usually takes seconds.

@@ -4,11 +4,15 @@ use std::{
     io,
     net::{SocketAddr, UdpSocket},
     os::fd::AsRawFd as _,
+    time::Duration,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::Namespaces;
+use crate::{Namespaces, eventually_sync};
+
+/// How long the error about a large datagram may take, and what repeats it where it is lost.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A UDP socket of a namespace, connected to `to`, that never fragments: what is too large for the path is refused with
 /// `EMSGSIZE` once the path's limit is known (ip(7), `IP_PMTUDISC_DO`).
@@ -31,4 +35,28 @@ pub fn whole_datagrams(from: &Namespaces, to: SocketAddr) -> Result<UdpSocket> {
         bail!(io::Error::last_os_error());
     }
     Ok(socket)
+}
+
+/// Whether the kernel refused a datagram because it is larger than the path's known limit.
+pub fn is_too_big(sent: &io::Result<usize>) -> bool {
+    sent.as_ref()
+        .is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE))
+}
+
+/// Sends whole datagrams of `length` bytes, the first of which leaves `from`, until its kernel knows that the path does
+/// not take them.
+pub fn assert_path_limit(from: &Namespaces, to: SocketAddr, length: usize) -> Result<()> {
+    let socket = whole_datagrams(from, to)?;
+    let data = vec![0; length];
+    let first = socket.send(&data);
+    first.with_context(|| format!("{length} bytes do not pass the interface of {}", from.name()))?;
+    eventually_sync(PATIENCE, || {
+        let known = is_too_big(&socket.send(&data));
+        ensure!(
+            known,
+            "{} does not learn that {length} bytes are too big for {to}",
+            from.name()
+        );
+        Ok(())
+    })
 }

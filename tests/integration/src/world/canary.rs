@@ -5,13 +5,13 @@ use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
     path::Path,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 
 use super::{objects, run_labelled};
-use crate::{manifest::Manifest, namespaces::Namespaces, oracle::Labels, stage::Stage};
+use crate::{eventually_sync, manifest::Manifest, namespaces::Namespaces, oracle::Labels, stage::Stage};
 
 const NAMESPACE: &str = "canary";
 /// A port that no policy opens.
@@ -55,28 +55,20 @@ impl Canary {
     /// Waits until datagrams to the port arrive. That tells nothing before [`Self::wait_shut`].
     pub(super) fn wait(&self, port: u16) -> Result<()> {
         let pair = self.sockets(port)?;
-        let deadline = Instant::now() + LIMIT;
-        while !arrives(&pair)? {
-            ensure!(
-                Instant::now() < deadline,
-                "port {port} of the canary stays closed after {LIMIT:?}"
-            );
-        }
-        Ok(())
+        eventually_sync(LIMIT, || {
+            Ok(ensure!(arrives(&pair)?, "port {port} of the canary stays closed"))
+        })
     }
 
     /// Waits until the first policy is in force: until datagrams to a port that none of them opens stay away.
     pub(super) fn wait_shut(&self) -> Result<()> {
         let pair = self.sockets(NEVER)?;
-        let (deadline, mut silent) = (Instant::now() + LIMIT, 0);
-        while silent < 10 {
-            silent = if arrives(&pair)? { 0 } else { silent + 1 };
-            ensure!(
-                Instant::now() < deadline,
-                "every port of the canary is open after {LIMIT:?}"
-            );
-        }
-        Ok(())
+        eventually_sync(LIMIT, || {
+            for _time in 0..10 {
+                ensure!(!arrives(&pair)?, "every port of the canary is open");
+            }
+            Ok(())
+        })
     }
 
     /// Who sends to the port, and who receives there.

@@ -32,7 +32,7 @@ pub use self::{
     },
 };
 use crate::{
-    agent::{Agent, AgentOptions, KUBELET_SOCKET, MANIFESTS},
+    agent::AgentOptions,
     kubelet::{Kubelet, Sandbox},
     manifest::Manifest,
     namespaces::Namespaces,
@@ -244,23 +244,15 @@ impl NinePods {
     }
 
     fn write(&self, manifests: &[Manifest]) -> Result<()> {
-        Manifest::write_all(manifests, &self.stage.node, Path::new(MANIFESTS))
+        Manifest::apply(manifests, &self.stage.node)
     }
 }
 
 /// An agent whose flow tables hold what hundreds of tables of questions leave behind: an SCTP flow lives for hours, and
 /// no pod may be stopped for having asked too much.
 async fn stage(node: Node) -> Result<Stage> {
-    let options = AgentOptions {
-        manifests: objects::networks(),
-        args: ["--max-flows", "262144", "--max-flows-per-endpoint", "0"]
-            .map(str::to_owned)
-            .to_vec(),
-        ..AgentOptions::default()
-    };
-    let agent = Agent::start(&node, options)?;
-    let kubelet = Kubelet::connect(&node, KUBELET_SOCKET).await?;
-    Ok(Stage { agent, kubelet, node })
+    let args = ["--max-flows", "262144", "--max-flows-per-endpoint", "0"];
+    Stage::with(node, AgentOptions::new(objects::networks(), &args)).await
 }
 
 /// Runs a pod with labels, as the kubelet does.

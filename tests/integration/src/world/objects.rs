@@ -232,8 +232,5 @@ pub(super) fn canary(namespace: &str, port: u16) -> Manifest {
 /// JSON is YAML.
 fn file(name: &str, objects: impl Iterator<Item = Value>) -> Manifest {
     let documents: Vec<String> = objects.map(|object| object.to_string()).collect();
-    Manifest {
-        file: format!("{name}.yaml"),
-        text: documents.join("\n---\n") + "\n",
-    }
+    Manifest::file(&format!("{name}.yaml"), documents.join("\n---\n") + "\n")
 }

@@ -5,7 +5,7 @@ mod exchange;
 
 use std::{
     net::{SocketAddr, UdpSocket},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -71,14 +71,4 @@ impl Ends {
         ensure!(buffer[..length] == *data, "{} bytes come back changed", data.len());
         Ok(())
     }
-}
-
-/// Asks again and again until it is so.
-pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !is_so().await? {
-        ensure!(Instant::now() < deadline, "{what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    Ok(())
 }

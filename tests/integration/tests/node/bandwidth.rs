@@ -3,13 +3,14 @@
 use std::{
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
-    path::Path,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Result, anyhow, ensure};
-use kni_integration::{Manifest, Namespaces, Pod, Stage, agent::MANIFESTS, node::NODE_V4, require};
+use kni_integration::{
+    Manifest, Namespaces, Pod, Stage, eventually_sync, manifest::network_policy, node::NODE_V4, require,
+};
 
 const PORT: u16 = 9000;
 /// What the limited pods ask for.
@@ -112,26 +113,18 @@ async fn what_a_pod_sends_is_bounded_to_pods_and_to_the_node() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bound_pod_is_judged_as_others_are_and_a_bad_rate_is_refused() -> Result<()> {
     require!(root, netns, bpf, ip, tc);
-    let deny = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: closed, namespace: team}\n\
-                spec: {podSelector: {}, policyTypes: [Ingress]}\n";
     let stage = Stage::start("bw-policy", Manifest::overlapping()).await?;
     let slow = limited(&stage, "slow", "kubernetes.io/ingress-bandwidth").await?;
     let free = stage.pod("free").await?;
     let _server = kni_integration::traffic::Servers::start(&slow.inside, "slow", PORT)?;
     let ask = || kni_integration::traffic::tcp_get(&free.inside, v4(&slow), PORT, Duration::from_secs(1));
     ensure!(ask().is_ok(), "not reached without a policy");
-    let deny = Manifest {
-        file: "deny.yaml".into(),
-        text: deny.into(),
-    };
-    Manifest::write_all(&[deny], &stage.node, Path::new(MANIFESTS))?;
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while ask().is_ok() {
-        ensure!(
-            Instant::now() < deadline,
-            "a pod with a bounded rate is reached past its policy"
-        );
-    }
+    let deny = network_policy("team", "closed", "{podSelector: {}, policyTypes: [Ingress]}");
+    Manifest::apply(&[Manifest::file("deny.yaml", deny)], &stage.node)?;
+    eventually_sync(Duration::from_secs(30), || {
+        ensure!(ask().is_err(), "a pod with a bounded rate is reached past its policy");
+        Ok(())
+    })?;
     let refused = stage
         .pod_with("bad", &[("kubernetes.io/ingress-bandwidth", "fast")])
         .await;

@@ -11,6 +11,6 @@ mod install;
 mod many;
 mod policy;
 mod results;
-mod scene;
+pub(crate) mod scene;
 mod size;
 mod status;

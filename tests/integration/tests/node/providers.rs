@@ -5,4 +5,4 @@ mod devices;
 mod kills;
 mod plugins;
 mod policy;
-mod scene;
+pub(crate) mod scene;

@@ -1,13 +1,10 @@
 //! Sends what a pod may not send, and shows that it is dropped and why.
 
-use std::{
-    net::IpAddr,
-    time::{Duration, Instant},
-};
+use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
-    Kubelet, Pod,
+    Kubelet, Pod, eventually,
     frames::{Ip, Link, Mac, PacketSocket, Payload, parse_mac},
     traffic::{Servers, new_token},
 };
@@ -57,14 +54,15 @@ pub(crate) async fn show(stage: &Stage, kubelet: &Kubelet, pod: &Pod, servers: &
             tell(format!("{what}: delivered"));
             continue;
         };
-        let deadline = Instant::now() + SETTLE;
-        while count(kubelet, pod, Some(reason)).await? == before {
+        eventually(SETTLE, async || {
+            let counted = count(kubelet, pod, Some(reason)).await? > before;
             ensure!(
-                Instant::now() < deadline,
+                counted,
                 "no drop with reason {reason} was counted for a frame with {what}"
             );
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+            Ok(())
+        })
+        .await?;
         let seen = servers.iter().find(|server| server.saw(&token));
         ensure!(
             seen.is_none(),

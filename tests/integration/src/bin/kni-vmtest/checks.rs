@@ -3,13 +3,14 @@
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
 use kni_common::{Direction, IFINDEX_BASE, Verdict};
 use kni_dataplane::Dataplane;
 use kni_integration::{
+    eventually_sync,
     frames::{Ip, Link, PacketSocket, Payload},
     traffic::{NoAnswer, new_token, ping, tcp_get_to, udp_ask_to},
 };
@@ -203,10 +204,11 @@ pub(crate) fn spoofing(dataplane: &Dataplane, pods: &Pods) -> Result<()> {
     for (name, frame, reason) in cases {
         let before = drops(dataplane, pod, reason)?;
         socket.send(&frame)?;
-        let deadline = Instant::now() + PATIENCE;
-        while drops(dataplane, pod, reason)? == before {
-            ensure!(Instant::now() < deadline, "{name}: no drop for {}", reason.as_str());
-        }
+        eventually_sync(PATIENCE, || {
+            let counted = drops(dataplane, pod, reason)? > before;
+            ensure!(counted, "{name}: no drop for {}", reason.as_str());
+            Ok(())
+        })?;
     }
     println!("spoofed frames are dropped with their reasons");
     Ok(())

@@ -6,9 +6,10 @@ use anyhow::{Context as _, Result};
 use kni_api::{PodInterface, PodNetworkAttachment};
 use kni_integration::{
     Cluster, Pod,
-    cluster::{PATIENCE, objects, wait},
+    cluster::{PATIENCE, objects},
     require,
     traffic::{Servers, Stream, tcp_get},
+    wait,
 };
 use kube::Api;
 use serde_json::{Value, json};

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     Cluster,
-    cluster::{HELD, PATIENCE, objects, wait},
+    cluster::{HELD, PATIENCE, objects},
     kubelet::Sandbox,
     require,
     traffic::Stream,
+    wait,
 };
 use serde_json::json;
 use tonic::Code;

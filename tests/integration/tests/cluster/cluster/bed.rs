@@ -6,9 +6,10 @@ use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kni_integration::{
     Cluster, Manifest,
-    cluster::{HELD, MemberOptions, PATIENCE, objects, wait},
+    cluster::{HELD, MemberOptions, PATIENCE, objects},
     require,
     traffic::{Servers, tcp_get},
+    wait,
 };
 use kube::Api;
 use serde_json::json;

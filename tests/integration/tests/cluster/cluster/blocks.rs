@@ -6,8 +6,8 @@ use anyhow::{Result, ensure};
 use ipnet::IpNet;
 use kni_integration::{
     Cluster,
-    cluster::{PATIENCE, objects, wait},
-    require,
+    cluster::{PATIENCE, objects},
+    require, wait,
 };
 use serde_json::{Value, json};
 

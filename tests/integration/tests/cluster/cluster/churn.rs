@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kni_api::PodInterface;
 use kni_integration::{
     Cluster, NodeSnapshot,
-    cluster::{Member, PATIENCE, objects, wait},
-    require,
+    cluster::{Member, PATIENCE, objects},
+    require, wait,
 };
 use kube::{
     Api,

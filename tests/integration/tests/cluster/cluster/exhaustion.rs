@@ -6,9 +6,10 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kni_integration::{
     Cluster,
-    cluster::{PATIENCE, objects, wait},
+    cluster::{PATIENCE, objects},
     require,
     traffic::Stream,
+    wait,
 };
 use kni_proto::kni::QueryNodeNetworksRequest;
 use kube::Api;

@@ -20,8 +20,8 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kni_api::NodeNetwork;
 use kni_integration::{
     Cluster, Pod,
-    cluster::{PATIENCE, objects, wait},
-    require,
+    cluster::{PATIENCE, objects},
+    require, wait,
 };
 use kube::Api;
 use serde_json::{Value, json};

@@ -12,9 +12,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kni_api::PodInterface;
 use kni_integration::{
     Cluster,
-    cluster::{HELD, Member, PATIENCE, audit::Request, objects, wait},
+    cluster::{HELD, Member, PATIENCE, audit::Request, objects},
+    eventually_sync,
     kubelet::Sandbox,
-    require,
+    require, wait,
 };
 use kube::{Api, ResourceExt as _};
 use nix::{
@@ -174,12 +175,14 @@ async fn silence(cluster: &Cluster, user: &str) -> Result<()> {
         Ok(asked.count())
     };
     let (mut last, mut since) = (count()?, Instant::now());
-    wait::until("the agent is silent", PATIENCE, async || {
-        let now = count()?;
-        if now != last {
-            (last, since) = (now, Instant::now());
-        }
-        Ok(since.elapsed() > Duration::from_millis(500))
+    wait::until("the agent is silent", PATIENCE, || {
+        let silent = count().map(|now| {
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+            since.elapsed() > Duration::from_millis(500)
+        });
+        async { silent }
     })
     .await
     .map(drop)
@@ -207,11 +210,7 @@ impl Trace {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let strace = command.spawn().context("strace")?;
         let trace = Self { strace, file };
-        let deadline = Instant::now() + PATIENCE;
-        while !traced(agent)? {
-            ensure!(Instant::now() < deadline, "strace does not attach");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        eventually_sync(PATIENCE, || Ok(ensure!(traced(agent)?, "strace does not attach")))?;
         Ok(trace)
     }
 

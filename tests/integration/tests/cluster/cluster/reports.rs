@@ -5,8 +5,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kni_api::PodInterface;
 use kni_integration::{
     Cluster,
-    cluster::{objects, truth::STATUS, wait},
-    require,
+    cluster::{objects, truth::STATUS},
+    require, wait,
 };
 use kube::{
     Api,

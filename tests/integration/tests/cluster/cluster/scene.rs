@@ -6,8 +6,9 @@ use anyhow::{Context as _, Result};
 use kni_api::{ConditionStatus, NodeNetwork, PodNetwork, node_network::NodeNetworkEntry};
 use kni_integration::{
     Cluster, NodeSnapshot, Pod,
-    cluster::{Member, PATIENCE, objects, wait},
+    cluster::{Member, PATIENCE, objects},
     traffic::{Servers, tcp_get},
+    wait,
 };
 use kni_proto::runtime::{GetStatusRequest, ListNetworksRequest};
 use kube::{Api, ResourceExt as _};

@@ -4,8 +4,8 @@ use anyhow::{Context as _, Result, ensure};
 use kni_api::{ConditionStatus, EgressPolicy, NodeNetwork, PodNetwork};
 use kni_integration::{
     Cluster,
-    cluster::{PATIENCE, deployed, objects, wait},
-    require,
+    cluster::{PATIENCE, deployed, objects},
+    require, wait,
 };
 use kube::{Api, api::DeleteParams};
 use serde_json::json;

@@ -7,9 +7,10 @@ use k8s_openapi::api::core::v1::Service;
 use kni_api::PodInterface;
 use kni_integration::{
     Cluster, Pod,
-    cluster::{AGENTS, PATIENCE, connect, objects, wait},
+    cluster::{AGENTS, PATIENCE, connect, objects},
     require,
     traffic::{Servers, udp_ask},
+    wait,
 };
 use kube::Api;
 use serde_json::json;

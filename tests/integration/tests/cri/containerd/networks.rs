@@ -3,13 +3,12 @@
 use std::{
     io::{BufRead as _, BufReader, Write as _},
     net::{IpAddr, TcpStream},
-    path::Path,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use futures::future::try_join_all;
-use kni_integration::{Manifest, agent::MANIFESTS, node::NODE_V4, require, stage};
+use kni_integration::{Manifest, eventually, node::NODE_V4, require, stage};
 use kni_local_node::cri::v1::Protocol;
 
 use super::scene::{PORT, Running, Scene, pod};
@@ -74,11 +73,8 @@ const POLICY: &str = r#"{
 }"#;
 
 async fn policy_on_one_network(scene: &Scene, blue: &[Running], red: &[Running]) -> Result<()> {
-    let policy = Manifest {
-        file: "policy.json".into(),
-        text: POLICY.into(),
-    };
-    Manifest::write_all(&[policy], &scene.machine.node, Path::new(MANIFESTS))?;
+    let policy = Manifest::file("policy.json", POLICY);
+    Manifest::apply(&[policy], &scene.machine.node)?;
     let numbered = |group: &'static str, pods: &[Running], number: u8| {
         let name = format!("{group}-{number}");
         let found = pods.iter().find(|pod| pod.sandbox.name == name).cloned();
@@ -86,10 +82,12 @@ async fn policy_on_one_network(scene: &Scene, blue: &[Running], red: &[Running])
     };
     let guarded = numbered("blue", blue, 18)?;
     let (friend, stranger) = (numbered("blue", blue, 17)?, numbered("blue", blue, 19)?);
-    let deadline = Instant::now() + Duration::from_mins(1);
-    while reaches(scene, &stranger, &guarded).await.is_ok() {
-        ensure!(Instant::now() < deadline, "the policy has no effect");
-    }
+    eventually(Duration::from_mins(1), async || {
+        let reached = reaches(scene, &stranger, &guarded).await;
+        ensure!(reached.is_err(), "the policy has no effect");
+        Ok(())
+    })
+    .await?;
     reaches(scene, &friend, &guarded).await?;
     reaches(scene, &guarded, &stranger).await?;
     reaches(scene, &numbered("red", red, 19)?, &numbered("red", red, 18)?).await

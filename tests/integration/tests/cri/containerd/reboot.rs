@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{Manifest, require};
+use kni_integration::{Manifest, eventually_sync, require};
 use kni_local_node::Part;
 use nix::{
     mount::{MntFlags, umount2},
@@ -63,19 +63,15 @@ async fn no_address_stays_leased_when_the_namespaces_are_gone() -> Result<()> {
 
 /// Kills every process of every pod, and the shims that look after them.
 fn end_pods(scene: &Scene) -> Result<()> {
-    let deadline = std::time::Instant::now() + Duration::from_secs(30);
-    loop {
+    eventually_sync(Duration::from_secs(30), || {
         let left = processes(scene)?;
-        if left.is_empty() {
-            return Ok(());
-        }
-        ensure!(std::time::Instant::now() < deadline, "processes {left:?} do not end");
-        for pid in left {
+        for pid in &left {
             // One that has just ended refuses it.
-            let _ended = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            let _ended = kill(Pid::from_raw(*pid), Signal::SIGKILL);
         }
-        std::thread::sleep(Duration::from_millis(10));
-    }
+        ensure!(left.is_empty(), "processes {left:?} do not end");
+        Ok(())
+    })
 }
 
 /// What is in the node's control group, while containerd is stopped: pods and shims.

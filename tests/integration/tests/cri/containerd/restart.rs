@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{Manifest, require};
+use kni_integration::{Manifest, eventually, require};
 use kni_local_node::{Part, cri::v1};
 use serde_json::Value;
 
@@ -55,18 +55,15 @@ async fn a_restart_of_containerd_costs_no_traffic() -> Result<()> {
 }
 
 async fn wait_for_answers(scene: &Scene, watch: &str, count: u64) -> Result<()> {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
-    loop {
-        let report = last_report(scene, watch).await;
-        if report
-            .as_ref()
-            .is_ok_and(|report| report["answers"].as_u64() >= Some(count))
-        {
-            return Ok(());
-        }
-        ensure!(tokio::time::Instant::now() < deadline, "no {count} answers: {report:?}");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    eventually(Duration::from_secs(30), async || {
+        let report = last_report(scene, watch).await?;
+        ensure!(
+            report["answers"].as_u64() >= Some(count),
+            "no {count} answers: {report:?}"
+        );
+        Ok(())
+    })
+    .await
 }
 
 /// The last whole line that the container has printed.

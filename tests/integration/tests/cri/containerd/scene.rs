@@ -4,7 +4,7 @@ use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use kni_integration::{Agent, Machine, Manifest, NodeSnapshot};
+use kni_integration::{Agent, Machine, Manifest, NodeSnapshot, eventually};
 use kni_local_node::cri::{Cri, Sandbox};
 
 /// Where the servers of a pod listen, TCP and UDP.
@@ -46,20 +46,13 @@ impl Scene {
 
     /// Waits until the runtime says so of its network; the reason and the message it gives.
     pub(crate) async fn wait_for_network(&self, ready: bool) -> Result<(String, String)> {
-        let deadline = tokio::time::Instant::now() + REST;
-        loop {
+        eventually(REST, async || {
             let condition = self.cri.network_ready().await?;
-            if condition.status == ready {
-                return Ok((condition.reason, condition.message));
-            }
-            ensure!(
-                tokio::time::Instant::now() < deadline,
-                "NetworkReady stays {}: {}",
-                condition.status,
-                condition.message
-            );
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+            let (is_ready, message) = (condition.status, condition.message);
+            ensure!(is_ready == ready, "NetworkReady stays {is_ready}: {message}");
+            Ok((condition.reason, message))
+        })
+        .await
     }
 
     /// Runs a sandbox with two containers.

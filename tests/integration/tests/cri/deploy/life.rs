@@ -1,13 +1,9 @@
 //! From an empty cluster to an empty cluster: deployed, used, upgraded, rolled back, deleted, uninstalled.
 
-use std::{
-    path::Path,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{path::Path, time::Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{NodeSnapshot, agent::knictl_binary, require};
+use kni_integration::{NodeSnapshot, agent::knictl_binary, eventually_sync, require};
 use serde_json::{Value, json};
 
 use super::{
@@ -288,16 +284,12 @@ fn nothing_in_objects(scene: &Scene) -> Result<()> {
 fn nothing_on_node(scene: &Scene, before: &NodeSnapshot) -> Result<()> {
     // The runtime's own, for the pod that is left; and kube-proxy's, which empties its chains before it deletes them.
     let is_ours = |line: &String| !line.contains("/run/netns") && !line.contains(" kube-proxy {");
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+    eventually_sync(PATIENCE, || {
         let mut left = NodeSnapshot::diff(before, &NodeSnapshot::take(&scene.machine.node)?);
         left.retain(is_ours);
-        if left.is_empty() {
-            break;
-        }
-        ensure!(Instant::now() < deadline, "left on the node: {left:#?}");
-        thread::sleep(Duration::from_millis(200));
-    }
+        ensure!(left.is_empty(), "left on the node: {left:#?}");
+        Ok(())
+    })?;
     let find = ["/var/lib/kni", "/run/kni", "/sys/fs/bpf/kni", "-ls"];
     let listed = scene.machine.node.command("find").args(find).output()?;
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();

@@ -3,12 +3,11 @@
 use std::{
     io::{BufRead as _, BufReader, Write as _},
     net::{IpAddr, TcpStream},
-    path::Path,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{Manifest, agent::MANIFESTS, node::NODE_V4, require};
+use kni_integration::{Manifest, node::NODE_V4, require};
 use serde_json::{Value, json};
 
 use super::scene::{PATIENCE, PORT, Scene, container, pod, server};
@@ -55,11 +54,8 @@ fn services(scene: &mut Scene) -> Result<()> {
     for ip in ips.split(' ') {
         assert_both_answer(scene, ip)?;
     }
-    let manifests = [Manifest {
-        file: "ours.json".into(),
-        text: ours(scene)?.to_string(),
-    }];
-    Manifest::write_all(&manifests, &scene.machine.node, Path::new(MANIFESTS))?;
+    let manifests = [Manifest::file("ours.json", ours(scene)?.to_string())];
+    Manifest::apply(&manifests, &scene.machine.node)?;
     for ip in OURS {
         assert_both_answer(scene, ip)?;
     }

@@ -1,11 +1,11 @@
 //! Every prefix of valid frames: short ones are refused, none is delivered anywhere else.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use kni_common::{Direction, Verdict};
 use kni_integration::{
-    Namespaces,
+    Namespaces, eventually_sync,
     frames::{Extension, PacketSocket, Payload, TcpFlags, arp_request, neighbour_solicitation, truncations},
     model::Seen,
     programs::{Lockstep, counted, runnable},
@@ -139,17 +139,12 @@ fn every_prefix_without_an_ip_header_is_truncated_on_a_real_interface() -> Resul
                 ensure!(refused == Some(libc::ENOBUFS), "{name} cut to {} was sent", cut.len());
                 for direction in [Direction::FromPod, Direction::ToPod] {
                     let key = (DEFAULT_A, direction, Verdict::Truncated);
-                    let deadline = Instant::now() + Duration::from_secs(2);
-                    while counted(step.programs())?
-                        .get(&key)
-                        .is_none_or(|(packets, _)| *packets < sent)
-                    {
-                        ensure!(
-                            Instant::now() < deadline,
-                            "{name} cut to {} is not counted as {key:?}",
-                            cut.len()
-                        );
-                    }
+                    eventually_sync(Duration::from_secs(2), || {
+                        let counts = counted(step.programs())?;
+                        let packets = counts.get(&key).map_or(0, |(packets, _)| *packets);
+                        ensure!(packets >= sent, "{name} cut to {} is not counted as {key:?}", cut.len());
+                        Ok(())
+                    })?;
                 }
             }
         }

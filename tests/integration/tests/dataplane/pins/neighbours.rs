@@ -1,11 +1,11 @@
 //! Other people's TCX programs at our interfaces, attached before and after ours: all of them work.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use kni_common::{Direction, IFINDEX_BASE, Verdict};
 use kni_integration::{
-    Namespaces,
+    Namespaces, eventually_sync,
     foreign::{ForeignProgram, Position, Side},
     frames::Mac,
     model::Endpoint,
@@ -150,22 +150,16 @@ fn redirected(step: &Lockstep, foreign: &[Neighbours; 2], earlier: bool) -> Resu
     ensure!(sent > 0, "our program counted nothing");
     ensure!(first >= sent, "the first program saw {first} of {sent} packets");
     // Ours is the last one where it came last. The connection's last packets may still be on their way.
-    let deadline = Instant::now() + TIMEOUT;
-    let last = loop {
+    let last = eventually_sync(TIMEOUT, || {
         let last = foreign[0].seen(Side::Ingress, Position::Last)?;
-        let expected = if earlier {
-            foreign[0].seen(Side::Ingress, Position::First)?
-        } else {
-            0
-        };
-        if last == expected {
-            break last;
-        }
+        let first = foreign[0].seen(Side::Ingress, Position::First)?;
+        let expected = if earlier { first } else { 0 };
         ensure!(
-            Instant::now() < deadline,
+            last == expected,
             "the last foreign program saw {last} packets, not {expected}"
         );
-    };
+        Ok(last)
+    })?;
     let egress = foreign[1].seen(Side::Egress, Position::First)?;
     ensure!(egress == 0, "redirected packets met the egress chain");
     println!("of {sent} redirected packets the first foreign program saw {first}, the last one {last}");

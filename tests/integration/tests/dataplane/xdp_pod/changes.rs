@@ -1,11 +1,11 @@
 //! What happens to a flow on the fast path when something changes.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use kni_integration::{Manifest, Pod, Stage, agent::MANIFESTS, frames::PacketSocket, require};
+use kni_integration::{Manifest, Pod, Stage, eventually, frames::PacketSocket, require};
 
-use super::{Ends, networks, passed, until};
+use super::{Ends, networks, passed};
 
 const DENY: &str = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: shut, namespace: team}\n\
                     spec: {podSelector: {}, policyTypes: [Ingress]}\n";
@@ -13,14 +13,13 @@ const NOTHING: &str = "# nothing\n";
 
 /// Writes the policy, or takes it away, and waits until it is in force at the pod, or gone.
 async fn put(stage: &Stage, pod: &Pod, text: &str) -> Result<()> {
-    let manifest = Manifest {
-        file: "policy.yaml".to_owned(),
-        text: text.to_owned(),
-    };
-    Manifest::write_all(&[manifest], &stage.node, Path::new(MANIFESTS))?;
+    let manifest = Manifest::file("policy.yaml", text);
+    Manifest::apply(&[manifest], &stage.node)?;
     let name = format!("team/{}", pod.name);
-    until("the policy is not put into force", async || {
-        Ok(stage.knictl(&["policy", &name])?.contains("shut") == (text == DENY))
+    eventually(Duration::from_secs(10), async || {
+        let applied = stage.knictl(&["policy", &name])?.contains("shut") == (text == DENY);
+        ensure!(applied, "the policy is not applied");
+        Ok(())
     })
     .await
 }
@@ -99,7 +98,7 @@ async fn the_field_holds_for_pods_attached_from_then_on() -> Result<()> {
     let first = stage.pod("first").await?;
     assert!(has(&first).await?);
     let slow = Manifest::default_network("default", &["10.244.0.0/16", "fd00:244::/64"]).spec("xdp: false");
-    Manifest::write_all(&[slow], &stage.node, Path::new(MANIFESTS))?;
+    Manifest::apply(&[slow], &stage.node)?;
     let mut second = stage.pod("second-0").await?;
     for number in 1..100 {
         if !has(&second).await? {

@@ -1,10 +1,10 @@
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Result, ensure};
-use kni_integration::{Agent, require};
+use kni_integration::{Agent, eventually_sync, require};
 use serde_json::json;
 
 use super::scene::{Call, PATIENCE, Scene};
@@ -64,14 +64,11 @@ fn live(scene: &Scene, worker: usize, stop: &AtomicBool, lives: &AtomicU32) -> R
         if scene.call("ADD", &call)?.success {
             lives.fetch_add(1, Ordering::Relaxed);
         }
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        eventually_sync(PATIENCE, || {
             let outcome = scene.call("DEL", &call)?;
-            if outcome.success {
-                break;
-            }
-            ensure!(Instant::now() < deadline, "DEL never succeeds: {outcome:?}");
-        }
+            ensure!(outcome.success, "DEL never succeeds: {outcome:?}");
+            Ok(())
+        })?;
     }
     Ok(())
 }

@@ -9,10 +9,7 @@ use super::scene::{Call, Scene};
 /// Pods with `app=shut` receive nothing.
 fn shut() -> Manifest {
     let text = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata:\n  name: shut\n  namespace: team\nspec:\n  podSelector:\n    matchLabels:\n      app: shut\n  policyTypes: [Ingress]\n";
-    Manifest {
-        file: "shut.yaml".into(),
-        text: text.into(),
-    }
+    Manifest::file("shut.yaml", text)
 }
 
 #[tokio::test(flavor = "multi_thread")]

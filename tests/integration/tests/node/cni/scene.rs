@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{AgentOptions, Manifest, Namespaces, agent::shim_binary};
+use kni_integration::{AgentOptions, Manifest, Namespaces, agent::shim_binary, eventually};
 use kni_proto::{
     kni::{Network, QueryNodeNetworksRequest},
     runtime::{Interface, ListInterfacesRequest},
@@ -131,7 +131,11 @@ impl Scene {
         let mut options = AgentOptions { manifests, ..warm(0) };
         options.args.extend(["--cni-state-dir".into(), STATE.into()]);
         options.args.extend(more.iter().map(|arg| (*arg).into()));
-        let stage = Watched::with(name, options).await?;
+        Self::on(Watched::with(name, options).await?)
+    }
+
+    /// A runtime beside an agent that serves already.
+    pub(crate) fn on(stage: Watched) -> Result<Self> {
         // So that a picture from before the first delete without an agent shows it too.
         stage.node.enter(|| fs::create_dir_all(PENDING))??;
         let shim = stage.node.install(&shim_binary()?)?;
@@ -261,15 +265,7 @@ impl Scene {
 
     /// Waits until something is so.
     pub(crate) async fn until<F: Future<Output = Result<bool>>>(&self, what: &str, so: impl Fn() -> F) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
-        while !so().await? {
-            ensure!(
-                Instant::now() < deadline,
-                "{what} does not come; the agent's log:\n{}",
-                self.stage.agent.log()
-            );
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        Ok(())
+        let came = eventually(PATIENCE, async || Ok(ensure!(so().await?, "{what} does not come"))).await;
+        came.with_context(|| format!("the agent's log:\n{}", self.stage.agent.log()))
     }
 }

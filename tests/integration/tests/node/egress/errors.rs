@@ -1,21 +1,18 @@
 //! ICMP errors from outside reach the pod's own socket: closed ports, no way, too big; and what a traceroute shows.
 
 use std::{
-    io,
-    net::{IpAddr, SocketAddr, UdpSocket},
-    os::fd::AsRawFd as _,
-    thread,
-    time::{Duration, Instant},
+    net::{IpAddr, SocketAddr},
+    time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use kni_integration::{
-    Namespaces, Outside,
+    Outside,
     echo::tcp_echo,
     frames::{Ip, Link, PacketSocket, Payload},
     require,
     stage::address,
-    traffic::{NoAnswer, new_token, ping, tcp_get, udp_ask},
+    traffic::{NoAnswer, assert_path_limit, new_token, ping, tcp_get, udp_ask},
 };
 
 use super::{
@@ -60,48 +57,6 @@ async fn closed_ports_and_missing_ways_are_told() -> Result<()> {
     Ok(())
 }
 
-/// A socket whose datagrams are never fragmented.
-fn whole(from: &Namespaces, to: SocketAddr) -> Result<UdpSocket> {
-    let (level, option, any) = if to.is_ipv4() {
-        (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, "0.0.0.0:0")
-    } else {
-        (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, "[::]:0")
-    };
-    let socket = from.enter(|| {
-        let socket = UdpSocket::bind(any)?;
-        socket.connect(to)?;
-        io::Result::Ok(socket)
-    })??;
-    let value: libc::c_int = libc::IP_PMTUDISC_DO;
-    let size = libc::socklen_t::try_from(size_of_val(&value))?;
-    // SAFETY: the descriptor is open and the option's value is an int that lives through the call.
-    let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size) };
-    if set != 0 {
-        bail!(io::Error::last_os_error());
-    }
-    Ok(socket)
-}
-
-/// Sends until the path's limit is known.
-fn assert_learns(from: &Namespaces, to: SocketAddr, length: usize) -> Result<()> {
-    let socket = whole(from, to)?;
-    let data = vec![0; length];
-    socket
-        .send(&data)
-        .context("the first one passes the pod's own interface")?;
-    let deadline = Instant::now() + PATIENCE;
-    while Instant::now() < deadline {
-        if socket
-            .send(&data)
-            .is_err_and(|e| e.raw_os_error() == Some(libc::EMSGSIZE))
-        {
-            return Ok(());
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    bail!("{} was not told that {length} bytes are too big for {to}", from.name())
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn the_mtu_of_the_path_is_found() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -123,7 +78,7 @@ async fn the_mtu_of_the_path_is_found() -> Result<()> {
             tcp_echo(&pod.inside, to, &world.outside.server, PORT, 4 << 20)
                 .with_context(|| format!("{} to {to}", pod.name))?;
             let router = SocketAddr::new(Outside::router_address(v4)?, PORT);
-            assert_learns(&pod.inside, router, 4000).context("beyond the uplink's 1500")?;
+            assert_path_limit(&pod.inside, router, 4000).context("beyond the uplink's 1500")?;
             // What is told is remembered for each destination: another one begins anew.
             let inner: IpAddr = if v4 { "203.0.113.81" } else { "2001:db8:203::81" }.parse()?;
             if pod.name == "path" {
@@ -132,7 +87,7 @@ async fn the_mtu_of_the_path_is_found() -> Result<()> {
                     .server
                     .add_address("server0", &format!("{inner}/{}", if v4 { 24 } else { 64 }))?;
             }
-            assert_learns(&pod.inside, SocketAddr::new(inner, PORT), 1400).context("beyond the router's 1300")?;
+            assert_path_limit(&pod.inside, SocketAddr::new(inner, PORT), 1400).context("beyond the router's 1300")?;
         }
     }
     watch.assert_clean();

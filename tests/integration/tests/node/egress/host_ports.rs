@@ -1,15 +1,11 @@
 //! Ports of the node that lead to pods.
 
-use std::{
-    net::IpAddr,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
-    Manifest, Namespaces, Pod, Stage,
-    agent::MANIFESTS,
+    Manifest, Namespaces, Pod, Stage, eventually,
+    manifest::network_policy,
     node::{NODE_V4, NODE_V6},
     require,
     traffic::{NoAnswer, Servers, tcp_get, udp_ask},
@@ -204,35 +200,28 @@ fn guard(from: &[&str]) -> Manifest {
     } else {
         format!("[{{from: [{}]}}]", peers.join(", "))
     };
-    Manifest {
-        file: "guard.yaml".into(),
-        text: format!(
-            "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: guard, namespace: team}}\nspec: {{podSelector: {{}}, policyTypes: [Ingress], ingress: {rule}}}\n"
-        ),
-    }
+    let spec = format!("{{podSelector: {{}}, policyTypes: [Ingress], ingress: {rule}}}");
+    Manifest::file("guard.yaml", network_policy("team", "guard", &spec))
 }
 
 /// Asks until the answer is as wanted: a policy comes into force a moment after its manifest.
 async fn wait_for(client: &Namespaces, v4: bool, wanted: impl Fn(&Result<String, NoAnswer>) -> bool) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    loop {
+    eventually(Duration::from_secs(5), async || {
         let got = tcp_get(client, node(v4)?, NODE_PORT, SHORT).map(|answer| answer.identity);
-        if wanted(&got) {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "it stays {got:?}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+        ensure!(wanted(&got), "it stays {got:?}");
+        Ok(())
+    })
+    .await
 }
 
 /// Waits until more than `before` packets to the pod were dropped by policy at the uplink.
 async fn wait_for_more_drops(world: &World, pod: &Pod, before: u64) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    while world.stage.drops(pod, "from_uplink", "policy_ingress").await? <= before {
-        ensure!(Instant::now() < deadline, "no more than {before} drops are counted");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    Ok(())
+    eventually(Duration::from_secs(5), async || {
+        let now = world.stage.drops(pod, "from_uplink", "policy_ingress").await?;
+        ensure!(now > before, "no more than {before} drops are counted");
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -245,7 +234,7 @@ async fn policies_hold_for_node_ports() -> Result<()> {
     for v4 in FAMILIES {
         answers(&client, node(v4)?, NODE_PORT, "guarded").context("without a policy")?;
     }
-    let apply = |from: &[&str]| Manifest::write_all(&[guard(from)], &world.stage.node, Path::new(MANIFESTS));
+    let apply = |from: &[&str]| Manifest::apply(&[guard(from)], &world.stage.node);
     apply(&[])?;
     for v4 in FAMILIES {
         wait_for(&client, v4, |got| *got == Err(NoAnswer::Timeout)).await?;

@@ -1,16 +1,12 @@
 //! Egress policies: which destinations outside pods may reach, and with which address.
 
-use std::{
-    net::IpAddr,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{net::IpAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     Manifest, Pod,
     agent::MANIFESTS,
-    require,
+    eventually, require,
     traffic::{NoAnswer, tcp_get, udp_ask},
 };
 
@@ -25,12 +21,12 @@ const OTHER: u16 = 8081;
 const NETWORK_V4: &str = "198.51.100.60";
 
 fn policy(name: &str, body: &str) -> Manifest {
-    Manifest {
-        file: format!("{name}.yaml"),
-        text: format!(
+    Manifest::file(
+        &format!("{name}.yaml"),
+        format!(
             "apiVersion: kni.dev/v1alpha1\nkind: EgressPolicy\nmetadata:\n  name: {name}\n  namespace: team\nspec:\n  podSelector: {{}}\n{body}"
         ),
-    }
+    )
 }
 
 impl World {
@@ -41,34 +37,27 @@ impl World {
         to: IpAddr,
         wanted: impl Fn(&Result<String, NoAnswer>) -> bool,
     ) -> Result<()> {
-        let deadline = std::time::Instant::now() + Duration::from_secs(5);
-        loop {
+        eventually(Duration::from_secs(5), async || {
             let got = tcp_get(&pod.inside, to, PORT, SHORT).map(|answer| answer.client.ip().to_string());
-            if wanted(&got) {
-                return Ok(());
-            }
-            anyhow::ensure!(
-                std::time::Instant::now() < deadline,
-                "{} to {to} stays {got:?}; the agent's log:\n{}",
-                pod.name,
-                self.stage.agent.log()
-            );
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+            ensure!(wanted(&got), "{} to {to} stays {got:?}", pod.name);
+            Ok(())
+        })
+        .await
+        .with_context(|| format!("the agent's log:\n{}", self.stage.agent.log()))
     }
 }
 
 /// How many packets policy has dropped, once it has: a machine that is busy elsewhere is silent as well.
 async fn counted(world: &World, pod: &Pod, to: IpAddr) -> Result<u64> {
-    let deadline = Instant::now() + Duration::from_mins(1);
-    loop {
+    eventually(Duration::from_mins(1), async || {
         let drops = world.stage.drops(pod, "from_pod", "policy_beyond").await?;
-        if drops > 0 {
-            return Ok(drops);
+        if drops == 0 {
+            let _answered_or_not = udp_ask(&pod.inside, to, PORT, SHORT);
         }
-        ensure!(Instant::now() < deadline, "{} to {to}: no drop is counted", pod.name);
-        let _answered_or_not = udp_ask(&pod.inside, to, PORT, SHORT);
-    }
+        ensure!(drops > 0, "{} to {to}: no drop is counted", pod.name);
+        Ok(drops)
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -88,7 +77,7 @@ async fn the_first_rule_that_matches_decides() -> Result<()> {
         }
     }
     let body = "  rules:\n    - {action: Deny, to: [{cidr: 203.0.113.0/24}, {cidr: \"2001:db8:203::/48\"}], ports: [{port: 8080}, {protocol: UDP, port: 8080}]}\n  defaultAction: Allow\n";
-    Manifest::write_all(&[policy("rules", body)], &world.stage.node, Path::new(MANIFESTS))?;
+    Manifest::apply(&[policy("rules", body)], &world.stage.node)?;
     for v4 in FAMILIES {
         for pod in &pods {
             let to = server(v4).ip();
@@ -105,7 +94,7 @@ async fn the_first_rule_that_matches_decides() -> Result<()> {
     }
     // The other way round: everything is denied but the one port.
     let body = "  rules:\n    - {action: Allow, to: [{cidr: 203.0.113.0/24}, {cidr: \"2001:db8:203::/48\"}], ports: [{port: 8080}]}\n  defaultAction: Deny\n";
-    Manifest::write_all(&[policy("rules", body)], &world.stage.node, Path::new(MANIFESTS))?;
+    Manifest::apply(&[policy("rules", body)], &world.stage.node)?;
     for v4 in FAMILIES {
         for pod in &pods {
             let to = server(v4).ip();
@@ -146,7 +135,7 @@ async fn an_egress_address_is_what_the_server_sees() -> Result<()> {
         );
     }
     let body = "  podNetworkNames: [default]\n  egressAddresses: [198.51.100.70, \"2001:db8:100::70\"]\n";
-    Manifest::write_all(&[policy("address", body)], &world.stage.node, Path::new(MANIFESTS))?;
+    Manifest::apply(&[policy("address", body)], &world.stage.node)?;
     for (v4, expected) in [(true, "198.51.100.70"), (false, "2001:db8:100::70")] {
         let to = server(v4).ip();
         world

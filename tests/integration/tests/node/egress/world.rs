@@ -3,10 +3,8 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{
-    Agent, AgentOptions, Kubelet, LeakWatch, Manifest, Node, Outside, Stage, agent::KUBELET_SOCKET, traffic::Servers,
-};
-use kni_proto::runtime::{GetStatusRequest, ListDropsRequest, Uplink};
+use kni_integration::{AgentOptions, LeakWatch, Manifest, Node, Outside, Stage, eventually, traffic::Servers};
+use kni_proto::runtime::{ListDropsRequest, Uplink};
 
 use super::PORT;
 
@@ -36,17 +34,8 @@ impl World {
     }
 
     pub(crate) async fn on(node: Node, outside: Outside, manifests: Vec<Manifest>, args: &[&str]) -> Result<Self> {
-        let options = AgentOptions {
-            manifests,
-            args: args.iter().map(|arg| (*arg).to_owned()).collect(),
-            ..AgentOptions::default()
-        };
-        let agent = Agent::start(&node, options)?;
-        let kubelet = Kubelet::connect(&node, KUBELET_SOCKET).await?;
-        Ok(Self {
-            stage: Stage { agent, kubelet, node },
-            outside,
-        })
+        let stage = Stage::with(node, AgentOptions::new(manifests, args)).await?;
+        Ok(Self { stage, outside })
     }
 
     pub(crate) fn watch(&self) -> Result<LeakWatch> {
@@ -69,25 +58,18 @@ impl World {
     }
 
     pub(crate) async fn uplink(&self) -> Result<Uplink> {
-        let status = self.stage.kubelet.runtime().get_status(GetStatusRequest {}).await?;
-        status.into_inner().uplink.context("no uplink in the status")
+        self.stage.status().await?.uplink.context("no uplink in the status")
     }
 
     /// Waits until the status shows an uplink that `wanted` accepts.
     pub(crate) async fn wait_for_uplink(&self, wanted: impl Fn(&Uplink) -> bool) -> Result<Uplink> {
-        let deadline = std::time::Instant::now() + Duration::from_secs(5);
-        loop {
+        eventually(Duration::from_secs(5), async || {
             let uplink = self.uplink().await?;
-            if wanted(&uplink) {
-                return Ok(uplink);
-            }
-            ensure!(
-                std::time::Instant::now() < deadline,
-                "the uplink stays {uplink:?}; the agent's log:\n{}",
-                self.stage.agent.log()
-            );
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+            ensure!(wanted(&uplink), "the uplink stays {uplink:?}");
+            Ok(uplink)
+        })
+        .await
+        .with_context(|| format!("the agent's log:\n{}", self.stage.agent.log()))
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
-    Manifest,
+    Manifest, eventually,
     frames::{Ip, Link, PacketSocket, Payload, parse_mac},
     node::{NODE_V4, NODE_V6},
     require,
@@ -46,19 +46,14 @@ impl Wire {
 }
 
 async fn wait_for(world: &World, reason: &str, count: u64) -> Result<()> {
-    let deadline = std::time::Instant::now() + PATIENCE;
-    loop {
+    eventually(PATIENCE, async || {
         let counted = world.drops("from_uplink", reason).await?;
-        if counted == count {
-            return Ok(());
-        }
-        anyhow::ensure!(
-            counted < count && std::time::Instant::now() < deadline,
-            "{counted} drops for {reason}, not {count}:\n{}",
-            world.stage.knictl(&["drops"])?
-        );
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+        assert!(counted <= count, "{counted} drops for {reason}, not {count}");
+        ensure!(counted == count, "{counted} drops for {reason}, not {count}");
+        Ok(())
+    })
+    .await
+    .with_context(|| world.stage.knictl(&["drops"]).unwrap_or_default())
 }
 
 fn node(v4: bool) -> Result<IpAddr> {
@@ -168,10 +163,7 @@ async fn a_restart_takes_the_program_over_or_away() -> Result<()> {
         (&[], ""),
     ] {
         world.stage.agent.terminate()?;
-        let options = kni_integration::AgentOptions {
-            args: args.iter().map(|arg| (*arg).to_owned()).collect(),
-            ..kni_integration::AgentOptions::default()
-        };
+        let options = kni_integration::AgentOptions::new(Manifest::overlapping(), &args);
         world.stage.agent = kni_integration::Agent::start(&world.stage.node, options)?;
         assert_eq!(world.uplink().await?.xdp, xdp);
     }

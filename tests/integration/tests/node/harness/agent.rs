@@ -39,7 +39,7 @@ fn an_agent_is_started_killed_started_again_and_stopped() -> Result<()> {
         args: vec!["--warm-sandboxes".into(), "0".into()],
         env: vec![("GREETING".into(), "hello".into())],
         manifests: vec![Manifest::network("green", &["10.1.0.0/16"]).spec("mtu: 1400")],
-        cluster: None,
+        ..AgentOptions::default()
     };
     let mut agent = Agent::start(&node, options)?;
     let wanted = format!("args --standalone --manifests {MANIFESTS} --warm-sandboxes 0; hello");

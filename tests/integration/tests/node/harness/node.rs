@@ -1,11 +1,7 @@
-use std::{
-    fs,
-    process::Stdio,
-    time::{Duration, Instant},
-};
+use std::{fs, process::Stdio, time::Duration};
 
-use anyhow::{Context as _, Result};
-use kni_integration::{Namespaces, Node, NodeSnapshot, node, require, traffic};
+use anyhow::{Context as _, Result, ensure};
+use kni_integration::{Namespaces, Node, NodeSnapshot, eventually_sync, node, require, traffic};
 
 #[test]
 fn a_node_is_not_visible_on_the_machine() -> Result<()> {
@@ -97,11 +93,10 @@ fn a_dropped_node_is_gone() -> Result<()> {
             .flatten()
             .any(|entry| fs::read_link(entry.path()).is_ok_and(|target| target == inode)))
     };
-    let deadline = Instant::now() + Duration::from_secs(2);
-    while held("/proc/self/fd")? {
-        assert!(Instant::now() < deadline, "the namespace is still held open");
-    }
-    Ok(())
+    eventually_sync(Duration::from_secs(2), || {
+        ensure!(!held("/proc/self/fd")?, "the namespace is still held open");
+        Ok(())
+    })
 }
 
 #[test]

@@ -1,10 +1,7 @@
-use std::{
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{path::Path, time::Duration};
 
 use anyhow::{Result, ensure};
-use kni_integration::{Manifest, agent::MANIFESTS, kubelet::Sandbox, require, traffic};
+use kni_integration::{Manifest, agent::MANIFESTS, eventually, kubelet::Sandbox, require, traffic};
 use kni_proto::runtime::{ListNetworksRequest, ListNetworksResponse};
 use tonic::Code;
 
@@ -23,19 +20,16 @@ async fn listed(stage: &Watched) -> Result<ListNetworksResponse> {
 
 /// Waits until the agent's list of networks is as wanted.
 async fn until(stage: &Watched, wanted: impl Fn(&ListNetworksResponse) -> bool) -> Result<ListNetworksResponse> {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    loop {
+    eventually(Duration::from_secs(5), async || {
         let now = listed(stage).await?;
-        if wanted(&now) {
-            return Ok(now);
-        }
-        ensure!(Instant::now() < deadline, "the networks do not change: {now:#?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+        ensure!(wanted(&now), "the networks do not change: {now:#?}");
+        Ok(now)
+    })
+    .await
 }
 
 fn write(stage: &Watched, manifest: Manifest) -> Result<()> {
-    Manifest::write_all(&[manifest], &stage.node, Path::new(MANIFESTS))
+    Manifest::apply(&[manifest], &stage.node)
 }
 
 fn remove(stage: &Watched, file: &str) -> Result<()> {
@@ -125,13 +119,7 @@ async fn an_invalid_manifest_is_named_and_the_rest_works() -> Result<()> {
     let before = stage.picture().await?;
     write(&stage, Manifest::network("bad", &["10.62.0.0/24", "10.62.0.0/33"]))?;
     let text = "apiVersion: kni.dev/v1alpha1\nkind: PodNetwork\nmetadata:\n  name: worse\nspec:\n  subnets: [10.63.0.0/24]\n  mut: 9000\n";
-    write(
-        &stage,
-        Manifest {
-            file: "worse.yaml".into(),
-            text: text.into(),
-        },
-    )?;
+    write(&stage, Manifest::file("worse.yaml", text))?;
     write(&stage, Manifest::default_network("zweite", &["10.64.0.0/24"]))?;
     write(&stage, Manifest::network("good", &["10.65.0.0/24"]))?;
     let now = until(&stage, |now| now.refused.len() == 3 && names(now).contains(&"good")).await?;

@@ -1,5 +1,5 @@
 use anyhow::{Context as _, Result};
-use kni_integration::{AgentOptions, Manifest, kubelet::Sandbox, require};
+use kni_integration::{AgentOptions, Manifest, eventually, kubelet::Sandbox, require};
 use kni_proto::runtime::ListNetworksRequest;
 use tonic::{Code, Status};
 
@@ -273,10 +273,7 @@ async fn a_full_node_refuses_and_recovers() -> Result<()> {
     require!(root, netns, bpf, ip, nft, tc, bpftool);
     for sandboxes in ["0", "8"] {
         let args = ["--max-endpoints", "5", "--warm-sandboxes", sandboxes];
-        let options = AgentOptions {
-            args: args.map(String::from).into(),
-            ..AgentOptions::default()
-        };
+        let options = AgentOptions::new(Manifest::overlapping(), &args);
         let mut stage = Watched::unsettled("full", options).await?;
         let mut pods = Vec::new();
         for index in 0..4 {
@@ -286,15 +283,13 @@ async fn a_full_node_refuses_and_recovers() -> Result<()> {
         assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
         assert!(status.message().contains("4 endpoints"), "{status:?}");
         stage.kubelet.kill_pod(pods.remove(0)).await?;
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
-        while let Err(status) = stage.kubelet.run_pod("team", "again", &[]).await {
-            assert_eq!(status.code(), Code::ResourceExhausted);
-            assert!(
-                std::time::Instant::now() < deadline,
-                "the endpoint does not come back: {status:?}"
-            );
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        eventually(std::time::Duration::from_secs(5), async || {
+            let again = stage.kubelet.run_pod("team", "again", &[]).await;
+            let code = again.as_ref().err().map(tonic::Status::code);
+            assert!(matches!(code, None | Some(Code::ResourceExhausted)), "{again:?}");
+            again.context("the endpoint does not come back")
+        })
+        .await?;
         stage.agent.terminate()?;
     }
     Ok(())

@@ -1,16 +1,10 @@
 //! What the agent leaves alone on the node while pods run: the main table, other rules, sysctls, other interfaces.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::Path,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use anyhow::{Result, ensure};
 use kni_integration::{
-    Manifest, Node, NodeSnapshot, Pod, Stage,
+    Manifest, Node, NodeSnapshot, Pod, Stage, eventually_sync,
     node::{NODE_V4, NODE_V6},
     require,
     stage::{address, forwarding},
@@ -42,18 +36,14 @@ fn used_node(name: &str) -> Result<Node> {
 
 /// Waits until duplicate address detection of all links is over: the kernel adds their link-local routes then.
 fn settled(node: &Node) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    for link in ["uplink0", "foreign0", "foreign1"] {
-        let route = format!("anycast fe80:: dev {link} ");
-        while !node
-            .run("ip", &["-6", "route", "show", "table", "local"])?
-            .contains(&route)
-        {
-            ensure!(Instant::now() < deadline, "no link-local address on {link}");
-            thread::sleep(Duration::from_millis(50));
+    eventually_sync(Duration::from_secs(10), || {
+        let routes = node.run("ip", &["-6", "route", "show", "table", "local"])?;
+        for link in ["uplink0", "foreign0", "foreign1"] {
+            let there = routes.contains(&format!("anycast fe80:: dev {link} "));
+            ensure!(there, "no link-local address on {link}");
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// The settings of the interfaces that are not ours.

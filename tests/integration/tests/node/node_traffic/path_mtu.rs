@@ -1,20 +1,15 @@
 //! Interfaces have their network's MTU, and who sends too much beyond it is told.
 
-use std::{
-    io,
-    net::SocketAddr,
-    thread,
-    time::{Duration, Instant},
-};
+use std::net::SocketAddr;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use kni_integration::{
     Manifest, Namespaces, Node, Stage,
     echo::{tcp_echo, udp_echo},
     node::{FABRIC_V4, FABRIC_V6},
     require,
     stage::{address, forwarding},
-    traffic::whole_datagrams,
+    traffic::{assert_path_limit, is_too_big, whole_datagrams},
 };
 
 use super::{FAMILIES, PORT};
@@ -26,32 +21,6 @@ fn manifests(mtu: u32) -> Vec<Manifest> {
 
 fn headers(v4: bool) -> usize {
     if v4 { 20 + 8 } else { 40 + 8 }
-}
-
-fn is_too_big(result: &io::Result<usize>) -> bool {
-    result.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EMSGSIZE))
-}
-
-/// Sends until the path's limit is known. The first datagram passes the own interface.
-fn assert_learns(from: &Namespaces, to: SocketAddr, length: usize) -> Result<()> {
-    let socket = whole_datagrams(from, to)?;
-    let data = vec![0; length];
-    let first = socket.send(&data);
-    assert!(
-        first.is_ok(),
-        "{length} bytes do not pass the sender's own interface: {first:?}"
-    );
-    let deadline = Instant::now() + Duration::from_secs(3);
-    while Instant::now() < deadline {
-        if is_too_big(&socket.send(&data)) {
-            return Ok(());
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    bail!(
-        "{} was not told that {length} bytes are too big for the way to {to}",
-        from.name()
-    )
 }
 
 async fn stage(name: &str, mtu: u32) -> Result<Stage> {
@@ -73,7 +42,7 @@ async fn jumbo_frames_pass_between_pods_and_shrink_beyond() -> Result<()> {
         tcp_echo(&pods[0].inside, peer, &pods[1].inside, PORT, 1 << 20)?;
         // Behind the node's uplink it is 1500.
         let fabric = SocketAddr::new(if v4 { FABRIC_V4 } else { FABRIC_V6 }.parse()?, PORT);
-        assert_learns(&pods[0].inside, fabric, 4000)?;
+        assert_path_limit(&pods[0].inside, fabric, 4000)?;
         tcp_echo(&pods[0].inside, fabric, stage.node.fabric(), PORT, 1 << 20)?;
     }
     Ok(())
@@ -90,7 +59,7 @@ async fn a_network_with_a_small_mtu_tells_the_outside() -> Result<()> {
         assert_limit(&pods[0].inside, second, 1300 - headers(v4))?;
         assert_limit(&stage.node, first, 1300 - headers(v4))?;
         udp_echo(&pods[0].inside, second, &pods[1].inside, PORT, 20_000)?;
-        assert_learns(stage.node.fabric(), first, 1400)?;
+        assert_path_limit(stage.node.fabric(), first, 1400)?;
         tcp_echo(stage.node.fabric(), first, &pods[0].inside, PORT, 1 << 20)?;
         tcp_echo(&stage.node, first, &pods[0].inside, PORT, 1 << 20)?;
     }

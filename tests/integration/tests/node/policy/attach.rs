@@ -3,11 +3,12 @@
 use std::{
     net::{IpAddr, UdpSocket},
     path::Path,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
+    eventually_sync,
     frames::PacketSocket,
     oracle::Labels,
     require,
@@ -69,12 +70,10 @@ async fn first_packet_of_a_pod_attached_under_default_deny_is_dropped() -> Resul
 
 /// `knictl flows` names network, policy and direction.
 fn told(world: &NinePods, pod: &str, direction: &str, verdict: &str) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE * 4;
-    let mut last = String::new();
-    while Instant::now() < deadline {
-        let pod = format!("fresh/{pod}");
-        last = world.stage.knictl(&["flows", "--drops", "--pod", &pod, "-o", "json"])?;
-        let document: Value = serde_json::from_str(&last).with_context(|| last.clone())?;
+    let pod = format!("fresh/{pod}");
+    eventually_sync(PATIENCE * 4, || {
+        let shown = world.stage.knictl(&["flows", "--drops", "--pod", &pod, "-o", "json"])?;
+        let document: Value = serde_json::from_str(&shown).with_context(|| shown.clone())?;
         let flows = document["flows"].as_array().cloned().unwrap_or_default();
         let names_it = |flow: &Value| {
             let isolating = flow[direction]["isolating"].as_array().cloned().unwrap_or_default();
@@ -89,9 +88,11 @@ fn told(world: &NinePods, pod: &str, direction: &str, verdict: &str) -> Result<(
                     .as_str()
                     .is_some_and(|text| text.contains("fresh/deny"))
         };
-        if flows.iter().any(names_it) {
-            return Ok(());
-        }
-    }
-    anyhow::bail!("no flow tells of {verdict} by fresh/deny at {pod}:\n{last}")
+        let named = flows.iter().any(names_it);
+        ensure!(
+            named,
+            "no flow has the verdict {verdict} by fresh/deny at {pod}:\n{shown}"
+        );
+        Ok(())
+    })
 }

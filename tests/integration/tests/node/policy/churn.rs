@@ -1,7 +1,6 @@
 //! Policies change, pods come and go, and operators look on, all at once: one order of things, nothing lost or left.
 
 use std::{
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -13,7 +12,9 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     Kubelet, Manifest, Namespaces, Node, Pod, Stage,
-    agent::{MANIFESTS, SOCKET},
+    agent::SOCKET,
+    eventually,
+    manifest::network_policy,
     require,
     stage::address,
     traffic::{NoAnswer, Servers, Stream, udp_ask},
@@ -32,21 +33,12 @@ const CONTAINER_PORTS: (&str, &str) = (
 /// Maps whose rows come from policies and pods alone.
 const MAPS: [&str; 4] = ["ENDPOINTS", "IDENTITIES", "POLICY", "PORTS"];
 
-fn policy(namespace: &str, name: &str, spec: &str) -> String {
-    format!(
-        "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{namespace: {namespace}, name: {name}}}\nspec: {spec}\n"
-    )
-}
-
 /// The server takes its client's questions at its named ports, and nobody else's.
 fn steady() -> Manifest {
     let peer = "{podSelector: {}, namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: guests}}}";
     let ports = "[{port: serve, protocol: UDP}, {port: web}]";
     let spec = format!("{{podSelector: {{}}, policyTypes: [Ingress], ingress: [{{from: [{peer}], ports: {ports}}}]}}");
-    Manifest {
-        file: "50-steady.yaml".into(),
-        text: policy("steady", "guests", &spec),
-    }
+    Manifest::file("50-steady.yaml", network_policy("steady", "guests", &spec))
 }
 
 /// Policies about the pods that come and go, no two rounds alike; with none there is nothing.
@@ -61,12 +53,9 @@ fn restless(round: Option<u16>) -> Manifest {
             "{{podSelector: {{}}, policyTypes: [Egress], egress: [{{to: [{{namespaceSelector: {{}}}}], ports: [{{port: web}}, {{port: {port}, endPort: {}}}]}}]}}",
             port + 77
         );
-        policy("crowd", "named", &named) + &policy("crowd", "block", &block) + &policy("crowd", "towards", &towards)
+        network_policy("crowd", "named", &named) + &network_policy("crowd", "block", &block) + &network_policy("crowd", "towards", &towards)
     });
-    Manifest {
-        file: "60-restless.yaml".into(),
-        text: text.unwrap_or_default(),
-    }
+    Manifest::file("60-restless.yaml", text.unwrap_or_default())
 }
 
 /// Runs pods one after the other, until told to stop.
@@ -137,7 +126,7 @@ fn rows(stage: &Stage) -> Result<Vec<(String, u64)>> {
 }
 
 fn write(stage: &Stage, manifest: Manifest) -> Result<()> {
-    Manifest::write_all(&[manifest], &stage.node, Path::new(MANIFESTS))
+    Manifest::apply(&[manifest], &stage.node)
 }
 
 fn is_silent(from: &Namespaces, to: std::net::IpAddr) -> bool {
@@ -156,7 +145,7 @@ struct Scene {
 impl Scene {
     async fn set() -> Result<Self> {
         let node = Node::new("churn")?;
-        Manifest::write_all(&[steady()], &node, Path::new(MANIFESTS))?;
+        Manifest::apply(&[steady()], &node)?;
         let stage = Stage::on(node, Manifest::overlapping()).await?;
         let server = stage.kubelet.run_pod("steady", "server", &[CONTAINER_PORTS]).await?;
         let client = stage.kubelet.run_pod("guests", "client", &[]).await?;
@@ -204,15 +193,12 @@ impl Scene {
     /// Waits until the maps hold what they held before.
     async fn settle(&self, before: &[(String, u64)]) -> Result<()> {
         write(&self.stage, restless(None))?;
-        let deadline = Instant::now() + Duration::from_secs(15);
-        loop {
+        eventually(Duration::from_secs(15), async || {
             let now = rows(&self.stage)?;
-            if now == before {
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "left behind: {now:?}, before: {before:?}");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+            ensure!(now == before, "left behind: {now:?}, before: {before:?}");
+            Ok(())
+        })
+        .await
     }
 }
 

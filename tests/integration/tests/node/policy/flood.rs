@@ -8,8 +8,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use fastrand::Rng;
 use kni_integration::{
-    Agent, AgentOptions, Kubelet, Node, Pod, Stage,
-    agent::KUBELET_SOCKET,
+    AgentOptions, Manifest, Node, Pod, Stage,
     frames::{Ip, Link, PacketSocket, Payload, TcpFlags},
     require,
     stage::address,
@@ -32,13 +31,7 @@ fn received(pod: &Pod) -> Result<u64> {
 
 async fn stage() -> Result<Stage> {
     let node = Node::new("flood")?;
-    let options = AgentOptions {
-        args: vec!["--max-flows".into(), ROWS.into()],
-        ..AgentOptions::default()
-    };
-    let agent = Agent::start(&node, options)?;
-    let kubelet = Kubelet::connect(&node, KUBELET_SOCKET).await?;
-    Ok(Stage { agent, kubelet, node })
+    Stage::with(node, AgentOptions::new(Manifest::overlapping(), &["--max-flows", ROWS])).await
 }
 
 /// Flows of two transports and both families, more than the tables hold.

@@ -1,16 +1,10 @@
 //! Two networks with the same addresses: what is said of one is never about the other.
 
-use std::{
-    net::IpAddr,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
-    Manifest, Pod, Stage,
-    agent::MANIFESTS,
-    require,
+    Manifest, Pod, Stage, eventually_sync, require,
     traffic::{NoAnswer, Servers, new_token, tcp_get, udp_ask},
 };
 use serde_json::json;
@@ -49,12 +43,8 @@ async fn scene() -> Result<Scene> {
 
 impl Scene {
     fn put(&self, file: &str, objects: &[serde_json::Value]) -> Result<()> {
-        let texts: Vec<String> = objects.iter().map(ToString::to_string).collect();
-        let manifest = Manifest {
-            file: format!("{file}.yaml"),
-            text: texts.join("\n---\n") + "\n",
-        };
-        Manifest::write_all(&[manifest], &self.stage.node, Path::new(MANIFESTS))
+        let manifest = Manifest::of(&format!("{file}.yaml"), objects);
+        Manifest::apply(&[manifest], &self.stage.node)
     }
 
     /// Who answers the first pod of a network at an address, over TCP and UDP.
@@ -73,29 +63,16 @@ impl Scene {
     /// Waits until the second pods answer, or stay silent, on `[blue, red]`; then looks once more.
     fn wait(&self, to: &str, expected: [bool; 2]) -> Result<()> {
         let to: IpAddr = to.parse()?;
-        let deadline = Instant::now() + Duration::from_secs(5);
-        let mut good = 0;
-        while good < 2 {
-            let mut found = Vec::new();
+        let look = || -> Result<()> {
             for (network, open) in [("blue", expected[0]), ("red", expected[1])] {
-                let right = if open {
-                    Ok(format!("{network}-2"))
-                } else {
-                    Err(NoAnswer::Timeout)
-                };
-                found.push((network, self.answers(network, to), right));
+                let right = open.then(|| format!("{network}-2")).ok_or(NoAnswer::Timeout);
+                let found = self.answers(network, to);
+                let same = found.iter().all(|answer| *answer == right);
+                ensure!(same, "{network}: {to}: {found:?}, not {right:?}");
             }
-            let same = found
-                .iter()
-                .all(|(_, answers, right)| answers.iter().all(|answer| answer == right));
-            good = if same { good + 1 } else { 0 };
-            ensure!(
-                Instant::now() < deadline || good > 0,
-                "{to}: {found:?}\n{}",
-                self.stage.agent.log()
-            );
-        }
-        Ok(())
+            Ok(())
+        };
+        eventually_sync(Duration::from_secs(5), || look().and_then(|()| look())).with_context(|| self.stage.agent.log())
     }
 }
 

@@ -1,6 +1,6 @@
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use kni_integration::{
-    Manifest,
+    Manifest, eventually_sync,
     kubelet::Sandbox,
     node::{FABRIC_V4, FABRIC_V6},
     require,
@@ -8,7 +8,7 @@ use kni_integration::{
 };
 use kni_proto::{kni::QueryNodeNetworksRequest, runtime::ListNetworksRequest};
 
-use super::scene::{self, WIRE_V4, WIRE_V6, address, ask, interface};
+use super::scene::{self, WIRE_V4, WIRE_V6, address, ask};
 use crate::watched::Watched;
 
 const MULTI: &str = "k8s.v1.cni.cncf.io/networks";
@@ -38,18 +38,18 @@ async fn macvlan_pods_reach_each_other_and_what_is_behind_the_parent() -> Result
     }
     assert_eq!(ask(&one.inside, FABRIC_V4).as_deref(), Ok("fabric"));
     assert_eq!(ask(&two.inside, FABRIC_V6).as_deref(), Ok("fabric"));
-    let shown = interface(&stage, &one, "net1").await?;
+    let shown = stage.interface(&one, "net1").await?;
     assert_eq!((shown.kind.as_str(), shown.policy_enforced), ("macvlan", false));
     assert!(shown.healthy && shown.host_ifname.is_empty(), "{shown:?}");
-    assert!(interface(&stage, &one, "eth0").await?.policy_enforced);
+    assert!(stage.interface(&one, "eth0").await?.policy_enforced);
 
     stage.agent.kill9()?;
     stage.restart().await?;
     assert_eq!(ask(&one.inside, &address(&two, "eth0", true)).as_deref(), Ok("two"));
     assert_eq!(stage.kubelet.query(&one.id).await?.ipconfigs, one.interfaces);
-    assert!(interface(&stage, &two, "eth0").await?.healthy);
+    assert!(stage.interface(&two, "eth0").await?.healthy);
     two.inside.ip(&["link set eth0 down"])?;
-    assert!(!interface(&stage, &two, "eth0").await?.healthy);
+    assert!(!stage.interface(&two, "eth0").await?.healthy);
     drop(servers);
 
     // While the namespaces live on: nothing of ours is left in them.
@@ -101,11 +101,11 @@ async fn a_device_is_lent_to_one_pod_and_comes_back_as_it_was() -> Result<()> {
         stage.restart().await?;
     }
     assert_eq!(ask(&pod.inside, WIRE_V4).as_deref(), Ok("wire"));
-    let shown = interface(&stage, &pod, "net1").await?;
+    let shown = stage.interface(&pod, "net1").await?;
     assert!(shown.healthy && shown.kind == "host-device", "{shown:?}");
     drop(servers);
     stage.kubelet.kill_pod(pod).await?;
-    scene::wait_for_local(&stage.node, "nic0", "fe80")?;
+    stage.node.wait_for_local("nic0", "fe80")?;
     scene::assert_as(&stage, &before).await?;
 
     // The next one has it.
@@ -114,11 +114,11 @@ async fn a_device_is_lent_to_one_pod_and_comes_back_as_it_was() -> Result<()> {
     let (id, inside) = (next.id.clone(), next.inside.clone());
     stage.node.run("umount", &["-l", next.netns.to_str().expect("UTF-8")])?;
     drop((next, inside));
-    let deadline = std::time::Instant::now() + scene::PATIENCE * 6;
-    while stage.node.fabric().run("ip", &["link", "show", "wire0"]).is_ok() {
-        assert!(std::time::Instant::now() < deadline, "its namespace still lives");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    eventually_sync(scene::PATIENCE * 6, || {
+        let shown = stage.node.fabric().run("ip", &["link", "show", "wire0"]);
+        ensure!(shown.is_err(), "its namespace still lives");
+        Ok(())
+    })?;
     stage.kubelet.detach(&id).await?;
     stage.kubelet.delete_network(&id).await?;
     stage.settled().await?;
@@ -182,7 +182,7 @@ async fn a_tap_waits_for_its_machine_and_goes_with_the_pod() -> Result<()> {
     assert_eq!(Some(pod.interfaces["net1"].mac.as_str()), link[0]["address"].as_str());
     stage.agent.kill9()?;
     stage.restart().await?;
-    let shown = interface(&stage, &pod, "net1").await?;
+    let shown = stage.interface(&pod, "net1").await?;
     assert!(shown.healthy && shown.kind == "tap", "{shown:?}");
     stage.kubelet.detach(&pod.id).await?;
     assert!(pod.inside.run("ip", &["link", "show", "net1"]).is_err());

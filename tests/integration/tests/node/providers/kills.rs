@@ -3,11 +3,11 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Result, anyhow, ensure};
-use kni_integration::{Agent, Kubelet, agent::SOCKET, kubelet::Sandbox, require};
+use anyhow::{Context as _, Result, anyhow};
+use kni_integration::{Agent, Kubelet, agent::SOCKET, eventually, kubelet::Sandbox, require};
 use kni_proto::kni::DeleteNetworkRequest;
 use tokio::task::JoinSet;
 
@@ -41,15 +41,10 @@ async fn live(kubelet: Kubelet, worker: usize, stop: Arc<AtomicBool>) -> Result<
         if kubelet.attach(&sandbox).await.is_ok() {
             lives += 1;
         }
-        let deadline = Instant::now() + PATIENCE;
-        while let Err(status) = kubelet.detach(&sandbox.id).await {
-            ensure!(Instant::now() < deadline, "{name} cannot be detached: {status:?}");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        while let Err(status) = kubelet.delete_network(&sandbox.id).await {
-            ensure!(Instant::now() < deadline, "{name} cannot be deleted: {status:?}");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let detached = eventually(PATIENCE, async || Ok(kubelet.detach(&sandbox.id).await?)).await;
+        detached.with_context(|| format!("{name} cannot be detached"))?;
+        let deleted = eventually(PATIENCE, async || Ok(kubelet.delete_network(&sandbox.id).await?)).await;
+        deleted.with_context(|| format!("{name} cannot be deleted"))?;
     }
     Ok(lives)
 }
@@ -99,7 +94,7 @@ async fn kills_at_random_moments_leave_the_node_as_it_was() -> Result<()> {
         };
         stage.kubelet.kni().delete_network(unheard).await?;
     }
-    scene::wait_for_local(&stage.node, "nic0", "fe80")?;
+    stage.node.wait_for_local("nic0", "fe80")?;
     scene::assert_as(&stage, &before).await?;
     assert_eq!(scene::leases(&stage.node)?, Vec::<String>::new());
     assert_eq!(scene::files(&stage.node, CACHE)?, Vec::<String>::new());

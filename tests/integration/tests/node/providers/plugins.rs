@@ -1,13 +1,8 @@
-use std::{
-    net::IpAddr,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{net::IpAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
-    Manifest, Pod,
-    agent::MANIFESTS,
+    Manifest, Pod, eventually,
     kubelet::Sandbox,
     node::NODE_V4,
     require,
@@ -15,11 +10,11 @@ use kni_integration::{
 };
 use kni_proto::{
     kni::{PortMapping, Protocol},
-    runtime::{ListNetworksRequest, NetworkStatus},
+    runtime::ListNetworksRequest,
 };
 use tonic::Code;
 
-use super::scene::{self, CACHE, CONF, PATIENCE, address, ask, interface};
+use super::scene::{self, CACHE, CONF, PATIENCE, address, ask, wait_for_network};
 use crate::watched::Watched;
 
 const MULTI: &str = "k8s.v1.cni.cncf.io/networks";
@@ -29,7 +24,7 @@ const BRIDGED: &str = "kni.dev/network";
 async fn stage(name: &str, manifests: Vec<Manifest>) -> Result<Watched> {
     let stage = Watched::with(name, scene::options(manifests)).await?;
     scene::write_chain(&stage.node)?;
-    let network = wait_for(&stage, "bridged", true).await?;
+    let network = wait_for_network(&stage, "bridged", true).await?;
     ensure!(network.provider == "CNI", "{network:?}");
     let first = run(&stage, "first", &[(BRIDGED, "bridged")], 18_080).await?;
     stage.kubelet.kill_pod(first).await?;
@@ -48,23 +43,6 @@ async fn run(stage: &Watched, name: &str, annotations: &[(&str, &str)], host_por
         }];
     };
     Ok(stage.kubelet.run_pod_with("team", name, annotations, edit).await?)
-}
-
-pub(super) async fn wait_for(stage: &Watched, name: &str, ready: bool) -> Result<NetworkStatus> {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    loop {
-        let listed = stage.kubelet.runtime().list_networks(ListNetworksRequest {}).await?;
-        let networks = listed.into_inner().networks;
-        let found = networks.into_iter().find(|network| network.name == name);
-        if let Some(found) = found.filter(|network| network.ready == ready) {
-            return Ok(found);
-        }
-        ensure!(
-            Instant::now() < deadline,
-            "network {name} does not become ready={ready}"
-        );
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
 }
 
 #[expect(clippy::too_many_lines, reason = "the life of two pods, in order")]
@@ -94,7 +72,7 @@ async fn eth0_of_the_bridge_plugin_and_net1_of_ours_go_together() -> Result<()> 
         Ok(())
     };
     reach("attached")?;
-    let shown = interface(&stage, &one, "eth0").await?;
+    let shown = stage.interface(&one, "eth0").await?;
     assert_eq!((shown.kind.as_str(), shown.healthy), ("cni", true), "{shown:?}");
     // The host end is found, though the plugin named it as it liked.
     let host = stage
@@ -122,7 +100,7 @@ async fn eth0_of_the_bridge_plugin_and_net1_of_ours_go_together() -> Result<()> 
     stage
         .node
         .enter(|| std::fs::remove_file(Path::new(CONF).join("10-chain.conflist")))??;
-    let gone = wait_for(&stage, "bridged", false).await?;
+    let gone = wait_for_network(&stage, "bridged", false).await?;
     assert!(gone.reason.contains("configuration \"chain\" is not in"), "{gone:?}");
     stage.kubelet.kill_pod(one).await?;
     // One whose namespace is gone already.
@@ -146,11 +124,11 @@ async fn net1_of_the_bridge_plugin_leaves_the_default_route_alone_beside_a_pair_
     options.args[1] = "2".to_owned();
     let stage = Watched::with("ahead", options).await?;
     scene::write_chain(&stage.node)?;
-    wait_for(&stage, "bridged", true).await?;
+    wait_for_network(&stage, "bridged", true).await?;
     let pod = stage.kubelet.run_pod("team", "one", &[(MULTI, "bridged")]).await?;
     let routes = pod.inside.run("ip", &["-4", "route", "show", "default"])?;
     assert!(routes.lines().count() == 1 && routes.contains("dev eth0"), "{routes}");
-    assert_eq!(interface(&stage, &pod, "net1").await?.kind, "cni");
+    assert_eq!(stage.interface(&pod, "net1").await?.kind, "cni");
     // The other way round the pair that was made ahead has to go first.
     stage.settled().await?;
     let other = stage
@@ -189,17 +167,17 @@ async fn the_default_network_is_ready_when_its_configuration_and_plugins_are() -
     assert_eq!(refused.code(), Code::Unavailable, "{refused:?}");
     let missing = r#"{ "cniVersion": "1.0.0", "name": "chain", "type": "my-plugin" }"#;
     scene::write(&stage.node, CONF, "10-chain.conflist", missing, 0o644)?;
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !wait_for(&stage, "pods", false)
-        .await?
-        .reason
-        .contains("plugin my-plugin is in none of")
-    {
-        ensure!(Instant::now() < deadline, "it does not say what is missing");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    eventually(Duration::from_secs(30), async || {
+        let reason = wait_for_network(&stage, "pods", false).await?.reason;
+        ensure!(
+            reason.contains("plugin my-plugin is in none of"),
+            "the reason stays {reason:?}"
+        );
+        Ok(())
+    })
+    .await?;
     scene::write_chain(&stage.node)?;
-    wait_for(&stage, "pods", true).await?;
+    wait_for_network(&stage, "pods", true).await?;
     assert!(stage.status().await?.ready);
     stage.kubelet.attach(&early).await?;
     stage.kubelet.detach(&early.id).await?;
@@ -207,21 +185,16 @@ async fn the_default_network_is_ready_when_its_configuration_and_plugins_are() -
     // A type cannot change under pods.
     let pod = stage.kubelet.run_pod("team", "one", &[]).await?;
     let ours = Manifest::default_network("pods", &["10.9.0.0/16"]);
-    Manifest::write_all(&[ours], &stage.node, Path::new(MANIFESTS))?;
-    loop {
-        let listed = stage
-            .kubelet
-            .runtime()
-            .list_networks(ListNetworksRequest {})
-            .await?
-            .into_inner();
-        if listed.refused.iter().any(|refused| refused.field == "spec.provider") {
-            assert_eq!(listed.networks[0].provider, "CNI");
-            break;
-        }
-        ensure!(Instant::now() < deadline, "{listed:?}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    Manifest::apply(&[ours], &stage.node)?;
+    eventually(Duration::from_secs(30), async || {
+        let listed = stage.kubelet.runtime().list_networks(ListNetworksRequest {}).await?;
+        let listed = listed.into_inner();
+        let refused = listed.refused.iter().any(|refused| refused.field == "spec.provider");
+        ensure!(refused, "{listed:?}");
+        assert_eq!(listed.networks[0].provider, "CNI");
+        Ok(())
+    })
+    .await?;
     Ok(stage.kubelet.kill_pod(pod).await?)
 }
 
@@ -244,8 +217,8 @@ async fn a_plugin_that_fails_is_told_and_undone() -> Result<()> {
         text: network.text.replace("confName: chain", "confName: unlucky"),
         ..network
     };
-    Manifest::write_all(&[network], &stage.node, Path::new(MANIFESTS))?;
-    wait_for(&stage, "unlucky", true).await?;
+    Manifest::apply(&[network], &stage.node)?;
+    wait_for_network(&stage, "unlucky", true).await?;
     let before = scene::picture(&stage).await?;
     let netns = stage.kubelet.create_network("team", "one").await?;
     let mut sandbox = Sandbox::new("team", "one", &netns);

@@ -1,17 +1,11 @@
 //! Policy at the host ends of interfaces that the bridge plugin made: both directions, both families, also while no
 //! agent runs. The plugin's own datapath carries the packets.
 
-use std::{
-    net::SocketAddr,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{net::SocketAddr, time::Duration};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
-    Manifest, Namespaces, Pod,
-    agent::MANIFESTS,
-    require,
+    Manifest, Namespaces, Pod, eventually, require,
     traffic::{self, NoAnswer, Servers, Stream},
 };
 use kni_proto::runtime::ListDropsRequest;
@@ -38,10 +32,7 @@ spec:
 ";
 
 fn policies() -> Manifest {
-    Manifest {
-        file: "policies.yaml".into(),
-        text: POLICIES.into(),
-    }
+    Manifest::file("policies.yaml", POLICIES)
 }
 
 async fn run(stage: &Watched, app: &str) -> Result<Pod> {
@@ -70,7 +61,7 @@ impl Scene {
         let manifests = vec![scene::bridged("bridged", true)];
         let stage = Watched::unsettled(name, scene::options(manifests)).await?;
         scene::write_chain(&stage.node)?;
-        super::plugins::wait_for(&stage, "bridged", true).await?;
+        scene::wait_for_network(&stage, "bridged", true).await?;
         let pods = [
             run(&stage, "server").await?,
             run(&stage, "friend").await?,
@@ -111,17 +102,14 @@ impl Scene {
     }
 
     async fn wait_until(&self, wanted: [bool; 5]) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_mins(1);
-        loop {
-            match self.reached() {
-                Ok(found) if found == wanted => return Ok(()),
-                found if Instant::now() >= deadline => {
-                    let drops = self.stage.kubelet.runtime().list_drops(ListDropsRequest {}).await?;
-                    bail!("{found:?}, not {wanted:?}; drops: {:?}", drops.into_inner().drops);
-                }
-                _ => {}
-            }
-        }
+        let reached = eventually(Duration::from_mins(1), async || {
+            let found = self.reached()?;
+            ensure!(found == wanted, "{found:?}, not {wanted:?}");
+            Ok(())
+        })
+        .await;
+        let drops = self.stage.kubelet.runtime().list_drops(ListDropsRequest {}).await?;
+        reached.with_context(|| format!("drops: {:?}", drops.into_inner().drops))
     }
 
     async fn drops(&self, pod: &Pod, reason: &str) -> Result<u64> {
@@ -142,7 +130,7 @@ async fn policies_hold_at_interfaces_of_the_bridge_plugin() -> Result<()> {
     let refused = traffic::udp_ask(&scene.friend.inside, to.ip(), 9999, scene::PATIENCE);
     assert_eq!(refused.err(), Some(NoAnswer::Refused));
     let stream = Stream::tcp(&scene.friend.inside, to)?;
-    Manifest::write_all(&[policies()], &scene.stage.node, Path::new(MANIFESTS))?;
+    Manifest::apply(&[policies()], &scene.stage.node)?;
     let judged = [true, false, true, false, true];
     scene.wait_until(judged).await?;
     assert!(
@@ -152,7 +140,7 @@ async fn policies_hold_at_interfaces_of_the_bridge_plugin() -> Result<()> {
     let denied =
         scene.drops(&scene.stranger, "policy_ingress").await? + scene.drops(&scene.server, "policy_ingress").await?;
     assert!(denied > 0, "ingress of the server");
-    let shown = scene::interface(&scene.stage, &scene.server, "eth0").await?;
+    let shown = scene.stage.interface(&scene.server, "eth0").await?;
     assert!(
         shown.healthy && shown.policy_enforced && shown.programs.len() == 2,
         "{shown:?}"
@@ -164,15 +152,12 @@ async fn policies_hold_at_interfaces_of_the_bridge_plugin() -> Result<()> {
     scene.stage.restart().await?;
     scene.wait_until(judged).await?;
     stream.stop().assert_whole("server");
-    let shown = scene::interface(&scene.stage, &scene.server, "eth0").await?;
+    let shown = scene.stage.interface(&scene.server, "eth0").await?;
     assert!(shown.healthy, "{:?}", shown.problems);
 
     // Denied by nothing any more: the other way is open again.
-    let open = Manifest {
-        file: "policies.yaml".into(),
-        text: String::new(),
-    };
-    Manifest::write_all(&[open], &scene.stage.node, Path::new(MANIFESTS))?;
+    let open = Manifest::file("policies.yaml", String::new());
+    Manifest::apply(&[open], &scene.stage.node)?;
     scene.wait_until([true; 5]).await?;
     let Scene {
         server,

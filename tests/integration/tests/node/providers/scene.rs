@@ -2,31 +2,31 @@
 
 use std::{fs, net::IpAddr, path::Path, time::Duration};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use kni_integration::{
-    AgentOptions, Manifest, Namespaces, NodeSnapshot, Pod,
+    AgentOptions, Manifest, Namespaces, NodeSnapshot, Pod, eventually,
     privilege::CNI_PLUGINS,
     traffic::{self, NoAnswer},
 };
-use kni_proto::runtime::Interface;
+use kni_proto::runtime::{ListNetworksRequest, NetworkStatus};
 
 use crate::watched::Watched;
 
 /// Folder of configurations, inside the node.
-pub(super) const CONF: &str = "/run/cni/net.d";
+pub(crate) const CONF: &str = "/run/cni/net.d";
 /// Where host-local keeps its leases, inside the node.
-pub(super) const LEASES: &str = "/run/cni/networks";
+pub(crate) const LEASES: &str = "/run/cni/networks";
 /// Where the agent keeps what undoing needs, inside the node.
-pub(super) const CACHE: &str = "/run/cni/results";
+pub(crate) const CACHE: &str = "/run/cni/results";
 /// The other end of the device that is lent.
-pub(super) const WIRE_V4: &str = "192.0.2.1";
+pub(crate) const WIRE_V4: &str = "192.0.2.1";
 /// See [`WIRE_V4`].
-pub(super) const WIRE_V6: &str = "2001:db8:200::1";
+pub(crate) const WIRE_V6: &str = "2001:db8:200::1";
 /// How long a probe waits.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// `default` of ours, and one network of each other provider.
-pub(super) fn networks() -> Vec<Manifest> {
+pub(crate) fn networks() -> Vec<Manifest> {
     let lan = Manifest::network("lan", &["198.51.100.0/24", "2001:db8:100::/64"])
         .spec("excludeSubnets: [198.51.100.2/32, \"2001:db8:100::2/128\"]")
         .spec("provider: { type: Macvlan, parent: uplink0 }");
@@ -45,19 +45,16 @@ pub(super) fn networks() -> Vec<Manifest> {
 }
 
 /// A network of the bridge plugin.
-pub(super) fn bridged(name: &str, default: bool) -> Manifest {
+pub(crate) fn bridged(name: &str, default: bool) -> Manifest {
     let text = format!(
         "apiVersion: kni.dev/v1alpha1\nkind: PodNetwork\nmetadata:\n  name: {name}\nspec:\n  default: {default}\n  \
          provider: {{ type: CNI, confName: chain }}\n"
     );
-    Manifest {
-        file: format!("{name}.yaml"),
-        text,
-    }
+    Manifest::file(&format!("{name}.yaml"), text)
 }
 
 /// An agent with plugins behind it, which makes nothing ahead.
-pub(super) fn options(manifests: Vec<Manifest>) -> AgentOptions {
+pub(crate) fn options(manifests: Vec<Manifest>) -> AgentOptions {
     let args = [
         "--warm-sandboxes",
         "0",
@@ -71,15 +68,11 @@ pub(super) fn options(manifests: Vec<Manifest>) -> AgentOptions {
         "--cni-cache-dir",
         CACHE,
     ];
-    AgentOptions {
-        manifests,
-        args: args.map(str::to_owned).into(),
-        ..AgentOptions::default()
-    }
+    AgentOptions::new(manifests, &args)
 }
 
 /// Bridge, host-local and portmap.
-pub(super) fn write_chain(node: &Namespaces) -> Result<()> {
+pub(crate) fn write_chain(node: &Namespaces) -> Result<()> {
     let text = format!(
         r#"{{ "cniVersion": "1.0.0", "name": "chain", "plugins": [
           {{ "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false,
@@ -92,7 +85,7 @@ pub(super) fn write_chain(node: &Namespaces) -> Result<()> {
 }
 
 /// Writes a file inside the node, at once.
-pub(super) fn write(node: &Namespaces, folder: &str, name: &str, text: &str, mode: u32) -> Result<()> {
+pub(crate) fn write(node: &Namespaces, folder: &str, name: &str, text: &str, mode: u32) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     node.enter(|| {
         fs::create_dir_all(folder)?;
@@ -105,7 +98,7 @@ pub(super) fn write(node: &Namespaces, folder: &str, name: &str, text: &str, mod
 }
 
 /// Names of files inside the node; none if there is no such folder.
-pub(super) fn files(node: &Namespaces, folder: &str) -> Result<Vec<String>> {
+pub(crate) fn files(node: &Namespaces, folder: &str) -> Result<Vec<String>> {
     node.enter(|| {
         let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
         let mut names: Vec<String> = entries
@@ -117,14 +110,14 @@ pub(super) fn files(node: &Namespaces, folder: &str) -> Result<Vec<String>> {
 }
 
 /// Addresses that host-local has given and not got back.
-pub(super) fn leases(node: &Namespaces) -> Result<Vec<String>> {
+pub(crate) fn leases(node: &Namespaces) -> Result<Vec<String>> {
     let mut names = files(node, &format!("{LEASES}/chain"))?;
     names.retain(|name| name.parse::<IpAddr>().is_ok() || name.replace('_', ":").parse::<IpAddr>().is_ok());
     Ok(names)
 }
 
 /// Gives the node a device `nic0` with settings of its own; its other end is in the fabric.
-pub(super) fn add_device(stage: &Watched) -> Result<()> {
+pub(crate) fn add_device(stage: &Watched) -> Result<()> {
     let (node, fabric) = (&stage.node, stage.node.fabric());
     node.veth("nic0", fabric, "wire0")?;
     node.ip(&[
@@ -134,11 +127,11 @@ pub(super) fn add_device(stage: &Watched) -> Result<()> {
     ])?;
     fabric.add_address("wire0", &format!("{WIRE_V4}/24"))?;
     fabric.add_address("wire0", &format!("{WIRE_V6}/64"))?;
-    wait_for_local(node, "nic0", "fe80")
+    node.wait_for_local("nic0", "fe80")
 }
 
 /// Gives the plugin's bridge a port that stays: without one it loses its carrier, and some routes a moment later.
-pub(super) fn keep_bridge(node: &Namespaces) -> Result<()> {
+pub(crate) fn keep_bridge(node: &Namespaces) -> Result<()> {
     node.ip(&[
         "link add keep0 type veth peer name keep1",
         "link set keep0 addrgenmode none",
@@ -147,18 +140,18 @@ pub(super) fn keep_bridge(node: &Namespaces) -> Result<()> {
         "link set keep0 up",
         "link set keep1 up",
     ])?;
-    wait_for_local(node, "cni0", "fe80")?;
-    wait_for_local(node, "cni0", "fd00:245::1")
+    node.wait_for_local("cni0", "fe80")?;
+    node.wait_for_local("cni0", "fd00:245::1")
 }
 
 /// What the node looks like when nothing is left to do.
-pub(super) async fn picture(stage: &Watched) -> Result<NodeSnapshot> {
+pub(crate) async fn picture(stage: &Watched) -> Result<NodeSnapshot> {
     stage.settled().await?;
     NodeSnapshot::take(&stage.node)
 }
 
 /// Panics unless the node comes to look like that again.
-pub(super) async fn assert_as(stage: &Watched, before: &NodeSnapshot) -> Result<()> {
+pub(crate) async fn assert_as(stage: &Watched, before: &NodeSnapshot) -> Result<()> {
     stage.settled().await?;
     let left = before.differences_within(&stage.node, Duration::from_secs(30))?;
     assert!(
@@ -171,36 +164,25 @@ pub(super) async fn assert_as(stage: &Watched, before: &NodeSnapshot) -> Result<
     Ok(())
 }
 
-/// Waits for an address that begins so: until duplicate address detection has ended, a picture would change by itself.
-pub(super) fn wait_for_local(node: &Namespaces, link: &str, address: &str) -> Result<()> {
-    let deadline = std::time::Instant::now() + Duration::from_secs(30);
-    while !node
-        .run("ip", &["-6", "route", "show", "table", "local", "dev", link])?
-        .contains(&format!("local {address}"))
-    {
-        ensure!(std::time::Instant::now() < deadline, "{link} has no address {address}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
+/// Waits until a network is ready, or is not.
+pub(crate) async fn wait_for_network(stage: &Watched, name: &str, ready: bool) -> Result<NetworkStatus> {
+    eventually(Duration::from_secs(30), async || {
+        let listed = stage.kubelet.runtime().list_networks(ListNetworksRequest {}).await?;
+        let mut networks = listed.into_inner().networks.into_iter();
+        let found = networks.find(|network| network.name == name && network.ready == ready);
+        found.with_context(|| format!("network {name} does not become ready={ready}"))
+    })
+    .await
 }
 
 /// Who answers at port 8080, over TCP.
-pub(super) fn ask(from: &Namespaces, address: &str) -> Result<String, NoAnswer> {
+pub(crate) fn ask(from: &Namespaces, address: &str) -> Result<String, NoAnswer> {
     let address = address.parse().expect("an address");
     traffic::tcp_get(from, address, 8080, PATIENCE).map(|answer| answer.identity)
 }
 
-/// An interface of a pod, as the agent tells it.
-pub(super) async fn interface(stage: &Watched, pod: &Pod, ifname: &str) -> Result<Interface> {
-    let all = stage.interfaces().await?;
-    let found = all
-        .into_iter()
-        .find(|interface| interface.sandbox_id == pod.id && interface.ifname == ifname);
-    found.with_context(|| format!("{ifname} of {} is not listed", pod.name))
-}
-
 /// The first address of a family that the agent told the kubelet.
-pub(super) fn address(pod: &Pod, ifname: &str, v4: bool) -> String {
+pub(crate) fn address(pod: &Pod, ifname: &str, v4: bool) -> String {
     let found = pod.ips_of(ifname).into_iter().find(|ip| ip.is_ipv4() == v4);
     found.map_or_else(
         || panic!("{ifname} of {} has no such address: {:?}", pod.name, pod.interfaces),

@@ -4,13 +4,14 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow};
 use kni_integration::{
     Agent, Kubelet,
     agent::SOCKET,
+    eventually,
     kubelet::Sandbox,
     require,
     traffic::{Servers, Stream},
@@ -121,16 +122,8 @@ impl Worker {
     }
 
     async fn insist<F: Future<Output = Result<(), Status>>>(&self, what: &str, call: impl Fn() -> F) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
-        while let Err(status) = call().await {
-            ensure!(
-                Instant::now() < deadline,
-                "{what} of {} never succeeds: {status:?}",
-                self.name
-            );
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        Ok(())
+        let done = eventually(PATIENCE, async || Ok(call().await?)).await;
+        done.with_context(|| format!("{what} of {} never succeeds", self.name))
     }
 }
 

@@ -4,20 +4,21 @@ use std::{
     collections::BTreeMap,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpStream, UdpSocket},
-    path::Path,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kni_integration::{
     Agent, AgentOptions, Kubelet, Manifest, Namespaces, Node, Pod, Stage,
-    agent::{KUBELET_SOCKET, MANIFESTS},
+    agent::KUBELET_SOCKET,
+    eventually, eventually_sync,
     frames::PacketSocket,
+    manifest::network_policy,
     require,
     stage::address,
     traffic::{NoAnswer, Servers, Stream, tcp_get, udp_ask},
@@ -32,10 +33,7 @@ const FAMILIES: [bool; 2] = [true, false];
 
 /// A file with policies, written in YAML.
 fn policies(name: &str, documents: &[String]) -> Manifest {
-    Manifest {
-        file: format!("{name}.yaml"),
-        text: documents.join("---\n"),
-    }
+    Manifest::file(&format!("{name}.yaml"), documents.concat())
 }
 
 /// Who is selected in a namespace, and from which namespaces they may receive.
@@ -49,22 +47,16 @@ fn only_from(namespace: &str, peers: &[&str]) -> String {
     } else {
         format!("[{{from: [{}]}}]", peers.join(", "))
     };
-    policy(
+    network_policy(
         namespace,
         "only",
         &format!("{{podSelector: {{}}, policyTypes: [Ingress], ingress: {rules}}}"),
     )
 }
 
-fn policy(namespace: &str, name: &str, spec: &str) -> String {
-    format!(
-        "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{namespace: {namespace}, name: {name}}}\nspec: {spec}\n"
-    )
-}
-
 fn jail() -> Manifest {
     let nothing = "{podSelector: {}, policyTypes: [Ingress, Egress]}";
-    policies("50-jail", &[policy("jail", "nothing", nothing)])
+    policies("50-jail", &[network_policy("jail", "nothing", nothing)])
 }
 
 fn shop(peers: &[&str]) -> Manifest {
@@ -92,14 +84,8 @@ impl Town {
 
     async fn build_with(name: &str, options: AgentOptions) -> Result<Self> {
         let node = Node::new(name)?;
-        Manifest::write_all(
-            &[jail(), shop(&["friends"]), market(&["friends"])],
-            &node,
-            Path::new(MANIFESTS),
-        )?;
-        let agent = Agent::start(&node, options)?;
-        let kubelet = Kubelet::connect(&node, KUBELET_SOCKET).await?;
-        let stage = Stage { agent, kubelet, node };
+        Manifest::apply(&[jail(), shop(&["friends"]), market(&["friends"])], &node)?;
+        let stage = Stage::with(node, options).await?;
         let run = async |namespace: &str| {
             let pod = stage.kubelet.run_pod(namespace, "pod", &[]).await;
             pod.with_context(|| format!("run {namespace}/pod"))
@@ -125,7 +111,7 @@ impl Town {
     }
 
     fn write(&self, manifest: Manifest) -> Result<()> {
-        Manifest::write_all(&[manifest], &self.stage.node, Path::new(MANIFESTS))
+        Manifest::apply(&[manifest], &self.stage.node)
     }
 
     /// Streams of both transports and families from the friend to a shop.
@@ -188,11 +174,11 @@ impl Town {
         self.write(shop(&["friends", "strangers", "jail"]))?;
         self.write(policies("50-jail", &[only_from("jail", &[])]))?;
         let siege = self.siege()?;
-        let deadline = Instant::now() + ANSWER;
-        while !words.iter().all(|word| self.shops[0].1.saw(word)) {
-            ensure!(Instant::now() < deadline, "nobody would have entered in any case");
-            thread::sleep(Duration::from_millis(20));
-        }
+        eventually_sync(ANSWER, || {
+            let entered = words.iter().all(|word| self.shops[0].1.saw(word));
+            ensure!(entered, "nobody would have entered in any case");
+            Ok(())
+        })?;
         thread::sleep(PATIENCE);
         for intruder in siege {
             ensure!(
@@ -442,14 +428,10 @@ async fn knictl_says_that_no_agent_is_there_and_never_what_is_no_longer_true() -
 
 /// Connects as soon as somebody listens.
 async fn first_connection(node: &Node) -> Result<Kubelet> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        match Kubelet::connect(node, KUBELET_SOCKET).await {
-            Ok(kubelet) => return Ok(kubelet),
-            Err(error) => ensure!(Instant::now() < deadline, "{error:#}"),
-        }
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    eventually(Duration::from_secs(10), async || {
+        Kubelet::connect(node, KUBELET_SOCKET).await
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -459,7 +441,7 @@ async fn a_pod_attached_right_after_a_restart_is_isolated_before_its_first_packe
     town.write(shop(&["friends", "free", "newcomers"]))?;
     for round in 0..4 {
         town.stage.agent.kill9()?;
-        let isolated = policy(
+        let isolated = network_policy(
             "newcomers",
             "nothing",
             "{podSelector: {}, policyTypes: [Ingress, Egress]}",
@@ -511,18 +493,13 @@ async fn a_pod_attached_right_after_a_restart_is_isolated_before_its_first_packe
 
 /// The lines of the metrics page that tell how full each map is, and how many rows fit.
 fn pressure(node: &Node) -> Result<BTreeMap<String, u64>> {
-    let page = node.enter(|| {
+    let page = node.enter(|| -> Result<String> {
         // The page is opened beside the sockets, a moment later perhaps.
-        let deadline = Instant::now() + ANSWER;
-        let mut stream = loop {
-            match TcpStream::connect("127.0.0.1:9631") {
-                Err(_refused) if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
-                connected => break connected?,
-            }
-        };
+        let mut stream = eventually_sync(ANSWER, || Ok(TcpStream::connect("127.0.0.1:9631")?))?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
         let mut page = String::new();
-        stream.read_to_string(&mut page).map(|_| page)
+        stream.read_to_string(&mut page)?;
+        Ok(page)
     })??;
     let lines = page.lines().filter(|line| line.starts_with("kni_map_"));
     let read = |line: &str| {
@@ -535,10 +512,7 @@ fn pressure(node: &Node) -> Result<BTreeMap<String, u64>> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_map_has_its_pressure_after_a_restart_too() -> Result<()> {
     require!(root, netns, bpf, ip);
-    let options = AgentOptions {
-        args: ["--metrics-address", "127.0.0.1:9631"].map(str::to_owned).to_vec(),
-        ..AgentOptions::default()
-    };
+    let options = AgentOptions::new(Manifest::overlapping(), &["--metrics-address", "127.0.0.1:9631"]);
     let mut town = Town::build_with("pressure", options).await?;
     let before = pressure(&town.stage.node)?;
     town.stage.agent.kill9()?;

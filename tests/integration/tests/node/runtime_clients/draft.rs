@@ -103,10 +103,7 @@ async fn health_tells_why_and_the_socket_is_for_root_alone() -> Result<()> {
     require!(root, netns, bpf, ip);
     let node = Node::new("draft-health")?;
     // No network is the default one.
-    let options = AgentOptions {
-        manifests: vec![Manifest::network("blue", &["10.10.0.0/16"])],
-        ..AgentOptions::default()
-    };
+    let options = AgentOptions::new(vec![Manifest::network("blue", &["10.10.0.0/16"])], &[]);
     let agent = Agent::start(&node, options)?;
     let mut client = PodNetworkLifecycleClient::new(containerd(&node).await?);
     let health = client.check_health(CheckHealthRequest {}).await?.into_inner();

@@ -2,24 +2,23 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     Manifest, Namespaces,
     echo::{tcp_echo, udp_echo},
     node::{FABRIC_V4, FABRIC_V6, NODE_V4, NODE_V6},
     require,
     stage::address,
-    traffic::{Servers, whole_datagrams},
+    traffic::{Servers, assert_path_limit},
 };
 use serde_json::Value;
 
 use super::{
     objects::{BACK, State, both, endpoint, service, slice},
-    scene::{FAMILIES, PATIENCE, Scene, Transport, assert_answering, assert_refused, front, seen},
+    scene::{FAMILIES, Scene, Transport, assert_answering, assert_refused, front, seen},
 };
 
 const API: u8 = 1;
@@ -165,29 +164,9 @@ async fn the_path_mtu_is_learned_through_a_cluster_ip() -> Result<()> {
     scene.apply(&at("far", FAR, FABRIC, ECHO)).await?;
     for v4 in FAMILIES {
         let to = front(v4, FAR);
-        assert_learns(&client.inside, to, 4000)?;
+        assert_path_limit(&client.inside, to, 4000)?;
         // What is known of the way is known of the virtual address only: TCP has to learn it by itself.
         tcp_echo(&client.inside, to, scene.stage.node.fabric(), ECHO, 1 << 20)?;
     }
     Ok(())
-}
-
-/// Sends whole datagrams until the own stack knows that they are too big for the way.
-fn assert_learns(from: &Namespaces, to: SocketAddr, length: usize) -> Result<()> {
-    let socket = whole_datagrams(from, to)?;
-    let data = vec![0; length];
-    socket
-        .send(&data)
-        .with_context(|| format!("{length} bytes do not even leave {}", from.name()))?;
-    let deadline = Instant::now() + PATIENCE;
-    while Instant::now() < deadline {
-        match socket.send(&data) {
-            Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => return Ok(()),
-            _ => thread::sleep(Duration::from_millis(5)),
-        }
-    }
-    bail!(
-        "{} does not learn that {length} bytes are too big for {to}",
-        from.name()
-    )
 }

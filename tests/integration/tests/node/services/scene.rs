@@ -3,15 +3,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
-    path::Path,
     sync::atomic::{AtomicU16, Ordering},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
-    Agent, AgentOptions, Kubelet, Manifest, Namespaces, Node, Pod, Stage,
-    agent::{KUBELET_SOCKET, MANIFESTS},
+    AgentOptions, Manifest, Namespaces, Node, Pod, Stage, eventually,
     stage::forwarding,
     traffic::{Answer, NoAnswer, Servers, new_token, tcp_get_to, udp_ask_by},
 };
@@ -51,19 +49,9 @@ impl Scene {
     pub(crate) async fn with(name: &str, manifests: Vec<Manifest>, args: &[&str]) -> Result<Self> {
         let node = Node::new(name)?;
         forwarding(&node)?;
-        let options = AgentOptions {
-            manifests,
-            args: ["--node-name", HERE, "--zone", ZONE]
-                .iter()
-                .chain(args)
-                .map(|&arg| arg.to_owned())
-                .collect(),
-            ..AgentOptions::default()
-        };
-        let agent = Agent::start(&node, options)?;
-        let kubelet = Kubelet::connect(&node, KUBELET_SOCKET).await?;
+        let args = [&["--node-name", HERE, "--zone", ZONE][..], args].concat();
         Ok(Self {
-            stage: Stage { agent, kubelet, node },
+            stage: Stage::with(node, AgentOptions::new(manifests, &args)).await?,
             change: 0,
         })
     }
@@ -94,31 +82,21 @@ impl Scene {
             "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "canary", "name": "canary"},
             "spec": {"clusterIP": vip(true, 254).to_string(), "ports": [{"port": self.change}]},
         });
-        let documents: Vec<String> = objects.iter().chain([&canary]).map(Value::to_string).collect();
-        let manifest = Manifest {
-            file: "services.yaml".into(),
-            text: documents.join("\n---\n"),
-        };
-        Manifest::write_all(&[manifest], &self.stage.node, Path::new(MANIFESTS))
+        let all = [objects, &[canary][..]].concat();
+        Manifest::apply(&[Manifest::of("services.yaml", &all)], &self.stage.node)
     }
 
     /// Waits until what was written last is in force.
     pub(crate) async fn in_force(&self) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        loop {
+        eventually(Duration::from_secs(10), async || {
             let listed = self.list().await?;
             let canary = listed.iter().find(|port| port.service.starts_with("canary/"));
-            if canary.is_some_and(|port| port.port == u32::from(self.change)) {
-                return Ok(());
-            }
-            ensure!(
-                Instant::now() < deadline,
-                "change {} is not in force; the agent's log:\n{}",
-                self.change,
-                self.stage.agent.log()
-            );
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+            let applied = canary.is_some_and(|port| port.port == u32::from(self.change));
+            ensure!(applied, "change {} is not applied", self.change);
+            Ok(())
+        })
+        .await
+        .with_context(|| format!("the agent's log:\n{}", self.stage.agent.log()))
     }
 
     pub(crate) async fn list(&self) -> Result<Vec<kni_proto::runtime::ServicePort>> {

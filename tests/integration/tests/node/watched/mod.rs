@@ -2,18 +2,13 @@
 
 use std::{
     collections::BTreeMap,
-    time::{Duration, Instant},
+    ops::{Deref, DerefMut},
+    time::Duration,
 };
 
 use anyhow::{Result, ensure};
-use kni_integration::{
-    Agent, AgentOptions, Kubelet, Node, NodeSnapshot,
-    agent::{KUBELET_SOCKET, SOCKET},
-};
-use kni_proto::{
-    kni::DeleteNetworkRequest,
-    runtime::{GetStatusRequest, GetStatusResponse, Interface, ListInterfacesRequest, ListMapsRequest},
-};
+use kni_integration::{AgentOptions, Kubelet, Manifest, Node, NodeSnapshot, Stage, agent::SOCKET, eventually};
+use kni_proto::{kni::DeleteNetworkRequest, runtime::ListMapsRequest};
 
 /// Maps whose rows come and go with pods and networks.
 const MAPS: [&str; 4] = ["ENDPOINTS", "ADDRESSES", "ROUTES", "DROPS"];
@@ -23,21 +18,29 @@ const SETTLED: Duration = Duration::from_mins(1);
 /// The agent's options with another number of sandboxes made ahead. None makes what it does on the node predictable to
 /// the letter.
 pub(crate) fn warm(sandboxes: u32) -> AgentOptions {
-    AgentOptions {
-        args: vec!["--warm-sandboxes".into(), sandboxes.to_string()],
-        ..AgentOptions::default()
-    }
+    AgentOptions::new(Manifest::overlapping(), &["--warm-sandboxes", &sandboxes.to_string()])
 }
 
 /// The node, the agent on it and the kubelet's connection.
 pub(crate) struct Watched {
-    pub(crate) kubelet: Kubelet,
-    pub(crate) agent: Agent,
+    stage: Stage,
     pub(crate) options: AgentOptions,
     /// The node before the agent first ran.
     pub(crate) pristine: NodeSnapshot,
-    // The last to go: the others live in it.
-    pub(crate) node: Node,
+}
+
+impl Deref for Watched {
+    type Target = Stage;
+
+    fn deref(&self) -> &Stage {
+        &self.stage
+    }
+}
+
+impl DerefMut for Watched {
+    fn deref_mut(&mut self) -> &mut Stage {
+        &mut self.stage
+    }
 }
 
 impl Watched {
@@ -56,41 +59,22 @@ impl Watched {
     /// Starts an agent.
     pub(crate) async fn unsettled(name: &str, options: AgentOptions) -> Result<Self> {
         let node = Node::new(name)?;
-        wait_for_link_local(&node).await?;
+        // Until then, the uplink's own address would seem to come from the agent.
+        node.wait_for_local("uplink0", "fe80")?;
         let pristine = NodeSnapshot::take(&node)?;
-        let agent = Agent::start(&node, options.clone())?;
-        let kubelet = Kubelet::connect(&node, KUBELET_SOCKET).await?;
+        let stage = Stage::with(node, options.clone()).await?;
         // The first namespace brings the folder of namespaces, which stays for the next.
-        let netns_path = kubelet.create_network("stage", "first").await?;
+        let netns_path = stage.kubelet.create_network("stage", "first").await?;
         let first = DeleteNetworkRequest {
             netns_path,
             ..Default::default()
         };
-        kubelet.kni().delete_network(first).await?;
+        stage.kubelet.kni().delete_network(first).await?;
         Ok(Self {
-            kubelet,
-            agent,
+            stage,
             options,
             pristine,
-            node,
         })
-    }
-
-    /// What the agent says of itself.
-    pub(crate) async fn status(&self) -> Result<GetStatusResponse> {
-        Ok(self
-            .kubelet
-            .runtime()
-            .get_status(GetStatusRequest {})
-            .await?
-            .into_inner())
-    }
-
-    /// What the agent says of all interfaces.
-    pub(crate) async fn interfaces(&self) -> Result<Vec<Interface>> {
-        let all = ListInterfacesRequest::default();
-        let listed = self.kubelet.runtime().list_interfaces(all).await?;
-        Ok(listed.into_inner().interfaces)
     }
 
     /// Starts the agent again and connects anew.
@@ -102,19 +86,14 @@ impl Watched {
 
     /// Waits until removals have ended, the pool is full and every interface has its links.
     pub(crate) async fn settled(&self) -> Result<()> {
-        let deadline = Instant::now() + SETTLED;
-        loop {
+        eventually(SETTLED, async || {
             let status = self.status().await?;
             let pending = status.pending_removals + status.pending_links;
-            if pending == 0 && status.warm_sandboxes == self.warm_wanted() {
-                return Ok(());
-            }
-            ensure!(
-                Instant::now() < deadline,
-                "the agent does not come to rest: {status:#?}"
-            );
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+            let settled = pending == 0 && status.warm_sandboxes == self.warm_wanted();
+            ensure!(settled, "the agent does not come to rest: {status:#?}");
+            Ok(())
+        })
+        .await
     }
 
     /// All that a leak would show in.
@@ -133,19 +112,16 @@ impl Watched {
 
     /// Panics unless all is as in `before`, after the background work has ended.
     pub(crate) async fn assert_as(&self, before: &Picture) -> Result<()> {
-        let deadline = Instant::now() + SETTLED;
-        loop {
+        eventually(SETTLED, async || {
             let differences = before.differences(&self.picture().await?, self.warm_wanted() == 0);
-            if differences.is_empty() {
-                return Ok(());
-            }
-            assert!(
-                Instant::now() < deadline,
-                "something was left behind or taken away:\n{}",
-                differences.join("\n")
+            let differences = differences.join("\n");
+            ensure!(
+                differences.is_empty(),
+                "something was left behind or taken away:\n{differences}"
             );
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+            Ok(())
+        })
+        .await
     }
 
     fn warm_wanted(&self) -> u32 {
@@ -198,19 +174,6 @@ impl Picture {
         }
         differences
     }
-}
-
-/// Until duplicate address detection has ended, the uplink's own link-local address would seem to come from the agent.
-async fn wait_for_link_local(node: &Node) -> Result<()> {
-    let deadline = Instant::now() + SETTLED;
-    while !node
-        .run("ip", &["-6", "route", "show", "table", "local"])?
-        .contains("local fe80")
-    {
-        ensure!(Instant::now() < deadline, "the uplink has no link-local address");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    Ok(())
 }
 
 /// A map as requests hold it, for calls that are not quite the kubelet's.

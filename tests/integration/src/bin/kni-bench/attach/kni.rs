@@ -2,12 +2,13 @@
 
 use std::{
     path::Path,
-    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Result, ensure};
-use kni_integration::{Agent, AgentOptions, Kubelet, Manifest, Namespaces, Node, agent::SOCKET, kubelet::Sandbox};
+use kni_integration::{
+    Agent, AgentOptions, Kubelet, Manifest, Namespaces, Node, agent::SOCKET, eventually_sync, kubelet::Sandbox,
+};
 use kni_proto::runtime::GetStatusRequest;
 use tokio::runtime::Runtime;
 
@@ -104,23 +105,16 @@ impl Kni {
 
     /// Waits until the agent has finished what it does in the background.
     fn wait_idle(&self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        eventually_sync(PATIENCE, || {
             let mut client = self.kubelet.runtime();
-            let status = self
-                .runtime
-                .block_on(client.get_status(GetStatusRequest {}))?
-                .into_inner();
-            if status.warm_sandboxes >= self.warm && status.pending_removals == 0 {
-                return Ok(());
-            }
+            let status = self.runtime.block_on(client.get_status(GetStatusRequest {}))?;
+            let status = status.into_inner();
+            let (warm, pending) = (status.warm_sandboxes, status.pending_removals);
             ensure!(
-                Instant::now() < deadline,
-                "the agent does not come to rest: {} sandboxes warm, {} removals pending",
-                status.warm_sandboxes,
-                status.pending_removals
+                warm >= self.warm && pending == 0,
+                "the agent does not come to rest: {warm} sandboxes prewarmed, {pending} removals pending"
             );
-            thread::sleep(Duration::from_millis(20));
-        }
+            Ok(())
+        })
     }
 }

@@ -66,17 +66,14 @@ fn address(number: u16, v4: bool) -> IpAddr {
 pub(super) fn all(served: Served) -> Vec<Manifest> {
     let network = Manifest::default_network("default", &["10.244.0.0/16", "fd00:244::/64"])
         .spec("serviceSubnets: [\"10.96.0.0/16\", \"fd00:96::/64\"]");
-    let policies = Manifest {
-        file: "policies.yaml".into(),
-        text: POLICIES.into(),
-    };
+    let policies = Manifest::file("policies.yaml", POLICIES);
     let mut manifests = vec![network, policies];
     for first in (0..served.services).step_by(usize::from(PER_FILE)) {
         let numbers = first..served.services.min(first + PER_FILE);
-        manifests.push(Manifest {
-            file: format!("services-{first}.yaml"),
-            text: numbers.map(|number| service(number, served)).collect(),
-        });
+        manifests.push(Manifest::file(
+            &format!("services-{first}.yaml"),
+            numbers.map(|number| service(number, served)).collect::<String>(),
+        ));
     }
     manifests
 }

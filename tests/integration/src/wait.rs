@@ -1,0 +1,139 @@
+//! Waits for conditions, with deadlines.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Error, Result, ensure};
+
+/// The first pause between two looks; each further one is twice as long, up to [`LONGEST`].
+const SHORTEST: Duration = Duration::from_millis(1);
+const LONGEST: Duration = Duration::from_millis(20);
+
+/// Looks until `look` succeeds. Its errors are reasons to look again; the last one is reported after `patience`.
+pub async fn eventually<T, F: Future<Output = Result<T>>>(
+    patience: Duration,
+    mut look: impl FnMut() -> F,
+) -> Result<T> {
+    let mut pauses = Pauses::until(patience);
+    loop {
+        let start = Instant::now();
+        match look().await {
+            Ok(found) => return Ok(found),
+            Err(why) => tokio::time::sleep(pauses.after(why, start.elapsed())?).await,
+        }
+    }
+}
+
+/// [`eventually`] for tests that are not async.
+pub fn eventually_sync<T>(patience: Duration, mut look: impl FnMut() -> Result<T>) -> Result<T> {
+    let mut pauses = Pauses::until(patience);
+    loop {
+        let start = Instant::now();
+        match look() {
+            Ok(found) => return Ok(found),
+            Err(why) => thread::sleep(pauses.after(why, start.elapsed())?),
+        }
+    }
+}
+
+/// Looks until `done`; how long that took.
+pub async fn until<F: Future<Output = Result<bool>>>(
+    what: &str,
+    patience: Duration,
+    mut done: impl FnMut() -> F,
+) -> Result<Duration> {
+    let start = Instant::now();
+    let done = eventually(patience, || {
+        let done = done();
+        async { Ok(ensure!(done.await?, "not yet")) }
+    });
+    done.await.with_context(|| format!("until {what}"))?;
+    Ok(start.elapsed())
+}
+
+/// Looks until there is something.
+pub async fn until_some<T, F: Future<Output = Result<Option<T>>>>(
+    what: &str,
+    patience: Duration,
+    mut look: impl FnMut() -> F,
+) -> Result<T> {
+    let found = eventually(patience, || {
+        let found = look();
+        async { found.await?.context("not yet") }
+    });
+    found.await.with_context(|| format!("until {what}"))
+}
+
+/// Looks until nothing is wrong; how long that took. The error lists what was wrong at the deadline.
+pub async fn until_right<F: Future<Output = Result<Vec<String>>>>(
+    what: &str,
+    patience: Duration,
+    mut wrong: impl FnMut() -> F,
+) -> Result<Duration> {
+    let start = Instant::now();
+    let right = eventually(patience, || {
+        let wrong = wrong();
+        async {
+            let lines = wrong.await?;
+            ensure!(lines.is_empty(), "wrong is:\n{}", lines.join("\n"));
+            Ok(())
+        }
+    });
+    right.await.with_context(|| format!("until {what}"))?;
+    Ok(start.elapsed())
+}
+
+struct Pauses {
+    patience: Duration,
+    deadline: Instant,
+    next: Duration,
+}
+
+impl Pauses {
+    fn until(patience: Duration) -> Self {
+        Self {
+            patience,
+            deadline: Instant::now() + patience,
+            next: SHORTEST,
+        }
+    }
+
+    /// How long to pause after a look that took so long: at least as long, so that a costly one leaves the machine to what
+    /// is waited for. The reason why not, once the deadline has passed.
+    fn after(&mut self, why: Error, took: Duration) -> Result<Duration> {
+        if Instant::now() >= self.deadline {
+            return Err(why.context(format!("waited {:?} in vain", self.patience)));
+        }
+        let pause = self.next.max(took);
+        self.next = LONGEST.min(self.next * 2);
+        Ok(pause)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+
+    use super::*;
+
+    #[test]
+    fn the_first_success_ends_it_and_the_last_error_is_reported() {
+        let mut looks = 0;
+        let found = eventually_sync(Duration::from_secs(5), || {
+            looks += 1;
+            if looks < 4 {
+                bail!("look {looks}");
+            }
+            Ok(looks)
+        });
+        assert_eq!(found.expect("the fourth look finds it"), 4);
+        let error = eventually_sync(Duration::from_millis(5), || {
+            looks += 1;
+            Err::<(), _>(anyhow::anyhow!("look {looks}"))
+        });
+        let error = format!("{:#}", error.expect_err("there is nothing to find"));
+        assert_eq!(error, format!("waited 5ms in vain: look {looks}"));
+    }
+}
