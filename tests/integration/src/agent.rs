@@ -1,4 +1,4 @@
-//! Runs the real agent binary in given namespaces, and keeps its log for the case that a test fails.
+//! Runs the real agent binary in given namespaces, and collects its log for failed tests.
 
 use std::{
     env,
@@ -47,7 +47,7 @@ pub struct AgentOptions {
     pub cluster: Option<Membership>,
 }
 
-/// What an agent is told of its cluster.
+/// The agent's place in its cluster.
 #[derive(Debug, Clone)]
 pub struct Membership {
     /// The path of its kubeconfig, inside the node.
@@ -119,7 +119,7 @@ impl Agent {
         self.child.id()
     }
 
-    /// Waits for the line with which the agent says that it serves, since its latest start.
+    /// Waits for the log line that reports readiness, since the latest start.
     pub fn wait_ready(&self, timeout: Duration) -> Result<()> {
         let ready = self.log.wait_for(READY, timeout);
         ensure!(
@@ -174,7 +174,7 @@ impl Agent {
     /// Starts the agent again after [`Self::kill9`] or [`Self::terminate`], and waits until it serves.
     pub fn restart(&mut self) -> Result<()> {
         ensure!(self.child.try_wait()?.is_some(), "the agent still runs");
-        self.log.forget_ready();
+        self.log.reset_ready();
         self.child = spawn(&self.ns, &self.options, &self.program, &self.log)?;
         self.wait_ready(READY_TIMEOUT)
     }
@@ -309,7 +309,7 @@ struct Lines {
     all: Vec<String>,
     /// Lines before this one belong to earlier processes.
     current: usize,
-    /// Streams that may bring more.
+    /// Streams that are still open.
     open: usize,
 }
 
@@ -346,7 +346,7 @@ impl Log {
         !result.timed_out()
     }
 
-    fn forget_ready(&self) {
+    fn reset_ready(&self) {
         let mut lines = self.0.0.lock().expect("no writer panics");
         lines.current = lines.all.len();
     }

@@ -37,7 +37,7 @@ pub struct ApiServer {
     programs: ApiServerPrograms,
     /// In the order of their start.
     running: Vec<(&'static str, Child)>,
-    /// The number of kubectl's cache: a new one forgets what kubectl has learnt of the server.
+    /// The number of kubectl's cache: with a new one kubectl reads the server's schemas again.
     cache: AtomicU32,
     /// Everything on disk.
     folder: TempDir,
@@ -57,7 +57,7 @@ impl ApiServer {
         server.spawn("etcd", server.etcd())?;
         server.spawn("kube-apiserver", server.kube_apiserver())?;
         let deadline = Instant::now() + PATIENCE;
-        // Nobody else makes the namespace: there are no controllers.
+        // The API server itself makes the namespace: there are no controllers.
         while server.kubectl(&["get", "--raw", "/readyz"]).is_err()
             || server.kubectl(&["get", "ns", "default"]).is_err()
         {
@@ -107,7 +107,7 @@ impl ApiServer {
         })
     }
 
-    /// Runs kubectl as the administrator and returns what it prints; failure quotes what it says.
+    /// Runs kubectl as the administrator and returns what it prints; failure quotes its output.
     pub fn kubectl(&self, args: &[&str]) -> Result<String> {
         self.kubectl_with_input(args, "")
     }
@@ -131,7 +131,7 @@ impl ApiServer {
         self.kubectl_with_input(&["create", "-f", "-"], manifest).map(drop)
     }
 
-    /// What kubectl says when the API server refuses a request; an error if it does not.
+    /// The message of kubectl when the API server refuses a request; an error if it does not.
     pub fn refusal(&self, args: &[&str], input: &str) -> Result<String> {
         let output = self.run(args, input)?;
         ensure!(!output.status.success(), "kubectl {} succeeds", args.join(" "));
@@ -204,7 +204,7 @@ impl ApiServer {
             format!("--etcd-servers={ETCD}"),
             "--secure-port=6443".into(),
             "--bind-address=127.0.0.1".into(),
-            // Loopback is not taken for an address to tell others; none is told.
+            // The API server advertises no loopback address, so none is given.
             "--advertise-address=192.0.2.1".into(),
             "--endpoint-reconciler-type=none".into(),
             file("tls-cert-file", "server.crt"),

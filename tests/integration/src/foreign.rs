@@ -1,6 +1,6 @@
-//! Somebody else's TCX program: counts the packets it sees and lets them go on.
+//! A TCX program of another owner: counts the packets it sees and passes them on.
 //!
-//! Loaded by bare bpf(2) calls, so that nothing of ours has a part in it.
+//! Loaded by bare bpf(2) calls, so that it shares no code with the agent.
 
 use std::{
     io,
@@ -94,7 +94,7 @@ fn bpf<T>(command: i32, attributes: &T) -> io::Result<i64> {
 
 fn open<T>(command: i32, attributes: &T) -> io::Result<OwnedFd> {
     let fd = i32::try_from(bpf(command, attributes)?).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made the descriptor, and nobody else knows it.
+    // SAFETY: the kernel has just made the descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -149,7 +149,7 @@ impl Kubelet {
         self.kni().delete_network(request).await.map(drop)
     }
 
-    /// Takes a pod away. Its namespace lives until both calls have ended, as the sandbox process keeps it alive.
+    /// Removes a pod. Its namespace lives until both calls have ended, as the sandbox process holds it.
     pub async fn kill_pod(&self, pod: Pod) -> Result<(), Status> {
         self.detach(&pod.id).await?;
         self.delete_network(&pod.id).await
@@ -288,7 +288,7 @@ pub fn random_hex(bytes: usize) -> String {
 
 fn endpoint() -> Endpoint {
     // The name is the `:authority`; the connector decides where the call goes.
-    // The kubelet sets no deadline; a test that hangs helps nobody.
+    // The kubelet sets no deadline; a test must not hang.
     Endpoint::from_static("http://localhost").timeout(DEADLINE)
 }
 

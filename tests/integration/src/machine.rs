@@ -42,7 +42,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Starts an agent on the node, as the network of the container runtime. It makes no interfaces ahead, so that a node
+    /// Starts an agent on the node, as the network of the container runtime. It prewarms no interfaces, so that a node
     /// without pods always looks the same.
     pub fn start_agent(&self, manifests: Vec<Manifest>) -> Result<Agent> {
         let agent = Agent::start(&self.node, Self::agent_options(manifests))?;
@@ -59,7 +59,7 @@ impl Machine {
         }
     }
 
-    /// What the node looks like once nothing of any pod is left on it: the last of it goes when nobody waits any more.
+    /// The node's snapshot once all traces of pods are gone: the last ones are removed in the background.
     pub fn at_rest(&self) -> Result<NodeSnapshot> {
         eventually_sync(Duration::from_mins(1), || {
             let snapshot = NodeSnapshot::take(&self.node)?;

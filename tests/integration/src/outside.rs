@@ -53,7 +53,7 @@ impl Outside {
         for name in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
             set(&router, name, "1")?;
         }
-        // Every error is told, however many there are.
+        // Every error is sent, without a rate limit.
         for name in ["ipv4/icmp_ratelimit", "ipv6/icmp/ratelimit"] {
             set(&router, name, "0")?;
             set(&server, name, "0")?;

@@ -148,7 +148,7 @@ fn create_map() -> io::Result<()> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was returned just now and belongs to nobody else.
+    // SAFETY: the descriptor was returned just now and has no other owner.
     drop(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd) });
     Ok(())
 }

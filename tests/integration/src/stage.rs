@@ -127,7 +127,7 @@ impl Stage {
     }
 }
 
-/// Makes the node forward, as every Kubernetes node does, and tells the fabric where the pods of the default network of
+/// Makes the node forward, as every Kubernetes node does, and gives the fabric routes to the pods of the default network of
 /// [`Manifest::overlapping`] are.
 pub fn forwarding(node: &Node) -> Result<()> {
     node.forward()?;

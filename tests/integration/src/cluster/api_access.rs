@@ -21,7 +21,7 @@ use crate::namespaces::Namespaces;
 /// How long a connection may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A client that speaks from inside `ns`, as whom `kubeconfig` says.
+/// A client that connects from inside `ns`, as the user of `kubeconfig`.
 pub async fn connect(ns: &Namespaces, kubeconfig: &str) -> Result<Client> {
     let kubeconfig = Kubeconfig::from_yaml(kubeconfig).context("kubeconfig")?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
@@ -34,7 +34,7 @@ pub async fn connect(ns: &Namespaces, kubeconfig: &str) -> Result<Client> {
     });
     let connector = config.rustls_https_connector_with_connector(connector)?;
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build::<_, Body>(connector);
-    // Who it is stands in the certificate; there is nothing to add to a request.
+    // The certificate identifies the user; requests need no token.
     let service = ServiceBuilder::new().layer(config.base_uri_layer()).service(http);
     Ok(Client::new(service, config.default_namespace))
 }

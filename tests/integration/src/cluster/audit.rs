@@ -72,7 +72,7 @@ impl Audit {
         Ok(Self { requests: new.to_vec() })
     }
 
-    /// Requests that were refused for want of a right.
+    /// Requests that RBAC refused.
     pub fn forbidden(&self) -> Vec<&Request> {
         self.requests.iter().filter(|request| request.code == 403).collect()
     }

@@ -28,7 +28,7 @@ const KUBECONFIG: &str = "/run/node/agent.conf";
 /// How a node differs from others.
 #[derive(Debug, Clone)]
 pub struct MemberOptions {
-    /// More arguments for the agent. By default it makes no sandboxes ahead, so that a node without pods always looks the
+    /// More arguments for the agent. By default it prewarms no sandboxes, so that a node without pods always looks the
     /// same.
     pub args: Vec<String>,
     /// What the agent knows when it is standalone: a cluster's fake kubelet without a cluster's agent.

@@ -8,6 +8,7 @@ mod member;
 pub mod objects;
 mod pod_worker;
 mod rights;
+mod tended;
 pub mod truth;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -15,7 +16,7 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::{Context as _, Result};
 pub use api_access::connect;
 pub use definitions::deployed;
-pub use fake_kubelet::{FakeKubelet, HELD, Refusal};
+pub use fake_kubelet::FakeKubelet;
 use k8s_openapi::api::core::v1::Pod as PodObject;
 use kni_local_node::{ControlPlane, Fabric, Part};
 use kube::{
@@ -24,6 +25,7 @@ use kube::{
 };
 pub use member::{AGENTS, Member, MemberOptions};
 use serde_json::Value;
+pub use tended::{HELD, Refusal};
 
 use crate::{
     kubelet::Pod,
@@ -81,7 +83,7 @@ impl Cluster {
         self.nodes.last_mut().context("just pushed")
     }
 
-    /// Creates objects, or brings those that are there to what `objects` say.
+    /// Creates objects, or updates existing ones to `objects`.
     pub async fn apply(&self, objects: &[Value]) -> Result<()> {
         for object in objects {
             self.apply_one(object).await?;
@@ -148,7 +150,7 @@ impl Cluster {
         Ok(created)
     }
 
-    /// Waits until a pod runs, and the API server has been told.
+    /// Waits until a pod runs, and the API server has its status.
     pub async fn running(&self, namespace: &str, name: &str) -> Result<Pod> {
         wait::until_some(&format!("pod {namespace}/{name} runs"), PATIENCE, async || {
             Ok(self

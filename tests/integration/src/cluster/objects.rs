@@ -1,4 +1,4 @@
-//! Objects for the API server, as short as tests want to write them, and where they live.
+//! Builds objects for the API server from short descriptions, and finds their resources.
 
 use anyhow::{Context as _, Result};
 use kube::{
@@ -127,7 +127,7 @@ pub fn service(namespace: &str, name: &str, port: u16, backend: (&str, u16), lab
     [service, slice]
 }
 
-/// A definition of Multus' kind that leads to a network of ours.
+/// A NetworkAttachmentDefinition that refers to a `PodNetwork`.
 pub fn attachment_definition(namespace: &str, name: &str, network: &str) -> Value {
     json!({
         "apiVersion": "k8s.cni.cncf.io/v1",

@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tonic::Status;
 
-use super::fake_kubelet::{HELD, Refusal, Shared};
+use super::tended::{HELD, Refusal, Shared};
 use crate::kubelet::{Pod, Sandbox};
 
-/// What a pod that runs is told to be.
+/// The desired state of a running pod.
 const CONDITIONS: [&str; 5] = [
     "PodReadyToStartContainers",
     "Initialized",
@@ -34,7 +34,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(shared: Arc<Shared>, uid: String, mut objects: Objects) {
     let Some(object) = objects.borrow_and_update().clone() else {
-        return shared.forget(&uid);
+        return shared.remove(&uid);
     };
     let worker = Worker {
         api: Api::namespaced(shared.client.clone(), &object.namespace().unwrap_or_default()),
@@ -63,10 +63,10 @@ impl Worker {
             self.take_down(&pod.0.id).await;
         }
         self.remove_object().await;
-        self.shared.forget(&self.uid);
+        self.shared.remove(&self.uid);
     }
 
-    /// Tries until the pod runs; nothing when it is no longer wanted before.
+    /// Tries until the pod runs; nothing when it is deleted before.
     async fn bring_up(&self, objects: &mut Objects) -> Option<(Pod, Duration)> {
         let mut pauses = pauses();
         let mut held = self.shared.held.subscribe();
@@ -141,7 +141,7 @@ impl Worker {
         }
     }
 
-    /// Tells the API server that the pod runs, until it knows, or the pod is to end.
+    /// Reports the running pod to the API server, until that succeeds or the pod is to end.
     async fn report(&self, pod: &Pod, objects: &mut Objects) {
         let status = Patch::Merge(self.status(pod));
         let name = self.object.name_any();
@@ -218,7 +218,7 @@ async fn ended(objects: &mut Objects) {
             .as_ref()
             .is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
     };
-    // An error means that nobody watches any more.
+    // An error means that the receiver is gone.
     drop(objects.wait_for(is_over).await.map(drop));
 }
 

@@ -124,7 +124,7 @@ impl Cluster {
     }
 }
 
-/// Where pods tell their interfaces to those who know Multus.
+/// The annotation in which clients of Multus look for a pod's interfaces.
 pub const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 
 fn differences(member: &Member, pod: &Pod, name: &str, truth: &KernelInterface, object: &PodInterface) -> Vec<String> {
@@ -174,7 +174,7 @@ fn differences(member: &Member, pod: &Pod, name: &str, truth: &KernelInterface, 
     wrong
 }
 
-/// Interfaces as the annotation tells them: addresses and MAC by name.
+/// Interfaces in the annotation: addresses and MAC by name.
 fn annotation_differences(told: Option<&str>, truth: &BTreeMap<String, KernelInterface>) -> Vec<String> {
     let Some(told) = told else {
         return if truth.is_empty() {

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{ETHERTYPE_ARP, Ip, Link, Mac, Payload};
 
-/// "Who has `target`? Tell `sender`", to everyone.
+/// "Who has `target`? Tell `sender`", as broadcast.
 pub fn arp_request(sender_mac: Mac, sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     // Ethernet, IPv4, their lengths, request.
     let head = [0, 1, 0x08, 0, 6, 4, 0, 1];

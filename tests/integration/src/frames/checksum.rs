@@ -1,5 +1,7 @@
 //! The Internet checksum and the `CRC32c` of SCTP.
 
+use std::net::IpAddr;
+
 /// RFC 1071 over the parts as if they were one. Every part but the last has an even length.
 pub fn checksum(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().flat_map(|part| part.chunks(2));
@@ -24,6 +26,30 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
         }
     }
     !crc
+}
+
+/// What a transport checksum covers besides the transport header and what follows it, `length` bytes together.
+pub fn pseudo_header(ends: (IpAddr, IpAddr), protocol: u8, length: usize) -> Vec<u8> {
+    let length = u32::try_from(length).expect("a packet fits 4 GiB").to_be_bytes();
+    match ends {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => [
+            &source.octets()[..],
+            &destination.octets(),
+            &[0, protocol],
+            &length[2..],
+        ]
+        .concat(),
+        (IpAddr::V6(source), IpAddr::V6(destination)) => [
+            &source.octets()[..],
+            &destination.octets(),
+            &length,
+            &[0, 0, 0, protocol],
+        ]
+        .concat(),
+        (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => {
+            panic!("{} and {} are of different families", ends.0, ends.1)
+        }
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Payload, checksum};
+use super::{Payload, checksum, pseudo_header};
 
 /// An IPv6 extension header.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,7 +77,7 @@ pub struct Ip {
     pub options: Vec<u8>,
     /// IPv6 extension headers in order.
     pub extensions: Vec<Extension>,
-    /// IPv4 flags and offset, as they stand in the header.
+    /// IPv4 flags and offset, as in the header.
     pub v4_fragment: u16,
 }
 
@@ -119,13 +119,16 @@ impl Ip {
 
     /// The whole packet.
     pub fn packet(&self, payload: &Payload) -> Vec<u8> {
-        self.around(payload.protocol(self.source.is_ipv4()), &payload.to_bytes(self))
+        self.around(
+            payload.protocol(self.source.is_ipv4()),
+            &payload.to_bytes((self.source, self.destination)),
+        )
     }
 
     /// The packet in fragments of at most `size` bytes of payload each, rounded down to a multiple of 8.
     pub fn fragments(&self, payload: &Payload, size: usize) -> Vec<Vec<u8>> {
         let protocol = payload.protocol(self.source.is_ipv4());
-        let bytes = payload.to_bytes(self);
+        let bytes = payload.to_bytes((self.source, self.destination));
         let size = size / 8 * 8;
         let parts: Vec<_> = bytes.chunks(size).collect();
         let last = parts.len() - 1;
@@ -182,28 +185,9 @@ impl Ip {
         }
     }
 
-    /// What a transport checksum covers besides the transport header and what follows it, `length` bytes together.
+    /// See [`pseudo_header`].
     pub fn pseudo_header(&self, protocol: u8, length: usize) -> Vec<u8> {
-        let length = u32::try_from(length).expect("a packet fits 4 GiB").to_be_bytes();
-        match (self.source, self.destination) {
-            (IpAddr::V4(source), IpAddr::V4(destination)) => [
-                &source.octets()[..],
-                &destination.octets(),
-                &[0, protocol],
-                &length[2..],
-            ]
-            .concat(),
-            (IpAddr::V6(source), IpAddr::V6(destination)) => [
-                &source.octets()[..],
-                &destination.octets(),
-                &length,
-                &[0, 0, 0, protocol],
-            ]
-            .concat(),
-            (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => {
-                panic!("{} and {} are of different families", self.source, self.destination)
-            }
-        }
+        pseudo_header((self.source, self.destination), protocol, length)
     }
 
     /// The protocol of the first header, and all headers; each names the one behind it.

@@ -10,7 +10,7 @@ mod packet_socket;
 mod payload;
 
 pub use address_resolution::{arp_request, neighbour_solicitation};
-pub use checksum::{checksum, crc32c};
+pub use checksum::{checksum, crc32c, pseudo_header};
 pub use ip::{Extension, Ip};
 pub use packet_socket::PacketSocket;
 pub use payload::{Payload, TcpFlags};
@@ -55,7 +55,7 @@ impl Link {
         self
     }
 
-    /// A frame with an IP packet, whose version tells the EtherType.
+    /// A frame with an IP packet, whose version implies the EtherType.
     pub fn frame(&self, packet: &[u8]) -> Vec<u8> {
         let v6 = packet.first().is_some_and(|byte| byte >> 4 == 6);
         self.frame_of(if v6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 }, packet)

@@ -1,6 +1,8 @@
 //! What an IP packet carries, with the checksum that its addresses ask for.
 
-use super::{Ip, checksum, crc32c};
+use std::net::IpAddr;
+
+use super::{checksum, crc32c, pseudo_header};
 
 /// The flags byte of a TCP header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,18 +110,18 @@ impl Payload {
         }
     }
 
-    /// The bytes as they stand in a packet of `ip`.
-    pub fn to_bytes(&self, ip: &Ip) -> Vec<u8> {
-        let v4 = ip.source.is_ipv4();
+    /// The bytes in a packet between these addresses, source first.
+    pub fn to_bytes(&self, ends: (IpAddr, IpAddr)) -> Vec<u8> {
+        let v4 = ends.0.is_ipv4();
         let mut bytes = self.without_checksum();
         match self {
             Self::Udp { .. } => {
-                let sum = checksum(&[&ip.pseudo_header(17, bytes.len()), &bytes]);
+                let sum = checksum(&[&pseudo_header(ends, 17, bytes.len()), &bytes]);
                 // 0 would mean "no checksum".
                 put(&mut bytes, 6, if sum == 0 { u16::MAX } else { sum });
             }
             Self::Tcp { .. } => {
-                let sum = checksum(&[&ip.pseudo_header(6, bytes.len()), &bytes]);
+                let sum = checksum(&[&pseudo_header(ends, 6, bytes.len()), &bytes]);
                 put(&mut bytes, 16, sum);
             }
             Self::Sctp { .. } => {
@@ -130,7 +132,7 @@ impl Payload {
                 let pseudo = if v4 {
                     Vec::new()
                 } else {
-                    ip.pseudo_header(58, bytes.len())
+                    pseudo_header(ends, 58, bytes.len())
                 };
                 let sum = checksum(&[&pseudo, &bytes]);
                 put(&mut bytes, 2, sum);

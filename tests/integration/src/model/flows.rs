@@ -25,9 +25,9 @@ pub enum Kind {
 /// Who opened a flow, where that decides who may judge it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opener {
-    /// A pod, or somebody beyond the node.
+    /// A pod, or a host outside the node.
     Anybody,
-    /// A pod, to itself through a service: no policy stands between.
+    /// A pod, to itself through a service: no policy applies.
     Itself,
     /// The node, which may always reach its pods.
     Node,
@@ -185,7 +185,7 @@ impl Model {
         self.flows.insert(flow, renewed);
     }
 
-    /// A packet of the flow passes: keeps it alive, is translated, moves its state on or ends it. Says what it was.
+    /// A packet of the flow passes: refreshes it, is translated, advances its state or ends it. Returns which.
     pub(super) fn follow(&mut self, flow: Flow, packet: &Packet, frame: &mut [u8]) -> Result<Entry, Verdict> {
         let mut entry = self.flows[&flow];
         // The programs do so now and then; ticks that pass by themselves meanwhile decide nothing.
@@ -243,7 +243,7 @@ impl Model {
         self.flows.insert(flow, entry);
     }
 
-    /// A flow that is over leaves the share of whoever opened it, or of its receiver where that was nobody of the node's.
+    /// A flow that has ended no longer counts towards the share of its opener, or of its receiver where the opener is outside the node.
     fn give_back(&mut self, entry: &Entry, other: &Entry) {
         if entry.closed {
             return;
@@ -254,13 +254,13 @@ impl Model {
         }
     }
 
-    /// Forgets what leaves the network by the stack.
-    pub fn forget_beyond(&mut self, network: u32) {
+    /// Removes the flows that leave the network by the stack.
+    pub fn remove_external(&mut self, network: u32) {
         self.flows
             .retain(|flow, entry| flow.network != network || entry.kind == Kind::Local);
     }
 
-    /// Whether the endpoint may open another flow, and the same ports towards the same receiver are not somebody else's.
+    /// Whether the endpoint may open another flow, and no other endpoint uses the same ports towards the same receiver.
     pub(super) fn may_open(&self, id: u32, flow: Flow, opens: bool, becomes: Flow) -> Result<(), Verdict> {
         if opens && let Some(answers) = self.flows.get(&becomes.reversed()) {
             let answered = answers.answer && answers.confirmed && !answers.closed;

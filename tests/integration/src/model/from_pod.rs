@@ -188,7 +188,7 @@ impl Model {
         }
     }
 
-    /// The answer's direction of a flow whose other direction says that there must be one.
+    /// The reply direction of a flow whose original direction exists.
     fn lost_answer(&mut self, row: &Row, flow: Flow) -> Option<Entry> {
         let original = self.flows.get(&flow.reversed())?;
         let mine = original.receiver.is_some_and(|version| version.same_life(row.version));
@@ -223,7 +223,7 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// Multicast of both families and the limited broadcast; no other broadcast address can be told by looking at it.
+/// Multicast of both families and the limited broadcast; no other broadcast address is recognizable by itself.
 pub(super) fn is_for_many(address: IpAddr) -> bool {
     address.is_multicast() || address == IpAddr::from([255; 4])
 }

@@ -1,12 +1,12 @@
-//! What the programs of the dataplane should do, said once more and plainly: the judge of the frame tests.
+//! A plain second implementation of the data plane's programs, with which the frame tests compare them.
 //!
 //! It is written from what the programs document, shares no code with them, and is slow: whole packets are parsed into
 //! values, tables are maps of values, and nothing is packed. Where it and a program differ, one of them is wrong.
 //!
 //! Differences of notion, on purpose: a program compares generations of rows, the model [`Version`]s, which are never
-//! used twice. A program looks at the clock, the model counts how long ago something was and is told when time passes. A
-//! program's tables may evict; the model's do not, so whoever compares both must not fill them. A program chooses
-//! backends at random; the model is told which one it chose.
+//! used twice. A program looks at the clock, the model counts ages and has its time advanced by the test. A
+//! program's tables may evict; the model's do not, so a comparison must not fill them. A program chooses
+//! backends at random; the model is given the chosen one.
 
 mod answer;
 mod flows;
@@ -86,7 +86,7 @@ impl Seen {
     }
 }
 
-/// The two ends of a flow, as they stand in a packet.
+/// The two ends of a flow, as a packet has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Flow {
     /// Network id.
@@ -131,16 +131,16 @@ pub struct Datagram {
 /// Packets and bytes by endpoint (0 for none), direction and verdict.
 pub type Counts = BTreeMap<(u32, Direction, Verdict), (u64, u64)>;
 
-/// The model: who is there, what is in force, and what was learnt from the packets so far.
+/// The model: endpoints, enforced policies, and the state learnt from packets.
 #[derive(Debug, Clone, Default)]
 pub struct Model {
     /// Who is there.
     pub world: World,
-    /// What policy says.
+    /// The policies.
     pub policies: Policies,
     /// How long flows live.
     pub lifetimes: Lifetimes,
-    /// Flows that an endpoint may open and keep, 0 for no limit.
+    /// Flows that an endpoint may have open, 0 for no limit.
     pub flows_per_endpoint: u32,
     /// Flows that each endpoint has opened since they were counted.
     pub opened: HashMap<u32, u32>,
@@ -155,7 +155,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// What becomes of a frame; counts it. `choose` says which of several backends the program chose.
+    /// The verdict for a frame, which it counts. `choose` returns which of several backends the program chose.
     pub fn judge(&mut self, seen: Seen, frame: &[u8], choose: &mut Choose<'_>) -> Outcome {
         let Seen {
             direction,
@@ -201,7 +201,7 @@ impl Model {
             .retain(|(id, _, verdict), _| *id != endpoint || *verdict != Verdict::EndpointNotReady);
     }
 
-    /// Forgets the endpoint, its addresses, its counters and its share of the flow tables.
+    /// Removes the endpoint, its addresses, its counters and its share of the flow tables.
     pub fn withdraw(&mut self, endpoint: u32) {
         self.world.withdraw(endpoint);
         self.opened.remove(&endpoint);
@@ -218,7 +218,7 @@ impl Model {
         }
     }
 
-    /// The ports that stand for a packet in the flow table. A first fragment's are remembered for the later ones.
+    /// The ports of a packet in the flow table. A first fragment's are remembered for the later ones.
     fn ports(&mut self, network: u32, direction: Direction, packet: &packet::Packet) -> Result<(u16, u16), Verdict> {
         let own = packet.content.ports();
         let (first, identification) = match packet.fragment {

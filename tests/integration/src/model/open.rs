@@ -12,7 +12,7 @@ use super::{
 pub(super) struct Opening<'a> {
     pub(super) row: &'a Row,
     pub(super) flow: Flow,
-    /// Whether it says so itself (TCP SYN).
+    /// Whether the packet itself requests it (TCP SYN).
     pub(super) opens: bool,
 }
 
@@ -81,7 +81,7 @@ impl Model {
         choose: &mut Choose<'_>,
     ) -> Result<Backend, Verdict> {
         let backends = &service.backends;
-        let first = backends.first().ok_or(service.nobody())?;
+        let first = backends.first().ok_or(service.no_backend())?;
         if backends.len() == 1 {
             return Ok(*first);
         }
@@ -131,7 +131,7 @@ impl Model {
             return Ok(local(Opener::Itself, own));
         }
         let Some(owner) = self.world.owner(becomes.network, becomes.destination.0) else {
-            self.plan_beyond(row, becomes, hits)?;
+            self.plan_external(row, becomes, hits)?;
             return Ok(Plan {
                 kind: Kind::ToStack,
                 opener: Opener::Anybody,
@@ -149,7 +149,7 @@ impl Model {
         Ok(local(Opener::Anybody, (there.id, there.version)))
     }
 
-    fn plan_beyond(&self, row: &Row, becomes: Flow, hits: &mut Hits) -> Result<(), Verdict> {
+    fn plan_external(&self, row: &Row, becomes: Flow, hits: &mut Hits) -> Result<(), Verdict> {
         match self.world.route(becomes.network, becomes.destination.0) {
             Some(Route::Unreachable) => Err(Verdict::NoDestination),
             Some(Route::ServiceRange) => Err(Verdict::NoService),

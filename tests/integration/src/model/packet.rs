@@ -1,4 +1,4 @@
-//! Takes a frame apart, or says why it is refused.
+//! Parses a frame, or gives the reason why it is dropped.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -57,7 +57,7 @@ pub(super) struct Packet {
     pub(super) content: Content,
     /// Whether there were IPv6 extension headers.
     pub(super) extended: bool,
-    /// Whether nothing stands between the fixed IP header and the transport header.
+    /// Whether the transport header follows the fixed IP header directly.
     pub(super) plain: bool,
     /// Offset of the transport header in the IP packet.
     pub(super) transport: usize,
@@ -74,7 +74,7 @@ impl Packet {
     }
 }
 
-/// Protocols whose flows are told apart by ports or identifiers, in either family.
+/// Protocols whose flows differ by ports or identifiers, in either family.
 pub(super) fn names_flows_by_ports(protocol: u8) -> bool {
     [TCP, UDP, SCTP, ICMP, ICMPV6].contains(&protocol)
 }
@@ -205,7 +205,7 @@ pub(super) fn ipv6(carried: &[u8]) -> Result<Packet, Verdict> {
     })
 }
 
-/// None for an atomic fragment, which says nothing (RFC 6946).
+/// None for an atomic fragment, which is a whole packet (RFC 6946).
 fn fragment_v6(header: [u8; 8]) -> Option<Fragment> {
     let [_, _, high, low, id @ ..] = header;
     let field = u16::from_be_bytes([high, low]);
@@ -220,7 +220,7 @@ fn content(packet: &[u8], at: usize, is_v4: bool, protocol: u8, fragment: Fragme
     let ports = || Ok((number(packet, at)?, number(packet, at + 2)?));
     match protocol {
         TCP => {
-            // Two fragments' units, which hold the flags that tell who opens.
+            // Two fragment units, which contain the flags that show who opens the connection.
             let [.., flags, _, _] = take::<16>(packet, at)?;
             let (source, destination) = ports()?;
             let opens = flags & 0x02 != 0 && flags & 0x10 == 0;
@@ -246,7 +246,7 @@ fn content(packet: &[u8], at: usize, is_v4: bool, protocol: u8, fragment: Fragme
     }
 }
 
-/// The type tells the family too: no number is a request in both.
+/// The type implies the family: no number is a request in both.
 fn echo(kind: u8, identifier: u16) -> (u16, u16) {
     if [8, 13, 128].contains(&kind) {
         (identifier, 0)
@@ -279,7 +279,7 @@ pub(super) struct Quote {
     pub(super) protocol: u8,
     pub(super) source: (IpAddr, u16),
     pub(super) destination: (IpAddr, u16),
-    /// Whether it is a whole datagram: with a part of one nobody can tell whose the rest is.
+    /// Whether it is a whole datagram: the owner of the rest of a fragment is unknown.
     pub(super) whole: bool,
     /// Offset of its transport header from its beginning.
     pub(super) transport: usize,

@@ -1,4 +1,4 @@
-//! What policy says: whether one peer may send to another, and which rule is counted for it.
+//! Evaluates policies: whether one peer may send to another, and which rule counts the packet.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -27,16 +27,16 @@ pub enum Asked {
     /// May the endpoint receive from it?
     Ingress,
     /// May the endpoint's packets leave the pod networks to it?
-    Beyond,
+    External,
 }
 
 impl Asked {
-    /// As the tables say it.
+    /// As the tables encode it.
     pub fn code(self) -> u32 {
         match self {
             Self::Egress => EGRESS,
             Self::Ingress => INGRESS,
-            Self::Beyond => EXTERNAL,
+            Self::External => EXTERNAL,
         }
     }
 
@@ -44,7 +44,7 @@ impl Asked {
         match self {
             Self::Egress => Verdict::PolicyEgress,
             Self::Ingress => Verdict::PolicyIngress,
-            Self::Beyond => Verdict::PolicyExternal,
+            Self::External => Verdict::PolicyExternal,
         }
     }
 }
@@ -56,7 +56,7 @@ pub enum Allowed {
     Nothing,
     /// Every protocol and port.
     Everything,
-    /// What this port set says.
+    /// The decision of this port set.
     Ports(u32),
 }
 
@@ -88,7 +88,7 @@ impl PortRow {
 /// Identity in place of which a row for every peer is asked.
 pub const ANYBODY: u32 = 0;
 
-/// Everything that policy says. Sets and port sets never change once they are in use; new ones come.
+/// All policies. Sets and port sets never change once they are in use; new ones replace them.
 #[derive(Debug, Clone, Default)]
 pub struct Policies {
     /// (policy set, identity of the peer, question) to what is allowed, and by which rule.
@@ -104,7 +104,7 @@ pub(super) type Hits = Vec<HitKey>;
 
 impl Policies {
     /// Identity of an address that is no local endpoint's.
-    pub(super) fn identity_beyond(&self, network: u32, address: IpAddr) -> u32 {
+    pub(super) fn external_identity(&self, network: u32, address: IpAddr) -> u32 {
         let rows = self.identities.iter();
         let matching = rows.filter(|((of, prefix), _)| *of == network && prefix.contains(&address));
         let longest = matching.max_by_key(|((_, prefix), _)| prefix.prefix_len());
@@ -168,12 +168,12 @@ impl Model {
         if set == 0 {
             return Ok(());
         }
-        let peer = self.policies.identity_beyond(flow.network, flow.destination.0);
+        let peer = self.policies.external_identity(flow.network, flow.destination.0);
         self.policies.ask(set, peer, Asked::Egress, service(flow), hits)?;
-        self.policies.ask(set, peer, Asked::Beyond, service(flow), hits)
+        self.policies.ask(set, peer, Asked::External, service(flow), hits)
     }
 
-    /// Whether somebody of this identity may open `flow` to the endpoint.
+    /// Whether a peer of this identity may open `flow` to the endpoint.
     pub(super) fn entering(&self, receiver: &Row, peer: u32, flow: Flow, hits: &mut Hits) -> Result<(), Verdict> {
         match receiver.enforced.policy {
             0 => Ok(()),
@@ -181,12 +181,12 @@ impl Model {
         }
     }
 
-    /// Identity of an address, whoever has it.
+    /// Identity of an address.
     pub(super) fn identity_at(&self, network: u32, address: IpAddr) -> u32 {
         let owner: Option<Owner> = self.world.owner(network, address);
         match owner.and_then(|owner| self.world.still(network, owner)) {
             Some(row) => row.enforced.identity(address),
-            None => self.policies.identity_beyond(network, address),
+            None => self.policies.external_identity(network, address),
         }
     }
 

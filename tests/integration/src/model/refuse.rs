@@ -1,4 +1,4 @@
-//! The answer that refuses a packet to a service where nobody is: TCP RST (RFC 9293), or port unreachable (RFC 792, 4443).
+//! Builds the answer to a packet to a service without backends: TCP RST (RFC 9293), or port unreachable (RFC 792, 4443).
 
 use super::packet::{ETHERNET, Fragment, Packet};
 use crate::frames::{Ip, Payload, checksum};

@@ -31,7 +31,7 @@ impl Model {
     }
 
     /// An error goes where the pod's own packets of the quoted flow go, and must be about a packet that the pod got
-    /// from the one it tells. Whose packets go where.
+    /// from the one it reports. Which packets go where.
     pub(super) fn error_from_pod(
         &self,
         row: &Row,
@@ -50,7 +50,7 @@ impl Model {
         Ok((own.kind, own.to))
     }
 
-    /// `entry` is of the direction in which the error goes. Nobody can tell whose the rest of a quoted fragment is, and a
+    /// `entry` is of the direction in which the error goes. The owner of the rest of a quoted fragment is unknown, and a
     /// pod that reaches itself has itself to ask.
     pub(super) fn translate_error(
         packet: &Packet,

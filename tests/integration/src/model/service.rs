@@ -1,4 +1,4 @@
-//! What stands behind virtual addresses, and which backend a flow gets.
+//! The backends of virtual addresses, and the choice of one for a flow.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,9 +22,9 @@ pub struct Service {
     pub id: u32,
     /// Who serves.
     pub backends: Vec<Backend>,
-    /// Whether packets are dropped instead of refused where nobody serves, because others do elsewhere.
+    /// Whether packets without a backend are dropped instead of refused, because backends exist elsewhere.
     pub local_only: bool,
-    /// Ticks for which a client that is not seen keeps its backend, 0 for none.
+    /// Ticks for which an idle client retains its backend, 0 for none.
     pub affinity: u32,
 }
 
@@ -82,12 +82,12 @@ pub struct Choice<'a> {
     pub candidates: &'a [Candidate],
 }
 
-/// Says which candidate the program chose.
+/// Returns the candidate that the program chose.
 pub type Choose<'a> = dyn FnMut(&Choice<'_>) -> usize + 'a;
 
 impl Service {
-    /// Why nobody can be chosen.
-    pub(super) fn nobody(&self) -> Verdict {
+    /// Why there is no candidate.
+    pub(super) fn no_backend(&self) -> Verdict {
         if self.local_only {
             Verdict::NoLocalBackend
         } else {

@@ -106,7 +106,7 @@ impl Model {
         let mut opener = Opener::Node;
         if ingress != 0 {
             opener = Opener::Anybody;
-            let peer = self.sender_beyond(flow, ingress)?;
+            let peer = self.external_sender(flow, ingress)?;
             let mut hits = Hits::new();
             let judged = self.entering(row, peer, flow, &mut hits);
             self.hit(hits);
@@ -125,12 +125,12 @@ impl Model {
         Ok(())
     }
 
-    /// Identity of whoever sent the packet. A local pod's address counts only from that pod's interface, a service's
+    /// Identity of the packet's sender. A local pod's address counts only from that pod's interface, a service's
     /// from none.
-    fn sender_beyond(&self, flow: Flow, ingress: u32) -> Result<u32, Verdict> {
+    fn external_sender(&self, flow: Flow, ingress: u32) -> Result<u32, Verdict> {
         let address = flow.source.0;
         let Some(owner) = self.world.owner(flow.network, address) else {
-            return Ok(self.policies.identity_beyond(flow.network, address));
+            return Ok(self.policies.external_identity(flow.network, address));
         };
         let sender = self.world.still(flow.network, owner);
         let sender = sender.filter(|sender| owner != Owner::Service && ingress == IFINDEX_BASE + sender.id);

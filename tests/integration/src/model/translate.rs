@@ -111,7 +111,7 @@ pub(super) fn apply(frame: &mut [u8], packet: &Packet, flow: &Flow, to: &Flow) -
         return Err(Verdict::Truncated);
     }
     let old = number(transport, field);
-    // Without a checksum (RFC 768) there is nothing to renew, and none may come out that says "none".
+    // Without a checksum (RFC 768) there is nothing to renew, and the result must not be the value that means "none".
     if packet.protocol == UDP && old == 0 {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! Who is there: endpoints, their addresses, what is in force at them, and the routes of their networks.
+//! The endpoints, their addresses, the policies enforced at them, and the routes of their networks.
 
 use std::{
     collections::HashMap,
@@ -11,7 +11,7 @@ use super::service::Services;
 use crate::frames::Mac;
 
 /// A state of an endpoint's row: the life that it is in (from being published until it is published anew or
-/// withdrawn), and the change of what is in force since. Neither number is ever used twice.
+/// withdrawn), and the number of the change to its enforced policies. Neither number is ever used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Version {
     life: u64,
@@ -57,7 +57,7 @@ impl Endpoint {
     }
 }
 
-/// What policy says of an endpoint.
+/// The policies of an endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Enforced {
     /// Policy set, 0 where no policy selects it.
@@ -95,11 +95,11 @@ pub(super) enum Owner {
 /// What a network does with packets to addresses that no endpoint has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// One of its own subnets: nobody is there.
+    /// One of its own subnets, at an address without an endpoint.
     Unreachable,
     /// A range of virtual addresses: no service has this one.
     ServiceRange,
-    /// Beyond the network: the node's stack knows.
+    /// Outside the network: the node's stack decides.
     Stack,
 }
 
@@ -146,7 +146,7 @@ impl World {
         self.slots.get(&endpoint).map(|slot| slot.version)
     }
 
-    /// What is in force at the endpoint, published or not; nothing where policy has not spoken of it.
+    /// The policies enforced at the endpoint, published or not; none where policy never selected it.
     pub fn enforced(&self, endpoint: u32) -> Option<Enforced> {
         self.enforced.get(&endpoint).copied()
     }
@@ -214,7 +214,7 @@ impl World {
         self.addresses.retain(|_, (owner, _)| *owner != endpoint);
     }
 
-    /// Puts something else into force; what it was before counts for no packet any more.
+    /// Enforces other policies; the previous ones apply to no further packet.
     pub fn enforce(&mut self, endpoint: u32, enforced: Enforced) {
         let change = self.number();
         self.enforced.insert(endpoint, enforced);
@@ -247,7 +247,7 @@ impl World {
     }
 
     /// Whether the network's packets may leave it by the stack.
-    pub fn has_way_out(&self, network: u32) -> bool {
+    pub fn has_egress(&self, network: u32) -> bool {
         self.routes
             .iter()
             .any(|(id, _, route)| *id == network && *route == Route::Stack)

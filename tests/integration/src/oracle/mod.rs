@@ -1,4 +1,4 @@
-//! Says what network policies allow, straight from the API objects: slow, plain, and without a line of the agent's.
+//! Evaluates network policies straight from the API objects: slow, plain, and without code of the agent.
 //!
 //! [`World::allowed`] reads the policies anew for every question, the way the API's documentation puts it: a pod is
 //! isolated in a direction once any policy of that direction selects it, and then only what some rule allows passes.
@@ -38,7 +38,7 @@ impl Protocol {
     /// The three that policies can name.
     pub const TRANSPORTS: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
-    /// As it stands in an object.
+    /// As in an object.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcp => "TCP",
@@ -103,7 +103,7 @@ impl Pod {
 pub struct Policy {
     /// `None`: primary interfaces (`NetworkPolicy`). Otherwise interfaces on these networks (`MultiNetworkPolicy`).
     pub networks: Option<BTreeSet<String>>,
-    /// What it says; both kinds have the same schema.
+    /// Its spec; both kinds have the same schema.
     pub object: NetworkPolicy,
 }
 
@@ -123,7 +123,7 @@ pub struct World {
 pub enum Peer<'a> {
     /// A pod, through the interface on this network, with this address.
     Pod(&'a Pod, &'a Interface, IpAddr),
-    /// Somebody who is no pod.
+    /// A peer that is no pod.
     Outside(IpAddr),
     /// The pod's own node.
     Node(IpAddr),
@@ -154,7 +154,7 @@ impl World {
         labels
     }
 
-    /// The peer that has an address in a network: the pod, or somebody outside.
+    /// The peer that has an address in a network: the pod, or an external one.
     pub fn peer(&self, network: &str, address: IpAddr) -> Peer<'_> {
         let found = self.pods.iter().find_map(|pod| {
             let interface = pod.on(network)?;

@@ -11,7 +11,7 @@ pub(super) fn selects(policy: &NetworkPolicy, pod: &Pod) -> bool {
     namespace(policy) == pod.namespace && named.is_none_or(|pods| selector::matches(pods, &pod.labels))
 }
 
-/// Whether the policy isolates in a direction: as its types say; without types ingress always, and egress when there
+/// Whether the policy isolates in a direction: by its types; without types ingress always, and egress when there
 /// are egress rules.
 pub(super) fn has_direction(policy: &NetworkPolicy, direction: Direction) -> bool {
     let Some(spec) = &policy.spec else { return false };

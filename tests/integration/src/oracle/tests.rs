@@ -1,4 +1,4 @@
-//! What the API's documentation says, line by line.
+//! Tests of the oracle against the API's documentation, line by line.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -11,7 +11,7 @@ fn labels(text: &str) -> Labels {
     pairs.map(|(key, value)| (key.into(), value.into())).collect()
 }
 
-/// Namespaces x and y (label `ns`), pods a and b in each (label `pod`), on two networks; `last` tells pods apart.
+/// Namespaces x and y (label `ns`), pods a and b in each (label `pod`), on two networks; `last` distinguishes pods.
 fn world(policies: &[&str]) -> World {
     let mut world = World::default();
     for (n, namespace) in ["x", "y"].into_iter().enumerate() {
@@ -32,7 +32,7 @@ fn world(policies: &[&str]) -> World {
                 namespace: namespace.into(),
                 name: pod.into(),
                 labels: labels(&format!("pod={pod}")),
-                // The same name stands for another number in each pod.
+                // The same name is another number in each pod.
                 ports: vec![NamedPort {
                     name: "web".into(),
                     protocol: Protocol::Tcp,

@@ -18,7 +18,7 @@ use super::Lockstep;
 use crate::model::{Allowed, Asked, Endpoint, Enforced, Flow, Front, Lifetimes, PortRow, Service};
 
 impl Lockstep {
-    /// Makes an endpoint ready, under a new version; without policies where nothing was put into force before.
+    /// Makes an endpoint ready, under a new version; without policies where none were enforced before.
     pub fn publish(&mut self, id: u32, endpoint: &Endpoint) -> Result<()> {
         if self.model.world.enforced(id).is_none() {
             self.enforce(id, Enforced::default())?;
@@ -40,7 +40,7 @@ impl Lockstep {
         self.remember_generation(id)
     }
 
-    /// Puts something into force at an endpoint, published or not.
+    /// Enforces policies at an endpoint, published or not.
     pub fn enforce(&mut self, id: u32, enforced: Enforced) -> Result<()> {
         let Enforced {
             policy,
@@ -101,8 +101,8 @@ impl Lockstep {
         let id = NetworkId::try_from(network)?;
         self.programs().dataplane().set_routes(id, &routes)?;
         // What left by a way that is closed now is judged anew.
-        if self.model.world.has_way_out(network) && !host_access {
-            self.model.forget_beyond(network);
+        if self.model.world.has_egress(network) && !host_access {
+            self.model.remove_external(network);
         }
         self.model.world.set_routes(network, subnets, services, host_access);
         Ok(())
@@ -150,7 +150,7 @@ impl Lockstep {
         Ok(())
     }
 
-    /// Puts a service port in place, or what stands behind it now. Known flows stay as they are.
+    /// Adds a service port, or replaces its backends. Known flows stay as they are.
     pub fn serve(&mut self, front: Front, service: &Service) -> Result<()> {
         self.lists += 1;
         let backends = self.lists;
@@ -189,7 +189,7 @@ impl Lockstep {
         Ok(self.programs().dataplane().apply_services(&steps)?)
     }
 
-    /// Sets how long flows live (in ticks), how many an endpoint may open, and whether new ones are told of.
+    /// Sets how long flows live (in ticks), how many an endpoint may open, and whether new ones are reported.
     pub fn configure(&mut self, lifetimes: Lifetimes, flows_per_endpoint: u32, flow_events: u32) -> Result<()> {
         let config = Config {
             flow_events,
@@ -207,7 +207,7 @@ impl Lockstep {
         self.learn_configuration()
     }
 
-    /// The model follows the configuration that is in force.
+    /// The model uses the active configuration.
     pub(super) fn learn_configuration(&mut self) -> Result<()> {
         let config = self.tables.config()?;
         self.model.flows_per_endpoint = config.flows_per_endpoint;
@@ -237,7 +237,7 @@ impl Lockstep {
         Ok(())
     }
 
-    /// Forgets one direction of a flow, as a full table does.
+    /// Evicts one direction of a flow, as a full table does.
     pub fn evict(&mut self, flow: &Flow) -> Result<()> {
         self.tables.evict(flow)?;
         self.model.flows.remove(flow).context("a flow that is known")?;

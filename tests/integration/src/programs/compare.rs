@@ -7,9 +7,8 @@ use kni_common::flow::{
     FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FIN, FLOW_FROM, FLOW_HAIRPIN, FLOW_NODE, FLOW_REPLY, FLOW_TO, FlowValue,
     KIND_FROM_STACK, KIND_LOCAL, KIND_TO_STACK,
 };
-use kni_model::EndpointId;
 
-use super::{INTERFACES, Lockstep, Programs};
+use super::{Lockstep, counters::counted};
 use crate::model::{Counts, Entry, Flow, Kind, Opener, Version};
 
 /// A row of a flow table, less the time of its last packet.
@@ -103,21 +102,6 @@ fn fields(row: &FlowValue) -> Fields {
         lifetime: row.lifetime,
         translation: translated.then_some((address, ports)),
     }
-}
-
-/// What the kernel counted, zero rows left out.
-pub fn counted(programs: &Programs) -> Result<Counts> {
-    let mut counts = Counts::new();
-    for id in 1..=INTERFACES {
-        for (direction, verdict, count) in programs.dataplane().forwarded(EndpointId(id))? {
-            counts.insert((id, direction, verdict), (count.packets, count.bytes));
-        }
-    }
-    for drop in programs.dataplane().drops()? {
-        let key = (drop.endpoint.0, drop.direction, drop.reason);
-        counts.insert(key, (drop.count.packets, drop.count.bytes));
-    }
-    Ok(counts)
 }
 
 fn same<K: Ord + std::fmt::Debug, V: PartialEq + std::fmt::Debug>(

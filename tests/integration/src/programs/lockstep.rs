@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use kni_common::{Direction, Verdict};
 use kni_dataplane::FlowRecord;
 
-use super::{CAPACITY, Programs, Ran, action_of, chosen, compare::counted, hex, tables::Tables};
+use super::{CAPACITY, Programs, Ran, action_of, chosen, counters::counted, hex, tables::Tables};
 use crate::model::{Counts, Endpoint, Model, Outcome, Seen, Version, World};
 
 /// The programs and their model.
@@ -21,7 +21,7 @@ pub struct Lockstep {
 }
 
 impl Lockstep {
-    /// Begins with nobody there.
+    /// Begins without endpoints.
     pub fn new(programs: Programs) -> Result<Self> {
         let tables = Tables::open(&programs.dataplane().pin_path())?;
         let model = Model {
@@ -49,7 +49,7 @@ impl Lockstep {
         &self.programs
     }
 
-    /// Events that have been told since the last time; waits for some.
+    /// Events reported since the last call; waits for some.
     pub fn events(&mut self, patience: Duration) -> Result<Vec<FlowRecord>> {
         self.programs.events(patience)
     }
@@ -60,7 +60,7 @@ impl Lockstep {
     }
 
     /// Runs a frame in both and compares what can be seen of it at once: return value, bytes (of what is not dropped),
-    /// and that nobody gets what is not theirs.
+    /// and that no frame reaches another network's endpoint.
     pub fn run_seen(&mut self, seen: Seen, frame: &[u8]) -> Result<Outcome> {
         let (id, direction) = (seen.endpoint, seen.direction);
         let sender = self.model.world.endpoint(id).cloned();
@@ -98,7 +98,7 @@ impl Lockstep {
         Ok(expected)
     }
 
-    /// What must hold whatever the model says: a frame that was redirected with another's MAC address is in its
+    /// What must hold whatever the model's verdict: a frame that was redirected with another's MAC address is in its
     /// network and for its address.
     fn isolated(&self, sender: Option<&Endpoint>, direction: Direction, expected: &Outcome, ran: &Ran) -> Result<()> {
         let redirected = ran.action == action_of(Verdict::Redirected);
@@ -125,11 +125,11 @@ impl Lockstep {
         Ok(())
     }
 
-    /// [`Self::run_seen`], and the verdicts that the kernel counted for it. What the programs say beforehand that they
+    /// [`Self::run_seen`], and the verdicts that the kernel counted for it. The dry run that they give beforehand must
     /// would do must be the same, and must not be counted.
     pub fn run_counted(&mut self, seen: Seen, frame: &[u8]) -> Result<(Outcome, Counts)> {
         let before = counted(&self.programs)?;
-        let told = self.told(seen, frame)?;
+        let told = self.reported(seen, frame)?;
         let outcome = self.run_seen(seen, frame);
         let mut delta = counted(&self.programs)?;
         delta.retain(|key, (packets, bytes)| {
@@ -148,8 +148,8 @@ impl Lockstep {
         Ok((outcome, delta))
     }
 
-    /// What the programs say they would do.
-    fn told(&self, seen: Seen, frame: &[u8]) -> Result<Verdict> {
+    /// The programs' dry run.
+    fn reported(&self, seen: Seen, frame: &[u8]) -> Result<Verdict> {
         let told = self.programs.explain(seen, frame)?.event.verdict;
         Verdict::from_code(told).context("a verdict")
     }

@@ -1,9 +1,10 @@
 //! The programs of the dataplane, loaded in a node of their own and run on single frames (`BPF_PROG_TEST_RUN`), beside
-//! the model that says what they should do.
+//! the model that predicts their verdicts.
 
 mod changes;
 mod chosen;
 mod compare;
+mod counters;
 mod fast_path;
 mod lockstep;
 mod tables;
@@ -12,7 +13,7 @@ use std::{env, fs, sync::OnceLock, time::Duration};
 
 use anyhow::{Context as _, Result};
 use aya::TestRunOptions;
-pub use compare::counted;
+pub use counters::counted;
 use ipnet::IpNet;
 use kni_common::{Direction, IFINDEX_BASE, Verdict, event::Explanation};
 use kni_dataplane::{
@@ -29,7 +30,7 @@ use crate::{model::Seen, node::Node};
 pub const CAPACITY: u32 = 64;
 /// Endpoints that have an interface: 1 to this.
 pub const INTERFACES: u32 = 8;
-/// An interface whose number lies beyond the endpoint table.
+/// An interface whose number exceeds the endpoint table.
 pub const FOREIGN: u32 = CAPACITY + 4;
 /// Where the pins are, inside the node.
 pub const ROOT: &str = "/sys/fs/bpf/kni";
@@ -70,7 +71,7 @@ impl Programs {
             .collect();
         node.ip(&links.iter().map(String::as_str).collect::<Vec<_>>())?;
         node.enter(|| {
-            // A thread of its own that watches the ring buffer, whoever waits for it.
+            // A thread of its own watches the ring buffer.
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(1)
                 .enable_all()
@@ -90,7 +91,7 @@ impl Programs {
         })
     }
 
-    /// Events that have been told since the last time; waits for some.
+    /// Events reported since the last call; waits for some.
     pub(super) fn events(&mut self, patience: Duration) -> Result<Vec<FlowRecord>> {
         let events = self.events.as_mut().context("somebody else reads the events")?;
         let waiting = async { tokio::time::timeout(patience, events.next()).await };
@@ -110,7 +111,7 @@ impl Programs {
         self.run_as(Seen::by(direction, endpoint), frame, 0)
     }
 
-    /// Runs the program that sees the frame there. With `segment` the frame stands for several of so many bytes.
+    /// Runs the program that sees the frame there. With `segment` the frame represents several of so many bytes.
     pub fn run_as(&self, seen: Seen, frame: &[u8], segment: u32) -> Result<Ran> {
         let context = context(&seen, segment);
         // An answer may be longer than what it answers.
@@ -138,7 +139,7 @@ impl Programs {
         Ok(())
     }
 
-    /// What the programs say they would do with a frame.
+    /// The programs' dry run of a frame.
     pub fn explain(&self, seen: Seen, frame: &[u8]) -> Result<Explanation> {
         Ok(self.dataplane.explain(&Probe {
             endpoint: EndpointId(seen.endpoint),
@@ -184,7 +185,7 @@ fn object() -> Result<&'static [u8]> {
     Ok(OBJECT.get_or_init(|| bytes))
 }
 
-/// Routes of a network without services: its subnets, and everything else for the node's stack or for nobody.
+/// Routes of a network without services: its subnets, and everything else to the node's stack or dropped.
 pub fn routes(subnets: &[IpNet], host_access: bool) -> NetworkRoutes {
     NetworkRoutes {
         subnets: subnets.to_vec(),
@@ -224,7 +225,7 @@ pub fn action_of(verdict: Verdict) -> u32 {
     }
 }
 
-/// A `struct __sk_buff` (linux/bpf.h) that says where the frame is, where it came from and whether it stands for several.
+/// A `struct __sk_buff` (linux/bpf.h) with the frame's interface, its origin and whether it represents several segments.
 fn context(seen: &Seen, gso_size: u32) -> [u8; 192] {
     const INGRESS_IFINDEX: usize = 36;
     const IFINDEX: usize = 40;

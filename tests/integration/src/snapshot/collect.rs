@@ -227,7 +227,7 @@ fn pick(value: &Value, fields: &[&str]) -> String {
     fields.iter().filter_map(text).collect::<Vec<_>>().join(" ")
 }
 
-/// Flags somebody set; not those that follow the state of the other end.
+/// Flags that were set; not those that follow the state of the other end.
 fn steady_flags(link: &Value) -> String {
     let flags = items(&link["flags"]).filter_map(Value::as_str);
     flags

@@ -19,7 +19,7 @@ pub struct Probe<'a> {
     pub from: &'a Namespaces,
     /// Which address.
     pub to: IpAddr,
-    /// The identity that should answer; nobody where `None`.
+    /// The identity that should answer; none for silence.
     pub expected: Option<&'a str>,
 }
 
@@ -32,7 +32,7 @@ pub struct Row {
     pub to: IpAddr,
     /// "TCP", "UDP" or "ping".
     pub protocol: &'static str,
-    /// The identity that should answer; nobody where `None`.
+    /// The identity that should answer; none for silence.
     pub expected: Option<String>,
     /// The identity that answered, or why none did.
     pub got: Result<String, NoAnswer>,
@@ -41,7 +41,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether the right server answered, and no other saw the question. Where nobody should answer: nobody saw it.
+    /// Whether the right server answered, and no other saw the question. Where silence is expected: no server saw it.
     pub fn as_expected(&self) -> bool {
         match &self.expected {
             Some(who) => self.got.as_ref() == Ok(who) && self.reached == [who.clone()],
@@ -122,7 +122,7 @@ fn ask(probe: &Probe<'_>, servers: &[&Servers], port: u16, timeout: Duration) ->
     let answers = thread::scope(|scope| {
         let tcp = scope.spawn(|| tcp_get_to(probe.from, to, &tokens[0], timeout).map(|answer| answer.identity));
         let udp = scope.spawn(|| udp_ask_to(probe.from, to, &tokens[1], timeout).map(|answer| answer.identity));
-        // An echo reply does not say who sent it: the witness who saw the request is who answered.
+        // An echo reply does not identify its sender: the server that saw the request is the one that answered.
         let ping = ping(probe.from, probe.to, &tokens[2], timeout)
             .map(|()| reached(servers, &tokens[2], Duration::from_secs(1)).join(" and "));
         let threads = [tcp, udp].map(|thread| thread.join().expect("a probe does not panic"));

@@ -1,4 +1,4 @@
-//! Says who answers: servers that answer with their identity, and probes that tell whom they reached.
+//! Determines who answers: servers answer with their identity, and probes return it.
 //!
 //! Only sockets, no programs: what a probe proves does not depend on the tools of the machine. Reachability alone is
 //! no proof where two networks use the same addresses, so every answer names the server that gave it, and every
@@ -55,7 +55,7 @@ pub enum NoAnswer {
     Timeout,
     /// The address is alive, the port is closed.
     Refused,
-    /// The own network stack or an ICMP error said that there is no way.
+    /// The own network stack or an ICMP error reported that there is no route.
     Unreachable,
     /// The connection broke.
     Closed,

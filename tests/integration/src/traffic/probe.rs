@@ -42,7 +42,7 @@ pub fn udp_ask_to(from: &Namespaces, to: SocketAddr, token: &str, timeout: Durat
 }
 
 /// [`udp_ask_to`] from a port of one's own: one that the kernel takes by chance may be that of a flow of before, which
-/// goes on where that one went.
+/// continues to the backend of that one.
 pub fn udp_ask_by(
     from: &Namespaces,
     port: u16,

@@ -94,7 +94,7 @@ impl Drop for Servers {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // A server that panicked has said so; here it matters only that it is gone.
+            // A server that panicked has printed why; only its end matters here.
             drop(thread.join());
         }
     }

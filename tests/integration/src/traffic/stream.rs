@@ -1,4 +1,4 @@
-//! Traffic that goes on in the background while something happens, and counts what was lost.
+//! Sends traffic in the background and counts losses.
 
 use std::{
     collections::BTreeSet,
@@ -53,7 +53,7 @@ impl StreamReport {
         self.sent - self.answered
     }
 
-    /// Panics unless something was sent, all of it was answered, and by nobody but `identity`.
+    /// Panics unless something was sent, all of it was answered, and only by `identity`.
     #[track_caller]
     pub fn assert_whole(&self, identity: &str) {
         assert!(

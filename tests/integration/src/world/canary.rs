@@ -1,4 +1,4 @@
-//! Tells when the agent has read its manifests: two pods whose policy names another port each time.
+//! Detects that the agent has applied its manifests: two pods whose policy allows another port each time.
 
 use std::{
     io,
@@ -52,7 +52,7 @@ impl Canary {
         (self.port, objects::canary(NAMESPACE, self.port))
     }
 
-    /// Waits until datagrams to the port arrive. That tells nothing before [`Self::wait_shut`].
+    /// Waits until datagrams to the port arrive. That proves nothing before [`Self::wait_shut`].
     pub(super) fn wait(&self, port: u16) -> Result<()> {
         let pair = self.sockets(port)?;
         eventually_sync(LIMIT, || {
@@ -60,7 +60,7 @@ impl Canary {
         })
     }
 
-    /// Waits until the first policy is in force: until datagrams to a port that none of them opens stay away.
+    /// Waits until the first policy is enforced: until datagrams to a port that no policy allows are dropped.
     pub(super) fn wait_shut(&self) -> Result<()> {
         let pair = self.sockets(NEVER)?;
         eventually_sync(LIMIT, || {

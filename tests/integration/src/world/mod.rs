@@ -1,8 +1,8 @@
 //! The world of the Kubernetes policy tests on a real agent: namespaces x, y and z with pods a, b and c each, on two
 //! networks, every one serving TCP, UDP and SCTP on ports 80 and 81 over both families.
 //!
-//! [`NinePods::apply`] puts policies and labels into force, [`NinePods::settle`] waits until every question has the
-//! expected answer and keeps it. What is expected comes from [`crate::oracle`].
+//! [`NinePods::apply`] applies policies and labels, [`NinePods::wait_for`] waits until every question has the
+//! expected answer and retains it. The expectation comes from [`crate::oracle`].
 
 mod canary;
 mod objects;
@@ -44,7 +44,7 @@ use crate::{
 /// How long an answer is waited for. A denied packet takes all of it.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// What the objects of a moment say, beside the policies.
+/// The objects of a moment beside the policies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
     /// Labels of the namespaces.
@@ -156,7 +156,7 @@ impl NinePods {
         Addresses(self.members.iter().map(|member| member.addresses.clone()).collect())
     }
 
-    /// Makes the policies, which are about `net`, and the labels what the manifests say, and waits until the agent has
+    /// Replaces the policies, which apply to `net`, and the labels in the manifests, and waits until the agent has
     /// read them. Pods whose labels change are taken away and run anew: without an API server that is how a pod gets
     /// other labels. No other policies are left, of either network.
     pub async fn apply(&mut self, net: Net, policies: &[PolicyText], setting: &Setting) -> Result<()> {
@@ -182,7 +182,7 @@ impl NinePods {
             .with_context(|| format!("the agent does not read its manifests:\n{}", self.stage.agent.log()))
     }
 
-    /// What policies say to questions.
+    /// The policies' decisions on questions.
     pub fn expect(&self, net: Net, policies: &[PolicyText], questions: &[Question]) -> BTreeMap<Question, bool> {
         let world = self.setting.world(net, policies, &self.addresses());
         questions
@@ -215,7 +215,7 @@ impl NinePods {
     }
 
     /// Probes until everything is as expected twice in a row, but not longer than `limit`; what still differs then.
-    pub fn settle(&self, expected: &BTreeMap<Question, bool>, limit: Duration) -> Result<Vec<(Question, String)>> {
+    pub fn wait_for(&self, expected: &BTreeMap<Question, bool>, limit: Duration) -> Result<Vec<(Question, String)>> {
         let questions: Vec<Question> = expected.keys().copied().collect();
         ensure!(!questions.is_empty(), "nothing is asked");
         let (deadline, mut good) = (Instant::now() + limit, 0);

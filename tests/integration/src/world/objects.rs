@@ -11,7 +11,7 @@ use crate::{
     oracle::{self, Labels, NamedPort, Protocol},
 };
 
-/// A policy of a case. Where the spec says `V4(x/a)` or `V6(x/a)`, the pod's address in the network of the policy is
+/// A policy of a case. Where the spec contains `V4(x/a)` or `V6(x/a)`, the pod's address in the network of the policy is
 /// put in; `NET4` and `NET6` are the network's subnets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyText {
@@ -77,7 +77,7 @@ impl PolicyText {
 pub struct Addresses(pub(super) Vec<BTreeMap<Net, Vec<IpAddr>>>);
 
 impl Addresses {
-    /// Addresses that nobody has, for tests without an agent.
+    /// Unused addresses, for tests without an agent.
     pub fn invented() -> Self {
         let of = |index: usize, net: Net| {
             let [v4, v6] = subnets(net).map(|subnet| subnet.split_once('/').expect("a prefix").0);

@@ -1,4 +1,4 @@
-//! Asks many questions at once: everything a pod wants to know, within one patience.
+//! Asks all questions of a pod at once, within one timeout.
 
 use std::{
     collections::HashMap,
@@ -121,7 +121,7 @@ pub(super) fn any(v4: bool) -> IpAddr {
     }
 }
 
-/// All SCTP probes of a pod share one raw socket per family; they are told apart by their ports.
+/// All SCTP probes of a pod share one raw socket per family; they differ by their ports.
 async fn sctp(probes: Vec<Probe>, deadline: Instant) -> io::Result<Table> {
     let (four, six): (Vec<_>, Vec<_>) = probes.into_iter().partition(|probe| probe.question.v4);
     let (mut table, other) = tokio::try_join!(

@@ -8,7 +8,7 @@ use std::{
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tokio::io::unix::AsyncFd;
 
-use crate::frames::{Ip, Payload, crc32c};
+use crate::frames::{Payload, crc32c};
 
 const SCTP: i32 = 132;
 const INIT: u8 = 1;
@@ -54,7 +54,7 @@ impl Packet {
             chunks,
         };
         // SCTP's checksum is over the packet alone: any addresses will do.
-        payload.to_bytes(&Ip::new([0; 4].into(), [0; 4].into()))
+        payload.to_bytes(([0; 4].into(), [0; 4].into()))
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
@@ -84,7 +84,7 @@ fn has_right_checksum(bytes: &[u8]) -> bool {
 
 impl Sctp {
     /// A socket of the family of `at` in the namespace of the calling thread, inside a runtime. It gets what is sent to
-    /// that address; an unspecified one stands for every address.
+    /// that address; an unspecified one means every address.
     pub(super) fn open(at: IpAddr) -> io::Result<Self> {
         let at = SocketAddr::new(at, 0);
         let socket = Socket::new(Domain::for_address(at), Type::RAW, Some(Protocol::from(SCTP)))?;

@@ -42,7 +42,7 @@ impl Serving {
         let (inside, name, addresses) = (ns.clone(), name.to_owned(), addresses.to_vec());
         let thread = thread::spawn(move || {
             let served = inside.enter(|| serve(&name, &addresses, &listening, stopped));
-            // Whoever started this has gone when nobody takes the error any more.
+            // The receiver of the error may be gone already.
             drop(listening.send(served.and_then(|served| Ok(served?))));
         });
         let serving = Self {
@@ -58,7 +58,7 @@ impl Drop for Serving {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A server that panicked has said so; here it matters only that it is gone.
+            // A server that panicked has printed why; only its end matters here.
             drop(thread.join());
         }
     }
@@ -109,7 +109,7 @@ async fn tcp(listener: TcpListener, name: String, at: SocketAddr) {
     }
 }
 
-/// Answers line by line until the client goes, so that the client and not the server has the last word.
+/// Answers line by line until the client closes, so that the client and not the server ends the connection.
 async fn connection(stream: TcpStream, name: String, at: SocketAddr) {
     let mut stream = BufReader::new(stream);
     let mut line = String::new();

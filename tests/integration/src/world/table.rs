@@ -89,7 +89,7 @@ pub fn index_of(full: &str) -> usize {
 }
 
 impl Question {
-    /// Every pair over every protocol, port and family. A pod's own address never leaves the pod, so nobody asks itself
+    /// Every pair over every protocol, port and family. Packets to a pod's own address never leave the pod, so no pod asks itself
     /// by it.
     pub fn all(net: Net, via: Via) -> Vec<Self> {
         let mut all = Vec::new();
@@ -121,7 +121,7 @@ impl Question {
         all
     }
 
-    /// Whether `from` is this pod or, with `x/`, of this namespace; `*` is everybody.
+    /// Whether `from` is this pod or, with `x/`, of this namespace; `*` is every pod.
     pub fn is_from(&self, who: &str) -> bool {
         is(self.from, who)
     }
@@ -131,7 +131,7 @@ impl Question {
         is(self.to, who)
     }
 
-    /// What policies say to it.
+    /// The policies' decision.
     pub fn ask(&self, world: &oracle::World) -> bool {
         let end = |index: usize| {
             let (namespace, name) = names_of(index);

@@ -1,4 +1,4 @@
-//! Crafted frames through the programs, with the verdict each must get: written down here, said by the model, and
+//! Crafted frames through the programs, with the verdict each must get: written here, predicted by the model, and
 //! counted by the kernel.
 
 mod affinity;

@@ -1,7 +1,7 @@
 //! Random and mutated frames through both programs: every verdict is the model's, every frame is counted once, and
 //! nothing reaches another network, while endpoints, policies and services come, go and change.
 //!
-//! `KNI_FRAMES` says how many (default 1 000 000), `KNI_SEED` repeats a run.
+//! `KNI_FRAMES` sets how many (default 1 000 000), `KNI_SEED` repeats a run.
 
 mod beside;
 mod changes;

@@ -1,6 +1,6 @@
-//! Random policies, pods and questions: the engine, the programs and their explanations say what the oracle says.
+//! Random policies, pods and questions: the engine, the programs and their explanations agree with the oracle.
 //!
-//! `KNI_WORLDS` says how many (default 10 000), `KNI_SEED` repeats a run, `KNI_WORLD` runs one world of it alone.
+//! `KNI_WORLDS` sets how many (default 10 000), `KNI_SEED` repeats a run, `KNI_WORLD` runs one world of it alone.
 
 mod coverage;
 mod engine;

@@ -22,7 +22,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 /// Datagrams of one exchange.
 pub(crate) const MANY: u64 = 200;
 
-/// `default` and `blue`, which want XDP, and `plain`, which does not.
+/// `default` and `blue` with XDP, and `plain` without.
 pub(crate) fn networks() -> Vec<Manifest> {
     vec![
         Manifest::default_network("default", &["10.244.0.0/16", "fd00:244::/64"]).spec("xdp: true"),
@@ -32,7 +32,7 @@ pub(crate) fn networks() -> Vec<Manifest> {
     ]
 }
 
-/// Somebody's program at TC ingress of a pod's host interface, before ours: it sees what XDP passes on.
+/// A foreign program at TC ingress of a pod's host interface, before KNI's: it sees the packets that XDP passes on.
 pub(crate) async fn passed(stage: &Stage, pod: &Pod) -> Result<ForeignProgram> {
     let ifindex = stage.interface(pod, "eth0").await?.host_ifindex;
     stage

@@ -1,4 +1,4 @@
-//! Rates that pods ask for hold, in both directions, whoever the peer is, and nobody else pays for them.
+//! Rates that pods request hold, in both directions and for every peer, and limit no other pod.
 
 use std::{
     io::{Read as _, Write as _},

@@ -1,4 +1,4 @@
-//! Somebody else's address translation on the node (kube-proxy's, port mappings) works for pods of the default network,
+//! Address translation of other programs on the node (kube-proxy's, port mappings) works for pods of the default network,
 //! both as clients and as backends.
 
 mod answers;

@@ -1,4 +1,4 @@
-//! The way out of the node and into it: masquerading, host ports, egress policies, what stays outside.
+//! Egress of the node and ingress from outside: masquerading, host ports, egress policies, dropped sources.
 
 mod churn;
 mod errors;

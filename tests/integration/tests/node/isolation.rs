@@ -46,7 +46,7 @@ impl Scene {
         found.unwrap_or_else(|| panic!("no pod {name}"))
     }
 
-    /// A further pod, which serves like the others.
+    /// An additional pod, which serves like the others.
     pub(crate) async fn add(&mut self, name: &str, annotations: &[(&str, &str)]) -> Result<()> {
         let pod = self.stage.pod_with(name, annotations).await?;
         self.servers.push(Servers::start(&pod.inside, name, PORT)?);

@@ -32,7 +32,7 @@ pub(crate) fn at(world: &NinePods, pod: &str, v4: bool, port: u16) -> SocketAddr
     SocketAddr::new(world.addresses().of(index_of(pod), Net::Default, v4), port)
 }
 
-/// Puts policies of the default network into force, as `namespace: spec`, and waits until the pods feel them.
+/// Applies policies of the default network, as `namespace: spec`, and waits until they are enforced.
 pub(crate) async fn enforce(world: &mut NinePods, policies: &[(&str, &str)]) -> Result<()> {
     let numbered = policies.iter().enumerate();
     let policies: Vec<_> = numbered
@@ -42,7 +42,7 @@ pub(crate) async fn enforce(world: &mut NinePods, policies: &[(&str, &str)]) -> 
     let mut questions = Question::all(Net::Default, Via::Address);
     questions.retain(|question| question.protocol != Protocol::Sctp && question.port == 80);
     let expected: BTreeMap<_, _> = world.expect(Net::Default, &policies, &questions);
-    let differing = world.settle(&expected, Duration::from_secs(5))?;
+    let differing = world.wait_for(&expected, Duration::from_secs(5))?;
     ensure!(differing.is_empty(), "not in force: {differing:?}");
     Ok(())
 }

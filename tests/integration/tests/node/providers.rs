@@ -1,4 +1,4 @@
-//! Networks whose interfaces are no veth pairs of ours: macvlan, devices of the node, taps, and what CNI plugins make.
+//! Networks of other providers: macvlan, devices of the node, taps, and interfaces of CNI plugins.
 //! About 90 s of wall clock on two CPUs, most of it kills.
 
 mod devices;

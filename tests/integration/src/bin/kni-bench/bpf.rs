@@ -111,7 +111,7 @@ fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<libc::c_long>
 
 fn descriptor(number: libc::c_long) -> Result<OwnedFd> {
     let number = i32::try_from(number).context("descriptor out of range")?;
-    // SAFETY: the kernel returned it just now, so it belongs to nobody else.
+    // SAFETY: the kernel returned it just now, so it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 

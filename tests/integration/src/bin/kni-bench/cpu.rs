@@ -18,7 +18,7 @@ pub(crate) struct Cpus {
 }
 
 impl Cpus {
-    /// `one` as wanted, or the last CPU that this process may use: the first ones get most of the interrupts.
+    /// `one` as requested, or the last CPU that this process may use: the first ones get most of the interrupts.
     pub(crate) fn choose(wanted: Option<usize>) -> Result<Self> {
         let allowed = sched_getaffinity(Pid::from_raw(0)).context("own CPUs")?;
         let allowed: Vec<usize> = (0..CpuSet::count())
@@ -44,7 +44,7 @@ pub(crate) fn kernel() -> Result<String> {
     Ok(release.trim().to_owned())
 }
 
-/// The CPU's name, as far as the kernel tells it.
+/// The CPU's name, as far as the kernel reports it.
 pub(crate) fn model() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info

@@ -5,6 +5,7 @@
 mod attach;
 mod bpf;
 mod cpu;
+mod path;
 mod paths;
 mod program;
 mod report;

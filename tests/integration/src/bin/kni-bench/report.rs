@@ -1,4 +1,4 @@
-//! Prints headings and tables, and says on what machine they were measured.
+//! Prints headings and tables, and describes the machine.
 
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};

@@ -1,4 +1,4 @@
-//! The few numbers that stand for many.
+//! Medians and percentiles.
 
 /// The middle of the values, 0 of none.
 pub(crate) fn median(values: &[f64]) -> f64 {

@@ -13,7 +13,7 @@ use socket2::SockRef;
 
 use crate::{
     cpu::pin,
-    paths::{Path, SERVICE_PORT},
+    path::{Path, SERVICE_PORT},
 };
 
 /// How often a server looks whether it shall end.

@@ -67,7 +67,7 @@ fn run(args: &Args) -> Result<()> {
         Ok(_) => {}
         Err(ref error) => {
             progress::part("FAILED");
-            progress::tell(format!("{error:#}"));
+            progress::print_line(format!("{error:#}"));
             stage.print_log();
         }
     }

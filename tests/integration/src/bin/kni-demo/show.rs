@@ -10,17 +10,16 @@ use kni_integration::{
 };
 
 use crate::{
-    progress::{part, tell},
+    progress::{part, print_line},
     spoof,
-    stage::Stage,
+    stage::{PORT, Stage},
 };
 
 const NAMESPACE: &str = "demo";
-pub(crate) const PORT: u16 = 8080;
 const PATIENCE: Duration = Duration::from_millis(700);
 
 /// Name, network, fixed addresses. The addresses of the first two pods of each network are equal; red alone has a
-/// third, with an address that nobody has in blue.
+/// third, with an address that no pod of blue has.
 const PODS: [(&str, &str, [&str; 2]); 5] = [
     ("blue-1", "blue", ["10.10.0.11", "fd10::11"]),
     ("blue-2", "blue", ["10.10.0.12", "fd10::12"]),
@@ -29,7 +28,7 @@ const PODS: [(&str, &str, [&str; 2]); 5] = [
     ("red-3", "red", ["10.10.0.13", "fd10::13"]),
 ];
 
-/// Runs all parts; the pods that are left, all of them where `keep` says so.
+/// Runs all parts; the pods that are left, all of them with `keep`.
 pub(crate) async fn show(stage: &Stage, keep: bool) -> Result<Vec<Pod>> {
     let kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
     let pods = create(&kubelet).await?;
@@ -65,7 +64,7 @@ async fn create(kubelet: &Kubelet) -> Result<Vec<Pod>> {
             "pod {name} got {:?} instead of {expected:?}",
             pod.ips()
         );
-        tell(format!(
+        print_line(format!(
             "{name:7} network {network:5} {:27} {}",
             ips,
             pod.netns.display()
@@ -81,7 +80,7 @@ fn connectivity(pods: &[Pod], servers: &[&Servers]) -> Result<()> {
     let mut probes = Vec::new();
     for (from, network, own) in PODS {
         for (to, of, addresses) in PODS {
-            // Where the address exists in the own network, its own pod is to answer; where it does not, nobody.
+            // Where the address exists in the own network, its own pod is to answer; elsewhere silence is expected.
             let twin = PODS.iter().any(|(_, n, a)| *n == network && *a == addresses);
             let expected = if of == network { Some(to) } else { None };
             if from == to || addresses == own || (expected.is_none() && twin) {
@@ -101,14 +100,14 @@ fn connectivity(pods: &[Pod], servers: &[&Servers]) -> Result<()> {
         "nothing is to be silent: the matrix proves nothing"
     );
     let matrix = Matrix::run(&probes, servers, PORT, PATIENCE);
-    tell(&matrix);
+    print_line(&matrix);
     let failures = matrix.failures().len();
     ensure!(
         failures == 0,
         "{failures} of {} answers are not as expected",
         matrix.rows.len()
     );
-    tell(format!("all {} answers are as expected", matrix.rows.len()));
+    print_line(format!("all {} answers are as expected", matrix.rows.len()));
     Ok(())
 }
 
@@ -119,7 +118,7 @@ async fn take_away(kubelet: &Kubelet, pods: Vec<Pod>) -> Result<()> {
         kubelet.kill_pod(pod).await.with_context(|| format!("pod {name}"))?;
         let left = kubelet.query(&id).await.with_context(|| format!("query of {name}"))?;
         ensure!(left.ipconfigs.is_empty(), "pod {name} still has {:?}", left.ipconfigs);
-        tell(format!("{name} is gone"));
+        print_line(format!("{name} is gone"));
     }
     Ok(())
 }

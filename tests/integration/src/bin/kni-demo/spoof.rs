@@ -11,12 +11,11 @@ use kni_integration::{
 use kni_proto::runtime::{ListDropsRequest, ListInterfacesRequest};
 
 use crate::{
-    progress::{part, tell},
-    show::PORT,
-    stage::Stage,
+    progress::{part, print_line},
+    stage::{PORT, Stage},
 };
 
-const SETTLE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 const FOREIGN_MAC: Mac = [2, 0, 0, 0, 0, 0x99];
 
 /// Frames from `pod`: with a source address it does not have, of each family, and with a foreign source MAC. The first
@@ -46,15 +45,15 @@ pub(crate) async fn show(stage: &Stage, kubelet: &Kubelet, pod: &Pod, servers: &
         let Some(reason) = reason else {
             let arrived = servers
                 .iter()
-                .any(|s| s.identity() == "blue-2" && s.saw_within(&token, SETTLE));
+                .any(|s| s.identity() == "blue-2" && s.saw_within(&token, TIMEOUT));
             ensure!(
                 arrived,
                 "a frame with {what} did not arrive, so the drops below would prove nothing"
             );
-            tell(format!("{what}: delivered"));
+            print_line(format!("{what}: delivered"));
             continue;
         };
-        eventually(SETTLE, async || {
+        eventually(TIMEOUT, async || {
             let counted = count(kubelet, pod, Some(reason)).await? > before;
             ensure!(
                 counted,
@@ -69,7 +68,7 @@ pub(crate) async fn show(stage: &Stage, kubelet: &Kubelet, pod: &Pod, servers: &
             "a frame with {what} reached {:?}",
             seen.map(|server| server.identity())
         );
-        tell(format!("{what}: dropped, reason {reason}"));
+        print_line(format!("{what}: dropped, reason {reason}"));
     }
     stage.knictl(&["drops"])
 }

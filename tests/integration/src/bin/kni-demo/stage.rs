@@ -24,12 +24,14 @@ use nix::{
 };
 use tempfile::TempDir;
 
-use crate::progress::{part, tell};
+use crate::progress::{part, print_line};
 
 const BPFFS: &str = "/sys/fs/bpf";
+/// Where the servers of pods listen.
+pub(crate) const PORT: u16 = 8080;
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(15);
+const REST_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The machine, as it was and as the demo changes it.
 pub(crate) struct Stage {
@@ -59,7 +61,7 @@ impl Stage {
         let agent = fs::canonicalize(agent).with_context(|| agent.display().to_string())?;
         let knictl = fs::canonicalize(knictl).with_context(|| knictl.display().to_string())?;
         if Path::new("/run/kni").exists() || Path::new(BPFFS).join("kni").exists() {
-            tell("removing what an earlier agent left");
+            print_line("removing what an earlier agent left");
             succeed(&cleanup(&node, &agent)?, "kni-agent cleanup")?;
         }
         let before = NodeSnapshot::take(&node)?;
@@ -76,7 +78,7 @@ impl Stage {
         Manifest::write_all(&Manifest::overlapping(), &stage.node, &stage.manifests())?;
         // Last, so that no failure in between leaves it mounted.
         stage.mount_bpffs()?;
-        tell("networks: default 10.244.0.0/16 fd00:244::/64; blue and red, both 10.10.0.0/16 fd10::/64");
+        print_line("networks: default 10.244.0.0/16 fd00:244::/64; blue and red, both 10.10.0.0/16 fd10::/64");
         Ok(stage)
     }
 
@@ -84,7 +86,7 @@ impl Stage {
         if statfs(BPFFS).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC) {
             return Ok(());
         }
-        tell(format!("no bpffs on {BPFFS}: mounting one for the time of the demo"));
+        print_line(format!("no bpffs on {BPFFS}: mounting one for the time of the demo"));
         mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>).context("mount bpffs")?;
         self.mounted_bpffs = true;
         Ok(())
@@ -118,7 +120,7 @@ impl Stage {
             }
             let log = fs::read_to_string(self.log())?;
             if let Some(line) = log.lines().find(|line| line.starts_with("kni-agent: serving on")) {
-                tell(format!("{line} (pid {pid}, after {} ms)", began.elapsed().as_millis()));
+                print_line(format!("{line} (pid {pid}, after {} ms)", began.elapsed().as_millis()));
                 return Ok(());
             }
             thread::sleep(Duration::from_millis(10));
@@ -128,9 +130,9 @@ impl Stage {
 
     /// Runs knictl and shows what it prints.
     pub(crate) fn knictl(&self, args: &[&str]) -> Result<()> {
-        tell(format!("$ knictl {}", args.join(" ")));
+        print_line(format!("$ knictl {}", args.join(" ")));
         let out = Command::new(&self.knictl).args(args).output()?;
-        tell(String::from_utf8_lossy(&out.stdout));
+        print_line(String::from_utf8_lossy(&out.stdout));
         succeed(&out, &format!("knictl {}", args.join(" ")))
     }
 
@@ -138,16 +140,16 @@ impl Stage {
     pub(crate) fn print_log(&self) {
         let log = fs::read_to_string(self.log()).unwrap_or_default();
         let skipped = log.lines().count().saturating_sub(40);
-        tell("the end of the agent's log:");
-        tell(log.lines().skip(skipped).collect::<Vec<_>>().join("\n"));
+        print_line("the end of the agent's log:");
+        print_line(log.lines().skip(skipped).collect::<Vec<_>>().join("\n"));
     }
 
-    /// Stops the agent, removes all it made, and compares the machine with what it was. Goes on after failures.
+    /// Stops the agent, removes all it made, and compares the machine with what it was. Continues after failures.
     pub(crate) fn remove(mut self) -> Result<()> {
         part("Removing everything");
         let stopped = self.stop_agent();
         let cleaned = cleanup(&self.node, &self.agent).and_then(|out| {
-            tell(String::from_utf8_lossy(&out.stdout));
+            print_line(String::from_utf8_lossy(&out.stdout));
             succeed(&out, "kni-agent cleanup")
         });
         let unmounted = if self.mounted_bpffs {
@@ -155,13 +157,15 @@ impl Stage {
         } else {
             Ok(())
         };
-        let differences = self.before.differences_within(&self.node, SETTLE_TIMEOUT)?;
+        let differences = self.before.differences_within(&self.node, REST_TIMEOUT)?;
         if differences.is_empty() {
-            tell("node is as before: links, addresses, routes, rules, neighbours, namespaces, mounts, files, pins,");
-            tell("programs, nftables rules and sysctls are equal");
+            print_line(
+                "node is as before: links, addresses, routes, rules, neighbours, namespaces, mounts, files, pins,",
+            );
+            print_line("programs, nftables rules and sysctls are equal");
         } else {
-            tell("node is NOT as before (- was there, + is new):");
-            tell(differences.join("\n"));
+            print_line("node is NOT as before (- was there, + is new):");
+            print_line(differences.join("\n"));
         }
         stopped.and(cleaned).and(unmounted)?;
         ensure!(
@@ -176,12 +180,12 @@ impl Stage {
         let Some(mut child) = self.child.take() else {
             return Ok(());
         };
-        // When it has ended already the signal has nowhere to go, and the wait below says so.
+        // When it has ended already the signal fails, and the wait below reports that.
         kill(Pid::from_raw(i32::try_from(child.id())?), Signal::SIGTERM).unwrap_or_default();
         let began = Instant::now();
         while began.elapsed() < STOP_TIMEOUT {
             if let Some(status) = child.try_wait()? {
-                tell(format!("the agent stopped: {status}"));
+                print_line(format!("the agent stopped: {status}"));
                 ensure!(status.success(), "the agent ended with {status}");
                 return Ok(());
             }
@@ -192,7 +196,7 @@ impl Stage {
         bail!("the agent did not stop within {STOP_TIMEOUT:?} and was killed")
     }
 
-    /// Leaves everything as it is, and says what to do with it.
+    /// Leaves everything as it is, and prints how to use it.
     pub(crate) fn leave(self, pods: &[Pod]) {
         let pid = self.child.as_ref().map_or(0, Child::id);
         let (agent, knictl) = (self.agent.display(), self.knictl.display());
@@ -212,23 +216,23 @@ impl Stage {
             "drops --follow",
             "maps",
         ] {
-            tell(format!("{knictl} {command}"));
+            print_line(format!("{knictl} {command}"));
         }
         for pod in pods.iter().filter(|pod| pod.name.ends_with("-1")) {
             let name = pod.netns.file_name().unwrap_or_default().to_string_lossy();
-            tell(format!(
+            print_line(format!(
                 "ip netns exec {name} ping -c 3 10.10.0.12      # inside {}",
                 pod.name
             ));
         }
-        tell("bpftool net");
-        tell(format!(
+        print_line("bpftool net");
+        print_line(format!(
             "for map in {BPFFS}/kni/v*/*; do echo $map; bpftool map dump pinned $map; done"
         ));
-        tell(format!("tail -f {}", log.display()));
-        tell(format!("edit or add a network: {}", folder.join("manifests").display()));
+        print_line(format!("tail -f {}", log.display()));
+        print_line(format!("edit or add a network: {}", folder.join("manifests").display()));
         part("Remove it with");
-        tell(format!(
+        print_line(format!(
             "kill {pid}; sleep 1; {agent} cleanup{unmount}; rm -r {}",
             folder.display()
         ));

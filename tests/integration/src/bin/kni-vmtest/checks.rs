@@ -1,4 +1,4 @@
-//! What must hold, proven by content: who answered, not only that somebody did.
+//! Checks by content: which server answered, not only that one did.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -113,7 +113,7 @@ fn probes_of(pods: &Pods, from: &Pod) -> Result<u32> {
     Ok(probes)
 }
 
-/// TCP, UDP and ping to an address: answered by its owner in the network, or by nobody.
+/// TCP, UDP and ping to an address: answered by its owner in the network, or by silence.
 fn probe(pods: &Pods, from: &Pod, there: Option<&Pod>, address: IpAddr) -> Result<()> {
     let timeout = if there.is_some() { PATIENCE } else { SILENCE };
     let at = SocketAddr::new(address, PORT);

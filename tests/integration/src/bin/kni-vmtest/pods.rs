@@ -95,7 +95,7 @@ fn config(id: u32, network: u32, host: u8) -> Result<EndpointConfig> {
 }
 
 /// What the agent does for an interface of a network with `spec.xdp`.
-async fn speed_up(dataplane: &Dataplane, netns: &netlink::Netns, id: u32) -> Result<()> {
+async fn attach_xdp(dataplane: &Dataplane, netns: &netlink::Netns, id: u32) -> Result<()> {
     netlink::prepare_xdp_pod_interface(netns, &"eth0".parse()?).await?;
     Ok(dataplane.attach_xdp(&host_ifname(id), IFINDEX_BASE + id, EndpointId(id))?)
 }
@@ -109,7 +109,7 @@ impl Pods {
         }
     }
 
-    /// Two pods in each network with the same addresses, and one in red whose address nobody else has.
+    /// Two pods in each network with the same addresses, and one in red with a unique address.
     pub(crate) async fn start(&mut self, dataplane: &Dataplane) -> Result<()> {
         for address in NODE {
             run("ip", &["address", "add", address, "dev", "lo"])?;
@@ -173,7 +173,7 @@ impl Pods {
         })
         .await?;
         if network == XDP {
-            speed_up(dataplane, &netns, id).await?;
+            attach_xdp(dataplane, &netns, id).await?;
         }
         host.settle(indexes.host).await?;
         if network == 3 {

@@ -15,7 +15,7 @@ pub(crate) struct Change {
     refused: Option<[&'static str; 2]>,
 }
 
-/// What the rule of a field says that has one value today: the rule is there for the second.
+/// The message of the rule of a field that has one value today: the rule is there for the second.
 const TOPOLOGY: &str = "topology cannot be changed";
 
 /// Whether a change of [`CHANGES`] gets this advice.

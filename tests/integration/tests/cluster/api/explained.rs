@@ -1,4 +1,4 @@
-//! `kubectl explain` has something to say about every field.
+//! `kubectl explain` describes every field.
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::require;

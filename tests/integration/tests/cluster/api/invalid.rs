@@ -197,7 +197,7 @@ pub(crate) const INVALID: &[Invalid] = &[
         "{subnets: [10.1.0.0/16], vlan: 7}",
         &["unknown field \"spec.vlan\""],
     ),
-    // The way out.
+    // Egress.
     (
         NETWORK,
         "routed, not default",

@@ -1,4 +1,4 @@
-//! Invalid objects are refused, each with a message that says what to change; no rule is without such an object.
+//! Invalid objects are refused, each with a message that names the correction; no rule is without such an object.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Further interfaces of pods that run: added and taken away under traffic, and what is left of them.
+//! Additional interfaces of running pods: added and removed under traffic, without leftovers.
 
 use std::net::SocketAddr;
 

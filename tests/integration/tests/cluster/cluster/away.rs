@@ -135,7 +135,7 @@ async fn an_agent_that_starts_without_the_api_server_keeps_what_it_has() -> Resu
     let known: Vec<String> = pods[0].ips().iter().map(ToString::to_string).collect();
     ensure!(told == known, "{told:?} instead of {known:?}");
 
-    // Nothing can be attached, and the runtime is told to try again.
+    // Nothing can be attached, and the runtime gets an error to retry.
     let refused = match kni.create_network("red-team", "new").await {
         Ok(netns) => {
             let sandbox = Sandbox::new("red-team", "new", &netns);

@@ -66,7 +66,7 @@ async fn pods_of_the_api_run_on_their_nodes_also_across_its_absence() -> Result<
         .count();
     assert_eq!(told, 2, "{:#?}", asked.summary());
 
-    // Without the API server pods go on; what was asked for before is done after.
+    // Without the API server pods continue; pending requests are done after.
     cluster.nodes[0].kubelet.hold();
     let held = json!({ "labels": { HELD: "yes" } });
     cluster

@@ -22,7 +22,7 @@ async fn blocks_of_nodes_never_overlap_and_are_given_back() -> Result<()> {
     require!(exclusive, root, netns, bpf, machine);
     let cluster = Cluster::start("cluster-blocks", NODES).await?;
     tenants(&cluster).await?;
-    // Sixteen small blocks: each node will want two or three at the same time as all others.
+    // Sixteen small blocks: each node will claim two or three at the same time as all others.
     let more = json!({
         "namespaceSelector": { "matchLabels": { "tenant": "crowd" } },
         "perNodePrefix": { "ipv4": 28, "ipv6": 124 },

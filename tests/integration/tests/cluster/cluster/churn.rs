@@ -107,7 +107,7 @@ async fn five_hundred_pods_survive_kills_and_leave_nothing() -> Result<()> {
 }
 
 /// What a node has that it had not before. A namespace whose path was on its way to the kubelet when the agent was killed
-/// is nobody's: the agent removes it after a quarter of an hour, as the kubelet might still come with it. It has no
+/// has no owner: the agent removes it after a quarter of an hour, as the kubelet might still come with it. It has no
 /// interface.
 fn left_on(before: &NodeSnapshot, member: &Member) -> Result<Vec<String>> {
     let all = before.differences_within(&member.node, SETTLED)?;

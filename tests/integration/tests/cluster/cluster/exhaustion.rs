@@ -1,4 +1,4 @@
-//! A network whose addresses are used up: what the node tells the scheduler, and what it does not.
+//! A network whose addresses are used up: the node's report to the scheduler.
 
 use std::time::Instant;
 
@@ -84,7 +84,7 @@ async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
         "readiness is not lowered; it was\n{readiness}\nand is\n{now}"
     );
 
-    // One more is refused, and says why.
+    // One more is refused, with a reason.
     cluster.create_pods(&[objects::pod("small", "late", "node1")]).await?;
     wait::until("the attach is refused", PATIENCE, async || {
         let refusals = cluster.nodes[0].kubelet.refusals();
@@ -154,7 +154,7 @@ async fn resource(cluster: &Cluster) -> Result<Option<String>> {
     Ok(capacity.map(|quantity| quantity.0))
 }
 
-/// What the kubelet is told of the node's networks.
+/// The kubelet's view of the node's networks.
 async fn readiness(cluster: &Cluster) -> Result<String> {
     let mut kni = cluster.nodes[0].kubelet.kni().kni();
     let told = kni
@@ -163,7 +163,7 @@ async fn readiness(cluster: &Cluster) -> Result<String> {
         .into_inner();
     let mut networks = told.networks;
     networks.sort_by(|one, other| one.name.cmp(&other.name));
-    // How many addresses are left is told as well, and changes.
+    // The number of free addresses is reported as well, and changes.
     let told = networks
         .iter()
         .map(|network| format!("{}: {}", network.name, network.ready));

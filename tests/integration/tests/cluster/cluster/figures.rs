@@ -82,7 +82,7 @@ async fn policies_hold_soon_after_the_answer() -> Result<()> {
     Ok(())
 }
 
-/// Pods in red, and policies about some of them, all in force.
+/// Pods in red, and policies about some of them, all applied.
 async fn many(cluster: &Cluster, pods: usize, policies: usize) -> Result<Vec<Pod>> {
     let start = Instant::now();
     let objects: Vec<Value> = (0..pods)
@@ -207,7 +207,7 @@ impl Drop for Probes {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // Its panic is told where it happens.
+            // Its panic is printed where it happens.
             drop(thread.join());
         }
     }
@@ -237,7 +237,7 @@ impl Sent {
             if matches!(socket.recv(&mut number), Ok(length) if length == number.len()) {
                 let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
                 arrived.insert(usize::from_be_bytes(number));
-                // Nobody asks for more.
+                // No reader asks for more.
                 while arrived.len() > 1024 {
                     arrived.pop_first();
                 }

@@ -27,8 +27,8 @@ use serde_json::json;
 use super::scene::tenants;
 
 const PODS: usize = 12;
-/// What changes on the node is told to the API server this much later at the earliest. An attach that takes longer may see
-/// what is told of its own beginning, by patches; nothing else may be asked for then either.
+/// Changes on the node are reported to the API server after this delay at the earliest. An attach that takes longer may see
+/// reports of its own beginning, as patches; no other request may be sent then either.
 const GATHERED: Duration = Duration::from_millis(50);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

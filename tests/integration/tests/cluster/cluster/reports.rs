@@ -1,4 +1,4 @@
-//! What is told of interfaces: true soon after they come, and true again soon after somebody else wrote.
+//! Reports of interfaces: correct soon after they appear, and again soon after another client's write.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;

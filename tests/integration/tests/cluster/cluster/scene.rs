@@ -80,7 +80,7 @@ pub(crate) async fn network_object(cluster: &Cluster, network: &str) -> Result<P
     Ok(api.get(network).await?)
 }
 
-/// What a node says of a network.
+/// A node's report of a network.
 pub(crate) async fn entry(cluster: &Cluster, node: &str, network: &str) -> Result<Option<NodeNetworkEntry>> {
     let api: Api<NodeNetwork> = Api::all(cluster.client.clone());
     let status = api.get_opt(node).await?.and_then(|object| object.status);
@@ -130,7 +130,7 @@ pub(crate) fn assert_reached(from: &Pod, to: &Pod) {
     assert_eq!(ask(from, to), expected, "{} asks {}", identity(from), identity(to));
 }
 
-/// Panics if anybody answers `from` at an address of `to`.
+/// Panics if `from` gets an answer from an address of `to`.
 #[track_caller]
 pub(crate) fn assert_silent(from: &Pod, to: &Pod) {
     for v4 in [true, false] {

@@ -1,4 +1,4 @@
-//! How networks and policies stand: their conditions, and the deletion of a network that is in use.
+//! Conditions of networks and policies, and the deletion of a network that is in use.
 
 use anyhow::{Context as _, Result, ensure};
 use kni_api::{ConditionStatus, EgressPolicy, NodeNetwork, PodNetwork};
@@ -31,7 +31,7 @@ async fn conditions_tell_how_networks_and_policies_stand() -> Result<()> {
     })
     .await?;
 
-    // A second default is refused, and says why.
+    // A second default is refused, with a reason.
     let second = objects::network("second", &["10.99.0.0/24"], &json!({ "default": true }));
     cluster.apply(std::slice::from_ref(&second)).await?;
     let told = wait_for_condition(&cluster, "second", "Accepted", false).await?;
@@ -39,7 +39,7 @@ async fn conditions_tell_how_networks_and_policies_stand() -> Result<()> {
     wait_for_condition(&cluster, "second", "Programmed", false).await?;
     cluster.delete(&second).await?;
 
-    // A disabled network takes nobody.
+    // A disabled network takes no pods.
     let mut disabled = objects::network("off", &["10.98.0.0/24"], &json!({ "enabled": false }));
     cluster.apply(std::slice::from_ref(&disabled)).await?;
     wait_for_condition(&cluster, "off", "Ready", false).await?;
@@ -47,7 +47,7 @@ async fn conditions_tell_how_networks_and_policies_stand() -> Result<()> {
     cluster.apply(std::slice::from_ref(&disabled)).await?;
     wait_for_condition(&cluster, "off", "Ready", true).await?;
 
-    // Policies: each node says which it knows, and an egress policy says on how many it is in force.
+    // Policies: each node reports those it knows, and an egress policy on how many nodes it is applied.
     cluster
         .apply(&[
             objects::policy("red-team", "one", &json!({ "policyTypes": ["Ingress"] })),

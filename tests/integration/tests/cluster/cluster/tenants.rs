@@ -133,7 +133,7 @@ fn with_network(namespace: &str, name: &str, network: &str) -> serde_json::Value
     objects::pod_with(namespace, name, "node1", &annotated)
 }
 
-/// The network of a pod's `eth0`, as its object tells.
+/// The network of a pod's `eth0`, from its object.
 async fn network_of(cluster: &Cluster, pod: &Pod) -> Result<String> {
     let api: Api<PodInterface> = Api::namespaced(cluster.client.clone(), &pod.namespace);
     let name = format!("{}.eth0", pod.name);

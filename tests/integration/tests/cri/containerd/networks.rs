@@ -113,7 +113,7 @@ async fn reaches(scene: &Scene, from: &Running, to: &Running) -> Result<()> {
     Ok(())
 }
 
-/// Who answers a host beyond the uplink at the host port.
+/// Who answers an external host at the host port.
 fn from_fabric(scene: &Scene) -> Result<String> {
     let node: IpAddr = NODE_V4.parse()?;
     scene.machine.node.fabric().enter(|| {

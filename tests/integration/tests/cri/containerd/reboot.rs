@@ -41,7 +41,7 @@ async fn no_address_stays_leased_when_the_namespaces_are_gone() -> Result<()> {
 
     scene.machine.local.stop(Part::Containerd)?;
     end_pods(&scene)?;
-    forget_namespaces(&scene)?;
+    remove_namespaces(&scene)?;
     scene.machine.local.start(Part::Containerd)?;
     scene.machine.local.wait_for_containerd()?;
     scene.cri = scene.machine.local.cri().await?;
@@ -90,7 +90,7 @@ fn processes(scene: &Scene) -> Result<BTreeSet<i32>> {
 }
 
 /// Takes the names of the pods' namespaces away, with which the namespaces go.
-fn forget_namespaces(scene: &Scene) -> Result<()> {
+fn remove_namespaces(scene: &Scene) -> Result<()> {
     scene.machine.node.enter(|| {
         for entry in fs::read_dir("/run/netns").context("named namespaces")? {
             let path = entry?.path();

@@ -9,7 +9,7 @@ use kni_local_node::cri::{Cri, Sandbox};
 
 /// Where the servers of a pod listen, TCP and UDP.
 pub(crate) const PORT: u16 = 7000;
-/// Calls in flight at once where a test does not want them all at once.
+/// The limit of concurrent calls.
 const AT_ONCE: usize = 8;
 /// How long a node may take to come to rest.
 pub(crate) const REST: Duration = Duration::from_secs(30);
@@ -44,7 +44,7 @@ impl Scene {
         Ok(scene)
     }
 
-    /// Waits until the runtime says so of its network; the reason and the message it gives.
+    /// Waits for the runtime's network condition; returns its reason and message.
     pub(crate) async fn wait_for_network(&self, ready: bool) -> Result<(String, String)> {
         eventually(REST, async || {
             let condition = self.cri.network_ready().await?;
@@ -87,7 +87,7 @@ impl Scene {
         futures::future::try_join_all(removals).await.map(drop)
     }
 
-    /// The first word of what answers `from` at `address`: the server's name. An error when nobody does.
+    /// The first word of the answer to `from` at `address`: the server's name. An error when there is none.
     pub(crate) async fn ask(&self, from: &Running, address: IpAddr, protocol: &str) -> Result<String> {
         let (address, port) = (address.to_string(), PORT.to_string());
         let command = ["/kni-probe", "ask", &address, &port, "--protocol", protocol];

@@ -1,4 +1,4 @@
-//! What containerd says of its network while no agent runs.
+//! The network status of containerd while no agent runs.
 
 use anyhow::Result;
 use kni_integration::{Manifest, require};

@@ -60,7 +60,7 @@ fn deploy(scene: &mut Scene) -> Result<()> {
     })?;
     scene.wait_for_agents()?;
     scene.machine.local.wait_ready(true).with_context(|| scene.agents())?;
-    // Whoever holds the Lease says so: that takes the rights that the agent's role gives.
+    // The holder of the Lease reports it: that takes the rights that the agent's role gives.
     let networks = ["wait", "--for=condition=Ready", "podnetwork", "--all", "--timeout=60s"];
     scene
         .local()
@@ -91,7 +91,7 @@ fn use_it(scene: &mut Scene) -> Result<()> {
     for address in scene.addresses("blue-server")? {
         let address = address.to_string();
         assert_eq!(scene.ask("blue-client", &address, PORT)?, "blue-server");
-        // There the address is nobody's, or another pod's.
+        // There the address is unused, or another pod's.
         let other = scene.ask("red-client", &address, PORT);
         ensure!(
             other.as_deref().ok() != Some("blue-server"),
@@ -167,7 +167,7 @@ fn privileges(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-/// Another image; the pods keep what they have.
+/// Another image; the pods retain their interfaces.
 fn replace(scene: &mut Scene, tag: &str) -> Result<()> {
     let kustomization = scene.kustomize("", tag)?;
     scene.apply_folder(&kustomization)?;
@@ -249,7 +249,7 @@ fn uninstall(scene: &mut Scene, before: &NodeSnapshot) -> Result<()> {
     nothing_on_node(scene, before)
 }
 
-/// Neither nodes nor pods bear anything of ours; networks, which are the user's, can be deleted.
+/// Neither nodes nor pods have labels or annotations of the agent; networks, which are the user's, can be deleted.
 fn nothing_in_objects(scene: &Scene) -> Result<()> {
     for kinds in ["nodes", "pods", "podinterfaces,nodenetworks"] {
         let objects = scene.local().kubectl(&["get", kinds, "-n", "default", "-o", "json"])?;
@@ -274,7 +274,7 @@ fn nothing_in_objects(scene: &Scene) -> Result<()> {
     assert_eq!(leases, "", "leases");
     let path = "jsonpath={.items[*].metadata.finalizers}{.items[*].status}";
     assert_eq!(scene.local().kubectl(&["get", "podnetworks", "-o", path])?, "");
-    // Nothing says that it is in use any more.
+    // No finalizer marks it as in use any more.
     scene
         .local()
         .kubectl(&["delete", "podnetwork", "blue", "--timeout=30s"])

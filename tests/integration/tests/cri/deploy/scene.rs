@@ -63,7 +63,7 @@ impl Scene {
     pub(crate) fn kustomize(&self, folder: &str, tag: &str) -> Result<PathBuf> {
         let base = root().join("deploy").join(folder);
         let base = base.strip_prefix("/").context("a relative root")?;
-        // The root counts as a component, and stands for the folder below.
+        // The root counts as a component, in place of the folder below.
         let to_root = "../".repeat(Path::new(KUSTOMIZATIONS).components().count());
         let host_path = |name: &str, path: &str| json!({ "name": name, "hostPath": { "path": path } });
         let [bin, conf] = LocalNode::cni_folders().map(|folder| folder.display().to_string());
@@ -107,7 +107,7 @@ impl Scene {
         self.local().kubectl(&rollout).map(drop).with_context(|| self.agents())
     }
 
-    /// What the agents say, for whoever reads that they are not ready.
+    /// The agents' description and logs, for the message that they are not ready.
     pub(crate) fn agents(&self) -> String {
         let ask = |args: &[&str]| {
             let asked = self.local().kubectl(&[&["-n", "kni-system"], args].concat());
@@ -150,7 +150,7 @@ impl Scene {
         ask(self.local(), from, address, port)
     }
 
-    /// Waits until `wanted` answers a pod there.
+    /// Waits until `desired` answers a pod there.
     pub(crate) fn wait_for_answer(&mut self, from: &str, address: &str, port: u16, wanted: &str) -> Result<()> {
         let what = format!("{wanted} answers {from} at {address}:{port}");
         self.machine

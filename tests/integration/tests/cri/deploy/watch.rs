@@ -1,4 +1,4 @@
-//! Pods that watch a server all the time, over TCP and UDP and both families, and tell what they lost.
+//! Pods that watch a server all the time, over TCP and UDP and both families, and report losses.
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};

@@ -15,7 +15,7 @@ use super::scene::{PATIENCE, PORT, Scene, container, pod, server};
 const HOST_PORT: u16 = 30800;
 /// Where the pod on the host's network listens.
 const HOST_NETWORK_PORT: u16 = 7100;
-/// Addresses of our own service, beyond the range of the API server's.
+/// Addresses of KNI's own service, outside the range of the API server's.
 const OURS: [&str; 2] = ["10.97.0.10", "fd00:97::10"];
 
 #[test]
@@ -48,7 +48,7 @@ fn exec_and_logs(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-/// kube-proxy's by its address of either family, then ours by both, which the agent translates.
+/// The Service of kube-proxy by its address of either family, then KNI's by both, which the agent translates.
 fn services(scene: &mut Scene) -> Result<()> {
     let ips = scene.get("service/web", "{.spec.clusterIPs[*]}")?;
     for ip in ips.split(' ') {
@@ -211,7 +211,7 @@ fn ours(scene: &Scene) -> Result<Value> {
     }))
 }
 
-/// Who answers a host beyond the uplink at a port of the node.
+/// Who answers an external host at a port of the node.
 fn from_fabric(scene: &Scene, port: u16) -> Result<String> {
     let node: IpAddr = NODE_V4.parse()?;
     scene.machine.node.fabric().enter(|| {

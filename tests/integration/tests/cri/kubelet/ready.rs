@@ -7,7 +7,7 @@ use kni_integration::{Machine, Manifest, require};
 fn the_node_is_ready_while_the_agent_serves() -> Result<()> {
     require!(exclusive, root, netns, bpf, machine);
     let mut machine = Machine::with_cluster("kubelet-ready")?;
-    // Installed, but not running: the plugin is there to say so.
+    // Installed, but not running: the plugin reports it.
     machine.install_cni()?;
     machine
         .local

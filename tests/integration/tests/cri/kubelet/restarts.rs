@@ -53,7 +53,7 @@ fn wait_for_more_traffic_of(scene: &mut Scene, part: Part) -> Result<()> {
     wait_for_more(scene)
 }
 
-/// Both connections are the first ones, nothing of them was lost, and they go on.
+/// Both connections are the first ones, have lost nothing, and continue.
 fn wait_for_more(scene: &mut Scene) -> Result<()> {
     for name in ["watch-4", "watch-6"] {
         let mut first = None;

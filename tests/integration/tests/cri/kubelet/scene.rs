@@ -57,7 +57,7 @@ impl Scene {
             .kubectl(&["get", object, "-o", &format!("jsonpath={path}")])
     }
 
-    /// Waits until it is `wanted`.
+    /// Waits until it is `desired`.
     pub(crate) fn wait_for(&mut self, object: &str, path: &str, wanted: &str) -> Result<()> {
         let what = format!("{path} of {object} is {wanted:?}");
         let expression = format!("jsonpath={path}");

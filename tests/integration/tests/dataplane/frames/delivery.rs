@@ -10,7 +10,7 @@ use kni_integration::{
 };
 
 use super::table::{
-    A4, A6, B4, B6, BLUE_A, BLUE_B, DEFAULT_A, DEFAULT_B, FAMILIES, NOBODY4, NOBODY6, OUTSIDE4, OUTSIDE6, RED_A, RED_B,
+    A4, A6, B4, B6, BLUE_A, BLUE_B, DEFAULT_A, DEFAULT_B, FAMILIES, OUTSIDE4, OUTSIDE6, RED_A, RED_B, UNUSED4, UNUSED6,
     V4_ONLY, from, ip, table, udp,
 };
 
@@ -79,7 +79,7 @@ type Destination = (&'static str, u32, [IpAddr; 2], Verdict);
 
 fn destinations() -> Vec<Destination> {
     let both = |v4: [u8; 4], v6: [u16; 8]| [IpAddr::from(v4), IpAddr::from(v6)];
-    let nobody = [NOBODY4.into(), NOBODY6.into()];
+    let nobody = [UNUSED4.into(), UNUSED6.into()];
     let outside = [OUTSIDE4.into(), OUTSIDE6.into()];
     let dns = both([224, 0, 0, 251], [0xff02, 0, 0, 0, 0, 0, 0, 0xfb]);
     let wide = both([239, 1, 2, 3], [0xff0e, 0, 0, 0, 0, 0, 0, 1]);

@@ -27,7 +27,7 @@ fn an_isolated_pod_finds_its_gateway() -> Result<()> {
         table.fresh("ARP for the gateway", BLUE_A, &asked, Answered)?;
         let asked = neighbour_solicitation(mac(BLUE_A), A6, gateway6);
         table.fresh("solicitation of the gateway", BLUE_A, &asked, Answered)?;
-        // Duplicate address detection, router solicitation, listener report: nobody is told, and nothing is held up.
+        // Duplicate address detection, router solicitation, listener report: dropped without an event, and nothing is delayed.
         let probe = neighbour_solicitation(mac(BLUE_A), "::".parse()?, A6);
         table.fresh("duplicate address detection", BLUE_A, &probe, Absorbed)?;
         for (name, kind) in [("router solicitation", 133), ("listener report", 143)] {

@@ -1,4 +1,4 @@
-//! Lengths and versions in IP headers: what they tell must be there, and nothing else counts.
+//! Lengths and versions in IP headers: the frame must contain them, and bytes behind them are ignored.
 
 use std::net::IpAddr;
 
@@ -59,7 +59,7 @@ fn lengths_and_versions_must_be_true() -> Result<()> {
     })
 }
 
-/// A packet that stands for several: its length fields tell of the whole, or of nothing beyond 64 KiB (RFC 2675).
+/// A packet of several segments: its length fields are of the whole, or zero above 64 KiB (RFC 2675).
 fn segments(table: &mut Table<'_>) -> Result<()> {
     for (a, b) in FAMILIES {
         let mut frame = from(BLUE_A).frame(&tcp(a, b, TcpFlags::ACK));

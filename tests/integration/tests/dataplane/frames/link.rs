@@ -201,7 +201,7 @@ fn solicitations_are_answered_for_the_gateway_only() -> Result<()> {
     })
 }
 
-/// Nobody but the gateway may tell a pod where its neighbours and routers are.
+/// Only the gateway may answer a pod's neighbour and router discovery.
 #[test]
 fn other_link_control_ends_at_the_interface() -> Result<()> {
     require!(root, netns, bpf, ip);

@@ -23,10 +23,10 @@ const SET: u32 = 20;
 /// Identities, and a port set.
 const FRIEND: u32 = 5;
 const PORTS: u32 = 9;
-/// The interface of nobody of ours.
+/// An interface without an endpoint.
 const ELSEWHERE: u32 = 2;
 
-/// Puts a policy set into force.
+/// Enforces a policy set.
 pub(crate) fn select(step: &mut Lockstep, id: u32, policy: u32) -> Result<()> {
     let known = step.model.world.enforced(id).unwrap_or_default();
     step.enforce(id, Enforced { policy, ..known })
@@ -43,7 +43,7 @@ fn know(step: &mut Lockstep, id: u32, identity: u32) -> Result<()> {
     step.enforce(id, enforced)
 }
 
-const EVERY: [Asked; 3] = [Asked::Egress, Asked::Ingress, Asked::Beyond];
+const EVERY: [Asked; 3] = [Asked::Egress, Asked::Ingress, Asked::External];
 
 #[test]
 fn no_row_is_a_denial_and_a_denied_packet_opens_no_flow() -> Result<()> {
@@ -81,7 +81,7 @@ fn no_row_is_a_denial_and_a_denied_packet_opens_no_flow() -> Result<()> {
     })
 }
 
-/// A row of the peer's own identity counts instead of everybody's.
+/// A row of the peer's own identity counts instead of the wildcard's.
 #[test]
 fn the_own_identity_comes_before_everybody() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -111,7 +111,7 @@ fn the_own_identity_comes_before_everybody() -> Result<()> {
     })
 }
 
-/// The longest prefix of an address that is no pod's tells its identity, in its network only.
+/// The longest prefix of an external address determines its identity, in its network only.
 #[test]
 fn addresses_beyond_have_identities_too() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -256,7 +256,7 @@ fn a_service_is_judged_as_its_backend() -> Result<()> {
                 table.fresh(&name, BLUE_A, &frame, denial)?;
                 select(table.step, selected, 0)?;
             }
-            // No policy stands between a pod and itself.
+            // No policy applies between a pod and itself.
             table.step.serve((BLUE, virt, 17, 80), &service(1, &[(a, 8080)]))?;
             select(table.step, BLUE_A, SET + 2)?;
             let name = format!("{} to itself, isolated", family(a));
@@ -267,7 +267,7 @@ fn a_service_is_judged_as_its_backend() -> Result<()> {
     })
 }
 
-/// Kubelet's probes must reach a pod whatever its policies say; nobody else is exempt.
+/// Kubelet's probes must reach a pod whatever its policies are; no other peer is exempt.
 #[test]
 fn the_node_always_reaches_its_pods_and_gets_answers() -> Result<()> {
     require!(root, netns, bpf, ip);

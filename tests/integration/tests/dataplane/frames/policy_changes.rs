@@ -25,11 +25,11 @@ fn sets(step: &mut kni_integration::programs::Lockstep) -> Result<()> {
     let all = Allowed::Everything;
     for (set, asked) in [
         (SENDS, Asked::Egress),
-        (SENDS, Asked::Beyond),
+        (SENDS, Asked::External),
         (RECEIVES, Asked::Ingress),
         (EVERYTHING, Asked::Egress),
         (EVERYTHING, Asked::Ingress),
-        (EVERYTHING, Asked::Beyond),
+        (EVERYTHING, Asked::External),
     ] {
         step.allow(set, ANYBODY, asked, all, 1)?;
     }
@@ -59,7 +59,7 @@ fn answers_are_judged_by_the_direction_that_was_asked_for() -> Result<()> {
                     table.reaches(&name("question behind a change"), BLUE_A, &ask(TcpFlags::ACK), BLUE_B)?;
                 }
             }
-            // Nobody asked for these.
+            // These answer no request.
             let own = |flags| from(BLUE_B).frame(&ip(b, a).packet(&Payload::tcp(80, 4001, flags)));
             table.sent(&name("the server's own SYN"), BLUE_B, &own(TcpFlags::SYN), PolicyEgress)?;
             table.sent(

@@ -1,4 +1,4 @@
-//! Every reason to drop has a packet that is dropped for it: counted, told as an event, and explained beforehand.
+//! Every drop reason has a packet that is dropped for it: counted, reported as an event, and explained beforehand.
 
 use std::{
     net::Ipv4Addr,
@@ -17,7 +17,7 @@ use kni_integration::{
 use super::{
     policy::select,
     table::{
-        A4, A6, B4, B6, BLUE, BLUE_A, BLUE_B, DEFAULT_A, DEFAULT_B, FREE, NOBODY4, OUTSIDE4, VIRTUAL4, endpoint, from,
+        A4, A6, B4, B6, BLUE, BLUE_A, BLUE_B, DEFAULT_A, DEFAULT_B, FREE, OUTSIDE4, UNUSED4, VIRTUAL4, endpoint, from,
         ip, mac, service, table, tcp, to, udp,
     },
 };
@@ -107,12 +107,12 @@ fn wrong_by_itself(reason: Verdict) -> Option<Shot> {
     }
 }
 
-/// Because of who is there, and what is in force.
+/// Because of endpoints and enforced policies.
 fn wrong_here(step: &mut Lockstep, reason: Verdict) -> Result<Option<Shot>> {
     let virt = VIRTUAL4.into();
     let found = match reason {
         Verdict::NoRoute => sent(from(BLUE_A).frame(&udp(A4, OUTSIDE4))),
-        Verdict::NoDestination => sent(from(BLUE_A).frame(&udp(A4, NOBODY4))),
+        Verdict::NoDestination => sent(from(BLUE_A).frame(&udp(A4, UNUSED4))),
         Verdict::DestinationNotReady => {
             step.set_ready(BLUE_B, false)?;
             sent(plain())
@@ -201,7 +201,7 @@ fn restore(step: &mut Lockstep) -> Result<()> {
     step.flush()
 }
 
-/// The dry run, the counter and the event all say the same.
+/// The dry run, the counter and the event all agree.
 #[test]
 fn every_reason_to_drop_has_a_packet_that_is_dropped_for_it() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -225,7 +225,7 @@ fn every_reason_to_drop_has_a_packet_that_is_dropped_for_it() -> Result<()> {
     })
 }
 
-/// Two programs at once want the only row of a table; the one that gets none drops.
+/// Two programs at once claim the only row of a table; the one that gets none drops.
 #[test]
 fn a_table_that_takes_nothing_drops() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -237,7 +237,7 @@ fn a_table_that_takes_nothing_drops() -> Result<()> {
         }
         let lifetimes = step.model.lifetimes;
         step.configure(lifetimes, 0, 0)?;
-        // The same maps, other programs: the first ones are kept by a lock.
+        // The same maps, other programs: a lock holds the first ones.
         let (others, _events) = kni_dataplane::Dataplane::open(&options(1)?)?;
         let others = Programs::from(others);
         let asks = |id, own| to(id).frame(&tcp(OUTSIDE4, own, TcpFlags::SYN));

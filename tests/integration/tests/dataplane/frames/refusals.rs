@@ -1,4 +1,4 @@
-//! Packets to services where nobody is: refused at once where the sender waits, with answers whose checksums are right.
+//! Packets to services without backends: refused at once where the sender waits, with answers whose checksums are right.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use kni_integration::{
 
 use super::table::{BLUE, BLUE_A, FAMILIES, Table, family, from, ip, service, table, virtual_like};
 
-/// The IP packet of an answer from `virt`, its header checked: no options, as long as it says, checksums right.
+/// The IP packet of an answer from `virt`, its header checked: no options, the right length and checksums.
 fn answer(frame: &[u8], virt: IpAddr, a: IpAddr, protocol: u8) -> Result<Vec<u8>> {
     let packet = &frame[14..];
     let head = if a.is_ipv4() { 20 } else { 40 };

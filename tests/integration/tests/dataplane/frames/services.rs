@@ -70,7 +70,7 @@ fn both_directions_are_translated() -> Result<()> {
     })
 }
 
-/// RFC 768: 0 says "no checksum" and stays; a checksum that comes out as 0 is sent as 0xffff.
+/// RFC 768: 0 means "no checksum" and is preserved; a checksum of 0 is sent as 0xffff.
 #[test]
 fn a_udp_checksum_of_zero_is_none() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -97,7 +97,7 @@ fn a_udp_checksum_of_zero_is_none() -> Result<()> {
     })
 }
 
-/// The transport header is where the IP header says that it is.
+/// The transport header is located by the IP header's length.
 #[test]
 fn options_and_extension_headers_do_not_move_the_ports() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -175,7 +175,7 @@ fn a_pod_reaches_itself_through_a_service() -> Result<()> {
     })
 }
 
-/// A backend beyond the network: the stack carries the translated packet, and its answer comes back by the stack.
+/// A backend outside the network: the stack carries the translated packet, and its answer comes back by the stack.
 #[test]
 fn a_backend_beyond_is_reached_through_the_stack() -> Result<()> {
     require!(root, netns, bpf, ip);

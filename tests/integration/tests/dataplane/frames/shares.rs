@@ -1,4 +1,4 @@
-//! How many flows one endpoint may open: too many cost their opener, nobody else.
+//! How many flows one endpoint may open: the limit affects their opener alone.
 
 use anyhow::Result;
 use kni_common::Verdict::{Delivered, FlowQuota, PassedToStack};
@@ -32,7 +32,7 @@ fn a_full_share_stops_only_its_owners_new_flows() -> Result<()> {
         }
         let udp = from(BLUE_A).frame(&ip(A4, B4).packet(&Payload::udp(4000, 53, b"")));
         table.sent("of another protocol", BLUE_A, &udp, FlowQuota)?;
-        // What is known goes on, in both directions, and so does everybody else.
+        // Known flows continue, in both directions, and so do those of other endpoints.
         let known = from(BLUE_A).frame(&ip(A4, B4).packet(&Payload::tcp(4000, 80, TcpFlags::ACK)));
         table.reaches("the flooder's established flow", BLUE_A, &known, BLUE_B)?;
         let back = from(BLUE_B).frame(&ip(B4, A4).packet(&Payload::tcp(80, 4000, TcpFlags::ACK)));
@@ -60,7 +60,7 @@ fn a_full_share_stops_only_its_owners_new_flows() -> Result<()> {
     })
 }
 
-/// What the stack opens counts for the pod that gets it: nobody outside has a share.
+/// Flows from the stack count for the receiving pod: external peers have no share.
 #[test]
 fn flows_from_the_stack_count_for_their_receiver() -> Result<()> {
     require!(root, netns, bpf, ip);

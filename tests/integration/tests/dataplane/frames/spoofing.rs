@@ -1,4 +1,4 @@
-//! Frames that claim to come from somebody else, or go around the gateway.
+//! Frames with a forged source, or that bypass the gateway.
 
 use std::net::IpAddr;
 
@@ -67,7 +67,7 @@ fn only_an_endpoints_own_interface_sends_for_it() -> Result<()> {
             let family = if a.is_ipv4() { "IPv4" } else { "IPv6" };
             let frame = from(RED_A).frame(&udp(a, b));
             let name = |rest: &str| format!("{family} {rest}");
-            // Addresses are right in both networks: the MAC address is what tells.
+            // Addresses are valid in both networks: only the MAC address is wrong.
             table.fresh(
                 &name("red's frame on blue's interface"),
                 BLUE_A,

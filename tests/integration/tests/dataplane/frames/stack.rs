@@ -68,7 +68,7 @@ fn the_node_reaches_the_default_network_only() -> Result<()> {
     })
 }
 
-/// Somebody's NAT translated the question in the stack; only the stack can translate the answer back.
+/// NAT of another program translated the question in the stack; only the stack can translate the answer back.
 #[test]
 fn answers_go_back_through_the_stack() -> Result<()> {
     require!(root, netns, bpf, ip);

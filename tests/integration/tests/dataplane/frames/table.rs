@@ -23,25 +23,25 @@ pub(crate) const DEFAULT_A: u32 = 5;
 pub(crate) const DEFAULT_B: u32 = 6;
 /// In the default network, without IPv6.
 pub(crate) const V4_ONLY: u32 = 7;
-/// Has an interface and a row that nobody uses.
+/// Has an interface and an unused row.
 pub(crate) const FREE: u32 = 8;
 
 pub(crate) const A4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 pub(crate) const B4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 3);
 pub(crate) const A6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
 pub(crate) const B6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 3);
-/// In the subnets, nobody's.
-pub(crate) const NOBODY4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 200);
-pub(crate) const NOBODY6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0x200);
+/// In the subnets, unused.
+pub(crate) const UNUSED4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 200);
+pub(crate) const UNUSED6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0x200);
 /// Outside the subnets.
 pub(crate) const OUTSIDE4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 pub(crate) const OUTSIDE6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9);
 
-/// A virtual address in each network's range, nobody's until a test serves there.
+/// A virtual address in each network's range, unused until a test serves there.
 pub(crate) const VIRTUAL4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 pub(crate) const VIRTUAL6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, 0x10);
 
-/// More wrong verdicts than this tell nothing new.
+/// More wrong verdicts than this add nothing.
 const MOST_WRONG: usize = 100;
 
 /// Both families of the first and of the second endpoint of each network.

@@ -71,7 +71,7 @@ fn an_error_is_translated_with_what_it_quotes() -> Result<()> {
     })
 }
 
-/// With a part of a datagram nobody can tell whose the rest is.
+/// The owner of the rest of a fragment is unknown.
 #[test]
 fn an_error_about_a_translated_fragment_is_dropped() -> Result<()> {
     require!(root, netns, bpf, ip);

@@ -131,7 +131,7 @@ fn every_prefix_without_an_ip_header_is_truncated_on_a_real_interface() -> Resul
             for cut in truncations(&frame).filter(headless) {
                 sent += 1;
                 pod.send(cut)?;
-                // The sender is told that its frame was dropped.
+                // The sender gets an error for its dropped frame.
                 let refused = host
                     .send(&towards_the_pod(cut))
                     .err()
@@ -154,7 +154,7 @@ fn every_prefix_without_an_ip_header_is_truncated_on_a_real_interface() -> Resul
     })
 }
 
-/// The same with length fields that tell of the cut: what is missing is then found by the model alone.
+/// The same with length fields that match the cut: the missing bytes are then found by the model alone.
 #[test]
 fn every_prefix_with_true_lengths_is_judged_by_what_is_there() -> Result<()> {
     require!(root, netns, bpf, ip);

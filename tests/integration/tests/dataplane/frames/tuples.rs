@@ -61,7 +61,7 @@ fn each(name: &str, work: impl Fn(&mut Table<'_>, &Ends) -> Result<()> + Send + 
     })
 }
 
-/// What lives keeps its ports; a new SYN with the same ends as the old one is the pod's own affair.
+/// A live flow retains its ports; a new SYN with the same ends as the old one is allowed.
 #[test]
 fn a_living_connection_keeps_its_ports() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -102,7 +102,7 @@ fn a_direct_connection_is_not_answered_by_an_earlier_service() -> Result<()> {
     })
 }
 
-/// A flow whose end is somebody else now says nothing of a packet that has its ends.
+/// A flow whose end is a new endpoint does not match a packet with the same addresses.
 #[test]
 fn a_dead_translation_does_not_touch_a_new_flow() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -150,7 +150,7 @@ fn a_packet_to_the_wrong_side_of_a_service_is_a_flow_of_its_own() -> Result<()> 
     each("past the service", |table, ends| {
         ends.asks(table, "SYN", true, SYN)?;
         ends.answers(table, "SYN+ACK", true, SYN_ACK)?;
-        // The virtual address is nobody's: nothing comes from it, and the backend does not know it.
+        // The virtual address belongs to no endpoint: no packet comes from it, and the backend does not know it.
         let frame = from(BLUE_B).frame(&ip(ends.virt, ends.a).packet(&Payload::tcp(80, 4000, SYN_ACK)));
         table.sent("from the virtual address", BLUE_B, &frame, Verdict::SourceAddress)?;
         Ok(())

@@ -55,7 +55,7 @@ fn datagrams_of_a_judged_flow_go_the_fast_way() -> Result<()> {
             let mut padded = question.clone();
             padded.extend([0xa5; 30]);
             goes(table, "with padding behind", BLUE_A, &padded, BLUE_B)?;
-            // What goes the fast way keeps the flow as what goes the slow way does.
+            // Packets of the fast path refresh the flow as those of the slow path do.
             table.reaches("the slow way", BLUE_A, &question, BLUE_B)?;
             // The same frame, but for the MAC addresses, is another network's.
             stays(table, "equal addresses in red", RED_A, &from(RED_A).frame(&udp(a, b)))?;

@@ -63,7 +63,7 @@ pub(super) fn begin(rng: &mut Rng, step: &mut Lockstep, networks: u32) -> Result
         step.set_ports(ports, &distinct(rows))?;
     }
     for set in 1..=SETS {
-        for asked in [Asked::Egress, Asked::Ingress, Asked::Beyond] {
+        for asked in [Asked::Egress, Asked::Ingress, Asked::External] {
             for identity in ANYBODY..IDENTITIES {
                 if identity != ANYBODY && rng.bool() {
                     continue;

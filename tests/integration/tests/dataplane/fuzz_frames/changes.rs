@@ -73,7 +73,7 @@ impl Changes {
         if rng.u32(0..500) == 0 {
             step.age(beside::STEP * rng.u32(1..3))?;
         }
-        // Mostly everybody is ready, or nothing would reach the later checks.
+        // Mostly all endpoints are ready, or nothing would reach the later checks.
         for id in 1..=INTERFACES {
             if rng.bool() {
                 step.set_ready(id, step.model.world.endpoint(id).is_some())?;

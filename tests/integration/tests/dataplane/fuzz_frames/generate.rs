@@ -244,7 +244,7 @@ fn packet(rng: &mut Rng, from: IpAddr, to: IpAddr) -> Vec<u8> {
         }
     }
     let payload = payload(rng, from, to);
-    if rng.u32(0..8) == 0 && !payload.to_bytes(&ip).is_empty() {
+    if rng.u32(0..8) == 0 && !payload.to_bytes((ip.source, ip.destination)).is_empty() {
         let parts = ip.fragments(&payload, pick(rng, &[8, 16, 24]));
         return parts[rng.usize(0..parts.len())].clone();
     }

@@ -50,7 +50,7 @@ fn one(rng: &mut Rng, frame: &mut Vec<u8>) {
     }
 }
 
-/// Makes the IP header tell of what the frame carries.
+/// Makes the IP header's lengths match the frame.
 fn put_lengths_right(frame: &mut [u8]) {
     let (at, head) = match frame.get(12..14) {
         Some([0x08, 0x00]) => (16, 14),

@@ -1,4 +1,4 @@
-//! Pins of another layout: replaced, never used; pins of the same layout: kept, with all their rows.
+//! Pins of another layout are replaced, never used; pins of the same layout are retained, with all their rows.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ fn views(dataplane: &Dataplane) -> Result<BTreeMap<String, MapView>> {
         .collect())
 }
 
-/// A map as somebody else, or an older version, might have left it.
+/// A map as another program, or an older version, might have left it.
 struct Bogus {
     map: &'static str,
     kind: &'static str,
@@ -151,7 +151,7 @@ fn pins_of_the_same_layout_keep_flows_and_rows() -> Result<()> {
     })
 }
 
-/// A new endpoint table counts generations from the start. What an old flow says of generation 1 must not speak for
+/// A new endpoint table counts generations from the start. An old flow of generation 1 must not match
 /// the new generation 1, which may be in another network.
 #[test]
 fn a_new_endpoint_table_revives_no_flow() -> Result<()> {

@@ -240,7 +240,7 @@ fn bpftool_shows_the_fields_of_every_map() -> Result<()> {
             let path = folder.join(spec.name);
             let path = path.to_str().context("a path")?;
             if spec.name == "EVENTS" {
-                // A ring buffer has no rows: bpftool cannot dump one, whoever made it.
+                // A ring buffer has no rows: bpftool cannot dump one.
                 let shown = node.run("bpftool", &["map", "show", "pinned", path])?;
                 ensure!(shown.contains("ringbuf") && shown.contains("EVENTS"), "{shown}");
                 continue;

@@ -1,4 +1,4 @@
-//! Other people's TCX programs at our interfaces, attached before and after ours: all of them work.
+//! TCX programs of other owners at KNI's interfaces, attached before and after KNI's: all of them work.
 
 use std::time::Duration;
 
@@ -101,8 +101,8 @@ impl Neighbours {
     }
 }
 
-/// Two pods whose interfaces have our programs and foreign ones. `earlier`: the foreign ones were there before ours;
-/// ours then go behind them.
+/// Two pods whose interfaces have KNI's programs and foreign ones. `earlier`: the foreign ones were attached before KNI's,
+/// which then go behind them.
 fn attach_all(step: &mut Lockstep, earlier: bool) -> Result<[Neighbours; 2]> {
     step.set_routes(3, &["10.0.0.0/24".parse()?], true)?;
     let mut attach = |id: u32| -> Result<Neighbours> {
@@ -142,14 +142,14 @@ fn all_work(earlier: bool) -> Result<()> {
     })
 }
 
-/// What we redirect leaves the chain: a program behind ours does not see it, nor does the egress chain of the other
-/// interface. That is what redirecting means to everybody at the hook.
+/// Redirected packets leave the chain: a program behind KNI's does not see them, nor does the egress chain of the other
+/// interface. That holds for redirects of any program at the hook.
 fn redirected(step: &Lockstep, foreign: &[Neighbours; 2], earlier: bool) -> Result<()> {
     let sent = forwarded(step, A, Direction::FromPod, Verdict::Redirected)?;
     let first = foreign[0].seen(Side::Ingress, Position::First)?;
     ensure!(sent > 0, "our program counted nothing");
     ensure!(first >= sent, "the first program saw {first} of {sent} packets");
-    // Ours is the last one where it came last. The connection's last packets may still be on their way.
+    // KNI's program is the last one where it was attached last. The connection's last packets may still be in flight.
     let last = eventually_sync(TIMEOUT, || {
         let last = foreign[0].seen(Side::Ingress, Position::Last)?;
         let first = foreign[0].seen(Side::Ingress, Position::First)?;

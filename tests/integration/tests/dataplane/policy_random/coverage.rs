@@ -62,7 +62,7 @@ impl Coverage {
         *self.0.entry(form).or_default() += u64::from(occurs);
     }
 
-    /// Counts what the policies of a world say.
+    /// Counts the forms of a world's policies.
     pub(crate) fn world(&mut self, world: &World) {
         for policy in &world.policies {
             self.count("MultiNetworkPolicy", policy.networks.is_some());
@@ -175,7 +175,7 @@ impl Coverage {
     }
 }
 
-/// The world without the port entries that are names; a rule that had nothing else keeps one that nobody uses.
+/// The world without the port entries that are names; a rule that had nothing else gets one that no packet matches.
 fn without_names(world: &World) -> World {
     let strip = |ports: &mut Option<Vec<NetworkPolicyPort>>| {
         for port in ports.iter_mut().flatten() {

@@ -21,7 +21,7 @@ pub(crate) struct Beside {
 }
 
 impl Beside {
-    /// Tells the engine what the world is now, whatever it was before; the steps that it takes.
+    /// Changes the engine's inputs to the world's; returns the steps that it plans.
     pub(crate) fn become_(&mut self, world: &World, numbers: &Numbers) -> Result<Vec<PolicyStep>> {
         let policies: Result<_> = world.policies.iter().map(policy).collect();
         self.engine.set_policies(policies?);
@@ -42,7 +42,7 @@ impl Beside {
         Ok(steps)
     }
 
-    /// What the tables say to the source's sending and the destination's receiving, and what decided; `None` where that
+    /// The tables' decisions on the source's sending and the destination's receiving, with the rules; `None` where that
     /// is no local endpoint.
     pub(crate) fn judge(&self, question: &Question, numbers: &Numbers) -> [Option<(bool, PolicyTrail)>; 2] {
         let one = |own: IpAddr, other: IpAddr, direction| {

@@ -59,7 +59,7 @@ impl Numbers {
         self.by_address.get(&(network.to_owned(), address)).copied()
     }
 
-    /// The pods as the engine is told of them.
+    /// The pods as the engine's inputs.
     pub(crate) fn pods(&self, world: &World) -> Result<Vec<PolicyPod>> {
         world.pods.iter().map(|pod| self.pod(pod)).collect()
     }

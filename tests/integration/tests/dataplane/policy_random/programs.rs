@@ -1,4 +1,4 @@
-//! The programs beside the oracle: real frames through them on maps that the engine's steps filled, and what they say of
+//! The programs beside the oracle: real frames through them on maps that the engine's steps filled, and their explanations of
 //! themselves when they are asked.
 
 use std::net::IpAddr;

@@ -99,7 +99,7 @@ pub(crate) struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// What the oracle says to the source's sending and the destination's receiving.
+    /// The oracle's decisions on the source's sending and the destination's receiving.
     pub(crate) fn oracle(&self, question: &Question) -> (bool, bool) {
         let [from, to] = [question.from, question.to].map(|address| self.world.peer(question.network, address));
         let may = |direction, own, other| self.world.may(direction, own, other, question.protocol, question.port);
@@ -223,7 +223,7 @@ fn compare(rig: &mut Rig, case: &Case<'_>, question: &Question) -> Result<Option
         let trail = (said.0, event.egress);
         trail::check(rig.beside.engine(), case.world, question, Direction::Egress, trail).with_context(told)?;
     }
-    // Behind a denial nobody is asked any more.
+    // After a denial the receiver's policies are not evaluated.
     if receives && (said.0 || !sends) {
         let trail = (said.1, event.ingress);
         trail::check(rig.beside.engine(), case.world, question, Direction::Ingress, trail).with_context(told)?;

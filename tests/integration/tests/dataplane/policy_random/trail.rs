@@ -1,4 +1,4 @@
-//! What a decision says of itself is true: the rule that allowed does allow it alone, and the policies that isolate do.
+//! Checks the explanation of a decision: the rule that allowed does allow it alone, and the policies that isolate do.
 
 use std::collections::BTreeSet;
 

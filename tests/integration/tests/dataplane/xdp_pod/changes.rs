@@ -11,7 +11,7 @@ const DENY: &str = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetad
                     spec: {podSelector: {}, policyTypes: [Ingress]}\n";
 const NOTHING: &str = "# nothing\n";
 
-/// Writes the policy, or takes it away, and waits until it is in force at the pod, or gone.
+/// Writes the policy, or removes it, and waits until that is applied at the pod.
 async fn put(stage: &Stage, pod: &Pod, text: &str) -> Result<()> {
     let manifest = Manifest::file("policy.yaml", text);
     Manifest::apply(&[manifest], &stage.node)?;

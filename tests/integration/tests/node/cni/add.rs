@@ -176,7 +176,7 @@ async fn b16_the_runtimes_trace_reaches_the_agents_log() -> Result<()> {
         let line = log.lines().find(|line| line.contains(&trace)).unwrap_or_default();
         assert!(line.contains(method) && line.contains("traceparent"), "{line}");
     }
-    // What is no trace is nobody's.
+    // An unparsable trace belongs to no pod.
     let (mut odd, _) = call("b");
     odd.env[0].1 = "let me in".to_owned();
     scene.add(&odd)?;

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::scene::{Call, Scene};
 
-/// Damages something, and says what the plugin has to name.
+/// Damages something, and returns the text that the plugin's error must have.
 type Damage = fn(&Scene, &Namespaces, &Value) -> Result<&'static str>;
 
 /// The host's end of the pod's interface.
@@ -111,7 +111,7 @@ async fn b09_check_detects_what_was_taken_away() -> Result<()> {
         // And what is gone altogether.
         scene.call("CHECK", &check)?.error(103);
     }
-    // What differs from what ADD said.
+    // Differences from the result of ADD.
     let inside = scene.netns("said")?;
     let call = Call::new("said", "said");
     let mut result = scene.add(&call)?;

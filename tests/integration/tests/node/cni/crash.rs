@@ -47,7 +47,7 @@ async fn b18_an_agent_that_dies_during_add_leaves_one_address_or_none() -> Resul
 const WORKERS: usize = 4;
 const KILLS: u64 = 12;
 
-/// Adds and deletes until it is told to stop, as a runtime does: a failed ADD is followed by a DEL, and a DEL is repeated
+/// Adds and deletes until `stop`, as a runtime does: a failed ADD is followed by a DEL, and a DEL is repeated
 /// until it succeeds. How many pods lived.
 fn live(scene: &Scene, worker: usize, stop: &AtomicBool, lives: &AtomicU32) -> Result<()> {
     let netns = format!("worker{worker}");

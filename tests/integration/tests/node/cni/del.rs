@@ -103,7 +103,7 @@ async fn b08_del_without_an_agent_is_kept_and_done_at_its_start() -> Result<()> 
         .permissions()
         .mode();
     assert_eq!(mode & 0o777, 0o600);
-    // What cannot be kept is not promised.
+    // A delete that cannot be recorded is not acknowledged.
     let unkept = Call::new("abd", "web-0").with("stateDir", json!("/proc/none"));
     let error = scene.call("DEL", &unkept)?.error(11);
     assert!(
@@ -112,7 +112,7 @@ async fn b08_del_without_an_agent_is_kept_and_done_at_its_start() -> Result<()> 
             .is_some_and(|details| details.contains("/proc/none")),
         "{error}"
     );
-    // What makes no sense does not keep the agent from starting.
+    // Invalid files do not prevent the agent from starting.
     scene
         .stage
         .node
@@ -158,7 +158,7 @@ async fn a_plugin_that_is_uninstalled_while_it_waits_leaves_nothing_behind() -> 
     let details = error["details"].as_str().unwrap_or_default();
     assert!(details.contains("uninstalled"), "{error}");
     assert_eq!(scene.pending()?, [""; 0]);
-    // Nothing was promised, and nothing was lost.
+    // Nothing was acknowledged, and nothing was lost.
     scene.stage.restart().await?;
     assert_eq!(scene.used("default").await?, 2);
     scene.stage.kubelet.detach("abc").await?;

@@ -43,7 +43,7 @@ async fn interfaces_that_a_plugin_delegates_live_beside_the_pods_own() -> Result
         scene.del(&net2)?;
         scene.stage.assert_as(&before).await?;
     }
-    // The pod's own interface may be somebody else's altogether, and the default routes may be asked for.
+    // The pod's primary interface may be another plugin's, and this one may have the default routes.
     let only = net1.clone().with("defaultRoute", json!(true));
     let result = scene.add(&only)?;
     assert!(result["routes"].to_string().contains("0.0.0.0/0"), "{result}");

@@ -55,7 +55,7 @@ async fn b12_garbage_is_what_this_network_has_and_the_runtime_has_not() -> Resul
     };
     let everything = alive().await?;
     assert_eq!(everything.len(), 5);
-    // Who does not say what there is frees nothing.
+    // A request without a list of attachments removes nothing.
     scene.call("GC", &gc("kni"))?.assert_silent_success();
     assert_eq!(alive().await?, everything);
     // Each key counts, and the interface's name does.
@@ -164,7 +164,7 @@ async fn b19_after_a_reboot_no_address_stays_leased() -> Result<()> {
         scene.remove_netns(&format!("pod{index}"))?;
     }
     scene.stage.restart().await?;
-    // For some of them the runtime says so, without a namespace; the others it has forgotten.
+    // Some of them the runtime deletes, without a namespace; of the others it has no record.
     for call in &pods[..2] {
         scene.del(&Call {
             netns: String::new(),

@@ -82,7 +82,7 @@ async fn adds_one_after_the_other_are_quick() -> Result<()> {
         took[ROUNDS / 2],
         took[ROUNDS * 9 / 10]
     );
-    // A bound that says something is broken, not what it costs: kni-bench measures that.
+    // An upper bound that only a defect exceeds; kni-bench measures the cost.
     assert!(took[ROUNDS / 2] < Duration::from_millis(500), "{took:?}");
     for round in 0..ROUNDS {
         let name = format!("pod{round}");

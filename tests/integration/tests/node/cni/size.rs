@@ -32,7 +32,7 @@ fn start(program: &Path) -> Result<Duration> {
 
 #[test]
 fn the_released_plugin_is_small_and_starts_quickly() -> Result<()> {
-    // Of a test that is run by itself, nobody expects that it builds a release; `cargo xtask test` does.
+    // A single test need not build a release; `cargo xtask test` does.
     let required = std::env::var("KNI_REQUIRE").is_ok_and(|required| !required.is_empty());
     let Some(program) = released()? else {
         ensure!(!required, "there is no plugin to measure: run `cargo xtask build-cni`");

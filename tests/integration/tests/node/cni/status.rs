@@ -21,7 +21,7 @@ async fn b10_status_says_quickly_that_no_agent_serves() -> Result<()> {
     };
     scene.call("STATUS", &call)?.assert_silent_success();
     scene.stage.agent.kill9()?;
-    // The socket's file is there, and nobody behind it.
+    // The socket's file exists without a listener.
     let socket = "/run/kni/kni.sock";
     assert!(scene.stage.node.enter(|| fs::exists(socket))??);
     let refuses = scene.call("STATUS", &call)?;
@@ -32,7 +32,7 @@ async fn b10_status_says_quickly_that_no_agent_serves() -> Result<()> {
     let absent = scene.call("STATUS", &call)?;
     absent.error(50);
     assert!(absent.took < QUICK, "{absent:?}");
-    // Somebody who listens and never answers.
+    // A listener that never answers.
     let silent = scene.stage.node.enter(|| UnixListener::bind("/run/silent.sock"))??;
     let mute = scene.call("STATUS", &call.clone().with("socket", json!("/run/silent.sock")))?;
     mute.error(50);
@@ -46,7 +46,7 @@ async fn b10_status_says_quickly_that_no_agent_serves() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn b11_status_says_that_the_pool_is_empty_and_del_still_works() -> Result<()> {
     require!(root, netns, bpf, ip, nft, tc, bpftool);
-    // Five addresses for pods; IPv6 has plenty, which helps nobody.
+    // Five addresses for pods; free IPv6 addresses alone do not suffice.
     let small = Manifest::default_network("small", &["10.50.0.0/29", "fd50::/64"]);
     let scene = Scene::with("empty", vec![small, Manifest::network("blue", &["10.51.0.0/24"])]).await?;
     let mut calls = Vec::new();

@@ -50,7 +50,7 @@ async fn a_virtual_address_leads_to_the_pod() -> Result<()> {
         ask(&scene, &scene.stage.node, to, node(v4))?;
         // Through its own service a pod is seen as the node, or the answer would not come back through it.
         ask(&scene, &scene.backend.inside, to, node(v4))?;
-        // What is not translated goes on beside it.
+        // Traffic without translation continues beside it.
         let direct = SocketAddr::new(address(&scene.backend, v4), super::PORT);
         ask(&scene, &scene.client.inside, direct, address(&scene.client, v4))?;
         ask(&scene, &scene.stage.node, direct, node(v4))?;
@@ -107,7 +107,7 @@ async fn a_closed_port_refuses_through_the_translation() -> Result<()> {
         let to = vip_at(v4, VIP_CLOSED);
         for from in [&scene.client.inside, &*scene.stage.node] {
             let what = format!("from {} to {to}", from.name());
-            // The ICMP error quotes the backend's address; a connected socket hears of it only if that was undone.
+            // The ICMP error quotes the backend's address; a connected socket gets it only if the translation is reversed.
             let udp = udp_ask_to(from, to, &new_token(), PATIENCE);
             assert_eq!(udp, Err(NoAnswer::Refused), "UDP {what}");
             let tcp = tcp_get_to(from, to, &new_token(), PATIENCE);

@@ -25,7 +25,7 @@ async fn translated_connections_survive_a_killed_agent() -> Result<()> {
     thread::sleep(WHILE);
     scene.stage.agent.kill9()?;
     thread::sleep(WHILE);
-    // New connections too, while nobody is there.
+    // New connections too, while no agent runs.
     for v4 in FAMILIES {
         let to = vip_at(v4, VIP_PORT);
         streams.push((

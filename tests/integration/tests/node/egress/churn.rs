@@ -16,7 +16,7 @@ use super::world::{PATIENCE, World, masquerading, server};
 const CONNECTIONS: usize = 50_000;
 const PODS: usize = 4;
 
-/// Answers one byte to each connection, and closes after the client, until told to stop.
+/// Answers one byte to each connection, and closes after the client, until `stop`.
 fn serve(listener: &TcpListener, stop: &AtomicBool) {
     for stream in listener.incoming() {
         if stop.load(Ordering::Relaxed) {
@@ -25,7 +25,7 @@ fn serve(listener: &TcpListener, stop: &AtomicBool) {
         let Ok(mut stream) = stream else { continue };
         let mut byte = [0];
         if stream.read_exact(&mut byte).is_ok() {
-            // A client that is gone has failed already. The end of what it sends is waited for: who closes first keeps
+            // A client that is gone has failed already. The end of what it sends is waited for: who closes first holds
             // the tuple for a minute, and a server that did would refuse other pods the ports of the node meanwhile.
             let answered = stream.write_all(&byte).and_then(|()| stream.read(&mut byte));
             drop(answered);
@@ -76,7 +76,7 @@ async fn fifty_thousand_short_connections() -> Result<()> {
                 .collect();
             stop.store(true, Ordering::Relaxed);
             for _ in &servers {
-                // Wakes a server up; what it says does not matter.
+                // Wakes a server up; its content does not matter.
                 drop(world.outside.server.enter(|| TcpStream::connect(to)));
             }
             done

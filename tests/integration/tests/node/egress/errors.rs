@@ -47,7 +47,7 @@ async fn closed_ports_and_missing_ways_are_told() -> Result<()> {
             assert_eq!(tcp_get(from, server(v4).ip(), CLOSED, PATIENCE), Err(NoAnswer::Refused));
             assert_eq!(udp_ask(from, nowhere, PORT, PATIENCE), Err(NoAnswer::Unreachable));
             assert_eq!(tcp_get(from, nowhere, PORT, PATIENCE), Err(NoAnswer::Unreachable));
-            // Linux tells five such errors in a row to one address, and then one each second.
+            // Linux sends five such errors in a row to one address, and then one each second.
             tokio::time::sleep(Duration::from_millis(1100)).await;
             let echo = ping(from, nowhere, &new_token(), PATIENCE);
             assert_eq!(echo, Err(NoAnswer::Unreachable));
@@ -73,13 +73,13 @@ async fn the_mtu_of_the_path_is_found() -> Result<()> {
     ];
     for v4 in FAMILIES {
         for pod in &pods {
-            // Too big for the uplink, which the node tells, then for what is behind the router, which that tells.
+            // Too big for the uplink, which the node reports, then for the link behind the router, which the router reports.
             let to = SocketAddr::new(server(v4).ip(), PORT);
             tcp_echo(&pod.inside, to, &world.outside.server, PORT, 4 << 20)
                 .with_context(|| format!("{} to {to}", pod.name))?;
             let router = SocketAddr::new(Outside::router_address(v4)?, PORT);
             assert_path_limit(&pod.inside, router, 4000).context("beyond the uplink's 1500")?;
-            // What is told is remembered for each destination: another one begins anew.
+            // The limit is cached per destination: another one begins anew.
             let inner: IpAddr = if v4 { "203.0.113.81" } else { "2001:db8:203::81" }.parse()?;
             if pod.name == "path" {
                 world
@@ -94,7 +94,7 @@ async fn the_mtu_of_the_path_is_found() -> Result<()> {
     Ok(())
 }
 
-/// Who tells that a packet with so many hops has none left.
+/// Who reports that a packet with so many hops has none left.
 async fn hop(world: &World, pod: &kni_integration::Pod, v4: bool, hops: u8) -> Result<IpAddr> {
     let [own, gateway] = world.stage.macs(pod, "eth0").await?;
     let socket = PacketSocket::open(&pod.inside, "eth0")?;

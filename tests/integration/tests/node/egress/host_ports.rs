@@ -54,7 +54,7 @@ fn both(port: u16, host_ip: &str) -> Vec<PortMapping> {
 }
 
 fn silent(client: &Namespaces, to: IpAddr, port: u16) {
-    // The node itself answers: nobody listens there.
+    // The node itself answers: the port is closed.
     assert_eq!(
         tcp_get(client, to, port, SHORT),
         Err(NoAnswer::Refused),
@@ -86,7 +86,7 @@ fn answers(client: &Namespaces, to: IpAddr, port: u16, who: &str) -> Result<()> 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_port_of_the_node_leads_to_the_pod() -> Result<()> {
     require!(root, netns, bpf, ip);
-    // Networks without a way out of their own have host ports all the same.
+    // Networks without egress have host ports all the same.
     let mut world = World::start("mapped", Manifest::overlapping(), &[]).await?;
     assert!(world.uplink().await?.programs.is_empty(), "nothing needs them yet");
     let client = world.outside.server.clone();
@@ -204,7 +204,7 @@ fn guard(from: &[&str]) -> Manifest {
     Manifest::file("guard.yaml", network_policy("team", "guard", &spec))
 }
 
-/// Asks until the answer is as wanted: a policy comes into force a moment after its manifest.
+/// Asks until the answer is as expected: a policy is applied a moment after its manifest.
 async fn wait_for(client: &Namespaces, v4: bool, wanted: impl Fn(&Result<String, NoAnswer>) -> bool) -> Result<()> {
     eventually(Duration::from_secs(5), async || {
         let got = tcp_get(client, node(v4)?, NODE_PORT, SHORT).map(|answer| answer.identity);

@@ -176,7 +176,7 @@ async fn a_repeated_syn_keeps_its_port() -> Result<()> {
     require!(root, netns, bpf, ip, nft);
     let world = World::start("again", masquerading(), &[]).await?;
     let watch = world.watch()?;
-    // Nobody answers.
+    // No host answers.
     let silence = format!(
         "add table inet silence\nadd chain inet silence input {{ type filter hook input priority 0; }}\nadd rule inet silence input tcp dport {PORT} drop\n"
     );

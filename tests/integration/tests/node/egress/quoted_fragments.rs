@@ -1,4 +1,4 @@
-//! ICMP errors that quote a fragment of what was masqueraded: nobody can say whose it is, so nobody gets it.
+//! ICMP errors that quote a fragment of a masqueraded packet: its owner is unknown, so no pod gets them.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -34,7 +34,7 @@ async fn an_error_about_a_fragment_is_dropped_and_one_about_the_whole_arrives() 
     let world = World::start("quoted", masquerading(), &[]).await?;
     let watch = world.watch()?;
     let pod = world.stage.pod("quoted").await?;
-    // The server's own stack says nothing about it.
+    // The server's own stack sends no error.
     world.outside.server.nft(&format!(
         "add table inet mute\nadd chain inet mute in {{ type filter hook input priority -300; }}\n\
          add rule inet mute in udp dport {PORT} drop\n"

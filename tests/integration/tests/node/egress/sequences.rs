@@ -75,7 +75,7 @@ impl Run {
         self.live.iter().filter(move |(key, _)| key.way == way)
     }
 
-    /// A packet of a pod, of a flow that there is or of a new one. A SYN that nobody answered yet is still the same flow's;
+    /// A packet of a pod, of a flow that there is or of a new one. A SYN without an answer yet belongs to the same flow;
     /// after the answer it begins another.
     fn send(&mut self, key: Key, flags: TcpFlags) -> Result<()> {
         let ghosts = self.ghosts.iter().filter(|(way, _)| *way == key.way).count();
@@ -145,7 +145,7 @@ impl Run {
             self.send(key, TcpFlags::FIN_ACK)?;
             self.answer(key, TcpFlags::ACK)?;
         }
-        self.forget(key);
+        self.remove(key);
         Ok(())
     }
 
@@ -155,11 +155,11 @@ impl Run {
         } else {
             self.answer(key, TcpFlags::RST)?;
         }
-        self.forget(key);
+        self.remove(key);
         Ok(())
     }
 
-    fn forget(&mut self, key: Key) {
+    fn remove(&mut self, key: Key) {
         self.live.remove(&key);
         self.closed_at = Instant::now();
     }

@@ -1,4 +1,4 @@
-//! A node that accepts packets only from where it would send answers to: nothing of ours looks wrong to it.
+//! A node with a strict reverse path filter accepts the packets of pods.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Each reason to drop on the way out, produced once. `masquerade_ports` is in `ports`, those of XDP are in `xdp`.
+//! Each drop reason of egress, produced once. `masquerade_ports` is in `ports`, those of XDP are in `xdp`.
 
 use std::{fs, net::IpAddr, time::Duration};
 
@@ -113,7 +113,7 @@ async fn what_is_too_big_is_told_and_counted() -> Result<()> {
         let (at, kind) = if v4 { (34, [3, 4]) } else { (54, [2, 0]) };
         let answer = socket.receive(PATIENCE, |frame| frame.get(at..at + 2) == Some(&kind[..]))?;
         let answer = answer.with_context(|| format!("no error, IPv4: {v4}"))?;
-        // The size that fits stands in the last bytes of the header's second word.
+        // The size that fits is in the last bytes of the header's second word.
         assert_eq!(answer[at + 6..at + 8], 1500_u16.to_be_bytes(), "{answer:02x?}");
         world
             .stage

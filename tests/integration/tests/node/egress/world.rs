@@ -46,7 +46,7 @@ impl World {
         Servers::start(&self.outside.server, "server", PORT)
     }
 
-    /// Drops of nobody's packets, or of anybody's, by direction and reason.
+    /// Drops by direction and reason, of all pods and of packets without a pod.
     pub(crate) async fn drops(&self, direction: &str, reason: &str) -> Result<u64> {
         let listed = self.stage.kubelet.runtime().list_drops(ListDropsRequest {}).await?;
         let drops = listed.into_inner().drops.into_iter();

@@ -1,4 +1,4 @@
-//! A stand-in for the agent's KNI service on a plain tonic server: writes down what it is asked.
+//! A fake of the agent's KNI service on a plain tonic server: records its requests.
 
 use std::{
     collections::BTreeMap,

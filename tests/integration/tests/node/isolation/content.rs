@@ -1,4 +1,4 @@
-//! Who answers: the own network's peer, or nobody.
+//! Only the peer of the own network answers.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -132,7 +132,7 @@ async fn an_extra_interface_is_in_its_own_network() -> Result<()> {
     questions.ask(&extra.inside, &["10.10.0.77", "fd10::77"], None)?;
     questions.answers(&scene).assert_expected();
 
-    // Both networks of one pod with equal subnets: the interface says which.
+    // Both networks of one pod with equal subnets: the interface decides which.
     for (interface, answers) in [("net1", "blue-2"), ("other", "red-2")] {
         for to in ["10.10.0.12", "fd10::12"] {
             let got = ask_over(&multi.inside, interface, to.parse()?)?;

@@ -21,7 +21,7 @@ use super::{
 };
 
 /// Long enough for what was sent to come through, had it been let through.
-const SETTLE: Duration = Duration::from_millis(100);
+const QUIET: Duration = Duration::from_millis(100);
 
 pub(super) fn holds(frame: &[u8], token: &str) -> bool {
     frame.windows(token.len()).any(|window| window == token.as_bytes())
@@ -95,7 +95,7 @@ pub(super) fn arrivals(witness: &PacketSocket, honest: &str, expected: bool) -> 
     let deadline = Instant::now() + Duration::from_secs(3);
     let mut frames: Vec<Vec<u8>> = Vec::new();
     loop {
-        match witness.receive(SETTLE, |_| true)? {
+        match witness.receive(QUIET, |_| true)? {
             Some(frame) => frames.push(frame),
             None if expected && Instant::now() < deadline && !frames.iter().any(|f| holds(f, honest)) => {}
             None => return Ok(frames),
@@ -143,11 +143,11 @@ async fn a_drop_can_be_watched_as_it_happens() -> Result<()> {
         drop(std::io::BufRead::read_line(&mut output, &mut line));
         drop(sender.send(line));
     });
-    // Nothing tells when the follower has begun to listen: send until it speaks.
+    // The follower does not report when it listens: send until it prints an event.
     let socket = PacketSocket::open(&scene.pod("red-1").inside, "eth0")?;
     let line = (0..100).find_map(|_| {
         drop(socket.send(&forge.cases[0].frame));
-        lines.recv_timeout(SETTLE).ok()
+        lines.recv_timeout(QUIET).ok()
     });
     drop(follower);
     drop(reader.join());

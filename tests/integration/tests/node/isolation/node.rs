@@ -67,7 +67,7 @@ async fn a_route_by_hand_gives_the_node_no_access() -> Result<()> {
         let token = new_token();
         let packet = Ip::new(from.parse()?, address(pod, v4)).packet(&Payload::udp(53, PORT, token.as_bytes()));
         let before = stage.drops(pod, "to_pod", "host_not_allowed").await?;
-        // The kernel tells the sender that its frame was dropped.
+        // The kernel returns an error to the sender of a dropped frame.
         let sent = socket.send(&Link::new(host_mac, pod_mac).frame(&packet));
         assert_eq!(sent.err().and_then(|e| e.raw_os_error()), Some(libc::ENOBUFS));
         stage

@@ -17,7 +17,7 @@ use kni_integration::{
 
 use crate::watched::Watched;
 
-/// Linux's numbers of the capabilities that the agent keeps.
+/// Linux's numbers of the capabilities that the agent retains.
 const KEPT: [(&str, u32); 5] = [
     ("CAP_NET_ADMIN", 12),
     ("CAP_SYS_PTRACE", 19),
@@ -25,7 +25,7 @@ const KEPT: [(&str, u32); 5] = [
     ("CAP_PERFMON", 38),
     ("CAP_BPF", 39),
 ];
-const NOBODY: libc::c_long = 65_534;
+const UNPRIVILEGED: libc::c_long = 65_534;
 
 fn field(status: &str, name: &str) -> Result<u64> {
     let line = status
@@ -70,15 +70,15 @@ async fn the_agent_keeps_only_the_power_it_needs() -> Result<()> {
     Ok(())
 }
 
-/// Connects as nobody and says what an HTTP/2 client says first. How many bytes were answered.
-fn greet_as_nobody(socket: &str) -> std::io::Result<usize> {
+/// Connects as an unprivileged user and sends the HTTP/2 preface. Returns the number of bytes of the answer.
+fn greet_unprivileged(socket: &str) -> std::io::Result<usize> {
     // SAFETY: the call changes the credentials of this thread alone, which ends with the closure it runs.
-    if unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) } != 0 {
+    if unsafe { libc::syscall(libc::SYS_setresuid, UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED) } != 0 {
         return Err(std::io::Error::last_os_error());
     }
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-    // The server may have hung up already; then the read says so.
+    // The server may have closed already; then the read fails.
     drop(stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"));
     match stream.read(&mut [0; 64]) {
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => Ok(0),
@@ -96,7 +96,7 @@ async fn the_sockets_are_for_root_alone() -> Result<()> {
         assert_eq!(status.permissions().mode() & 0o7777, 0o600, "{socket}");
         let refused = stage
             .node
-            .enter(|| greet_as_nobody(socket))?
+            .enter(|| greet_unprivileged(socket))?
             .expect_err("nobody got in");
         assert_eq!(
             refused.kind(),
@@ -104,11 +104,11 @@ async fn the_sockets_are_for_root_alone() -> Result<()> {
             "{socket}: {refused}"
         );
     }
-    // Even when somebody has opened the file to all, the peer's credentials count.
+    // The peer's credentials count even when the file is open to all.
     stage
         .node
         .enter(|| fs::set_permissions(KUBELET_SOCKET, fs::Permissions::from_mode(0o666)))??;
-    let answered = stage.node.enter(|| greet_as_nobody(KUBELET_SOCKET))??;
+    let answered = stage.node.enter(|| greet_unprivileged(KUBELET_SOCKET))??;
     assert_eq!(answered, 0, "nobody was answered");
     assert!(
         stage.agent.wait_for_log("connection refused", Duration::from_secs(2)),

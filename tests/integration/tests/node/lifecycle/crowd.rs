@@ -63,7 +63,7 @@ async fn two_hundred_pods_at_once_have_unique_addresses_and_leave_nothing() -> R
             }
         }
     }
-    // The agent's list is what each pod was told, and what it has.
+    // The agent's list matches the answers and the pods' interfaces.
     for pod in &pods {
         for (ifname, config) in &pod.interfaces {
             let listed = interfaces
@@ -95,7 +95,7 @@ async fn two_hundred_pods_at_once_have_unique_addresses_and_leave_nothing() -> R
         ended??;
     }
     stage.assert_as(&before).await?;
-    // Not even what was made ahead stays after a cleanup.
+    // Cleanup removes prewarmed sandboxes too.
     stage.agent.terminate()?;
     assert!(stage.agent.cleanup()?.status.success());
     stage.pristine.assert_unchanged(&stage.node, Duration::from_secs(5));
@@ -186,7 +186,7 @@ async fn clients_that_hang_up_leave_no_leak_and_no_half_pod() -> Result<()> {
             assert!(seen.is_empty() || seen == all, "the answer changed: {seen:?}, {all:?}");
             assert!(stage.interfaces().await?.iter().all(|interface| interface.healthy));
         }
-        // The kubelet's own way out, also with calls that die.
+        // The kubelet's own cleanup, also with calls that are cancelled.
         let doomed = Kubelet::connect(&stage.node, SOCKET).await?;
         let id = sandbox.id.clone();
         let call = tokio::spawn(async move { doomed.delete_network(&id).await });
@@ -201,7 +201,7 @@ async fn clients_that_hang_up_leave_no_leak_and_no_half_pod() -> Result<()> {
         (1..HANG_UPS).contains(&whole),
         "all calls died at the same point: {whole}"
     );
-    // A create whose answer nobody heard is taken back by the pod's name, once no call can come any more.
+    // A namespace whose creation was not answered is removed by the pod's name, once no call can come any more.
     tokio::time::sleep(Duration::from_millis(300)).await;
     let unheard = DeleteNetworkRequest {
         name: "web-0".into(),

@@ -18,7 +18,7 @@ async fn listed(stage: &Watched) -> Result<ListNetworksResponse> {
         .into_inner())
 }
 
-/// Waits until the agent's list of networks is as wanted.
+/// Waits until the agent's list of networks is as expected.
 async fn until(stage: &Watched, wanted: impl Fn(&ListNetworksResponse) -> bool) -> Result<ListNetworksResponse> {
     eventually(Duration::from_secs(5), async || {
         let now = listed(stage).await?;
@@ -89,7 +89,7 @@ async fn networks_come_change_and_go_while_the_agent_runs() -> Result<()> {
     let servers = traffic::Servers::start(&first.inside, "first", 8080)?;
     let stream = traffic::Stream::udp(&second.inside, (first.ips()[0], 8080).into())?;
 
-    // Gone: no newcomers, but those inside go on, and it goes with the last of them.
+    // Removed: no new pods, but the attached ones continue, and it goes with the last of them.
     remove(&stage, "green.yaml")?;
     let closed = until(&stage, |now| now.networks.iter().any(|n| n.name == "green" && !n.ready)).await?;
     let network = closed.networks.iter().find(|n| n.name == "green").expect("just found");

@@ -133,7 +133,7 @@ async fn odd_orders_end_where_they_should() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_create_gives_a_namespace_of_its_own() -> Result<()> {
     require!(root, netns, bpf, ip, nft, tc, bpftool);
-    // With and without namespaces made ahead, and more than were made ahead.
+    // With and without prewarmed namespaces, and more than were prewarmed.
     for sandboxes in [0, 3] {
         let stage = Watched::with("creates", warm(sandboxes)).await?;
         let before = stage.picture().await?;

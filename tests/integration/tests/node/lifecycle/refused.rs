@@ -73,7 +73,7 @@ const CASES: [Case; 16] = [
     (&[(NETWORKS, "blue,tiny")], Code::ResourceExhausted, &["network tiny"]),
 ];
 
-/// The overlapping networks, one that takes nobody, and one that has room for one pod.
+/// The overlapping networks, a disabled one, and one that has room for one pod.
 fn options(sandboxes: u32) -> AgentOptions {
     let mut manifests = Manifest::overlapping();
     manifests.push(Manifest::network("closed", &["10.20.0.0/16"]).spec("enabled: false"));

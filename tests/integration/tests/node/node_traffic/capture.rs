@@ -16,7 +16,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 pub(crate) enum Sum {
     /// Right.
     Full,
-    /// The kernel says that it is still to be filled in, as between local sockets.
+    /// The kernel reports that it is still to be filled in, as between local sockets.
     Partial,
     /// Wrong.
     Wrong,
@@ -120,7 +120,7 @@ impl Capture {
     }
 }
 
-/// What `struct tpacket_auxdata` says of a received packet.
+/// The flags of `struct tpacket_auxdata` of a received packet.
 fn is_partial(message: &libc::msghdr) -> Result<bool> {
     // SAFETY: the kernel filled the header in.
     let head = unsafe { libc::CMSG_FIRSTHDR(message) };

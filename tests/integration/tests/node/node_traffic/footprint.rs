@@ -46,7 +46,7 @@ fn settled(node: &Node) -> Result<()> {
     })
 }
 
-/// The settings of the interfaces that are not ours.
+/// The settings of interfaces that are not the agent's.
 fn settings(node: &Node) -> Result<BTreeMap<String, String>> {
     node.enter(|| {
         let mut found = BTreeMap::new();
@@ -162,7 +162,7 @@ fn is_ours(line: &str) -> bool {
     let (kind, what) = line.split_once(' ').unwrap_or((line, ""));
     match kind {
         "link" | "address" | "neighbour" | "qdisc" | "program" => what.contains("kni"),
-        // Our table, and what the kernel itself keeps for each interface in its own.
+        // The agent's table, and the kernel's own routes of each interface.
         "route" => what.contains("dev kni") && (what.contains("table 19278") || what.contains("table local")),
         "rule" => what.contains("lookup 19278"),
         "file" => what.contains("/run/kni") || what.contains("/tmp/kni.sock") || what.contains("/run/netns"),

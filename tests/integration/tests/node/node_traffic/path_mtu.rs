@@ -1,4 +1,4 @@
-//! Interfaces have their network's MTU, and who sends too much beyond it is told.
+//! Interfaces have their network's MTU, and senders of larger packets get an error.
 
 use std::net::SocketAddr;
 

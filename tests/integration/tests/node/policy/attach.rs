@@ -33,7 +33,7 @@ async fn first_packet_of_a_pod_attached_under_default_deny_is_dropped() -> Resul
         let (name, v4) = (format!("pod{number}"), number % 2 == 0);
         let run = run_labelled(&world.stage.kubelet, ("fresh", &name), &Labels::new(), &[]).await;
         let (sandbox, netns) = run.with_context(|| name.clone())?;
-        // The way out first, before anything else is asked of the agent.
+        // Egress first, before any other call to the agent.
         let inside = world.stage.node.net_at(&name, Path::new(&netns))?;
         let to = at(&world, "x/a", v4, PORT);
         inside.enter(|| {
@@ -60,8 +60,8 @@ async fn first_packet_of_a_pod_attached_under_default_deny_is_dropped() -> Resul
             frame.windows(18).any(|bytes| bytes == b"into-the-fresh-pod")
         })?;
         ensure!(leaked.is_none(), "the first packet to {name} arrives");
-        told(&world, &name, "egress", "policy_egress")?;
-        told(&world, &name, "ingress", "policy_ingress")?;
+        assert_reported(&world, &name, "egress", "policy_egress")?;
+        assert_reported(&world, &name, "ingress", "policy_ingress")?;
         world.stage.kubelet.detach(&sandbox.id).await?;
         world.stage.kubelet.delete_network(&sandbox.id).await?;
     }
@@ -69,7 +69,7 @@ async fn first_packet_of_a_pod_attached_under_default_deny_is_dropped() -> Resul
 }
 
 /// `knictl flows` names network, policy and direction.
-fn told(world: &NinePods, pod: &str, direction: &str, verdict: &str) -> Result<()> {
+fn assert_reported(world: &NinePods, pod: &str, direction: &str, verdict: &str) -> Result<()> {
     let pod = format!("fresh/{pod}");
     eventually_sync(PATIENCE * 4, || {
         let shown = world.stage.knictl(&["flows", "--drops", "--pod", &pod, "-o", "json"])?;

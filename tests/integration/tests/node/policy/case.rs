@@ -1,11 +1,11 @@
-//! What a case is: policies and labels, one state after the other, and what somebody expects of them by hand.
+//! Defines a case: policies and labels, one state after the other, and expectations by hand.
 
 use kni_integration::{
     oracle::Protocol,
     world::{PolicyText, Question, Setting, index_of},
 };
 
-/// What a person says is denied, itself left out: a pod always reaches itself.
+/// The pairs that are denied, expected by hand. Pairs of a pod with itself are left out: they are always allowed.
 pub(crate) type Denied = fn(&Question) -> bool;
 
 /// One state of the objects.
@@ -16,7 +16,7 @@ pub(crate) struct Step {
     pub(crate) denied: Option<Denied>,
 }
 
-/// A named case. All its states are put into force one after the other.
+/// A named case. All its states are applied one after the other.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     pub(crate) name: String,

@@ -33,7 +33,7 @@ const CONTAINER_PORTS: (&str, &str) = (
 /// Maps whose rows come from policies and pods alone.
 const MAPS: [&str; 4] = ["ENDPOINTS", "IDENTITIES", "POLICY", "PORTS"];
 
-/// The server takes its client's questions at its named ports, and nobody else's.
+/// The server answers its client at its named ports, and no other peer.
 fn steady() -> Manifest {
     let peer = "{podSelector: {}, namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: guests}}}";
     let ports = "[{port: serve, protocol: UDP}, {port: web}]";
@@ -58,7 +58,7 @@ fn restless(round: Option<u16>) -> Manifest {
     Manifest::file("60-restless.yaml", text.unwrap_or_default())
 }
 
-/// Runs pods one after the other, until told to stop.
+/// Runs pods one after the other, until `stop`.
 async fn come_and_go(kubelet: Kubelet, name: String, stop: Arc<AtomicBool>, lives: Arc<AtomicU64>) -> Result<()> {
     while !stop.load(Ordering::Relaxed) {
         let pod = kubelet.run_pod("crowd", &name, &[CONTAINER_PORTS]).await;
@@ -82,7 +82,7 @@ struct Looks {
     longest: Duration,
 }
 
-/// Asks everything that an operator can ask, until told to stop.
+/// Calls everything that an operator can call, until `stop`.
 fn look_on(stage: &Stage, stop: &AtomicBool) -> Result<Looks> {
     let mut looks = Looks::default();
     while !stop.load(Ordering::Relaxed) {
@@ -191,7 +191,7 @@ impl Scene {
     }
 
     /// Waits until the maps hold what they held before.
-    async fn settle(&self, before: &[(String, u64)]) -> Result<()> {
+    async fn wait_until_restored(&self, before: &[(String, u64)]) -> Result<()> {
         write(&self.stage, restless(None))?;
         eventually(Duration::from_secs(15), async || {
             let now = rows(&self.stage)?;
@@ -231,7 +231,7 @@ async fn policies_pods_and_operators_at_once_lose_and_leave_nothing() -> Result<
         ensure!(report.sent > 1000, "{report:?}");
         report.assert_whole("server");
     }
-    scene.settle(&before).await?;
+    scene.wait_until_restored(&before).await?;
     let log = scene.stage.agent.log();
     ensure!(!log.contains("panicked"), "{log}");
     // The stranger would have been answered.

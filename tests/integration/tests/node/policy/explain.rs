@@ -1,4 +1,4 @@
-//! `knictl explain`, the program itself: it says what the oracle says, and what a real connection met.
+//! `knictl explain`, the program itself: its answers are the oracle's, and those of real connections.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -44,7 +44,7 @@ async fn knictl_explain_says_what_the_oracle_says_and_connections_meet() -> Resu
         let step = case.steps.last().context("a case without a state")?;
         world.apply(net, &step.policies, &step.setting).await?;
         let expected = sample(&mut rng, &world, net, &step.policies);
-        let differing = world.settle(&expected, LIMIT)?;
+        let differing = world.wait_for(&expected, LIMIT)?;
         ensure!(differing.is_empty(), "{}: real connections: {differing:?}", case.name);
         let truth = step.setting.world(net, &step.policies, &world.addresses());
         for (question, allowed) in &expected {
@@ -87,7 +87,7 @@ fn explain(rng: &mut Rng, world: &NinePods, services: &Virtual, question: &Quest
             .get(&(net.name().to_owned(), format!("{namespace}/{pod}-{}", net.name()), v4))
             .with_context(|| format!("no service of {namespace}/{pod}: {services:?}"))?,
     };
-    // A name stands for IPv4 where the pod has both.
+    // A name means IPv4 where the pod has both.
     let by_name = question.via == Via::Address && v4 && rng.bool();
     let destination = if by_name {
         format!("{namespace}/{pod}")
@@ -97,7 +97,7 @@ fn explain(rng: &mut Rng, world: &NinePods, services: &Virtual, question: &Quest
     let (namespace, pod) = names_of(question.from);
     let what = format!("{}/{}", question.protocol.name().to_lowercase(), question.port);
     let text = match rng.u8(..3) {
-        // The interface says which network is meant.
+        // The interface selects the network.
         0 => {
             let ifname = if net == Net::Default { "eth0" } else { "net1" };
             let source = format!("{namespace}/{pod}@{ifname}");
@@ -141,7 +141,7 @@ fn written(address: IpAddr, in_full: bool) -> String {
     }
 }
 
-/// What the document says is what the oracle says, and why.
+/// The document's decision is the oracle's, with the rule.
 fn check(document: &Value, world: &NinePods, truth: &oracle::World, question: &Question, allowed: bool) -> Result<()> {
     let flow = &document["flow"];
     let end = |index: usize| {
@@ -220,7 +220,7 @@ fn isolating(
         .collect()
 }
 
-/// Who decided at one end: a rule of one of the policies that isolate it, or nobody but these.
+/// The rule that decided at one end, of the policies that isolate it; none for the default of isolation.
 fn decided(said: &Value, allowed: bool, isolating: &BTreeSet<(String, String)>) -> Result<()> {
     if isolating.is_empty() {
         ensure!(
@@ -248,7 +248,7 @@ fn decided(said: &Value, allowed: bool, isolating: &BTreeSet<(String, String)>) 
     Ok(())
 }
 
-/// As `knictl services` tells them.
+/// As `knictl services` lists them.
 fn virtual_addresses(world: &NinePods) -> Result<Virtual> {
     let document: Value = serde_json::from_str(&world.stage.knictl(&["services", "-o", "json"])?)?;
     let listed = document["services"].as_array().context("no services")?;
@@ -333,7 +333,7 @@ async fn knictl_explain_leaves_no_trace_and_says_what_it_cannot_answer() -> Resu
             .err()
             .with_context(|| format!("{line:?} is answered"))?;
         let told = format!("{refused:#}");
-        // The words of the command line stand in front.
+        // The command line precedes the output.
         let told = told.rsplit("exit status").next().unwrap_or_default();
         ensure!(told.contains(words), "{line:?}: {told}");
     }

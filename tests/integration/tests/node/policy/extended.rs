@@ -1,4 +1,4 @@
-//! The cases of the Kubernetes policy tests, each with what its author would say is denied.
+//! The cases of the Kubernetes policy tests, each with the denied pairs by hand.
 
 use kni_integration::oracle::Protocol;
 

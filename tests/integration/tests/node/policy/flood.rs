@@ -59,7 +59,7 @@ async fn a_flood_of_one_pod_leaves_the_flows_of_others_alive() -> Result<()> {
     let stage = stage().await?;
     let (server, client) = (stage.pod("server").await?, stage.pod("client").await?);
     let (flooder, hole) = (stage.pod("flooder").await?, stage.pod("hole").await?);
-    // Nobody answers, or the flows would end at once.
+    // No server answers, or the flows would end at once.
     hole.inside
         .nft("add table inet mute\nadd chain inet mute in { type filter hook input priority -300; policy drop; }\n")?;
     let _servers = Servers::start(&server.inside, "server", PORT)?;
@@ -69,7 +69,7 @@ async fn a_flood_of_one_pod_leaves_the_flows_of_others_alive() -> Result<()> {
         let to = SocketAddr::new(address(&server, v4), PORT);
         streams.push(Stream::udp(&client.inside, to)?);
         streams.push(Stream::tcp(&client.inside, to)?);
-        // One that says nothing meanwhile.
+        // One that is idle meanwhile.
         let stream = client.enter(|| TcpStream::connect_timeout(&to, PATIENCE))??;
         stream.set_read_timeout(Some(PATIENCE * 4))?;
         idle.push(BufReader::new(stream));

@@ -1,4 +1,4 @@
-//! One base policy, and variations that change one piece of it at a time; the oracle alone says what they mean.
+//! One base policy, and variations that change one piece of it at a time; the expectations are the oracle's.
 
 use super::case::Case;
 

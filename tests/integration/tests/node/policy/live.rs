@@ -127,7 +127,7 @@ fn unrelated(round: usize) -> Vec<PolicyText> {
         };
         policies.push(PolicyText::new("z", &format!("unrelated-{n}"), &spec));
     }
-    // About the receiver itself: its rules change, but not what they say to this connection.
+    // About the receiver itself: its rules change, but not their decision on this connection.
     policies.push(PolicyText::new(
         "x",
         "more",

@@ -1,4 +1,4 @@
-//! Two networks with the same addresses: what is said of one is never about the other.
+//! Two networks with the same addresses: policies and services of one never apply to the other.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -161,7 +161,7 @@ async fn same_virtual_address_in_two_networks_never_mixes() -> Result<()> {
     scene.put("policies", &[policy("deny", "red", &deny)])?;
     scene.wait(SERVICE, [true, false]).context("red is denied")?;
     scene.put("policies", &[])?;
-    // Nobody has the address on red any more: what is no service's is dropped there, and blue's is not asked.
+    // No service of red has the address any more: packets to it are dropped there, and blue's service is not used.
     scene.put("services", &service("blue"))?;
     scene.wait(SERVICE, [true, false]).context("blue alone serves")?;
     ensure!(

@@ -1,4 +1,4 @@
-//! What belongs to an allowed connection passes, whatever the policies of the other direction say.
+//! Packets of an allowed connection pass, whatever the policies of the other direction are.
 
 use std::{
     io::ErrorKind,
@@ -72,7 +72,7 @@ async fn icmp_errors_about_an_allowed_flow_are_part_of_it() -> Result<()> {
     let only_udp = "{podSelector: {matchLabels: {pod: a}}, policyTypes: [Ingress, Egress], egress: [{ports: [{protocol: UDP, port: 9}]}]}";
     enforce(&mut world, &[("x", only_udp), ("y", DENY_EGRESS)]).await?;
     for v4 in [true, false] {
-        // Nobody listens there: y's stack answers with port unreachable, though y may send nothing and x receive nothing.
+        // The port is closed: y's stack answers with port unreachable, though y may send nothing and x receive nothing.
         let refused = refused(&world, at(&world, "y/a", v4, 9))?;
         ensure!(refused, "no port unreachable comes back, IPv4 {v4}");
         let silent = !self::refused(&world, at(&world, "y/a", v4, 10))?;

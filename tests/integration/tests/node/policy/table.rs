@@ -1,4 +1,4 @@
-//! Runs every case on the nine pods and keeps the table of what passed.
+//! Runs every case on the nine pods and writes the table of results.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +18,7 @@ use super::{
     extended, generated,
 };
 
-/// How long a state may take to be in force.
+/// How long a state may take to be applied.
 const LIMIT: Duration = Duration::from_secs(5);
 /// The same once so many cases failed that the rest is only to be seen quickly.
 const SHORT_LIMIT: Duration = Duration::from_secs(1);
@@ -82,7 +82,7 @@ fn variations_say_different_things() {
             meanings.entry(truth).or_default().push(case.name.clone());
         }
     }
-    // Some forms are two ways to say one thing; a generator that changes nothing would have a handful of meanings.
+    // Some forms are equivalent; a generator that changes nothing would have a handful of results.
     assert!(meanings.len() >= 45, "{} meanings: {meanings:?}", meanings.len().min(1));
 }
 
@@ -113,7 +113,7 @@ async fn run(world: &mut NinePods, net: Net, case: &Case, report: &mut Report) -
         } else {
             SHORT_LIMIT
         };
-        let differing = world.settle(&expected, limit)?;
+        let differing = world.wait_for(&expected, limit)?;
         report.asked += expected.len();
         failures.extend(
             differing

@@ -52,7 +52,7 @@ async fn macvlan_pods_reach_each_other_and_what_is_behind_the_parent() -> Result
     assert!(!stage.interface(&two, "eth0").await?.healthy);
     drop(servers);
 
-    // While the namespaces live on: nothing of ours is left in them.
+    // The namespaces still exist: nothing of the agent is left in them.
     for pod in [&one, &two] {
         stage.kubelet.detach(&pod.id).await?;
     }
@@ -88,7 +88,7 @@ async fn a_device_is_lent_to_one_pod_and_comes_back_as_it_was() -> Result<()> {
         assert_eq!(ask(&pod.inside, wire).as_deref(), Ok("wire"));
     }
 
-    // Nobody else gets it meanwhile, also not from the next agent.
+    // No other pod gets it meanwhile, also not from the next agent.
     for _agent in 0..2 {
         let netns = stage.kubelet.create_network("team", "two").await?;
         let mut second = Sandbox::new("team", "two", &netns);
@@ -110,7 +110,7 @@ async fn a_device_is_lent_to_one_pod_and_comes_back_as_it_was() -> Result<()> {
 
     // The next one has it.
     let next = stage.kubelet.run_pod("team", "three", &[(MULTI, "nic")]).await?;
-    // Its namespace goes before anybody says so; a veth in it dies, as it would without us.
+    // Its namespace goes before any detach; the kernel removes a veth in it.
     let (id, inside) = (next.id.clone(), next.inside.clone());
     stage.node.run("umount", &["-l", next.netns.to_str().expect("UTF-8")])?;
     drop((next, inside));

@@ -27,7 +27,7 @@ const WISHES: [&[(&str, &str)]; 3] = [
     &[("kni.dev/network", "lan"), ("k8s.v1.cni.cncf.io/networks", "bridged")],
 ];
 
-/// Pods of one kind, one after the other, until it is told to stop. Returns how many lived.
+/// Runs pods of one kind one after the other until `stop`. Returns their number.
 async fn live(kubelet: Kubelet, worker: usize, stop: Arc<AtomicBool>) -> Result<u64> {
     let mut lives = 0;
     let name = format!("web-{worker}");
@@ -56,7 +56,7 @@ async fn kills_at_random_moments_leave_the_node_as_it_was() -> Result<()> {
     let mut stage = Watched::with("kills", scene::options(scene::networks())).await?;
     scene::add_device(&stage)?;
     scene::write_chain(&stage.node)?;
-    // The bridge, which its plugin leaves behind for good; a port keeps its carrier.
+    // The bridge, which its plugin never removes; a port gives it a permanent carrier.
     let first = stage.kubelet.run_pod("calm", "first", WISHES[1]).await?;
     scene::keep_bridge(&stage.node)?;
     stage.kubelet.kill_pod(first).await?;
@@ -86,7 +86,7 @@ async fn kills_at_random_moments_leave_the_node_as_it_was() -> Result<()> {
     assert!(lives >= 5, "only {lives} pods lived: this was no storm");
     stage.kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
     for worker in 0..WISHES.len() {
-        // Creates whose answer nobody heard.
+        // Namespaces whose creation was answered to no client.
         let unheard = DeleteNetworkRequest {
             name: format!("web-{worker}"),
             namespace: "storm".into(),

@@ -129,7 +129,7 @@ async fn net1_of_the_bridge_plugin_leaves_the_default_route_alone_beside_a_pair_
     let routes = pod.inside.run("ip", &["-4", "route", "show", "default"])?;
     assert!(routes.lines().count() == 1 && routes.contains("dev eth0"), "{routes}");
     assert_eq!(stage.interface(&pod, "net1").await?.kind, "cni");
-    // The other way round the pair that was made ahead has to go first.
+    // The other way round the prewarmed pair has to go first.
     stage.settled().await?;
     let other = stage
         .kubelet

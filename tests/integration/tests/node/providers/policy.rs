@@ -126,7 +126,7 @@ async fn policies_hold_at_interfaces_of_the_bridge_plugin() -> Result<()> {
     let mut scene = Scene::set("guarded").await?;
     scene.wait_until([true; 5]).await?;
     let to = SocketAddr::new(address(&scene.server, "eth0", true).parse()?, 8080);
-    // A port that nobody listens on is refused by the pod itself: ICMP errors find their way.
+    // The pod itself refuses a closed port: ICMP errors are delivered.
     let refused = traffic::udp_ask(&scene.friend.inside, to.ip(), 9999, scene::PATIENCE);
     assert_eq!(refused.err(), Some(NoAnswer::Refused));
     let stream = Stream::tcp(&scene.friend.inside, to)?;

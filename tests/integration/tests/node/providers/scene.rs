@@ -14,18 +14,18 @@ use crate::watched::Watched;
 
 /// Folder of configurations, inside the node.
 pub(crate) const CONF: &str = "/run/cni/net.d";
-/// Where host-local keeps its leases, inside the node.
+/// The leases of host-local, inside the node.
 pub(crate) const LEASES: &str = "/run/cni/networks";
-/// Where the agent keeps what undoing needs, inside the node.
+/// The agent's cached results of plugins, inside the node.
 pub(crate) const CACHE: &str = "/run/cni/results";
-/// The other end of the device that is lent.
+/// The other end of the device that moves into a pod.
 pub(crate) const WIRE_V4: &str = "192.0.2.1";
 /// See [`WIRE_V4`].
 pub(crate) const WIRE_V6: &str = "2001:db8:200::1";
 /// How long a probe waits.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// `default` of ours, and one network of each other provider.
+/// A `default` network of eBPF, and one network of each other provider.
 pub(crate) fn networks() -> Vec<Manifest> {
     let lan = Manifest::network("lan", &["198.51.100.0/24", "2001:db8:100::/64"])
         .spec("excludeSubnets: [198.51.100.2/32, \"2001:db8:100::2/128\"]")
@@ -53,7 +53,7 @@ pub(crate) fn bridged(name: &str, default: bool) -> Manifest {
     Manifest::file(&format!("{name}.yaml"), text)
 }
 
-/// An agent with plugins behind it, which makes nothing ahead.
+/// An agent with a CNI backend, which prewarms nothing.
 pub(crate) fn options(manifests: Vec<Manifest>) -> AgentOptions {
     let args = [
         "--warm-sandboxes",
@@ -181,7 +181,7 @@ pub(crate) fn ask(from: &Namespaces, address: &str) -> Result<String, NoAnswer> 
     traffic::tcp_get(from, address, 8080, PATIENCE).map(|answer| answer.identity)
 }
 
-/// The first address of a family that the agent told the kubelet.
+/// The first address of a family in the agent's answer to the kubelet.
 pub(crate) fn address(pod: &Pod, ifname: &str, v4: bool) -> String {
     let found = pod.ips_of(ifname).into_iter().find(|ip| ip.is_ipv4() == v4);
     found.map_or_else(

@@ -47,7 +47,7 @@ impl Dice {
     }
 }
 
-/// Who has which address of which network, as the answers said; an address that two have at once is a failure.
+/// The pods' addresses by network, from the answers; an address of two pods at once is a failure.
 #[derive(Debug, Default)]
 struct Ledger {
     held: Mutex<BTreeMap<(String, String), String>>,
@@ -86,7 +86,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Runs pods one after the other until it is told to stop, and takes the last one away.
+    /// Runs pods one after the other until `stop`, and removes the last one.
     async fn run(mut self) -> Result<()> {
         while !self.stop.load(Ordering::Relaxed) {
             let Ok(netns) = self.kubelet.create_network("storm", &self.name).await else {
@@ -143,7 +143,7 @@ async fn reign_of_terror(stage: &mut Watched, mut dice: Dice) -> Result<()> {
     Ok(())
 }
 
-/// Pods come and go while the agent is killed; afterwards only what nobody heard of is left.
+/// Pods come and go while the agent is killed; afterwards only namespaces of unanswered calls are left.
 async fn rage(stage: &mut Watched, seed: u64) -> Result<()> {
     let ledger = Arc::new(Ledger::default());
     let stop = Arc::new(AtomicBool::new(false));
@@ -169,7 +169,7 @@ async fn rage(stage: &mut Watched, seed: u64) -> Result<()> {
     let lives = ledger.lives.load(Ordering::Relaxed);
     assert!(lives > KILLS, "only {lives} pods lived: this was no storm");
     stage.kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
-    // Creates whose answer nobody heard.
+    // Namespaces whose creation was answered to no client.
     for index in 0..WORKERS {
         let unheard = DeleteNetworkRequest {
             name: format!("web-{index}"),

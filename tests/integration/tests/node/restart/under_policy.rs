@@ -1,4 +1,4 @@
-//! Policies across restarts: what is denied stays denied, what goes on goes on, and what changed meanwhile is in force.
+//! Policies across restarts: denied traffic stays denied, connections continue, and changes made meanwhile are applied.
 
 use std::{
     collections::BTreeMap,
@@ -124,7 +124,7 @@ impl Town {
         Ok(streams)
     }
 
-    /// Everybody who may not enter the first shop tries all the time.
+    /// All pods that may not reach the first shop try all the time.
     fn siege(&self) -> Result<Vec<Intruder>> {
         let to: Vec<SocketAddr> = FAMILIES.iter().map(|v4| self.at(0, *v4)).collect();
         [(&self.stranger, "stranger"), (&self.prisoner, "prisoner")]
@@ -161,7 +161,7 @@ impl Town {
         Ok((doors[0], doors[1]))
     }
 
-    /// The siege is over: nobody entered, and it was no fault of the siege.
+    /// Ends the attempts: none succeeded, and all would have without the policy.
     fn relieved(&self, siege: Vec<Intruder>) -> Result<()> {
         let words: Vec<&'static str> = siege.iter().map(|intruder| intruder.word).collect();
         for intruder in siege {
@@ -190,7 +190,7 @@ impl Town {
     }
 }
 
-/// Somebody who tries to get in, by datagrams and by connections, until stopped.
+/// A client that tries to reach a shop, by datagrams and by connections, until stopped.
 struct Intruder {
     word: &'static str,
     stop: Arc<AtomicBool>,
@@ -321,7 +321,7 @@ async fn policies_that_changed_meanwhile_are_in_force_once_the_agent_serves() ->
         town.stage.agent.kill9()?;
         town.write(market(&[after]))?;
         thread::sleep(PATIENCE);
-        // Nobody is there to carry it out; what was in force is.
+        // No agent applies the change; the previous policies stay enforced.
         ensure!(
             town.doors(1)? == (before == "friends", before == "strangers"),
             "while no agent runs"
@@ -351,7 +351,7 @@ async fn policies_that_changed_meanwhile_are_in_force_once_the_agent_serves() ->
     town.relieved(siege)
 }
 
-/// `knictl explain`, as often as it can be asked, until told to stop: what it said each time.
+/// Runs `knictl explain` repeatedly until `stop`; returns each output.
 fn oracle_of_the_hour(town: &Town, stop: &AtomicBool, from: &str, to: &str) -> Vec<Result<bool, String>> {
     let mut said = Vec::new();
     while !stop.load(Ordering::Relaxed) {
@@ -426,7 +426,7 @@ async fn knictl_says_that_no_agent_is_there_and_never_what_is_no_longer_true() -
     Ok(())
 }
 
-/// Connects as soon as somebody listens.
+/// Connects as soon as the agent listens.
 async fn first_connection(node: &Node) -> Result<Kubelet> {
     eventually(Duration::from_secs(10), async || {
         Kubelet::connect(node, KUBELET_SOCKET).await
@@ -491,7 +491,7 @@ async fn a_pod_attached_right_after_a_restart_is_isolated_before_its_first_packe
     Ok(())
 }
 
-/// The lines of the metrics page that tell how full each map is, and how many rows fit.
+/// The metrics of each map's rows and capacity.
 fn pressure(node: &Node) -> Result<BTreeMap<String, u64>> {
     let page = node.enter(|| -> Result<String> {
         // The page is opened beside the sockets, a moment later perhaps.

@@ -16,7 +16,7 @@ const PORT: u16 = 8080;
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_over_restarts_and_nothing_is_left() -> Result<()> {
     require!(root, netns, bpf, ip, nft, tc, bpftool);
-    // One pair made ahead, one made on the spot.
+    // One prewarmed pair, one made on demand.
     for sandboxes in [0, 1] {
         let mut options = warm(sandboxes);
         options.manifests =

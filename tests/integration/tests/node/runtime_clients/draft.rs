@@ -66,7 +66,7 @@ async fn a_client_sets_up_checks_and_tears_down() -> Result<()> {
     assert_connected([(&netns[0].inside, primary(&a)?), (&netns[1].inside, primary(&b)?)])?;
     // The same request again is answered, and by the same.
     assert_eq!(client.setup_pod_network(with_port).await?.into_inner(), a);
-    // What the answer says is what the pod has.
+    // The answer matches the pod's interfaces.
     let shown = netns[0].inside.run("ip", &["-o", "address", "show", "dev", "eth0"])?;
     for address in &a.interfaces[0].addresses {
         assert!(shown.contains(address.as_str()), "no {address} in {shown}");

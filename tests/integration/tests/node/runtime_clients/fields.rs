@@ -18,7 +18,7 @@ async fn isolation_alone_and_extradata_alone_both_work() -> Result<()> {
     let before = stage.picture().await?;
     let mut kni = stage.kubelet.kni();
 
-    // containerd as the client creates a namespace that it says nothing about, and uses one of its own.
+    // containerd as the client creates a namespace without naming a pod, and uses one of its own.
     let unused = kni.create_network(CreateNetworkRequest::default()).await?.into_inner();
     let by_isolation = AttachInterfaceRequest {
         name: "web-0_team_7f1c_0".into(),

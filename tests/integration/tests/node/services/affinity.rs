@@ -1,4 +1,4 @@
-//! 6: With session affinity a client keeps its backend, per port, while it uses it, also over the agent's death.
+//! 6: With session affinity a client stays with its backend, per port, while it uses it, also across a killed agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -101,7 +101,7 @@ async fn a_client_keeps_its_backend_also_over_the_death_of_the_agent() -> Result
     ensure!(table(&clients)? == before, "changed while no agent runs");
     scene.stage.agent.restart()?;
     ensure!(table(&clients)? == before, "changed by the agent's start");
-    scene.in_force().await?;
+    scene.wait_until_applied().await?;
     ensure!(
         table(&clients)? == before,
         "changed once the new agent had read everything"
@@ -132,7 +132,7 @@ async fn affinity_ends_with_the_endpoint_and_with_the_ports() -> Result<()> {
         ]);
     }
     scene.apply(&objects).await?;
-    // Eight choices; one for all of them comes once in 4^7 times: ports do not share theirs, nor do protocols.
+    // Eight choices; a single one for all of them has a chance of 1 in 4^7: neither ports nor protocols share their affinity.
     let mut found = BTreeSet::new();
     for v4 in FAMILIES {
         for transport in Transport::BOTH {

@@ -1,4 +1,4 @@
-//! 9: What is not ours is left alone. And: a virtual address that two networks have is two Services.
+//! 9: Services of other proxies are untouched. A virtual address in two networks is two Services.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -60,7 +60,7 @@ async fn headless_services_are_left_alone() -> Result<()> {
     Ok(())
 }
 
-/// Whoever serves it does so on the node: our pods' packets to its address must get there.
+/// Another proxy on the node serves it: packets of pods to its address must reach the node.
 async fn left_to_another_proxy(name: &str, addresses: [IpAddr; 2]) -> Result<()> {
     let mut scene = Scene::set(name).await?;
     let (ours, theirs) = (scene.backend("ours").await?, scene.backend("theirs").await?);
@@ -86,12 +86,12 @@ async fn left_to_another_proxy(name: &str, addresses: [IpAddr; 2]) -> Result<()>
 #[tokio::test(flavor = "multi_thread")]
 async fn services_of_another_proxy_are_left_to_it() -> Result<()> {
     require!(exclusive, root, netns, bpf, ip, nft);
-    // An address beside the range of ours.
+    // An address outside the range of KNI's Services.
     let [v4, v6] = FAMILIES.map(|v4| vip(v4, WEB).to_string().replace("96", "98"));
     left_to_another_proxy("proxied", [v4.parse()?, v6.parse()?]).await
 }
 
-/// An address of our range that is some Service's is not nobody's, whoever serves it.
+/// An address of the range that belongs to a Service of another proxy is not an unused one.
 #[tokio::test(flavor = "multi_thread")]
 async fn services_of_another_proxy_are_left_to_it_within_our_range_too() -> Result<()> {
     require!(exclusive, root, netns, bpf, ip, nft);

@@ -1,5 +1,5 @@
 //! 14: Beside kube-proxy in each of its modes: the node's traffic and NodePorts are its, what pods send to virtual
-//! addresses is ours.
+//! addresses is KNI's.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -76,7 +76,7 @@ async fn beside(mode: Mode, name: &str) -> Result<()> {
             backend,
         };
         mode.write(node, &service)?;
-        // Before there is a Service of ours, the node's own traffic is served already.
+        // The node's own traffic is served before KNI has a Service.
         assert_answering(node, front(v4, WEB), &["theirs"])?;
     }
     let objects = served(service("web", WEB), &[(&ours.pod, State::Ready)]);

@@ -56,14 +56,14 @@ async fn udp_moves_when_its_endpoint_serves_no_more() -> Result<()> {
         let asking = FAMILIES.map(|v4| Asking::open(&client, front(v4, DNS)));
         let asking = asking.into_iter().collect::<Result<Vec<_>>>()?;
         asking.iter().try_for_each(|one| one.assert_answered("old"))?;
-        // On its way out it takes nothing new and keeps what it has.
+        // A terminating endpoint gets no new flows and retains the existing ones.
         let draining = [(&old.pod, State::Draining), (&new.pod, State::Ready)];
         scene.apply(&served(service("dns", DNS), &draining)).await?;
         asking.iter().try_for_each(|one| one.assert_answered("old"))?;
         for v4 in FAMILIES {
             Asking::open(&client, front(v4, DNS))?.assert_answered("new")?;
         }
-        // The old one's pod goes on answering; only nobody shall ask it.
+        // The old pod still answers; no flow shall reach it.
         let mut pods = vec![(&new.pod, State::Ready)];
         pods.extend(gone.map(|state| (&old.pod, state)));
         scene.apply(&served(service("dns", DNS), &pods)).await?;

@@ -102,15 +102,15 @@ pub(crate) fn served(service: Value, pods: &[(&Pod, State)]) -> Vec<Value> {
     objects
 }
 
-/// What an endpoint's conditions say.
+/// The conditions of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     Ready,
-    /// Serves, on its way out.
+    /// Serves, and is terminating.
     Draining,
-    /// Serves, neither ready nor on its way out.
+    /// Serves, neither ready nor terminating.
     Unready,
-    /// On its way out, and does not serve.
+    /// Terminating, and does not serve.
     Gone,
 }
 

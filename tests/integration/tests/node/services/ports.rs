@@ -66,7 +66,7 @@ async fn a_named_port_is_another_number_at_another_endpoint() -> Result<()> {
     scene.apply(&objects).await?;
     for v4 in FAMILIES {
         assert_answering(&client.inside, front(v4, WEB), &["usual", "other"])?;
-        // Nobody serves at the other one's number.
+        // No server listens at the other one's number.
         assert_refused(&client.inside, SocketAddr::new(address(&other, v4), BACK))?;
         assert_refused(&client.inside, SocketAddr::new(address(&usual.pod, v4), OTHER))?;
     }
@@ -138,7 +138,7 @@ async fn many_slices_are_one_service_and_a_pod_in_two_counts_once() -> Result<()
     for v4 in FAMILIES {
         objects.push(slice("web", "1", v4, [ready(&a.pod, v4), ready(&b.pod, v4)]));
         objects.push(slice("web", "2", v4, [ready(&b.pod, v4)]));
-        // On its way to another slice: what one of them says late does not take it away.
+        // It moves to another slice: a late update of the first slice does not remove it.
         objects.push(slice("web", "3", v4, [endpoint(address(&b.pod, v4), State::Gone)]));
         objects.push(slice("web", "4", v4, [ready(&c.pod, v4)]));
     }

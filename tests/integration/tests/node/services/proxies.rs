@@ -1,5 +1,5 @@
-//! What kube-proxy would write for one Service, in each of its modes. Its backend is another one than ours, so that an
-//! answer says who translated.
+//! Rules of kube-proxy for one Service, in each of its modes. Its backend differs from KNI's, so that an
+//! answer identifies the translator.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,4 +1,4 @@
-//! 4 and 5: Where nobody is, clients hear of it at once; where somebody is elsewhere, or nobody knows who, they do not.
+//! 4 and 5: Clients are refused at once where no backend exists, and get no answer where backends are elsewhere or the address is unused.
 
 use std::net::SocketAddr;
 
@@ -93,7 +93,7 @@ async fn an_address_of_no_service_says_nothing() -> Result<()> {
     let mut scene = Scene::set("no-service").await?;
     let backend = scene.backend("backend").await?;
     let client = scene.stage.pod("client").await?;
-    // Were it to go on, the outside would answer for it.
+    // If it were forwarded, the external host would answer.
     for v4 in FAMILIES {
         let prefix = if v4 { "32" } else { "128" };
         let fabric = scene.stage.node.fabric();

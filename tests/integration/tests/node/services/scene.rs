@@ -1,4 +1,4 @@
-//! Where these tests begin: a node whose agent reads Services, pods that say who they are, and questions to them.
+//! Sets up a node whose agent reads Services, pods that answer with their names, and questions to them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -69,13 +69,13 @@ impl Scene {
         Ok(Backend { server, pod })
     }
 
-    /// Makes these the Services and EndpointSlices, all of them, and waits until they are in force.
+    /// Replaces all Services and EndpointSlices, and waits until they are applied.
     pub(crate) async fn apply(&mut self, objects: &[Value]) -> Result<()> {
         self.write(objects)?;
-        self.in_force().await
+        self.wait_until_applied().await
     }
 
-    /// Makes these the Services and EndpointSlices without waiting. One file says all: they change at once.
+    /// Replaces all Services and EndpointSlices without waiting. One file has all of them: they change at once.
     pub(crate) fn write(&mut self, objects: &[Value]) -> Result<()> {
         self.change += 1;
         let canary = json!({
@@ -86,8 +86,8 @@ impl Scene {
         Manifest::apply(&[Manifest::of("services.yaml", &all)], &self.stage.node)
     }
 
-    /// Waits until what was written last is in force.
-    pub(crate) async fn in_force(&self) -> Result<()> {
+    /// Waits until the last change is applied.
+    pub(crate) async fn wait_until_applied(&self) -> Result<()> {
         eventually(Duration::from_secs(10), async || {
             let listed = self.list().await?;
             let canary = listed.iter().find(|port| port.service.starts_with("canary/"));
@@ -159,7 +159,7 @@ fn fresh_port() -> u16 {
     10_000 + NEXT.fetch_add(1, Ordering::Relaxed) % 20_000
 }
 
-/// Who answers `times` new flows of each transport, and how often. Nobody's silence is accepted.
+/// Who answers `times` new flows of each transport, and how often. Every flow must be answered.
 pub(crate) fn answering(from: &Namespaces, to: SocketAddr, times: usize) -> Result<BTreeMap<String, usize>> {
     let mut found = BTreeMap::new();
     for transport in Transport::BOTH {

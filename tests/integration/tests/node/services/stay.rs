@@ -50,7 +50,7 @@ fn keep_opening(from: &Namespaces, stop: &AtomicBool) -> Opened {
     opened
 }
 
-/// The endpoints of a change: `serving` are on their way out and back, `passing` come and go. Never none ready.
+/// The endpoints of a change: `serving` become terminating and ready again, `passing` come and go. At least one is always ready.
 fn endpoints(change: usize, serving: &[Backend], passing: &[Backend]) -> Vec<Value> {
     let mut pods: Vec<(&Pod, State)> = Vec::new();
     let always = fastrand::usize(..serving.len());

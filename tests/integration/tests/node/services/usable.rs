@@ -1,4 +1,4 @@
-//! 3: Ready endpoints are used; if there is none, those that serve on their way out; for Cluster and Local apart.
+//! 3: Ready endpoints are used, else terminating ones that serve; for Cluster and Local separately.
 
 use anyhow::Result;
 use kni_integration::{require, stage::address};

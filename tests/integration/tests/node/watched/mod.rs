@@ -15,7 +15,7 @@ const MAPS: [&str; 4] = ["ENDPOINTS", "ADDRESSES", "ROUTES", "DROPS"];
 /// How long background work may take until nothing is left to do.
 const SETTLED: Duration = Duration::from_mins(1);
 
-/// The agent's options with another number of sandboxes made ahead. None makes what it does on the node predictable to
+/// The agent's options with another number of prewarmed sandboxes. With none, its effects on the node are predictable to
 /// the letter.
 pub(crate) fn warm(sandboxes: u32) -> AgentOptions {
     AgentOptions::new(Manifest::overlapping(), &["--warm-sandboxes", &sandboxes.to_string()])
@@ -44,12 +44,12 @@ impl DerefMut for Watched {
 }
 
 impl Watched {
-    /// Starts an agent that makes nothing ahead.
+    /// Starts an agent that prewarms nothing.
     pub(crate) async fn new(name: &str) -> Result<Self> {
         Self::with(name, warm(0)).await
     }
 
-    /// Starts an agent and waits until it has made ahead what it shall.
+    /// Starts an agent and waits until its pool is full.
     pub(crate) async fn with(name: &str, options: AgentOptions) -> Result<Self> {
         let stage = Self::unsettled(name, options).await?;
         stage.settled().await?;
@@ -63,7 +63,7 @@ impl Watched {
         node.wait_for_local("uplink0", "fe80")?;
         let pristine = NodeSnapshot::take(&node)?;
         let stage = Stage::with(node, options.clone()).await?;
-        // The first namespace brings the folder of namespaces, which stays for the next.
+        // The first namespace creates the folder of namespaces, which stays.
         let netns_path = stage.kubelet.create_network("stage", "first").await?;
         let first = DeleteNetworkRequest {
             netns_path,
@@ -140,7 +140,7 @@ pub(crate) struct Picture {
     attachments: u32,
 }
 
-/// Kinds of lines in a snapshot that hold the random names of what is made ahead.
+/// Kinds of lines in a snapshot that contain random names of prewarmed objects.
 const NAMED_AT_RANDOM: [&str; 12] = [
     "link",
     "address",
@@ -157,7 +157,7 @@ const NAMED_AT_RANDOM: [&str; 12] = [
 ];
 
 impl Picture {
-    /// What differs; by number alone where the names of things made ahead differ in any case.
+    /// The differences; of numbers alone where names of prewarmed objects differ in any case.
     fn differences(&self, now: &Self, exact: bool) -> Vec<String> {
         let lines = NodeSnapshot::diff(&self.node, &now.node);
         let same_numbers = NAMED_AT_RANDOM

@@ -64,7 +64,7 @@ impl Kni {
         self.wait_idle()?;
         let names = (0..pattern.pods()).map(|pod| format!("pod-{pod}")).collect();
         let (pods, attach, all_attached) = timed(pattern, names, |name: String| self.attach(&name))?;
-        // The sandbox process keeps a pod's namespace alive until it is gone for the runtime too.
+        // The sandbox process holds a pod's namespace until the runtime has removed it too.
         let held: Vec<Namespaces> = pods
             .iter()
             .map(|pod| self.node.net_at(&pod.sandbox.name, Path::new(&pod.netns)))

@@ -57,7 +57,7 @@ impl Plugin {
         }))
     }
 
-    /// A node for our plugin. The namespaces are the runtime's: nothing that the agent makes ahead can be used.
+    /// A node for our plugin. The namespaces are the runtime's: prewarmed sandboxes of the agent cannot be used.
     pub(super) fn kni(program: &Path, agent: &Path) -> Result<Self> {
         let node = Node::new("shim")?;
         let subnets = ["10.244.0.0/16", "fd00:244::/64"];

@@ -1,4 +1,4 @@
-//! The paths that ours is compared with.
+//! The paths with which KNI is compared.
 
 use std::net::Ipv4Addr;
 
@@ -6,8 +6,9 @@ use anyhow::{Context as _, Result};
 use kni_integration::Namespaces;
 use nix::net::if_::if_nametoindex;
 
-use super::{LIMIT, Path};
+use super::LIMIT;
 use crate::bpf::{Attached, Program};
+use crate::path::Path;
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 1);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 2);
@@ -140,7 +141,7 @@ fn redirect_peer() -> Result<Path> {
     let pods = Pods::new("redirect-peer")?;
     pods.client.ip(&[&format!("link set eth0 address {CLIENT_MAC}")])?;
     pods.server.ip(&[&format!("link set eth0 address {SERVER_MAC}")])?;
-    // Nobody rewrites MAC addresses here: each pod takes the other one for its gateway.
+    // No program rewrites MAC addresses here: each pod has the other one as its gateway.
     pods.route(SERVER_MAC, CLIENT_MAC)?;
     let links = pods.host.enter(|| -> Result<[Attached; 2]> {
         let (client, server) = (if_nametoindex("host-client")?, if_nametoindex("host-server")?);

@@ -7,7 +7,7 @@ use std::{
 
 use kni_integration::Manifest;
 
-use super::SERVICE_PORT;
+use crate::path::SERVICE_PORT;
 
 /// The virtual addresses of the first service; the others follow them.
 const VIRTUAL4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);

@@ -5,10 +5,9 @@ mod manifests;
 mod ours;
 mod table;
 
-use std::{any::Any, collections::BTreeMap, net::IpAddr, ops::Range, path::Path as FilePath};
+use std::{collections::BTreeMap, path::Path as FilePath};
 
 use anyhow::{Result, ensure};
-use kni_integration::Namespaces;
 use serde_json::{Map, Value};
 
 use crate::{
@@ -16,35 +15,6 @@ use crate::{
     cpu::Cpus,
     workload::{Placement, Workload},
 };
-
-/// What packets take from one namespace to another.
-pub(crate) struct Path {
-    /// Its name in the JSON.
-    pub(crate) key: &'static str,
-    /// Its name in the table.
-    pub(crate) title: &'static str,
-    /// Where the client runs.
-    pub(crate) client: Namespaces,
-    /// Where the server runs.
-    pub(crate) server: Namespaces,
-    /// The server's address.
-    pub(crate) address: IpAddr,
-    /// Where the client finds the server, if not at its own address.
-    pub(crate) services: Option<Services>,
-    /// What has to live as long.
-    pub(crate) keep: Vec<Box<dyn Any + Send + Sync>>,
-}
-
-/// Services in front of the server.
-pub(crate) struct Services {
-    /// Their virtual addresses; connections go to each in turn.
-    pub(crate) addresses: Vec<IpAddr>,
-    /// The server's ports behind each of them.
-    pub(crate) endpoints: Range<u16>,
-}
-
-/// The port of services, and the server's first port behind it.
-pub(crate) const SERVICE_PORT: u16 = 8080;
 
 /// The key of our own path for IPv4, and of the limit it is compared with.
 pub(crate) const OURS: &str = "kni";
@@ -130,7 +100,7 @@ pub(crate) fn measure(
         eprintln!("paths: round {} of {}", round + 1, effort.rounds);
         for measure in &measures {
             for step in 0..paths.len() {
-                // Another order in each round: nobody always runs after the same neighbour.
+                // Another order in each round: no path always runs after the same one.
                 let path = &paths[(step + round) % paths.len()];
                 let value = measure.workload.run(path, measure.placement, effort.each)?;
                 all.entry((path.key, measure.key)).or_default().push(value);

@@ -15,9 +15,10 @@ use kni_proto::runtime::{ListInterfacesRequest, ListServicesRequest, ServicePort
 use tokio::runtime::Runtime;
 
 use super::{
-    OURS, Path, SERVICE_PORT, Services,
+    OURS,
     manifests::{self, BACKEND, Served},
 };
+use crate::path::{Path, SERVICE_PORT, Services};
 
 /// The keys of the paths through one service of 10 endpoints, and through 1 000 of them in turn.
 pub(super) const ONE_SERVICE: &str = "kni_one_service";
@@ -47,7 +48,7 @@ struct Route {
     service: bool,
 }
 
-/// How long an agent may take to serve what its manifests say.
+/// How long an agent may take to serve its manifests.
 const SERVICES_TIMEOUT: Duration = Duration::from_secs(30);
 
 const fn route(key: &'static str, title: &'static str, v4: bool, policy: bool, service: bool) -> Route {
@@ -252,7 +253,7 @@ impl Ours {
     }
 }
 
-/// Waits until the agent serves them all, and says how long that took where they are many.
+/// Waits until the agent serves them all, and prints how long that took where they are many.
 async fn wait_for_services(kubelet: &Kubelet, served: Served, started: Instant) -> Result<()> {
     let wanted = served.frontends();
     loop {

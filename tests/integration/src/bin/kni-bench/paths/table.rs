@@ -3,10 +3,11 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    LIMIT, Measure, OURS, Path, Values,
+    LIMIT, Measure, OURS, Values,
     ours::{MANY_SERVICES, ONE_SERVICE},
 };
 use crate::{
+    path::Path,
     report,
     statistics::{median, paired_ratio},
 };

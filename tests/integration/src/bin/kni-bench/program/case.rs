@@ -10,7 +10,7 @@ use kni_model::MacAddr;
 pub(super) const SENDER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 5]);
 /// See [`SENDER_MAC`].
 pub(super) const RECEIVER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 6]);
-/// Sender, receiver, somebody beyond the node's stack.
+/// Sender, receiver, a host outside the node.
 pub(super) const V4: [&str; 3] = ["10.0.0.5", "10.0.0.6", "192.0.2.9"];
 /// See [`V4`].
 pub(super) const V6: [&str; 3] = ["fd00::5", "fd00::6", "2001:db8::9"];

@@ -37,7 +37,7 @@ pub(crate) fn measure(cpus: &Cpus, effort: Effort, object: Option<&Path>, json: 
     )?;
     let cases = cases()?;
     let node = Node::new("programs")?;
-    // The kernel wants the interface that a packet claims to come from.
+    // The kernel requires the interface from which a packet claims to come.
     let index = IFINDEX_BASE + SENDER;
     node.ip(&[&format!("link add kni-host index {index} type veth peer name kni-pod")])?;
     let net = node.enter(|| -> Result<Vec<Vec<f64>>> {

@@ -1,4 +1,4 @@
-//! What a new flow costs with few and with many policy rules, and how long rows take to come into force.
+//! What a new flow costs with few and with many policy rules, and how long rows take to be applied.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,8 +30,8 @@ use crate::{
 /// Rules that select the receiver, of which one lets the sender in.
 const RULES: [usize; 3] = [10, 1_000, 10_000];
 /// Between a change of the rules and the measurement.
-const SETTLE: Duration = Duration::from_millis(100);
-/// Rows that are put into force at once.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Rows that are applied at once.
 const ROWS: [u32; 2] = [1_000, 16_000];
 
 /// Measures both.
@@ -58,7 +58,7 @@ pub(super) fn measure(
             engine.confirm();
             rows[step] = engine.tables().policy.len();
             // Rows that went are freed in the background, on this CPU too.
-            std::thread::sleep(SETTLE);
+            std::thread::sleep(PAUSE);
             costs[step].push(cost(new_flow)?);
         }
     }

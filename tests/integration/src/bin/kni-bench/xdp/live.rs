@@ -13,7 +13,7 @@ use kni_integration::{
 use kni_proto::runtime::Interface;
 use nix::net::if_::if_nametoindex;
 
-use crate::{bpf::Program, cpu::pin, paths::Path, workload::Placement};
+use crate::{bpf::Program, cpu::pin, path::Path, workload::Placement};
 
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Frames of one call into the kernel.

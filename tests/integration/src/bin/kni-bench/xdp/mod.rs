@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 use crate::{
     Effort,
     cpu::Cpus,
-    paths::Path,
+    path::Path,
     report,
     statistics::{median, paired_ratio},
     workload::{Placement, Workload},

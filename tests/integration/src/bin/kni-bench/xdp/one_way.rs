@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Result, anyhow, ensure};
 
-use crate::{cpu::pin, paths::Path, workload::Placement};
+use crate::{cpu::pin, path::Path, workload::Placement};
 
 /// Bytes of a datagram: with its headers the shortest Ethernet frame.
 const SIZE: usize = 18;

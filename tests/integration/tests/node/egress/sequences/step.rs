@@ -10,7 +10,7 @@ use super::{Key, OWN, RANGE, Run, STALE, THERE, Transport, wire::Way};
 pub(crate) enum Step {
     /// The first packet of a flow.
     Open,
-    /// The first packet again, SYN where it is TCP, before anybody answered.
+    /// The first packet again, SYN where it is TCP, before an answer.
     Repeat,
     /// A SYN of a pod that has forgotten its connection.
     Anew,
@@ -24,7 +24,7 @@ pub(crate) enum Step {
     Reset,
     /// An ICMP error about the latest packet.
     Error,
-    /// Something of the server's to a port that nobody has.
+    /// A packet of the server to an unused port.
     Unasked,
 }
 
@@ -43,7 +43,7 @@ impl Step {
 }
 
 impl Run {
-    /// Does one, and tells which.
+    /// Does one, and returns which.
     pub(super) fn step(&mut self) -> Result<Step> {
         let stale = self.live.iter().find(|(_, live)| live.used.elapsed() > STALE);
         if let Some((key, _)) = stale {
@@ -93,7 +93,7 @@ impl Run {
             (Step::Unasked, _) => {
                 let way = self.way();
                 let free: Vec<u16> = RANGE.filter(|port| !self.wire.was_used(way, *port)).collect();
-                // Outside of the range nobody ever has a port.
+                // No flow ever has a port outside of the range.
                 let port = self.rng.choice(free).unwrap_or(RANGE.end() + 1);
                 self.wire.unasked(way, port)?;
             }

@@ -17,7 +17,7 @@ use crate::egress::world::World;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long silence is waited for; what comes later is found as well.
 const SILENCE: Duration = Duration::from_millis(15);
-/// Stacks that know nothing of these packets say nothing about them.
+/// The stacks have no sockets for these packets and must send no errors about them.
 const MUTE: &str = "add table inet mute\nadd chain inet mute in { type filter hook input priority -300; }\n\
                     add rule inet mute in meta l4proto { tcp, udp, sctp } drop\n\
                     add rule inet mute in icmp type echo-request drop\n\
@@ -202,7 +202,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends something of the server's to a port that nobody has; it must not reach a pod.
+    /// Sends a packet of the server to an unused port; it must not reach a pod.
     pub(crate) fn unasked(&mut self, way: Way, port: u16) -> Result<()> {
         if self.back.is_none() {
             return Ok(());
@@ -212,7 +212,7 @@ impl Wire {
         self.reply(way, port, TcpFlags::SYN_ACK, &text)
     }
 
-    /// The server cannot deliver the pod's packet, and says so; the pod must find its own packet quoted.
+    /// The server cannot deliver the pod's packet, and sends an error; the pod must find its own packet quoted.
     pub(crate) fn unreachable(&mut self, key: Key, latest: &[u8]) -> Result<()> {
         let v4 = key.way.v4;
         let error = Payload::Icmp {
@@ -233,7 +233,7 @@ impl Wire {
         let own = self.inside[key.pod].address(v4);
         ensure!(packet.destination == own, "the error is to {}", packet.destination);
         let quoted = Packet::read(&packet.body[8..]).context("nothing is quoted")?;
-        // The transport's checksum is a part of what was sent, and nobody asks it to be right.
+        // The quoted transport checksum is not verified: the packet is quoted in part.
         quoted.check_header().context("the quoted packet")?;
         ensure!(
             (quoted.source, quoted.ports(key.way.transport)) == (own, [key.own, key.way.there]),
@@ -256,7 +256,7 @@ impl Wire {
         Ok(self.outside.send(&back.frame(&packet))?)
     }
 
-    /// The wanted frame at a pod, and no other that is marked before it.
+    /// The expected frame at a pod, and no other marked one before it.
     fn arrives(&self, pod: usize, wanted: impl Fn(&[u8]) -> bool) -> Result<Vec<u8>> {
         let strays = RefCell::new(Vec::new());
         let frame = self.inside[pod].socket.receive(PATIENCE, |frame| {
@@ -279,7 +279,7 @@ impl Wire {
         }
         let late = self.outside.receive(SILENCE, |frame| {
             let refused = marks(frame).filter(|mark| self.forbidden.contains(mark));
-            // Errors of the node's own stack about what nobody asked for quote it.
+            // Errors of the node's own stack about unexpected packets quote it.
             refused.is_some() && !is_error(frame)
         })?;
         ensure!(late.is_none(), "refused, and yet it left: {late:02x?}");

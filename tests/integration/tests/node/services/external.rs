@@ -1,4 +1,4 @@
-//! 12 and 13: Endpoints that are no pods, and the errors that come back from them.
+//! 12 and 13: Endpoints that are no pods, and errors about their packets.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -69,8 +69,8 @@ async fn endpoints_on_the_hosts_network_are_reached() -> Result<()> {
     Ok(())
 }
 
-/// A pod that was made in haste begins on clsact filters, and TCX links take their place soon after. What is translated
-/// must be so once: by the one or by the other.
+/// A provisional attach uses clsact filters, which TCX links replace soon after. Packets are translated
+/// once: by the one or by the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_of_a_pod_pass_from_its_first_moment_on() -> Result<()> {
     require!(exclusive, root, netns, bpf, ip);
@@ -122,7 +122,7 @@ async fn much_data_passes_to_the_hosts_network() -> Result<()> {
     Ok(())
 }
 
-/// The error quotes the packet as the endpoint got it; a connected socket hears of it only if that was undone.
+/// The error quotes the packet as the endpoint got it; a connected socket gets it only if the translation is reversed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_port_behind_a_service_refuses() -> Result<()> {
     require!(exclusive, root, netns, bpf, ip);
@@ -137,7 +137,7 @@ async fn a_closed_port_behind_a_service_refuses() -> Result<()> {
         for last in [API, FAR, FAR + 1] {
             assert_refused(&client.inside, front(v4, last))?;
         }
-        // A pod is refused by itself too.
+        // A pod that reaches itself through the Service is refused too.
         assert_refused_by_itself(&pod.inside, front(v4, FAR + 1))?;
     }
     Ok(())
@@ -165,7 +165,7 @@ async fn the_path_mtu_is_learned_through_a_cluster_ip() -> Result<()> {
     for v4 in FAMILIES {
         let to = front(v4, FAR);
         assert_path_limit(&client.inside, to, 4000)?;
-        // What is known of the way is known of the virtual address only: TCP has to learn it by itself.
+        // The path MTU is cached for the virtual address only: TCP has to learn it by itself.
         tcp_echo(&client.inside, to, scene.stage.node.fabric(), ECHO, 1 << 20)?;
     }
     Ok(())
