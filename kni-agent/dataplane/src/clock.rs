@@ -1,4 +1,4 @@
-//! The kernel's timer ticks (jiffies), in which the programs count time.
+//! Converts between durations and the kernel's timer ticks (jiffies), in which the programs count time.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use nix::time::{ClockId, clock_getres};
 
 use super::DataplaneError;
 
-/// How long a tick is.
+/// The length of a tick.
 ///
 /// The resolution of `CLOCK_MONOTONIC_COARSE` is exactly the tick: that clock advances with it. Unlike the kernel's
-/// configuration file it is always there, and unlike two readings of jiffies it costs nothing and cannot be blurred by
-/// a busy node.
+/// configuration file it is always available, and unlike two readings of jiffies it costs nothing and is exact on a busy
+/// node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ticks {
     length: Duration,
@@ -20,10 +20,12 @@ impl Ticks {
     pub(super) fn of_kernel() -> Result<Self, DataplaneError> {
         let length = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE)
             .map(Duration::from)
-            .map_err(|errno| DataplaneError::Kernel(format!("asking for the length of a tick: {errno}")))?;
+            .map_err(|errno| DataplaneError::Kernel(format!("reading the length of a tick: {errno}")))?;
         // HZ is between 24 (alpha's least) and 1200 (alpha's most) on every architecture.
         if length < Duration::from_micros(500) || length > Duration::from_millis(50) {
-            return Err(DataplaneError::Kernel(format!("a tick of {length:?} is none")));
+            return Err(DataplaneError::Kernel(format!(
+                "the length of a tick cannot be {length:?}"
+            )));
         }
         Ok(Self { length })
     }
@@ -34,13 +36,13 @@ impl Ticks {
         u32::try_from((1_000_000_000 + length / 2) / length).unwrap_or(u32::MAX)
     }
 
-    /// The ticks of a time, rounded up, at least one.
+    /// Ticks of a duration, rounded up, at least one.
     pub(super) fn count(self, time: Duration) -> u32 {
         let ticks = time.as_nanos().div_ceil(self.length.as_nanos().max(1));
         u32::try_from(ticks).unwrap_or(u32::MAX).max(1)
     }
 
-    /// The time of so many ticks.
+    /// The duration of so many ticks.
     pub(super) fn duration(self, ticks: u64) -> Duration {
         let nanos = u128::from(ticks) * self.length.as_nanos();
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
@@ -67,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn times_round_up_and_never_to_nothing() {
+    fn durations_round_up_to_at_least_one_tick() {
         for hz in [100, 250, 300, 1000] {
             let ticks = Ticks::with_hz(hz);
             assert_eq!(ticks.hz(), hz);

@@ -1,4 +1,4 @@
-//! Reads and clears counters.
+//! Reads and clears the counters of endpoints.
 
 use kni_common::{
     Direction, Verdict,
@@ -9,18 +9,18 @@ use kni_model::{
     view::{Count, EndpointCounts},
 };
 
-use super::{DataplaneError, maps::Maps};
+use super::{DataplaneError, endpoints::EndpointMaps};
 
 /// Drops of one endpoint, direction and reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DropCount {
-    /// The endpoint; 0 where the packet met none.
+    /// The endpoint; 0 where there was none.
     pub endpoint: EndpointId,
-    /// Which program dropped.
+    /// The program that dropped.
     pub direction: Direction,
-    /// Why.
+    /// The reason.
     pub reason: Verdict,
-    /// How much.
+    /// Packets and bytes.
     pub count: Count,
 }
 
@@ -36,7 +36,7 @@ fn lost(gates: &[EventGate]) -> u64 {
     gates.iter().map(|gate| gate.lost).sum()
 }
 
-/// Where an endpoint's packets may be dropped.
+/// The programs that may drop an endpoint's packets.
 const DIRECTIONS: [Direction; 4] = [
     Direction::FromPod,
     Direction::ToPod,
@@ -56,7 +56,7 @@ fn drop_keys(endpoint: EndpointId) -> impl Iterator<Item = DropKey> {
     })
 }
 
-impl Maps {
+impl EndpointMaps {
     pub(super) fn forwarded(&self, endpoint: EndpointId) -> Result<Vec<(Direction, Verdict, Count)>, DataplaneError> {
         let mut rows = Vec::new();
         for direction in [Direction::FromPod, Direction::ToPod] {
@@ -77,7 +77,7 @@ impl Maps {
             match (direction, verdict) {
                 (Direction::FromPod, Verdict::Redirected | Verdict::PassedToStack) => counts.from_pod += count,
                 (Direction::ToPod, Verdict::Redirected | Verdict::Delivered) => counts.to_pod += count,
-                // Link control is no traffic of the pod's.
+                // Link control is no traffic of the pod.
                 _ => {}
             }
         }
@@ -85,7 +85,7 @@ impl Maps {
         Ok(counts)
     }
 
-    /// By key, not by a walk over every endpoint's rows: this is asked for each interface.
+    /// By key, not by a walk over every endpoint's rows: this runs for each interface.
     fn dropped(&self, endpoint: EndpointId) -> Result<Count, DataplaneError> {
         let mut sum = Count::default();
         for key in drop_keys(endpoint) {
@@ -97,7 +97,7 @@ impl Maps {
     pub(super) fn drops(&self) -> Result<Vec<DropCount>, DataplaneError> {
         let mut drops = Vec::new();
         for (key, values) in self.drops.rows()? {
-            // A code of a newer agent is none of ours.
+            // Codes of a newer agent are unknown here.
             if let (Some(direction), Some(reason)) =
                 (Direction::from_code(key.direction), Verdict::from_code(key.verdict))
             {
@@ -114,29 +114,29 @@ impl Maps {
         Ok(drops)
     }
 
-    /// What the pod's kernel says while its interface comes up (multicast reports, duplicate address detection) meets
-    /// a row that is not ready yet. It is no drop that anybody needs to hear of.
-    pub(super) fn forget_early_drops(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+    /// Clears the drops from before the row was ready: packets of the pod's kernel while its interface comes up (multicast
+    /// reports, duplicate address detection), which are of no interest.
+    pub(super) fn remove_early_drops(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
         for direction in [Direction::FromPod, Direction::ToPod] {
             let key = DropKey {
                 endpoint: endpoint.0,
                 verdict: Verdict::EndpointNotReady as u16,
                 direction: direction as u16,
             };
-            self.drops.forget(&key)?;
+            self.drops.remove(&key)?;
         }
         Ok(())
     }
 
-    /// Events that were not sent since the first endpoint of this agent began.
+    /// Events that were not sent since this agent's first endpoint.
     pub(super) fn lost_events(&self) -> Result<u64, DataplaneError> {
         let rows = self.gates.rows()?;
         Ok(rows.iter().map(|(_, gates)| lost(gates)).sum::<u64>() + self.lost_before)
     }
 
     /// The next owner of the row starts from zero.
-    pub(super) fn forget_counts(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        // Lost events stay in the sum of all: it must never shrink.
+    pub(super) fn remove_counts(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        // The sum over all endpoints must never shrink.
         self.lost_before += lost(&self.gates.get(&endpoint.0)?);
         self.gates.clear(&[endpoint.0])?;
         let rows: Vec<u32> = (0..COUNTERS_PER_ENDPOINT)
@@ -144,7 +144,7 @@ impl Maps {
             .collect();
         self.counters.clear(&rows)?;
         for key in drop_keys(endpoint) {
-            self.drops.forget(&key)?;
+            self.drops.remove(&key)?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Asks the programs what they would do with a packet: a copy of them that decides, writes down why, and does nothing.
+//! Explains decisions: runs a copy of the programs that decides, records the reasons and has no effect.
 
 use std::io;
 
@@ -9,14 +9,14 @@ use aya::{
 use kni_common::{Direction, event::Explanation, layout::MapSpec};
 use kni_model::EndpointId;
 
-use super::{DataplaneError, batch::Table, object, pin::Pins};
+use super::{DataplaneError, object, pin::Pins, table::Table};
 
-/// A packet, and where it would be met.
+/// A packet, and the program that would see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probe {
-    /// At whose host interface; that interface must be in the namespace of the calling thread.
+    /// The endpoint of the host interface, which must be in the namespace of the calling thread.
     pub endpoint: EndpointId,
-    /// Which program would see it.
+    /// The program.
     pub direction: Direction,
     /// The packet, from the Ethernet header on.
     pub frame: Vec<u8>,
@@ -24,16 +24,16 @@ pub struct Probe {
     pub ingress_ifindex: u32,
 }
 
-/// A frame that says nothing: for a run of which only the clock matters.
+/// A frame for runs that only read the clock.
 const EMPTY_FRAME: [u8; 64] = [0; 64];
 
-/// Offsets in `struct __sk_buff` (linux/bpf.h); what lies behind may be left out.
+/// Length and offsets of `struct __sk_buff` (linux/bpf.h); the fields behind may be left out.
 const CONTEXT: usize = 44;
 const INGRESS_IFINDEX: usize = 36;
 const IFINDEX: usize = 40;
 
-/// The second copy of the programs. It is loaded when it is asked for first: the verifier takes tens of milliseconds,
-/// which a start should not wait for. It has the real maps, so that it decides as the programs do.
+/// The second copy of the programs. It is loaded by the first explanation: the verifier takes tens of milliseconds, which
+/// a start should not wait for. It uses the real maps, so that it decides as the programs do.
 pub(super) struct DryRun {
     programs: Programs,
     explanation: Table<u32, Explanation>,
@@ -52,7 +52,7 @@ impl DryRun {
         })
     }
 
-    /// What would become of the packet at the host interface `ifindex`, which is that of the probe's endpoint.
+    /// The decision about the packet at the host interface `ifindex` of the probe's endpoint.
     pub(super) fn explain(&mut self, pins: &Pins, probe: &Probe, ifindex: u32) -> Result<Explanation, DataplaneError> {
         let mut context = [0; CONTEXT];
         for (offset, word) in [(INGRESS_IFINDEX, probe.ingress_ifindex), (IFINDEX, ifindex)] {
@@ -60,27 +60,23 @@ impl DryRun {
                 field.copy_from_slice(&word.to_ne_bytes());
             }
         }
-        let program = match probe.direction {
-            Direction::FromPod => "from_pod",
-            Direction::ToPod => "to_pod",
-            Direction::FromUplink => "from_uplink",
-            Direction::ToUplink => "to_uplink",
-        };
+        let program = probe.direction.as_str();
         self.run(pins, program, &probe.frame, Some(&context))?
             .map_err(|error| match errno(&error) {
                 Some(libc::ENODEV) => DataplaneError::NoInterface {
                     endpoint: probe.endpoint.0,
                     ifindex,
                 },
-                _ => refused(program, &error),
+                _ => failed(program, &error),
             })
     }
 
-    /// The kernel's clock in ticks. By one run at the loopback device, where the program finds no endpoint.
+    /// The kernel's clock in ticks, by one run at the loopback device, where the program finds no endpoint.
     pub(super) fn jiffies(&mut self, pins: &Pins) -> Result<u64, DataplaneError> {
-        self.run(pins, "from_pod", &EMPTY_FRAME, None)?
+        let program = Direction::FromPod.as_str();
+        self.run(pins, program, &EMPTY_FRAME, None)?
             .map(|explanation| explanation.jiffies)
-            .map_err(|error| refused("from_pod", &error))
+            .map_err(|error| failed(program, &error))
     }
 
     fn run(
@@ -90,7 +86,7 @@ impl DryRun {
         frame: &[u8],
         context: Option<&[u8]>,
     ) -> Result<Result<Explanation, ProgramError>, DataplaneError> {
-        // An answer to an earlier question must not be taken for this one's.
+        // The result of an earlier run must not be taken for this one's.
         self.explanation.put(&0, &Explanation::default())?;
         let ebpf = self.programs.loaded(pins)?;
         let options = TestRunOptions {
@@ -102,7 +98,7 @@ impl DryRun {
             return Ok(Err(error));
         }
         match self.explanation.get(&0)? {
-            // Every run writes the clock, which is never at zero.
+            // Every run writes the clock, which is never zero.
             Some(found) if found.jiffies != 0 => Ok(Ok(found)),
             _ => Err(DataplaneError::NoExplanation { program }),
         }
@@ -135,7 +131,7 @@ fn errno(error: &ProgramError) -> Option<i32> {
     None
 }
 
-fn refused(program: &'static str, error: &ProgramError) -> DataplaneError {
+fn failed(program: &'static str, error: &ProgramError) -> DataplaneError {
     let reason = errno(error).map_or_else(
         || error.to_string(),
         |code| io::Error::from_raw_os_error(code).to_string(),

@@ -1,4 +1,4 @@
-//! What policy has put into force at endpoints: the driver's record of it, and the order in which rows learn of a change.
+//! Records the enforcement of each endpoint and orders the row updates of a change.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +7,17 @@ use kni_model::{EndpointId, enforcement::Enforcement};
 
 use super::DataplaneError;
 
-/// What is in force at each endpoint, published or not.
+/// The enforcement of each endpoint, published or not.
 #[derive(Debug, Default)]
 pub(super) struct Enforced(BTreeMap<EndpointId, Enforcement>);
 
 impl Enforced {
-    /// What the rows say, as an earlier agent left them.
+    /// From the rows that an earlier agent left.
     pub(super) fn from_rows<'a>(rows: impl IntoIterator<Item = &'a (u32, EndpointRow)>) -> Self {
         Self(of_rows(rows))
     }
 
-    /// An endpoint of which policy has not spoken must not be published.
+    /// An endpoint without enforcement must not be published.
     pub(super) fn get(&self, endpoint: EndpointId) -> Result<Enforcement, DataplaneError> {
         let found = self.0.get(&endpoint).copied();
         found.ok_or(DataplaneError::NotEnforced { endpoint: endpoint.0 })
@@ -27,12 +27,12 @@ impl Enforced {
         self.0.extend(changes.iter().copied());
     }
 
-    pub(super) fn forget(&mut self, endpoint: EndpointId) {
+    pub(super) fn remove(&mut self, endpoint: EndpointId) {
         self.0.remove(&endpoint);
     }
 }
 
-/// What is in force at the endpoints that have rows.
+/// The enforcements in the rows of published endpoints.
 pub(super) fn of_rows<'a>(rows: impl IntoIterator<Item = &'a (u32, EndpointRow)>) -> BTreeMap<EndpointId, Enforcement> {
     let published = rows.into_iter().filter(|(_, row)| row.network != 0);
     published
@@ -47,16 +47,16 @@ pub(super) fn of_rows<'a>(rows: impl IntoIterator<Item = &'a (u32, EndpointRow)>
         .collect()
 }
 
-/// The two rounds of writes that put something else into force: in the first one every row gets the new words and keeps
+/// The two rounds of writes that apply other enforcements: in the first one every row gets the new policy words and keeps
 /// its generation, in the second one the generation follows. A program that reads a new generation has read words that
-/// are no older, so that no flow is ever marked as judged by what was not yet in force.
+/// are no older, so that no flow is ever marked as judged by policies that were not yet applied.
 pub(super) fn rounds(
     rows: &[(u32, EndpointRow)],
     changes: &[(EndpointId, Enforcement)],
     mut next_generation: impl FnMut() -> u32,
 ) -> [Vec<(u32, EndpointRow)>; 2] {
     let found: BTreeMap<u32, &EndpointRow> = rows.iter().map(|(endpoint, row)| (*endpoint, row)).collect();
-    // The last word counts where an endpoint is named twice.
+    // The last change counts where an endpoint has two.
     let changes: BTreeMap<EndpointId, Enforcement> = changes.iter().copied().collect();
     let words: Vec<(u32, EndpointRow)> = changes
         .iter()
@@ -75,7 +75,7 @@ pub(super) fn rounds(
     [words, generations]
 }
 
-/// The row with other words of policy.
+/// The row with other policy words.
 pub(super) fn with(row: &EndpointRow, enforcement: Enforcement) -> EndpointRow {
     EndpointRow {
         policy: enforcement.policy,
@@ -156,7 +156,7 @@ mod tests {
         ));
         enforced.record(&[(EndpointId(2), words(7))]);
         assert_eq!(enforced.get(EndpointId(2)).unwrap(), words(7));
-        enforced.forget(EndpointId(2));
+        enforced.remove(EndpointId(2));
         assert!(enforced.get(EndpointId(2)).is_err());
     }
 }

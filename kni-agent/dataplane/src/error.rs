@@ -1,27 +1,27 @@
-//! What the dataplane can fail at.
+//! Defines the errors of the dataplane.
 
 use std::{io, path::PathBuf};
 
 /// Failure of a dataplane operation; names the map, program, interface or path.
 #[derive(Debug, thiserror::Error)]
 pub enum DataplaneError {
-    /// The agent was built without the eBPF object and none was named.
+    /// The agent was built without the eBPF object and none was passed.
     #[error(
-        "this kni-agent holds no eBPF object: build it with `cargo xtask build-ebpf` first, or name one with --ebpf-object"
+        "this kni-agent has no embedded eBPF object: build it with `cargo xtask build-ebpf` first, or pass one with --ebpf-object"
     )]
     NoObject,
     /// The ELF could not be loaded.
     #[error("eBPF object: {0}")]
     Object(#[source] Box<aya::EbpfError>),
     /// The object lacks a program or map that this agent needs.
-    #[error("eBPF object has no {what} {name}: it is not of this agent's version")]
+    #[error("eBPF object has no {what} {name}: it is of another version than this agent")]
     Missing {
         /// "program" or "map".
         what: &'static str,
         /// Its name.
         name: &'static str,
     },
-    /// A program could not be loaded; the verifier's last words are in the message.
+    /// A program could not be loaded; the message has the end of the verifier's log.
     #[error("program {program}: {reason}")]
     Load {
         /// Name.
@@ -34,27 +34,27 @@ pub enum DataplaneError {
     Map {
         /// Name.
         map: &'static str,
-        /// What was tried.
+        /// The failed operation.
         operation: &'static str,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: Box<aya::maps::MapError>,
     },
-    /// A map takes no more rows.
-    #[error("map {map} is full: it takes {capacity} rows")]
+    /// A map has no room for a row.
+    #[error("map {map} is full: it has room for {capacity} rows")]
     Full {
         /// Name.
         map: &'static str,
         /// Rows that fit.
         capacity: u32,
     },
-    /// An endpoint was to be published before policy had spoken of it.
-    #[error("endpoint {endpoint}: nothing says yet what its policies allow, so it may not be published")]
+    /// An endpoint was to be published before its policies were applied.
+    #[error("endpoint {endpoint}: its policies are not applied yet, so it must not be published")]
     NotEnforced {
         /// The endpoint.
         endpoint: u32,
     },
-    /// A question was asked at an interface that is not there.
+    /// The host interface of a dry run does not exist.
     #[error("endpoint {endpoint} has no host interface (index {ifindex}) in the agent's network namespace")]
     NoInterface {
         /// The endpoint.
@@ -62,8 +62,8 @@ pub enum DataplaneError {
         /// Index that the interface would have.
         ifindex: u32,
     },
-    /// A dry run ended without saying what it decided.
-    #[error("program {program}: a dry run left no explanation: the object is not of this agent's version")]
+    /// A dry run wrote no explanation.
+    #[error("program {program}: a dry run wrote no explanation: the object is of another version than this agent")]
     NoExplanation {
         /// Name.
         program: &'static str,
@@ -75,28 +75,28 @@ pub enum DataplaneError {
         program: &'static str,
         /// Interface.
         ifname: String,
-        /// What was tried.
+        /// The failed operation.
         operation: &'static str,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A path on bpffs.
+    /// An operation on bpffs failed.
     #[error("{}: {operation}", path.display())]
     Pin {
         /// The path.
         path: PathBuf,
-        /// What was tried.
+        /// The failed operation.
         operation: &'static str,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The kernel's version could not be read, or lacks what is asked for.
+    /// The kernel lacks a feature, or a property of it could not be read.
     #[error("kernel: {0}")]
     Kernel(String),
-    /// An endpoint id beyond the configured maximum.
-    #[error("endpoint {id} is beyond the configured {capacity}")]
+    /// An endpoint id exceeds the configured maximum.
+    #[error("endpoint {id} exceeds the configured {capacity}")]
     EndpointRange {
         /// The id.
         id: u32,

@@ -20,17 +20,18 @@ use super::DataplaneError;
 
 const NAME: &str = "EVENTS";
 
-/// How long events lie in the ring at most: people who follow them notice no delay, and the ring takes 80 000 a second.
+/// Longest time that events wait in the ring: nobody who watches notices the delay, and the ring holds 80 000 events a
+/// second.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// An event whose codes have been understood.
+/// An event with known codes.
 #[derive(Debug, Clone, Copy)]
 pub struct FlowRecord {
     /// The record as the program wrote it.
     pub event: FlowEvent,
     /// Its direction.
     pub direction: Direction,
-    /// What was decided; a dropping verdict is a drop's reason, any other one tells of a new flow.
+    /// The decision: the reason of a drop, or the verdict on a new flow.
     pub verdict: Verdict,
 }
 
@@ -40,7 +41,7 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// The only reader: another one would take events away from it.
+    /// The only reader: two readers would share the events.
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self, DataplaneError> {
         let map = ebpf.take_map(NAME).ok_or(DataplaneError::Missing {
             what: "map",
@@ -55,15 +56,15 @@ impl EventStream {
         })
     }
 
-    /// Waits for events and returns all that lie in the ring. Records of another version are left out.
+    /// Waits for events and returns all that the ring holds. Records of another version are left out.
     ///
-    /// The programs wake nobody up as a rule: a wake-up for each event would cost a connection more than the event itself.
-    /// So this looks by itself every [`PERIOD`].
+    /// The programs as a rule do not wake the reader: a wake-up for each event would cost a connection more than the event
+    /// itself. So this polls every [`PERIOD`].
     pub async fn next(&mut self) -> std::io::Result<Vec<FlowRecord>> {
         loop {
-            // Elapsed is as good as readable.
+            // After the period the ring is read as if it were ready.
             if let Ok(ready) = timeout(PERIOD, self.ring.readable_mut()).await {
-                // Before the ring is read: what comes in behind that makes it ready again.
+                // Before the ring is read: later events make it ready again.
                 ready?.clear_ready();
             }
             let records = self.drain();
@@ -77,13 +78,13 @@ impl EventStream {
         let ring = self.ring.get_mut();
         let mut records = Vec::new();
         while let Some(item) = ring.next() {
-            records.extend(understand(&item));
+            records.extend(parse(&item));
         }
         records
     }
 }
 
-fn understand(bytes: &[u8]) -> Option<FlowRecord> {
+fn parse(bytes: &[u8]) -> Option<FlowRecord> {
     let event = FlowEvent::read_from_bytes(bytes)
         .ok()
         .filter(|event| event.version == EVENT_VERSION)?;

@@ -1,4 +1,4 @@
-//! Shows the rows of the flow tables to operators.
+//! Converts rows of the flow tables to views for operators.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -13,11 +13,11 @@ use super::{
 /// Addresses and ports of one direction of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowTuple {
-    /// Who sends.
+    /// The sender.
     pub source: IpAddr,
-    /// Who receives.
+    /// The receiver.
     pub destination: IpAddr,
-    /// Port of the sender, host byte order; of an ICMP echo its identifier.
+    /// Port of the sender, host byte order; the identifier of an ICMP echo.
     pub source_port: u16,
     /// Port of the receiver, likewise.
     pub destination_port: u16,
@@ -30,21 +30,21 @@ pub struct FlowTuple {
 pub struct FlowRecordView {
     /// Number of the network.
     pub network: u32,
-    /// The tuple, as it stands in the packets that come in.
+    /// The tuple of incoming packets.
     pub tuple: FlowTuple,
-    /// The tuple that they go on with, where they are translated.
+    /// Their tuple after translation, where they are translated.
     pub translated: Option<FlowTuple>,
     /// One of `kni_common::flow::KIND_*`.
     pub kind: u16,
     /// Bits `kni_common::flow::FLOW_*`.
     pub flags: u16,
-    /// Since the last packet.
+    /// Time since the last packet.
     pub age: Duration,
-    /// Age at which the row is worth nothing any more.
+    /// Age at which the row expires.
     pub lifetime: Duration,
-    /// The endpoint that has the source address now.
+    /// The current endpoint of the source address.
     pub source: Option<EndpointId>,
-    /// The endpoint that receives.
+    /// The receiving endpoint.
     pub destination: Option<EndpointId>,
 }
 

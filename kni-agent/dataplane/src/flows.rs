@@ -1,4 +1,4 @@
-//! Walks the flow tables: counts who has how much of them, removes what is over, forgets flows to backends that are gone.
+//! Sweeps the flow tables: removes expired rows, counts flows by endpoint, removes flows to deleted backends.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -19,33 +19,33 @@ use kni_model::{EndpointId, GoneBackend, NetworkId};
 
 use super::{
     DataplaneError, FlowRecordView,
-    batch::{Row, Table},
     clock::Ticks,
     flow_list,
     pin::Pins,
+    table::{Row, Table},
     tuple::{FlowKey, Tuple, translated},
 };
 
-/// What one sweep of the flow tables found.
+/// The result of one sweep of the flow tables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlowCensus {
     /// Rows that stay in `FLOWS4`.
     pub flows4: u32,
     /// Rows that stay in `FLOWS6`.
     pub flows6: u32,
-    /// Rows of both that were over and have been removed.
+    /// Removed rows of both.
     pub removed: u32,
-    /// Flows (not rows) by the endpoint that they count for: the one that sent the first packet, or the one that received
-    /// it where that was not a pod of this node. Endpoints without flows are left out.
+    /// Flows (not rows) by the endpoint they count for: the sender of the first packet, or its receiver where the sender
+    /// was no pod of this node. Endpoints without flows are left out.
     pub per_endpoint: BTreeMap<EndpointId, u32>,
-    /// Ports that masquerading has taken, each for one destination, by family (whether it is IPv4) and protocol number.
+    /// Ports that masquerading uses, each for one destination, by family (whether it is IPv4) and protocol number.
     pub masquerade: BTreeMap<(bool, u32), u32>,
-    /// How long it took.
+    /// Duration of the sweep.
     pub duration: Duration,
 }
 
-/// The flow tables and the shares of them. They need no lock: the programs write them at any time, and whoever removes a
-/// row that has just changed makes the next packet be judged again, as an eviction does.
+/// The flow tables and the endpoints' shares of them. They need no lock: the programs write them at any time, and the
+/// removal of a row that has just changed makes the next packet be judged again, as an eviction does.
 pub(super) struct FlowTables {
     flows4: Table<FlowKey4, FlowValue>,
     flows6: Table<FlowKey6, FlowValue>,
@@ -61,8 +61,8 @@ impl FlowTables {
         })
     }
 
-    /// Removes rows that are over at `now` (jiffies), counts the others and tells the programs how many each endpoint
-    /// has. A flow that is opened while this runs may be missing from the count until the next one.
+    /// Removes rows that are expired at `now` (jiffies), counts the others and publishes each endpoint's count to the
+    /// programs. A flow that opens meanwhile may be missing from the count until the next sweep.
     pub(super) fn sweep(&self, now: u64, endpoints: &[(u32, EndpointRow)]) -> Result<FlowCensus, DataplaneError> {
         let begun = Instant::now();
         let owners = Owners::new(endpoints);
@@ -70,7 +70,7 @@ impl FlowTables {
         census.flows4 = sweep(&self.flows4, now, &owners, &mut census)?;
         census.flows6 = sweep(&self.flows6, now, &owners, &mut census)?;
         let shares = shares(now, endpoints, &census.per_endpoint);
-        self.shares.write(&shares)?;
+        self.shares.put_all(&shares)?;
         census.duration = begun.elapsed();
         Ok(census)
     }
@@ -85,7 +85,7 @@ impl FlowTables {
         let owners = Owners::new(endpoints);
         let mut views = Vec::new();
         let mut show = |tuple: Tuple, value: &FlowValue| {
-            let source = owners.holder(&tuple).map(EndpointId);
+            let source = owners.sender(&tuple).map(EndpointId);
             views.push(flow_list::view(&tuple, value, now, ticks, source));
         };
         read(&self.flows4, &mut show)?;
@@ -93,22 +93,22 @@ impl FlowTables {
         Ok(views)
     }
 
-    /// Removes flows of a network that leave the node or pass its stack: the next packet of each is judged anew.
-    pub(super) fn forget_beyond(
+    /// Removes flows of a network that leave the node or pass its stack: the next packet of each is judged again.
+    pub(super) fn remove_external(
         &self,
         network: NetworkId,
         endpoints: &[(u32, EndpointRow)],
     ) -> Result<(), DataplaneError> {
         let members = endpoints.iter().filter(|(_, row)| row.network == network.get());
         let members: HashSet<u32> = members.map(|(endpoint, _)| *endpoint).collect();
-        forget_beyond(&self.flows4, network, &members)?;
-        forget_beyond(&self.flows6, network, &members)
+        remove_external(&self.flows4, network, &members)?;
+        remove_external(&self.flows6, network, &members)
     }
 
-    /// Removes UDP flows that lead through a service to a backend that is gone: their clients would go on sending to it
-    /// for ever. TCP and SCTP connections end by themselves.
-    pub(super) fn forget(&self, gone: &[GoneBackend]) -> Result<(), DataplaneError> {
-        let gone: HashSet<Led> = gone
+    /// Removes UDP flows through a service to a deleted backend: their clients would send to it for ever. TCP and SCTP
+    /// connections end by themselves.
+    pub(super) fn remove_to_backends(&self, gone: &[GoneBackend]) -> Result<(), DataplaneError> {
+        let gone: HashSet<ServiceBackend> = gone
             .iter()
             .filter(|gone| i32::from(gone.service.protocol) == libc::IPPROTO_UDP)
             .map(|gone| (gone.service, gone.backend.address, gone.backend.port))
@@ -116,8 +116,8 @@ impl FlowTables {
         if gone.is_empty() {
             return Ok(());
         }
-        forget(&self.flows4, &gone)?;
-        forget(&self.flows6, &gone)
+        remove_to_backends(&self.flows4, &gone)?;
+        remove_to_backends(&self.flows6, &gone)
     }
 }
 
@@ -133,56 +133,59 @@ fn read<K: FlowKey + Row>(
     })
 }
 
-fn forget_beyond<K: FlowKey + Row>(
+fn remove_external<K: FlowKey + Row>(
     table: &Table<K, FlowValue>,
     network: NetworkId,
     members: &HashSet<u32>,
 ) -> Result<(), DataplaneError> {
     table.walk(|keys, values| {
-        let is_its = |tuple: &Tuple, value: &FlowValue| match tuple.network {
+        let is_members = |tuple: &Tuple, value: &FlowValue| match tuple.network {
             OUTSIDE => members.contains(&value.destination),
             other => other == network.get(),
         };
-        let leaves = |value: &FlowValue| matches!(value.kind, KIND_TO_STACK | KIND_FROM_STACK | KIND_UPLINK);
+        let is_external = |value: &FlowValue| matches!(value.kind, KIND_TO_STACK | KIND_FROM_STACK | KIND_UPLINK);
         let rows = keys.iter().zip(values);
-        let its = rows.filter(|(key, value)| is_its(&key.tuple(), value) && leaves(value));
-        table.remove(&its.map(|(key, _)| *key).collect::<Vec<_>>())
+        let rows = rows.filter(|(key, value)| is_members(&key.tuple(), value) && is_external(value));
+        table.remove_all(&rows.map(|(key, _)| *key).collect::<Vec<_>>())
     })
 }
 
 /// A service port and one of its backends: address and port.
-type Led = (ServiceKey, [u8; 16], [u8; 2]);
+type ServiceBackend = (ServiceKey, [u8; 16], [u8; 2]);
 
-fn forget<K: FlowKey + Row>(table: &Table<K, FlowValue>, gone: &HashSet<Led>) -> Result<(), DataplaneError> {
+fn remove_to_backends<K: FlowKey + Row>(
+    table: &Table<K, FlowValue>,
+    gone: &HashSet<ServiceBackend>,
+) -> Result<(), DataplaneError> {
     table.walk(|keys, values| {
         let rows = keys.iter().map(FlowKey::tuple).zip(values);
-        // The question first: with it the next packet chooses anew, whatever becomes of the answer's row.
-        let led: Vec<Tuple> = rows
-            .filter(|(tuple, value)| leads(tuple, value).is_some_and(|led| gone.contains(&led)))
-            .flat_map(|(tuple, value)| [tuple, answer(&tuple, value)])
+        // The original direction first: without it the next packet chooses a backend, whatever the reply's row is.
+        let stale: Vec<Tuple> = rows
+            .filter(|(tuple, value)| service_backend(tuple, value).is_some_and(|backend| gone.contains(&backend)))
+            .flat_map(|(tuple, value)| [tuple, reply(&tuple, value)])
             .collect();
-        table.remove(&led.iter().filter_map(K::from_tuple).collect::<Vec<_>>())
+        table.remove_all(&stale.iter().filter_map(K::from_tuple).collect::<Vec<_>>())
     })
 }
 
-/// The service port that a translated flow has asked for, and the backend that it got.
-fn leads(tuple: &Tuple, value: &FlowValue) -> Option<Led> {
-    let question = value.flags & FLOW_TO != 0 && value.flags & FLOW_REPLY == 0;
+/// The service port and the backend of a translated flow in its original direction.
+fn service_backend(tuple: &Tuple, value: &FlowValue) -> Option<ServiceBackend> {
+    let is_original = value.flags & FLOW_TO != 0 && value.flags & FLOW_REPLY == 0;
     let service = ServiceKey {
         network: tuple.network,
         address: tuple.destination,
         port: tuple.ports.destination,
         protocol: u16::try_from(tuple.protocol).ok()?,
     };
-    question.then_some((service, value.address, value.ports.destination))
+    is_original.then_some((service, value.address, value.ports.destination))
 }
 
-/// The tuple of the packets that answer a translated flow, as the backend sends them.
-fn answer(tuple: &Tuple, value: &FlowValue) -> Tuple {
+/// The tuple of a translated flow's replies, as the backend sends them.
+fn reply(tuple: &Tuple, value: &FlowValue) -> Tuple {
     translated(tuple, value).unwrap_or(*tuple).reversed()
 }
 
-/// Which flows count for which endpoint.
+/// Maps flows to the endpoints they count for.
 struct Owners<'a> {
     by_address: HashMap<(u32, [u8; 16]), u32>,
     rows: HashMap<u32, &'a EndpointRow>,
@@ -204,23 +207,23 @@ impl<'a> Owners<'a> {
         Self { by_address, rows }
     }
 
-    /// The endpoint that has the source address.
-    fn holder(&self, tuple: &Tuple) -> Option<u32> {
+    /// The endpoint of the source address.
+    fn sender(&self, tuple: &Tuple) -> Option<u32> {
         self.by_address.get(&(tuple.network, tuple.source)).copied()
     }
 
-    /// Whether a row of what is outside belonged to an endpoint that is gone. It would keep its port from others for as
-    /// long as the flow might have lived. An endpoint that came after the rows were read has flows from `now` on only.
-    fn has_left(&self, tuple: &Tuple, value: &FlowValue, now: u64) -> bool {
-        let is_its = |row: &&EndpointRow| value.destination_generation >= row.incarnation;
-        let is_nobodys = || self.rows.get(&value.destination).is_none_or(|row| !is_its(row));
-        tuple.network == OUTSIDE && value.last_seen < now && is_nobodys()
+    /// Whether a masqueraded row belonged to an endpoint that is gone: it would keep its port from others for the rest of
+    /// its lifetime. An endpoint that was added after the rows were read has flows from `now` on only.
+    fn is_orphan(&self, tuple: &Tuple, value: &FlowValue, now: u64) -> bool {
+        let is_owner = |row: &&EndpointRow| value.destination_generation >= row.incarnation;
+        let has_no_owner = || self.rows.get(&value.destination).is_none_or(|row| !is_owner(row));
+        tuple.network == OUTSIDE && value.last_seen < now && has_no_owner()
     }
 
-    /// The endpoint that a row of the asking direction counts for, unless an earlier owner of its number had the flow.
+    /// The endpoint that a row of the original direction counts for, unless the flow is of an earlier owner of its number.
     fn of(&self, tuple: &Tuple, value: &FlowValue) -> Option<EndpointId> {
-        // What came out of the stack counts for its receiver, also if a pod sent it into the stack before.
-        let sender = self.holder(tuple).filter(|_| value.kind != KIND_FROM_STACK);
+        // A flow out of the stack counts for its receiver, even if a pod sent it into the stack before.
+        let sender = self.sender(tuple).filter(|_| value.kind != KIND_FROM_STACK);
         let (owner, generation) = match sender {
             Some(sender) => (sender, value.source_generation),
             None => (value.destination, value.destination_generation),
@@ -230,12 +233,12 @@ impl<'a> Owners<'a> {
     }
 }
 
-/// Whether the row is the answer's of a flow that left the node: whoever has it has the port.
+/// Whether the row is the reply direction of a masqueraded flow, which holds a port.
 const fn takes_port(tuple: &Tuple, value: &FlowValue) -> bool {
     tuple.network == OUTSIDE && value.kind == KIND_UPLINK && value.flags & FLOW_REPLY != 0
 }
 
-/// Removes what is over, or was of somebody who is gone, adds the rest to the census and returns how many rows stay.
+/// Removes expired and orphaned rows, adds the others to the census and returns how many rows stay.
 fn sweep<K: FlowKey + Row>(
     table: &Table<K, FlowValue>,
     now: u64,
@@ -244,14 +247,10 @@ fn sweep<K: FlowKey + Row>(
 ) -> Result<u32, DataplaneError> {
     let mut kept = 0;
     table.walk(|keys, values| {
-        let mut over = Vec::new();
+        let mut removed = Vec::new();
         for (key, value) in keys.iter().zip(values) {
-            if is_over(value, now) {
-                over.push(*key);
-                continue;
-            }
-            if owners.has_left(&key.tuple(), value, now) {
-                over.push(*key);
+            if is_expired(value, now) || owners.is_orphan(&key.tuple(), value, now) {
+                removed.push(*key);
                 continue;
             }
             kept += 1;
@@ -259,29 +258,26 @@ fn sweep<K: FlowKey + Row>(
                 let family = K::IS_IPV4;
                 *census.masquerade.entry((family, key.tuple().protocol)).or_default() += 1;
             }
-            // A flow that is over does not count, as in the programs.
-            let asking = value.flags & (FLOW_REPLY | FLOW_CLOSED) == 0;
-            if let Some(owner) = asking.then(|| owners.of(&key.tuple(), value)).flatten() {
+            // A closed flow does not count, as in the programs.
+            let is_open = value.flags & (FLOW_REPLY | FLOW_CLOSED) == 0;
+            if let Some(owner) = is_open.then(|| owners.of(&key.tuple(), value)).flatten() {
                 *census.per_endpoint.entry(owner).or_default() += 1;
             }
         }
-        census.removed += u32::try_from(over.len()).unwrap_or(u32::MAX);
-        table.remove(&over)
+        census.removed += u32::try_from(removed.len()).unwrap_or(u32::MAX);
+        table.remove_all(&removed)
     })?;
     Ok(kept)
 }
 
-/// The programs may have seen the row after `now` was read: it is young then.
-const fn is_over(value: &FlowValue, now: u64) -> bool {
+/// A program may have updated the row after `now` was read; its age is zero then.
+const fn is_expired(value: &FlowValue, now: u64) -> bool {
     now.saturating_sub(value.last_seen) > value.lifetime as u64
 }
 
-/// What the programs are told: also endpoints that have none.
+/// The rows of `FLOW_SHARES`, also of endpoints without flows.
 fn shares(now: u64, endpoints: &[(u32, EndpointRow)], counted: &BTreeMap<EndpointId, u32>) -> Vec<(u32, FlowShare)> {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "the low 32 bits are what the programs compare"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "the programs compare the low 32 bits")]
     let window = (now >> SHARE_WINDOW_SHIFT) as u32;
     let published = endpoints.iter().filter(|(_, row)| row.network != 0);
     published
@@ -306,7 +302,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::batch::fixture;
+    use crate::table::fixture;
 
     const UDP: u32 = 17;
     const NETWORK: u32 = 5;
@@ -387,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_flows_to_a_gone_backend_go_with_their_answers_and_no_others_do() {
+    fn udp_flows_to_a_deleted_backend_are_removed_with_their_replies_and_no_others() {
         for (client, virtual_ip, backend, other) in [
             ("10.0.0.2", "10.96.0.10", "10.0.0.9", "10.0.0.8"),
             ("fd00::2", "fd96::10", "fd00::9", "fd00::8"),
@@ -397,7 +393,7 @@ mod tests {
             let answer = tuple((backend, 5353), (client, 4000));
             put(&tables, &question, row(FLOW_TO, backend, (4000, 5353)));
             put(&tables, &answer, row(FLOW_FROM | FLOW_REPLY, virtual_ip, (53, 4000)));
-            // A pod that reaches itself: its answers go to the virtual address.
+            // A pod that reaches itself: its replies go to the virtual address.
             let hairpin = tuple((backend, 4001), (virtual_ip, 53));
             let hairpin_answer = tuple((backend, 5353), (virtual_ip, 4001));
             put(&tables, &hairpin, row(FLOW_TO | FLOW_FROM, backend, (4001, 5353)));
@@ -427,11 +423,15 @@ mod tests {
             }
             let elsewhere = Tuple { network: 6, ..question };
             put(&tables, &elsewhere, row(FLOW_TO, backend, (4000, 5353)));
-            tables.forget(&[gone(virtual_ip, 53, backend, 5353, 6)]).unwrap();
+            tables
+                .remove_to_backends(&[gone(virtual_ip, 53, backend, 5353, 6)])
+                .unwrap();
             assert!(holds(&tables, &question), "a TCP service's backend ends no UDP flow");
-            tables.forget(&[gone(virtual_ip, 53, backend, 5353, 17)]).unwrap();
-            for forgotten in [question, answer, hairpin, hairpin_answer] {
-                assert!(!holds(&tables, &forgotten), "{forgotten:?}");
+            tables
+                .remove_to_backends(&[gone(virtual_ip, 53, backend, 5353, 17)])
+                .unwrap();
+            for removed in [question, answer, hairpin, hairpin_answer] {
+                assert!(!holds(&tables, &removed), "{removed:?}");
             }
             assert!(kept.iter().all(|(tuple, _)| holds(&tables, tuple)));
             assert!(holds(&tables, &elsewhere), "another network's flow");
@@ -462,9 +462,9 @@ mod tests {
         }
     }
 
-    /// 300 flows of endpoint 1 to endpoint 2 and what else may be in the tables.
+    /// 300 flows of endpoint 1 to endpoint 2, and other kinds of rows.
     fn fill(tables: &FlowTables, now: u64) {
-        // With their answers; a third of them is over.
+        // With their replies; a third of them is expired.
         for port in 0..300_u16 {
             let last_seen = if port % 3 == 0 { now - 101 } else { now - 100 };
             let question = tuple(("10.0.0.1", port), ("10.0.0.2", 80));
@@ -485,7 +485,7 @@ mod tests {
                 tuple(("10.0.0.1", 1002), ("10.0.0.2", 80)),
                 flow(KIND_FROM_STACK, 0, (0, 21), 2, now),
             ),
-            // An earlier owner's of the same number: nobody's.
+            // Of an earlier owner of the same number: counts for no endpoint.
             (
                 tuple(("10.0.0.1", 1003), ("10.0.0.2", 80)),
                 flow(KIND_LOCAL, 0, (9, 20), 2, now),
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_removes_what_is_over_and_counts_flows_for_their_owners() {
+    fn a_sweep_removes_expired_rows_and_counts_flows_for_their_owners() {
         let tables = tables();
         let now = 5 << SHARE_WINDOW_SHIFT;
         let endpoints = [
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn listed_flows_tell_both_tuples_and_the_age() {
+    fn listed_flows_have_both_tuples_and_the_age() {
         let tables = tables();
         let endpoints = [(1, endpoint([10, 0, 0, 1], "fd00::1", 10))];
         let value = FlowValue {
@@ -578,7 +578,7 @@ mod tests {
         assert_eq!((view.network, view.kind, view.flags), (NETWORK, KIND_LOCAL, FLOW_TO));
     }
 
-    /// Prints what the documents tell: `cargo test -p kni-agent --release costs_of_a_sweep -- --ignored --nocapture`.
+    /// Prints the costs that the documents quote: `cargo test -p kni-dataplane --release costs_of_a_sweep -- --ignored --nocapture`.
     #[test]
     #[ignore = "a measurement"]
     fn costs_of_a_sweep() {
@@ -598,7 +598,7 @@ mod tests {
                 flow(KIND_LOCAL, 0, (12, 20), 2, 1000),
             ));
         }
-        tables.flows4.write(&rows).unwrap();
+        tables.flows4.put_all(&rows).unwrap();
         let endpoints = [(1, endpoint([10, 0, 0, 1], "fd00::1", 10))];
         let begun = Instant::now();
         tables.flows4.walk(|_, _| Ok(())).unwrap();

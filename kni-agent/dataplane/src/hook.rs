@@ -1,4 +1,4 @@
-//! Attaches the programs to host interfaces: TCX links from kernel 6.6 on, clsact filters below.
+//! Attaches the TC programs to interfaces: TCX links from Linux 6.6 on, clsact filters before.
 
 use std::{
     io, mem,
@@ -23,7 +23,7 @@ use super::{
     pin::Pins,
 };
 
-/// Which hook the operator asks for.
+/// Which hook the operator selects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HookChoice {
     /// TCX where the kernel has it.
@@ -44,12 +44,12 @@ pub enum Hook {
     Clsact,
 }
 
-/// Our filters' place in clsact, so that a fresh process finds and replaces exactly them.
+/// Position of our filters in clsact, by which a new process finds and replaces exactly them.
 const FILTER_PRIORITY: u16 = 75;
 const FILTER_HANDLE: TcHandle = TcHandle::new(0, 75);
 
 impl Hook {
-    /// The word that operators see.
+    /// Its name in options and status.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Tcx => "tcx",
@@ -78,19 +78,19 @@ fn program_of(direction: Direction) -> (&'static str, TcAttachType) {
     }
 }
 
-/// A program's place at an interface.
+/// Where a TC program is attached: interface and direction.
 #[derive(Debug, Clone)]
-pub(super) struct Seat<'a> {
+pub(super) struct AttachPoint<'a> {
     /// The interface.
     pub(super) ifname: &'a str,
-    /// Which program.
+    /// The program.
     pub(super) direction: Direction,
-    /// Where its link is pinned, where the hook has links.
+    /// Pin of its link, where the hook has links.
     pub(super) path: PathBuf,
 }
 
-impl<'a> Seat<'a> {
-    /// The places of both programs at the host interface of an endpoint.
+impl<'a> AttachPoint<'a> {
+    /// Those of both programs at the host interface of an endpoint.
     pub(super) fn of_endpoint(pins: &Pins, ifname: &'a str, endpoint: EndpointId) -> [Self; 2] {
         [Direction::FromPod, Direction::ToPod].map(|direction| Self {
             ifname,
@@ -99,7 +99,7 @@ impl<'a> Seat<'a> {
         })
     }
 
-    /// The places of both TC programs at the uplink.
+    /// Those of both programs at the uplink.
     pub(super) fn of_uplink(pins: &Pins, ifname: &'a str) -> [Self; 2] {
         [Direction::FromUplink, Direction::ToUplink].map(|direction| Self {
             ifname,
@@ -130,9 +130,9 @@ impl Target<'_> {
 }
 
 /// Attaches one direction's program.
-pub(super) fn attach(ebpf: &mut Ebpf, hook: Hook, seat: &Seat<'_>) -> Result<(), DataplaneError> {
-    let ifname = seat.ifname;
-    let (program, attach_type) = program_of(seat.direction);
+pub(super) fn attach(ebpf: &mut Ebpf, hook: Hook, point: &AttachPoint<'_>) -> Result<(), DataplaneError> {
+    let ifname = point.ifname;
+    let (program, attach_type) = program_of(point.direction);
     let target = Target { program, ifname };
     let classifier = object::classifier(ebpf, program)?;
     match hook {
@@ -143,7 +143,7 @@ pub(super) fn attach(ebpf: &mut Ebpf, hook: Hook, seat: &Seat<'_>) -> Result<(),
                 .map_err(target.failed("creating the TCX link"))?;
             let link = classifier.take_link(id).map_err(target.failed("taking the link"))?;
             let link = FdLink::try_from(link).map_err(target.failed("taking the link"))?;
-            pin(&target, link, &seat.path)?;
+            pin(&target, link, &point.path)?;
         }
         Hook::Clsact => {
             add_clsact(&target)?;
@@ -163,11 +163,11 @@ pub(super) fn attach(ebpf: &mut Ebpf, hook: Hook, seat: &Seat<'_>) -> Result<(),
     Ok(())
 }
 
-/// Pins a link, in the place of what is pinned there: the old link goes only when the new one works.
+/// Pins a link in place of another one, which is removed only when the new one works.
 pub(super) fn pin(target: &Target<'_>, link: FdLink, path: &Path) -> Result<(), DataplaneError> {
     let fresh = Pins::fresh(path);
     if fresh.exists() {
-        std::fs::remove_file(&fresh).map_err(DataplaneError::pin(&fresh, "removing a half-made pin"))?;
+        std::fs::remove_file(&fresh).map_err(DataplaneError::pin(&fresh, "removing an unfinished pin"))?;
     }
     link.pin(&fresh).map_err(target.failed("pinning the link"))?;
     std::fs::rename(&fresh, path).map_err(DataplaneError::pin(path, "putting the pin in place"))
@@ -194,17 +194,17 @@ fn already_exists(error: &TcError) -> bool {
     false
 }
 
-/// Moves one direction to this agent's program; attaches it where it is missing. The old program works until the new one
-/// does. An error leaves what is there.
-pub(super) fn adopt(ebpf: &mut Ebpf, hook: Hook, seat: &Seat<'_>) -> Result<(), DataplaneError> {
-    let ifname = seat.ifname;
-    let (program, attach_type) = program_of(seat.direction);
+/// Moves one direction to this agent's program; attaches a missing one. The old program runs until the new one does. An
+/// error changes nothing.
+pub(super) fn adopt(ebpf: &mut Ebpf, hook: Hook, point: &AttachPoint<'_>) -> Result<(), DataplaneError> {
+    let ifname = point.ifname;
+    let (program, attach_type) = program_of(point.direction);
     let target = Target { program, ifname };
     let classifier = object::classifier(ebpf, program)?;
     match hook {
         Hook::Tcx => {
-            if !update_tcx(classifier, &target, &seat.path)? {
-                attach(ebpf, hook, seat)?;
+            if !update_tcx(classifier, &target, &point.path)? {
+                attach(ebpf, hook, point)?;
             }
             remove_filter(ifname, attach_type);
             Ok(())
@@ -212,16 +212,16 @@ pub(super) fn adopt(ebpf: &mut Ebpf, hook: Hook, seat: &Seat<'_>) -> Result<(), 
         Hook::Clsact => {
             let filter = SchedClassifierLink::attached(ifname, attach_type, FILTER_PRIORITY, FILTER_HANDLE, None)
                 .map_err(target.failed("finding the interface"))?;
-            // Replacing a filter that is not there fails, and adding one then shows what else is wrong.
+            // Replacing a missing filter fails; adding one then reports any other problem.
             if update(classifier, filter).map(mem::forget).is_err() {
-                attach(ebpf, hook, seat)?;
+                attach(ebpf, hook, point)?;
             }
-            Pins::remove_link(&seat.path)
+            Pins::remove_link(&point.path)
         }
     }
 }
 
-/// Whether a pinned link works with the new program now; false where there is none, or only one of an interface that is
+/// Whether a pinned link runs the new program now; false where there is none, or only one of an interface that is
 /// gone.
 fn update_tcx(classifier: &mut SchedClassifier, target: &Target<'_>, path: &Path) -> Result<bool, DataplaneError> {
     let pinned = match PinnedLink::from_pin(path) {
@@ -230,7 +230,7 @@ fn update_tcx(classifier: &mut SchedClassifier, target: &Target<'_>, path: &Path
     };
     let link = SchedClassifierLink::try_from(FdLink::from(pinned)).map_err(target.failed("reading the pinned link"))?;
     match update(classifier, link) {
-        // The pin keeps the link; our descriptor of it closes here.
+        // The pin keeps the link; our descriptor closes here.
         Ok(link) => {
             drop(link);
             Ok(true)
@@ -240,20 +240,20 @@ fn update_tcx(classifier: &mut SchedClassifier, target: &Target<'_>, path: &Path
     }
 }
 
-/// Gives a link another program and returns our hold of it.
+/// Updates a link to another program and returns our handle of it.
 fn update(classifier: &mut SchedClassifier, link: SchedClassifierLink) -> Result<SchedClassifierLink, ProgramError> {
     let id = classifier.attach_to_link(link)?;
     classifier.take_link(id)
 }
 
-/// Takes away both filters of ours at an interface, if there are any.
+/// Removes both filters of ours from an interface. Idempotent.
 pub(super) fn remove_filters(ifname: &str) {
     for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
         remove_filter(ifname, attach_type);
     }
 }
 
-/// Takes away a filter of ours that a TCX link has replaced. Most interfaces never had one.
+/// Removes a filter of ours that a TCX link has replaced. Most interfaces never had one.
 fn remove_filter(ifname: &str, attach_type: TcAttachType) {
     let filter = SchedClassifierLink::attached(ifname, attach_type, FILTER_PRIORITY, FILTER_HANDLE, None);
     if let Ok(Err(error)) = filter.map(SchedClassifierLink::detach) {
@@ -261,13 +261,13 @@ fn remove_filter(ifname: &str, attach_type: TcAttachType) {
     }
 }
 
-/// The programs at the interface, and what is wrong.
-pub(super) fn inspect(ids: &ProgramIds, hook: Hook, seats: &[Seat<'_>]) -> (Vec<ProgramView>, Vec<String>) {
+/// The attached programs, and problems.
+pub(super) fn inspect(ids: &ProgramIds, hook: Hook, points: &[AttachPoint<'_>]) -> (Vec<ProgramView>, Vec<String>) {
     let mut views = Vec::new();
     let mut problems = Vec::new();
-    for seat in seats {
-        let ifname = seat.ifname;
-        let (program, attach_type) = program_of(seat.direction);
+    for point in points {
+        let ifname = point.ifname;
+        let (program, attach_type) = program_of(point.direction);
         let side = if attach_type == TcAttachType::Ingress {
             "ingress"
         } else {
@@ -275,7 +275,7 @@ pub(super) fn inspect(ids: &ProgramIds, hook: Hook, seats: &[Seat<'_>]) -> (Vec<
         };
         let id = ids.get(program).copied();
         let link_id = match hook {
-            Hook::Tcx => link_id(&seat.path),
+            Hook::Tcx => link_id(&point.path),
             Hook::Clsact => Some(0),
         };
         let attached = match hook {

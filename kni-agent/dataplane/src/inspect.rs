@@ -1,4 +1,4 @@
-//! Tells of the pinned maps.
+//! Describes the pinned maps and their fill level.
 
 use aya::maps::MapInfo;
 use kni_common::{
@@ -7,7 +7,7 @@ use kni_common::{
 };
 use kni_model::view::MapView;
 
-use super::{DataplaneError, FlowCensus, batch, pin::Pins};
+use super::{DataplaneError, FlowCensus, pin::Pins, table};
 
 pub(super) fn maps(pins: &Pins, specs: &[MapSpec], endpoints: u32) -> Result<Vec<MapView>, DataplaneError> {
     specs.iter().map(|spec| view(pins, endpoints, spec)).collect()
@@ -41,7 +41,7 @@ const fn kind(kind: MapKind) -> &'static str {
     }
 }
 
-/// Rows in use. `endpoints` is how many endpoints are published: arrays have a row, or several, for each.
+/// Rows in use. `endpoints` is the number of published endpoints: arrays have a row, or several, for each.
 fn entries(pins: &Pins, endpoints: u32, spec: &MapSpec) -> Result<u32, DataplaneError> {
     Ok(match spec.kind {
         MapKind::Array | MapKind::PerCpuArray if spec.name == "COUNTERS" => {
@@ -51,13 +51,13 @@ fn entries(pins: &Pins, endpoints: u32, spec: &MapSpec) -> Result<u32, Dataplane
         MapKind::Array | MapKind::PerCpuArray if spec.max_entries == 1 => 1,
         MapKind::Array | MapKind::PerCpuArray => endpoints,
         MapKind::Hash | MapKind::PerCpuHash | MapKind::LruHash | MapKind::LpmTrie => {
-            batch::count(spec.name, &batch::open_pin(spec.name, &pins.map(spec.name))?)?
+            table::count(spec.name, &pins.map(spec.name))?
         }
         MapKind::RingBuf => 0,
     })
 }
 
-/// Name, rows in use and rows that fit of each map of keys. Flow tables are not walked when a sweep has just counted them.
+/// Name, rows in use and capacity of each map of keys. Swept flow tables are not walked again.
 pub(super) fn pressure(
     pins: &Pins,
     specs: &[MapSpec],

@@ -1,11 +1,13 @@
-//! Drives the eBPF dataplane: loads the programs, attaches them, keeps the pinned maps; the only user of bpf(2).
+//! Drives the eBPF dataplane: loads and attaches the programs, keeps the pinned maps. The only user of bpf(2).
 //! Layer: driver.
 
-mod batch;
+mod attach;
+mod bpf;
 mod clock;
 mod counters;
 mod dry_run;
-mod endpoint;
+mod endpoint_row;
+mod endpoints;
 mod enforce;
 mod error;
 mod events;
@@ -13,48 +15,51 @@ mod flow_list;
 mod flows;
 mod hook;
 mod inspect;
-mod link_info;
-mod maps;
+mod membarrier;
 mod object;
 mod pin;
 mod policy;
+mod program;
+mod program_log;
 mod routes;
 mod services;
 mod settings;
 mod specs;
 mod stats;
-mod syscall;
-mod tables;
-mod trace;
+mod table;
 mod tuple;
 mod uplink;
 mod xdp;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     path::PathBuf,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use aya::{Ebpf, programs::TestRun as _};
+use aya::Ebpf;
 pub use counters::DropCount;
 pub use dry_run::Probe;
-pub use endpoint::EndpointConfig;
+pub use endpoint_row::EndpointConfig;
 pub use error::DataplaneError;
 pub use events::{EventStream, FlowRecord};
 pub use flow_list::{FlowRecordView, FlowTuple};
 pub use flows::FlowCensus;
 pub use hook::{Hook, HookChoice};
-use kni_common::layout::MapSpec;
-use kni_model::{EndpointId, view::ProgramView};
+use kni_common::{Direction, Verdict, counter::HitKey, event::Explanation, layout::MapSpec};
+use kni_model::{
+    EndpointId, NetworkId, PolicyStep, PolicyTables, ServiceStep, ServiceTables,
+    view::{Count, EndpointCounts, MapView},
+};
 pub use routes::{NetworkRoutes, NodeRoutes, RouteEgress};
 pub use settings::{FlowLifetimes, NodeConfig};
 pub use stats::{CountingRuns, ProgramStats};
 pub use uplink::{EgressSource, HostPort, host_port_key, remove_uplink_filters};
-pub use xdp::{XdpChoice, XdpMode};
+pub use xdp::{NotAttached, XdpChoice, XdpMode};
 
 use self::{
-    clock::Ticks, dry_run::DryRun, flows::FlowTables, hook::Seat, maps::Maps, pin::Pins, policy::PolicyMaps,
+    clock::Ticks, dry_run::DryRun, endpoints::EndpointMaps, flows::FlowTables, pin::Pins, policy::PolicyMaps,
     services::ServiceMaps, uplink::UplinkMaps,
 };
 
@@ -63,7 +68,7 @@ use self::{
 pub struct DataplaneOptions {
     /// The ELF of the programs.
     pub object: Vec<u8>,
-    /// Folder on bpffs that holds everything of ours. bpffs is mounted where it is missing.
+    /// Folder on bpffs for all pins. bpffs is mounted where it is missing.
     pub root: PathBuf,
     /// Endpoints that fit, the unused row 0 included.
     pub max_endpoints: u32,
@@ -80,22 +85,22 @@ pub struct DataplaneOptions {
 /// The loaded programs and their maps.
 ///
 /// # Guarantees
-/// - Programs and maps are pinned: traffic goes on while no agent runs.
-/// - A second `open` uses the first one's maps, after comparing their layout, and `adopt` moves interfaces to the new
-///   programs without a gap.
-/// - One writer: each map is written under one lock. Those of policy, services and the uplink have locks of their own, so that
-///   thousands of their rows keep no attachment waiting; whoever holds one of these may take that of the endpoints, never
-///   the other way round. The flow tables have none: the programs write them too.
+/// - Programs and maps are pinned: traffic continues while no agent runs.
+/// - A second `open` uses the maps of the first one, after comparing their layout, and `adopt` moves interfaces to the
+///   new programs without a gap.
+/// - One writer: each map is written under one lock. Those of policy, services and the uplink have locks of their own, so
+///   that thousands of their rows delay no attachment; a holder of one of these may take the endpoints' lock, never the
+///   other way round. The flow tables have none: the programs write them too.
 pub struct Dataplane {
     programs: Mutex<Ebpf>,
     program_ids: object::ProgramIds,
-    maps: Mutex<Maps>,
+    endpoints: Mutex<EndpointMaps>,
     policy: Mutex<PolicyMaps>,
     services: Mutex<ServiceMaps>,
     uplink: Mutex<UplinkMaps>,
     flows: FlowTables,
     dry_run: Mutex<DryRun>,
-    /// What the last sweep found.
+    /// Result of the last sweep.
     census: Mutex<Option<FlowCensus>>,
     ticks: Ticks,
     pins: Pins,
@@ -119,13 +124,13 @@ impl Dataplane {
         let specs = specs::specs(options);
         pins.check_maps(&specs)?;
         let mut ebpf = object::load(&options.object, &pins, &specs, object::Purpose::Traffic)?;
-        trace::follow(&mut ebpf);
+        program_log::forward(&mut ebpf);
         let events = EventStream::new(&mut ebpf)?;
         let hook = Hook::choose(options.hook)?;
         let dataplane = Self {
             program_ids: object::ids(&ebpf),
             programs: Mutex::new(ebpf),
-            maps: Mutex::new(Maps::open(&pins)?),
+            endpoints: Mutex::new(EndpointMaps::open(&pins)?),
             policy: Mutex::new(PolicyMaps::open(&pins)?),
             services: Mutex::new(ServiceMaps::open(&pins)?),
             uplink: Mutex::new(UplinkMaps::open(&pins)?),
@@ -143,11 +148,6 @@ impl Dataplane {
         Ok((dataplane, events))
     }
 
-    /// The hook in use.
-    pub fn hook(&self) -> Hook {
-        self.hook
-    }
-
     /// Endpoints that fit (row 0 is none).
     pub fn capacity(&self) -> u32 {
         self.max_endpoints.saturating_sub(1)
@@ -158,116 +158,197 @@ impl Dataplane {
         self.pins.maps_dir()
     }
 
-    /// Attaches both programs to a host interface, pinned where the hook has links. TCX: about 16 ms per direction
-    /// under rtnl (an RCU grace period), so blocking; clsact: about 40 us.
-    pub fn attach(&self, ifname: &str, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        let mut programs = lock(&self.programs);
-        for seat in Seat::of_endpoint(&self.pins, ifname, endpoint) {
-            hook::attach(&mut programs, self.hook, &seat)?;
+    /// Makes an endpoint ready: its row and its addresses, in an order that never shows a packet half of it (I1, I2).
+    ///
+    /// Its policies must have been applied before ([`kni_model::PolicyStep::Enforce`]), else this is
+    /// [`DataplaneError::NotEnforced`].
+    pub fn publish(&self, endpoint: &EndpointConfig) -> Result<(), DataplaneError> {
+        lock(&self.endpoints).publish(endpoint)
+    }
+
+    /// Updates an endpoint that an earlier agent published, without interrupting its traffic.
+    pub fn republish(&self, endpoint: &EndpointConfig) -> Result<(), DataplaneError> {
+        lock(&self.endpoints).republish(endpoint)
+    }
+
+    /// Stops an endpoint's traffic and removes its addresses, counters, egress source, host ports and enforcement.
+    /// Idempotent.
+    pub fn withdraw(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        lock(&self.endpoints).withdraw(endpoint)?;
+        lock(&self.uplink).remove(endpoint)
+    }
+
+    /// Removes addresses that their endpoint does not have: an agent that is killed inside [`Self::withdraw`] leaves them
+    /// without a row that names them. For the start, after [`Self::republish`] of all kept endpoints.
+    pub fn remove_stale_addresses(&self) -> Result<(), DataplaneError> {
+        lock(&self.endpoints).remove_stale_addresses()
+    }
+
+    /// Endpoints with a row or an address, of any agent.
+    pub fn published_endpoints(&self) -> Result<Vec<EndpointId>, DataplaneError> {
+        lock(&self.endpoints).published()
+    }
+
+    /// Sets the route action of a network's packets to addresses of no endpoint. Where the network's egress changes, its
+    /// flows that left by the old one are judged again.
+    pub fn set_routes(&self, network: NetworkId, routes: &NetworkRoutes) -> Result<(), DataplaneError> {
+        if lock(&self.endpoints).set_routes(network, routes)? {
+            let endpoints = lock(&self.endpoints).rows()?;
+            self.flows.remove_external(network, &endpoints)?;
         }
         Ok(())
     }
 
-    /// As [`Self::attach`], but with what is fastest now: clsact filters instead of TCX links, unless TCX was asked
-    /// for by name. [`Self::upgrade`] replaces them when nobody waits.
-    pub fn attach_provisionally(&self, ifname: &str, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        if !self.may_be_provisional {
-            return self.attach(ifname, endpoint);
-        }
-        let mut programs = lock(&self.programs);
-        for seat in Seat::of_endpoint(&self.pins, ifname, endpoint) {
-            hook::attach(&mut programs, Hook::Clsact, &seat)?;
-        }
-        lock(&self.provisional).insert(endpoint);
-        Ok(())
+    /// Removes the routes of all networks but these.
+    pub fn retain_routes(&self, networks: &[NetworkId]) -> Result<(), DataplaneError> {
+        lock(&self.endpoints).routes.retain(networks)
     }
 
-    /// Whether the endpoint still runs on clsact filters and should not.
-    pub fn is_provisional(&self, endpoint: EndpointId) -> bool {
-        lock(&self.provisional).contains(&endpoint)
+    /// Sets the node's own addresses and the subnets it is connected to: networks that masquerade send no packet for one
+    /// of them out of the node.
+    pub fn set_node_routes(&self, node: NodeRoutes) -> Result<(), DataplaneError> {
+        lock(&self.endpoints).routes.set_node(node)
     }
 
-    /// How many endpoints still run on clsact filters and should not.
-    pub fn provisional_count(&self) -> usize {
-        lock(&self.provisional).len()
-    }
-
-    /// Puts TCX links in the place of clsact filters. The links work before the filters go, so that no packet passes
-    /// without a program, and each passes one. Blocking, as [`Self::attach`].
-    pub fn upgrade(&self, ifname: &str, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        self.adopt(ifname, endpoint)?;
-        lock(&self.provisional).remove(&endpoint);
-        Ok(())
-    }
-
-    /// Moves a host interface that an earlier agent attached to this agent's programs (`bpf_link_update`, atomic,
-    /// about 1 us); attaches what is missing.
-    pub fn adopt(&self, ifname: &str, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        let mut programs = lock(&self.programs);
-        lock(&self.maps).hand_over(endpoint, true)?;
-        let mut seats = Seat::of_endpoint(&self.pins, ifname, endpoint).into_iter();
-        let adopted = seats.try_for_each(|seat| hook::adopt(&mut programs, self.hook, &seat));
-        lock(&self.maps).hand_over(endpoint, false)?;
-        adopted
-    }
-
-    /// Brings `xdp_pod` to a host interface, in the driver and before the other programs; a link of an earlier agent is
-    /// taken over in place. Before, make the pod end fit for it: what it sends must have finished checksums, and it must
-    /// take frames that are no `sk_buff`s. About 20 us for a new link. Idempotent.
-    pub fn attach_xdp(&self, ifname: &str, ifindex: u32, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        xdp::set_pod(&mut lock(&self.programs), &self.pins, ifname, ifindex, endpoint)
-    }
-
-    /// Forgets the pins of an endpoint. Call it after the interface is gone: while it exists, this detaches, which
-    /// costs as much as attaching.
-    pub fn unpin(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        lock(&self.provisional).remove(&endpoint);
-        self.pins.remove_links(endpoint)
-    }
-
-    /// Forgets pins of other layout versions. Call it once every interface has been adopted: until then their programs
-    /// use those maps.
-    pub fn forget_other_layouts(&self) -> Result<(), DataplaneError> {
-        self.pins.remove_other_layouts()
-    }
-
-    /// Endpoints that have pinned links, whoever made them.
-    pub fn pinned_endpoints(&self) -> Result<Vec<EndpointId>, DataplaneError> {
-        self.pins.linked_endpoints()
-    }
-
-    /// Runs a program on one packet without any interface taking part (`BPF_PROG_TEST_RUN`), for tests and benchmarks.
-    pub fn test_run(
+    /// Sets the virtual addresses of services that another proxy serves: the node's stack gets their packets, also within
+    /// a network's ranges of virtual addresses. Only endpoints with host access reach them.
+    pub fn set_foreign_services(
         &self,
-        program: &'static str,
-        options: aya::TestRunOptions<'_>,
-    ) -> Result<aya::TestRunResult, DataplaneError> {
-        let mut programs = lock(&self.programs);
-        let ran = if program == object::XDP_POD {
-            object::xdp(&mut programs, program)?.test_run(options)
-        } else {
-            object::classifier(&mut programs, program)?.test_run(options)
-        };
-        ran.map_err(|error| DataplaneError::Load {
-            program,
-            reason: format!("test run: {error}"),
-        })
+        addresses: &BTreeMap<NetworkId, BTreeSet<IpAddr>>,
+    ) -> Result<(), DataplaneError> {
+        lock(&self.endpoints).routes.set_foreign(addresses)
     }
 
-    /// The programs at a host interface, as the kernel tells it, and what is wrong with them.
-    pub fn programs(&self, ifname: &str, endpoint: EndpointId) -> (Vec<ProgramView>, Vec<String>) {
-        let hook = if self.is_provisional(endpoint) {
-            Hook::Clsact
-        } else {
-            self.hook
-        };
-        let seats = Seat::of_endpoint(&self.pins, ifname, endpoint);
-        hook::inspect(&self.program_ids, hook, &seats)
+    /// Packet and byte counts of an endpoint.
+    pub fn counts(&self, endpoint: EndpointId) -> Result<EndpointCounts, DataplaneError> {
+        lock(&self.endpoints).counts(endpoint)
     }
 
-    /// `xdp_pod` at a host interface that should have it, or what is wrong.
-    pub fn xdp_program(&self, ifname: &str, ifindex: u32, endpoint: EndpointId) -> Result<ProgramView, String> {
-        xdp::inspect_pod(&self.program_ids, &self.pins, ifname, ifindex, endpoint)
+    /// All counted drops, by endpoint, direction and reason.
+    pub fn drops(&self) -> Result<Vec<DropCount>, DataplaneError> {
+        lock(&self.endpoints).drops()
+    }
+
+    /// Forwarded packets of an endpoint by verdict; zero rows left out. With [`Self::drops`] it accounts for every packet.
+    pub fn forwarded(&self, endpoint: EndpointId) -> Result<Vec<(Direction, Verdict, Count)>, DataplaneError> {
+        lock(&self.endpoints).forwarded(endpoint)
+    }
+
+    /// Differences between an endpoint's rows and the expected ones.
+    pub fn verify(&self, endpoint: &EndpointConfig) -> Vec<String> {
+        lock(&self.endpoints).verify(endpoint)
+    }
+
+    /// The pinned maps. Counts rows, which takes milliseconds for a full flow table.
+    pub fn maps(&self) -> Result<Vec<MapView>, DataplaneError> {
+        inspect::maps(&self.pins, &self.specs, self.published_count()?)
+    }
+
+    /// Fill level of each map of keys: name, rows, rows that fit. Walks the maps, 0.3 us per row; swept flow tables are
+    /// not walked again.
+    pub fn map_pressure(&self) -> Result<Vec<(String, u32, u32)>, DataplaneError> {
+        let census = lock(&self.census).clone();
+        inspect::pressure(&self.pins, &self.specs, self.published_count()?, census.as_ref())
+    }
+
+    fn published_count(&self) -> Result<u32, DataplaneError> {
+        let published = lock(&self.endpoints).enforcements()?.len();
+        Ok(u32::try_from(published).unwrap_or(u32::MAX))
+    }
+
+    /// The rows of policy. Endpoints are the published ones.
+    pub fn policy_tables(&self) -> Result<PolicyTables, DataplaneError> {
+        lock(&self.policy).tables(&self.endpoints)
+    }
+
+    /// Carries out steps in order and stops at the first one that fails: the state then is safe, and another attempt may
+    /// start from [`Self::policy_tables`].
+    pub fn apply_policy(&self, steps: &[PolicyStep]) -> Result<(), DataplaneError> {
+        lock(&self.policy).apply(&self.endpoints, steps)
+    }
+
+    /// How often a rule of a policy set allowed a flow, or the set denied one.
+    pub fn hits(&self) -> Result<BTreeMap<HitKey, u64>, DataplaneError> {
+        lock(&self.policy).hits()
+    }
+
+    /// Removes the hits of deleted policy sets.
+    pub fn remove_hits(&self, sets: &[u32]) -> Result<(), DataplaneError> {
+        lock(&self.policy).remove_hits(sets)
+    }
+
+    /// The rows of services.
+    pub fn service_tables(&self) -> Result<ServiceTables, DataplaneError> {
+        lock(&self.services).tables(&self.endpoints)
+    }
+
+    /// As [`Self::apply_policy`].
+    pub fn apply_services(&self, steps: &[ServiceStep]) -> Result<(), DataplaneError> {
+        lock(&self.services).apply(&self.endpoints, &self.flows, steps)
+    }
+
+    /// Writes the node's settings. Until then the programs have the row of an earlier agent, or zeros.
+    pub fn configure(&self, config: &NodeConfig) -> Result<(), DataplaneError> {
+        let endpoints = lock(&self.endpoints);
+        let uplink = endpoints.config.get(&0)?.unwrap_or_default().uplink;
+        endpoints.config.put(&0, &config.row(self.ticks, uplink))
+    }
+
+    /// Timer ticks (jiffies) per second of this kernel.
+    pub fn hz(&self) -> u32 {
+        self.ticks.hz()
+    }
+
+    /// Removes expired flow rows, counts the others by endpoint and publishes the counts to the programs. To be called
+    /// every second: after two windows of 2^13 ticks without a call, the programs bound rates instead of numbers.
+    /// Blocking, 0.3 us per row and 0.6 us more for each removed one.
+    pub fn sweep_flows(&self) -> Result<FlowCensus, DataplaneError> {
+        let now = self.jiffies()?;
+        let endpoints = lock(&self.endpoints).rows()?;
+        let census = self.flows.sweep(now, &endpoints)?;
+        *lock(&self.census) = Some(census.clone());
+        Ok(census)
+    }
+
+    /// Ports that masquerading used at the last sweep, by family (whether it is IPv4) and protocol number.
+    pub fn masquerade_ports(&self) -> BTreeMap<(bool, u32), u32> {
+        let census = lock(&self.census);
+        census
+            .as_ref()
+            .map(|census| census.masquerade.clone())
+            .unwrap_or_default()
+    }
+
+    /// Every row of the flow tables.
+    pub fn flows(&self) -> Result<Vec<FlowRecordView>, DataplaneError> {
+        let now = self.jiffies()?;
+        let endpoints = lock(&self.endpoints).rows()?;
+        self.flows.views(now, self.ticks, &endpoints)
+    }
+
+    /// Events that were not sent because an endpoint had too many, or because the ring was full.
+    pub fn lost_events(&self) -> Result<u64, DataplaneError> {
+        lock(&self.endpoints).lost_events()
+    }
+
+    /// The decision of the programs about a packet now, and its reasons. Nothing is sent, counted or recorded.
+    pub fn explain(&self, probe: &Probe) -> Result<Explanation, DataplaneError> {
+        let ifindex = lock(&self.endpoints).host_ifindex(probe.endpoint)?;
+        lock(&self.dry_run).explain(&self.pins, probe, ifindex)
+    }
+
+    fn jiffies(&self) -> Result<u64, DataplaneError> {
+        lock(&self.dry_run).jiffies(&self.pins)
+    }
+
+    /// Runs and run time of each program, counted while [`Self::count_program_runs`] was held.
+    pub fn program_stats(&self) -> Result<Vec<ProgramStats>, DataplaneError> {
+        stats::of_programs(&lock(&self.programs))
+    }
+
+    /// Makes the kernel count runs of programs for as long as the result is held (`BPF_ENABLE_STATS`).
+    pub fn count_program_runs(&self) -> Result<CountingRuns, DataplaneError> {
+        stats::count_runs()
     }
 }
 

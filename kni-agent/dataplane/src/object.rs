@@ -1,4 +1,4 @@
-//! The ELF: where it comes from and how it is loaded.
+//! Loads the programs from the ELF object.
 
 use std::collections::BTreeMap;
 
@@ -8,40 +8,28 @@ use aya::{
 };
 use kni_common::layout::MapSpec;
 
-use super::{DataplaneError, pin::Pins};
-
-/// The programs of pod interfaces: the ones that questions are asked of.
-const POD_PROGRAMS: [&str; 2] = ["from_pod", "to_pod"];
-
-/// The TC programs of the uplink.
-const UPLINK_PROGRAMS: [&str; 2] = ["from_uplink", "to_uplink"];
-
-/// The XDP program of the uplink.
-pub(super) const XDP_UPLINK: &str = "xdp_uplink";
-
-/// The XDP program of pod interfaces of networks that want it.
-pub(super) const XDP_POD: &str = "xdp_pod";
+use super::{DataplaneError, pin::Pins, program};
 
 /// What a copy of the programs is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Packets.
     Traffic,
-    /// Questions: it decides and does nothing.
+    /// Explanations: it decides and has no effect.
     DryRun,
 }
 
-/// Name and value of the constant that makes a copy do nothing. The verifier removes what it rules out.
+/// Name and value of the constant that makes a copy free of effects. The verifier removes the branches it rules out.
 const DRY_RUN: &str = "DRY_RUN";
 static YES: u8 = 1;
 
 /// Loads the programs that the purpose needs, with the maps of the pins.
 pub(super) fn load(object: &[u8], pins: &Pins, specs: &[MapSpec], purpose: Purpose) -> Result<Ebpf, DataplaneError> {
     let mut loader = EbpfLoader::new();
-    // The full log costs time on every load; the statistics still bring the line that says what was refused.
+    // The full log costs time on every load; with the statistics the line of a rejection is still there.
     loader.verifier_log_level(VerifierLogLevel::STATS);
     if purpose == Purpose::DryRun {
-        // A copy that would take a question for traffic must not load.
+        // A copy that would take the frame of an explanation for traffic must not load.
         loader.override_global(DRY_RUN, &YES, true);
     }
     for spec in specs {
@@ -52,29 +40,28 @@ pub(super) fn load(object: &[u8], pins: &Pins, specs: &[MapSpec], purpose: Purpo
     let mut ebpf = loader
         .load(object)
         .map_err(|error| DataplaneError::Object(Box::new(error)))?;
-    for name in POD_PROGRAMS {
-        classifier(&mut ebpf, name)?.load().map_err(refused(name))?;
+    for name in program::POD {
+        classifier(&mut ebpf, name)?.load().map_err(rejected(name))?;
     }
     if purpose == Purpose::Traffic {
-        for name in UPLINK_PROGRAMS {
-            classifier(&mut ebpf, name)?.load().map_err(refused(name))?;
+        for name in program::UPLINK {
+            classifier(&mut ebpf, name)?.load().map_err(rejected(name))?;
         }
-        for name in [XDP_UPLINK, XDP_POD] {
-            xdp(&mut ebpf, name)?.load().map_err(refused(name))?;
+        for name in [program::XDP_UPLINK, program::XDP_POD] {
+            xdp(&mut ebpf, name)?.load().map_err(rejected(name))?;
         }
     }
     Ok(ebpf)
 }
 
-fn refused(program: &'static str) -> impl FnOnce(ProgramError) -> DataplaneError {
+fn rejected(program: &'static str) -> impl FnOnce(ProgramError) -> DataplaneError {
     move |error| DataplaneError::Load {
         program,
         reason: explain(&error),
     }
 }
 
-/// The kernel's ids of the loaded programs. They never change, so whoever looks at an interface needs not wait until
-/// nobody attaches.
+/// The kernel's ids of the loaded programs. They never change, so that an inspection does not wait for attachments.
 pub(super) type ProgramIds = BTreeMap<String, u32>;
 
 /// See [`ProgramIds`].
@@ -116,7 +103,7 @@ pub(super) fn xdp<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut 
         .map_err(|_other_kind: ProgramError| missing())
 }
 
-/// The last lines of the verifier's log say what it refused.
+/// The last lines of the verifier's log name the rejected instruction.
 fn explain(error: &ProgramError) -> String {
     if let ProgramError::LoadError { io_error, verifier_log } = error {
         let log = verifier_log.to_string();

@@ -1,10 +1,10 @@
-//! Where things are pinned, and whether what is pinned already has the layout that this agent expects.
+//! Owns the pins: their paths, and the comparison of pinned maps with the layout that this agent expects.
 //!
 //! ```text
 //! ROOT/v1/ENDPOINTS ...            maps of layout 1, bpftool shows their field names
 //! ROOT/links/5-from_pod            TCX link of endpoint 5, TC ingress of its host interface
 //! ROOT/links/5-to_pod              likewise, TC egress
-//! ROOT/links/5-xdp_pod             XDP link of its host interface, where its network wants one
+//! ROOT/links/5-xdp_pod             XDP link of its host interface, where its network enables XDP
 //! ROOT/links/uplink-from_uplink    TCX link of the uplink; the XDP link's name ends with its mode
 //! ```
 
@@ -25,7 +25,7 @@ use nix::{
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
 
-use super::{DataplaneError, object::XDP_POD};
+use super::{DataplaneError, program::XDP_POD};
 
 const BPFFS: &str = "/sys/fs/bpf";
 
@@ -40,7 +40,7 @@ pub(super) struct Pins {
 }
 
 impl Pins {
-    /// Makes the folders (root only); mounts bpffs where nobody has.
+    /// Creates the folders (root only); mounts bpffs where it is missing.
     pub(super) fn prepare(root: &Path) -> Result<Self, DataplaneError> {
         mount_bpffs(root)?;
         let pins = Self {
@@ -52,7 +52,7 @@ impl Pins {
                 .recursive(true)
                 .mode(0o700)
                 .create(dir)
-                .map_err(DataplaneError::pin(dir, "making the folder"))?;
+                .map_err(DataplaneError::pin(dir, "creating the folder"))?;
         }
         Ok(pins)
     }
@@ -79,8 +79,8 @@ impl Pins {
         self.links.join(format!("uplink-{what}"))
     }
 
-    /// Compares every pinned map with what is expected. One that differs is unpinned with a warning, so that loading
-    /// makes a new one: its rows come back from the agent's state, its flows are judged anew.
+    /// Compares every pinned map with its specification. One that differs is unpinned with a warning, so that loading
+    /// creates a new one: its rows come back from the agent's state, its flows are judged again.
     pub(super) fn check_maps(&self, specs: &[MapSpec]) -> Result<(), DataplaneError> {
         for spec in specs {
             let path = self.map(spec.name);
@@ -95,7 +95,7 @@ impl Pins {
                 replace(spec.name, &path, &differences.join(", "))?;
             }
         }
-        // A new table of endpoints counts generations from the start: what remembers old ones would revive.
+        // A new table of endpoints counts generations from the start: rows with old ones would become valid again.
         if !self.map("ENDPOINTS").exists() {
             for name in REMEMBER_GENERATIONS {
                 let path = self.map(name);
@@ -113,14 +113,14 @@ impl Pins {
         Self::remove_link(&self.xdp_link(endpoint))
     }
 
-    /// Where a link is pinned until it takes the place of another one. bpffs takes no names with a dot.
+    /// Path of a new link's pin until it replaces another one. bpffs accepts no names with a dot.
     pub(super) fn fresh(path: &Path) -> PathBuf {
         let mut name = path.as_os_str().to_owned();
         name.push("-new");
         PathBuf::from(name)
     }
 
-    /// Unpins a link; one that is not there is no error.
+    /// Unpins a link. Idempotent.
     pub(super) fn remove_link(path: &Path) -> Result<(), DataplaneError> {
         for path in [&Self::fresh(path), path] {
             match fs::remove_file(path) {
@@ -175,7 +175,7 @@ impl Pins {
 }
 
 fn replace(map: &str, path: &Path, differences: &str) -> Result<(), DataplaneError> {
-    tracing::warn!(map, differences, "pinned map is replaced");
+    tracing::warn!(map, differences, "replacing a pinned map");
     fs::remove_file(path).map_err(DataplaneError::pin(path, "removing a map of another layout"))
 }
 
@@ -228,7 +228,7 @@ fn on_bpffs(path: &Path) -> bool {
         .is_some_and(|stat| stat.filesystem_type() == BPF_FS_MAGIC)
 }
 
-/// Removes all that lies below `root`, and `root`. Does nothing outside bpffs.
+/// Removes `root` and everything below it. Does nothing outside bpffs.
 pub(super) fn remove_all(root: &Path) -> Result<(), DataplaneError> {
     if !root.exists() || !on_bpffs(root) {
         return Ok(());
@@ -238,14 +238,14 @@ pub(super) fn remove_all(root: &Path) -> Result<(), DataplaneError> {
 
 fn remove_tree(dir: &Path) -> Result<(), DataplaneError> {
     let device = fs::symlink_metadata(dir)
-        .map_err(DataplaneError::pin(dir, "looking"))?
+        .map_err(DataplaneError::pin(dir, "reading its attributes"))?
         .dev();
     for entry in fs::read_dir(dir)
         .map_err(DataplaneError::pin(dir, "listing"))?
         .flatten()
     {
         let path = entry.path();
-        let meta = fs::symlink_metadata(&path).map_err(DataplaneError::pin(&path, "looking"))?;
+        let meta = fs::symlink_metadata(&path).map_err(DataplaneError::pin(&path, "reading its attributes"))?;
         if meta.is_dir() && meta.dev() == device {
             remove_tree(&path)?;
         } else {

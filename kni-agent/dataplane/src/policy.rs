@@ -1,4 +1,4 @@
-//! Writes the policy tables: rows of policy sets, port sets and identities, and what rules were hit.
+//! Writes the policy tables: rows of policy sets, port sets and identities. Reads the hits of rules.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,14 +13,13 @@ use kni_model::{PolicyStep, PolicyTables};
 
 use super::{
     DataplaneError,
-    batch::{PerCpuTable, Table},
-    lock,
-    maps::Maps,
+    endpoints::EndpointMaps,
+    lock, membarrier,
     pin::Pins,
-    syscall,
+    table::{PerCpuTable, Table},
 };
 
-/// The maps of policy. They have a lock of their own: thousands of rows must not make an attachment wait.
+/// The maps of policy. They have a lock of their own: thousands of rows must not delay an attachment.
 pub(super) struct PolicyMaps {
     policy: Table<PolicyKey, PolicyValue>,
     ports: Table<PortKey, PortValue>,
@@ -38,42 +37,45 @@ impl PolicyMaps {
         })
     }
 
-    pub(super) fn tables(&self, maps: &Mutex<Maps>) -> Result<PolicyTables, DataplaneError> {
+    pub(super) fn tables(&self, endpoints: &Mutex<EndpointMaps>) -> Result<PolicyTables, DataplaneError> {
         let identities = self.identities.rows()?.into_iter();
         Ok(PolicyTables {
             policy: self.policy.rows()?.into_iter().collect(),
             ports: self.ports.rows()?.into_iter().collect(),
             identities: identities.map(|(key, value)| (key, value.identity)).collect(),
-            endpoints: lock(maps).enforcements()?,
+            endpoints: lock(endpoints).enforcements()?,
         })
     }
 
-    /// Carries out the steps in order and stops at the first one that fails: what it leaves is a state between two
-    /// steps, or one with some rows of the failed step.
+    /// Carries out the steps in order and stops at the first one that fails: the state then is one between two steps, or
+    /// has some rows of the failed step.
     ///
-    /// Rows go some milliseconds after what pointed to them: a program that had read the old row of an endpoint, and
-    /// whose CPU did something else since, would find no rule and drop a packet that both the old and the new policies
-    /// allow.
-    pub(super) fn apply(&mut self, maps: &Mutex<Maps>, steps: &[PolicyStep]) -> Result<(), DataplaneError> {
+    /// Rows are removed some milliseconds after their references: a program that has read the old row of an endpoint and
+    /// was then interrupted would find no rule, and would drop a packet that both the old and the new policies allow.
+    pub(super) fn apply(
+        &mut self,
+        endpoints: &Mutex<EndpointMaps>,
+        steps: &[PolicyStep],
+    ) -> Result<(), DataplaneError> {
         let mut moved = false;
         for step in steps {
             if moved && is_removal(step) {
-                syscall::wait_for_programs();
+                membarrier::wait_for_programs();
                 moved = false;
             }
             moved |= matches!(step, PolicyStep::PutIdentities(_) | PolicyStep::Enforce(_));
             match step {
-                PolicyStep::PutPorts(rows) => self.ports.write(rows),
-                PolicyStep::PutPolicy(rows) => self.policy.write(rows),
+                PolicyStep::PutPorts(rows) => self.ports.put_all(rows),
+                PolicyStep::PutPolicy(rows) => self.policy.put_all(rows),
                 PolicyStep::PutIdentities(rows) => {
                     let value = |identity: &u32| IdentityValue { identity: *identity };
                     let rows: Vec<_> = rows.iter().map(|(key, identity)| (*key, value(identity))).collect();
-                    self.identities.write(&rows)
+                    self.identities.put_all(&rows)
                 }
-                PolicyStep::Enforce(changes) => lock(maps).enforce(changes),
-                PolicyStep::RemoveIdentities(keys) => self.identities.remove(keys),
-                PolicyStep::RemovePolicy(keys) => self.policy.remove(keys),
-                PolicyStep::RemovePorts(keys) => self.ports.remove(keys),
+                PolicyStep::Enforce(changes) => lock(endpoints).enforce(changes),
+                PolicyStep::RemoveIdentities(keys) => self.identities.remove_all(keys),
+                PolicyStep::RemovePolicy(keys) => self.policy.remove_all(keys),
+                PolicyStep::RemovePorts(keys) => self.ports.remove_all(keys),
             }?;
         }
         Ok(())
@@ -84,11 +86,11 @@ impl PolicyMaps {
         Ok(rows.map(|(key, values)| (key, values.iter().sum())).collect())
     }
 
-    pub(super) fn forget_hits(&mut self, sets: &[u32]) -> Result<(), DataplaneError> {
+    pub(super) fn remove_hits(&mut self, sets: &[u32]) -> Result<(), DataplaneError> {
         let gone: BTreeSet<u32> = sets.iter().copied().collect();
         let keys = self.hits.rows()?.into_iter().map(|(key, _)| key);
         self.hits
-            .remove(&keys.filter(|key| gone.contains(&key.set)).collect::<Vec<_>>())
+            .remove_all(&keys.filter(|key| gone.contains(&key.set)).collect::<Vec<_>>())
     }
 }
 

@@ -1,4 +1,4 @@
-//! What becomes of a network's packets to addresses of no endpoint: the rows of `ROUTES`.
+//! Writes the rows of `ROUTES`: the action for a network's packets to addresses of no endpoint.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,37 +16,37 @@ use kni_common::{
 };
 use kni_model::NetworkId;
 
-use super::{DataplaneError, batch::Table};
+use super::{DataplaneError, table::Table};
 
-/// Where the packets of a network go that are for no local endpoint.
+/// The routes of a network for packets to no local endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkRoutes {
-    /// Ranges of the network itself: what has no endpoint there is dropped.
+    /// Ranges of the network itself: packets to addresses without endpoint are dropped.
     pub subnets: Vec<IpNet>,
-    /// Ranges of virtual addresses: what is no service's there is dropped. The node's stack has what is a service's that
-    /// another proxy serves.
+    /// Ranges of virtual addresses: packets to addresses without service are dropped. The node's stack gets those of
+    /// services that another proxy serves.
     pub service_subnets: Vec<IpNet>,
-    /// Everything else.
+    /// All other destinations.
     pub egress: RouteEgress,
 }
 
-/// What becomes of packets that leave a network's own ranges.
+/// The action for packets that leave a network's own ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteEgress {
     /// They are dropped.
     None,
-    /// The node's stack has them.
+    /// The node's stack gets them.
     Stack,
-    /// They leave the node with an address of the node's as their source, unless they are for the node itself.
+    /// They leave the node with an address of the node as their source, unless they are for the node itself.
     Masquerade {
-        /// The node's stack has those that are for the node, or for a subnet beside its uplink. Otherwise the former are
-        /// dropped, and the latter leave by the uplink as all others do.
+        /// The node's stack gets those for the node, or for a subnet beside its uplink. Otherwise the former are dropped,
+        /// and the latter leave by the uplink as all others do.
         host_access: bool,
     },
 }
 
 impl RouteEgress {
-    /// What becomes of packets that no other row is about.
+    /// The action of the default route.
     const fn action(self) -> Option<u32> {
         match self {
             Self::None => None,
@@ -56,32 +56,33 @@ impl RouteEgress {
     }
 }
 
-/// What the node itself is and knows.
+/// The node's own addresses and subnets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeRoutes {
-    /// Its addresses.
+    /// Addresses of the node.
     pub own: BTreeSet<IpAddr>,
     /// Subnets that it is connected to by other interfaces than the uplink.
     pub connected: BTreeSet<IpNet>,
 }
 
-/// Virtual addresses of services that another proxy serves, on the node.
-pub(super) type LeftAddresses = BTreeMap<NetworkId, BTreeSet<IpAddr>>;
+/// Virtual addresses of services that another proxy on the node serves.
+pub(super) type ForeignAddresses = BTreeMap<NetworkId, BTreeSet<IpAddr>>;
 
 /// The rows of `ROUTES`.
 #[derive(Debug)]
 pub(super) struct RouteTable {
     table: Table<RouteKey, RouteValue>,
-    /// What was asked for, by this agent.
+    /// The routes that this agent has set.
     networks: BTreeMap<NetworkId, NetworkRoutes>,
     node: NodeRoutes,
-    /// At first as an earlier agent left it, and not only those: what is no virtual address has no effect.
-    left: LeftAddresses,
-    /// Whether `left` was asked for, and is in every network's rows.
-    left_is_written: bool,
-    /// What becomes of packets that leave a network's own ranges, by the network's number. At first as an earlier agent
-    /// left it, so that a restart changes nothing at the endpoints.
-    elsewhere: BTreeMap<u32, u32>,
+    /// At first all single addresses of the stack that an earlier agent wrote: those that are no virtual addresses have
+    /// no effect.
+    foreign: ForeignAddresses,
+    /// Whether every network's rows have `foreign` as this agent has set it.
+    foreign_is_written: bool,
+    /// Actions of the default routes by network number. At first those of an earlier agent, so that a restart changes
+    /// nothing at the endpoints.
+    defaults: BTreeMap<u32, u32>,
 }
 
 impl RouteTable {
@@ -92,14 +93,14 @@ impl RouteTable {
 
     fn adopt(table: Table<RouteKey, RouteValue>) -> Result<Self, DataplaneError> {
         let rows = table.rows()?;
-        let elsewhere = rows
+        let defaults = rows
             .iter()
             .filter(|(key, _)| key.prefix_length == 32)
             .map(|(key, value)| (u32::from_be_bytes(key.data.network), value.action));
         Ok(Self {
-            elsewhere: elsewhere.collect(),
-            left: single_addresses_of_stack(&rows),
-            left_is_written: false,
+            defaults: defaults.collect(),
+            foreign: single_addresses_of_stack(&rows),
+            foreign_is_written: false,
             table,
             networks: BTreeMap::new(),
             node: NodeRoutes::default(),
@@ -108,16 +109,16 @@ impl RouteTable {
 
     /// Whether packets of the network leave the node with the pods' own addresses.
     pub(super) fn is_routed(&self, network: NetworkId) -> bool {
-        self.elsewhere.get(&network.get()) == Some(&ACTION_STACK)
+        self.defaults.get(&network.get()) == Some(&ACTION_STACK)
     }
 
-    /// Says whether the network's way out of the node has changed.
+    /// Sets a network's routes; returns whether its egress has changed.
     pub(super) fn set(&mut self, network: NetworkId, routes: &NetworkRoutes) -> Result<bool, DataplaneError> {
         self.write(network, routes)?;
         self.networks.insert(network, routes.clone());
         let before = match routes.egress.action() {
-            Some(action) => self.elsewhere.insert(network.get(), action),
-            None => self.elsewhere.remove(&network.get()),
+            Some(action) => self.defaults.insert(network.get(), action),
+            None => self.defaults.remove(&network.get()),
         };
         Ok(before.is_some() && before != routes.egress.action())
     }
@@ -133,18 +134,17 @@ impl RouteTable {
         Ok(())
     }
 
-    /// Replaces the addresses of services that another proxy serves. What failed in part is written again by the next
-    /// call, whatever it says.
-    pub(super) fn set_left(&mut self, left: &LeftAddresses) -> Result<(), DataplaneError> {
-        if self.left_is_written && self.left == *left {
+    /// Replaces the addresses of services that another proxy serves. After a failure the next call writes all rows again.
+    pub(super) fn set_foreign(&mut self, foreign: &ForeignAddresses) -> Result<(), DataplaneError> {
+        if self.foreign_is_written && self.foreign == *foreign {
             return Ok(());
         }
-        self.left_is_written = false;
-        self.left.clone_from(left);
+        self.foreign_is_written = false;
+        self.foreign.clone_from(foreign);
         for (network, routes) in &self.networks {
             self.write(*network, routes)?;
         }
-        self.left_is_written = true;
+        self.foreign_is_written = true;
         Ok(())
     }
 
@@ -152,26 +152,26 @@ impl RouteTable {
         let is_kept = |network: u32| networks.iter().any(|id| id.get() == network);
         self.remove(|key| !is_kept(u32::from_be_bytes(key.data.network)))?;
         self.networks.retain(|id, _| networks.contains(id));
-        self.elsewhere.retain(|network, _| is_kept(*network));
+        self.defaults.retain(|network, _| is_kept(*network));
         Ok(())
     }
 
     fn write(&self, network: NetworkId, routes: &NetworkRoutes) -> Result<(), DataplaneError> {
-        let wanted = rows(network, routes, &self.node, self.left.get(&network));
-        let list: Vec<_> = wanted.iter().map(|(key, value)| (*key, *value)).collect();
-        self.table.write(&list)?;
-        self.remove(|key| key.data.network == network.get().to_be_bytes() && !wanted.contains_key(key))
+        let desired = rows(network, routes, &self.node, self.foreign.get(&network));
+        let list: Vec<_> = desired.iter().map(|(key, value)| (*key, *value)).collect();
+        self.table.put_all(&list)?;
+        self.remove(|key| key.data.network == network.get().to_be_bytes() && !desired.contains_key(key))
     }
 
     fn remove(&self, unwanted: impl Fn(&RouteKey) -> bool) -> Result<(), DataplaneError> {
         let keys = self.table.rows()?.into_iter().map(|(key, _)| key);
-        self.table.remove(&keys.filter(unwanted).collect::<Vec<_>>())
+        self.table.remove_all(&keys.filter(unwanted).collect::<Vec<_>>())
     }
 }
 
-/// Addresses that the stack has. Among the virtual ones these are services' that another proxy serves.
-fn single_addresses_of_stack(rows: &[(RouteKey, RouteValue)]) -> LeftAddresses {
-    let mut found = LeftAddresses::new();
+/// Single addresses whose packets the stack gets. The virtual ones among them are services of another proxy.
+fn single_addresses_of_stack(rows: &[(RouteKey, RouteValue)]) -> ForeignAddresses {
+    let mut found = ForeignAddresses::new();
     let rows = rows.iter();
     for (key, _) in rows.filter(|(key, value)| key.prefix_length == FULL_PREFIX && value.action == ACTION_STACK) {
         if let Ok(network) = NetworkId::try_from(u32::from_be_bytes(key.data.network)) {
@@ -185,7 +185,7 @@ fn rows(
     network: NetworkId,
     routes: &NetworkRoutes,
     node: &NodeRoutes,
-    left: Option<&BTreeSet<IpAddr>>,
+    foreign: Option<&BTreeSet<IpAddr>>,
 ) -> BTreeMap<RouteKey, RouteValue> {
     let route = |net: IpNet, action: u32| {
         let offset = if matches!(net, IpNet::V4(_)) { 96 } else { 0 };
@@ -199,14 +199,14 @@ fn rows(
         (key, RouteValue { action })
     };
     let defaults = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())];
-    let elsewhere = routes.egress.action();
+    let default_action = routes.egress.action();
     let mut rows = BTreeMap::new();
     rows.extend(
-        elsewhere
+        default_action
             .iter()
             .flat_map(|action| defaults.map(|net| route(net, *action))),
     );
-    // Without host access the stack is no way either, and the packet is dropped.
+    // Without host access the stack does not take the packet either, and it is dropped.
     rows.extend(beside_uplink(routes, node).map(|net| route(net, ACTION_STACK)));
     rows.extend(routes.subnets.iter().map(|net| route(*net, ACTION_UNREACHABLE)));
     rows.extend(
@@ -215,14 +215,15 @@ fn rows(
             .iter()
             .map(|net| route(*net, ACTION_SERVICE_RANGE)),
     );
-    // Elsewhere the way out of the network decides.
+    // Outside of the virtual ranges the network's egress decides.
     let is_virtual = |address: &&IpAddr| routes.service_subnets.iter().any(|range| range.contains(*address));
-    let left = left.into_iter().flatten().filter(is_virtual);
-    rows.extend(left.map(|address| route(IpNet::from(*address), ACTION_STACK)));
+    let foreign = foreign.into_iter().flatten().filter(is_virtual);
+    rows.extend(foreign.map(|address| route(IpNet::from(*address), ACTION_STACK)));
     rows
 }
 
-/// What does not leave by the uplink although the network masquerades. Within the network's own ranges these decide.
+/// Destinations that do not leave by the uplink although the network masquerades. The network's own ranges take
+/// precedence.
 fn beside_uplink<'a>(routes: &'a NetworkRoutes, node: &'a NodeRoutes) -> impl Iterator<Item = IpNet> {
     let (own, connected) = match routes.egress {
         RouteEgress::None | RouteEgress::Stack => (false, false),
@@ -241,7 +242,7 @@ fn beside_uplink<'a>(routes: &'a NetworkRoutes, node: &'a NodeRoutes) -> impl It
 
 #[cfg(test)]
 mod tests {
-    use super::{super::batch::fixture, *};
+    use super::{super::table::fixture, *};
 
     /// A map without a pin.
     fn map() -> Table<RouteKey, RouteValue> {
@@ -252,13 +253,13 @@ mod tests {
         NetworkId::try_from(number).unwrap()
     }
 
-    fn left(addresses: &[(u32, &str)]) -> LeftAddresses {
-        let mut left = LeftAddresses::new();
+    fn foreign(addresses: &[(u32, &str)]) -> ForeignAddresses {
+        let mut found = ForeignAddresses::new();
         for (number, address) in addresses {
-            let of_network = left.entry(network(*number)).or_default();
+            let of_network = found.entry(network(*number)).or_default();
             of_network.insert(address.parse().unwrap());
         }
-        left
+        found
     }
 
     fn with_services() -> NetworkRoutes {
@@ -269,21 +270,21 @@ mod tests {
         }
     }
 
-    /// Full matches that the stack has.
-    fn to_stack(table: &RouteTable) -> LeftAddresses {
+    /// Single addresses of the stack.
+    fn to_stack(table: &RouteTable) -> ForeignAddresses {
         single_addresses_of_stack(&table.table.rows().unwrap())
     }
 
     #[test]
-    fn the_stack_has_virtual_addresses_that_another_proxy_serves() {
+    fn the_stack_gets_virtual_addresses_that_another_proxy_serves() {
         let mut table = RouteTable::adopt(map()).unwrap();
         table.set(network(7), &with_services()).unwrap();
         let plain = table.table.rows().unwrap();
-        let within = left(&[(7, "10.96.0.9"), (7, "fd00:96::9")]);
-        let mut wanted = left(&[(7, "10.98.0.9"), (7, "10.112.0.9"), (7, "10.0.0.9"), (8, "10.96.0.9")]);
+        let within = foreign(&[(7, "10.96.0.9"), (7, "fd00:96::9")]);
+        let mut wanted = foreign(&[(7, "10.98.0.9"), (7, "10.112.0.9"), (7, "10.0.0.9"), (8, "10.96.0.9")]);
         wanted.entry(network(7)).or_default().extend(&within[&network(7)]);
-        table.set_left(&wanted).unwrap();
-        let mut expected = left(&[(7, "10.98.0.9")]);
+        table.set_foreign(&wanted).unwrap();
+        let mut expected = foreign(&[(7, "10.98.0.9")]);
         expected.entry(network(7)).or_default().extend(&within[&network(7)]);
         assert_eq!(to_stack(&table), expected, "only virtual ones, only of known networks");
         assert_eq!(
@@ -293,39 +294,39 @@ mod tests {
         );
 
         table.set(network(8), &with_services()).unwrap();
-        expected.extend(left(&[(8, "10.96.0.9")]));
+        expected.extend(foreign(&[(8, "10.96.0.9")]));
         assert_eq!(to_stack(&table), expected, "a network that comes later has its own");
 
-        table.set_left(&within).unwrap();
+        table.set_foreign(&within).unwrap();
         assert_eq!(to_stack(&table), within);
-        table.set_left(&LeftAddresses::new()).unwrap();
+        table.set_foreign(&ForeignAddresses::new()).unwrap();
         table.retain(&[network(7)]).unwrap();
         assert_eq!(table.table.rows().unwrap(), plain);
     }
 
     #[test]
-    fn a_restart_leaves_them_to_the_other_proxy_until_it_is_told() {
+    fn a_restart_leaves_them_to_the_other_proxy_until_they_are_set() {
         let mut before = RouteTable::adopt(map()).unwrap();
         before.set(network(7), &with_services()).unwrap();
-        let wanted = left(&[(7, "10.96.0.9"), (7, "fd00:96::9")]);
-        before.set_left(&wanted).unwrap();
+        let wanted = foreign(&[(7, "10.96.0.9"), (7, "fd00:96::9")]);
+        before.set_foreign(&wanted).unwrap();
 
         let mut after = RouteTable::adopt(before.table).unwrap();
         after.set(network(7), &with_services()).unwrap();
         assert_eq!(to_stack(&after), wanted);
-        after.set_left(&LeftAddresses::new()).unwrap();
+        after.set_foreign(&ForeignAddresses::new()).unwrap();
         assert!(to_stack(&after).is_empty());
     }
 
     #[test]
-    fn what_did_not_fit_is_written_again() {
+    fn rows_that_did_not_fit_are_written_again() {
         let mut table = RouteTable::adopt(map()).unwrap();
         table.set(network(7), &with_services()).unwrap();
         let many: Vec<String> = (0..64).map(|host| format!("10.96.1.{host}")).collect();
         let many: Vec<(u32, &str)> = many.iter().map(|address| (7, address.as_str())).collect();
-        table.set_left(&left(&many)).unwrap_err();
-        table.set_left(&left(&many)).unwrap_err();
-        table.set_left(&LeftAddresses::new()).unwrap();
+        table.set_foreign(&foreign(&many)).unwrap_err();
+        table.set_foreign(&foreign(&many)).unwrap_err();
+        table.set_foreign(&ForeignAddresses::new()).unwrap();
         assert!(to_stack(&table).is_empty());
     }
 
@@ -362,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_the_node_does_not_leave_by_the_uplink() {
+    fn packets_for_the_node_do_not_leave_by_the_uplink() {
         let node = NodeRoutes {
             own: ["192.0.2.2", "10.0.0.7", "2001:db8::2"]
                 .map(|ip| ip.parse().unwrap())

@@ -1,4 +1,4 @@
-//! Writes the service tables, and forgets what led to backends that are gone.
+//! Writes the service tables, and removes flows and affinities to deleted backends.
 
 use std::{collections::HashSet, sync::Mutex};
 
@@ -8,7 +8,7 @@ use kni_common::{
 };
 use kni_model::{GoneBackend, ServiceStep, ServiceTables};
 
-use super::{DataplaneError, batch::Table, flows::FlowTables, lock, maps::Maps, pin::Pins};
+use super::{DataplaneError, endpoints::EndpointMaps, flows::FlowTables, lock, pin::Pins, table::Table};
 
 /// The maps of services, with a lock of their own as the policy tables have.
 pub(super) struct ServiceMaps {
@@ -26,8 +26,8 @@ impl ServiceMaps {
         })
     }
 
-    pub(super) fn tables(&self, maps: &Mutex<Maps>) -> Result<ServiceTables, DataplaneError> {
-        let mut addresses = lock(maps).addresses_of_services()?;
+    pub(super) fn tables(&self, endpoints: &Mutex<EndpointMaps>) -> Result<ServiceTables, DataplaneError> {
+        let mut addresses = lock(endpoints).addresses_of_services()?;
         addresses.sort_unstable();
         Ok(ServiceTables {
             services: self.services.rows()?.into_iter().collect(),
@@ -39,30 +39,30 @@ impl ServiceMaps {
     /// As [`super::policy::PolicyMaps::apply`].
     pub(super) fn apply(
         &mut self,
-        maps: &Mutex<Maps>,
+        endpoints: &Mutex<EndpointMaps>,
         flows: &FlowTables,
         steps: &[ServiceStep],
     ) -> Result<(), DataplaneError> {
-        let maps = || lock(maps);
+        let addresses = || lock(endpoints);
         for step in steps {
             match step {
-                ServiceStep::PutBackends(rows) => self.backends.write(rows),
-                ServiceStep::PutServices(rows) => self.services.write(rows),
-                ServiceStep::PutAddresses(keys) => maps().put_service_addresses(keys),
-                ServiceStep::RemoveAddresses(keys) => maps().remove_service_addresses(keys),
-                ServiceStep::RemoveServices(keys) => self.services.remove(keys),
-                ServiceStep::Forget(gone) => self.forget(flows, gone),
-                ServiceStep::RemoveBackends(keys) => self.backends.remove(keys),
+                ServiceStep::PutBackends(rows) => self.backends.put_all(rows),
+                ServiceStep::PutServices(rows) => self.services.put_all(rows),
+                ServiceStep::PutAddresses(keys) => addresses().put_service_addresses(keys),
+                ServiceStep::RemoveAddresses(keys) => addresses().remove_service_addresses(keys),
+                ServiceStep::RemoveServices(keys) => self.services.remove_all(keys),
+                ServiceStep::Forget(gone) => self.remove_uses(flows, gone),
+                ServiceStep::RemoveBackends(keys) => self.backends.remove_all(keys),
             }?;
         }
         Ok(())
     }
 
-    fn forget(&self, flows: &FlowTables, gone: &[GoneBackend]) -> Result<(), DataplaneError> {
+    fn remove_uses(&self, flows: &FlowTables, gone: &[GoneBackend]) -> Result<(), DataplaneError> {
         if gone.is_empty() {
             return Ok(());
         }
-        flows.forget(gone)?;
+        flows.remove_to_backends(gone)?;
         let gone = gone
             .iter()
             .map(|gone| (gone.id, gone.backend.address, gone.backend.port));
@@ -76,18 +76,18 @@ impl ServiceMaps {
             stale.extend(rows.filter(chosen).map(|(key, _)| *key));
             Ok(())
         })?;
-        self.affinity.remove(&stale)
+        self.affinity.remove_all(&stale)
     }
 }
 
-impl Maps {
+impl EndpointMaps {
     fn addresses_of_services(&self) -> Result<Vec<AddressKey>, DataplaneError> {
         let rows = self.addresses.rows()?.into_iter();
         let services = rows.filter(|(_, value)| value.endpoint == ADDRESS_OF_SERVICE);
         Ok(services.map(|(key, _)| key).collect())
     }
 
-    /// A pod keeps its address whatever a Service says: who wrote the Service does not own the pod.
+    /// A pod keeps its address: the author of a Service does not own the pod.
     fn put_service_addresses(&mut self, keys: &[AddressKey]) -> Result<(), DataplaneError> {
         let value = AddressValue {
             endpoint: ADDRESS_OF_SERVICE,
@@ -99,11 +99,11 @@ impl Maps {
                 None | Some(ADDRESS_OF_SERVICE) => rows.push((*key, value)),
                 Some(endpoint) => {
                     let address = kni_common::address::to_ip(key.address);
-                    tracing::warn!(network = key.network, %address, endpoint, "a service has the address of a pod: the pod keeps it");
+                    tracing::warn!(network = key.network, %address, endpoint, "the address of a service belongs to a pod, which keeps it");
                 }
             }
         }
-        self.addresses.write(&rows)
+        self.addresses.put_all(&rows)
     }
 
     fn remove_service_addresses(&mut self, keys: &[AddressKey]) -> Result<(), DataplaneError> {
@@ -117,6 +117,6 @@ impl Maps {
                 ours.push(*key);
             }
         }
-        self.addresses.remove(&ours)
+        self.addresses.remove_all(&ours)
     }
 }

@@ -1,4 +1,4 @@
-//! What the programs are told about the node: the row of `CONFIG`.
+//! Builds the row of `CONFIG`, the programs' settings of the node.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::clock::Ticks;
 pub struct NodeConfig {
     /// Flow events per second that one endpoint may send on each CPU; 0 for none. Rounded up to whole events per window.
     pub flow_events_per_second: u32,
-    /// Flows that one endpoint may open and keep; 0 for no limit.
+    /// Flows that one endpoint may have; 0 for no limit.
     pub flows_per_endpoint: u32,
     /// How long flows live without a packet.
     pub lifetimes: FlowLifetimes,
@@ -20,25 +20,25 @@ pub struct NodeConfig {
 /// How long flows live without a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowLifetimes {
-    /// TCP: until the first answer.
+    /// TCP: until the first reply.
     pub tcp_new: Duration,
     /// TCP: from then on.
     pub tcp_established: Duration,
-    /// TCP: behind RST, or FIN of both sides.
+    /// TCP: after RST, or FIN of both sides.
     pub tcp_closing: Duration,
-    /// UDP, ICMP and all else: until the first answer.
+    /// UDP, ICMP and other protocols: until the first reply.
     pub other_new: Duration,
     /// UDP: from then on.
     pub udp_established: Duration,
-    /// SCTP: from the first answer on.
+    /// SCTP: from the first reply on.
     pub sctp_established: Duration,
-    /// ICMP and all else: from then on.
+    /// ICMP and other protocols: from then on.
     pub other_established: Duration,
 }
 
 impl Default for FlowLifetimes {
-    /// What RFC 5382 (TCP), RFC 4787 (UDP), RFC 5508 (ICMP) ask of translators at least, and what netfilter does where
-    /// they do not say.
+    /// The minima of RFC 5382 (TCP), RFC 4787 (UDP) and RFC 5508 (ICMP) for translators, and netfilter's values where the
+    /// RFCs have none.
     fn default() -> Self {
         let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
         Self {
@@ -54,7 +54,7 @@ impl Default for FlowLifetimes {
 }
 
 impl NodeConfig {
-    /// The row, in ticks of this kernel. `uplink` is what the row says of it already.
+    /// The row, in ticks of this kernel. `uplink` is that of the current row.
     pub(super) fn row(&self, ticks: Ticks, uplink: u32) -> Config {
         let FlowLifetimes {
             tcp_new,
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(row.uplink, 7);
         // 64 ticks of 4 ms: 256 events in each window make 1000 per second.
         assert_eq!(row.flow_events, 256);
-        // A small rate is not rounded to none, and none stays none.
+        // A small rate is not rounded to zero, and zero stays zero.
         let rate = |flow_events_per_second| NodeConfig {
             flow_events_per_second,
             ..NodeConfig::default()

@@ -1,4 +1,4 @@
-//! How large each map is.
+//! Sizes each map by the options.
 
 use kni_common::{
     counter::COUNTERS_PER_ENDPOINT,

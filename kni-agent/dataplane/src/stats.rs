@@ -1,4 +1,4 @@
-//! How often the programs ran and for how long, as the kernel counts it.
+//! Reads the kernel's run counts and run times of the programs.
 
 use std::os::fd::OwnedFd;
 
@@ -9,14 +9,14 @@ use aya::{
 
 use super::DataplaneError;
 
-/// What the kernel counted of one program since it was loaded, while somebody had asked it to count.
+/// The kernel's counts of one program since it was loaded, for the time that counting was on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramStats {
     /// Name of the program.
     pub name: String,
     /// Times it ran.
     pub runs: u64,
-    /// How long all runs together took, in nanoseconds.
+    /// Time of all runs together, in nanoseconds.
     pub run_time_ns: u64,
 }
 
@@ -35,7 +35,7 @@ pub(super) fn of_programs(ebpf: &Ebpf) -> Result<Vec<ProgramStats>, DataplaneErr
     for (name, program) in ebpf.programs() {
         let info = program
             .info()
-            .map_err(|error| DataplaneError::Kernel(format!("asking for program {name}: {error}")))?;
+            .map_err(|error| DataplaneError::Kernel(format!("reading program {name}: {error}")))?;
         stats.push(ProgramStats {
             name: name.to_owned(),
             runs: info.run_count(),

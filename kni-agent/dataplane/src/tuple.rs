@@ -1,4 +1,4 @@
-//! A flow's addresses and ports in one form for both address families.
+//! Represents the addresses and ports of a flow in one form for both address families.
 
 use kni_common::flow::{FLOW_FROM, FLOW_TO, FlowKey4, FlowKey6, FlowValue, KIND_UPLINK, Ports};
 
@@ -27,7 +27,7 @@ impl Tuple {
     }
 }
 
-/// The tuple of a flow's packets behind their translation; `None` where they are not translated.
+/// The tuple of a flow's packets after translation; `None` where they are not translated.
 pub(super) fn translated(tuple: &Tuple, value: &FlowValue) -> Option<Tuple> {
     let (to, from) = (value.flags & FLOW_TO != 0, value.flags & FLOW_FROM != 0);
     if to && from && value.kind == KIND_UPLINK {

@@ -1,5 +1,4 @@
-//! The way out of the node: the programs of the uplink, and the rows that say with which address pods leave, which node
-//! ports are theirs, and who stays outside.
+//! Drives the uplink: its programs, and the rows of masquerading, host ports and refused sources.
 
 use std::{
     collections::BTreeMap,
@@ -16,14 +15,15 @@ use kni_model::{EndpointId, view::ProgramView};
 
 use super::{
     Dataplane, DataplaneError, Hook, XdpChoice, XdpMode,
-    batch::Table,
-    hook::{self, Seat, Target},
-    link_info, lock,
+    bpf::link,
+    hook::{self, AttachPoint, Target},
+    lock,
     pin::Pins,
+    table::{Row, Table},
     xdp,
 };
 
-/// With which address and ports an endpoint's packets leave the node.
+/// Source addresses and ports of an endpoint's packets that leave the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EgressSource {
     /// IPv4 address; without one no IPv4 packet leaves.
@@ -47,7 +47,7 @@ impl EgressSource {
     }
 }
 
-/// Where a port of the node leads.
+/// Target of a port of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostPort {
     /// The endpoint.
@@ -60,7 +60,7 @@ pub struct HostPort {
 pub(super) struct UplinkMaps {
     masquerade: Table<u32, Masquerade>,
     host_ports: Table<HostPortKey, HostPortValue>,
-    /// What `host_ports` holds, so that nobody who goes waits for a walk.
+    /// Copy of `host_ports`, so that a detach does not wait for a walk.
     mapped: BTreeMap<HostPortKey, HostPortValue>,
     sources: Table<SourceKey, SourceValue>,
 }
@@ -77,21 +77,21 @@ impl UplinkMaps {
         })
     }
 
-    /// What an endpoint's next owner must not find.
-    pub(super) fn forget(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+    /// Removes an endpoint's rows, which its next owner must not find.
+    pub(super) fn remove(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
         self.set_masquerade(endpoint, Masquerade::default())?;
-        let its = self.mapped.iter().filter(|(_, value)| value.endpoint == endpoint.0);
-        let its: Vec<HostPortKey> = its.map(|(key, _)| *key).collect();
-        if its.is_empty() {
+        let ports = self.mapped.iter().filter(|(_, value)| value.endpoint == endpoint.0);
+        let ports: Vec<HostPortKey> = ports.map(|(key, _)| *key).collect();
+        if ports.is_empty() {
             return Ok(());
         }
-        self.host_ports.remove(&its)?;
+        self.host_ports.remove_all(&ports)?;
         self.mapped.retain(|_, value| value.endpoint != endpoint.0);
         Ok(())
     }
 
     fn set_host_ports(&mut self, rows: BTreeMap<HostPortKey, HostPortValue>) -> Result<(), DataplaneError> {
-        // Of what fails half way both the old and the new may be there.
+        // After a failure both old and new rows may exist.
         self.mapped.extend(rows.iter().map(|(key, value)| (*key, *value)));
         replace(&self.host_ports, &rows)?;
         self.mapped = rows;
@@ -106,17 +106,17 @@ impl UplinkMaps {
     }
 }
 
-/// Makes a table what is wanted: writes what differs, then removes what is too much.
-fn replace<K, V>(table: &Table<K, V>, wanted: &BTreeMap<K, V>) -> Result<(), DataplaneError>
+/// Replaces a table's content: writes rows that differ, then removes surplus ones.
+fn replace<K, V>(table: &Table<K, V>, desired: &BTreeMap<K, V>) -> Result<(), DataplaneError>
 where
-    K: super::batch::Row + Ord,
-    V: super::batch::Row + PartialEq,
+    K: Row + Ord,
+    V: Row + PartialEq,
 {
     let found: BTreeMap<K, V> = table.rows()?.into_iter().collect();
-    let changed = wanted.iter().filter(|(key, value)| found.get(key) != Some(value));
-    table.write(&changed.map(|(key, value)| (*key, *value)).collect::<Vec<_>>())?;
-    let gone = found.keys().filter(|key| !wanted.contains_key(key));
-    table.remove(&gone.copied().collect::<Vec<_>>())
+    let changed = desired.iter().filter(|(key, value)| found.get(key) != Some(value));
+    table.put_all(&changed.map(|(key, value)| (*key, *value)).collect::<Vec<_>>())?;
+    let gone = found.keys().filter(|key| !desired.contains_key(key));
+    table.remove_all(&gone.copied().collect::<Vec<_>>())
 }
 
 fn source_key(range: &IpNet) -> SourceKey {
@@ -130,36 +130,36 @@ fn source_key(range: &IpNet) -> SourceKey {
 }
 
 impl Dataplane {
-    /// Brings the TC programs to the uplink, and the XDP program as asked. Links of an earlier agent are taken over in
-    /// place; those of another interface go when the new ones work. Idempotent. Blocking: about 16 ms for each new link.
+    /// Attaches the TC programs to the uplink. Links of an earlier agent are taken over in place; those of another
+    /// interface are removed when the new ones work. Idempotent. Blocking: about 16 ms for each new link.
     pub fn attach_uplink(&self, ifname: &str, ifindex: u32) -> Result<(), DataplaneError> {
         let mut programs = lock(&self.programs);
-        for seat in Seat::of_uplink(&self.pins, ifname) {
+        for point in AttachPoint::of_uplink(&self.pins, ifname) {
             let target = Target {
-                program: seat.direction.as_str(),
+                program: point.direction.as_str(),
                 ifname,
             };
             let here = match self.hook {
-                Hook::Tcx => link_info::ifindex(&seat.path)
-                    .map_err(target.failed("asking for the pinned link's interface"))?
+                Hook::Tcx => link::ifindex(&point.path)
+                    .map_err(target.failed("reading the interface of the pinned link"))?
                     .is_some_and(|found| found == ifindex),
                 Hook::Clsact => true,
             };
             if here {
-                hook::adopt(&mut programs, self.hook, &seat)?;
+                hook::adopt(&mut programs, self.hook, &point)?;
             } else {
-                hook::attach(&mut programs, self.hook, &seat)?;
+                hook::attach(&mut programs, self.hook, &point)?;
             }
         }
         Ok(())
     }
 
-    /// Takes the TC programs from the uplink. `ifname` is the interface that they are at, if that is known; it may be
+    /// Detaches the TC programs from the uplink. `ifname` is the interface that has them, if that is known; it may be
     /// gone.
     pub fn detach_uplink(&self, ifname: Option<&str>) -> Result<(), DataplaneError> {
-        for seat in Seat::of_uplink(&self.pins, ifname.unwrap_or_default()) {
-            link_info::detach(&seat.path);
-            Pins::remove_link(&seat.path)?;
+        for point in AttachPoint::of_uplink(&self.pins, ifname.unwrap_or_default()) {
+            link::detach(&point.path);
+            Pins::remove_link(&point.path)?;
         }
         if let Some(ifname) = ifname {
             hook::remove_filters(ifname);
@@ -167,33 +167,33 @@ impl Dataplane {
         Ok(())
     }
 
-    /// Brings the XDP program to the uplink as asked, or takes it away. Idempotent. Blocking.
+    /// Attaches the XDP program to the uplink in the selected mode, or detaches it. Idempotent. Blocking.
     pub fn set_uplink_xdp(&self, ifname: &str, ifindex: u32, choice: XdpChoice) -> Result<(), DataplaneError> {
         xdp::set(&mut lock(&self.programs), &self.pins, ifname, ifindex, choice)
     }
 
-    /// The programs at the uplink, where XDP runs there, and what is wrong with the TC programs.
+    /// The programs at the uplink, the mode of XDP there, and problems of the TC programs.
     pub fn uplink_programs(&self, ifname: &str, ifindex: u32) -> (Vec<ProgramView>, Option<XdpMode>, Vec<String>) {
-        let seats = Seat::of_uplink(&self.pins, ifname);
-        let (mut views, problems) = hook::inspect(&self.program_ids, self.hook, &seats);
+        let points = AttachPoint::of_uplink(&self.pins, ifname);
+        let (mut views, problems) = hook::inspect(&self.program_ids, self.hook, &points);
         let xdp = xdp::inspect(&self.program_ids, &self.pins, ifindex);
         let mode = xdp.as_ref().map(|(_, mode)| *mode);
         views.extend(xdp.map(|(view, _)| view));
         (views, mode, problems)
     }
 
-    /// Says with which address an endpoint leaves the node; `None`: not at all. What leaves already goes on as it is.
+    /// Sets the egress source of an endpoint; `None`: nothing leaves the node. Existing flows keep theirs.
     pub fn set_masquerade(&self, endpoint: EndpointId, source: Option<&EgressSource>) -> Result<(), DataplaneError> {
         let row = source.map(EgressSource::row).unwrap_or_default();
         lock(&self.uplink).set_masquerade(endpoint, row)
     }
 
-    /// Says which ports of the node lead to pods, all of them. Those of endpoints that are not published are left out.
-    pub fn set_host_ports(&self, wanted: &BTreeMap<HostPortKey, HostPort>) -> Result<(), DataplaneError> {
+    /// Replaces the host ports of all pods. Those of endpoints that are not published are left out.
+    pub fn set_host_ports(&self, desired: &BTreeMap<HostPortKey, HostPort>) -> Result<(), DataplaneError> {
         let mut tables = lock(&self.uplink);
         let mut rows = BTreeMap::new();
-        for (key, target) in wanted {
-            if let Some(incarnation) = lock(&self.maps).incarnation(target.endpoint)? {
+        for (key, target) in desired {
+            if let Some(incarnation) = lock(&self.endpoints).incarnation(target.endpoint)? {
                 let value = HostPortValue {
                     endpoint: target.endpoint.0,
                     incarnation,
@@ -206,9 +206,9 @@ impl Dataplane {
         tables.set_host_ports(rows)
     }
 
-    /// Says which sources stay outside, all of them, and why.
-    pub fn set_sources(&self, wanted: &BTreeMap<IpNet, Verdict>) -> Result<(), DataplaneError> {
-        let rows = wanted
+    /// Replaces the sources whose packets are refused at the uplink, with the reason.
+    pub fn set_sources(&self, desired: &BTreeMap<IpNet, Verdict>) -> Result<(), DataplaneError> {
+        let rows = desired
             .iter()
             .map(|(range, verdict)| {
                 let value = SourceValue {
@@ -220,26 +220,26 @@ impl Dataplane {
         replace(&lock(&self.uplink).sources, &rows)
     }
 
-    /// Index of the interface through which masqueraded packets leave, as the programs know it.
+    /// Index of the interface through which masqueraded packets leave, from the programs' configuration.
     pub fn uplink(&self) -> Result<Option<u32>, DataplaneError> {
-        let row = lock(&self.maps).config.get(&0)?.unwrap_or_default();
+        let row = lock(&self.endpoints).config.get(&0)?.unwrap_or_default();
         Ok(Some(row.uplink).filter(|index| *index != 0))
     }
 
-    /// Tells the programs through which interface masqueraded packets leave.
+    /// Sets the interface through which masqueraded packets leave.
     pub fn set_uplink(&self, ifindex: Option<u32>) -> Result<(), DataplaneError> {
-        let maps = lock(&self.maps);
-        let mut row = maps.config.get(&0)?.unwrap_or_default();
+        let endpoints = lock(&self.endpoints);
+        let mut row = endpoints.config.get(&0)?.unwrap_or_default();
         let uplink = ifindex.unwrap_or(0);
         if row.uplink == uplink {
             return Ok(());
         }
         row.uplink = uplink;
-        maps.config.put(&0, &row)
+        endpoints.config.put(&0, &row)
     }
 }
 
-/// Takes away clsact filters of ours at an interface, with the agent stopped. Links go with their pins.
+/// Removes our clsact filters from an interface while the agent is stopped. Links are removed with their pins.
 pub fn remove_uplink_filters(ifname: &str) {
     hook::remove_filters(ifname);
 }
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_stand_as_the_programs_read_them() {
+    fn keys_have_the_layout_that_the_programs_read() {
         let key = host_port_key("192.0.2.1".parse().unwrap(), 6, 8080);
         assert_eq!(key.address[10..], [0xff, 0xff, 192, 0, 2, 1]);
         assert_eq!((key.port, key.protocol), ([0x1f, 0x90], 6));

@@ -1,5 +1,5 @@
-//! Attaches the XDP programs: the uplink's in the driver where that can, else in front of the stack; a pod's in the driver
-//! only.
+//! Attaches the XDP programs: the uplink's in the driver where it supports XDP, else in front of the stack; a pod's in the
+//! driver only.
 
 use std::path::{Path, PathBuf};
 
@@ -15,10 +15,11 @@ use kni_model::{EndpointId, view::ProgramView};
 
 use super::{
     DataplaneError,
+    bpf::link,
     hook::{self, Target},
-    link_info,
-    object::{self, ProgramIds, XDP_POD, XDP_UPLINK},
+    object::{self, ProgramIds},
     pin::Pins,
+    program::{XDP_POD, XDP_UPLINK},
 };
 
 /// Whether the uplink runs an XDP program, and where.
@@ -27,7 +28,7 @@ pub enum XdpChoice {
     /// None.
     #[default]
     Off,
-    /// In the driver where it can, else in front of the stack.
+    /// In the driver where it supports XDP, else in front of the stack.
     Auto,
     /// In the driver, or an error.
     Native,
@@ -44,10 +45,22 @@ pub enum XdpMode {
     Generic,
 }
 
+/// A program that should be at an interface is not.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("program {program} is not attached at {hook} of {ifname}")]
+pub struct NotAttached {
+    /// Name of the program.
+    pub program: &'static str,
+    /// The hook.
+    pub hook: &'static str,
+    /// The interface.
+    pub ifname: String,
+}
+
 const MODES: [XdpMode; 2] = [XdpMode::Native, XdpMode::Generic];
 
 impl XdpMode {
-    /// The word that operators see.
+    /// Its name in options and status.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Native => "native",
@@ -64,7 +77,7 @@ impl XdpMode {
 }
 
 impl XdpChoice {
-    /// Modes that are as good as asked for, the best one first.
+    /// Acceptable modes, the best one first.
     const fn modes(self) -> &'static [XdpMode] {
         match self {
             Self::Off => &[],
@@ -75,13 +88,13 @@ impl XdpChoice {
     }
 }
 
-/// The kernel does not tell a link's mode, so the pin's name does.
+/// The kernel does not report a link's mode, so the name of the pin records it.
 fn path(pins: &Pins, mode: XdpMode) -> PathBuf {
     pins.uplink_link(&format!("{XDP_UPLINK}-{}", mode.as_str()))
 }
 
-/// Brings the interface to run this agent's program, or none. A link of an earlier agent is taken over in place where
-/// its mode is one that is asked for.
+/// Makes the interface run this agent's program, or none. A link of an earlier agent is taken over in place where its mode
+/// is acceptable.
 pub(super) fn set(
     ebpf: &mut Ebpf,
     pins: &Pins,
@@ -93,24 +106,24 @@ pub(super) fn set(
         program: XDP_UPLINK,
         ifname,
     };
-    let wanted = choice.modes();
+    let modes = choice.modes();
     let mut kept = false;
     for mode in MODES {
         let path = path(pins, mode);
-        let here = link_info::ifindex(&path).map_err(target.failed("asking for the pinned link's interface"))?;
-        if here == Some(ifindex) && wanted.contains(&mode) && !kept {
+        let here = link::ifindex(&path).map_err(target.failed("reading the interface of the pinned link"))?;
+        if here == Some(ifindex) && modes.contains(&mode) && !kept {
             take_over(object::xdp(ebpf, XDP_UPLINK)?, &target, &path)?;
             kept = true;
         } else {
-            // An interface has one program of one mode.
-            link_info::detach(&path);
+            // An interface takes one program in one mode.
+            link::detach(&path);
             Pins::remove_link(&path)?;
         }
     }
     if kept {
         Ok(())
     } else {
-        attach(ebpf, pins, &target, ifindex, wanted)
+        attach(ebpf, pins, &target, ifindex, modes)
     }
 }
 
@@ -147,7 +160,7 @@ fn take_over(program: &mut Xdp, target: &Target<'_>, path: &Path) -> Result<(), 
     let id = program
         .attach_to_link(link)
         .map_err(target.failed("updating the link"))?;
-    // The pin keeps the link; our descriptor of it closes here.
+    // The pin keeps the link; our descriptor closes here.
     drop(program.take_link(id).map_err(target.failed("taking the link"))?);
     Ok(())
 }
@@ -172,7 +185,7 @@ pub(super) fn inspect(ids: &ProgramIds, pins: &Pins, ifindex: u32) -> Option<(Pr
     let id = *ids.get(XDP_UPLINK)?;
     let mode = MODES
         .into_iter()
-        .find(|mode| link_info::ifindex(&path(pins, *mode)).ok().flatten() == Some(ifindex))?;
+        .find(|mode| link::ifindex(&path(pins, *mode)).ok().flatten() == Some(ifindex))?;
     let link_id = hook::link_id(&path(pins, mode))?;
     let view = ProgramView {
         name: XDP_UPLINK.to_owned(),
@@ -183,7 +196,7 @@ pub(super) fn inspect(ids: &ProgramIds, pins: &Pins, ifindex: u32) -> Option<(Pr
     Some((view, mode))
 }
 
-/// Brings the program to a pod's host interface, in the driver. A link of an earlier agent is taken over in place.
+/// Attaches the program to a pod's host interface, in the driver. A link of an earlier agent is taken over in place.
 pub(super) fn set_pod(
     ebpf: &mut Ebpf,
     pins: &Pins,
@@ -196,7 +209,7 @@ pub(super) fn set_pod(
         ifname,
     };
     let path = pins.xdp_link(endpoint);
-    let here = link_info::ifindex(&path).map_err(target.failed("asking for the pinned link's interface"))?;
+    let here = link::ifindex(&path).map_err(target.failed("reading the interface of the pinned link"))?;
     let program = object::xdp(ebpf, XDP_POD)?;
     if here == Some(ifindex) {
         take_over(program, &target, &path)
@@ -205,20 +218,24 @@ pub(super) fn set_pod(
     }
 }
 
-/// The program at a pod's host interface, or what is wrong.
+/// The program at a pod's host interface.
 pub(super) fn inspect_pod(
     ids: &ProgramIds,
     pins: &Pins,
     ifname: &str,
     ifindex: u32,
     endpoint: EndpointId,
-) -> Result<ProgramView, String> {
+) -> Result<ProgramView, NotAttached> {
     let path = pins.xdp_link(endpoint);
-    let attached = link_info::ifindex(&path).ok().flatten() == Some(ifindex);
+    let attached = link::ifindex(&path).ok().flatten() == Some(ifindex);
     let found = hook::link_id(&path)
         .filter(|_link| attached)
         .zip(ids.get(XDP_POD).copied());
-    let (link_id, id) = found.ok_or_else(|| format!("program {XDP_POD} is not attached at xdp/native of {ifname}"))?;
+    let (link_id, id) = found.ok_or_else(|| NotAttached {
+        program: XDP_POD,
+        hook: "xdp/native",
+        ifname: ifname.to_owned(),
+    })?;
     Ok(ProgramView {
         name: XDP_POD.to_owned(),
         id,

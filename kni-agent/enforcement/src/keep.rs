@@ -81,7 +81,7 @@ impl PolicySync {
         if gone.is_empty() {
             return Ok(());
         }
-        self.dataplane.forget_hits(&gone)
+        self.dataplane.remove_hits(&gone)
     }
 }
 

@@ -241,7 +241,7 @@ impl PolicySync {
         }
         // A service's rows are stronger than a route: one that comes to us has them by now. One that leaves us has neither
         // for a moment, and the sender repeats.
-        let applied = applied.and_then(|()| self.dataplane.set_left_services(side.engine.left_addresses()));
+        let applied = applied.and_then(|()| self.dataplane.set_foreign_services(side.engine.left_addresses()));
         lock(&self.standing).services_ended(applied.as_ref().err());
         applied.map(|()| rows).map_err(SyncError::Services)
     }

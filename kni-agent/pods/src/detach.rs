@@ -93,7 +93,7 @@ impl Inner {
             .collect();
         let change = removals
             .iter()
-            .fold(Change::new().forget_sandbox(&sandbox.id), Change::removal);
+            .fold(Change::new().remove_sandbox(&sandbox.id), Change::removal);
         self.commit(change)?;
         for attachment in &sandbox.attachments {
             if attachment.kind.is_leased() {

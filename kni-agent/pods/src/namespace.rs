@@ -189,7 +189,7 @@ impl Inner {
             return Err(super::error::kernel_of_node("removing the network namespace", &error));
         }
         let mut state = self.state();
-        let mut change = Change::new().forget_namespace(&record.path);
+        let mut change = Change::new().remove_namespace(&record.path);
         let removal = record.warm.as_ref().map(|warm| Removal {
             endpoint: warm.endpoint,
             host_ifname: warm.host_ifname.clone(),
@@ -234,7 +234,7 @@ impl Inner {
 
     fn forget_namespace(&self, path: &Path) -> Result<(), AttachError> {
         let mut state = self.state();
-        self.commit(Change::new().forget_namespace(path))?;
+        self.commit(Change::new().remove_namespace(path))?;
         state.namespaces.remove(path);
         Ok(())
     }

@@ -245,7 +245,7 @@ impl Inner {
                 .map_err(|error| kernel_of_node("removing an unknown interface", &error))?;
         }
         self.sweep_dataplane(&known)
-            .and_then(|()| self.dataplane.forget_other_layouts())
+            .and_then(|()| self.dataplane.remove_other_layouts())
             .map_err(|error| kernel_of_node("sweeping the dataplane", &error))?;
         self.sweep_routes().await
     }
@@ -271,7 +271,7 @@ impl Inner {
                 self.dataplane.unpin(endpoint)?;
             }
         }
-        self.dataplane.forget_stale_addresses()
+        self.dataplane.remove_stale_addresses()
     }
 
     async fn sweep_routes(&self) -> Result<(), AttachError> {

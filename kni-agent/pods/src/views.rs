@@ -149,7 +149,7 @@ impl Inner {
                 .xdp_program(host_ifname.as_str(), *host_ifindex, *endpoint)
             {
                 Ok(program) => programs.push(program),
-                Err(problem) => problems.push(problem),
+                Err(problem) => problems.push(problem.to_string()),
             }
         }
         problems.extend(self.dataplane.verify(&EndpointConfig::from(&attachment)));

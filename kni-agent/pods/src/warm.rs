@@ -230,7 +230,7 @@ impl Inner {
     /// Their endpoint numbers are free now.
     fn forget_removals(&self, gone: &[&Removal]) -> Result<(), AttachError> {
         let mut state = self.state();
-        self.commit(gone.iter().copied().fold(Change::new(), Change::forget_removal))?;
+        self.commit(gone.iter().copied().fold(Change::new(), Change::remove_removal))?;
         for removal in gone {
             state.removals.remove(&removal.endpoint);
             state.slots.free(removal.endpoint);

@@ -1,10 +1,12 @@
-//! Remembers, across restarts of the agent but not of the node, what was promised and what must be cleaned up.
+//! Keeps the agent's records across restarts of the agent, but not of the node.
 //! Layer: driver.
 //!
 //! One redb file on tmpfs. Each row is JSON with a version, so that a newer agent can read an older one's rows.
 //! A commit is complete when the call returns: killing the agent at any instant loses nothing (I5).
 
+mod error;
 mod record;
+mod table;
 
 use std::{
     fs,
@@ -14,95 +16,38 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use error::StoreError;
 use kni_model::{Network, Sandbox, SandboxId};
 pub use record::{NamespaceRecord, NamespaceUse, Removal, UplinkRecord, WarmInterface};
-use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition, WriteTransaction};
-use serde::{Serialize, de::DeserializeOwned};
+use redb::{Database, ReadableDatabase as _};
 
-const SANDBOXES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("sandboxes");
-const NAMESPACES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("namespaces");
-const REMOVALS: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("removals");
-const NETWORKS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("networks");
-const UPLINK: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("uplink");
+use self::table::{Edit, NAMESPACES, NETWORKS, REMOVALS, SANDBOXES, UPLINK};
+
 /// The only key of [`UPLINK`].
-const THE_UPLINK: &str = "uplink";
+const UPLINK_KEY: &str = "uplink";
 
-/// Version of the rows.
-const RECORD_VERSION: u32 = 1;
-
-/// How long a starting agent waits for its predecessor to let go of the file (rolling update).
+/// How long a starting agent waits for its predecessor to close the file (rolling update).
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 
-/// Why the store failed.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// Another agent has the file.
-    #[error("{}: another kni-agent uses it", .0.display())]
-    InUse(PathBuf),
-    /// The folder or file cannot be made.
-    #[error("{}: {source}", path.display())]
-    Path {
-        /// The path.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The database refused.
-    #[error("state database: {0}")]
-    Database(#[from] Box<redb::Error>),
-    /// A row cannot be read.
-    #[error("state row {table}/{key}: {reason}")]
-    Record {
-        /// Table.
-        table: &'static str,
-        /// Key.
-        key: String,
-        /// Why.
-        reason: String,
-    },
-}
-
-fn database<E: Into<redb::Error>>(error: E) -> StoreError {
-    StoreError::Database(Box::new(error.into()))
-}
-
-#[derive(Serialize, serde::Deserialize)]
-struct Versioned<T> {
-    version: u32,
-    record: T,
-}
-
-/// Everything the store holds, as read at start.
+/// All records, as read at start.
 #[derive(Debug, Default)]
 pub struct Contents {
     /// Sandboxes by id.
     pub sandboxes: Vec<Sandbox>,
-    /// Namespaces that the agent made.
+    /// Namespaces that the agent created.
     pub namespaces: Vec<NamespaceRecord>,
-    /// Interfaces that still have to go.
+    /// Interfaces that remain to be removed.
     pub removals: Vec<Removal>,
-    /// Networks as they were last in force, also those that no longer exist: their numbers are never given again.
+    /// Networks as last applied, including deleted ones: their numbers are never assigned again.
     pub networks: Vec<Network>,
-    /// What the agent has put at the uplink.
+    /// The agent's configuration of the uplink.
     pub uplink: UplinkRecord,
 }
 
-/// A set of changes that happens whole or not at all.
-#[derive(Debug, Default, Clone)]
+/// A set of changes that is applied whole or not at all.
+#[derive(Default)]
 pub struct Change {
-    puts: Vec<Put>,
-}
-
-#[derive(Debug, Clone)]
-enum Put {
-    Sandbox(Box<Sandbox>),
-    ForgetSandbox(SandboxId),
-    Namespace(NamespaceRecord),
-    ForgetNamespace(PathBuf),
-    Removal(Removal),
-    ForgetRemoval(u32),
-    Network(Box<Network>),
-    Uplink(UplinkRecord),
+    edits: Vec<Edit>,
 }
 
 impl Change {
@@ -110,54 +55,63 @@ impl Change {
     pub fn new() -> Self {
         Self::default()
     }
+
+    fn edit(mut self, edit: Edit) -> Self {
+        self.edits.push(edit);
+        self
+    }
+
     /// Writes a sandbox.
     #[must_use]
-    pub fn sandbox(mut self, sandbox: &Sandbox) -> Self {
-        self.puts.push(Put::Sandbox(Box::new(sandbox.clone())));
-        self
+    pub fn sandbox(self, sandbox: &Sandbox) -> Self {
+        self.edit(SANDBOXES.put(sandbox.id.to_string(), sandbox))
     }
-    /// Forgets a sandbox.
+
+    /// Removes a sandbox.
     #[must_use]
-    pub fn forget_sandbox(mut self, id: &SandboxId) -> Self {
-        self.puts.push(Put::ForgetSandbox(id.clone()));
-        self
+    pub fn remove_sandbox(self, id: &SandboxId) -> Self {
+        self.edit(SANDBOXES.remove(id.to_string()))
     }
+
     /// Writes a namespace.
     #[must_use]
-    pub fn namespace(mut self, record: &NamespaceRecord) -> Self {
-        self.puts.push(Put::Namespace(record.clone()));
-        self
+    pub fn namespace(self, record: &NamespaceRecord) -> Self {
+        self.edit(NAMESPACES.put(path_key(&record.path), record))
     }
-    /// Forgets a namespace.
+
+    /// Removes a namespace.
     #[must_use]
-    pub fn forget_namespace(mut self, path: &Path) -> Self {
-        self.puts.push(Put::ForgetNamespace(path.to_owned()));
-        self
+    pub fn remove_namespace(self, path: &Path) -> Self {
+        self.edit(NAMESPACES.remove(path_key(path)))
     }
-    /// Writes an interface that has to go.
+
+    /// Writes an interface that is to be removed.
     #[must_use]
-    pub fn removal(mut self, removal: &Removal) -> Self {
-        self.puts.push(Put::Removal(removal.clone()));
-        self
+    pub fn removal(self, removal: &Removal) -> Self {
+        self.edit(REMOVALS.put(removal.endpoint.0, removal))
     }
-    /// Forgets an interface that is gone.
+
+    /// Removes the record of an interface that is gone.
     #[must_use]
-    pub fn forget_removal(mut self, removal: &Removal) -> Self {
-        self.puts.push(Put::ForgetRemoval(removal.endpoint.0));
-        self
+    pub fn remove_removal(self, removal: &Removal) -> Self {
+        self.edit(REMOVALS.remove(removal.endpoint.0))
     }
+
     /// Writes a network.
     #[must_use]
-    pub fn network(mut self, network: &Network) -> Self {
-        self.puts.push(Put::Network(Box::new(network.clone())));
-        self
+    pub fn network(self, network: &Network) -> Self {
+        self.edit(NETWORKS.put(network.spec.name.to_string(), network))
     }
-    /// Writes what the agent has put at the uplink.
+
+    /// Writes the agent's configuration of the uplink.
     #[must_use]
-    pub fn uplink(mut self, record: &UplinkRecord) -> Self {
-        self.puts.push(Put::Uplink(record.clone()));
-        self
+    pub fn uplink(self, record: &UplinkRecord) -> Self {
+        self.edit(UPLINK.put(UPLINK_KEY.to_owned(), record))
     }
+}
+
+fn path_key(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
 }
 
 /// The state file. Clones share it.
@@ -167,7 +121,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens or makes the file `state.redb` in `dir` (0700). Waits up to 10 s for another agent to end.
+    /// Opens or creates the file `state.redb` in `dir` (0700). Waits up to 10 s for another agent to end.
     pub fn open(dir: &Path) -> Result<Self, StoreError> {
         let at = |path: &Path| {
             let path = path.to_owned();
@@ -186,7 +140,7 @@ impl Store {
                     std::thread::sleep(Duration::from_millis(100));
                 }
                 Err(redb::DatabaseError::DatabaseAlreadyOpen) => return Err(StoreError::InUse(path)),
-                other => break other.map_err(database)?,
+                other => break other?,
             }
         };
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(at(&path))?;
@@ -195,143 +149,41 @@ impl Store {
         })
     }
 
-    /// Reads everything.
+    /// Reads all records.
     pub fn load(&self) -> Result<Contents, StoreError> {
-        // Opening a table in a write transaction makes it, so that an empty file reads as empty.
-        let transaction = self.database.begin_write().map_err(database)?;
-        for table in [SANDBOXES, NAMESPACES, NETWORKS, UPLINK] {
-            transaction.open_table(table).map_err(database)?;
-        }
-        transaction.open_table(REMOVALS).map_err(database)?;
-        transaction.commit().map_err(database)?;
+        // A write transaction creates missing tables, so that an empty file reads as empty.
+        let transaction = self.database.begin_write()?;
+        SANDBOXES.create(&transaction)?;
+        NAMESPACES.create(&transaction)?;
+        REMOVALS.create(&transaction)?;
+        NETWORKS.create(&transaction)?;
+        UPLINK.create(&transaction)?;
+        transaction.commit()?;
 
-        let read = self.database.begin_read().map_err(database)?;
-        let mut contents = Contents::default();
-        for row in read.open_table(SANDBOXES).map_err(database)?.iter().map_err(database)? {
-            let (key, value) = row.map_err(database)?;
-            contents
-                .sandboxes
-                .push(decode("sandboxes", key.value(), value.value())?);
-        }
-        for row in read
-            .open_table(NAMESPACES)
-            .map_err(database)?
-            .iter()
-            .map_err(database)?
-        {
-            let (key, value) = row.map_err(database)?;
-            contents
-                .namespaces
-                .push(decode("namespaces", key.value(), value.value())?);
-        }
-        for row in read.open_table(REMOVALS).map_err(database)?.iter().map_err(database)? {
-            let (key, value) = row.map_err(database)?;
-            contents
-                .removals
-                .push(decode("removals", &key.value().to_string(), value.value())?);
-        }
-        for row in read.open_table(NETWORKS).map_err(database)?.iter().map_err(database)? {
-            let (key, value) = row.map_err(database)?;
-            contents.networks.push(decode("networks", key.value(), value.value())?);
-        }
-        if let Some(value) = read
-            .open_table(UPLINK)
-            .map_err(database)?
-            .get(THE_UPLINK)
-            .map_err(database)?
-        {
-            contents.uplink = decode("uplink", THE_UPLINK, value.value())?;
-        }
-        Ok(contents)
+        let read = self.database.begin_read()?;
+        Ok(Contents {
+            sandboxes: SANDBOXES.rows(&read)?,
+            namespaces: NAMESPACES.rows(&read)?,
+            removals: REMOVALS.rows(&read)?,
+            networks: NETWORKS.rows(&read)?,
+            uplink: UPLINK.rows(&read)?.pop().unwrap_or_default(),
+        })
     }
 
-    /// Carries a change out; it is durable when this returns.
+    /// Applies a change; it is durable when this returns.
     pub fn commit(&self, change: Change) -> Result<(), StoreError> {
-        let transaction = self.database.begin_write().map_err(database)?;
-        for put in change.puts {
-            apply(&transaction, put)?;
+        let transaction = self.database.begin_write()?;
+        for edit in change.edits {
+            edit.apply(&transaction)?;
         }
-        transaction.commit().map_err(database)
-    }
-}
-
-fn apply(transaction: &WriteTransaction, put: Put) -> Result<(), StoreError> {
-    match put {
-        Put::Sandbox(sandbox) => {
-            let bytes = encode("sandboxes", sandbox.id.as_str(), &*sandbox)?;
-            let mut table = transaction.open_table(SANDBOXES).map_err(database)?;
-            table.insert(sandbox.id.as_str(), bytes.as_slice()).map_err(database)?;
-        }
-        Put::ForgetSandbox(id) => {
-            let mut table = transaction.open_table(SANDBOXES).map_err(database)?;
-            table.remove(id.as_str()).map_err(database)?;
-        }
-        Put::Namespace(record) => {
-            let key = record.path.to_string_lossy().into_owned();
-            let bytes = encode("namespaces", &key, &record)?;
-            let mut table = transaction.open_table(NAMESPACES).map_err(database)?;
-            table.insert(key.as_str(), bytes.as_slice()).map_err(database)?;
-        }
-        Put::ForgetNamespace(path) => {
-            let mut table = transaction.open_table(NAMESPACES).map_err(database)?;
-            table.remove(path.to_string_lossy().as_ref()).map_err(database)?;
-        }
-        Put::Removal(removal) => {
-            let bytes = encode("removals", &removal.endpoint.to_string(), &removal)?;
-            let mut table = transaction.open_table(REMOVALS).map_err(database)?;
-            table.insert(removal.endpoint.0, bytes.as_slice()).map_err(database)?;
-        }
-        Put::ForgetRemoval(endpoint) => {
-            let mut table = transaction.open_table(REMOVALS).map_err(database)?;
-            table.remove(endpoint).map_err(database)?;
-        }
-        Put::Network(network) => {
-            let name = network.spec.name.as_str();
-            let bytes = encode("networks", name, &*network)?;
-            let mut table = transaction.open_table(NETWORKS).map_err(database)?;
-            table.insert(name, bytes.as_slice()).map_err(database)?;
-        }
-        Put::Uplink(record) => {
-            let bytes = encode("uplink", THE_UPLINK, &record)?;
-            let mut table = transaction.open_table(UPLINK).map_err(database)?;
-            table.insert(THE_UPLINK, bytes.as_slice()).map_err(database)?;
-        }
-    }
-    Ok(())
-}
-
-fn encode<T: Serialize>(table: &'static str, key: &str, record: &T) -> Result<Vec<u8>, StoreError> {
-    serde_json::to_vec(&Versioned {
-        version: RECORD_VERSION,
-        record,
-    })
-    .map_err(|error| StoreError::Record {
-        table,
-        key: key.to_owned(),
-        reason: error.to_string(),
-    })
-}
-
-fn decode<T: DeserializeOwned>(table: &'static str, key: &str, bytes: &[u8]) -> Result<T, StoreError> {
-    let refuse = |reason: String| StoreError::Record {
-        table,
-        key: key.to_owned(),
-        reason,
-    };
-    let versioned: Versioned<T> = serde_json::from_slice(bytes).map_err(|error| refuse(error.to_string()))?;
-    if versioned.version == RECORD_VERSION {
-        Ok(versioned.record)
-    } else {
-        Err(refuse(format!(
-            "version {}, this agent reads {RECORD_VERSION}",
-            versioned.version
-        )))
+        Ok(transaction.commit()?)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use kni_model::{EndpointId, NetnsIdentity, NetworkSpec, Phase, PodRef};
+    use serde_json::json;
 
     use super::*;
 
@@ -386,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_committed_is_there_after_reopening() {
+    fn committed_records_are_there_after_reopening() {
         let dir = tempfile::tempdir().unwrap();
         let blue = network("blue", 9);
         let uplink = UplinkRecord {
@@ -409,12 +261,12 @@ mod tests {
             store
                 .commit(
                     Change::new()
-                        .forget_sandbox(&"one".parse().unwrap())
+                        .remove_sandbox(&"one".parse().unwrap())
                         .removal(&removal(4)),
                 )
                 .unwrap();
             store
-                .commit(Change::new().forget_removal(&removal(3)).network(&blue).uplink(&uplink))
+                .commit(Change::new().remove_removal(&removal(3)).network(&blue).uplink(&uplink))
                 .unwrap();
         }
         let contents = Store::open(dir.path()).unwrap().load().unwrap();
@@ -425,15 +277,11 @@ mod tests {
     }
 
     #[test]
-    fn sandboxes_of_an_agent_that_knew_no_policy_have_no_container_ports() {
+    fn sandboxes_of_an_agent_without_policy_have_no_container_ports() {
         let mut row = serde_json::to_value(sandbox("old")).unwrap();
         assert!(row.as_object_mut().unwrap().remove("container_ports").is_some());
-        let bytes = serde_json::to_vec(&Versioned {
-            version: 1,
-            record: row,
-        })
-        .unwrap();
-        assert_eq!(decode::<Sandbox>("sandboxes", "old", &bytes).unwrap(), sandbox("old"));
+        let bytes = serde_json::to_vec(&json!({ "version": 1, "record": row })).unwrap();
+        assert_eq!(SANDBOXES.decode(&"old".to_owned(), &bytes).unwrap(), sandbox("old"));
     }
 
     #[test]
@@ -448,12 +296,8 @@ mod tests {
 
     #[test]
     fn rows_of_another_version_are_refused_by_name() {
-        let bytes = serde_json::to_vec(&Versioned {
-            version: 99,
-            record: removal(1),
-        })
-        .unwrap();
-        let error = decode::<Removal>("removals", "1", &bytes).unwrap_err().to_string();
+        let row = json!({ "version": 99, "record": removal(1) }).to_string();
+        let error = REMOVALS.decode(&1, row.as_bytes()).unwrap_err().to_string();
         assert!(error.contains("removals/1") && error.contains("99"), "{error}");
     }
 }

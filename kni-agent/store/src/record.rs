@@ -1,11 +1,11 @@
-//! Records that only the store and the attach service know of.
+//! Defines the records that only the store and the pods service use.
 
 use std::{collections::BTreeSet, net::IpAddr, path::PathBuf};
 
 use kni_model::{EndpointId, IfName, MacAddr, NetnsIdentity, PodRef, SandboxId};
 use serde::{Deserialize, Serialize};
 
-/// An interface made ahead of any attachment.
+/// An interface that was created before any attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WarmInterface {
     /// Its endpoint number.
@@ -24,10 +24,10 @@ pub struct WarmInterface {
     pub host_mac: MacAddr,
 }
 
-/// Who a namespace is for.
+/// The use of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NamespaceUse {
-    /// Being made; a restarted agent removes it.
+    /// Being created; a restarted agent removes it.
     Making,
     /// Waiting for a pod.
     Warm,
@@ -45,33 +45,33 @@ pub enum NamespaceUse {
     },
 }
 
-/// A network namespace that the agent made and must remove.
+/// A network namespace that the agent created and must remove.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamespaceRecord {
-    /// Where it is mounted.
+    /// Its mount point.
     pub path: PathBuf,
-    /// Which it is; `None` while it is being made.
+    /// Its identity; `None` while it is being created.
     pub identity: Option<NetnsIdentity>,
-    /// Who it is for.
+    /// Its use.
     pub used_by: NamespaceUse,
-    /// An interface made ahead and not attached yet.
+    /// A prewarmed interface that is not attached yet.
     pub warm: Option<WarmInterface>,
 }
 
-/// A host interface that has to go; its endpoint number is free only then.
+/// A host interface that is to be removed; its endpoint number is free only then.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removal {
     /// Its endpoint number.
     pub endpoint: EndpointId,
     /// Name of the host end.
     pub host_ifname: IfName,
-    /// Index of the host end; nothing happens to an interface of another name.
+    /// Index of the host end; an interface of another name is left alone.
     pub host_ifindex: u32,
-    /// The namespace of the pod end: nothing new of that name can be made there before it is gone.
+    /// The namespace of the pod end, where no interface of that name can be created before this one is gone.
     pub netns: Option<NetnsIdentity>,
 }
 
-/// What the agent has put at the uplink, which is not its own.
+/// The agent's configuration of the uplink, an interface that it does not own.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UplinkRecord {
     /// Name of the interface; empty for none.

@@ -33,7 +33,8 @@ pub(crate) fn attached(dataplane: &Dataplane, pods: &Pods) -> Result<()> {
             problems.extend(
                 dataplane
                     .xdp_program(&host_ifname(pod.id), index, EndpointId(pod.id))
-                    .err(),
+                    .err()
+                    .map(|problem| problem.to_string()),
             );
         }
         ensure!(problems.is_empty(), "{}: {}", pod.name, problems.join(", "));

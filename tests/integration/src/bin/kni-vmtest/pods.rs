@@ -175,7 +175,7 @@ impl Pods {
         if network == XDP {
             attach_xdp(dataplane, &netns, id).await?;
         }
-        host.settle(indexes.host).await?;
+        host.wait_for_carrier(indexes.host).await?;
         if network == 3 {
             for to in addresses(address) {
                 host.add_pod_neighbour(indexes.host, to, MacAddr(mac(id))).await?;

@@ -1,8 +1,9 @@
-//! Typed maps that are read, written and cleared many rows at a time.
+//! Typed maps: reads, writes and removes many rows per system call.
 
-use std::{io, marker::PhantomData, mem::size_of, os::fd::AsFd as _, path::Path, time::Duration};
+use std::{io, marker::PhantomData, mem::size_of, path::Path, slice, time::Duration};
 
 use aya::{
+    Pod,
     maps::{MapData, MapError},
     sys::SyscallError,
 };
@@ -10,26 +11,26 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{
     DataplaneError,
-    syscall::{Cursor, RawTable, is_unsupported},
+    bpf::batch::{BatchCursor, BatchMap, is_unsupported},
 };
 
-/// Rows that one system call reads: its cost is small beside theirs, and the buffers stay below half a megabyte.
+/// Rows per system call: its cost is small beside theirs, and the buffers stay below half a megabyte.
 const ROWS_PER_CALL: usize = 4096;
 
-/// How often, and after which pause, a row is tried again for which the kernel had no memory at hand: it refills its
-/// caches in the background.
+/// Retries, and the pause between them, of a row for which the kernel had no memory at hand: it refills its caches in the
+/// background.
 const MEMORY_RETRIES: u32 = 50;
 const MEMORY_PAUSE: Duration = Duration::from_millis(1);
 
-/// What can be a key or a value: plain bytes, any of them valid, none of them padding.
-pub(super) trait Row: FromBytes + IntoBytes + Immutable + Copy + Default {}
-impl<T: FromBytes + IntoBytes + Immutable + Copy + Default> Row for T {}
+/// A type of keys or values: plain bytes, any of them valid, none of them padding.
+pub(super) trait Row: FromBytes + IntoBytes + Immutable + Pod + Default {}
+impl<T: FromBytes + IntoBytes + Immutable + Pod + Default> Row for T {}
 
 /// A map with one value per key.
 #[derive(Debug)]
 pub(super) struct Table<K, V> {
     name: &'static str,
-    raw: RawTable,
+    map: BatchMap<MapData>,
     types: PhantomData<fn(K) -> V>,
 }
 
@@ -37,7 +38,7 @@ pub(super) struct Table<K, V> {
 #[derive(Debug)]
 pub(super) struct PerCpuTable<K, V>(Table<K, V>);
 
-/// Bytes of a value as system calls exchange it, beside another one.
+/// Bytes of one CPU's value among those of all CPUs.
 const fn stride<V>() -> usize {
     size_of::<V>().next_multiple_of(8)
 }
@@ -49,66 +50,65 @@ fn failed(map: &'static str, operation: &'static str, capacity: u32) -> impl FnO
     }
 }
 
-/// Opens a pinned map as bytes.
-pub(super) fn open_pin(name: &'static str, path: &Path) -> Result<RawTable, DataplaneError> {
+fn open_pin(name: &'static str, path: &Path) -> Result<BatchMap<MapData>, DataplaneError> {
     let map = MapData::from_pin(path).map_err(DataplaneError::map(name, "opening the pin"))?;
-    let info = map.info().map_err(DataplaneError::map(name, "asking for its layout"))?;
-    let fd = map
-        .fd()
-        .as_fd()
-        .try_clone_to_owned()
-        .map_err(failed(name, "opening", 0))?;
-    RawTable::new(fd, &info).map_err(failed(name, "opening", 0))
+    BatchMap::new(map).map_err(DataplaneError::map(name, "reading its layout"))
 }
 
-/// Counts the rows of a map without looking at them.
-pub(super) fn count(name: &'static str, raw: &RawTable) -> Result<u32, DataplaneError> {
+/// Counts the rows of a pinned map of any types.
+pub(super) fn count(name: &'static str, path: &Path) -> Result<u32, DataplaneError> {
+    count_rows(name, &open_pin(name, path)?)
+}
+
+fn count_rows(name: &'static str, map: &BatchMap<MapData>) -> Result<u32, DataplaneError> {
     let mut total = 0_usize;
-    let mut keys = vec![0; ROWS_PER_CALL * raw.key_size()];
-    let mut values = vec![0; ROWS_PER_CALL * raw.value_size()];
-    walk(name, raw, &mut keys, &mut values, &mut |_, _, rows| {
-        total += rows;
+    walk::<u8, u8>(name, map, ROWS_PER_CALL, &mut |keys, _| {
+        total += keys.len() / map.key_size();
         Ok(())
     })?;
-    // A trie that loses the row where the walk stands is walked from its start again.
-    Ok(u32::try_from(total).unwrap_or(u32::MAX).min(raw.capacity()))
+    // A trie that loses the row at the cursor is walked from its start again.
+    Ok(u32::try_from(total).unwrap_or(u32::MAX).min(map.max_entries()))
 }
 
-/// What is done with the rows that a walk has read: the start of both buffers, and how many there are.
-type Visit<'a> = dyn FnMut(&[u8], &[u8], usize) -> Result<(), DataplaneError> + 'a;
+/// Receives the keys and values that one call has read.
+type Visit<'a, K, V> = dyn FnMut(&[K], &[V]) -> Result<(), DataplaneError> + 'a;
 
-/// Reads all rows into the buffers, as many at a time as fit.
-fn walk(
+/// Reads all rows, `rows_per_call` at a time or more where a bucket has more. Returns how many rows the buffers took at
+/// the end. A key is one `K` or several, a value likewise.
+fn walk<K: Row, V: Row>(
     name: &'static str,
-    raw: &RawTable,
-    keys: &mut Vec<u8>,
-    values: &mut Vec<u8>,
-    visit: &mut Visit<'_>,
-) -> Result<(), DataplaneError> {
-    let mut cursor = Cursor::default();
+    map: &BatchMap<MapData>,
+    rows_per_call: usize,
+    visit: &mut Visit<'_, K, V>,
+) -> Result<usize, DataplaneError> {
+    let (per_key, per_value) = (map.key_size() / size_of::<K>(), map.value_size() / size_of::<V>());
+    let mut keys = vec![K::default(); rows_per_call * per_key];
+    let mut values = vec![V::default(); rows_per_call * per_value];
+    let mut cursor = BatchCursor::default();
     let mut one_by_one = false;
     loop {
         let read = if one_by_one {
-            let (key, value) = (keys.get_mut(..raw.key_size()), values.get_mut(..raw.value_size()));
-            raw.lookup_next(&mut cursor, key.unwrap_or_default(), value.unwrap_or_default())
+            let (key, value) = (keys.get_mut(..per_key), values.get_mut(..per_value));
+            map.lookup_next(&mut cursor, key.unwrap_or_default(), value.unwrap_or_default())
         } else {
-            raw.lookup_batch(&mut cursor, keys, values)
+            map.lookup_batch(&mut cursor, &mut keys, &mut values)
         };
         match read {
-            Ok((rows, end)) => {
-                visit(keys, values, rows)?;
-                if end {
-                    return Ok(());
+            Ok(batch) => {
+                let found = keys.get(..batch.elements * per_key).unwrap_or_default();
+                visit(found, values.get(..batch.elements * per_value).unwrap_or_default())?;
+                if batch.is_last {
+                    return Ok(keys.len() / per_key);
                 }
             }
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-            // More rows in one bucket than fit.
+            // One bucket has more rows than fit.
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
-                keys.resize(keys.len() * 2, 0);
-                values.resize(values.len() * 2, 0);
+                keys.resize(keys.len() * 2, K::default());
+                values.resize(values.len() * 2, V::default());
             }
             Err(error) if !one_by_one && is_unsupported(&error) => one_by_one = true,
-            Err(error) => return Err(failed(name, "reading rows", raw.capacity())(error)),
+            Err(error) => return Err(failed(name, "reading rows", map.max_entries())(error)),
         }
     }
 }
@@ -116,114 +116,107 @@ fn walk(
 impl<K: Row, V: Row> Table<K, V> {
     /// The pinned map, which must have the sizes of these types.
     pub(super) fn open(name: &'static str, path: &Path) -> Result<Self, DataplaneError> {
-        Self::from_raw(name, open_pin(name, path)?)
+        Self::from_map(name, open_pin(name, path)?)
     }
 
-    fn from_raw(name: &'static str, raw: RawTable) -> Result<Self, DataplaneError> {
+    fn from_map(name: &'static str, map: BatchMap<MapData>) -> Result<Self, DataplaneError> {
         let refuse = |error| Err(DataplaneError::map(name, "opening")(error));
-        let (size, expected) = (raw.key_size(), size_of::<K>());
+        let (size, expected) = (map.key_size(), size_of::<K>());
         if size != expected {
             return refuse(MapError::InvalidKeySize { size, expected });
         }
         let (size, expected) = (
-            raw.value_size(),
-            raw.cpus().map_or(size_of::<V>(), |cpus| cpus * stride::<V>()),
+            map.value_size(),
+            map.cpus().map_or(size_of::<V>(), |cpus| cpus * stride::<V>()),
         );
         if size != expected {
             return refuse(MapError::InvalidValueSize { size, expected });
         }
         Ok(Self {
             name,
-            raw,
+            map,
             types: PhantomData,
         })
     }
 
     fn failed(&self, operation: &'static str) -> impl FnOnce(io::Error) -> DataplaneError {
-        failed(self.name, operation, self.raw.capacity())
+        failed(self.name, operation, self.map.max_entries())
     }
 
     /// Rows that fit.
     pub(super) fn capacity(&self) -> u32 {
-        self.raw.capacity()
+        self.map.max_entries()
     }
 
     /// One row.
     pub(super) fn get(&self, key: &K) -> Result<Option<V>, DataplaneError> {
         let mut value = V::default();
-        let found = self.raw.lookup(key.as_bytes(), value.as_mut_bytes());
+        let found = self.map.lookup(slice::from_ref(key), slice::from_mut(&mut value));
         Ok(found.map_err(self.failed("reading a row"))?.then_some(value))
     }
 
     /// Writes one row.
     pub(super) fn put(&self, key: &K, value: &V) -> Result<(), DataplaneError> {
-        let written = self.raw.update(key.as_bytes(), value.as_bytes());
+        let written = self.map.update(slice::from_ref(key), slice::from_ref(value));
         written.map_err(self.failed("writing a row"))
     }
 
-    /// Removes one row; one that is gone already is what was wanted.
-    pub(super) fn forget(&self, key: &K) -> Result<(), DataplaneError> {
-        let removed = self.raw.delete(key.as_bytes());
-        removed.map(|_was_there| ()).map_err(self.failed("removing a row"))
+    /// Removes one row. Idempotent.
+    pub(super) fn remove(&self, key: &K) -> Result<(), DataplaneError> {
+        let removed = self.map.delete(slice::from_ref(key));
+        removed.map(|_existed| ()).map_err(self.failed("removing a row"))
     }
 
-    /// Writes rows in order. Others see each row old or new, never half; after an error an unknown number of the first
-    /// ones is written.
-    pub(super) fn write(&self, rows: &[(K, V)]) -> Result<(), DataplaneError> {
+    /// Writes rows in order. A reader sees each row old or new, never half; after an error an unknown number of the first
+    /// rows is written.
+    pub(super) fn put_all(&self, rows: &[(K, V)]) -> Result<(), DataplaneError> {
         let keys: Vec<K> = rows.iter().map(|(key, _)| *key).collect();
         let values: Vec<V> = rows.iter().map(|(_, value)| *value).collect();
-        self.write_bytes(keys.as_slice().as_bytes(), values.as_slice().as_bytes())
+        self.write(&keys, &values)
     }
 
-    fn write_bytes(&self, mut keys: &[u8], mut values: &[u8]) -> Result<(), DataplaneError> {
+    /// A row's value is one `P` or several.
+    fn write<P: Row>(&self, mut keys: &[K], mut values: &[P]) -> Result<(), DataplaneError> {
+        let per_value = self.map.value_size() / size_of::<P>();
         let mut retries = 0;
-        while !keys.is_empty() {
-            let (rows, result) = self.raw.update_batch(keys, values);
-            keys = keys.get(rows * self.raw.key_size()..).unwrap_or_default();
-            values = values.get(rows * self.raw.value_size()..).unwrap_or_default();
-            let result = match result {
-                Err(error) if is_unsupported(&error) => {
-                    let (key, value) = (
-                        keys.get(..self.raw.key_size()).unwrap_or_default(),
-                        values.get(..self.raw.value_size()).unwrap_or_default(),
-                    );
-                    let one = self.raw.update(key, value);
-                    if one.is_ok() {
-                        keys = keys.get(key.len()..).unwrap_or_default();
-                        values = values.get(value.len()..).unwrap_or_default();
+        while let Err(refused) = self.map.update_batch(keys, values) {
+            keys = keys.get(refused.completed..).unwrap_or_default();
+            values = values.get(refused.completed * per_value..).unwrap_or_default();
+            let mut error = refused.source;
+            retries = if refused.completed > 0 { 0 } else { retries + 1 };
+            if is_unsupported(&error) {
+                let (key, value) = (keys.get(..1), values.get(..per_value));
+                match self.map.update(key.unwrap_or_default(), value.unwrap_or_default()) {
+                    Ok(()) => {
+                        keys = keys.get(1..).unwrap_or_default();
+                        values = values.get(per_value..).unwrap_or_default();
+                        retries = 0;
+                        continue;
                     }
-                    one
+                    Err(alone) => error = alone,
                 }
-                other => other,
-            };
-            retries = if rows > 0 { 0 } else { retries + 1 };
-            match result {
-                Ok(()) => retries = 0,
-                Err(error) if error.raw_os_error() == Some(libc::ENOMEM) && retries < MEMORY_RETRIES => {
-                    std::thread::sleep(MEMORY_PAUSE);
-                }
-                Err(error) => return Err(self.failed("writing rows")(error)),
             }
+            if error.raw_os_error() != Some(libc::ENOMEM) || retries >= MEMORY_RETRIES {
+                return Err(self.failed("writing rows")(error));
+            }
+            std::thread::sleep(MEMORY_PAUSE);
         }
         Ok(())
     }
 
-    /// Removes rows; those that are gone already are what was wanted.
-    pub(super) fn remove(&self, keys: &[K]) -> Result<(), DataplaneError> {
-        let mut keys = keys.as_bytes();
-        while !keys.is_empty() {
-            let (rows, result) = self.raw.delete_batch(keys);
-            keys = keys.get(rows * self.raw.key_size()..).unwrap_or_default();
-            match result {
-                Ok(()) => {}
-                // It stopped at a row that is not there, or it never began.
-                Err(error) if error.raw_os_error() == Some(libc::ENOENT) || is_unsupported(&error) => {
-                    let (key, rest) = keys.split_at_checked(self.raw.key_size()).unwrap_or_default();
-                    self.raw.delete(key).map_err(self.failed("removing a row"))?;
-                    keys = rest;
-                }
-                Err(error) => return Err(self.failed("removing rows")(error)),
+    /// Removes rows. Idempotent.
+    pub(super) fn remove_all(&self, mut keys: &[K]) -> Result<(), DataplaneError> {
+        while let Err(refused) = self.map.delete_batch(keys) {
+            keys = keys.get(refused.completed..).unwrap_or_default();
+            // The batch stopped at a missing row, or the kernel has no such batch.
+            if refused.source.raw_os_error() != Some(libc::ENOENT) && !is_unsupported(&refused.source) {
+                return Err(self.failed("removing rows")(refused.source));
             }
+            let Some((key, rest)) = keys.split_first() else {
+                return Ok(());
+            };
+            self.remove(key)?;
+            keys = rest;
         }
         Ok(())
     }
@@ -233,23 +226,7 @@ impl<K: Row, V: Row> Table<K, V> {
         &self,
         mut visit: impl FnMut(&[K], &[V]) -> Result<(), DataplaneError>,
     ) -> Result<(), DataplaneError> {
-        let mut keys = vec![0; ROWS_PER_CALL * self.raw.key_size()];
-        let mut values = vec![0; ROWS_PER_CALL * self.raw.value_size()];
-        // Copied, as the buffers of bytes need not lie where the types may.
-        let (mut typed_keys, mut typed_values) = (Vec::new(), Vec::new());
-        walk(
-            self.name,
-            &self.raw,
-            &mut keys,
-            &mut values,
-            &mut |keys, values, rows| {
-                typed_keys.resize(rows, K::default());
-                typed_values.resize(rows, V::default());
-                copy(typed_keys.as_mut_slice(), keys);
-                copy(typed_values.as_mut_slice(), values);
-                visit(&typed_keys, &typed_values)
-            },
-        )
+        walk(self.name, &self.map, ROWS_PER_CALL, &mut visit).map(drop)
     }
 
     /// All rows.
@@ -263,13 +240,6 @@ impl<K: Row, V: Row> Table<K, V> {
     }
 }
 
-fn copy<T: Row>(to: &mut [T], from: &[u8]) {
-    let to = to.as_mut_bytes();
-    if let Some(from) = from.get(..to.len()) {
-        to.copy_from_slice(from);
-    }
-}
-
 impl<K: Row, V: Row> PerCpuTable<K, V> {
     /// The pinned map, which must have the sizes of these types.
     pub(super) fn open(name: &'static str, path: &Path) -> Result<Self, DataplaneError> {
@@ -278,42 +248,33 @@ impl<K: Row, V: Row> PerCpuTable<K, V> {
 
     /// One row's values; none where there is no such row.
     pub(super) fn get(&self, key: &K) -> Result<Vec<V>, DataplaneError> {
-        let mut bytes = vec![0; self.0.raw.value_size()];
-        let found = self.0.raw.lookup(key.as_bytes(), &mut bytes);
+        let mut bytes = vec![0_u8; self.0.map.value_size()];
+        let found = self.0.map.lookup(slice::from_ref(key), &mut bytes);
         let found = found.map_err(self.0.failed("reading a row"))?;
         Ok(if found { split(&bytes) } else { Vec::new() })
     }
 
     /// Writes zeros on every CPU.
     pub(super) fn clear(&self, keys: &[K]) -> Result<(), DataplaneError> {
-        let zeros = vec![0; keys.len() * self.0.raw.value_size()];
-        self.0.write_bytes(keys.as_bytes(), &zeros)
-    }
-
-    /// As [`Table::forget`].
-    pub(super) fn forget(&self, key: &K) -> Result<(), DataplaneError> {
-        self.0.forget(key)
+        self.0.write(keys, &vec![0_u8; keys.len() * self.0.map.value_size()])
     }
 
     /// As [`Table::remove`].
-    pub(super) fn remove(&self, keys: &[K]) -> Result<(), DataplaneError> {
-        self.0.remove(keys)
+    pub(super) fn remove(&self, key: &K) -> Result<(), DataplaneError> {
+        self.0.remove(key)
+    }
+
+    /// As [`Table::remove_all`].
+    pub(super) fn remove_all(&self, keys: &[K]) -> Result<(), DataplaneError> {
+        self.0.remove_all(keys)
     }
 
     /// All rows, with a value for each CPU.
     pub(super) fn rows(&self) -> Result<Vec<(K, Vec<V>)>, DataplaneError> {
-        let raw = &self.0.raw;
         let mut rows = Vec::new();
-        let mut keys = vec![0; ROWS_PER_CALL * raw.key_size()];
-        let mut values = vec![0; ROWS_PER_CALL * raw.value_size()];
-        walk(self.0.name, raw, &mut keys, &mut values, &mut |keys, values, found| {
-            let keys = keys.chunks_exact(raw.key_size());
-            let values = values.chunks_exact(raw.value_size());
-            for (key, values) in keys.zip(values).take(found) {
-                if let Ok(key) = K::read_from_bytes(key) {
-                    rows.push((key, split(values)));
-                }
-            }
+        walk::<K, u8>(self.0.name, &self.0.map, ROWS_PER_CALL, &mut |keys, values| {
+            let values = values.chunks_exact(self.0.map.value_size()).map(split);
+            rows.extend(keys.iter().copied().zip(values));
             Ok(())
         })?;
         Ok(rows)
@@ -330,6 +291,8 @@ fn split<V: Row>(bytes: &[u8]) -> Vec<V> {
 /// Maps for tests, without a pin.
 #[cfg(test)]
 pub(super) mod fixture {
+    use std::os::fd::AsFd as _;
+
     use aya::{
         Pod,
         maps::{Array, HashMap, IterableMap as _, LpmTrie, PerCpuHashMap, lpm_trie::Key},
@@ -340,31 +303,32 @@ pub(super) mod fixture {
     /// `BPF_F_NO_PREALLOC`, as the dataplane's hash maps have it and as tries must.
     const NO_PREALLOC: u32 = 1;
 
-    fn raw(map: &MapData) -> RawTable {
+    /// Another handle of the map, which outlives this one.
+    pub(super) fn handle(map: &MapData) -> BatchMap<MapData> {
         let fd = map.fd().as_fd().try_clone_to_owned().unwrap();
-        RawTable::new(fd, &map.info().unwrap()).unwrap()
+        BatchMap::new(MapData::from_fd(fd).unwrap()).unwrap()
     }
 
     pub(crate) fn hash<K: Row + Pod, V: Row + Pod>(entries: u32) -> Table<K, V> {
         let map = HashMap::<MapData, K, V>::create(entries, NO_PREALLOC).unwrap();
-        Table::from_raw("HASH", raw(map.map())).unwrap()
+        Table::from_map("HASH", handle(map.map())).unwrap()
     }
 
     pub(crate) fn array<V: Row + Pod>(entries: u32) -> Table<u32, V> {
         let map = Array::<MapData, V>::create(entries, 0).unwrap();
-        Table::from_raw("ARRAY", raw(map.map())).unwrap()
+        Table::from_map("ARRAY", handle(map.map())).unwrap()
     }
 
     /// `K` is the whole key, `D` its data behind the length.
     pub(crate) fn trie<K: Row, D: Pod, V: Row + Pod>(entries: u32) -> Table<K, V> {
         assert_eq!(size_of::<K>(), size_of::<Key<D>>());
         let map = LpmTrie::<MapData, D, V>::create(entries, NO_PREALLOC).unwrap();
-        Table::from_raw("TRIE", raw(map.map())).unwrap()
+        Table::from_map("TRIE", handle(map.map())).unwrap()
     }
 
     pub(crate) fn per_cpu<K: Row + Pod, V: Row + Pod>(entries: u32) -> PerCpuTable<K, V> {
         let map = PerCpuHashMap::<MapData, K, V>::create(entries, NO_PREALLOC).unwrap();
-        PerCpuTable(Table::from_raw("PER_CPU", raw(map.map())).unwrap())
+        PerCpuTable(Table::from_map("PER_CPU", handle(map.map())).unwrap())
     }
 }
 
@@ -420,26 +384,26 @@ mod tests {
         rows: &[(K, V)],
     ) {
         assert!(table.rows().unwrap().is_empty());
-        table.write(rows).unwrap();
+        table.put_all(rows).unwrap();
         let expected: BTreeMap<K, V> = rows.iter().copied().collect();
         let found = table.rows().unwrap();
         assert_eq!(found.len(), expected.len(), "each row once");
         assert_eq!(found.into_iter().collect::<BTreeMap<_, _>>(), expected);
-        assert_eq!(count("TEST", &table.raw).unwrap() as usize, expected.len());
+        assert_eq!(count_rows("TEST", &table.map).unwrap() as usize, expected.len());
         let (key, value) = rows[rows.len() / 2];
         assert_eq!(table.get(&key).unwrap(), expected.get(&key).copied());
         assert_eq!(expected[&key], value);
-        // Every third one goes first, so that the removal of all meets rows that are gone, also at both ends.
+        // Every third one goes first, so that the removal of all meets missing rows, also at both ends.
         let third: Vec<K> = rows.iter().step_by(3).map(|(key, _)| *key).collect();
-        table.remove(&third).unwrap();
+        table.remove_all(&third).unwrap();
         let left = table.rows().unwrap();
         assert_eq!(left.len(), rows.len() - third.len());
         assert!(left.iter().all(|(key, _)| !third.contains(key)));
         table
-            .remove(&rows.iter().map(|(key, _)| *key).collect::<Vec<_>>())
+            .remove_all(&rows.iter().map(|(key, _)| *key).collect::<Vec<_>>())
             .unwrap();
         assert!(table.rows().unwrap().is_empty());
-        table.remove(&third).unwrap();
+        table.remove_all(&third).unwrap();
     }
 
     #[test]
@@ -453,10 +417,10 @@ mod tests {
     }
 
     #[test]
-    fn a_full_map_says_so_and_keeps_what_fitted() {
+    fn a_full_map_is_an_error_and_keeps_the_rows_that_fitted() {
         let table = fixture::hash::<PolicyKey, PolicyValue>(100);
         assert!(matches!(
-            table.write(&policy(150)),
+            table.put_all(&policy(150)),
             Err(DataplaneError::Full {
                 map: "HASH",
                 capacity: 100
@@ -465,7 +429,7 @@ mod tests {
         assert_eq!(table.rows().unwrap().len(), 100);
         let trie = fixture::trie::<PortKey, PortData, PortValue>(100);
         assert!(matches!(
-            trie.write(&ports(150)),
+            trie.put_all(&ports(150)),
             Err(DataplaneError::Full {
                 map: "TRIE",
                 capacity: 100
@@ -477,7 +441,7 @@ mod tests {
     fn array_rows_beyond_the_first_call_are_read_too() {
         let table = fixture::array::<u64>(10_000);
         let rows: Vec<(u32, u64)> = (0..10_000).map(|index| (index, u64::from(index) * 3)).collect();
-        table.write(&rows).unwrap();
+        table.put_all(&rows).unwrap();
         assert_eq!(table.rows().unwrap(), rows);
         assert_eq!(table.get(&10_000).unwrap(), None);
     }
@@ -486,30 +450,26 @@ mod tests {
     fn a_bucket_with_more_rows_than_asked_for_is_read_in_full() {
         // One bucket per entry as a rule: buffers of one row meet buckets of several.
         let table = fixture::hash::<PolicyKey, PolicyValue>(2000);
-        table.write(&policy(2000)).unwrap();
+        table.put_all(&policy(2000)).unwrap();
         let mut found = 0;
-        let (mut keys, mut values) = (vec![0; table.raw.key_size()], vec![0; table.raw.value_size()]);
-        walk("HASH", &table.raw, &mut keys, &mut values, &mut |_, _, rows| {
-            found += rows;
+        let buffered = walk::<PolicyKey, PolicyValue>("HASH", &table.map, 1, &mut |keys, _| {
+            found += keys.len();
             Ok(())
-        })
-        .unwrap();
+        });
         assert_eq!(found, 2000);
-        assert!(keys.len() > table.raw.key_size(), "the buffers had to grow");
+        assert!(buffered.unwrap() > 1, "the buffers had to grow");
     }
 
     #[test]
     fn rows_can_be_read_one_by_one() {
         let table = fixture::hash::<PolicyKey, PolicyValue>(100);
-        table.write(&policy(50)).unwrap();
-        let (mut cursor, mut found) = (Cursor::default(), BTreeMap::new());
+        table.put_all(&policy(50)).unwrap();
+        let (mut cursor, mut found) = (BatchCursor::default(), BTreeMap::new());
         loop {
-            let (mut key, mut value) = (PolicyKey::default(), PolicyValue::default());
-            let read = table
-                .raw
-                .lookup_next(&mut cursor, key.as_mut_bytes(), value.as_mut_bytes());
-            match read.unwrap() {
-                (1, false) => assert_eq!(found.insert(key, value), None),
+            let (mut key, mut value) = ([PolicyKey::default()], [PolicyValue::default()]);
+            let batch = table.map.lookup_next(&mut cursor, &mut key, &mut value).unwrap();
+            match (batch.elements, batch.is_last) {
+                (1, false) => assert_eq!(found.insert(key[0], value[0]), None),
                 (0, true) => break,
                 other => panic!("{other:?}"),
             }
@@ -527,7 +487,7 @@ mod tests {
             values.extend((0..cpus as u64).map(|cpu| key * 10 + cpu));
         }
         let keys: Vec<u32> = (0..5000).collect();
-        table.0.write_bytes(keys.as_bytes(), values.as_bytes()).unwrap();
+        table.0.write(&keys, values.as_bytes()).unwrap();
         let rows: BTreeMap<u32, Vec<u64>> = table.rows().unwrap().into_iter().collect();
         assert_eq!(rows.len(), 5000);
         for (key, values) in &rows {
@@ -537,8 +497,8 @@ mod tests {
         }
         table.clear(&[7]).unwrap();
         assert_eq!(table.get(&7).unwrap(), vec![0; cpus]);
-        table.forget(&7).unwrap();
-        table.remove(&keys).unwrap();
+        table.remove(&7).unwrap();
+        table.remove_all(&keys).unwrap();
         assert!(table.rows().unwrap().is_empty());
     }
 
@@ -546,30 +506,23 @@ mod tests {
     fn values_that_are_no_multiple_of_eight_bytes_keep_apart() {
         // As the programs' arrays: each CPU's value is padded.
         let map = PerCpuArray::<MapData, Odd>::create(4, 0).unwrap();
-        let fd = map_fd(map.map());
-        let raw = RawTable::new(fd, &map.map().info().unwrap()).unwrap();
-        assert_eq!(raw.value_size(), 16 * aya::util::nr_cpus().unwrap());
-        let table = PerCpuTable::<u32, Odd>(Table::from_raw("ARRAY", raw).unwrap());
+        let map = fixture::handle(map.map());
+        assert_eq!(map.value_size(), 16 * aya::util::nr_cpus().unwrap());
+        let table = PerCpuTable::<u32, Odd>(Table::from_map("ARRAY", map).unwrap());
         assert_eq!(table.get(&3).unwrap(), vec![[0; 3]; aya::util::nr_cpus().unwrap()]);
     }
 
     type Odd = [u32; 3];
 
-    fn map_fd(map: &MapData) -> std::os::fd::OwnedFd {
-        map.fd().as_fd().try_clone_to_owned().unwrap()
-    }
-
     #[test]
     fn a_map_of_other_sizes_is_refused() {
-        let raw = fixture::hash::<PolicyKey, PolicyValue>(10).raw;
-        assert!(Table::<u32, PolicyValue>::from_raw("HASH", raw).is_err());
-        let raw = fixture::hash::<PolicyKey, PolicyValue>(10).raw;
-        assert!(Table::<PolicyKey, u32>::from_raw("HASH", raw).is_err());
-        let raw = fixture::per_cpu::<u32, u64>(10).0.raw;
-        assert!(Table::<u32, [u64; 2]>::from_raw("PER_CPU", raw).is_err());
-        let table = fixture::hash::<PolicyKey, PolicyValue>(10);
-        assert!(table.raw.lookup(&[0; 4], &mut [0; 8]).is_err(), "a short key");
-        assert!(table.raw.update_batch(&[0; 24], &[0; 8]).1.is_err(), "too few values");
+        let map = || fixture::hash::<PolicyKey, PolicyValue>(10).map;
+        assert!(Table::<u32, PolicyValue>::from_map("HASH", map()).is_err());
+        assert!(Table::<PolicyKey, u32>::from_map("HASH", map()).is_err());
+        let per_cpu = fixture::per_cpu::<u32, u64>(10).0.map;
+        assert!(Table::<u32, [u64; 2]>::from_map("PER_CPU", per_cpu).is_err());
+        assert!(map().lookup(&[0_u8; 4], &mut [0_u8; 8]).is_err(), "a short key");
+        assert!(map().update_batch(&[0_u8; 24], &[0_u8; 8]).is_err(), "too few values");
     }
 
     fn percentile(times: &mut [Duration], percent: usize) -> Duration {
@@ -582,10 +535,10 @@ mod tests {
         let (mut writes, mut removals) = (Vec::new(), Vec::new());
         for _ in 0..100 {
             let begun = std::time::Instant::now();
-            table.write(rows).unwrap();
+            table.put_all(rows).unwrap();
             writes.push(begun.elapsed());
             let begun = std::time::Instant::now();
-            table.remove(&keys).unwrap();
+            table.remove_all(&keys).unwrap();
             removals.push(begun.elapsed());
         }
         for (verb, times) in [("write", &mut writes), ("remove", &mut removals)] {
@@ -594,7 +547,7 @@ mod tests {
         }
     }
 
-    /// Prints what the documents tell: `cargo test -p kni-agent --release costs_of_rows -- --ignored --nocapture`.
+    /// Prints the costs that the documents quote: `cargo test -p kni-dataplane --release costs_of_rows -- --ignored --nocapture`.
     #[test]
     #[ignore = "a measurement"]
     fn costs_of_rows() {

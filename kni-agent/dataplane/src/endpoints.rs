@@ -1,4 +1,4 @@
-//! The rows of endpoints and addresses, and the order in which they are written.
+//! Writes the rows of endpoints and addresses in an order that never shows the programs half an endpoint.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,17 +16,17 @@ use kni_model::{EndpointId, Enforcement, NetworkId};
 
 use super::{
     DataplaneError, EndpointConfig, NetworkRoutes,
-    batch::{PerCpuTable, Table},
-    endpoint::Age,
+    endpoint_row::Age,
     enforce::{self, Enforced},
     pin::Pins,
     routes::RouteTable,
+    table::{PerCpuTable, Table},
 };
 
-/// The maps that tell of endpoints and addresses.
-pub(super) struct Maps {
+/// The maps with rows per endpoint.
+pub(super) struct EndpointMaps {
     pub(super) endpoints: Table<u32, EndpointRow>,
-    /// Endpoints by the index of a host interface that a CNI plugin made.
+    /// Endpoints by the index of a host interface that a CNI plugin created.
     interfaces: Table<u32, u32>,
     pub(super) addresses: Table<AddressKey, AddressValue>,
     pub(super) routes: RouteTable,
@@ -38,13 +38,13 @@ pub(super) struct Maps {
     enforced: Enforced,
     /// Endpoints between two copies of the programs.
     handovers: BTreeSet<EndpointId>,
-    /// Events that endpoints had lost that have been withdrawn since.
+    /// Lost events of endpoints that have been withdrawn since.
     pub(super) lost_before: u64,
-    /// The last generation that any row got; see [`Self::next_generation`].
+    /// The last generation of any row; see [`Self::next_generation`].
     generation: u32,
 }
 
-impl Maps {
+impl EndpointMaps {
     pub(super) fn open(pins: &Pins) -> Result<Self, DataplaneError> {
         let endpoints: Table<u32, EndpointRow> = Table::open("ENDPOINTS", &pins.map("ENDPOINTS"))?;
         let rows = endpoints.rows()?;
@@ -77,8 +77,8 @@ impl Maps {
         })
     }
 
-    /// The row that the endpoint shall have.
-    fn wanted(
+    /// The row that the endpoint should have.
+    fn desired(
         &self,
         config: &EndpointConfig,
         enforcement: Enforcement,
@@ -93,8 +93,8 @@ impl Maps {
         row
     }
 
-    /// Says that two copies of the programs are at the endpoint's host interface, or that there is one again. What an
-    /// agent that was killed in between has said ends here too.
+    /// Flags that two copies of the programs are at the endpoint's host interface, or clears the flag. Also clears that of
+    /// an agent that was killed in between.
     pub(super) fn hand_over(&mut self, endpoint: EndpointId, two: bool) -> Result<(), DataplaneError> {
         if two {
             self.handovers.insert(endpoint);
@@ -110,8 +110,8 @@ impl Maps {
         self.endpoints.put(&endpoint.0, &EndpointRow { flags, ..row })
     }
 
-    /// A generation that no row has or had. Rows do not count for themselves: a flow names its sender by address and
-    /// generation alone, and an address may come back in another row.
+    /// A generation that no row has or had. All rows share one counter: a flow identifies its sender by address and
+    /// generation alone, and an address may return in another row.
     fn next_generation(&mut self) -> u32 {
         self.generation = self.generation.wrapping_add(1).max(1);
         self.generation
@@ -126,30 +126,32 @@ impl Maps {
         let routed = self.routes.is_routed(config.network);
         self.endpoints.put(
             &config.endpoint.0,
-            &self.wanted(config, enforcement, age, routed, false),
+            &self.desired(config, enforcement, age, routed, false),
         )?;
         self.write_addresses(config, generation)?;
         self.write_interface(config)?;
-        self.forget_early_drops(config.endpoint)?;
-        self.endpoints
-            .put(&config.endpoint.0, &self.wanted(config, enforcement, age, routed, true))
+        self.remove_early_drops(config.endpoint)?;
+        self.endpoints.put(
+            &config.endpoint.0,
+            &self.desired(config, enforcement, age, routed, true),
+        )
     }
 
-    /// Same generation where the row is already right, so that flows and traffic go on.
+    /// Same generation where the row is already right, so that flows and traffic continue.
     pub(super) fn republish(&mut self, config: &EndpointConfig) -> Result<(), DataplaneError> {
         let enforcement = self.enforced.get(config.endpoint)?;
         let found = self.row(config.endpoint)?;
         let routed = self.routes.is_routed(config.network);
-        if found != self.wanted(config, enforcement, Age::of(&found), routed, true) {
-            self.forget_addresses(config.endpoint)?;
+        if found != self.desired(config, enforcement, Age::of(&found), routed, true) {
+            self.remove_addresses(config.endpoint)?;
             return self.publish(config);
         }
         self.write_addresses(config, found.incarnation)?;
         self.write_interface(config)
     }
 
-    /// Writes a network's routes, and at its endpoints whether their packets may leave the node as they are. Says whether
-    /// its way out of the node has changed.
+    /// Writes a network's routes and, at its endpoints, whether their packets may leave the node untranslated. Returns
+    /// whether the network's egress has changed.
     pub(super) fn set_routes(&mut self, network: NetworkId, routes: &NetworkRoutes) -> Result<bool, DataplaneError> {
         let changed = self.routes.set(network, routes)?;
         let flag = if self.routes.is_routed(network) { FLAG_ROUTED } else { 0 };
@@ -168,7 +170,7 @@ impl Maps {
         Ok((row.network != 0).then_some(row.incarnation))
     }
 
-    /// Puts something else into force. Where an endpoint is not published yet, it is what [`Self::publish`] will write.
+    /// Applies other enforcements. That of an endpoint that is not published yet is what [`Self::publish`] will write.
     pub(super) fn enforce(&mut self, changes: &[(EndpointId, Enforcement)]) -> Result<(), DataplaneError> {
         let capacity = self.endpoints.capacity();
         if let Some((EndpointId(id), _)) = changes.iter().find(|(endpoint, _)| endpoint.0 >= capacity) {
@@ -181,12 +183,12 @@ impl Maps {
             self.rows()?
         };
         for round in enforce::rounds(&rows, changes, || self.next_generation()) {
-            self.endpoints.write(&round)?;
+            self.endpoints.put_all(&round)?;
         }
         Ok(())
     }
 
-    /// What is in force at the published endpoints.
+    /// The enforcements of the published endpoints.
     pub(super) fn enforcements(&self) -> Result<BTreeMap<EndpointId, Enforcement>, DataplaneError> {
         Ok(enforce::of_rows(&self.rows()?))
     }
@@ -209,7 +211,7 @@ impl Maps {
         }
     }
 
-    /// Not ready first; what is left of the row is its generation, a new one, so that the highest is never forgotten.
+    /// Not ready first. The free row keeps a new generation, so that the highest one is never lost.
     pub(super) fn withdraw(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
         let row = self.row(endpoint)?;
         if row.network != 0 {
@@ -220,54 +222,56 @@ impl Maps {
             };
             self.endpoints.put(&endpoint.0, &free)?;
         }
-        self.enforced.forget(endpoint);
-        // An interface that was made later may have the index by now.
+        self.enforced.remove(endpoint);
+        // An interface that was created later may have the index by now.
         if self.interfaces.get(&row.ifindex)? == Some(endpoint.0) {
-            self.interfaces.forget(&row.ifindex)?;
+            self.interfaces.remove(&row.ifindex)?;
         }
-        self.forget_addresses_of(endpoint, &row)?;
+        self.remove_addresses_of(endpoint, &row)?;
         self.shares.put(&endpoint.0, &FlowShare::default())?;
-        self.forget_counts(endpoint)
+        self.remove_counts(endpoint)
     }
 
-    fn forget_addresses_of(&self, endpoint: EndpointId, row: &EndpointRow) -> Result<(), DataplaneError> {
+    fn remove_addresses_of(&self, endpoint: EndpointId, row: &EndpointRow) -> Result<(), DataplaneError> {
         for address in [from_ip(IpAddr::from(row.ipv4)), row.ipv6] {
             let key = AddressKey {
                 network: row.network,
                 address,
             };
-            // Only rows that are this endpoint's: the address may have a new owner already.
+            // The address may have a new owner already.
             if self
                 .addresses
                 .get(&key)?
                 .is_some_and(|value| value.endpoint == endpoint.0)
             {
-                self.addresses.forget(&key)?;
+                self.addresses.remove(&key)?;
             }
         }
         Ok(())
     }
 
-    /// By a walk over all rows: for rows whose owner is not known.
-    fn forget_addresses(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+    /// By a walk over all rows: for rows whose owner is unknown.
+    fn remove_addresses(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
         let rows = self.addresses.rows()?.into_iter();
         let stale = rows
             .filter(|(_, value)| value.endpoint == endpoint.0)
             .map(|(key, _)| key);
-        self.addresses.remove(&stale.collect::<Vec<_>>())
+        self.addresses.remove_all(&stale.collect::<Vec<_>>())
     }
 
-    /// By a walk: rows of addresses and interfaces that no endpoint's row, network and incarnation stand behind. A service's are none of these.
-    pub(super) fn forget_stale_addresses(&self) -> Result<(), DataplaneError> {
+    /// Removes rows of addresses and interfaces that match no endpoint's row, network and incarnation, by a walk. Rows of
+    /// services stay.
+    pub(super) fn remove_stale_addresses(&self) -> Result<(), DataplaneError> {
         let endpoints: BTreeMap<u32, EndpointRow> = self.rows()?.into_iter().collect();
         let interfaces = self.interfaces.rows()?.into_iter();
         let gone = interfaces
             .filter(|(ifindex, endpoint)| endpoints.get(endpoint).is_none_or(|row| row.ifindex != *ifindex))
             .map(|(ifindex, _)| ifindex);
-        self.interfaces.remove(&gone.collect::<Vec<_>>())?;
+        self.interfaces.remove_all(&gone.collect::<Vec<_>>())?;
         let rows = self.addresses.rows()?.into_iter();
         let stale = rows.filter(|(key, value)| is_stale(key, *value, endpoints.get(&value.endpoint)));
-        self.addresses.remove(&stale.map(|(key, _)| key).collect::<Vec<_>>())
+        self.addresses
+            .remove_all(&stale.map(|(key, _)| key).collect::<Vec<_>>())
     }
 
     /// Endpoints that have a row or an address.
@@ -296,7 +300,7 @@ impl Maps {
         let row = self.row(config.endpoint)?;
         let enforcement = self.enforced.get(config.endpoint)?;
         let routed = self.routes.is_routed(config.network);
-        if row != self.wanted(config, enforcement, Age::of(&row), routed, true) {
+        if row != self.desired(config, enforcement, Age::of(&row), routed, true) {
             let problem = format!("map ENDPOINTS has another row for endpoint {}", config.endpoint);
             return Ok(vec![problem]);
         }
@@ -318,10 +322,10 @@ impl Maps {
         Ok(problems)
     }
 
-    /// Index of an endpoint's host interface, as the programs know it; of one that does not exist, what it would have.
+    /// Index of an endpoint's host interface in its row; of a free row, the index that it would have.
     pub(super) fn host_ifindex(&self, endpoint: EndpointId) -> Result<u32, DataplaneError> {
-        let known = self.endpoints.get(&endpoint.0)?.map(|row| row.ifindex);
-        Ok(known
+        let found = self.endpoints.get(&endpoint.0)?.map(|row| row.ifindex);
+        Ok(found
             .filter(|ifindex| *ifindex != 0)
             .unwrap_or(IFINDEX_BASE + endpoint.0))
     }
@@ -335,8 +339,8 @@ fn address_key(config: &EndpointConfig, address: IpAddr) -> AddressKey {
 }
 
 fn is_stale(key: &AddressKey, value: AddressValue, row: Option<&EndpointRow>) -> bool {
-    let stands = |row: &EndpointRow| row.network == key.network && row.incarnation == value.incarnation;
-    value.endpoint != ADDRESS_OF_SERVICE && !row.is_some_and(stands)
+    let matches = |row: &EndpointRow| row.network == key.network && row.incarnation == value.incarnation;
+    value.endpoint != ADDRESS_OF_SERVICE && !row.is_some_and(matches)
 }
 
 #[cfg(test)]

@@ -1,18 +1,18 @@
-//! Passes the programs' trace records on to the agent's log; only objects built with `build-ebpf --trace` have any.
+//! Forwards log records of the programs to the agent's log; only objects built with `build-ebpf --trace` have any.
 
 use aya::Ebpf;
 use aya_log::EbpfLogger;
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// Reads records until the agent ends. A broken trace never keeps the dataplane from working.
-pub(super) fn follow(ebpf: &mut Ebpf) {
+/// Reads records until the agent ends. A failure here never stops the dataplane.
+pub(super) fn forward(ebpf: &mut Ebpf) {
     if ebpf.map("AYA_LOGS").is_none() {
         return;
     }
     let logger = match EbpfLogger::init(ebpf) {
         Ok(logger) => logger,
         Err(error) => {
-            tracing::warn!(%error, "cannot read the programs' trace");
+            tracing::warn!(%error, "cannot read the log records of the programs");
             return;
         }
     };
@@ -29,7 +29,7 @@ pub(super) fn follow(ebpf: &mut Ebpf) {
         }
         Err(error) => {
             let error = std::io::Error::from(error);
-            tracing::warn!(%error, "cannot watch the programs' trace");
+            tracing::warn!(%error, "cannot watch the log records of the programs");
         }
     }
 }

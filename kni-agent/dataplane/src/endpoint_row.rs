@@ -1,4 +1,4 @@
-//! What the programs know of an endpoint: its row of `ENDPOINTS`.
+//! Builds the row of `ENDPOINTS` from the configuration of an endpoint.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,7 +8,7 @@ use kni_common::{
 };
 use kni_model::{Attachment, EndpointId, Enforcement, MacAddr, NetworkId};
 
-/// All that the programs need to know of an endpoint.
+/// The configuration of an endpoint for the programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointConfig {
     /// Its number.
@@ -25,11 +25,11 @@ pub struct EndpointConfig {
     pub host_mac: MacAddr,
     /// Whether the node's stack may exchange packets with it.
     pub host_access: bool,
-    /// Whether `xdp_pod` runs at the host end, and the pod end takes what that of another endpoint sends.
+    /// Whether `xdp_pod` runs at the host end, and the pod end accepts frames from that of another endpoint.
     pub xdp: bool,
-    /// Index of the host interface where a CNI plugin made it and its datapath carries the packets.
+    /// Index of the host interface, if a CNI plugin created it and its datapath carries the packets.
     pub plugin: Option<u32>,
-    /// Whether a queueing discipline at the host end bounds the rate of what reaches the pod.
+    /// Whether a queueing discipline at the host end limits the rate towards the pod.
     pub shaped: bool,
 }
 
@@ -55,15 +55,15 @@ impl EndpointConfig {
         self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
     }
 
-    /// The row, with the words of policy that are in force. `routed`: its network's packets leave the node with the
-    /// pods' own addresses.
+    /// The row, with the policy words that are applied. `routed`: its network's packets leave the node with the pods' own
+    /// addresses.
     pub(super) fn row(&self, enforcement: Enforcement, age: Age, routed: bool, ready: bool) -> EndpointRow {
         let flag = |is_set, flag| if is_set { flag } else { 0 };
         let flags = [
             flag(ready, FLAG_READY),
             flag(self.host_access, FLAG_HOST_ACCESS),
             flag(routed, FLAG_ROUTED),
-            // What XDP sends passes no queueing discipline.
+            // Packets that XDP sends bypass queueing disciplines.
             flag(self.xdp && !self.shaped, FLAG_XDP),
             flag(self.plugin.is_some(), FLAG_PLUGIN),
             flag(self.shaped, FLAG_SHAPED),
@@ -85,7 +85,7 @@ impl EndpointConfig {
     }
 }
 
-/// Which of a row's changes, and which owner, its flows belong to.
+/// The generations that tie flows to a row's content and owner.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Age {
     generation: u32,
@@ -93,7 +93,7 @@ pub(super) struct Age {
 }
 
 impl Age {
-    /// Of a row that gets an owner.
+    /// Of a row with a new owner.
     pub(super) const fn new(generation: u32) -> Self {
         Self {
             generation,
@@ -101,7 +101,7 @@ impl Age {
         }
     }
 
-    /// Of a row that is there.
+    /// Of an existing row.
     pub(super) const fn of(row: &EndpointRow) -> Self {
         Self {
             generation: row.generation,
