@@ -11,7 +11,7 @@ mod table;
 use std::{
     fs,
     os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -174,7 +174,7 @@ impl Store {
     pub fn commit(&self, change: Change) -> Result<(), StoreError> {
         let transaction = self.database.begin_write()?;
         for edit in change.edits {
-            edit.apply(&transaction)?;
+            edit(&transaction)?;
         }
         Ok(transaction.commit()?)
     }
@@ -299,5 +299,74 @@ mod tests {
         let row = json!({ "version": 99, "record": removal(1) }).to_string();
         let error = REMOVALS.decode(&1, row.as_bytes()).unwrap_err().to_string();
         assert!(error.contains("removals/1") && error.contains("99"), "{error}");
+    }
+
+    /// Rows as an earlier agent wrote them, byte for byte: names of tables, keys, fields and variants.
+    #[test]
+    fn rows_of_an_earlier_agent_are_read() {
+        const SANDBOX: &str = r#"{"version":1,"record":{"id":"s1","pod":{"namespace":"shop","name":"web-0","uid":"u-1"},
+            "phase":"Ready","netns":"/run/netns/kni-1","netns_identity":{"dev":4,"inode":5},"labels":{"app":"web"},
+            "port_mappings":[],"attachments":[
+            {"endpoint":7,"network":"blue","network_id":9,"ifname":"eth0","ifindex":2,"host_ifname":"kni7",
+            "host_ifindex":1007,"mac":"02:00:00:00:00:07","host_mac":"02:00:00:00:00:08","ipv4":"10.0.0.7","ipv6":null,
+            "mtu":1500,"default_route":true,"host_access":true},
+            {"endpoint":8,"network":"storage","network_id":10,"ifname":"net1","ifindex":3,"host_ifname":"kni8",
+            "host_ifindex":1008,"mac":"02:00:00:00:00:09","host_mac":"02:00:00:00:00:0a","ipv4":null,"ipv6":null,
+            "mtu":9000,"default_route":false,"host_access":false,"kind":{"HostDevice":{"device":"enp3s0f1",
+            "mac":"02:00:00:00:00:09","mtu":1500,"up":true,"alias":null,"physical":true}}}]}}"#;
+        const NAMESPACE: &str = r#"{"version":1,"record":{"path":"/run/netns/kni-1","identity":{"dev":4,"inode":5},
+            "used_by":{"Bound":{"sandbox":"s1"}},"warm":null}}"#;
+        const WARM: &str = r#"{"version":1,"record":{"path":"/run/netns/kni-2","identity":null,"used_by":"Warm",
+            "warm":{"endpoint":6,"ifname":"eth0","ifindex":2,"host_ifname":"kni6","host_ifindex":1006,
+            "mac":"02:00:00:00:00:06","host_mac":"02:00:00:00:00:07"}}}"#;
+        const GIVEN: &str = r#"{"version":1,"record":{"path":"/run/netns/kni-3","identity":null,
+            "used_by":{"Given":{"pod":{"namespace":"a","name":"b","uid":""},"since":7}},"warm":null}}"#;
+        const REMOVAL: &str =
+            r#"{"version":1,"record":{"endpoint":3,"host_ifname":"kni1","host_ifindex":7,"netns":null}}"#;
+        const NETWORK: &str = r#"{"version":1,"record":{"id":9,"spec":{"name":"blue","default":true,"enabled":true,
+            "subnets":["10.0.0.0/24"],"exclude_subnets":[],"mtu":1500,"egress":"Route"}}}"#;
+        const UPLINK: &str = r#"{"version":1,"record":{"ifname":"eth0","ifindex":2,"addresses":["192.0.2.7"]}}"#;
+        type Rows = redb::TableDefinition<'static, &'static str, &'static [u8]>;
+
+        let dir = tempfile::tempdir().unwrap();
+        let database = Database::create(dir.path().join("state.redb")).unwrap();
+        let transaction = database.begin_write().unwrap();
+        for (table, key, row) in [
+            ("sandboxes", "s1", SANDBOX),
+            ("namespaces", "/run/netns/kni-1", NAMESPACE),
+            ("namespaces", "/run/netns/kni-2", WARM),
+            ("namespaces", "/run/netns/kni-3", GIVEN),
+            ("networks", "blue", NETWORK),
+            ("uplink", "uplink", UPLINK),
+        ] {
+            let mut rows = transaction.open_table(Rows::new(table)).unwrap();
+            rows.insert(key, row.as_bytes()).unwrap();
+        }
+        let removals: redb::TableDefinition<'_, u32, &[u8]> = redb::TableDefinition::new("removals");
+        transaction
+            .open_table(removals)
+            .unwrap()
+            .insert(3, REMOVAL.as_bytes())
+            .unwrap();
+        transaction.commit().unwrap();
+        drop(database);
+
+        let contents = Store::open(dir.path()).unwrap().load().unwrap();
+        let [sandbox] = contents.sandboxes.try_into().unwrap();
+        assert_eq!((sandbox.phase, sandbox.pod.name.as_str()), (Phase::Ready, "web-0"));
+        let kinds: Vec<bool> = sandbox.attachments.iter().map(|one| one.kind.is_ebpf()).collect();
+        assert_eq!(kinds, [true, false]);
+        assert_eq!(sandbox.attachments[0].ipv4, Some([10, 0, 0, 7].into()));
+        let uses: Vec<NamespaceUse> = contents.namespaces.iter().map(|one| one.used_by.clone()).collect();
+        let given = NamespaceUse::Given {
+            pod: PodRef::named("a", "b"),
+            since: 7,
+        };
+        let bound = NamespaceUse::Bound { sandbox: sandbox.id };
+        assert_eq!(uses, [bound, NamespaceUse::Warm, given]);
+        assert_eq!(contents.namespaces[1].warm.as_ref().unwrap().host_ifindex, 1006);
+        assert_eq!(contents.removals, [removal(3)]);
+        assert_eq!(contents.networks, [network("blue", 9)]);
+        assert_eq!(contents.uplink.addresses, ["192.0.2.7".parse().unwrap()].into());
     }
 }

@@ -28,7 +28,7 @@ pub(super) type Edit = Box<dyn FnOnce(&WriteTransaction) -> Result<(), StoreErro
 
 /// An owned key, and its form in the database.
 pub(super) trait RowKey: Display + Sized + Send + 'static {
-    type Stored: Key + 'static;
+    type Stored: Key + Send + 'static;
 
     fn stored(&self) -> <Self::Stored as Value>::SelfType<'_>;
 
