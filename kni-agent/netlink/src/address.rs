@@ -1,4 +1,4 @@
-//! The addresses of the node's interfaces, and those that pods alone leave the node with.
+//! Lists the addresses of interfaces; adds and removes the egress addresses of pods.
 
 use std::net::IpAddr;
 
@@ -26,11 +26,11 @@ pub struct LinkAddress {
     pub address: IpAddr,
     /// Length of the prefix that is on the link.
     pub prefix_len: u8,
-    /// It can be used: it is neither being checked for duplicates, nor one.
+    /// Whether it can be used: duplicate address detection is over and found none.
     pub usable: bool,
-    /// It is not to be used for what begins now.
+    /// Whether new connections should not use it.
     pub deprecated: bool,
-    /// KNI made it. Not told by kernels before 5.18.
+    /// Whether KNI created it. Kernels before 5.18 do not report this.
     pub ours: bool,
 }
 
@@ -44,9 +44,8 @@ impl Netlink {
         Ok(answers.iter().filter_map(LinkAddress::from_message).collect())
     }
 
-    /// Gives an interface an address that pods leave the node with: /32 or /128, usable at once. The node itself does
-    /// not choose it as a source (IPv6: deprecated from the beginning; IPv4: behind those that are there). Replaces
-    /// the same one.
+    /// Adds an egress address of pods to an interface: /32 or /128, usable at once. The node itself does not choose it as a
+    /// source (IPv6: deprecated from the beginning; IPv4: behind the existing ones). Idempotent.
     pub async fn add_egress_address(&self, ifindex: u32, address: IpAddr) -> Result<()> {
         let mut message = message::address(ifindex, address);
         message
@@ -65,7 +64,7 @@ impl Netlink {
             .await
     }
 
-    /// Takes such an address away. Idempotent.
+    /// Removes such an address. Idempotent.
     pub async fn del_egress_address(&self, ifindex: u32, address: IpAddr) -> Result<()> {
         let mut message = message::address(ifindex, address);
         message
@@ -91,7 +90,7 @@ impl LinkAddress {
             if let AddressAttribute::Local(found) = attribute {
                 local = Some(*found);
             } else if let AddressAttribute::Address(found) = attribute {
-                // Of a point-to-point link the other end's, where there is a local one too.
+                // The peer's address of a point-to-point link, where there is a local one too.
                 address = Some(*found);
             } else if let AddressAttribute::Flags(found) = attribute {
                 flags = *found;

@@ -1,8 +1,8 @@
-//! The conversation with rtnetlink: sends requests, matches the answers, turns refusals into errors.
+//! Exchanges requests and answers with rtnetlink and turns refusals into errors.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
-    reason = "rtnetlink is open-ended: what was not asked for is skipped"
+    reason = "rtnetlink is open-ended: other messages are skipped"
 )]
 
 use std::{
@@ -28,16 +28,16 @@ use super::{
     error::{Error, Place, Refusal},
 };
 
-/// The kernel answers at once, but may wait long for its own lock when hundreds of links come and go.
+/// The kernel answers at once, but may wait long for its own lock while hundreds of links are created or deleted.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a listing is repeated that another one, or a change, disturbed.
+/// Retries of a dump that another one, or a change, interrupted.
 const DUMP_TRIES: u32 = 50;
 const DUMP_PAUSE: Duration = Duration::from_millis(2);
-/// `NLMSGERR_ATTR_MSG`: the kernel's explanation in an acknowledgement.
-const EXPLANATION: u16 = 1;
+/// `NLMSGERR_ATTR_MSG`: the kernel's message in an acknowledgement.
+const MESSAGE_ATTRIBUTE: u16 = 1;
 
 /// A connection to rtnetlink in one network namespace. Clones share it; the socket closes after the last one is
-/// dropped. It keeps its namespace alive, so it must not be kept for a pod.
+/// dropped. It keeps its namespace alive, so do not store it for a pod.
 ///
 /// The kernel works inside `sendmsg`, up to tens of milliseconds: connections are driven by two threads of this module,
 /// one for teardown and one for the rest, so that neither a worker of the caller's runtime nor an attach is held up.
@@ -45,12 +45,12 @@ const EXPLANATION: u16 = 1;
 #[derive(Debug, Clone)]
 pub struct Netlink {
     connection: ConnectionHandle<RouteNetlinkMessage>,
-    /// A socket can serve one listing at a time (the kernel says EBUSY to a second one).
-    listing: Arc<tokio::sync::Mutex<()>>,
+    /// A socket serves one dump at a time (EBUSY for a second one).
+    dumping: Arc<tokio::sync::Mutex<()>>,
     netns: Option<Arc<Path>>,
 }
 
-/// One request, the place that its error will name, and the refusals that are as good as success.
+/// One request, the context of its error, and the errors that count as success.
 pub(super) struct Request {
     pub(super) place: Place,
     pub(super) message: RouteNetlinkMessage,
@@ -74,11 +74,11 @@ impl Request {
     }
 }
 
-/// What the kernel said to one request.
+/// The kernel's answer to one request.
 #[derive(Default)]
 struct Outcome {
     messages: Vec<RouteNetlinkMessage>,
-    disturbed: bool,
+    interrupted: bool,
     refusal: Option<Refusal>,
 }
 
@@ -88,7 +88,7 @@ impl Netlink {
         Self::connect(None, &DRIVER)
     }
 
-    /// As [`Self::new`], for deleting links: whoever uses the other connections does not wait for it.
+    /// As [`Self::new`], for deleting links, so that other connections do not wait for that.
     pub fn for_teardown() -> Result<Self> {
         Self::connect(None, &TEARDOWN_DRIVER)
     }
@@ -115,36 +115,36 @@ impl Netlink {
         driver.spawn(connection);
         Ok(Self {
             connection: handle,
-            listing: Arc::default(),
+            dumping: Arc::default(),
             netns,
         })
     }
 
-    /// A place in this connection's namespace.
+    /// An error context in this connection's namespace.
     pub(super) fn place(&self, operation: impl Into<std::borrow::Cow<'static, str>>) -> Place {
         Place::new(operation).netns(self.netns.clone())
     }
 
-    /// Sends all requests in one datagram; the kernel carries them out in order, each on its own. The first refusal
-    /// that is not forgiven is the result.
+    /// Sends all requests in one datagram; the kernel carries them out in order, each on its own. Fails with the first
+    /// error that is not forgiven.
     pub(super) async fn apply(&self, requests: Vec<Request>) -> Result<()> {
         self.ask(requests).await.map(drop)
     }
 
-    /// As [`Self::apply`], for requests that are answered; all answers in order.
+    /// As [`Self::apply`], for requests with answers; all answers in order.
     pub(super) async fn ask(&self, requests: Vec<Request>) -> Result<Vec<RouteNetlinkMessage>> {
-        let mut judges = Vec::with_capacity(requests.len());
+        let mut contexts = Vec::with_capacity(requests.len());
         let mut messages = Vec::with_capacity(requests.len());
         for request in requests {
             messages.push(envelope(request.message, request.flags | NLM_F_ACK));
-            judges.push((request.place, request.forgive));
+            contexts.push((request.place, request.forgive));
         }
-        let Some((first, _)) = judges.first() else {
+        let Some((first, _)) = contexts.first() else {
             return Ok(Vec::new());
         };
         let outcomes = self.exchange(first, messages).await?;
         let mut answers = Vec::new();
-        for ((place, forgive), outcome) in judges.into_iter().zip(outcomes) {
+        for ((place, forgive), outcome) in contexts.into_iter().zip(outcomes) {
             if let Some(refusal) = outcome.refusal.filter(|refusal| !forgive.contains(&refusal.errno)) {
                 return Err(place.refused(refusal));
             }
@@ -153,7 +153,7 @@ impl Netlink {
         Ok(answers)
     }
 
-    /// Lists objects, repeating until the listing is undisturbed.
+    /// Lists objects, repeating until the dump is consistent.
     pub(super) async fn dump(&self, request: Request) -> Result<Vec<RouteNetlinkMessage>> {
         let Request {
             place,
@@ -161,16 +161,16 @@ impl Netlink {
             forgive,
             ..
         } = request;
-        let _turn = self.listing.lock().await;
+        let _turn = self.dumping.lock().await;
         for _try in 0..DUMP_TRIES {
             let outcomes = self
                 .exchange(&place, vec![envelope(message.clone(), NLM_F_DUMP)])
                 .await?;
             let outcome = outcomes.into_iter().next().unwrap_or_default();
             match outcome.refusal {
-                None if !outcome.disturbed => return Ok(outcome.messages),
+                None if !outcome.interrupted => return Ok(outcome.messages),
                 Some(refusal) if forgive.contains(&refusal.errno) => return Ok(outcome.messages),
-                // A listing whose caller went away is still running on this socket.
+                // A dump whose caller was dropped is still running on this socket.
                 None
                 | Some(Refusal {
                     errno: libc::EBUSY | libc::EINTR,
@@ -179,7 +179,7 @@ impl Netlink {
                 Some(refusal) => return Err(place.refused(refusal)),
             }
         }
-        let detail = ": the listing was disturbed again and again".to_owned();
+        let detail = ": every dump was interrupted".to_owned();
         Err(place.refused(Refusal {
             errno: libc::EAGAIN,
             detail,
@@ -195,17 +195,17 @@ impl Netlink {
             place: place.clone(),
             what: "the rtnetlink connection",
         };
-        let wanted = messages.len();
+        let count = messages.len();
         let mut answers = self
             .connection
             .request_batch(messages, SocketAddr::new(0, 0))
             .map_err(|_closed| ended())?;
         let collect = async {
-            let mut outcomes = Vec::with_capacity(wanted);
+            let mut outcomes = Vec::with_capacity(count);
             let mut current = Outcome::default();
-            while outcomes.len() < wanted {
+            while outcomes.len() < count {
                 let answer = answers.next().await?;
-                current.disturbed |= answer.header.flags & NLM_F_DUMP_INTR != 0;
+                current.interrupted |= answer.header.flags & NLM_F_DUMP_INTR != 0;
                 if current.take(answer.payload) {
                     outcomes.push(std::mem::take(&mut current));
                 }
@@ -233,7 +233,7 @@ impl Outcome {
             NetlinkPayload::Error(error) if error.code.is_some() => {
                 self.refusal = Some(Refusal {
                     errno: error.raw_code().abs(),
-                    detail: explanation(&error),
+                    detail: kernel_message(&error),
                 });
             }
             NetlinkPayload::Done(done) if done.code < 0 => {
@@ -242,7 +242,7 @@ impl Outcome {
                     detail: String::new(),
                 });
             }
-            NetlinkPayload::Overrun(_) => self.disturbed = true,
+            NetlinkPayload::Overrun(_) => self.interrupted = true,
             _ => {}
         }
         true
@@ -255,17 +255,17 @@ fn envelope(message: RouteNetlinkMessage, flags: u16) -> NetlinkMessage<RouteNet
     envelope
 }
 
-/// The kernel's own words in a refusal, as `: words`. They follow the header of the refused request, which alone is
-/// sent back (`NETLINK_CAP_ACK`).
-fn explanation(error: &ErrorMessage) -> String {
+/// The kernel's message in a refusal, with a leading `: `. It follows the header of the refused request, the only part
+/// that is sent back (`NETLINK_CAP_ACK`).
+fn kernel_message(error: &ErrorMessage) -> String {
     const REQUEST_HEADER: usize = 16;
     let attributes = error.header.get(REQUEST_HEADER..).unwrap_or_default();
     NlasIterator::new(attributes)
         .filter_map(std::result::Result::ok)
-        .find(|attribute| attribute.kind() == EXPLANATION)
+        .find(|attribute| attribute.kind() == MESSAGE_ATTRIBUTE)
         .map(|attribute| {
-            let words = String::from_utf8_lossy(attribute.value());
-            format!(": {}", words.trim_end_matches('\0'))
+            let message = String::from_utf8_lossy(attribute.value());
+            format!(": {}", message.trim_end_matches('\0'))
         })
         .unwrap_or_default()
 }
@@ -275,12 +275,12 @@ fn open_socket() -> io::Result<TokioSocket> {
     let options = socket.socket_ref();
     options.set_cap_ack(true)?;
     options.set_ext_ack(true)?;
-    // Filters of listings are honoured only by a strict socket; also, no attribute is silently ignored.
+    // Only a strict socket applies the filters of dumps; it also rejects unknown attributes.
     options.set_netlink_get_strict_chk(true)?;
     Ok(socket)
 }
 
-/// A thread with a runtime that drives connections, started at its first use.
+/// A thread with a runtime that drives connections, started on first use.
 struct Driver {
     name: &'static str,
     handle: Mutex<Option<runtime::Handle>>,

@@ -16,18 +16,18 @@ use super::{
 };
 
 /// Links in one datagram. Each is acknowledged on its own, and a socket of the usual size holds 256 acknowledgements.
-const STROKE: usize = 128;
+const BATCH: usize = 128;
 
 impl Netlink {
     /// Deletes the link with that index, and with it the other end of a veth pair, if it still has the expected name;
-    /// about 28 ms (p50), mostly grace periods of the kernel. Idempotent: says whether there was such a link. A link of
+    /// about 28 ms (p50), mostly grace periods of the kernel. Idempotent: returns whether there was such a link. A link of
     /// another name has reused the index and is left alone.
     pub async fn delete_link(&self, ifindex: u32, expected_name: &str) -> Result<bool> {
-        let known = self
+        let exists = self
             .get_link(ifindex)
             .await?
             .is_some_and(|link| link.name == expected_name);
-        if !known {
+        if !exists {
             return Ok(false);
         }
         self.apply(vec![self.delete_request(ifindex, expected_name)])
@@ -35,19 +35,19 @@ impl Netlink {
             .map(|()| true)
     }
 
-    /// Deletes many links as [`Self::delete_link`] does, in one stroke: they enter [`DELETE_GROUP`], which is deleted
-    /// as a whole, so that the kernel waits for its grace periods once and not once for each link. Measured on Linux
-    /// 6.18 against one by one: 2 links 18 ms (65 ms), 10 links 13 ms (265 ms), 50 links 43 ms (1.17 s). Says how many
+    /// Deletes many links as [`Self::delete_link`] does, in one batch: they join [`DELETE_GROUP`], which is deleted as a
+    /// whole, so that the kernel waits for its grace periods once and not once for each link. Measured on Linux
+    /// 6.18 against one by one: 2 links 18 ms (65 ms), 10 links 13 ms (265 ms), 50 links 43 ms (1.17 s). Returns how many
     /// there were.
     pub async fn delete_links(&self, links: &[(u32, &str)]) -> Result<usize> {
-        let wanted: BTreeMap<u32, &str> = links.iter().copied().collect();
+        let expected: BTreeMap<u32, &str> = links.iter().copied().collect();
         let (ours, others): (Vec<Link>, Vec<Link>) = self
             .list_links()
             .await?
             .into_iter()
-            .partition(|link| wanted.get(&link.ifindex).is_some_and(|name| *name == link.name));
-        if let Some(stranger) = others.iter().find(|link| link.group == DELETE_GROUP) {
-            let place = self.place("delete links").interface(stranger.name.as_str());
+            .partition(|link| expected.get(&link.ifindex).is_some_and(|name| *name == link.name));
+        if let Some(foreign) = others.iter().find(|link| link.group == DELETE_GROUP) {
+            let place = self.place("delete links").interface(foreign.name.as_str());
             let reason = format!("it is in link group {DELETE_GROUP}, which would be deleted");
             return Err(Error::Foreign { place, reason });
         }
@@ -56,8 +56,8 @@ impl Netlink {
             [only] => return self.delete_link(only.ifindex, &only.name).await.map(usize::from),
             _ => {}
         }
-        for stroke in ours.chunks(STROKE) {
-            let mut requests: Vec<Request> = stroke.iter().map(|link| self.mark_request(link)).collect();
+        for batch in ours.chunks(BATCH) {
+            let mut requests: Vec<Request> = batch.iter().map(|link| self.mark_request(link)).collect();
             let mut group = LinkMessage::default();
             group.attributes.push(LinkAttribute::Group(DELETE_GROUP));
             let place = self.place("delete links");

@@ -1,4 +1,4 @@
-//! Lends interfaces of the node to pods: moves them, and marks them so that a fresh process can bring them back.
+//! Moves interfaces of the node into pods, with an alias by which a new process moves them back.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -10,14 +10,14 @@ use netlink_packet_route::{
 
 use super::{Netlink, Netns, Result, connection::Request, error::Error, link::Link};
 
-/// How the alias of a lent device begins; what it was follows.
-const LENT: &str = "kni-lent";
+/// Prefix of the alias of a moved device; its original settings follow.
+const PREFIX: &str = "kni-lent";
 /// Longest alias (`IFALIASZ` without its zero).
 const MAX_ALIAS: usize = 255;
 
-/// The alias that says what a device was. The kernel keeps it with the device wherever that goes, also when it falls
-/// back to the node because a namespace ended.
-pub fn alias_of_lent(lent: &LentDevice) -> String {
+/// The alias with the original settings of a device. The kernel keeps it with the device in every namespace, also when the
+/// device returns to the node because a namespace ended.
+pub fn moved_device_alias(lent: &LentDevice) -> String {
     let LentDevice {
         device,
         mac,
@@ -28,7 +28,7 @@ pub fn alias_of_lent(lent: &LentDevice) -> String {
     } = lent;
     let state = if *up { "up" } else { "down" };
     let own = alias.as_deref().unwrap_or_default();
-    let text = format!("{LENT} {device} {mac} {mtu} {state} {own}");
+    let text = format!("{PREFIX} {device} {mac} {mtu} {state} {own}");
     let kept = text.chars().scan(0, |bytes, c| {
         *bytes += c.len_utf8();
         (*bytes <= MAX_ALIAS).then_some(c)
@@ -36,10 +36,10 @@ pub fn alias_of_lent(lent: &LentDevice) -> String {
     kept.collect::<String>().trim_end().to_owned()
 }
 
-/// What a link was before it was lent; none for a link that was not.
-pub fn lent_by_alias(link: &Link) -> Option<LentDevice> {
+/// The original settings of a moved device; none for other links.
+pub fn moved_device_from_alias(link: &Link) -> Option<LentDevice> {
     let mut words = link.alias.as_deref()?.splitn(6, ' ');
-    if words.next() != Some(LENT) {
+    if words.next() != Some(PREFIX) {
         return None;
     }
     Some(LentDevice {
@@ -56,7 +56,7 @@ impl Netlink {
     /// Moves a link of this connection's namespace, under another name, into `netns`; it is down then and has lost its
     /// addresses. [`Error::Refused`] with EEXIST if the name is taken there: the link may have moved without its name.
     ///
-    /// Once begun it is carried out even if the returned future is dropped.
+    /// Completes even if the returned future is dropped.
     pub async fn move_link(&self, ifindex: u32, name: &IfName, netns: &Netns) -> Result<()> {
         let place = self
             .place(format!("move link into {} as {name}", netns.path().display()))
@@ -82,8 +82,8 @@ impl Netlink {
         })?
     }
 
-    /// Gives a link that is back on the node its settings; the alias last, as it says that something is left to do.
-    pub async fn restore_lent(&self, ifindex: u32, lent: &LentDevice) -> Result<()> {
+    /// Restores the settings of a device that is back on the node; the alias last, as it marks an unfinished restore.
+    pub async fn restore_moved_device(&self, ifindex: u32, lent: &LentDevice) -> Result<()> {
         self.set_mtu(ifindex, lent.mtu).await?;
         self.set_mac(ifindex, lent.mac).await?;
         if lent.up {
@@ -94,11 +94,11 @@ impl Netlink {
         self.set_alias(ifindex, lent.alias.as_deref().unwrap_or_default()).await
     }
 
-    /// The links of this connection's namespace that are lent.
-    pub async fn list_lent(&self) -> Result<Vec<(Link, LentDevice)>> {
+    /// The moved devices in this connection's namespace.
+    pub async fn list_moved_devices(&self) -> Result<Vec<(Link, LentDevice)>> {
         let links = self.list_links().await?.into_iter();
         Ok(links
-            .filter_map(|link| lent_by_alias(&link).map(|lent| (link, lent)))
+            .filter_map(|link| moved_device_from_alias(&link).map(|lent| (link, lent)))
             .collect())
     }
 }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_alias_says_what_the_device_was() {
+    fn the_alias_has_the_settings_of_the_device() {
         for alias in [None, Some("port 7 of rack 2".to_owned())] {
             let lent = LentDevice {
                 device: "enp3s0f1".parse().unwrap(),
@@ -119,18 +119,18 @@ mod tests {
                 physical: true,
             };
             let mut link = link();
-            link.alias = Some(alias_of_lent(&lent));
-            assert_eq!(lent_by_alias(&link), Some(lent.clone()));
+            link.alias = Some(moved_device_alias(&lent));
+            assert_eq!(moved_device_from_alias(&link), Some(lent.clone()));
             let long = LentDevice {
                 alias: Some("é".repeat(200)),
                 ..lent
             };
-            assert!(alias_of_lent(&long).len() <= MAX_ALIAS);
+            assert!(moved_device_alias(&long).len() <= MAX_ALIAS);
         }
         for other in [None, Some("kni:a/b eth0".to_owned()), Some("kni-lent".to_owned())] {
             let mut link = link();
             link.alias = other;
-            assert_eq!(lent_by_alias(&link), None);
+            assert_eq!(moved_device_from_alias(&link), None);
         }
     }
 
@@ -138,17 +138,8 @@ mod tests {
         Link {
             ifindex: 7,
             name: "net1".to_owned(),
-            alias: None,
-            mac: None,
             mtu: 1500,
-            up: false,
-            operational: false,
-            veth: false,
-            peer_ifindex: None,
-            peer_netnsid: None,
-            group: 0,
-            kind: None,
-            controller: None,
+            ..Link::default()
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Where packets leave the node: its default routes, and the source address that the kernel prefers.
+//! Finds the node's egress: its default routes, and the source address that the kernel prefers.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
-    reason = "rtnetlink is open-ended: what was not asked for is skipped"
+    reason = "rtnetlink is open-ended: other messages are skipped"
 )]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -18,21 +18,21 @@ use super::{
     host::{destination_of, oif_of},
 };
 
-/// Destinations that nothing but a default route leads to: documentation prefixes (RFC 5737, RFC 3849), which nobody is
-/// ever sent a packet at.
-const SOMEBODY_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-const SOMEBODY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0xffff, 0, 0, 0, 1);
+/// Destinations of lookups that only a default route matches: documentation prefixes (RFC 5737, RFC 3849). No packet is
+/// sent there.
+const EXTERNAL_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const EXTERNAL_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0xffff, 0, 0, 0, 1);
 
 /// A default route of the main table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DefaultRoute {
-    /// Whether it is one of IPv4.
+    /// Whether it is an IPv4 route.
     pub v4: bool,
-    /// The interface; of several next hops the first one's.
+    /// The interface; that of the first of several next hops.
     pub ifindex: u32,
-    /// The smallest metric counts.
+    /// Metric; the route with the smallest one is used.
     pub metric: u32,
-    /// The source address that the route itself asks for.
+    /// The source address that the route prefers.
     pub source: Option<IpAddr>,
 }
 
@@ -49,14 +49,13 @@ impl Netlink {
         Ok(found)
     }
 
-    /// The source address with which the kernel would send through an interface to somebody far away. `None` where it
-    /// knows no way there.
+    /// The kernel's source address for packets through an interface to an external destination. `None` without a route.
     pub async fn preferred_source(&self, ifindex: u32, v4: bool) -> Result<Option<IpAddr>> {
         let mut message = RouteMessage::default();
         let (family, destination): (_, IpAddr) = if v4 {
-            (AddressFamily::Inet, SOMEBODY_V4.into())
+            (AddressFamily::Inet, EXTERNAL_V4.into())
         } else {
-            (AddressFamily::Inet6, SOMEBODY_V6.into())
+            (AddressFamily::Inet6, EXTERNAL_V6.into())
         };
         message.header.address_family = family;
         message.header.destination_prefix_length = if v4 { 32 } else { 128 };

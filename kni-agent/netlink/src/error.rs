@@ -1,4 +1,4 @@
-//! What can go wrong in this driver, always naming the operation, the interface and the namespace.
+//! Defines the errors of this driver, with operation, interface and namespace.
 
 use std::{
     borrow::Cow,
@@ -7,10 +7,10 @@ use std::{
     sync::Arc,
 };
 
-/// Where something went wrong.
+/// The operation that failed, and its subject.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// What was being done ("create veth").
+    /// The operation ("create veth").
     pub operation: Cow<'static, str>,
     /// The interface, by name or as `#index`.
     pub interface: Option<String>,
@@ -41,7 +41,7 @@ impl Place {
         self.netns(Some(path.into()))
     }
 
-    /// The error of this place for a refusal.
+    /// The error of this operation for a refusal of the kernel.
     pub(super) fn refused(self, refusal: impl Into<Refusal>) -> Error {
         Error::Refused {
             place: self,
@@ -63,13 +63,13 @@ impl fmt::Display for Place {
     }
 }
 
-/// An error number of the kernel, with the kernel's own words where it gave some (extended acknowledgement).
+/// An error number of the kernel, with its message where it sent one (extended acknowledgement).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{detail}", io::Error::from_raw_os_error(*errno))]
 pub struct Refusal {
     /// The error number, positive.
     pub errno: i32,
-    /// Empty, or `: ` and the kernel's explanation.
+    /// Empty, or `: ` and the kernel's message.
     pub detail: String,
 }
 
@@ -97,7 +97,7 @@ impl From<io::Error> for Refusal {
     }
 }
 
-/// What exists already where something was to be created.
+/// An existing object that prevents a creation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Existing {
     /// A host-side interface of that name.
@@ -127,64 +127,64 @@ pub enum Error {
     /// The kernel refused.
     #[error("{place}: {refusal}")]
     Refused {
-        /// Where.
+        /// The operation.
         place: Place,
-        /// Why.
+        /// The kernel's error.
         #[source]
         refusal: Refusal,
     },
-    /// Something exists already.
+    /// The object exists already.
     #[error("{place}: {what} exists already")]
     Exists {
-        /// Where.
+        /// The operation.
         place: Place,
-        /// What.
+        /// The existing object.
         what: Existing,
     },
-    /// The path leads to something that is not a network namespace.
+    /// The file is not a network namespace.
     #[error("{} is not a network namespace: it is {found}", path.display())]
     NotANamespace {
         /// The path.
         path: PathBuf,
-        /// What is there instead.
+        /// The kind of file.
         found: &'static str,
     },
-    /// The object was not made by KNI and is left alone.
+    /// The object is not KNI's and is left alone.
     #[error("{place}: left alone, because {reason}")]
     Foreign {
-        /// Where.
+        /// The operation.
         place: Place,
-        /// What shows that it is foreign.
+        /// Why it is taken for foreign.
         reason: String,
     },
     /// The kernel did not answer in time; whether the request was carried out is unknown.
     #[error("{place}: no answer from the kernel within {seconds} s")]
     Timeout {
-        /// Where.
+        /// The operation.
         place: Place,
-        /// How long was waited.
+        /// The wait in seconds.
         seconds: u64,
     },
-    /// The connection or the thread that was to do the work ended first.
+    /// The connection or the thread ended before the work was done.
     #[error("{place}: {what} ended before the work was done")]
     Ended {
-        /// Where.
+        /// The operation.
         place: Place,
-        /// What ended.
+        /// The connection or thread.
         what: &'static str,
     },
-    /// The kernel's answer does not say what it must.
+    /// The kernel's answer lacks a required part.
     #[error("{place}: the kernel's answer lacks {missing}")]
     Unexpected {
-        /// Where.
+        /// The operation.
         place: Place,
-        /// What is missing.
+        /// The missing part.
         missing: &'static str,
     },
 }
 
 impl Error {
-    /// The kernel's error number, where there is one.
+    /// The kernel's error number, if there is one.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Refused { refusal, .. } => Some(refusal.errno),

@@ -1,8 +1,8 @@
-//! The host's routes to pods of the default network, in a table of their own.
+//! Manages the host's routes to pods of the default network, in a table of their own.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
-    reason = "rtnetlink is open-ended: what was not asked for is skipped"
+    reason = "rtnetlink is open-ended: other messages are skipped"
 )]
 
 use std::net::IpAddr;
@@ -39,7 +39,7 @@ impl Netlink {
         self.apply(vec![Request::new(place, message, PUT)]).await
     }
 
-    /// Removes the route of `address` over that interface. Idempotent, and a newer route over another one is kept.
+    /// Removes the route of `address` over that interface. Idempotent; keeps a newer route over another interface.
     pub async fn del_pod_route(&self, address: IpAddr, host_ifindex: u32) -> Result<()> {
         let message = RouteNetlinkMessage::DelRoute(message::route(&spec(address, host_ifindex)));
         let place = self
@@ -54,7 +54,7 @@ impl Netlink {
         .await
     }
 
-    /// All routes that KNI made in this namespace, by table and protocol.
+    /// All routes that KNI created in this namespace, by table and protocol.
     pub async fn list_our_routes(&self) -> Result<Vec<OurRoute>> {
         let mut routes = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -102,7 +102,7 @@ impl OurRoute {
     }
 }
 
-/// What a route leads to; the default route has no attribute for it.
+/// The destination of a route; the default route has no attribute for it.
 pub(super) fn destination_of(route: &RouteMessage) -> Option<IpNet> {
     let address = route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Destination(RouteAddress::Inet(v4)) => Some(IpAddr::V4(*v4)),
@@ -117,7 +117,7 @@ pub(super) fn destination_of(route: &RouteMessage) -> Option<IpNet> {
     IpNet::new(address.unwrap_or(any), route.header.destination_prefix_length).ok()
 }
 
-/// The interface a route leaves by.
+/// The outgoing interface of a route.
 pub(super) fn oif_of(route: &RouteMessage) -> Option<u32> {
     route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Oif(index) => Some(*index),

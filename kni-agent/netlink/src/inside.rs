@@ -1,4 +1,4 @@
-//! Looks into a namespace without rtnetlink, for questions that cannot wait: which interfaces are there.
+//! Lists the interfaces of a namespace without rtnetlink, for callers that cannot await.
 
 use std::{net::IpAddr, path::Path, thread};
 
@@ -25,7 +25,7 @@ pub struct InterfaceFacts {
     pub addresses: Vec<IpAddr>,
 }
 
-/// The interfaces of the namespace at `path`; none if the namespace there is not the expected one, or cannot be entered.
+/// The interfaces of the namespace at `path`; none if it is not the expected one, or cannot be entered.
 /// Takes about 0.1 ms, on a thread of its own.
 pub fn look_inside(path: &Path, expected: NetnsIdentity) -> Option<Vec<InterfaceFacts>> {
     let netns = netns::open(path).ok().filter(|netns| netns.id() == expected)?;
@@ -51,13 +51,13 @@ fn list() -> Option<Vec<InterfaceFacts>> {
             found.len() - 1
         });
         if let (Some(facts), Some(address)) = (found.get_mut(position), &entry.address) {
-            note(facts, address);
+            add(facts, address);
         }
     }
     Some(found)
 }
 
-fn note(facts: &mut InterfaceFacts, address: &SockaddrStorage) {
+fn add(facts: &mut InterfaceFacts, address: &SockaddrStorage) {
     if let Some(link) = address.as_link_addr() {
         facts.mac = link.addr().map(MacAddr);
     } else if let Some(v4) = address.as_sockaddr_in() {

@@ -1,8 +1,8 @@
-//! Reading and changing links.
+//! Reads and changes links.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
-    reason = "rtnetlink is open-ended: what was not asked for is skipped"
+    reason = "rtnetlink is open-ended: other messages are skipped"
 )]
 
 use std::{
@@ -27,10 +27,10 @@ use super::{
 };
 
 /// The kernel's link watch runs at least once a second.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(3);
-const SETTLE_PAUSE: Duration = Duration::from_millis(1);
+const CARRIER_TIMEOUT: Duration = Duration::from_secs(3);
+const CARRIER_PAUSE: Duration = Duration::from_millis(1);
 
-/// How a link is asked for.
+/// Identifies a link in a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkKey<'a> {
     /// By interface index.
@@ -57,8 +57,8 @@ impl<'a> From<&'a IfName> for LinkKey<'a> {
     }
 }
 
-/// A link as the kernel shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A link as the kernel reports it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Link {
     /// Interface index.
     pub ifindex: u32,
@@ -73,7 +73,7 @@ pub struct Link {
     /// Whether it is administratively up.
     pub up: bool,
     /// Whether it can transmit (operational state UP): for a veth, a moment after both ends are up; see
-    /// [`Netlink::settle`].
+    /// [`Netlink::wait_for_carrier`].
     pub operational: bool,
     /// Whether it is one end of a veth pair.
     pub veth: bool,
@@ -83,13 +83,13 @@ pub struct Link {
     pub peer_netnsid: Option<i32>,
     /// Link group.
     pub group: u32,
-    /// The kernel's word for what software made it ("veth", "macvlan", "tun"); none for physical devices and loopback.
+    /// The kernel's name of the virtual driver ("veth", "macvlan", "tun"); none for physical devices and loopback.
     pub kind: Option<String>,
     /// Index of the bridge, bond or VRF it is part of.
     pub controller: Option<u32>,
 }
 
-/// A host-side link that KNI made.
+/// A host-side link of KNI.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OurLink {
     /// Interface index.
@@ -108,6 +108,11 @@ pub struct OurLink {
     pub peer_ifindex: Option<u32>,
     /// Number by which the host knows the pod's namespace; see [`Netlink::netns_id`].
     pub peer_netnsid: Option<i32>,
+}
+
+/// Whether a link of the caller's namespace has both this name and this index. One system call, no rtnetlink.
+pub fn host_link_exists(name: &IfName, ifindex: u32) -> bool {
+    nix::net::if_::if_nametoindex(name.as_str()).is_ok_and(|found| found == ifindex)
 }
 
 impl Netlink {
@@ -134,7 +139,7 @@ impl Netlink {
             .collect())
     }
 
-    /// The host-side links that KNI made, told by name, alias and kind together.
+    /// The host-side links of KNI, recognised by name, alias and kind together.
     pub async fn list_our_links(&self) -> Result<Vec<OurLink>> {
         Ok(self
             .list_links()
@@ -181,13 +186,13 @@ impl Netlink {
 
     /// Waits until a link that has a carrier can also transmit.
     ///
-    /// Of a veth pair, the end that was set up first gets its carrier from the other one, and until the kernel's link
-    /// watch has noticed, whatever is sent through it is silently dropped: a first TCP handshake then takes a second
-    /// longer. So after both ends are up, call this for the one that was up first. From Linux 6.8 on the first query
-    /// makes the kernel notice; before, it takes a few queries.
-    pub async fn settle(&self, ifindex: u32) -> Result<()> {
+    /// The end of a veth pair that was set up first gets its carrier from the other one. Until the kernel's link watch has
+    /// processed that, packets through it are silently dropped, and a first TCP handshake takes a second longer. So after
+    /// both ends are up, call this for the one that was up first. From Linux 6.8 on the first query makes the kernel process
+    /// it; before, it takes a few queries.
+    pub async fn wait_for_carrier(&self, ifindex: u32) -> Result<()> {
         let place = || self.place("wait for carrier").interface(format!("#{ifindex}"));
-        let deadline = Instant::now() + SETTLE_TIMEOUT;
+        let deadline = Instant::now() + CARRIER_TIMEOUT;
         loop {
             let link = self
                 .get_link(ifindex)
@@ -199,10 +204,10 @@ impl Netlink {
             if Instant::now() >= deadline {
                 return Err(Error::Timeout {
                     place: place(),
-                    seconds: SETTLE_TIMEOUT.as_secs(),
+                    seconds: CARRIER_TIMEOUT.as_secs(),
                 });
             }
-            tokio::time::sleep(SETTLE_PAUSE).await;
+            tokio::time::sleep(CARRIER_PAUSE).await;
         }
     }
 
@@ -236,7 +241,7 @@ impl Netlink {
             .await
     }
 
-    /// Lets `address` be reached over the link at `mac` without ever asking. Replaces what was there.
+    /// Adds a permanent neighbour: `address` is at `mac` on the link. Replaces an existing entry.
     pub async fn add_pod_neighbour(&self, host_ifindex: u32, address: IpAddr, mac: MacAddr) -> Result<()> {
         let place = self
             .place(format!("add neighbour {address}"))
@@ -295,18 +300,8 @@ impl Link {
         let flags = message.header.flags;
         let mut link = Self {
             ifindex: message.header.index,
-            name: String::new(),
-            alias: None,
-            mac: None,
-            mtu: 0,
             up: flags.contains(LinkFlags::Up),
-            operational: false,
-            veth: false,
-            peer_ifindex: None,
-            peer_netnsid: None,
-            group: 0,
-            kind: None,
-            controller: None,
+            ..Self::default()
         };
         for attribute in message.attributes {
             match attribute {

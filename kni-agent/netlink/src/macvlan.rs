@@ -15,7 +15,7 @@ use super::{
     error::{Error, Existing},
 };
 
-/// A macvlan interface to be made.
+/// A macvlan interface to be created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MacvlanSpec {
     /// Index of the parent.
@@ -26,15 +26,15 @@ pub struct MacvlanSpec {
     pub mac: MacAddr,
     /// MTU in bytes, at most the parent's.
     pub mtu: u32,
-    /// Who reaches whom.
+    /// Which interfaces of the parent reach each other.
     pub mode: Mode,
 }
 
 impl Netlink {
-    /// Creates the interface, down, inside `netns`: it is never seen outside. On error nothing is left.
-    /// [`Error::Exists`] if the name is taken there, or if somebody has a parent in mode Passthru for himself.
+    /// Creates the interface, down, directly inside `netns`. An error leaves nothing behind. [`Error::Exists`] if the name
+    /// is taken there, or if another interface has the parent in mode Passthru.
     ///
-    /// Once begun it is carried out even if the returned future is dropped.
+    /// Completes even if the returned future is dropped.
     pub async fn create_macvlan(&self, spec: &MacvlanSpec, netns: &Netns) -> Result<()> {
         let place = self
             .place(format!("create macvlan on #{}", spec.parent))
@@ -78,7 +78,7 @@ impl MacvlanSpec {
                 LinkInfo::Data(InfoData::MacVlan(vec![InfoMacVlan::Mode(mode)])),
             ]),
         ];
-        // One with the whole parent for itself has the parent's address.
+        // In mode Passthru it has the parent's address.
         if self.mode != Mode::Passthru {
             message.attributes.push(LinkAttribute::Address(self.mac.0.to_vec()));
         }

@@ -14,14 +14,14 @@ use netlink_packet_route::{
 
 use super::own::ROUTE_PROTOCOL;
 
-/// Creates what is missing and replaces what is there.
+/// Creates a missing object and replaces an existing one.
 pub(super) const PUT: u16 = NLM_F_CREATE | NLM_F_REPLACE;
 
 /// A route of our protocol.
 #[derive(Debug, Clone)]
 pub(super) struct RouteSpec {
     pub(super) destination: IpNet,
-    /// None: the destination is on the link.
+    /// `None`: the destination is on the link.
     pub(super) gateway: Option<IpAddr>,
     pub(super) ifindex: u32,
     pub(super) table: u32,
@@ -83,7 +83,7 @@ pub(super) fn route(spec: &RouteSpec) -> RouteMessage {
     message
 }
 
-/// Asks how packets to an address are routed.
+/// A route lookup for an address.
 pub(super) fn lookup(address: Ipv6Addr) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = AddressFamily::Inet6;
@@ -92,7 +92,7 @@ pub(super) fn lookup(address: Ipv6Addr) -> RouteMessage {
     message
 }
 
-/// A neighbour that is never asked for.
+/// A permanent neighbour, which is never resolved.
 pub(super) fn neighbour(ifindex: u32, address: IpAddr, mac: MacAddr) -> RouteNetlinkMessage {
     let mut message = NeighbourMessage::default();
     message.header.family = family_of(address);

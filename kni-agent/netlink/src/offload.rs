@@ -1,4 +1,7 @@
-//! Switches offloads of single interfaces (`SIOCETHTOOL`): rtnetlink can show them, not change them.
+//! Switches offloads of single interfaces by `SIOCETHTOOL`.
+//!
+//! rtnetlink can show offloads, not change them. Generic netlink can (`ETHTOOL_MSG_FEATURES_SET`, Linux 5.6), but crate
+//! `ethtool` 0.2 only reads features, and a request of our own would need a second connection inside the pod's namespace.
 
 use std::{
     ffi::CStr,
@@ -15,14 +18,14 @@ use super::{
     error::{Error, Place},
 };
 
-/// What the pod end of a pair needs whose host end runs an XDP program that redirects.
+/// Offloads of a pod end whose host end runs an XDP program that redirects.
 ///
 /// - A frame that is redirected loses the mark that its checksum is unfinished: the pod's stack finishes it.
-/// - The program does not see a VLAN tag that lies beside the frame: the pod's stack puts it inside.
-/// - A veth takes redirected frames only where its other end polls (NAPI). Receive offload makes it poll; the kernel tells
-///   the host end so (`NETDEV_XDP_ACT_NDO_XMIT`) only if it is switched on while the pod end is up.
+/// - The program does not see a VLAN tag in the metadata of the frame: the pod's stack writes it into the frame.
+/// - A veth accepts redirected frames only where its other end polls (NAPI). Receive offload makes it poll; the kernel
+///   announces it to the host end (`NETDEV_XDP_ACT_NDO_XMIT`) only if it is switched on while the pod end is up.
 ///
-/// Segmentation is given up by the kernel as soon as the program is attached.
+/// The kernel switches segmentation off as soon as the program is attached.
 const XDP_POD_END: [(&CStr, bool); 5] = [
     (c"tx-checksum-ip-generic", false),
     (c"tx-checksum-sctp", false),
@@ -38,8 +41,8 @@ const SET_FEATURES: u32 = 0x3b;
 const FEATURE_NAMES: u32 = 4;
 /// `ETH_GSTRING_LEN`
 const NAME_LEN: usize = 32;
-/// `ETHTOOL_F_WISH`: the answer to a feature that was noted and does not hold.
-const NOTED_ONLY: i32 = 1;
+/// `ETHTOOL_F_WISH`: the kernel recorded the setting of a feature without applying it.
+const RECORDED_ONLY: i32 = 1;
 /// More than any kernel has.
 const MAX_FEATURES: usize = 256;
 
@@ -77,7 +80,7 @@ struct Block {
     requested: u32,
 }
 
-/// Makes the pod end of a pair fit for an XDP program at its host end. The interface is one of `netns`, and up.
+/// Prepares the pod end of a pair for an XDP program at its host end. The interface is one of `netns`, and up.
 /// Idempotent.
 pub async fn prepare_xdp_pod_interface(netns: &Netns, ifname: &IfName) -> Result<()> {
     let place = Place::new("set offloads").interface(ifname.as_str()).path(netns.path());
@@ -85,13 +88,13 @@ pub async fn prepare_xdp_pod_interface(netns: &Netns, ifname: &IfName) -> Result
     netns.run(move || set_features(&ifname, &XDP_POD_END, &place)).await?
 }
 
-fn set_features(ifname: &IfName, wanted: &[(&CStr, bool)], place: &Place) -> Result<()> {
+fn set_features(ifname: &IfName, settings: &[(&CStr, bool)], place: &Place) -> Result<()> {
     let refused = |error: io::Error| place.clone().refused(error);
     let device = Device::open(ifname).map_err(refused)?;
     let names = device.feature_names().map_err(refused)?;
     let mut blocks = [Block::default(); MAX_FEATURES / 32];
-    for (name, on) in wanted {
-        // One that this kernel does not know does nothing here.
+    for (name, on) in settings {
+        // A feature that this kernel does not have needs no switching.
         let Some(bit) = names.iter().position(|known| known.as_slice() == name.to_bytes()) else {
             continue;
         };
@@ -106,16 +109,16 @@ fn set_features(ifname: &IfName, wanted: &[(&CStr, bool)], place: &Place) -> Res
         count: u32::try_from(names.len().div_ceil(32)).unwrap_or(0),
         blocks,
     };
-    if device.ask(&mut request).map_err(refused)? & NOTED_ONLY != 0 {
+    if device.request(&mut request).map_err(refused)? & RECORDED_ONLY != 0 {
         return Err(Error::Unexpected {
             place: place.clone(),
-            missing: "an offload that was asked for",
+            missing: "a requested offload",
         });
     }
     Ok(())
 }
 
-/// An interface of the calling thread's namespace, and a socket to speak of it.
+/// An interface of the calling thread's namespace, and a socket for its requests.
 struct Device {
     socket: OwnedFd,
     name: [libc::c_char; libc::IFNAMSIZ],
@@ -140,7 +143,7 @@ impl Device {
             sets: 1 << FEATURE_NAMES,
             count: 0,
         };
-        self.ask(&mut count)?;
+        self.request(&mut count)?;
         let count = usize::try_from(count.count).unwrap_or(usize::MAX);
         if count == 0 || count > MAX_FEATURES {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
@@ -151,21 +154,21 @@ impl Device {
             count: 0,
             names: [[0; NAME_LEN]; MAX_FEATURES],
         });
-        self.ask(&mut *strings)?;
+        self.request(&mut *strings)?;
         let name = |raw: &[u8; NAME_LEN]| raw.iter().copied().take_while(|byte| *byte != 0).collect();
         Ok(strings.names.iter().take(count).map(name).collect())
     }
 
-    /// Hands a request to the kernel, which writes its answer over it. `T` begins with the command's number and is as
+    /// Sends a request to the kernel, which overwrites it with the answer. `T` begins with the command's number and is as
     /// long as that command may need.
-    fn ask<T>(&self, request: &mut T) -> io::Result<i32> {
+    fn request<T>(&self, request: &mut T) -> io::Result<i32> {
         let mut envelope = libc::ifreq {
             ifr_name: self.name,
             ifr_ifru: libc::__c_anonymous_ifr_ifru {
                 ifru_data: std::ptr::from_mut(request).cast(),
             },
         };
-        // SAFETY: the envelope and the request live during the call, and the request is as long as its command says.
+        // SAFETY: the envelope and the request live during the call, and the request is as long as its command needs.
         let answer = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut envelope) };
         if answer < 0 {
             return Err(io::Error::last_os_error());
@@ -182,7 +185,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_interface_that_is_not_there_is_named() {
+    async fn the_error_names_a_missing_interface() {
         let netns = Netns::current().unwrap();
         let error = prepare_xdp_pod_interface(&netns, &"nothere0".parse().unwrap())
             .await

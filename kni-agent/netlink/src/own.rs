@@ -1,20 +1,20 @@
-//! The marks by which a fresh process recognises the kernel objects that KNI made, and the numbers it uses.
+//! Defines the marks by which a new process recognises KNI's kernel objects, and KNI's numbers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Routing table that holds the host's routes to pods of the default network; nothing else is in it.
 pub const ROUTE_TABLE: u32 = 19278;
-/// `rtm_protocol` of every route and `FRA_PROTOCOL` of every rule made here. 75 is not assigned in `rt_protos`.
+/// `rtm_protocol` of every route and `FRA_PROTOCOL` of every rule of KNI. 75 is not assigned in `rt_protos`.
 pub const ROUTE_PROTOCOL: u8 = 75;
 /// Priority of the rules that lead to [`ROUTE_TABLE`]: behind the local table (0), before main (32766).
 pub const RULE_PRIORITY: u32 = 1910;
-/// How the `ifalias` of every host-side link begins; what follows names the pod and the interface.
+/// Prefix of the `ifalias` of every host-side link; pod and interface follow.
 pub const IFALIAS_PREFIX: &str = "kni:";
-/// How the name of every host-side link begins.
+/// Prefix of the name of every host-side link.
 pub const HOST_IFNAME_PREFIX: &str = "kni";
-/// Link group that a link enters only to be deleted together with others ("kni" in ASCII).
+/// Link group for the deletion of many links at once ("kni" in ASCII).
 pub const DELETE_GROUP: u32 = 0x006b_6e69;
-/// The gateway every pod sees in IPv4, whatever its addresses: a permanent neighbour entry, owned by no one.
+/// The gateway every pod sees in IPv4, whatever its addresses: a permanent neighbour entry, owned by no interface.
 pub const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 /// The gateway every pod sees in IPv6.
 pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
@@ -27,8 +27,8 @@ pub fn gateway_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Whether a link of this name and alias was made by KNI: both marks must be there, so that neither a foreign link
-/// that happens to be called `kni0` nor one that merely carries our alias is ever touched.
+/// Whether a link of this name and alias is KNI's: both marks are required, so that neither a foreign link with the name
+/// `kni0` nor one with only our alias is ever changed.
 pub fn is_our_link(name: &str, alias: Option<&str>) -> bool {
     name.starts_with(HOST_IFNAME_PREFIX) && alias.is_some_and(|alias| alias.starts_with(IFALIAS_PREFIX))
 }

@@ -1,4 +1,4 @@
-//! Gives an interface of a link that others use too its addresses and routes: prefixes of the link, a gateway on it.
+//! Configures an interface on a shared link: addresses with the link's prefix, default routes by its gateways.
 
 use std::net::IpAddr;
 
@@ -20,10 +20,10 @@ use super::{
 
 /// The loopback interface has this index in every namespace.
 const LOOPBACK: u32 = 1;
-/// Gone already.
+/// Already removed.
 const GONE: &[i32] = &[libc::ESRCH, libc::ENOENT, libc::ENODEV];
 
-/// What such an interface is to have.
+/// The configuration of an interface on a shared link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlainConfig {
     /// The interface, by its index inside the pod.
@@ -32,14 +32,14 @@ pub struct PlainConfig {
     pub mtu: u32,
     /// Addresses with the prefixes of the link.
     pub addresses: Vec<IpNet>,
-    /// Where the default routes lead to.
+    /// Gateways of the default routes.
     pub gateways: Vec<IpAddr>,
     /// Metric of the default routes, 0 for the kernel's default.
     pub route_metric: u32,
 }
 
 impl Netlink {
-    /// Sets loopback and the interface up and gives it addresses and default routes. The handle is one of the pod's
+    /// Sets loopback and the interface up and adds addresses and default routes. The handle is one of the pod's
     /// namespace. IPv6 is usable when this returns: there is no duplicate address detection. Idempotent.
     pub async fn configure_plain(&self, config: &PlainConfig) -> Result<()> {
         let place = |what: String| self.place(what).interface(format!("#{}", config.ifindex));
@@ -55,7 +55,7 @@ impl Netlink {
             message.header.prefix_len = address.prefix_len();
             for attribute in &mut message.attributes {
                 if let AddressAttribute::Flags(flags) = attribute {
-                    // The link's own prefix is reached directly.
+                    // Keeps the route of the prefix: its addresses are on the link.
                     *flags = AddressFlags::Nodad;
                 }
             }
@@ -92,7 +92,7 @@ impl Netlink {
         self.set_up(LOOPBACK).await
     }
 
-    /// Removes the default routes that lead through an interface, whoever made them. Idempotent.
+    /// Removes the default routes through an interface, of any origin. Idempotent.
     pub async fn remove_default_routes(&self, ifindex: u32) -> Result<()> {
         let mut requests = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -108,8 +108,8 @@ impl Netlink {
         self.apply(requests).await
     }
 
-    /// Deletes the link of that name if it is of that kind and, where one is given, has that Ethernet address.
-    /// Idempotent: says whether there was such a link.
+    /// Deletes the link of that name if it has that kind and, where one is given, that Ethernet address. Idempotent: returns
+    /// whether there was such a link.
     pub async fn delete_if(&self, name: &str, kind: &str, mac: Option<MacAddr>) -> Result<bool> {
         let Some(link) = self.get_link(name).await? else {
             return Ok(false);

@@ -1,8 +1,8 @@
-//! Gives an interface inside a pod's namespace its addresses and routes, and takes them away again.
+//! Configures the addresses, neighbours and routes of an interface inside a pod's namespace.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
-    reason = "rtnetlink is open-ended: what was not asked for is skipped"
+    reason = "rtnetlink is open-ended: other messages are skipped"
 )]
 
 use std::{
@@ -13,11 +13,10 @@ use std::{
 use ipnet::IpNet;
 use kni_model::MacAddr;
 use netlink_packet_route::{
-    AddressFamily, RouteNetlinkMessage,
-    address::{AddressMessage, AddressScope},
+    RouteNetlinkMessage,
+    address::AddressMessage,
     link::{LinkAttribute, LinkFlags, LinkMessage},
-    neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState},
-    route::{RouteHeader, RouteProtocol, RouteType},
+    route::{RouteHeader, RouteType},
 };
 
 use super::{
@@ -25,21 +24,19 @@ use super::{
     connection::Request,
     error::Error,
     message::{self, PUT, RouteSpec},
-    own::{ROUTE_PROTOCOL, gateway_of},
+    own::gateway_of,
 };
 
 /// The loopback interface has this index in every namespace.
 const LOOPBACK: u32 = 1;
 /// No route yet.
 const UNREACHABLE: &[i32] = &[libc::ENETUNREACH, libc::EHOSTUNREACH];
-/// The kernel's work queue needs its network lock, which others may hold.
+/// The kernel's work queue needs its network lock, which other processes may hold.
 const LOCAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// A query takes about 30 us, a sleep at least 1 ms.
 const LOCAL_QUICK_TRIES: u32 = 20;
-/// Gone already.
-const GONE: &[i32] = &[libc::ESRCH, libc::ENOENT, libc::EADDRNOTAVAIL, libc::ENODEV];
 
-/// What an interface inside a pod is to have.
+/// The configuration of an interface inside a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodInterfaceConfig {
     /// The interface, by its index inside the pod.
@@ -48,13 +45,13 @@ pub struct PodInterfaceConfig {
     pub ipv4: Option<Ipv4Addr>,
     /// IPv6 address, set as /128.
     pub ipv6: Option<Ipv6Addr>,
-    /// Address of the host end, which is the gateway's.
+    /// Ethernet address of the host end, which is the gateway's.
     pub gateway_mac: MacAddr,
     /// MTU in bytes.
     pub mtu: u32,
-    /// Whether the default routes lead here, and so the gateway address itself.
+    /// Whether the default routes, and the gateway address itself, lead through this interface.
     pub default_route: bool,
-    /// What else is reached through here; of families without an address nothing is.
+    /// Further destinations through this interface; those of families without an address are left out.
     pub routes: Vec<IpNet>,
     /// Metric of all these routes, 0 for the kernel's default. Two interfaces of a pod that have a destination in
     /// common (the default route) need different metrics, or the later one replaces the earlier one's route.
@@ -64,10 +61,10 @@ pub struct PodInterfaceConfig {
 impl Netlink {
     /// Sets loopback and the interface up and gives it addresses, permanent gateway neighbours and routes, in one
     /// request; about 0.4 ms. The handle is one of the pod's namespace. IPv6 is usable when this returns: there is
-    /// no duplicate address detection. Idempotent: replaces what is there, removes nothing.
+    /// no duplicate address detection. Idempotent: replaces existing configuration, removes nothing.
     ///
     /// Set the host end up before, so that the pod can transmit when this returns; afterwards the host end needs
-    /// [`Self::settle`].
+    /// [`Self::wait_for_carrier`].
     pub async fn configure_pod(&self, config: &PodInterfaceConfig) -> Result<()> {
         let mut requests = vec![self.set_up_request(LOOPBACK), self.up_with_mtu(config)];
         let addresses = [config.ipv4.map(IpAddr::V4), config.ipv6.map(IpAddr::V6)];
@@ -89,7 +86,7 @@ impl Netlink {
     }
 
     /// Waits until packets to an address of this namespace are delivered. Even without duplicate address detection,
-    /// the kernel adds the local route of an IPv6 address from a work queue, and drops what comes before.
+    /// the kernel adds the local route of an IPv6 address from a work queue, and drops earlier packets.
     pub(super) async fn wait_until_local(&self, ipv6: Ipv6Addr, ifindex: u32) -> Result<()> {
         let place = self.pod_place(format!("wait for address {ipv6}"), ifindex);
         let query = RouteNetlinkMessage::GetRoute(message::lookup(ipv6));
@@ -116,35 +113,6 @@ impl Netlink {
         })
     }
 
-    /// Takes addresses, our routes and permanent neighbours from the interface, which stays up: what
-    /// [`Self::configure_pod`] gave it and what the pod added of the kind. Link-local IPv6 addresses stay. Idempotent.
-    pub async fn deconfigure_pod(&self, ifindex: u32) -> Result<()> {
-        let mut requests = Vec::new();
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            for route in self
-                .dump_routes(family, u32::from(RouteHeader::RT_TABLE_MAIN), Some(ifindex))
-                .await?
-            {
-                if route.header.protocol == RouteProtocol::Other(ROUTE_PROTOCOL) {
-                    requests.push(self.removal("remove route", ifindex, RouteNetlinkMessage::DelRoute(route)));
-                }
-            }
-            for neighbour in self.dump_neighbours(family, ifindex).await? {
-                requests.push(self.removal(
-                    "remove neighbour",
-                    ifindex,
-                    RouteNetlinkMessage::DelNeighbour(neighbour),
-                ));
-            }
-        }
-        for address in self.dump_addresses(Some(ifindex)).await? {
-            if address.header.scope != AddressScope::Link {
-                requests.push(self.removal("remove address", ifindex, RouteNetlinkMessage::DelAddress(address)));
-            }
-        }
-        self.apply(requests).await
-    }
-
     /// The addresses of all interfaces, or of one.
     pub(super) async fn dump_addresses(&self, ifindex: Option<u32>) -> Result<Vec<AddressMessage>> {
         let mut filter = AddressMessage::default();
@@ -157,34 +125,6 @@ impl Netlink {
                 _ => None,
             })
             .filter(|address| ifindex.is_none_or(|index| index == address.header.index))
-            .collect())
-    }
-
-    /// The permanent neighbours of an interface, each reduced to what identifies it.
-    async fn dump_neighbours(&self, family: AddressFamily, ifindex: u32) -> Result<Vec<NeighbourMessage>> {
-        let mut filter = NeighbourMessage::default();
-        filter.header.family = family;
-        filter.attributes.push(NeighbourAttribute::IfIndex(ifindex));
-        let request = Request::new(
-            self.place("list neighbours"),
-            RouteNetlinkMessage::GetNeighbour(filter),
-            0,
-        )
-        .forgive(&[libc::EAFNOSUPPORT, libc::EOPNOTSUPP]);
-        let answers = self.dump(request).await?.into_iter();
-        Ok(answers
-            .filter_map(|answer| match answer {
-                RouteNetlinkMessage::NewNeighbour(neighbour) => Some(neighbour),
-                _ => None,
-            })
-            .filter(|neighbour| neighbour.header.ifindex == ifindex)
-            .filter(|neighbour| neighbour.header.state == NeighbourState::Permanent)
-            .map(|mut neighbour| {
-                neighbour
-                    .attributes
-                    .retain(|a| matches!(a, NeighbourAttribute::Destination(_)));
-                neighbour
-            })
             .collect())
     }
 
@@ -201,10 +141,6 @@ impl Netlink {
     fn route_request(&self, route: &RouteSpec) -> Request {
         let place = self.pod_place(format!("add route to {}", route.destination), route.ifindex);
         Request::new(place, RouteNetlinkMessage::NewRoute(message::route(route)), PUT)
-    }
-
-    fn removal(&self, operation: &'static str, ifindex: u32, message: RouteNetlinkMessage) -> Request {
-        Request::new(self.pod_place(operation.to_owned(), ifindex), message, 0).forgive(GONE)
     }
 
     fn pod_place(&self, operation: String, ifindex: u32) -> super::Place {

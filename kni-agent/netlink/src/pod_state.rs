@@ -1,8 +1,8 @@
-//! Shows what the interfaces inside a pod's namespace really have, for health checks and status.
+//! Reads the actual configuration of the interfaces inside a pod's namespace, for health checks and status.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
-    reason = "rtnetlink is open-ended: what was not asked for is skipped"
+    reason = "rtnetlink is open-ended: other messages are skipped"
 )]
 
 use std::net::IpAddr;
@@ -26,16 +26,16 @@ pub struct PodInterface {
     pub link: Link,
     /// Its addresses, link-local ones too.
     pub addresses: Vec<IpNet>,
-    /// Its routes in the main table, whoever made them.
+    /// Its routes in the main table, of any origin.
     pub routes: Vec<PodRoute>,
 }
 
 /// A route inside a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PodRoute {
-    /// Where it leads to; a prefix of length 0 is the default route.
+    /// Destination; a prefix of length 0 is the default route.
     pub destination: IpNet,
-    /// Through which gateway; none for what is on the link.
+    /// Gateway; none for destinations on the link.
     pub gateway: Option<IpAddr>,
     /// Its metric; 0 where IPv4 has none.
     pub metric: u32,

@@ -1,8 +1,8 @@
-//! The rules that lead traffic for pods of the default network into our routing table.
+//! Manages the rules that send traffic for pods of the default network to our routing table.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
-    reason = "rtnetlink is open-ended: what was not asked for is skipped"
+    reason = "rtnetlink is open-ended: other messages are skipped"
 )]
 
 use std::{collections::BTreeSet, net::IpAddr};
@@ -22,19 +22,19 @@ use super::{
     own::{ROUTE_PROTOCOL, ROUTE_TABLE, RULE_PRIORITY},
 };
 
-/// A rule that KNI made: traffic to `subnet` is looked up in our table.
+/// A rule of KNI: traffic to `subnet` is looked up in our table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OurRule {
-    /// What the rule matches.
+    /// The destinations that it matches.
     pub subnet: IpNet,
     /// Its priority.
     pub priority: u32,
 }
 
 impl Netlink {
-    /// Makes our rules be exactly one for each subnet: adds what is missing, removes what is not wanted. Idempotent.
+    /// Reconciles our rules to exactly one for each subnet: adds missing ones, removes surplus ones. Idempotent.
     pub async fn ensure_rules(&self, subnets: &[IpNet]) -> Result<()> {
-        let wanted: BTreeSet<OurRule> = subnets
+        let desired: BTreeSet<OurRule> = subnets
             .iter()
             .map(|subnet| OurRule {
                 subnet: subnet.trunc(),
@@ -44,13 +44,13 @@ impl Netlink {
         let mut present = BTreeSet::new();
         let mut requests = Vec::new();
         for rule in self.list_our_rules().await? {
-            if !wanted.contains(&rule) || !present.insert(rule) {
+            if !desired.contains(&rule) || !present.insert(rule) {
                 let place = self.place(format!("remove rule to {}", rule.subnet));
                 let message = RouteNetlinkMessage::DelRule(rule.message());
                 requests.push(Request::new(place, message, 0).forgive(&[libc::ENOENT]));
             }
         }
-        for rule in wanted.difference(&present) {
+        for rule in desired.difference(&present) {
             let place = self.place(format!("add rule to {}", rule.subnet));
             let message = RouteNetlinkMessage::NewRule(rule.message());
             requests.push(Request::new(place, message, NLM_F_CREATE | NLM_F_EXCL).forgive(&[libc::EEXIST]));
@@ -63,7 +63,7 @@ impl Netlink {
         self.ensure_rules(&[]).await
     }
 
-    /// All rules that KNI made in this namespace, by protocol and table; duplicates are listed each.
+    /// All rules of KNI in this namespace, recognised by protocol and table, duplicates included.
     pub async fn list_our_rules(&self) -> Result<Vec<OurRule>> {
         let mut rules = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {

@@ -1,4 +1,4 @@
-//! Bounds the rate of what leaves an interface: a token bucket as its queueing discipline (`sch_tbf`).
+//! Limits the rate at which an interface sends: a token bucket as its queueing discipline (`sch_tbf`).
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use netlink_packet_route::{
 
 use super::{Netlink, Result, connection::Request, message::PUT};
 
-/// How long a packet may wait before the bucket drops: TCP learns of the bound without much delay for others.
+/// Longest wait of a packet in the bucket: TCP notices the limit without much delay for other flows.
 const LATENCY: Duration = Duration::from_millis(25);
 /// Attributes of `sch_tbf` (`linux/pkt_sched.h`).
 const TCA_TBF_PARMS: u16 = 1;
@@ -23,9 +23,9 @@ const LINKLAYER_ETHERNET: u8 = 1;
 const HANDLE: TcHandle = TcHandle { major: 1, minor: 0 };
 
 impl Netlink {
-    /// Bounds what leaves the interface, replacing what bounded it before. It goes with the interface.
+    /// Limits the rate at which the interface sends, replacing an earlier limit. The limit is removed with the interface.
     pub async fn shape(&self, ifindex: u32, rate: &Rate) -> Result<()> {
-        let place = self.place("bound the rate").interface(format!("#{ifindex}"));
+        let place = self.place("limit the rate").interface(format!("#{ifindex}"));
         let message = RouteNetlinkMessage::NewQueueDiscipline(discipline(ifindex, rate));
         self.apply(vec![Request::new(place, message, PUT)]).await
     }
@@ -50,7 +50,7 @@ fn discipline(ifindex: u32, rate: &Rate) -> TcMessage {
 }
 
 /// `struct tc_tbf_qopt`: two of `struct tc_ratespec` (`cell_log`, `linklayer`, `overhead`, `cell_align`, `mpu`, `rate`), then limit,
-/// buffer and mtu. Buffer and rate stand in attributes of their own, which count.
+/// buffer and mtu. Buffer and rate have attributes of their own, which take precedence.
 fn parameters(rate: &Rate) -> Vec<u8> {
     let bytes_per_second = rate.bytes_per_second();
     let waiting = u128::from(bytes_per_second) * LATENCY.as_millis() / 1000;

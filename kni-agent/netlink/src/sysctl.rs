@@ -1,4 +1,4 @@
-//! The settings below `/proc/sys/net` of single interfaces; never `all`, never `default`, never another interface's.
+//! Writes the settings of single interfaces below `/proc/sys/net`; never `all`, `default` or another interface's.
 
 use std::{
     fs, io,
@@ -19,10 +19,10 @@ const POD: &[(&str, &str)] = &[
     ("ipv6/disable_ipv6", "0"),
 ];
 
-/// Forwarding for what comes from the pod.
+/// Forwarding of packets from the pod.
 ///
-/// `ipv6/forwarding` is missing on purpose: it decides nothing about forwarding (`all/forwarding`, which is the
-/// node's own affair, and `force_forwarding` do), but writing 1 to it for any interface, even over a 1, makes the
+/// `ipv6/forwarding` is left out on purpose: it does not control forwarding (`all/forwarding`, which belongs to the node,
+/// and `force_forwarding` do), but writing 1 to it for any interface, even over a 1, makes the
 /// kernel drop the default routes that the whole node learned from router advertisements.
 const HOST: &[(&str, &str)] = &[
     ("ipv4/forwarding", "1"),
@@ -42,8 +42,8 @@ pub async fn prepare_pod_interface(netns: &Netns, ifname: &IfName) -> Result<Vec
     netns.run(move || apply(&ifname, POD, &place)).await?
 }
 
-/// Prepares the host end of a pod's interface: forwards what comes from the pod, ignores router advertisements. The
-/// interface is one of the caller's namespace. Returns the settings that this kernel does not have
+/// Prepares the host end of a pod's interface: forwards packets from the pod, ignores router advertisements. The
+/// interface is in the caller's namespace. Returns the settings that this kernel does not have
 /// (`ipv6/force_forwarding` before Linux 6.17), which is no error. Idempotent.
 pub async fn prepare_host_interface(ifname: &IfName) -> Result<Vec<&'static str>> {
     let place = Place::new("prepare interface").interface(ifname.as_str());
@@ -85,7 +85,7 @@ fn interface_directory(family: &str, ifname: &IfName) -> PathBuf {
         .join(ifname.as_str())
 }
 
-/// Writes only what differs: a write takes the kernel's network lock.
+/// Writes only other values: a write takes the kernel's network lock.
 fn set(file: &Path, value: &str) -> io::Result<()> {
     if fs::read_to_string(file)?.trim() == value {
         return Ok(());

@@ -15,8 +15,8 @@ use super::{
 
 const TUN: &str = "/dev/net/tun";
 
-/// Creates a tap device, down, inside `netns`. It stays when this returns, and is gone if the process is killed in the
-/// middle: until its last step it lives as long as the descriptor. [`Error::Exists`] if the name is taken.
+/// Creates a tap device, down, inside `netns`. It is persistent when this returns, and is gone if the process is killed
+/// earlier: until the last step it lives as long as the descriptor. [`Error::Exists`] if the name is taken.
 pub async fn create_tap(netns: &Netns, name: &IfName, tap: &Tap) -> Result<()> {
     let place = Place::new("create tap device")
         .interface(name.as_str())
@@ -58,7 +58,7 @@ fn create_here(name: &IfName, tap: &Tap, place: &Place) -> Result<()> {
     if let Some(group) = tap.group {
         set(fd, libc::TUNSETGROUP, group).map_err(refused("set its group"))?;
     }
-    set(fd, libc::TUNSETPERSIST, 1).map_err(refused("make it stay"))
+    set(fd, libc::TUNSETPERSIST, 1).map_err(refused("make it persistent"))
 }
 
 fn make(fd: RawFd, name: &IfName, multi_queue: bool) -> nix::Result<()> {
@@ -80,7 +80,7 @@ fn make(fd: RawFd, name: &IfName, multi_queue: bool) -> nix::Result<()> {
     Errno::result(answer).map(drop)
 }
 
-/// Those of the tun driver's calls whose argument is a number.
+/// Calls of the tun driver whose argument is a number.
 fn set(fd: RawFd, call: libc::Ioctl, value: u32) -> nix::Result<()> {
     // SAFETY: the argument is a number and no pointer; the descriptor is open for the duration of the call.
     let answer = unsafe { libc::ioctl(fd, call, libc::c_ulong::from(value)) };

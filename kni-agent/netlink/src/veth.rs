@@ -1,4 +1,4 @@
-//! Creates veth pairs whose pod end is born inside the pod's namespace.
+//! Creates veth pairs with the pod end directly inside the pod's namespace.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -18,12 +18,12 @@ use super::{
     link::{Link, LinkKey},
 };
 
-/// A veth pair to be made.
+/// A veth pair to be created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VethSpec {
     /// Name of the host end.
     pub host_name: IfName,
-    /// Wanted index of the host end; none for the next free one.
+    /// Index of the host end; none for the next free one.
     pub host_ifindex: Option<u32>,
     /// Address of the host end.
     pub host_mac: MacAddr,
@@ -47,10 +47,10 @@ pub struct VethIndexes {
 }
 
 impl Netlink {
-    /// Creates a pair, both ends down, the host end without IPv6 link-local address; about 0.7 ms. On error nothing is
-    /// left. [`Error::Exists`] says which of names and index is taken.
+    /// Creates a pair, both ends down, the host end without IPv6 link-local address; about 0.7 ms. An error
+    /// leaves nothing behind. [`Error::Exists`] names the taken name or index.
     ///
-    /// Once begun it is carried out even if the returned future is dropped: the pair then exists, with its alias.
+    /// Completes even if the returned future is dropped: the pair then exists, with its alias.
     pub async fn create_veth(&self, spec: &VethSpec, netns: &Netns) -> Result<VethIndexes> {
         let place = spec.place(self);
         // The message holds the number of a descriptor: the task keeps that open until the kernel has read it.
@@ -81,7 +81,7 @@ async fn create(netlink: Netlink, spec: VethSpec, netns: Netns) -> Result<VethIn
     if finished.is_err() {
         let key = LinkKey::from(&spec.host_name);
         let undo = RouteNetlinkMessage::DelLink(key.message());
-        // The first error is the one to report; what is left is recognised by its name when the agent cleans up.
+        // The first error is the one to report; the agent's cleanup recognises a leftover by its name.
         netlink.apply(vec![Request::new(place, undo, 0)]).await.ok();
     }
     finished
@@ -114,7 +114,7 @@ async fn finish(netlink: &Netlink, spec: &VethSpec, place: &Place) -> Result<Vet
     })
 }
 
-/// What stands in the way of a pair.
+/// The existing object that prevents a pair.
 async fn existing(netlink: &Netlink, spec: &VethSpec) -> Existing {
     if matches!(netlink.get_link(&spec.host_name).await, Ok(Some(_))) {
         return Existing::HostName(spec.host_name.to_string());

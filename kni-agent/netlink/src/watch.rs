@@ -1,8 +1,8 @@
-//! Tells when the node's links, addresses or routes change, those of pods left out.
+//! Watches the node's links, addresses and routes for changes, those of pods left out.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
-    reason = "rtnetlink is open-ended: what was not asked for is skipped"
+    reason = "rtnetlink is open-ended: other messages are skipped"
 )]
 
 use std::io;
@@ -26,15 +26,15 @@ use super::{
 /// `RTNLGRP_*` (linux/rtnetlink.h) as bits: links, addresses and routes of both families.
 const GROUPS: u32 = 1 | 1 << 4 | 1 << 6 | 1 << 8 | 1 << 10;
 
-/// A burst of pods makes hundreds of messages at once; those that do not fit count as a change.
+/// A burst of pods causes hundreds of messages at once; lost ones count as a change.
 const RECEIVE_BUFFER: usize = 1 << 20;
 
-/// Tells of changes.
+/// Receives notifications of changes.
 #[derive(Debug)]
 pub struct Changes(watch::Receiver<u64>);
 
 impl Changes {
-    /// Waits for changes since the last call, or since the beginning. Never answers when the watch has ended, which it
+    /// Waits for changes since the last call, or since the beginning. Pends for ever after the watch has ended, which it
     /// does only with the process.
     pub async fn changed(&mut self) {
         if self.0.changed().await.is_err() {
@@ -50,8 +50,8 @@ impl Netlink {
         let driver = Self::driver().map_err(|error| place().refused(error))?;
         let _in_driver = driver.enter();
         let socket = open().map_err(|error| place().refused(error))?;
-        let (told, changes) = watch::channel(0);
-        driver.spawn(follow(socket, told));
+        let (sender, changes) = watch::channel(0);
+        driver.spawn(forward(socket, sender));
         Ok(Changes(changes))
     }
 }
@@ -63,7 +63,7 @@ fn open() -> io::Result<TokioSocket> {
     Ok(socket)
 }
 
-async fn follow(socket: TokioSocket, told: watch::Sender<u64>) {
+async fn forward(socket: TokioSocket, sender: watch::Sender<u64>) {
     loop {
         let matters = match socket.recv_from_full().await {
             Ok((bytes, _)) => concerns_node(&bytes),
@@ -74,15 +74,15 @@ async fn follow(socket: TokioSocket, told: watch::Sender<u64>) {
             }
         };
         if matters {
-            told.send_modify(|count| *count = count.wrapping_add(1));
+            sender.send_modify(|count| *count = count.wrapping_add(1));
         }
-        if told.is_closed() {
+        if sender.is_closed() {
             return;
         }
     }
 }
 
-/// Whether a datagram of messages is about anything but interfaces of pods. What cannot be read may be.
+/// Whether a datagram has a message about anything but interfaces of pods. Unreadable messages count.
 fn concerns_node(mut bytes: &[u8]) -> bool {
     while !bytes.is_empty() {
         let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes) else {
@@ -126,7 +126,7 @@ fn is_pods(link: &LinkMessage) -> bool {
     link.header.index >= IFINDEX_BASE || name.is_some_and(|name| is_our_link(name, alias))
 }
 
-/// Routes of our own table say nothing about the node, nor do the kernel's own of the local table: addresses do.
+/// Neither our own routes nor the kernel's of the local table concern the node: addresses cover the latter.
 fn is_nodes(route: &RouteMessage) -> bool {
     route.header.protocol != RouteProtocol::Other(ROUTE_PROTOCOL) && route.header.table == RouteHeader::RT_TABLE_MAIN
 }

@@ -73,7 +73,7 @@ impl Inner {
             self.speed_up(attachment, netns, subject).await?;
         }
         self.netlink
-            .settle(attachment.host_ifindex)
+            .wait_for_carrier(attachment.host_ifindex)
             .await
             .map_err(subject.failed("waiting for the carrier"))?;
         if attachment.host_access {

@@ -11,11 +11,6 @@ use kni_model::{
 
 use super::Inner;
 
-/// Whether the host end still exists under its own name and index. One system call, no netlink.
-pub(super) fn host_link_exists(attachment: &Attachment) -> bool {
-    nix::net::if_::if_nametoindex(attachment.host_ifname.as_str()).is_ok_and(|index| index == attachment.host_ifindex)
-}
-
 fn family(usage: &FamilyUsage) -> AddressUse {
     AddressUse {
         total: usage.total,
@@ -128,15 +123,16 @@ impl Inner {
                 problems: elsewhere,
             };
         }
-        let (mut programs, mut problems) = if host_link_exists(&attachment) {
-            self.dataplane
-                .programs(attachment.host_ifname.as_str(), attachment.endpoint)
-        } else {
-            (
-                Vec::new(),
-                vec![format!("host interface {} does not exist", attachment.host_ifname)],
-            )
-        };
+        let (mut programs, mut problems) =
+            if kni_netlink::host_link_exists(&attachment.host_ifname, attachment.host_ifindex) {
+                self.dataplane
+                    .programs(attachment.host_ifname.as_str(), attachment.endpoint)
+            } else {
+                (
+                    Vec::new(),
+                    vec![format!("host interface {} does not exist", attachment.host_ifname)],
+                )
+            };
         if attachment.xdp {
             let Attachment {
                 host_ifname,

@@ -1,4 +1,4 @@
-//! Making named network namespaces and removing them.
+//! Creates and removes named network namespaces.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -24,22 +24,22 @@ use crate::{
     error::{Error, Existing, Place},
 };
 
-/// How often and how far apart the removal of a busy file is tried.
+/// Retries of the removal of a busy file, and the pause between them.
 const BUSY_TRIES: u32 = 20;
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
 /// More mounts than this on one path are not ours.
 const STACKED_MOUNTS: u32 = 8;
 
 /// Creates a network namespace and binds it to `path`, which must not exist ([`Existing::File`]); its directory is
-/// created (0755) and made a shared mount, as `ip netns` does, so that the name is seen in other mount namespaces.
-/// Fails without leaving anything but the directory. The loopback interface is down. Costs about 1 ms.
+/// created (0755) and becomes a shared mount, as with `ip netns`, so that other mount namespaces see the name. A failure
+/// leaves nothing but the directory. The loopback interface is down. Costs about 1 ms.
 pub async fn create(path: &Path) -> Result<NetnsIdentity> {
     let owned = path.to_owned();
     on_own_thread(&place("create namespace", path), move || create_here(&owned)).await?
 }
 
-/// Removes the name `path` of a network namespace; the namespace goes when its last user does. Idempotent: says
-/// whether there was anything. Anything but a mounted network namespace or an empty file is left alone.
+/// Removes the name `path` of a network namespace, which ends with its last user. Idempotent: returns whether the name
+/// existed. Leaves anything but a mounted network namespace or an empty file alone.
 pub async fn remove(path: &Path) -> Result<bool> {
     let place = place("remove namespace", path);
     let owned = path.to_owned();
@@ -55,7 +55,7 @@ fn place(operation: &'static str, path: &Path) -> Place {
     Place::new(operation).path(path)
 }
 
-/// Changes the namespace of the calling thread, which must therefore end after this.
+/// Changes the namespace of the calling thread, which must end afterwards.
 fn create_here(path: &Path) -> Result<NetnsIdentity> {
     let operation = "create namespace";
     if let Some(directory) = path.parent() {
@@ -76,14 +76,14 @@ fn create_here(path: &Path) -> Result<NetnsIdentity> {
         .map_err(|errno| place(operation, path).refused(errno))
         .and_then(|()| identity(path));
     if bound.is_err() {
-        // The cause matters more than what becomes of an empty file that nobody knows.
+        // The cause matters more than a failure to remove an empty file.
         umount2(path, MntFlags::MNT_DETACH).ok();
         fs::remove_file(path).ok();
     }
     bound
 }
 
-/// Makes `directory` exist and be a mount point whose mounts propagate.
+/// Creates `directory` and makes it a mount point whose mounts propagate.
 fn prepare_directory(directory: &Path) -> Result<()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -131,12 +131,12 @@ fn remove_here(path: &Path) -> Result<bool> {
         }
         identity(path)?;
         match umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
-            // Somebody else was faster.
+            // Another process was faster.
             Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
             Err(errno) => return Err(place(operation, path).refused(errno)),
         }
     }
-    Err(foreign(path, "too many things are mounted on it"))
+    Err(foreign(path, "it has too many mounts"))
 }
 
 fn is_nsfs(path: &Path) -> Result<bool> {
@@ -154,7 +154,7 @@ fn foreign(path: &Path, reason: &str) -> Error {
     }
 }
 
-/// Removes the file; while it is still a mount point in some other mount namespace, that can be refused for a moment.
+/// Removes the file, with retries: the kernel refuses for a moment while it is a mount point in another mount namespace.
 fn unlink(path: &Path) -> Result<()> {
     let mut tries = 0;
     loop {

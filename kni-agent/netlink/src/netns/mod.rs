@@ -1,4 +1,4 @@
-//! Network namespaces by path: opening and identifying them, and running code inside.
+//! Opens and identifies network namespaces by path, and runs code inside.
 
 mod lifecycle;
 
@@ -49,7 +49,7 @@ impl Netns {
         self.identity
     }
 
-    /// The path it was opened by; it may have been removed since.
+    /// The path by which it was opened; it may have been removed since.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -58,8 +58,8 @@ impl Netns {
         Arc::clone(&self.path)
     }
 
-    /// Runs `work` inside the namespace, on a thread that is made for it and ends with it, so that no other code can
-    /// ever find itself in the wrong namespace. `work` cannot await, and goes on if the returned future is dropped.
+    /// Runs `work` inside the namespace, on a thread of its own, so that no other code ever runs in the wrong namespace.
+    /// `work` cannot await, and continues if the returned future is dropped.
     pub async fn run<T, F>(&self, work: F) -> Result<T>
     where
         T: Send + 'static,
@@ -83,14 +83,14 @@ impl AsFd for Netns {
 
 /// Opens the namespace at `path`; symbolic links such as `/proc/PID/ns/net` are followed. Never blocks on a FIFO.
 ///
-/// [`Error::NotANamespace`] if something else is there.
+/// [`Error::NotANamespace`] if the file is something else.
 pub fn open(path: &Path) -> Result<Netns> {
     let place = || Place::new("open namespace").path(path);
     let refuse = |found| Error::NotANamespace {
         path: path.to_owned(),
         found,
     };
-    // Asked before opening: opening a device or a FIFO can have effects of its own.
+    // Checked before opening: opening a device or a FIFO can have effects of its own.
     let kind = statfs(path).map_err(|errno| place().refused(errno))?;
     if kind.filesystem_type() != NSFS_MAGIC {
         return Err(refuse("a file of another kind"));
@@ -131,7 +131,7 @@ fn namespace_type(file: &File) -> nix::Result<i32> {
     Errno::result(answer)
 }
 
-/// Runs blocking work on a thread of its own without holding up the runtime.
+/// Runs blocking work on a thread of its own without blocking the runtime.
 async fn on_own_thread<T: Send + 'static>(place: &Place, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     let (answer, result) = oneshot::channel();
     thread::Builder::new()

@@ -139,14 +139,9 @@ async fn what_follows(node: &Netlink, pod: &Pod, costs: &mut Ledger) {
         .measure(pod.inside.pod_interfaces())
         .await
         .unwrap();
-    costs
-        .step("5a deconfigure pod")
-        .measure(pod.inside.deconfigure_pod(indexes.pod))
-        .await
-        .unwrap();
     let name = pod.spec.host_name.as_str();
     costs
-        .step("5b delete link")
+        .step("5 delete link")
         .measure(node.delete_link(indexes.host, name))
         .await
         .unwrap();

@@ -35,7 +35,7 @@ fn the_pair_is_as_asked_for() {
         let early = node.get_link(1007).await.unwrap().unwrap();
         assert!(early.up && !early.operational);
         pod.inside.set_up(pod.indexes.pod).await.unwrap();
-        node.settle(1007).await.unwrap();
+        node.wait_for_carrier(1007).await.unwrap();
         let on_node = node.pod_interfaces().await.unwrap();
         let host = on_node.iter().find(|i| i.link.name == "kni7").unwrap();
         assert!(host.link.operational);

@@ -72,7 +72,7 @@ impl Inner {
         if netlink::own::is_our_link(&link.name, link.alias.as_deref()) {
             return Err("is a pod's interface".to_owned());
         }
-        if netlink::lent_by_alias(link).is_some() {
+        if netlink::moved_device_from_alias(link).is_some() {
             return Err("is on its way back from a pod".to_owned());
         }
         if let Some(controller) = link.controller {
@@ -116,7 +116,7 @@ impl Inner {
             .map_err(subject.failed("looking for the device"))?
             .ok_or_else(gone)?;
         self.netlink
-            .set_alias(link.ifindex, &netlink::alias_of_lent(lent))
+            .set_alias(link.ifindex, &netlink::moved_device_alias(lent))
             .await
             .map_err(subject.failed("marking the device"))?;
         self.netlink
@@ -139,7 +139,7 @@ impl Inner {
 
     /// Brings devices back that fell back to the node and that no record has.
     pub(crate) async fn return_strays(&self) -> netlink::Result<()> {
-        for (link, lent) in self.netlink.list_lent().await? {
+        for (link, lent) in self.netlink.list_moved_devices().await? {
             if holder(&self.state(), &lent.device).is_some() {
                 continue;
             }
@@ -159,14 +159,14 @@ pub(super) async fn bring_back(
 ) -> netlink::Result<()> {
     if let Some(netns) = netns {
         let inside = Netlink::in_namespace(netns).await?;
-        let found = inside.list_lent().await?.into_iter();
+        let found = inside.list_moved_devices().await?.into_iter();
         for (link, _) in found.filter(|(_, found)| found.device == lent.device) {
             inside.move_link(link.ifindex, &lent.device, home).await?;
         }
     }
     let deadline = Instant::now() + RETURN_WAIT;
     loop {
-        let found = netlink.list_lent().await?.into_iter();
+        let found = netlink.list_moved_devices().await?.into_iter();
         if let Some((link, _)) = found.into_iter().find(|(_, found)| found.device == lent.device) {
             return settle(netlink, &link, lent).await;
         }
@@ -189,12 +189,12 @@ async fn settle(netlink: &Netlink, link: &Link, lent: &LentDevice) -> netlink::R
         netlink.set_down(link.ifindex).await?;
         netlink.set_name(link.ifindex, &lent.device).await?;
     }
-    netlink.restore_lent(link.ifindex, lent).await
+    netlink.restore_moved_device(link.ifindex, lent).await
 }
 
 /// Without an agent: brings back what carries the marks, whoever it was lent to.
 pub(crate) async fn return_all(netlink: &Netlink) -> netlink::Result<()> {
-    for (link, lent) in netlink.list_lent().await? {
+    for (link, lent) in netlink.list_moved_devices().await? {
         settle(netlink, &link, &lent).await?;
     }
     Ok(())

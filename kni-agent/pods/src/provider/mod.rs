@@ -36,7 +36,7 @@ pub(super) struct Offers {
 /// Whether the interface of an attachment is still there: its host end under its own name and index, or for kinds
 /// without one, the interface inside the pod. One system call for the former, about 0.1 ms for the latter.
 pub(super) fn exists(sandbox: &Sandbox, attachment: &Attachment) -> bool {
-    attachment.kind.is_ebpf() && super::views::host_link_exists(attachment)
+    attachment.kind.is_ebpf() && netlink::host_link_exists(&attachment.host_ifname, attachment.host_ifindex)
         || !attachment.kind.is_ebpf() && facts(sandbox, attachment).is_some()
 }
 
@@ -57,7 +57,7 @@ pub(super) fn problems(sandbox: &Sandbox, attachment: &Attachment) -> Vec<String
             .filter(|address| !facts.addresses.contains(address));
         problems.extend(missing.map(|address| format!("interface {ifname} does not have address {address}")));
     }
-    if kind.is_plugins() && !super::views::host_link_exists(attachment) {
+    if kind.is_plugins() && !netlink::host_link_exists(&attachment.host_ifname, attachment.host_ifindex) {
         problems.push(format!("host interface {} does not exist", attachment.host_ifname));
     }
     problems

@@ -31,7 +31,7 @@ impl Inner {
         let found = tokio::task::spawn_blocking(move || plugins.find(&source)).await;
         let configuration = found
             .map_err(|ended| crate::error::ended(&ended))?
-            .map_err(|error| refused(request, network, chain(&error), error.is_passing()))?;
+            .map_err(|error| refused(request, network, chain(&error), error.is_transient()))?;
         let container = match &request.cni {
             Some(cni) => cni.container.clone(),
             None => request.sandbox.to_string(),
@@ -68,7 +68,8 @@ impl Inner {
         };
         tracing::debug!(pod = %sandbox.pod, sandbox = %sandbox.id, configuration = configuration.name(), "running plugins");
         let told = plugins.add(&interface.cached, configuration, call).await;
-        let outcome = told.map_err(|error: CniError| failed(subject, attachment, chain(&error), error.is_passing()))?;
+        let outcome =
+            told.map_err(|error: CniError| failed(subject, attachment, chain(&error), error.is_transient()))?;
         let inside = self.enter(netns, subject).await?;
         let step = "looking at what plugins made";
         inside.set_loopback_up().await.map_err(subject.failed(step))?;
@@ -241,7 +242,7 @@ impl Inner {
     ) -> Option<Result<std::collections::BTreeSet<String>, String>> {
         let Provider::Cni(source) = provider else { return None };
         match &self.options.plugins {
-            Some(plugins) => Some(plugins.readiness(source)),
+            Some(plugins) => Some(plugins.readiness(source).map_err(|error| error.to_string())),
             None => Some(Err(NO_BACKEND.to_owned())),
         }
     }
