@@ -1,24 +1,24 @@
-//! How fast a pod may send and receive.
+//! Defines the bandwidth limits of a pod.
 
 use serde::{Deserialize, Serialize};
 
-/// Least bytes at once: one packet of segmentation offload, which the kernel would have to split otherwise.
+/// Smallest burst in bytes: one packet of segmentation offload, which the kernel would have to split otherwise.
 const MIN_BURST: u64 = 64 * 1024;
-/// Longest time that a pod may be ahead of its rate: what runtimes ask for where a pod says nothing is a burst of
-/// hundreds of megabytes, which would leave most connections unbounded.
-const MAX_AHEAD: u64 = 8;
+/// The largest burst is the rate divided by this: the default burst of runtimes is hundreds of megabytes, which would
+/// leave most connections without limit.
+const BURST_DIVISOR: u64 = 8;
 
-/// How fast a pod may send and receive; without a rate, as fast as it can.
+/// The rates at which a pod may send and receive; no limit without a rate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bandwidth {
-    /// What reaches the pod ("ingress").
+    /// Traffic to the pod ("ingress").
     pub to_pod: Option<Rate>,
-    /// What the pod sends ("egress").
+    /// Traffic from the pod ("egress").
     pub from_pod: Option<Rate>,
 }
 
 impl Bandwidth {
-    /// Whether it bounds anything.
+    /// Whether there is a limit.
     pub const fn is_bounded(&self) -> bool {
         self.to_pod.is_some() || self.from_pod.is_some()
     }
@@ -29,7 +29,7 @@ impl Bandwidth {
 pub struct Rate {
     /// Bits per second, Ethernet headers included; not 0.
     pub bits_per_second: u64,
-    /// Bits that may be sent at once after a pause; 0 for a default.
+    /// Burst in bits; 0 for the default.
     pub burst_bits: u64,
 }
 
@@ -39,15 +39,14 @@ impl Rate {
         self.bits_per_second.div_ceil(8)
     }
 
-    /// Bytes that may be sent at once: what was asked for, at least 64 KiB, at most what the rate gives in an eighth of a
-    /// second.
+    /// Burst in bytes: the requested one, at least 64 KiB, at most the rate of an eighth of a second.
     pub fn burst_bytes(&self) -> u32 {
-        let most = (self.bytes_per_second() / MAX_AHEAD).max(MIN_BURST);
-        let wanted = match self.burst_bits / 8 {
+        let most = (self.bytes_per_second() / BURST_DIVISOR).max(MIN_BURST);
+        let burst = match self.burst_bits / 8 {
             0 => most,
             bytes => bytes.clamp(MIN_BURST, most),
         };
-        u32::try_from(wanted).unwrap_or(u32::MAX)
+        u32::try_from(burst).unwrap_or(u32::MAX)
     }
 }
 
@@ -56,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bursts_stay_within_what_makes_a_rate() {
+    fn bursts_stay_within_their_limits() {
         let burst = |bits_per_second, burst_bits| {
             Rate {
                 bits_per_second,

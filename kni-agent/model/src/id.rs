@@ -1,18 +1,18 @@
-//! Identifiers, each a type of its own that can only hold a legal value.
+//! Defines identifiers, each a type of its own that only holds valid values.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// A value that is not a legal identifier; names the kind, the value and the rule it breaks.
+/// A value that is not a valid identifier, with its kind and the violated rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} {value:?} is not valid: {rule}")]
 pub struct InvalidId {
-    /// What the value was meant to be, in the field's own words ("network name").
+    /// The kind of identifier ("network name").
     pub kind: &'static str,
-    /// The refused value, as given.
+    /// The rejected value, shortened.
     pub value: String,
-    /// The rule it breaks.
+    /// The violated rule.
     pub rule: &'static str,
 }
 
@@ -68,7 +68,7 @@ macro_rules! string_id {
 }
 
 string_id!(
-    /// The container runtime's identifier of a pod sandbox; the key of everything that is attached.
+    /// The container runtime's identifier of a pod sandbox; the key of its attachments.
     SandboxId,
     "sandbox id",
     "1 to 253 printable ASCII characters without '/' or spaces",
@@ -101,7 +101,7 @@ string_id!(
     }
 );
 
-/// The pod that a sandbox belongs to. Any part may be empty where the client did not say it.
+/// The pod that a sandbox belongs to. Parts that the client did not send are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PodRef {
     /// Namespace of the pod.
@@ -113,7 +113,7 @@ pub struct PodRef {
 }
 
 impl PodRef {
-    /// A pod by its name alone, as most calls tell it.
+    /// A pod by its name alone, as most calls send it.
     pub fn named(namespace: &str, name: &str) -> Self {
         Self {
             namespace: namespace.to_owned(),

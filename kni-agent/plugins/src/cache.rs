@@ -1,4 +1,4 @@
-//! Entries: one file per attachment with all that undoing it needs, and a lock that running plugins hold.
+//! Stores entries: one file per attachment with the input of DEL, and a lock that running plugins hold.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -21,30 +21,30 @@ use super::{Call, CniError, Configuration};
 
 /// Version of the entries.
 const VERSION: u32 = 1;
-/// How an entry's file name ends, and those of its lock and of what is being written.
+/// File name extensions of an entry, of its lock and of an unfinished write.
 const ENTRY: &str = "json";
 const LOCK: &str = "lock";
 const UNFINISHED: &str = "new";
-/// How long plugins of an earlier agent may still run. After that their work is undone beside them.
+/// How long DEL waits for running plugins of an earlier agent.
 const LOCK_WAIT: Duration = Duration::from_secs(70);
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// Everything that undoing an attachment needs.
+/// Everything that DEL needs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Entry {
     version: u32,
-    /// The configuration as it was.
+    /// The configuration at the time of ADD.
     configuration: Value,
     pub(super) bin_dirs: Vec<PathBuf>,
     pub(super) container: String,
     pub(super) ifname: String,
     pub(super) arguments: String,
     pub(super) capabilities: Map<String, Value>,
-    /// What the last plugin answered; none before that.
+    /// The result of the last plugin; none before it.
     result: Option<Value>,
 }
 
-/// The name of an entry's file. Ids of sandboxes may be longer than a file's name may be.
+/// The name of an entry's file, with a hash, as ids of sandboxes may be longer than file names.
 pub(super) fn file_name(network: &NetworkName, sandbox: &SandboxId, ifname: &IfName) -> String {
     use std::hash::Hasher as _;
     let mut hasher = FnvHasher::default();
@@ -58,7 +58,7 @@ pub(super) fn file_name(network: &NetworkName, sandbox: &SandboxId, ifname: &IfN
     format!("{network}-{start}-{:016x}-{ifname}.{ENTRY}", hasher.finish())
 }
 
-/// All entries of a folder; none if there is no folder.
+/// All entries of a folder; none without a folder.
 pub(super) fn list(dir: &Path) -> Result<Vec<PathBuf>, CniError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -67,12 +67,12 @@ pub(super) fn list(dir: &Path) -> Result<Vec<PathBuf>, CniError> {
     };
     let paths = entries.filter_map(Result::ok).map(|entry| entry.path());
     Ok(paths
-        .filter(|path| path.extension().is_some_and(|ending| ending == ENTRY))
+        .filter(|path| path.extension().is_some_and(|extension| extension == ENTRY))
         .collect())
 }
 
 /// Removes an entry. Idempotent.
-pub(super) async fn forget(path: &Path) -> Result<(), CniError> {
+pub(super) async fn remove(path: &Path) -> Result<(), CniError> {
     blocking(path, |path| {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -98,9 +98,9 @@ impl Entry {
     }
 
     pub(super) fn configuration(&self) -> Result<Configuration, CniError> {
-        Configuration::read(&self.configuration).map_err(|reason| CniError::Invalid {
+        Configuration::read(&self.configuration).map_err(|source| CniError::Invalid {
             file: PathBuf::from("the cached configuration"),
-            reason,
+            source,
         })
     }
 
@@ -112,7 +112,7 @@ impl Entry {
         self.result = Some(result);
     }
 
-    /// Writes it whole or not at all; it is on disk when this returns.
+    /// Writes it atomically; it is on disk when this returns.
     pub(super) async fn write(&self, path: &Path) -> Result<(), CniError> {
         let entry = self.clone();
         blocking(path, move |path| {
@@ -133,7 +133,7 @@ impl Entry {
         .await
     }
 
-    /// None if there is none.
+    /// `None` without an entry.
     pub(super) async fn read(path: &Path) -> Result<Option<Self>, CniError> {
         let read = blocking(path, |path| match fs::read(path) {
             Ok(bytes) => Ok(Some(serde_json::from_slice::<Self>(&bytes)?)),
@@ -150,7 +150,7 @@ impl Entry {
     }
 }
 
-/// Held by whoever runs plugins for an attachment, and by the plugins themselves: they inherit the descriptor.
+/// The lock of an entry, held while plugins run, also by the plugins themselves: they inherit the descriptor.
 #[derive(Debug)]
 pub(super) struct Lock {
     file: Flock<File>,
@@ -158,7 +158,7 @@ pub(super) struct Lock {
 }
 
 impl Lock {
-    /// Waits for plugins of an earlier agent, but not for ever.
+    /// Takes the lock; waits for plugins of an earlier agent, up to [`LOCK_WAIT`].
     pub(super) async fn take(entry: &Path) -> Result<Self, CniError> {
         let path = entry.with_extension(LOCK);
         let mut file = blocking(&path, |path| {
@@ -176,7 +176,7 @@ impl Lock {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(file) => return Ok(Self { file, path }),
                 Err((_file, Errno::EWOULDBLOCK)) if Instant::now() >= deadline => {
-                    let reason = "plugins that ran for this attachment do not end";
+                    let reason = "plugins of an earlier call for this attachment are still running";
                     return Err(failed(&path)(io::Error::other(reason)));
                 }
                 Err((again, Errno::EWOULDBLOCK | Errno::EINTR)) => {
@@ -188,8 +188,8 @@ impl Lock {
         }
     }
 
-    /// Runs `spawn` while processes inherit the descriptor. One that is started beside it may inherit it too, which only
-    /// lets somebody wait for that one as well.
+    /// Runs `spawn` while child processes inherit the descriptor. A process that another thread starts meanwhile may inherit
+    /// it too, which only prolongs the lock.
     pub(super) fn inherited<T>(&self, spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         set_flags(&self.file, FdFlag::empty())?;
         let spawned = spawn();
@@ -197,10 +197,10 @@ impl Lock {
         spawned
     }
 
-    /// Removes the file with the lock held. Nobody waits for it then: there is one caller per attachment at a time.
+    /// Removes the file with the lock held. There is no waiter: each attachment has one caller at a time.
     pub(super) fn remove(self) {
         if let Err(error) = fs::remove_file(&self.path) {
-            tracing::debug!(path = %self.path.display(), %error, "left in place");
+            tracing::debug!(path = %self.path.display(), %error, "cannot remove the lock of an entry");
         }
     }
 }
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_entry_is_read_as_it_was_written_and_is_for_root_alone() {
+    async fn an_entry_is_read_as_written_and_only_root_has_access() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("a/b");
         let name = |id: &str| file_name(&"blue".parse().unwrap(), &id.parse().unwrap(), &"eth0".parse().unwrap());
@@ -275,13 +275,13 @@ mod tests {
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&folder), mode(&path)), (0o700, 0o600));
         assert_eq!(list(&folder).unwrap(), std::slice::from_ref(&path));
-        forget(&path).await.unwrap();
-        forget(&path).await.unwrap();
+        remove(&path).await.unwrap();
+        remove(&path).await.unwrap();
         assert!(list(&folder).unwrap().is_empty());
     }
 
     #[tokio::test]
-    async fn whoever_inherited_the_lock_is_waited_for() {
+    async fn the_lock_waits_for_processes_that_inherited_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.json");
         let lock = Lock::take(&path).await.unwrap();
@@ -289,7 +289,7 @@ mod tests {
             .inherited(|| std::process::Command::new("sleep").arg("0.3").spawn())
             .unwrap();
         let started = Instant::now();
-        // As when the agent is killed: its descriptor is closed, the child's is not. Unlocking would free it for both.
+        // As after the death of the agent: its descriptor is closed, the child's is not. Unlocking would free both.
         let descriptor = lock.file.as_raw_fd();
         std::mem::forget(lock);
         nix::unistd::close(descriptor).unwrap();

@@ -1,4 +1,4 @@
-//! What plugins are told about a pod: arguments, and the values of the capabilities that they may declare.
+//! Builds the input of plugins about a pod: `CNI_ARGS` and the values of capabilities.
 
 use std::{net::IpAddr, path::PathBuf};
 
@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 /// Annotations of Kubernetes: the pod's rates in bits per second.
 const INGRESS: &str = "kubernetes.io/ingress-bandwidth";
 const EGRESS: &str = "kubernetes.io/egress-bandwidth";
-/// No bound on a burst, in bits, as container runtimes say it.
+/// The burst that container runtimes pass for no limit, in bits.
 const BURST: u32 = i32::MAX.cast_unsigned();
 
-/// An interface that is wanted of plugins.
+/// A request for an interface to plugins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
     /// The container, by the runtime's id.
@@ -22,18 +22,18 @@ pub struct Call {
     pub ifname: IfName,
     /// The pod.
     pub pod: PodRef,
-    /// Ports of the node that shall lead to the pod; empty for a further interface.
+    /// Host ports of the pod; empty for an additional interface.
     pub port_mappings: Vec<PortMapping>,
-    /// Addresses that the pod wants.
+    /// Requested addresses.
     pub ips: Vec<IpAddr>,
-    /// MAC address that the pod wants.
+    /// Requested MAC address.
     pub mac: Option<MacAddr>,
-    /// What else plugins may want to know.
+    /// Further properties of the pod.
     pub hints: PluginHints,
 }
 
 impl Call {
-    /// `CNI_ARGS`, as container runtimes fill it. What would break its syntax is left out of a value.
+    /// `CNI_ARGS`, as container runtimes fill it. Characters that break its syntax are removed from values.
     pub(super) fn arguments(&self) -> String {
         let plain = |text: &str| text.replace([';', '=', '\0'], "");
         let PodRef { namespace, name, uid } = &self.pod;
@@ -48,7 +48,7 @@ impl Call {
         .join(";")
     }
 
-    /// The values of all capabilities; each plugin gets those that it declares.
+    /// The values of all capabilities; a plugin gets those that it declares.
     pub(super) fn capability_values(&self) -> Map<String, Value> {
         let PluginHints {
             annotations,
@@ -98,7 +98,7 @@ fn mapping(mapping: &PortMapping) -> Option<Value> {
     })
 }
 
-/// Quantities that do not parse were refused by the API server already; here they bound nothing.
+/// The API server has rejected quantities that do not parse already; here they set no limit.
 fn bandwidth(ingress: Option<&String>, egress: Option<&String>) -> Option<Value> {
     let rate = |text: Option<&String>| text.and_then(|text| bits(text)).filter(|rate| *rate > 0);
     let mut rates = Map::new();
@@ -111,7 +111,7 @@ fn bandwidth(ingress: Option<&String>, egress: Option<&String>) -> Option<Value>
     (!rates.is_empty()).then_some(Value::Object(rates))
 }
 
-/// A quantity of Kubernetes, whole numbers only.
+/// Parses a Kubernetes quantity, whole numbers only.
 fn bits(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let factor: u64 = match text.strip_prefix(digits)? {
@@ -170,7 +170,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn capabilities_have_values_only_where_there_is_something_to_say() {
+    fn only_capabilities_with_content_have_values() {
         let values = Value::Object(call().capability_values());
         assert_eq!(
             values,

@@ -1,4 +1,4 @@
-//! Network configurations: finding and reading them. What a plugin's part says beyond this is the plugin's own.
+//! Finds and parses network configurations. All other fields of a plugin's part are passed on as they are.
 
 use std::{
     collections::BTreeSet,
@@ -12,18 +12,50 @@ use serde_json::{Map, Value};
 
 use super::CniError;
 
-/// Versions of the specification whose plugins are run, the oldest first.
+/// Supported versions of the specification, the oldest first.
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-/// The first that has CHECK and tells the result to DEL.
+/// The first one with CHECK, and with the result as input of DEL.
 const WITH_CHECK: &str = "0.4.0";
-/// Where nothing is said.
+/// The version of a configuration without one.
 const OLDEST: &str = "0.3.0";
-/// Largest file that is read, in bytes.
+/// Largest file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 /// Most plugins of one configuration.
 const MAX_PLUGINS: usize = 32;
-/// Our own shim: it would ask the agent, which would run it.
-const OURS: [&str; 2] = ["kni-cni", "kni-shim"];
+/// KNI's own shim, which would call the agent again.
+const OWN_SHIM: [&str; 2] = ["kni-cni", "kni-shim"];
+
+/// Why a configuration is not valid.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigurationError {
+    /// The file is not JSON.
+    #[error("is not JSON: {0}")]
+    NotJson(#[source] serde_json::Error),
+    /// The configuration is not an object.
+    #[error("is not a JSON object")]
+    NotAnObject,
+    /// The name has other characters than the specification allows.
+    #[error("name {0:?} is not letters, digits, '_', '.' and '-', beginning with one of the former")]
+    Name(String),
+    /// `plugins` is not a list.
+    #[error("plugins is not a list")]
+    PluginsNotAList,
+    /// There are too few or too many plugins.
+    #[error("has {0} plugins, not 1 to {MAX_PLUGINS}")]
+    PluginCount(usize),
+    /// A plugin is not an object.
+    #[error("a plugin is not a JSON object")]
+    PluginNotAnObject,
+    /// The type of a plugin is no file name.
+    #[error("type {0:?} of a plugin is not the name of a program")]
+    PluginType(String),
+    /// A plugin is KNI's own shim.
+    #[error("plugin {0} is this agent's own shim, which would call the agent again")]
+    OwnShim(String),
+    /// No version is supported.
+    #[error("cniVersion {0} is none of {versions}", versions = VERSIONS.join(", "))]
+    Version(String),
+}
 
 /// A configuration: a name and a chain of plugins.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +81,7 @@ impl Configuration {
         &self.name
     }
 
-    /// The version that the plugins are told.
+    /// The version that is passed to the plugins.
     pub(super) fn version(&self) -> &str {
         &self.version
     }
@@ -58,12 +90,12 @@ impl Configuration {
         &self.plugins
     }
 
-    /// As it was read.
+    /// The JSON that was read.
     pub(super) fn whole(&self) -> &Value {
         &self.whole
     }
 
-    /// What any of its plugins declares that it can do.
+    /// Capabilities that any of its plugins declares.
     pub fn capabilities(&self) -> BTreeSet<String> {
         self.plugins
             .iter()
@@ -75,32 +107,30 @@ impl Configuration {
         !self.disable_check && self.is_at_least(WITH_CHECK)
     }
 
-    pub(super) fn tells_result_to_del(&self) -> bool {
+    pub(super) fn passes_result_to_del(&self) -> bool {
         self.is_at_least(WITH_CHECK)
     }
 
     fn is_at_least(&self, version: &str) -> bool {
-        let place = |wanted: &str| VERSIONS.iter().position(|known| *known == wanted);
-        place(&self.version) >= place(version)
+        let age = |version: &str| VERSIONS.iter().position(|known| *known == version);
+        age(&self.version) >= age(version)
     }
 
-    /// Reads a configuration; one without a list of plugins is a list of one.
-    pub(super) fn read(whole: &Value) -> Result<Self, String> {
-        let object = whole.as_object().ok_or("is not a JSON object")?;
+    /// Parses a configuration; one without a list of plugins is a list of one.
+    pub(super) fn read(whole: &Value) -> Result<Self, ConfigurationError> {
+        let object = whole.as_object().ok_or(ConfigurationError::NotAnObject)?;
         let name = object.get("name").and_then(Value::as_str).unwrap_or_default();
         let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
         if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) || !name.chars().all(legal) {
-            return Err(format!(
-                "name {name:?} is not letters, digits, '_', '.' and '-', beginning with one of the former"
-            ));
+            return Err(ConfigurationError::Name(name.to_owned()));
         }
         let plugins = match object.get("plugins") {
             Some(Value::Array(list)) => list.iter().map(Plugin::read).collect::<Result<Vec<_>, _>>()?,
-            Some(_) => return Err("plugins is not a list".to_owned()),
+            Some(_) => return Err(ConfigurationError::PluginsNotAList),
             None => vec![Plugin::read(whole)?],
         };
         if plugins.is_empty() || plugins.len() > MAX_PLUGINS {
-            return Err(format!("has {} plugins, not 1 to {MAX_PLUGINS}", plugins.len()));
+            return Err(ConfigurationError::PluginCount(plugins.len()));
         }
         Ok(Self {
             name: name.to_owned(),
@@ -118,7 +148,7 @@ impl Plugin {
         &self.kind
     }
 
-    pub(super) fn wants(&self, capability: &str) -> bool {
+    pub(super) fn declares(&self, capability: &str) -> bool {
         self.capabilities.contains(capability)
     }
 
@@ -126,16 +156,14 @@ impl Plugin {
         &self.fields
     }
 
-    fn read(value: &Value) -> Result<Self, String> {
-        let fields = value.as_object().ok_or("a plugin is not a JSON object")?;
+    fn read(value: &Value) -> Result<Self, ConfigurationError> {
+        let fields = value.as_object().ok_or(ConfigurationError::PluginNotAnObject)?;
         let kind = fields.get("type").and_then(Value::as_str).unwrap_or_default();
         if kind.is_empty() || kind.contains('/') || kind == ".." || kind == "." {
-            return Err(format!("type {kind:?} of a plugin is not the name of a program"));
+            return Err(ConfigurationError::PluginType(kind.to_owned()));
         }
-        if OURS.contains(&kind) {
-            return Err(format!(
-                "plugin {kind} is this agent's own shim, which would ask the agent again"
-            ));
+        if OWN_SHIM.contains(&kind) {
+            return Err(ConfigurationError::OwnShim(kind.to_owned()));
         }
         let declared = fields.get("capabilities").and_then(Value::as_object);
         Ok(Self {
@@ -143,7 +171,7 @@ impl Plugin {
             capabilities: declared
                 .into_iter()
                 .flatten()
-                .filter(|(_, wanted)| is_true(wanted))
+                .filter(|(_, declared)| is_true(declared))
                 .map(|(capability, _)| capability.clone())
                 .collect(),
             fields: fields.clone(),
@@ -151,13 +179,13 @@ impl Plugin {
     }
 }
 
-/// Old configurations write it as text.
+/// Old configurations have a string.
 fn is_true(value: &Value) -> bool {
     value.as_bool().unwrap_or(false) || value.as_str() == Some("true")
 }
 
-/// `cniVersion`, or the newest of `cniVersions` that is known here.
-fn version(object: &Map<String, Value>) -> Result<String, String> {
+/// `cniVersion`, or the newest supported one of `cniVersions`.
+fn version(object: &Map<String, Value>) -> Result<String, ConfigurationError> {
     let listed = object.get("cniVersions").and_then(Value::as_array);
     let single = object.get("cniVersion").and_then(Value::as_str);
     let given: Vec<&str> = listed
@@ -170,16 +198,12 @@ fn version(object: &Map<String, Value>) -> Result<String, String> {
     match newest {
         Some(version) => Ok((*version).to_owned()),
         None if given.is_empty() => Ok(OLDEST.to_owned()),
-        None => Err(format!(
-            "cniVersion {} is none of {}",
-            given.join(", "),
-            VERSIONS.join(", ")
-        )),
+        None => Err(ConfigurationError::Version(given.join(", "))),
     }
 }
 
-/// The configuration that a source names. Files are looked at in the order of their names; one that is broken is in the
-/// way only of those who name it by file.
+/// The configuration of a source. Files are read in the order of their names; an invalid file is an error only if the
+/// source means it.
 pub(super) fn find(dir: &Path, source: &CniSource) -> Result<Configuration, CniError> {
     let missing = || CniError::NotFound {
         what: source.to_string(),
@@ -196,7 +220,7 @@ pub(super) fn find(dir: &Path, source: &CniSource) -> Result<Configuration, CniE
                 match read_file(&file) {
                     Ok(found) if found.name == *name => return Ok(found),
                     Ok(_other) => {}
-                    // The one that is meant, if any: its file names it.
+                    // The file contains the name, so it probably is the one that is meant.
                     Err(error) if mentions(&file, name) => broken = Some(error),
                     Err(_other) => {}
                 }
@@ -207,32 +231,32 @@ pub(super) fn find(dir: &Path, source: &CniSource) -> Result<Configuration, CniE
 }
 
 fn files(dir: &Path) -> Vec<PathBuf> {
-    let endings = ["conf", "conflist", "json"];
-    let wanted = |path: &PathBuf| {
+    let extensions = ["conf", "conflist", "json"];
+    let is_configuration = |path: &PathBuf| {
         path.extension()
-            .is_some_and(|ending| endings.iter().any(|known| ending == *known))
+            .is_some_and(|extension| extensions.iter().any(|known| extension == *known))
     };
     let mut files: Vec<PathBuf> = fs::read_dir(dir)
         .into_iter()
         .flatten()
         .filter_map(Result::ok)
         .map(|entry| entry.path())
-        .filter(wanted)
+        .filter(is_configuration)
         .collect();
     files.sort();
     files
 }
 
 fn read_file(file: &Path) -> Result<Configuration, CniError> {
-    let invalid = |reason: String| CniError::Invalid {
+    let invalid = |source: ConfigurationError| CniError::Invalid {
         file: file.to_owned(),
-        reason,
+        source,
     };
     let text = text_of(file).map_err(|source| CniError::Entry {
         path: file.to_owned(),
         source,
     })?;
-    let whole = serde_json::from_str(&text).map_err(|error| invalid(format!("is not JSON: {error}")))?;
+    let whole = serde_json::from_str(&text).map_err(|error| invalid(ConfigurationError::NotJson(error)))?;
     Configuration::read(&whole).map_err(invalid)
 }
 
@@ -263,22 +287,22 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_keeps_what_is_not_ours() {
+    fn a_chain_keeps_unknown_fields() {
         let read = Configuration::read(&chain()).unwrap();
         assert_eq!((read.name(), read.version()), ("cbr0", "0.4.0"));
         let kinds: Vec<_> = read.plugins().iter().map(Plugin::kind).collect();
         assert_eq!(kinds, ["bridge", "portmap"]);
         assert_eq!(read.plugins()[0].fields()["ipam"]["type"], "host-local");
         assert_eq!(read.capabilities(), ["portMappings".to_owned()].into());
-        assert!(read.plugins()[1].wants("portMappings") && !read.plugins()[0].wants("portMappings"));
-        assert!(read.can_check() && read.tells_result_to_del());
+        assert!(read.plugins()[1].declares("portMappings") && !read.plugins()[0].declares("portMappings"));
+        assert!(read.can_check() && read.passes_result_to_del());
     }
 
     #[test]
     fn one_plugin_is_a_chain_of_one() {
         let read = Configuration::read(&json!({ "cniVersion": "0.3.1", "name": "a", "type": "ptp" })).unwrap();
         assert_eq!(read.plugins().len(), 1);
-        assert!(!read.can_check() && !read.tells_result_to_del());
+        assert!(!read.can_check() && !read.passes_result_to_del());
     }
 
     #[test]
@@ -292,11 +316,11 @@ mod tests {
         assert_eq!(with(json!(["9.0.0"])).unwrap(), "0.4.0");
         let mut old = chain();
         old["cniVersion"] = json!("0.2.0");
-        assert!(Configuration::read(&old).unwrap_err().contains("0.2.0"));
+        assert!(Configuration::read(&old).unwrap_err().to_string().contains("0.2.0"));
     }
 
     #[test]
-    fn what_cannot_be_run_is_refused() {
+    fn invalid_configurations_are_rejected() {
         for (field, value, why) in [
             ("name", json!("../x"), "name"),
             ("name", Value::Null, "name"),
@@ -307,7 +331,7 @@ mod tests {
         ] {
             let mut whole = chain();
             whole[field] = value;
-            let error = Configuration::read(&whole).unwrap_err();
+            let error = Configuration::read(&whole).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
     }

@@ -1,4 +1,4 @@
-//! Runs one plugin once: its environment and input, a bound on its time and on its output, its answer.
+//! Runs one plugin once: its environment and input, limits of time and output, its result.
 
 use std::{
     io,
@@ -20,24 +20,24 @@ use tokio::{
 };
 
 use super::{
-    CniError,
+    CniError, RunError,
     cache::{Entry, Lock},
     configuration::{Configuration, Plugin},
 };
 
-/// Most that a plugin may answer, in bytes.
+/// Limit of a plugin's output, in bytes.
 const MAX_OUTPUT: u64 = 1 << 20;
-/// Most of its error stream that is kept, in bytes.
-const MAX_COMPLAINT: u64 = 16 << 10;
-/// How much of that is told.
-const TOLD: usize = 512;
-/// Where plugins find what they call themselves.
+/// Limit of its error stream, in bytes.
+const MAX_STDERR: u64 = 16 << 10;
+/// Characters of it in an error message.
+const QUOTED: usize = 512;
+/// `PATH` of the programs that plugins run.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// A plugin that is being replaced cannot be executed for a moment.
+/// Retries: a program that is being replaced cannot be executed for a moment.
 const BUSY_TRIES: u32 = 40;
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
-/// What a plugin is asked to do.
+/// A CNI command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verb {
     Add,
@@ -64,9 +64,9 @@ pub(super) struct Invocation<'a> {
     netns: Option<&'a Path>,
 }
 
-/// An error as plugins tell it.
+/// The error object of the specification.
 #[derive(Deserialize)]
-struct Refusal {
+struct ErrorObject {
     #[serde(default)]
     code: u32,
     #[serde(default)]
@@ -75,14 +75,14 @@ struct Refusal {
     details: String,
 }
 
-/// What a process left.
+/// The status and output of a process.
 struct Finished {
     status: ExitStatus,
     output: Vec<u8>,
-    complaint: Vec<u8>,
+    stderr: Vec<u8>,
 }
 
-/// The program of a plugin: the first of the folders that has one.
+/// The program of a plugin, in the first folder that has it.
 pub(super) fn locate(bin_dirs: &[PathBuf], configuration: &Configuration, kind: &str) -> Result<PathBuf, CniError> {
     let found = bin_dirs.iter().map(|dir| dir.join(kind)).find(|path| path.is_file());
     found.ok_or_else(|| CniError::NoPlugin {
@@ -106,7 +106,7 @@ impl<'a> Invocation<'a> {
         }
     }
 
-    /// Runs the plugin with what the one before it answered, until `deadline`. Returns its own answer, null for none.
+    /// Runs the plugin with the result of the previous one, until `deadline`. Returns its result, null for none.
     pub(super) async fn run(&self, previous: &Value, lock: &Lock, deadline: Instant) -> Result<Value, CniError> {
         let configuration = self.entry.configuration()?;
         let program = locate(&self.entry.bin_dirs, &configuration, self.plugin.kind())?;
@@ -114,31 +114,30 @@ impl<'a> Invocation<'a> {
         let finished = self
             .execute(&program, input.as_bytes(), lock, deadline)
             .await
-            .map_err(|reason| self.failed(&configuration, reason))?;
+            .map_err(|error| self.failed(&configuration, error))?;
         if !finished.status.success() {
             return Err(self.refused(&configuration, &finished));
         }
         if finished.output.trim_ascii().is_empty() {
             return Ok(Value::Null);
         }
-        serde_json::from_slice(&finished.output)
-            .map_err(|error| self.failed(&configuration, format!("its answer is not JSON: {error}")))
+        serde_json::from_slice(&finished.output).map_err(|error| self.failed(&configuration, RunError::NotJson(error)))
     }
 
-    /// The plugin's part of the configuration with what libcni adds to it.
+    /// The plugin's part of the configuration with the fields that libcni adds.
     fn input(&self, configuration: &Configuration, previous: &Value) -> String {
         let mut fields = self.plugin.fields().clone();
         fields.insert("name".to_owned(), configuration.name().into());
         fields.insert("cniVersion".to_owned(), configuration.version().into());
-        let wanted: Map<String, Value> = self
+        let declared: Map<String, Value> = self
             .entry
             .capabilities
             .iter()
-            .filter(|(capability, _)| self.plugin.wants(capability))
+            .filter(|(capability, _)| self.plugin.declares(capability))
             .map(|(capability, value)| (capability.clone(), value.clone()))
             .collect();
-        if !wanted.is_empty() {
-            fields.insert("runtimeConfig".to_owned(), Value::Object(wanted));
+        if !declared.is_empty() {
+            fields.insert("runtimeConfig".to_owned(), Value::Object(declared));
         }
         if !previous.is_null() {
             fields.insert("prevResult".to_owned(), previous.clone());
@@ -170,23 +169,29 @@ impl<'a> Invocation<'a> {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A group of its own, so that whatever it starts ends with it.
+            // A process group of its own, so that its children can be killed with it.
             .process_group(0)
             .kill_on_drop(true);
         command
     }
 
-    async fn execute(&self, program: &Path, input: &[u8], lock: &Lock, deadline: Instant) -> Result<Finished, String> {
-        let mut child = self
-            .spawn(program, lock)
-            .await
-            .map_err(|error| format!("cannot execute {}: {error}", program.display()))?;
+    async fn execute(
+        &self,
+        program: &Path,
+        input: &[u8],
+        lock: &Lock,
+        deadline: Instant,
+    ) -> Result<Finished, RunError> {
+        let mut child = self.spawn(program, lock).await.map_err(|source| RunError::Execute {
+            program: program.to_owned(),
+            source,
+        })?;
         let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
-        let finished = timeout_at(deadline.into(), converse(&mut child, input)).await;
-        let reason = match finished {
+        let finished = timeout_at(deadline.into(), exchange(&mut child, input)).await;
+        let failure = match finished {
             Ok(Ok(finished)) => return Ok(finished),
-            Ok(Err(reason)) => reason,
-            Err(_elapsed) => "took too long and was killed".to_owned(),
+            Ok(Err(error)) => error,
+            Err(_elapsed) => RunError::TimedOut,
         };
         if let Some(group) = group
             && let Err(errno) = killpg(group, Signal::SIGKILL)
@@ -196,7 +201,7 @@ impl<'a> Invocation<'a> {
         if let Err(error) = child.wait().await {
             tracing::debug!(%error, plugin = self.plugin.kind(), "cannot wait for the plugin's end");
         }
-        Err(reason)
+        Err(failure)
     }
 
     async fn spawn(&self, program: &Path, lock: &Lock) -> io::Result<Child> {
@@ -209,28 +214,28 @@ impl<'a> Invocation<'a> {
         lock.inherited(|| self.command(program).spawn())
     }
 
-    fn failed(&self, configuration: &Configuration, reason: String) -> CniError {
+    fn failed(&self, configuration: &Configuration, source: RunError) -> CniError {
         CniError::Failed {
             configuration: configuration.name().to_owned(),
             plugin: self.plugin.kind().to_owned(),
             verb: self.verb.as_str(),
-            reason,
+            source,
         }
     }
 
     fn refused(&self, configuration: &Configuration, finished: &Finished) -> CniError {
-        let told = serde_json::from_slice::<Refusal>(&finished.output).ok();
-        let (code, message) = match told {
-            Some(Refusal { code, msg, details }) if details.is_empty() => (code, msg),
-            Some(Refusal { code, msg, details }) => (code, format!("{msg}: {details}")),
+        let object = serde_json::from_slice::<ErrorObject>(&finished.output).ok();
+        let (code, message) = match object {
+            Some(ErrorObject { code, msg, details }) if details.is_empty() => (code, msg),
+            Some(ErrorObject { code, msg, details }) => (code, format!("{msg}: {details}")),
             None => {
-                let said = if finished.complaint.trim_ascii().is_empty() {
+                let text = if finished.stderr.trim_ascii().is_empty() {
                     &finished.output
                 } else {
-                    &finished.complaint
+                    &finished.stderr
                 };
-                let said: String = String::from_utf8_lossy(said).trim().chars().take(TOLD).collect();
-                (0, format!("{}: {said}", finished.status))
+                let text: String = String::from_utf8_lossy(text).trim().chars().take(QUOTED).collect();
+                (0, format!("{}: {text}", finished.status))
             }
         };
         CniError::Refused {
@@ -243,44 +248,37 @@ impl<'a> Invocation<'a> {
     }
 }
 
-/// Writes and reads at once: a plugin may answer before it has read everything.
-async fn converse(child: &mut Child, input: &[u8]) -> Result<Finished, String> {
+/// Writes and reads concurrently: a plugin may answer before it has read everything.
+async fn exchange(child: &mut Child, input: &[u8]) -> Result<Finished, RunError> {
     let streams = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (Some(mut stdin), Some(stdout), Some(stderr)) = streams else {
-        return Err("has no streams".to_owned());
+        return Err(RunError::NoStreams);
     };
     let write = async move {
-        // One that does not read its input has its reasons.
+        // A plugin need not read its input.
         stdin.write_all(input).await.ok();
         drop(stdin);
         Ok(())
     };
-    let listen = async {
-        let complaint = read(stderr, MAX_COMPLAINT).await;
-        Ok(complaint.unwrap_or_default())
+    let read_stderr = async {
+        let stderr = read(stderr, MAX_STDERR).await;
+        Ok(stderr.unwrap_or_default())
     };
-    let ((), output, complaint) = tokio::try_join!(write, answer(stdout), listen)?;
-    let status = child
-        .wait()
-        .await
-        .map_err(|error| format!("cannot wait for its end: {error}"))?;
-    Ok(Finished {
-        status,
-        output,
-        complaint,
-    })
+    let ((), output, stderr) = tokio::try_join!(write, answer(stdout), read_stderr)?;
+    let status = child.wait().await.map_err(RunError::Wait)?;
+    Ok(Finished { status, output, stderr })
 }
 
-async fn answer(stdout: impl AsyncRead + Unpin) -> Result<Vec<u8>, String> {
+async fn answer(stdout: impl AsyncRead + Unpin) -> Result<Vec<u8>, RunError> {
     let output = read(stdout, MAX_OUTPUT).await;
-    let output = output.map_err(|error| format!("cannot read its answer: {error}"))?;
+    let output = output.map_err(RunError::Read)?;
     if output.len() as u64 > MAX_OUTPUT {
-        return Err(format!("answered more than {MAX_OUTPUT} bytes"));
+        return Err(RunError::TooMuchOutput(MAX_OUTPUT));
     }
     Ok(output)
 }
 
-/// One byte more than may be, so that the length tells; what comes after that is closed in the writer's face.
+/// Reads one byte more than allowed, so that the caller can detect more; the rest is discarded with the stream.
 async fn read(stream: impl AsyncRead + Unpin, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     stream.take(most + 1).read_to_end(&mut bytes).await?;

@@ -1,4 +1,4 @@
-//! The only place that executes programs: CNI plugins, run as their configuration says, remembered until they are undone.
+//! Runs CNI plugins by their configuration, with a cached entry per attachment until DEL. The only user of processes.
 //! Layer: driver.
 //!
 //! ```text
@@ -6,9 +6,9 @@
 //! del:  read the entry -> DEL of each plugin in reverse -> remove the entry
 //! ```
 //!
-//! The entry is on disk before the first plugin runs and holds all that undoing needs: a configuration that was changed
-//! or deleted meanwhile does not matter, nor does a killed agent. Plugins of a killed agent that still run hold the
-//! entry's lock, which whoever undoes their work waits for.
+//! The entry is on disk before the first plugin runs and holds everything that DEL needs, so that neither a changed or
+//! deleted configuration nor a killed agent prevents it. Running plugins of a killed agent hold the entry's lock, for which
+//! DEL waits.
 
 mod cache;
 mod call;
@@ -35,24 +35,24 @@ use self::{
 };
 pub use self::{
     call::Call,
-    configuration::Configuration,
-    error::CniError,
+    configuration::{Configuration, ConfigurationError},
+    error::{CniError, NotReady, RunError},
     result::{Outcome, PluginAddress},
 };
 
-/// How long an answer to [`Plugins::readiness`] is good for.
-const FRESH: Duration = Duration::from_secs(1);
-/// How long the plugins of one call may take together. A DHCP exchange takes some ten seconds where it must be repeated.
+/// Lifetime of a cached result of [`Plugins::readiness`].
+const READINESS_LIFETIME: Duration = Duration::from_secs(1);
+/// Time limit of all plugins of one call together. A repeated DHCP exchange takes some ten seconds.
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Where plugins and their configurations are.
+/// The folders of plugins, configurations and entries.
 #[derive(Debug, Clone)]
 pub struct PluginOptions {
-    /// Folders of plugins, the first that has one wins.
+    /// Folders of plugins; the first one with the program wins.
     pub bin_dirs: Vec<PathBuf>,
     /// Folder of configurations.
     pub conf_dir: PathBuf,
-    /// Folder of the entries; durable, because so is what plugins keep.
+    /// Folder of the entries; durable, as is the state of the plugins.
     pub cache_dir: PathBuf,
 }
 
@@ -65,22 +65,25 @@ pub struct Plugins {
 #[derive(Debug)]
 struct Inner {
     options: PluginOptions,
-    looked: Mutex<HashMap<String, Looked>>,
+    readiness: Mutex<HashMap<String, CachedReadiness>>,
 }
 
-/// What was found when, by source.
-type Looked = (Instant, Result<BTreeSet<String>, String>);
+/// The capabilities that the plugins of a network declare.
+pub type Readiness = Result<BTreeSet<String>, NotReady>;
+
+/// The result of a check, and its time.
+type CachedReadiness = (Instant, Readiness);
 
 impl Plugins {
-    /// Plugins by these options; nothing is read yet.
+    /// Plugins by these options. Reads nothing yet.
     pub fn new(options: PluginOptions) -> Self {
-        let looked = Mutex::default();
+        let readiness = Mutex::default();
         Self {
-            inner: Arc::new(Inner { options, looked }),
+            inner: Arc::new(Inner { options, readiness }),
         }
     }
 
-    /// The configuration that a source names, with all its plugins there. Reads files.
+    /// The configuration of a source, if all its plugins are installed. Reads files.
     pub fn find(&self, source: &CniSource) -> Result<Configuration, CniError> {
         let PluginOptions { bin_dirs, conf_dir, .. } = &self.inner.options;
         let configuration = configuration::find(conf_dir, source)?;
@@ -90,25 +93,24 @@ impl Plugins {
         Ok(configuration)
     }
 
-    /// What the plugins of a source declare that they can do; the error says why pods cannot be attached. At most a
-    /// second old, so that it can be asked for often.
-    pub fn readiness(&self, source: &CniSource) -> Result<BTreeSet<String>, String> {
+    /// The capabilities of a source's plugins, or why pods cannot be attached. Cached for a second, for frequent calls.
+    pub fn readiness(&self, source: &CniSource) -> Readiness {
         let key = source.to_string();
-        let mut looked = self.inner.looked.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((when, answer)) = looked.get(&key)
-            && when.elapsed() < FRESH
+        let mut cached = self.inner.readiness.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((when, readiness)) = cached.get(&key)
+            && when.elapsed() < READINESS_LIFETIME
         {
-            return answer.clone();
+            return readiness.clone();
         }
-        let answer = self
+        let readiness = self
             .find(source)
             .map(|configuration| configuration.capabilities())
-            .map_err(|error| error.to_string());
-        looked.insert(key, (Instant::now(), answer.clone()));
-        answer
+            .map_err(NotReady::from);
+        cached.insert(key, (Instant::now(), readiness.clone()));
+        readiness
     }
 
-    /// Where the entry of an attachment is, or will be.
+    /// Path of an attachment's entry.
     pub fn entry_path(&self, network: &NetworkName, sandbox: &SandboxId, ifname: &IfName) -> PathBuf {
         self.inner
             .options
@@ -116,12 +118,12 @@ impl Plugins {
             .join(cache::file_name(network, sandbox, ifname))
     }
 
-    /// All entries, also those of attachments that nobody remembers.
+    /// All entries, also those of attachments without a record.
     pub fn entries(&self) -> Result<Vec<PathBuf>, CniError> {
         cache::list(&self.inner.options.cache_dir)
     }
 
-    /// Runs ADD of each plugin. On error some of them may have done their part: [`delete`] undoes it.
+    /// Runs ADD of each plugin. After an error some may have completed: [`delete`] undoes them.
     pub async fn add(&self, path: &Path, configuration: &Configuration, call: &Call) -> Result<Outcome, CniError> {
         let mut entry = Entry::new(configuration, &self.inner.options.bin_dirs, call);
         let lock = Lock::take(path).await?;
@@ -139,11 +141,11 @@ impl Plugins {
     }
 }
 
-/// Runs CHECK of each plugin; plugins of versions that know none are well.
+/// Runs CHECK of each plugin. Succeeds for plugins of versions without CHECK.
 pub async fn check(path: &Path, netns: &Path) -> Result<(), CniError> {
     let lock = Lock::take(path).await?;
     let Some(entry) = Entry::read(path).await? else {
-        return Err(CniError::Forgotten(path.to_owned()));
+        return Err(CniError::NoEntry(path.to_owned()));
     };
     let configuration = entry.configuration()?;
     let Some(result) = entry.result().filter(|_| configuration.can_check()) else {
@@ -157,9 +159,9 @@ pub async fn check(path: &Path, netns: &Path) -> Result<(), CniError> {
     Ok(())
 }
 
-/// Runs DEL of each plugin, the last one first, and forgets the entry. `netns` is `None` when the namespace is gone. Goes
-/// on after errors, tells all of them and keeps the entry then. Without an entry nothing was ever begun, or all is
-/// undone. Needs nothing but the entry.
+/// Runs DEL of each plugin, the last one first, and removes the entry. `netns` is `None` when the namespace is gone.
+/// Continues after errors, returns all of them and keeps the entry then. Idempotent: without an entry there is nothing to
+/// undo. Needs nothing but the entry.
 pub async fn delete(path: &Path, netns: Option<&Path>) -> Result<(), CniError> {
     let lock = Lock::take(path).await?;
     let Some(entry) = Entry::read(path).await? else {
@@ -168,7 +170,7 @@ pub async fn delete(path: &Path, netns: Option<&Path>) -> Result<(), CniError> {
     };
     let configuration = entry.configuration()?;
     let none = Value::Null;
-    let result = entry.result().filter(|_| configuration.tells_result_to_del());
+    let result = entry.result().filter(|_| configuration.passes_result_to_del());
     let deadline = Instant::now() + TIMEOUT;
     let mut errors = Vec::new();
     for plugin in configuration.plugins().iter().rev() {
@@ -179,7 +181,7 @@ pub async fn delete(path: &Path, netns: Option<&Path>) -> Result<(), CniError> {
     if let Some(error) = CniError::all(errors) {
         return Err(error);
     }
-    cache::forget(path).await?;
+    cache::remove(path).await?;
     lock.remove();
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Reads what plugins answer, in each version of the specification that is run.
+//! Parses the results of plugins, in each supported version of the specification.
 
 use std::net::IpAddr;
 
@@ -7,22 +7,22 @@ use kni_model::{MacAddr, provider::CniRoute};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{CniError, Configuration};
+use super::{CniError, Configuration, RunError};
 
-/// What a chain of plugins made of one interface.
+/// The result of a chain of plugins for one interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Its addresses.
     pub addresses: Vec<PluginAddress>,
     /// Routes in the pod.
     pub routes: Vec<CniRoute>,
-    /// Its MAC address, where one is told.
+    /// Its MAC address, if the result has one.
     pub mac: Option<MacAddr>,
-    /// Interfaces on the node that are told, by name; bridges too.
+    /// Names of the interfaces on the node in the result, bridges included.
     pub host_interfaces: Vec<String>,
 }
 
-/// An address that plugins gave.
+/// An address that plugins assigned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PluginAddress {
     /// With the prefix of its link.
@@ -32,7 +32,7 @@ pub struct PluginAddress {
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct RawResult {
     #[serde(default)]
     interfaces: Option<Vec<Interface>>,
     #[serde(default)]
@@ -68,21 +68,20 @@ struct Route {
 }
 
 impl Outcome {
-    /// What concerns `ifname`. An address that names no interface is the pod's.
+    /// Selects the parts about `ifname`. An address without an interface belongs to the pod.
     pub(super) fn read(configuration: &Configuration, result: &Value, ifname: &str) -> Result<Self, CniError> {
         let plugin = configuration.plugins().last().map_or("", |plugin| plugin.kind());
-        let failed = |reason: String| CniError::Failed {
+        let failed = |source: RunError| CniError::Failed {
             configuration: configuration.name().to_owned(),
             plugin: plugin.to_owned(),
             verb: "ADD",
-            reason,
+            source,
         };
         if !result.is_object() {
-            return Err(failed("told no result".to_owned()));
+            return Err(failed(RunError::NoResult));
         }
-        let answer =
-            Answer::deserialize(result).map_err(|error| failed(format!("its result cannot be read: {error}")))?;
-        let interfaces = answer.interfaces.unwrap_or_default();
+        let raw = RawResult::deserialize(result).map_err(|error| failed(RunError::Result(error)))?;
+        let interfaces = raw.interfaces.unwrap_or_default();
         let ours = interfaces
             .iter()
             .position(|interface| interface.name == ifname && !interface.sandbox.is_empty());
@@ -90,7 +89,7 @@ impl Outcome {
             None => true,
             Some(index) => usize::try_from(index).ok() == ours && ours.is_some(),
         };
-        let ips = answer.ips.unwrap_or_default();
+        let ips = raw.ips.unwrap_or_default();
         Ok(Self {
             addresses: ips
                 .iter()
@@ -100,7 +99,7 @@ impl Outcome {
                     gateway: address(ip.gateway.as_deref()),
                 })
                 .collect(),
-            routes: answer
+            routes: raw
                 .routes
                 .unwrap_or_default()
                 .iter()
@@ -121,7 +120,7 @@ impl Outcome {
     }
 }
 
-/// Some plugins write an empty text for none.
+/// Some plugins write an empty string for none.
 fn address(text: Option<&str>) -> Option<IpAddr> {
     text.and_then(|text| text.parse().ok())
 }
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interface_of_the_pod_is_told_from_those_of_the_node() {
+    fn the_interface_of_the_pod_is_distinguished_from_those_of_the_node() {
         let result = json!({
             "cniVersion": "1.1.0",
             "interfaces": [
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_told() {
+    fn invalid_results_are_errors() {
         for bad in [json!([]), Value::Null, json!({ "ips": [{ "address": "10.1.0.5" }] })] {
             let error = read(&bad).unwrap_err().to_string();
             assert!(error.contains("plugin bridge"), "{error}");

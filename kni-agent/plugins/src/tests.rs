@@ -1,4 +1,4 @@
-//! Chains of real processes: small shell scripts in place of plugins.
+//! Runs chains of real processes: shell scripts in place of plugins.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Instant};
 
@@ -78,7 +78,7 @@ const ANSWERS: &str =
     r#"[ $CNI_COMMAND = ADD ] && echo '{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/24"}]}' || true"#;
 
 #[tokio::test]
-async fn a_chain_runs_in_order_and_is_undone_in_reverse_after_its_configuration_went() {
+async fn a_chain_runs_in_order_and_is_undone_in_reverse_after_its_configuration_was_deleted() {
     let folders = Folders::new();
     folders.plugin("first", ANSWERS);
     folders.plugin("second", ANSWERS);
@@ -113,14 +113,14 @@ async fn a_chain_runs_in_order_and_is_undone_in_reverse_after_its_configuration_
         "{log:?}"
     );
     assert!(log[3].starts_with("first DEL"), "{log:?}");
-    // Nothing is left, and doing it again does nothing.
+    // No file is left, and a second call does nothing.
     assert_eq!(fs::read_dir(folders.root.path().join("cache")).unwrap().count(), 0);
     delete(&folders.entry(), None).await.unwrap();
     assert_eq!(folders.log().len(), 6);
 }
 
 #[tokio::test]
-async fn a_refusal_is_told_with_code_and_details_and_can_be_undone() {
+async fn an_error_has_code_and_details_and_can_be_undone() {
     let folders = Folders::new();
     folders.plugin("first", ANSWERS);
     let refuse =
@@ -128,7 +128,7 @@ async fn a_refusal_is_told_with_code_and_details_and_can_be_undone() {
     folders.plugin("second", refuse);
     folders.chain(&["first", "second"]);
     let error = folders.add().await.unwrap_err();
-    assert!(error.is_passing());
+    assert!(error.is_transient());
     assert_eq!(
         error.to_string(),
         "chain: plugin second: ADD: not now: the moon is full (code 11)"
@@ -139,7 +139,7 @@ async fn a_refusal_is_told_with_code_and_details_and_can_be_undone() {
 }
 
 #[tokio::test]
-async fn an_undo_that_fails_keeps_the_entry_and_goes_on_with_the_others() {
+async fn a_failed_undo_keeps_the_entry_and_continues_with_the_others() {
     let folders = Folders::new();
     folders.plugin("first", ANSWERS);
     folders.plugin(
@@ -157,7 +157,7 @@ async fn an_undo_that_fails_keeps_the_entry_and_goes_on_with_the_others() {
 }
 
 #[tokio::test]
-async fn too_much_output_and_nonsense_are_refused() {
+async fn too_much_output_and_invalid_output_are_errors() {
     let folders = Folders::new();
     folders.chain(&["first"]);
     folders.plugin("first", "yes | head -c 3000000; exec sleep 60");
@@ -174,11 +174,11 @@ async fn too_much_output_and_nonsense_are_refused() {
 fn readiness_follows_configuration_and_plugins() {
     let folders = Folders::new();
     let name = CniSource::Name("chain".to_owned());
-    let looked = || folders.plugins.find(&name).map_err(|error| error.to_string());
-    assert!(looked().unwrap_err().contains("configuration \"chain\" is not in"));
+    let found = || folders.plugins.find(&name).map_err(|error| error.to_string());
+    assert!(found().unwrap_err().contains("configuration \"chain\" is not in"));
     folders.chain(&["first", "second"]);
     folders.plugin("first", "");
-    let missing = looked().unwrap_err();
+    let missing = found().unwrap_err();
     assert!(missing.contains("plugin second is in none of"), "{missing}");
     folders.plugin("second", "");
     let capabilities = folders.plugins.readiness(&name).unwrap();
