@@ -1,4 +1,4 @@
-//! The rewriter as a stream, so that an h2 server takes it for the accepted socket.
+//! Wraps the accepted stream: reads give the rewritten bytes, writes pass.
 
 use std::{
     io::{self, IoSlice},
@@ -6,89 +6,59 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::{Buf, BytesMut};
+use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::{Error, Limits, Rewriter};
+use crate::rewrite::Rewriter;
 
-/// Bytes asked of the stream at once.
+/// Bytes requested from the stream at once.
 const READ_SIZE: usize = 8 * 1024;
 
-/// Above this, a buffer that a large header block left behind is given back.
-const KEPT_CAPACITY: usize = 64 * 1024;
-
-/// A server's end of a stream, which reads as if its client had sent legal authorities only.
+/// The server's end of a stream whose reads contain only authorities that h2 accepts.
 ///
-/// Reads give the client's bytes after a [`Rewriter`]; a header block over the [`Limits`] ends them with
-/// [`io::ErrorKind::InvalidData`] around an [`Error`], behind all bytes that came before the block. Writes, flushes
-/// and shutdown go to the stream as they are.
+/// Writes, flushes and shutdown pass to the wrapped stream. See the crate documentation for the limits.
 #[derive(Debug)]
 pub struct AuthorityAdapter<IO> {
     io: IO,
     rewriter: Rewriter,
-    input: Box<[u8]>,
     /// Rewritten and not yet read.
     ready: BytesMut,
-    failed: Option<Error>,
 }
 
 impl<IO> AuthorityAdapter<IO> {
-    /// Wraps a just accepted stream, of which no byte was read, with the default limits.
+    /// Wraps an accepted stream of which no byte was read.
     pub fn new(io: IO) -> Self {
-        Self::with_limits(io, Limits::default())
-    }
-
-    /// Wraps a just accepted stream, of which no byte was read.
-    pub fn with_limits(io: IO, limits: Limits) -> Self {
         Self {
             io,
-            rewriter: Rewriter::new(limits),
-            input: vec![0; READ_SIZE].into_boxed_slice(),
+            rewriter: Rewriter::default(),
             ready: BytesMut::new(),
-            failed: None,
         }
-    }
-
-    /// The stream inside, for example to ask for the peer's credentials.
-    pub fn get_ref(&self) -> &IO {
-        &self.io
-    }
-
-    /// Gives the stream back. Bytes that were read from it and not yet from the adapter are lost.
-    pub fn into_inner(self) -> IO {
-        self.io
-    }
-
-    /// Moves what is ready to the reader; returns whether there was any.
-    fn take_ready(&mut self, buf: &mut ReadBuf<'_>) -> bool {
-        let count = self.ready.len().min(buf.remaining());
-        buf.put_slice(self.ready.get(..count).unwrap_or_default());
-        self.ready.advance(count);
-        if self.ready.is_empty() && self.ready.capacity() > KEPT_CAPACITY {
-            self.ready = BytesMut::new();
-        }
-        count > 0
     }
 }
 
 impl<IO: AsyncRead + Unpin> AsyncRead for AuthorityAdapter<IO> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        let mut ended = false;
         loop {
-            if buf.remaining() == 0 || this.take_ready(buf) {
+            if this.ready.is_empty()
+                && let Some(bytes) = this.rewriter.next()?
+            {
+                this.ready = bytes;
+            }
+            let count = this.ready.len().min(buf.remaining());
+            buf.put_slice(&this.ready.split_to(count));
+            if count > 0 || ended || buf.remaining() == 0 {
                 return Poll::Ready(Ok(()));
             }
-            if let Some(error) = this.failed {
-                return Poll::Ready(Err(error.into()));
-            }
-            let mut input = ReadBuf::new(&mut this.input);
+            let mut chunk = [0; READ_SIZE];
+            let mut input = ReadBuf::new(&mut chunk);
             ready!(Pin::new(&mut this.io).poll_read(cx, &mut input))?;
-            if input.filled().is_empty() {
-                this.rewriter.finish(&mut this.ready);
-                this.take_ready(buf);
-                return Poll::Ready(Ok(()));
+            this.rewriter.push(input.filled());
+            ended = input.filled().is_empty();
+            if ended {
+                this.rewriter.finish();
             }
-            this.failed = this.rewriter.push(input.filled(), &mut this.ready).err();
         }
     }
 }
@@ -116,14 +86,5 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for AuthorityAdapter<IO> {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
-    }
-}
-
-#[cfg(feature = "tonic")]
-impl<IO: tonic::transport::server::Connected> tonic::transport::server::Connected for AuthorityAdapter<IO> {
-    type ConnectInfo = IO::ConnectInfo;
-
-    fn connect_info(&self) -> Self::ConnectInfo {
-        self.io.connect_info()
     }
 }

@@ -1,334 +1,254 @@
-//! Walks the fields of one header block (RFC 7541, section 6) and replaces the illegal authorities in it.
+//! Decodes header blocks (RFC 7541) and encodes their fields as literals without indexing.
+//!
+//! No published decoder fits: `httlib-hpack` 0.1.3 and `fluke-hpack` 0.3.1 panic on truncated input, and `loona-hpack`
+//! 0.4.3 builds a new Huffman table for each string, which takes 20 µs even for an empty one.
 
-use crate::{
-    authority,
-    primitive::{HpackError, Reader, put_plain_text},
-    table::{Name, Table},
-};
+use std::collections::VecDeque;
 
-/// The forms a field can take in a block, told apart by the high bits of its first octet.
-enum Representation {
-    Indexed,
-    LiteralIndexed,
-    /// Without indexing, or never indexed.
-    LiteralNotIndexed,
-    SizeUpdate,
+use bytes::Bytes;
+use httlib_huffman::DecoderSpeed;
+use http::uri::Authority;
+
+/// Replaces an authority that h2 refuses.
+const LEGAL_AUTHORITY: &[u8] = b"localhost";
+
+const AUTHORITY: &[u8] = b":authority";
+/// The index of [`AUTHORITY`] in the static table.
+const AUTHORITY_INDEX: usize = 1;
+
+/// Entries of the static table. The dynamic table continues its indexes.
+const STATIC_LEN: usize = 61;
+
+/// The lengths of the names in the static table (appendix A), from index 1. They suffice: literals refer to a static
+/// name by its index, and the server resolves it.
+#[rustfmt::skip]
+const STATIC_NAME_LENGTHS: [u8; STATIC_LEN] = [
+    10, 7, 7, 5, 5, 7, 7, 7, 7, 7, 7, 7, 7, 7, 14, 15, 15, 13, 6, 27, 3, 5, 13, 13, 19, 16, 16, 14, 16, 13, 12, 6,
+    4, 4, 6, 7, 4, 4, 8, 17, 13, 8, 19, 13, 4, 8, 12, 18, 19, 5, 7, 7, 11, 6, 10, 25, 17, 10, 4, 3, 16,
+];
+
+/// The initial `SETTINGS_HEADER_TABLE_SIZE`, which h2 servers keep.
+const TABLE_SIZE: usize = 4096;
+/// The size of a table entry beyond its name and value (section 4.1).
+const ENTRY_OVERHEAD: usize = 32;
+
+/// Why a header block cannot be passed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BlockError {
+    /// It is not HPACK.
+    Invalid,
+    /// Its fields exceed the limit.
+    TooLarge,
 }
 
-impl Representation {
-    fn of(first: u8) -> Self {
-        match first.leading_zeros() {
-            0 => Self::Indexed,
-            1 => Self::LiteralIndexed,
-            2 => Self::SizeUpdate,
-            _ => Self::LiteralNotIndexed,
+/// The dynamic table of the client's encoder, newest entry first.
+#[derive(Debug)]
+pub(crate) struct Decoder {
+    entries: VecDeque<Field>,
+    size: usize,
+    capacity: usize,
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Self {
+            entries: VecDeque::new(),
+            size: 0,
+            capacity: TABLE_SIZE,
         }
     }
 }
 
-/// Returns the block with each illegal `:authority` replaced, or `None` when there is none; follows the block's
-/// changes to the dynamic table in either case.
-///
-/// Everything but the replaced values, which are written without Huffman coding, is copied byte for byte. After an
-/// error the table is of no further use.
-pub(crate) fn rewrite(block: &[u8], table: &mut Table) -> Result<Option<Vec<u8>>, HpackError> {
-    let mut walk = Walk {
-        block,
-        reader: Reader::new(block),
-        table,
-        rewritten: Vec::new(),
-        copied: 0,
-    };
-    let mut before_fields = true;
-    while let Some(first) = walk.reader.peek() {
-        match Representation::of(first) {
-            Representation::Indexed => {
-                let index = walk.reader.integer(7)?;
-                walk.table.name(index)?;
-            }
-            Representation::LiteralIndexed => {
-                let (name, length) = walk.literal(6)?;
-                walk.table.insert(name, length);
-            }
-            Representation::LiteralNotIndexed => {
-                walk.literal(4)?;
-            }
-            Representation::SizeUpdate => {
-                let capacity = walk.reader.integer(5)?;
-                if !before_fields {
-                    return Err(HpackError::BadSizeUpdate(capacity));
+impl Decoder {
+    /// Returns the fields of `block` as literals of at most `limit` bytes, with an authority that h2 accepts.
+    ///
+    /// After an error the table no longer matches the one of the client.
+    pub(crate) fn transcode(&mut self, block: &[u8], limit: usize) -> Result<Vec<u8>, BlockError> {
+        let mut reader = Reader(block);
+        let mut out = Vec::with_capacity(block.len());
+        // The high bits of the first octet tell the representations apart (section 6).
+        while let Some(first) = reader.0.first() {
+            match first.leading_zeros() {
+                0 => self.indexed(reader.integer(7)?, &mut out)?,
+                1 => {
+                    let field = self.literal(&mut reader, 6)?;
+                    field.put(&mut out);
+                    self.insert(field);
                 }
-                walk.table.resize(capacity)?;
-                continue;
+                // Size updates are only valid before the first field.
+                2 if out.is_empty() => self.resize(reader.integer(5)?)?,
+                2 => return Err(BlockError::Invalid),
+                _ => self.literal(&mut reader, 4)?.put(&mut out),
+            }
+            if out.len() > limit {
+                return Err(BlockError::TooLarge);
             }
         }
-        before_fields = false;
+        Ok(out)
     }
-    Ok(walk.finish())
-}
 
-struct Walk<'a> {
-    block: &'a [u8],
-    reader: Reader<'a>,
-    table: &'a mut Table,
-    /// Empty until a value is replaced.
-    rewritten: Vec<u8>,
-    /// How much of `block` is in `rewritten`, as it was or replaced.
-    copied: usize,
-}
+    fn indexed(&self, index: usize, out: &mut Vec<u8>) -> Result<(), BlockError> {
+        match index {
+            0 => return Err(BlockError::Invalid),
+            // Its value in the static table is empty, which is not an authority.
+            AUTHORITY_INDEX => Field::new(Name::Static(index), Vec::new())?.put(out),
+            2..=STATIC_LEN => put_integer(out, 0x80, 7, index),
+            _ => self.entry(index)?.put(out),
+        }
+        Ok(())
+    }
 
-impl Walk<'_> {
-    /// Reads a literal field; returns its name and the decoded length of its value, which a replacement keeps.
-    fn literal(&mut self, prefix: u32) -> Result<(Name, usize), HpackError> {
-        let name = match self.reader.integer(prefix)? {
-            0 => Name::read(self.reader.text()?)?,
-            index => self.table.name(index)?,
+    fn literal(&self, reader: &mut Reader<'_>, prefix: u32) -> Result<Field, BlockError> {
+        let name = match reader.integer(prefix)? {
+            0 => Name::Literal(reader.string()?.into()),
+            index @ 1..=STATIC_LEN => Name::Static(index),
+            index => self.entry(index)?.name.clone(),
         };
-        let start = self.reader.position();
-        let value = self.reader.text()?;
-        if name != Name::Authority {
-            return Ok((name, value.decoded_len()?));
-        }
-        let value = value.decode()?;
-        if let Some(legal) = authority::replacement(&value) {
-            self.replace(start, &legal);
-        }
-        Ok((name, value.len()))
+        Field::new(name, reader.string()?)
     }
 
-    /// Puts `value` in the place of the string that began at `start` and was just read.
-    fn replace(&mut self, start: usize, value: &[u8]) {
-        self.rewritten
-            .extend_from_slice(self.block.get(self.copied..start).unwrap_or_default());
-        put_plain_text(&mut self.rewritten, value);
-        self.copied = self.reader.position();
+    fn entry(&self, index: usize) -> Result<&Field, BlockError> {
+        let at = index.checked_sub(STATIC_LEN + 1);
+        at.and_then(|at| self.entries.get(at)).ok_or(BlockError::Invalid)
     }
 
-    fn finish(mut self) -> Option<Vec<u8>> {
-        if self.copied == 0 {
-            return None;
+    fn insert(&mut self, field: Field) {
+        self.evict(self.capacity.saturating_sub(field.size));
+        if field.size <= self.capacity {
+            self.size += field.size;
+            self.entries.push_front(field);
         }
-        self.rewritten
-            .extend_from_slice(self.block.get(self.copied..).unwrap_or_default());
-        Some(self.rewritten)
+    }
+
+    fn resize(&mut self, capacity: usize) -> Result<(), BlockError> {
+        if capacity > TABLE_SIZE {
+            return Err(BlockError::Invalid);
+        }
+        self.capacity = capacity;
+        self.evict(capacity);
+        Ok(())
+    }
+
+    /// Removes the oldest entries until the rest is at most `size` bytes.
+    fn evict(&mut self, size: usize) {
+        while self.size > size
+            && let Some(field) = self.entries.pop_back()
+        {
+            self.size -= field.size;
+        }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+#[derive(Debug, Clone)]
+enum Name {
+    /// An index of the static table.
+    Static(usize),
+    Literal(Bytes),
+}
 
-    const ODD: &[u8] = b"/x.sock";
-    const LEGAL: &[u8] = b"-x.sock";
+#[derive(Debug)]
+struct Field {
+    name: Name,
+    /// A value that h2 accepts, if this is an authority.
+    value: Vec<u8>,
+    /// The size of the field, with the value of the client, as a table entry.
+    size: usize,
+}
 
-    /// First octet of an indexed field.
-    fn indexed(index: u8) -> u8 {
-        0x80 + index
+impl Field {
+    fn new(name: Name, mut value: Vec<u8>) -> Result<Self, BlockError> {
+        let (length, is_authority) = match &name {
+            Name::Static(index) => {
+                let length = STATIC_NAME_LENGTHS.get(index - 1).ok_or(BlockError::Invalid)?;
+                (usize::from(*length), *index == AUTHORITY_INDEX)
+            }
+            Name::Literal(name) => (name.len(), name == AUTHORITY),
+        };
+        let size = length + value.len() + ENTRY_OVERHEAD;
+        if is_authority && Authority::try_from(value.as_slice()).is_err() {
+            value = LEGAL_AUTHORITY.to_vec();
+        }
+        Ok(Self { name, value, size })
     }
 
-    /// First octet of a literal with incremental indexing whose name has this index.
-    fn named(index: u8) -> u8 {
-        0x40 + index
-    }
-
-    fn plain(text: &[u8]) -> Vec<u8> {
-        let mut out = Vec::new();
-        put_plain_text(&mut out, text);
-        out
-    }
-
-    fn huffman(text: &[u8]) -> Vec<u8> {
-        let mut coded = Vec::new();
-        httlib_huffman::encode(text, &mut coded).unwrap();
-        let mut out = vec![0x80 | u8::try_from(coded.len()).unwrap()];
-        out.extend_from_slice(&coded);
-        out
-    }
-
-    fn table() -> Table {
-        Table::new(4096)
-    }
-
-    /// Rewrites one block with a new table.
-    fn rewritten(parts: &[&[u8]]) -> Result<Option<Vec<u8>>, HpackError> {
-        rewrite(&parts.concat(), &mut table())
-    }
-
-    #[test]
-    fn static_name_in_each_literal_form() {
-        for first in [0x41, 0x01, 0x11] {
-            for value in [plain(ODD), huffman(ODD)] {
-                let expected = [&[first][..], &plain(LEGAL)].concat();
-                assert_eq!(rewritten(&[&[first], &value]), Ok(Some(expected)), "{first:#x}");
+    /// Writes a literal without indexing (section 6.2.2).
+    fn put(&self, out: &mut Vec<u8>) {
+        match &self.name {
+            Name::Static(index) => put_integer(out, 0, 4, *index),
+            Name::Literal(name) => {
+                out.push(0);
+                put_string(out, name);
             }
         }
+        put_string(out, &self.value);
+    }
+}
+
+/// Writes a string without Huffman coding.
+fn put_string(out: &mut Vec<u8>, text: &[u8]) {
+    put_integer(out, 0, 7, text.len());
+    out.extend_from_slice(text);
+}
+
+/// Writes an integer behind the high bits of `first` (section 5.1).
+fn put_integer(out: &mut Vec<u8>, first: u8, prefix: u32, value: usize) {
+    let low_byte = |value: usize| value.to_le_bytes().first().copied().unwrap_or_default();
+    let most = (1 << prefix) - 1;
+    if value < most {
+        return out.push(first | low_byte(value));
+    }
+    out.push(first | low_byte(most));
+    let mut rest = value - most;
+    while rest >= 0x80 {
+        out.push(low_byte(rest) | 0x80);
+        rest >>= 7;
+    }
+    out.push(low_byte(rest));
+}
+
+/// The bytes of a block that are not decoded yet.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn byte(&mut self) -> Result<u8, BlockError> {
+        let (byte, rest) = self.0.split_first().ok_or(BlockError::Invalid)?;
+        self.0 = rest;
+        Ok(*byte)
     }
 
-    #[test]
-    fn literal_name_in_each_literal_form() {
-        for first in [0x40, 0x00, 0x10] {
-            for name in [plain(b":authority"), huffman(b":authority")] {
-                for value in [plain(ODD), huffman(ODD)] {
-                    let expected = [&[first][..], &name, &plain(LEGAL)].concat();
-                    assert_eq!(rewritten(&[&[first], &name, &value]), Ok(Some(expected)), "{first:#x}");
-                }
+    /// Reads an integer of up to five octets, as h2 does.
+    fn integer(&mut self, prefix: u32) -> Result<usize, BlockError> {
+        let most = (1 << prefix) - 1;
+        let mut value = usize::from(self.byte()?) & most;
+        if value < most {
+            return Ok(value);
+        }
+        for shift in [0, 7, 14, 21] {
+            let byte = self.byte()?;
+            value += usize::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
             }
         }
+        Err(BlockError::Invalid)
     }
 
-    #[test]
-    fn names_that_only_look_alike_are_left() {
-        for name in [&b":authorit"[..], b":authority2", b":Authority", b"authority", b""] {
-            assert_eq!(rewritten(&[&[0x40], &plain(name), &plain(ODD)]), Ok(None));
-            assert_eq!(rewritten(&[&[0x40], &huffman(name), &huffman(ODD)]), Ok(None));
+    fn string(&mut self) -> Result<Vec<u8>, BlockError> {
+        let is_coded = self.0.first().is_some_and(|first| first & 0x80 != 0);
+        let length = self.integer(7)?;
+        let (text, rest) = self.0.split_at_checked(length).ok_or(BlockError::Invalid)?;
+        self.0 = rest;
+        if !is_coded {
+            return Ok(text.to_vec());
         }
-        assert_eq!(rewritten(&[&[0x44], &plain(ODD)]), Ok(None), ":path");
-    }
-
-    #[test]
-    fn name_by_dynamic_index() {
-        let mut table = table();
-        // A legal one first, so that the table holds the name; then `x: y` before it.
-        let first = [&[0x41][..], &plain(b"localhost"), &[0x40], &plain(b"x"), &plain(b"y")].concat();
-        assert_eq!(rewrite(&first, &mut table), Ok(None));
-        let second = [&[named(63)][..], &[0], &plain(ODD)].concat();
-        let expected = [&[named(63)][..], &[0], &plain(LEGAL)].concat();
-        assert_eq!(rewrite(&second, &mut table), Ok(Some(expected)));
-        // Index 62 is the entry just made: four bits hold 15, then 62 - 15.
-        for (first, never) in [(0x0f, 47), (0x1f, 47)] {
-            let block = [&[first, never][..], &huffman(ODD)].concat();
-            assert_eq!(
-                rewrite(&block, &mut table),
-                Ok(Some([&[first, never][..], &plain(LEGAL)].concat()))
-            );
+        let (mut decoded, mut encoded) = (Vec::new(), Vec::new());
+        httlib_huffman::decode(text, &mut decoded, DecoderSpeed::FiveBits).map_err(|_invalid| BlockError::Invalid)?;
+        // The crate accepts wrong padding, which the only valid code of the decoded text shows.
+        httlib_huffman::encode(&decoded, &mut encoded).map_err(|_invalid| BlockError::Invalid)?;
+        if encoded == text {
+            Ok(decoded)
+        } else {
+            Err(BlockError::Invalid)
         }
-        // Now `x` is index 63 and its odd value is nobody's business.
-        assert_eq!(
-            rewrite(&[&[named(63)][..], &[0], &plain(ODD)].concat(), &mut table),
-            Ok(None)
-        );
-    }
-
-    #[test]
-    fn indexed_repeat_is_left() {
-        let mut table = table();
-        assert!(
-            rewrite(&[&[0x41][..], &huffman(ODD)].concat(), &mut table)
-                .unwrap()
-                .is_some()
-        );
-        assert_eq!(rewrite(&[indexed(62)], &mut table), Ok(None));
-        assert_eq!(rewrite(&[indexed(63)], &mut table), Err(HpackError::BadIndex(63)));
-    }
-
-    #[test]
-    fn literals_that_are_not_indexed_make_no_entry() {
-        for first in [0x01, 0x11] {
-            let mut table = table();
-            assert!(
-                rewrite(&[&[first][..], &plain(ODD)].concat(), &mut table)
-                    .unwrap()
-                    .is_some()
-            );
-            assert_eq!(rewrite(&[indexed(62)], &mut table), Err(HpackError::BadIndex(62)));
-        }
-    }
-
-    #[test]
-    fn neighbours_are_copied_byte_for_byte() {
-        let before = [&[0x83, 0x86, 0x44][..], &huffman(b"/kni.KNI/QueryNodeNetworks")].concat();
-        let after = [
-            &[0x10][..],
-            &huffman(b"x-token"),
-            &plain(b"\x00\xff"),
-            &[0x5f],
-            &huffman(b"text"),
-        ]
-        .concat();
-        let block = [
-            &before,
-            &[0x41][..],
-            &huffman(ODD),
-            &after,
-            &[0x01],
-            &plain(b"%"),
-            &[0x82],
-        ]
-        .concat();
-        let expected = [
-            &before,
-            &[0x41][..],
-            &plain(LEGAL),
-            &after,
-            &[0x01],
-            &plain(b"-"),
-            &[0x82],
-        ]
-        .concat();
-        assert_eq!(rewrite(&block, &mut table()), Ok(Some(expected)));
-    }
-
-    #[test]
-    fn entry_size_is_of_the_decoded_value() {
-        // 10 + 20 + 32 bytes fit in 62, not in 61. Coded, the value has 14 bytes and one of length.
-        let value = huffman(b"/run/0000000000.sock");
-        assert_eq!(value.len(), 15);
-        for (limit, result) in [(62, Ok(None)), (61, Err(HpackError::BadIndex(62)))] {
-            let mut table = Table::new(limit);
-            rewrite(&[&[0x41][..], &value].concat(), &mut table).unwrap();
-            assert_eq!(rewrite(&[indexed(62)], &mut table), result);
-        }
-    }
-
-    #[test]
-    fn eviction_moves_the_authority_out() {
-        let mut table = Table::new(100);
-        rewrite(&[&[0x41][..], &plain(b"a")].concat(), &mut table).unwrap();
-        rewrite(
-            &[&[0x40][..], &plain(b"name"), &plain(&[b'v'; 30])].concat(),
-            &mut table,
-        )
-        .unwrap();
-        // 43 + 66 bytes exceed 100: index 62 is `name`, and 63 is gone.
-        assert_eq!(rewrite(&[&[named(62)][..], &plain(ODD)].concat(), &mut table), Ok(None));
-        assert_eq!(
-            rewrite(&[&[named(63)][..], &[0], &plain(ODD)].concat(), &mut table),
-            Err(HpackError::BadIndex(63))
-        );
-    }
-
-    #[test]
-    fn size_updates_come_first_and_within_the_limit() {
-        let mut table = table();
-        rewrite(&[&[0x41][..], &plain(ODD)].concat(), &mut table).unwrap();
-        // To 0, which evicts, and back to 4096: 31 + 4065.
-        let block = [&[0x20, 0x3f, 0xe1, 0x1f, 0x41][..], &plain(ODD), &[indexed(62)]].concat();
-        assert!(rewrite(&block, &mut table).unwrap().is_some());
-        assert_eq!(rewrite(&[indexed(63)], &mut table), Err(HpackError::BadIndex(63)));
-        assert_eq!(rewritten(&[&[0x3f, 0xe2, 0x1f]]), Err(HpackError::BadSizeUpdate(4097)));
-        assert_eq!(rewritten(&[&[0x82, 0x20]]), Err(HpackError::BadSizeUpdate(0)));
-    }
-
-    #[test]
-    fn empty_authority_is_left() {
-        assert_eq!(rewritten(&[&[0x81]]), Ok(None));
-        assert_eq!(rewritten(&[&[0x41, 0x00]]), Ok(None));
-        assert_eq!(rewritten(&[&[0x41, 0x80]]), Ok(None));
-    }
-
-    #[test]
-    fn broken_blocks_are_errors() {
-        assert_eq!(rewritten(&[&[0x80]]), Err(HpackError::BadIndex(0)));
-        assert_eq!(
-            rewritten(&[&[0xff, 0xff, 0xff, 0xff, 0xff, 0x00]]),
-            Err(HpackError::IntegerTooLong)
-        );
-        assert_eq!(rewritten(&[&[0x41]]), Err(HpackError::Truncated));
-        assert_eq!(rewritten(&[&[0x41, 0x05, b'a']]), Err(HpackError::Truncated));
-        assert!(matches!(rewritten(&[&[0x41, 0x81, 0x00]]), Err(HpackError::Huffman(_))));
-        assert!(matches!(
-            rewritten(&[&[0x40, 0x81, 0x00, 0x00]]),
-            Err(HpackError::Huffman(_))
-        ));
     }
 }

@@ -1,239 +1,242 @@
-//! Follows the client's byte stream frame by frame, and decides what is passed on, held back or rewritten.
+//! Splits the byte stream of the client into frames (RFC 9113) and rewrites its header blocks.
 
-use bytes::BytesMut;
+use std::io;
 
-use crate::{
-    Error,
-    block::HeaderBlock,
-    frame::{FrameHeader, HEADER_LEN, PREFACE, kind},
-    hpack,
-    table::Table,
-};
+use bytes::{Buf as _, BufMut as _, BytesMut};
 
-/// Bounds on what a client can make the server hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// The `SETTINGS_HEADER_TABLE_SIZE` that the server announces, in bytes. h2, hyper and tonic announce none, which
-    /// means 4096. A wrong value makes the two HPACK tables differ.
-    pub header_table_size: usize,
-    /// Bytes of the payloads, padding included, of one HEADERS frame and its CONTINUATION frames.
-    pub block_size: usize,
-    /// CONTINUATION frames after one HEADERS frame.
-    pub continuations: usize,
-}
+use crate::hpack::{BlockError, Decoder};
 
-impl Default for Limits {
-    /// 4096 bytes of table, 256 KiB of header block, 64 CONTINUATION frames.
-    fn default() -> Self {
-        Self {
-            header_table_size: 4096,
-            block_size: 256 * 1024,
-            continuations: 64,
-        }
-    }
-}
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const FRAME_HEADER_LEN: usize = 9;
+const PRIORITY_LEN: usize = 5;
 
-/// Where in the stream the next byte belongs.
+/// The initial `SETTINGS_MAX_FRAME_SIZE`, which h2 servers keep.
+const MAX_PAYLOAD: usize = 16_384;
+
+/// Bytes of one header block: of its frames as received, and of its fields as passed on.
+pub(crate) const BLOCK_LIMIT: usize = 64 * 1024;
+
+const HEADERS: u8 = 0x1;
+const CONTINUATION: u8 = 0x9;
+
+const END_HEADERS: u8 = 0x4;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+
 #[derive(Debug, Clone, Copy)]
-enum State {
-    /// In the connection preface, of which this many bytes came.
-    Preface(usize),
-    /// In a frame header.
-    Header,
-    /// In a payload that is passed on as it comes, with this many bytes to go.
-    Payload(usize),
-    /// In the payload of a held frame, with this many bytes to go.
-    HeldPayload(usize),
-    /// Behind an error that h2 will report: everything is passed on.
-    Transparent,
-    /// Behind an error of this crate.
-    Failed(Error),
+enum Phase {
+    Preface,
+    Frames,
+    /// After an error of the client or the end of its stream: all bytes pass unchanged.
+    Passthrough,
+    /// After a header block over the limit, of this stream.
+    Failed(u32),
 }
 
-/// The rewriting without any I/O: client bytes in, bytes for the server out.
-///
-/// How the input is cut into pieces does not change the output. What is held back between calls is at most one header
-/// block and one frame header; the output is at most twice the input.
+/// The rewriting without any I/O: [`Self::push`] takes bytes of the client, [`Self::next`] returns bytes for the server.
 #[derive(Debug)]
-pub struct Rewriter {
-    state: State,
-    limits: Limits,
-    /// The first bytes of a frame header, while the rest is missing.
-    partial: Vec<u8>,
-    block: HeaderBlock,
-    table: Table,
+pub(crate) struct Rewriter {
+    phase: Phase,
+    /// Received and not yet passed on: less than one frame after [`Self::next`] returned `None`.
+    input: BytesMut,
+    block: Option<Block>,
+    decoder: Decoder,
 }
 
 impl Default for Rewriter {
     fn default() -> Self {
-        Self::new(Limits::default())
+        Self {
+            phase: Phase::Preface,
+            input: BytesMut::new(),
+            block: None,
+            decoder: Decoder::default(),
+        }
     }
 }
 
 impl Rewriter {
-    /// A rewriter for a connection of which no byte was read.
-    pub fn new(limits: Limits) -> Self {
-        Self {
-            state: State::Preface(0),
-            limits,
-            partial: Vec::with_capacity(HEADER_LEN),
-            block: HeaderBlock::default(),
-            table: Table::new(limits.header_table_size),
+    /// Takes the next bytes of the client.
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        self.input.extend_from_slice(bytes);
+    }
+
+    /// Releases an incomplete frame or header block at the end of the client's stream.
+    pub(crate) fn finish(&mut self) {
+        if let Some(block) = self.block.take() {
+            let mut held = block.frames(&block.fragment, false);
+            held.unsplit(self.input.split());
+            self.input = held;
+        }
+        if !matches!(self.phase, Phase::Failed(_)) {
+            self.phase = Phase::Passthrough;
         }
     }
 
-    /// Takes the next bytes from the client and appends to `out` what the server is to get.
+    /// Returns the next bytes for the server, of at most one frame or header block, or `None` until more bytes come.
     ///
-    /// After an error, which every later call repeats, `out` holds all that came before the refused header block; the
-    /// connection must be closed.
-    pub fn push(&mut self, mut input: &[u8], out: &mut BytesMut) -> Result<(), Error> {
-        while !input.is_empty() {
-            input = self.step(input, out)?;
-        }
-        Ok(())
-    }
-
-    /// Appends to `out` what is held back. To be called at the end of the client's stream, so that the server sees a
-    /// stream that is cut where the client cut it.
-    pub fn finish(&mut self, out: &mut BytesMut) {
-        self.block.put_original(out);
-        self.block.clear();
-        out.extend_from_slice(&self.partial);
-        self.partial.clear();
-        if !matches!(self.state, State::Failed(_)) {
-            self.state = State::Transparent;
-        }
-    }
-
-    /// Whether the rewriter passes everything on from here: the client does not speak HTTP/2, made an error that h2
-    /// will report, or ended its stream.
-    pub fn is_transparent(&self) -> bool {
-        matches!(self.state, State::Transparent)
-    }
-
-    /// Handles at least one byte of `input`, which is not empty, and returns the rest.
-    fn step<'a>(&mut self, input: &'a [u8], out: &mut BytesMut) -> Result<&'a [u8], Error> {
-        match self.state {
-            State::Preface(seen) => Ok(self.preface(seen, input, out)),
-            State::Header => self.header(input, out),
-            State::Payload(left) => {
-                let (now, rest) = input.split_at(left.min(input.len()));
-                out.extend_from_slice(now);
-                self.state = State::payload(left - now.len());
-                Ok(rest)
+    /// An error is permanent; the bytes before the refused header block were returned before.
+    pub(crate) fn next(&mut self) -> io::Result<Option<BytesMut>> {
+        loop {
+            match self.phase {
+                Phase::Preface if self.input.starts_with(PREFACE) => {
+                    self.phase = Phase::Frames;
+                    return Ok(Some(self.input.split_to(PREFACE.len())));
+                }
+                Phase::Preface if PREFACE.starts_with(&self.input) => return Ok(None),
+                Phase::Preface => self.phase = Phase::Passthrough,
+                Phase::Frames => {
+                    let Some(frame) = self.frame() else { return Ok(None) };
+                    if let Some(bytes) = self.handle(frame) {
+                        return Ok(Some(bytes));
+                    }
+                }
+                Phase::Passthrough if self.input.is_empty() => return Ok(None),
+                Phase::Passthrough => return Ok(Some(self.input.split())),
+                Phase::Failed(stream) => {
+                    let message = format!("header block of stream {stream} exceeds {BLOCK_LIMIT} bytes");
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+                }
             }
-            State::HeldPayload(left) => {
-                let (now, rest) = input.split_at(left.min(input.len()));
-                self.block.extend(now);
-                self.held_payload(left - now.len(), out);
-                Ok(rest)
-            }
-            State::Transparent => {
-                out.extend_from_slice(input);
-                Ok(&[])
-            }
-            State::Failed(error) => Err(error),
         }
     }
 
-    fn preface<'a>(&mut self, seen: usize, input: &'a [u8], out: &mut BytesMut) -> &'a [u8] {
-        let expected = PREFACE.get(seen..).unwrap_or_default();
-        let (now, rest) = input.split_at(expected.len().min(input.len()));
-        out.extend_from_slice(now);
-        self.state = if !expected.starts_with(now) {
-            State::Transparent
-        } else if now.len() == expected.len() {
-            State::Header
-        } else {
-            State::Preface(seen + now.len())
+    /// The next frame, once it is complete. One that h2 refuses by its length alone is complete with its header.
+    fn frame(&self) -> Option<Frame> {
+        let frame = Frame::parse(*self.input.first_chunk()?);
+        let complete = self.input.len() >= FRAME_HEADER_LEN + frame.length;
+        (complete || frame.length > MAX_PAYLOAD).then_some(frame)
+    }
+
+    /// Handles the frame at the front of the input; returns the bytes that it makes available, if any.
+    fn handle(&mut self, frame: Frame) -> Option<BytesMut> {
+        let end = FRAME_HEADER_LEN + frame.length;
+        let payload = self.input.get(FRAME_HEADER_LEN..end).unwrap_or_default();
+        let joined = match (frame.kind, self.block.as_mut()) {
+            _ if frame.length > MAX_PAYLOAD => false,
+            (HEADERS, None) => {
+                self.block = Block::open(frame, payload);
+                self.block.is_some()
+            }
+            (CONTINUATION, Some(block)) if block.frame.stream == frame.stream => {
+                block.fragment.extend_from_slice(payload);
+                true
+            }
+            (CONTINUATION, None) | (_, Some(_)) => false,
+            (_, None) => return Some(self.input.split_to(end)),
         };
-        rest
-    }
-
-    fn header<'a>(&mut self, input: &'a [u8], out: &mut BytesMut) -> Result<&'a [u8], Error> {
-        let missing = HEADER_LEN - self.partial.len();
-        let (now, rest) = input.split_at(missing.min(input.len()));
-        self.partial.extend_from_slice(now);
-        let Some(raw) = self.partial.first_chunk::<HEADER_LEN>().copied() else {
-            return Ok(rest);
-        };
-        let header = FrameHeader::parse(raw);
-        let joins = if self.block.is_open() {
-            self.block.continues_with(&header)
-        } else {
-            header.kind == kind::HEADERS
-        };
-        if joins {
-            self.check(&header)?;
-            self.partial.clear();
-            self.block.begin_frame(header, raw);
-            self.held_payload(header.length, out);
-        } else if self.block.is_open() || header.kind == kind::CONTINUATION {
-            // A frame that must not come here. From now on nobody can tell what the server makes of the stream.
-            self.finish(out);
-        } else {
-            self.partial.clear();
-            out.extend_from_slice(&raw);
-            self.state = State::payload(header.length);
+        if !joined {
+            // h2 ends the connection with an error at this frame.
+            self.finish();
+            return None;
         }
-        Ok(rest)
+        self.input.advance(end);
+        self.close_block(frame, end)
     }
 
-    /// Refuses a frame that would make the block exceed a limit, before any of its payload is held.
-    fn check(&mut self, header: &FrameHeader) -> Result<(), Error> {
-        let stream = header.stream();
-        let Limits {
-            block_size,
-            continuations,
-            ..
-        } = self.limits;
-        let error = if self.block.size_with(header) > block_size {
-            Error::BlockTooLarge {
-                stream,
-                limit: block_size,
+    /// Accounts for a frame of the open block, and rewrites the block when the frame is its last one.
+    fn close_block(&mut self, frame: Frame, size: usize) -> Option<BytesMut> {
+        let mut block = self.block.take()?;
+        block.received += size;
+        if block.received > BLOCK_LIMIT {
+            self.phase = Phase::Failed(frame.stream_id());
+            return None;
+        }
+        if frame.flags & END_HEADERS == 0 {
+            self.block = Some(block);
+            return None;
+        }
+        match self.decoder.transcode(&block.fragment, BLOCK_LIMIT) {
+            Ok(literals) => Some(block.frames(&literals, true)),
+            Err(BlockError::TooLarge) => {
+                self.phase = Phase::Failed(frame.stream_id());
+                None
             }
-        } else if self.block.is_open() && self.block.continuations() >= continuations {
-            Error::TooManyContinuations {
-                stream,
-                limit: continuations,
+            Err(BlockError::Invalid) => {
+                // h2 finds the same error.
+                self.phase = Phase::Passthrough;
+                Some(block.frames(&block.fragment, true))
             }
-        } else {
-            return Ok(());
-        };
-        self.state = State::Failed(error);
-        self.block.clear();
-        self.partial.clear();
-        Err(error)
-    }
-
-    /// Goes on after bytes of a held payload, or ends the frame if none are `left`.
-    fn held_payload(&mut self, left: usize, out: &mut BytesMut) {
-        if left > 0 {
-            self.state = State::HeldPayload(left);
-            return;
         }
-        match self.block.end_frame() {
-            Ok(false) => self.state = State::Header,
-            Ok(true) => self.end_block(out),
-            // Padding that does not fit: h2 ends the connection over it.
-            Err(_) => self.finish(out),
-        }
-    }
-
-    fn end_block(&mut self, out: &mut BytesMut) {
-        match hpack::rewrite(&self.block.content(), &mut self.table) {
-            Ok(Some(content)) => self.block.put_with(&content, out),
-            Ok(None) => self.block.put_original(out),
-            // h2 will find the same error and tell the client; the tables are lost either way.
-            Err(_) => return self.finish(out),
-        }
-        self.block.clear();
-        self.state = State::Header;
     }
 }
 
-impl State {
-    fn payload(left: usize) -> Self {
-        if left == 0 { Self::Header } else { Self::Payload(left) }
+/// The header of a frame.
+#[derive(Debug, Clone, Copy)]
+struct Frame {
+    length: usize,
+    kind: u8,
+    flags: u8,
+    /// The stream with its reserved bit.
+    stream: u32,
+}
+
+impl Frame {
+    fn parse(raw: [u8; FRAME_HEADER_LEN]) -> Self {
+        let [l0, l1, l2, kind, flags, s0, s1, s2, s3] = raw;
+        Self {
+            length: usize::from(l0) << 16 | usize::from(l1) << 8 | usize::from(l2),
+            kind,
+            flags,
+            stream: u32::from_be_bytes([s0, s1, s2, s3]),
+        }
+    }
+
+    fn stream_id(self) -> u32 {
+        self.stream & 0x7fff_ffff
+    }
+}
+
+/// A header block whose last frame is still missing.
+#[derive(Debug)]
+struct Block {
+    /// Its HEADERS frame.
+    frame: Frame,
+    priority: Vec<u8>,
+    /// The HPACK bytes.
+    fragment: Vec<u8>,
+    /// Bytes of the frames so far.
+    received: usize,
+}
+
+impl Block {
+    /// `None` if the payload is too short for the padding and priority that its flags announce.
+    fn open(frame: Frame, mut payload: &[u8]) -> Option<Self> {
+        if frame.flags & PADDED != 0 {
+            let (padding, rest) = payload.split_first()?;
+            payload = rest.get(..rest.len().checked_sub(usize::from(*padding))?)?;
+        }
+        let priority_len = if frame.flags & PRIORITY == 0 { 0 } else { PRIORITY_LEN };
+        let (priority, fragment) = payload.split_at_checked(priority_len)?;
+        Some(Self {
+            frame,
+            priority: priority.to_vec(),
+            fragment: fragment.to_vec(),
+            received: 0,
+        })
+    }
+
+    /// A HEADERS frame, and CONTINUATION frames if needed, that carry `content` in place of the block's own.
+    fn frames(&self, content: &[u8], complete: bool) -> BytesMut {
+        let mut out = BytesMut::new();
+        let mut kind = HEADERS;
+        let mut flags = self.frame.flags & !(PADDED | END_HEADERS);
+        let mut head = self.priority.as_slice();
+        let mut rest = content;
+        loop {
+            let (piece, tail) = rest.split_at(rest.len().min(MAX_PAYLOAD - head.len()));
+            if complete && tail.is_empty() {
+                flags |= END_HEADERS;
+            }
+            out.put_uint((head.len() + piece.len()) as u64, 3);
+            out.put_u8(kind);
+            out.put_u8(flags);
+            out.put_u32(self.frame.stream);
+            out.put_slice(head);
+            out.put_slice(piece);
+            if tail.is_empty() {
+                return out;
+            }
+            (kind, flags, head, rest) = (CONTINUATION, 0, &[], tail);
+        }
     }
 }

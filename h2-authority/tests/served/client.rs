@@ -1,28 +1,45 @@
-//! A raw client and a real h2 server, joined by a pipe with the adapter on the server's end.
+//! A real h2 server with or without the adapter, and what it makes of given bytes.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{cell::Cell, collections::BTreeMap, future::poll_fn};
 
 use bytes::Bytes;
 use h2_authority::AuthorityAdapter;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream},
     sync::mpsc,
-    task::JoinHandle,
+    task::yield_now,
 };
 
-use crate::wire::{
-    END_STREAM, Frame, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame, take_frames,
+use crate::{
+    encoder::{Encoder, Style},
+    wire::{GOAWAY, HEADERS, RST_STREAM, frames, greeting},
 };
 
-/// A request as the service behind h2 sees it.
+/// More turns of all tasks than the server needs to react to its input.
+const IDLE_TURNS: usize = 200;
+
+pub(crate) const ESCAPED: &str = "%2Ftmp%2Fkni.sock";
+pub(crate) const RAW: &str = "/tmp/kni.sock";
+
+/// A request as the service behind h2 receives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) method: String,
     pub(crate) authority: Option<String>,
     pub(crate) path: String,
-    /// The values of each name, in the order they came.
+    /// The values of each name, in the order of their arrival.
     pub(crate) headers: BTreeMap<String, Vec<Vec<u8>>>,
     pub(crate) body: Bytes,
+    pub(crate) trailers: usize,
+}
+
+/// What the server sends about one stream, or about the connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Done(u32),
+    Reset(u32, u32),
+    Goaway(u32),
+    Closed,
 }
 
 /// Reports each request, with its whole body, and answers 200 without a body.
@@ -32,151 +49,140 @@ where
 {
     let mut connection = h2::server::handshake(io).await?;
     while let Some(accepted) = connection.accept().await {
-        let (request, mut respond) = accepted?;
-        let seen = seen.clone();
-        tokio::spawn(async move {
-            let (parts, mut body) = request.into_parts();
-            let mut bytes = Vec::new();
-            while let Some(chunk) = body.data().await {
-                let Ok(chunk) = chunk else { return };
-                bytes.extend_from_slice(&chunk);
-                if body.flow_control().release_capacity(chunk.len()).is_err() {
-                    return;
-                }
-            }
-            let mut headers = BTreeMap::<String, Vec<Vec<u8>>>::new();
-            for (name, value) in &parts.headers {
-                headers
-                    .entry(name.to_string())
-                    .or_default()
-                    .push(value.as_bytes().to_vec());
-            }
-            let request = Seen {
-                method: parts.method.to_string(),
-                authority: parts.uri.authority().map(ToString::to_string),
-                path: parts.uri.path().to_owned(),
-                headers,
-                body: bytes.into(),
-            };
-            // A test that has seen enough hangs up.
-            if seen.send(request).is_ok() && respond.send_response(http::Response::new(()), true).is_err() {
-                // The client has hung up.
-            }
-        });
+        let (request, respond) = accepted?;
+        tokio::spawn(answer(request, respond, seen.clone()));
     }
     Ok(())
 }
 
-/// What the server said about one stream, or about the connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Answer {
-    Done(u32),
-    Reset(u32, u32),
-    Goaway(u32),
-    Closed,
+async fn answer(
+    request: http::Request<h2::RecvStream>,
+    mut respond: h2::server::SendResponse<Bytes>,
+    seen: mpsc::UnboundedSender<Seen>,
+) {
+    let (parts, mut body) = request.into_parts();
+    let mut bytes = Vec::new();
+    while let Some(Ok(chunk)) = body.data().await {
+        bytes.extend_from_slice(&chunk);
+        if body.flow_control().release_capacity(chunk.len()).is_err() {
+            return;
+        }
+    }
+    let trailers = poll_fn(|cx| body.poll_trailers(cx)).await;
+    let Ok(trailers) = trailers else { return };
+    let mut headers = BTreeMap::<String, Vec<Vec<u8>>>::new();
+    for (name, value) in &parts.headers {
+        let values = headers.entry(name.to_string()).or_default();
+        values.push(value.as_bytes().to_vec());
+    }
+    let request = Seen {
+        method: parts.method.to_string(),
+        authority: parts.uri.authority().map(ToString::to_string),
+        path: parts.uri.path().to_owned(),
+        headers,
+        body: bytes.into(),
+        trailers: trailers.map_or(0, |trailers| trailers.len()),
+    };
+    // A client that has hung up needs no answer.
+    if seen.send(request).is_ok() && respond.send_response(http::Response::new(()), true).is_err() {}
 }
 
-/// A client that sends bytes as they are and understands just enough of the answers.
-pub(crate) struct Client {
-    pub(crate) io: DuplexStream,
-    pub(crate) seen: mpsc::UnboundedReceiver<Seen>,
-    pub(crate) server: JoinHandle<Result<(), h2::Error>>,
-    input: Vec<u8>,
-    answers: std::collections::VecDeque<Answer>,
+/// Sends the greeting and `pieces` to a server behind the adapter, and returns its answers and the requests that
+/// reached the service once both sides are idle. Must run in a runtime with one thread.
+pub(crate) async fn exchange<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Answer>, Vec<Seen>) {
+    let (io, server) = tokio::io::duplex(64 * 1024);
+    let (sender, seen) = mpsc::unbounded_channel();
+    tokio::spawn(serve(AuthorityAdapter::new(server), sender));
+    run(io, seen, pieces).await
 }
 
-impl Client {
-    /// Connects, and greets with the preface and empty settings.
-    pub(crate) async fn connect() -> Self {
-        Self::over(|io, seen| tokio::spawn(serve(AuthorityAdapter::new(io), seen))).await
-    }
+/// [`exchange`] without the adapter.
+pub(crate) async fn exchange_bare<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Answer>, Vec<Seen>) {
+    let (io, server) = tokio::io::duplex(64 * 1024);
+    let (sender, seen) = mpsc::unbounded_channel();
+    tokio::spawn(serve(server, sender));
+    run(io, seen, pieces).await
+}
 
-    /// The same without the adapter.
-    pub(crate) async fn connect_bare() -> Self {
-        Self::over(|io, seen| tokio::spawn(serve(io, seen))).await
-    }
-
-    async fn over(
-        start: impl FnOnce(DuplexStream, mpsc::UnboundedSender<Seen>) -> JoinHandle<Result<(), h2::Error>>,
-    ) -> Self {
-        let (io, server_io) = tokio::io::duplex(64 * 1024);
-        let (sender, seen) = mpsc::unbounded_channel();
-        let server = start(server_io, sender);
-        let mut client = Self {
-            io,
-            seen,
-            server,
-            input: Vec::new(),
-            answers: std::collections::VecDeque::new(),
-        };
-        client.send(&[PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()).await;
-        client
-    }
-
-    pub(crate) async fn send(&mut self, bytes: &[u8]) {
-        self.io.write_all(bytes).await.unwrap();
-    }
-
-    /// Sends in pieces of the given lengths, in turn, each of which the server can read before the next comes.
-    pub(crate) async fn send_in_pieces(&mut self, mut bytes: &[u8], lengths: &[usize]) {
-        let mut lengths = lengths.iter().cycle();
-        while !bytes.is_empty() {
-            let length = lengths
-                .next()
-                .map_or(bytes.len(), |length| (*length).clamp(1, bytes.len()));
-            let (piece, rest) = bytes.split_at(length);
-            self.send(piece).await;
-            tokio::task::yield_now().await;
-            bytes = rest;
+async fn run<'a>(
+    io: DuplexStream,
+    mut seen: mpsc::UnboundedReceiver<Seen>,
+    pieces: impl IntoIterator<Item = &'a [u8]>,
+) -> (Vec<Answer>, Vec<Seen>) {
+    let (mut reader, mut writer) = tokio::io::split(io);
+    let written = Cell::new(false);
+    let write = async {
+        let mut open = writer.write_all(&greeting()).await.is_ok();
+        for piece in pieces {
+            // A server that refuses the connection may have hung up.
+            open = open && writer.write_all(piece).await.is_ok();
+            // The server reads each piece by itself.
+            yield_now().await;
         }
-    }
-
-    /// The next request the service saw.
-    pub(crate) async fn next_seen(&mut self) -> Seen {
-        tokio::time::timeout(Duration::from_secs(20), self.seen.recv())
-            .await
-            .unwrap()
-            .unwrap()
-    }
-
-    /// The next thing the server says.
-    pub(crate) async fn answer(&mut self) -> Answer {
-        loop {
-            if let Some(answer) = self.answers.pop_front() {
-                return answer;
-            }
-            let mut chunk = [0; 4096];
-            let read = tokio::time::timeout(Duration::from_secs(20), self.io.read(&mut chunk))
-                .await
-                .unwrap();
-            let count = read.unwrap_or(0);
-            if count == 0 {
-                return Answer::Closed;
-            }
-            self.input.extend_from_slice(&chunk[..count]);
-            for frame in take_frames(&mut self.input) {
-                self.react(&frame).await;
+        written.set(true);
+    };
+    let idle = async || {
+        let mut turns = 0;
+        while turns < IDLE_TURNS {
+            yield_now().await;
+            turns += usize::from(written.get());
+        }
+    };
+    let mut received = Vec::new();
+    let mut closed = false;
+    let read = async {
+        while !closed {
+            tokio::select! {
+                read = reader.read_buf(&mut received) => closed = read.unwrap_or(0) == 0,
+                () = idle() => return,
             }
         }
-    }
-
-    async fn react(&mut self, received: &Frame) {
-        let number = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
-        match received.kind {
-            SETTINGS if received.flags & 1 == 0 => {
-                // A server that refuses the connection may have hung up; its last words are still to be read.
-                if self.io.write_all(&frame(SETTINGS, 1, 0, &[])).await.is_err() {}
-            }
-            SETTINGS | WINDOW_UPDATE => {}
-            HEADERS => {
-                assert_eq!(received.flags & END_STREAM, END_STREAM);
-                self.answers.push_back(Answer::Done(received.stream));
-            }
-            RST_STREAM => self
-                .answers
-                .push_back(Answer::Reset(received.stream, number(&received.payload))),
-            GOAWAY => self.answers.push_back(Answer::Goaway(number(&received.payload[4..8]))),
-            kind => panic!("unexpected frame of type {kind}"),
+    };
+    tokio::join!(write, read);
+    let mut answers = Vec::new();
+    for frame in frames(&received) {
+        let code = |at: usize| u32::from_be_bytes(frame.payload[at..at + 4].try_into().unwrap());
+        match frame.kind {
+            HEADERS => answers.push(Answer::Done(frame.stream)),
+            RST_STREAM => answers.push(Answer::Reset(frame.stream, code(0))),
+            GOAWAY => answers.push(Answer::Goaway(code(4))),
+            _ => {}
         }
     }
+    answers.extend(closed.then_some(Answer::Closed));
+    let mut requests = Vec::new();
+    while let Ok(request) = seen.try_recv() {
+        requests.push(request);
+    }
+    (answers, requests)
+}
+
+/// The fields that grpc-go sends, in its order.
+pub(crate) fn fields(authority: &str) -> Vec<(String, Vec<u8>)> {
+    [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/kni.KNI/AttachInterface"),
+        (":authority", authority),
+        ("content-type", "application/grpc"),
+        ("user-agent", "grpc-go/1.60.1"),
+        ("te", "trailers"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.as_bytes().to_vec()))
+    .to_vec()
+}
+
+/// The header block of these fields.
+pub(crate) fn block(encoder: &mut Encoder, fields: &[(String, Vec<u8>)], style: Style) -> Vec<u8> {
+    let mut block = Vec::new();
+    for (name, value) in fields {
+        encoder.field(name, value, style, &mut block);
+    }
+    block
+}
+
+/// What the service is to receive as the authority.
+pub(crate) fn legal(authority: &str) -> String {
+    let is_legal = authority.parse::<http::uri::Authority>().is_ok();
+    if is_legal { authority } else { "localhost" }.to_owned()
 }

@@ -1,4 +1,4 @@
-//! Real h2 servers behind the adapter, and clients that send what h2's own client refuses to.
+//! Real h2 servers behind the adapter, and clients that send what the client of h2 refuses to send.
 
 #[cfg(test)]
 mod client;
@@ -8,12 +8,10 @@ mod encoder;
 mod wire;
 
 #[cfg(test)]
-mod adapter;
-#[cfg(test)]
 mod arbitrary;
 #[cfg(test)]
-mod grpc_go;
+mod invalid;
 #[cfg(test)]
-mod robust;
+mod requests;
 #[cfg(test)]
-mod splits;
+mod stream;

@@ -1,5 +1,7 @@
 //! Writes HTTP/2 frames byte by byte.
 
+use std::iter::repeat_n;
+
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 pub(crate) const DATA: u8 = 0;
@@ -25,6 +27,11 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     out
 }
 
+/// The preface and empty settings, which every client sends first.
+pub(crate) fn greeting() -> Vec<u8> {
+    [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()
+}
+
 /// How a header block is put into frames.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Framing {
@@ -47,21 +54,16 @@ pub(crate) fn header_frames(stream: u32, flags: u8, block: &[u8], framing: &Fram
     if pieces.is_empty() {
         pieces.push(&[]);
     }
-    let mut payload = Vec::new();
-    let mut first_flags = flags;
-    if let Some(padding) = framing.padding {
-        first_flags |= PADDED;
-        payload.push(padding);
-    }
+    let mut payload: Vec<u8> = framing.padding.into_iter().collect();
+    let mut first_flags = flags | framing.padding.map_or(0, |_| PADDED);
     if framing.priority {
         first_flags |= HAS_PRIORITY;
         // Depends on stream 0 with weight 16.
         payload.extend_from_slice(&[0, 0, 0, 0, 15]);
     }
     payload.extend_from_slice(pieces[0]);
-    payload.extend(std::iter::repeat_n(0, framing.padding.unwrap_or(0).into()));
-    let last = pieces.len() - 1;
-    let end = |at: usize| if at == last { END_HEADERS } else { 0 };
+    payload.extend(repeat_n(0, framing.padding.unwrap_or(0).into()));
+    let end = |at: usize| if at + 1 == pieces.len() { END_HEADERS } else { 0 };
     let mut out = frame(HEADERS, first_flags | end(0), stream, &payload);
     for (at, piece) in pieces.iter().enumerate().skip(1) {
         out.extend(frame(CONTINUATION, end(at), stream, piece));
@@ -78,13 +80,12 @@ pub(crate) struct Frame {
     pub(crate) payload: Vec<u8>,
 }
 
-/// Takes complete frames off the front of `bytes`.
-pub(crate) fn take_frames(bytes: &mut Vec<u8>) -> Vec<Frame> {
+/// The complete frames at the front of `bytes`.
+pub(crate) fn frames(mut bytes: &[u8]) -> Vec<Frame> {
     let mut frames = Vec::new();
-    let mut at = 0;
-    while let Some(head) = bytes.get(at..at + 9) {
+    while let Some((head, rest)) = bytes.split_first_chunk::<9>() {
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
-        let Some(payload) = bytes.get(at + 9..at + 9 + length) else {
+        let Some((payload, tail)) = rest.split_at_checked(length) else {
             break;
         };
         frames.push(Frame {
@@ -93,8 +94,7 @@ pub(crate) fn take_frames(bytes: &mut Vec<u8>) -> Vec<Frame> {
             stream: u32::from_be_bytes([head[5], head[6], head[7], head[8]]),
             payload: payload.to_vec(),
         });
-        at += 9 + length;
+        bytes = tail;
     }
-    bytes.drain(..at);
     frames
 }

@@ -1,8 +1,8 @@
 // Command grpc-go-client calls KNI through the real grpc-go, dialing a bare socket path as the kubelet does.
 //
-// Argument: the socket's path. Each line of standard input is a
-// call: "/package.Service/Method HEX", the message encoded. Each line of standard output is its answer: "ok HEX" or
-// "error CODE TEXT". The calls share one connection.
+// Argument: the path of the socket. Each line of standard input is a call: "/package.Service/Method HEX", with the
+// encoded message. Each line of standard output is its response: "ok HEX" or "error CODE TEXT". The calls share one
+// connection.
 package main
 
 import (
@@ -20,8 +20,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// rawCodec hands messages through as they are, so that no generated code is needed. Its name is that of the codec it
-// stands for, which becomes part of the content type.
+// rawCodec passes messages unchanged, so that no generated code is needed. It has the name of the codec that it
+// replaces, because the name becomes part of the content type.
 type rawCodec struct{}
 
 func (rawCodec) Marshal(v any) ([]byte, error) { return *v.(*[]byte), nil }

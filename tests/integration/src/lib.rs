@@ -12,7 +12,6 @@ pub mod echo;
 pub mod exclusive;
 pub mod foreign;
 pub mod frames;
-pub mod h2raw;
 pub mod kubelet;
 pub mod machine;
 pub mod manifest;

@@ -1,40 +1,31 @@
-//! Clients that put the socket's path into `:authority`, as grpc-go does, are served by the real agent.
+//! The real agent serves clients that send the path of its socket as `:authority`, as grpc-go does.
 
+mod client;
 mod grpc_go;
-mod many;
-mod shapes;
-mod split;
-
-use std::time::Duration;
+mod requests;
 
 use anyhow::{Result, ensure};
 use kni_integration::{
     Stage,
     agent::{KUBELET_SOCKET, SOCKET},
-    h2raw::{Connection, Reply},
     kubelet::Sandbox,
 };
 use prost::Message as _;
 
 pub(crate) const ATTACH: &str = "/kni.KNI/AttachInterface";
 pub(crate) const QUERY: &str = "/kni.KNI/QueryPodNetwork";
-const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What clients of the socket at `path` send: older grpc-go, newer grpc-go, everyone else.
+/// What clients of the socket at `path` send: older grpc-go, newer grpc-go, all others.
 pub(crate) fn authorities(path: &str) -> [String; 3] {
     [path.to_owned(), path.replace('/', "%2F"), "localhost".into()]
 }
 
 /// Both sockets with each of their authorities.
-pub(crate) fn doors() -> Vec<(&'static str, String)> {
-    let doors = [SOCKET, KUBELET_SOCKET].into_iter();
-    doors
+pub(crate) fn endpoints() -> Vec<(&'static str, String)> {
+    let sockets = [SOCKET, KUBELET_SOCKET].into_iter();
+    sockets
         .flat_map(|path| authorities(path).map(|name| (path, name)))
         .collect()
-}
-
-pub(crate) fn open(stage: &Stage, socket: &str) -> Result<Connection> {
-    Connection::open(&stage.node, socket, TIMEOUT)
 }
 
 /// A sandbox that `AttachInterface` has not seen yet.
@@ -48,8 +39,7 @@ pub(crate) fn attach(sandbox: &Sandbox) -> Vec<u8> {
     sandbox.attach_request().encode_to_vec()
 }
 
-/// The message with a field that no version knows, which makes it `size` bytes long: what the agent takes of the
-/// known ones is limited.
+/// The message with an unknown field that makes it `size` bytes long: the agent limits the size of the known ones.
 pub(crate) fn filled(mut message: Vec<u8>, size: usize) -> Vec<u8> {
     // Field 2047, length-delimited.
     message.extend([0xfa, 0x7f]);
@@ -61,7 +51,7 @@ pub(crate) fn filled(mut message: Vec<u8>, size: usize) -> Vec<u8> {
     message
 }
 
-/// The addresses of `eth0` in an answer to attach.
+/// The addresses of `eth0` in a response to attach.
 pub(crate) fn addresses(message: &[u8]) -> Result<Vec<String>> {
     let answer = kni_proto::kni::AttachInterfaceResponse::decode(message)?;
     Ok(answer
@@ -71,16 +61,9 @@ pub(crate) fn addresses(message: &[u8]) -> Result<Vec<String>> {
         .unwrap_or_default())
 }
 
-/// The addresses that a served attach answered.
-pub(crate) fn served(reply: &Reply) -> Result<Vec<String>> {
-    ensure!(
-        reply.http_status == "200" && reply.grpc_status == Some(0),
-        "answered {:?} {:?} {}",
-        reply.http_status,
-        reply.grpc_status,
-        reply.grpc_message
-    );
-    let addresses = addresses(&reply.message)?;
+/// The addresses in the response of a successful attach.
+pub(crate) fn attached(message: &[u8]) -> Result<Vec<String>> {
+    let addresses = addresses(message)?;
     ensure!(addresses.len() == 2, "attached with {addresses:?}");
     Ok(addresses)
 }

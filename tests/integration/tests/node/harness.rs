@@ -3,7 +3,6 @@
 mod agent;
 mod fake;
 mod frames;
-mod h2raw;
 mod kubelet;
 mod node;
 mod snapshot;

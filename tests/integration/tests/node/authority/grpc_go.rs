@@ -1,4 +1,4 @@
-//! The real grpc-go, of the kubelet's time and of today.
+//! Calls through the real grpc-go, in the version of the kubelet and in a current one.
 
 use std::{
     env,
@@ -21,12 +21,12 @@ use super::{ATTACH, QUERY, addresses, attach, filled, sandbox};
 const VERSIONS: [&str; 2] = ["grpc-1.58.mod", "go.mod"];
 const REQUESTS: usize = 1000;
 
-/// Whether the machine must have Go. It is no need of the project itself, so "all" does not ask for it.
+/// Whether the machine must have Go. The project itself does not need it, so "all" does not include it.
 fn demanded() -> bool {
     env::var("KNI_REQUIRE").is_ok_and(|list| list.split(',').any(|need| need.trim() == "go"))
 }
 
-/// Builds the client, or says why this machine cannot.
+/// Builds the client, or returns `None` and prints the reason if this machine cannot.
 fn build(version: &str) -> Result<Option<PathBuf>> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("grpc-go-client");
     let module = format!("-modfile={version}");
@@ -66,7 +66,7 @@ fn unhex(text: &str) -> Result<Vec<u8>> {
     pairs.map(|at| Ok(u8::from_str_radix(&text[at..at + 2], 16)?)).collect()
 }
 
-/// Runs the client to its end. Its input comes from a file: it answers while it reads, more than a pipe holds.
+/// Runs the client to its end. Its input is a file, because its output while it reads exceeds the size of a pipe.
 fn run(stage: &Stage, program: &str, socket: &str, input: &str) -> Result<String> {
     let mut file = tempfile::tempfile()?;
     file.write_all(input.as_bytes())?;
