@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     command, linker, toolchain,
-    workspace::{ebpf_object, forget_own_build, root, target},
+    workspace::{clear_own_build, ebpf_object, root, target},
 };
 
 const PACKAGE: &str = "kni-ebpf";
@@ -61,7 +61,7 @@ pub(crate) fn build(trace: bool) -> Result<PathBuf> {
     let linker = linker::find()?;
     let build_dir = target().join("ebpf-build");
     let mut cargo = Command::new(&toolchain.cargo);
-    forget_own_build(&mut cargo);
+    clear_own_build(&mut cargo);
     cargo
         .current_dir(root())
         .args([
@@ -76,7 +76,7 @@ pub(crate) fn build(trace: bool) -> Result<PathBuf> {
         .arg("--target-dir")
         .arg(&build_dir)
         .env("RUSTC", &toolchain.rustc)
-        // Build-std is unstable; the compiler of a distribution has to be told that we know.
+        // Build-std is unstable: the compiler of a distribution refuses it otherwise.
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS.join("\u{1f}"))
         .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &linker)

@@ -11,7 +11,7 @@ const NOTICE: &str = "{{- /* Generated from deploy/base by `cargo xtask chart`; 
 /// Files of `deploy/base` that become templates.
 const FILES: [&str; 3] = ["rbac.yaml", "daemonset.yaml", "in-use.yaml"];
 
-/// What stands in a file of `deploy/base`, and what a template has there. Each occurs in one of them at least.
+/// Text of a file of `deploy/base`, and its replacement in the template. Each text is in at least one file.
 const CHANGES: [(&str, &str); 10] = [
     ("namespace: kni-system", "namespace: {{ .Release.Namespace }}"),
     (

@@ -87,7 +87,7 @@ fn feature() -> String {
     format!("llvm-{LLVM_MAJOR}")
 }
 
-/// Whether cargo's own record says that this version with this LLVM is installed in `tools`.
+/// Whether cargo's own record lists this version with this LLVM as installed in `tools`.
 fn is_current(tools: &Path) -> bool {
     let record = fs::read_to_string(tools.join(".crates2.json")).unwrap_or_default();
     own().is_file()

@@ -55,7 +55,7 @@ impl Goal {
         if linker::is_missing() {
             purposes.push(Purpose::Linker);
         }
-        // Whoever has a compiler of their own needs no second one.
+        // A machine that has a usable compiler needs no second one.
         if toolchain::is_missing() {
             purposes.push(Purpose::Compiler);
         }

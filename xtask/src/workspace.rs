@@ -34,7 +34,7 @@ pub(crate) fn cargo_path() -> PathBuf {
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(cargo_path());
     command.current_dir(root());
-    forget_own_build(&mut command);
+    clear_own_build(&mut command);
     // The agent's build looks for the object in the usual folder by itself; naming it there too would make a build by
     // hand, which does not, compile the agent again.
     if env::var_os("CARGO_TARGET_DIR").is_some() {
@@ -44,7 +44,7 @@ pub(crate) fn cargo() -> Command {
 }
 
 /// Removes what `cargo run` set for this process, so that a nested cargo neither rebuilds nor links because of it.
-pub(crate) fn forget_own_build(command: &mut Command) {
+pub(crate) fn clear_own_build(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let Some(text) = name.to_str() else { continue };
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") || text == "LD_LIBRARY_PATH" {

@@ -143,7 +143,7 @@ fn check(folder: &str, wanted: &BTreeMap<String, String>) -> Result<()> {
     Ok(())
 }
 
-/// Files of the folder that nobody generates.
+/// Files of the folder that are not generated.
 fn strangers(folder: &str, wanted: &BTreeMap<String, String>) -> Result<BTreeSet<String>> {
     let folder = root().join(folder);
     if !folder.exists() {
@@ -178,7 +178,7 @@ fn show_difference(path: &Path, wanted: &str) -> Result<()> {
     let mut stdin = diff.stdin.take().context("no stdin")?;
     stdin.write_all(wanted.as_bytes()).context("text for diff")?;
     drop(stdin);
-    // Its status says that there are differences.
+    // Its exit status only reports that there are differences.
     diff.wait().map(drop).context("wait for diff")
 }
 

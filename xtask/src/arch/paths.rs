@@ -41,7 +41,7 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// Handles what begins at `position`, and returns where to go on.
+    /// Handles what begins at `position`, and returns the position after it.
     fn step(&mut self, position: usize) -> usize {
         match self.kind(position) {
             Some(Kind::Mark('{')) => self.braces.push(self.opens_module(position)),

@@ -92,7 +92,7 @@ fn check(path: &Path, text: &str) -> Vec<Violation> {
             found.push(at(line.line, format!("\"{}\": write {}", phrase.text, phrase.instead)));
         }
     }
-    // What is no Rust is told by the other checks.
+    // The other checks report a file that is not Rust.
     let tokens = if is_page {
         Vec::new()
     } else {

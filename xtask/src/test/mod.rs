@@ -132,10 +132,10 @@ fn judge(plan: &Plan, tally: Tally, content: bool) -> Result<()> {
     if tally.passed == 0 {
         bail!("no test ran");
     }
-    if plan.programs && tally.said_skip > 0 {
+    if plan.programs && tally.reported_skip > 0 {
         bail!(
             "{} tests were skipped, though this run requires {}",
-            tally.said_skip,
+            tally.reported_skip,
             plan.require
         );
     }
@@ -181,7 +181,7 @@ fn stream(command: &mut Command, tally: &mut Tally, show: &(dyn Fn(&str) + Sync)
         tally.passed += sum.passed;
         tally.failed += sum.failed;
         tally.skipped += sum.skipped;
-        tally.said_skip += sum.said_skip;
+        tally.reported_skip += sum.reported_skip;
     }
     Ok(child.wait().context("cannot wait for cargo test")?.success())
 }
@@ -204,7 +204,7 @@ fn read(stream: Option<impl Read>, show: &dyn Fn(&str)) -> Tally {
     reader.tally()
 }
 
-/// As [`read`], for the stream that carries what cargo says about itself too.
+/// As [`read`], for the stream that carries cargo's own messages too.
 fn read_errors(stream: Option<impl Read>, show: &dyn Fn(&str)) -> Tally {
     let mut reader = Reader::default();
     if let Some(stream) = stream {
@@ -241,7 +241,7 @@ mod tests {
             judged(
                 Tally {
                     skipped: 1,
-                    said_skip: 1,
+                    reported_skip: 1,
                     ..good
                 },
                 true
@@ -264,6 +264,6 @@ mod tests {
         let held = stream(Command::new("sh").args(["-c", script]), &mut tally, &show).unwrap();
         assert!(!held);
         assert_eq!(shown.lock().unwrap().len(), 2);
-        assert_eq!((tally.passed, tally.said_skip), (2, 1));
+        assert_eq!((tally.passed, tally.reported_skip), (2, 1));
     }
 }

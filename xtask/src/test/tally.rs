@@ -9,10 +9,10 @@ pub(crate) struct Tally {
     pub(crate) passed: usize,
     /// Tests that did not hold.
     pub(crate) failed: usize,
-    /// Tests that are ignored, or said that they skip.
+    /// Tests that are ignored, or that reported a skip.
     pub(crate) skipped: usize,
-    /// Those of the skipped that said so with a line `SKIP `.
-    pub(crate) said_skip: usize,
+    /// Skipped tests that reported it with a line `SKIP `.
+    pub(crate) reported_skip: usize,
 }
 
 impl Tally {
@@ -42,8 +42,8 @@ pub(crate) struct Reader {
     tally: Tally,
     /// Inside the output of tests that passed.
     in_successes: bool,
-    /// The test whose output is being shown has said that it skips.
-    test_said_skip: bool,
+    /// The test whose output is being read has reported a skip.
+    test_reported_skip: bool,
 }
 
 impl Reader {
@@ -63,7 +63,7 @@ impl Reader {
         match line {
             "successes:" => self.in_successes = true,
             "failures:" => self.in_successes = false,
-            _ if line.starts_with("---- ") => self.test_said_skip = false,
+            _ if line.starts_with("---- ") => self.test_reported_skip = false,
             _ => {}
         }
         !self.in_successes
@@ -73,18 +73,18 @@ impl Reader {
     pub(crate) fn tally(&self) -> Tally {
         // A test that skips returns normally, so that its program counted it as passed.
         Tally {
-            passed: self.tally.passed.saturating_sub(self.tally.said_skip),
+            passed: self.tally.passed.saturating_sub(self.tally.reported_skip),
             ..self.tally
         }
     }
 
     fn skip(&mut self) {
         // Several reasons of one test are one skipped test.
-        if !(self.in_successes && self.test_said_skip) {
-            self.tally.said_skip += 1;
+        if !(self.in_successes && self.test_reported_skip) {
+            self.tally.reported_skip += 1;
             self.tally.skipped += 1;
         }
-        self.test_said_skip = true;
+        self.test_reported_skip = true;
     }
 
     fn add(&mut self, result: &str) {
@@ -128,7 +128,7 @@ mod tests {
                 passed: 14,
                 failed: 3,
                 skipped: 1,
-                said_skip: 0
+                reported_skip: 0
             }
         );
         assert_eq!(tally.to_string(), "14 passed, 3 failed, 1 skipped");
@@ -148,7 +148,7 @@ mod tests {
                 passed: 1,
                 failed: 0,
                 skipped: 2,
-                said_skip: 2
+                reported_skip: 2
             }
         );
         assert!(

@@ -48,7 +48,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
 /// Boots the machine with `program`, by default kni-vmtest, as [`STEPS`] steps of `progress`; the eBPF object must have
 /// been built.
 ///
-/// Ok only when the program said that it passed; otherwise the whole serial log has been printed.
+/// Ok only if the program reported success; otherwise the whole serial log has been printed.
 pub(crate) fn run(program: Option<PathBuf>, progress: &mut Progress) -> Result<()> {
     let missing = packages::missing(&[Purpose::Vm]);
     if !missing.is_empty() {
@@ -92,7 +92,7 @@ pub(crate) fn run(program: Option<PathBuf>, progress: &mut Progress) -> Result<(
     })
 }
 
-/// Whether the console of a machine that powered off tells of a success.
+/// Whether the console of a machine that powered off reports success.
 fn judge(console: &str) -> Result<()> {
     let mut lines = console.lines().map(str::trim);
     match lines.clone().find(|line| line.starts_with("KNI-VM: ")) {
