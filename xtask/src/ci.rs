@@ -5,10 +5,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use crate::{
-    arch,
+    arch, build_ebpf,
     command::{build, run},
     docs,
     progress::Progress,
+    setup::{self, Goal},
     test::{self, Tally},
     workspace::cargo,
 };
@@ -22,7 +23,7 @@ pub(crate) fn command() -> ExitCode {
 }
 
 fn checks() -> Result<()> {
-    let mut progress = Progress::new(4);
+    let mut progress = Progress::new(5 + setup::STEPS);
     progress.step("format", || {
         run(cargo().args(["fmt", "--all", "--check"])).context("the code is not formatted (`cargo fmt --all`)")
     })?;
@@ -30,5 +31,8 @@ fn checks() -> Result<()> {
         build(cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
     })?;
     progress.step("architecture", arch::check_all)?;
+    // Before any program is built, so that none is built again with the object in it.
+    setup::run(Goal::All, &mut progress)?;
+    progress.step("eBPF programs", || build_ebpf::build(false))?;
     progress.step("pages", docs::check)
 }
