@@ -1,26 +1,30 @@
-//! Builds the packet that a question is about: headers, and checksums that are right.
+//! Builds the frame of an explanation: Ethernet, IP and a transport header with valid checksums.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
+use etherparse::{IpNumber, PacketBuilder};
+use kni_common::crc32c;
 use kni_model::MacAddr;
 
-/// A packet in words.
+/// The fields that differ between frames.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Packet {
     pub(super) source_mac: MacAddr,
     pub(super) destination_mac: MacAddr,
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
-    /// IANA number; 1 and 58 both make an echo request of the family.
+    /// IANA number; 1 and 58 both make an echo request of the address family.
     pub(super) protocol: u8,
     pub(super) source_port: u16,
     pub(super) destination_port: u16,
 }
 
-/// Carried by echo requests and UDP, so that nobody takes them for something else on a wire.
+/// Payload of every frame but those of TCP and SCTP: identifies it in a capture.
 const PAYLOAD: &[u8] = b"kni explain";
 
 const TIME_TO_LIVE: u8 = 64;
+/// Window of a SYN; what Linux sends.
+const WINDOW: u16 = 64_240;
 
 const ICMP: u8 = 1;
 const TCP: u8 = 6;
@@ -28,165 +32,46 @@ const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
 const SCTP: u8 = 132;
 
-/// The frame, or `None` when the addresses are not of one family.
+/// The frame, or `None` when the addresses are not of one family, or for protocol 0 (hop-by-hop options), for which
+/// etherparse panics without such a header.
 pub(super) fn build(packet: &Packet) -> Option<Vec<u8>> {
-    let Packet {
-        source_mac,
-        destination_mac,
-        source,
-        destination,
-        ..
-    } = packet;
-    let (ethertype, body) = match (source, destination) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => (0x0800_u16, v4(packet, *from, *to)),
-        (IpAddr::V6(from), IpAddr::V6(to)) => (0x86dd, v6(packet, *from, *to)),
+    if packet.protocol == 0 {
+        return None;
+    }
+    let ethernet = PacketBuilder::ethernet2(packet.source_mac.0, packet.destination_mac.0);
+    let (ip, is_ipv4) = match (packet.source, packet.destination) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => (ethernet.ipv4(from.octets(), to.octets(), TIME_TO_LIVE), true),
+        (IpAddr::V6(from), IpAddr::V6(to)) => (ethernet.ipv6(from.octets(), to.octets(), TIME_TO_LIVE), false),
         _ => return None,
     };
-    let mut frame = Vec::with_capacity(14 + body.len());
-    frame.extend(destination_mac.0);
-    frame.extend(source_mac.0);
-    frame.extend(ethertype.to_be_bytes());
-    frame.extend(body);
-    Some(frame)
-}
-
-fn v4(packet: &Packet, from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
-    let protocol = if packet.protocol == ICMPV6 {
-        ICMP
-    } else {
-        packet.protocol
+    let (source, destination) = (packet.source_port, packet.destination_port);
+    let mut frame = Vec::new();
+    let written = match (packet.protocol, is_ipv4) {
+        (TCP, _) => ip.tcp(source, destination, 1, WINDOW).syn().write(&mut frame, &[]),
+        (UDP, _) => ip.udp(source, destination).write(&mut frame, PAYLOAD),
+        (ICMP | ICMPV6, true) => ip.icmpv4_echo_request(source, 1).write(&mut frame, PAYLOAD),
+        (ICMP | ICMPV6, false) => ip.icmpv6_echo_request(source, 1).write(&mut frame, PAYLOAD),
+        (SCTP, _) => ip.write(&mut frame, IpNumber(SCTP), &sctp_init(source, destination)),
+        (other, _) => ip.write(&mut frame, IpNumber(other), PAYLOAD),
     };
-    let length = |transport: usize| u32::try_from(transport).unwrap_or(0).to_be_bytes();
-    let transport = transport(packet, protocol, |transport| {
-        [
-            &from.octets(),
-            &to.octets(),
-            &[0, 0, 0, protocol][..],
-            &length(transport),
-        ]
-        .concat()
-    });
-    let total = u16::try_from(20 + transport.len()).unwrap_or(u16::MAX);
-    let header = |sum: [u8; 2]| {
-        let [high, low] = total.to_be_bytes();
-        // Do not fragment, as TCP sends.
-        let fixed = [0x45, 0, high, low, 0, 0, 0x40, 0, TIME_TO_LIVE, protocol];
-        [&fixed[..], &sum, &from.octets(), &to.octets()].concat()
-    };
-    [header(checksum(&[&header([0; 2])])), transport].concat()
+    written.ok().map(|()| frame)
 }
 
-fn v6(packet: &Packet, from: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
-    let protocol = if packet.protocol == ICMP {
-        ICMPV6
-    } else {
-        packet.protocol
-    };
-    let length = |transport: usize| u32::try_from(transport).unwrap_or(0).to_be_bytes();
-    let transport = transport(packet, protocol, |transport| {
-        [
-            &from.octets()[..],
-            &to.octets(),
-            &length(transport),
-            &[0, 0, 0, protocol],
-        ]
-        .concat()
-    });
-    let [high, low] = u16::try_from(transport.len()).unwrap_or(u16::MAX).to_be_bytes();
-    let header = [0x60, 0, 0, 0, high, low, protocol, TIME_TO_LIVE];
-    [&header[..], &from.octets(), &to.octets(), &transport].concat()
-}
-
-/// The transport header and what it carries. `pseudo` makes the pseudo header for a length.
-fn transport(packet: &Packet, protocol: u8, pseudo: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {
-    let ports = [packet.source_port.to_be_bytes(), packet.destination_port.to_be_bytes()].concat();
-    let identifier = packet.source_port.to_be_bytes();
-    match protocol {
-        TCP => summed(
-            |sum| {
-                // Sequence 1, no acknowledgement, five words, SYN, window 64240.
-                let fixed = [0, 0, 0, 1, 0, 0, 0, 0, 0x50, 0x02, 0xfa, 0xf0];
-                [&ports[..], &fixed, &sum, &[0, 0]].concat()
-            },
-            pseudo,
-        ),
-        UDP => summed(
-            |sum| {
-                let length = u16::try_from(8 + PAYLOAD.len()).unwrap_or(u16::MAX);
-                [&ports[..], &length.to_be_bytes(), &sum, PAYLOAD].concat()
-            },
-            pseudo,
-        ),
-        // The one of ICMP has no pseudo header.
-        ICMP => summed(
-            |sum| [&[8, 0][..], &sum, &identifier, &[0, 1], PAYLOAD].concat(),
-            |_| Vec::new(),
-        ),
-        ICMPV6 => summed(
-            |sum| [&[128, 0][..], &sum, &identifier, &[0, 1], PAYLOAD].concat(),
-            pseudo,
-        ),
-        SCTP => sctp(&ports),
-        _ => PAYLOAD.to_vec(),
-    }
-}
-
-/// Puts the Internet checksum (RFC 1071) into what `bytes` makes.
-fn summed(bytes: impl Fn([u8; 2]) -> Vec<u8>, pseudo: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {
-    let without = bytes([0; 2]);
-    let sum = match checksum(&[&pseudo(without.len()), &without]) {
-        // UDP says none by 0; for the others both mean the same.
-        [0, 0] => [0xff, 0xff],
-        sum => sum,
-    };
-    bytes(sum)
-}
-
-/// Each part but the last has an even length.
-fn checksum(parts: &[&[u8]]) -> [u8; 2] {
-    let words = parts.iter().flat_map(|part| part.chunks(2));
-    let mut sum: u32 = words
-        .map(|word| match word {
-            [high, low] => u32::from(u16::from_be_bytes([*high, *low])),
-            [high] => u32::from(u16::from_be_bytes([*high, 0])),
-            _ => 0,
-        })
-        .sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    let [_, _, high, low] = (!sum).to_be_bytes();
-    [high, low]
-}
-
-/// An INIT (RFC 9260, 3.3.2).
-fn sctp(ports: &[u8]) -> Vec<u8> {
+/// An SCTP packet with an INIT chunk (RFC 9260, 3.3.2), which etherparse does not build.
+fn sctp_init(source: u16, destination: u16) -> Vec<u8> {
     let init = [
         &[1, 0, 0, 20][..], // INIT, 20 bytes
         &[0, 0, 0, 1],      // initiate tag
-        &[0, 1, 0, 0],      // window
-        &[0, 1, 0, 1],      // streams out and in
-        &[0, 0, 0, 1],      // first number
+        &[0, 1, 0, 0],      // receiver window
+        &[0, 1, 0, 1],      // outbound and inbound streams
+        &[0, 0, 0, 1],      // initial TSN
     ]
     .concat();
-    let packet = |sum: u32| [ports, &[0; 4], &sum.to_le_bytes(), &init].concat();
-    packet(crc32c(&packet(0)))
-}
-
-/// CRC-32C (RFC 9260, appendix A), reflected.
-fn crc32c(bytes: &[u8]) -> u32 {
-    let mut sum = u32::MAX;
-    for byte in bytes {
-        sum ^= u32::from(*byte);
-        for _ in 0..8 {
-            sum = if sum & 1 == 1 {
-                (sum >> 1) ^ 0x82f6_3b78
-            } else {
-                sum >> 1
-            };
-        }
-    }
-    !sum
+    let packet = |checksum: u32| {
+        let ports = [source.to_be_bytes(), destination.to_be_bytes()].concat();
+        [&ports[..], &[0; 4], &checksum.to_le_bytes(), &init].concat()
+    };
+    packet(crc32c::checksum(&packet(0)))
 }
 
 #[cfg(test)]
@@ -205,9 +90,20 @@ mod tests {
         }
     }
 
-    /// A sum over everything that a checksum covers, itself included, is all ones: nothing is left of it.
+    /// The Internet checksum (RFC 1071), independent of the builder's. Each part but the last has an even length.
+    fn checksum(parts: &[&[u8]]) -> u16 {
+        let words = parts.iter().flat_map(|part| part.chunks(2));
+        let word = |bytes: &[u8]| u32::from(bytes[0]) << 8 | bytes.get(1).map_or(0, |low| u32::from(*low));
+        let mut sum: u32 = words.map(word).sum();
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        !u16::try_from(sum).unwrap()
+    }
+
+    /// The sum over all bytes that a checksum covers, itself included, is all ones.
     fn is_right(parts: &[&[u8]]) -> bool {
-        checksum(parts) == [0, 0]
+        checksum(parts) == 0
     }
 
     #[test]
@@ -249,13 +145,38 @@ mod tests {
     #[test]
     fn sctp_has_its_own_sum() {
         // The check value of CRC-32C.
-        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(crc32c::checksum(b"123456789"), 0xe306_9283);
         let frame = build(&packet("10.0.0.1", "10.0.0.2", SCTP)).unwrap();
         let mut transport = frame[34..].to_vec();
         let sum = u32::from_le_bytes(transport[8..12].try_into().unwrap());
         transport[8..12].fill(0);
-        assert_eq!(crc32c(&transport), sum);
+        assert_eq!(crc32c::checksum(&transport), sum);
         assert_eq!(transport.len(), 32);
+    }
+
+    #[test]
+    fn any_protocol_number_makes_a_frame() {
+        assert!(build(&packet("fd00::1", "fd00::2", 0)).is_none());
+        for protocol in 1..=u8::MAX {
+            let frame = build(&packet("10.0.0.1", "10.0.0.2", protocol)).unwrap();
+            assert_eq!(frame[23], if protocol == ICMPV6 { ICMP } else { protocol });
+            let frame = build(&packet("fd00::1", "fd00::2", protocol)).unwrap();
+            assert_eq!(frame[20], if protocol == ICMP { ICMPV6 } else { protocol });
+        }
+    }
+
+    /// The bytes of a SYN, so that a new version of the builder changes no field unnoticed.
+    #[test]
+    fn a_syn_has_these_bytes() {
+        let frame = build(&packet("10.0.0.1", "10.0.0.2", TCP)).unwrap();
+        let (ethernet, rest) = frame.split_at(14);
+        assert_eq!(ethernet, [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0]);
+        let (ip, tcp) = rest.split_at(20);
+        assert_eq!(ip[..10], [0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6]);
+        assert_eq!(
+            tcp[..16],
+            [0x9c, 0x40, 0, 80, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0xfa, 0xf0]
+        );
     }
 
     #[test]
