@@ -35,19 +35,18 @@ const IFINDEX: usize = 40;
 /// The second copy of the programs. It is loaded by the first explanation: the verifier takes tens of milliseconds, which
 /// a start should not wait for. It uses the real maps, so that it decides as the programs do.
 pub(super) struct DryRun {
-    programs: Programs,
+    object: Vec<u8>,
+    specs: Vec<MapSpec>,
+    loaded: Option<Box<Ebpf>>,
     explanation: Table<u32, Explanation>,
-}
-
-enum Programs {
-    Unloaded { object: Vec<u8>, specs: Vec<MapSpec> },
-    Loaded(Box<Ebpf>),
 }
 
 impl DryRun {
     pub(super) fn new(object: Vec<u8>, specs: Vec<MapSpec>, pins: &Pins) -> Result<Self, DataplaneError> {
         Ok(Self {
-            programs: Programs::Unloaded { object, specs },
+            object,
+            specs,
+            loaded: None,
             explanation: Table::open("EXPLANATION", &pins.map("EXPLANATION"))?,
         })
     }
@@ -79,6 +78,20 @@ impl DryRun {
             .map_err(|error| failed(program, &error))
     }
 
+    fn programs(&mut self, pins: &Pins) -> Result<&mut Ebpf, DataplaneError> {
+        match &mut self.loaded {
+            Some(ebpf) => Ok(ebpf),
+            empty => {
+                let begun = std::time::Instant::now();
+                let ebpf = object::load(&self.object, pins, &self.specs, object::Purpose::DryRun)?;
+                tracing::debug!(took = ?begun.elapsed(), "loaded the programs for dry runs");
+                // It is not needed again.
+                self.object = Vec::new();
+                Ok(empty.insert(Box::new(ebpf)))
+            }
+        }
+    }
+
     fn run(
         &mut self,
         pins: &Pins,
@@ -88,7 +101,7 @@ impl DryRun {
     ) -> Result<Result<Explanation, ProgramError>, DataplaneError> {
         // The result of an earlier run must not be taken for this one's.
         self.explanation.put(&0, &Explanation::default())?;
-        let ebpf = self.programs.loaded(pins)?;
+        let ebpf = self.programs(pins)?;
         let options = TestRunOptions {
             data_in: Some(frame),
             ctx_in: context,
@@ -101,21 +114,6 @@ impl DryRun {
             // Every run writes the clock, which is never zero.
             Some(found) if found.jiffies != 0 => Ok(Ok(found)),
             _ => Err(DataplaneError::NoExplanation { program }),
-        }
-    }
-}
-
-impl Programs {
-    fn loaded(&mut self, pins: &Pins) -> Result<&mut Ebpf, DataplaneError> {
-        if let Self::Unloaded { object, specs } = self {
-            let begun = std::time::Instant::now();
-            let ebpf = object::load(object, pins, specs, object::Purpose::DryRun)?;
-            tracing::debug!(took = ?begun.elapsed(), "loaded the programs for dry runs");
-            *self = Self::Loaded(Box::new(ebpf));
-        }
-        match self {
-            Self::Loaded(ebpf) => Ok(ebpf),
-            Self::Unloaded { .. } => Err(DataplaneError::NoObject),
         }
     }
 }

@@ -5,11 +5,6 @@ use std::{io, path::PathBuf};
 /// Failure of a dataplane operation; names the map, program, interface or path.
 #[derive(Debug, thiserror::Error)]
 pub enum DataplaneError {
-    /// The agent was built without the eBPF object and none was passed.
-    #[error(
-        "this kni-agent has no embedded eBPF object: build it with `cargo xtask build-ebpf` first, or pass one with --ebpf-object"
-    )]
-    NoObject,
     /// The ELF could not be loaded.
     #[error("eBPF object: {0}")]
     Object(#[source] Box<aya::EbpfError>),

@@ -20,8 +20,7 @@ use super::DataplaneError;
 
 const NAME: &str = "EVENTS";
 
-/// Longest time that events wait in the ring: nobody who watches notices the delay, and the ring holds 80 000 events a
-/// second.
+/// Longest time that events wait in the ring: short enough for people who watch, and the ring holds 80 000 events a second.
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// An event with known codes.

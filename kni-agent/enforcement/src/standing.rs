@@ -178,7 +178,7 @@ mod tests {
         }
         assert_eq!(
             standing.policy_problem().unwrap(),
-            "map POLICY is full: it takes 8 rows"
+            "map POLICY is full: it has room for 8 rows"
         );
         assert!(standing.other_problems().is_empty(), "services are another matter");
         standing.policy_ended(Some(Duration::from_millis(3)), None);

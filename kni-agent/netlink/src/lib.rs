@@ -3,7 +3,7 @@
 //!
 //! Uses rtnetlink and a few files below `/proc/sys/net`; executes no program. A new process recognises every object that
 //! this crate creates (see [`own`]). Functions are idempotent where their documentation
-//! says so. Interface indexes are those of the namespace of the [`Netlink`] handle.
+//! states it. Interface indexes are those of the namespace of the [`Netlink`] handle.
 //!
 //! Dropping a future does not cancel its request: the kernel may still carry it out.
 

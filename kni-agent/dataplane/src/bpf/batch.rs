@@ -214,7 +214,7 @@ impl<T: Borrow<MapData>> BatchMap<T> {
 }
 
 /// Whether the kernel lacks the batch command for this map type. An element that is refused for itself fails with EINVAL
-/// too: doing it alone tells which.
+/// too: a retry of it alone distinguishes the two.
 pub(crate) fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(ENOTSUPP | libc::EINVAL | libc::EOPNOTSUPP))
 }

@@ -1,4 +1,4 @@
-//! What the operations cost on this machine, with bounds far above it; `--nocapture` shows the numbers.
+//! Measures the operations on this machine, with bounds far above the costs; `--nocapture` prints the numbers.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ impl Costs {
         result
     }
 
-    /// The bound holds on a machine that does other things too; a step that waits for a second breaks it.
+    /// The bound holds on a busy machine; a step that waits for a second exceeds it.
     fn check(mut self, what: &str) {
         self.0.sort();
         let at = |share: usize| self.0[(self.0.len() - 1) * share / 100];
@@ -185,7 +185,7 @@ fn of_deleting_many() {
     });
 }
 
-/// What an attach waits for a deletion that goes on beside it.
+/// Measures how long an attach waits for concurrent deletions.
 #[test]
 fn of_creating_during_deletions() {
     on_node("of_creating_during_deletions", async || {

@@ -1,4 +1,4 @@
-//! What the node gets: routes and rules of its own, settings of single interfaces, and nothing else.
+//! Tests of the node's configuration: only our routes and rules and the settings of single interfaces change.
 
 use std::{
     fs,
@@ -246,7 +246,8 @@ fn learned_default_routes_survive_a_new_pod() {
             .await
             .unwrap();
         assert!(learned().await, "the node lost its default route");
-        // Why `ipv6/forwarding` of the pod's interface is not written; not a promise of the kernel, so only shown.
+        // The reason why `ipv6/forwarding` of the pod's interface is not written; not guaranteed by the kernel, so only
+        // printed.
         fs::write("/proc/sys/net/ipv6/conf/kni1/forwarding", "1").unwrap();
         let kept = learned().await;
         println!("learned default route after a write to ipv6/forwarding of another interface: {kept}");

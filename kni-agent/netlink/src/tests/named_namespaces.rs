@@ -1,4 +1,4 @@
-//! Namespaces by name: made, recognised, removed, and nothing else ever touched.
+//! Tests of named namespaces: created, recognised, removed; other files are left alone.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use crate::{Error, Existing, Netlink, Netns, netns};
 fn are_created_and_removed_twice() {
     on_node("are_created_and_removed_twice", async || {
         let path = netns_path("a");
-        // Whoever used `ip netns` on this machine has left one below the /run of this test.
+        // An earlier `ip netns` on this machine may have left one below the /run of this test.
         let before = folders(&fs::read_to_string("/proc/thread-self/mountinfo").unwrap()).len();
         let mut seen = Vec::new();
         for _round in 0..2 {
@@ -120,7 +120,7 @@ fn code_runs_inside_and_only_there() {
         assert_eq!(Netns::current().unwrap().id(), outside);
         let panicked = opened.run(|| panic!("on purpose")).await.unwrap_err();
         assert!(matches!(panicked, Error::Ended { .. }), "{panicked}");
-        // The name may go first: the namespace lives as long as somebody has it open.
+        // The name may be removed first: the namespace lives as long as a process has it open.
         netns::remove(&path).await.unwrap();
         let links = Netlink::in_namespace(&opened)
             .await

@@ -1,4 +1,4 @@
-//! What a pod has after it was configured, and that it can talk at once.
+//! Tests of a pod's configuration, and that it has connectivity at once.
 
 use std::{
     io::{Read, Write},

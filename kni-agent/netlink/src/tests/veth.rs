@@ -1,4 +1,4 @@
-//! Veth pairs: made in place, recognised by a fresh connection, deleted without collateral damage.
+//! Tests of veth pairs: created in place, recognised by a new connection, deleted without effect on others.
 
 use std::{collections::BTreeSet, fs};
 
