@@ -24,7 +24,7 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     #[error("{0}")]
-    struct Layer(&'static str, #[source] Option<Box<Layer>>);
+    struct Layer(&'static str, #[source] Option<Box<Self>>);
 
     #[test]
     fn causes_follow_and_quoted_ones_are_not_repeated() {

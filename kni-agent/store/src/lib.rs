@@ -301,10 +301,8 @@ mod tests {
         assert!(error.contains("removals/1") && error.contains("99"), "{error}");
     }
 
-    /// Rows as an earlier agent wrote them, byte for byte: names of tables, keys, fields and variants.
-    #[test]
-    fn rows_of_an_earlier_agent_are_read() {
-        const SANDBOX: &str = r#"{"version":1,"record":{"id":"s1","pod":{"namespace":"shop","name":"web-0","uid":"u-1"},
+    // Rows as an earlier agent wrote them: names of fields and variants.
+    const SANDBOX: &str = r#"{"version":1,"record":{"id":"s1","pod":{"namespace":"shop","name":"web-0","uid":"u-1"},
             "phase":"Ready","netns":"/run/netns/kni-1","netns_identity":{"dev":4,"inode":5},"labels":{"app":"web"},
             "port_mappings":[],"attachments":[
             {"endpoint":7,"network":"blue","network_id":9,"ifname":"eth0","ifindex":2,"host_ifname":"kni7",
@@ -314,18 +312,21 @@ mod tests {
             "host_ifindex":1008,"mac":"02:00:00:00:00:09","host_mac":"02:00:00:00:00:0a","ipv4":null,"ipv6":null,
             "mtu":9000,"default_route":false,"host_access":false,"kind":{"HostDevice":{"device":"enp3s0f1",
             "mac":"02:00:00:00:00:09","mtu":1500,"up":true,"alias":null,"physical":true}}}]}}"#;
-        const NAMESPACE: &str = r#"{"version":1,"record":{"path":"/run/netns/kni-1","identity":{"dev":4,"inode":5},
+    const NAMESPACE: &str = r#"{"version":1,"record":{"path":"/run/netns/kni-1","identity":{"dev":4,"inode":5},
             "used_by":{"Bound":{"sandbox":"s1"}},"warm":null}}"#;
-        const WARM: &str = r#"{"version":1,"record":{"path":"/run/netns/kni-2","identity":null,"used_by":"Warm",
+    const WARM: &str = r#"{"version":1,"record":{"path":"/run/netns/kni-2","identity":null,"used_by":"Warm",
             "warm":{"endpoint":6,"ifname":"eth0","ifindex":2,"host_ifname":"kni6","host_ifindex":1006,
             "mac":"02:00:00:00:00:06","host_mac":"02:00:00:00:00:07"}}}"#;
-        const GIVEN: &str = r#"{"version":1,"record":{"path":"/run/netns/kni-3","identity":null,
+    const GIVEN: &str = r#"{"version":1,"record":{"path":"/run/netns/kni-3","identity":null,
             "used_by":{"Given":{"pod":{"namespace":"a","name":"b","uid":""},"since":7}},"warm":null}}"#;
-        const REMOVAL: &str =
-            r#"{"version":1,"record":{"endpoint":3,"host_ifname":"kni1","host_ifindex":7,"netns":null}}"#;
-        const NETWORK: &str = r#"{"version":1,"record":{"id":9,"spec":{"name":"blue","default":true,"enabled":true,
+    const REMOVAL: &str = r#"{"version":1,"record":{"endpoint":3,"host_ifname":"kni1","host_ifindex":7,"netns":null}}"#;
+    const NETWORK: &str = r#"{"version":1,"record":{"id":9,"spec":{"name":"blue","default":true,"enabled":true,
             "subnets":["10.0.0.0/24"],"exclude_subnets":[],"mtu":1500,"egress":"Route"}}}"#;
-        const UPLINK: &str = r#"{"version":1,"record":{"ifname":"eth0","ifindex":2,"addresses":["192.0.2.7"]}}"#;
+    const UPLINK: &str = r#"{"version":1,"record":{"ifname":"eth0","ifindex":2,"addresses":["192.0.2.7"]}}"#;
+
+    /// Names of tables and keys are those of an earlier agent, too.
+    #[test]
+    fn rows_of_an_earlier_agent_are_read() {
         type Rows = redb::TableDefinition<'static, &'static str, &'static [u8]>;
 
         let dir = tempfile::tempdir().unwrap();
