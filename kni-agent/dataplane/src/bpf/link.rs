@@ -77,7 +77,7 @@ pub(crate) fn ifindex(path: &Path) -> io::Result<Option<u32>> {
         length: u32::try_from(size_of::<LinkInfo>()).unwrap_or(0),
         info: std::ptr::from_mut(&mut info).addr() as u64,
     };
-    // SAFETY: the address is that of `info`, which is as long as the attribute says and valid with any bytes.
+    // SAFETY: the address is that of `info`, which has the length in the attribute and is valid with any bytes.
     unsafe { sys_bpf(Command::ObjGetInfoByFd, &mut attr) }?;
     Ok(Some(info.ifindex).filter(|index| matches!(info.kind, XDP | TCX) && *index != 0))
 }
