@@ -10,7 +10,7 @@ use crate::{
     version::Version,
 };
 
-/// What is read of it; fields of other names are somebody else's.
+/// The fields that the plugin reads; fields of other names belong to other programs.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Config {
@@ -107,7 +107,7 @@ impl Timeouts {
     }
 }
 
-/// What the runtime says because the configuration declares the capability.
+/// Arguments that the runtime passes because the configuration declares the capability.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct RuntimeConfig {
@@ -208,7 +208,7 @@ fn state_dir() -> PathBuf {
     "/var/lib/kni".into()
 }
 
-/// What stands under a key; a null, which is an empty list of Go, is not a missing key.
+/// The value of a key; a null, which is an empty list of Go, is not a missing key.
 fn said<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Valid>>, D::Error> {
     or_default(deserializer).map(Some)
 }

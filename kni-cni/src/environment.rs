@@ -14,7 +14,7 @@ const VERBS: [&str; 5] = ["ADD", "DEL", "CHECK", "STATUS", "GC"];
 /// Kernel's limit of an interface's name.
 const MAX_IFNAME: usize = 15;
 
-/// What the runtime says beside the configuration.
+/// Parameters that the runtime passes beside the configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Environment {
     pub(crate) command: String,

@@ -1,4 +1,4 @@
-//! Deletes that the agent could not be told of: a file for each, which the agent reads when it is back.
+//! Records deletes while the agent is unreachable: a file for each, which the agent reads when it is back.
 
 use std::{
     ffi::OsStr,
@@ -45,7 +45,7 @@ pub(crate) fn write(state_dir: &Path, pending: &PendingDelete) -> io::Result<()>
     Ok(())
 }
 
-/// Whether the program, or another that replaced it, is where `running` says that this one was started from.
+/// Whether the program, or another that replaced it, is at the path in `running`, from which this one was started.
 fn is_installed(running: &Path) -> bool {
     let name = running.as_os_str().as_bytes();
     match name.strip_suffix(DELETED) {

@@ -1,4 +1,4 @@
-//! The CNI plugin of KNI: reads what the runtime says, asks the node's agent, prints what CNI wants to hear.
+//! The CNI plugin of KNI: reads the runtime's request, calls the node's agent and prints the CNI result.
 
 #![forbid(unsafe_code)]
 
@@ -22,7 +22,7 @@ const ABOUT: &str = "kni-cni: the CNI plugin of KNI, which hands each call to th
 fn main() -> ExitCode {
     let environment = Environment::of_process();
     if environment.command.is_empty() {
-        tell(
+        print_to(
             std::io::stderr(),
             &format!("{ABOUT}\nCNI versions: {}", Version::list()),
         );
@@ -36,14 +36,14 @@ fn main() -> ExitCode {
     match answer {
         Ok(None) => ExitCode::SUCCESS,
         Ok(Some(text)) => {
-            if tell(std::io::stdout(), &text) {
+            if print_to(std::io::stdout(), &text) {
                 ExitCode::SUCCESS
             } else {
                 ExitCode::FAILURE
             }
         }
         Err(error) => {
-            tell(std::io::stdout(), &error.to_json(&version::said(&stdin)));
+            print_to(std::io::stdout(), &error.to_json(&version::said(&stdin)));
             ExitCode::FAILURE
         }
     }
@@ -67,6 +67,6 @@ fn run(environment: &Environment, stdin: &[u8]) -> Result<Option<String>, CniErr
 }
 
 /// Whether it was written.
-fn tell(mut to: impl std::io::Write, text: &str) -> bool {
+fn print_to(mut to: impl std::io::Write, text: &str) -> bool {
     writeln!(to, "{text}").and_then(|()| to.flush()).is_ok()
 }

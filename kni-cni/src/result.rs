@@ -51,7 +51,7 @@ pub(crate) struct Route {
 }
 
 impl CniResult {
-    /// What the agent says of a sandbox; the interface that was asked for comes first.
+    /// A sandbox as the agent describes it; the requested interface comes first.
     pub(crate) fn of_answer(ipconfigs: &BTreeMap<String, IpConfig>, ifname: &str, netns: &str, dns: &Dns) -> Self {
         let mut result = Self {
             dns: dns.clone(),

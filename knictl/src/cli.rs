@@ -35,9 +35,9 @@ pub(crate) enum Command {
     Flows(FlowsArgs),
     /// What would become of a packet, decided by the programs themselves; nothing is sent
     Explain(ExplainArgs),
-    /// The policy rules in force at a pod's interfaces, with the flows that each decided about
+    /// The policy rules enforced at a pod's interfaces, with the flows that each decided about
     Policy(PolicyArgs),
-    /// The services in force and their backends
+    /// The active services and their backends
     Services(OutputArgs),
     /// The pinned BPF maps
     Maps(OutputArgs),

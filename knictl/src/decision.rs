@@ -1,4 +1,4 @@
-//! What policies said, in words.
+//! Renders the decisions of policies as text.
 
 use crate::view::flow::{Decision, Policy, Rule};
 

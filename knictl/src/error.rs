@@ -5,7 +5,7 @@ use std::{io, path::PathBuf, time::Duration};
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The socket does not exist, or nobody listens on it.
+    /// The socket does not exist, or no process listens on it.
     #[error("no agent is serving on {}: is kni-agent running?", path.display())]
     NoAgent { path: PathBuf },
     /// The socket is root's.
@@ -33,16 +33,16 @@ pub(crate) enum Error {
     /// The agent accepted the call and stayed silent.
     #[error("{call}: the agent did not answer within {} s", limit.as_secs())]
     Silent { call: &'static str, limit: Duration },
-    /// The cluster cannot be reached, or nothing says where it is.
+    /// The cluster cannot be reached, or its address is not configured.
     #[error("cannot reach the cluster: {0}")]
     Cluster(String),
     /// The API server refused a request.
-    #[error("{what}: {}", told(source))]
+    #[error("{what}: {}", api_message(source))]
     Request { what: String, source: Box<kube::Error> },
-    /// Nothing says which node's agent is to be asked.
+    /// No argument names the node whose agent to ask.
     #[error("{0}")]
     Node(String),
-    /// The output took no more; a broken pipe is not told as an error.
+    /// The output took no more; a broken pipe is not reported as an error.
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
     /// The answer has no JSON form.
@@ -54,7 +54,7 @@ pub(crate) enum Error {
 }
 
 /// The API server's own words, where it answered.
-fn told(error: &kube::Error) -> String {
+fn api_message(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return status.message.clone();
     }

@@ -1,4 +1,4 @@
-//! Notices that nobody wants more output: a signal, or a reader that closed its end.
+//! Detects the end of a stream's use: a signal, or a reader that closed its end.
 
 use std::{fs::File, future::pending, io, os::fd::AsFd};
 

@@ -21,7 +21,7 @@ const FAILURE: u8 = 1;
 const USAGE: u8 = 2;
 
 /// Runs the command line `args` (the first is the program's name) and returns its exit code. `stop` ends commands that
-/// would otherwise go on for ever; others never poll it. A reader that closes the output early is no failure.
+/// would otherwise never end; others never poll it. A reader that closes the output early is no failure.
 pub(crate) async fn run<A>(args: A, terminal: &mut Terminal<'_>, stop: impl Future<Output = ()>) -> u8
 where
     A: IntoIterator<Item = OsString>,

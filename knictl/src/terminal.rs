@@ -24,7 +24,7 @@ impl<'a> Terminal<'a> {
 
     /// Writes a remark, escaped, as one line.
     pub(crate) fn note(&mut self, remark: &str) {
-        // Nobody is left to be told that remarks cannot be written.
+        // There is no other place to report that remarks cannot be written.
         writeln!(self.err, "{}", escaped(remark)).unwrap_or_default();
     }
 }

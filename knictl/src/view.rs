@@ -56,7 +56,7 @@ views! {
         pending_links: u32,
     } lists {}, optional { uplink: Uplink, }
 
-    /// The way out of the node.
+    /// The uplink of the node.
     Uplink from Uplink {
         ifname: String,
         ifindex: u32,

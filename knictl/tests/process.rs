@@ -43,7 +43,7 @@ mod tests {
             }
         }
 
-        /// `knictl ARGS`, told by the environment where the agent serves.
+        /// `knictl ARGS`, with the agent's socket in the environment.
         fn knictl(&self, args: &[&str]) -> Command {
             let mut command = Command::new(env!("CARGO_BIN_EXE_knictl"));
             command
@@ -73,7 +73,7 @@ mod tests {
             (Self(child), out)
         }
 
-        /// How it ends, and what it says; fails when it goes on for more than ten seconds.
+        /// Its exit status and its output; fails if it runs for more than ten seconds.
         fn end(&mut self) -> (ExitStatus, String) {
             let start = Instant::now();
             while start.elapsed() < Duration::from_secs(10) {

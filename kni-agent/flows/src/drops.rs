@@ -1,4 +1,4 @@
-//! A drop as those are told who asked for drops alone.
+//! Defines the drop event, for subscribers to drops alone.
 
 use kni_dataplane::FlowRecord;
 use kni_model::{flow_view::FlowView, view::DropEventView};

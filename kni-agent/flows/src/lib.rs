@@ -1,4 +1,4 @@
-//! Tells of flows and drops: names what the programs report, remembers the last of it, asks them what they would do.
+//! Reports flows and drops: names the programs' records, keeps the most recent ones, runs the programs for `explain`.
 //! Layer: service.
 
 mod drops;
@@ -52,7 +52,7 @@ pub trait Naming: Send + Sync + 'static {
     /// `namespace/name:port` of a service port.
     fn service_name(&self, service: u32) -> Option<String>;
 
-    /// What a policy set said; `None` where none was asked.
+    /// The decision of a policy set; `None` where none was consulted.
     fn trail(&self, trail: &PolicyTrail, direction: PolicyDirection, allowed: bool) -> Option<TrailView>;
 
     /// The sandbox of a pod, by namespace and name.
@@ -109,7 +109,7 @@ impl Flows {
     fn take(&self, records: &[FlowRecord]) {
         for record in records {
             let flow = Arc::new(name::flow(record, &*self.naming));
-            // Nobody may be listening.
+            // There may be no subscriber.
             if flow.is_drop() && self.drops.receiver_count() > 0 {
                 let _unheard = self.drops.send(drops::event(&flow, record)).is_err();
             }
@@ -136,7 +136,7 @@ impl Flows {
             .collect()
     }
 
-    /// Flows and drops from now on. A receiver that lags is told how many it lost.
+    /// Flows and drops from now on. A receiver that lags gets the number that it lost.
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<FlowView>> {
         self.all.subscribe()
     }

@@ -1,4 +1,4 @@
-//! From a record of the programs to what operators are told: names for numbers, and what was translated.
+//! Turns a record of the programs into a view for operators: names for numbers, and translated addresses.
 
 use std::{
     net::IpAddr,

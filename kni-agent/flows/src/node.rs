@@ -1,4 +1,4 @@
-//! Tells the node's own addresses from others, and which interface leads out of it.
+//! Recognises the node's own addresses and its uplink.
 
 use std::net::IpAddr;
 

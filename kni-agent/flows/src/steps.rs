@@ -36,7 +36,7 @@ pub(super) fn of(flow: &FlowView, ingress_ifindex: u32) -> Vec<String> {
 }
 
 fn begin(flow: &FlowView, ingress_ifindex: u32) -> String {
-    let traffic = traffic_asked(flow);
+    let traffic = requested_traffic(flow);
     let (source, destination) = (end(flow.source.ip), end(flow.destination.ip));
     match (flow.direction, ingress_ifindex) {
         (Direction::FromPod | Direction::ToUplink, _) => format!(
@@ -59,7 +59,7 @@ fn end(ip: Option<std::net::IpAddr>) -> String {
 }
 
 /// Protocol and port as they were asked for, before any translation.
-fn traffic_asked(flow: &FlowView) -> String {
+fn requested_traffic(flow: &FlowView) -> String {
     traffic(&FlowView {
         translated_destination: None,
         ..flow.clone()

@@ -1,4 +1,4 @@
-//! What operators are told, from records as the programs write them.
+//! Views for operators, from records as the programs write them.
 
 use std::{
     collections::BTreeMap,
@@ -185,7 +185,7 @@ const fn trail(set: u32) -> PolicyTrail {
     }
 }
 
-/// From x/a to y/b TCP 80 on main, as `from_pod` at x/a tells it.
+/// From x/a to y/b TCP 80 on main, as `from_pod` at x/a reports it.
 fn event(verdict: Verdict) -> FlowEvent {
     let address = |text: &str| from_ip(text.parse().unwrap());
     let ports = Ports {
@@ -341,7 +341,7 @@ fn steps_end_where_the_packet_did() {
     );
 }
 
-fn asked(source: &str, destination: &str, network: Option<&str>) -> Result<(u32, u32, String, String), String> {
+fn resolved(source: &str, destination: &str, network: Option<&str>) -> Result<(u32, u32, String, String), String> {
     let question = ExplainQuestion {
         source: source.to_owned(),
         destination: destination.to_owned(),
@@ -365,27 +365,30 @@ fn found(source: u32, destination: u32, from: &str, to: &str) -> (u32, u32, Stri
 
 #[test]
 fn ends_are_found_in_the_network_of_the_question() {
-    assert_eq!(asked("x/a", "y/b", None), Ok(found(1, 3, "10.0.0.2", "10.0.0.3")));
-    assert_eq!(asked("x/a", "10.0.0.3", None), Ok(found(1, 3, "10.0.0.2", "10.0.0.3")));
-    assert_eq!(asked("x/a", "fd00::3", None), Ok(found(1, 3, "fd00::2", "fd00::3")));
+    assert_eq!(resolved("x/a", "y/b", None), Ok(found(1, 3, "10.0.0.2", "10.0.0.3")));
     assert_eq!(
-        asked("x/a", "10.0.0.3", Some("blue")),
+        resolved("x/a", "10.0.0.3", None),
+        Ok(found(1, 3, "10.0.0.2", "10.0.0.3"))
+    );
+    assert_eq!(resolved("x/a", "fd00::3", None), Ok(found(1, 3, "fd00::2", "fd00::3")));
+    assert_eq!(
+        resolved("x/a", "10.0.0.3", Some("blue")),
         Ok(found(2, 0, "10.0.0.2", "10.0.0.3"))
     );
     assert_eq!(
-        asked("x/a@net1", "10.0.0.3", None),
+        resolved("x/a@net1", "10.0.0.3", None),
         Ok(found(2, 0, "10.0.0.2", "10.0.0.3"))
     );
     assert_eq!(
-        asked("192.0.2.1", "x/a@net1", None),
+        resolved("192.0.2.1", "x/a@net1", None),
         Ok(found(0, 2, "192.0.2.1", "10.0.0.2"))
     );
     assert_eq!(
-        asked("192.0.2.1", "10.0.0.3", None),
+        resolved("192.0.2.1", "10.0.0.3", None),
         Ok(found(0, 3, "192.0.2.1", "10.0.0.3"))
     );
     assert_eq!(
-        asked("10.0.0.3", "8.8.8.8", None),
+        resolved("10.0.0.3", "8.8.8.8", None),
         Ok(found(3, 0, "10.0.0.3", "8.8.8.8"))
     );
 }
@@ -417,7 +420,7 @@ fn questions_about_nothing_say_what_is_missing() {
         ("web", "y/b", None, "source: \"web\" is neither namespace/pod,"),
         ("x/a", "y/b@", None, "destination: \"y/b@\" is neither namespace/pod,"),
     ] {
-        let error = asked(source, destination, network).unwrap_err();
+        let error = resolved(source, destination, network).unwrap_err();
         assert!(error.starts_with(expected), "{error}");
     }
 }

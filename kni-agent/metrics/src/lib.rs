@@ -1,4 +1,4 @@
-//! What the metrics page tells, and the seam to whoever knows it. Values are read when somebody asks for the page.
+//! Defines the values of the metrics page and the trait that provides them. Values are read on request.
 //! Layer: model.
 
 mod page;
@@ -9,7 +9,7 @@ use kni_common::{Direction, Verdict};
 use kni_model::durations::Durations;
 pub use page::Page;
 
-/// Knows how the node stands.
+/// Provides the state of the node.
 pub trait Source: Send + Sync + 'static {
     /// The state now. May block for some milliseconds; asked for at most five times a second, never twice at once.
     fn snapshot(&self) -> Snapshot;
@@ -18,7 +18,7 @@ pub trait Source: Send + Sync + 'static {
 /// A part of the page, or why it could not be read. A part that was not read leaves its metrics out.
 pub type Part<T> = Result<T, String>;
 
-/// Everything the page tells.
+/// Everything that the page shows.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// Counted packets and bytes, drops included; rows that are zero may be left out.
@@ -37,15 +37,15 @@ pub struct Snapshot {
     pub programs: Part<Vec<ProgramUse>>,
     /// Endpoints of every configured network, those without any included.
     pub endpoints: Part<Vec<(String, u64)>>,
-    /// How long attaching pods took; `None` where nobody measures it.
+    /// How long attaching pods took; `None` where it is not measured.
     pub attach: Part<Option<Durations>>,
 }
 
 /// A counter of one attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Traffic {
-    /// Tells this attachment from every other one, before and after it; never a label. The counters of a row begin anew
-    /// with its next owner, the page's go on.
+    /// Distinguishes this attachment from every other one, before and after it; never a label. The counters of a row begin anew
+    /// with its next owner, the page's continue.
     pub owner: String,
     /// Network, empty where the packet met no endpoint. Must be one of the configured networks: it is a label.
     pub network: String,
@@ -59,12 +59,12 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
-/// How policy stands.
+/// The state of policy.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PolicyState {
-    /// Rows in force by table (`policy`, `ports`, `identities`).
+    /// Installed rows by table (`policy`, `ports`, `identities`).
     pub rows: Vec<(&'static str, u64)>,
-    /// How long it took to put changes into force.
+    /// How long it took to apply changes.
     pub sync: Durations,
     /// Attempts that failed; they are tried again.
     pub failures: u64,
@@ -92,7 +92,7 @@ pub struct PortUse {
     pub used: u64,
 }
 
-/// A program's run time, as the kernel counts it while it is told to (`BPF_ENABLE_STATS`).
+/// A program's run time, as the kernel counts it while that is enabled (`BPF_ENABLE_STATS`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramUse {
     /// Name in the ELF.

@@ -19,7 +19,7 @@ pub(super) struct Facts {
     pub(super) traffic: BTreeMap<Series, (u64, u64)>,
     /// Likewise; `None` where it could not be read.
     pub(super) lost_events: Option<u64>,
-    /// All else, as it stands.
+    /// All other values, unchanged.
     pub(super) snapshot: Snapshot,
 }
 

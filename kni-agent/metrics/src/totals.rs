@@ -9,7 +9,7 @@ use super::Traffic;
 /// What one packet counter of the page is about.
 pub(super) type Series = (String, Direction, Verdict);
 
-/// Sums over all that was ever seen. Counts from the first time it is told, so that an agent that takes over the rows of
+/// Sums over all that was ever seen. Counts from the first value that it gets, so that an agent that takes over the rows of
 /// an earlier one does not count them twice. What an attachment counted between the last time and its end is not seen.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
@@ -47,7 +47,7 @@ impl Totals {
     }
 }
 
-/// One number that may begin anew, made one that only grows. Counts from zero: what it says the first time is included.
+/// One number that may begin anew, made one that only grows. Counts from zero: its first value is included.
 #[derive(Debug, Default)]
 pub(super) struct Total {
     last: u64,
@@ -55,7 +55,7 @@ pub(super) struct Total {
 }
 
 impl Total {
-    /// Takes the number as it stands now; answers the sum.
+    /// Takes the current number; returns the sum.
     pub(super) fn take(&mut self, now: u64) -> u64 {
         self.sum = self.sum.saturating_add(grown(self.last, now));
         self.last = now;

@@ -12,7 +12,7 @@ use kni_common::{
 
 use super::EndpointId;
 
-/// What is in force at an endpoint.
+/// The policy enforced at an endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Enforcement {
     /// Policy set, 0 when no policy selects the endpoint.
@@ -32,7 +32,7 @@ pub struct PolicyTables {
     pub ports: BTreeMap<PortKey, PortValue>,
     /// Rows of `IDENTITIES`: identity by prefix.
     pub identities: BTreeMap<IdentityKey, u32>,
-    /// What is in force at each endpoint.
+    /// The policy enforced at each endpoint.
     pub endpoints: BTreeMap<EndpointId, Enforcement>,
 }
 
@@ -46,7 +46,7 @@ pub enum PolicyStep {
     PutPolicy(Vec<(PolicyKey, PolicyValue)>),
     /// Writes rows of `IDENTITIES`.
     PutIdentities(Vec<(IdentityKey, u32)>),
-    /// Puts something else into force at endpoints: for each the new words first, then a new generation.
+    /// Changes the policy of endpoints: for each the new words first, then a new generation.
     Enforce(Vec<(EndpointId, Enforcement)>),
     /// Removes rows of `IDENTITIES`.
     RemoveIdentities(Vec<IdentityKey>),

@@ -1,4 +1,4 @@
-//! What operators are told about flows, policy in force and services: plain values without any wire type.
+//! Defines the views of flows, enforced policy and services: plain values without any wire type.
 
 use std::net::IpAddr;
 
@@ -14,13 +14,13 @@ use super::{
 pub struct FlowView {
     /// Nanoseconds since the Unix epoch.
     pub time_ns: u64,
-    /// What was decided; a forwarding verdict tells of a new flow.
+    /// The verdict; a forwarding one reports a new flow.
     pub verdict: Verdict,
     /// Which program decided.
     pub direction: Direction,
     /// Network, empty where the packet met no endpoint.
     pub network: String,
-    /// Who sent, as the packet said it.
+    /// The sender, as in the packet.
     pub source: PeerView,
     /// To whom, before any translation.
     pub destination: PeerView,
@@ -40,11 +40,11 @@ pub struct FlowView {
     pub pod: PodRef,
     /// Name of that interface in the pod, empty where unknown.
     pub ifname: String,
-    /// What the sender's policies said about sending; `None` when they were not asked.
+    /// The decision of the sender's policies on sending; `None` when they were not consulted.
     pub egress: Option<TrailView>,
-    /// What the receiver's policies said about receiving; `None` when they were not asked.
+    /// The decision of the receiver's policies on receiving; `None` when they were not consulted.
     pub ingress: Option<TrailView>,
-    /// What the sender's egress policies said about leaving; `None` when they were not asked.
+    /// The decision of the sender's egress policies on leaving; `None` when they were not consulted.
     pub beyond: Option<TrailView>,
     /// One line for people: what happened and which policy or rule decided.
     pub explanation: String,
@@ -68,7 +68,7 @@ pub struct PeerView {
     pub pod: Option<PodRef>,
 }
 
-/// What the policies of one end said about a flow.
+/// The decision of the policies of one end about a flow.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrailView {
     /// Whether they let it pass.
@@ -153,7 +153,7 @@ pub enum QuestionError {
     Failed(String),
 }
 
-/// A rule in force at an interface, or its default deny.
+/// A rule enforced at an interface, or its default deny.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EffectiveRuleView {
     /// What it is about.
@@ -170,7 +170,7 @@ pub struct EffectiveRuleView {
     pub hits: u64,
 }
 
-/// What policy says at an interface.
+/// The policy at an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyOfInterface {
     /// Name inside the pod.
@@ -179,7 +179,7 @@ pub struct PolicyOfInterface {
     pub network: NetworkName,
     /// The dataplane's number of the policy set, 0 when no policy selects the interface.
     pub policy_set: u32,
-    /// What is in force, in the order of the policies' names.
+    /// The enforced rules, in the order of the policies' names.
     pub rules: Vec<EffectiveRuleView>,
 }
 
@@ -200,7 +200,7 @@ pub struct ServiceView {
     pub backends: Vec<(IpAddr, u16)>,
     /// Seconds for which a client keeps its backend.
     pub affinity_seconds: Option<u32>,
-    /// Why it has no backends, or is not in force; empty means healthy.
+    /// Why it has no backends, or is not active; empty means healthy.
     pub problem: String,
 }
 

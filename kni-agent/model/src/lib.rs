@@ -1,4 +1,4 @@
-//! The words of the house: identifiers, networks, attachments; no behaviour beyond parsing and display.
+//! Defines the agent's types: identifiers, networks, attachments; no behaviour beyond parsing and display.
 //! Layer: model.
 
 pub mod bandwidth;

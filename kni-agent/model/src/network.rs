@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{NetworkId, NetworkName, Provider};
 
-/// A validated network, as its manifest says it. Any number of networks may use the same subnets.
+/// A validated network, as in its manifest. Any number of networks may use the same subnets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "StoredSpec")]
 pub struct NetworkSpec {
@@ -52,14 +52,14 @@ pub enum EgressMode {
 }
 
 impl EgressMode {
-    /// What holds where nothing is said: Route for the default network, as its addresses are nobody else's; none for
+    /// The default: Route for the default network, as no other network has its addresses; none for
     /// others.
     pub const fn implied(default: bool) -> Self {
         if default { Self::Route } else { Self::None }
     }
 }
 
-/// A network as it stands in the state, perhaps written by an agent that knew fewer fields.
+/// A network as recorded in the state, perhaps written by an agent that knew fewer fields.
 #[derive(Deserialize)]
 struct StoredSpec {
     name: NetworkName,
@@ -68,7 +68,7 @@ struct StoredSpec {
     subnets: Vec<IpNet>,
     exclude_subnets: Vec<IpNet>,
     mtu: u32,
-    /// Absent before there was a choice: the default network was routed then, others had no way out.
+    /// Absent before there was a choice: the default network was routed then, others had no egress.
     egress: Option<EgressMode>,
     #[serde(default)]
     egress_addresses: Vec<IpAddr>,

@@ -26,7 +26,7 @@ pub enum PolicyKind {
 }
 
 impl PolicyKind {
-    /// The kind as it stands in a manifest.
+    /// The kind as written in a manifest.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NetworkPolicy => "NetworkPolicy",
@@ -155,7 +155,7 @@ pub struct Policy {
     pub ingress: Option<Vec<PolicyRule>>,
     /// Rules for what selected pods send, likewise.
     pub egress: Option<Vec<PolicyRule>>,
-    /// What an EgressPolicy says.
+    /// The rules of an EgressPolicy.
     pub beyond: Option<BeyondRules>,
 }
 
@@ -178,7 +178,7 @@ pub enum PolicyPeer {
         /// Which pods of these.
         pods: Selector,
     },
-    /// Addresses, whoever has them.
+    /// Addresses, independent of their owners.
     Block {
         /// The range, host bits zero.
         cidr: IpNet,
@@ -207,7 +207,7 @@ pub enum PortMatch {
     Named(String),
 }
 
-/// What an EgressPolicy says about destinations that are no pod.
+/// The rules of an EgressPolicy about destinations that are no pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BeyondRules {
     /// The first rule that matches decides.

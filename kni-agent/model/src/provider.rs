@@ -159,16 +159,16 @@ pub struct CniInterface {
     pub configuration: String,
     /// The cached call: configuration, arguments and result.
     pub cached: PathBuf,
-    /// Addresses of the interface with their prefixes, as the plugins told them.
+    /// Addresses of the interface with their prefixes, as the plugins reported them.
     #[serde(default)]
     pub addresses: Vec<IpNet>,
     /// Gateways that belong to the addresses.
     #[serde(default)]
     pub gateways: Vec<IpAddr>,
-    /// Routes that the plugins told.
+    /// Routes that the plugins reported.
     #[serde(default)]
     pub routes: Vec<CniRoute>,
-    /// Whether it is a veth whose host end stands in the attachment.
+    /// Whether it is a veth whose host end is in the attachment.
     #[serde(default)]
     pub veth: bool,
 }
@@ -191,9 +191,9 @@ pub enum Feature {
     Ipv4,
     /// IPv6.
     Ipv6,
-    /// The MTU is chosen or told.
+    /// The MTU is chosen or reported.
     Mtu,
-    /// The MAC address can be chosen and is told.
+    /// The MAC address can be chosen and is reported.
     Mac,
     /// Interfaces are listed with what is wrong with them.
     Status,
@@ -260,7 +260,7 @@ impl Provider {
     }
 
     /// The one table of what a provider can do beyond [`Feature::CORE`]. What CNI plugins can do depends on what their
-    /// configuration declares; here stands the most.
+    /// configuration declares; this is the maximum.
     pub const fn extended(&self) -> &'static [Feature] {
         match self {
             Self::Ebpf => &[

@@ -32,13 +32,13 @@ pub struct AttachRequest {
     pub container_ports: Vec<ContainerPort>,
     /// What bounds the rates of the primary interface.
     pub bandwidth: Bandwidth,
-    /// What only CNI plugins behind the agent are told.
+    /// Parameters for CNI plugins behind the agent only.
     pub hints: PluginHints,
     /// The sandbox of the same pod that this one is a further interface of.
     pub parent: Option<SandboxId>,
 }
 
-/// What a CNI plugin is told if its configuration declares that it wants it.
+/// Parameters that a CNI plugin gets if its configuration declares the capability.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PluginHints {
     /// Annotations of the pod.

@@ -25,14 +25,14 @@ pub struct NetnsIdentity {
     pub inode: u64,
 }
 
-/// Where an attachment or sandbox stands.
+/// The phase of an attachment or sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     /// Recorded before its first effect; a restarted agent undoes it.
     Pending,
     /// Complete, traffic flows.
     Ready,
-    /// Being torn down; a restarted agent goes on with that.
+    /// Being torn down; a restarted agent continues with that.
     Deleting,
 }
 
@@ -67,11 +67,11 @@ pub struct Attachment {
     pub default_route: bool,
     /// Whether the node may talk with this endpoint (default network).
     pub host_access: bool,
-    /// What the pod reaches through it beside the default routes, as its network said when the pod was attached.
+    /// What the pod reaches through it beside the default routes, as its network specified when the pod was attached.
     /// Records of older agents have none.
     #[serde(default)]
     pub routes: Vec<IpNet>,
-    /// Whether its host end runs `xdp_pod`: what the network said when the pod was attached. Records of agents that knew
+    /// Whether its host end runs `xdp_pod`: as the network specified when the pod was attached. Records of agents that knew
     /// no such program have none.
     #[serde(default)]
     pub xdp: bool,
@@ -134,7 +134,7 @@ pub struct CniAttachment {
     pub container: String,
     /// Name of the interface inside the pod.
     pub ifname: IfName,
-    /// Tells apart the calls that add it: a repeated call of the same invocation is answered, another one is refused.
+    /// Distinguishes the calls that add it: a repeated call of the same invocation is answered, another one is refused.
     pub invocation: String,
     /// When it was complete, in nanoseconds since the node's boot; 0 until then.
     #[serde(default)]
@@ -155,7 +155,7 @@ pub struct Sandbox {
     pub id: SandboxId,
     /// Whose it is.
     pub pod: PodRef,
-    /// Where it stands.
+    /// Its phase.
     pub phase: Phase,
     /// Path of the namespace as the client gave it.
     pub netns: PathBuf,

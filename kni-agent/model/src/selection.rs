@@ -41,7 +41,7 @@ pub struct NetworkSelection {
     pub ips: Vec<IpAddr>,
     /// MAC address the pod wants.
     pub mac: Option<MacAddr>,
-    /// Whether the pod's default routes shall leave through this network. The annotation says it with gateway
+    /// Whether the pod's default routes shall leave through this network. The annotation requests it with gateway
     /// addresses; the next hop itself is always the network's own link-local gateway.
     pub default_route: bool,
 }

@@ -98,7 +98,7 @@ pub struct SliceEndpoint {
     pub ready: bool,
     /// Serves (absent means as `ready`).
     pub serving: bool,
-    /// Is on its way out (absent means no).
+    /// Is terminating (absent means no).
     pub terminating: bool,
     /// Its node.
     pub node: Option<String>,

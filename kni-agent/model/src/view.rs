@@ -1,4 +1,4 @@
-//! What operators and clients are told about the node: plain values without any wire type.
+//! Defines the views of the node for operators and clients: plain values without any wire type.
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc};
 
@@ -6,7 +6,7 @@ use kni_common::{Direction, Verdict};
 
 use super::{Attachment, Feature, Network, NetworkName, NetworkSpec, PodRef, Sandbox, SandboxId};
 
-/// A network and how it stands on this node.
+/// A network and its state on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkView {
     /// The network.
@@ -44,7 +44,7 @@ pub struct AddressUse {
     pub free: u128,
 }
 
-/// A manifest, or a part of one, that is not in force.
+/// A manifest, or a part of one, that is not applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedManifest {
     /// File name.
@@ -218,7 +218,7 @@ pub struct MapView {
     pub purpose: String,
 }
 
-/// How the agent stands.
+/// The state of the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatusView {
     /// Whether pods can be attached.
@@ -241,11 +241,11 @@ pub struct StatusView {
     pub pending_removals: u32,
     /// Interfaces that still wait for their TCX links.
     pub pending_links: u32,
-    /// The way out of the node.
+    /// The uplink of the node.
     pub uplink: UplinkView,
 }
 
-/// The way out of the node.
+/// The uplink of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UplinkView {
     /// Name of the interface; empty while there is none.

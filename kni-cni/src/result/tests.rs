@@ -1,6 +1,6 @@
 use super::*;
 
-/// What the agent says of an interface.
+/// An interface as the agent describes it.
 fn config(ips: &[&str], mac: &str, about: &[(&str, &str)]) -> IpConfig {
     IpConfig {
         ip: ips.iter().map(|ip| (*ip).to_owned()).collect(),

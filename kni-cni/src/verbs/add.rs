@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Attaches, and prints what was attached. The call is repeated when the agent went away, always as the same one, so
-/// that it is done once; if nobody knows in the end whether it was done, it is taken back.
+/// that it is done once; if the outcome stays unknown, it is undone.
 pub(super) async fn run(client: Client<'_>, environment: &Environment, config: &Config) -> Result<String, CniError> {
     if config.prev_result.is_some() {
         let msg = "kni-cni makes interfaces and must be the first plugin of its list (prevResult is given)";

@@ -1,4 +1,4 @@
-//! CHECK: what the agent knows, what ADD said, and what the kernel has.
+//! CHECK: compares the agent's record, the result of ADD and the kernel.
 
 use kni_proto::{
     cni,
@@ -70,7 +70,7 @@ fn asked(method: &str, failure: Failure) -> CniError {
     }
 }
 
-/// How what is attached differs from what ADD said. What later plugins of the list added is theirs to check.
+/// How the attached interfaces differ from the result of ADD. Later plugins of the list check what they added.
 fn compare(previous: &CniResult, now: &CniResult, asked: &str) -> Vec<String> {
     let inside = |result: &CniResult, name: &str| {
         let mut all = result.interfaces.iter();

@@ -1,4 +1,4 @@
-//! GC: tells the agent what the runtime still has.
+//! GC: reports to the agent what the runtime still has.
 
 use kni_proto::runtime::{CniAttachment, CollectGarbageRequest, runtime_client::RuntimeClient};
 

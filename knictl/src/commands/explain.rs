@@ -1,4 +1,4 @@
-//! `knictl explain`: what would become of a packet, and who says so.
+//! `knictl explain`: the verdict on a packet, and the policies behind it.
 
 use kni_proto::runtime::ExplainRequest;
 
@@ -46,7 +46,7 @@ fn people(explanation: &Explanation) -> String {
     ])
 }
 
-/// What each policy that was asked said.
+/// The decision of each consulted policy.
 fn decided(flow: &Flow) -> Vec<String> {
     let said = [
         ("egress", flow.egress.as_ref()),

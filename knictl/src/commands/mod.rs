@@ -44,7 +44,7 @@ pub(crate) struct List<'a, D, R> {
 }
 
 impl<D: Serialize, R> List<'_, D, R> {
-    /// Writes the list. An empty table has no header: a remark says that there is nothing.
+    /// Writes the list. An empty table has no header: a remark reports that it is empty.
     pub(crate) fn show(&self, format: Format, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
         let wide = format == Format::Wide;
         match format {

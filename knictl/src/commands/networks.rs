@@ -34,7 +34,7 @@ const COLUMNS: &[Column<Network>] = &[
     Column::wide("FEATURES", |n| n.features.join(",")),
 ];
 
-/// Shows the networks; beside a table, says which are not ready and which manifests were refused.
+/// Shows the networks; beside a table, lists those that are not ready and refused manifests.
 pub(crate) async fn run(args: &OutputArgs, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
     let document: Networks = answer("ListNetworks", agent.list_networks(ListNetworksRequest {}))
         .await?

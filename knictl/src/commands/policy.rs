@@ -1,4 +1,4 @@
-//! `knictl policy`: the rules in force at a pod's interfaces, and how often each decided.
+//! `knictl policy`: the rules enforced at a pod's interfaces, and how often each decided.
 
 use kni_proto::runtime::GetPolicyRequest;
 
@@ -13,7 +13,7 @@ use crate::{
     view::flow::{EffectiveRule, InterfacePolicy, PodPolicy},
 };
 
-/// A rule and where it is in force.
+/// A rule and where it is enforced.
 struct Row<'a> {
     interface: &'a InterfacePolicy,
     rule: &'a EffectiveRule,
@@ -32,7 +32,7 @@ const fn columns<'a>() -> [Column<Row<'a>>; 8] {
     ]
 }
 
-/// Shows the rules; beside a table, says which interfaces no policy selects.
+/// Shows the rules; beside a table, lists the interfaces that no policy selects.
 pub(crate) async fn run(args: PolicyArgs, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
     let request = GetPolicyRequest {
         pod_namespace: args.pod.namespace,

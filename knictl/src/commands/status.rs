@@ -49,7 +49,7 @@ fn people(status: &Status) -> String {
     sheet(&rows)
 }
 
-/// The way out of the node; nothing where there is none.
+/// The uplink of the node; nothing where there is none.
 fn uplink(uplink: &Uplink) -> Vec<(&'static str, Vec<String>)> {
     if uplink.ifname.is_empty() {
         return Vec::new();

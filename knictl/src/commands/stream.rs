@@ -1,4 +1,4 @@
-//! How commands follow a stream of the agent's until somebody has enough.
+//! Follows a stream of the agent until the reader or a signal ends it.
 
 use std::{future::Future, pin::pin};
 

@@ -1,4 +1,4 @@
-//! Runs knictl in the pod of an agent, and passes on what it says.
+//! Runs knictl in the pod of an agent, and passes its output on.
 
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Status};
 use kube::{Api, Client, api::AttachParams};

@@ -10,7 +10,7 @@ use crate::error::Error;
 /// Label of the agents' pods.
 const AGENTS: &str = "app.kubernetes.io/name=kni-agent";
 
-/// The node that a command is about; the only one with an agent where it says nothing.
+/// The node that a command is about; by default the only one with an agent.
 pub(super) async fn node(client: &Client, kni_namespace: &str, about: &About) -> Result<String, Error> {
     match about {
         About::Pod(pod) => {

@@ -202,7 +202,7 @@ fn ready(conditions: Option<&[Condition]>) -> String {
     .to_owned()
 }
 
-/// Whether a condition says that something is wrong: Degraded is bad where it holds, the others where they do not.
+/// Whether a condition reports a problem: Degraded is bad where it holds, the others where they do not.
 fn is_bad(condition: &Condition) -> bool {
     let good = if condition.type_ == "Degraded" {
         ConditionStatus::False

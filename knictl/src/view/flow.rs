@@ -1,4 +1,4 @@
-//! The documents about flows, policy in force and services.
+//! The documents about flows, enforced policy and services.
 
 use kni_proto::runtime as proto;
 use serde::Serialize;
@@ -41,7 +41,7 @@ views! {
     /// An address and a port.
     SocketAddress from SocketAddress { ip: String, port: u32, } lists {}
 
-    /// What the policies of one end said.
+    /// The decisions of the policies of one end.
     Decision from PolicyDecision { allowed: bool, } lists { isolating: Policy, }, optional { rule: Rule, }
 
     /// Names a policy.
@@ -53,17 +53,17 @@ views! {
     /// What would become of a packet.
     Explanation from ExplainResponse { allowed: bool, flow: TimedFlow, steps: Vec<String>, } lists {}
 
-    /// What is in force at the interfaces of a pod.
+    /// The policy enforced at the interfaces of a pod.
     PodPolicy from GetPolicyResponse {} lists { interfaces: InterfacePolicy, }
 
-    /// What is in force at one interface.
+    /// The policy enforced at one interface.
     InterfacePolicy from InterfacePolicy {
         ifname: String,
         network: String,
         policy_set: u32,
     } lists { rules: EffectiveRule, }
 
-    /// A rule in force, or a default deny.
+    /// An enforced rule, or a default deny.
     EffectiveRule from EffectiveRule {
         direction: String,
         peers: String,
@@ -71,7 +71,7 @@ views! {
         hits: u64,
     } lists { isolating: Policy, }, optional { rule: Rule, }
 
-    /// The services in force.
+    /// The active services.
     Services from ListServicesResponse {} lists { services: ServicePort, }
 
     /// One port of a service at one address.

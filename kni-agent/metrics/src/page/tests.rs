@@ -6,15 +6,15 @@ use kni_model::durations::Durations;
 use super::*;
 use crate::{MapUse, PolicyState, PortUse, ProgramUse, Snapshot, Traffic};
 
-/// Answers what the test says, and counts how often it was asked.
+/// Answers with the values of the test, and counts its calls.
 struct Fake {
     answer: Mutex<Snapshot>,
-    asked: AtomicUsize,
+    reads: AtomicUsize,
 }
 
 impl Source for Fake {
     fn snapshot(&self) -> Snapshot {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.reads.fetch_add(1, Ordering::Relaxed);
         self.answer.lock().unwrap().clone()
     }
 }
@@ -66,7 +66,7 @@ fn full() -> Snapshot {
 fn page() -> (Arc<Fake>, Page) {
     let source = Arc::new(Fake {
         answer: Mutex::new(full()),
-        asked: AtomicUsize::new(0),
+        reads: AtomicUsize::new(0),
     });
     (Arc::clone(&source), Page::new(source))
 }
@@ -232,17 +232,17 @@ fn readers_in_a_hurry_get_the_same_page() {
     let (source, page) = page();
     let first = page.render().unwrap();
     let begun = Instant::now();
-    let asked = source.asked.load(Ordering::Relaxed);
-    assert_eq!(asked, 2, "once at the beginning, once for the page");
+    let reads = source.reads.load(Ordering::Relaxed);
+    assert_eq!(reads, 2, "once at the beginning, once for the page");
     let second = page.render().unwrap();
     // A machine that stood still in between may show a new one.
     if begun.elapsed() < FRESH / 2 {
         assert!(Arc::ptr_eq(&first, &second));
-        assert_eq!(source.asked.load(Ordering::Relaxed), 2);
+        assert_eq!(source.reads.load(Ordering::Relaxed), 2);
     }
     std::thread::sleep(FRESH);
     page.render().unwrap();
-    assert!(source.asked.load(Ordering::Relaxed) > asked);
+    assert!(source.reads.load(Ordering::Relaxed) > reads);
 }
 
 #[test]
