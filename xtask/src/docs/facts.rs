@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process,
 };
@@ -12,6 +13,9 @@ use clap::CommandFactory as _;
 
 use super::sources;
 use crate::command::output;
+
+/// The name of knictl as a plugin of kubectl.
+const PLUGIN: &str = "kubectl kni";
 
 /// A command with its options.
 #[derive(Debug, Default)]
@@ -60,8 +64,13 @@ impl Facts {
         };
         for (name, path) in programs {
             if *name == "knictl" {
-                // The same program under the name by which kubectl starts it.
-                facts.programs.push(ask("kubectl kni", path, &[])?);
+                // The same program under the name by which kubectl starts it; it takes the commands of knictl, too.
+                let mut plugin = ask(PLUGIN, path, &[])?;
+                let others = ask(name, path, &[])?.commands;
+                let is_new = |command: &Command| plugin.commands.iter().all(|own| own.name != command.name);
+                let others: Vec<_> = others.into_iter().filter(is_new).collect();
+                plugin.commands.extend(others);
+                facts.programs.push(plugin);
             }
             facts.programs.push(ask(name, path, &[])?);
         }
@@ -119,6 +128,9 @@ fn own() -> Command {
 fn ask(name: &str, program: &Path, before: &[String]) -> Result<Command> {
     let mut command = process::Command::new(program);
     command.args(before).arg("--help").env("COLUMNS", "200");
+    if name == PLUGIN {
+        command.arg0(PLUGIN.replace(' ', "-"));
+    }
     // A program without options answers with an error, or waits for its input.
     let help = output(&mut command).unwrap_or_default();
     let mut found = Command::parse(name, &help);

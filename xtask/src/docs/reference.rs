@@ -194,7 +194,7 @@ impl Command {
         for command in self
             .commands
             .iter()
-            .filter(|command| !sections.contains(&command.full.as_str()))
+            .filter(|command| command.full.starts_with(&self.full) && !sections.contains(&command.full.as_str()))
         {
             names.extend(command.listed(sections));
         }
