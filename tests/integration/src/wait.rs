@@ -47,7 +47,10 @@ pub async fn until<F: Future<Output = Result<bool>>>(
     let start = Instant::now();
     let done = eventually(patience, || {
         let done = done();
-        async { Ok(ensure!(done.await?, "not yet")) }
+        async {
+            ensure!(done.await?, "not yet");
+            Ok(())
+        }
     });
     done.await.with_context(|| format!("until {what}"))?;
     Ok(start.elapsed())

@@ -56,7 +56,8 @@ impl Canary {
     pub(super) fn wait(&self, port: u16) -> Result<()> {
         let pair = self.sockets(port)?;
         eventually_sync(LIMIT, || {
-            Ok(ensure!(arrives(&pair)?, "port {port} of the canary stays closed"))
+            ensure!(arrives(&pair)?, "port {port} of the canary stays closed");
+            Ok(())
         })
     }
 

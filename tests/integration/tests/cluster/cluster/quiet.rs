@@ -210,7 +210,10 @@ impl Trace {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let strace = command.spawn().context("strace")?;
         let trace = Self { strace, file };
-        eventually_sync(PATIENCE, || Ok(ensure!(traced(agent)?, "strace does not attach")))?;
+        eventually_sync(PATIENCE, || {
+            ensure!(traced(agent)?, "strace does not attach");
+            Ok(())
+        })?;
         Ok(trace)
     }
 

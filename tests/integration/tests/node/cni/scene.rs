@@ -265,7 +265,11 @@ impl Scene {
 
     /// Waits until something is so.
     pub(crate) async fn until<F: Future<Output = Result<bool>>>(&self, what: &str, so: impl Fn() -> F) -> Result<()> {
-        let came = eventually(PATIENCE, async || Ok(ensure!(so().await?, "{what} does not come"))).await;
+        let came = eventually(PATIENCE, async || {
+            ensure!(so().await?, "{what} does not come");
+            Ok(())
+        })
+        .await;
         came.with_context(|| format!("the agent's log:\n{}", self.stage.agent.log()))
     }
 }

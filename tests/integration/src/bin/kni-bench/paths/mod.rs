@@ -5,7 +5,7 @@ mod manifests;
 mod ours;
 mod table;
 
-use std::{collections::BTreeMap, path::Path as FilePath};
+use std::{collections::BTreeMap, path::Path};
 
 use anyhow::{Result, ensure};
 use serde_json::{Map, Value};
@@ -80,7 +80,7 @@ fn choose<T>(kind: &str, all: &mut Vec<T>, key: impl Fn(&T) -> &str, wanted: &[S
 pub(crate) fn measure(
     cpus: &Cpus,
     effort: Effort,
-    agent: &FilePath,
+    agent: &Path,
     only: Only<'_>,
     json: &mut Map<String, Value>,
 ) -> Result<()> {
