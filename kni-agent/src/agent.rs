@@ -22,10 +22,11 @@ use kni_enforcement::PolicySync;
 use kni_flows::Flows;
 use kni_grpc as grpc;
 use kni_grpc::{Health, Sockets};
+use kni_inspect::Inspector;
 use kni_manifests::{ManifestSet, ManifestSource};
 use kni_model::view::{RefusedManifest, WantedNetworks};
 use kni_netlink::Changes as UplinkChanges;
-use kni_pods::{AttachOptions, Attacher};
+use kni_pods::{Pods, PodsOptions};
 use kni_store::Store;
 use kni_uplink::Uplink;
 use tokio::{
@@ -34,7 +35,7 @@ use tokio::{
 };
 pub use uninstall::{rest, uninstall};
 
-use self::{gate::Gate, names::Names};
+use self::names::Names;
 use crate::{
     cli::{MetricsAddress, PathArgs, ServeArgs},
     cni_journal::CniJournal,
@@ -50,7 +51,8 @@ const HEALTH_INTERVAL: Duration = Duration::from_millis(200);
 /// Everything that runs, for those who ask from outside.
 #[derive(Clone)]
 struct Node {
-    attacher: Attacher,
+    attacher: Pods,
+    inspector: Inspector,
     journal: CniJournal,
     dataplane: Arc<Dataplane>,
     sync: Arc<PolicySync>,
@@ -139,19 +141,21 @@ async fn start(
     )
     .await
     .context("looking for the uplink")?;
-    let options = AttachOptions {
+    let options = PodsOptions {
         netns_dir: args.paths.netns_dir.clone(),
         warm_sandboxes: args.warm_sandboxes,
         plugins: settings::plugins(args),
     };
-    let attacher = Attacher::start(
+    let attacher = Pods::start(
         options,
         Arc::clone(&dataplane),
-        Arc::new(Gate::new(&sync, &uplink)),
+        Arc::clone(&sync),
+        Arc::clone(&uplink),
         store,
     )
     .await
     .context("taking over the node's state")?;
+    let inspector = Inspector::new(attacher.clone(), Arc::clone(&dataplane)).context("connecting to rtnetlink")?;
     let names = Names {
         attacher: attacher.clone(),
         sync: Arc::clone(&sync),
@@ -160,6 +164,7 @@ async fn start(
     let node = Node {
         journal: CniJournal::new(attacher.clone(), &args.paths.cni_state_dir),
         attacher,
+        inspector,
         dataplane,
         sync,
         uplink,

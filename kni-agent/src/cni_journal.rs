@@ -13,7 +13,7 @@ use std::{
 };
 
 use kni_model::SandboxId;
-use kni_pods::{AttachError, Attacher};
+use kni_pods::{AttachError, Pods};
 use kni_proto::cni::PendingDelete;
 use tokio::sync::Mutex;
 
@@ -25,7 +25,7 @@ const UNFINISHED_FOR: Duration = Duration::from_mins(10);
 /// The files of one node.
 #[derive(Clone)]
 pub struct CniJournal {
-    attacher: Attacher,
+    attacher: Pods,
     state_dir: PathBuf,
     /// Held from before a file is read until it is gone, so that what was read is never done after it was done.
     one_at_a_time: Arc<Mutex<()>>,
@@ -33,7 +33,7 @@ pub struct CniJournal {
 
 impl CniJournal {
     /// The files below `state_dir`, which need not exist.
-    pub fn new(attacher: Attacher, state_dir: &Path) -> Self {
+    pub fn new(attacher: Pods, state_dir: &Path) -> Self {
         Self {
             attacher,
             state_dir: state_dir.to_owned(),

@@ -67,7 +67,7 @@ impl Cluster {
                 continue;
             }
             seen = Some(versions);
-            let asked = self.attacher.clone();
+            let asked = self.inspector.clone();
             // Some microseconds in the kernel for each.
             let views = tokio::task::spawn_blocking(move || asked.interfaces(&InterfaceFilter::default())).await;
             let Ok(views) = views else { continue };

@@ -40,12 +40,13 @@ pub use client::{ClientError, connect};
 use futures::future::BoxFuture;
 use kni_crd::PodNetwork;
 use kni_enforcement::PolicySync;
+use kni_inspect::Inspector;
 use kni_model::{
     policy::{Labels, Policy},
     service::{EndpointSlice, Service},
     view::{StatusView, WantedNetworks},
 };
-use kni_pods::Attacher;
+use kni_pods::Pods;
 use kube::Client;
 pub use prepare::Prepared;
 use tokio::sync::Notify;
@@ -132,7 +133,14 @@ impl Watches {
     }
 
     /// Joins the watches with the node.
-    pub fn controllers(&self, attacher: Attacher, sync: Arc<PolicySync>, apply: Apply, standing: Standing) -> Cluster {
+    pub fn controllers(
+        &self,
+        attacher: Pods,
+        inspector: Inspector,
+        sync: Arc<PolicySync>,
+        apply: Apply,
+        standing: Standing,
+    ) -> Cluster {
         Cluster {
             shared: Arc::new(Shared {
                 client: self.client.clone(),
@@ -141,6 +149,7 @@ impl Watches {
                 services_of_all: self.options.shared_services.clone(),
                 known: self.known.clone(),
                 attacher,
+                inspector,
                 sync,
                 apply,
                 standing,
@@ -173,7 +182,8 @@ pub struct Shared {
     namespace: String,
     services_of_all: BTreeSet<String>,
     known: Known,
-    attacher: Attacher,
+    attacher: Pods,
+    inspector: Inspector,
     sync: Arc<PolicySync>,
     apply: Apply,
     standing: Standing,

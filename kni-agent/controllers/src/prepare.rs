@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use kni_crd::PodFacts;
 use kni_model::{AttachRequest, CniAttachment, NetworkName, policy::Labels};
-use kni_pods::AttachError;
+use kni_pods::{AttachError, ErrorKind, Subject};
 use tokio::time::{Instant, timeout_at};
 
 use super::{Cluster, blocks::is_starving, joining, known::Tables};
@@ -142,9 +142,5 @@ fn with_attachments(request: &mut AttachRequest, tables: &Tables) -> Result<Vec<
 }
 
 fn not_ready(request: &AttachRequest, reason: String) -> AttachError {
-    AttachError::NotReady {
-        pod: request.pod.clone(),
-        sandbox: request.sandbox.to_string(),
-        reason,
-    }
+    Subject::from(request).error(ErrorKind::NotReady(reason))
 }

@@ -1,7 +1,7 @@
 //! Errors on the wire: the one table from what went wrong to a gRPC code, and what a message may look like.
 
 use kni_model::flow_view::QuestionError;
-use kni_pods::AttachError;
+use kni_pods::{AttachError, ErrorKind, GateError};
 use tonic::{Code, Status};
 
 use super::convert::RequestError;
@@ -10,28 +10,27 @@ use super::convert::RequestError;
 const MAX_MESSAGE: usize = 1024;
 
 /// What a client may do about an error decides its code: `Unavailable` means the same call will work later.
-fn code(error: &AttachError) -> Code {
-    match error {
-        // Policies are tried again until they are in force.
-        AttachError::NotInSync
-        | AttachError::NotReady { .. }
-        | AttachError::Stopping
-        | AttachError::Policy { .. }
-        | AttachError::HostPorts { .. }
-        | AttachError::Provider { again: true, .. } => Code::Unavailable,
-        AttachError::UnknownNetwork { .. } | AttachError::NetnsNotFound { .. } => Code::NotFound,
-        AttachError::InvalidSelection { .. }
-        | AttachError::InvalidField { .. }
-        | AttachError::AddressUnavailable { in_use: false, .. } => Code::InvalidArgument,
-        AttachError::NoDefaultNetwork { .. }
-        | AttachError::NetworkDisabled { .. }
-        | AttachError::Provider { again: false, .. } => Code::FailedPrecondition,
-        AttachError::AddressesExhausted { .. } | AttachError::EndpointsExhausted { .. } => Code::ResourceExhausted,
-        AttachError::AddressUnavailable { in_use: true, .. }
-        | AttachError::Conflict { .. }
-        | AttachError::HostPortTaken { .. } => Code::AlreadyExists,
-        AttachError::Timeout { .. } => Code::DeadlineExceeded,
-        AttachError::Kernel { .. } | AttachError::Xdp { .. } | AttachError::Store(_) => Code::Internal,
+fn code(kind: &ErrorKind) -> Code {
+    match kind {
+        // The services behind the gate retry in the background.
+        ErrorKind::NotInSync
+        | ErrorKind::NotReady(_)
+        | ErrorKind::Stopping
+        | ErrorKind::Gate(GateError::Policies(_) | GateError::Egress(_) | GateError::HostPorts(_))
+        | ErrorKind::Provider { retryable: true, .. } => Code::Unavailable,
+        ErrorKind::UnknownNetwork(_) | ErrorKind::NetnsNotFound(_) => Code::NotFound,
+        ErrorKind::InvalidSelection(_)
+        | ErrorKind::InvalidField { .. }
+        | ErrorKind::AddressUnavailable { in_use: false, .. } => Code::InvalidArgument,
+        ErrorKind::NoDefaultNetwork | ErrorKind::NetworkDisabled(_) | ErrorKind::Provider { retryable: false, .. } => {
+            Code::FailedPrecondition
+        }
+        ErrorKind::AddressesExhausted { .. } | ErrorKind::EndpointsExhausted { .. } => Code::ResourceExhausted,
+        ErrorKind::AddressUnavailable { in_use: true, .. }
+        | ErrorKind::Conflict(_)
+        | ErrorKind::HostPortTaken { .. } => Code::AlreadyExists,
+        ErrorKind::Timeout { .. } => Code::DeadlineExceeded,
+        ErrorKind::Kernel { .. } | ErrorKind::Xdp { .. } | ErrorKind::Store(_) => Code::Internal,
     }
 }
 
@@ -43,7 +42,7 @@ pub(super) trait IntoStatus {
 
 impl IntoStatus for AttachError {
     fn into_status(self) -> Status {
-        Status::new(code(&self), one_line(&self.to_string()))
+        Status::new(code(self.kind()), one_line(&self.to_string()))
     }
 }
 

@@ -4,6 +4,11 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+/// The name of the primary interface inside every pod.
+pub const PRIMARY_IFNAME: &str = "eth0";
+/// How the name of every host-side link begins.
+pub const HOST_IFNAME_PREFIX: &str = "kni";
+
 /// A value that is not a valid identifier, with its kind and the violated rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} {value:?} is not valid: {rule}")]
@@ -100,6 +105,25 @@ string_id!(
             && !matches!(v, "." | ".." | "lo" | "all" | "default")
     }
 );
+
+impl IfName {
+    /// The name of a pod's primary interface.
+    pub fn primary() -> Self {
+        Self(PRIMARY_IFNAME.to_owned())
+    }
+
+    /// The name of the host end of an endpoint's veth pair. The endpoint's number makes it unique on the node; the tag
+    /// tells apart the pairs that a number has over time.
+    pub fn host_end(endpoint: EndpointId, tag: u16) -> Self {
+        let number = endpoint.0;
+        // 15 bytes hold numbers of up to 7 digits with a tag, and all others without.
+        Self(if number < 10_000_000 {
+            format!("{HOST_IFNAME_PREFIX}{number}x{tag:04x}")
+        } else {
+            format!("{HOST_IFNAME_PREFIX}{number}")
+        })
+    }
+}
 
 /// The pod that a sandbox belongs to. Parts that the client did not send are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -237,6 +261,17 @@ impl From<MacAddr> for String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn interfaces_that_the_agent_names_have_legal_names() {
+        for number in [1, 9_999_999, 10_000_000, u32::MAX] {
+            let name = IfName::host_end(EndpointId(number), u16::MAX);
+            assert_eq!(name.as_str().parse(), Ok(name.clone()), "{number}");
+            assert!(name.as_str().starts_with(HOST_IFNAME_PREFIX));
+        }
+        assert_eq!(IfName::host_end(EndpointId(7), 0xa).as_str(), "kni7x000a");
+        assert_eq!(PRIMARY_IFNAME.parse(), Ok(IfName::primary()));
+    }
 
     #[test]
     fn network_names_are_dns_labels() {

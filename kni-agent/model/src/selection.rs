@@ -16,12 +16,12 @@ mod tests;
 pub use error::SelectionError;
 pub use names::assign_interface_names;
 
+pub use super::id::PRIMARY_IFNAME;
+
 /// The annotation of the Network Plumbing Working Group: a comma list or a JSON list.
 pub const NETWORKS_ANNOTATION: &str = "k8s.v1.cni.cncf.io/networks";
 /// KNI's annotation: a comma list.
 pub const MULTI_NETWORK_ANNOTATION: &str = "kni.io/multi-network";
-/// Name of a pod's primary interface; no other interface may have it.
-pub const PRIMARY_IFNAME: &str = "eth0";
 /// Most networks that a pod may join beside its primary one.
 pub const MAX_NETWORKS: usize = 32;
 /// Longest value of one annotation, in bytes.

@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+pub use kni_model::id::HOST_IFNAME_PREFIX;
+
 /// Routing table that holds the host's routes to pods of the default network; nothing else is in it.
 pub const ROUTE_TABLE: u32 = 19278;
 /// `rtm_protocol` of every route and `FRA_PROTOCOL` of every rule of KNI. 75 is not assigned in `rt_protos`.
@@ -10,8 +12,6 @@ pub const ROUTE_PROTOCOL: u8 = 75;
 pub const RULE_PRIORITY: u32 = 1910;
 /// Prefix of the `ifalias` of every host-side link; pod and interface follow.
 pub const IFALIAS_PREFIX: &str = "kni:";
-/// Prefix of the name of every host-side link.
-pub const HOST_IFNAME_PREFIX: &str = "kni";
 /// Link group for the deletion of many links at once ("kni" in ASCII).
 pub const DELETE_GROUP: u32 = 0x006b_6e69;
 /// The gateway every pod sees in IPv4, whatever its addresses: a permanent neighbour entry, owned by no interface.

@@ -1,90 +1,73 @@
-//! Removes everything of ours from the node, with the agent stopped: what the store tells and what carries our marks.
+//! Removes everything of ours from the node, with the agent stopped: recorded interfaces and those that carry our marks.
 
-use kni_netlink as netlink;
-use kni_netlink::{Netlink, Netns};
+use kni_model::Sandbox;
+use kni_netlink::{self as netlink, Netlink, Netns};
 use kni_store::{Contents, Store};
 
-use super::{
-    AttachError,
-    error::{chain, kernel_of_node},
-    provider,
+use crate::{
+    error::{AttachError, Subject},
+    interfaces::{deferred_removal, remove_inside, return_all},
+    registry::store_error,
 };
 
 /// Removes interfaces, namespaces, routes and rules. Pods lose their interfaces. Succeeds when there is nothing.
 pub async fn cleanup(store: Option<&Store>) -> Result<(), AttachError> {
+    let node = Subject::node();
     let contents = match store {
-        Some(store) => store.load().map_err(|error| AttachError::Store(chain(&error)))?,
+        Some(store) => store.load().map_err(|error| store_error(&error))?,
         None => Contents::default(),
     };
-    let netlink = Netlink::for_teardown().map_err(|error| kernel_of_node("connecting to rtnetlink", &error))?;
-    take_back(&contents, &netlink).await?;
+    let netlink = Netlink::for_teardown().map_err(node.failed("connecting to rtnetlink"))?;
+    remove_other_kinds(&contents, &netlink).await?;
     let recorded = recorded_links(&contents);
-    let marked = netlink
-        .list_our_links()
-        .await
-        .map_err(|error| kernel_of_node("listing interfaces", &error))?;
+    let marked = netlink.list_our_links().await;
+    let marked = marked.map_err(node.failed("listing interfaces"))?;
     let links: Vec<(u32, &str)> = recorded
         .iter()
         .map(|(index, name)| (*index, name.as_str()))
         .chain(marked.iter().map(|link| (link.ifindex, link.name.as_str())))
         .collect();
-    netlink
-        .delete_links(&links)
-        .await
-        .map_err(|error| kernel_of_node("deleting interfaces", &error))?;
+    let deleted = netlink.delete_links(&links).await;
+    deleted.map_err(node.failed("deleting interfaces"))?;
     for record in &contents.namespaces {
-        netlink::netns::remove(&record.path)
-            .await
-            .map_err(|error| kernel_of_node("removing a network namespace", &error))?;
+        let removed = netlink::netns::remove(&record.path).await;
+        removed.map_err(node.failed("removing a network namespace"))?;
     }
-    netlink
-        .remove_rules()
-        .await
-        .map_err(|error| kernel_of_node("removing routing rules", &error))?;
-    for route in netlink
-        .list_our_routes()
-        .await
-        .map_err(|error| kernel_of_node("listing routes", &error))?
-    {
-        netlink
-            .del_pod_route(route.destination.addr(), route.ifindex)
-            .await
-            .map_err(|error| kernel_of_node("removing a route", &error))?;
+    let removed = netlink.remove_rules().await;
+    removed.map_err(node.failed("removing routing rules"))?;
+    let routes = netlink.list_our_routes().await;
+    for route in routes.map_err(node.failed("listing routes"))? {
+        let deleted = netlink.del_pod_route(route.destination.addr(), route.ifindex).await;
+        deleted.map_err(node.failed("removing a route"))?;
     }
     Ok(())
 }
 
-/// What is no veth pair of ours, while its namespaces are still there. What plugins refuse to undo stops nothing else.
-async fn take_back(contents: &Contents, netlink: &Netlink) -> Result<(), AttachError> {
-    let home = Netns::current().map_err(|error| kernel_of_node("opening the node's namespace", &error))?;
+/// Interfaces that are no veth pairs of ours, while their namespaces still exist. Refusals of plugins stop nothing else.
+async fn remove_other_kinds(contents: &Contents, netlink: &Netlink) -> Result<(), AttachError> {
+    let home = Netns::current().map_err(Subject::node().failed("opening the node's namespace"))?;
     for sandbox in &contents.sandboxes {
         for attachment in &sandbox.attachments {
-            if let Err(error) = provider::dismantle_inside(&home, netlink, sandbox, attachment).await {
-                tracing::error!(pod = %sandbox.pod, sandbox = %sandbox.id, ifname = %attachment.ifname, error,
+            if let Err(error) = remove_inside(&home, netlink, sandbox, attachment).await {
+                tracing::error!(pod = %sandbox.pod, sandbox = %sandbox.id, ifname = %attachment.ifname, %error,
                     "cannot take an interface away");
             }
         }
     }
-    provider::return_all(netlink)
-        .await
-        .map_err(|error| kernel_of_node("bringing devices back", &error))
+    let returned = return_all(netlink).await;
+    returned.map_err(Subject::node().failed("returning devices"))
 }
 
 fn recorded_links(contents: &Contents) -> Vec<(u32, String)> {
-    let attached = contents
-        .sandboxes
-        .iter()
-        .flat_map(|sandbox| &sandbox.attachments)
-        .filter(|attachment| attachment.kind.is_ebpf())
-        .map(|attachment| (attachment.host_ifindex, attachment.host_ifname.to_string()));
-    let warm = contents
-        .namespaces
-        .iter()
-        .filter_map(|record| record.warm.as_ref())
-        .map(|warm| (warm.host_ifindex, warm.host_ifname.to_string()));
-    let removals = contents
-        .removals
-        .iter()
-        .map(|removal| (removal.host_ifindex, removal.host_ifname.to_string()));
-    attached.chain(warm).chain(removals).collect()
+    let removals = |sandbox: &Sandbox| {
+        let attachments = sandbox.attachments.iter();
+        let removals = attachments.filter_map(|attachment| deferred_removal(sandbox, attachment));
+        removals.collect::<Vec<_>>()
+    };
+    let attached = contents.sandboxes.iter().flat_map(removals);
+    let queued = attached.chain(contents.removals.iter().cloned());
+    let queued = queued.map(|removal| (removal.host_ifindex, removal.host_ifname.to_string()));
+    let prewarmed = contents.namespaces.iter().filter_map(|record| record.warm.as_ref());
+    let prewarmed = prewarmed.map(|warm| (warm.host_ifindex, warm.host_ifname.to_string()));
+    queued.chain(prewarmed).collect()
 }

@@ -1,261 +1,270 @@
-//! What can go wrong with an attachment; the edge maps each case to one gRPC code.
+//! Errors of the service: the pod and sandbox concerned, and the cause. The gRPC services map each cause to one code.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf, time::Duration};
 
-use kni_model::{NetworkName, PodRef, SandboxId, SelectionError};
+use kni_enforcement::SyncError;
+use kni_model::{AttachRequest, NetworkName, PodRef, Sandbox, SelectionError, error_chain};
+use kni_uplink::UplinkError;
 
-/// Why a call of the [`Attacher`](super::Attacher) failed.
+/// Why a call of [`Pods`](crate::Pods) failed.
 #[derive(Debug, thiserror::Error)]
-pub enum AttachError {
+#[error("{subject}{kind}")]
+pub struct AttachError {
+    subject: Subject,
+    kind: ErrorKind,
+}
+
+impl AttachError {
+    /// The cause.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.kind
+    }
+}
+
+/// The cause of an [`AttachError`].
+#[derive(Debug, thiserror::Error)]
+pub enum ErrorKind {
     /// The networks are not known yet.
     #[error("the agent has not read its networks yet: try again")]
     NotInSync,
     /// Something that the attach needs is not known or not there yet.
-    #[error("pod {pod}, sandbox {sandbox}: {reason}: try again")]
-    NotReady {
-        /// The pod.
-        pod: PodRef,
-        /// The sandbox, as given.
-        sandbox: String,
-        /// What is missing.
-        reason: String,
-    },
-    /// No network is the default one, and the pod asks for none.
-    #[error("pod {pod}: no network is the default one (a PodNetwork with spec.default: true)")]
-    NoDefaultNetwork {
-        /// The pod.
-        pod: PodRef,
-    },
+    #[error("{0}: try again")]
+    NotReady(String),
+    /// The pod asks for no network, and the node has no default network.
+    #[error("no network is the default one (a PodNetwork with spec.default: true)")]
+    NoDefaultNetwork,
     /// A network that the pod asks for does not exist.
-    #[error("pod {pod}: network {network} does not exist")]
-    UnknownNetwork {
-        /// The pod.
-        pod: PodRef,
-        /// The network.
-        network: NetworkName,
-    },
+    #[error("network {0} does not exist")]
+    UnknownNetwork(NetworkName),
     /// The network takes no new attachments.
-    #[error("pod {pod}: network {network} is disabled (spec.enabled: false)")]
-    NetworkDisabled {
-        /// The pod.
-        pod: PodRef,
-        /// The network.
-        network: NetworkName,
-    },
+    #[error("network {0} is disabled (spec.enabled: false)")]
+    NetworkDisabled(NetworkName),
     /// An annotation of the pod is not valid.
-    #[error("pod {pod}: {source}")]
-    InvalidSelection {
-        /// The pod.
-        pod: PodRef,
-        /// What is wrong.
-        source: Box<SelectionError>,
-    },
+    #[error("{0}")]
+    InvalidSelection(Box<SelectionError>),
     /// A field of the request is not valid.
-    #[error("pod {pod}, sandbox {sandbox}: {field}: {reason}")]
+    #[error("{field}: {reason}")]
     InvalidField {
-        /// The pod.
-        pod: PodRef,
-        /// The sandbox, as given.
-        sandbox: String,
         /// The field.
         field: &'static str,
-        /// What is wrong.
+        /// The rule that it breaks.
         reason: String,
     },
     /// The namespace path does not exist.
-    #[error("pod {pod}, sandbox {sandbox}: network namespace {} does not exist", path.display())]
-    NetnsNotFound {
-        /// The pod.
-        pod: PodRef,
-        /// The sandbox.
-        sandbox: SandboxId,
-        /// The path.
-        path: PathBuf,
-    },
+    #[error("network namespace {} does not exist", .0.display())]
+    NetnsNotFound(PathBuf),
     /// A network has no address left.
-    #[error("pod {pod}, sandbox {sandbox}: network {network}: {reason}")]
+    #[error("network {network}: {reason}")]
     AddressesExhausted {
-        /// The pod.
-        pod: PodRef,
-        /// The sandbox.
-        sandbox: SandboxId,
         /// The network.
         network: NetworkName,
         /// Which family.
         reason: String,
     },
-    /// An address that was asked for cannot be had.
-    #[error("pod {pod}, sandbox {sandbox}: network {network}: {reason}")]
+    /// A requested address is not available.
+    #[error("network {network}: {reason}")]
     AddressUnavailable {
-        /// The pod.
-        pod: PodRef,
-        /// The sandbox.
-        sandbox: SandboxId,
         /// The network.
         network: NetworkName,
         /// Why.
         reason: String,
-        /// Whether another attachment has it (else the address can never be had).
+        /// Whether another attachment has it (otherwise the network can never assign it).
         in_use: bool,
     },
-    /// The node has no room for another endpoint.
-    #[error("pod {pod}, sandbox {sandbox}: all {capacity} endpoints of the node are in use")]
+    /// All endpoint numbers of the node are in use.
+    #[error("all {capacity} endpoints of the node are in use")]
     EndpointsExhausted {
-        /// The pod.
-        pod: PodRef,
-        /// The sandbox.
-        sandbox: SandboxId,
         /// How many there are.
         capacity: u32,
     },
-    /// The sandbox, or the namespace, is attached in another way already.
-    #[error("pod {pod}, sandbox {sandbox}: {reason}")]
-    Conflict {
-        /// The pod.
-        pod: PodRef,
-        /// The sandbox.
-        sandbox: SandboxId,
-        /// What stands in the way.
-        reason: String,
-    },
-    /// A port of the node that the pod wants leads to another pod.
-    #[error("pod {pod}, sandbox {sandbox}: host port {port} belongs to pod {holder} (sandbox {holder_sandbox})")]
+    /// The sandbox or the namespace is already attached in another way.
+    #[error("{0}")]
+    Conflict(String),
+    /// A host port of the pod leads to another pod.
+    #[error("host port {port} belongs to pod {} (sandbox {})", holder.pod, holder.sandbox)]
     HostPortTaken {
-        /// The pod.
-        pod: PodRef,
-        /// The sandbox.
-        sandbox: SandboxId,
         /// The port, with protocol and address.
         port: String,
-        /// Whose it is.
-        holder: PodRef,
-        /// The sandbox whose it is.
-        holder_sandbox: SandboxId,
+        /// The pod that has it.
+        holder: Subject,
     },
-    /// The work took longer than the agent allows itself. Everything was undone.
-    #[error("pod {pod}, sandbox {sandbox}: {step} took longer than {seconds} s; undone")]
+    /// The work took longer than the agent's own limit. Everything was undone.
+    #[error("{step} took longer than {} s; undone", limit.as_secs())]
     Timeout {
-        /// The pod.
-        pod: PodRef,
-        /// The sandbox, as given.
-        sandbox: String,
-        /// What was being done.
+        /// The step that was running.
         step: &'static str,
-        /// The bound.
-        seconds: u64,
+        /// The limit.
+        limit: Duration,
     },
     /// The agent is about to stop.
     #[error("the agent is stopping: try again")]
     Stopping,
     /// The kernel refused a step.
-    #[error("pod {pod}, sandbox {sandbox}: {step}: {reason}")]
+    #[error("{step}: {reason}")]
     Kernel {
-        /// The pod.
-        pod: PodRef,
-        /// The sandbox, as given.
-        sandbox: String,
-        /// What was being done.
+        /// The step.
         step: &'static str,
-        /// The driver's error with its chain.
+        /// The driver's error with its causes.
         reason: String,
     },
-    /// The network wants XDP on its pod interfaces (`spec.xdp`), and this one cannot have it.
-    #[error("pod {pod}, sandbox {sandbox}: network {network}: spec.xdp: {reason}")]
+    /// The network requires XDP on its pod interfaces (`spec.xdp`), which this interface does not support.
+    #[error("network {network}: spec.xdp: {reason}")]
     Xdp {
-        /// The pod.
-        pod: PodRef,
-        /// The sandbox, as given.
-        sandbox: String,
         /// The network.
         network: NetworkName,
-        /// The driver's error with its chain.
+        /// The driver's error with its causes.
         reason: String,
     },
-    /// The provider of a network cannot do its part.
-    #[error("pod {pod}, sandbox {sandbox}: network {network}: {reason}")]
+    /// The provider of a network cannot make the interface.
+    #[error("network {network}: {reason}")]
     Provider {
-        /// The pod.
-        pod: PodRef,
-        /// The sandbox, as given.
-        sandbox: String,
         /// The network.
         network: NetworkName,
-        /// What stands in the way, in the provider's words.
+        /// The obstacle.
         reason: String,
         /// Whether the same call may work later.
-        again: bool,
+        retryable: bool,
     },
-    /// The pod's policies are not in force, so its traffic may not begin.
-    #[error("pod {pod}, sandbox {sandbox}: its policies cannot be put into force: {reason}")]
-    Policy {
-        /// The pod.
-        pod: PodRef,
-        /// The sandbox, as given.
-        sandbox: String,
-        /// What went wrong.
-        reason: String,
-    },
-    /// The pod's ports of the node, or its way out of it, are not in force.
-    #[error("pod {pod}, sandbox {sandbox}: its ports of the node cannot be opened: {reason}")]
-    HostPorts {
-        /// The pod.
-        pod: PodRef,
-        /// The sandbox, as given.
-        sandbox: String,
-        /// What went wrong.
-        reason: String,
-    },
+    /// Policies, egress or host ports of the pod are not enforced, so its traffic may not begin.
+    #[error(transparent)]
+    Gate(#[from] GateError),
     /// The state could not be written.
     #[error("state: {0}")]
     Store(String),
 }
 
-/// An error with everything it was caused by, in one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
+/// Which of the services that guard a pod's traffic failed. All of them retry in the background.
+#[derive(Debug, thiserror::Error)]
+pub enum GateError {
+    /// The policies of the pod.
+    #[error("its policies cannot be enforced: {0}")]
+    Policies(SyncError),
+    /// The egress of the pod.
+    #[error("its egress cannot be configured: {0}")]
+    Egress(UplinkError),
+    /// The host ports of the pod.
+    #[error("its host ports cannot be opened: {0}")]
+    HostPorts(UplinkError),
+}
+
+/// The pod and sandbox that an error is about. Both are empty where it is about the node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Subject {
+    /// The pod.
+    pub pod: PodRef,
+    /// The sandbox, as given; empty before there is one.
+    pub sandbox: String,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pod, sandbox } = self;
+        match (*self == Self::default(), sandbox.is_empty()) {
+            (true, _) => Ok(()),
+            (false, true) => write!(f, "pod {pod}: "),
+            (false, false) => write!(f, "pod {pod}, sandbox {sandbox}: "),
         }
-        source = cause.source();
-    }
-    text
-}
-
-/// A failure that concerns no pod.
-pub(super) fn kernel_of_node(step: &'static str, error: &dyn std::error::Error) -> AttachError {
-    AttachError::Kernel {
-        pod: PodRef::default(),
-        sandbox: String::new(),
-        step,
-        reason: chain(error),
     }
 }
 
-/// A task that ended without an answer: a panic, or the runtime's end.
-pub(super) fn ended(error: &tokio::task::JoinError) -> AttachError {
-    kernel_of_node("running the task", error)
+impl From<&AttachRequest> for Subject {
+    fn from(request: &AttachRequest) -> Self {
+        Self {
+            pod: request.pod.clone(),
+            sandbox: request.sandbox.to_string(),
+        }
+    }
 }
 
-/// Makes step errors for one sandbox.
-#[derive(Debug, Clone)]
-pub(super) struct Subject {
-    pub(super) pod: PodRef,
-    pub(super) sandbox: String,
+impl From<&Sandbox> for Subject {
+    fn from(sandbox: &Sandbox) -> Self {
+        Self {
+            pod: sandbox.pod.clone(),
+            sandbox: sandbox.id.to_string(),
+        }
+    }
 }
 
 impl Subject {
-    /// Names the step that failed.
-    pub(super) fn failed<E: std::error::Error>(&self, step: &'static str) -> impl FnOnce(E) -> AttachError {
-        let Self { pod, sandbox } = self.clone();
-        move |error| AttachError::Kernel {
+    /// The node itself.
+    pub fn node() -> Self {
+        Self::default()
+    }
+
+    /// A pod that has no sandbox yet.
+    pub fn pod(pod: PodRef) -> Self {
+        Self {
             pod,
-            sandbox,
-            step,
-            reason: chain(&error),
+            sandbox: String::new(),
+        }
+    }
+
+    /// An error of this kind.
+    pub fn error(&self, kind: impl Into<ErrorKind>) -> AttachError {
+        AttachError {
+            subject: self.clone(),
+            kind: kind.into(),
+        }
+    }
+
+    pub(crate) fn conflict(&self, reason: impl Into<String>) -> AttachError {
+        self.error(ErrorKind::Conflict(reason.into()))
+    }
+
+    pub(crate) fn not_ready(&self, reason: impl Into<String>) -> AttachError {
+        self.error(ErrorKind::NotReady(reason.into()))
+    }
+
+    pub(crate) fn invalid(&self, field: &'static str, reason: impl Into<String>) -> AttachError {
+        let reason = reason.into();
+        self.error(ErrorKind::InvalidField { field, reason })
+    }
+
+    pub(crate) fn timeout(&self, step: &'static str, limit: Duration) -> AttachError {
+        self.error(ErrorKind::Timeout { step, limit })
+    }
+
+    /// An obstacle at the provider of a network.
+    pub(crate) fn provider(&self, network: &NetworkName, reason: impl Into<String>, retryable: bool) -> AttachError {
+        self.error(ErrorKind::Provider {
+            network: network.clone(),
+            reason: reason.into(),
+            retryable,
+        })
+    }
+
+    /// A step that a driver refused.
+    pub(crate) fn kernel(&self, step: &'static str, error: &dyn std::error::Error) -> AttachError {
+        let reason = error_chain(error);
+        self.error(ErrorKind::Kernel { step, reason })
+    }
+
+    /// Likewise, for `map_err`.
+    pub(crate) fn failed<E: std::error::Error>(&self, step: &'static str) -> impl FnOnce(E) -> AttachError {
+        let subject = self.clone();
+        move |error| subject.kernel(step, &error)
+    }
+
+    /// A task that ended without a result: a panic, or the end of the runtime.
+    pub(crate) fn ended(&self, error: &tokio::task::JoinError) -> AttachError {
+        self.kernel("running the task", error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_the_pod_and_the_sandbox_they_have() {
+        let pod = PodRef::named("shop", "web");
+        let sandbox = "abc".to_owned();
+        for (subject, text) in [
+            (Subject::node(), "cannot"),
+            (Subject::pod(pod.clone()), "pod shop/web: cannot"),
+            (Subject { pod, sandbox }, "pod shop/web, sandbox abc: cannot"),
+        ] {
+            assert_eq!(subject.conflict("cannot").to_string(), text);
         }
     }
 }

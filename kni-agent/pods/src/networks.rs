@@ -1,29 +1,51 @@
-//! Puts networks into force: numbers, address pools, dataplane routes, host rules.
+//! Owns the networks: numbers, address pools, dataplane routes, the node's routing rules, and their views.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use kni_dataplane::{NetworkRoutes, RouteEgress};
+use kni_ipam::{FamilyUsage, Usage};
 use kni_model::{
-    Network, NetworkId, NetworkName, NetworkSpec, Provider,
+    Feature, Network, NetworkId, NetworkName, NetworkSpec, Provider,
     network::EgressMode,
-    view::{RefusedManifest, WantedNetworks},
+    view::{AddressUse, NetworkView, RefusedManifest, WantedNetworks},
 };
+use kni_plugins::Plugins;
 use kni_store::Change;
 
-use super::{
-    AttachError, Inner,
-    error::{chain, kernel_of_node},
-    state::{KnownNetwork, State},
+use crate::{
+    error::{AttachError, ErrorKind, Subject},
+    interfaces::NO_BACKEND,
+    kernel::Kernel,
+    registry::{KnownNetwork, Locked, Registry, State},
 };
 
-impl Inner {
-    pub(super) async fn apply_networks(&self, wanted: WantedNetworks) -> Result<(), AttachError> {
+/// The networks of the node.
+pub(crate) struct NetworkRegistry {
+    registry: Arc<Registry>,
+    kernel: Arc<Kernel>,
+    plugins: Option<Plugins>,
+}
+
+impl NetworkRegistry {
+    pub(crate) fn new(registry: &Arc<Registry>, kernel: &Arc<Kernel>, plugins: Option<Plugins>) -> Self {
+        Self {
+            registry: Arc::clone(registry),
+            kernel: Arc::clone(kernel),
+            plugins,
+        }
+    }
+
+    /// Replaces the networks. Attaching begins to work with the first call.
+    pub(crate) async fn apply(&self, desired: WantedNetworks) -> Result<(), AttachError> {
         let rules = {
-            let mut state = self.state();
-            let WantedNetworks { networks, mut refused } = wanted;
-            let networks = keep_default(&state, networks, &mut refused);
-            let networks = keep_providers(&state, networks, &mut refused);
-            let known = self.number(&mut state, networks)?;
+            let mut state = self.registry.lock();
+            let WantedNetworks { networks, mut refused } = desired;
+            let networks = retain_default(&state, networks, &mut refused);
+            let networks = retain_providers(&state, networks, &mut refused);
+            let known = number(&mut state, networks)?;
             self.replace(&mut state, known)?;
             state.refused = refused;
             state
@@ -32,60 +54,30 @@ impl Inner {
                 .map(|known| known.network.spec.subnets.clone())
                 .unwrap_or_default()
         };
-        self.netlink
-            .ensure_rules(&rules)
-            .await
-            .map_err(|error| kernel_of_node("writing the host's routing rules", &error))?;
-        self.state().in_sync = true;
-        self.warm_wanted.notify_one();
+        let written = self.kernel.netlink.ensure_rules(&rules).await;
+        written.map_err(Subject::node().failed("writing the host's routing rules"))?;
+        self.registry.lock().in_sync = true;
+        self.registry.background.notify_one();
         Ok(())
     }
 
-    /// Gives every network its number: the one it ever had, or a new one.
-    fn number(
+    /// Makes `desired` the known networks. One that is no longer desired but has attachments stays, closed to new ones.
+    fn replace(
         &self,
-        state: &mut State,
-        wanted: Vec<(NetworkSpec, String)>,
-    ) -> Result<BTreeMap<NetworkName, KnownNetwork>, AttachError> {
-        let mut known = BTreeMap::new();
-        for (spec, origin) in wanted {
-            let name = spec.name.clone();
-            let id = match state.network_ids.get(&name) {
-                Some(id) => Ok(*id),
-                None => unused_id(&state.network_ids).map_err(|reason| AttachError::Store(reason.to_owned())),
-            }?;
-            let network = Network { id, spec };
-            // The next agent must know it even if its manifest is gone by then.
-            if state.networks.get(&name).is_none_or(|known| known.network != network) {
-                self.commit(Change::new().network(&network))?;
-                state.network_ids.insert(name.clone(), id);
-            }
-            let orphaned = false;
-            known.insert(
-                name,
-                KnownNetwork {
-                    network,
-                    origin,
-                    orphaned,
-                },
-            );
-        }
-        Ok(known)
-    }
-
-    /// Makes `wanted` the known networks. One that is no longer wanted but has attachments stays, closed to new ones.
-    fn replace(&self, state: &mut State, mut wanted: BTreeMap<NetworkName, KnownNetwork>) -> Result<(), AttachError> {
+        state: &mut Locked<'_>,
+        mut desired: BTreeMap<NetworkName, KnownNetwork>,
+    ) -> Result<(), AttachError> {
         let gone: Vec<NetworkName> = state
             .networks
             .keys()
-            .filter(|name| !wanted.contains_key(*name))
+            .filter(|name| !desired.contains_key(*name))
             .cloned()
             .collect();
         for name in gone {
             if state.attachments_of(&name) > 0 {
                 if let Some(known) = state.networks.get(&name) {
                     tracing::warn!(network = %name, "its manifest is gone, it stays until its last attachment goes");
-                    wanted.insert(
+                    desired.insert(
                         name,
                         KnownNetwork {
                             orphaned: true,
@@ -97,7 +89,7 @@ impl Inner {
                 state.ipam.remove_network(&name);
             }
         }
-        for known in wanted.values() {
+        for known in desired.values() {
             let Network { id, spec } = &known.network;
             if !known.orphaned {
                 state.ipam.set_network(spec);
@@ -105,29 +97,159 @@ impl Inner {
             if !has_rows(spec) {
                 continue;
             }
-            self.dataplane
-                .set_routes(*id, &routes_of(spec))
-                .map_err(|error| kernel_of_node("writing the dataplane's routes", &error))?;
+            let written = self.kernel.dataplane.set_routes(*id, &routes_of(spec));
+            written.map_err(Subject::node().failed("writing the dataplane's routes"))?;
         }
-        let ours = wanted.values().filter(|known| has_rows(&known.network.spec));
+        let ours = desired.values().filter(|known| has_rows(&known.network.spec));
         let ids: Vec<NetworkId> = ours.map(|known| known.network.id).collect();
-        self.dataplane
-            .retain_routes(&ids)
-            .map_err(|error| AttachError::Store(format!("removing routes of networks: {}", chain(&error))))?;
-        state.networks = wanted;
-        self.changed();
+        let retained = self.kernel.dataplane.retain_routes(&ids);
+        retained.map_err(Subject::node().failed("removing routes of networks"))?;
+        state.networks = desired;
+        state.announce();
         Ok(())
+    }
+
+    /// The networks, the default one first, then by name.
+    pub(crate) fn views(&self) -> Vec<NetworkView> {
+        let state = self.registry.lock();
+        let mut views: Vec<NetworkView> = state.networks.values().map(|known| view(&state, known)).collect();
+        drop(state);
+        for view in &mut views {
+            self.add_readiness(view);
+        }
+        views.sort_by_key(|view| !view.network.spec.default);
+        views
+    }
+
+    /// Adds what only the plugins of a network declare. Without the state's lock: it may read files.
+    fn add_readiness(&self, view: &mut NetworkView) {
+        match self.plugin_readiness(&view.network.spec.provider) {
+            Some(Ok(capabilities)) => view.features.retain(|feature| match feature {
+                Feature::HostPorts => capabilities.contains("portMappings"),
+                Feature::Bandwidth => capabilities.contains("bandwidth"),
+                Feature::Addresses
+                | Feature::Ipv4
+                | Feature::Ipv6
+                | Feature::Mtu
+                | Feature::Mac
+                | Feature::Status
+                | Feature::DefaultNetwork
+                | Feature::Policy
+                | Feature::Services
+                | Feature::Egress
+                | Feature::Isolation
+                | Feature::Xdp => true,
+            }),
+            Some(Err(reason)) if view.ready => {
+                view.ready = false;
+                view.reason = reason;
+            }
+            // No plugins, or the network has a reason of its own.
+            None | Some(Err(_)) => {}
+        }
+    }
+
+    /// The default network, and why its plugins cannot be run.
+    pub(crate) fn default_problem(&self) -> Option<(NetworkName, String)> {
+        let default = self
+            .registry
+            .lock()
+            .default_network()
+            .map(|known| known.network.spec.clone())?;
+        let reason = self.plugin_readiness(&default.provider)?.err()?;
+        Some((default.name, reason))
+    }
+
+    /// Whether the plugins of a network can be run, and the capabilities that they declare.
+    fn plugin_readiness(&self, provider: &Provider) -> Option<Result<BTreeSet<String>, String>> {
+        let Provider::Cni(source) = provider else { return None };
+        match &self.plugins {
+            Some(plugins) => Some(plugins.readiness(source).map_err(|error| error.to_string())),
+            None => Some(Err(NO_BACKEND.to_owned())),
+        }
     }
 }
 
-/// Whether the programs judge packets of the network.
+fn view(state: &State, known: &KnownNetwork) -> NetworkView {
+    let spec = &known.network.spec;
+    let usage = state.ipam.usage(&spec.name);
+    let reason = match (state.in_sync, known.orphaned, spec.enabled) {
+        (false, _, _) => "the agent has not applied its networks yet",
+        (true, true, _) => "its manifest is gone; it goes with its last attachment",
+        (true, false, false) => "disabled (spec.enabled: false)",
+        (true, false, true) => "",
+    };
+    NetworkView {
+        network: known.network.clone(),
+        ready: reason.is_empty(),
+        reason: reason.to_owned(),
+        attachments: u32::try_from(state.attachments_of(&spec.name)).unwrap_or(u32::MAX),
+        total_addresses: usage.as_ref().map_or(0, |usage| usage.total),
+        used_addresses: usage.as_ref().map_or(0, |usage| usage.used),
+        ipv4: usage.as_ref().map(|usage| family(&usage.ipv4)).unwrap_or_default(),
+        ipv6: usage.as_ref().map(|usage| family(&usage.ipv6)).unwrap_or_default(),
+        exhausted: usage.as_ref().map(exhausted).unwrap_or_default(),
+        origin: known.origin.clone(),
+        features: spec.provider.features(),
+    }
+}
+
+fn family(usage: &FamilyUsage) -> AddressUse {
+    AddressUse {
+        total: usage.total,
+        used: usage.used,
+        free: usage.free,
+    }
+}
+
+/// Each family of a network gives an address to each pod, so an exhausted one prevents new pods.
+fn exhausted(usage: &Usage) -> String {
+    let families = [("IPv4", &usage.ipv4), ("IPv6", &usage.ipv6)];
+    let full = families
+        .into_iter()
+        .filter(|(_, family)| family.total > 0 && family.free == 0);
+    full.map(|(name, _)| name).collect::<Vec<_>>().join(" and ")
+}
+
+/// Gives every network its number: its earlier one, or a new one.
+fn number(
+    state: &mut Locked<'_>,
+    desired: Vec<(NetworkSpec, String)>,
+) -> Result<BTreeMap<NetworkName, KnownNetwork>, AttachError> {
+    let mut known = BTreeMap::new();
+    for (spec, origin) in desired {
+        let name = spec.name.clone();
+        let id = match state.network_ids.get(&name) {
+            Some(id) => *id,
+            None => unused_id(&state.network_ids)?,
+        };
+        let network = Network { id, spec };
+        // The next agent must know it even if its manifest is gone by then.
+        if state.networks.get(&name).is_none_or(|known| known.network != network) {
+            state.commit(Change::new().network(&network))?;
+            state.network_ids.insert(name.clone(), id);
+        }
+        let orphaned = false;
+        known.insert(
+            name,
+            KnownNetwork {
+                network,
+                origin,
+                orphaned,
+            },
+        );
+    }
+    Ok(known)
+}
+
+/// Whether the programs process packets of the network.
 fn has_rows(spec: &NetworkSpec) -> bool {
     matches!(spec.provider, Provider::Ebpf | Provider::Cni(_))
 }
 
 fn routes_of(spec: &NetworkSpec) -> NetworkRoutes {
     if matches!(spec.provider, Provider::Cni(_)) {
-        // The plugins' datapath knows the ways.
+        // The plugins' datapath has the routes.
         return NetworkRoutes {
             subnets: Vec::new(),
             service_subnets: Vec::new(),
@@ -138,7 +260,7 @@ fn routes_of(spec: &NetworkSpec) -> NetworkRoutes {
         subnets: spec.subnets.clone(),
         service_subnets: spec.service_subnets.clone(),
         egress: match spec.egress {
-            // The node's stack has no part in other networks, whose addresses may be anybody's.
+            // The node's stack has no part in other networks, whose addresses may overlap with the node's.
             EgressMode::Route if spec.default => RouteEgress::Stack,
             EgressMode::None | EgressMode::Route => RouteEgress::None,
             EgressMode::Masquerade => RouteEgress::Masquerade {
@@ -149,9 +271,9 @@ fn routes_of(spec: &NetworkSpec) -> NetworkRoutes {
 }
 
 /// Attachments have host access, or have not, for life: so the default network cannot change while it has any.
-fn keep_default(
+fn retain_default(
     state: &State,
-    wanted: Vec<(NetworkSpec, String)>,
+    desired: Vec<(NetworkSpec, String)>,
     refused: &mut Vec<RefusedManifest>,
 ) -> Vec<(NetworkSpec, String)> {
     let changes_default = |spec: &NetworkSpec| {
@@ -165,7 +287,7 @@ fn keep_default(
         .map(|known| known.network.spec.name.clone())
         .filter(|name| state.attachments_of(name) > 0);
     let mut kept = Vec::new();
-    for (spec, origin) in wanted {
+    for (spec, origin) in desired {
         let second = spec.default && occupied.as_ref().is_some_and(|name| *name != spec.name);
         if changes_default(&spec) || second {
             let blocker = occupied.as_ref().unwrap_or(&spec.name);
@@ -183,13 +305,13 @@ fn keep_default(
     kept
 }
 
-/// Who makes the interfaces of a network does not change while it has some: its addresses and routes depend on it.
-fn keep_providers(
+/// The provider of a network does not change while it has interfaces: its addresses and routes depend on it.
+fn retain_providers(
     state: &State,
-    wanted: Vec<(NetworkSpec, String)>,
+    desired: Vec<(NetworkSpec, String)>,
     refused: &mut Vec<RefusedManifest>,
 ) -> Vec<(NetworkSpec, String)> {
-    let keep = |(spec, origin): (NetworkSpec, String)| {
+    let retain = |(spec, origin): (NetworkSpec, String)| {
         let known = state.networks.get(&spec.name).filter(|known| {
             let present = known.network.spec.provider.as_str();
             present != spec.provider.as_str() && state.attachments_of(&spec.name) > 0
@@ -201,7 +323,7 @@ fn keep_providers(
         });
         (known.network.spec.clone(), known.origin.clone())
     };
-    wanted.into_iter().map(keep).collect()
+    desired.into_iter().map(retain).collect()
 }
 
 fn refusal(origin: &str, reason: String) -> RefusedManifest {
@@ -214,7 +336,8 @@ fn refusal(origin: &str, reason: String) -> RefusedManifest {
     }
 }
 
-fn unused_id(taken: &BTreeMap<NetworkName, NetworkId>) -> Result<NetworkId, &'static str> {
+fn unused_id(taken: &BTreeMap<NetworkName, NetworkId>) -> Result<NetworkId, AttachError> {
     let highest = taken.values().map(|id| id.get()).max().unwrap_or(0);
-    NetworkId::try_from(highest + 1).map_err(|_out_of_range| "all network numbers are used up")
+    NetworkId::try_from(highest + 1)
+        .map_err(|_out_of_range| Subject::node().error(ErrorKind::Store("all network numbers are used up".to_owned())))
 }

@@ -1,38 +1,45 @@
-//! Works out which interfaces a request means; pure.
+//! Plans the interfaces of a request. Pure.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
+use crate::{
+    error::{AttachError, ErrorKind, Subject},
+    registry::KnownNetwork,
+};
 use kni_model::{
     AttachRequest, CniAttachment, IfName, MacAddr, Network, NetworkName, NetworkSelection, Provider,
-    selection::{PRIMARY_IFNAME, assign_interface_names},
+    selection::assign_interface_names,
 };
 
-use super::{AttachError, state::KnownNetwork};
-
-/// One interface to be made.
+/// One planned interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct PlannedInterface {
-    pub(super) ifname: IfName,
-    pub(super) network: Network,
-    pub(super) ips: Vec<IpAddr>,
-    pub(super) mac: Option<MacAddr>,
-    pub(super) default_route: bool,
+pub(crate) struct PlannedInterface {
+    pub(crate) ifname: IfName,
+    pub(crate) network: Network,
+    pub(crate) ips: Vec<IpAddr>,
+    pub(crate) mac: Option<MacAddr>,
+    pub(crate) default_route: bool,
+}
+
+impl PlannedInterface {
+    /// Whether a prewarmed veth pair can become the interface.
+    pub(crate) fn fits_prewarmed(&self) -> bool {
+        self.network.spec.provider.is_ebpf()
+    }
 }
 
 /// The interfaces of a request, the primary one first.
-pub(super) fn plan(
+pub(crate) fn plan(
     request: &AttachRequest,
     networks: &BTreeMap<NetworkName, KnownNetwork>,
 ) -> Result<Vec<PlannedInterface>, AttachError> {
-    let names = assign_interface_names(&request.networks).map_err(|source| AttachError::InvalidSelection {
-        pod: request.pod.clone(),
-        source: Box::new(source),
-    })?;
+    let names = assign_interface_names(&request.networks)
+        .map_err(|invalid| Subject::from(request).error(ErrorKind::InvalidSelection(Box::new(invalid))))?;
     let extra_takes_default = request.networks.iter().any(|selection| selection.default_route);
     let mut planned = Vec::new();
     if !request.primary.none {
         planned.push(PlannedInterface {
-            ifname: primary_name(request)?,
+            ifname: request.ifname.clone().unwrap_or_else(IfName::primary),
             network: primary_network(request, networks)?,
             ips: request.primary.ips.clone(),
             mac: request.primary.mac,
@@ -50,17 +57,13 @@ pub(super) fn plan(
             default_route,
         } = selection;
         if *default_route && default_taken {
-            return Err(AttachError::InvalidField {
-                pod: request.pod.clone(),
-                sandbox: request.sandbox.to_string(),
-                field: "default-route",
-                reason: "more than one network asks for the default route".to_owned(),
-            });
+            let reason = "more than one network asks for the default route";
+            return Err(Subject::from(request).invalid("default-route", reason));
         }
         default_taken |= *default_route;
         let network = usable(request, networks, network)?;
         if *default_route {
-            refuse_no_way_out(request, &network)?;
+            refuse_no_gateway(request, &network)?;
         }
         planned.push(PlannedInterface {
             ifname,
@@ -79,22 +82,8 @@ fn wants_default_route(request: &AttachRequest) -> bool {
     request.primary.default_route.unwrap_or(!additional)
 }
 
-fn primary_name(request: &AttachRequest) -> Result<IfName, AttachError> {
-    if let Some(name) = &request.ifname {
-        return Ok(name.clone());
-    }
-    PRIMARY_IFNAME
-        .parse()
-        .map_err(|error: kni_model::InvalidId| AttachError::InvalidField {
-            pod: request.pod.clone(),
-            sandbox: request.sandbox.to_string(),
-            field: "interface",
-            reason: error.to_string(),
-        })
-}
-
-/// A default route that is asked for needs somebody to lead to.
-fn refuse_no_way_out(request: &AttachRequest, network: &Network) -> Result<(), AttachError> {
+/// A requested default route needs a gateway.
+fn refuse_no_gateway(request: &AttachRequest, network: &Network) -> Result<(), AttachError> {
     let provider = &network.spec.provider;
     let leads_nowhere = match provider {
         Provider::Ebpf | Provider::Cni(_) => false,
@@ -103,12 +92,8 @@ fn refuse_no_way_out(request: &AttachRequest, network: &Network) -> Result<(), A
     if !leads_nowhere {
         return Ok(());
     }
-    Err(AttachError::InvalidField {
-        pod: request.pod.clone(),
-        sandbox: request.sandbox.to_string(),
-        field: "default-route",
-        reason: format!("network {} has no gateway (spec.provider.gateways)", network.spec.name),
-    })
+    let reason = format!("network {} has no gateway (spec.provider.gateways)", network.spec.name);
+    Err(Subject::from(request).invalid("default-route", reason))
 }
 
 fn primary_network(
@@ -122,9 +107,7 @@ fn primary_network(
         .values()
         .find(|known| known.network.spec.default && !known.orphaned);
     let name = &default
-        .ok_or_else(|| AttachError::NoDefaultNetwork {
-            pod: request.pod.clone(),
-        })?
+        .ok_or_else(|| Subject::from(request).error(ErrorKind::NoDefaultNetwork))?
         .network
         .spec
         .name;
@@ -136,28 +119,20 @@ fn usable(
     networks: &BTreeMap<NetworkName, KnownNetwork>,
     name: &NetworkName,
 ) -> Result<Network, AttachError> {
-    let known = networks
-        .get(name)
-        .filter(|known| !known.orphaned)
-        .ok_or_else(|| AttachError::UnknownNetwork {
-            pod: request.pod.clone(),
-            network: name.clone(),
-        })?;
+    let refused = |kind: fn(NetworkName) -> ErrorKind| Subject::from(request).error(kind(name.clone()));
+    let known = networks.get(name).filter(|known| !known.orphaned);
+    let known = known.ok_or_else(|| refused(ErrorKind::UnknownNetwork))?;
     if known.network.spec.enabled {
         Ok(known.network.clone())
     } else {
-        Err(AttachError::NetworkDisabled {
-            pod: request.pod.clone(),
-            network: name.clone(),
-        })
+        Err(refused(ErrorKind::NetworkDisabled))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use kni_model::{NetworkSpec, PodRef, request::PrimarySelection};
-
     use super::*;
+    use kni_model::{NetworkSpec, PodRef, request::PrimarySelection};
 
     fn known(name: &str, id: u32, default: bool, enabled: bool) -> (NetworkName, KnownNetwork) {
         let name: NetworkName = name.parse().unwrap();
@@ -255,20 +230,18 @@ mod tests {
             ]
         );
         let twice = plan(&request(None, &[("blue", true), ("blue", true)]), &networks());
-        assert!(matches!(twice, Err(AttachError::InvalidField { .. })));
+        assert!(matches!(twice.unwrap_err().kind(), ErrorKind::InvalidField { .. }));
     }
 
     #[test]
     fn missing_and_disabled_networks_are_named() {
         let missing = plan(&request(Some("nope"), &[]), &networks()).unwrap_err();
-        assert!(matches!(&missing, AttachError::UnknownNetwork { network, .. } if network.as_str() == "nope"));
+        assert!(matches!(missing.kind(), ErrorKind::UnknownNetwork(network) if network.as_str() == "nope"));
         let off = plan(&request(None, &[("off", false)]), &networks()).unwrap_err();
-        assert!(matches!(&off, AttachError::NetworkDisabled { network, .. } if network.as_str() == "off"));
+        assert!(matches!(off.kind(), ErrorKind::NetworkDisabled(network) if network.as_str() == "off"));
         let mut none = networks();
         none.remove(&"main".parse().unwrap());
-        assert!(matches!(
-            plan(&request(None, &[]), &none),
-            Err(AttachError::NoDefaultNetwork { .. })
-        ));
+        let none = plan(&request(None, &[]), &none).unwrap_err();
+        assert!(matches!(none.kind(), ErrorKind::NoDefaultNetwork));
     }
 }

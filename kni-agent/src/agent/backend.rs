@@ -81,20 +81,20 @@ impl Backend for Node {
     }
 
     fn interfaces(&self, filter: &InterfaceFilter) -> Vec<InterfaceView> {
-        self.attacher.interfaces(filter)
+        self.inspector.interfaces(filter)
     }
 
     fn drops(&self) -> Vec<DropView> {
-        self.attacher.drops()
+        self.inspector.drops()
     }
 
     fn maps(&self) -> Vec<MapView> {
-        self.attacher.maps()
+        self.inspector.maps()
     }
 
     /// No pod can be attached while policies cannot be put into force; other problems do not stand in the way.
     fn status(&self) -> StatusView {
-        let mut status = self.attacher.status();
+        let mut status = self.inspector.status();
         if let Some(reason) = self.sync.policy_problem() {
             status.ready = false;
             status.reasons.push(format!("policies are not in force: {reason}"));

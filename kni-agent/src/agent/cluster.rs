@@ -39,7 +39,8 @@ pub(super) fn join(node: &Node, watches: &Watches) -> Cluster {
     });
     let told = node.clone();
     let standing: Standing = Arc::new(move || told.status());
-    watches.controllers(node.attacher.clone(), Arc::clone(&node.sync), apply, standing)
+    let (pods, inspector) = (node.attacher.clone(), node.inspector.clone());
+    watches.controllers(pods, inspector, Arc::clone(&node.sync), apply, standing)
 }
 
 /// Waits for the API server; then policies first, as at every start, networks and services next.

@@ -9,10 +9,10 @@ use kni_model::{
     Attachment, EndpointId, Network, NetworkId, NetworkName, Sandbox, flow_view::TrailView, policy::PolicyDirection,
     view::Owner,
 };
-use kni_pods::Attacher;
+use kni_pods::Pods;
 
 pub(super) struct Names {
-    pub(super) attacher: Attacher,
+    pub(super) attacher: Pods,
     pub(super) sync: Arc<PolicySync>,
 }
 

@@ -1,19 +1,18 @@
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
-use kni_model::{NetworkName, NetworkSelection, PodRef, SandboxId};
+use kni_dataplane::DataplaneError;
+use kni_enforcement::SyncError;
+use kni_model::{NetworkName, NetworkSelection, PodRef};
+use kni_pods::Subject;
+use kni_uplink::UplinkError;
 
 use super::*;
 
-fn pod() -> PodRef {
-    PodRef {
-        namespace: "shop".to_owned(),
-        name: "web-0".to_owned(),
-        uid: String::new(),
+fn subject() -> Subject {
+    Subject {
+        pod: PodRef::named("shop", "web-0"),
+        sandbox: "abc123".to_owned(),
     }
-}
-
-fn sandbox() -> SandboxId {
-    "abc123".parse().unwrap()
 }
 
 fn selection() -> kni_model::SelectionError {
@@ -21,33 +20,34 @@ fn selection() -> kni_model::SelectionError {
     NetworkSelection::parse_annotations(annotations.iter().map(|(k, v)| (k, v))).unwrap_err()
 }
 
-/// Position of each variant; a new one does not compile before it has a place here and a row below.
-fn variant(error: &AttachError) -> usize {
-    match error {
-        AttachError::NotInSync => 0,
-        AttachError::NoDefaultNetwork { .. } => 1,
-        AttachError::UnknownNetwork { .. } => 2,
-        AttachError::NetworkDisabled { .. } => 3,
-        AttachError::InvalidSelection { .. } => 4,
-        AttachError::InvalidField { .. } => 5,
-        AttachError::NetnsNotFound { .. } => 6,
-        AttachError::AddressesExhausted { .. } => 7,
-        AttachError::AddressUnavailable { .. } => 8,
-        AttachError::EndpointsExhausted { .. } => 9,
-        AttachError::Conflict { .. } => 10,
-        AttachError::Timeout { .. } => 11,
-        AttachError::Stopping => 12,
-        AttachError::Kernel { .. } => 13,
-        AttachError::Store(_) => 14,
-        AttachError::Policy { .. } => 15,
-        AttachError::HostPortTaken { .. } => 16,
-        AttachError::HostPorts { .. } => 17,
-        AttachError::Xdp { .. } => 18,
-        AttachError::Provider { .. } => 19,
-        AttachError::NotReady { .. } => 20,
+/// Position of each kind; a new one does not compile before it has a place here and a row below.
+fn position(kind: &ErrorKind) -> usize {
+    match kind {
+        ErrorKind::NotInSync => 0,
+        ErrorKind::NoDefaultNetwork => 1,
+        ErrorKind::UnknownNetwork(_) => 2,
+        ErrorKind::NetworkDisabled(_) => 3,
+        ErrorKind::InvalidSelection(_) => 4,
+        ErrorKind::InvalidField { .. } => 5,
+        ErrorKind::NetnsNotFound(_) => 6,
+        ErrorKind::AddressesExhausted { .. } => 7,
+        ErrorKind::AddressUnavailable { .. } => 8,
+        ErrorKind::EndpointsExhausted { .. } => 9,
+        ErrorKind::Conflict(_) => 10,
+        ErrorKind::Timeout { .. } => 11,
+        ErrorKind::Stopping => 12,
+        ErrorKind::Kernel { .. } => 13,
+        ErrorKind::Store(_) => 14,
+        ErrorKind::Gate(GateError::Policies(_)) => 15,
+        ErrorKind::HostPortTaken { .. } => 16,
+        ErrorKind::Gate(GateError::HostPorts(_)) => 17,
+        ErrorKind::Xdp { .. } => 18,
+        ErrorKind::Provider { .. } => 19,
+        ErrorKind::NotReady(_) => 20,
+        ErrorKind::Gate(GateError::Egress(_)) => 21,
     }
 }
-const VARIANTS: usize = 21;
+const KINDS: usize = 22;
 
 fn network() -> NetworkName {
     "blue".parse().unwrap()
@@ -57,175 +57,120 @@ fn because() -> String {
     "because".to_owned()
 }
 
-/// Errors about what the client asks for.
-fn asked() -> Vec<(AttachError, Code)> {
-    let (pod, sandbox) = (pod(), sandbox().to_string());
-    let field = |pod| AttachError::InvalidField {
-        pod,
-        sandbox,
+/// Errors about the client's request.
+fn requested() -> Vec<(ErrorKind, Code)> {
+    let field = ErrorKind::InvalidField {
         field: "netns",
         reason: because(),
     };
     vec![
+        (ErrorKind::NoDefaultNetwork, Code::FailedPrecondition),
+        (ErrorKind::UnknownNetwork(network()), Code::NotFound),
+        (ErrorKind::NetworkDisabled(network()), Code::FailedPrecondition),
         (
-            AttachError::NoDefaultNetwork { pod: pod.clone() },
-            Code::FailedPrecondition,
-        ),
-        (
-            AttachError::UnknownNetwork {
-                pod: pod.clone(),
-                network: network(),
-            },
-            Code::NotFound,
-        ),
-        (
-            AttachError::NetworkDisabled {
-                pod: pod.clone(),
-                network: network(),
-            },
-            Code::FailedPrecondition,
-        ),
-        (
-            AttachError::InvalidSelection {
-                pod: pod.clone(),
-                source: Box::new(selection()),
-            },
+            ErrorKind::InvalidSelection(Box::new(selection())),
             Code::InvalidArgument,
         ),
-        (field(pod), Code::InvalidArgument),
+        (field, Code::InvalidArgument),
         (unavailable(true), Code::AlreadyExists),
         (unavailable(false), Code::InvalidArgument),
     ]
 }
 
-fn unavailable(in_use: bool) -> AttachError {
-    AttachError::AddressUnavailable {
-        pod: pod(),
-        sandbox: sandbox(),
+fn unavailable(in_use: bool) -> ErrorKind {
+    ErrorKind::AddressUnavailable {
         network: network(),
         reason: because(),
         in_use,
     }
 }
 
-/// Errors about what the node has.
-fn found() -> Vec<(AttachError, Code)> {
-    let (pod, id) = (pod(), sandbox());
-    let exhausted = |pod, sandbox| AttachError::AddressesExhausted {
-        pod,
-        sandbox,
+/// Errors about the state of the node.
+fn found() -> Vec<(ErrorKind, Code)> {
+    let exhausted = ErrorKind::AddressesExhausted {
         network: network(),
         reason: because(),
     };
-    let netns = |pod, sandbox| AttachError::NetnsNotFound {
-        pod,
-        sandbox,
-        path: "/run/netns/x".into(),
-    };
-    let endpoints = |pod, sandbox| AttachError::EndpointsExhausted {
-        pod,
-        sandbox,
-        capacity: 1024,
-    };
-    let conflict = |pod, sandbox| AttachError::Conflict {
-        pod,
-        sandbox,
-        reason: because(),
+    let taken = ErrorKind::HostPortTaken {
+        port: "TCP 8080 of any address".to_owned(),
+        holder: subject(),
     };
     vec![
-        (netns(pod.clone(), id.clone()), Code::NotFound),
-        (exhausted(pod.clone(), id.clone()), Code::ResourceExhausted),
-        (endpoints(pod.clone(), id.clone()), Code::ResourceExhausted),
-        (conflict(pod.clone(), id.clone()), Code::AlreadyExists),
+        (ErrorKind::NetnsNotFound("/run/netns/x".into()), Code::NotFound),
+        (exhausted, Code::ResourceExhausted),
         (
-            AttachError::HostPortTaken {
-                pod: pod.clone(),
-                sandbox: id.clone(),
-                port: "TCP 8080 of any address".to_owned(),
-                holder: pod,
-                holder_sandbox: id,
-            },
-            Code::AlreadyExists,
+            ErrorKind::EndpointsExhausted { capacity: 1024 },
+            Code::ResourceExhausted,
         ),
+        (ErrorKind::Conflict(because()), Code::AlreadyExists),
+        (taken, Code::AlreadyExists),
     ]
 }
 
 /// Errors about the agent itself.
-fn own() -> Vec<(AttachError, Code)> {
-    let (pod, sandbox) = (pod(), sandbox().to_string());
-    let timeout = |pod, sandbox| AttachError::Timeout {
-        pod,
-        sandbox,
-        step: "attach",
-        seconds: 20,
+fn own() -> Vec<(ErrorKind, Code)> {
+    let kernel = || DataplaneError::Kernel(because());
+    let provider = |retryable| ErrorKind::Provider {
+        network: network(),
+        reason: because(),
+        retryable,
     };
-    let kernel = |pod, sandbox| AttachError::Kernel {
-        pod,
-        sandbox,
+    let timeout = ErrorKind::Timeout {
+        step: "attach",
+        limit: Duration::from_secs(20),
+    };
+    let refused = ErrorKind::Kernel {
         step: "veth",
         reason: because(),
     };
-    let policy = |pod, sandbox| AttachError::Policy {
-        pod,
-        sandbox,
-        reason: because(),
-    };
-    let host_ports = |pod, sandbox| AttachError::HostPorts {
-        pod,
-        sandbox,
-        reason: because(),
-    };
-    let provider = |pod, sandbox, again| AttachError::Provider {
-        pod,
-        sandbox,
-        network: network(),
-        reason: because(),
-        again,
-    };
-    let xdp = |pod, sandbox| AttachError::Xdp {
-        pod,
-        sandbox,
+    let xdp = ErrorKind::Xdp {
         network: network(),
         reason: because(),
     };
     vec![
-        (xdp(pod.clone(), sandbox.clone()), Code::Internal),
-        (provider(pod.clone(), sandbox.clone(), true), Code::Unavailable),
-        (provider(pod.clone(), sandbox.clone(), false), Code::FailedPrecondition),
-        (AttachError::NotInSync, Code::Unavailable),
+        (xdp, Code::Internal),
+        (provider(true), Code::Unavailable),
+        (provider(false), Code::FailedPrecondition),
+        (ErrorKind::NotInSync, Code::Unavailable),
+        (ErrorKind::NotReady(because()), Code::Unavailable),
         (
-            AttachError::NotReady {
-                pod: pod.clone(),
-                sandbox: sandbox.clone(),
-                reason: because(),
-            },
+            GateError::Policies(SyncError::Policy(kernel())).into(),
             Code::Unavailable,
         ),
-        (policy(pod.clone(), sandbox.clone()), Code::Unavailable),
-        (host_ports(pod.clone(), sandbox.clone()), Code::Unavailable),
-        (AttachError::Stopping, Code::Unavailable),
-        (timeout(pod.clone(), sandbox.clone()), Code::DeadlineExceeded),
-        (kernel(pod, sandbox), Code::Internal),
-        (AttachError::Store(because()), Code::Internal),
+        (
+            GateError::Egress(UplinkError::Dataplane(kernel())).into(),
+            Code::Unavailable,
+        ),
+        (
+            GateError::HostPorts(UplinkError::Dataplane(kernel())).into(),
+            Code::Unavailable,
+        ),
+        (ErrorKind::Stopping, Code::Unavailable),
+        (timeout, Code::DeadlineExceeded),
+        (refused, Code::Internal),
+        (ErrorKind::Store(because()), Code::Internal),
     ]
 }
 
 #[test]
 fn every_error_has_its_code_and_keeps_its_words() {
     let mut seen = BTreeSet::new();
-    for (error, code) in asked().into_iter().chain(found()).chain(own()) {
-        seen.insert(variant(&error));
+    for (kind, code) in requested().into_iter().chain(found()).chain(own()) {
+        seen.insert(position(&kind));
+        let error = subject().error(kind);
         let words = error.to_string();
+        assert!(words.starts_with("pod shop/web-0, sandbox abc123: "), "{words}");
         let status = error.into_status();
         assert_eq!(status.code(), code, "{words}");
         assert_eq!(status.message(), words);
     }
-    assert_eq!(seen.len(), VARIANTS, "a variant has no row: {seen:?}");
+    assert_eq!(seen.len(), KINDS, "a kind has no row: {seen:?}");
 }
 
 #[test]
 fn messages_are_one_bounded_line() {
-    let error = AttachError::Store("first\nsecond\r\t\u{1b}[31mred\u{2028}third\0".to_owned());
+    let kind = ErrorKind::Store("first\nsecond\r\t\u{1b}[31mred\u{2028}third\0".to_owned());
+    let error = Subject::node().error(kind);
     assert_eq!(error.into_status().message(), "state: first second   [31mred third ");
     for text in ["x".repeat(5000), "é".repeat(5000), "\u{2028}".repeat(5000)] {
         let line = one_line(&text);

@@ -16,7 +16,7 @@ use kni_model::{
         ProgramView, RefusedManifest, StatusView, UplinkView,
     },
 };
-use kni_pods::{AttachError, DeleteRequest, Garbage, GarbageRequest};
+use kni_pods::{AttachError, DeleteRequest, ErrorKind, Garbage, GarbageRequest, Subject};
 use tokio::sync::{Semaphore, broadcast};
 
 use crate::Backend;
@@ -119,12 +119,7 @@ impl Backend for Fake {
             Mood::Gated => self.gate.acquire().await.unwrap().forget(),
             Mood::Panicking => panic!("the backend fails in this test"),
             Mood::Exhausted => {
-                let AttachRequest { pod, sandbox, .. } = request;
-                return Err(AttachError::EndpointsExhausted {
-                    pod,
-                    sandbox,
-                    capacity: 7,
-                });
+                return Err(Subject::from(&request).error(ErrorKind::EndpointsExhausted { capacity: 7 }));
             }
         }
         let sandbox = Arc::new(sandbox(&request));

@@ -1,0 +1,91 @@
+//! Reads the node for operators and controllers: interfaces, drops, maps and status, compared with the kernel.
+//! Layer: service.
+
+mod inside;
+mod interfaces;
+
+use std::sync::Arc;
+
+use kni_dataplane::Dataplane;
+use kni_model::{
+    PodRef,
+    view::{DropView, MapView, StatusView, UplinkView},
+};
+use kni_netlink::Netlink;
+use kni_pods::Pods;
+
+/// Reads the node. Clones share it. Every method may block for some milliseconds.
+#[derive(Clone)]
+pub struct Inspector {
+    pods: Pods,
+    dataplane: Arc<Dataplane>,
+    netlink: Netlink,
+}
+
+impl Inspector {
+    /// Call it inside a tokio runtime, in the node's network namespace.
+    pub fn new(pods: Pods, dataplane: Arc<Dataplane>) -> Result<Self, kni_netlink::Error> {
+        Ok(Self {
+            pods,
+            dataplane,
+            netlink: Netlink::new()?,
+        })
+    }
+
+    /// Counted drops.
+    pub fn drops(&self) -> Vec<DropView> {
+        let drops = self.dataplane.drops().unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot read drop counters");
+            Vec::new()
+        });
+        drops
+            .into_iter()
+            .map(|drop| {
+                let owner = self.pods.owner(drop.endpoint);
+                let (network, pod, ifname) = owner.map_or_else(
+                    || (None, PodRef::default(), String::new()),
+                    |owner| (Some(owner.network), owner.pod, owner.ifname),
+                );
+                DropView {
+                    network,
+                    pod,
+                    ifname,
+                    direction: drop.direction,
+                    reason: drop.reason,
+                    count: drop.count,
+                }
+            })
+            .collect()
+    }
+
+    /// The pinned maps.
+    pub fn maps(&self) -> Vec<MapView> {
+        self.dataplane.maps().unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot read the pinned maps");
+            Vec::new()
+        })
+    }
+
+    /// The state of the attach service and of the dataplane.
+    pub fn status(&self) -> StatusView {
+        let reasons = self.pods.obstacles();
+        let counts = self.pods.counts();
+        StatusView {
+            ready: reasons.is_empty(),
+            reasons,
+            hook: self.dataplane.hook().as_str().to_owned(),
+            pin_path: self.dataplane.pin_path(),
+            sandboxes: count(counts.sandboxes),
+            attachments: count(counts.attachments),
+            endpoints_capacity: self.dataplane.capacity(),
+            warm_sandboxes: count(counts.prewarmed),
+            pending_removals: count(counts.removals),
+            pending_links: count(self.dataplane.provisional_count()),
+            uplink: UplinkView::default(),
+        }
+    }
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}

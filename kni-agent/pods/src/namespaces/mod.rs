@@ -1,0 +1,268 @@
+//! Owns the network namespaces that the agent makes: gives them to clients, binds them to sandboxes, removes them.
+
+mod prewarm;
+mod unclaimed;
+
+use std::{
+    path::{Component, Path, PathBuf},
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use kni_model::{NetnsIdentity, PodRef, SandboxId, error_chain};
+use kni_netlink::{self as netlink, Netns};
+use kni_store::{Change, NamespaceRecord, NamespaceUse, Removal, WarmInterface};
+
+pub(crate) use self::unclaimed::in_use;
+use crate::{
+    error::{AttachError, Subject},
+    kernel::Kernel,
+    registry::Registry,
+};
+
+/// The namespaces, some of them prewarmed for later pods.
+pub(crate) struct NamespacePool {
+    registry: Arc<Registry>,
+    kernel: Arc<Kernel>,
+    /// Where namespaces are mounted.
+    netns_dir: PathBuf,
+    /// How many are prewarmed.
+    size: usize,
+}
+
+impl NamespacePool {
+    pub(crate) fn new(registry: &Arc<Registry>, kernel: &Arc<Kernel>, netns_dir: PathBuf, size: u32) -> Self {
+        Self {
+            registry: Arc::clone(registry),
+            kernel: Arc::clone(kernel),
+            netns_dir,
+            size: usize::try_from(size).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// Gives a namespace to a client: a prewarmed one where there is one and the client has no path of its own.
+    pub(crate) async fn create(&self, pod: PodRef, prefix: &str) -> Result<PathBuf, AttachError> {
+        self.registry.note_activity();
+        let subject = Subject::pod(pod.clone());
+        let location = self.location(&subject, prefix)?;
+        if location.is_none()
+            && let Some(path) = self.take_prewarmed(&pod)?
+        {
+            self.registry.background.notify_one();
+            return Ok(path);
+        }
+        let path = location.unwrap_or_else(|| self.fresh_path());
+        let making = NamespaceRecord {
+            path: path.clone(),
+            identity: None,
+            used_by: NamespaceUse::Making,
+            warm: None,
+        };
+        self.record(making.clone())?;
+        match netlink::netns::create(&path).await {
+            Ok(identity) => {
+                let used_by = NamespaceUse::Given { pod, since: now() };
+                self.record(NamespaceRecord {
+                    identity: Some(identity),
+                    used_by,
+                    ..making
+                })?;
+                Ok(path)
+            }
+            Err(error) => {
+                self.registry.lock().remove_namespace(&path)?;
+                Err(subject.kernel("creating the network namespace", &error))
+            }
+        }
+    }
+
+    /// An unused path: pod names are not part of it, so paths of two pods never collide.
+    fn fresh_path(&self) -> PathBuf {
+        self.netns_dir.join(format!("kni-{:016x}", fastrand::u64(..)))
+    }
+
+    /// The path for a prefix that leads elsewhere than the usual folder.
+    fn location(&self, subject: &Subject, prefix: &str) -> Result<Option<PathBuf>, AttachError> {
+        if prefix.is_empty() {
+            return Ok(None);
+        }
+        let invalid = |reason: &str| {
+            let shown = prefix.chars().take(256).collect::<String>();
+            subject.invalid("netns_path_prefix", format!("{reason}: {shown:?}"))
+        };
+        let plain = Path::new(prefix)
+            .components()
+            .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        if !prefix.starts_with('/') || !plain || prefix.contains("//") || prefix.chars().any(char::is_control) {
+            return Err(invalid("must be an absolute path without '.' and '..'"));
+        }
+        let path = PathBuf::from(format!("{prefix}kni-{:016x}", fastrand::u64(..)));
+        let dir = path.parent().ok_or_else(|| invalid("names no folder"))?;
+        let usual = |dir: &Path| dir == self.netns_dir || dir == Path::new("/var/run/netns");
+        if usual(dir) && prefix.ends_with('/') {
+            return Ok(None);
+        }
+        if dir.is_dir() {
+            Ok(Some(path))
+        } else {
+            Err(invalid("its folder does not exist"))
+        }
+    }
+
+    fn take_prewarmed(&self, pod: &PodRef) -> Result<Option<PathBuf>, AttachError> {
+        let mut state = self.registry.lock();
+        let mut records = state.namespaces.values();
+        let Some(prewarmed) = records.find(|record| record.used_by == NamespaceUse::Warm) else {
+            return Ok(None);
+        };
+        let used_by = NamespaceUse::Given {
+            pod: pod.clone(),
+            since: now(),
+        };
+        let given = NamespaceRecord {
+            used_by,
+            ..prewarmed.clone()
+        };
+        let path = given.path.clone();
+        state.put_namespace(given)?;
+        Ok(Some(path))
+    }
+
+    /// Binds a namespace of ours to the sandbox before anything can fail, so that deleting the sandbox removes it. One
+    /// whose sandbox was detached passes to the new one: deleting the old sandbox must not touch it any more.
+    pub(crate) fn bind(&self, sandbox: &SandboxId, netns: &Netns) -> Result<(), AttachError> {
+        let mut state = self.registry.lock();
+        let Some(record) = state.namespace_of(netns.id()) else {
+            return Ok(());
+        };
+        if let NamespaceUse::Bound { sandbox: holder } = &record.used_by
+            && (holder == sandbox || state.sandboxes.contains_key(holder))
+        {
+            return Ok(());
+        }
+        let bound = NamespaceRecord {
+            used_by: NamespaceUse::Bound {
+                sandbox: sandbox.clone(),
+            },
+            ..record.clone()
+        };
+        state.put_namespace(bound)?;
+        drop(state);
+        self.registry.background.notify_one();
+        Ok(())
+    }
+
+    /// Whether the agent made the namespace.
+    pub(crate) fn is_ours(&self, netns: NetnsIdentity) -> bool {
+        self.registry.lock().namespace_of(netns).is_some()
+    }
+
+    /// Queues the prewarmed interface of a namespace: another one is about to take its name.
+    pub(crate) fn discard_prewarmed(&self, netns: NetnsIdentity) -> Result<(), AttachError> {
+        let record = self.registry.lock().namespace_of(netns).cloned();
+        match record.as_ref().and_then(|record| Some((record, record.warm.as_ref()?))) {
+            Some((record, warm)) => self.discard(record, warm),
+            None => Ok(()),
+        }
+    }
+
+    /// The namespace stays, an attach in it will make a new interface.
+    fn discard(&self, record: &NamespaceRecord, warm: &WarmInterface) -> Result<(), AttachError> {
+        let kept = NamespaceRecord {
+            warm: None,
+            ..record.clone()
+        };
+        let removal = removal_of(record, warm);
+        let mut state = self.registry.lock();
+        state.commit(Change::new().namespace(&kept).removal(&removal))?;
+        state.namespaces.insert(kept.path.clone(), kept);
+        state.queue([removal]);
+        Ok(())
+    }
+
+    /// Unmounts a namespace of ours and queues its prewarmed interface. Idempotent. Does nothing if the namespace differs
+    /// from `record`: then an attach has claimed it, or another call removes it.
+    pub(crate) async fn remove(&self, record: &NamespaceRecord) -> Result<(), AttachError> {
+        if !self.withhold(record) {
+            return Ok(());
+        }
+        if let Err(error) = netlink::netns::remove(&record.path).await {
+            let mut state = self.registry.lock();
+            state.namespaces.insert(record.path.clone(), record.clone());
+            return Err(Subject::node().kernel("removing the network namespace", &error));
+        }
+        let mut state = self.registry.lock();
+        let removal = record.warm.as_ref().map(|warm| removal_of(record, warm));
+        let change = removal
+            .iter()
+            .fold(Change::new().remove_namespace(&record.path), Change::removal);
+        state.commit(change)?;
+        state.namespaces.remove(&record.path);
+        state.queue(removal);
+        drop(state);
+        self.registry.reaper.notify_one();
+        Ok(())
+    }
+
+    /// From here on no attach finds the namespace. In memory only: a restarted agent reads the record as it was, and
+    /// finds that the namespace is gone or receives the client's call again.
+    fn withhold(&self, record: &NamespaceRecord) -> bool {
+        let mut state = self.registry.lock();
+        if state.namespaces.get(&record.path) != Some(record) {
+            return false;
+        }
+        let going = NamespaceRecord {
+            identity: None,
+            used_by: NamespaceUse::Making,
+            ..record.clone()
+        };
+        state.namespaces.insert(record.path.clone(), going);
+        true
+    }
+
+    fn record(&self, record: NamespaceRecord) -> Result<(), AttachError> {
+        self.registry.lock().put_namespace(record)
+    }
+
+    /// Keeps the namespaces that clients have, adopts prewarmed ones, removes those that were being made.
+    pub(crate) async fn restore(&self, record: &NamespaceRecord) -> Result<(), AttachError> {
+        let whole = netlink::netns::identity(&record.path).ok() == record.identity && record.identity.is_some();
+        let retained = match &record.used_by {
+            NamespaceUse::Making => false,
+            NamespaceUse::Warm | NamespaceUse::Given { .. } => whole,
+            // Only the client's delete ends it.
+            NamespaceUse::Bound { .. } => true,
+        };
+        if !retained {
+            return self.remove(record).await;
+        }
+        let Some(warm) = &record.warm else { return Ok(()) };
+        match self.kernel.dataplane.adopt(warm.host_ifname.as_str(), warm.endpoint) {
+            Ok(()) => Ok(()),
+            Err(error) if record.used_by == NamespaceUse::Warm => {
+                tracing::warn!(error = error_chain(&error), "cannot adopt a prewarmed namespace");
+                self.remove(record).await
+            }
+            Err(error) => {
+                tracing::warn!(error = error_chain(&error), "cannot adopt a prewarmed interface");
+                self.discard(record, warm)
+            }
+        }
+    }
+}
+
+fn removal_of(record: &NamespaceRecord, warm: &WarmInterface) -> Removal {
+    Removal {
+        endpoint: warm.endpoint,
+        host_ifname: warm.host_ifname.clone(),
+        host_ifindex: warm.host_ifindex,
+        netns: record.identity,
+    }
+}
+
+/// Seconds since the Unix epoch.
+fn now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}

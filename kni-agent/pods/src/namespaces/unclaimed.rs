@@ -1,0 +1,82 @@
+//! Removes namespaces that clients requested and never attached.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use kni_model::{NetnsIdentity, PodRef, SandboxId, error_chain};
+use kni_netlink as netlink;
+use kni_store::{NamespaceRecord, NamespaceUse};
+
+use super::{NamespacePool, now};
+
+/// A namespace that was given to a client, is not attached for this long and is used by no process, is removed.
+const UNCLAIMED_FOR: Duration = Duration::from_mins(15);
+const INTERVAL: Duration = Duration::from_mins(1);
+
+impl NamespacePool {
+    /// Never ends.
+    pub(crate) async fn collect_unclaimed(self: Arc<Self>) {
+        let mut ticks = tokio::time::interval(INTERVAL);
+        ticks.tick().await;
+        loop {
+            ticks.tick().await;
+            for record in self.unclaimed_for_long() {
+                let Some(identity) = record.identity else { continue };
+                if in_use(identity).await {
+                    continue;
+                }
+                match self.remove(&record).await {
+                    Ok(()) => tracing::info!(path = %record.path.display(), "removed an unclaimed namespace"),
+                    Err(error) => tracing::warn!(%error, "cannot remove an unclaimed namespace"),
+                }
+            }
+        }
+    }
+
+    fn unclaimed_for_long(&self) -> Vec<NamespaceRecord> {
+        let now = now();
+        let old = |record: &&NamespaceRecord| {
+            matches!(&record.used_by, NamespaceUse::Given { since, .. }
+                if now.saturating_sub(*since) > UNCLAIMED_FOR.as_secs())
+        };
+        self.registry.lock().namespaces.values().filter(old).cloned().collect()
+    }
+
+    /// Namespaces that were given to a client and never attached. By path, for every caller; by the pod's name alone only
+    /// if no sandbox is named, so that deleting an old sandbox never touches a newer one's namespace.
+    pub(crate) fn unclaimed(
+        &self,
+        sandbox: Option<&SandboxId>,
+        pod: &PodRef,
+        netns: Option<&Path>,
+    ) -> Vec<NamespaceRecord> {
+        let state = self.registry.lock();
+        let by_name = sandbox.is_none() && netns.is_none() && !pod.name.is_empty();
+        let selected = |record: &&NamespaceRecord| match &record.used_by {
+            NamespaceUse::Given { pod: given, .. } => {
+                netns == Some(record.path.as_path())
+                    || (by_name && given.name == pod.name && given.namespace == pod.namespace)
+            }
+            NamespaceUse::Making | NamespaceUse::Warm | NamespaceUse::Bound { .. } => false,
+        };
+        state.namespaces.values().filter(selected).cloned().collect()
+    }
+}
+
+/// Whether a process lives in the namespace; also where that is unknown.
+pub(crate) async fn in_use(identity: NetnsIdentity) -> bool {
+    let looked = tokio::task::spawn_blocking(move || {
+        let processes = std::fs::read_dir("/proc")?;
+        let lives_there = |entry: std::fs::DirEntry| {
+            netlink::netns::identity(&entry.path().join("ns/net")).is_ok_and(|found| found == identity)
+        };
+        Ok::<bool, std::io::Error>(processes.filter_map(Result::ok).any(lives_there))
+    });
+    match looked.await {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => {
+            tracing::debug!(error = error_chain(&error), "cannot look at processes");
+            true
+        }
+        Err(_ended) => true,
+    }
+}

@@ -1,0 +1,200 @@
+//! Serves attach, detach and delete of pod sandboxes, each on a task of its own.
+
+use std::{future::Future, path::PathBuf, sync::Arc};
+
+use kni_dataplane::Dataplane;
+use kni_enforcement::PolicySync;
+use kni_model::{
+    AttachRequest, PodRef, Sandbox, SandboxId,
+    policy::{ContainerPort, Labels},
+    view::WantedNetworks,
+};
+use kni_plugins::Plugins;
+use kni_store::Store;
+use kni_uplink::Uplink;
+
+use crate::{
+    background,
+    error::{AttachError, ErrorKind, Subject},
+    interfaces::Interfaces,
+    kernel::Kernel,
+    namespaces::NamespacePool,
+    networks::NetworkRegistry,
+    reaper::Reaper,
+    registry::Registry,
+    sandboxes::{DeleteRequest, Garbage, GarbageRequest, Gate, Sandboxes},
+    takeover::Takeover,
+};
+
+/// Settings of the service.
+#[derive(Debug, Clone)]
+pub struct PodsOptions {
+    /// Where namespaces are mounted.
+    pub netns_dir: PathBuf,
+    /// How many namespaces are prewarmed for `CreateNetwork`.
+    pub warm_sandboxes: u32,
+    /// CNI plugins, where they may be run.
+    pub plugins: Option<Plugins>,
+}
+
+/// The attach service. Clones share it.
+///
+/// # Guarantees
+/// - Idempotent by sandbox: a repeated attach gives the same answer, detach and delete of unknown sandboxes succeed (I6).
+/// - All or nothing: a failed attach leaves nothing behind, also when the agent is killed in its middle.
+/// - When attach returns, traffic flows as the policies allow; when detach returns, none does, and the addresses are free.
+/// - A call that has begun is finished even if the caller goes away, and is bounded in time.
+///
+/// # Assumptions
+/// - One agent per node: the store's lock ensures it.
+#[derive(Clone)]
+pub struct Pods {
+    pub(crate) service: Arc<Service>,
+}
+
+/// The owners.
+pub(crate) struct Service {
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) networks: NetworkRegistry,
+    pub(crate) namespaces: Arc<NamespacePool>,
+    pub(crate) sandboxes: Arc<Sandboxes>,
+}
+
+impl Pods {
+    /// Takes over from an earlier agent and begins the background work. Call it inside a tokio runtime, in the node's
+    /// network namespace. Attaching begins to work with the first [`Self::apply_networks`].
+    pub async fn start(
+        options: PodsOptions,
+        dataplane: Arc<Dataplane>,
+        policies: Arc<PolicySync>,
+        uplink: Arc<Uplink>,
+        store: Store,
+    ) -> Result<Self, AttachError> {
+        let PodsOptions {
+            netns_dir,
+            warm_sandboxes,
+            plugins,
+        } = options;
+        let (registry, contents) = Registry::open(store, dataplane.capacity())?;
+        let registry = Arc::new(registry);
+        let kernel = Arc::new(Kernel::open(dataplane)?);
+        let interfaces = Arc::new(Interfaces::new(&kernel, plugins.clone()));
+        let reaper = Arc::new(Reaper::new(&registry, &kernel));
+        let namespaces = Arc::new(NamespacePool::new(&registry, &kernel, netns_dir, warm_sandboxes));
+        let gate = Gate::new(policies, uplink);
+        let sandboxes = Arc::new(Sandboxes::new(
+            &registry,
+            &kernel,
+            &interfaces,
+            &namespaces,
+            &reaper,
+            gate,
+        ));
+        let takeover = Takeover {
+            registry: &registry,
+            kernel: &kernel,
+            interfaces: &interfaces,
+            namespaces: &namespaces,
+            sandboxes: &sandboxes,
+        };
+        takeover.run(contents).await?;
+        tokio::spawn(reaper.run());
+        tokio::spawn(background::run(
+            Arc::clone(&registry),
+            Arc::clone(&sandboxes),
+            Arc::clone(&namespaces),
+        ));
+        tokio::spawn(Arc::clone(&namespaces).collect_unclaimed());
+        tokio::spawn(Arc::clone(&sandboxes).watch_namespaces());
+        let networks = NetworkRegistry::new(&registry, &kernel, plugins);
+        Ok(Self {
+            service: Arc::new(Service {
+                registry,
+                networks,
+                namespaces,
+                sandboxes,
+            }),
+        })
+    }
+
+    /// Makes a fresh network namespace and returns its path; from the pool where that has one, about 0.1 ms.
+    pub async fn create_namespace(&self, pod: PodRef, path_prefix: &str) -> Result<PathBuf, AttachError> {
+        let prefix = path_prefix.to_owned();
+        self.run(|service| async move { service.namespaces.create(pod, &prefix).await })
+            .await
+    }
+
+    /// Removes the namespace of a sandbox, after detaching it. Unknown ones succeed.
+    pub async fn delete(&self, request: DeleteRequest) -> Result<(), AttachError> {
+        self.run(|service| async move { service.sandboxes.delete(request).await })
+            .await
+    }
+
+    /// Attaches a sandbox; see the type's guarantees.
+    pub async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
+        self.run(|service| async move { service.sandboxes.attach(&request).await })
+            .await
+    }
+
+    /// Binds a namespace to a sandbox without attaching it, so that deleting the sandbox removes it. Namespaces of others
+    /// stay as they are.
+    pub async fn claim(&self, sandbox: SandboxId, netns: PathBuf) -> Result<(), AttachError> {
+        self.run(|service| async move { service.sandboxes.claim(&sandbox, &netns).await })
+            .await
+    }
+
+    /// Detaches a sandbox. Unknown ones succeed.
+    pub async fn detach(&self, sandbox: SandboxId) -> Result<(), AttachError> {
+        self.run(|service| async move { service.sandboxes.detach(&sandbox).await })
+            .await
+    }
+
+    /// Undoes one CNI call. Unknown sandboxes, and those of another call, stay and succeed.
+    pub async fn undo(&self, sandbox: SandboxId, invocation: String) -> Result<(), AttachError> {
+        self.run(|service| async move { service.sandboxes.undo_invocation(&sandbox, &invocation).await })
+            .await
+    }
+
+    /// Detaches the sandboxes that a CNI runtime no longer has. Continues after errors and reports them.
+    pub async fn collect_garbage(&self, request: GarbageRequest) -> Result<Garbage, AttachError> {
+        self.run(|service| async move { Ok(service.sandboxes.collect_for_runtime(request).await) })
+            .await
+    }
+
+    /// Replaces the networks.
+    pub async fn apply_networks(&self, networks: WantedNetworks) -> Result<(), AttachError> {
+        self.run(|service| async move { service.networks.apply(networks).await })
+            .await
+    }
+
+    /// Gives a sandbox other labels and named ports, and enforces the policies that select it then. Unknown sandboxes,
+    /// and those that have them already, succeed.
+    pub async fn relabel(
+        &self,
+        sandbox: SandboxId,
+        labels: Labels,
+        ports: Vec<ContainerPort>,
+    ) -> Result<(), AttachError> {
+        self.run(|service| async move { service.sandboxes.relabel(&sandbox, labels, ports).await })
+            .await
+    }
+
+    /// Refuses new work from now on; attached sandboxes stay.
+    pub fn stop(&self) {
+        self.service.registry.stop();
+    }
+
+    /// Runs work on a task of its own, so that a caller that goes away does not leave it half done.
+    async fn run<T, F, W>(&self, work: W) -> Result<T, AttachError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, AttachError>> + Send + 'static,
+        W: FnOnce(Arc<Service>) -> F,
+    {
+        if self.service.registry.is_stopping() {
+            return Err(Subject::node().error(ErrorKind::Stopping));
+        }
+        let task = tokio::spawn(work(Arc::clone(&self.service)));
+        task.await.unwrap_or_else(|ended| Err(Subject::node().ended(&ended)))
+    }
+}

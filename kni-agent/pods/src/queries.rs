@@ -1,0 +1,140 @@
+//! Answers queries about sandboxes, endpoints and networks from memory.
+
+use std::{net::IpAddr, sync::Arc};
+
+use kni_model::{
+    Attachment, EndpointId, NetworkId, NetworkName, Phase, Sandbox, SandboxId,
+    durations::Durations,
+    view::{NetworkView, Owner, RefusedManifest},
+};
+use tokio::sync::watch;
+
+use crate::pods::Pods;
+
+/// How much of everything there is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Sandboxes, complete or not.
+    pub sandboxes: usize,
+    /// Their attachments.
+    pub attachments: usize,
+    /// Prewarmed namespaces.
+    pub prewarmed: usize,
+    /// Interfaces that still have to be removed.
+    pub removals: usize,
+}
+
+impl Pods {
+    /// How much of everything there is.
+    pub fn counts(&self) -> Counts {
+        let state = self.service.registry.lock();
+        Counts {
+            sandboxes: state.sandboxes.len(),
+            attachments: state.attachments().count(),
+            prewarmed: state.warm_count(),
+            removals: state.removals.len(),
+        }
+    }
+
+    /// Why pods cannot be attached, one sentence each; empty when they can.
+    pub fn obstacles(&self) -> Vec<String> {
+        let plugins = self.service.networks.default_problem();
+        let plugins = plugins.map(|(network, reason)| format!("network {network}: {reason}"));
+        let mut obstacles: Vec<String> = plugins.into_iter().collect();
+        let state = self.service.registry.lock();
+        if !state.in_sync {
+            obstacles.push("the agent has not applied its networks yet".to_owned());
+        } else if state.default_network().is_none() {
+            obstacles.push("no network is the default one (a PodNetwork with spec.default: true)".to_owned());
+        }
+        if self.service.registry.is_stopping() {
+            obstacles.push("the agent is stopping".to_owned());
+        }
+        obstacles
+    }
+
+    /// An attached sandbox, with its additional interfaces.
+    pub fn query(&self, sandbox: &SandboxId) -> Option<Arc<Sandbox>> {
+        let state = self.service.registry.lock();
+        let found = state.sandboxes.get(sandbox);
+        let found = found.filter(|found| found.phase == Phase::Ready)?;
+        let mut additional: Vec<&Arc<Sandbox>> = state
+            .ready()
+            .filter(|child| child.parent.as_ref() == Some(sandbox))
+            .collect();
+        if additional.is_empty() {
+            return Some(Arc::clone(found));
+        }
+        additional.sort_by_key(|child| &child.id);
+        let mut whole = Sandbox::clone(found);
+        let attachments = additional
+            .into_iter()
+            .flat_map(|child| child.attachments.iter().cloned());
+        whole.attachments.extend(attachments);
+        Some(Arc::new(whole))
+    }
+
+    /// The networks, the default one first, then by name.
+    pub fn networks(&self) -> Vec<NetworkView> {
+        self.service.networks.views()
+    }
+
+    /// Manifests that were refused.
+    pub fn refused(&self) -> Vec<RefusedManifest> {
+        self.service.registry.lock().refused.clone()
+    }
+
+    /// The owner of an endpoint; `None` while it is free.
+    pub fn owner(&self, endpoint: EndpointId) -> Option<Owner> {
+        self.service.registry.lock().owner_of(endpoint)
+    }
+
+    /// An endpoint's attachment and its sandbox.
+    pub fn attachment(&self, endpoint: EndpointId) -> Option<(Arc<Sandbox>, Attachment)> {
+        let state = self.service.registry.lock();
+        let mut attachments = state.attachments();
+        let (sandbox, attachment) = attachments.find(|(_, attachment)| attachment.endpoint == endpoint)?;
+        Some((Arc::clone(sandbox), attachment.clone()))
+    }
+
+    /// Every complete attachment, with its sandbox.
+    pub fn attachments(&self) -> Vec<(Arc<Sandbox>, Attachment)> {
+        let state = self.service.registry.lock();
+        let ready = state.attachments().filter(|(sandbox, _)| sandbox.phase == Phase::Ready);
+        ready
+            .map(|(sandbox, attachment)| (Arc::clone(sandbox), attachment.clone()))
+            .collect()
+    }
+
+    /// The endpoint that has an address of a network.
+    pub fn endpoint_at(&self, network: NetworkId, address: IpAddr) -> Option<EndpointId> {
+        self.service.registry.lock().endpoint_at(network, address)
+    }
+
+    /// The sandbox of a pod, by namespace and name; one that is completely attached where there are several.
+    pub fn sandbox_of(&self, namespace: &str, name: &str) -> Option<Arc<Sandbox>> {
+        self.service.registry.lock().sandbox_of(namespace, name)
+    }
+
+    /// Every complete sandbox.
+    pub fn sandboxes(&self) -> Vec<Arc<Sandbox>> {
+        self.service.registry.lock().ready().map(Arc::clone).collect()
+    }
+
+    /// The name of a network's number.
+    pub fn network_name(&self, id: NetworkId) -> Option<NetworkName> {
+        let state = self.service.registry.lock();
+        let known = state.network_ids.iter().find(|(_, known)| **known == id);
+        known.map(|(name, _)| name.clone())
+    }
+
+    /// How long attaching took, successful or not, without repeated requests.
+    pub fn attach_times(&self) -> Durations {
+        self.service.sandboxes.attach_times()
+    }
+
+    /// Notifies of every change of attachments and networks. Slow receivers see the last one only.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.service.registry.changes()
+    }
+}

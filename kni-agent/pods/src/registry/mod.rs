@@ -1,0 +1,152 @@
+//! Owns the state in memory and its store: one mutex, one transaction, and the signals between the owners of its parts.
+
+mod slots;
+mod state;
+
+use std::{
+    ops::{Deref, DerefMut},
+    path::Path,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use kni_model::{Sandbox, error_chain};
+use kni_store::{Change, Contents, NamespaceRecord, Removal, Store, StoreError};
+use tokio::sync::{Notify, watch};
+
+pub(crate) use self::{
+    slots::Slots,
+    state::{KnownNetwork, State},
+};
+use crate::error::{AttachError, ErrorKind, Subject};
+
+/// The state and its store.
+pub(crate) struct Registry {
+    /// Never held across an await. The state and the store change under this one lock, so that both change in one order.
+    state: Mutex<State>,
+    store: Store,
+    changes: watch::Sender<u64>,
+    stopping: AtomicBool,
+    /// Wakes the reaper.
+    pub(crate) reaper: Notify,
+    /// Interfaces were removed.
+    pub(crate) removed: Notify,
+    /// Wakes the background work for later pods.
+    pub(crate) background: Notify,
+}
+
+impl Registry {
+    /// Reads the store. The contents enter the state when the caller adopts them.
+    pub(crate) fn open(store: Store, capacity: u32) -> Result<(Self, Contents), AttachError> {
+        let contents = store.load().map_err(|error| store_error(&error))?;
+        let registry = Self {
+            state: Mutex::new(State::new(capacity)),
+            store,
+            changes: watch::Sender::new(0),
+            stopping: AtomicBool::new(false),
+            reaper: Notify::new(),
+            removed: Notify::new(),
+            background: Notify::new(),
+        };
+        Ok((registry, contents))
+    }
+
+    /// The state, and the right to change it.
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        Locked {
+            // A panic while it was held is a bug, but the records it guards are written whole.
+            state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
+            registry: self,
+        }
+    }
+
+    /// Notes that a client is being served.
+    pub(crate) fn note_activity(&self) {
+        self.lock().last_call = Instant::now();
+    }
+
+    /// Notifies of every change of attachments and networks. Slow receivers see the last one only.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Refuses new work from now on.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+}
+
+/// The locked state. Commits go through it, so that the store changes under the lock too.
+pub(crate) struct Locked<'a> {
+    state: MutexGuard<'a, State>,
+    registry: &'a Registry,
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Locked<'_> {
+    /// Writes a change to the store. The caller changes the state afterwards (I5).
+    pub(crate) fn commit(&self, change: Change) -> Result<(), AttachError> {
+        let committed = self.registry.store.commit(change);
+        committed.map_err(|error| store_error(&error))
+    }
+
+    /// Writes a sandbox.
+    pub(crate) fn put_sandbox(&mut self, sandbox: Sandbox) -> Result<Arc<Sandbox>, AttachError> {
+        self.commit(Change::new().sandbox(&sandbox))?;
+        let sandbox = Arc::new(sandbox);
+        self.sandboxes.insert(sandbox.id.clone(), Arc::clone(&sandbox));
+        Ok(sandbox)
+    }
+
+    /// Writes a namespace.
+    pub(crate) fn put_namespace(&mut self, record: NamespaceRecord) -> Result<(), AttachError> {
+        self.commit(Change::new().namespace(&record))?;
+        self.namespaces.insert(record.path.clone(), record);
+        Ok(())
+    }
+
+    /// Removes the record of a namespace.
+    pub(crate) fn remove_namespace(&mut self, path: &Path) -> Result<(), AttachError> {
+        self.commit(Change::new().remove_namespace(path))?;
+        self.namespaces.remove(path);
+        Ok(())
+    }
+
+    /// Queues interfaces whose removal is already committed.
+    pub(crate) fn queue(&mut self, removals: impl IntoIterator<Item = Removal>) {
+        let removals = removals.into_iter().map(|removal| (removal.endpoint, removal));
+        self.removals.extend(removals);
+    }
+
+    /// Announces a change of attachments or networks.
+    pub(crate) fn announce(&self) {
+        self.registry
+            .changes
+            .send_modify(|count| *count = count.wrapping_add(1));
+    }
+}
+
+/// The error of a store.
+pub(crate) fn store_error(error: &StoreError) -> AttachError {
+    Subject::node().error(ErrorKind::Store(error_chain(error)))
+}

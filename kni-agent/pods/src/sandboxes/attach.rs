@@ -1,0 +1,190 @@
+//! Attaches one sandbox: bind, plan, compare, reserve, build, commit.
+
+use std::{
+    path::Path,
+    sync::{Arc, PoisonError},
+    time::{Duration, Instant},
+};
+
+use kni_model::{AttachRequest, CniAttachment, Phase, Sandbox, SandboxId, error_chain};
+use kni_netlink::{self as netlink, Netns};
+
+use super::{Sandboxes, garbage::since_boot_ns};
+use crate::{
+    error::{AttachError, ErrorKind, Subject},
+    interfaces::{Attempt, Build, Link, Offers},
+    plan::{self, PlannedInterface},
+};
+
+/// The agent's own limit for one attach. Checked between steps, each of which is bounded by its driver, so that nothing
+/// is abandoned half done.
+const ATTACH_DEADLINE: Duration = Duration::from_secs(20);
+
+impl Sandboxes {
+    /// Idempotent by sandbox, all or nothing.
+    pub(crate) async fn attach(&self, request: &AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
+        // An additional interface of a pod neither comes nor stays while the pod's own sandbox goes.
+        let _parent_stays = match &request.parent {
+            Some(parent) => Some(self.locks.lock(parent.as_str()).await),
+            None => None,
+        };
+        let _one_at_a_time = self.locks.lock(request.sandbox.as_str()).await;
+        let subject = &Subject::from(request);
+        self.refuse_orphan(request, subject)?;
+        let started = Instant::now();
+        self.registry.note_activity();
+        let netns = &self.open_netns(request, subject)?;
+        let attempt = Attempt {
+            request,
+            netns,
+            subject,
+        };
+        self.namespaces.bind(&request.sandbox, netns)?;
+        let planned = self.plan(request)?;
+        if let Some(attached) = self.existing(attempt, &planned).await? {
+            return Ok(attached);
+        }
+        let offers = self.clear(attempt, &planned).await?;
+        let mut sandbox = self.reserve(attempt, &offers)?;
+        let built = self.build(&mut sandbox, attempt, &offers, started).await;
+        let ready = built.and_then(|()| self.commit_ready(&sandbox));
+        self.attach_times
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .observe(started.elapsed());
+        if let Err(error) = &ready {
+            tracing::warn!(pod = %request.pod, sandbox = %request.sandbox, %error, "attach failed, undoing");
+            self.undo(&sandbox).await;
+        }
+        ready
+    }
+
+    fn refuse_orphan(&self, request: &AttachRequest, subject: &Subject) -> Result<(), AttachError> {
+        let Some(parent) = &request.parent else {
+            return Ok(());
+        };
+        match self.registry.lock().sandboxes.get(parent) {
+            Some(found) if found.phase == Phase::Ready => Ok(()),
+            Some(_) | None => Err(subject.not_ready(format!("sandbox {parent} is not attached"))),
+        }
+    }
+
+    fn open_netns(&self, request: &AttachRequest, subject: &Subject) -> Result<Netns, AttachError> {
+        let netns = netlink::netns::open(&request.netns).map_err(|error| {
+            if error.errno() == Some(libc::ENOENT) {
+                subject.error(ErrorKind::NetnsNotFound(request.netns.clone()))
+            } else {
+                subject.invalid("netns", error_chain(&error))
+            }
+        })?;
+        if netns.id() == self.kernel.home_id() {
+            let reason = format!("{} is the node's own network namespace", request.netns.display());
+            return Err(subject.invalid("netns", reason));
+        }
+        Ok(netns)
+    }
+
+    fn plan(&self, request: &AttachRequest) -> Result<Vec<PlannedInterface>, AttachError> {
+        let state = self.registry.lock();
+        if !state.in_sync {
+            return Err(Subject::node().error(ErrorKind::NotInSync));
+        }
+        plan::plan(request, &state.networks)
+    }
+
+    /// Binds a namespace to a sandbox whose attach was refused.
+    pub(crate) async fn claim(&self, sandbox: &SandboxId, path: &Path) -> Result<(), AttachError> {
+        let _one_at_a_time = self.locks.lock(sandbox.as_str()).await;
+        match netlink::netns::open(path) {
+            Ok(netns) => self.namespaces.bind(sandbox, &netns),
+            // The agent made none that cannot be opened.
+            Err(_not_ours) => Ok(()),
+        }
+    }
+
+    /// Clears the namespace of earlier interfaces and collects the providers' offers.
+    async fn clear(&self, attempt: Attempt<'_>, planned: &[PlannedInterface]) -> Result<Offers, AttachError> {
+        let netns = attempt.netns.id();
+        if planned.first().is_some_and(|plan| !plan.fits_prewarmed()) {
+            self.namespaces.discard_prewarmed(netns)?;
+        }
+        self.reaper.wait(netns, attempt.subject).await?;
+        let all = self.may_be_occupied(attempt);
+        // Interfaces of other providers are found by their names inside when they are undone.
+        let checked = |plan: &PlannedInterface| all || !plan.fits_prewarmed();
+        self.interfaces.refuse_taken_names(attempt, planned, checked).await?;
+        self.interfaces.offers(attempt, planned).await
+    }
+
+    async fn build(
+        &self,
+        sandbox: &mut Sandbox,
+        attempt: Attempt<'_>,
+        offers: &Offers,
+        started: Instant,
+    ) -> Result<(), AttachError> {
+        let Attempt { netns, subject, .. } = attempt;
+        self.gate.admit(sandbox, subject).await?;
+        for (position, attachment) in sandbox.attachments.iter_mut().enumerate() {
+            if started.elapsed() > ATTACH_DEADLINE {
+                return Err(subject.timeout("attaching interfaces", ATTACH_DEADLINE));
+            }
+            let link = {
+                let state = self.registry.lock();
+                let known = state.networks.get(&attachment.network);
+                known.map(|known| Link::from(&known.network.spec)).unwrap_or_default()
+            };
+            let build = Build {
+                subject,
+                netns,
+                offers,
+                position,
+                link,
+            };
+            self.interfaces.make(&build, attachment).await?;
+        }
+        self.attach_plugin_veths(sandbox, subject).await?;
+        self.gate.open_host_ports(sandbox, subject).await
+    }
+
+    /// Enforces policy at the host ends that plugins made: their addresses and host ends are known only now.
+    async fn attach_plugin_veths(&self, sandbox: &Sandbox, subject: &Subject) -> Result<(), AttachError> {
+        let made: Vec<_> = sandbox.attachments.iter().filter(|a| a.kind.is_plugins()).collect();
+        if made.is_empty() {
+            return Ok(());
+        }
+        self.gate.admit(sandbox, subject).await?;
+        for attachment in made {
+            self.interfaces.attach_plugin_veth(attachment, subject).await?;
+        }
+        Ok(())
+    }
+
+    /// The last step: from here on a restarted agent keeps the sandbox.
+    fn commit_ready(&self, sandbox: &Sandbox) -> Result<Arc<Sandbox>, AttachError> {
+        let completed_ns = since_boot_ns();
+        let sandbox = Sandbox {
+            phase: Phase::Ready,
+            cni: sandbox.cni.clone().map(|cni| CniAttachment { completed_ns, ..cni }),
+            ..sandbox.clone()
+        };
+        let mut state = self.registry.lock();
+        let sandbox = state.put_sandbox(sandbox)?;
+        state.announce();
+        let is_provisional = |endpoint| self.kernel.dataplane.is_provisional(endpoint);
+        if sandbox.attachments.iter().any(|made| is_provisional(made.endpoint)) {
+            state.provisional.push_back(sandbox.id.clone());
+        }
+        drop(state);
+        self.registry.note_activity();
+        self.registry.background.notify_one();
+        Ok(sandbox)
+    }
+
+    /// Undoes a failed attach. Unfinished steps stay recorded, and the next detach or start continues with them.
+    async fn undo(&self, sandbox: &Sandbox) {
+        if let Err(error) = self.detach_locked(sandbox).await {
+            tracing::error!(pod = %sandbox.pod, sandbox = %sandbox.id, %error, "undo is not complete, it stays recorded");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Detaches one sandbox, also one whose attach failed.
+
+use std::sync::Arc;
+
+use kni_model::{Phase, Sandbox, SandboxId};
+use kni_store::{Change, Removal};
+
+use super::Sandboxes;
+use crate::{
+    error::{AttachError, ErrorKind, Subject},
+    interfaces::deferred_removal,
+};
+
+impl Sandboxes {
+    /// Succeeds for unknown sandboxes.
+    pub(crate) async fn detach(&self, id: &SandboxId) -> Result<(), AttachError> {
+        self.registry.note_activity();
+        let _one_at_a_time = self.locks.lock(id.as_str()).await;
+        self.detach_if_known(id).await
+    }
+
+    pub(super) async fn detach_if_known(&self, id: &SandboxId) -> Result<(), AttachError> {
+        let found = self.registry.lock().sandbox(id);
+        match found {
+            Some(sandbox) => self.detach_locked(&sandbox).await,
+            None => Ok(()),
+        }
+    }
+
+    /// The additional interfaces of a pod go before the pod's own sandbox, all of them even if one cannot.
+    async fn detach_children(&self, id: &SandboxId) -> Result<(), AttachError> {
+        let children: Vec<Arc<Sandbox>> = {
+            let state = self.registry.lock();
+            let all = state.sandboxes.values();
+            all.filter(|found| found.parent.as_ref() == Some(id))
+                .map(Arc::clone)
+                .collect()
+        };
+        let mut ended = Ok(());
+        for child in children {
+            let _one_at_a_time = self.locks.lock(child.id.as_str()).await;
+            // Another call may have been here first.
+            if self.registry.lock().sandboxes.contains_key(&child.id) {
+                ended = ended.and(self.detach_locked(&child).await);
+            }
+        }
+        ended
+    }
+
+    /// Stops the traffic, frees the addresses and leaves the devices to the reaper. Continues after errors and reports all
+    /// of them; then the record stays and the call may be repeated.
+    pub(crate) async fn detach_locked(&self, sandbox: &Sandbox) -> Result<(), AttachError> {
+        // A sandbox may have children, which have none: boxed, as the compiler cannot know.
+        Box::pin(self.detach_children(&sandbox.id)).await?;
+        self.registry.lock().put_sandbox(Sandbox {
+            phase: Phase::Deleting,
+            ..sandbox.clone()
+        })?;
+        let mut problems = Vec::new();
+        for attachment in &sandbox.attachments {
+            problems.extend(self.interfaces.dismantle(sandbox, attachment).await.err());
+        }
+        // Its rows are withdrawn; where one could not be, its policies stay in the kernel as they are.
+        self.gate.leave(&sandbox.id);
+        if problems.is_empty() {
+            return self.remove(sandbox);
+        }
+        let reasons: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        Err(Subject::from(sandbox).error(ErrorKind::Kernel {
+            step: "detaching",
+            reason: reasons.join("; "),
+        }))
+    }
+
+    /// In one transaction: the record of the sandbox goes, the removals of its devices are queued.
+    fn remove(&self, sandbox: &Sandbox) -> Result<(), AttachError> {
+        let removal = |attachment| deferred_removal(sandbox, attachment);
+        let removals: Vec<Removal> = sandbox.attachments.iter().filter_map(removal).collect();
+        let change = Change::new().remove_sandbox(&sandbox.id);
+        let change = removals.iter().fold(change, Change::removal);
+        let mut state = self.registry.lock();
+        state.commit(change)?;
+        for attachment in &sandbox.attachments {
+            if attachment.kind.is_leased() {
+                let ipam = &mut state.ipam;
+                ipam.release(&attachment.network, attachment.ipv4, attachment.ipv6);
+            }
+            if !removals.iter().any(|removal| removal.endpoint == attachment.endpoint) {
+                state.slots.free(attachment.endpoint);
+            }
+        }
+        state.sandboxes.remove(&sandbox.id);
+        state.announce();
+        state.queue(removals);
+        drop(state);
+        self.registry.reaper.notify_one();
+        Ok(())
+    }
+}

@@ -1,0 +1,93 @@
+//! Holds a pod's traffic until the services that guard it are ready: policies and egress before it is published, host
+//! ports after.
+
+use std::sync::Arc;
+
+use kni_enforcement::PolicySync;
+use kni_model::{Sandbox, SandboxId};
+use kni_uplink::Uplink;
+
+use crate::error::{AttachError, GateError, Subject};
+
+/// The services that guard the traffic of pods.
+#[derive(Clone)]
+pub(crate) struct Gate {
+    policies: Arc<PolicySync>,
+    uplink: Arc<Uplink>,
+}
+
+impl Gate {
+    pub(crate) fn new(policies: Arc<PolicySync>, uplink: Arc<Uplink>) -> Self {
+        Self { policies, uplink }
+    }
+
+    /// Enforces the policies of a sandbox that is about to be published: they count before its first packet does.
+    pub(super) async fn admit(&self, sandbox: &Sandbox, subject: &Subject) -> Result<(), AttachError> {
+        let (gate, pod) = (self.clone(), sandbox.policy_pod());
+        // Behind the policies, which may ask for an address.
+        self.run(subject, move || {
+            gate.policies.admit(&pod).map_err(GateError::Policies)?;
+            gate.uplink.admit(&pod).map_err(GateError::Egress)
+        })
+        .await
+    }
+
+    /// Opens the host ports of a sandbox whose interfaces are published.
+    pub(super) async fn open_host_ports(&self, sandbox: &Sandbox, subject: &Subject) -> Result<(), AttachError> {
+        // Plugins open their ports themselves, and other kinds have none.
+        let primary = sandbox.attachments.first();
+        let ours = primary.is_some_and(|primary| primary.kind.is_ebpf());
+        if !ours || sandbox.port_mappings.iter().all(|mapping| mapping.host_port == 0) {
+            return Ok(());
+        }
+        let (gate, published) = (self.clone(), sandbox.clone());
+        self.run(subject, move || {
+            gate.uplink.published(&published).map_err(GateError::HostPorts)
+        })
+        .await
+    }
+
+    /// Announces all adopted pods, then lets policies take effect (I3). The services retry failures later: until then the
+    /// endpoints keep the rules they have, and one that has none is not published.
+    pub(super) async fn adopt(&self, sandboxes: &[Arc<Sandbox>]) -> Result<(), AttachError> {
+        let (gate, sandboxes) = (self.clone(), sandboxes.to_vec());
+        let adopted = tokio::task::spawn_blocking(move || {
+            for sandbox in &sandboxes {
+                if let Err(reason) = gate.note(sandbox) {
+                    tracing::error!(pod = %sandbox.pod, sandbox = %sandbox.id, %reason, "cannot take note of an adopted pod");
+                }
+            }
+            gate.uplink.adopted();
+            gate.policies.adopted()
+        });
+        if let Err(reason) = adopted.await.map_err(|ended| Subject::node().ended(&ended))? {
+            tracing::error!(%reason, "cannot enforce the policies of adopted pods yet");
+        }
+        Ok(())
+    }
+
+    /// Before all pods are adopted the services only take note of one.
+    fn note(&self, sandbox: &Sandbox) -> Result<(), GateError> {
+        let pod = sandbox.policy_pod();
+        self.policies.admit(&pod).map_err(GateError::Policies)?;
+        self.uplink.admit(&pod).map_err(GateError::Egress)?;
+        self.uplink.published(sandbox).map_err(GateError::HostPorts)
+    }
+
+    /// A pod's traffic has ended. Its rows go in the background.
+    pub(super) fn leave(&self, sandbox: &SandboxId) {
+        self.policies.leave(sandbox);
+        self.uplink.leave(sandbox);
+    }
+
+    /// Off the worker threads: the services may block for some tens of milliseconds.
+    async fn run(
+        &self,
+        subject: &Subject,
+        work: impl FnOnce() -> Result<(), GateError> + Send + 'static,
+    ) -> Result<(), AttachError> {
+        let done = tokio::task::spawn_blocking(work).await;
+        done.map_err(|ended| subject.ended(&ended))?
+            .map_err(|error| subject.error(error))
+    }
+}

@@ -1,0 +1,120 @@
+//! Ensures that a host port leads to one pod.
+
+use std::{net::IpAddr, sync::Arc};
+
+use kni_model::{AttachRequest, Phase, PortMapping, PortProtocol, Sandbox};
+
+use crate::{
+    error::{AttachError, ErrorKind, Subject},
+    registry::State,
+};
+
+/// Refuses a request for a port that another sandbox has, or that it asks for twice.
+pub(super) fn refuse_taken(state: &State, request: &AttachRequest, subject: &Subject) -> Result<(), AttachError> {
+    let requested: Vec<&PortMapping> = of_node(&request.port_mappings).collect();
+    for (position, mapping) in requested.iter().enumerate() {
+        let mut earlier = requested.iter().take(position);
+        if earlier.any(|other| collide(mapping, other) && other.container_port != mapping.container_port) {
+            let reason = format!("host port {} is mapped twice", describe(mapping));
+            return Err(subject.invalid("port_mappings", reason));
+        }
+        if let Some(holder) = holder(state, request, mapping) {
+            return Err(subject.error(ErrorKind::HostPortTaken {
+                port: describe(mapping),
+                holder: Subject::from(holder),
+            }));
+        }
+    }
+    Ok(())
+}
+
+/// A sandbox that is being detached has no ports any more.
+fn holder<'a>(state: &'a State, request: &AttachRequest, mapping: &PortMapping) -> Option<&'a Sandbox> {
+    let mut others = state
+        .sandboxes
+        .values()
+        .filter(|other| other.id != request.sandbox && other.phase != Phase::Deleting);
+    let has_it = |other: &&Arc<Sandbox>| of_node(&other.port_mappings).any(|taken| collide(mapping, taken));
+    others.find(has_it).map(Arc::as_ref)
+}
+
+fn of_node(mappings: &[PortMapping]) -> impl Iterator<Item = &PortMapping> {
+    mappings.iter().filter(|mapping| mapping.host_port != 0)
+}
+
+fn collide(one: &PortMapping, other: &PortMapping) -> bool {
+    one.protocol == other.protocol && one.host_port == other.host_port && overlap(one.host_ip, other.host_ip)
+}
+
+/// No address means every one, the unspecified address every one of its family.
+fn overlap(one: Option<IpAddr>, other: Option<IpAddr>) -> bool {
+    match (one, other) {
+        (None, _) | (_, None) => true,
+        (Some(one), Some(other)) => {
+            one == other || one.is_ipv4() == other.is_ipv4() && (one.is_unspecified() || other.is_unspecified())
+        }
+    }
+}
+
+fn describe(mapping: &PortMapping) -> String {
+    let protocol = match mapping.protocol {
+        PortProtocol::Tcp => "TCP",
+        PortProtocol::Udp => "UDP",
+        PortProtocol::Sctp => "SCTP",
+    };
+    let address = mapping
+        .host_ip
+        .map_or_else(|| "any address".to_owned(), |ip| ip.to_string());
+    format!("{protocol} {} of {address}", mapping.host_port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapping(protocol: PortProtocol, host_port: u16, host_ip: Option<&str>) -> PortMapping {
+        PortMapping {
+            protocol,
+            container_port: 80,
+            host_port,
+            host_ip: host_ip.map(|ip| ip.parse().unwrap()),
+        }
+    }
+
+    #[test]
+    fn ports_collide_where_a_packet_could_mean_both() {
+        use PortProtocol::{Tcp, Udp};
+        let all = mapping(Tcp, 80, None);
+        for (one, other, collides) in [
+            (&all, mapping(Tcp, 80, None), true),
+            (&all, mapping(Udp, 80, None), false),
+            (&all, mapping(Tcp, 81, None), false),
+            (&all, mapping(Tcp, 80, Some("192.0.2.1")), true),
+            (
+                &mapping(Tcp, 80, Some("192.0.2.2")),
+                mapping(Tcp, 80, Some("192.0.2.1")),
+                false,
+            ),
+            (
+                &mapping(Tcp, 80, Some("0.0.0.0")),
+                mapping(Tcp, 80, Some("192.0.2.1")),
+                true,
+            ),
+            (
+                &mapping(Tcp, 80, Some("0.0.0.0")),
+                mapping(Tcp, 80, Some("2001:db8::1")),
+                false,
+            ),
+            (
+                &mapping(Tcp, 80, Some("::")),
+                mapping(Tcp, 80, Some("2001:db8::1")),
+                true,
+            ),
+        ] {
+            assert_eq!(collide(one, &other), collides, "{one:?} {other:?}");
+            assert_eq!(collide(&other, one), collides, "{other:?} {one:?}");
+        }
+        assert_eq!(describe(&all), "TCP 80 of any address");
+        assert_eq!(of_node(&[all, mapping(Tcp, 0, None)]).count(), 1);
+    }
+}

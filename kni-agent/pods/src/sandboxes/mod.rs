@@ -1,0 +1,72 @@
+//! Owns the sandboxes: their order of steps, their locks and the undo of a failed attach.
+
+mod attach;
+mod delete;
+mod detach;
+mod existing;
+mod garbage;
+mod gate;
+mod host_ports;
+mod lock;
+mod relabel;
+mod reserve;
+mod upgrade;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kni_model::durations::Durations;
+
+pub(crate) use self::gate::Gate;
+use self::lock::KeyedLocks;
+pub use self::{
+    delete::DeleteRequest,
+    garbage::{Garbage, GarbageRequest},
+};
+use crate::{interfaces::Interfaces, kernel::Kernel, namespaces::NamespacePool, reaper::Reaper, registry::Registry};
+
+/// The sandboxes of the node.
+pub(crate) struct Sandboxes {
+    registry: Arc<Registry>,
+    kernel: Arc<Kernel>,
+    interfaces: Arc<Interfaces>,
+    namespaces: Arc<NamespacePool>,
+    reaper: Arc<Reaper>,
+    gate: Gate,
+    locks: KeyedLocks,
+    attach_times: Mutex<Durations>,
+}
+
+impl Sandboxes {
+    pub(crate) fn new(
+        registry: &Arc<Registry>,
+        kernel: &Arc<Kernel>,
+        interfaces: &Arc<Interfaces>,
+        namespaces: &Arc<NamespacePool>,
+        reaper: &Arc<Reaper>,
+        gate: Gate,
+    ) -> Self {
+        Self {
+            registry: Arc::clone(registry),
+            kernel: Arc::clone(kernel),
+            interfaces: Arc::clone(interfaces),
+            namespaces: Arc::clone(namespaces),
+            reaper: Arc::clone(reaper),
+            gate,
+            locks: KeyedLocks::default(),
+            attach_times: Mutex::default(),
+        }
+    }
+
+    /// How long attaching took, successful or not, without repeated requests.
+    pub(crate) fn attach_times(&self) -> Durations {
+        *self.attach_times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the policies of adopted pods take effect.
+    pub(crate) async fn admit_adopted(
+        &self,
+        sandboxes: &[Arc<kni_model::Sandbox>],
+    ) -> Result<(), crate::error::AttachError> {
+        self.gate.adopt(sandboxes).await
+    }
+}

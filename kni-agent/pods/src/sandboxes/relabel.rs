@@ -1,0 +1,37 @@
+//! Changes labels and named ports of a running pod.
+
+use kni_model::{
+    Phase, Sandbox, SandboxId,
+    policy::{ContainerPort, Labels},
+};
+
+use super::Sandboxes;
+use crate::error::{AttachError, Subject};
+
+impl Sandboxes {
+    /// Recorded first: a restarted agent must know the present labels.
+    pub(crate) async fn relabel(
+        &self,
+        id: &SandboxId,
+        labels: Labels,
+        ports: Vec<ContainerPort>,
+    ) -> Result<(), AttachError> {
+        let _one_at_a_time = self.locks.lock(id.as_str()).await;
+        let sandbox = {
+            let mut state = self.registry.lock();
+            let Some(known) = state.sandboxes.get(id).filter(|known| known.phase == Phase::Ready) else {
+                return Ok(());
+            };
+            if known.labels == labels && known.container_ports == ports {
+                return Ok(());
+            }
+            let relabelled = Sandbox {
+                labels,
+                container_ports: ports,
+                ..Sandbox::clone(known)
+            };
+            state.put_sandbox(relabelled)?
+        };
+        self.gate.admit(&sandbox, &Subject::from(&*sandbox)).await
+    }
+}

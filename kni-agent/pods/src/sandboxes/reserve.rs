@@ -1,0 +1,181 @@
+//! Reserves the resources of an attach (addresses, endpoint numbers, a prewarmed pair) and records them, all or nothing.
+
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use kni_ipam::{IpamError, Lease};
+use kni_model::{Attachment, Bandwidth, InterfaceKind, NetworkSpec, Phase, Sandbox};
+use kni_store::{Change, NamespaceRecord};
+
+use super::{Sandboxes, host_ports};
+use crate::{
+    error::{AttachError, ErrorKind, Subject},
+    interfaces::{Attempt, Ends, Offers},
+    plan::{self, PlannedInterface},
+    registry::{Locked, Slots},
+};
+
+impl Sandboxes {
+    /// Leases addresses and endpoint numbers and records the sandbox as Pending, in one transaction.
+    pub(super) fn reserve(&self, attempt: Attempt<'_>, offers: &Offers) -> Result<Sandbox, AttachError> {
+        let Attempt {
+            request,
+            netns,
+            subject,
+        } = attempt;
+        let mut state = self.registry.lock();
+        // Again, under the lock that the networks change under.
+        let planned = plan::plan(request, &state.networks)?;
+        host_ports::refuse_taken(&state, request, subject)?;
+        let fits = planned.first().is_some_and(PlannedInterface::fits_prewarmed);
+        let namespace = state.namespace_of(netns.id()).filter(|_| fits).cloned();
+        let mut prewarmed = namespace
+            .as_ref()
+            .and_then(|record| record.warm.clone())
+            .map(Ends::from);
+        let mut reserved = Reserved {
+            state: &mut state,
+            attachments: Vec::new(),
+            first_is_prewarmed: prewarmed.is_some(),
+        };
+        for plan in &planned {
+            let kind = self.interfaces.kind_of(reserved.state, request, plan, offers);
+            let added = kind.and_then(|kind| reserved.add(attempt, plan, kind, prewarmed.take()));
+            if let Err(error) = added {
+                reserved.give_back();
+                return Err(error);
+            }
+        }
+        if let Some(primary) = reserved.attachments.first_mut() {
+            primary.bandwidth = request.bandwidth;
+        }
+        let sandbox = pending(attempt, reserved.attachments.clone());
+        let taken = namespace
+            .filter(|_| reserved.first_is_prewarmed)
+            .map(|record| NamespaceRecord { warm: None, ..record });
+        let change = taken.iter().fold(Change::new().sandbox(&sandbox), Change::namespace);
+        if let Err(error) = reserved.state.commit(change) {
+            reserved.give_back();
+            return Err(error);
+        }
+        if let Some(record) = taken {
+            state.namespaces.insert(record.path.clone(), record);
+        }
+        state.sandboxes.insert(sandbox.id.clone(), Arc::new(sandbox.clone()));
+        Ok(sandbox)
+    }
+}
+
+fn pending(attempt: Attempt<'_>, attachments: Vec<Attachment>) -> Sandbox {
+    let Attempt { request, netns, .. } = attempt;
+    Sandbox {
+        id: request.sandbox.clone(),
+        pod: request.pod.clone(),
+        phase: Phase::Pending,
+        netns: request.netns.clone(),
+        netns_identity: netns.id(),
+        labels: request.labels.clone(),
+        port_mappings: request.port_mappings.clone(),
+        container_ports: request.container_ports.clone(),
+        attachments,
+        cni: request.cni.clone(),
+        parent: request.parent.clone(),
+    }
+}
+
+/// Reserved resources that are in no record yet.
+struct Reserved<'a, 'b> {
+    state: &'a mut Locked<'b>,
+    attachments: Vec<Attachment>,
+    first_is_prewarmed: bool,
+}
+
+impl Reserved<'_, '_> {
+    /// Reserves one interface.
+    fn add(
+        &mut self,
+        attempt: Attempt<'_>,
+        plan: &PlannedInterface,
+        kind: InterfaceKind,
+        prewarmed: Option<Ends>,
+    ) -> Result<(), AttachError> {
+        let Attempt { request, subject, .. } = attempt;
+        let spec = &plan.network.spec;
+        let Lease { ipv4, ipv6 } = if kind.is_leased() {
+            let owner = format!("pod {} (sandbox {})", request.pod, request.sandbox);
+            let lease = self.state.ipam.lease(&spec.name, &owner, &plan.ips);
+            lease.map_err(|error| ipam_error(subject, error))?
+        } else {
+            Lease { ipv4: None, ipv6: None }
+        };
+        let new = |slots: &mut Slots| Some(Ends::of(&kind, &plan.ifname, slots.take()?));
+        let Some(ends) = prewarmed.or_else(|| new(&mut self.state.slots)) else {
+            if ipv4.is_some() || ipv6.is_some() {
+                self.state.ipam.release(&spec.name, ipv4, ipv6);
+            }
+            let capacity = self.state.slots.capacity();
+            return Err(subject.error(ErrorKind::EndpointsExhausted { capacity }));
+        };
+        self.attachments.push(Attachment {
+            endpoint: ends.endpoint,
+            network: spec.name.clone(),
+            network_id: plan.network.id,
+            ifname: plan.ifname.clone(),
+            ifindex: ends.ifindex,
+            host_ifname: ends.host_ifname,
+            host_ifindex: ends.host_ifindex,
+            mac: plan.mac.unwrap_or(ends.mac),
+            host_mac: ends.host_mac,
+            ipv4,
+            ipv6,
+            mtu: spec.mtu,
+            default_route: plan.default_route,
+            host_access: spec.default && kind.is_ebpf(),
+            routes: reached(spec, ipv4.is_some(), ipv6.is_some()),
+            xdp: spec.xdp,
+            kind,
+            bandwidth: Bandwidth::default(),
+        });
+        Ok(())
+    }
+
+    /// Frees everything; a prewarmed pair, if it was the first, stays with its namespace.
+    fn give_back(&mut self) {
+        for (index, attachment) in self.attachments.iter().enumerate() {
+            let Attachment {
+                network, ipv4, ipv6, ..
+            } = attachment;
+            self.state.ipam.release(network, *ipv4, *ipv6);
+            if !(self.first_is_prewarmed && index == 0) {
+                self.state.slots.free(attachment.endpoint);
+            }
+        }
+    }
+}
+
+/// Destinations behind an interface of a network, beside the default routes, of the families that it has.
+fn reached(spec: &NetworkSpec, ipv4: bool, ipv6: bool) -> Vec<IpNet> {
+    let all = spec.subnets.iter().chain(&spec.service_subnets).map(IpNet::trunc);
+    all.filter(|net| if net.addr().is_ipv4() { ipv4 } else { ipv6 })
+        .collect()
+}
+
+fn ipam_error(subject: &Subject, error: IpamError) -> AttachError {
+    let reason = error.to_string();
+    subject.error(match error {
+        IpamError::UnknownNetwork { network } => ErrorKind::UnknownNetwork(network),
+        IpamError::Exhausted { network, .. } => ErrorKind::AddressesExhausted { network, reason },
+        IpamError::AddressInUse { network, .. } => ErrorKind::AddressUnavailable {
+            network,
+            reason,
+            in_use: true,
+        },
+        IpamError::AddressNotInNetwork { network, .. } | IpamError::TooManyAddresses { network, .. } => {
+            ErrorKind::AddressUnavailable {
+                network,
+                reason,
+                in_use: false,
+            }
+        }
+    })
+}
