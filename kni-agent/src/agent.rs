@@ -16,7 +16,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 pub use clean_up::clean_up;
-use kni_controllers::{Cluster, Watches};
+use kni_controllers::Watches;
 use kni_dataplane::{CountingRuns, Dataplane, EventStream};
 use kni_enforcement::PolicySync;
 use kni_flows::Flows;
@@ -38,7 +38,6 @@ pub use uninstall::{rest, uninstall};
 use self::names::Names;
 use crate::{
     cli::{MetricsAddress, PathArgs, ServeArgs},
-    cni_journal::CniJournal,
     footprint::Footprint,
 };
 
@@ -53,15 +52,12 @@ const HEALTH_INTERVAL: Duration = Duration::from_millis(200);
 struct Node {
     attacher: Pods,
     inspector: Inspector,
-    journal: CniJournal,
     dataplane: Arc<Dataplane>,
     sync: Arc<PolicySync>,
     uplink: Arc<Uplink>,
     flows: Arc<Flows>,
     /// While it is held, the kernel counts runs of programs.
     counting: Option<Arc<CountingRuns>>,
-    /// The cluster, where there is one.
-    cluster: Option<Cluster>,
 }
 
 /// Where networks, policies and services come from.
@@ -93,10 +89,9 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
     dataplane
         .configure(&config)
         .map_err(chained("telling the programs about the node"))?;
-    let (mut node, uplink_changes) = start(&args, dataplane, events, store, &source).await?;
+    let (node, uplink_changes) = start(&args, dataplane, events, store, &source).await?;
     // Before anybody is served: what is to go does not come in the way of what comes.
-    node.journal.replay().await;
-    tokio::spawn(node.journal.clone().follow());
+    node.attacher.replay_deletes().await;
     match source {
         ObjectSource::Manifests(_, wanted) => {
             tokio::spawn(Arc::clone(&node.uplink).keep(uplink_changes));
@@ -104,7 +99,6 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
         }
         ObjectSource::Cluster(watches) => {
             let cluster = cluster::join(&node, &watches);
-            node.cluster = Some(cluster.clone());
             tokio::spawn(cluster::begin(node.clone(), watches, cluster, uplink_changes));
         }
     }
@@ -141,10 +135,16 @@ async fn start(
     )
     .await
     .context("looking for the uplink")?;
+    let cluster = match source {
+        ObjectSource::Manifests(..) => None,
+        ObjectSource::Cluster(watches) => Some(watches.cache()),
+    };
     let options = PodsOptions {
         netns_dir: args.paths.netns_dir.clone(),
         warm_sandboxes: args.warm_sandboxes,
         plugins: settings::plugins(args),
+        cni_state_dir: args.paths.cni_state_dir.clone(),
+        cluster: cluster.clone(),
     };
     let attacher = Pods::start(
         options,
@@ -155,14 +155,20 @@ async fn start(
     )
     .await
     .context("taking over the node's state")?;
-    let inspector = Inspector::new(attacher.clone(), Arc::clone(&dataplane)).context("connecting to rtnetlink")?;
+    let inspector = Inspector::new(
+        attacher.clone(),
+        Arc::clone(&dataplane),
+        Arc::clone(&sync),
+        Arc::clone(&uplink),
+        cluster,
+    )
+    .context("connecting to rtnetlink")?;
     let names = Names {
         attacher: attacher.clone(),
         sync: Arc::clone(&sync),
     };
     let flows = Arc::new(Flows::new(Arc::clone(&dataplane), Arc::new(names)));
     let node = Node {
-        journal: CniJournal::new(attacher.clone(), &args.paths.cni_state_dir),
         attacher,
         inspector,
         dataplane,
@@ -170,7 +176,6 @@ async fn start(
         uplink,
         flows,
         counting,
-        cluster: None,
     };
     // In a cluster that waits for the API server; until then what is attached stays as it is.
     if let ObjectSource::Manifests(manifests, _) = source {

@@ -6,7 +6,9 @@ use futures::{StreamExt as _, stream};
 use kni_model::{AttachRequest, IfName, Sandbox, SandboxId};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::{Cluster, joining};
+use kni_cluster::joining;
+
+use super::Cluster;
 
 /// How often it is looked at without a reason, and how long after a failure it is tried again.
 const ROUND: Duration = Duration::from_secs(2);
@@ -63,7 +65,7 @@ impl Cluster {
         match step {
             Step::Make(request) => {
                 let (id, pod) = (request.sandbox.clone(), request.pod.clone());
-                let made = self.attacher.attach(*request).await;
+                let made = self.attacher.attach_complete(*request).await;
                 match made {
                     Ok(_) => {
                         tracing::info!(%pod, sandbox = %id, "a further interface was added");
@@ -126,7 +128,7 @@ impl Cluster {
         let mut steps = Vec::new();
         let mut kept = Vec::new();
         for facts in selected {
-            let Some(request) = joining::further_of(sandbox, facts) else {
+            let Some(request) = joining::additional_of(sandbox, facts) else {
                 tracing::warn!(sandbox = %sandbox.id, ifname = %facts.ifname, "the sandbox's id is too long for a further interface");
                 continue;
             };

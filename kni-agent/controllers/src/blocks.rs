@@ -7,7 +7,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     hash::{Hash as _, Hasher as _},
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -20,12 +19,11 @@ use kni_model::{
     view::{AddressUse, NetworkView},
 };
 use kube::{Api, api::PostParams};
-use tokio::{
-    sync::Notify,
-    time::{Instant, MissedTickBehavior, interval},
-};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::{Cluster, joining::networks_of, networks::blocks_of};
+use kni_cluster::{blocks_of, joining::networks_of};
+
+use super::Cluster;
 
 /// How often blocks are looked at without a reason.
 const ROUND: Duration = Duration::from_secs(1);
@@ -37,61 +35,6 @@ const GRACE: Duration = Duration::from_secs(15);
 const SPARE: u128 = 4;
 /// How often a claim is tried again before others get their turn.
 const TRIES: u32 = 16;
-
-/// What attach asks of the controller, and what that knows.
-#[derive(Debug, Default)]
-pub(super) struct Blocks {
-    state: Mutex<State>,
-    wanted: Notify,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    demanded: BTreeSet<NetworkName>,
-    exhausted: BTreeSet<NetworkName>,
-    /// Blocks of each network that are on their way back.
-    withheld: BTreeMap<NetworkName, Vec<IpNet>>,
-}
-
-impl Blocks {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// An attach waits for addresses.
-    pub(super) fn demand(&self, networks: &[NetworkName]) {
-        self.state().demanded.extend(networks.iter().cloned());
-        self.wanted.notify_one();
-    }
-
-    /// Whether no block of a network is left, as far as was seen last.
-    pub(super) fn is_exhausted(&self, network: &NetworkName) -> bool {
-        self.state().exhausted.contains(network)
-    }
-
-    /// Blocks that nothing is handed out of any more.
-    pub(super) fn withheld(&self) -> Vec<IpNet> {
-        self.state().withheld.values().flatten().copied().collect()
-    }
-
-    fn withhold(&self, network: &NetworkName, blocks: &[IpNet]) {
-        let mut state = self.state();
-        if blocks.is_empty() {
-            state.withheld.remove(network);
-        } else {
-            state.withheld.insert(network.clone(), blocks.to_vec());
-        }
-    }
-
-    fn set_exhausted(&self, network: &NetworkName, exhausted: bool) {
-        let mut state = self.state();
-        if exhausted {
-            state.exhausted.insert(network.clone());
-        } else {
-            state.exhausted.remove(network);
-        }
-    }
-}
 
 /// What is to be done about one network.
 #[derive(Debug, PartialEq, Eq)]
@@ -113,7 +56,7 @@ impl Cluster {
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
-                () = self.blocks.wanted.notified() => {}
+                () = self.known.blocks().demanded() => {}
                 _ = known.changed() => tokio::time::sleep(GATHER).await,
                 _ = attached.changed() => {}
             }
@@ -130,7 +73,7 @@ impl Cluster {
     }
 
     fn steps(&self, idle: &mut BTreeMap<NetworkName, Instant>) -> Vec<(NetworkName, Step)> {
-        let demanded = std::mem::take(&mut self.blocks.state().demanded);
+        let demanded = self.known.blocks().take_demanded();
         let views = self.attacher.networks();
         let needed = self.needed(&views, &demanded);
         let tables = self.known.tables();
@@ -152,7 +95,7 @@ impl Cluster {
                 idle.remove(&name);
                 let step = take(&view, demanded.contains(&name));
                 if step.is_none() {
-                    self.blocks.set_exhausted(&name, false);
+                    self.known.blocks().set_exhausted(&name, false);
                 }
                 step
             } else {
@@ -187,7 +130,7 @@ impl Cluster {
     /// First nothing is handed out of the blocks any more, then it is seen that nothing was: an attach may have come in
     /// between.
     async fn give_back(&self, name: &NetworkName, blocks: &[IpNet], step: &Step) -> Result<(), kube::Error> {
-        self.blocks.withhold(name, blocks);
+        self.known.blocks().withhold(name, blocks);
         self.apply_networks().await;
         let views = self.attacher.networks();
         let unused = views
@@ -198,7 +141,7 @@ impl Cluster {
         } else {
             Ok(())
         };
-        self.blocks.withhold(name, &[]);
+        self.known.blocks().withhold(name, &[]);
         self.apply_networks().await;
         done
     }
@@ -252,7 +195,7 @@ impl Cluster {
                         None => exhausted = true,
                     }
                 }
-                self.blocks.set_exhausted(&spec.name, exhausted);
+                self.known.blocks().set_exhausted(&spec.name, exhausted);
             }
             Step::GiveBack(blocks) => {
                 let gone: Vec<String> = blocks.iter().map(ToString::to_string).collect();
@@ -286,14 +229,6 @@ impl Cluster {
         (self.node.as_str(), attempt).hash(&mut hasher);
         next_block(&spec.subnets, &taken, ipv4, prefix, hasher.finish())
     }
-}
-
-/// Whether the node has no address left of a family that the network has.
-pub(super) fn is_starving(view: &NetworkView) -> bool {
-    let spec = &view.network.spec;
-    let families = [(true, &view.ipv4), (false, &view.ipv6)];
-    let has = |ipv4: bool| spec.subnets.iter().any(|net| net.addr().is_ipv4() == ipv4);
-    spec.blocks.is_some() && families.iter().any(|(ipv4, usage)| has(*ipv4) && usage.free == 0)
 }
 
 /// Whether a network that is needed gets a further block.

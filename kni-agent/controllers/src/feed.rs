@@ -15,7 +15,9 @@ use kni_model::{
     service::{EndpointSlice, Service},
 };
 
-use super::{Cluster, known::Tables, networks::Networks};
+use kni_cluster::{Networks, Tables};
+
+use super::Cluster;
 
 /// Changes of networks, services and pods that come together are taken together. Policies are not waited for.
 const GATHER: Duration = Duration::from_millis(20);

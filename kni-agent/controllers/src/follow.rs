@@ -12,10 +12,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-use super::{
-    known::{Known, Tables},
-    table::{Key, Table},
-};
+use kni_cluster::{ClusterCache, Key, Table, Tables};
 
 /// How often a kind is looked for that the API server does not have.
 const ABSENT_PAUSE: Duration = Duration::from_secs(10);
@@ -36,12 +33,12 @@ where
     V: PartialEq + Send + 'static,
 {
     /// Runs for as long as the agent does.
-    pub(super) async fn follow(self, api: Api<K>, known: Known) {
+    pub(super) async fn follow(self, api: Api<K>, known: ClusterCache) {
         self.follow_some(api, watcher::Config::default(), known).await;
     }
 
     /// [`Self::follow`] for the objects that `config` selects.
-    pub(super) async fn follow_some(self, api: Api<K>, config: watcher::Config, known: Known) {
+    pub(super) async fn follow_some(self, api: Api<K>, config: watcher::Config, known: ClusterCache) {
         let mut last_error = String::new();
         loop {
             let mut events = watcher(api.clone(), config.clone()).default_backoff().boxed();
@@ -71,7 +68,7 @@ where
         }
     }
 
-    fn take(&self, event: Event<K>, known: &Known) {
+    fn take(&self, event: Event<K>, known: &ClusterCache) {
         known.change(|tables| {
             let table = (self.table)(tables);
             match event {

@@ -25,7 +25,9 @@ use kube::{
 };
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::{Cluster, known::Tables, table::Key};
+use kni_cluster::{Key, Tables};
+
+use super::Cluster;
 
 /// How often the kernel is looked at: programs and links change without anybody telling.
 const ROUND: Duration = Duration::from_secs(1);

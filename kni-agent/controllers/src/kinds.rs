@@ -19,20 +19,18 @@ use kube::{
 };
 use tokio::task::JoinSet;
 
-use super::{
-    follow::Kind,
-    known::{AttachmentRow, Known, NodeRow, PolicyRow},
-};
+use super::follow::Kind;
+use kni_cluster::{AttachmentRow, ClusterCache, NodeRow, PolicyRow};
 
 /// Follows every kind that every agent needs. The tasks end with the runtime.
-pub(super) fn follow_all(client: &Client, known: &Known, node: &str) {
+pub(super) fn follow_all(client: &Client, known: &ClusterCache, node: &str) {
     follow_networks(client, known);
     follow_policies(client, known);
     follow_core(client, known);
     follow_own(client, known, node);
 }
 
-fn follow_networks(client: &Client, known: &Known) {
+fn follow_networks(client: &Client, known: &ClusterCache) {
     let kind = Kind::<PodNetwork, _> {
         name: "podnetworks",
         table: |tables| &mut tables.networks,
@@ -76,7 +74,7 @@ fn follow_networks(client: &Client, known: &Known) {
     tokio::spawn(kind.follow(Api::all_with(client.clone(), &resource), known.clone()));
 }
 
-fn follow_policies(client: &Client, known: &Known) {
+fn follow_policies(client: &Client, known: &ClusterCache) {
     let kind = Kind::<EgressPolicy, _> {
         name: "egresspolicies",
         table: |tables| &mut tables.egress_policies,
@@ -95,7 +93,7 @@ fn follow_policies(client: &Client, known: &Known) {
 }
 
 /// The API server converts between the versions that it serves, so one is enough: the newer one where there is one.
-async fn follow_multi_policies(client: Client, known: Known) {
+async fn follow_multi_policies(client: Client, known: ClusterCache) {
     let newer: Api<v1beta2::MultiNetworkPolicy> = Api::all(client.clone());
     let one = kube::api::ListParams::default().limit(1);
     if newer.list_metadata(&one).await.is_ok() {
@@ -116,7 +114,7 @@ async fn follow_multi_policies(client: Client, known: Known) {
     kind.follow(Api::all(client), known).await;
 }
 
-fn follow_core(client: &Client, known: &Known) {
+fn follow_core(client: &Client, known: &ClusterCache) {
     let kind = Kind::<Namespace, _> {
         name: "namespaces",
         table: |tables| &mut tables.namespaces,
@@ -148,7 +146,7 @@ fn follow_core(client: &Client, known: &Known) {
 }
 
 /// The node's own objects.
-fn follow_own(client: &Client, known: &Known, node: &str) {
+fn follow_own(client: &Client, known: &ClusterCache, node: &str) {
     let own = watcher::Config::default().fields(&format!("metadata.name={node}"));
     let kind = Kind::<Node, _> {
         name: "this node",
@@ -167,7 +165,7 @@ fn follow_own(client: &Client, known: &Known, node: &str) {
 }
 
 /// What only the leader needs to know of: all nodes. Ends when the set is dropped.
-pub(super) fn follow_nodes(client: &Client, known: &Known) -> JoinSet<()> {
+pub(super) fn follow_nodes(client: &Client, known: &ClusterCache) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let kind = Kind::<Node, _> {
         name: "nodes",

@@ -28,10 +28,9 @@ use self::{attachment::attachment_status, egress_policy::egress_conditions, netw
 use super::{
     Cluster,
     kinds::follow_nodes,
-    known::Tables,
     lease::{Candidate, RENEW},
-    table::Key,
 };
+use kni_cluster::{Key, Tables};
 
 /// Changes that come together are written together.
 const GATHER: Duration = Duration::from_millis(300);

@@ -17,16 +17,11 @@ mod client;
 mod feed;
 mod follow;
 mod interfaces;
-mod joining;
 mod kinds;
-mod known;
 mod leader;
 mod lease;
 mod network_status;
-mod networks;
 mod node;
-mod prepare;
-mod table;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -48,15 +43,9 @@ use kni_model::{
 };
 use kni_pods::Pods;
 use kube::Client;
-pub use prepare::Prepared;
 use tokio::sync::Notify;
 
-use self::{
-    blocks::Blocks,
-    known::{Known, Tables},
-    networks::Networks,
-    table::Key,
-};
+use kni_cluster::{ClusterCache, Key, Networks, Tables};
 
 /// Who the agent is in the cluster.
 #[derive(Debug, Clone)]
@@ -94,15 +83,20 @@ pub type Standing = Arc<dyn Fn() -> StatusView + Send + Sync>;
 pub struct Watches {
     client: Client,
     options: ClusterOptions,
-    known: Known,
+    known: ClusterCache,
 }
 
 impl Watches {
     /// Begins to follow the API server. Call it inside a tokio runtime.
     pub fn start(client: Client, options: ClusterOptions) -> Self {
-        let known = Known::default();
+        let known = ClusterCache::new(&options.node);
         kinds::follow_all(&client, &known, &options.node);
         Self { client, options, known }
+    }
+
+    /// The cache that the watches fill.
+    pub fn cache(&self) -> ClusterCache {
+        self.known.clone()
     }
 
     /// Waits until every kind was read once.
@@ -128,7 +122,7 @@ impl Watches {
     /// What the cluster says now.
     pub fn objects(&self) -> Objects {
         let tables = self.known.tables();
-        let networks = Networks::of(&tables, &self.options.node, &[]);
+        let networks = self.known.networks(&tables);
         feed::initial(&tables, networks, &self.options.shared_services)
     }
 
@@ -153,7 +147,6 @@ impl Watches {
                 sync,
                 apply,
                 standing,
-                blocks: Blocks::default(),
                 policies_in_force: AtomicU64::new(0),
                 node_changed: Notify::new(),
             }),
@@ -181,13 +174,12 @@ pub struct Shared {
     node: String,
     namespace: String,
     services_of_all: BTreeSet<String>,
-    known: Known,
+    known: ClusterCache,
     attacher: Pods,
     inspector: Inspector,
     sync: Arc<PolicySync>,
     apply: Apply,
     standing: Standing,
-    blocks: Blocks,
     /// The newest policy that was known when policies came into force last.
     policies_in_force: AtomicU64,
     /// The node's own object has something new to tell.
@@ -216,7 +208,7 @@ impl Cluster {
 
 impl Shared {
     fn networks(&self, tables: &Tables) -> Networks {
-        Networks::of(tables, &self.node, &self.blocks.withheld())
+        self.known.networks(tables)
     }
 
     fn policies_in_force(&self, newest: u64) {

@@ -21,12 +21,10 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::{
     Cluster,
-    blocks::is_starving,
     interfaces::{FIELD_MANAGER, condition},
     kinds::node_row,
-    known::{NodeRow, Tables},
-    table::Key,
 };
+use kni_cluster::{Key, NodeRow, Tables, needs_block};
 
 /// How often it is looked at without a reason.
 const ROUND: Duration = Duration::from_secs(1);
@@ -159,7 +157,7 @@ impl Cluster {
 
     /// No address is left, and no block can be had.
     fn is_used_up(&self, view: &NetworkView) -> bool {
-        is_starving(view) && self.blocks.is_exhausted(&view.network.spec.name)
+        needs_block(view) && self.known.blocks().is_exhausted(&view.network.spec.name)
     }
 
     fn policy_summary(&self, tables: &Tables) -> PolicySummary {

@@ -6,28 +6,43 @@ mod interfaces;
 
 use std::sync::Arc;
 
+use kni_cluster::ClusterCache;
 use kni_dataplane::Dataplane;
+use kni_enforcement::PolicySync;
 use kni_model::{
     PodRef,
-    view::{DropView, MapView, StatusView, UplinkView},
+    view::{DropView, MapView, StatusView},
 };
 use kni_netlink::Netlink;
 use kni_pods::Pods;
+use kni_uplink::Uplink;
 
 /// Reads the node. Clones share it. Every method may block for some milliseconds.
 #[derive(Clone)]
 pub struct Inspector {
     pods: Pods,
     dataplane: Arc<Dataplane>,
+    policies: Arc<PolicySync>,
+    uplink: Arc<Uplink>,
+    cluster: Option<ClusterCache>,
     netlink: Netlink,
 }
 
 impl Inspector {
     /// Call it inside a tokio runtime, in the node's network namespace.
-    pub fn new(pods: Pods, dataplane: Arc<Dataplane>) -> Result<Self, kni_netlink::Error> {
+    pub fn new(
+        pods: Pods,
+        dataplane: Arc<Dataplane>,
+        policies: Arc<PolicySync>,
+        uplink: Arc<Uplink>,
+        cluster: Option<ClusterCache>,
+    ) -> Result<Self, kni_netlink::Error> {
         Ok(Self {
             pods,
             dataplane,
+            policies,
+            uplink,
+            cluster,
             netlink: Netlink::new()?,
         })
     }
@@ -66,12 +81,21 @@ impl Inspector {
         })
     }
 
-    /// The state of the attach service and of the dataplane.
+    /// The state of the agent. No pod can be attached while policies cannot be enforced; problems of services and of the
+    /// uplink do not prevent it.
     pub fn status(&self) -> StatusView {
-        let reasons = self.pods.obstacles();
+        let mut reasons = self.pods.obstacles();
+        let policies = self.policies.policy_problem();
+        reasons.extend(policies.map(|reason| format!("policies are not enforced: {reason}")));
+        let missing = self.cluster.as_ref().map(|cluster| cluster.tables().missing());
+        let missing = missing.filter(|missing| !missing.is_empty());
+        reasons.extend(missing.map(|missing| format!("waiting for the API server: {}", missing.join(", "))));
+        let ready = reasons.is_empty();
+        reasons.extend(self.policies.other_problems());
+        reasons.extend(self.uplink.problem());
         let counts = self.pods.counts();
         StatusView {
-            ready: reasons.is_empty(),
+            ready,
             reasons,
             hook: self.dataplane.hook().as_str().to_owned(),
             pin_path: self.dataplane.pin_path(),
@@ -81,7 +105,7 @@ impl Inspector {
             warm_sandboxes: count(counts.prewarmed),
             pending_removals: count(counts.removals),
             pending_links: count(self.dataplane.provisional_count()),
-            uplink: UplinkView::default(),
+            uplink: self.uplink.view(),
         }
     }
 }

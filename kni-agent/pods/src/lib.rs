@@ -2,6 +2,7 @@
 //! Layer: service.
 //!
 //! ```text
+//! request: pending deletes -> labels and networks from the cluster -> attach the pod -> attach its additional interfaces
 //! attach:  plan (pure) -> record Pending -> policies enforced -> per interface: device, programs, addresses, routes,
 //!          dataplane row -> record Ready
 //! detach:  record Deleting -> dataplane rows, devices -> release addresses, queue veth pairs -> (background) delete them
@@ -11,7 +12,8 @@
 //!
 //! | from top to bottom | owns |
 //! |---|---|
-//! | [`Pods`], `takeover`, `background` | the calls of clients, the start, the work for later pods |
+//! | [`Pods`], `prepare`, `journal` | the calls of clients, completed from the cluster, after pending deletes |
+//! | `takeover`, `background` | the start, the work for later pods |
 //! | `sandboxes` | attach and detach of one sandbox, and its lock |
 //! | `namespaces` | the namespaces that the agent makes, and the prewarmed ones |
 //! | `reaper`, `networks` | queued removals; networks and their numbers |
@@ -22,11 +24,13 @@ mod background;
 mod cleanup;
 mod error;
 mod interfaces;
+mod journal;
 mod kernel;
 mod namespaces;
 mod networks;
 mod plan;
 mod pods;
+mod prepare;
 mod queries;
 mod reaper;
 mod registry;
@@ -36,6 +40,7 @@ mod takeover;
 pub use cleanup::cleanup;
 pub use error::{AttachError, ErrorKind, GateError, Subject};
 pub use interfaces::{host_end_exists, problems_without_row};
+pub use journal::remove_pending_deletes;
 pub use pods::{Pods, PodsOptions};
 pub use queries::Counts;
 pub use sandboxes::{DeleteRequest, Garbage, GarbageRequest};

@@ -2,6 +2,7 @@
 
 use std::{future::Future, path::PathBuf, sync::Arc};
 
+use kni_cluster::ClusterCache;
 use kni_dataplane::Dataplane;
 use kni_enforcement::PolicySync;
 use kni_model::{
@@ -17,9 +18,11 @@ use crate::{
     background,
     error::{AttachError, ErrorKind, Subject},
     interfaces::Interfaces,
+    journal::DeleteJournal,
     kernel::Kernel,
     namespaces::NamespacePool,
     networks::NetworkRegistry,
+    prepare::{Preparation, Prepared},
     reaper::Reaper,
     registry::Registry,
     sandboxes::{DeleteRequest, Garbage, GarbageRequest, Gate, Sandboxes},
@@ -35,6 +38,10 @@ pub struct PodsOptions {
     pub warm_sandboxes: u32,
     /// CNI plugins, where they may be run.
     pub plugins: Option<Plugins>,
+    /// Where CNI plugins write deletes while the agent is away.
+    pub cni_state_dir: PathBuf,
+    /// The cluster, where there is one: it completes requests.
+    pub cluster: Option<ClusterCache>,
 }
 
 /// The attach service. Clones share it.
@@ -58,6 +65,49 @@ pub(crate) struct Service {
     pub(crate) networks: NetworkRegistry,
     pub(crate) namespaces: Arc<NamespacePool>,
     pub(crate) sandboxes: Arc<Sandboxes>,
+    journal: Arc<DeleteJournal>,
+    cluster: Option<ClusterCache>,
+}
+
+impl Service {
+    /// Pending deletes first, then the pod's own sandbox, then its additional interfaces. All or nothing.
+    async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
+        if request.cni.is_some() {
+            self.journal.complete(&request.sandbox).await?;
+        }
+        let Some(cluster) = &self.cluster else {
+            return self.sandboxes.attach(&request).await;
+        };
+        let preparation = Preparation {
+            cluster,
+            registry: &self.registry,
+            networks: &self.networks,
+        };
+        let Prepared { request, additional } = preparation.complete(request).await?;
+        let known = self.query(&request.sandbox).is_some();
+        let sandbox = self.sandboxes.attach(&request).await?;
+        for child in additional {
+            let Err(error) = self.sandboxes.attach(&child).await else {
+                continue;
+            };
+            // The controllers repair running pods in the background.
+            if known {
+                tracing::warn!(%error, "an additional interface of an attached pod cannot be made");
+                continue;
+            }
+            // Unfinished steps stay recorded.
+            if let Err(undone) = self.sandboxes.detach(&sandbox.id).await {
+                tracing::error!(%undone, "undo is not complete");
+            }
+            return Err(error);
+        }
+        Ok(self.query(&sandbox.id).unwrap_or(sandbox))
+    }
+
+    /// A completely attached sandbox, with its additional interfaces.
+    pub(crate) fn query(&self, sandbox: &SandboxId) -> Option<Arc<Sandbox>> {
+        self.registry.lock().with_children(sandbox)
+    }
 }
 
 impl Pods {
@@ -74,6 +124,8 @@ impl Pods {
             netns_dir,
             warm_sandboxes,
             plugins,
+            cni_state_dir,
+            cluster,
         } = options;
         let (registry, contents) = Registry::open(store, dataplane.capacity())?;
         let registry = Arc::new(registry);
@@ -106,6 +158,7 @@ impl Pods {
         ));
         tokio::spawn(Arc::clone(&namespaces).collect_unclaimed());
         tokio::spawn(Arc::clone(&sandboxes).watch_namespaces());
+        let journal = Arc::new(DeleteJournal::new(&sandboxes, cni_state_dir));
         let networks = NetworkRegistry::new(&registry, &kernel, plugins);
         Ok(Self {
             service: Arc::new(Service {
@@ -113,6 +166,8 @@ impl Pods {
                 networks,
                 namespaces,
                 sandboxes,
+                journal,
+                cluster,
             }),
         })
     }
@@ -130,8 +185,14 @@ impl Pods {
             .await
     }
 
-    /// Attaches a sandbox; see the type's guarantees.
+    /// Attaches a pod as a client requests it, with the additional interfaces that its cluster has for it; see the type's
+    /// guarantees.
     pub async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
+        self.run(|service| async move { service.attach(request).await }).await
+    }
+
+    /// Attaches a sandbox by a complete request.
+    pub async fn attach_complete(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
         self.run(|service| async move { service.sandboxes.attach(&request).await })
             .await
     }
@@ -177,6 +238,13 @@ impl Pods {
     ) -> Result<(), AttachError> {
         self.run(|service| async move { service.sandboxes.relabel(&sandbox, labels, ports).await })
             .await
+    }
+
+    /// Performs the deletes that CNI plugins wrote down while the agent was away, and follows new ones from then on.
+    pub async fn replay_deletes(&self) {
+        let Service { journal, registry, .. } = &*self.service;
+        journal.replay().await;
+        tokio::spawn(Arc::clone(journal).follow(Arc::clone(registry)));
     }
 
     /// Refuses new work from now on; attached sandboxes stay.

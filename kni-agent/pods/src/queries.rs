@@ -55,23 +55,7 @@ impl Pods {
 
     /// An attached sandbox, with its additional interfaces.
     pub fn query(&self, sandbox: &SandboxId) -> Option<Arc<Sandbox>> {
-        let state = self.service.registry.lock();
-        let found = state.sandboxes.get(sandbox);
-        let found = found.filter(|found| found.phase == Phase::Ready)?;
-        let mut additional: Vec<&Arc<Sandbox>> = state
-            .ready()
-            .filter(|child| child.parent.as_ref() == Some(sandbox))
-            .collect();
-        if additional.is_empty() {
-            return Some(Arc::clone(found));
-        }
-        additional.sort_by_key(|child| &child.id);
-        let mut whole = Sandbox::clone(found);
-        let attachments = additional
-            .into_iter()
-            .flat_map(|child| child.attachments.iter().cloned());
-        whole.attachments.extend(attachments);
-        Some(Arc::new(whole))
+        self.service.query(sandbox)
     }
 
     /// The networks, the default one first, then by name.

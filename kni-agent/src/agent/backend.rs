@@ -1,8 +1,7 @@
-//! What the gRPC services ask for, from whoever has it.
+//! Connects the gRPC services with the services that answer them.
 
 use std::{path::PathBuf, sync::Arc};
 
-use kni_controllers::Cluster;
 use kni_grpc::Backend;
 use kni_model::{
     AttachRequest, PodRef, Sandbox, SandboxId,
@@ -25,31 +24,7 @@ impl Backend for Node {
     }
 
     async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
-        if request.cni.is_some() {
-            self.journal.settle(&request.sandbox).await?;
-        }
-        let Some(cluster) = &self.cluster else {
-            return self.attacher.attach(request).await;
-        };
-        let prepared = cluster.prepare(request).await?;
-        let known = self.attacher.query(&prepared.request.sandbox).is_some();
-        let sandbox = self.attacher.attach(prepared.request).await?;
-        for further in prepared.further {
-            let Err(error) = self.attacher.attach(further).await else {
-                continue;
-            };
-            // What a pod has that runs already is put right in the background.
-            if known {
-                tracing::warn!(%error, "a further interface of an attached pod cannot be made");
-                continue;
-            }
-            // All or nothing; what cannot be undone now is told, and stays recorded.
-            if let Err(undone) = self.attacher.detach(sandbox.id.clone()).await {
-                tracing::error!(%undone, "undo is not complete");
-            }
-            return Err(error);
-        }
-        Ok(self.attacher.query(&sandbox.id).unwrap_or(sandbox))
+        self.attacher.attach(request).await
     }
 
     async fn claim(&self, sandbox: SandboxId, netns: PathBuf) -> Result<(), AttachError> {
@@ -92,24 +67,8 @@ impl Backend for Node {
         self.inspector.maps()
     }
 
-    /// No pod can be attached while policies cannot be put into force; other problems do not stand in the way.
     fn status(&self) -> StatusView {
-        let mut status = self.inspector.status();
-        if let Some(reason) = self.sync.policy_problem() {
-            status.ready = false;
-            status.reasons.push(format!("policies are not in force: {reason}"));
-        }
-        let missing = self.cluster.as_ref().map(Cluster::missing).unwrap_or_default();
-        if !missing.is_empty() {
-            status.ready = false;
-            status
-                .reasons
-                .push(format!("waiting for the API server: {}", missing.join(", ")));
-        }
-        status.reasons.extend(self.sync.other_problems());
-        status.reasons.extend(self.uplink.problem());
-        status.uplink = self.uplink.view();
-        status
+        self.inspector.status()
     }
 
     fn subscribe_drops(&self) -> broadcast::Receiver<DropEventView> {

@@ -5,12 +5,12 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use kni_dataplane as dataplane;
 use kni_grpc as grpc;
-use kni_pods::cleanup;
+use kni_pods::{cleanup, remove_pending_deletes};
 use kni_store::Store;
 use kni_uplink as uplink;
 
 use super::chained;
-use crate::{cli::PathArgs, cni_journal, footprint::Footprint};
+use crate::{cli::PathArgs, footprint::Footprint};
 
 /// Removes everything of ours from the node.
 pub async fn clean_up(paths: &PathArgs) -> Result<()> {
@@ -32,7 +32,7 @@ pub async fn clean_up(paths: &PathArgs) -> Result<()> {
     dataplane::remove_pins(&paths.bpf_root).map_err(chained("removing the pins"))?;
     drop(store);
     remove_files(paths)?;
-    cni_journal::forget(&paths.cni_state_dir);
+    remove_pending_deletes(&paths.cni_state_dir);
     // It may hold what others keep there: then it stays.
     std::fs::remove_dir(&paths.cni_state_dir).ok();
     footprint.undo(paths);

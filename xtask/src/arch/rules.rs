@@ -57,6 +57,7 @@ pub(super) const CRATES: &[(&str, Layer)] = &[
     ("kni-agent/netlink", Layer::Driver),
     ("kni-agent/plugins", Layer::Driver),
     ("kni-agent/store", Layer::Driver),
+    ("kni-agent/cluster", Layer::Service(1)),
     ("kni-agent/enforcement", Layer::Service(1)),
     ("kni-agent/flows", Layer::Service(1)),
     ("kni-agent/uplink", Layer::Service(1)),
@@ -144,15 +145,16 @@ const OUTSIDE: &[Outside] = &[
     },
     Outside {
         pattern: "kni_proto",
-        who: Who::OnlyAndRoot(&["grpc"]),
+        // The pods replay the deletes that the CNI plugin writes.
+        who: Who::OnlyAndRoot(&["grpc", "pods"]),
     },
     Outside {
         pattern: "kube",
-        who: Who::OnlyAndRoot(&["crd", "controllers", "manifests"]),
+        who: Who::OnlyAndRoot(&["cluster", "controllers", "crd", "manifests"]),
     },
     Outside {
         pattern: "kube_*",
-        who: Who::OnlyAndRoot(&["crd", "controllers", "manifests"]),
+        who: Who::OnlyAndRoot(&["cluster", "controllers", "crd", "manifests"]),
     },
     Outside {
         // The driver's own tests look at the kernel with the tools of iproute2.

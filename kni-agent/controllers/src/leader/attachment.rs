@@ -3,10 +3,8 @@
 use kni_api::{PodNetworkAttachmentStatus, set_condition};
 use kni_policy::matches;
 
-use crate::{
-    interfaces::{condition, object_name},
-    known::{AttachmentRow, Tables},
-};
+use crate::interfaces::{condition, object_name};
+use kni_cluster::{AttachmentRow, Tables};
 
 /// The status that an attachment is to have.
 pub(super) fn attachment_status(tables: &Tables, row: &AttachmentRow) -> PodNetworkAttachmentStatus {

@@ -3,7 +3,9 @@
 use kni_api::Condition;
 
 use super::listed;
-use crate::{interfaces::condition, known::Tables, table::Key};
+use kni_cluster::{Key, Tables};
+
+use crate::interfaces::condition;
 
 /// The conditions that an egress policy is to have; none when it is gone.
 pub(super) fn egress_conditions(tables: &Tables, key: &Key) -> Vec<Condition> {

@@ -9,7 +9,9 @@ use kni_crd::PodNetwork;
 use kube::ResourceExt as _;
 
 use super::{count, listed, users};
-use crate::{interfaces::condition, known::Tables, networks::Networks, node::saturate};
+use kni_cluster::{Networks, Tables};
+
+use crate::{interfaces::condition, node::saturate};
 
 /// Most namespaces that a network's status lists.
 const MOST_NAMESPACES: usize = 100;

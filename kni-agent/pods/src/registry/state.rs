@@ -76,6 +76,21 @@ impl State {
         self.sandboxes.values().filter(|sandbox| sandbox.phase == Phase::Ready)
     }
 
+    /// A completely attached sandbox, with the interfaces of its children.
+    pub(crate) fn with_children(&self, id: &SandboxId) -> Option<Arc<Sandbox>> {
+        let found = self.sandboxes.get(id).filter(|found| found.phase == Phase::Ready)?;
+        let children = self.ready().filter(|child| child.parent.as_ref() == Some(id));
+        let mut children: Vec<&Arc<Sandbox>> = children.collect();
+        if children.is_empty() {
+            return Some(Arc::clone(found));
+        }
+        children.sort_by_key(|child| &child.id);
+        let mut whole = Sandbox::clone(found);
+        let attachments = children.into_iter().flat_map(|child| child.attachments.iter().cloned());
+        whole.attachments.extend(attachments);
+        Some(Arc::new(whole))
+    }
+
     pub(crate) fn sandbox(&self, id: &SandboxId) -> Option<Arc<Sandbox>> {
         self.sandboxes.get(id).map(Arc::clone)
     }

@@ -1,16 +1,19 @@
-//! What is known of the objects of one kind: the last word of the API server, and how often it changed.
+//! Caches the objects of one kind as the API server last reported them, with a version that counts changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Names an object: its namespace, empty where the kind has none, and its name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Key {
-    pub(super) namespace: String,
-    pub(super) name: String,
+pub struct Key {
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
 }
 
 impl Key {
-    pub(super) fn new(namespace: &str, name: &str) -> Self {
+    /// The key of an object.
+    pub fn new(namespace: &str, name: &str) -> Self {
         Self {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
@@ -20,10 +23,10 @@ impl Key {
 
 /// The objects of one kind.
 ///
-/// While a list is being read, what was known before stays; what the list did not name is gone when it is complete. So
-/// an API server that is away, or begins anew, takes nothing from anybody.
+/// While a list is being read, earlier objects stay; those that the list does not contain go when it is complete. So an
+/// API server that is away, or restarts, removes nothing.
 #[derive(Debug)]
-pub(super) struct Table<V> {
+pub struct Table<V> {
     rows: BTreeMap<Key, V>,
     synced: bool,
     listing: Option<BTreeSet<Key>>,
@@ -42,26 +45,28 @@ impl<V> Default for Table<V> {
 }
 
 impl<V: PartialEq> Table<V> {
-    pub(super) fn rows(&self) -> &BTreeMap<Key, V> {
+    /// All objects.
+    pub fn rows(&self) -> &BTreeMap<Key, V> {
         &self.rows
     }
 
-    pub(super) fn get(&self, namespace: &str, name: &str) -> Option<&V> {
+    /// One object.
+    pub fn get(&self, namespace: &str, name: &str) -> Option<&V> {
         self.rows.get(&Key::new(namespace, name))
     }
 
     /// Whether a list was read to its end, ever.
-    pub(super) fn is_synced(&self) -> bool {
+    pub fn is_synced(&self) -> bool {
         self.synced
     }
 
     /// Changes with every change of the rows, and when the first list is complete.
-    pub(super) fn version(&self) -> u64 {
+    pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// An object is as it is now; `None`: it is there and of no interest.
-    pub(super) fn put(&mut self, key: Key, value: Option<V>) {
+    /// Replaces an object; `None` for one that exists and is of no interest.
+    pub fn put(&mut self, key: Key, value: Option<V>) {
         if let Some(listing) = &mut self.listing {
             listing.insert(key.clone());
         }
@@ -76,7 +81,8 @@ impl<V: PartialEq> Table<V> {
         self.version += u64::from(changed);
     }
 
-    pub(super) fn remove(&mut self, key: &Key) {
+    /// An object was deleted.
+    pub fn remove(&mut self, key: &Key) {
         if let Some(listing) = &mut self.listing {
             listing.remove(key);
         }
@@ -84,12 +90,12 @@ impl<V: PartialEq> Table<V> {
     }
 
     /// A list begins.
-    pub(super) fn begin(&mut self) {
+    pub fn begin(&mut self) {
         self.listing = Some(BTreeSet::new());
     }
 
     /// The list is complete.
-    pub(super) fn complete(&mut self) {
+    pub fn complete(&mut self) {
         if let Some(listed) = self.listing.take() {
             let before = self.rows.len();
             self.rows.retain(|key, _| listed.contains(key));

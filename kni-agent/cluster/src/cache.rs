@@ -1,4 +1,4 @@
-//! Everything that is known of the cluster, for all who ask: attach, and the controllers.
+//! Holds the cached objects of all kinds, shared by attach and the controllers.
 
 use std::{
     collections::BTreeMap,
@@ -14,59 +14,77 @@ use kni_model::{
 };
 use tokio::sync::watch;
 
-use super::table::Table;
+use super::{blocks::BlockDemand, networks::Networks, table::Table};
 
-/// A policy as it was last told: what it means, or why it means nothing.
+/// A policy as last reported: its rules, or why it has none.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct PolicyRow {
-    pub(super) policy: Result<Arc<Policy>, String>,
+pub struct PolicyRow {
+    /// Its rules, or why it is not valid.
+    pub policy: Result<Arc<Policy>, String>,
     /// The object's resource version, as a number; 0 where it is none.
-    pub(super) version: u64,
-    pub(super) generation: i64,
+    pub version: u64,
+    /// The object's generation.
+    pub generation: i64,
 }
 
-/// An attachment, with its object for whoever writes the status.
+/// An attachment, with its object for the status writer.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct AttachmentRow {
-    pub(super) object: Arc<PodNetworkAttachment>,
-    pub(super) facts: Result<AttachmentFacts, String>,
+pub struct AttachmentRow {
+    /// The object.
+    pub object: Arc<PodNetworkAttachment>,
+    /// Its contents, or why they are not valid.
+    pub facts: Result<AttachmentFacts, String>,
 }
 
 /// A node of the cluster.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct NodeRow {
-    pub(super) taints: Vec<Taint>,
+pub struct NodeRow {
+    /// Its taints.
+    pub taints: Vec<Taint>,
     /// Internal addresses.
-    pub(super) addresses: Vec<String>,
+    pub addresses: Vec<String>,
     /// Extended resources of ours.
-    pub(super) resources: BTreeMap<String, String>,
+    pub resources: BTreeMap<String, String>,
 }
 
-/// The tables.
+/// The cached objects by kind.
 #[derive(Debug, Default)]
-pub(super) struct Tables {
-    pub(super) networks: Table<Arc<PodNetwork>>,
-    pub(super) attachments: Table<AttachmentRow>,
-    pub(super) interfaces: Table<Arc<PodInterface>>,
-    pub(super) node_networks: Table<Arc<NodeNetwork>>,
-    pub(super) egress_policies: Table<PolicyRow>,
-    pub(super) network_policies: Table<PolicyRow>,
-    pub(super) multi_policies: Table<PolicyRow>,
-    pub(super) namespaces: Table<Labels>,
-    pub(super) services: Table<Result<Service, String>>,
-    pub(super) slices: Table<Result<EndpointSlice, String>>,
-    pub(super) pods: Table<Arc<PodFacts>>,
-    /// The agent's own node, and its object.
-    pub(super) own_node: Table<NodeRow>,
-    pub(super) own_network: Table<Arc<NodeNetwork>>,
-    /// All of them: the leader alone follows these.
-    pub(super) nodes: Table<NodeRow>,
-    pub(super) definitions: Table<NetworkName>,
+pub struct Tables {
+    /// Networks.
+    pub networks: Table<Arc<PodNetwork>>,
+    /// Attachments.
+    pub attachments: Table<AttachmentRow>,
+    /// Interfaces of all nodes.
+    pub interfaces: Table<Arc<PodInterface>>,
+    /// Networks of all nodes.
+    pub node_networks: Table<Arc<NodeNetwork>>,
+    /// Egress policies.
+    pub egress_policies: Table<PolicyRow>,
+    /// Kubernetes policies.
+    pub network_policies: Table<PolicyRow>,
+    /// Policies of additional networks.
+    pub multi_policies: Table<PolicyRow>,
+    /// Labels of namespaces.
+    pub namespaces: Table<Labels>,
+    /// Services.
+    pub services: Table<Result<Service, String>>,
+    /// Endpoint slices.
+    pub slices: Table<Result<EndpointSlice, String>>,
+    /// Pods.
+    pub pods: Table<Arc<PodFacts>>,
+    /// The agent's own node.
+    pub own_node: Table<NodeRow>,
+    /// The object of the agent's own node.
+    pub own_network: Table<Arc<NodeNetwork>>,
+    /// All nodes: the leader alone follows these.
+    pub nodes: Table<NodeRow>,
+    /// Network definitions of other tools.
+    pub definitions: Table<NetworkName>,
 }
 
 impl Tables {
-    /// What has not been read to its end yet, by name.
-    pub(super) fn missing(&self) -> Vec<&'static str> {
+    /// The kinds whose first list is not complete yet.
+    pub fn missing(&self) -> Vec<&'static str> {
         let all = [
             ("podnetworks", self.networks.is_synced()),
             ("podnetworkattachments", self.attachments.is_synced()),
@@ -110,43 +128,46 @@ impl Tables {
     }
 
     /// The policies of every kind.
-    pub(super) fn policies(&self) -> impl Iterator<Item = &PolicyRow> {
+    pub fn policies(&self) -> impl Iterator<Item = &PolicyRow> {
         [&self.egress_policies, &self.network_policies, &self.multi_policies]
             .into_iter()
             .flat_map(|table| table.rows().values())
     }
 
     /// Changes with every policy and every namespace.
-    pub(super) fn policy_version(&self) -> u64 {
+    pub fn policy_version(&self) -> u64 {
         self.egress_policies.version() + self.network_policies.version() + self.multi_policies.version()
     }
 }
 
-/// The tables, shared. Clones are the same.
+/// The cache. Clones share it.
 #[derive(Debug, Clone)]
-pub(super) struct Known {
+pub struct ClusterCache {
     tables: Arc<Mutex<Tables>>,
     changes: watch::Sender<()>,
+    node: Arc<str>,
+    blocks: Arc<BlockDemand>,
 }
 
-impl Default for Known {
-    fn default() -> Self {
+impl ClusterCache {
+    /// An empty cache of a node.
+    pub fn new(node: &str) -> Self {
         Self {
             tables: Arc::default(),
             changes: watch::Sender::new(()),
+            node: node.into(),
+            blocks: Arc::default(),
         }
     }
-}
 
-impl Known {
-    /// The tables as they are. Held for microseconds, never across an await.
-    pub(super) fn tables(&self) -> MutexGuard<'_, Tables> {
+    /// The cached objects. Held for microseconds, never across an await.
+    pub fn tables(&self) -> MutexGuard<'_, Tables> {
         // A panic while it was held is a bug; each row is whole.
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the tables and tells everybody who waits.
-    pub(super) fn change(&self, change: impl FnOnce(&mut Tables)) {
+    /// Changes the objects and notifies everything that waits for changes.
+    pub fn change(&self, change: impl FnOnce(&mut Tables)) {
         let changed = {
             let mut tables = self.tables();
             let before = tables.version();
@@ -158,8 +179,18 @@ impl Known {
         }
     }
 
-    /// Tells of every change from now on; the receiver looks at versions to see what it was.
-    pub(super) fn changes(&self) -> watch::Receiver<()> {
+    /// Notifies of every change from now on; the receiver compares versions to see which.
+    pub fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
+    }
+
+    /// The networks as the node sees them.
+    pub fn networks(&self, tables: &Tables) -> Networks {
+        Networks::of(tables, &self.node, &self.blocks.withheld())
+    }
+
+    /// The node's demand for address blocks.
+    pub fn blocks(&self) -> &BlockDemand {
+        &self.blocks
     }
 }

@@ -1,4 +1,4 @@
-//! What the objects of a cluster mean for one node: its networks, and which of them a namespace's pods join. Pure.
+//! Derives the networks of one node from the objects of the cluster, and the default networks of namespaces. Pure.
 
 use std::collections::BTreeMap;
 
@@ -12,23 +12,24 @@ use kni_model::{
 use kni_policy::matches;
 use kube::ResourceExt as _;
 
-use super::known::Tables;
+use super::cache::Tables;
 
 /// The networks of the cluster as one node sees them.
 #[derive(Debug, Default)]
-pub(super) struct Networks {
-    pub(super) wanted: WantedNetworks,
+pub struct Networks {
+    /// The valid networks, and the refused ones.
+    pub wanted: WantedNetworks,
     /// Networks that are the default of namespaces, the oldest first.
     selecting: Vec<(NetworkName, Selector)>,
-    /// Networks that are not in force, and why.
-    pub(super) refused: BTreeMap<String, String>,
+    /// Networks that are not applied, and why.
+    pub refused: BTreeMap<String, String>,
 }
 
 impl Networks {
     /// Puts the objects together; where two exclude each other, the older one counts.
     ///
-    /// `withheld` are blocks that are on their way back: nothing is handed out of them any more.
-    pub(super) fn of(tables: &Tables, node: &str, withheld: &[IpNet]) -> Self {
+    /// `withheld` are blocks that are being released: no address is leased from them any more.
+    pub fn of(tables: &Tables, node: &str, withheld: &[IpNet]) -> Self {
         let mut objects: Vec<&PodNetwork> = tables.networks.rows().values().map(AsRef::as_ref).collect();
         objects.sort_by_key(|object| (object.creation_timestamp().map(|time| time.0), object.name_any()));
         let mut networks = Self::default();
@@ -74,7 +75,7 @@ impl Networks {
             self.selecting.push((spec.name.clone(), selector));
         }
         let leased = !matches!(spec.provider, Provider::Cni(_));
-        // A network that is on its way out takes no new pods; those it has keep it until the last one goes.
+        // A network that is being deleted takes no new pods; those it has keep it until the last one goes.
         let enabled = spec.enabled && object.metadata.deletion_timestamp.is_none();
         let spec = NetworkSpec {
             enabled,
@@ -99,31 +100,32 @@ impl Networks {
     }
 
     /// The network that pods of a namespace with these labels join when they say nothing; `None`: the cluster's default.
-    pub(super) fn default_of(&self, namespace: &Labels) -> Option<&NetworkName> {
+    pub fn default_of(&self, namespace: &Labels) -> Option<&NetworkName> {
         let found = self.selecting.iter().find(|(_, selector)| matches(selector, namespace));
         found.map(|(name, _)| name)
     }
 
     /// Whether pods get their primary interface in a network without saying so.
-    pub(super) fn is_primary(&self, name: &NetworkName) -> bool {
+    pub fn is_primary(&self, name: &NetworkName) -> bool {
         self.selecting.iter().any(|(selecting, _)| selecting == name)
             || self.spec(name).is_some_and(|spec| spec.default)
     }
 
-    pub(super) fn spec(&self, name: &NetworkName) -> Option<&NetworkSpec> {
+    /// One network.
+    pub fn spec(&self, name: &NetworkName) -> Option<&NetworkSpec> {
         let mut specs = self.wanted.networks.iter().map(|(spec, _)| spec);
         specs.find(|spec| spec.name == *name)
     }
 
     /// The cluster's default network.
-    pub(super) fn default_network(&self) -> Option<&NetworkName> {
+    pub fn default_network(&self) -> Option<&NetworkName> {
         let mut specs = self.wanted.networks.iter().map(|(spec, _)| spec);
         specs.find(|spec| spec.default).map(|spec| &spec.name)
     }
 }
 
 /// The blocks that a node has of a network.
-pub(super) fn blocks_of(object: &PodNetwork, node: &str) -> Vec<IpNet> {
+pub fn blocks_of(object: &PodNetwork, node: &str) -> Vec<IpNet> {
     let all = object.status.iter().flat_map(|status| &status.blocks);
     let ours = all.filter(|block| block.node == node);
     let mut blocks: Vec<IpNet> = ours.filter_map(|block| block.cidr.parse().ok()).collect();

@@ -1,4 +1,4 @@
-//! What a pod joins beyond what it asks for itself: its namespace's network, and its attachments. Pure.
+//! Derives the networks that a pod joins without asking: its namespace's network, and its attachments. Pure.
 
 use kni_crd::{AttachmentFacts, PodFacts};
 use kni_model::{
@@ -7,13 +7,13 @@ use kni_model::{
 };
 use kni_policy::matches;
 
-use super::{known::Tables, networks::Networks};
+use super::{cache::Tables, networks::Networks};
 
 /// Names the primary network, as tools of the network plumbing group write it.
 const DEFAULT_NETWORK_ANNOTATION: &str = "v1.multus-cni.io/default-network";
 
 /// The attachments that select a pod, by name; the first of those with one interface name counts.
-pub(super) fn attachments<'a>(
+pub fn attachments<'a>(
     tables: &'a Tables,
     namespace: &str,
     labels: &Labels,
@@ -32,7 +32,7 @@ pub(super) fn attachments<'a>(
 }
 
 /// Fills in what the pod leaves to its namespace, and puts networks in the place of other tools' definitions.
-pub(super) fn fill_in(request: &mut AttachRequest, tables: &Tables, networks: &Networks, namespace: &Labels) {
+pub fn fill_in(request: &mut AttachRequest, tables: &Tables, networks: &Networks, namespace: &Labels) {
     let pod_namespace = request.pod.namespace.clone();
     for selection in &mut request.networks {
         let at = selection.namespace.as_deref().unwrap_or(&pod_namespace);
@@ -57,20 +57,20 @@ fn definition(tables: &Tables, namespace: &str, asked: &str) -> Option<NetworkNa
 }
 
 /// The interface names that a request takes itself.
-pub(super) fn names(request: &AttachRequest) -> Vec<IfName> {
+pub fn names(request: &AttachRequest) -> Vec<IfName> {
     // What cannot be named is refused by the attach itself.
     let mut names = assign_interface_names(&request.networks).unwrap_or_default();
     names.extend(request.ifname.clone());
     names
 }
 
-/// The id of the sandbox that stands for one further interface; `None` where it would be too long.
-pub(super) fn child_id(parent: &SandboxId, ifname: &IfName) -> Option<SandboxId> {
+/// The id of the sandbox that stands for one additional interface; `None` where it would be too long.
+pub fn child_id(parent: &SandboxId, ifname: &IfName) -> Option<SandboxId> {
     format!("{parent}~{ifname}").parse().ok()
 }
 
-/// The request for one further interface of a sandbox that is asked for with `of`.
-pub(super) fn further(of: &AttachRequest, facts: &AttachmentFacts, default_route: bool) -> Option<AttachRequest> {
+/// The request for one additional interface of a sandbox that is asked for with `of`.
+pub fn additional(of: &AttachRequest, facts: &AttachmentFacts, default_route: bool) -> Option<AttachRequest> {
     Some(AttachRequest {
         sandbox: child_id(&of.sandbox, &facts.ifname)?,
         pod: of.pod.clone(),
@@ -94,8 +94,8 @@ pub(super) fn further(of: &AttachRequest, facts: &AttachmentFacts, default_route
     })
 }
 
-/// The request for one further interface of a sandbox that runs.
-pub(super) fn further_of(sandbox: &Sandbox, facts: &AttachmentFacts) -> Option<AttachRequest> {
+/// The request for one additional interface of a sandbox that runs.
+pub fn additional_of(sandbox: &Sandbox, facts: &AttachmentFacts) -> Option<AttachRequest> {
     let of = AttachRequest {
         sandbox: sandbox.id.clone(),
         pod: sandbox.pod.clone(),
@@ -111,11 +111,11 @@ pub(super) fn further_of(sandbox: &Sandbox, facts: &AttachmentFacts) -> Option<A
         hints: PluginHints::default(),
         parent: None,
     };
-    further(&of, facts, false)
+    additional(&of, facts, false)
 }
 
 /// The networks that a pod which is assigned to the node will join.
-pub(super) fn networks_of(tables: &Tables, networks: &Networks, namespace: &str, pod: &PodFacts) -> Vec<NetworkName> {
+pub fn networks_of(tables: &Tables, networks: &Networks, namespace: &str, pod: &PodFacts) -> Vec<NetworkName> {
     let mut joined = Vec::new();
     match pod.annotations.get(kni_api::NETWORK_ANNOTATION).map(|name| name.trim()) {
         Some(kni_api::NO_NETWORK) => {}

@@ -1,70 +1,81 @@
-//! Attach in a cluster: puts into a request what the cluster says of the pod. Everything it needs is local; what is not
-//! known yet is waited for a moment, never asked for.
+//! Completes a request in a cluster with what the cache has of the pod: its labels, networks and attachments.
+//!
+//! Everything is local. What the cache does not have yet is awaited for a moment, never requested.
 
 use std::{sync::Arc, time::Duration};
 
+use kni_cluster::{ClusterCache, Tables, joining, needs_block};
 use kni_crd::PodFacts;
 use kni_model::{AttachRequest, CniAttachment, NetworkName, policy::Labels};
-use kni_pods::{AttachError, ErrorKind, Subject};
 use tokio::time::{Instant, timeout_at};
 
-use super::{Cluster, blocks::is_starving, joining, known::Tables};
+use crate::{
+    error::{AttachError, Subject},
+    networks::NetworkRegistry,
+    registry::Registry,
+};
 
-/// How long an attach waits for what its watches are about to tell, or for an address block that is being taken. The
-/// runtime asks again after an error.
+/// How long an attach waits for objects that the watches are about to report, or for an address block that is being
+/// taken. The runtime repeats a failed call.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What is to be attached.
+/// A complete request.
 #[derive(Debug)]
-pub struct Prepared {
+pub(crate) struct Prepared {
     /// The pod's own sandbox.
-    pub request: AttachRequest,
-    /// Its further interfaces, each a sandbox of its own that goes with it.
-    pub further: Vec<AttachRequest>,
+    pub(crate) request: AttachRequest,
+    /// Its additional interfaces, each a sandbox of its own that goes with it.
+    pub(crate) additional: Vec<AttachRequest>,
 }
 
-impl Cluster {
-    /// Completes a request by what the cluster says of the pod and its namespace.
-    pub async fn prepare(&self, mut request: AttachRequest) -> Result<Prepared, AttachError> {
+/// Completes requests.
+pub(crate) struct Preparation<'a> {
+    pub(crate) cluster: &'a ClusterCache,
+    pub(crate) registry: &'a Registry,
+    pub(crate) networks: &'a NetworkRegistry,
+}
+
+impl Preparation<'_> {
+    /// Completes a request with what the cluster has of the pod and its namespace.
+    pub(crate) async fn complete(&self, mut request: AttachRequest) -> Result<Prepared, AttachError> {
         let deadline = Instant::now() + PATIENCE;
         let (namespace, facts) = self.facts(&request, deadline).await?;
-        let further = {
-            let tables = self.known.tables();
-            let networks = self.networks(&tables);
+        let additional = {
+            let tables = self.cluster.tables();
+            let networks = self.cluster.networks(&tables);
             if let Some(facts) = facts {
                 request.labels.clone_from(&facts.labels);
                 request.container_ports.clone_from(&facts.ports);
                 request.pod.uid.clone_from(&facts.uid);
             }
-            let additional = request.cni.as_ref().is_some_and(CniAttachment::is_additional);
-            if additional {
+            if request.cni.as_ref().is_some_and(CniAttachment::is_additional) {
                 Vec::new()
             } else {
                 joining::fill_in(&mut request, &tables, &networks, &namespace);
                 with_attachments(&mut request, &tables)?
             }
         };
-        self.wait_for_blocks(&request, &further, deadline).await;
-        Ok(Prepared { request, further })
+        self.wait_for_blocks(&request, &additional, deadline).await;
+        Ok(Prepared { request, additional })
     }
 
-    /// The namespace's labels, and the pod if it is known. A runtime that speaks CNI says nothing of a pod's labels, so
-    /// that the pod must be.
+    /// The namespace's labels, and the pod if it is known. CNI has no labels of pods, so for its runtimes the pod must be
+    /// known.
     async fn facts(
         &self,
         request: &AttachRequest,
         deadline: Instant,
     ) -> Result<(Labels, Option<Arc<PodFacts>>), AttachError> {
-        let mut changes = self.known.changes();
+        let mut changes = self.cluster.changes();
         let mut missing;
         loop {
             {
-                let tables = self.known.tables();
+                let tables = self.cluster.tables();
                 let behind = tables.missing();
                 if let Some(first) = behind.first() {
-                    // The kubelet asks again; it is no use to keep it waiting.
+                    // The kubelet repeats the call: waiting here gains nothing.
                     let reason = format!("the agent has not read the cluster's {first} yet");
-                    return Err(not_ready(request, reason));
+                    return Err(Subject::from(request).not_ready(reason));
                 }
                 let pod = tables.pods.get(&request.pod.namespace, &request.pod.name);
                 let pod = pod.filter(|pod| request.pod.uid.is_empty() || pod.uid == request.pod.uid);
@@ -76,45 +87,45 @@ impl Cluster {
                 };
             }
             if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
-                return Err(not_ready(request, missing));
+                return Err(Subject::from(request).not_ready(missing));
             }
         }
     }
 
-    /// A network of which the node has no address left gets a block, if there is one: that is asked for by the controller
-    /// of blocks, which usually did so when the pod was assigned to the node.
-    async fn wait_for_blocks(&self, request: &AttachRequest, further: &[AttachRequest], deadline: Instant) {
-        let mut changes = self.attacher.changes();
+    /// A network of which the node has no address left gets a block, if there is one. The controller of blocks usually took
+    /// it when the pod was assigned to the node.
+    async fn wait_for_blocks(&self, request: &AttachRequest, additional: &[AttachRequest], deadline: Instant) {
+        let mut changes = self.registry.changes();
         loop {
-            let hungry = self.hungry(request, further);
-            if hungry.is_empty() {
+            let needing = self.needing_blocks(request, additional);
+            if needing.is_empty() {
                 return;
             }
-            self.blocks.demand(&hungry);
+            self.cluster.blocks().demand(&needing);
             if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
-                // The attach itself says what is missing.
+                // The attach itself reports what is missing.
                 return;
             }
         }
     }
 
     /// Networks without a free address that may still get one.
-    fn hungry(&self, request: &AttachRequest, further: &[AttachRequest]) -> Vec<NetworkName> {
-        let views = self.attacher.networks();
+    fn needing_blocks(&self, request: &AttachRequest, additional: &[AttachRequest]) -> Vec<NetworkName> {
+        let views = self.networks.views();
         let is_wanted = |name: &NetworkName, is_default: bool| {
             let primary = match &request.primary.network {
                 Some(network) => network == name,
                 None => is_default && !request.primary.none,
             };
             let others = request.networks.iter().map(|selection| &selection.network);
-            let mut others = others.chain(further.iter().filter_map(|child| child.primary.network.as_ref()));
+            let mut others = others.chain(additional.iter().filter_map(|child| child.primary.network.as_ref()));
             primary || others.any(|network| network == name)
         };
-        let hungry = views.into_iter().filter(|view| {
+        let needing = views.into_iter().filter(|view| {
             let spec = &view.network.spec;
-            is_wanted(&spec.name, spec.default) && is_starving(view) && !self.blocks.is_exhausted(&spec.name)
+            is_wanted(&spec.name, spec.default) && needs_block(view) && !self.cluster.blocks().is_exhausted(&spec.name)
         });
-        hungry.map(|view| view.network.spec.name).collect()
+        needing.map(|view| view.network.spec.name).collect()
     }
 }
 
@@ -127,20 +138,16 @@ fn with_attachments(request: &mut AttachRequest, tables: &Tables) -> Result<Vec<
     if routed.is_some() && !request.networks.iter().any(|selection| selection.default_route) {
         request.primary.default_route = Some(false);
     }
-    let mut further = Vec::new();
+    let mut additional = Vec::new();
     for (index, facts) in selected.into_iter().enumerate() {
         if tables.networks.get("", facts.network.as_str()).is_none() {
             let reason = format!(
                 "network {} of PodNetworkAttachment {}/{} does not exist",
                 facts.network, facts.namespace, facts.name
             );
-            return Err(not_ready(request, reason));
+            return Err(Subject::from(&*request).not_ready(reason));
         }
-        further.extend(joining::further(request, facts, routed == Some(index)));
+        additional.extend(joining::additional(request, facts, routed == Some(index)));
     }
-    Ok(further)
-}
-
-fn not_ready(request: &AttachRequest, reason: String) -> AttachError {
-    Subject::from(request).error(ErrorKind::NotReady(reason))
+    Ok(additional)
 }

@@ -1,5 +1,4 @@
-//! Deletes that CNI plugins could not tell the agent of, because it was away: done when it is back.
-//! Layer: root.
+//! Replays deletes that CNI plugins wrote down while the agent was away.
 //!
 //! A plugin writes a file for each interface and exits with success, so the agent owes the delete. A file that is there
 //! when an interface is added is older than that call, since runtimes never run two calls for one container at once: it
@@ -12,10 +11,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use kni_model::SandboxId;
-use kni_pods::{AttachError, Pods};
+use kni_model::{InvalidId, SandboxId};
 use kni_proto::cni::PendingDelete;
 use tokio::sync::Mutex;
+
+use crate::{error::AttachError, registry::Registry, sandboxes::Sandboxes};
 
 /// How often the agent looks for files while it runs: plugins that gave up on it write them too.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -23,26 +23,25 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const UNFINISHED_FOR: Duration = Duration::from_mins(10);
 
 /// The files of one node.
-#[derive(Clone)]
-pub struct CniJournal {
-    attacher: Pods,
+pub(crate) struct DeleteJournal {
+    sandboxes: Arc<Sandboxes>,
     state_dir: PathBuf,
     /// Held from before a file is read until it is gone, so that what was read is never done after it was done.
-    one_at_a_time: Arc<Mutex<()>>,
+    one_at_a_time: Mutex<()>,
 }
 
-impl CniJournal {
+impl DeleteJournal {
     /// The files below `state_dir`, which need not exist.
-    pub fn new(attacher: Pods, state_dir: &Path) -> Self {
+    pub(crate) fn new(sandboxes: &Arc<Sandboxes>, state_dir: PathBuf) -> Self {
         Self {
-            attacher,
-            state_dir: state_dir.to_owned(),
-            one_at_a_time: Arc::default(),
+            sandboxes: Arc::clone(sandboxes),
+            state_dir,
+            one_at_a_time: Mutex::default(),
         }
     }
 
-    /// Does everything that is written down. What fails stays for the next time, what cannot be read is moved aside.
-    pub async fn replay(&self) {
+    /// Performs all pending deletes. Failed ones stay for the next time, unreadable ones are moved aside.
+    pub(crate) async fn replay(&self) {
         let files = match files(&PendingDelete::folder(&self.state_dir)) {
             Ok(files) => files,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return,
@@ -52,33 +51,33 @@ impl CniJournal {
             }
         };
         for file in files {
-            if let Err(error) = self.settle_file(&file).await {
+            if let Err(error) = self.complete_file(&file).await {
                 tracing::warn!(file = %file.display(), %error, "cannot do a delete of a CNI plugin yet");
             }
         }
     }
 
-    /// Does what is written down for a sandbox that is about to be attached. Costs one system call if there is nothing.
-    pub async fn settle(&self, sandbox: &SandboxId) -> Result<(), AttachError> {
+    /// Performs the pending delete of a sandbox that is about to be attached. Costs one system call if there is none.
+    pub(crate) async fn complete(&self, sandbox: &SandboxId) -> Result<(), AttachError> {
         let file = PendingDelete::file(&self.state_dir, sandbox.as_str());
         // The file goes when its delete is done: one that is not there needs no lock.
         if file.exists() {
-            self.settle_file(&file).await
+            self.complete_file(&file).await
         } else {
             Ok(())
         }
     }
 
-    /// Looks for new files, for ever.
-    pub async fn follow(self) {
+    /// Looks for new files until the agent stops.
+    pub(crate) async fn follow(self: Arc<Self>, registry: Arc<Registry>) {
         let mut ticks = tokio::time::interval(INTERVAL);
-        loop {
+        while !registry.is_stopping() {
             ticks.tick().await;
             self.replay().await;
         }
     }
 
-    async fn settle_file(&self, file: &Path) -> Result<(), AttachError> {
+    async fn complete_file(&self, file: &Path) -> Result<(), AttachError> {
         let _one_at_a_time = self.one_at_a_time.lock().await;
         let bytes = match fs::read(file) {
             Ok(bytes) => bytes,
@@ -90,14 +89,14 @@ impl CniJournal {
         };
         let (pending, sandbox) = match read(file, &bytes) {
             Ok(read) => read,
-            Err(reason) => {
-                move_aside(file, &reason);
+            Err(rejection) => {
+                move_aside(file, &rejection.to_string());
                 return Ok(());
             }
         };
         match pending.invocation {
-            Some(invocation) => self.attacher.undo(sandbox.clone(), invocation).await?,
-            None => self.attacher.detach(sandbox.clone()).await?,
+            Some(invocation) => self.sandboxes.undo_invocation(&sandbox, &invocation).await?,
+            None => self.sandboxes.detach(&sandbox).await?,
         }
         if let Err(error) = fs::remove_file(file) {
             tracing::error!(file = %file.display(), %error, "a delete is done, but its file stays");
@@ -108,7 +107,7 @@ impl CniJournal {
 }
 
 /// Removes all files, whose interfaces are gone already, and the folders that are empty then.
-pub fn forget(state_dir: &Path) {
+pub fn remove_pending_deletes(state_dir: &Path) {
     let folder = PendingDelete::folder(state_dir);
     for file in files(&folder).unwrap_or_default() {
         if let Err(error) = fs::remove_file(&file) {
@@ -142,15 +141,28 @@ fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn read(file: &Path, bytes: &[u8]) -> Result<(PendingDelete, SandboxId), String> {
-    let pending: PendingDelete = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+/// Why a file is no pending delete.
+#[derive(Debug, thiserror::Error)]
+enum Rejection {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("version {0} is not {version}", version = PendingDelete::VERSION)]
+    Version(u32),
+    #[error(transparent)]
+    Sandbox(#[from] InvalidId),
+    #[error("it is about sandbox {0}, unlike its name")]
+    Name(SandboxId),
+}
+
+fn read(file: &Path, bytes: &[u8]) -> Result<(PendingDelete, SandboxId), Rejection> {
+    let pending: PendingDelete = serde_json::from_slice(bytes)?;
     if pending.version != PendingDelete::VERSION {
-        return Err(format!("version {} is not {}", pending.version, PendingDelete::VERSION));
+        return Err(Rejection::Version(pending.version));
     }
-    let sandbox: SandboxId = pending.sandbox().parse().map_err(|invalid| format!("{invalid}"))?;
+    let sandbox: SandboxId = pending.sandbox().parse()?;
     let named = PendingDelete::file(Path::new(""), sandbox.as_str());
     if file.file_name() != named.file_name() {
-        return Err(format!("it is about sandbox {sandbox}, unlike its name"));
+        return Err(Rejection::Name(sandbox));
     }
     Ok((pending, sandbox))
 }
@@ -210,7 +222,7 @@ mod tests {
                 "sandbox id",
             ),
         ] {
-            let reason = read(Path::new(name), &bytes).unwrap_err();
+            let reason = read(Path::new(name), &bytes).unwrap_err().to_string();
             assert!(reason.contains(part), "{reason}");
         }
     }
@@ -236,7 +248,7 @@ mod tests {
         fs::write(folder.join("x.json"), "?").unwrap();
         move_aside(&folder.join("x.json"), "why");
         assert_eq!(fs::read(dir.path().join("cni/rejected/x.json")).unwrap(), b"?");
-        forget(dir.path());
+        remove_pending_deletes(dir.path());
         assert!(!folder.exists() && dir.path().join("cni").exists());
     }
 }

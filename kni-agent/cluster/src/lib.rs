@@ -1,0 +1,15 @@
+//! Caches the objects of the cluster, and derives what they mean for one node: its networks, and the networks of its pods.
+//! Layer: service.
+//!
+//! The controllers fill the cache from the API server. Attach reads it, and never calls the API server.
+
+mod blocks;
+mod cache;
+pub mod joining;
+mod networks;
+mod table;
+
+pub use blocks::{BlockDemand, needs_block};
+pub use cache::{AttachmentRow, ClusterCache, NodeRow, PolicyRow, Tables};
+pub use networks::{Networks, blocks_of};
+pub use table::{Key, Table};
