@@ -4,7 +4,6 @@
 mod backend;
 mod clean_up;
 mod cluster;
-mod gate;
 mod insight;
 mod metrics_page;
 mod names;
@@ -131,7 +130,7 @@ async fn start(
         settings::uplink(args)?,
         Arc::clone(&dataplane),
         store.clone(),
-        Arc::new(gate::Asked(Arc::clone(&sync))),
+        Arc::clone(&sync),
     )
     .await
     .context("looking for the uplink")?;

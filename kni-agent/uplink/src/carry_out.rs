@@ -102,7 +102,7 @@ impl Uplink {
         let ways = interfaces.filter_map(|interface| {
             let endpoint = interface.endpoint?;
             let spec = state.networks.as_ref()?.get(&interface.network)?;
-            let asked = self.egress.of(endpoint);
+            let asked = self.policies.egress_addresses(endpoint);
             let way = wanted::way_out(&state.node, &own, spec, interface, &asked, &self.options.ports);
             Some((endpoint, way))
         });

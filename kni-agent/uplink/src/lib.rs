@@ -26,9 +26,8 @@ pub use cleanup::cleanup;
 pub use error::UplinkError;
 use ipnet::IpNet;
 use kni_dataplane::{Dataplane, XdpChoice};
-use kni_model::{
-    EndpointId, NetworkName, NetworkSpec, PortMapping, Sandbox, SandboxId, policy::PolicyPod, view::UplinkView,
-};
+use kni_enforcement::PolicySync;
+use kni_model::{NetworkName, NetworkSpec, PortMapping, Sandbox, SandboxId, policy::PolicyPod, view::UplinkView};
 use kni_netlink::{Changes, Netlink};
 use kni_store::{Store, UplinkRecord};
 use tokio::sync::Notify;
@@ -56,12 +55,6 @@ pub struct UplinkOptions {
     pub xdp: XdpChoice,
 }
 
-/// Knows which addresses policies ask for.
-pub trait EgressAddresses: Send + Sync {
-    /// The addresses that an endpoint is to leave the node with, at most one of each family. Does not block for long.
-    fn of(&self, endpoint: EndpointId) -> Vec<IpAddr>;
-}
-
 /// The service. Every function that is not async may block for some tens of milliseconds, unless it says otherwise.
 ///
 /// # Guarantees
@@ -73,7 +66,7 @@ pub struct Uplink {
     dataplane: Arc<Dataplane>,
     netlink: Netlink,
     store: Store,
-    egress: Arc<dyn EgressAddresses>,
+    policies: Arc<PolicySync>,
     runtime: tokio::runtime::Handle,
     /// Held by one sync at a time, before `state`: the node is read without the latter, as the kernel may take its time.
     syncing: Mutex<()>,
@@ -109,7 +102,7 @@ impl Uplink {
         options: UplinkOptions,
         dataplane: Arc<Dataplane>,
         store: Store,
-        egress: Arc<dyn EgressAddresses>,
+        policies: Arc<PolicySync>,
     ) -> Result<(Arc<Self>, Changes), UplinkError> {
         // Before the first reading, so that no change is missed.
         let changes = Netlink::watch()?;
@@ -123,7 +116,7 @@ impl Uplink {
             dataplane,
             netlink,
             store,
-            egress,
+            policies,
             runtime: tokio::runtime::Handle::current(),
             syncing: Mutex::new(()),
             state: Mutex::new(State {
