@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// What it is about, in CamelCase.
+    /// Type of the condition, in CamelCase.
     #[serde(rename = "type")]
     #[schemars(length(min = 1, max = 316))]
     pub type_: String,
     /// Whether it holds.
     pub status: ConditionStatus,
-    /// Why, in one CamelCase word.
+    /// Reason, one word in CamelCase.
     #[schemars(length(min = 1, max = 1024))]
     pub reason: String,
     /// Why, for people.
@@ -34,7 +34,7 @@ pub enum ConditionStatus {
     True,
     /// It does not.
     False,
-    /// Nobody knows yet.
+    /// Not known yet.
     Unknown,
 }
 

@@ -1,4 +1,4 @@
-//! `EgressPolicy`: what pods reach beyond the pod networks, and from which address.
+//! Defines `EgressPolicy`: which external destinations pods reach, and from which address.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::CustomResource;
@@ -6,11 +6,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Condition, rules,
+    Condition, EgressPolicySummary, rules,
     schema::{self, Cidr, HostAddress, NetworkName, Selector},
 };
 
-/// What pods of the namespace reach beyond the pod networks. Every field here takes effect; unknown ones are refused.
+/// Which external destinations pods of the namespace reach. Every field takes effect; unknown fields are refused.
 #[expect(clippy::duplicated_attributes, reason = "every column has a type")]
 #[derive(CustomResource, Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -33,7 +33,7 @@ use crate::{
         name = "Programmed",
         type_ = "string",
         json_path = r#".status.conditions[?(@.type=="Programmed")].status"#,
-        description = "Whether it is in force on every node."
+        description = "Whether every node enforces it."
     ),
     printcolumn(
         name = "Age",
@@ -45,32 +45,32 @@ use crate::{
         name = "Accepted",
         type_ = "string",
         json_path = r#".status.conditions[?(@.type=="Accepted")].status"#,
-        description = "Whether it has a meaning.",
+        description = "Whether it is valid.",
         priority = 1
     ),
     printcolumn(
         name = "Networks",
         type_ = "string",
-        json_path = r#".spec.podNetworkNames"#,
-        description = "Networks on which it holds; empty: all.",
+        json_path = r#".status.summary.networks"#,
+        description = "Networks on which it holds.",
         priority = 1
     ),
     printcolumn(
         name = "Pods",
         type_ = "string",
-        json_path = r#".spec.podSelector"#,
+        json_path = r#".status.summary.pods"#,
         description = "The pods that it is about.",
         priority = 1
     ),
     printcolumn(
         name = "Addresses",
         type_ = "string",
-        json_path = r#".spec.egressAddresses"#,
+        json_path = r#".status.summary.addresses"#,
         description = "Addresses that packets leave with.",
         priority = 1
     ),
     derive = "PartialEq",
-    doc = "Which destinations beyond the pod networks pods may reach, and from which address."
+    doc = "Which destinations outside of the pod networks pods may reach, and from which address."
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(transform = schema::plain)]
@@ -104,15 +104,18 @@ pub struct EgressPolicySpec {
     pub egress_addresses: Vec<String>,
 }
 
-/// What became of an egress policy.
+/// The status of an egress policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::plain)]
 pub struct EgressPolicyStatus {
-    /// Accepted: the spec has a meaning. Programmed: it is in force on every node.
+    /// Accepted: the spec is valid. Programmed: every node enforces it.
     #[serde(default)]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
+    /// Texts for the columns of `kubectl get`.
+    #[serde(default)]
+    pub summary: EgressPolicySummary,
 }
 
 /// Allow or deny.
@@ -129,7 +132,7 @@ pub enum EgressAction {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EgressRule {
-    /// What is done with packets to these destinations.
+    /// The action for packets to these destinations.
     pub action: EgressAction,
     /// Destinations; an empty list means every address.
     #[serde(default)]

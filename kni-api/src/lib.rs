@@ -1,8 +1,8 @@
-//! The Kubernetes objects of group `kni.dev`: what their fields mean, what the API server checks, what is shown of them.
+//! Defines the Kubernetes objects of group `kni.dev`: their fields, validation rules and printer columns.
 //!
 //! The definitions in `deploy/crds` are generated from these types. Everything that a field alone, or fields of one
-//! object together, can get wrong is refused by the API server itself; what depends on other objects or on a node is told
-//! in conditions.
+//! object together, can get wrong is refused by the API server itself; problems that depend on other objects or on a
+//! node are reported in conditions.
 
 mod conditions;
 pub mod egress_policy;
@@ -13,9 +13,10 @@ pub mod pod_network_attachment;
 pub mod provider;
 mod rules;
 mod schema;
+mod summary;
 
 pub use conditions::{Condition, ConditionStatus, set_condition};
-pub use egress_policy::{EgressPolicy, EgressPolicySpec};
+pub use egress_policy::{EgressPolicy, EgressPolicySpec, EgressPolicyStatus};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
 pub use node_network::{NodeNetwork, NodeNetworkSpec, NodeNetworkStatus};
@@ -23,6 +24,7 @@ pub use pod_interface::{PodInterface, PodInterfaceSpec, PodInterfaceStatus};
 pub use pod_network::{PodNetwork, PodNetworkSpec, PodNetworkStatus, Topology};
 pub use pod_network_attachment::{PodNetworkAttachment, PodNetworkAttachmentSpec, PodNetworkAttachmentStatus};
 pub use provider::ProviderSpec;
+pub use summary::{AttachmentSummary, EgressPolicySummary, NodeNetworkSummary, PodNetworkSummary};
 
 /// The definitions of all kinds, in the order of their names.
 pub fn definitions() -> [CustomResourceDefinition; 5] {

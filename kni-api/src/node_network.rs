@@ -1,4 +1,4 @@
-//! `NodeNetwork`: what one node makes of the networks.
+//! Defines `NodeNetwork`: the state of the networks on one node.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,9 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Condition, schema};
+use crate::{Condition, NodeNetworkSummary, schema};
 
-/// Nothing is asked of a node here; the object has its name.
+/// Empty: the object has the node's name and only a status.
 #[expect(clippy::duplicated_attributes, reason = "every column has a type")]
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -29,8 +29,8 @@ use crate::{Condition, schema};
     printcolumn(
         name = "Networks",
         type_ = "string",
-        json_path = r#".status.networkNames"#,
-        description = "The networks that are in force."
+        json_path = r#".status.summary.networks"#,
+        description = "The networks that the node has applied."
     ),
     printcolumn(
         name = "Interfaces",
@@ -74,29 +74,29 @@ use crate::{Condition, schema};
         name = "Programmed",
         type_ = "boolean",
         json_path = r#".status.policies.programmed"#,
-        description = "Whether all of them that are valid are in force.",
+        description = "Whether the node enforces all valid policies.",
         priority = 1
     ),
     printcolumn(
         name = "Tunnel-Endpoints",
         type_ = "string",
-        json_path = r#".status.tunnelEndpoints"#,
+        json_path = r#".status.summary.tunnelEndpoints"#,
         description = "Where tunnels of other nodes may end.",
         priority = 1
     ),
     derive = "PartialEq",
-    doc = "What one node makes of the networks: readiness, address blocks, usage. Written by the node's agent."
+    doc = "The state of the networks on one node: readiness, address blocks, usage. Written by the node's agent."
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::plain)]
 pub struct NodeNetworkSpec {}
 
-/// What a node says of itself and its networks.
+/// The status of a node and its networks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::plain)]
 pub struct NodeNetworkStatus {
-    /// Ready: the agent attaches pods. Degraded: something does not work as it should; the message says what.
+    /// Ready: the agent attaches pods. Degraded: something does not work as it should; the message describes it.
     #[serde(default)]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -110,7 +110,7 @@ pub struct NodeNetworkStatus {
     /// What the node's kernel and the agent can do, such as hook: tcx.
     #[serde(default)]
     pub features: BTreeMap<String, String>,
-    /// The networks that are in force on the node.
+    /// The networks that the node has applied.
     #[serde(default)]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub networks: Vec<NodeNetworkEntry>,
@@ -124,6 +124,9 @@ pub struct NodeNetworkStatus {
     /// Interfaces of pods.
     #[serde(default)]
     pub interfaces: i64,
+    /// Texts for the columns of `kubectl get`.
+    #[serde(default)]
+    pub summary: NodeNetworkSummary,
 }
 
 /// One network on one node.
@@ -132,7 +135,7 @@ pub struct NodeNetworkStatus {
 pub struct NodeNetworkEntry {
     /// Name of the `PodNetwork`.
     pub name: String,
-    /// Its generation that is in force.
+    /// Its applied generation.
     #[serde(default)]
     pub generation: i64,
     /// Whether pods can join it here. Not lowered by exhaustion.
@@ -151,7 +154,7 @@ pub struct NodeNetworkEntry {
     /// Pods that have addresses.
     #[serde(default)]
     pub used: i64,
-    /// Whether no address is left, and no further block can be had.
+    /// Whether no address is left, and no additional block is available.
     #[serde(default)]
     pub exhausted: bool,
     /// The network's number in the keys of the node's pinned maps.
@@ -159,26 +162,26 @@ pub struct NodeNetworkEntry {
     pub network_id: u32,
 }
 
-/// How the policies of the cluster stand on a node.
+/// The state of the cluster's policies on a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicySummary {
     /// Policies that are known.
     #[serde(default)]
     pub known: i64,
-    /// Whether all of them that are valid are in force.
+    /// Whether the node enforces all valid policies.
     #[serde(default)]
     pub programmed: bool,
-    /// The highest resource version of a policy that is in force: policies that are not newer and not in `refused` hold.
+    /// The highest resource version of an enforced policy: policies that are not newer and not in `refused` are enforced.
     #[serde(default)]
     pub resource_version: String,
-    /// Policies that are not in force, and why; the first 64.
+    /// Policies that are not enforced, and why; the first 64.
     #[serde(default)]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub refused: Vec<RefusedPolicy>,
 }
 
-/// A policy that is not in force.
+/// A policy that is not enforced.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RefusedPolicy {
@@ -188,6 +191,6 @@ pub struct RefusedPolicy {
     pub namespace: String,
     /// Name of the object.
     pub name: String,
-    /// The field, and what is wrong with it.
+    /// The field and its problem.
     pub reason: String,
 }

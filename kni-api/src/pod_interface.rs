@@ -1,4 +1,4 @@
-//! `PodInterface`: one interface of one pod, as it is on its node.
+//! Defines `PodInterface`: one interface of one pod on its node.
 
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -9,7 +9,7 @@ use crate::{
     schema::{self, InterfaceName, NetworkName},
 };
 
-/// Which interface it is. Written by the agent of the node; what others write here is overwritten.
+/// Which interface it is. Written by the agent of the node, which overwrites changes by others.
 #[expect(clippy::duplicated_attributes, reason = "every column has a type")]
 #[derive(CustomResource, Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -134,7 +134,7 @@ pub struct PodInterfaceSpec {
     pub sandbox_id: String,
 }
 
-/// What the node says of an interface.
+/// The status of an interface on its node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::plain)]
@@ -176,7 +176,7 @@ pub struct PodInterfaceStatus {
     /// The dataplane's number of it: its row in the pinned map `ENDPOINTS`.
     #[serde(default)]
     pub endpoint_id: u32,
-    /// The dataplane's number of the network on this node, as it stands in the keys of the pinned maps.
+    /// The dataplane's number of the network on this node, as in the keys of the pinned maps.
     #[serde(default)]
     pub network_id: u32,
 }
@@ -197,7 +197,7 @@ pub struct InterfaceAddress {
 pub struct InterfaceRoute {
     /// The destination in CIDR notation.
     pub destination: String,
-    /// The gateway; absent for what is on the link.
+    /// The gateway; absent for destinations on the link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
 }

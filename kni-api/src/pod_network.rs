@@ -1,4 +1,4 @@
-//! `PodNetwork`: an isolated address space that pods join.
+//! Defines `PodNetwork`: an isolated address space that pods join.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::CustomResource;
@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Condition,
+    Condition, PodNetworkSummary,
     provider::ProviderSpec,
     rules,
     schema::{self, Cidr, HostAddress, Selector, Subnet},
@@ -15,7 +15,7 @@ use crate::{
 /// Default MTU, in bytes of IP packet.
 pub const DEFAULT_MTU: u32 = 1500;
 
-/// What a network shall be. Every field here takes effect; unknown ones are refused.
+/// The desired network. Every field takes effect; unknown fields are refused.
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is a switch of its own for who writes the object"
@@ -31,11 +31,11 @@ pub const DEFAULT_MTU: u32 = 1500;
     category = "kni",
     status = "PodNetworkStatus",
     validation = rules::pod_network::name(),
-    printcolumn(name = "Subnets", type_ = "string", json_path = r#".spec.subnets"#, description = "Ranges that pods get their addresses from."),
+    printcolumn(name = "Subnets", type_ = "string", json_path = r#".status.summary.subnets"#, description = "Ranges that pods get their addresses from."),
     printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#, description = "Whether pods can join."),
-    printcolumn(name = "Programmed", type_ = "string", json_path = r#".status.conditions[?(@.type=="Programmed")].status"#, description = "Whether it is in force on every node that takes pods of it."),
+    printcolumn(name = "Programmed", type_ = "string", json_path = r#".status.conditions[?(@.type=="Programmed")].status"#, description = "Whether it is applied on every node that takes pods of it."),
     printcolumn(name = "Used", type_ = "integer", json_path = r#".status.addresses.used"#, description = "Addresses that pods have."),
-    printcolumn(name = "Total", type_ = "integer", json_path = r#".status.addresses.total"#, description = "Addresses that pods can have."),
+    printcolumn(name = "Total", type_ = "string", json_path = r#".status.summary.total"#, description = "Addresses that pods can have."),
     printcolumn(name = "Age", type_ = "date", json_path = r#".metadata.creationTimestamp"#, description = "When the object was made."),
     printcolumn(name = "Default", type_ = "boolean", json_path = r#".spec.default"#, description = "Whether it is the default network.", priority = 1),
     printcolumn(name = "Provider", type_ = "string", json_path = r#".spec.provider.type"#, description = "Who makes the interfaces; empty: Ebpf.", priority = 1),
@@ -43,7 +43,7 @@ pub const DEFAULT_MTU: u32 = 1500;
     printcolumn(name = "MTU", type_ = "integer", json_path = r#".spec.mtu"#, description = "MTU of the pod interfaces.", priority = 1),
     printcolumn(name = "Nodes", type_ = "integer", json_path = r#".status.nodes.ready"#, description = "Nodes where pods can join.", priority = 1),
     printcolumn(name = "Interfaces", type_ = "integer", json_path = r#".status.interfaces"#, description = "Interfaces of pods.", priority = 1),
-    printcolumn(name = "Namespaces", type_ = "string", json_path = r#".status.namespaces"#, description = "Namespaces whose pods get their primary interface here.", priority = 1),
+    printcolumn(name = "Namespaces", type_ = "string", json_path = r#".status.summary.namespaces"#, description = "Namespaces whose pods get their primary interface here.", priority = 1),
     derive = "PartialEq",
     doc = "A network that pods join: an isolated address space of its own."
 )]
@@ -64,7 +64,7 @@ pub struct PodNetworkSpec {
     pub topology: Topology,
     /// Address ranges in CIDR notation, IPv4 or IPv6, not overlapping each other. Pods get one address of each family
     /// that is present. Other networks may use the same ranges. Needed where the provider is Ebpf; where CNI plugins
-    /// assign the addresses, the ranges are only told.
+    /// assign the addresses, the ranges are informational.
     #[serde(default)]
     #[schemars(
         with = "Vec<Subnet>",
@@ -101,12 +101,12 @@ pub struct PodNetworkSpec {
     /// Who makes the pod interfaces. Absent: Ebpf.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provider: Option<ProviderSpec>,
-    /// Namespaces whose pods get their primary interface in this network, without a word in their manifests. Holds for
+    /// Namespaces whose pods get their primary interface in this network, without an annotation. Holds for
     /// pods that start from then on. Where two networks select a namespace, the older one has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Selector>")]
     pub namespace_selector: Option<LabelSelector>,
-    /// Size of the address blocks that nodes take from the subnets; a node takes further ones as it needs them.
+    /// Size of the address blocks that nodes take from the subnets; a node takes additional ones as it needs them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_node_prefix: Option<PerNodePrefix>,
     /// Whether nodes offer their addresses of this network as an extended resource `kni.dev/network-NAME`, so that pods
@@ -129,12 +129,12 @@ pub struct PerNodePrefix {
     pub ipv6: Option<u8>,
 }
 
-/// What became of a network.
+/// The status of a network.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::plain)]
 pub struct PodNetworkStatus {
-    /// Accepted: the spec has a meaning. Ready: pods can join. Programmed: it is in force on every node that takes pods
+    /// Accepted: the spec is valid. Ready: pods can join. Programmed: it is applied on every node that takes pods
     /// of it. `AddressesAvailable`: there are addresses left. `InUse`: what keeps it, once it is to be deleted.
     #[serde(default)]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
@@ -143,7 +143,7 @@ pub struct PodNetworkStatus {
     #[serde(default)]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr"]))]
     pub blocks: Vec<NodeBlock>,
-    /// Nodes that have the network in force.
+    /// Nodes that have applied the network.
     #[serde(default)]
     pub nodes: NodeCounts,
     /// Addresses, both families together.
@@ -156,6 +156,9 @@ pub struct PodNetworkStatus {
     #[serde(default)]
     #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "set"))]
     pub namespaces: Vec<String>,
+    /// Texts for the columns of `kubectl get`.
+    #[serde(default)]
+    pub summary: PodNetworkSummary,
 }
 
 /// An address block that a node has taken.
@@ -170,7 +173,7 @@ pub struct NodeBlock {
     pub node: String,
 }
 
-/// How many nodes have a network in force.
+/// How many nodes have applied a network.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeCounts {
@@ -202,7 +205,7 @@ pub struct AddressCounts {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(extend("x-kubernetes-validations" = rules::pod_network::egress_addresses()))]
 pub struct Egress {
-    /// The way; absent: as without `egress`.
+    /// The mode; absent: as without `egress`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<EgressChoice>,
     /// Source addresses for mode Masquerade, at most one of each family, instead of the node's own.
@@ -215,7 +218,7 @@ pub struct Egress {
     pub addresses: Vec<String>,
 }
 
-/// A way out of the node.
+/// How packets leave the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum EgressChoice {
     /// There is none.

@@ -1,4 +1,4 @@
-//! `PodNetworkAttachment`: joins selected pods of a namespace to a further network.
+//! Defines `PodNetworkAttachment`, which joins selected pods of a namespace to an additional network.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::CustomResource;
@@ -6,12 +6,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Condition, rules,
+    AttachmentSummary, Condition, rules,
     schema::{self, HostAddress, MacAddress, NetworkName, SecondName, Selector},
 };
 
-/// Which pods get a further interface, and how it looks. Pods that run already get it without a restart, and lose it when
-/// the selector or their labels no longer say so.
+/// Which pods get an additional interface, and its properties. Running pods get it without a restart, and lose it when
+/// the selector no longer matches their labels.
 #[expect(clippy::duplicated_attributes, reason = "every column has a type")]
 #[derive(CustomResource, Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -70,7 +70,7 @@ use crate::{
     printcolumn(
         name = "Addresses",
         type_ = "string",
-        json_path = r#".spec.addresses"#,
+        json_path = r#".status.summary.addresses"#,
         description = "Fixed addresses.",
         priority = 1
     ),
@@ -91,7 +91,7 @@ use crate::{
     printcolumn(
         name = "Pods",
         type_ = "string",
-        json_path = r#".spec.podSelector"#,
+        json_path = r#".status.summary.pods"#,
         description = "The pods that join.",
         priority = 1
     ),
@@ -128,7 +128,7 @@ pub struct PodNetworkAttachmentSpec {
     pub default_route: bool,
 }
 
-/// What became of an attachment.
+/// The status of an attachment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::plain)]
@@ -143,4 +143,7 @@ pub struct PodNetworkAttachmentStatus {
     /// Pods of them that have the interface.
     #[serde(default)]
     pub attached: i64,
+    /// Texts for the columns of `kubectl get`.
+    #[serde(default)]
+    pub summary: AttachmentSummary,
 }

@@ -63,11 +63,11 @@ pub enum ProviderType {
     /// The agent's own dataplane: veth pairs with programs.
     #[default]
     Ebpf,
-    /// Macvlan interfaces on an interface of the node. Pods reach what is behind it; no policy holds there.
+    /// Macvlan interfaces on an interface of the node. Pods reach the link behind it; no policy is enforced there.
     Macvlan,
     /// Interfaces of the node that move into the pods.
     HostDevice,
-    /// Tap devices for virtual machines. Addresses are leased and told, not configured.
+    /// Tap devices for virtual machines. Addresses are leased and reported, not configured.
     Tap,
     /// CNI plugins, run by the agent.
     #[serde(rename = "CNI")]
@@ -90,9 +90,9 @@ impl ProviderType {
 /// Who reaches whom over one parent of macvlan interfaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum MacvlanModeSpec {
-    /// Pods reach each other directly, and what is behind the parent.
+    /// Pods reach each other directly, and the link behind the parent.
     Bridge,
-    /// Pods reach what is behind the parent only.
+    /// Pods reach only the link behind the parent.
     Private,
     /// Pods reach each other through a switch behind the parent that sends frames back.
     Vepa,

@@ -1,4 +1,4 @@
-//! The rules that the API server checks itself, in CEL. Each message says what to change.
+//! Builds the validation rules for the API server, in CEL. Each message describes what to change.
 
 pub(crate) mod attachment;
 pub(crate) mod egress_policy;
@@ -28,7 +28,7 @@ pub(crate) fn network_name(name: &str) -> Rule {
     )
 }
 
-/// A field that stays what it was, whether it is there or not.
+/// An immutable optional field: it is neither changed, nor added, nor removed.
 pub(crate) fn immutable(field: &str, instead: &str) -> Rule {
     rule_at(
         &format!(".{field}"),

@@ -1,4 +1,4 @@
-//! How the types become definitions that an API server takes: what its dialect of JSON Schema lacks is put into its words.
+//! Converts the schemas of the types to the API server's dialect of JSON Schema.
 
 mod selector;
 mod strings;
@@ -17,8 +17,8 @@ const POSSIBLE: &str = "\n\nPossible values:";
 /// Brings the schema of a spec or a status to the API server's dialect:
 ///
 /// - an optional field is not nullable: then `null` counts as absent, for every rule and for defaults;
-/// - formats are those that the API server knows, and bounds say what the format no longer does;
-/// - the values of an enumeration are told in its description;
+/// - formats are those that the API server knows, and bounds replace other formats;
+/// - the description of an enumeration lists its values;
 /// - a description is plain text, of one line per paragraph.
 pub(crate) fn plain(schema: &mut Schema) {
     transform_subschemas(&mut plain, schema);
@@ -45,25 +45,25 @@ fn refuse_null(object: &mut Map<String, Value>) {
         _ => return,
     };
     object.remove("anyOf");
-    let told = told_values(&optional).map(str::to_owned);
+    let listed = listed_values(&optional).map(str::to_owned);
     for (name, value) in optional {
-        // What the field says of itself goes before what its type says.
+        // The description of the field precedes that of its type.
         object.entry(name).or_insert(value);
     }
-    if let (Some(told), Some(Value::String(own))) = (told, object.get_mut("description"))
-        && !own.contains(&told)
+    if let (Some(listed), Some(Value::String(own))) = (listed, object.get_mut("description"))
+        && !own.contains(&listed)
     {
-        *own = joined(own) + &told;
+        *own = joined(own) + &listed;
     }
 }
 
 /// The part of a description that [`name_values`] wrote.
-fn told_values(object: &Map<String, Value>) -> Option<&str> {
+fn listed_values(object: &Map<String, Value>) -> Option<&str> {
     let description = object.get("description")?.as_str()?;
     description.get(description.find(POSSIBLE)?..)
 }
 
-/// Turns the described alternatives of an enumeration into its values, and tells them in the description.
+/// Turns the described alternatives of an enumeration into its values, and lists them in the description.
 fn name_values(object: &mut Map<String, Value>) {
     let Some(alternatives) = object.get("oneOf").and_then(Value::as_array) else {
         return;
@@ -146,8 +146,8 @@ mod tests {
             {"const": "A", "description": "The first\nof two.", "type": "string"},
             {"const": "B", "description": "The second.", "type": "string"},
         ]);
-        let told = "Which.\n\nPossible values:\n - A: The first of two.\n - B: The second.";
-        let wanted = json!({"type": "string", "enum": ["A", "B"], "description": told});
+        let listed = "Which.\n\nPossible values:\n - A: The first of two.\n - B: The second.";
+        let expected = json!({"type": "string", "enum": ["A", "B"], "description": listed});
         assert_eq!(
             plained(json_schema!({"description": "Which.", "oneOf": values.clone()})),
             wanted

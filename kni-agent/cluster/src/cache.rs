@@ -6,6 +6,7 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1::Taint;
+use kni_api::EgressPolicySummary;
 use kni_crd::{AttachmentFacts, NodeNetwork, PodFacts, PodInterface, PodNetwork, PodNetworkAttachment};
 use kni_model::{
     NetworkName,
@@ -25,6 +26,8 @@ pub struct PolicyRow {
     pub version: u64,
     /// The object's generation.
     pub generation: i64,
+    /// The summary of an egress policy; empty for other kinds.
+    pub summary: EgressPolicySummary,
 }
 
 /// An attachment, with its object for the status writer.

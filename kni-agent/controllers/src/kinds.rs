@@ -7,6 +7,7 @@ use k8s_openapi::api::{
     discovery::v1::EndpointSlice,
     networking::v1::NetworkPolicy,
 };
+use kni_api::EgressPolicySummary;
 use kni_crd::{
     EgressPolicy, FromObject, InvalidObject, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment,
     read_attachment, read_attachment_definition, read_endpoint_slice, read_pod, read_service, v1beta1, v1beta2,
@@ -78,7 +79,12 @@ fn follow_policies(client: &Client, known: &ClusterCache) {
     let kind = Kind::<EgressPolicy, _> {
         name: "egresspolicies",
         table: |tables| &mut tables.egress_policies,
-        keep: |object| Some(policy_row(&object)),
+        keep: |object| {
+            Some(PolicyRow {
+                summary: EgressPolicySummary::new(&object.spec),
+                ..policy_row(&object)
+            })
+        },
         optional: false,
     };
     tokio::spawn(kind.follow(Api::all(client.clone()), known.clone()));
@@ -200,6 +206,7 @@ where
             .map_err(|invalid| invalid.to_string()),
         version: version.parse().unwrap_or(0),
         generation: object.meta().generation.unwrap_or(0),
+        summary: EgressPolicySummary::default(),
     }
 }
 

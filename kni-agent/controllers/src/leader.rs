@@ -11,7 +11,7 @@ use std::{
 };
 
 use kni_api::{
-    Condition, EgressPolicy, IN_USE_FINALIZER, NodeNetwork, PodNetworkAttachment, PodNetworkAttachmentStatus,
+    EgressPolicy, EgressPolicyStatus, IN_USE_FINALIZER, NodeNetwork, PodNetworkAttachment, PodNetworkAttachmentStatus,
     set_condition,
 };
 use kni_crd::PodNetwork;
@@ -42,8 +42,8 @@ const MOST_NAMED: usize = 8;
 /// What the leader remembers between rounds.
 #[derive(Default)]
 struct Memory {
-    /// Conditions of egress policies, as they were written.
-    egress: BTreeMap<Key, Vec<Condition>>,
+    /// Written status of egress policies.
+    egress: BTreeMap<Key, EgressPolicyStatus>,
     /// Since when nodes are gone that still have something.
     gone: BTreeMap<String, Instant>,
     /// What follows all nodes.
@@ -195,30 +195,31 @@ impl Cluster {
     }
 
     async fn write_egress_policies(&self, memory: &mut Memory) -> Result<(), kube::Error> {
-        let writes: Vec<(Key, Vec<Condition>)> = {
+        let writes: Vec<(Key, EgressPolicyStatus)> = {
             let tables = self.known.tables();
             memory
                 .egress
                 .retain(|key, _| tables.egress_policies.rows().contains_key(key));
-            let rows = tables.egress_policies.rows().keys();
-            rows.filter_map(|key| {
-                let mut conditions = memory.egress.get(key).cloned().unwrap_or_default();
-                let mut changed = false;
+            let rows = tables.egress_policies.rows().iter();
+            rows.filter_map(|(key, row)| {
+                let before = memory.egress.get(key);
+                let mut status = before.cloned().unwrap_or_default();
                 for condition in egress_conditions(&tables, key) {
-                    changed |= set_condition(&mut conditions, condition);
+                    set_condition(&mut status.conditions, condition);
                 }
-                changed.then(|| (key.clone(), conditions))
+                status.summary.clone_from(&row.summary);
+                (before != Some(&status)).then(|| (key.clone(), status))
             })
             .collect()
         };
-        for (key, conditions) in writes {
+        for (key, status) in writes {
             let api: Api<EgressPolicy> = Api::namespaced(self.client.clone(), &key.namespace);
-            let patch = serde_json::json!({"status": {"conditions": conditions}});
+            let patch = serde_json::json!({"status": status});
             ignore_gone(
                 api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(&patch))
                     .await,
             )?;
-            memory.egress.insert(key, conditions);
+            memory.egress.insert(key, status);
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::{
 
 use k8s_openapi::api::core::v1::{Node, Taint};
 use kni_api::{
-    EXHAUSTED_TAINT, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus, RESOURCE_PREFIX,
+    EXHAUSTED_TAINT, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus, NodeNetworkSummary, RESOURCE_PREFIX,
     node_network::{NodeNetworkEntry, PolicySummary, RefusedPolicy},
     set_condition,
 };
@@ -118,7 +118,7 @@ impl Cluster {
         } else {
             sources.iter().map(ToString::to_string).collect()
         };
-        NodeNetworkStatus {
+        let mut status = NodeNetworkStatus {
             conditions: vec![
                 condition("Ready", standing.ready, ready.0, &ready.1, None),
                 condition("Degraded", degraded, why, &message, None),
@@ -130,7 +130,10 @@ impl Cluster {
             networks: views.iter().map(|view| self.entry(tables, view)).collect(),
             policies: self.policy_summary(tables),
             interfaces: standing.attachments.into(),
-        }
+            summary: NodeNetworkSummary::default(),
+        };
+        status.summary = NodeNetworkSummary::new(&status);
+        status
     }
 
     fn entry(&self, tables: &Tables, view: &NetworkView) -> NodeNetworkEntry {

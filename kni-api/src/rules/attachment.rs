@@ -13,7 +13,7 @@ pub(crate) fn spec() -> Vec<Rule> {
         .into()
 }
 
-/// The name of the further interface.
+/// The name of the additional interface.
 pub(crate) fn interface_name() -> Vec<Rule> {
     vec![rule(
         "self != 'eth0'",

@@ -34,7 +34,7 @@ pub(crate) fn subnets() -> Vec<Rule> {
     ]
 }
 
-/// A field with a default that stays what it was.
+/// An immutable field with a default.
 pub(crate) fn constant(field: &str) -> Vec<Rule> {
     vec![rule(
         "self == oldSelf",
@@ -42,7 +42,7 @@ pub(crate) fn constant(field: &str) -> Vec<Rule> {
     )]
 }
 
-/// The way out: its addresses.
+/// The addresses of the egress.
 pub(crate) fn egress_addresses() -> Vec<Rule> {
     vec![rule_at(
         ".addresses",

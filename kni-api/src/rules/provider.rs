@@ -62,7 +62,7 @@ pub(crate) fn file_name() -> Vec<Rule> {
 fn only_with(name: &str, types: &[&str]) -> Rule {
     let quoted: Vec<String> = types.iter().map(|kind| format!("'{kind}'")).collect();
     let absent = match name {
-        // An empty list says nothing.
+        // An empty list has no meaning.
         "devices" | "gateways" => format!("!has(self.{name}) || self.{name}.size() == 0"),
         _ => format!("!has(self.{name})"),
     };

@@ -24,7 +24,7 @@ pub(crate) fn cidr() -> Vec<Rule> {
     ]
 }
 
-/// What a range is beyond [`cidr`] when pods or services have its addresses.
+/// The additional rules for a range in [`cidr`] notation whose addresses pods or services have.
 pub(crate) fn subnet() -> Vec<Rule> {
     vec![
         rule(

@@ -1,6 +1,6 @@
 //! How an attachment stands: which pods it selects, and which of them have its interface.
 
-use kni_api::{PodNetworkAttachmentStatus, set_condition};
+use kni_api::{AttachmentSummary, PodNetworkAttachmentStatus, set_condition};
 use kni_policy::matches;
 
 use crate::interfaces::{condition, object_name};
@@ -39,6 +39,7 @@ pub(super) fn attachment_status(tables: &Tables, row: &AttachmentRow) -> PodNetw
     }
     status.selected = selected;
     status.attached = attached;
+    status.summary = AttachmentSummary::new(&row.object.spec);
     set_condition(
         &mut status.conditions,
         condition("Accepted", accepted, reason, &message, generation),

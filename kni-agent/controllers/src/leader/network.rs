@@ -1,7 +1,7 @@
 //! How a network stands on all nodes: its conditions and counts.
 
 use kni_api::{
-    Condition, PodNetworkStatus,
+    Condition, PodNetworkStatus, PodNetworkSummary,
     pod_network::{AddressCounts, NodeCounts},
     set_condition,
 };
@@ -68,6 +68,7 @@ pub(super) fn network_status(
         set_condition(&mut status.conditions, condition);
     }
     set_condition(&mut status.conditions, in_use(tables, object, &name));
+    status.summary = PodNetworkSummary::new(&object.spec, &status);
     status
 }
 
