@@ -1,11 +1,11 @@
-//! Builds the programs of a node from their Go modules, once, into a folder of the caller's choice.
+//! Builds the programs of a node from Go modules, once, into a folder of the caller's choice.
 
 mod assets;
 mod go;
 mod table;
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     path::{Path, PathBuf},
 };
 
@@ -13,9 +13,10 @@ use anyhow::{Context as _, Result};
 pub use assets::ApiServerPrograms;
 pub use table::{PROGRAMS, Program};
 
-/// Folder names below the caller's.
+/// Folder of the programs below the caller's.
 const BIN: &str = "bin";
-const SOURCE: &str = "src";
+/// Folder of programs that are not complete yet, below [`BIN`], so that renaming them is atomic.
+const UNFINISHED: &str = ".new";
 
 /// The built programs, all in one folder.
 #[derive(Debug, Clone)]
@@ -24,10 +25,11 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Builds what is missing or of another version below `folder`, absolute; `report` is told a line before each build.
+    /// Builds missing or outdated programs below `folder`, which is absolute, and passes lines about the progress to
+    /// `report`.
     ///
-    /// Of several processes one builds, the others wait for it. A second call is instant. Fails, saying what to
-    /// install, where no fitting Go is there.
+    /// Of several processes one builds and the others wait for it. A second call is instant. Fails with advice where no
+    /// suitable Go is installed.
     pub fn build(folder: &Path, report: &mut dyn FnMut(&str)) -> Result<Self> {
         let programs = Self { bin: folder.join(BIN) };
         if programs.missing().is_empty() {
@@ -36,47 +38,39 @@ impl Programs {
         fs::create_dir_all(&programs.bin).with_context(|| format!("create {}", programs.bin.display()))?;
         let path = folder.join("lock");
         let lock = File::create(&path).with_context(|| format!("create {}", path.display()))?;
-        report("waiting for the lock of other builds of the node's programs");
         // Held until it is closed, at the latest when the process ends.
-        lock.lock().with_context(|| format!("lock {}", path.display()))?;
+        if let Err(TryLockError::WouldBlock) = lock.try_lock() {
+            report("waiting for another process that builds the node's programs");
+            lock.lock().with_context(|| format!("lock {}", path.display()))?;
+        }
         let missing = programs.missing();
         if !missing.is_empty() {
-            go::check()?;
-        }
-        let (mut position, total) = (0, missing.len());
-        for program in missing {
-            position += 1;
-            report(&format!(
-                "[{position}/{total}] {} {} ({} the first time)",
-                program.name, program.version, program.effort
-            ));
-            programs.make(program, &folder.join(SOURCE))?;
+            programs.make(&missing, &folder.join("build.log"), report)?;
         }
         Ok(programs)
     }
 
-    /// Those that are not there in the version of the table.
+    /// Programs that are missing or were built from other sources.
     pub fn missing(&self) -> Vec<&'static Program> {
-        PROGRAMS
-            .iter()
-            .filter(|program| {
-                let stamp = fs::read_to_string(self.stamp(program)).unwrap_or_default();
-                stamp != program.stamp() || !self.path(program.name).is_file()
-            })
-            .collect()
+        let current = go::fingerprint();
+        let is_current = |program: &Program| {
+            let built = fs::read_to_string(self.stamp(program)).unwrap_or_default();
+            built == current && self.path(program.name).is_file()
+        };
+        PROGRAMS.iter().filter(|program| !is_current(program)).collect()
     }
 
-    /// Those of `folder` that [`Self::build`] would build.
+    /// Programs of `folder` that [`Self::build`] would build.
     pub fn missing_in(folder: &Path) -> Vec<&'static Program> {
         Self { bin: folder.join(BIN) }.missing()
     }
 
-    /// The folder they are in.
+    /// The folder of the programs.
     pub fn folder(&self) -> &Path {
         &self.bin
     }
 
-    /// The path of one of them.
+    /// The path of a program.
     pub fn path(&self, name: &str) -> PathBuf {
         self.bin.join(name)
     }
@@ -85,17 +79,24 @@ impl Programs {
         self.bin.join(format!(".{}.built", program.name))
     }
 
-    fn make(&self, program: &Program, sources: &Path) -> Result<()> {
-        let module = sources.join(program.module.replace('/', "_"));
-        // The stamp goes first and comes last, so that a build that was cut short is done again.
-        let stamp = self.stamp(program);
-        if stamp.exists() {
-            fs::remove_file(&stamp).with_context(|| format!("remove {}", stamp.display()))?;
+    fn make(&self, missing: &[&'static Program], log: &Path, report: &mut dyn FnMut(&str)) -> Result<()> {
+        go::check()?;
+        let unfinished = self.bin.join(UNFINISHED);
+        if unfinished.exists() {
+            fs::remove_dir_all(&unfinished).with_context(|| format!("remove {}", unfinished.display()))?;
         }
-        go::prepare(program, &module)?;
-        let unfinished = self.bin.join(format!(".{}.new", program.name));
-        go::build(program, &module, &unfinished)?;
-        fs::rename(&unfinished, self.path(program.name)).with_context(|| format!("rename {}", unfinished.display()))?;
-        fs::write(&stamp, program.stamp()).with_context(|| format!("write {}", stamp.display()))
+        fs::create_dir(&unfinished).with_context(|| format!("create {}", unfinished.display()))?;
+        go::build(missing, &unfinished, log, report)?;
+        for program in missing {
+            // The stamp goes first and comes last, so that an interrupted replacement is repeated.
+            let stamp = self.stamp(program);
+            if stamp.exists() {
+                fs::remove_file(&stamp).with_context(|| format!("remove {}", stamp.display()))?;
+            }
+            let (from, to) = (unfinished.join(program.built_name()), self.path(program.name));
+            fs::rename(&from, to).with_context(|| format!("rename {}", from.display()))?;
+            fs::write(&stamp, go::fingerprint()).with_context(|| format!("write {}", stamp.display()))?;
+        }
+        fs::remove_dir(&unfinished).with_context(|| format!("remove {}", unfinished.display()))
     }
 }

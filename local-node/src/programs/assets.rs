@@ -1,4 +1,4 @@
-//! The programs of an API server: given by who runs the tests, or built.
+//! Finds the programs of an API server: in a folder that the environment names, or built.
 
 use std::{
     env,
@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 
 use super::Programs;
 
-/// Names a folder with the programs of [`NAMES`], as other projects' tests of controllers have it.
+/// Names a folder with the programs of [`NAMES`]; tests of controllers commonly use this variable.
 const VARIABLE: &str = "KUBEBUILDER_ASSETS";
 const NAMES: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
 
@@ -44,12 +44,12 @@ impl ApiServerPrograms {
         Ok(given)
     }
 
-    /// The folder they are in.
+    /// The folder of the programs.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The path of one of them.
+    /// The path of a program.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_named_folder_goes_before_building() {
+    fn a_named_folder_takes_precedence_over_building() {
         let folder = tempfile::tempdir().unwrap();
         let given = || ApiServerPrograms::given(Some(folder.path().as_os_str()), || bail!("built"));
         for name in ["etcd", "kubectl"] {

@@ -1,163 +1,156 @@
-//! Runs Go: which one is there, a module of our own around each program's, and the build.
+//! Runs Go: checks its version, and builds programs of the module in `go`.
 
 use std::{
-    collections::BTreeSet,
     fmt::Write as _,
-    fs,
+    fs::{self, File},
     path::Path,
     process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail};
-use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 
-use super::table::{PROGRAMS, Program};
+use super::table::Program;
 
-/// The Go that Kubernetes 1.36 asks for.
-const NEEDED: (u32, u32) = (1, 26);
+/// The module that requires the modules of all programs.
+const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/go");
+const GO_MOD: &str = include_str!("../../go/go.mod");
+/// Everything that determines what is built.
+const SOURCES: [&str; 3] = [
+    GO_MOD,
+    include_str!("../../go/go.sum"),
+    include_str!("../../go/coredns/main.go"),
+];
+/// How often the folder is searched for finished programs.
+const POLL: Duration = Duration::from_secs(1);
 
-/// Fails unless a Go of at least [`NEEDED`] is on the path.
+/// Fails unless a Go of at least the version of `go.mod` is on the path.
 pub(super) fn check() -> Result<()> {
+    let needed = version("go").context("go.mod names no version of Go")?;
     let advice = format!(
-        "install Go {}.{} or newer from https://go.dev/dl and put its bin folder on PATH (Debian 12's package golang is \
-         too old)",
-        NEEDED.0, NEEDED.1
+        "install Go {needed} or newer from https://go.dev/dl and put its bin folder on PATH (Debian 12's package golang is \
+         too old)"
     );
-    let version = run(go(Path::new("/")).args(["env", "GOVERSION"]))
-        .with_context(|| format!("building the node's programs needs Go: {advice}"))?;
-    match parse(version.trim()) {
-        Some(found) if found >= NEEDED => Ok(()),
-        _ => bail!("{} is too old for the node's programs: {advice}", version.trim()),
+    let mut command = Command::new("go");
+    let output = command.args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local").output();
+    let output = output.with_context(|| format!("building the node's programs needs Go: {advice}"))?;
+    let found = String::from_utf8_lossy(&output.stdout);
+    let found = found.trim().trim_start_matches("go");
+    match parse(found) {
+        Some(numbers) if Some(&numbers) >= parse(needed).as_ref() => Ok(()),
+        _ => bail!("Go {found} is too old for the node's programs: {advice}"),
     }
 }
 
-/// `go1.26.8` as `(1, 26)`.
-fn parse(version: &str) -> Option<(u32, u32)> {
-    let mut parts = version.strip_prefix("go")?.split('.');
-    let mut number = || {
-        let part = parts.next()?;
-        let digits = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
-        part.get(..digits)?.parse().ok()
+/// `1.26.8` as `[1, 26, 8]`, and `1.27rc1` as `[1, 27]`.
+fn parse(version: &str) -> Option<Vec<u32>> {
+    let number = |part: &str| {
+        let end = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
+        part.get(..end)?.parse().ok()
     };
-    Some((number()?, number()?))
+    version.split('.').map(number).collect()
 }
 
-/// Writes a module into `folder` that requires the program's, unless it is there already.
-pub(super) fn prepare(program: &Program, folder: &Path) -> Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    let ready = folder.join("ready");
-    if fs::read_to_string(&ready).is_ok_and(|version| version == program.version) {
-        return Ok(());
+/// Identifies the sources of every program.
+pub(super) fn fingerprint() -> String {
+    let mut hash = Sha256::new();
+    for source in SOURCES {
+        hash.update(source);
     }
-    let downloaded = run(go(folder)
-        .env("GOFLAGS", "-mod=mod")
-        .args(["mod", "download", "-json"])
-        .arg(format!("{}@{}", program.module, program.version)))?;
-    let downloaded: Value = serde_json::from_str(&downloaded).context("answer of go mod download")?;
-    let theirs = downloaded
-        .get("GoMod")
-        .and_then(Value::as_str)
-        .context("go mod download names no go.mod")?;
-    let theirs = run(go(folder).args(["mod", "edit", "-json", theirs]))?;
-    let theirs: Value = serde_json::from_str(&theirs).context("answer of go mod edit")?;
-    fs::write(folder.join("go.mod"), module(program, &theirs)?)?;
-    fs::write(folder.join("tools.go"), imports(program)?)?;
-    run(go(folder).args(["mod", "tidy"]))?;
-    fs::write(ready, program.version).with_context(|| format!("write into {}", folder.display()))
+    hash.finalize().iter().fold(String::new(), |mut text, byte| {
+        // Writing into a string cannot fail.
+        write!(text, "{byte:02x}").unwrap_or_default();
+        text
+    })
 }
 
-/// Builds one program of the module in `folder` into the file `output`.
-pub(super) fn build(program: &Program, folder: &Path, output: &Path) -> Result<()> {
-    let mut command = go(folder);
-    command
-        .args(["build", "-trimpath", "-ldflags", &linker_flags(program), "-o"])
-        .arg(output)
-        .arg(program.import());
-    run(&mut command).map(drop)
+/// The version of a module that `go.mod` requires.
+pub(crate) fn version(module: &str) -> Option<&'static str> {
+    GO_MOD.lines().find_map(|line| {
+        let version = line.trim().strip_prefix(module)?.strip_prefix(' ')?;
+        version.split_whitespace().next()
+    })
 }
 
-/// Without debug information, and with the version where Kubernetes looks for it: it is compared with other parts'.
-fn linker_flags(program: &Program) -> String {
-    let package = "k8s.io/component-base/version";
-    let version = program.version;
-    let mut numbers = version.trim_start_matches('v').split('.');
-    let (major, minor) = (numbers.next().unwrap_or("1"), numbers.next().unwrap_or("0"));
-    format!("-s -w -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}")
-}
-
-/// The text of our go.mod: theirs is not heeded where it stands in a required module, so its replacements are repeated.
-fn module(program: &Program, theirs: &Value) -> Result<String> {
-    let text = |value: &Value, pointer: &str| value.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
-    let go = text(theirs, "/Go").context("their go.mod names no version of Go")?;
-    let mut module = format!(
-        "module local-node\n\ngo {go}\n\nrequire {} {}\n",
-        program.module, program.version
-    );
-    for replace in list(theirs, "Replace") {
-        let (Some(old), Some(new), Some(version)) = (
-            text(replace, "/Old/Path"),
-            text(replace, "/New/Path"),
-            text(replace, "/New/Version"),
-        ) else {
-            // Without a version it is a folder beside theirs.
-            continue;
-        };
-        writeln!(module, "replace {old} => {new} {version}")?;
-    }
-    // Kubernetes' own parts are required as v0.0.0 and published as v0 of the same number.
-    for require in list(theirs, "Require") {
-        if let (Some(path), Some("v0.0.0")) = (text(require, "/Path"), text(require, "/Version").as_deref()) {
-            let published = program.version.replacen("v1.", "v0.", 1);
-            writeln!(module, "replace {path} => {path} {published}")?;
+/// Builds `programs` into the empty folder `output`, all in one run: shared packages are compiled once, and linking one
+/// program overlaps with compiling others. Reports each program when it is finished; the messages of Go go to the file
+/// `log`.
+pub(super) fn build(programs: &[&Program], output: &Path, log: &Path, report: &mut dyn FnMut(&str)) -> Result<()> {
+    let start = Instant::now();
+    let file = File::create(log).with_context(|| format!("create {}", log.display()))?;
+    let mut child = command(programs, output, file)?.spawn().context("run go")?;
+    let mut waiting: Vec<&Program> = programs.to_vec();
+    let mut downloading = false;
+    loop {
+        // Looked at before the programs: after the last one there is one more round.
+        let ended = child.try_wait().context("wait for go")?;
+        if !downloading && messages(log).contains("go: downloading ") {
+            downloading = true;
+            report("downloading Go modules");
+        }
+        let (finished, rest) = waiting
+            .into_iter()
+            .partition(|program| output.join(program.built_name()).exists());
+        waiting = rest;
+        for (position, program) in (programs.len() - waiting.len() - finished.len() + 1..).zip(&finished) {
+            let seconds = start.elapsed().as_secs();
+            report(&format!(
+                "[{position}/{}] {} ({seconds} s)",
+                programs.len(),
+                program.name
+            ));
+        }
+        match ended {
+            None => thread::sleep(POLL),
+            Some(status) if status.success() => return Ok(()),
+            Some(status) => bail!("go build failed ({status}):\n{}", errors(&messages(log))),
         }
     }
-    Ok(module)
 }
 
-/// A file that imports every program of the module, so that tidying keeps what they need.
-fn imports(program: &Program) -> Result<String> {
-    let mut text = String::from("//go:build tools\n\npackage tools\n\nimport (\n");
-    let packages: BTreeSet<String> = PROGRAMS
-        .iter()
-        .filter(|other| other.module == program.module)
-        .map(Program::import)
-        .collect();
-    for package in packages {
-        writeln!(text, "\t_ \"{package}\"")?;
-    }
-    text.push_str(")\n");
-    Ok(text)
-}
-
-fn list<'a>(value: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {
-    value.get(field).and_then(Value::as_array).into_iter().flatten()
-}
-
-fn go(folder: &Path) -> Command {
+fn command(programs: &[&Program], output: &Path, log: File) -> Result<Command> {
     let mut command = Command::new("go");
     command
-        .current_dir(folder)
+        .current_dir(MODULE)
         .env("CGO_ENABLED", "0")
         .env("GOWORK", "off")
         // A Go that is too old is an error with advice, not the download of another.
-        .env("GOTOOLCHAIN", "local");
-    command
+        .env("GOTOOLCHAIN", "local")
+        // The compiler of a large package runs for seconds: fewer collections of its garbage save CPU time.
+        .env("GOGC", "400")
+        .args(["build", "-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false"])
+        .arg(format!("-ldflags={}", linker_flags()?))
+        .arg("-o")
+        .arg(output)
+        .args(programs.iter().map(|program| program.package));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    Ok(command)
 }
 
-fn run(command: &mut Command) -> Result<String> {
-    let shown = format!("{command:?}");
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot run {shown}"))?;
-    if !output.status.success() {
-        bail!(
-            "{shown} failed ({}): {}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    String::from_utf8(output.stdout).with_context(|| format!("{shown} does not answer in UTF-8"))
+/// Without debug information, and with the version where the parts of Kubernetes compare each other's.
+fn linker_flags() -> Result<String> {
+    let package = "k8s.io/component-base/version";
+    let version = version("k8s.io/kubernetes").context("go.mod requires no Kubernetes")?;
+    let mut numbers = version.trim_start_matches('v').split('.');
+    let (major, minor) = (numbers.next().unwrap_or("1"), numbers.next().unwrap_or("0"));
+    Ok(format!(
+        "-s -w -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
+    ))
+}
+
+fn messages(log: &Path) -> String {
+    fs::read(log).map_or_else(
+        |error| error.to_string(),
+        |bytes| String::from_utf8_lossy(&bytes).into_owned(),
+    )
+}
+
+/// The messages without those that accompany every build.
+fn errors(messages: &str) -> String {
+    let lines = messages.lines().filter(|line| !line.starts_with("go: downloading "));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -166,28 +159,19 @@ mod tests {
 
     #[test]
     fn versions_of_go_are_compared_as_numbers() {
-        assert_eq!(parse("go1.26.8"), Some((1, 26)));
-        assert_eq!(parse("go1.27rc1"), Some((1, 27)));
-        assert!(parse("go1.9").unwrap() < NEEDED);
+        assert_eq!(parse("1.26.8"), Some(vec![1, 26, 8]));
+        assert_eq!(parse("1.27rc1"), Some(vec![1, 27]));
+        assert!(parse("1.9") < parse("1.26.8") && parse("1.26.8") < parse("1.27rc1"));
         assert_eq!(parse("devel"), None);
+        assert!(parse(version("go").unwrap()) >= parse("1.26"));
     }
 
     #[test]
-    fn the_parts_of_kubernetes_are_taken_as_published() {
-        let theirs = serde_json::json!({
-            "Go": "1.26.0",
-            "Require": [{"Path": "k8s.io/api", "Version": "v0.0.0"}, {"Path": "other.dev/x", "Version": "v1.2.3"}],
-            "Replace": [
-                {"Old": {"Path": "k8s.io/api"}, "New": {"Path": "./staging/src/k8s.io/api"}},
-                {"Old": {"Path": "a.dev/b"}, "New": {"Path": "c.dev/d", "Version": "v3.0.0"}},
-            ],
-        });
-        let kubelet = PROGRAMS.iter().find(|program| program.name == "kubelet").unwrap();
-        let text = module(kubelet, &theirs).unwrap();
-        let number = kubelet.version.strip_prefix("v1.").unwrap();
-        assert!(text.contains(&format!("replace k8s.io/api => k8s.io/api v0.{number}\n")));
-        assert!(text.contains("replace a.dev/b => c.dev/d v3.0.0\n"));
-        assert!(!text.contains("staging"));
-        assert!(!text.contains("other.dev"));
+    fn every_part_of_kubernetes_is_replaced_by_the_published_one() {
+        let number = version("k8s.io/kubernetes").unwrap().strip_prefix("v1.").unwrap();
+        for line in GO_MOD.lines().filter(|line| line.contains(" => ")) {
+            assert!(line.ends_with(&format!(" v0.{number}")), "{line}");
+        }
+        assert!(linker_flags().unwrap().contains(".gitMinor=36"));
     }
 }

@@ -1,102 +1,71 @@
-//! The one table of the programs and their versions.
+//! The table of a node's programs. Their versions are those of `go/go.mod`.
 
-/// A program that is built from a Go module.
+/// A program that is built from the Go module in `go`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Program {
     /// Its file name.
     pub name: &'static str,
-    /// Module path.
-    pub module: &'static str,
-    /// Module version.
-    pub version: &'static str,
-    /// The package to build, below the module's path; empty for the module itself.
+    /// The import path of its package.
     pub package: &'static str,
-    /// What a first build takes on two cores, for the patience of who waits.
-    pub effort: &'static str,
 }
 
 impl Program {
-    /// What has to be equal for a built program to be this one.
-    pub(super) fn stamp(&self) -> String {
-        format!("{}/{}@{}\n", self.module, self.package, self.version)
-    }
-
-    /// The import path of its package.
-    pub(super) fn import(&self) -> String {
-        if self.package.is_empty() {
-            self.module.into()
-        } else {
-            format!("{}/{}", self.module, self.package)
-        }
+    /// The name that `go build` gives to its file: the last component of the path that is no major version.
+    pub(super) fn built_name(&self) -> &'static str {
+        let is_version = |part: &str| {
+            part.strip_prefix('v')
+                .is_some_and(|digits| digits.parse::<u8>().is_ok())
+        };
+        let mut parts = self.package.rsplit('/').filter(|part| !is_version(part));
+        parts.next().unwrap_or(self.name)
     }
 }
 
-const KUBERNETES: &str = "k8s.io/kubernetes";
-const KUBERNETES_VERSION: &str = "v1.36.3";
-const CONTAINERD: &str = "github.com/containerd/containerd/v2";
-const CONTAINERD_VERSION: &str = "v2.3.7";
-const PLUGINS: &str = "github.com/containernetworking/plugins";
-const PLUGINS_VERSION: &str = "v1.9.1";
-
-/// Every program of a node but runc, which is the system's: its seccomp needs a C library.
+/// Every program of a node except runc, which is the system's: its seccomp support needs a C library.
 pub const PROGRAMS: &[Program] = &[
-    plugin("bridge", "plugins/main/bridge"),
-    plugin("ptp", "plugins/main/ptp"),
-    plugin("loopback", "plugins/main/loopback"),
-    plugin("host-local", "plugins/ipam/host-local"),
-    plugin("portmap", "plugins/meta/portmap"),
-    containerd("containerd", "cmd/containerd", "about 2 minutes"),
-    containerd(
+    program("bridge", "github.com/containernetworking/plugins/plugins/main/bridge"),
+    program("ptp", "github.com/containernetworking/plugins/plugins/main/ptp"),
+    program(
+        "loopback",
+        "github.com/containernetworking/plugins/plugins/main/loopback",
+    ),
+    program(
+        "host-local",
+        "github.com/containernetworking/plugins/plugins/ipam/host-local",
+    ),
+    program("portmap", "github.com/containernetworking/plugins/plugins/meta/portmap"),
+    program("containerd", "github.com/containerd/containerd/v2/cmd/containerd"),
+    program(
         "containerd-shim-runc-v2",
-        "cmd/containerd-shim-runc-v2",
-        "about 20 seconds",
+        "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
     ),
-    containerd("ctr", "cmd/ctr", "about 20 seconds"),
-    Program {
-        name: "etcd",
-        module: "go.etcd.io/etcd/server/v3",
-        version: "v3.6.5",
-        package: "",
-        effort: "about 1 minute",
-    },
-    kubernetes("kube-apiserver", "cmd/kube-apiserver", "about 5 minutes"),
-    kubernetes(
+    program("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
+    program("etcd", "go.etcd.io/etcd/server/v3"),
+    program("coredns", "kni.dev/local-node/coredns"),
+    program("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
+    program(
         "kube-controller-manager",
-        "cmd/kube-controller-manager",
-        "about 1 minute",
+        "k8s.io/kubernetes/cmd/kube-controller-manager",
     ),
-    kubernetes("kube-scheduler", "cmd/kube-scheduler", "about 30 seconds"),
-    kubernetes("kubelet", "cmd/kubelet", "about 1 minute"),
-    kubernetes("kube-proxy", "cmd/kube-proxy", "about 20 seconds"),
-    kubernetes("kubectl", "cmd/kubectl", "about 30 seconds"),
+    program("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
+    program("kubelet", "k8s.io/kubernetes/cmd/kubelet"),
+    program("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy"),
+    program("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
 ];
 
-const fn kubernetes(name: &'static str, package: &'static str, effort: &'static str) -> Program {
-    Program {
-        name,
-        module: KUBERNETES,
-        version: KUBERNETES_VERSION,
-        package,
-        effort,
-    }
+const fn program(name: &'static str, package: &'static str) -> Program {
+    Program { name, package }
 }
 
-const fn containerd(name: &'static str, package: &'static str, effort: &'static str) -> Program {
-    Program {
-        name,
-        module: CONTAINERD,
-        version: CONTAINERD_VERSION,
-        package,
-        effort,
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-const fn plugin(name: &'static str, package: &'static str) -> Program {
-    Program {
-        name,
-        module: PLUGINS,
-        version: PLUGINS_VERSION,
-        package,
-        effort: "seconds",
+    #[test]
+    fn built_files_have_the_names_of_the_programs_except_etcd() {
+        for program in PROGRAMS {
+            let expected = if program.name == "etcd" { "server" } else { program.name };
+            assert_eq!(program.built_name(), expected);
+        }
     }
 }
