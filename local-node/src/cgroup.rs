@@ -1,4 +1,4 @@
-//! The control groups of a node: its processes are found by them, and the kubelet's pods are below them.
+//! Creates the control groups of a node: they identify its processes and are parents of the kubelet's pods.
 
 use std::{
     fs::{self, OpenOptions},
@@ -16,7 +16,7 @@ const DAEMONS: &str = "daemons";
 /// Controllers that kubelet and runc use.
 const CONTROLLERS: [&str; 6] = ["cpuset", "cpu", "io", "memory", "pids", "hugetlb"];
 
-/// A group of one name in every mounted hierarchy, of version 1, 2 or both. Removing it is the janitor's work.
+/// A group of one name in every mounted hierarchy, of version 1, 2 or both. The janitor removes it.
 #[derive(Debug, Clone)]
 pub struct Cgroup {
     name: String,
@@ -25,7 +25,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes a group that nobody else has.
+    /// Creates a group with a unique name.
     pub fn create() -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -51,7 +51,7 @@ impl Cgroup {
         &self.name
     }
 
-    /// Has `command` enter the group before it executes; all of its children will be in it.
+    /// Makes `command` enter the group before it executes; its children inherit the group.
     pub fn adopt(&self, command: &mut Command) {
         let entry = self.entry.clone();
         // SAFETY: between fork and exec the closure makes system calls only: the path fits the standard library's buffer
@@ -86,14 +86,14 @@ impl Hierarchy {
     }
 }
 
-/// Hands the controllers to the children of `group`; one that is not there, or in use elsewhere, is left out.
+/// Enables the controllers for the children of `group`, except those that are unavailable or in use elsewhere.
 fn delegate(group: &Path) -> io::Result<()> {
     let there = fs::read_to_string(group.join("cgroup.controllers"))?;
     for controller in CONTROLLERS
         .iter()
         .filter(|name| there.split_whitespace().any(|word| word == **name))
     {
-        // Its absence shows where the kubelet needs it, with a better message.
+        // The kubelet reports a missing controller with a better message.
         drop(fs::write(
             group.join("cgroup.subtree_control"),
             format!("+{controller}"),

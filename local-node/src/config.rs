@@ -1,4 +1,4 @@
-//! Where the parts of a node keep what, inside it, and the texts of their configurations.
+//! Defines the paths, configurations and arguments of a node's parts.
 
 use serde_json::json;
 
@@ -21,12 +21,14 @@ pub(crate) const CNI_CONF: &str = "/run/cni/net.d";
 pub(crate) const API_SERVER: &str = "https://127.0.0.1:6443";
 /// The addresses of services, IPv4 first.
 pub(crate) const SERVICE_RANGES: &str = "10.96.0.0/16,fd00:96::/112";
-/// The addresses of pods that kube-proxy takes for the cluster's.
+/// The address of the Service `kube-dns`.
+pub(crate) const DNS: &str = "10.96.0.10";
+/// The ranges of pod addresses for kube-proxy.
 const POD_RANGES: &str = "10.244.0.0/16,fd00:244::/64";
 const ETCD: &str = "http://127.0.0.1:2379";
-/// Which requests are written down.
+/// The policy of the audit log.
 pub(crate) const AUDIT_POLICY: &str = "/run/node/audit-policy.json";
-/// Where.
+/// The audit log.
 pub(crate) const AUDIT_LOG: &str = "/run/node/audit.log";
 
 /// The path of a certificate, a key or a kubeconfig.
@@ -49,7 +51,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = "{pause}"
 [plugins."io.containerd.cri.v1.runtime"]
-  # Lowering a score takes a privilege that a container of this machine may lack.
+  # Lowering a score takes CAP_SYS_RESOURCE, which root in a container may lack.
   restrict_oom_score_adj = true
 [plugins."io.containerd.cri.v1.runtime".cni]
   bin_dirs = ["{CNI_BIN}", "{plugins}"]
@@ -77,7 +79,7 @@ pub(crate) fn kubelet(group: &str) -> String {
             "x509": { "clientCAFile": pki("ca.crt") },
         },
         "authorization": { "mode": "Webhook" },
-        "clusterDNS": ["10.96.0.10"],
+        "clusterDNS": [DNS],
         "clusterDomain": "cluster.local",
         "tlsCertFile": pki("kubelet.crt"),
         "tlsPrivateKeyFile": pki("kubelet.key"),
@@ -86,7 +88,7 @@ pub(crate) fn kubelet(group: &str) -> String {
         "syncFrequency": "10s",
         "maxPods": 250,
         "volumePluginDir": "/var/lib/kubelet/volumeplugins",
-        // What many pods that start at once would wait for.
+        // Without rate limits, for tests that start many pods at once.
         "kubeAPIQPS": 200,
         "kubeAPIBurst": 400,
         "registryPullQPS": 0,
@@ -104,7 +106,7 @@ pub(crate) fn kube_proxy() -> String {
         "clusterCIDR": POD_RANGES,
         "hostnameOverride": NODE_NAME,
         "clientConnection": { "kubeconfig": pki("proxy.conf") },
-        // The machine's limits are not this node's to change.
+        // The limits of conntrack belong to the machine.
         "conntrack": { "maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s" },
         "nftables": { "syncPeriod": "5s", "minSyncPeriod": "100ms" },
     })
@@ -124,33 +126,21 @@ pub(crate) fn etcd() -> Vec<String> {
     .into()
 }
 
-/// kube-apiserver's arguments, for the cluster of one node.
-pub(crate) fn api_server() -> Vec<String> {
-    let mut arguments = any_api_server();
-    arguments.extend([
-        "--bind-address=127.0.0.1".into(),
-        "--endpoint-reconciler-type=none".into(),
-    ]);
-    arguments
-}
-
 /// kube-apiserver's arguments, for several nodes that reach it at `address`. It writes a line into [`AUDIT_LOG`] before
 /// it answers a request.
 pub(crate) fn shared_api_server(address: &str) -> Vec<String> {
-    let mut arguments = any_api_server();
+    let mut arguments = api_server(address);
     arguments.extend([
-        "--bind-address=::".into(),
-        format!("--advertise-address={address}"),
         format!("--audit-policy-file={AUDIT_POLICY}"),
         format!("--audit-log-path={AUDIT_LOG}"),
         "--audit-log-mode=blocking".into(),
-        // Pods are known as soon as they are created, whatever else is still being made.
+        // Pods can be created before their service accounts exist.
         "--disable-admission-plugins=ServiceAccount".into(),
     ]);
     arguments
 }
 
-/// What the API server writes of each request: who asked for what, when and with which outcome.
+/// Logs metadata of every request: user, verb, resource, time and result.
 pub(crate) fn audit_policy() -> String {
     json!({
         "apiVersion": "audit.k8s.io/v1",
@@ -161,9 +151,12 @@ pub(crate) fn audit_policy() -> String {
     .to_string()
 }
 
-fn any_api_server() -> Vec<String> {
+/// kube-apiserver's arguments. `address` is the endpoint of the Service `kubernetes`: one of the node's that pods reach.
+pub(crate) fn api_server(address: &str) -> Vec<String> {
     vec![
         format!("--etcd-servers={ETCD}"),
+        "--bind-address=::".into(),
+        format!("--advertise-address={address}"),
         "--secure-port=6443".into(),
         format!("--tls-cert-file={}", pki("apiserver.crt")),
         format!("--tls-private-key-file={}", pki("apiserver.key")),
@@ -174,7 +167,7 @@ fn any_api_server() -> Vec<String> {
         "--authorization-mode=Node,RBAC".into(),
         format!("--service-cluster-ip-range={SERVICE_RANGES}"),
         "--allow-privileged=true".into(),
-        // The node's name is in no DNS.
+        // No DNS outside of pods resolves the node's name.
         "--kubelet-preferred-address-types=InternalIP".into(),
         format!("--kubelet-client-certificate={}", pki("admin.crt")),
         format!("--kubelet-client-key={}", pki("admin.key")),
@@ -196,7 +189,7 @@ pub(crate) fn controller_manager() -> Vec<String> {
     ]
 }
 
-/// kube-controller-manager's arguments, where nodes have no kubelet that would say that they live.
+/// kube-controller-manager's arguments for nodes without a kubelet that renews their leases.
 pub(crate) fn shared_controller_manager() -> Vec<String> {
     let mut arguments = controller_manager();
     arguments.push("--controllers=*,-node-lifecycle-controller,-taint-eviction-controller".into());

@@ -1,4 +1,4 @@
-//! The control plane of a cluster of several nodes, on a machine of its own beside them.
+//! Runs the control plane of a cluster of several nodes, in namespaces of its own.
 
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 
 /// etcd, kube-apiserver and kube-controller-manager. No scheduler: pods are created for a node.
 ///
-/// Nodes need no kubelet to stay: nobody watches whether they live. Pods get no service account.
+/// Nodes stay without a kubelet, because no controller checks their health. Pods get no service account.
 #[derive(Debug)]
 pub struct ControlPlane {
     local: LocalNode,
@@ -63,7 +63,7 @@ impl ControlPlane {
         })
     }
 
-    /// A kubeconfig that makes its holder `user`, a member of `group`, at the API server's address of the fabric.
+    /// A kubeconfig for `user`, a member of `group`, with the API server's address on the fabric.
     pub fn kubeconfig(&mut self, user: &str, group: &str) -> Result<String> {
         let subject = Subject {
             file: user,
@@ -75,19 +75,19 @@ impl ControlPlane {
         self.pki.issue_kubeconfig(&subject, &server)
     }
 
-    /// What the API server has written of the requests it answered: JSON, a line each, of `audit.k8s.io/v1`.
+    /// The audit log of the API server: a line of JSON (`audit.k8s.io/v1`) per answered request.
     pub fn audit_log(&self) -> Result<String> {
         let bytes = self.node.enter(|| fs::read(config::AUDIT_LOG))?;
         let bytes = bytes.with_context(|| format!("read {}", config::AUDIT_LOG))?;
         String::from_utf8(bytes).context("the audit log is not UTF-8")
     }
 
-    /// Its processes, each of which can be stopped. The API server is started again by [`Self::start_api_server`].
+    /// Its processes. [`Self::start_api_server`] starts a stopped API server again.
     pub fn local(&mut self) -> &mut LocalNode {
         &mut self.local
     }
 
-    /// Where it runs.
+    /// The namespaces of the control plane.
     pub fn node(&self) -> &Node {
         &self.node
     }

@@ -1,4 +1,4 @@
-//! Drives containerd through the container runtime interface, as the kubelet does.
+//! Calls containerd through the container runtime interface, as the kubelet does.
 
 use std::{collections::BTreeMap, net::IpAddr, os::unix::net::UnixStream, time::Duration};
 
@@ -21,7 +21,7 @@ pub mod v1 {
 
 use v1::{image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient};
 
-/// Longer than any call should take, also of 150 at once; a call that hangs helps nobody.
+/// Longer than any call should take, also of 150 concurrent ones.
 const DEADLINE: Duration = Duration::from_mins(2);
 
 /// A connection to a container runtime.
@@ -51,11 +51,11 @@ pub struct Sandbox {
 }
 
 impl Cri {
-    /// Connects to `socket` as seen inside `ns`, and waits until the runtime answers. Dials again by itself after the
-    /// runtime was restarted. Sandboxes are put below the control group `group`.
+    /// Connects to `socket` as seen inside `ns`, and waits until the runtime answers. Reconnects after a restart of the
+    /// runtime. Control groups of sandboxes are children of `group`.
     pub async fn connect(ns: &Namespaces, socket: &str, group: &str) -> Result<Self> {
         let deadline = tokio::time::Instant::now() + Duration::from_mins(1);
-        // The name is the `:authority`; the connector decides where the call goes.
+        // The name is only the `:authority`; the connector determines the destination.
         let endpoint = Endpoint::from_static("http://localhost").timeout(DEADLINE);
         let (ns, socket) = (ns.clone(), socket.to_owned());
         let connector = tower::service_fn(move |_: Uri| {
@@ -198,7 +198,7 @@ impl Cri {
         self.runtime().stop_pod_sandbox(request).await.map(drop)
     }
 
-    /// Stops a sandbox and forgets it.
+    /// Stops and removes a sandbox.
     pub async fn remove_sandbox(&self, id: &str) -> Result<(), tonic::Status> {
         self.stop_sandbox(id).await?;
         let request = v1::RemovePodSandboxRequest {

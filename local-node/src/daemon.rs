@@ -1,4 +1,4 @@
-//! One running part of a node: started, watched and ended.
+//! Starts, checks and ends one process of a node.
 
 use std::{
     fs::File,
@@ -16,7 +16,7 @@ use nix::{
 
 use crate::spawn::spawn_tied;
 
-/// How long a part may take to end when it is asked to.
+/// How long a part may take to end after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Lines of a log that an error quotes.
 const QUOTED: usize = 20;
@@ -59,7 +59,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Asks it to end and waits for that; kills it when it does not heed.
+    /// Terminates it and waits for its end; kills it if that takes too long.
     pub(crate) fn stop(mut self) -> Result<()> {
         // One that has ended already refuses the signal.
         drop(kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM).map_err(std::io::Error::from));
@@ -80,7 +80,7 @@ impl Daemon {
     }
 }
 
-/// The last lines of a log, or why it cannot be read.
+/// The last lines of a log, or the error of reading it.
 pub(crate) fn tail(log: &Path) -> String {
     match std::fs::read(log) {
         Ok(bytes) => {

@@ -1,18 +1,20 @@
-//! What several nodes are connected by: a bridge in a namespace of its own, which is their default gateway as well.
+//! Connects several nodes by a bridge in a namespace of its own, which is also their default gateway.
 
 use std::fs;
 
 use anyhow::{Context as _, Result};
 
-use crate::{
-    namespaces::Namespaces,
-    node::{FABRIC_V4, FABRIC_V6},
-};
+use crate::namespaces::Namespaces;
 
-/// The bridge, and the name it has.
+/// The address of the fabric's end of an uplink: the default gateway of nodes.
+pub const FABRIC_V4: &str = "198.51.100.1";
+/// See [`FABRIC_V4`].
+pub const FABRIC_V6: &str = "2001:db8:100::1";
+
+/// The name of the bridge.
 const BRIDGE: &str = "fabric0";
 
-/// A link that nodes share. Gone when it and the nodes' clones of it are gone.
+/// A link that nodes share. It disappears with the value and its clones in nodes.
 #[derive(Debug, Clone)]
 pub struct Fabric {
     inside: Namespaces,
@@ -36,12 +38,12 @@ impl Fabric {
         [format!("198.51.100.{number}"), format!("2001:db8:100::{number}")]
     }
 
-    /// The fabric's namespace: an outside host at [`FABRIC_V4`] and [`FABRIC_V6`].
+    /// The fabric's namespace: an external host at [`FABRIC_V4`] and [`FABRIC_V6`].
     pub fn inside(&self) -> &Namespaces {
         &self.inside
     }
 
-    /// Makes the fabric forward what is not for the link, as a router would.
+    /// Enables forwarding beyond the link, as on a router.
     pub fn forward(&self) -> Result<()> {
         for name in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
             let file = format!("/proc/sys/net/{name}");
@@ -52,7 +54,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Connects `link`, which this makes inside a node, to a port of its own.
+    /// Creates `link` inside a node and connects it to a port of its own.
     pub(crate) fn plug(&self, node: &Namespaces, link: &str, number: u8) -> Result<()> {
         let port = format!("port{number}");
         node.veth(link, &self.inside, &port)?;

@@ -1,4 +1,4 @@
-//! Writes container images around static programs, as archives that `ctr images import` reads.
+//! Writes container images of static programs, as archives for `ctr images import`.
 
 use std::{
     fs::{self, File},
@@ -13,8 +13,10 @@ use sha2::{Digest as _, Sha256};
 pub const PAUSE: &str = "kni.local/pause:1";
 /// The image with `/kni-probe`, which is also its entry point.
 pub const PROBE: &str = "kni.local/probe:1";
+/// The image of the cluster's DNS server.
+pub const DNS: &str = "kni.local/coredns:1";
 
-/// Empty folders of every image: runtimes mount onto them.
+/// Empty folders of every image, for mounts of the runtime.
 const FOLDERS: [(&str, u32); 5] = [
     ("dev", 0o755),
     ("etc", 0o755),
@@ -96,7 +98,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// The name that image configurations use.
+/// The architecture's name in image configurations.
 pub(crate) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

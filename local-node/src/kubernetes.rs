@@ -1,4 +1,4 @@
-//! The cluster of one node: its certificates, its parts in their order, and kubectl.
+//! Starts a cluster of one node: issues its certificates, starts its parts in order, and runs kubectl.
 
 use std::{collections::BTreeMap, io::Write as _, path::PathBuf, process::Stdio, time::Duration};
 
@@ -12,12 +12,17 @@ use crate::{
 };
 
 const PATIENCE: Duration = Duration::from_mins(2);
+/// The agent's user: the service account to which `deploy/base` grants the agent's rights.
+const AGENT: &str = "system:serviceaccount:kni-system:kni-agent";
 
 impl LocalNode {
-    /// Starts everything that a cluster needs beside containerd, which must run, and waits until the node is known.
+    /// The node's name in the cluster.
+    pub const NAME: &'static str = NODE_NAME;
+
+    /// Starts the parts of a cluster beside containerd, which must run, and waits until the node is registered.
     ///
-    /// It gets ready once its runtime has a network. `server` is the address of the API server in the kubeconfig that
-    /// is returned; inside the node any kubeconfig below [`Self::kubectl`] leads to it.
+    /// The node becomes ready once its runtime has a network. Returns the administrator's kubeconfig for use outside the
+    /// node, where the API server is reached at `server`.
     pub fn start_cluster(&mut self, server: &str) -> Result<String> {
         let (texts, kubeconfig) = certificates(server)?;
         self.write_texts(&texts)?;
@@ -29,30 +34,35 @@ impl LocalNode {
         for part in [Part::ControllerManager, Part::Scheduler, Part::Kubelet, Part::KubeProxy] {
             self.start(part)?;
         }
-        self.wait("the node is known", PATIENCE, |node| {
+        self.wait("the node is registered", PATIENCE, |node| {
             node.kubectl(&["get", "node", NODE_NAME]).map(|_shown| true)
         })?;
-        // No pod is admitted before this exists.
-        self.wait("the default service account is there", PATIENCE, |node| {
+        // Pods are rejected until it exists.
+        self.wait("the default service account exists", PATIENCE, |node| {
             node.kubectl(&["get", "serviceaccount", "default"]).map(|_shown| true)
         })?;
         Ok(kubeconfig)
     }
 
-    /// Runs kubectl as the cluster's administrator and returns what it prints.
+    /// Runs kubectl as the cluster's administrator and returns its standard output.
     pub fn kubectl(&self, args: &[&str]) -> Result<String> {
         output(self.kubectl_command().args(args))
     }
 
-    /// kubectl as the cluster's administrator, for more than its output.
+    /// A command that runs kubectl as the cluster's administrator.
     pub fn kubectl_command(&self) -> std::process::Command {
         let mut kubectl = self.command(self.programs().path("kubectl"));
         kubectl.args(["--kubeconfig", &config::pki("admin.conf")]);
         kubectl
     }
 
-    /// Creates objects, or brings those that are there to what `objects` say: one object, or a `List`.
+    /// Creates or updates objects: one, or a `List`.
     pub fn apply(&self, objects: &serde_json::Value) -> Result<()> {
+        self.apply_text(&objects.to_string())
+    }
+
+    /// Creates or updates the objects of a manifest, YAML or JSON.
+    pub fn apply_text(&self, manifest: &str) -> Result<()> {
         let mut kubectl = self.kubectl_command();
         kubectl.args(["apply", "--server-side", "-f", "-"]);
         kubectl
@@ -61,21 +71,20 @@ impl LocalNode {
             .stderr(Stdio::piped());
         let mut child = kubectl.spawn().context("run kubectl")?;
         let mut stdin = child.stdin.take().context("no stdin")?;
-        stdin
-            .write_all(objects.to_string().as_bytes())
-            .context("objects for kubectl")?;
+        // One that refuses its input reads no further; its message says why.
+        drop(stdin.write_all(manifest.as_bytes()));
         drop(stdin);
         let done = child.wait_with_output().context("wait for kubectl")?;
-        let said = String::from_utf8_lossy(&done.stderr);
-        ensure!(done.status.success(), "kubectl apply: {}", said.trim());
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        ensure!(done.status.success(), "kubectl apply: {}", stderr.trim());
         Ok(())
     }
 
     /// Waits until the condition Ready of the node is `ready`.
     pub fn wait_ready(&mut self, ready: bool) -> Result<()> {
-        let wanted = if ready { "True" } else { "False" };
-        self.wait(&format!("Ready is {wanted}"), PATIENCE, |node| {
-            Ok(node.ready_condition()?.starts_with(wanted))
+        let desired = if ready { "True" } else { "False" };
+        self.wait(&format!("Ready is {desired}"), PATIENCE, |node| {
+            Ok(node.ready_condition()?.starts_with(desired))
         })
     }
 
@@ -99,15 +108,25 @@ fn certificates(server: &str) -> Result<(BTreeMap<PathBuf, String>, String)> {
         },
         API_SERVER,
     )?;
+    pki.issue_kubeconfig(&client("agent", AGENT, ""), API_SERVER)?;
     let outside = client("outside", "admin", "system:masters");
     let kubeconfig = pki.issue_kubeconfig(&outside, server).context("kubeconfig")?;
     Ok((texts(&pki), kubeconfig))
 }
 
-/// A fresh authority that has issued what the parts of a control plane need; its API server has `addresses`.
+/// A new authority that has issued the certificates of a control plane whose API server has `addresses`.
 pub(crate) fn issue_parts(addresses: &[&str]) -> Result<Pki> {
     let mut pki = Pki::new()?;
-    let always = ["127.0.0.1", "10.96.0.1", "localhost", "kubernetes.default.svc"];
+    let always = [
+        "127.0.0.1",
+        "10.96.0.1",
+        "fd00:96::1",
+        "localhost",
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
+    ];
     pki.issue(&Subject {
         file: "apiserver",
         name: "kube-apiserver",

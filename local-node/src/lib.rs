@@ -1,18 +1,20 @@
-//! A Kubernetes node in namespaces of its own: what it is made of, how it is started and how it goes.
+//! Builds, starts and removes a Kubernetes node in namespaces of its own.
 //!
 //! [`Node`] is a network and a mount namespace with an uplink to a fabric namespace. [`LocalNode`] runs containerd, and
-//! on demand a whole cluster of one node, inside such a pair. The programs come from [`Programs`], which builds them
-//! once; the images are made by [`image`] from the static programs of crate `kni-probe`. [`cri`] speaks to containerd
-//! as the kubelet does.
+//! on demand a cluster of one node with an API server that pods reach and a DNS, inside such a pair. The programs come
+//! from [`Programs`], which builds them once; [`image`] wraps static programs into images. [`cri`] calls containerd as
+//! the kubelet does.
 //!
-//! The machine is not touched, except for control groups named `kni-node-...`. Those, and every process of the node, go
-//! with the [`LocalNode`] or, should its owner be killed, by a janitor process that notices.
+//! Outside its namespaces a node has only control groups named `kni-node-...`. Dropping the [`LocalNode`] removes them
+//! and every process of the node; if its owner is killed, a janitor process does.
 
 pub mod cgroup;
 mod config;
 mod control_plane;
 pub mod cri;
 mod daemon;
+mod deployment;
+mod dns;
 pub mod fabric;
 pub mod image;
 mod kubernetes;

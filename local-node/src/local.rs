@@ -1,4 +1,4 @@
-//! A node that runs: its parts, each of which can be stopped and started by itself, and its end.
+//! Owns the processes of a running node, each of which can be stopped and started separately.
 
 use std::{
     collections::BTreeMap,
@@ -18,11 +18,12 @@ use crate::{
     daemon::{Daemon, tail},
     image,
     namespaces::Namespaces,
+    node::NODE_V4,
     programs::Programs,
     static_programs::StaticPrograms,
 };
 
-/// How long anything may take that usually takes seconds.
+/// How long to wait for steps that usually take seconds.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A process of the node.
@@ -62,7 +63,7 @@ impl Part {
         match self {
             Self::Containerd => vec!["--config".into(), format!("{FOLDER}/containerd.toml")],
             Self::Etcd => config::etcd(),
-            Self::ApiServer => config::api_server(),
+            Self::ApiServer => config::api_server(NODE_V4),
             Self::ControllerManager => config::controller_manager(),
             Self::Scheduler => config::scheduler(),
             Self::Kubelet => config::kubelet_arguments(),
@@ -73,9 +74,8 @@ impl Part {
 
 /// The processes of a node in namespaces of its own.
 ///
-/// They live until the value is dropped or this process ends, in whatever way: then every process of the node is
-/// killed, the pods' included, and what they mounted goes with the node's namespaces. When the value is dropped by a
-/// panic, the ends of the logs are printed.
+/// They live until the value is dropped or this process ends, for any reason: then every process of the node is killed,
+/// those of pods included, and their mounts disappear with the node's namespaces. A panic prints the ends of the logs.
 #[derive(Debug)]
 pub struct LocalNode {
     inside: Namespaces,
@@ -84,12 +84,12 @@ pub struct LocalNode {
     statics: StaticPrograms,
     logs: PathBuf,
     daemons: BTreeMap<String, Daemon>,
-    /// Waits for the end of its standard input, and then ends the node.
+    /// Ends the node when its standard input is closed.
     janitor: Child,
 }
 
 impl LocalNode {
-    /// Prepares a node in `inside`, which [`Node::whole`](crate::Node::whole) made; nothing runs yet. Logs go to the
+    /// Prepares a node in namespaces of [`Node::whole`](crate::Node::whole) without starting a process. Logs go to the
     /// folder `logs`, which is emptied.
     pub fn new(inside: &Namespaces, programs: &Programs, statics: &StaticPrograms, logs: &Path) -> Result<Self> {
         let there = inside.enter(|| programs.path("containerd").exists())?;
@@ -132,7 +132,7 @@ impl LocalNode {
         .into())
     }
 
-    /// Writes files inside the node, with the folders they are in.
+    /// Writes files inside the node, and creates their folders.
     pub fn write_texts(&self, texts: &BTreeMap<PathBuf, String>) -> Result<()> {
         self.inside.enter(|| {
             for folder in [CNI_BIN, CNI_CONF] {
@@ -146,7 +146,7 @@ impl LocalNode {
         })?
     }
 
-    /// The name of the node's control group, of which every process of the node is a member.
+    /// The name of the node's control group. Every process of the node is a member.
     pub fn group(&self) -> &str {
         self.group.name()
     }
@@ -156,17 +156,17 @@ impl LocalNode {
         &self.inside
     }
 
-    /// The programs it runs.
+    /// The programs of the node.
     pub fn programs(&self) -> &Programs {
         &self.programs
     }
 
-    /// Names and process ids of what was started, less the pods.
+    /// Names and process ids of the started parts, without pods.
     pub fn processes(&self) -> impl Iterator<Item = (&str, u32)> {
         self.daemons.iter().map(|(name, daemon)| (name.as_str(), daemon.pid()))
     }
 
-    /// What a part has written since its first start.
+    /// The log of a part since its first start.
     pub fn log(&self, part: Part) -> String {
         fs::read(self.log_path(part.program())).map_or_else(
             |error| format!("(unreadable: {error})"),
@@ -178,7 +178,7 @@ impl LocalNode {
         self.logs.join(format!("{name}.log"))
     }
 
-    /// A command that will run inside, as one of the node's processes, with the node's programs on its path.
+    /// A command that runs inside as a process of the node, with the node's programs on its path.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = self.inside.command(program);
         let path = std::env::var("PATH").unwrap_or_default();
@@ -193,14 +193,14 @@ impl LocalNode {
         command
     }
 
-    /// Starts a part. It may not serve yet.
+    /// Starts a part without waiting until it serves.
     pub fn start(&mut self, part: Part) -> Result<()> {
         let mut command = self.command(self.programs.path(part.program()));
         command.args(part.arguments());
         self.start_as(part.program(), command)
     }
 
-    /// Starts something else, which [`Self::command`] made, under a name of its own.
+    /// Starts a command of [`Self::command`] as an additional part.
     pub fn start_as(&mut self, name: &str, command: Command) -> Result<()> {
         ensure!(!self.daemons.contains_key(name), "{name} runs already");
         let daemon = Daemon::start(command, self.log_path(name))?;
@@ -208,7 +208,7 @@ impl LocalNode {
         Ok(())
     }
 
-    /// Asks a part to end and waits for that.
+    /// Terminates a part and waits for its end.
     pub fn stop(&mut self, part: Part) -> Result<()> {
         self.take(part)?.stop()
     }
@@ -223,7 +223,7 @@ impl LocalNode {
         daemon.with_context(|| format!("{} does not run", part.program()))
     }
 
-    /// Starts containerd, waits until it serves, and gives it the images [`image::PAUSE`] and [`image::PROBE`].
+    /// Starts containerd, waits until it serves, and imports the images [`image::PAUSE`] and [`image::PROBE`].
     pub fn start_containerd(&mut self) -> Result<()> {
         self.start(Part::Containerd)?;
         self.wait_for_containerd()?;
@@ -236,7 +236,7 @@ impl LocalNode {
         Ok(())
     }
 
-    /// Waits until containerd answers; also after it was started again.
+    /// Waits until containerd answers, also after a restart.
     pub fn wait_for_containerd(&mut self) -> Result<()> {
         self.wait("containerd answers", PATIENCE, |node| {
             Ok(node
@@ -246,7 +246,7 @@ impl LocalNode {
         })
     }
 
-    /// Makes an image around a static program and gives it to containerd.
+    /// Imports an image that consists of a static program.
     pub fn import(&self, reference: &str, program: &Path) -> Result<()> {
         let archive = Path::new(FOLDER).join("image.tar");
         let program = self.inside.install(program)?;
@@ -256,7 +256,7 @@ impl LocalNode {
             .map(drop)
     }
 
-    /// Runs containerd's own client in the namespace of the kubelet's containers.
+    /// Runs containerd's client in the namespace of the kubelet's containers.
     pub fn ctr(&self, args: &[&str]) -> Result<String> {
         let mut ctr = self.command(self.programs.path("ctr"));
         ctr.args(["--address", CONTAINERD_SOCKET, "--namespace", "k8s.io"])
@@ -264,17 +264,17 @@ impl LocalNode {
         output(&mut ctr)
     }
 
-    /// A client of containerd's container runtime interface, once that answers.
+    /// Waits for containerd's container runtime interface and returns a client.
     pub async fn cri(&self) -> Result<Cri> {
         Cri::connect(&self.inside, CONTAINERD_SOCKET, self.group.name()).await
     }
 
-    /// Where containerd looks for CNI plugins first, and for their configurations, inside the node.
+    /// The folders inside the node where containerd looks for CNI plugins first, and for their configurations.
     pub fn cni_folders() -> [&'static Path; 2] {
         [Path::new(CNI_BIN), Path::new(CNI_CONF)]
     }
 
-    /// Runs `done` until it says so; fails when a part of the node ends meanwhile.
+    /// Polls `done` until it returns true; fails when a part of the node ends meanwhile.
     pub fn wait(&mut self, what: &str, patience: Duration, mut done: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
         let deadline = Instant::now() + patience;
         loop {
@@ -287,7 +287,7 @@ impl LocalNode {
             }
             if Instant::now() > deadline {
                 let why = last.err().map(|error| format!(": {error:#}")).unwrap_or_default();
-                bail!("waited {patience:?} in vain until {what}{why}");
+                bail!("waited {patience:?} until {what}{why}");
             }
             thread::sleep(Duration::from_millis(50));
         }
@@ -299,14 +299,14 @@ impl Drop for LocalNode {
         if thread::panicking() {
             for name in self.daemons.keys() {
                 let log = self.log_path(name);
-                #[expect(clippy::print_stderr, reason = "a failed test shows what the node said")]
+                #[expect(clippy::print_stderr, reason = "a failed test shows the logs of the node")]
                 {
                     eprintln!("--- the end of {} ---\n{}", log.display(), tail(&log));
                 }
             }
         }
         drop(self.janitor.stdin.take());
-        // It says nothing; what it could not end has lost its namespaces, at least.
+        // Its status is of no use: processes that it could not end have at least lost their namespaces.
         drop(self.janitor.wait());
     }
 }
@@ -314,7 +314,7 @@ impl Drop for LocalNode {
 fn janitor(statics: &StaticPrograms, group: &str) -> Result<Child> {
     use std::os::unix::process::CommandExt as _;
     let mut command = Command::new(statics.janitor());
-    // A group of its own: an interrupt from the terminal is not for it.
+    // A process group of its own, so that an interrupt from the terminal does not end it.
     command.arg(group).process_group(0);
     command
         .stdin(Stdio::piped())

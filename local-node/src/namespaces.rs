@@ -1,4 +1,4 @@
-//! Handles on network and mount namespaces: entering them, and running commands inside.
+//! Creates and enters network and mount namespaces, and runs commands inside.
 
 use std::{
     fmt::Write as _,
@@ -25,7 +25,7 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// The namespaces of the calling thread, for what runs on the machine itself.
+    /// The namespaces of the calling thread, for processes of the machine itself.
     pub fn current(name: &str) -> Result<Self> {
         let net = Arc::new(File::open("/proc/thread-self/ns/net").context("own network namespace")?);
         Ok(Self {
@@ -42,7 +42,7 @@ impl Namespaces {
         Ok(ns)
     }
 
-    /// Fresh network and mount namespaces. `prepare` runs inside, before anyone else can see them.
+    /// Fresh network and mount namespaces. `prepare` runs inside before they are visible to others.
     pub fn fresh(name: &str, prepare: impl FnOnce() -> Result<()> + Send) -> Result<Self> {
         Self::make(name, CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS, prepare)
     }
@@ -77,7 +77,7 @@ impl Namespaces {
         })
     }
 
-    /// What it is called in messages.
+    /// Its name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -87,7 +87,7 @@ impl Namespaces {
         format!("/proc/{}/fd/{}", std::process::id(), self.net.as_raw_fd()).into()
     }
 
-    /// Runs `f` on a thread of its own inside and returns what it returned; a panic goes on in the caller.
+    /// Runs `f` inside on a thread of its own and returns its result; a panic is resumed in the caller.
     ///
     /// Sockets opened inside stay inside, whatever thread uses them. Inside, look at `/proc/thread-self`, not at
     /// `/proc/self`: the latter (and `/proc/net`, `/proc/mounts`) shows the namespaces of the process's first thread.
@@ -107,7 +107,7 @@ impl Namespaces {
         setns(&self.net, CloneFlags::CLONE_NEWNET)
     }
 
-    /// A command that will run inside. Found in the inner `PATH`, which includes the sbin folders.
+    /// A command that runs inside. Its program is searched in the inner `PATH`, which includes the sbin folders.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         let path = std::env::var("PATH").unwrap_or_default();
@@ -189,8 +189,8 @@ impl Namespaces {
             return self.ip(&[&format!("address add {address} dev {link}")]);
         }
         self.ip(&[&format!("address add {address} dev {link} nodad")])?;
-        // Even without duplicate address detection a worker of the kernel enters the local route later, when it gets
-        // the lock that all link changes share; packets to the address are lost until then.
+        // Even without duplicate address detection, a worker of the kernel adds the local route later, when it gets the
+        // lock of all link changes; packets to the address are lost until then.
         self.wait_for_local(link, &format!("{ip} "))
     }
 
@@ -219,7 +219,7 @@ impl Namespaces {
             .with_context(|| format!("write {file}"))
     }
 
-    /// The end that came up first drops what it is given until a worker of the kernel has seen the other come up.
+    /// The end that came up first drops packets until a worker of the kernel has noticed the other end.
     fn wait_operational(&self, link: &str) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(5);
         while !self

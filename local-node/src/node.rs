@@ -1,4 +1,4 @@
-//! A test node: namespaces, mounts and an uplink of its own, so that an agent finds what a machine gives it.
+//! Creates the namespaces, mounts and the uplink of a node.
 
 use std::{
     fs::{self, File},
@@ -10,16 +10,13 @@ use std::{
 use anyhow::{Context as _, Result};
 use nix::mount::{MsFlags, mount};
 
+pub use crate::fabric::{FABRIC_V4, FABRIC_V6};
 use crate::{fabric::Fabric, namespaces::Namespaces};
 
 /// The addresses on its uplink of a node that has the fabric for itself.
 pub const NODE_V4: &str = "198.51.100.2";
 /// See [`NODE_V4`].
 pub const NODE_V6: &str = "2001:db8:100::2";
-/// The address of the fabric's end of the uplink: the node's default gateway.
-pub const FABRIC_V4: &str = "198.51.100.1";
-/// See [`FABRIC_V4`].
-pub const FABRIC_V6: &str = "2001:db8:100::1";
 
 /// Where control groups are mounted.
 const CGROUPS: &str = "/sys/fs/cgroup";
@@ -27,8 +24,7 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 /// A node with network and mount namespaces of its own: fresh `/sys`, bpffs, `/run` and `/tmp`, and a link `uplink0`
 /// to a fabric namespace, with addresses and default routes. Derefs to its [`Namespaces`].
 ///
-/// Nothing of it is visible on the machine. It is gone when the value, its clones of namespaces and the processes
-/// inside are gone.
+/// It is invisible on the machine, and disappears with the value, the clones of its namespaces and the processes inside.
 #[derive(Debug)]
 pub struct Node {
     inside: Namespaces,
@@ -43,19 +39,18 @@ impl Node {
         Self::alone(name, Namespaces::fresh(name, mount_own)?)
     }
 
-    /// Makes a node like [`Self::new`], beside others: its addresses end in `number`, which no other node of the fabric
-    /// may have.
+    /// Makes a node like [`Self::new`] on a shared fabric: its addresses end in `number`, which is unique there.
     pub fn on(fabric: &Fabric, name: &str, number: u8) -> Result<Self> {
         Self::beside(fabric, Namespaces::fresh(name, mount_own)?, number)
     }
 
-    /// Makes a node like [`Self::whole`], beside others; see [`Self::on`].
+    /// Makes a node like [`Self::whole`] on a shared fabric; see [`Self::on`].
     pub fn whole_on(fabric: &Fabric, name: &str, number: u8) -> Result<Self> {
         Self::beside(fabric, Namespaces::fresh(name, mount_all)?, number)
     }
 
-    /// Makes a node on which a container runtime and a kubelet find their places: beyond what [`Self::new`] gives it,
-    /// the machine's control groups, and a `/var/lib` and a `/var/log` of its own.
+    /// Makes a node for a container runtime and a kubelet: in addition to [`Self::new`], it has the machine's control
+    /// groups, and a `/var/lib` and a `/var/log` of its own.
     pub fn whole(name: &str) -> Result<Self> {
         Self::alone(name, Namespaces::fresh(name, mount_all)?)
     }
@@ -101,7 +96,7 @@ impl Node {
         Ok(())
     }
 
-    /// What is at the other end of the uplink: an outside host at [`FABRIC_V4`] and [`FABRIC_V6`].
+    /// The other end of the uplink: an external host at [`FABRIC_V4`] and [`FABRIC_V6`].
     pub fn fabric(&self) -> &Namespaces {
         &self.fabric
     }
@@ -116,8 +111,8 @@ impl Deref for Node {
 }
 
 impl Namespaces {
-    /// A path at which `program` can be executed inside: the node's `/tmp` and `/run` hide what the machine has there,
-    /// so a program from there is copied in.
+    /// A path at which `program` can be executed inside. A program that the node's own mounts hide, such as one below the
+    /// machine's `/tmp`, is copied.
     pub fn install(&self, program: &Path) -> Result<PathBuf> {
         if self.enter(|| program.exists())? {
             return Ok(program.to_owned());
@@ -134,9 +129,9 @@ impl Namespaces {
     }
 }
 
-/// What [`mount_own`] mounts, and what a container runtime and a kubelet need.
+/// Mounts the file systems of [`mount_own`] and those that a container runtime and a kubelet need.
 fn mount_all() -> Result<()> {
-    // The fresh /sys hides them; a descriptor still leads there.
+    // The fresh /sys hides them, but not from an open descriptor.
     let cgroups = File::open(CGROUPS).context("control groups of this machine")?;
     mount_own()?;
     let none = None::<&str>;
@@ -160,7 +155,7 @@ fn mount_own() -> Result<()> {
     let none = None::<&str>;
     // Before anything else, or the mounts below would appear on the machine.
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).context("make mounts private")?;
-    // A sysfs shows the network namespace of who mounted it.
+    // A sysfs shows the network namespace in which it was mounted.
     for (kind, at) in [
         ("sysfs", "/sys"),
         ("bpf", "/sys/fs/bpf"),

@@ -1,4 +1,4 @@
-//! Writes an image of several files as an OCI archive, which container engines import, without one.
+//! Writes an image of several files as an OCI archive, without a container engine.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::image::{add, architecture, hex};
 
-/// Something at a path of an image, which is relative to its root.
+/// A file, folder or link of an image. Paths are relative to its root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry {
     /// A folder with its mode.
@@ -23,16 +23,16 @@ pub enum Entry {
     Program(Vec<u8>),
 }
 
-/// How an image looks and is started.
+/// The content and configuration of an image.
 #[derive(Debug, Clone, Default)]
 pub struct Image {
-    /// Everything in it, by path: folders before what is in them.
+    /// Entries by path; the order puts folders before their content.
     pub entries: BTreeMap<String, Entry>,
-    /// The program that runs, with its arguments.
+    /// The program and its arguments.
     pub entrypoint: Vec<String>,
     /// `NAME=value`.
     pub environment: Vec<String>,
-    /// What is told about it.
+    /// Labels.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -77,7 +77,7 @@ impl Image {
         done.with_context(|| format!("write {}", path.display()))
     }
 
-    /// Writes everything below `folder`, which must be empty or missing.
+    /// Writes the entries below `folder`, which must be empty or missing.
     pub fn write_folder(&self, folder: &Path) -> Result<()> {
         use std::os::unix::fs::{PermissionsExt as _, symlink};
         fs::create_dir_all(folder)?;

@@ -1,4 +1,4 @@
-//! The certificates of a cluster of one node, and the kubeconfigs that hold them.
+//! Issues the certificates of a cluster and the kubeconfigs that contain them.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use rcgen::{
 };
 use serde_json::json;
 
-/// An authority and its key; the files it issued, by name.
+/// An authority with its key, and the issued files by name.
 #[derive(Debug)]
 pub(crate) struct Pki {
     issuer: Issuer<'static, KeyPair>,
@@ -17,7 +17,7 @@ pub(crate) struct Pki {
     files: BTreeMap<String, String>,
 }
 
-/// Who a certificate is for.
+/// The subject of a certificate.
 pub(crate) struct Subject<'a> {
     /// The stem of its files.
     pub(crate) file: &'a str,
@@ -25,12 +25,12 @@ pub(crate) struct Subject<'a> {
     pub(crate) name: &'a str,
     /// The group, for Kubernetes; may be empty.
     pub(crate) organization: &'a str,
-    /// Names and addresses under which it serves.
+    /// Names and addresses at which it serves.
     pub(crate) alternatives: &'a [&'a str],
 }
 
 impl Pki {
-    /// A fresh authority, and the pair of keys with which tokens of service accounts are signed.
+    /// A new authority, and a new pair of keys for the tokens of service accounts.
     pub(crate) fn new() -> Result<Self> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, "local-node");
@@ -93,13 +93,13 @@ impl Pki {
         Ok(text)
     }
 
-    /// Everything issued, by file name.
+    /// The issued files, by name.
     pub(crate) fn files(&self) -> &BTreeMap<String, String> {
         &self.files
     }
 }
 
-/// A kubeconfig with everything inside; JSON is YAML as well.
+/// A self-contained kubeconfig; JSON is YAML as well.
 fn kubeconfig(authority: &str, certificate: &str, key: &str, server: &str) -> String {
     json!({
         "apiVersion": "v1",
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubeconfig_brings_certificate_and_key() {
+    fn a_kubeconfig_contains_certificate_and_key() {
         let mut pki = Pki::new().unwrap();
         let subject = Subject {
             file: "admin",

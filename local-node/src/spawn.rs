@@ -1,4 +1,4 @@
-//! Starts processes that end with the process that started them, however it ends.
+//! Starts processes that the kernel kills when the process that started them ends.
 
 use std::{
     io,
@@ -43,6 +43,6 @@ fn keeper() -> io::Result<&'static Mutex<mpsc::Sender<Job>>> {
     thread::Builder::new()
         .name("process-keeper".into())
         .spawn(move || jobs.into_iter().for_each(|job| job()))?;
-    // Whoever comes second at the same time: its thread ends with its sender.
+    // The thread of a concurrent second call ends with its sender.
     Ok(KEEPER.get_or_init(|| Mutex::new(sender)))
 }

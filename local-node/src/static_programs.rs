@@ -15,8 +15,8 @@ pub struct StaticPrograms {
 }
 
 impl StaticPrograms {
-    /// Builds them with `target` as cargo's target folder, absolute, which is not to be that of the workspace: the
-    /// cargo that runs the caller may hold its lock. Cargo sees to it that of several at once one builds.
+    /// Builds them in the target folder `target`, an absolute path. It must not be that of the workspace, whose lock the
+    /// cargo that runs the caller may hold. Cargo's lock serializes concurrent builds.
     pub fn build(target: &Path) -> Result<Self> {
         let triple = format!("{}-unknown-linux-gnu", env::consts::ARCH);
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -35,7 +35,7 @@ impl StaticPrograms {
             .arg(target)
             .env("RUSTFLAGS", "-C target-feature=+crt-static")
             .env_remove("CARGO_ENCODED_RUSTFLAGS");
-        // What cargo set for the caller's crate would make it build again.
+        // Variables that cargo set for the caller's crate would cause rebuilds.
         for (name, _) in env::vars_os() {
             let own = name
                 .to_str()
@@ -51,17 +51,17 @@ impl StaticPrograms {
         })
     }
 
-    /// Reaps and waits: the container that holds a pod's namespaces.
+    /// The program of the container that holds a pod's namespaces.
     pub fn pause(&self) -> PathBuf {
         self.folder.join("kni-pause")
     }
 
-    /// Serves and asks: what the pods of tests and demonstrations run.
+    /// The server and client that pods of tests and demonstrations run.
     pub fn probe(&self) -> PathBuf {
         self.folder.join("kni-probe")
     }
 
-    /// Ends what is left of a node.
+    /// Removes leftovers of a node.
     pub fn janitor(&self) -> PathBuf {
         self.folder.join("kni-janitor")
     }

@@ -1,7 +1,6 @@
-//! Ends what is left of a node once its owner is gone: every process of its control groups, then the groups.
+//! Removes the processes and control groups of a node after its owner has ended.
 //!
-//! `kni-janitor NAME` waits for the end of its standard input, which is a pipe that the owner holds: it ends with the
-//! owner, however that ends.
+//! `kni-janitor NAME` waits for the end of its standard input, a pipe whose other end only the owner holds.
 
 use std::{
     env, fs, io,

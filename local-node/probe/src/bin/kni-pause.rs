@@ -1,4 +1,4 @@
-//! Holds a pod's namespaces: reaps whatever is left to it, and ends when asked to.
+//! Holds a pod's namespaces: reaps orphaned processes and ends on SIGTERM.
 
 use std::process::ExitCode;
 

@@ -1,11 +1,11 @@
-//! The process that owns the node: starts it, and leads connections to its API server in.
+//! Owns the node: starts it, and forwards connections to its API server.
 
 use std::{
     fs::{self, Permissions},
     io,
     net::{Shutdown, TcpListener, TcpStream},
     os::unix::fs::PermissionsExt as _,
-    path::Path,
+    path::{Path, PathBuf},
     thread,
     time::Duration,
 };
@@ -15,83 +15,67 @@ use kni_local_node::{LocalNode, Namespaces, Node};
 
 use crate::{Folders, state::State};
 
-/// What it says last.
+/// Its last line of output.
 pub(crate) const READY: &str = "ready";
-/// The port of the machine that leads to the API server; any other when it is taken.
+/// The port of the machine that is forwarded to the API server; any free one if it is in use.
 const PORT: u16 = 16443;
 const AGENT_PATIENCE: Duration = Duration::from_secs(30);
 
-/// The manifests a new node begins with, by file name.
-const MANIFESTS: [(&str, &str); 3] = [
-    (
-        "default.yaml",
-        "apiVersion: kni.dev/v1alpha1\nkind: PodNetwork\nmetadata:\n  name: default\nspec:\n  default: true\n  subnets: \
-         [10.244.0.0/16, fd00:244::/64]\n",
-    ),
-    (
-        "blue.yaml",
-        "apiVersion: kni.dev/v1alpha1\nkind: PodNetwork\nmetadata:\n  name: blue\nspec:\n  subnets: [10.10.0.0/16, \
-         fd10::/64]\n",
-    ),
-    (
-        "red.yaml",
-        "apiVersion: kni.dev/v1alpha1\nkind: PodNetwork\nmetadata:\n  name: red\nspec:\n  subnets: [10.10.0.0/16, \
-         fd10::/64]\n",
-    ),
-];
+/// The folder `deploy` of this source.
+const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy");
 
 /// Runs the command; returns only when the node could not be started.
-pub(crate) fn command(folders: &Folders) -> Result<()> {
+pub(crate) fn command(folders: &Folders, standalone: bool) -> Result<()> {
     let folder = &folders.folder;
     let (programs, statics) = folders.build(&mut |line| println!("{line}"))?;
-    let node = Node::whole("node1")?;
+    let node = Node::whole(LocalNode::NAME)?;
     node.forward()?;
     let mut local = LocalNode::new(&node, &programs, &statics, &folder.join("logs"))?;
     println!("containerd");
     local.start_containerd()?;
-    println!("agent");
-    start_agent(&mut local, folders)?;
     println!("cluster");
     let listener = TcpListener::bind(("127.0.0.1", PORT)).or_else(|_taken| TcpListener::bind("127.0.0.1:0"));
     let listener = listener.context("a port for the API server")?;
     let server = format!("https://{}", listener.local_addr()?);
     let kubeconfig = local.start_cluster(&server)?;
     write(&folder.join("kubeconfig"), &kubeconfig, 0o600)?;
+    println!("agent");
+    start_agent(&mut local, folders, standalone)?;
     local.wait_ready(true)?;
+    println!("DNS");
+    local.start_dns()?;
     write_shortcuts(&local, folders)?;
     State {
         keeper: std::process::id(),
         group: local.group().into(),
+        standalone,
         processes: local.processes().map(|(name, pid)| (name.to_owned(), pid)).collect(),
     }
     .save(folder)?;
     println!("{READY}");
-    // From here on nobody reads what is printed.
-    lead_in(&listener, &node);
+    // `up` ends now, and with it the reader of standard output.
+    forward(&listener, &node);
     bail!("the port of the API server was closed")
 }
 
 /// Starts the agent and makes it the network of the container runtime.
-fn start_agent(local: &mut LocalNode, folders: &Folders) -> Result<()> {
-    let manifests = folders.folder.join("manifests");
-    fs::create_dir_all(&manifests).with_context(|| format!("create {}", manifests.display()))?;
-    for (name, text) in MANIFESTS {
-        let file = manifests.join(name);
-        // Those of an earlier node may have been changed.
-        if !file.exists() {
-            fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
-        }
-    }
+fn start_agent(local: &mut LocalNode, folders: &Folders, standalone: bool) -> Result<()> {
     let agent = local.inside().install(&folders.ours("kni-agent")?)?;
-    let shim = local.inside().install(&folders.ours("kni-cni")?)?;
     let mut command = local.command(&agent);
-    command.arg("--standalone").arg("--manifests").arg(&manifests);
+    if standalone {
+        command.arg("--standalone").arg("--manifests").arg(manifests(folders)?);
+    } else {
+        local.apply_deployment(Path::new(DEPLOY))?;
+        command.args(["--kubeconfig", &LocalNode::agent_kubeconfig()]);
+        command.args(["--node-name", LocalNode::NAME]);
+    }
     local.start_as("kni-agent", command)?;
-    let knictl = folders.ours("knictl")?;
+    let knictl = local.inside().install(&folders.ours("knictl")?)?;
     local.wait("the agent serves", AGENT_PATIENCE, |node| {
-        let asked = node.command(&knictl).arg("status").output().context("run knictl")?;
-        Ok(asked.status.success())
+        let status = node.command(&knictl).arg("status").output().context("run knictl")?;
+        Ok(status.status.success())
     })?;
+    let shim = local.inside().install(&folders.ours("kni-cni")?)?;
     let [bin, conf] = LocalNode::cni_folders();
     let mut install = local.command(&agent);
     install.arg("install-cni").arg("--shim").arg(shim);
@@ -106,21 +90,41 @@ fn start_agent(local: &mut LocalNode, folders: &Folders) -> Result<()> {
     Ok(())
 }
 
-/// Programs that save the user from knowing where the node is.
+/// The folder of manifests of a standalone agent. It begins with the networks of the examples; files of an earlier node
+/// stay as they are.
+fn manifests(folders: &Folders) -> Result<PathBuf> {
+    let manifests = folders.folder.join("manifests");
+    fs::create_dir_all(&manifests).with_context(|| format!("create {}", manifests.display()))?;
+    let examples = Path::new(DEPLOY).join("examples/networks");
+    for entry in fs::read_dir(&examples).with_context(|| format!("read {}", examples.display()))? {
+        let example = entry?.path();
+        let file = manifests.join(example.file_name().context("a file without a name")?);
+        if !file.exists() {
+            fs::copy(&example, &file).with_context(|| format!("write {}", file.display()))?;
+        }
+    }
+    Ok(manifests)
+}
+
+/// Writes scripts that run programs inside the node or with its kubeconfig.
 fn write_shortcuts(local: &LocalNode, folders: &Folders) -> Result<()> {
     let folder = &folders.folder;
     let Some((_, pid)) = local.processes().find(|(name, _)| *name == "containerd") else {
         bail!("containerd has ended");
     };
-    let enter = format!("exec nsenter --target {pid} --mount --net --");
-    let kubectl = local.programs().path("kubectl");
-    let kubeconfig = folder.join("kubeconfig");
+    let programs = local.programs();
+    // Without a namespace ctr would use another than the kubelet.
+    let enter = format!(
+        "exec nsenter --target {pid} --mount --net -- env PATH='{}':\"$PATH\" CONTAINERD_NAMESPACE=k8s.io",
+        programs.folder().display()
+    );
+    let knictl = local.inside().install(&folders.ours("knictl")?)?;
+    let (kubectl, kubeconfig) = (programs.path("kubectl"), folder.join("kubeconfig"));
     for (name, line) in [
         ("enter", format!("{enter} \"$@\"")),
-        (
-            "knictl",
-            format!("{enter} '{}' \"$@\"", folders.ours("knictl")?.display()),
-        ),
+        ("knictl", format!("{enter} '{}' \"$@\"", knictl.display())),
+        // The archive is opened here: the node has a /tmp of its own.
+        ("import", format!("{enter} ctr images import - < \"$1\"")),
         (
             "kubectl",
             format!(
@@ -141,11 +145,11 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<()> {
         .with_context(|| format!("write {}", path.display()))
 }
 
-/// Connects whoever comes to `listener` with the API server inside the node, for ever.
-fn lead_in(listener: &TcpListener, node: &Namespaces) {
+/// Forwards the connections of `listener` to the API server inside the node until the process ends.
+fn forward(listener: &TcpListener, node: &Namespaces) {
     for outer in listener.incoming().flatten() {
         let Ok(Ok(inner)) = node.enter(|| TcpStream::connect("127.0.0.1:6443")) else {
-            // The API server is not there at the moment; the client sees its connection end.
+            // The API server does not run at the moment: the client's connection is closed.
             continue;
         };
         for (from, to) in [(&outer, &inner), (&inner, &outer)] {
@@ -158,7 +162,7 @@ fn lead_in(listener: &TcpListener, node: &Namespaces) {
 }
 
 fn copy(mut from: &TcpStream, mut to: &TcpStream) {
-    // A connection that breaks ends like one that was closed.
+    // An error ends the connection like an end of file.
     drop(io::copy(&mut from, &mut to));
     drop(to.shutdown(Shutdown::Write));
 }

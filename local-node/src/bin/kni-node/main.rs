@@ -59,14 +59,22 @@ enum Action {
     /// Build the programs of a node that are missing
     Build,
     /// Start the node
-    Up,
+    Up {
+        /// Give the agent a folder of manifests in place of the API server
+        #[arg(long)]
+        standalone: bool,
+    },
     /// End the node and everything in it
     Down,
     /// Show the processes of the node
     Status,
     /// The process that owns the node and that `up` leaves running
     #[command(hide = true)]
-    Keep,
+    Keep {
+        /// See `up`
+        #[arg(long)]
+        standalone: bool,
+    },
 }
 
 impl Folders {
@@ -79,7 +87,7 @@ impl Folders {
         Ok(path)
     }
 
-    /// Builds the programs of a node that are missing; `report` gets a line before each build.
+    /// Builds the programs of a node that are missing, and passes lines about the progress to `report`.
     fn build(&self, report: &mut dyn FnMut(&str)) -> Result<(Programs, StaticPrograms)> {
         let programs = Programs::build(&self.tools, report)?;
         let statics = StaticPrograms::build(&self.tools.join("static"))?;
@@ -92,10 +100,10 @@ fn main() -> ExitCode {
     let folders = &cli.folders;
     let result = match cli.action {
         Action::Build => folders.build(&mut |line| println!("    {line}")).map(drop),
-        Action::Up => up(folders),
+        Action::Up { standalone } => up(folders, standalone),
         Action::Down => down(folders),
         Action::Status => status(folders),
-        Action::Keep => keep::command(folders),
+        Action::Keep { standalone } => keep::command(folders, standalone),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -107,22 +115,22 @@ fn main() -> ExitCode {
     }
 }
 
-fn up(folders: &Folders) -> Result<()> {
+fn up(folders: &Folders, standalone: bool) -> Result<()> {
     let folder = &folders.folder;
-    if State::running(folder)?.is_some() {
+    if let Some(state) = State::running(folder)? {
         println!("the node is already up");
-        println!("{}", state::advice(folder));
+        println!("{}", state::advice(folder, state.standalone));
         return Ok(());
     }
     folders.build(&mut |line| println!("    {line}"))?;
-    start(folders)?;
-    State::running(folder)?.context("the node has ended again")?;
-    println!("\n{}", state::advice(folder));
+    start(folders, standalone)?;
+    State::running(folder)?.context("the node has ended")?;
+    println!("\n{}", state::advice(folder, standalone));
     Ok(())
 }
 
 /// Starts the process that owns the node, and waits until the node is ready.
-fn start(folders: &Folders) -> Result<()> {
+fn start(folders: &Folders, standalone: bool) -> Result<()> {
     let folder = &folders.folder;
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     let log = folder.join("keep.log");
@@ -136,16 +144,17 @@ fn start(folders: &Folders) -> Result<()> {
         .arg("--programs")
         .arg(&folders.programs)
         .arg("keep")
+        .args(standalone.then_some("--standalone"))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(errors)
-        // Not of our terminal's job: it is to outlive us.
+        // Not in the job of our terminal: it outlives this process.
         .process_group(0)
         .spawn()
         .context("start the node's owner")?;
-    let told = keeper.stdout.take().context("no stdout")?;
-    for line in BufReader::new(told).lines() {
-        let line = line.context("what the node's owner says")?;
+    let stdout = keeper.stdout.take().context("no stdout")?;
+    for line in BufReader::new(stdout).lines() {
+        let line = line.context("output of the node's owner")?;
         if line == keep::READY {
             return Ok(());
         }
@@ -157,7 +166,7 @@ fn start(folders: &Folders) -> Result<()> {
 
 fn down(folders: &Folders) -> Result<()> {
     let Some(state) = State::running(&folders.folder)? else {
-        state::forget(&folders.folder)?;
+        state::remove(&folders.folder)?;
         println!("the node is not up");
         return Ok(());
     };
@@ -166,13 +175,13 @@ fn down(folders: &Folders) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while state.is_left() {
         if Instant::now() > deadline {
-            bail!("process {keeper} or control group {} is still there", state.group);
+            bail!("process {keeper} or control group {} still exists", state.group);
         }
         thread::sleep(Duration::from_millis(20));
     }
-    state::forget(&folders.folder)?;
+    state::remove(&folders.folder)?;
     println!(
-        "the node is gone, with its pods, networks and mounts; built programs stay in {}",
+        "the node is removed with its pods, networks and mounts; built programs stay in {}",
         folders.tools.display()
     );
     Ok(())
@@ -185,7 +194,7 @@ fn status(folders: &Folders) -> Result<()> {
         return Ok(());
     };
     for (name, pid) in &state.processes {
-        let alive = if state::is_alive(*pid) { "runs" } else { "has ended" };
+        let alive = if state::is_alive(*pid) { "runs" } else { "ended" };
         println!("{name:28} {alive} (process {pid})");
     }
     println!();
@@ -198,11 +207,11 @@ fn status(folders: &Folders) -> Result<()> {
         drop(Command::new(folder.join(program)).args(arguments).status());
         println!();
     }
-    println!("{}", state::advice(folder));
+    println!("{}", state::advice(folder, state.standalone));
     Ok(())
 }
 
-/// The last lines of a text file, or why it cannot be read.
+/// The last lines of a text file, or the error of reading it.
 fn tail(log: &Path) -> String {
     match fs::read(log) {
         Ok(bytes) => {

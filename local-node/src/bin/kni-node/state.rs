@@ -1,4 +1,4 @@
-//! What is written down about a running node, for the next command.
+//! Stores facts about a running node in a file for later commands.
 
 use std::{
     fs,
@@ -15,12 +15,14 @@ pub(crate) struct State {
     pub(crate) keeper: u32,
     /// The node's control group.
     pub(crate) group: String,
+    /// Whether its agent reads a folder of manifests in place of the API server.
+    pub(crate) standalone: bool,
     /// The node's processes.
     pub(crate) processes: Vec<(String, u32)>,
 }
 
 impl State {
-    /// The node that runs, if one does.
+    /// The running node, if there is one.
     pub(crate) fn running(folder: &Path) -> Result<Option<Self>> {
         let file = file(folder);
         if !file.exists() {
@@ -31,12 +33,13 @@ impl State {
         Ok(state.is_running().then_some(state))
     }
 
-    /// Writes it down.
+    /// Writes the file.
     pub(crate) fn save(&self, folder: &Path) -> Result<()> {
         let processes = self.processes.iter().map(|(name, pid)| json!([name, pid]));
         let text = json!({
             "keeper": self.keeper,
             "group": self.group,
+            "standalone": self.standalone,
             "processes": processes.collect::<Vec<_>>(),
         });
         let file = file(folder);
@@ -51,17 +54,18 @@ impl State {
         Some(Self {
             keeper: number(value.get("keeper")?)?,
             group: value.get("group")?.as_str()?.to_owned(),
+            standalone: value.get("standalone")?.as_bool()?,
             processes: processes?,
         })
     }
 
-    /// Whether the owner is there; its number may belong to another process by now.
+    /// Whether the owner runs; its process id may have been reused.
     fn is_running(&self) -> bool {
         let words = fs::read(format!("/proc/{}/cmdline", self.keeper)).unwrap_or_default();
-        words.ends_with(b"\0keep\0") && words.windows(8).any(|part| part == b"kni-node")
+        words.windows(6).any(|part| part == b"\0keep\0") && words.windows(8).any(|part| part == b"kni-node")
     }
 
-    /// Whether anything of the node is still there.
+    /// Whether a process or control group of the node exists.
     pub(crate) fn is_left(&self) -> bool {
         let groups = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
         let mut roots = groups
@@ -71,31 +75,45 @@ impl State {
     }
 }
 
-/// What to type next.
-pub(crate) fn advice(folder: &Path) -> String {
+/// Paths and commands for the user of the node.
+pub(crate) fn advice(folder: &Path, standalone: bool) -> String {
     let here = std::env::current_dir().unwrap_or_default();
     let folder = folder.strip_prefix(&here).unwrap_or(folder).display();
+    let (source, change) = if standalone {
+        (
+            format!("manifests   {folder}/manifests (networks, policies, services; the agent watches them)\n"),
+            format!("cp deploy/examples/policies.yaml {folder}/manifests/"),
+        )
+    } else {
+        (
+            String::new(),
+            format!(
+                "{folder}/kubectl get pnw,nnw,pif -A -o wide\n  {folder}/kubectl apply -f deploy/examples/policies.yaml"
+            ),
+        )
+    };
     format!(
         "kubeconfig  {folder}/kubeconfig
-manifests   {folder}/manifests (networks, policies, services; the agent watches them)
-logs        {folder}/logs
+{source}logs        {folder}/logs
 
 Try:
   {folder}/kubectl get nodes
-  {folder}/kubectl run web --image={image} --image-pull-policy=Never -- serve --tcp 7000 --http 8080
+  {folder}/kubectl run web --image={image} --image-pull-policy=Never --port=7000 --expose -- serve --tcp 7000 --http 8080
   {folder}/kubectl run one --image={image} --image-pull-policy=Never --annotations=kni.dev/network=blue -- serve --tcp 7000
   {folder}/kubectl get pods -o wide
-  {folder}/kubectl exec web -- /kni-probe ask ADDRESS 7000
+  {folder}/kubectl exec web -- /kni-probe ask web 7000
+  {change}
   {folder}/knictl interfaces
   {folder}/knictl flows --follow
+  {folder}/import ARCHIVE          # an image archive of this machine, for pods with imagePullPolicy Never
   {folder}/enter bash              # a shell in the node's network and mounts
   cargo xtask node down",
         image = kni_local_node::image::PROBE
     )
 }
 
-/// Removes what is written down.
-pub(crate) fn forget(folder: &Path) -> Result<()> {
+/// Removes the file.
+pub(crate) fn remove(folder: &Path) -> Result<()> {
     let file = file(folder);
     if file.exists() {
         fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;
@@ -103,7 +121,7 @@ pub(crate) fn forget(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether a process of that number is there.
+/// Whether a process with this id exists.
 pub(crate) fn is_alive(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
@@ -117,11 +135,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_ours_is_no_state() {
+    fn other_texts_are_no_state() {
         assert!(State::parse("").is_none());
         assert!(State::parse("{\"keeper\": 1}").is_none());
-        let state =
-            State::parse("{\"keeper\": 1, \"group\": \"kni-node-1-0\", \"processes\": [[\"etcd\", 7]]}").unwrap();
+        let state = State::parse(
+            "{\"keeper\": 1, \"group\": \"kni-node-1-0\", \"standalone\": true, \"processes\": [[\"etcd\", 7]]}",
+        )
+        .unwrap();
         assert_eq!(state.processes, [("etcd".to_owned(), 7)]);
     }
 
@@ -130,6 +150,7 @@ mod tests {
         let state = State {
             keeper: std::process::id(),
             group: "kni-node-of-nobody".into(),
+            standalone: false,
             processes: Vec::new(),
         };
         assert!(!state.is_running());

@@ -1,8 +1,8 @@
-//! Asks a server once.
+//! Sends one request to a server, and resolves names.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
-    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _, UdpSocket},
     time::Duration,
 };
 
@@ -23,14 +23,36 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// The address and the port of the first two words.
+/// The address and the port of the first two words; of a name, its first address.
 pub(crate) fn server(options: &Options) -> Result<SocketAddr, String> {
-    let (address, port) = (options.word(0, "ADDRESS")?, options.word(1, "PORT")?);
-    let address: IpAddr = address.parse().map_err(|e| format!("{address}: {e}"))?;
-    Ok(SocketAddr::new(
-        address,
-        port.parse().map_err(|e| format!("{port}: {e}"))?,
-    ))
+    let (name, port) = (options.word(0, "ADDRESS")?, options.word(1, "PORT")?);
+    let port = port.parse().map_err(|e| format!("{port}: {e}"))?;
+    let addresses = resolve(name)?;
+    let address = addresses.first().ok_or_else(|| format!("{name} has no address"))?;
+    Ok(SocketAddr::new(*address, port))
+}
+
+/// Prints the addresses of a name, one a line.
+pub(crate) fn print_addresses(options: &Options) -> Result<(), String> {
+    for address in resolve(options.word(0, "NAME")?)? {
+        println!("{address}");
+    }
+    Ok(())
+}
+
+/// The addresses of a name by the resolver of the C library, which reads /etc/resolv.conf; an address is its own.
+fn resolve(name: &str) -> Result<Vec<IpAddr>, String> {
+    if let Ok(address) = name.parse() {
+        return Ok(vec![address]);
+    }
+    let mut addresses: Vec<IpAddr> = (name, 0)
+        .to_socket_addrs()
+        .map_err(|e| format!("{name}: {e}"))?
+        .map(|address| address.ip())
+        .collect();
+    // The resolver lists an address once per kind of socket.
+    addresses.dedup();
+    Ok(addresses)
 }
 
 fn tcp(server: SocketAddr, text: &str, timeout: Duration) -> std::io::Result<String> {

@@ -1,9 +1,9 @@
-//! What the pods of tests and demonstrations run: serves, asks, and watches a connection.
+//! The program of the pods of tests and demonstrations: a server, a client and a monitor of connections.
 
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "what a container prints is its log, and the answer to who executed it"
+    reason = "standard output is the container's log, and the answer to kubectl exec"
 )]
 
 mod ask;
@@ -22,7 +22,9 @@ const USAGE: &str = "usage:
       answer each line and each datagram with `NAME PEER LINE`; HTTP: /healthz and /readyz answer 200, or 503 while
       FILE exists, everything else answers `NAME PEER`
   kni-probe ask ADDRESS PORT [--protocol tcp|udp] [--timeout-ms N] [--text TEXT]
-      send a line, print the answer
+      send a line, print the answer; ADDRESS may be a name
+  kni-probe resolve NAME
+      print the addresses of a name
   kni-probe ping-loop ADDRESS PORT
       keep one TCP connection, with a question each 10 ms; print what was seen each second and at SIGTERM
   kni-probe udp-loop ADDRESS PORT
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
     let result = Options::parse(words).and_then(|options| match task.as_str() {
         "serve" => ended_by_signal(move || serve::run(&options)),
         "ask" => ask::run(&options),
+        "resolve" => ask::print_addresses(&options),
         "ping-loop" => ping_loop::run(&options),
         "udp-loop" => ended_by_signal(move || udp_loop::run(&options)),
         "sleep" => ended_by_signal(move || {

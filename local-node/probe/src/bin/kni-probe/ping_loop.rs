@@ -1,4 +1,4 @@
-//! Watches one connection: a question each 10 ms, and what became of them.
+//! Monitors one TCP connection with a question every 10 ms.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},

@@ -1,4 +1,4 @@
-//! Counts datagrams: a question each 10 ms, and how many were never answered.
+//! Sends a datagram every 10 ms and counts those without an answer.
 
 use std::{
     collections::VecDeque,
@@ -11,7 +11,7 @@ use crate::{ask, options::Options};
 
 const PERIOD: Duration = Duration::from_millis(10);
 const REPORTS: Duration = Duration::from_secs(1);
-/// A question without an answer after this time is lost: nobody on the way keeps a datagram for seconds.
+/// A question without an answer after this time counts as lost: no queue on the path holds a datagram for seconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
@@ -62,7 +62,7 @@ impl Seen {
         while !self.open.is_empty() {
             match socket.recv(&mut buffer) {
                 Ok(length) => self.answered(buffer.get(..length).unwrap_or_default()),
-                // Nothing has come so far, or an error that a lost question tells of.
+                // No answer yet, or an ICMP error for a lost question.
                 Err(_) if Instant::now() >= deadline => break,
                 Err(_) => {}
             }

@@ -79,13 +79,6 @@ impl Scene {
             "kind": "Kustomization",
             "resources": [format!("{to_root}{}", base.display())],
             "images": [{ "name": NAME, "newTag": tag }],
-            // No controller of this cluster writes the endpoints of the API server's service.
-            "configMapGenerator": [{
-                "name": "kni-agent-config",
-                "namespace": "kni-system",
-                "behavior": "merge",
-                "literals": ["apiServerHost=127.0.0.1", "apiServerPort=6443"],
-            }],
             "patches": [{ "patch": patch.to_string() }],
         });
         let own = Path::new(KUSTOMIZATIONS).join(folder.replace('/', "-") + tag);
