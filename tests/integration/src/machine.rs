@@ -11,12 +11,15 @@ use anyhow::{Context as _, Result, ensure};
 use kni_local_node::{LocalNode, Programs, StaticPrograms};
 
 use crate::{
-    agent::{Agent, AgentOptions, agent_binary, profile_folder, shim_binary},
+    agent::{Agent, AgentOptions, Membership, agent_binary, profile_folder, shim_binary},
     eventually_sync,
     manifest::Manifest,
     node::Node,
     snapshot::NodeSnapshot,
 };
+
+/// The folder `deploy` of this source.
+const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
 
 /// A node whose processes go before its namespaces when it is dropped.
 #[derive(Debug)]
@@ -46,6 +49,22 @@ impl Machine {
     /// without pods always looks the same.
     pub fn start_agent(&self, manifests: Vec<Manifest>) -> Result<Agent> {
         let agent = Agent::start(&self.node, Self::agent_options(manifests))?;
+        self.install_cni()?;
+        Ok(agent)
+    }
+
+    /// [`Self::start_agent`] with an agent that follows the API server, which gets the objects of `deploy/` first.
+    pub fn start_member(&mut self) -> Result<Agent> {
+        self.local.apply_deployment(Path::new(DEPLOY))?;
+        let cluster = Membership {
+            kubeconfig: LocalNode::agent_kubeconfig().into(),
+            node_name: LocalNode::NAME.into(),
+        };
+        let options = AgentOptions {
+            cluster: Some(cluster),
+            ..Self::agent_options(Vec::new())
+        };
+        let agent = Agent::start(&self.node, options)?;
         self.install_cni()?;
         Ok(agent)
     }

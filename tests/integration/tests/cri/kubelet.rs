@@ -1,6 +1,7 @@
 //! A real kubelet in a cluster of one node, whose containerd reaches the agent through our CNI plugin.
 
 mod churn;
+mod joined;
 mod pods;
 mod ready;
 mod restarts;

@@ -28,6 +28,21 @@ impl Scene {
         Ok(Self { agent, machine })
     }
 
+    /// A cluster whose node is ready, whose agent follows the API server, and which has a DNS.
+    pub(crate) fn joined(name: &str) -> Result<Self> {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut machine = Machine::with_cluster(name)?;
+        stage::forwarding(&machine.node)?;
+        let agent = machine.start_member()?;
+        machine.local.wait_ready(true)?;
+        machine.local.start_dns()?;
+        Ok(Self {
+            agent,
+            machine,
+            _turn: turn,
+        })
+    }
+
     /// The node's processes.
     pub(crate) fn local(&self) -> &LocalNode {
         &self.machine.local

@@ -1,0 +1,220 @@
+//! A node whose agent follows the API server: policies, names, controllers in pods, and a time without the API server.
+
+use std::{thread, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use kni_integration::{kubelet::random_hex, require};
+use kni_local_node::{LocalNode, Part};
+use serde_json::{Value, json};
+
+use super::scene::{PATIENCE, PORT, Scene, container, pod, server};
+
+/// An image around kubectl: a controller that knows its cluster from its service account.
+const KUBECTL: &str = "kni.local/kubectl:1";
+/// No answer for this long: the connection is blocked. Questions follow each other after 10 ms.
+const SILENCE: Duration = Duration::from_secs(2);
+
+#[test]
+fn the_agent_follows_the_api_server() -> Result<()> {
+    require!(root, netns, bpf, machine);
+    let mut scene = Scene::joined("kubelet-joined")?;
+    scene
+        .local()
+        .import(KUBECTL, &scene.local().programs().path("kubectl"))?;
+    scene.create(&[
+        server("web", &json!({ "app": "web" })),
+        server("client", &json!({})),
+        server("known", &json!({})),
+        service(),
+    ])?;
+    let address = scene.addresses("web")?[0].to_string();
+    let watch = container("watches", &["ping-loop", &address, &PORT.to_string()]);
+    scene.create(&[pod("watch", &json!({}), &json!([watch]))])?;
+    lists(&scene)?;
+    names(&mut scene)?;
+    controller(&mut scene)?;
+    policy(&mut scene, &address)?;
+    without_api_server(&mut scene, &address)
+}
+
+/// Lists of `kubectl get` have no JSON and no saturated number.
+fn lists(scene: &Scene) -> Result<()> {
+    let shown = scene.local().kubectl(&["get", "pnw,nnw,pna", "-o", "wide"])?;
+    println!("{shown}");
+    for expected in ["10.10.0.0/16,fd10::/64", ">9e18", "blue,default,red"] {
+        assert!(shown.contains(expected), "{expected} is missing in\n{shown}");
+    }
+    for unexpected in ['[', '{', '"'] {
+        assert!(!shown.contains(unexpected), "{unexpected} in\n{shown}");
+    }
+    assert!(!shown.contains(&i64::MAX.to_string()), "{shown}");
+    Ok(())
+}
+
+fn names(scene: &mut Scene) -> Result<()> {
+    let ip = scene.get("service/web", "{.spec.clusterIP}")?;
+    for name in ["web", "web.default", "web.default.svc.cluster.local"] {
+        let resolve = ["exec", "client", "--", "/kni-probe", "resolve", name];
+        assert_eq!(scene.local().kubectl(&resolve)?.trim(), ip, "{name}");
+    }
+    let unknown = [
+        "exec",
+        "client",
+        "--",
+        "/kni-probe",
+        "resolve",
+        "nothing.default.svc.cluster.local",
+    ];
+    assert!(scene.local().kubectl(&unknown).is_err());
+    assert_eq!(scene.ask("client", "web", 80, "tcp")?, "web");
+    Ok(())
+}
+
+/// A pod reaches the API server at the address of its Service, and is known by its service account.
+fn controller(scene: &mut Scene) -> Result<()> {
+    let whoami = json!({
+        "name": "main", "image": KUBECTL, "imagePullPolicy": "Never", "args": ["auth", "whoami", "-v=6"],
+    });
+    let mut once = pod("controller", &json!({}), &json!([whoami]));
+    once["spec"]["restartPolicy"] = "Never".into();
+    scene.local().apply(&once)?;
+    scene.wait_for("pod/controller", "{.status.phase}", "Succeeded")?;
+    let logs = scene.local().kubectl(&["logs", "controller"])?;
+    assert!(logs.contains("system:serviceaccount:default:default"), "{logs}");
+    assert!(logs.contains("https://10.96.0.1:443/"), "{logs}");
+    scene
+        .local()
+        .kubectl(&["delete", "pod", "controller", "--grace-period=0"])
+        .map(drop)
+}
+
+/// A default deny stops new and established connections; without it both work again.
+fn policy(scene: &mut Scene, address: &str) -> Result<()> {
+    wait_for_answers(scene)?;
+    scene.local().apply(&json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": { "name": "deny", "namespace": "default" },
+        "spec": { "podSelector": {}, "policyTypes": ["Ingress"] },
+    }))?;
+    let new = |node: &LocalNode| {
+        let port = PORT.to_string();
+        let ask = [
+            "exec",
+            "client",
+            "--",
+            "/kni-probe",
+            "ask",
+            address,
+            &port,
+            "--timeout-ms",
+            "500",
+        ];
+        node.kubectl(&ask).is_ok()
+    };
+    scene
+        .machine
+        .local
+        .wait("new connections are denied", PATIENCE, |node| Ok(!new(node)))?;
+    let before = answers(scene.local())?;
+    thread::sleep(SILENCE);
+    assert_eq!(answers(scene.local())?, before, "the established connection is blocked");
+    scene.local().kubectl(&["delete", "networkpolicy", "deny"])?;
+    scene
+        .machine
+        .local
+        .wait("new connections work", PATIENCE, |node| Ok(new(node)))?;
+    wait_for_answers(scene)
+}
+
+/// The API server is away: pods talk, and a pod whose sandbox died gets another one with an interface.
+fn without_api_server(scene: &mut Scene, address: &str) -> Result<()> {
+    let before = running(scene.local(), "known")?;
+    scene.machine.local.kill(Part::ApiServer)?;
+    let port = PORT.to_string();
+    let ask = ["/kni-probe", "ask", address, &port, "--timeout-ms", "1000"];
+    for name in ["client", "known"] {
+        let answer = running(scene.local(), name)?.exec(scene.local(), &ask)?;
+        assert!(answer.starts_with("web "), "{name} hears {answer:?}");
+    }
+    scene
+        .local()
+        .ctr(&["task", "kill", "--signal", "SIGKILL", &before.sandbox])?;
+    scene
+        .machine
+        .local
+        .wait("another sandbox of the pod reaches others", PATIENCE, |node| {
+            let pod = running(node, "known")?;
+            ensure!(pod.sandbox != before.sandbox, "the old sandbox runs");
+            Ok(pod.exec(node, &ask)?.starts_with("web "))
+        })?;
+
+    scene.machine.local.start(Part::ApiServer)?;
+    let ready = ["get", "--raw", "/readyz"];
+    scene.machine.local.wait("the API server is ready", PATIENCE, |node| {
+        Ok(node.kubectl(&ready)? == "ok")
+    })?;
+    scene.wait_for_pods("condition=Ready")?;
+    let known = scene.addresses("known")?[0].to_string();
+    assert_eq!(scene.ask("client", &known, PORT, "tcp")?, "known");
+    wait_for_answers(scene)
+}
+
+/// The running containers of a pod, by their ids at containerd, which answers without the API server.
+struct Running {
+    sandbox: String,
+    container: String,
+}
+
+impl Running {
+    /// Runs a program in the container; its standard output.
+    fn exec(&self, node: &LocalNode, command: &[&str]) -> Result<String> {
+        let id = random_hex(8);
+        let exec = ["task", "exec", "--exec-id", &id, &self.container];
+        node.ctr(&[&exec[..], command].concat())
+    }
+}
+
+fn running(node: &LocalNode, pod: &str) -> Result<Running> {
+    let tasks = node.ctr(&["task", "ls"])?;
+    let runs = |id: &str| {
+        let mut lines = tasks.lines().map(str::split_whitespace);
+        lines.any(|mut words| words.next() == Some(id) && words.nth(1) == Some("RUNNING"))
+    };
+    let find = |kind: &str| {
+        let filter = format!("labels.\"io.kubernetes.pod.name\"=={pod},labels.\"io.cri-containerd.kind\"=={kind}");
+        let listed = node.ctr(&["containers", "ls", "-q", &filter])?;
+        let id = listed.lines().find(|id| runs(id)).map(str::to_owned);
+        id.with_context(|| format!("no {kind} of {pod} runs"))
+    };
+    Ok(Running {
+        sandbox: find("sandbox")?,
+        container: find("container")?,
+    })
+}
+
+fn wait_for_answers(scene: &mut Scene) -> Result<()> {
+    let before = answers(scene.local())?;
+    scene
+        .machine
+        .local
+        .wait("the established connection works", PATIENCE, |node| {
+            Ok(answers(node)? > before)
+        })
+}
+
+/// How many answers the watching pod has received; it reports each second.
+fn answers(node: &LocalNode) -> Result<u64> {
+    let report = node.kubectl(&["logs", "watch", "--tail=1"])?;
+    let report: Value = serde_json::from_str(&report).with_context(|| format!("report {report:?}"))?;
+    report["answers"].as_u64().context("no count")
+}
+
+fn service() -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": { "name": "web", "namespace": "default" },
+        "spec": { "selector": { "app": "web" }, "ports": [{ "port": 80, "targetPort": PORT }] },
+    })
+}
