@@ -134,34 +134,7 @@ async fn start(
     )
     .await
     .context("looking for the uplink")?;
-    let cluster = match source {
-        ObjectSource::Manifests(..) => None,
-        ObjectSource::Cluster(watches) => Some(watches.cache()),
-    };
-    let options = PodsOptions {
-        netns_dir: args.paths.netns_dir.clone(),
-        warm_sandboxes: args.warm_sandboxes,
-        plugins: settings::plugins(args),
-        cni_state_dir: args.paths.cni_state_dir.clone(),
-        cluster: cluster.clone(),
-    };
-    let attacher = Pods::start(
-        options,
-        Arc::clone(&dataplane),
-        Arc::clone(&sync),
-        Arc::clone(&uplink),
-        store,
-    )
-    .await
-    .context("taking over the node's state")?;
-    let inspector = Inspector::new(
-        attacher.clone(),
-        Arc::clone(&dataplane),
-        Arc::clone(&sync),
-        Arc::clone(&uplink),
-        cluster,
-    )
-    .context("connecting to rtnetlink")?;
+    let (attacher, inspector) = start_pods(args, source, store, &dataplane, &sync, &uplink).await?;
     let names = Names {
         attacher: attacher.clone(),
         sync: Arc::clone(&sync),
@@ -185,6 +158,41 @@ async fn start(
     tokio::spawn(Arc::clone(&node.sync).keep_in_force());
     tokio::spawn(Arc::clone(&node.flows).follow(events));
     Ok((node, changes))
+}
+
+/// Takes over the attached pods of an earlier agent, and prepares the views of them.
+async fn start_pods(
+    args: &ServeArgs,
+    source: &ObjectSource,
+    store: Store,
+    dataplane: &Arc<Dataplane>,
+    sync: &Arc<PolicySync>,
+    uplink: &Arc<Uplink>,
+) -> Result<(Pods, Inspector)> {
+    let cluster = match source {
+        ObjectSource::Manifests(..) => None,
+        ObjectSource::Cluster(watches) => Some(watches.cache()),
+    };
+    let options = PodsOptions {
+        netns_dir: args.paths.netns_dir.clone(),
+        warm_sandboxes: args.warm_sandboxes,
+        plugins: settings::plugins(args),
+        cni_state_dir: args.paths.cni_state_dir.clone(),
+        cluster: cluster.clone(),
+    };
+    let (dataplane, sync, uplink) = (Arc::clone(dataplane), Arc::clone(sync), Arc::clone(uplink));
+    let attacher = Pods::start(
+        options,
+        Arc::clone(&dataplane),
+        Arc::clone(&sync),
+        Arc::clone(&uplink),
+        store,
+    )
+    .await
+    .context("taking over the node's state")?;
+    let inspector =
+        Inspector::new(attacher.clone(), dataplane, sync, uplink, cluster).context("connecting to rtnetlink")?;
+    Ok((attacher, inspector))
 }
 
 /// A folder that cannot be read ends the agent; an API server that cannot be reached does not.
@@ -299,7 +307,13 @@ async fn follow_health(node: Node, health: Health) {
     let mut ticks = tokio::time::interval(HEALTH_INTERVAL);
     loop {
         ticks.tick().await;
-        health.set_ready(grpc::Backend::status(&node).ready).await;
+        let node = node.clone();
+        // The status reads links and pins, which may take some milliseconds.
+        let status = tokio::task::spawn_blocking(move || grpc::Backend::status(&node).ready);
+        match status.await {
+            Ok(ready) => health.set_ready(ready).await,
+            Err(ended) => tracing::error!(%ended, "the status of the node cannot be read"),
+        }
     }
 }
 

@@ -150,13 +150,13 @@ mod tests {
         let expected = json!({"type": "string", "enum": ["A", "B"], "description": listed});
         assert_eq!(
             plained(json_schema!({"description": "Which.", "oneOf": values.clone()})),
-            wanted
+            expected
         );
         let optional = json_schema!({
             "description": "Which.",
             "anyOf": [{"oneOf": values, "description": "Of the type."}, {"type": "null"}],
         });
-        assert_eq!(plained(optional), wanted);
+        assert_eq!(plained(optional), expected);
     }
 
     #[test]

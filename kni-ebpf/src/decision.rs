@@ -29,7 +29,7 @@ impl Decision {
     pub const UPLINK: Self = Self(0x6000_0000);
     /// The same, once an address and a port have been allocated.
     pub const MASQUERADE: Self = Self(0x7000_0000);
-    /// Link control that ends here. Not among the kinds below 0x8000_0000, whose comparison takes one instruction.
+    /// Link control that ends here. Not among the kinds below `0x8000_0000`, whose comparison takes one instruction.
     pub const ABSORB: Self = Self(0x9000_0000);
 
     /// To a local endpoint.

@@ -1,4 +1,4 @@
-//! Prepares a cluster for an agent: applies the objects of `deploy/` except the agent's own DaemonSet.
+//! Prepares a cluster for an agent: applies the objects of `deploy/` except the agent's own `DaemonSet`.
 
 use std::{fs, path::Path, time::Duration};
 

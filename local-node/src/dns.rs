@@ -1,4 +1,4 @@
-//! Runs the DNS of a cluster: CoreDNS as a Deployment behind the Service `kube-dns`.
+//! Runs the DNS of a cluster: `CoreDNS` as a Deployment behind the Service `kube-dns`.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const PATIENCE: Duration = Duration::from_mins(2);
 const MANIFEST: &str = include_str!("../manifests/coredns.yaml");
 
 impl LocalNode {
-    /// Imports the image of CoreDNS, creates its objects and waits until it is available. The node must be ready for
+    /// Imports the image of `CoreDNS`, creates its objects and waits until it is available. The node must be ready for
     /// pods of the default network.
     pub fn start_dns(&mut self) -> Result<()> {
         self.import(image::DNS, &self.programs().path("coredns"))?;

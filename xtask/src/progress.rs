@@ -59,8 +59,8 @@ impl Progress {
         });
         say(&format!("{label} ..."));
         let result = with_ticks(work);
-        let word = if result.is_ok() { "ok" } else { "FAILED" };
-        say(&format!("{label} ... {word} ({:.1} s)", start.elapsed().as_secs_f64()));
+        let outcome = if result.is_ok() { "ok" } else { "FAILED" };
+        say(&format!("{label} ... {outcome} ({:.1} s)", start.elapsed().as_secs_f64()));
         *running() = None;
         result
     }
@@ -68,9 +68,9 @@ impl Progress {
 
 /// Prints a line; the line of the running step, if one is drawn, makes room for it.
 pub(crate) fn say(line: &str) {
-    let mut running = running();
+    let mut current = running();
     let mut clear = "";
-    if let Some(step) = running.as_mut() {
+    if let Some(step) = current.as_mut() {
         step.last_line = Instant::now();
         if std::mem::take(&mut step.is_drawn) {
             clear = CLEAR;
@@ -108,8 +108,8 @@ fn with_ticks<T>(work: impl FnOnce() -> T) -> T {
 }
 
 fn tick(is_terminal: bool) {
-    let mut running = running();
-    let Some(step) = running.as_mut() else { return };
+    let mut current = running();
+    let Some(step) = current.as_mut() else { return };
     if is_terminal {
         print!("{CLEAR}{}", state(&step.label, step.start.elapsed(), &step.detail));
         step.is_drawn = true;

@@ -62,7 +62,7 @@ fn circles(arrows: &Arrows) -> Vec<Violation> {
             let Some((file, line)) = arrows.get(name).and_then(|targets| targets.get(next)) else {
                 continue;
             };
-            rule.push_str(&format!(" -> {next} ({file}:{line})"));
+            rule.extend([" -> ", next.as_str(), " (", file, ":", &line.to_string(), ")"]);
             place.get_or_insert((file.clone(), *line));
         }
         let (file, line) = place.unwrap_or_default();

@@ -65,7 +65,7 @@ pub(super) fn find(tokens: &[Token]) -> Vec<Declared> {
                 name: name.clone(),
                 line: token.line,
             }),
-            _ => {}
+            Kind::Word(_) | Kind::PathSep | Kind::Mark(_) | Kind::Literal => {}
         }
         position += 1;
     }
@@ -124,7 +124,7 @@ fn closing(tokens: &[Token], open: usize) -> usize {
                     return position;
                 }
             }
-            _ => {}
+            Kind::Word(_) | Kind::PathSep | Kind::Mark(_) | Kind::Literal => {}
         }
     }
     tokens.len()

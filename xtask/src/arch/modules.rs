@@ -47,24 +47,24 @@ impl Modules {
             library: library.replace('-', "_"),
         };
         let folder = file.parent().unwrap_or(Path::new(""));
-        modules.add(file, Vec::new(), folder)?;
+        modules.add(file, &[], folder)?;
         Ok(modules)
     }
 
-    fn add(&mut self, file: &Path, names: Vec<String>, folder: &Path) -> Result<()> {
+    fn add(&mut self, file: &Path, names: &[String], folder: &Path) -> Result<()> {
         let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         let tokens = tokens::cut(&text).with_context(|| file.display().to_string())?;
         let (children, module) = Module::new(file, &tokens);
-        self.all.insert(names.clone(), module);
+        self.all.insert(names.to_vec(), module);
         for child in children {
             let candidates = [folder.join(format!("{child}.rs")), folder.join(&child).join("mod.rs")];
             // A file that another attribute names is not followed.
             let Some(file) = candidates.iter().find(|file| file.is_file()) else {
                 continue;
             };
-            let mut names = names.clone();
+            let mut names = names.to_vec();
             names.push(child.clone());
-            self.add(file, names, &folder.join(&child))?;
+            self.add(file, &names, &folder.join(&child))?;
         }
         Ok(())
     }

@@ -68,7 +68,7 @@ fn normal(path: &Path) -> PathBuf {
                 normal.pop();
             }
             Component::CurDir => {}
-            other => normal.push(other),
+            Component::Prefix(_) | Component::RootDir | Component::Normal(_) => normal.push(component),
         }
     }
     normal

@@ -14,9 +14,12 @@ const SUFFIXES: [&str; 5] = ["", "_total", "_seconds", "_seconds_total", "_info"
 /// Types that several kinds share: what follows in a path is listed in a section of their own.
 const SHARED: [(&str, &str); 2] = [("Selector.", "LabelSelector"), ("conditions[].", "Condition")];
 
+/// Compares one page with the facts.
+type Check = fn(&Page, &Facts) -> Vec<String>;
+
 /// What the lists lack, and what they have too much.
 pub(super) fn check(pages: &[Page], facts: &Facts) -> Vec<String> {
-    let checks: [(&str, fn(&Page, &Facts) -> Vec<String>); 5] = [
+    let checks: [(&str, Check); 5] = [
         ("drop-reasons.md", verdicts),
         ("metrics.md", metrics),
         ("annotations.md", keys),

@@ -127,7 +127,7 @@ pub fn service(namespace: &str, name: &str, port: u16, backend: (&str, u16), lab
     [service, slice]
 }
 
-/// A NetworkAttachmentDefinition that refers to a `PodNetwork`.
+/// A `NetworkAttachmentDefinition` that refers to a `PodNetwork`.
 pub fn attachment_definition(namespace: &str, name: &str, network: &str) -> Value {
     json!({
         "apiVersion": "k8s.cni.cncf.io/v1",

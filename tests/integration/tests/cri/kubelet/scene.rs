@@ -30,17 +30,12 @@ impl Scene {
 
     /// A cluster whose node is ready, whose agent follows the API server, and which has a DNS.
     pub(crate) fn joined(name: &str) -> Result<Self> {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let mut machine = Machine::with_cluster(name)?;
         stage::forwarding(&machine.node)?;
         let agent = machine.start_member()?;
         machine.local.wait_ready(true)?;
         machine.local.start_dns()?;
-        Ok(Self {
-            agent,
-            machine,
-            _turn: turn,
-        })
+        Ok(Self { agent, machine })
     }
 
     /// The node's processes.

@@ -45,7 +45,7 @@ async fn tcp_connections_with_one_tuple_follow_each_other() -> Result<()> {
     Ok(())
 }
 
-/// A connection from the given port, which ends with a reset, so that no socket holds the tuple in TIME_WAIT.
+/// A connection from the given port, which ends with a reset, so that no socket holds the tuple in `TIME_WAIT`.
 fn connect(from: &Namespaces, port: u16, to: SocketAddr) -> Result<()> {
     let token = new_token();
     let line = from.enter(|| {

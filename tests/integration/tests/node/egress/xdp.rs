@@ -163,7 +163,7 @@ async fn a_restart_takes_the_program_over_or_away() -> Result<()> {
         (&[], ""),
     ] {
         world.stage.agent.terminate()?;
-        let options = kni_integration::AgentOptions::new(Manifest::overlapping(), &args);
+        let options = kni_integration::AgentOptions::new(Manifest::overlapping(), args);
         world.stage.agent = kni_integration::Agent::start(&world.stage.node, options)?;
         assert_eq!(world.uplink().await?.xdp, xdp);
     }
