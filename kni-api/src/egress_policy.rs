@@ -189,6 +189,18 @@ pub enum EgressProtocol {
     Sctp,
 }
 
+impl EgressPolicySummary {
+    /// The texts for a policy.
+    pub fn new(spec: &EgressPolicySpec) -> Self {
+        let networks = spec.pod_network_names.as_ref();
+        Self {
+            networks: networks.map_or_else(|| "*".to_owned(), |names| names.join(",")),
+            pods: crate::summary::selector(&spec.pod_selector),
+            addresses: spec.egress_addresses.join(","),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use kube::{CustomResourceExt as _, Resource as _};

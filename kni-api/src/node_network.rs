@@ -194,3 +194,13 @@ pub struct RefusedPolicy {
     /// The field and its problem.
     pub reason: String,
 }
+
+impl NodeNetworkSummary {
+    /// The texts for a node.
+    pub fn new(status: &NodeNetworkStatus) -> Self {
+        Self {
+            networks: status.network_names.join(","),
+            tunnel_endpoints: status.tunnel_endpoints.join(","),
+        }
+    }
+}

@@ -245,6 +245,17 @@ fn default_mtu() -> u32 {
     DEFAULT_MTU
 }
 
+impl PodNetworkSummary {
+    /// The texts for a network.
+    pub fn new(spec: &PodNetworkSpec, status: &PodNetworkStatus) -> Self {
+        Self {
+            subnets: spec.subnets.join(","),
+            total: crate::summary::count(status.addresses.total),
+            namespaces: status.namespaces.join(","),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use kube::{CustomResourceExt as _, Resource as _};
@@ -312,5 +323,20 @@ mod tests {
         );
         assert!(egress(r#"{"mode":"masquerade"}"#).is_err());
         assert!(egress(r#"{"address":[]}"#).is_err());
+    }
+
+    #[test]
+    fn lists_are_joined_and_saturated_counts_are_marked() {
+        let spec = serde_json::json!({ "subnets": ["10.10.0.0/16", "fd10::/64"] });
+        let spec: PodNetworkSpec = serde_json::from_value(spec).unwrap();
+        let mut status = PodNetworkStatus::default();
+        status.addresses.total = i64::MAX;
+        let summary = PodNetworkSummary::new(&spec, &status);
+        assert_eq!(
+            (summary.subnets.as_str(), summary.total.as_str()),
+            ("10.10.0.0/16,fd10::/64", ">9e18")
+        );
+        status.addresses.total = 65_533;
+        assert_eq!(PodNetworkSummary::new(&spec, &status).total, "65533");
     }
 }

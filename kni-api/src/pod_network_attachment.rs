@@ -147,3 +147,13 @@ pub struct PodNetworkAttachmentStatus {
     #[serde(default)]
     pub summary: AttachmentSummary,
 }
+
+impl AttachmentSummary {
+    /// The texts for an attachment.
+    pub fn new(spec: &PodNetworkAttachmentSpec) -> Self {
+        Self {
+            addresses: spec.addresses.join(","),
+            pods: crate::summary::selector(&spec.pod_selector),
+        }
+    }
+}

@@ -4,8 +4,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelecto
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{EgressPolicySpec, NodeNetworkStatus, PodNetworkAttachmentSpec, PodNetworkSpec, PodNetworkStatus};
-
 /// A saturated count. The API has signed numbers of 64 bits, and an IPv6 subnet of the usual size has more addresses.
 const SATURATED: &str = ">9e18";
 
@@ -24,17 +22,6 @@ pub struct PodNetworkSummary {
     pub namespaces: String,
 }
 
-impl PodNetworkSummary {
-    /// The texts for a network.
-    pub fn new(spec: &PodNetworkSpec, status: &PodNetworkStatus) -> Self {
-        Self {
-            subnets: spec.subnets.join(","),
-            total: count(status.addresses.total),
-            namespaces: status.namespaces.join(","),
-        }
-    }
-}
-
 /// Texts for the columns of a `NodeNetwork`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -47,16 +34,6 @@ pub struct NodeNetworkSummary {
     pub tunnel_endpoints: String,
 }
 
-impl NodeNetworkSummary {
-    /// The texts for a node.
-    pub fn new(status: &NodeNetworkStatus) -> Self {
-        Self {
-            networks: status.network_names.join(","),
-            tunnel_endpoints: status.tunnel_endpoints.join(","),
-        }
-    }
-}
-
 /// Texts for the columns of a `PodNetworkAttachment`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -67,16 +44,6 @@ pub struct AttachmentSummary {
     /// The selector of pods, in the syntax of `kubectl get --selector`; "*" for all pods.
     #[serde(default)]
     pub pods: String,
-}
-
-impl AttachmentSummary {
-    /// The texts for an attachment.
-    pub fn new(spec: &PodNetworkAttachmentSpec) -> Self {
-        Self {
-            addresses: spec.addresses.join(","),
-            pods: selector(&spec.pod_selector),
-        }
-    }
 }
 
 /// Texts for the columns of an `EgressPolicy`.
@@ -94,19 +61,7 @@ pub struct EgressPolicySummary {
     pub addresses: String,
 }
 
-impl EgressPolicySummary {
-    /// The texts for a policy.
-    pub fn new(spec: &EgressPolicySpec) -> Self {
-        let networks = spec.pod_network_names.as_ref();
-        Self {
-            networks: networks.map_or_else(|| "*".to_owned(), |names| names.join(",")),
-            pods: selector(&spec.pod_selector),
-            addresses: spec.egress_addresses.join(","),
-        }
-    }
-}
-
-fn count(number: i64) -> String {
+pub(crate) fn count(number: i64) -> String {
     if number == i64::MAX {
         SATURATED.to_owned()
     } else {
@@ -114,7 +69,7 @@ fn count(number: i64) -> String {
     }
 }
 
-fn selector(selector: &LabelSelector) -> String {
+pub(crate) fn selector(selector: &LabelSelector) -> String {
     let labels = selector.match_labels.iter().flatten();
     let labels = labels.map(|(key, value)| format!("{key}={value}"));
     let expressions = selector.match_expressions.iter().flatten().map(expression);
@@ -141,21 +96,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn lists_are_joined_and_saturated_counts_are_marked() {
-        let spec = json!({ "subnets": ["10.10.0.0/16", "fd10::/64"] });
-        let spec: PodNetworkSpec = serde_json::from_value(spec).unwrap();
-        let mut status = PodNetworkStatus::default();
-        status.addresses.total = i64::MAX;
-        let summary = PodNetworkSummary::new(&spec, &status);
-        assert_eq!(
-            (summary.subnets.as_str(), summary.total.as_str()),
-            ("10.10.0.0/16,fd10::/64", ">9e18")
-        );
-        status.addresses.total = 65_533;
-        assert_eq!(PodNetworkSummary::new(&spec, &status).total, "65533");
-    }
 
     #[test]
     fn selectors_have_the_syntax_of_kubectl() {

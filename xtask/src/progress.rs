@@ -60,7 +60,10 @@ impl Progress {
         say(&format!("{label} ..."));
         let result = with_ticks(work);
         let outcome = if result.is_ok() { "ok" } else { "FAILED" };
-        say(&format!("{label} ... {outcome} ({:.1} s)", start.elapsed().as_secs_f64()));
+        say(&format!(
+            "{label} ... {outcome} ({:.1} s)",
+            start.elapsed().as_secs_f64()
+        ));
         *running() = None;
         result
     }

@@ -7,7 +7,7 @@ use kni_model::{
 };
 use kni_policy::matches;
 
-use super::{cache::Tables, networks::Networks};
+use super::{networks::Networks, tables::Tables};
 
 /// Names the primary network, as tools of the network plumbing group write it.
 const DEFAULT_NETWORK_ANNOTATION: &str = "v1.multus-cni.io/default-network";

@@ -8,8 +8,10 @@ mod cache;
 pub mod joining;
 mod networks;
 mod table;
+mod tables;
 
 pub use blocks::{BlockDemand, needs_block};
-pub use cache::{AttachmentRow, ClusterCache, NodeRow, PolicyRow, Tables};
+pub use cache::ClusterCache;
 pub use networks::{Networks, blocks_of};
 pub use table::{Key, Table};
+pub use tables::{AttachmentRow, NodeRow, PolicyRow, Tables};

@@ -12,7 +12,7 @@ use kni_model::{
 use kni_policy::matches;
 use kube::ResourceExt as _;
 
-use super::cache::Tables;
+use super::tables::Tables;
 
 /// The networks of the cluster as one node sees them.
 #[derive(Debug, Default)]

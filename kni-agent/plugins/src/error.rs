@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf, sync::Arc};
 
-use super::configuration::ConfigurationError;
+use super::configuration_error::ConfigurationError;
 
 /// "Try again later" of the specification.
 const TRY_AGAIN: u32 = 11;

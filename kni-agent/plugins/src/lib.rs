@@ -13,6 +13,7 @@
 mod cache;
 mod call;
 mod configuration;
+mod configuration_error;
 mod error;
 mod execute;
 mod result;
@@ -35,7 +36,8 @@ use self::{
 };
 pub use self::{
     call::Call,
-    configuration::{Configuration, ConfigurationError},
+    configuration::Configuration,
+    configuration_error::ConfigurationError,
     error::{CniError, NotReady, RunError},
     result::{Outcome, PluginAddress},
 };

@@ -17,14 +17,13 @@ use nix::{
     unistd::Pid,
 };
 
+pub use crate::manifest::MANIFESTS;
 use crate::{manifest::Manifest, namespaces::Namespaces};
 
 /// Where the agent listens by default.
 pub const SOCKET: &str = "/run/kni/kni.sock";
 /// Where the KNI kubelet looks.
 pub const KUBELET_SOCKET: &str = "/tmp/kni.sock";
-/// The manifests folder, inside the node.
-pub const MANIFESTS: &str = "/run/kni-manifests";
 
 const READY: &str = "kni-agent: serving on";
 const READY_TIMEOUT: Duration = Duration::from_secs(10);

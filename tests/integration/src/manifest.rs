@@ -4,7 +4,10 @@ use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result};
 
-use crate::{agent::MANIFESTS, namespaces::Namespaces};
+use crate::namespaces::Namespaces;
+
+/// The manifests folder, inside the node.
+pub const MANIFESTS: &str = "/run/kni-manifests";
 
 /// One file of the manifests folder.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 //!
 //! `KNI_FRAMES` sets how many (default 1 000 000), `KNI_SEED` repeats a run.
 
+mod addresses;
 mod beside;
 mod changes;
 mod generate;

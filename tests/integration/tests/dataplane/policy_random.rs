@@ -2,6 +2,7 @@
 //!
 //! `KNI_WORLDS` sets how many (default 10 000), `KNI_SEED` repeats a run, `KNI_WORLD` runs one world of it alone.
 
+mod case;
 mod coverage;
 mod engine;
 mod generate;

@@ -10,10 +10,7 @@ use kni_integration::{
     programs::{INTERFACES, Lockstep},
 };
 
-use super::{
-    changes::HOSTS,
-    generate::{address4, address6},
-};
+use super::addresses::{HOSTS, address4, address6};
 
 /// Ticks that pass at once. Every lifetime ends halfway between two steps, far from what the run itself takes.
 pub(super) const STEP: u32 = 1_000_000;

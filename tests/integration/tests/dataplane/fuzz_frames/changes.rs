@@ -11,16 +11,14 @@ use kni_integration::{
 };
 
 use super::{
+    addresses::{HOSTS, address4, address6, host_mac, mac},
     beside,
-    generate::{address4, address6, host_mac, mac},
 };
 
 /// Networks 1 to this, all with the same subnets; the last one has access to the node's stack.
 pub(super) const NETWORKS: u32 = 3;
 /// Flows that an endpoint may open while shares are limited.
 const FEW: u32 = 2;
-/// Host parts of the addresses that endpoints have.
-pub(super) const HOSTS: u32 = 3;
 
 /// Changes the world of both.
 pub(super) struct Changes {

@@ -6,14 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use fastrand::Rng;
 use kni_common::IFINDEX_BASE;
 use kni_integration::{
-    frames::{Extension, Ip, Link, Mac, Payload, TcpFlags, arp_request, neighbour_solicitation},
+    frames::{Extension, Ip, Link, Payload, TcpFlags, arp_request, neighbour_solicitation},
     model::{Endpoint, Seen},
     programs::{FOREIGN, INTERFACES, Lockstep, runnable},
 };
 
 use super::{
+    addresses::{HOSTS, address4, address6, host_mac, low, mac},
     beside::{VIRTUAL, virtual4, virtual6},
-    changes::HOSTS,
     mutate,
 };
 
@@ -21,26 +21,6 @@ use super::{
 pub(super) struct Shot {
     pub(super) seen: Seen,
     pub(super) frame: Vec<u8>,
-}
-
-fn low(value: u32) -> u8 {
-    u8::try_from(value & 0xff).expect("a byte")
-}
-
-pub(super) fn mac(id: u32) -> Mac {
-    [2, 0, 0, 0, 0, low(id)]
-}
-
-pub(super) fn host_mac(id: u32) -> Mac {
-    [2, 0, 0, 0, 1, low(id)]
-}
-
-pub(super) fn address4(host: u32) -> Ipv4Addr {
-    Ipv4Addr::new(10, 0, 0, low(host))
-}
-
-pub(super) fn address6(host: u32) -> Ipv6Addr {
-    Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, low(host).into())
 }
 
 /// A frame, mutated or not, at a random place.

@@ -15,10 +15,10 @@ use kni_integration::{
 use kni_model::{EndpointId, MacAddr, NetworkId, PolicyTables};
 
 use super::{
+    case::Case,
     engine::Beside,
     generate::{NETWORKS, Question},
     objects::{Numbers, iana, number_of},
-    run::Case,
 };
 
 /// `lo`: an interface that is not the node's own making.

@@ -5,13 +5,10 @@ use std::{collections::BTreeMap, env, time::Instant};
 use anyhow::{Context as _, Result, ensure};
 use fastrand::Rng;
 use kni_common::Verdict;
-use kni_integration::{
-    oracle::{Direction, Peer, World},
-    programs::Programs,
-    require,
-};
+use kni_integration::{oracle::Direction, programs::Programs, require};
 
 use super::{
+    case::Case,
     coverage::Coverage,
     engine::Beside,
     generate::{self, Question},
@@ -85,33 +82,6 @@ impl Plan {
             }
         }
         Ok(())
-    }
-}
-
-/// A world, and what is asked of it.
-pub(crate) struct Case<'a> {
-    pub(crate) number: u64,
-    /// Nothing is left of earlier ones.
-    pub(crate) is_first: bool,
-    pub(crate) world: &'a World,
-    pub(crate) numbers: Numbers,
-    pub(crate) questions: Vec<Question>,
-}
-
-impl Case<'_> {
-    /// The oracle's decisions on the source's sending and the destination's receiving.
-    pub(crate) fn oracle(&self, question: &Question) -> (bool, bool) {
-        let [from, to] = [question.from, question.to].map(|address| self.world.peer(question.network, address));
-        let may = |direction, own, other| self.world.may(direction, own, other, question.protocol, question.port);
-        (may(Direction::Egress, from, to), may(Direction::Ingress, to, from))
-    }
-
-    /// Whether an end is a pod of another node.
-    pub(crate) fn is_remote(&self, question: &Question) -> bool {
-        [question.from, question.to].into_iter().any(|address| {
-            matches!(self.world.peer(question.network, address), Peer::Pod(..))
-                && self.numbers.endpoint(question.network, address).is_none()
-        })
     }
 }
 
