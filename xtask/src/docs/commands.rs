@@ -6,7 +6,7 @@ use super::{
 };
 
 /// Options of other programs that pages name by themselves.
-const FOREIGN: &[&str] = &[];
+const FOREIGN: &[&str] = &["set"];
 
 /// The command lines of `page` that do not exist.
 pub(super) fn check(page: &Page, facts: &Facts) -> Vec<String> {
@@ -88,10 +88,10 @@ fn refuse_words(words: &[&str], facts: &Facts) -> Option<String> {
     let mut may_be_command = true;
     for word in words.iter().skip(program.words()) {
         let word = word.trim_matches(['"', '\'', '(', ')', '[', ']', ',']);
-        if word == "--" || program.name == "cargo xtask" && word == "bench" {
+        let last = path.last()?;
+        if word == "--" || last.passes_on {
             break;
         }
-        let last = path.last()?;
         if let Some(name) = option_name(word) {
             if !last.options.iter().any(|option| option == name) {
                 return Some(format!("`{}` has no option `--{name}`", last.full));

@@ -30,6 +30,8 @@ pub(super) struct Command {
     pub(super) commands: Vec<Self>,
     /// Whether it takes words that are no commands.
     pub(super) takes_words: bool,
+    /// Whether all that follows is for another program.
+    pub(super) passes_on: bool,
 }
 
 /// Everything that pages are compared with.
@@ -118,6 +120,7 @@ fn own() -> Command {
                 .map(|command| convert(command, &full))
                 .collect(),
             takes_words: command.get_positionals().count() > 0,
+            passes_on: command.get_positionals().any(clap::Arg::is_trailing_var_arg_set),
             full,
         }
     }
@@ -189,7 +192,7 @@ impl Command {
             full: full.into(),
             options: options.iter().map(|option| (*option).to_owned()).collect(),
             commands,
-            takes_words: false,
+            ..Self::default()
         }
     }
 }
@@ -230,5 +233,7 @@ mod tests {
         let test = own.commands.iter().find(|command| command.name == "test").unwrap();
         assert_eq!(test.full, "cargo xtask test");
         assert!(test.options.iter().any(|option| option == "tier"));
+        let bench = own.commands.iter().find(|command| command.name == "bench").unwrap();
+        assert!(bench.passes_on && !test.passes_on);
     }
 }
