@@ -1,4 +1,4 @@
-//! Egress policies: one answer for each port out of several policies whose rules have an order.
+//! Combines the egress policies of an interface into one decision for each port.
 
 use std::sync::Arc;
 
@@ -10,34 +10,34 @@ use super::{
     ports::{Ordinals, PortEntry, PortSet, prefixes},
 };
 
-/// What is decided, and by which rule.
+/// A decision and the rule that made it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Decision<'a> {
     Allow(&'a Arc<RuleRef>),
-    /// By a rule.
+    /// Denied by a rule.
     Deny(&'a Arc<RuleRef>),
-    /// As no rule of a policy matched that denies by default.
+    /// Denied by default: a policy that denies by default has no matching rule.
     Default(&'a Arc<RuleRef>),
 }
 
-/// Decisions for the ports of a protocol: each from its port on, up to the next one's.
+/// Decisions for the ports of a protocol: each applies from its port up to the port of the next one.
 type Pieces<'a> = Vec<(u32, Decision<'a>)>;
 
-/// Past the last port.
+/// One past the last port.
 const END: u32 = 65_536;
 
-/// What the policies say about a peer.
+/// The combined decision of the policies about a peer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// Everything is allowed, by this rule.
     All(Arc<RuleRef>),
-    /// As the port set says, whose entries name these rules.
+    /// The port set decides; its entries name these rules.
     Ports(PortSet, Vec<Arc<RuleRef>>),
     /// Nothing is allowed, by default.
     Nothing,
 }
 
-/// What the egress policies among `bodies`, at least one, say about an address that these peers match.
+/// The decision of the egress policies among `bodies`, at least one, about an address that these peers match.
 pub(super) fn answer(bodies: &[Arc<Body>], peers: &[Arc<Peer>]) -> Answer {
     let policies: Vec<Applied<'_>> = bodies
         .iter()
@@ -100,7 +100,7 @@ fn entries(others: Decision<'_>, by_protocol: &[(u8, Pieces<'_>)]) -> (PortSet, 
     (PortSet(entries), ordinals.into_rules())
 }
 
-/// A policy's rules that are about a peer, in order.
+/// The rules of a policy that apply to a peer, in order.
 struct Applied<'a> {
     rules: Vec<(&'a Ports, Decision<'a>)>,
     otherwise: Decision<'a>,
@@ -140,7 +140,7 @@ impl<'a> Applied<'a> {
             .map(|range| range.protocol)
     }
 
-    /// Decisions about a protocol, or about one that no rule names.
+    /// Decisions about a protocol, or with `None` about every protocol that no rule names.
     fn pieces(&self, protocol: Option<u8>) -> Pieces<'a> {
         let mut undecided = vec![(0, END)];
         let mut decided: Vec<(u32, Decision<'a>)> = Vec::new();
@@ -168,7 +168,7 @@ impl<'a> Applied<'a> {
     }
 }
 
-/// Takes what is left of a range out of sorted `free` ranges, and tells where each piece begins.
+/// Removes a range from the sorted `free` ranges and reports the start of each removed piece.
 fn take(free: &mut Vec<(u32, u32)>, (start, end): (u32, u32), mut taken: impl FnMut(u32)) {
     let from = free.partition_point(|(_, free_end)| *free_end <= start);
     let count = free
@@ -189,7 +189,7 @@ fn take(free: &mut Vec<(u32, u32)>, (start, end): (u32, u32), mut taken: impl Fn
     free.splice(from..from + count, rest);
 }
 
-/// What the policies say together: a denial of any denies, and a rule's is told before a default.
+/// Combines the policies: one denial denies, and a denial by a rule takes precedence over a default deny.
 fn combined<'a>(policies: &[Applied<'a>], protocol: Option<u8>) -> Pieces<'a> {
     let all = policies.iter().map(|policy| policy.pieces(protocol));
     all.reduce(|one, other| merge(&one, &other)).unwrap_or_default()
@@ -217,7 +217,7 @@ fn stricter<'a>(one: Decision<'a>, other: Decision<'a>) -> Decision<'a> {
     if rank(&other) < rank(&one) { other } else { one }
 }
 
-/// Walks pieces by growing ports.
+/// Iterates over pieces by ascending port.
 struct Cursor<'p, 'a> {
     rest: std::iter::Peekable<std::slice::Iter<'p, (u32, Decision<'a>)>>,
     now: Option<Decision<'a>>,

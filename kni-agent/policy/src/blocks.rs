@@ -1,4 +1,4 @@
-//! Which blocks of addresses each part of the address space lies in.
+//! Maps each part of the address space to the address blocks that contain it.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -7,34 +7,34 @@ use super::{
     prefix::Prefix,
 };
 
-/// Blocks of addresses, laid over each other.
+/// Overlapping blocks of addresses.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    /// Where the blocks begin and end: addresses in a prefix and in no longer one are in the same blocks.
+    /// The boundaries of the blocks: addresses whose longest prefix here is the same are in the same blocks.
     regions: BTreeMap<Prefix, Region>,
-    /// Number of regions by length.
+    /// Number of regions by prefix length.
     lengths: BTreeMap<u8, usize>,
 }
 
-/// The addresses of a prefix, without those of longer ones.
+/// The addresses of a prefix that are in no longer prefix.
 #[derive(Debug, Default)]
 pub(super) struct Region {
     /// The blocks, sorted.
     peers: Vec<Arc<Peer>>,
-    /// How many blocks begin or end here.
+    /// Number of blocks that have a boundary here.
     edges: usize,
-    /// The identity of the region's addresses, once somebody has asked for it.
+    /// The identity of the region's addresses; computed on first use.
     identity: Option<u32>,
 }
 
-/// A block as prefixes.
+/// A block as a list of prefixes.
 struct Shape {
     whole: Prefix,
     holes: Vec<Prefix>,
 }
 
 impl Shape {
-    /// `None`: it is no block, or no address is in it.
+    /// `None`: the peer is not a block, or the block is empty.
     fn of(peer: &Peer) -> Option<Self> {
         let Matcher::Block(cidr, except) = &peer.what else {
             return None;
@@ -55,22 +55,22 @@ impl Shape {
         Some(Self { whole, holes })
     }
 
-    /// The prefixes at which it begins or ends.
+    /// The prefixes at the boundaries of the block.
     fn edges(&self) -> impl Iterator<Item = Prefix> {
-        // A range of IPv6 that lies around the form of IPv4 is not about IPv4.
+        // An IPv6 range that contains the IPv4-mapped range does not match IPv4.
         let v4 = self.whole.contains(&Prefix::v4()) && !self.whole.is_v4();
         let v4 = v4.then_some(Prefix::v4());
         [self.whole].into_iter().chain(self.holes.iter().copied()).chain(v4)
     }
 
-    /// Whether the region, one inside the whole, is in it.
+    /// Whether a region inside the whole range belongs to the block.
     fn has(&self, region: &Prefix) -> bool {
         region.is_v4() == self.whole.is_v4() && !self.holes.iter().any(|hole| hole.contains(region))
     }
 }
 
 impl Blocks {
-    /// Adds a block that is not there; other peers do not count.
+    /// Adds a block that has not been added yet; other peers are ignored.
     pub(super) fn add(&mut self, peer: &Arc<Peer>) {
         let Some(shape) = Shape::of(peer) else { return };
         for edge in shape.edges() {
@@ -92,7 +92,7 @@ impl Blocks {
         });
     }
 
-    /// Removes a block that is there.
+    /// Removes a block that has been added.
     pub(super) fn remove(&mut self, peer: &Arc<Peer>) {
         let Some(shape) = Shape::of(peer) else { return };
         self.change(&shape, |peers| peers.retain(|known| known != peer));
@@ -120,7 +120,7 @@ impl Blocks {
         }
     }
 
-    /// The blocks that everything in the prefix is in, unless a region inside says otherwise.
+    /// The blocks that contain all addresses of the prefix, except where a longer region overrides it.
     fn around(&self, prefix: Prefix) -> &[Arc<Peer>] {
         let mut shorter = self
             .lengths
@@ -132,13 +132,13 @@ impl Blocks {
         same_family.map_or(&[], |(_, region)| &region.peers)
     }
 
-    /// The blocks that the address is in, sorted.
+    /// The blocks that contain the address, sorted.
     pub(super) fn of_address(&self, address: IpAddr) -> &[Arc<Peer>] {
         self.around(Prefix::host(address))
     }
 
-    /// Every region that is not `hidden`, outer ones first, with its identity, which `name` gives by its blocks. The one
-    /// of a hidden region is forgotten, as nobody carries it any longer.
+    /// Every region that is not `hidden`, outer regions first, with its identity. `name` computes the identity from the
+    /// blocks. A hidden region loses its identity, because no address has it any longer.
     pub(super) fn identities(
         &mut self,
         hidden: impl Fn(&Prefix) -> bool,

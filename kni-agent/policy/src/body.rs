@@ -1,4 +1,4 @@
-//! What a policy says, whomever it selects.
+//! Converts policies into rules that do not depend on the selected pods.
 
 use std::{
     hash::{Hash, Hasher},
@@ -15,14 +15,14 @@ use super::{
     stable,
 };
 
-/// The rules of a policy. Two bodies are equal when they say the same under the same name.
+/// The rules of a policy. Two bodies are equal when policy name and rules are equal.
 #[derive(Debug)]
 pub(super) struct Body {
     hash: u64,
     pub(super) content: Content,
 }
 
-/// What makes bodies equal.
+/// The content that determines equality.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct Content {
     pub(super) reference: PolicyRef,
@@ -36,7 +36,7 @@ pub(super) struct Content {
 pub(super) struct Beyond {
     pub(super) rules: Vec<Rule>,
     pub(super) otherwise_allow: bool,
-    /// Stands for what is decided when no rule matches: one past the last rule.
+    /// The reference for the decision when no rule matches: its index is one past the last rule.
     pub(super) otherwise: Arc<RuleRef>,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Beyond {
 pub(super) struct Rule {
     pub(super) name: Arc<RuleRef>,
     pub(super) allow: bool,
-    /// Empty: everybody.
+    /// Empty: every peer.
     pub(super) peers: Vec<Arc<Peer>>,
     pub(super) ports: Ports,
 }
@@ -55,16 +55,16 @@ pub(super) struct Rule {
 pub(super) enum Ports {
     /// Every port of every protocol.
     All,
-    /// These.
+    /// A list of ports.
     Some {
-        /// By number.
+        /// Ports by number.
         ranges: Vec<PortRange>,
-        /// By name.
+        /// Ports by name.
         named: Vec<NamedPort>,
     },
 }
 
-/// A port that each receiving pod has a number of its own for.
+/// A named port; its number depends on the receiving pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct NamedPort {
     pub(super) name: String,
@@ -86,7 +86,7 @@ impl Hash for Body {
 }
 
 impl Body {
-    /// The body of a policy; `None` when it says nothing in any direction.
+    /// The body of a policy; `None` when it has no rules and isolates in no direction.
     pub(super) fn of(policy: &Policy, peers: &mut Peers) -> Option<Self> {
         let mut rules = |direction, allow: bool, list: Vec<(&[PolicyPeer], &[PolicyPort])>| -> Vec<Rule> {
             let list = list.into_iter().zip(0..);
@@ -136,7 +136,7 @@ impl Body {
         })
     }
 
-    /// Allow rules of a direction; `None`: the policy does not isolate in it. Egress policies have none.
+    /// The allow rules of a direction; `None`: the policy does not isolate in it. Egress policies have none.
     pub(super) fn allows(&self, direction: PolicyDirection) -> Option<&[Rule]> {
         match direction {
             PolicyDirection::Egress => self.content.egress.as_deref(),
@@ -152,7 +152,7 @@ impl Body {
         allows.chain(content.beyond.iter().flat_map(|beyond| &beyond.rules))
     }
 
-    /// Whether it denies by default in a direction.
+    /// Whether the policy denies by default in a direction.
     pub(super) fn isolates(&self, direction: PolicyDirection) -> bool {
         match direction {
             PolicyDirection::Egress => self.content.egress.is_some(),
@@ -194,7 +194,7 @@ impl Ports {
         Self::Some { ranges, named }
     }
 
-    /// The named ones.
+    /// The named ports.
     pub(super) fn named(&self) -> &[NamedPort] {
         match self {
             Self::All => &[],
@@ -202,7 +202,7 @@ impl Ports {
         }
     }
 
-    /// By number, once names stand for these ports; `None`: all.
+    /// The port ranges, with names resolved to these container ports; `None`: all ports.
     pub(super) fn resolve(&self, names: &[ContainerPort]) -> Option<Vec<PortRange>> {
         let Self::Some { ranges, named } = self else {
             return None;
@@ -221,13 +221,13 @@ impl Ports {
 }
 
 impl NamedPort {
-    /// Whether a container's port is meant.
+    /// Whether the name refers to a container port.
     pub(super) fn is(&self, port: &ContainerPort) -> bool {
         self.name == port.name && self.protocol == port.protocol
     }
 }
 
-/// What the names stand for among these container ports, sorted.
+/// The container ports that the names refer to, sorted.
 pub(super) fn resolve_all<'a>(
     names: impl IntoIterator<Item = &'a NamedPort>,
     ports: &[ContainerPort],

@@ -1,4 +1,4 @@
-//! The policies by whom they select.
+//! Indexes the policies by the pods that they select.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
@@ -13,24 +13,24 @@ use super::{
 /// All policies.
 #[derive(Debug, Default)]
 pub(super) struct Catalog {
-    /// By name.
+    /// Sorted by name.
     policies: Vec<Listed>,
     index: HashMap<String, LabelIndex<usize>>,
     pub(super) peers: Peers,
 }
 
-/// A policy, and what it says.
+/// A policy with its rules.
 #[derive(Debug)]
 pub(super) struct Listed {
     pub(super) policy: Arc<Policy>,
-    /// `None`: nothing.
+    /// `None`: the policy has no effect.
     pub(super) body: Option<Arc<Body>>,
 }
 
-/// What a replacement changed.
+/// The changes of a replacement.
 #[derive(Debug, Default)]
 pub(super) struct Replaced {
-    /// Policies that came, went or say something else, as they were and as they are.
+    /// Policies that were added, removed or changed, in the old and in the new version.
     policies: Vec<Arc<Policy>>,
     pub(super) peers: NamedPeers,
 }
@@ -40,14 +40,14 @@ impl Replaced {
         self.policies.is_empty()
     }
 
-    /// Whether the policies say anything else about a pod than before.
+    /// Whether the change affects the policies of a pod.
     pub(super) fn is_about(&self, pod: &PolicyPod) -> bool {
         self.policies.iter().any(|policy| selects(policy, pod))
     }
 }
 
 impl Catalog {
-    /// Replaces all policies. Of two with one name the later counts.
+    /// Replaces all policies. Of two policies with the same name the later one is used.
     pub(super) fn replace(&mut self, mut policies: Vec<Arc<Policy>>) -> Replaced {
         policies.reverse();
         policies.sort_by(|a, b| a.reference.cmp(&b.reference));
@@ -95,7 +95,7 @@ impl Catalog {
         }
     }
 
-    /// The policies that select the pod, by name, whichever of its interfaces they are about.
+    /// The policies that select the pod, by name, regardless of the interfaces that they apply to.
     pub(super) fn selecting(&self, namespace: &str, labels: &Labels) -> Vec<&Listed> {
         let candidates = self
             .index
@@ -123,7 +123,7 @@ impl Catalog {
 }
 
 impl Listed {
-    /// Whether the policy is about this interface of a pod that it selects.
+    /// Whether the policy applies to this interface of a pod that it selects.
     pub(super) fn is_about(&self, interface: &PolicyInterface) -> bool {
         match &self.policy.scope {
             PolicyScope::Primary => interface.primary,
@@ -142,7 +142,7 @@ fn selects(policy: &Policy, pod: &PolicyPod) -> bool {
     policy.reference.namespace == pod.pod.namespace && matches(&policy.pods, &pod.labels)
 }
 
-/// The source addresses that egress policies ask for: per family the first one, by name of the policy.
+/// The source addresses that egress policies request: per family the first one, by policy name.
 pub(super) fn egress_addresses<'a>(policies: impl IntoIterator<Item = &'a Listed>) -> Vec<IpAddr> {
     let mut found: Vec<IpAddr> = Vec::new();
     for address in policies

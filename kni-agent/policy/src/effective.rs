@@ -1,4 +1,4 @@
-//! The rules in force at an endpoint, for people.
+//! Lists the enforced rules of an endpoint for operators.
 
 use std::collections::HashMap;
 
@@ -18,30 +18,31 @@ use super::{
     set::{DIRECTIONS, PolicySet},
 };
 
-/// Ordinal of a default deny in the dataplane's counters.
+/// Ordinal of the default deny in the dataplane's counters.
 const DEFAULT_DENY: u16 = u16::MAX;
 
-/// A rule in force at an endpoint, or what is denied by default.
+/// A rule enforced at an endpoint, or its default deny.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EffectiveRule {
-    /// The rule; `None` for the default deny. What an `EgressPolicy` allows when no rule of it matches has the index one
-    /// past its last rule.
+    /// The rule; `None` for the default deny. The default decision of an `EgressPolicy` has the index one past its last
+    /// rule.
     pub rule: Option<RuleRef>,
-    /// What it is about.
+    /// The direction of the rule.
     pub direction: PolicyDirection,
     /// Whether it allows.
     pub allow: bool,
-    /// For a default deny: the policies that isolate. Otherwise empty.
+    /// For a default deny: the policies that isolate the endpoint. Otherwise empty.
     pub isolating: Vec<PolicyRef>,
-    /// Peers, as short text.
+    /// Peers as short text.
     pub peers: String,
-    /// Ports, as short text.
+    /// Ports as short text.
     pub ports: String,
-    /// Counters of flows that it decided. Where several rules allow the same, one of them counts it.
+    /// Counters of the flows that the rule decided. Where several rules allow the same flow, only one of them counts
+    /// it.
     pub hits: Vec<HitKey>,
 }
 
-/// The rules of a set, whose rows are in `tables`.
+/// The rules of a set, with its rows in `tables`.
 pub(super) fn of_set(set: &PolicySet, tables: &PolicyTables, references: &References) -> Vec<EffectiveRule> {
     let hits = hits(set.number, tables, references);
     let hits_of = |rule: &RuleRef| hits.get(rule).cloned().unwrap_or_default();
@@ -168,7 +169,7 @@ fn hits(set: u32, tables: &PolicyTables, references: &References) -> HashMap<Rul
     hits
 }
 
-/// Marks rows that allow everything: only their first rule is ever named.
+/// Marks rows that allow everything: they name only their first rule.
 const ONLY_FIRST: u32 = 1 << 31;
 
 fn code(direction: PolicyDirection) -> u16 {

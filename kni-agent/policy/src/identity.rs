@@ -1,4 +1,4 @@
-//! Identities: peers of a network that all of its policies treat alike.
+//! Computes identities: groups of peers of a network that all of its policies treat alike.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -17,23 +17,23 @@ use super::{
     stable::Interner,
 };
 
-/// What makes identities equal. The network is part of it, so that a set that one more network begins to use meets no
-/// identity that was made without asking the set's peers.
+/// The key of an identity. It includes the network: a set that is newly used in another network must not find an
+/// identity that was computed without the peers of that set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Identity {
     pub(super) network: u32,
-    /// The peers that match, sorted.
+    /// The matching peers, sorted.
     pub(super) peers: Vec<Arc<Peer>>,
-    /// What the names in egress rules stand for, sorted.
+    /// The container ports that names in egress rules refer to, sorted.
     pub(super) names: Vec<ContainerPort>,
 }
 
-/// What the policy sets that are in use in a network ask about peers.
+/// The peers and port names that the active policy sets of a network refer to.
 #[derive(Debug)]
 pub(super) struct Questions {
     network: u32,
     pub(super) sets: BTreeMap<u32, Arc<PolicySet>>,
-    /// Sets by the peers that they ask about.
+    /// Sets by the peers that they refer to.
     by_peer: HashMap<Arc<Peer>, Vec<u32>>,
     blocks: Blocks,
     names: BTreeSet<NamedPort>,
@@ -42,13 +42,13 @@ pub(super) struct Questions {
 /// An address of a pod.
 pub(super) struct PodAddress<'a> {
     pub(super) address: IpAddr,
-    /// All peers that the pod's labels match.
+    /// All peers that the labels of the pod match.
     pub(super) peers: &'a [Arc<Peer>],
     pub(super) ports: &'a [ContainerPort],
 }
 
 impl Questions {
-    /// No set asks anything.
+    /// No policy set is active.
     pub(super) fn new(network: u32) -> Self {
         Self {
             network,
@@ -59,7 +59,7 @@ impl Questions {
         }
     }
 
-    /// From now on these sets ask. Returns the sets that no longer do, and those that did not before.
+    /// Replaces the active sets. Returns the sets that became inactive and those that became active.
     pub(super) fn set_sets(&mut self, sets: BTreeMap<u32, Arc<PolicySet>>) -> (BTreeSet<u32>, BTreeSet<u32>) {
         let before = std::mem::replace(&mut self.sets, sets);
         let gone = before.iter().filter(|(number, _)| !self.sets.contains_key(number));
@@ -110,13 +110,13 @@ impl Questions {
         }
     }
 
-    /// The peers that these sets ask about.
+    /// The peers that these sets refer to.
     pub(super) fn peers_of(&self, sets: &BTreeSet<u32>) -> HashSet<&Arc<Peer>> {
         let sets = sets.iter().filter_map(|number| self.sets.get(number));
         sets.flat_map(|set| &set.peers).collect()
     }
 
-    /// The sets that may say something about an identity of their own, by number.
+    /// The sets that may have rows for an identity of their own, by number.
     pub(super) fn asking<'a>(&'a self, identity: &Identity) -> Vec<&'a Arc<PolicySet>> {
         let by_peer = identity
             .peers
@@ -137,9 +137,9 @@ impl Questions {
         numbers.iter().filter_map(|number| self.sets.get(number)).collect()
     }
 
-    /// The identity of each prefix of the network whose addresses are another one's than those around it, outer ones
-    /// first. Every address that is no local endpoint's has the identity of the longest of these prefixes, and without one
-    /// the identity 0.
+    /// The prefixes of the network whose identity differs from that of the surrounding prefix, outer prefixes first.
+    /// Every address that does not belong to a local endpoint has the identity of its longest prefix, or identity 0
+    /// without one.
     pub(super) fn of_prefixes(
         &mut self,
         remote: &[PodAddress<'_>],
@@ -173,7 +173,7 @@ impl Questions {
     }
 }
 
-/// Leaves out what says the same as what is around it.
+/// Removes prefixes that have the identity of the surrounding prefix.
 fn without_repetition(regions: Vec<(Prefix, u32)>) -> Vec<(Prefix, u32)> {
     let mut around: Vec<(Prefix, u32)> = Vec::new();
     let mut rows = Vec::with_capacity(regions.len());
@@ -198,7 +198,7 @@ impl Identity {
         }
     }
 
-    /// Two pods at one address, while one follows the other: either may be meant.
+    /// Two pods temporarily share an address while one replaces the other: the identity matches the peers of both.
     fn join(&mut self, other: Self) {
         self.peers.extend(other.peers);
         self.peers.sort_unstable();
@@ -209,7 +209,7 @@ impl Identity {
     }
 }
 
-/// The number of an identity: 0 when nobody asks about it.
+/// The number of an identity; 0 when no policy refers to it.
 pub(super) fn number(identities: &mut Interner<Identity>, identity: Identity) -> u32 {
     if identity.peers.is_empty() && identity.names.is_empty() {
         return 0;

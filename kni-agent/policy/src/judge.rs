@@ -1,4 +1,4 @@
-//! What the programs say when they ask the tables: the same lookups.
+//! Evaluates the policy tables with the same lookups as the eBPF programs.
 
 use kni_common::{
     event::PolicyTrail,
@@ -9,8 +9,8 @@ use kni_common::{
 };
 use kni_model::{PolicyTables, policy::PolicyDirection};
 
-/// Whether a policy set lets a peer's packet pass, and what decided. `port` is the destination's in host byte order, 0
-/// for protocols without ports. Set 0 allows everything.
+/// Whether a policy set allows a packet of a peer, and the rule that decided. `port` is the destination port in host
+/// byte order, 0 for protocols without ports. Set 0 allows everything.
 pub fn judge(
     tables: &PolicyTables,
     set: u32,

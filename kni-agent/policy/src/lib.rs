@@ -1,4 +1,5 @@
-//! Which packets the policies allow, as rows of the dataplane's tables, and the steps to get there.
+//! Compiles policies into rows of the dataplane's tables, and plans the steps from the current rows to the desired
+//! rows.
 //! Layer: engine.
 
 mod beyond;
@@ -38,26 +39,27 @@ pub use self::{effective::EffectiveRule, judge::judge, selector::matches};
 
 /// Turns policies, namespaces and pods into the policy tables.
 ///
-/// A pure function of what it was told last: numbers of sets, identities, port sets and rules come from their content, so
-/// that an agent that starts again with the same input wants the very same tables. The content behind a number never
-/// changes; what changes gets another number.
+/// A pure function of its latest inputs: the numbers of sets, identities, port sets and rules derive from their
+/// content, so a restarted agent with the same inputs computes the same tables. The content of a number never changes;
+/// changed content gets another number.
 #[derive(Debug, Default)]
 pub struct PolicyEngine {
     catalog: Catalog,
     sets: Sets,
     pods: Pods,
     compiler: Compiler,
-    /// As they are.
+    /// The current tables.
     tables: PolicyTables,
-    /// As they are to be, as of the last plan.
+    /// The desired tables as of the last plan.
     wanted: Wanted,
     doubt: Doubt,
-    /// Whether anything was told since the last plan.
+    /// Whether an input changed since the last plan.
     is_stale: bool,
 }
 
 impl PolicyEngine {
-    /// Without policies and pods. `adopted` is what lies in the dataplane's maps, possibly from an earlier agent.
+    /// An engine without policies and pods. `adopted` holds the rows found in the dataplane's maps, possibly from an
+    /// earlier agent.
     pub fn new(adopted: PolicyTables) -> Self {
         Self {
             tables: adopted,
@@ -75,8 +77,8 @@ impl PolicyEngine {
         }
     }
 
-    /// Replaces the labels of all namespaces. One that is not listed has just `kubernetes.io/metadata.name`, which all
-    /// have.
+    /// Replaces the labels of all namespaces. A namespace that is not listed only has the label
+    /// `kubernetes.io/metadata.name`, which every namespace has.
     pub fn set_namespaces(&mut self, namespaces: BTreeMap<String, Labels>) {
         if self.pods.set_namespaces(namespaces) {
             self.pods.refresh_peers(&self.catalog);
@@ -99,7 +101,7 @@ impl PolicyEngine {
         self.is_stale = true;
     }
 
-    /// Forgets a pod. Its endpoints are forgotten at once, as their rows are no longer theirs.
+    /// Removes a pod. Its endpoints are removed at once, because their rows no longer belong to it.
     pub fn remove_pod(&mut self, sandbox: &SandboxId) {
         let gone = self.pods.remove(sandbox);
         self.forget(&gone);
@@ -113,12 +115,13 @@ impl PolicyEngine {
         }
     }
 
-    /// The steps from the tables as they are to the tables as wanted; none when they are the same. Nothing counts as done
-    /// before [`Self::confirm`]; a plan that is not confirmed may have been carried out in part, and the next one puts
-    /// right whatever it touched.
+    /// The steps from the current tables to the desired tables; empty when they are equal. No step counts as done
+    /// before [`Self::confirm`]: a plan that is not confirmed may have been carried out in part, and the next plan
+    /// rewrites every row that it may have changed.
     ///
-    /// After each step every packet is judged as before the first or as after the last one, in each direction by itself.
-    /// Endpoints of adopted tables whose pods have not been put are gone by then: put all pods before the first plan.
+    /// After each step, every packet is judged as before the first step or as after the last one, for each direction
+    /// separately. The plan removes endpoints of adopted tables whose pods were not put: put all pods before the first
+    /// plan.
     pub fn plan(&mut self) -> Vec<PolicyStep> {
         if self.is_stale {
             self.compiler.compile(&self.pods, &mut self.wanted);
@@ -134,7 +137,7 @@ impl PolicyEngine {
         plan.steps
     }
 
-    /// The last plan was carried out.
+    /// Marks the last plan as carried out.
     pub fn confirm(&mut self) {
         self.tables.clone_from(&self.wanted.tables);
         self.doubt = Doubt::default();
@@ -144,18 +147,18 @@ impl PolicyEngine {
         self.compiler.retain(tables);
     }
 
-    /// The tables as they are: after the last [`Self::confirm`].
+    /// The current tables: as of the last [`Self::confirm`].
     pub fn tables(&self) -> &PolicyTables {
         &self.tables
     }
 
-    /// What is wanted at an endpoint, as of the last plan; `None` for an unknown endpoint.
+    /// The desired enforcement of an endpoint as of the last plan; `None` for an unknown endpoint.
     pub fn enforcement(&self, endpoint: EndpointId) -> Option<Enforcement> {
         self.wanted.tables.endpoints.get(&endpoint).copied()
     }
 
-    /// The rule that a trail is about, also of a set that was in force until lately. `None` when no rule decided. An index
-    /// one past the last rule of an `EgressPolicy` is what it decides when no rule of it matches.
+    /// The rule that a trail refers to, also for a set that was removed recently. `None` when no rule decided. An index
+    /// one past the last rule of an `EgressPolicy` is its default decision.
     pub fn rule(&self, set: u32, direction: PolicyDirection, rule: u32, ordinal: u32) -> Option<RuleRef> {
         if set == 0 || rule == 0 {
             return None;
@@ -171,15 +174,15 @@ impl PolicyEngine {
         content.map(|content| content.isolating(direction)).unwrap_or_default()
     }
 
-    /// Every rule in force at an endpoint, and what is denied by default. Empty where no policy selects it.
+    /// Every rule enforced at an endpoint, and its default denies. Empty where no policy selects it.
     pub fn effective(&self, endpoint: EndpointId) -> Vec<EffectiveRule> {
         let selected = self.pods.selected(endpoint).and_then(|selected| selected.set.as_ref());
         let rules = selected.map(|set| effective::of_set(set, &self.wanted.tables, &self.compiler.references));
         rules.unwrap_or_default()
     }
 
-    /// The source addresses that egress policies ask for at an endpoint: per family that of the first policy, by name,
-    /// which has one.
+    /// The source addresses that egress policies request for an endpoint: per family the address of the first policy,
+    /// by name, that has one.
     pub fn egress_addresses(&self, endpoint: EndpointId) -> Vec<IpAddr> {
         let selected = self.pods.selected(endpoint);
         selected
@@ -187,7 +190,7 @@ impl PolicyEngine {
             .unwrap_or_default()
     }
 
-    /// The endpoints of this node that a policy is about, by number.
+    /// The endpoints of this node that a policy applies to, by number.
     pub fn members(&self, policy: &PolicyRef) -> Vec<EndpointId> {
         let Some(listed) = self.catalog.get(policy) else {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Peers of rules: each distinct one once, and which pods it is about.
+//! Deduplicates the peers of rules and finds the pods that match them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -14,7 +14,7 @@ use super::{
     stable,
 };
 
-/// What a peer matches, whoever's rule it stands in.
+/// The matching criteria of a peer, independent of the rule that names it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Matcher {
     /// Pods of one namespace.
@@ -25,7 +25,7 @@ pub(super) enum Matcher {
     Block(IpNet, Vec<IpNet>),
 }
 
-/// A distinct peer. Equal content is the same peer as long as somebody holds it.
+/// A distinct peer. Equal content is the same peer while a reference to it exists.
 #[derive(Debug)]
 pub(super) struct Peer {
     number: u64,
@@ -34,12 +34,12 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Sorts peers in the same way in every run.
+    /// A sort key that is the same in every run.
     pub(super) fn order(&self) -> (u64, u64) {
         (self.hash, self.number)
     }
 
-    /// Whether a pod with these labels, in this namespace, is meant.
+    /// Whether a pod with these labels, in this namespace, matches.
     fn is_about(&self, namespace: &str, namespace_labels: &Labels, labels: &Labels) -> bool {
         match &self.what {
             Matcher::PodsOf(own, pods) => own == namespace && matches(pods, labels),
@@ -75,7 +75,7 @@ impl Hash for Peer {
     }
 }
 
-/// Every peer that some policy names.
+/// Every peer that a policy names.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     known: HashMap<Matcher, Arc<Peer>>,
@@ -83,17 +83,17 @@ pub(super) struct Peers {
     index: PodIndex,
 }
 
-/// Peers of pods that rules begin to name, and that none names any more.
+/// Pod peers that rules have started to name, and those that no rule names any more.
 #[derive(Debug, Default)]
 pub(super) struct NamedPeers {
     come: Vec<Arc<Peer>>,
     gone: Vec<Arc<Peer>>,
 }
 
-/// Finds the peers that may be about a pod.
+/// Finds the peers that may match a pod.
 #[derive(Debug, Default)]
 struct PodIndex {
-    /// By the number of a peer in `peers`.
+    /// By the index of the peer in `peers`.
     own: HashMap<String, LabelIndex<usize>>,
     by_pod: LabelIndex<usize>,
     by_namespace: LabelIndex<usize>,
@@ -124,7 +124,7 @@ impl Peers {
         peer
     }
 
-    /// Forgets the peers that nobody holds, and finds those that are named from now on.
+    /// Removes the peers without references and returns the changes of the named peers.
     pub(super) fn settle<'a>(&mut self, named: impl IntoIterator<Item = &'a Arc<Peer>>) -> NamedPeers {
         let before = std::mem::take(&mut self.index).peers;
         let mut known: HashSet<&Arc<Peer>> = before.iter().collect();
@@ -142,7 +142,7 @@ impl Peers {
         NamedPeers { come, gone }
     }
 
-    /// The peers that are about a pod with these labels, sorted.
+    /// The peers that match a pod with these labels, sorted.
     pub(super) fn of_pod(&self, namespace: &str, namespace_labels: &Labels, labels: &Labels) -> Vec<Arc<Peer>> {
         let index = &self.index;
         let own = index
@@ -163,7 +163,7 @@ impl Peers {
 }
 
 impl NamedPeers {
-    /// Brings what [`Peers::of_pod`] said of a pod up to date.
+    /// Updates an earlier result of [`Peers::of_pod`].
     pub(super) fn update(
         &self,
         peers: &mut Vec<Arc<Peer>>,
@@ -183,14 +183,14 @@ impl NamedPeers {
         }
     }
 
-    /// Whether the same peers are named as before.
+    /// Whether the named peers are unchanged.
     pub(super) fn is_empty(&self) -> bool {
         self.come.is_empty() && self.gone.is_empty()
     }
 }
 
 impl PodIndex {
-    /// `false`: it is about no pod.
+    /// `false`: the peer matches no pod.
     fn insert(&mut self, peer: &Arc<Peer>) -> bool {
         let position = self.peers.len();
         match &peer.what {

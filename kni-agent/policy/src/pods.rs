@@ -1,4 +1,4 @@
-//! The pods, and what the policies say of each by itself.
+//! Owns the pods, and computes the policies of each pod.
 
 use std::{
     borrow::Cow,
@@ -20,10 +20,10 @@ use super::{
     stable::Interner,
 };
 
-/// The label that every namespace has; its value is the name.
+/// The label that every namespace has; its value is the name of the namespace.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// Policy sets that are in use.
+/// The policy sets in use.
 #[derive(Debug)]
 pub(super) struct Sets {
     pub(super) contents: Interner<SetContent>,
@@ -49,7 +49,7 @@ impl Sets {
         Arc::clone(set)
     }
 
-    /// Retires what neither a pod nor a row uses.
+    /// Retires sets that neither a pod nor a row uses.
     pub(super) fn retain(&mut self, used: impl Fn(u32) -> bool) {
         self.by_number
             .retain(|number, set| Arc::strong_count(set) > 1 || used(*number));
@@ -63,11 +63,11 @@ pub(super) struct Pod {
     pub(super) object: PolicyPod,
     /// The peers that its labels match, sorted.
     pub(super) peers: Vec<Arc<Peer>>,
-    /// What is in force, by position of the interface.
+    /// The enforced policies, by position of the interface.
     pub(super) selected: Vec<Selected>,
 }
 
-/// What the policies say of an interface.
+/// The policies of an interface.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Selected {
     /// `None`: no policy selects it.
@@ -76,7 +76,7 @@ pub(super) struct Selected {
 }
 
 impl Pod {
-    /// One of its addresses, for questions about it.
+    /// One of its addresses, as the key of an identity lookup.
     pub(super) fn at(&self, address: IpAddr) -> PodAddress<'_> {
         PodAddress {
             address,
@@ -101,7 +101,7 @@ pub(super) struct Pods {
 }
 
 impl Pods {
-    /// Replaces the namespaces. `false`: they are what they were.
+    /// Replaces the namespaces. Returns `false` if nothing changed.
     pub(super) fn set_namespaces(&mut self, mut namespaces: BTreeMap<String, Labels>) -> bool {
         for (name, labels) in &mut namespaces {
             labels.insert(NAMESPACE_NAME.to_owned(), name.clone());
@@ -111,7 +111,7 @@ impl Pods {
         changed
     }
 
-    /// Adds or replaces a pod. Returns the endpoints that begin anew: what is in the tables for them is another pod's.
+    /// Adds or replaces a pod. Returns the endpoints that start anew: their rows in the tables belong to another pod.
     pub(super) fn put(&mut self, pod: PolicyPod, catalog: &Catalog, sets: &mut Sets) -> Vec<EndpointId> {
         let mut reborn = Vec::new();
         let before = self
@@ -142,7 +142,7 @@ impl Pods {
         reborn
     }
 
-    /// Forgets a pod, and returns the endpoints that were still its own.
+    /// Removes a pod and returns the endpoints that still belonged to it.
     pub(super) fn remove(&mut self, sandbox: &SandboxId) -> Vec<EndpointId> {
         let Some(gone) = self.by_sandbox.remove(sandbox) else {
             return Vec::new();
@@ -156,7 +156,7 @@ impl Pods {
         own
     }
 
-    /// Asks the policies again about the pods for which the answer may be another one.
+    /// Recomputes the policies of the pods that the replacement may affect.
     pub(super) fn refresh(&mut self, replaced: &Replaced, catalog: &Catalog, sets: &mut Sets) {
         for pod in self.by_sandbox.values_mut() {
             if replaced.is_about(&pod.object) {
@@ -170,7 +170,7 @@ impl Pods {
         }
     }
 
-    /// Asks about every pod again which peers it is one of, as other namespaces are meant now.
+    /// Recomputes the matching peers of every pod, because the labels of namespaces changed.
     pub(super) fn refresh_peers(&mut self, catalog: &Catalog) {
         for pod in self.by_sandbox.values_mut() {
             let namespace = &pod.object.pod.namespace;
@@ -179,7 +179,7 @@ impl Pods {
         }
     }
 
-    /// The endpoints of this node with their pods. Of two pods that claim one endpoint it is the later one's.
+    /// The endpoints of this node with their pods. If two pods claim an endpoint, it belongs to the later one.
     pub(super) fn local(&self) -> impl Iterator<Item = (EndpointId, &Pod, &PolicyInterface, &Selected)> {
         self.by_sandbox.values().flat_map(move |pod| {
             let own = |endpoint: &EndpointId| self.owners.get(endpoint) == Some(&pod.object.sandbox);
@@ -188,7 +188,7 @@ impl Pods {
         })
     }
 
-    /// What is in force at an endpoint.
+    /// The enforced policies of an endpoint.
     pub(super) fn selected(&self, endpoint: EndpointId) -> Option<&Selected> {
         let pod = self.by_sandbox.get(self.owners.get(&endpoint)?)?;
         let mut local = pod.local();
@@ -206,7 +206,7 @@ impl Pods {
     }
 }
 
-/// What the policies say of each interface of a pod.
+/// Computes the policies of each interface of a pod.
 fn selected(pod: &PolicyPod, catalog: &Catalog, sets: &mut Sets) -> Vec<Selected> {
     let selecting = catalog.selecting(&pod.pod.namespace, &pod.labels);
     let mut judge = |interface: &PolicyInterface| {
@@ -223,7 +223,7 @@ fn selected(pod: &PolicyPod, catalog: &Catalog, sets: &mut Sets) -> Vec<Selected
     pod.interfaces.iter().map(&mut judge).collect()
 }
 
-/// The labels of a namespace, also of one that is not known.
+/// The labels of a namespace, also of an unknown one.
 fn labels_of<'a>(namespaces: &'a BTreeMap<String, Labels>, namespace: &str) -> Cow<'a, Labels> {
     match namespaces.get(namespace) {
         Some(known) => Cow::Borrowed(known),

@@ -1,4 +1,4 @@
-//! Port sets: which ports of which protocols, as the prefixes that the dataplane looks up.
+//! Converts ports of protocols into port sets: the prefixes that the dataplane looks up.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -13,7 +13,7 @@ pub(super) struct PortRange {
     pub(super) last: u16,
 }
 
-/// A block of ports that share their first bits; 0 bits are all ports of the protocol.
+/// A block of ports that share their first bits; 0 bits match all ports of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct PortPrefix {
     pub(super) bits: u8,
@@ -23,13 +23,13 @@ pub(super) struct PortPrefix {
 /// One row of a port set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct PortEntry {
-    /// Protocol and ports of it; `None`: whatever no other entry is about.
+    /// Protocol and ports; `None` matches everything that no other entry matches.
     pub(super) what: Option<(u8, PortPrefix)>,
     pub(super) ordinal: u16,
     pub(super) allow: bool,
 }
 
-/// The rows of a port set, without anything that says whose they are: rules with the same ports share one.
+/// The rows of a port set, independent of the rules: rules with the same ports share one set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct PortSet(pub(super) Vec<PortEntry>);
 
@@ -65,7 +65,7 @@ impl PortEntry {
     }
 }
 
-/// The fewest prefixes that cover the ports from `first` to `last` and no other.
+/// The smallest list of prefixes that covers exactly the ports from `first` to `last`.
 pub(super) fn prefixes(first: u16, last: u16) -> Vec<PortPrefix> {
     let (mut next, end) = (u32::from(first), u32::from(last) + 1);
     let mut found = Vec::new();
@@ -90,7 +90,7 @@ pub(super) struct Ordinals {
 }
 
 impl Ordinals {
-    /// The position of the rule, which is new or known. Past what 16 bits can name, rules go by the last name.
+    /// The position of the rule, which is added if it is new. Rules beyond the 16-bit limit share the last position.
     pub(super) fn of(&mut self, rule: &Arc<RuleRef>) -> u16 {
         if let Some(ordinal) = self.known.get(rule) {
             return *ordinal;
@@ -112,7 +112,7 @@ impl Ordinals {
     }
 }
 
-/// The port set that allows what any of the rules does; of rules with the same prefix the first one is named.
+/// The port set that allows the ports of any of the rules; of rules with the same prefix the first one is named.
 pub(super) fn allowing<'a>(
     rules: impl IntoIterator<Item = (&'a Arc<RuleRef>, Vec<PortRange>)>,
 ) -> (PortSet, Vec<Arc<RuleRef>>) {

@@ -1,4 +1,4 @@
-//! Prefixes of addresses, in the dataplane's form.
+//! Defines prefixes of addresses in the dataplane's form.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ const V4_BITS: u8 = 96;
 /// Bits of the network before the address.
 const NETWORK_BITS: u32 = 32;
 
-/// A prefix of addresses in the dataplane's form. Sorts before everything that lies in it.
+/// A prefix of addresses in the dataplane's form. Sorts before everything that it contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Prefix {
     bits: u128,
@@ -39,7 +39,7 @@ impl Prefix {
         Self::of(&IpNet::V4(ipnet::Ipv4Net::default()))
     }
 
-    /// The first bits.
+    /// The prefix of the first `length` bits.
     fn cut(bits: u128, length: u8) -> Self {
         let mask = u128::MAX.checked_shl(u32::from(BITS - length)).unwrap_or(0);
         Self {
@@ -48,7 +48,7 @@ impl Prefix {
         }
     }
 
-    /// What is left of it at this length, which is not more than its own.
+    /// The prefix shortened to this length, which must not exceed its own.
     pub(super) fn shortened(&self, length: u8) -> Self {
         Self::cut(self.bits, length)
     }
@@ -58,7 +58,7 @@ impl Prefix {
         self.length
     }
 
-    /// Whether the other lies in this one, or is the same.
+    /// Whether this prefix contains the other one or is equal to it.
     pub(super) fn contains(&self, other: &Self) -> bool {
         self.length <= other.length && Self::cut(other.bits, self.length) == *self
     }

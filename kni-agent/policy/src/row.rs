@@ -1,4 +1,4 @@
-//! Rows: what a policy set says about an identity.
+//! Computes the rows of a policy set for an identity.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ const FIRST_PORTS: u32 = 2;
 /// Rows by direction.
 pub(super) type Rows = [Option<PolicyValue>; 3];
 
-/// What rows refer to.
+/// The rules and port sets that rows refer to.
 #[derive(Debug)]
 pub(super) struct References {
     pub(super) ports: Interner<PortSet>,
@@ -52,7 +52,7 @@ impl References {
     }
 }
 
-/// The rows for peers that have none of their own.
+/// The wildcard rows: for peers that have none of their own.
 pub(super) fn for_everybody(set: &PolicySet, references: &mut References) -> Rows {
     DIRECTIONS.map(|direction| match direction {
         PolicyDirection::Egress | PolicyDirection::Ingress if !set.isolates(direction) => Some(UNRESTRICTED),
@@ -66,7 +66,7 @@ pub(super) fn for_everybody(set: &PolicySet, references: &mut References) -> Row
     })
 }
 
-/// The rows for an identity, where it gets something else than everybody.
+/// The rows for an identity, where they differ from the wildcard rows.
 pub(super) fn for_identity(set: &PolicySet, identity: &Identity, all: &Rows, references: &mut References) -> Rows {
     let mut rows = DIRECTIONS.map(|direction| match direction {
         PolicyDirection::Egress | PolicyDirection::Ingress => allow_row(set, identity, direction, references),
@@ -84,19 +84,19 @@ pub(super) fn for_identity(set: &PolicySet, identity: &Identity, all: &Rows, ref
     rows
 }
 
-/// The row of a direction that no policy is about.
+/// The row of a direction in which no policy isolates.
 pub(super) const UNRESTRICTED: PolicyValue = PolicyValue {
     ports: PORTS_ALL,
     rule: 0,
 };
 
-/// A row that denies, which is the same as no row at all.
+/// A row that denies, which is equivalent to no row.
 pub(super) const NOTHING: PolicyValue = PolicyValue {
     ports: PORTS_NONE,
     rule: 0,
 };
 
-/// A rule and the ports it opens; `None`: all.
+/// A rule and the ports that it allows; `None`: all.
 type Opened<'a> = (&'a Rule, Option<Vec<PortRange>>);
 
 fn allow_row(
@@ -125,7 +125,7 @@ fn allow_row(
     union(rules, references)
 }
 
-/// The ports of a rule: names are the receiver's.
+/// The ports of a rule; names are resolved with the ports of the receiver.
 fn resolved(
     set: &PolicySet,
     peer: Option<&Identity>,

@@ -1,10 +1,10 @@
-//! Label selectors: whether they match, and which of many may.
+//! Matches label selectors, and indexes them by label.
 
 use std::collections::HashMap;
 
 use kni_model::policy::{Labels, Operator, Selector};
 
-/// Whether all requirements hold. Without any they do.
+/// Whether all requirements hold. An empty selector matches everything.
 pub fn matches(selector: &Selector, labels: &Labels) -> bool {
     selector.requirements.iter().all(|requirement| {
         let value = labels.get(&requirement.key);
@@ -17,7 +17,7 @@ pub fn matches(selector: &Selector, labels: &Labels) -> bool {
     })
 }
 
-/// Finds the selectors that may match without trying all: most ask for a label with one of a few values.
+/// Finds the selectors that may match without trying all: most require a label with one of a few values.
 #[derive(Debug)]
 pub(super) struct LabelIndex<T> {
     by_label: HashMap<String, HashMap<String, Vec<T>>>,
@@ -50,7 +50,7 @@ impl<T: Copy> LabelIndex<T> {
         }
     }
 
-    /// Every selector that matches is among these, none of them twice.
+    /// The selectors that may match, without duplicates; includes every selector that matches.
     pub(super) fn candidates<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = T> + 'a {
         let found = labels
             .iter()

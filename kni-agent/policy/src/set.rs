@@ -1,4 +1,4 @@
-//! Policy sets: what all policies that select an interface say together.
+//! Defines policy sets: the combination of all policies that select an interface.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -15,24 +15,24 @@ use super::{
 /// The directions with allow rules.
 pub(super) const ALLOWING: [PolicyDirection; 2] = [PolicyDirection::Egress, PolicyDirection::Ingress];
 
-/// Every direction, by its number in the dataplane.
+/// Every direction, in the order of its number in the dataplane.
 pub(super) const DIRECTIONS: [PolicyDirection; 3] = [
     PolicyDirection::Egress,
     PolicyDirection::Ingress,
     PolicyDirection::Beyond,
 ];
 
-/// What makes sets equal.
+/// The key of a policy set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct SetContent {
-    /// By name of the policy.
+    /// Sorted by name of the policy.
     bodies: Vec<Arc<Body>>,
-    /// What the names of ingress ports stand for on the selected pod, sorted.
+    /// The container ports of the selected pod that names in ingress rules refer to, sorted.
     names: Vec<ContainerPort>,
 }
 
 impl SetContent {
-    /// Of the policies that select an interface of a pod with these ports, sorted by name.
+    /// The set of policies, sorted by name, that select an interface of a pod with these ports.
     pub(super) fn new(bodies: Vec<Arc<Body>>, ports: &[ContainerPort]) -> Self {
         let rules = bodies
             .iter()
@@ -42,7 +42,7 @@ impl SetContent {
         Self { bodies, names }
     }
 
-    /// Whether no policy says anything.
+    /// Whether no policy has an effect.
     pub(super) fn is_empty(&self) -> bool {
         self.bodies.is_empty()
     }
@@ -59,25 +59,25 @@ impl SetContent {
     }
 }
 
-/// Where a rule stands in a set: policy, then position.
+/// The position of a rule in a set: policy, then index.
 pub(super) type Place = (usize, usize);
 
-/// A set, ready to be asked about peers.
+/// A policy set, indexed by peers.
 #[derive(Debug)]
 pub(super) struct PolicySet {
     pub(super) number: u32,
     pub(super) content: Arc<SetContent>,
-    /// Rules with the peer, in order, by [`ALLOWING`].
+    /// Rules that name the peer, in order, by [`ALLOWING`].
     by_peer: [HashMap<Arc<Peer>, Vec<Place>>; 2],
-    /// Rules for everybody, in order, by [`ALLOWING`].
+    /// Rules that match every peer, in order, by [`ALLOWING`].
     everybody: [Vec<Place>; 2],
-    /// Peers of rules about what is beyond.
+    /// Peers of rules about external destinations.
     beyond: HashSet<Arc<Peer>>,
     /// Every peer, sorted.
     pub(super) peers: Vec<Arc<Peer>>,
-    /// Names that stand for ports of the peer.
+    /// Port names that are resolved with the ports of the peer.
     pub(super) names: BTreeSet<NamedPort>,
-    /// Whether everybody may be sent to by such a name.
+    /// Whether a rule allows such a port name to every peer.
     pub(super) everybody_by_name: bool,
 }
 
@@ -130,12 +130,12 @@ impl PolicySet {
         self.content.bodies.iter().any(|body| body.isolates(direction))
     }
 
-    /// Whether any rule about what is beyond has one of these peers.
+    /// Whether any rule about external destinations has one of these peers.
     pub(super) fn is_beyond(&self, peers: &[Arc<Peer>]) -> bool {
         peers.iter().any(|peer| self.beyond.contains(peer))
     }
 
-    /// Rules for everybody.
+    /// The rules that match every peer.
     pub(super) fn everybody(&self, direction: PolicyDirection) -> impl Iterator<Item = &Rule> {
         let places = ALLOWING
             .iter()
@@ -169,7 +169,7 @@ impl PolicySet {
         self.content.bodies.get(policy)?.allows(direction)?.get(position)
     }
 
-    /// The numbers of the selected pod's named ports.
+    /// The named ports of the selected pod that rules refer to.
     pub(super) fn own_names(&self) -> &[ContainerPort] {
         &self.content.names
     }

@@ -1,4 +1,4 @@
-//! Numbers that are the same after every restart: hashes of content, and tables that hand them out.
+//! Assigns numbers that are the same after every restart: hashes of content, with tables that resolve collisions.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -8,18 +8,18 @@ use std::{
 
 use fnv::FnvHasher;
 
-/// How much is remembered of what is no longer in force, so that late events can still be named.
+/// Maximum number of retired entries, so that late events can still be resolved to names.
 const MAX_RETIRED: usize = 1024;
 
-/// A hash of content that does not change between runs of one build. Another build may hash in another way: then the
-/// first plan moves everything to new numbers, which costs time and no packet.
+/// A hash of content that is stable between runs of one build. Another build may hash differently: then the first plan
+/// moves everything to new numbers, which takes time but drops no packet.
 pub(super) fn hash(value: &(impl Hash + ?Sized)) -> u64 {
     let mut hasher = FnvHasher::default();
     value.hash(&mut hasher);
     hasher.finish()
 }
 
-/// The number of content: at least `first`, and the next one that is not taken.
+/// The number of content: at least `first`, and the next one that is free after a collision.
 pub(super) fn number(value: &(impl Hash + ?Sized), first: u32, taken: impl Fn(u32) -> bool) -> u32 {
     let hash = hash(value);
     let folded = (hash ^ (hash >> 32)) & u64::from(u32::MAX);
@@ -30,7 +30,7 @@ pub(super) fn number(value: &(impl Hash + ?Sized), first: u32, taken: impl Fn(u3
     number
 }
 
-/// Content by number. The same content has one number, two contents never share one.
+/// Content by number. Equal content has one number; different contents never share one.
 #[derive(Debug)]
 pub(super) struct Interner<K> {
     first: u32,
@@ -40,7 +40,7 @@ pub(super) struct Interner<K> {
 }
 
 impl<K: Hash + Eq> Interner<K> {
-    /// Numbers from `first` on.
+    /// An empty table with numbers from `first`.
     pub(super) fn new(first: u32) -> Self {
         Self {
             first,
@@ -50,7 +50,7 @@ impl<K: Hash + Eq> Interner<K> {
         }
     }
 
-    /// The number of the content.
+    /// The number of the content; assigned on first use.
     pub(super) fn intern(&mut self, content: K) -> u32 {
         if let Some(number) = self.numbers.get(&content) {
             return *number;
@@ -62,7 +62,7 @@ impl<K: Hash + Eq> Interner<K> {
         number
     }
 
-    /// The content with this number, also one that was retired lately.
+    /// The content of a number, also if it was retired recently.
     pub(super) fn get(&self, number: u32) -> Option<&Arc<K>> {
         let mut retired = self.retired.iter().rev();
         self.contents
@@ -70,7 +70,7 @@ impl<K: Hash + Eq> Interner<K> {
             .or_else(|| retired.find(|(gone, _)| *gone == number).map(|(_, content)| content))
     }
 
-    /// Remembers content under a number that it has only for a moment.
+    /// Records content under a temporary number.
     pub(super) fn also(&mut self, number: u32, content: Arc<K>) {
         if self.retired.len() >= MAX_RETIRED {
             self.retired.pop_front();
@@ -78,7 +78,7 @@ impl<K: Hash + Eq> Interner<K> {
         self.retired.push_back((number, content));
     }
 
-    /// Retires what is not used.
+    /// Retires unused entries.
     pub(super) fn retain(&mut self, used: impl Fn(u32) -> bool) {
         let gone: Vec<u32> = self.contents.keys().copied().filter(|number| !used(*number)).collect();
         for number in gone {
@@ -94,7 +94,7 @@ impl<K: Hash + Eq> Interner<K> {
 mod tests {
     use super::*;
 
-    /// Everything has the same hash.
+    /// Content whose hash always collides.
     #[derive(Debug, PartialEq, Eq)]
     struct Colliding(&'static str);
 

@@ -1,4 +1,4 @@
-//! The tables as they should be, brought up to date where sets or identities came or went.
+//! Compiles the desired tables, incrementally where sets or identities change.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -18,19 +18,19 @@ use super::{
     stable::Interner,
 };
 
-/// Compiles.
+/// Compiles policies and pods into tables.
 #[derive(Debug)]
 pub(super) struct Compiler {
     pub(super) identities: Interner<Identity>,
     pub(super) references: References,
     networks: BTreeMap<u32, Network>,
-    /// What each set says to everybody.
+    /// The wildcard rows of each set.
     everybody: BTreeMap<u32, Rows>,
     /// Port sets that have rows, in order.
     ports: Vec<u32>,
 }
 
-/// The tables as they should be, and what the tables do not say.
+/// The desired tables, with data that the tables do not contain.
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
     pub(super) tables: PolicyTables,
@@ -38,17 +38,17 @@ pub(super) struct Wanted {
     pub(super) networks: BTreeMap<EndpointId, u32>,
 }
 
-/// What is in use in a network.
+/// The sets and identities in use in a network.
 #[derive(Debug)]
 struct Network {
     questions: Questions,
     /// Without 0.
     identities: BTreeSet<u32>,
-    /// What stands in the tables.
+    /// The prefixes in the tables.
     prefixes: Vec<(Prefix, u32)>,
 }
 
-/// What a network's endpoints need, before it is compiled.
+/// The requirements of the endpoints of a network, before compilation.
 #[derive(Default)]
 struct Needs<'a> {
     sets: BTreeMap<u32, Arc<PolicySet>>,
@@ -69,7 +69,7 @@ impl Default for Compiler {
 }
 
 impl Compiler {
-    /// Brings the tables up to date with these pods.
+    /// Updates the tables for these pods.
     pub(super) fn compile(&mut self, pods: &Pods, wanted: &mut Wanted) {
         let mut needs = needs(pods);
         for network in self.networks.keys() {
@@ -85,7 +85,7 @@ impl Compiler {
         self.ports(&mut wanted.tables);
     }
 
-    /// The rows for everybody, of the sets that are in use anywhere.
+    /// Updates the wildcard rows of the sets that are in use in any network.
     fn everybody(&mut self, needs: &BTreeMap<u32, Needs<'_>>, tables: &mut PolicyTables) {
         let sets: BTreeMap<u32, &Arc<PolicySet>> = needs
             .values()
@@ -170,7 +170,7 @@ impl Compiler {
         }
     }
 
-    /// Port sets are few, and shared by rows of all networks.
+    /// Updates the rows of the port sets, which are few and shared by all networks.
     fn ports(&mut self, tables: &mut PolicyTables) {
         let mut used: Vec<u32> = tables
             .policy
@@ -190,7 +190,7 @@ impl Compiler {
         self.ports = used;
     }
 
-    /// Retires what the tables do not use.
+    /// Retires numbers that the tables do not use.
     pub(super) fn retain(&mut self, tables: &PolicyTables) {
         let networks: Vec<&Network> = self.networks.values().collect();
         let is_used = |number| networks.iter().any(|network| network.identities.contains(&number));
@@ -206,7 +206,7 @@ impl Compiler {
 }
 
 impl Network {
-    /// Writes and removes rows where the prefixes, in order as before, are others.
+    /// Writes and removes rows for the differences between the old and the new prefixes; both are sorted.
     fn set_prefixes(&mut self, number: u32, prefixes: Vec<(Prefix, u32)>, tables: &mut PolicyTables) {
         let mut after = prefixes.iter().peekable();
         for known in &self.prefixes {
@@ -225,7 +225,7 @@ impl Network {
         self.prefixes = prefixes;
     }
 
-    /// Removes the rows of sets that are gone, and of identities that are not among those in use now.
+    /// Removes the rows of removed sets, and of identities that are no longer in use.
     fn forget(
         &self,
         gone: &BTreeSet<u32>,
@@ -271,7 +271,7 @@ fn needs(pods: &Pods) -> BTreeMap<u32, Needs<'_>> {
             .iter()
             .filter(|interface| interface.endpoint.is_none())
         {
-            // A network without endpoints has no use for identities.
+            // A network without endpoints needs no identities.
             let Some(needs) = needs.get_mut(&interface.network_id.get()) else {
                 continue;
             };

@@ -1,4 +1,4 @@
-//! The semantics of `NetworkPolicy` and `MultiNetworkPolicy`, line by line, in a world of nine pods.
+//! Checks the semantics of `NetworkPolicy` and `MultiNetworkPolicy` in a cluster of nine pods.
 
 use kni_model::policy::{Labels, Operator, Policy, PolicyKind, PolicyPeer, PolicyScope, Requirement, Selector};
 
@@ -20,7 +20,7 @@ fn engine(policies: &[Policy]) -> PolicyEngine {
     engine
 }
 
-/// Compares all 81 pairs with a table: the pairs that pass are those for which `expected` says so.
+/// Compares all 81 pairs of pods with `expected`: exactly the pairs for which it returns `true` are allowed.
 fn check(engine: &PolicyEngine, protocol: u8, port: u16, expected: impl Fn(&str, &str) -> bool) {
     for from in NINE {
         for to in NINE.into_iter().filter(|to| *to != from) {
@@ -122,7 +122,7 @@ fn the_label_of_the_namespaces_name_is_implied() {
     check(&engine, TCP, 80, |from, to| {
         namespace(to) != "x" || namespace(from) == "y"
     });
-    // Also when nobody lists the namespaces.
+    // Also when the namespaces are not listed.
     engine.set_namespaces([].into());
     settle(&mut engine);
     check(&engine, TCP, 80, |from, to| {
@@ -200,7 +200,7 @@ fn named_ports_of_the_selected_pod() {
     });
     check(&engine, TCP, 80, |_, to| namespace(to) != "x");
     check(&engine, UDP, 81, |_, to| namespace(to) != "x");
-    // Another pod may mean another number by the same name.
+    // The same name may refer to another number in another pod.
     let mut other = nine_pod("x/a", at("x/a").try_into().unwrap());
     other.ports = vec![named("serve-81-tcp", TCP, 82), named("serve-81-tcp", UDP, 83)];
     engine.put_pod(other);
@@ -254,7 +254,7 @@ fn blocks_overlap_and_except() {
         block("fd00::4/126"),
     ];
     let engine = engine(&[ingress("x/p", "pod=a", &[rule(&peers, &[])])]);
-    // 1 to 3 are excepted; 4 to 7 are as well, but another block allows them; 8 and 9 were never excepted.
+    // 1 to 3 are excluded; 4 to 7 are excluded too, but another block allows them; 8 and 9 were never excluded.
     check(&engine, TCP, 80, |from, to| to != "x/a" || at(from) >= 4);
 }
 

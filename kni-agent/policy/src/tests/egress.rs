@@ -1,4 +1,4 @@
-//! Egress policies: rules with an order, several policies at once, and source addresses.
+//! Checks egress policies: ordered rules, several policies at once, and source addresses.
 
 use std::net::IpAddr;
 
@@ -45,7 +45,7 @@ fn engine(policies: &[Policy]) -> PolicyEngine {
     engine
 }
 
-/// Whether endpoint 1 may leave for there, and the rule that decided.
+/// Whether endpoint 1 may send to this external address, and the rule that decided.
 fn ask(engine: &PolicyEngine, to: &str, protocol: u8, port: u16) -> (bool, Option<String>) {
     let tables = engine.tables();
     let set = tables.endpoints[&EndpointId(1)].policy;
@@ -136,7 +136,7 @@ fn what_is_allowed_otherwise_has_a_name() {
 
 #[test]
 fn a_default_denial_inside_a_rules_denial_is_still_a_denial() {
-    // Everything is denied by b; TCP 443 by the default of a.
+    // Policy b denies everything; the default of a denies TCP 443.
     let a = egress_policy("x/a", &[allow(&[], &[port(TCP, "80")])], false);
     let b = egress_policy(
         "x/b",

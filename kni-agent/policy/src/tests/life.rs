@@ -1,4 +1,4 @@
-//! What operators and the agent ask over time: names of rules, restarts, plans that fail.
+//! Checks behaviour over time: names of rules, restarts and failed plans.
 
 use std::collections::BTreeSet;
 
@@ -52,7 +52,7 @@ fn a_trail_leads_to_the_rule_and_a_denial_to_who_isolates() {
     assert_eq!(isolating(&engine), ["NetworkPolicy x/deny", "NetworkPolicy x/p"]);
     assert_eq!(engine.isolating(set, PolicyDirection::Egress), []);
     assert_eq!(engine.members(&two_rules().reference), [EndpointId(1)]);
-    // Events may come late.
+    // Events may arrive late.
     engine.set_policies(Vec::<Policy>::new());
     settle(&mut engine);
     assert_eq!(name(&engine, 4, 82), expected);
@@ -208,7 +208,7 @@ fn an_endpoint_that_begins_is_always_put_into_force() {
     engine.remove_pod(&nine_pod("x/a", 1).sandbox);
     assert_eq!(settle(&mut engine), []);
     assert!(!engine.tables().endpoints.contains_key(&EndpointId(1)));
-    // The number's next owner, while the last one's teardown is still to be heard of.
+    // The next owner of the number, before the teardown of the previous one is reported.
     let mut next = nine_pod("x/new", 2);
     next.sandbox = "next".parse().unwrap();
     engine.put_pod(next);
@@ -263,7 +263,7 @@ fn a_plan_that_failed_half_way_is_put_right() {
         vec![ingress("x/p", "", &[rule(&[pods_of("ns=z", "")], &[])])],
         vec![],
     ];
-    // Wherever it stops, and whatever is wanted next.
+    // For every step at which the plan may stop, and any desired state that follows.
     for stop in 0..12 {
         for (next, wanted) in policies.iter().enumerate() {
             let mut engine = nine();
@@ -287,7 +287,7 @@ fn a_plan_that_failed_half_way_is_put_right() {
     }
 }
 
-/// As `apply`, but what is to be removed may be gone.
+/// Like `apply`, but rows to remove may be missing.
 fn carry_out(tables: &mut PolicyTables, step: &PolicyStep) {
     match step {
         PolicyStep::RemoveIdentities(keys) => tables.identities.retain(|key, _| !keys.contains(key)),
@@ -316,7 +316,7 @@ fn a_pod_that_was_in_front_of_a_block_leaves_it_as_it_was() {
         .for_each(|interface| interface.endpoint = None);
     engine.put_pod(pod.clone());
     settle(&mut engine);
-    // More identities come and go than the engine remembers.
+    // More identities are added and removed than the engine remembers.
     let many: Vec<_> = (0..1100)
         .map(|n| block(&format!("10.9.{}.{}/32", n / 256, n % 256)))
         .collect();

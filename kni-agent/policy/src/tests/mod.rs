@@ -1,4 +1,4 @@
-//! Tests of the engine as a whole: against a direct reading of the policies, and of every moment between two states.
+//! Checks the whole engine against a direct evaluation of the policies, including every state between two plans.
 
 mod cases;
 mod egress;

@@ -1,4 +1,4 @@
-//! What the policies allow, read anew for each question, without a line of the compiler.
+//! Evaluates policies directly for each question, independent of the compiler.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -8,7 +8,7 @@ use kni_model::policy::{
     PolicyPort, PolicyScope, PortMatch, Selector,
 };
 
-/// The input.
+/// The inputs of the engine.
 #[derive(Debug, Clone, Default)]
 pub(super) struct World {
     pub(super) namespaces: BTreeMap<String, Labels>,
@@ -16,7 +16,7 @@ pub(super) struct World {
     pub(super) policies: Vec<Policy>,
 }
 
-/// The other end.
+/// The remote end of a flow.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Other<'a> {
     pub(super) address: IpAddr,
@@ -24,7 +24,7 @@ pub(super) struct Other<'a> {
 }
 
 impl World {
-    /// Whether the policies that select an interface let it talk with the other end.
+    /// Whether the policies that select an interface allow traffic with the remote end.
     pub(super) fn allows(
         &self,
         direction: PolicyDirection,
@@ -120,7 +120,7 @@ fn holds(selector: &Selector, labels: &Labels) -> bool {
     true
 }
 
-/// Bit by bit.
+/// Compares bit by bit.
 fn inside(range: &IpNet, address: IpAddr) -> bool {
     let differing = match (range.addr(), address) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),

@@ -1,4 +1,4 @@
-//! Random worlds: the tables say what the policies say.
+//! Checks with random inputs that the tables enforce the policies.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -38,7 +38,7 @@ pub(super) const ASKED: [(u8, u16); 9] = [
     (ICMP, 0),
 ];
 
-/// A change of one thing.
+/// A single change.
 #[derive(Debug, Clone)]
 pub(super) enum Change {
     Pod(usize, Option<PolicyPod>),
@@ -46,7 +46,7 @@ pub(super) enum Change {
     Namespaces(BTreeMap<String, Labels>),
 }
 
-/// Worlds by what is in their slots.
+/// The inputs by slot.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Slots {
     pods: BTreeMap<usize, PolicyPod>,
@@ -74,7 +74,7 @@ impl Slots {
     }
 }
 
-/// Tells the engine what it does not know yet.
+/// Passes the changes between two worlds to the engine.
 pub(super) fn tell(engine: &mut PolicyEngine, before: &World, now: &World) {
     engine.set_policies(now.policies.clone());
     engine.set_namespaces(now.namespaces.clone());
@@ -90,7 +90,7 @@ pub(super) fn tell(engine: &mut PolicyEngine, before: &World, now: &World) {
     }
 }
 
-/// Every question that can be asked of the tables about an endpoint: direction, the other end, and its identity.
+/// Every lookup that is possible for an endpoint: direction, remote end, and its identity.
 pub(super) fn questions<'a>(
     world: &'a World,
     tables: &PolicyTables,
@@ -311,7 +311,7 @@ pub(super) fn any_change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// Batches of changes, each one told at once; the first one is large.
+/// Batches of changes; the changes of a batch are applied one at a time. The first batch is large.
 pub(super) fn any_history() -> impl Strategy<Value = Vec<Vec<Change>>> {
     let first = prop::collection::vec(any_change(), 8..20);
     let more = prop::collection::vec(prop::collection::vec(any_change(), 1..4), 1..5);
@@ -335,7 +335,7 @@ proptest! {
             check(&engine, &world)?;
             before = world;
         }
-        // An agent that starts again with this input, whatever led there, wants the very same.
+        // A restarted agent with this input computes the same tables, regardless of the history.
         let mut again = PolicyEngine::new(engine.tables().clone());
         for pod in before.pods.iter().rev() {
             again.put_pod(pod.clone());
@@ -346,7 +346,7 @@ proptest! {
         again.confirm();
         prop_assert_eq!(again.tables(), engine.tables());
         check(&again, &before)?;
-        // And without policies nothing is left.
+        // Without policies no rows remain.
         engine.set_policies(Vec::<Policy>::new());
         settle(&mut engine);
         let tables = engine.tables();

@@ -1,4 +1,4 @@
-//! How many rows there are, and that none are left behind.
+//! Checks the number of rows, and that no rows are left behind.
 
 use kni_model::{PolicyTables, policy::Policy};
 
@@ -23,7 +23,7 @@ fn rules_with_the_same_ports_share_them() {
         (tables.policy.len(), tables.ports.len(), tables.identities.len())
     };
     let (few, ports, _) = rows(10);
-    // Two rows for everybody: egress and beyond. One set, as all pods of x are selected alike.
+    // Two wildcard rows: egress and external. One set, because all pods of x are selected alike.
     assert_eq!(few, 10 + 2);
     assert_eq!(rows(1000), (1000 + 2, ports, 1000));
 }

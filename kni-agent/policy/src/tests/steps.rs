@@ -1,4 +1,4 @@
-//! Every moment of a plan: after each single row, every packet is judged as before or as after.
+//! Checks every intermediate state of a plan: after each single row, every packet is judged as before or as after.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -22,7 +22,7 @@ const OUTSIDE: [&str; 6] = [
     "2001:db8::1",
 ];
 
-/// Who may be asked about in both worlds: endpoints that stay, and addresses that are no endpoint's in either.
+/// The lookups that are valid in both worlds: endpoints that stay, and addresses that belong to no endpoint in either.
 struct Asked {
     networks: BTreeMap<EndpointId, u32>,
     addresses: Vec<IpAddr>,
@@ -64,7 +64,7 @@ impl Asked {
         }
     }
 
-    /// Every answer, in a fixed order.
+    /// Every decision, in a fixed order.
     fn answers(&self, tables: &PolicyTables) -> Vec<bool> {
         let mut answers = Vec::new();
         for (id, network) in &self.networks {
@@ -94,7 +94,7 @@ impl Asked {
     }
 }
 
-/// The step, row by row.
+/// Splits a step into single rows.
 fn rows(step: &PolicyStep) -> Vec<PolicyStep> {
     match step.clone() {
         PolicyStep::PutPorts(rows) => rows.into_iter().map(|row| PolicyStep::PutPorts(vec![row])).collect(),
@@ -132,7 +132,7 @@ fn nothing_changes_its_meaning(tables: &PolicyTables, row: &PolicyStep) -> Resul
     Ok(())
 }
 
-/// Goes from one world to the next and looks at every moment in between.
+/// Moves from one world to the next and checks every intermediate state.
 fn watch(engine: &mut PolicyEngine, before: &World, world: &World) -> Result<(), TestCaseError> {
     tell(engine, before, world);
     let mut tables = engine.tables().clone();
@@ -154,8 +154,8 @@ fn watch(engine: &mut PolicyEngine, before: &World, world: &World) -> Result<(),
     Ok(())
 }
 
-/// A pod leaves a policy set that another one keeps, while a peer of both changes its labels: it is allowed before and
-/// after, by another policy, and must be all along.
+/// A pod leaves a policy set that another pod keeps, while a peer of both changes its labels: another policy allows it
+/// before and after, so it must be allowed at all times.
 #[test]
 fn who_leaves_a_set_that_others_keep_does_not_see_its_future() {
     let to = |name: &str, t: &str, role: &str| ingress(name, t, &[rule(&[pods(role)], &[])]);

@@ -1,4 +1,4 @@
-//! Short ways to write policies and pods, and to ask tables as the programs do.
+//! Provides shorthand for policies and pods, and evaluates tables as the eBPF programs do.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -51,7 +51,7 @@ pub(crate) fn pods_of(namespaces: &str, text: &str) -> PolicyPeer {
     }
 }
 
-/// `10.0.0.0/8 10.1.0.0/16`: a range, and what is not of it.
+/// `10.0.0.0/8 10.1.0.0/16`: a range and its exceptions.
 pub(crate) fn block(text: &str) -> PolicyPeer {
     let mut ranges = text.split_whitespace().map(|range| range.parse().unwrap());
     PolicyPeer::Block {
@@ -113,7 +113,7 @@ pub(crate) fn egress(name: &str, selector: &str, rules: &[PolicyRule]) -> Policy
 }
 
 /// A pod `namespace/name` with an interface in each of these networks, the first one primary. Its addresses end with
-/// `number`, its endpoints are `number` and 100 more for each further network.
+/// `number`; its endpoints are `number` plus 100 for each additional network.
 pub(crate) fn pod(name: &str, text: &str, number: u16, networks: &[&str]) -> PolicyPod {
     let (namespace, name) = name.split_once('/').unwrap();
     let interfaces = networks.iter().zip(0_u16..).map(|(network, position)| PolicyInterface {
@@ -156,8 +156,8 @@ pub(crate) fn named(name: &str, protocol: u8, port: u16) -> ContainerPort {
     }
 }
 
-/// Namespaces x, y and z (label `ns`), with pods a, b and c (label `pod`) in each, on `default` and `net1`: endpoints 1 to
-/// 9, and 101 to 109.
+/// Namespaces x, y and z (label `ns`), with pods a, b and c (label `pod`) in each, on `default` and `net1`: endpoints 1
+/// to 9, and 101 to 109.
 pub(crate) fn nine() -> PolicyEngine {
     let mut engine = PolicyEngine::new(PolicyTables::default());
     let namespaces: BTreeMap<String, Labels> = ["x", "y", "z"]
@@ -186,7 +186,7 @@ pub(crate) fn nine_pod(name: &str, number: u16) -> PolicyPod {
     pod
 }
 
-/// Carries out the plan on a copy of the tables, compares, and confirms.
+/// Carries out the plan on a copy of the tables, compares the result, and confirms.
 pub(crate) fn settle(engine: &mut PolicyEngine) -> Vec<PolicyStep> {
     let mut tables = engine.tables().clone();
     let steps = engine.plan();
@@ -216,7 +216,7 @@ pub(crate) fn apply(tables: &mut PolicyTables, step: &PolicyStep) {
     }
 }
 
-/// The identity of an address that is no local endpoint's: the longest row around it.
+/// The identity of an address that does not belong to a local endpoint: that of the longest matching row.
 pub(crate) fn identity_beyond(tables: &PolicyTables, network: u32, address: IpAddr) -> u32 {
     let mut bits = network.to_be_bytes().to_vec();
     bits.extend(address::from_ip(address));
@@ -232,7 +232,7 @@ pub(crate) fn identity_beyond(tables: &PolicyTables, network: u32, address: IpAd
         .map_or(0, |(_, identity)| *identity)
 }
 
-/// Whether endpoint `from` may send to endpoint `to`, over IPv4 and over IPv6, as long as both say the same.
+/// Whether endpoint `from` may send to endpoint `to`; IPv4 and IPv6 must agree.
 pub(crate) fn passes(engine: &PolicyEngine, from: u32, to: u32, protocol: u8, port: u16) -> bool {
     let tables = engine.tables();
     let (from, to) = (tables.endpoints[&EndpointId(from)], tables.endpoints[&EndpointId(to)]);
@@ -245,8 +245,8 @@ pub(crate) fn passes(engine: &PolicyEngine, from: u32, to: u32, protocol: u8, po
     v4
 }
 
-/// Whether an endpoint of the default network may send to an address that is no local endpoint's, as far as egress rules
-/// say, and as far as egress policies say.
+/// Whether an endpoint of the default network may send to an address that does not belong to a local endpoint:
+/// according to egress rules, and according to egress policies.
 pub(crate) fn leaves(engine: &PolicyEngine, from: u32, to: &str, protocol: u8, port: u16) -> (bool, bool) {
     let tables = engine.tables();
     let identity = identity_beyond(tables, 1, to.parse().unwrap());

@@ -1,4 +1,4 @@
-//! The row that decides about a prefix: its own, or the longest one around it.
+//! Finds the row that applies to a prefix: its own, or the longest one that contains it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -6,7 +6,7 @@ use kni_common::policy::IdentityKey;
 
 use crate::prefix::{parts, shortened};
 
-/// The rows around prefixes, found by length.
+/// Finds the rows that contain a prefix, by length.
 pub(super) struct Around<'a> {
     rows: &'a BTreeMap<IdentityKey, u32>,
     /// Lengths in use by network, longest first.
@@ -14,10 +14,10 @@ pub(super) struct Around<'a> {
 }
 
 impl<'a> Around<'a> {
-    /// Over these rows.
+    /// An index of these rows.
     pub(super) fn new(rows: &'a BTreeMap<IdentityKey, u32>) -> Self {
         let mut lengths: HashMap<u32, BTreeSet<u32>> = HashMap::new();
-        // Rows are sorted by length, so that most repeat what the one before says.
+        // Rows are sorted by length, so most have the same length as the previous one.
         let mut last = None;
         for place in rows.keys().map(parts) {
             if last != Some(place) {
@@ -34,7 +34,7 @@ impl<'a> Around<'a> {
         }
     }
 
-    /// What the longest row says that contains the whole prefix; 0 without one.
+    /// The identity of the longest row that contains the whole prefix; 0 without one.
     pub(super) fn identity(&self, key: &IdentityKey) -> u32 {
         let (network, length) = parts(key);
         let lengths = self.lengths.get(&network).into_iter().flatten();

@@ -1,4 +1,4 @@
-//! What changes its set or its identity: endpoints, and prefixes of addresses that are no endpoint's.
+//! Collects the endpoints and the external prefixes whose set or identity changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,27 +13,28 @@ use crate::prefix::parts;
 pub(super) struct MovedEndpoint {
     pub(super) id: EndpointId,
     pub(super) network: u32,
-    /// `None`: it begins.
+    /// `None`: the endpoint is new.
     pub(super) old: Option<Enforcement>,
     pub(super) new: Enforcement,
     pub(super) is_in_doubt: bool,
 }
 
-/// A prefix whose row changes. Its addresses have the identity `old` and get `new`, by this row or by those around it.
+/// A prefix whose row changes. Its addresses have the identity `old` and get `new`, by this row or by a surrounding
+/// one.
 #[derive(Debug)]
 pub(super) struct MovedPrefix {
     pub(super) key: IdentityKey,
     pub(super) network: u32,
     pub(super) old: u32,
     pub(super) new: u32,
-    /// What its row says now.
+    /// The current value of its row.
     there: Option<u32>,
     stays: bool,
     is_in_doubt: bool,
 }
 
 impl MovedPrefix {
-    /// Whether its row must be written for it to have this identity.
+    /// Whether the row must be written for the prefix to have this identity.
     pub(super) fn must_put(&self, identity: u32) -> bool {
         match self.there {
             _ if self.is_in_doubt => self.stays,
@@ -47,9 +48,9 @@ impl MovedPrefix {
 #[derive(Debug)]
 pub(super) struct Carriers {
     pub(super) endpoints: Vec<MovedEndpoint>,
-    /// Longest first, so that a row never covers addresses for which a longer one is still to come.
+    /// Longest first, so that a row never covers addresses whose longer row is not written yet.
     pub(super) prefixes: Vec<MovedPrefix>,
-    /// By network, what an endpoint that was there before has and gets: policy set.
+    /// By network, the old and the new policy set of existing endpoints.
     pub(super) sets: BTreeMap<u32, BTreeSet<(u32, u32)>>,
 }
 
@@ -85,7 +86,7 @@ impl Carriers {
         found
     }
 
-    /// Whether a single endpoint is all that changes: then it can do so at once.
+    /// Whether only a single endpoint changes: then one step is enough.
     pub(super) fn is_single(&self) -> bool {
         self.endpoints.len() <= 1 && self.prefixes.is_empty()
     }
@@ -109,7 +110,7 @@ impl Carriers {
     }
 }
 
-/// Identities that are carried in a network before anything moves.
+/// Identities that are in use in a network before the first step.
 pub(super) fn carried(from: &PolicyTables, networks: &BTreeMap<EndpointId, u32>, network: u32) -> BTreeSet<u32> {
     let there = |id: &EndpointId| networks.get(id) == Some(&network);
     let endpoints = from.endpoints.iter().filter(|(id, _)| there(id));

@@ -1,4 +1,4 @@
-//! The order in which endpoints and prefixes take up what is theirs.
+//! Orders the steps that move endpoints and prefixes to their new sets and identities.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,8 @@ use super::{
     standin::StandIns,
 };
 
-/// Moves endpoints and prefixes: to sets that stand in, to identities, to sets, and away from identities that stood in.
+/// Moves endpoints and prefixes: to stand-in sets, to new identities, to new sets, and from stand-in identities to the
+/// final ones.
 pub(super) fn steps(carriers: &Carriers, stand_ins: &StandIns) -> Vec<PolicyStep> {
     if carriers.is_single() {
         let rows = carriers.endpoints.iter().map(|moved| (moved.id, moved.new));
@@ -45,7 +46,7 @@ pub(super) fn steps(carriers: &Carriers, stand_ins: &StandIns) -> Vec<PolicyStep
         stood_in.then_some(moved.new)
     });
     moves.endpoints(|moved, _| moved.new);
-    // Those that begin, when all the others are there; and those that a failed plan may have left at any of the steps.
+    // New endpoints follow after all others, together with those that a failed plan may have left at any of the steps.
     let begin = carriers
         .endpoints
         .iter()
@@ -56,7 +57,7 @@ pub(super) fn steps(carriers: &Carriers, stand_ins: &StandIns) -> Vec<PolicyStep
     moves.steps
 }
 
-/// Steps so far, and where they have led the endpoints that were there before.
+/// The steps so far, and the resulting state of existing endpoints.
 struct Moves<'a> {
     steps: Vec<PolicyStep>,
     now: BTreeMap<EndpointId, (&'a MovedEndpoint, Enforcement)>,
@@ -92,7 +93,7 @@ impl<'a> Moves<'a> {
     }
 }
 
-/// Two steps of one kind in a row are one when no endpoint is in both.
+/// Merges the last two steps if they are of the same kind and have no endpoint in common.
 fn merge_last(steps: &mut Vec<PolicyStep>) {
     let Some(PolicyStep::Enforce(last)) = steps.pop_if(|step| matches!(step, PolicyStep::Enforce(_))) else {
         return;

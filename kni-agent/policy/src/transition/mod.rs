@@ -1,8 +1,9 @@
-//! The way from the tables as they are to the tables as wanted, in steps that no packet can trip over.
+//! Plans the steps from the current tables to the desired tables; no intermediate state drops a packet that both allow.
 //!
-//! First identities move, then endpoints take up their new sets, then what is no longer used goes. In between a set may
-//! meet an identity that it was not made for; the rows for that are written before, and say what the packet's old
-//! state said. Where one identity, or one set, would have to say two things at once, a stand-in takes its place.
+//! First the identities change, then the endpoints switch to their new sets, then unused rows are removed. In between a
+//! set may meet an identity that it was not compiled for; the rows for these pairs are written first and repeat the
+//! decision of the packet's old state. Where one identity or one set would need two different decisions, a stand-in
+//! replaces it.
 
 mod around;
 mod carriers;
@@ -16,7 +17,7 @@ use kni_model::{EndpointId, PolicyStep, PolicyTables};
 
 use self::{carriers::Carriers, standin::StandIns};
 
-/// Rows that may or may not be there, as a plan that touched them was not confirmed.
+/// Rows whose presence is unknown, because a plan that changed them was not confirmed.
 #[derive(Debug, Default)]
 pub(super) struct Doubt {
     policy: BTreeSet<PolicyKey>,
@@ -26,7 +27,7 @@ pub(super) struct Doubt {
 }
 
 impl Doubt {
-    /// Adds what these steps touch.
+    /// Adds the rows that these steps change.
     pub(super) fn add(&mut self, steps: &[PolicyStep]) {
         for step in steps {
             match step {
@@ -46,11 +47,11 @@ impl Doubt {
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) steps: Vec<PolicyStep>,
-    /// Sets that stand in for others for a moment, with whom they stand for.
+    /// Temporary stand-in sets, each with the set that it replaces.
     pub(super) stand_ins: Vec<(u32, u32)>,
 }
 
-/// The steps from one state to the other; `networks` says where each endpoint of `to` is.
+/// Plans the steps from one state to the other; `networks` holds the network of each endpoint of `to`.
 pub(super) fn plan(
     from: &PolicyTables,
     to: &PolicyTables,
@@ -119,7 +120,7 @@ fn gone<'a, K: Ord + Copy, V: PartialEq + Copy>(
     gone.chain(doubtful)
 }
 
-/// The keys with other values, in order, with both values.
+/// The keys whose values differ, in order, with both values.
 fn differences<'a, K: Ord + Copy, V: PartialEq + Copy>(
     from: &'a BTreeMap<K, V>,
     to: &'a BTreeMap<K, V>,

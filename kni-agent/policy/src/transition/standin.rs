@@ -1,5 +1,5 @@
-//! Rows for the time between: what sets that go say about identities that come, and who stands in where that is not one
-//! answer.
+//! Computes the rows for the intermediate states: decisions of removed sets about new identities, and stand-ins where
+//! these decisions conflict.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,10 +13,10 @@ use crate::{
     stable,
 };
 
-/// What a set says about an identity in each direction.
+/// The decision of a set about an identity in each direction.
 type Said = [PolicyValue; 3];
 
-/// The stand-ins of a plan and the rows for the time between.
+/// The stand-ins of a plan and the rows for the intermediate states.
 #[derive(Debug, Default)]
 pub(super) struct StandIns {
     pub(super) rows: BTreeMap<PolicyKey, PolicyValue>,
@@ -24,11 +24,11 @@ pub(super) struct StandIns {
     identities: BTreeMap<(u32, u32, u32), u32>,
     /// By network, old and new set.
     sets: BTreeMap<(u32, u32, u32), u32>,
-    /// Sets that stand in, with whom they stand for.
+    /// Stand-in sets, each with the set that it replaces.
     pub(super) named: Vec<(u32, u32)>,
 }
 
-/// A set that goes: its number while it does, and whose rows it has.
+/// A set that endpoints leave: its number during the transition, and the set that provides its rows.
 type Leaving = (u32, u32);
 
 struct Between<'a> {
@@ -76,12 +76,12 @@ impl StandIns {
         found
     }
 
-    /// The identity to have while sets change.
+    /// The identity to use while sets change.
     pub(super) fn identity(&self, network: u32, old: u32, new: u32) -> u32 {
         self.identities.get(&(network, old, new)).copied().unwrap_or(new)
     }
 
-    /// The set to leave the old one for before identities change, if any.
+    /// The stand-in set to switch to before identities change, if any.
     pub(super) fn leaving(&self, moved: &MovedEndpoint) -> Option<u32> {
         let old = moved.old?.policy;
         self.sets.get(&(moved.network, old, moved.new.policy)).copied()
@@ -89,8 +89,8 @@ impl StandIns {
 }
 
 impl Between<'_> {
-    /// Endpoints that leave a set which others keep must not see what the set says about new identities, unless they
-    /// would have heard the same before or after.
+    /// Endpoints that leave a set that other endpoints keep must not see the set's rows for new identities, unless
+    /// these decisions are the same as before or after.
     fn leavers(&mut self, sets: &BTreeSet<(u32, u32)>, staying: &BTreeSet<u32>) -> Vec<Leaving> {
         let mut leaving = Vec::new();
         let mut copies: BTreeMap<u32, u32> = BTreeMap::new();
@@ -124,7 +124,7 @@ impl Between<'_> {
         leaving
     }
 
-    /// Sets that go say about a new identity what they said about the old one.
+    /// Gives the removed sets the rows of the old identity for the new identity.
     fn identities(&mut self, leaving: &[Leaving], staying: &BTreeSet<u32>, carried: &BTreeSet<u32>) {
         let mut answers: BTreeMap<u32, Vec<Said>> = BTreeMap::new();
         for (old, new) in self.moves {
@@ -172,7 +172,7 @@ impl Between<'_> {
         }
     }
 
-    /// Rows by which the sets that go say about an identity what was heard about another.
+    /// Writes rows that give the removed sets the decisions about another identity for this one.
     fn alias(&mut self, leaving: &[Leaving], identity: u32, heard: &[Said]) {
         if identity == IDENTITY_ANY {
             return;
@@ -212,7 +212,7 @@ fn said(tables: &PolicyTables, set: u32, identity: u32) -> Said {
     })
 }
 
-/// Numbers of sets and identities that mean something before or after.
+/// Numbers of sets and identities that are in use before or after.
 fn taken(from: &PolicyTables, to: &PolicyTables) -> BTreeSet<u32> {
     let mut taken = BTreeSet::new();
     for tables in [from, to] {
