@@ -1,4 +1,4 @@
-//! Which endpoints of a service port this node uses: readiness, locality, hints.
+//! Chooses the endpoints of a service port that this node uses, by readiness, locality and hints.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,22 +11,22 @@ pub enum WhyEmpty {
     /// No `EndpointSlice` has an endpoint of this family for this port.
     #[error("there is no endpoint")]
     NoEndpoint,
-    /// No endpoint is ready, none that terminates serves.
+    /// No endpoint is ready, and no terminating endpoint serves.
     #[error("no endpoint is ready")]
     NoneReady,
-    /// Some are usable, none on this node, and the Service wants local ones.
+    /// Some endpoints are usable, but none on this node, and the Service requires local ones.
     #[error("no endpoint on this node is ready, and internalTrafficPolicy is Local")]
     NoneLocal,
 }
 
-/// What an endpoint can be used for, from the least to the most.
+/// The traffic that an endpoint can take, in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
-    /// Nothing.
+    /// No traffic.
     Down,
-    /// What already flows: it serves, and is neither ready nor on its way out.
+    /// Existing flows only: it serves, and is neither ready nor terminating.
     Serving,
-    /// New flows while no endpoint is ready: it serves and is on its way out.
+    /// New flows while no endpoint is ready: it serves and is terminating.
     Draining,
     /// New flows.
     Ready,
@@ -40,8 +40,8 @@ enum Hint {
     Here,
 }
 
-/// An endpoint as one node sees it. The same address and port in several slices is one endpoint: while it moves from one
-/// slice to the other, the better of both counts.
+/// An endpoint from the point of view of one node. The same address and port in several slices is one endpoint: while
+/// it moves between slices, the better state counts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Candidate {
     state: State,
@@ -50,12 +50,12 @@ pub(super) struct Candidate {
     zone: Hint,
 }
 
-/// What was chosen.
+/// The chosen backends of a service port.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Choice {
-    /// Takes new flows; sorted, each once.
+    /// Backends for new flows; sorted, without duplicates.
     pub(super) backends: Vec<BackendValue>,
-    /// Still serves what flows to it, whether chosen or not, on any node.
+    /// Backends that still serve existing flows, whether chosen or not, on any node.
     pub(super) serving: BTreeSet<BackendValue>,
     /// Set when there are no backends.
     pub(super) empty: Option<WhyEmpty>,
@@ -133,7 +133,7 @@ pub(super) fn choose(
     }
 }
 
-/// Leaves the endpoints that are meant for this node, if their hints are complete and name it.
+/// Retains the endpoints whose hints name this node, if the hints are complete and name it.
 fn prefer(ready: &mut Vec<(BackendValue, Candidate)>, distribution: TrafficDistribution) {
     let node: fn(&Candidate) -> Hint = |c| c.node;
     let zone: fn(&Candidate) -> Hint = |c| c.zone;

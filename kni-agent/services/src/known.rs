@@ -1,4 +1,4 @@
-//! What the engine knows about the maps: what was confirmed, what is in doubt, what is about to go.
+//! Tracks the known content of the maps: confirmed rows, unconfirmed rows, and retired lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,11 +8,11 @@ use kni_common::{
 };
 use kni_model::{ServiceStep, ServiceTables};
 
-/// Ticks after which a list that no row names may go: at least one whole second lies between two ticks.
+/// Ticks after which an unreferenced list may be removed: at least one whole second lies between two ticks.
 const RETIRED_TICKS: u64 = 2;
 
-/// Ticks for which the backends of a UDP frontend that is gone are remembered: a Service that is made anew within that
-/// time takes over the flows.
+/// Ticks for which the backends of a removed UDP frontend are remembered: a Service that is recreated within that time
+/// takes over the flows.
 const REMEMBERED_TICKS: u64 = 300;
 
 pub(super) const UDP: u16 = 17;
@@ -23,18 +23,18 @@ pub(super) struct Known {
     doubts: Option<Doubts>,
     /// Backends that clients of each frontend may still use.
     used: BTreeMap<ServiceKey, Used>,
-    /// Lists that no row names, and the tick in which that was settled.
+    /// Unreferenced lists, and the tick since which they are unreferenced.
     retired: BTreeMap<u32, u64>,
     now: u64,
-    /// The next number to try for an id or a list. Both come from one row of numbers, so that it is far beyond the ids of
-    /// removed service ports, also after a restart: rows of `AFFINITY` that are still there would lead elsewhere.
+    /// The next candidate for the number of an id or a list. Both use one sequence, so that it stays far from the ids
+    /// of removed service ports, also after a restart: leftover rows of `AFFINITY` would lead to a wrong backend.
     next: u32,
 }
 
-/// Rows that an unconfirmed plan was about.
+/// Rows that an unconfirmed plan changed.
 #[derive(Debug, Default)]
 struct Doubts {
-    /// The value that it wrote, or `None` if it only removed the row.
+    /// The written value, or `None` if the plan only removed the row.
     services: BTreeMap<ServiceKey, Option<ServiceValue>>,
     addresses: BTreeSet<AddressKey>,
     /// Lists that may be incomplete.
@@ -75,12 +75,12 @@ impl Known {
         &self.tables
     }
 
-    /// Whether there is something to plan even if nothing else is wanted than before.
+    /// Whether a plan is needed even if the desired state is unchanged.
     pub(super) fn has_work(&self) -> bool {
         self.doubts.is_some() || self.expired().next().is_some()
     }
 
-    /// Every number that must not be given to something else.
+    /// Every number that must not be assigned again.
     pub(super) fn numbers(&self) -> BTreeSet<u32> {
         let doubtful = self.doubts.iter().flat_map(|d| d.services.values().flatten());
         let rows = self.tables.services.values().chain(doubtful);
@@ -89,7 +89,7 @@ impl Known {
         numbers
     }
 
-    /// A number that is not among `numbers` and not 0.
+    /// A nonzero number that is not in `numbers`.
     pub(super) fn fresh(&mut self, numbers: &mut BTreeSet<u32>) -> u32 {
         loop {
             let number = self.next;
@@ -100,7 +100,7 @@ impl Known {
         }
     }
 
-    /// What the row of a frontend may say, the confirmed value first.
+    /// The possible values of a frontend's row, the confirmed value first.
     pub(super) fn values(&self, key: &ServiceKey) -> impl Iterator<Item = ServiceValue> {
         let doubtful = self.doubts.as_ref().and_then(|d| d.services.get(key).copied());
         self.tables
@@ -111,7 +111,7 @@ impl Known {
             .chain(doubtful.flatten())
     }
 
-    /// What the row of a frontend says, if that is certain.
+    /// The value of a frontend's row, if it is confirmed.
     pub(super) fn certain(&self, key: &ServiceKey) -> Option<&ServiceValue> {
         let doubtful = self.doubts.as_ref().is_some_and(|d| d.services.contains_key(key));
         self.tables.services.get(key).filter(|_| !doubtful)
@@ -123,7 +123,7 @@ impl Known {
         self.tables.services.keys().chain(doubtful).copied().collect()
     }
 
-    /// Whether the address certainly has a row.
+    /// Whether the address has a confirmed row.
     pub(super) fn has_address(&self, address: &AddressKey) -> bool {
         let doubtful = self.doubts.as_ref().is_some_and(|d| d.addresses.contains(address));
         !doubtful && self.tables.addresses.binary_search(address).is_ok()
@@ -151,13 +151,13 @@ impl Known {
         self.used.get(key).into_iter().flat_map(|used| &used.backends)
     }
 
-    /// Rows of lists that have been retired long enough.
+    /// Rows of lists that were retired long enough ago.
     pub(super) fn removable(&self) -> Vec<BackendKey> {
         let rows = self.expired().flat_map(|list| self.rows_of(list));
         rows.map(|(key, _)| *key).collect()
     }
 
-    /// The steps were given out, and nobody knows which of them were carried out.
+    /// Marks the rows of these steps as unconfirmed: the steps were handed out, and their outcome is unknown.
     pub(super) fn doubt(&mut self, steps: &[ServiceStep]) {
         let mut doubts = self.doubts.take().unwrap_or_default();
         for step in steps {
@@ -172,7 +172,7 @@ impl Known {
                         self.use_list(*key, value.backends);
                     }
                 }
-                // The row may still be there: a frontend that is wanted again keeps its id.
+                // The row may still exist: a recreated frontend keeps its id.
                 ServiceStep::RemoveServices(keys) => {
                     for key in keys {
                         doubts.services.entry(*key).or_default();
@@ -186,7 +186,7 @@ impl Known {
         self.doubts = Some(doubts);
     }
 
-    /// The step has been carried out.
+    /// Records that the step was carried out.
     pub(super) fn apply(&mut self, step: ServiceStep) {
         match step {
             ServiceStep::PutBackends(rows) => self.tables.backends.extend(rows),
@@ -225,7 +225,7 @@ impl Known {
         }
     }
 
-    /// Everything that was planned is done: nothing is in doubt, and what no row names retires now.
+    /// Records that the whole plan was carried out: all rows are confirmed, and unreferenced lists retire now.
     pub(super) fn settle(&mut self) {
         self.doubts = None;
         let rows = self.tables.services.values().filter(|row| row.count != 0);
@@ -245,7 +245,7 @@ impl Known {
         }
     }
 
-    /// Clients of the frontend may use the backends of the list from now on.
+    /// Records that clients of the frontend may use the backends of the list.
     fn use_list(&mut self, key: ServiceKey, list: u32) {
         let backends: Vec<BackendValue> = self.rows_of(list).map(|(_, value)| *value).collect();
         let used = self.used.entry(key).or_default();
@@ -264,7 +264,7 @@ impl Known {
         self.tables.backends.range(slot(0)..=slot(u32::MAX))
     }
 
-    /// The numbers of all lists, each once.
+    /// The numbers of all lists, without duplicates.
     fn lists(&self) -> impl Iterator<Item = u32> {
         let mut last = None;
         let rows = self.tables.backends.keys().map(|key| key.backends);

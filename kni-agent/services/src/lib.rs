@@ -1,4 +1,4 @@
-//! What stands behind each virtual address: Services and their endpoints become rows of the service tables.
+//! Compiles Services and their endpoints into rows of the service tables.
 //! Layer: engine.
 
 use std::{
@@ -25,33 +25,32 @@ use known::Known;
 use resolve::{Inputs, Wanted};
 pub use view::FrontendView;
 
-/// Turns Services, their endpoints and the networks into steps that bring the dataplane's service tables there.
+/// Turns Services, their endpoints and the networks into steps that update the dataplane's service tables.
 ///
-/// The owner says what there is (`set_*`), asks for a [plan](Self::plan), carries its steps out in order, and
-/// [confirms](Self::confirm) when all have succeeded. A plan that is not confirmed may have been carried out in part: the
-/// next one writes every row again that it was about. So writing a row replaces it, and removing a row that is not there
-/// is no error.
+/// The owner sets the inputs (`set_*`), requests a [plan](Self::plan), carries its steps out in order, and
+/// [confirms](Self::confirm) when all have succeeded. A plan that is not confirmed may have been carried out in part:
+/// the next plan writes all of its rows again. So writing a row replaces it, and removing a missing row is no error.
 ///
-/// A row of `SERVICES` names a list of `BACKENDS` that was complete before and never changes; a list is removed no
-/// sooner than one whole second after the last row that named it was replaced.
+/// A row of `SERVICES` names a list of `BACKENDS` that is complete before and never changes; a list is removed at least
+/// one whole second after the last row that named it was replaced.
 #[derive(Debug)]
 pub struct ServiceEngine {
     inputs: Inputs,
-    /// Whether an input changed since `wanted` was made.
+    /// Whether an input changed since `wanted` was computed.
     changed: bool,
     wanted: Wanted,
     known: Known,
-    /// Steps that were given out and not confirmed.
+    /// Steps that were handed out and not confirmed.
     pending: Vec<ServiceStep>,
     /// Frontends of the last plan, by id.
     ids: BTreeMap<u32, ServiceKey>,
-    /// jiffies per second.
+    /// Jiffies per second.
     hz: u32,
 }
 
 impl ServiceEngine {
-    /// An engine without Services. `adopted` is what lies in the dataplane's maps now: ids found there are kept, lists
-    /// that stand for what is wanted are used as they are, and everything else is removed by later plans. So the first
+    /// An engine without Services. `adopted` holds the current rows of the dataplane's maps: their ids are retained,
+    /// lists that match the desired ones are used as they are, and later plans remove everything else. So the first
     /// plan must wait until all inputs have been set. `place` is this node, `hz` the kernel's jiffies per second.
     pub fn new(adopted: ServiceTables, place: NodePlace, hz: u32) -> Self {
         Self {
@@ -68,35 +67,35 @@ impl ServiceEngine {
         }
     }
 
-    /// Replaces the Services, all of them. Headless ones must not be among them. Those of another proxy have no rows:
-    /// they are told by [`left_addresses`](Self::left_addresses).
+    /// Replaces all Services. They must not include headless ones. Those of another proxy have no rows;
+    /// [`left_addresses`](Self::left_addresses) lists their addresses.
     pub fn set_services(&mut self, mut services: Vec<Service>) {
         services.sort_by(|a, b| a.reference.cmp(&b.reference));
         self.changed |= self.inputs.services != services;
         self.inputs.services = services;
     }
 
-    /// Replaces the `EndpointSlice`s, all of them.
+    /// Replaces all `EndpointSlice`s.
     pub fn set_slices(&mut self, mut slices: Vec<EndpointSlice>) {
         slices.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
         self.changed |= self.inputs.slices != slices;
         self.inputs.slices = slices;
     }
 
-    /// Says which number each network has, and which is the default one. Services of other networks are not in force.
+    /// Replaces the numbers of the networks and the default network. Services of other networks are not applied.
     pub fn set_networks(&mut self, networks: BTreeMap<NetworkName, NetworkId>, default: Option<NetworkName>) {
         self.changed |= self.inputs.networks != networks || self.inputs.default_network != default;
         self.inputs.networks = networks;
         self.inputs.default_network = default;
     }
 
-    /// A second has passed. Lists that no row names any more are removed by the first plan after the second tick.
+    /// Records that a second has passed. The first plan after the second tick removes unreferenced lists.
     pub fn tick(&mut self) {
         self.known.tick();
     }
 
-    /// The steps from what is known to be in the maps to what is wanted now; empty when nothing is to be done. Cheap when
-    /// no input changed, so it may follow every [`tick`](Self::tick).
+    /// The steps from the known state of the maps to the desired state; empty when nothing is to be done. Cheap when no
+    /// input changed, so it may follow every [`tick`](Self::tick).
     pub fn plan(&mut self) -> Vec<ServiceStep> {
         if !self.pending.is_empty() {
             self.known.doubt(&self.pending);
@@ -118,7 +117,7 @@ impl ServiceEngine {
         plan.steps
     }
 
-    /// All steps of the last plan have been carried out.
+    /// Marks all steps of the last plan as carried out.
     pub fn confirm(&mut self) {
         for step in std::mem::take(&mut self.pending) {
             self.known.apply(step);
@@ -126,13 +125,13 @@ impl ServiceEngine {
         self.known.settle();
     }
 
-    /// What is in the maps according to what was adopted and confirmed, lists included that are about to be removed.
+    /// The adopted and confirmed content of the maps, including lists that are about to be removed.
     pub fn tables(&self) -> &ServiceTables {
         self.known.tables()
     }
 
-    /// Virtual addresses of Services that another proxy serves, as of the last plan. They have no rows, and packets to
-    /// them are to find that proxy. Networks without such Services are left out.
+    /// Virtual addresses of Services that another proxy serves, as of the last plan. They have no rows, so that packets
+    /// to them reach that proxy. Networks without such Services are left out.
     pub fn left_addresses(&self) -> &BTreeMap<NetworkId, BTreeSet<IpAddr>> {
         &self.wanted.left
     }
@@ -158,8 +157,8 @@ impl ServiceEngine {
             .collect()
     }
 
-    /// What of the Services is not in force and why, as of the last plan: a port that another Service has at the same
-    /// address (the first by namespace and name wins), a network that is not known.
+    /// The parts of Services that are not applied, with the reasons, as of the last plan: a port that another Service
+    /// has at the same address (the first by namespace and name wins), or an unknown network.
     pub fn refused(&self) -> Vec<String> {
         self.wanted.refused.clone()
     }

@@ -1,4 +1,4 @@
-//! The way from what is known to be in the maps to what is wanted.
+//! Plans the steps from the known state of the maps to the desired state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use super::{
     resolve::{Frontend, Wanted},
 };
 
-/// Steps, and the frontends by id once they are done.
+/// Steps, and the resulting frontends by id.
 pub(super) struct Plan {
     pub(super) steps: Vec<ServiceStep>,
     pub(super) ids: BTreeMap<u32, ServiceKey>,
@@ -39,7 +39,7 @@ pub(super) fn plan(known: &mut Known, wanted: &Wanted, hz: u32) -> Plan {
 struct Draft<'a> {
     known: &'a mut Known,
     hz: u32,
-    /// Numbers that are taken.
+    /// Numbers that are in use.
     numbers: BTreeSet<u32>,
     ids: BTreeMap<u32, ServiceKey>,
     backends: Vec<(BackendKey, BackendValue)>,
@@ -65,7 +65,7 @@ impl Draft<'_> {
         self.forget(key, service, frontend);
     }
 
-    /// The id that the frontend has, or a new one; also if its row is broken: no id, or one that another has.
+    /// The id of the frontend, or a new one; also a new one if its row has no id or the id of another frontend.
     fn id(&mut self, key: ServiceKey) -> u32 {
         let is_free = |id: &u32| *id != 0 && !self.ids.contains_key(id);
         let kept = self.known.values(&key).map(|value| value.service).find(is_free);
@@ -74,7 +74,7 @@ impl Draft<'_> {
         id
     }
 
-    /// The number of a list of these backends: one that the frontend has, or a new one. An empty list is no list.
+    /// The number of a list of these backends: an existing one of the frontend, or a new one; 0 for an empty list.
     fn list(&mut self, key: &ServiceKey, backends: &[BackendValue]) -> u32 {
         if backends.is_empty() {
             return 0;
@@ -90,10 +90,11 @@ impl Draft<'_> {
         list
     }
 
-    /// Clients of backends that are out of use must choose again. While there is nothing to choose they are left alone.
+    /// Removes flows and affinities of backends that are no longer used, so that their clients choose again. Without
+    /// any usable backend they are left as they are.
     ///
-    /// A UDP backend is in use while it serves, since its flows are forgotten too. Of TCP and SCTP only affinities are
-    /// forgotten, not connections, so what has left the list is out of use: it is to get nothing new.
+    /// A UDP backend is in use while it serves, because its flows are removed too. For TCP and SCTP only affinities are
+    /// removed, not connections, so a backend that has left the list is no longer used: it must get no new connections.
     fn forget(&mut self, key: ServiceKey, id: u32, frontend: &Frontend) {
         let choice = &frontend.choice;
         let in_use: BTreeSet<&BackendValue> = if key.protocol == UDP {

@@ -1,4 +1,4 @@
-//! Which frontends there are: Services, endpoints and networks put together.
+//! Combines Services, endpoints and networks into frontends.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -19,7 +19,7 @@ use super::{
     service_key,
 };
 
-/// Everything that is given.
+/// The inputs of the engine.
 #[derive(Debug, Default)]
 pub(super) struct Inputs {
     /// Sorted by reference.
@@ -31,7 +31,7 @@ pub(super) struct Inputs {
     pub(super) place: NodePlace,
 }
 
-/// What follows from it.
+/// The desired state that follows from the inputs.
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
     pub(super) frontends: BTreeMap<ServiceKey, Frontend>,
@@ -87,8 +87,8 @@ pub(super) fn resolve(inputs: &Inputs) -> Wanted {
 }
 
 impl Wanted {
-    /// The network of a Service, if it is known. A node without a default network has no default Services either, which
-    /// is nothing to complain about for each of them; nor is what is wrong with another proxy's.
+    /// The network of a Service, if it is known. Without a default network the Services of the default network have
+    /// none, which is not reported for each of them; neither are problems of another proxy's Services.
     fn network<'a>(&mut self, inputs: &'a Inputs, service: &'a Service) -> Option<(&'a NetworkName, NetworkId)> {
         let name = service.network.as_ref().or(inputs.default_network.as_ref())?;
         let id = inputs.networks.get(name).copied();

@@ -1,4 +1,4 @@
-//! The engine against simulated maps that refuse every illegal step; `choice` and `converge` at random.
+//! Checks the engine against simulated maps that refuse every illegal step; `choice` and `converge` use random inputs.
 
 use std::collections::BTreeSet;
 
@@ -117,7 +117,7 @@ fn here(endpoint: SliceEndpoint) -> SliceEndpoint {
     }
 }
 
-/// Serves, but is on its way out.
+/// Serves and is terminating.
 fn draining(address: &str) -> SliceEndpoint {
     SliceEndpoint {
         ready: false,
@@ -159,7 +159,7 @@ fn address_key(net: u32, address: &str) -> AddressKey {
     }
 }
 
-/// The engine together with the maps that it steers.
+/// The engine together with its simulated maps.
 struct World {
     engine: ServiceEngine,
     maps: Maps,
@@ -176,7 +176,7 @@ impl World {
         world
     }
 
-    /// Plans, carries out, confirms; the steps.
+    /// Plans, carries out and confirms; returns the steps.
     fn reconcile(&mut self) -> Vec<ServiceStep> {
         let steps = self.engine.plan();
         self.maps.carry_out(&steps);
@@ -184,7 +184,7 @@ impl World {
         steps
     }
 
-    /// Afterwards the engine knows what is in the maps; at most it believes in rows of unnamed lists that a failed plan
+    /// Afterwards the engine knows the content of the maps, except for rows of unreferenced lists that a failed plan
     /// did not write.
     fn confirm(&mut self) {
         self.engine.confirm();
@@ -218,7 +218,7 @@ impl World {
         self.maps.services[key]
     }
 
-    /// What a client of the frontend can reach, `address:port`.
+    /// The backends that a client of the frontend can reach, as `address:port`.
     fn reach(&self, key: &ServiceKey) -> Vec<String> {
         self.maps.reach(key)
     }

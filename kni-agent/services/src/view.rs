@@ -1,4 +1,4 @@
-//! How operators see a frontend.
+//! Defines the operators' view of a frontend.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,7 +13,7 @@ use kni_model::{
 
 use super::{choose::WhyEmpty, resolve::Frontend};
 
-/// A service port at one virtual address, with what stands behind it on this node.
+/// A service port at one virtual address, with its backends on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrontendView {
     /// The Service.
@@ -26,11 +26,11 @@ pub struct FrontendView {
     pub network_id: u32,
     /// The virtual address.
     pub address: IpAddr,
-    /// Takes new flows; sorted.
+    /// Backends for new flows; sorted.
     pub backends: Vec<SocketAddr>,
     /// Seconds for which a client keeps its backend.
     pub affinity_seconds: Option<u32>,
-    /// Why there are no backends; `None` if there are.
+    /// The reason for an empty list of backends; `None` if there are backends.
     pub empty: Option<WhyEmpty>,
 }
 

@@ -1,10 +1,10 @@
-//! Which endpoints are chosen, against an oracle that is written from the rules as a flow of questions.
+//! Checks the choice of endpoints against an oracle that evaluates the rules one after the other.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// One endpoint as it is drawn: its address is its position.
+/// A generated endpoint; its position is its address.
 #[derive(Debug, Clone)]
 struct Drawn {
     ready: bool,
@@ -13,14 +13,14 @@ struct Drawn {
     node: Option<&'static str>,
     zones: Vec<&'static str>,
     nodes: Vec<&'static str>,
-    /// In which of three slices it stands.
+    /// The slices, out of three, that contain it.
     slices: Vec<usize>,
 }
 
 fn drawn() -> impl Strategy<Value = Drawn> {
     let zones = prop::sample::subsequence(vec!["east", "west"], 0..=2);
     let nodes = prop::sample::subsequence(vec!["here", "there"], 0..=2);
-    // Mostly with hints: one endpoint without them turns hints off for all.
+    // Mostly with hints: one endpoint without hints turns them off for all.
     let hinted = |all: Vec<&'static str>| prop_oneof![4 => prop::sample::subsequence(all, 1..=2), 1 => Just(vec![])];
     let hints = prop_oneof![
         (zones, nodes),
@@ -71,7 +71,7 @@ fn slices(all: &[Drawn]) -> Vec<EndpointSlice> {
     (0..3).map(of).collect()
 }
 
-/// The positions of the endpoints that get new connections, and whether an empty answer means to drop.
+/// The positions of the endpoints that get new connections, and whether packets are dropped without any.
 fn oracle(
     all: &[Drawn],
     zone: Option<&str>,
@@ -121,7 +121,7 @@ fn oracle(
     ((0..all.len()).filter(|p| all[*p].ready).collect(), false)
 }
 
-/// What the engine makes of it: backends and flags.
+/// The engine's result: backends and flags.
 fn chosen(
     all: &[Drawn],
     zone: Option<&str>,

@@ -1,5 +1,5 @@
-//! Random changes, ticks, failures in the middle of a plan and restarts: every step is legal (the maps check that), and
-//! in the end the maps hold what one plan from nothing would make, up to numbers.
+//! Checks random changes, ticks, failed plans and restarts: every step is legal (the maps check that), and in the end
+//! the maps hold the rows of a single plan from scratch, except for numbers.
 
 use proptest::prelude::*;
 
@@ -114,7 +114,7 @@ impl World {
             .collect()
     }
 
-    /// Everything but numbers.
+    /// The content of the maps without numbers.
     fn meaning(&self) -> Meaning {
         let rows = self.maps.services.iter();
         let rows = rows.map(|(key, value)| (*key, (self.reach(key), value.flags)));

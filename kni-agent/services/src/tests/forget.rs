@@ -1,4 +1,4 @@
-//! Which flows and affinities are forgotten, and when.
+//! Checks which flows and affinities are removed, and when.
 
 use super::*;
 
@@ -119,7 +119,7 @@ fn a_client_with_affinity_opens_no_connections_to_what_is_on_its_way_out() {
             vec![slice]
         };
         let mut world = World::new(vec![sticky], slices(vec![ready("10.0.0.1"), ready("10.0.0.2")]));
-        // While there is no other, it is better than nothing.
+        // The draining backend is used while it is the only one that serves.
         let steps = world.set_slices(slices(vec![draining("10.0.0.1"), down("10.0.0.2")]));
         assert_eq!(forgotten(&steps).len(), 1, "{steps:?}");
         let steps = world.set_slices(slices(vec![draining("10.0.0.1"), ready("10.0.0.3")]));

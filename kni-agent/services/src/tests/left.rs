@@ -1,4 +1,4 @@
-//! Services of another proxy: no rows, but their addresses are told.
+//! Checks Services of another proxy: they have no rows, but their addresses are reported.
 
 use super::*;
 

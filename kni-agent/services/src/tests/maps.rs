@@ -1,4 +1,4 @@
-//! The maps of the dataplane, simulated: they refuse every step after which a packet could go astray.
+//! Simulates the maps of the dataplane: they refuse every step after which a packet could be misdirected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,9 +15,9 @@ pub(super) struct Maps {
     pub(super) backends: BTreeMap<BackendKey, BackendValue>,
     pub(super) addresses: BTreeSet<AddressKey>,
     pub(super) now: u64,
-    /// A plan failed: until its lists have gone, the engine believes in rows that are not there.
+    /// A plan failed: until its lists are removed, the engine may know rows that do not exist.
     pub(super) failed: bool,
-    /// What each list that a row ever named consists of.
+    /// The content of each list that a row ever named.
     lists: BTreeMap<u32, Vec<BackendValue>>,
     /// When the last row that named a list was replaced.
     left: BTreeMap<u32, u64>,
@@ -87,7 +87,7 @@ impl Maps {
         }
     }
 
-    /// What a client of the frontend can reach, `address:port`.
+    /// The backends that a client of the frontend can reach, as `address:port`.
     pub(super) fn reach(&self, key: &ServiceKey) -> Vec<String> {
         let value = self.services[key];
         let slots = 0..value.count;
@@ -101,7 +101,7 @@ impl Maps {
         text.collect()
     }
 
-    /// A new engine knows only numbers that lie in the maps; those of lists that have gone may come again.
+    /// A new engine knows only numbers that are in the maps; numbers of removed lists may be used again.
     pub(super) fn forget_numbers(&mut self) {
         let there: BTreeSet<u32> = self.backends.keys().map(|key| key.backends).collect();
         self.lists.retain(|list, _| there.contains(list));

@@ -1,4 +1,4 @@
-//! A new engine finds the maps of an earlier one, or of nobody it knows.
+//! Checks a new engine with the maps of an earlier or an unknown one.
 
 use kni_common::service::BackendKey;
 
@@ -16,7 +16,7 @@ fn slices(addresses: &[&str]) -> Vec<EndpointSlice> {
     vec![slice("api", "a", endpoints.clone()), slice("web", "b", endpoints)]
 }
 
-/// An engine that starts with what lies in the maps.
+/// An engine that starts with the content of the maps.
 fn restart(tables: &ServiceTables, services: Vec<Service>, slices: Vec<EndpointSlice>) -> World {
     let mut engine = engine(tables.clone());
     engine.set_services(services);

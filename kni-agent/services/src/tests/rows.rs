@@ -1,4 +1,4 @@
-//! What becomes of Services: frontends, families, ports, networks, addresses.
+//! Checks the rows of Services: frontends, families, ports, networks and addresses.
 
 use super::*;
 use crate::WhyEmpty;

@@ -1,4 +1,4 @@
-//! Which steps there are, in which order; what a plan does that follows a failed one.
+//! Checks the steps of plans and their order, also after a failed plan.
 
 use super::*;
 
@@ -159,7 +159,7 @@ fn a_failed_plan_is_repeated() {
 fn what_a_failed_plan_may_have_done_is_undone() {
     let mut world = World::new(vec![service("web", &[WEB])], endpoints(&["10.0.0.1"]));
     let before = world.maps.tables();
-    // Everything is carried out, and nobody hears of it.
+    // All steps are carried out without a confirmation.
     world
         .engine
         .set_services(vec![service("new", &["10.96.0.9"]), service("web", &[WEB])]);
