@@ -1,22 +1,22 @@
-//! Address blocks: which part of a network's subnets a node takes next.
+//! Chooses the next address block of a network's subnets for a node.
 
 use ipnet::IpNet;
 
-/// Prefix length of IPv4 blocks where nothing is said: 64 addresses.
+/// Prefix length of IPv4 blocks by default: 64 addresses.
 const DEFAULT_V4: u8 = 26;
-/// Prefix length of IPv6 blocks where nothing is said: 64 addresses.
+/// Prefix length of IPv6 blocks by default: 64 addresses.
 const DEFAULT_V6: u8 = 122;
-/// A subnet that is shorter than a block is shared by four nodes.
+/// A subnet that is smaller than a block is divided among four nodes: two more prefix bits.
 const SHARE: u8 = 2;
-/// Nodes begin to look among this many blocks: enough to seldom meet, and addresses stay short.
+/// The search starts among this many blocks: enough to make conflicts rare, and few enough to keep addresses short.
 const SPREAD: u128 = 1 << 12;
-/// How many places of a subnet are looked at for a free block.
+/// Maximum number of blocks of a subnet that one search examines.
 const MOST_TRIES: u128 = 1 << 17;
 
-/// The next block of one family that nobody has taken; `None`: there is none left.
+/// The next free block of one family; `None` if none is left.
 ///
-/// `taken` are the blocks of all nodes and the ranges that are never handed out. The search begins at a place that
-/// follows from `seed`, so that nodes which choose at the same time seldom choose the same, and goes round.
+/// `taken` holds the blocks of all nodes and the ranges that are never leased. The search starts at a position that
+/// derives from `seed`, so that concurrent searches of nodes rarely choose the same block, and wraps around.
 pub fn next_block(subnets: &[IpNet], taken: &[IpNet], ipv4: bool, prefix: Option<u8>, seed: u64) -> Option<IpNet> {
     let mut of_family = subnets.iter().filter(|subnet| subnet.addr().is_ipv4() == ipv4);
     of_family.find_map(|subnet| free_in(subnet, taken, block_prefix(subnet, prefix), seed))
@@ -61,7 +61,7 @@ fn block_at(subnet: &IpNet, index: u128, size: u128, prefix: u8) -> Option<IpNet
     }
 }
 
-/// Whether all of a block's addresses are the subnet's own: its network, gateway or broadcast address.
+/// Whether no address of the block can be leased: they are the subnet's network, gateway or broadcast address.
 fn is_useless(subnet: &IpNet, block: &IpNet) -> bool {
     let hosts = block.max_prefix_len() - block.prefix_len();
     let at_start = block.network() == subnet.network();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     proptest! {
-        /// Nodes that take one block after the other never get the same, from whatever place they begin to look.
+        /// Nodes that take blocks one after the other never get the same block, whatever their start position.
         #[test]
         fn no_address_is_in_two_blocks(
             subnet in 8_u8..=30, asked in proptest::option::of(8_u8..=32), seeds in proptest::collection::vec(any::<u64>(), 1..40),

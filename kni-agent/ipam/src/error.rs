@@ -1,4 +1,4 @@
-//! Why an address cannot be had.
+//! Defines the reasons why an address cannot be leased.
 
 use std::{
     fmt,
@@ -27,10 +27,10 @@ impl fmt::Display for Family {
     }
 }
 
-/// A lease that cannot be given. The caller names the pod.
+/// A lease that is refused. The caller adds the pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IpamError {
-    /// The network is not there.
+    /// The network is unknown.
     #[error("network {network} is not known")]
     UnknownNetwork {
         /// The network.
@@ -44,14 +44,14 @@ pub enum IpamError {
         /// The family that has run out.
         family: Family,
     },
-    /// The address belongs to somebody else.
+    /// The address is leased to another owner.
     #[error("address {address} of network {network} is in use by {owner}")]
     AddressInUse {
         /// The network.
         network: NetworkName,
         /// The address.
         address: IpAddr,
-        /// Who has it.
+        /// The current owner.
         owner: String,
     },
     /// The network never hands out the address.
@@ -64,14 +64,14 @@ pub enum IpamError {
         /// Why it is never handed out.
         reason: WhyNot,
     },
-    /// More than one address of one family was asked for.
+    /// More than one address of one family was requested.
     #[error("{wanted} {family} addresses were asked for in network {network}, an interface has one")]
     TooManyAddresses {
         /// The network.
         network: NetworkName,
         /// The family.
         family: Family,
-        /// How many were asked for.
+        /// How many were requested.
         wanted: usize,
     },
 }
@@ -109,7 +109,7 @@ impl fmt::Display for WhyNot {
     }
 }
 
-/// What a single pool says, before network and family are known.
+/// An error of a single pool, without network and family.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PoolError {
     Exhausted,

@@ -1,4 +1,4 @@
-//! A set of numbers kept as its maximal ranges: a /64 costs as much as a single address.
+//! Stores a set of numbers as maximal ranges: a /64 costs as much as a single address.
 
 use std::collections::BTreeMap;
 
@@ -20,14 +20,14 @@ impl IntervalSet {
         self.range_at(number).is_some()
     }
 
-    /// Adds a range; what is already there stays.
+    /// Adds a range; numbers that are already in the set stay.
     pub(super) fn insert(&mut self, first: u128, last: u128) {
         if first > last {
             return;
         }
         let (mut low, mut high) = (first, last);
-        // Everything that overlaps or touches the new range melts into it. Seen from behind, those are the last ranges
-        // that begin at or before `last + 1`.
+        // Merges all ranges that overlap or adjoin the new one. Iterating backwards, those are the ranges that begin at
+        // or before `last + 1`.
         while let Some((&start, &end)) = self.ranges.range(..=last.saturating_add(1)).next_back() {
             if end < first && end != first.saturating_sub(1) {
                 break;
@@ -39,7 +39,7 @@ impl IntervalSet {
         self.add_range(low, high);
     }
 
-    /// Takes a range out; what is not there stays away.
+    /// Removes a range; numbers that are not in the set are ignored.
     pub(super) fn remove(&mut self, first: u128, last: u128) {
         while let Some((&start, &end)) = self.ranges.range(..=last).next_back() {
             if end < first || first > last {
@@ -55,7 +55,7 @@ impl IntervalSet {
         }
     }
 
-    /// What is in both the set and one of the ranges, whose ends are inclusive.
+    /// The intersection of the set with the given ranges, whose ends are inclusive.
     pub(super) fn within(&self, ranges: impl Iterator<Item = (u128, u128)>) -> Self {
         let mut both = Self::default();
         for (first, last) in ranges {
@@ -68,7 +68,7 @@ impl IntervalSet {
         both
     }
 
-    /// The smallest number of the set that is not below `from`; failing that, the smallest of all.
+    /// The smallest number of the set that is not below `from`; without one, the smallest of all.
     pub(super) fn next_cyclic(&self, from: u128) -> Option<u128> {
         if self.range_at(from).is_some() {
             return Some(from);

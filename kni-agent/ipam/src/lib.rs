@@ -1,4 +1,4 @@
-//! Which address of which network belongs to whom: pools per network, leases, and nothing else.
+//! Leases addresses: owns the address pools of each network and their leases, without side effects.
 //! Layer: engine.
 
 use std::{
@@ -30,7 +30,7 @@ pub struct Lease {
     pub ipv6: Option<Ipv6Addr>,
 }
 
-/// How full a network is, in addresses.
+/// The usage of a network, in addresses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Addresses that can be leased to pods, both families together, whether in use or not.
@@ -45,9 +45,9 @@ pub struct Usage {
 
 /// The leases of all networks of the node.
 ///
-/// Addresses are unique within a network and independent between networks. An address that has been released is leased
-/// again only when no address of the pool is left that was not, the one released longest ago first; a fixed address
-/// that is asked for is exempt. Nothing here is remembered over a restart: [`Ipam::adopt`] rebuilds the leases.
+/// Addresses are unique within a network and independent between networks. A released address is leased again only when
+/// the pool has no fresh address left, the one released longest ago first; explicitly requested addresses are exempt.
+/// No state survives a restart: [`Ipam::adopt`] rebuilds the leases.
 #[derive(Debug, Default)]
 pub struct Ipam {
     networks: BTreeMap<NetworkName, Pools>,
@@ -55,7 +55,7 @@ pub struct Ipam {
 
 #[derive(Debug, Default)]
 struct Pools {
-    /// Whether the network is there; without it, only its remaining leases are remembered.
+    /// Whether the network exists; otherwise only its remaining leases are remembered.
     served: bool,
     ipv4: Pool,
     ipv6: Pool,
@@ -67,7 +67,7 @@ impl Ipam {
         Self::default()
     }
 
-    /// Adds a network, or changes the ranges of one. Its leases stay, also those no longer inside its ranges.
+    /// Adds a network or changes its ranges. Its leases stay, including those outside its new ranges.
     pub fn set_network(&mut self, spec: &NetworkSpec) {
         let pools = self.networks.entry(spec.name.clone()).or_default();
         pools.served = true;
@@ -75,8 +75,8 @@ impl Ipam {
         pools.ipv6.set_usable(Usable::of(spec, Family::Ipv6));
     }
 
-    /// Removes a network: nothing more is leased from it. Its remaining leases are remembered until they are released,
-    /// so that a network of the same name that comes back does not hand them out twice.
+    /// Removes a network: no more addresses are leased from it. Its remaining leases are remembered until they are
+    /// released, so that a recreated network of the same name does not lease them twice.
     pub fn remove_network(&mut self, network: &NetworkName) {
         if let Some(pools) = self.networks.get_mut(network) {
             pools.served = false;
@@ -86,8 +86,8 @@ impl Ipam {
         self.forget_if_empty(network);
     }
 
-    /// Leases one address of each family that the network has to `owner`, all or nothing. `wanted` fixes addresses, at
-    /// most one per family. Whether the network is enabled is the caller's question.
+    /// Leases one address of each family that the network has to `owner`, all or nothing. `wanted` requests specific
+    /// addresses, at most one per family. The caller checks whether the network is enabled.
     pub fn lease(&mut self, network: &NetworkName, owner: &str, wanted: &[IpAddr]) -> Result<Lease, IpamError> {
         let pools = self
             .networks
@@ -98,7 +98,7 @@ impl Ipam {
             })?;
         let want4 = one_of(network, Family::Ipv4, wanted)?;
         let want6 = one_of(network, Family::Ipv6, wanted)?;
-        // Both families are chosen before either is taken: nothing has to be undone.
+        // Both families are chosen before either is taken, so that nothing has to be undone.
         let ipv4 = pools.ipv4.choose(want4).map_err(|why| why.at(network, Family::Ipv4))?;
         let ipv6 = pools.ipv6.choose(want6).map_err(|why| why.at(network, Family::Ipv6))?;
         if let Some(address) = ipv4 {
@@ -113,8 +113,8 @@ impl Ipam {
         })
     }
 
-    /// Takes over a lease from the records of an earlier process, all or nothing. The address may be outside today's
-    /// ranges, and the network may be gone; only an address that is already leased is refused.
+    /// Takes over a lease from the records of an earlier process, all or nothing. The address may be outside the
+    /// current ranges, and the network may be gone; only an address that is already leased is refused.
     pub fn adopt(
         &mut self,
         network: &NetworkName,
@@ -134,7 +134,7 @@ impl Ipam {
                 .map_err(|why| why.at(network, Family::Ipv6))?;
         }
         let pools = self.networks.entry(network.clone()).or_default();
-        // Going on behind the highest adopted address keeps a restart from reusing what was released just before it.
+        // Continuing after the highest adopted address prevents the reuse of addresses released just before a restart.
         if let Some(address) = v4 {
             pools.ipv4.adopt(address, owner);
         }
@@ -145,7 +145,7 @@ impl Ipam {
         Ok(())
     }
 
-    /// Gives addresses back. Unknown networks and addresses that are not leased are fine: a repeated release changes
+    /// Releases addresses. Unknown networks and addresses that are not leased are no error: a repeated release changes
     /// nothing.
     pub fn release(&mut self, network: &NetworkName, ipv4: Option<Ipv4Addr>, ipv6: Option<Ipv6Addr>) {
         if let Some(pools) = self.networks.get_mut(network) {
@@ -159,7 +159,7 @@ impl Ipam {
         self.forget_if_empty(network);
     }
 
-    /// How full a network is; `None` if it is not known and has no leases either.
+    /// The usage of a network; `None` if it is unknown and has no leases.
     pub fn usage(&self, network: &NetworkName) -> Option<Usage> {
         let pools = self.networks.get(network)?;
         let (ipv4, ipv6) = (pools.ipv4.usage(), pools.ipv6.usage());
@@ -179,7 +179,7 @@ impl Ipam {
     }
 }
 
-/// The one wanted address of a family, as a number.
+/// The single requested address of a family, as a number.
 fn one_of(network: &NetworkName, family: Family, wanted: &[IpAddr]) -> Result<Option<u128>, IpamError> {
     let mut found = wanted.iter().filter_map(|address| match (address, family) {
         (IpAddr::V4(v4), Family::Ipv4) => Some(from_v4(*v4)),

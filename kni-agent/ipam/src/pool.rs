@@ -1,19 +1,20 @@
-//! The addresses of one family of one network: which are leased, which rest, which comes next.
+//! Owns the addresses of one family of one network: leased, never used, and released ones.
 
 use std::collections::BTreeMap;
 
 use super::{error::PoolError, interval::IntervalSet, usable::Usable};
 
-/// How many released addresses a pool remembers the order of. Beyond it, the one released longest ago counts as never
-/// used again; it would have been the next to be reused anyway. Bounds the memory of a pool far larger than its pods.
+/// How many released addresses a pool remembers the order of. Beyond that, the one released longest ago counts as never
+/// used again; it would have been the next to be reused anyway. Bounds the memory of a pool that is much larger than
+/// the number of its pods.
 const MAX_RESTING: usize = 65_536;
 
-/// How full one family of a network is, in addresses.
+/// The usage of one family of a network, in addresses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FamilyUsage {
     /// Addresses that can be leased, in use or not.
     pub total: u128,
-    /// Leases, including adopted ones outside the ranges of today.
+    /// Leases, including adopted ones outside the current ranges.
     pub used: u128,
     /// Addresses that can be leased now.
     pub free: u128,
@@ -25,10 +26,10 @@ pub(super) struct Pool {
     usable: Usable,
     /// Address to owner; may hold adopted addresses that are not usable.
     leases: BTreeMap<u128, String>,
-    /// Free addresses that were not released lately.
+    /// Free addresses that were not released recently.
     fresh: IntervalSet,
     resting: Resting,
-    /// Where the search for a fresh address goes on.
+    /// Start of the next search for a fresh address.
     cursor: u128,
 }
 
@@ -41,7 +42,7 @@ struct Resting {
 }
 
 impl Pool {
-    /// Changes the ranges; leases stay, and so does the order of released addresses.
+    /// Changes the ranges; leases and the order of released addresses stay.
     pub(super) fn set_usable(&mut self, usable: Usable) {
         self.usable = usable;
         self.fresh = self.usable.addresses.clone();
@@ -51,7 +52,7 @@ impl Pool {
         }
     }
 
-    /// The address a lease would get; changes nothing. `None` if the network does not have the family.
+    /// The address that a lease would get; changes nothing. `None` if the network does not have the family.
     pub(super) fn choose(&self, wanted: Option<u128>) -> Result<Option<u128>, PoolError> {
         if let Some(address) = wanted {
             if let Some(reason) = self.usable.why_not(address) {
@@ -67,7 +68,7 @@ impl Pool {
         found.map(Some).ok_or(PoolError::Exhausted)
     }
 
-    /// Leases an address that [`Self::choose`] found. An address that was asked for does not move the cursor.
+    /// Leases an address that [`Self::choose`] found. A requested address does not move the cursor.
     pub(super) fn take(&mut self, address: u128, owner: &str, move_cursor: bool) {
         self.fresh.remove(address, address);
         self.resting.remove(address);
@@ -77,7 +78,7 @@ impl Pool {
         }
     }
 
-    /// Leases any unused address, also one that is not usable, and lets the search go on behind it.
+    /// Leases any unused address, including one that is not usable, and continues the search after it.
     pub(super) fn adopt(&mut self, address: u128, owner: &str) {
         self.take(address, owner, false);
         self.cursor = self.cursor.max(address.saturating_add(1));

@@ -1,4 +1,4 @@
-//! Examples of every rule; `model` compares with a plain model, at random.
+//! Checks every rule with examples; `model` compares the allocator with a simple model at random.
 
 use std::collections::BTreeSet;
 
@@ -232,7 +232,7 @@ fn a_full_sixteen_is_leased_and_leased_again_quickly() {
         ipam.release(&name("blue"), lease.ipv4, lease.ipv6);
         assert_eq!(ipam.lease(&name("blue"), "again", &[]).unwrap().ipv4, lease.ipv4);
     }
-    // Takes some 100 ms; a linear search would take minutes, which nobody would let stand.
+    // Takes some 100 ms; a linear search would take minutes.
 }
 
 #[test]

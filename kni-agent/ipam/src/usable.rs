@@ -1,4 +1,4 @@
-//! Which addresses of a network may be leased at all, and why the others may not.
+//! Computes which addresses of a network may be leased, and why others may not.
 
 use std::net::IpAddr;
 
@@ -14,10 +14,10 @@ use super::{
 /// The ranges of one family of one network.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Usable {
-    /// What may be leased.
+    /// Addresses that may be leased.
     pub(super) addresses: IntervalSet,
     subnets: Vec<Subnet>,
-    /// What may be leased on other nodes.
+    /// Addresses that may be leased on other nodes.
     elsewhere: IntervalSet,
 }
 
@@ -66,7 +66,7 @@ impl Usable {
         !self.subnets.is_empty()
     }
 
-    /// `None` if the address may be leased.
+    /// Why the address may not be leased; `None` if it may.
     pub(super) fn why_not(&self, address: u128) -> Option<WhyNot> {
         if self.addresses.contains(address) {
             return None;

@@ -1,4 +1,4 @@
-//! The allocator against a model that enumerates every address, also at the upper end of both families.
+//! Checks the allocator against a model that enumerates every address, including the upper end of both families.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const OWNER: &str = "pod";
 
-/// One family of the network, by the plainest means.
+/// One family of the network, as sets of single addresses.
 #[derive(Default)]
 struct ModelPool {
     exists: bool,
@@ -34,7 +34,7 @@ impl ModelPool {
         self.released.retain(|a| self.usable.contains(a));
     }
 
-    /// `Ok(None)` if the family does not exist, `Err` if no address can be had.
+    /// `Ok(None)` if the family does not exist, `Err` if no address is free.
     fn next(&self) -> Result<Option<u128>, ()> {
         let fresh: Vec<u128> = self
             .usable
@@ -74,7 +74,7 @@ fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// Where the 256 addresses of a case lie: in the middle, or at the very end of the family.
+/// The position of the 256 addresses of a case: in the middle, or at the very end of the family.
 #[derive(Debug, Clone, Copy)]
 struct Base(u128, u128);
 
@@ -117,7 +117,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Subnets in up to four slots of 64 addresses, so that they never overlap, and excludes anywhere.
+/// Subnets in up to four slots of 64 addresses, so that they never overlap, and excluded ranges anywhere.
 fn spec(base: Base) -> impl Strategy<Value = NetworkSpec> {
     let subnets = proptest::collection::btree_map((any::<bool>(), 0_u8..4), 2_u8..=6, 1..5);
     let excludes = proptest::collection::vec((any::<bool>(), any::<u8>(), 0_u8..=5), 0..4);
@@ -283,7 +283,7 @@ impl Run {
         self.compare();
     }
 
-    /// A removed network is forgotten with its last lease, and its cursors with it.
+    /// A removed network is dropped with its last lease, together with its cursors.
     fn forget_like_the_allocator(&mut self) {
         if !self.served && self.v4.used.is_empty() && self.v6.used.is_empty() {
             self.v4.cursor = 0;
