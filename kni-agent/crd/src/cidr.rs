@@ -1,4 +1,4 @@
-//! Reads addresses and address ranges, and says which ones nobody may use.
+//! Parses addresses and address ranges, and refuses reserved ones.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,17 +15,17 @@ pub(super) fn read_cidr(text: &str) -> Result<IpNet, String> {
     Ok(net)
 }
 
-/// A range as Kubernetes reads it: host bits mean nothing.
+/// A range as Kubernetes parses it: host bits are ignored.
 pub(super) fn read_cidr_truncated(text: &str) -> Result<IpNet, String> {
     let net = parse(text)?.trunc();
-    // No packet carries such an address; who writes one means IPv4.
+    // No packet carries an IPv4-mapped address: treat the range as IPv4.
     if overlap(&net, &mapped()) && net.prefix_len() >= mapped().prefix_len() {
         return Err(format!("{net} is IPv4-mapped; write the IPv4 range"));
     }
     Ok(net)
 }
 
-/// At least `min` and at most `max` ranges without host bits.
+/// Parses a list of at least `min` and at most `max` ranges without host bits.
 pub(super) fn read_cidrs(field: &str, list: &[String], min: usize, max: usize) -> Result<Vec<IpNet>, FieldError> {
     if list.len() < min || list.len() > max {
         return Err(at(field, format!("has {} entries, not {min} to {max}", list.len())));
@@ -35,7 +35,7 @@ pub(super) fn read_cidrs(field: &str, list: &[String], min: usize, max: usize) -
     })
 }
 
-/// Addresses that a host may have, at most one of each family.
+/// Parses addresses that a host may have, at most one of each family.
 pub(super) fn read_addresses(field: &str, list: &[String]) -> Result<Vec<IpAddr>, FieldError> {
     let addresses = read_each(field, list, |path, text| {
         read_address(text).map_err(|reason| at(path, reason))
@@ -68,8 +68,8 @@ fn parse(text: &str) -> Result<IpNet, String> {
         .map_err(|error| format!("{:?} is not in CIDR notation: {error}", shown(text)))
 }
 
-/// Checks a range whose addresses pods or services shall have: its size, that it is not reserved, and that it overlaps
-/// none of `others`.
+/// Checks a range of addresses for pods or services: its size, that it is not reserved, and that it overlaps none of
+/// `others`.
 pub(super) fn check_range(range: &IpNet, others: &[IpNet]) -> Result<(), String> {
     let lengths = prefix_lengths(range);
     if !lengths.contains(&range.prefix_len()) {
@@ -88,9 +88,9 @@ pub(super) fn check_range(range: &IpNet, others: &[IpNet]) -> Result<(), String>
     }
 }
 
-/// The longest prefix leaves at least one pod address beside those that are kept out (IPv4: network, gateway and
-/// broadcast; IPv6: subnet-router anycast and gateway). The shortest is the largest private IPv4 block, 10.0.0.0/8;
-/// for IPv6, anything shorter than 16 covers most of the allocated space and can only be a slip.
+/// The longest prefix leaves at least one pod address beside the reserved ones (IPv4: network, gateway and broadcast;
+/// IPv6: subnet-router anycast and gateway). The shortest is the largest private IPv4 block, 10.0.0.0/8; for IPv6,
+/// anything shorter than 16 covers most of the allocated space and can only be a typing error.
 fn prefix_lengths(range: &IpNet) -> std::ops::RangeInclusive<u8> {
     match range {
         IpNet::V4(_) => 8..=30,
@@ -98,7 +98,8 @@ fn prefix_lengths(range: &IpNet) -> std::ops::RangeInclusive<u8> {
     }
 }
 
-/// Ranges no pod address may lie in. Link-local covers the gateways that every pod has (`169.254.1.1` and `fe80::1`).
+/// Ranges that pod addresses must not be in. Link-local covers the gateways that every pod has (`169.254.1.1` and
+/// `fe80::1`).
 fn reserved_ranges() -> [(IpNet, &'static str); 10] {
     let v4 = |addr: [u8; 4], len| IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::from(addr), len));
     let v6 = |addr: u128, len| IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::from(addr), len));
@@ -134,7 +135,7 @@ mod tests {
         assert_eq!(read_cidr_truncated("fd00::1/64").unwrap().to_string(), "fd00::/64");
         assert_eq!(read_cidr_truncated("::/0").unwrap().to_string(), "::/0");
         assert!(read_cidr("10.1.2.3/24").unwrap_err().contains("write 10.1.2.0/24"));
-        // Decimal all the same, as for the API server.
+        // Leading zeros are decimal, as in the API server.
         assert_eq!(read_cidr_truncated("010.0.0.0/8").unwrap().to_string(), "10.0.0.0/8");
         for bad in ["10.1.2.3", "10.0.0.0/33", "", "fd00::/129", "::ffff:10.0.0.0/104"] {
             assert!(read_cidr_truncated(bad).is_err(), "{bad}");

@@ -1,4 +1,5 @@
-//! What the agent keeps of objects that only a cluster has: pods, attachments, definitions of other tools.
+//! Converts objects that only exist in a cluster into the fields that the agent uses: pods, attachments, and
+//! definitions of other tools.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -12,26 +13,26 @@ use kube::ResourceExt as _;
 use super::{PodNetwork, PodNetworkAttachment, invalid::at, labels::read_selector, names::of_object};
 use crate::InvalidObject;
 
-/// A pod, less what no part of the agent needs.
+/// A pod, reduced to the fields that the agent uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodFacts {
     /// UID.
     pub uid: String,
     /// Labels.
     pub labels: Labels,
-    /// Annotations of ours and of the network plumbing group.
+    /// Annotations of KNI and of the Network Plumbing Working Group.
     pub annotations: BTreeMap<String, String>,
     /// The node it is on; empty before it is scheduled.
     pub node: String,
-    /// Whether it uses the node's own network.
+    /// Whether it uses the network namespace of the node.
     pub host_network: bool,
-    /// Whether its containers have ended for good.
+    /// Whether its containers have terminated for good.
     pub finished: bool,
     /// Named ports of its containers.
     pub ports: Vec<ContainerPort>,
 }
 
-/// What an attachment asks for.
+/// The specification of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachmentFacts {
     /// Namespace.
@@ -40,7 +41,7 @@ pub struct AttachmentFacts {
     pub name: String,
     /// The network.
     pub network: NetworkName,
-    /// The pods.
+    /// Selects the pods.
     pub pods: Selector,
     /// Name of the interface.
     pub ifname: IfName,
@@ -52,10 +53,10 @@ pub struct AttachmentFacts {
     pub default_route: bool,
 }
 
-/// Annotations that are kept begin with one of these.
+/// Prefixes of the retained annotations.
 const KEPT_ANNOTATIONS: [&str; 4] = ["kni.dev/", "kni.io/", "k8s.v1.cni.cncf.io/", "v1.multus-cni.io/"];
 
-/// A pod as the agent keeps it.
+/// Reduces a pod to the fields that the agent uses.
 pub fn read_pod(pod: Pod) -> PodFacts {
     let Pod { metadata, spec, status } = pod;
     let spec = spec.unwrap_or_default();
@@ -63,7 +64,7 @@ pub fn read_pod(pod: Pod) -> PodFacts {
     let mut annotations = metadata.annotations.unwrap_or_default();
     annotations.retain(|key, _| KEPT_ANNOTATIONS.iter().any(|prefix| key.starts_with(prefix)));
     let containers = spec.init_containers.unwrap_or_default();
-    // Of init containers only those that go on running have ports that somebody could reach.
+    // Of the init containers, only those that keep running (sidecars) have reachable ports.
     let lasting = containers
         .into_iter()
         .filter(|container| container.restart_policy.as_deref() == Some("Always"));
@@ -100,7 +101,7 @@ pub fn read_pod(pod: Pod) -> PodFacts {
     }
 }
 
-/// The namespaces whose pods a network is the default of; `None`: it is nobody's.
+/// The namespaces for whose pods a network is the default; `None`: it is not the default of any namespace.
 pub fn read_namespace_selector(object: &PodNetwork) -> Result<Option<Selector>, InvalidObject> {
     let selector = object.spec.namespace_selector.as_ref();
     selector
@@ -109,7 +110,7 @@ pub fn read_namespace_selector(object: &PodNetwork) -> Result<Option<Selector>, 
         .map_err(of_object("PodNetwork", &object.metadata))
 }
 
-/// An attachment, checked.
+/// Validates an attachment.
 pub fn read_attachment(object: &PodNetworkAttachment) -> Result<AttachmentFacts, InvalidObject> {
     let spec = &object.spec;
     let read = || {
@@ -131,11 +132,11 @@ pub fn read_attachment(object: &PodNetworkAttachment) -> Result<AttachmentFacts,
     read().map_err(of_object("PodNetworkAttachment", &object.metadata))
 }
 
-/// The network that a `NetworkAttachmentDefinition` of the network plumbing group stands for: that which its configuration
-/// names if it is for our plugin, `None` for configurations of other plugins.
+/// The network that a `NetworkAttachmentDefinition` refers to: the one that its configuration names if it is for the
+/// KNI plugin, `None` for configurations of other plugins.
 pub fn read_attachment_definition(name: &str, config: Option<&str>) -> Option<NetworkName> {
     let Some(config) = config.filter(|config| !config.trim().is_empty()) else {
-        // Without a configuration the name is all there is.
+        // Without a configuration, the name of the definition is the name of the network.
         return name.parse().ok();
     };
     let config: serde_json::Value = serde_json::from_str(config).ok()?;

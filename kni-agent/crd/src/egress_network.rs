@@ -1,4 +1,4 @@
-//! How a `PodNetwork`'s pods leave the node, and which virtual addresses are theirs.
+//! Validates the egress mode and the service ranges of a `PodNetwork`.
 
 use std::net::IpAddr;
 
@@ -12,10 +12,10 @@ use super::{
     pod_network::EgressChoice,
 };
 
-/// Most ranges of virtual addresses of one network.
+/// Maximum number of ranges of virtual addresses of one network.
 const MAX_SERVICE_SUBNETS: usize = 16;
 
-/// The way out: its mode, and its dedicated source addresses.
+/// Reads the egress mode and the dedicated source addresses.
 pub(super) fn read_egress(spec: &PodNetworkSpec, ours: &[IpNet]) -> Result<(EgressMode, Vec<IpAddr>), FieldError> {
     let egress = spec.egress.clone().unwrap_or_default();
     let mode = match egress.mode {
@@ -43,7 +43,7 @@ pub(super) fn read_egress(spec: &PodNetworkSpec, ours: &[IpNet]) -> Result<(Egre
     Ok((mode, addresses))
 }
 
-/// Ranges of virtual addresses, overlapping neither each other nor `subnets`.
+/// Reads the ranges of virtual addresses, which must overlap neither each other nor `subnets`.
 pub(super) fn read_service_subnets(spec: &PodNetworkSpec, subnets: &[IpNet]) -> Result<Vec<IpNet>, FieldError> {
     let field = "spec.serviceSubnets";
     let ranges = read_cidrs(field, &spec.service_subnets, 0, MAX_SERVICE_SUBNETS)?;

@@ -1,4 +1,4 @@
-//! The rules that turn an `EgressPolicy` into a policy the engines can rely on.
+//! Validates an `EgressPolicy` and converts it into a policy of the model.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! `EndpointSlice`: addresses that a Service's connections may go to.
+//! Validates an `EndpointSlice` and converts it into the backends of a Service.
 
 use std::net::IpAddr;
 
@@ -16,14 +16,14 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Label of slices of headless Services.
 const HEADLESS: &str = "service.kubernetes.io/headless";
 
-/// Addresses of one slice are of one family.
+/// The address family of a slice; all of its addresses are of one family.
 #[derive(Clone, Copy)]
 enum Family {
     V4,
     V6,
 }
 
-/// Reads an `EndpointSlice`. `None` if it is not ours to use: it names no Service, belongs to a headless one, or holds
+/// Reads an `EndpointSlice`. `None` if KNI does not serve it: it names no Service, belongs to a headless one, or holds
 /// names instead of addresses.
 pub fn read_endpoint_slice(object: &SliceObject) -> Result<Option<EndpointSlice>, InvalidObject> {
     convert(object).map_err(of_object("EndpointSlice", &object.metadata))

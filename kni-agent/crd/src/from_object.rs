@@ -4,7 +4,7 @@
 ///
 /// The types and the objects both belong to other crates, so that [`TryFrom`] cannot be implemented here.
 pub trait FromObject<O>: Sized {
-    /// Names the object, the field, and what is wrong with it.
+    /// Names the object, the field, and the violated rule.
     type Error;
 
     /// Converts and validates the object.

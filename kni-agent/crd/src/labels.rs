@@ -1,4 +1,4 @@
-//! Labels and selectors over them.
+//! Reads labels and label selectors.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement, ObjectMeta};
 use kni_model::policy::{Labels, Operator, Requirement, Selector};
@@ -20,7 +20,7 @@ pub(super) fn read_labels(metadata: &ObjectMeta) -> Result<Labels, FieldError> {
     Ok(labels)
 }
 
-/// A selector; two that ask for the same come out equal.
+/// Reads a selector; equivalent selectors become equal.
 pub(super) fn read_selector(field: &str, selector: &LabelSelector) -> Result<Selector, FieldError> {
     let mut requirements = Vec::new();
     if let Some(labels) = &selector.match_labels {

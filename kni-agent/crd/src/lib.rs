@@ -1,4 +1,4 @@
-//! The Kubernetes objects that the agent reads, and what makes one of them valid.
+//! Reads and validates the Kubernetes objects that the agent uses.
 //! Layer: model.
 
 mod cidr;

@@ -1,4 +1,4 @@
-//! `MultiNetworkPolicy`: a `NetworkPolicy` for the interfaces that pods have on the networks it names.
+//! Defines and reads `MultiNetworkPolicy`: a `NetworkPolicy` for the interfaces that pods have on named networks.
 
 use std::collections::BTreeSet;
 
@@ -18,8 +18,8 @@ use super::{
     network_policy::Rules,
 };
 
-/// The annotation that names the networks, separated by commas. Each may be `namespace/name`, as networks of other
-/// runtimes have namespaces; a `PodNetwork` has none, so that part says nothing.
+/// The annotation that lists the networks, separated by commas. Each may be `namespace/name`, because networks of other
+/// runtimes have namespaces; a `PodNetwork` is cluster-scoped, so the namespace is ignored.
 const POLICY_FOR: &str = "k8s.v1.cni.cncf.io/policy-for";
 
 macro_rules! version {
@@ -33,7 +33,7 @@ macro_rules! version {
             use kube::CustomResource;
             use serde::{Deserialize, Serialize};
 
-            /// The schema of `NetworkPolicySpec`. The definition comes with the project that the kind belongs to.
+            /// The schema of `NetworkPolicySpec`. The project that owns the kind provides its definition.
             #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
             #[kube(group = "k8s.cni.cncf.io", version = $version, kind = "MultiNetworkPolicy", namespaced)]
             #[kube(plural = "multi-networkpolicies", singular = "multi-networkpolicy")]
@@ -41,15 +41,15 @@ macro_rules! version {
             #[kube(doc = "A network policy for the interfaces of pods on named networks.")]
             #[serde(rename_all = "camelCase")]
             pub struct MultiNetworkPolicySpec {
-                /// The pods of the namespace that it is about.
+                /// Selects pods of the namespace.
                 pub pod_selector: LabelSelector,
                 /// Directions in which they are isolated.
                 #[serde(default, skip_serializing_if = "Option::is_none")]
                 pub policy_types: Option<Vec<String>>,
-                /// What they may receive.
+                /// Ingress rules.
                 #[serde(default, skip_serializing_if = "Option::is_none")]
                 pub ingress: Option<Vec<NetworkPolicyIngressRule>>,
-                /// What they may send.
+                /// Egress rules.
                 #[serde(default, skip_serializing_if = "Option::is_none")]
                 pub egress: Option<Vec<NetworkPolicyEgressRule>>,
             }

@@ -1,24 +1,24 @@
-//! The rules of Kubernetes for names: of objects, labels and ports.
+//! Validates names by the rules of Kubernetes: of objects, labels and ports.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::invalid::{FieldError, InvalidObject, at, shown};
 
-/// Where objects are that name no namespace.
+/// Namespace of objects that name none.
 const DEFAULT_NAMESPACE: &str = "default";
 
 const LABEL_RULE: &str =
     "is not a DNS-1123 label: 1 to 63 of a-z, 0-9 and '-', beginning and ending with a letter or digit";
 const SUBDOMAIN_RULE: &str = "is not a DNS-1123 subdomain: DNS labels separated by '.', at most 253 characters";
 
-/// Which rule an object's name obeys.
+/// The rule for the name of an object.
 #[derive(Clone, Copy)]
 pub(super) enum NameRule {
     Label,
     Subdomain,
 }
 
-/// Name of an object without a namespace.
+/// Reads the name of an object without a namespace.
 pub(super) fn read_name(metadata: &ObjectMeta, rule: NameRule) -> Result<String, FieldError> {
     let Some(name) = metadata.name.as_deref().filter(|name| !name.is_empty()) else {
         return Err(at("metadata.name", "is missing"));
@@ -34,7 +34,7 @@ pub(super) fn read_name(metadata: &ObjectMeta, rule: NameRule) -> Result<String,
     }
 }
 
-/// Namespace and name of an object that has both.
+/// Reads namespace and name of an object that has both.
 pub(super) fn read_names(metadata: &ObjectMeta, rule: NameRule) -> Result<(String, String), FieldError> {
     let namespace = metadata.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     if !is_dns_label(namespace) {
@@ -44,7 +44,7 @@ pub(super) fn read_names(metadata: &ObjectMeta, rule: NameRule) -> Result<(Strin
     Ok((namespace.to_owned(), read_name(metadata, rule)?))
 }
 
-/// Says which object a field belongs to.
+/// Adds the object to a field error.
 pub(super) fn of_object(kind: &'static str, metadata: &ObjectMeta) -> impl FnOnce(FieldError) -> InvalidObject {
     let name = metadata.name.as_deref().unwrap_or("<unnamed>");
     let object = match metadata.namespace.as_deref() {
@@ -73,7 +73,7 @@ pub(super) fn is_port_name(text: &str) -> bool {
     text.len() <= 15 && is_dns_label(text) && !text.contains("--") && text.bytes().any(|b| b.is_ascii_lowercase())
 }
 
-/// A label's key: a name, after an optional DNS subdomain and '/'.
+/// Whether the text is a label key: a name, after an optional DNS subdomain and '/'.
 pub(super) fn is_label_key(text: &str) -> bool {
     let (prefix, name) = text
         .split_once('/')
@@ -81,13 +81,13 @@ pub(super) fn is_label_key(text: &str) -> bool {
     prefix.is_none_or(is_dns_subdomain) && !name.is_empty() && is_label_value(name)
 }
 
-/// A label's value; the same rule holds for the name in a key, which may not be empty.
+/// Whether the text is a label value; the same rule holds for the name in a key, which must not be empty.
 pub(super) fn is_label_value(text: &str) -> bool {
     let edge = |b: u8| b.is_ascii_alphanumeric();
     text.is_empty() || (text.len() <= 63 && is_framed(text, edge, |b| edge(b) || matches!(b, b'-' | b'_' | b'.')))
 }
 
-/// First and last byte obey `edge`, all obey `inner`.
+/// Whether the first and the last byte match `edge`, and all bytes match `inner`.
 fn is_framed(text: &str, edge: impl Fn(u8) -> bool, inner: impl Fn(u8) -> bool) -> bool {
     let bytes = text.as_bytes();
     bytes.iter().copied().all(inner)

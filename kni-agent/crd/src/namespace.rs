@@ -1,4 +1,4 @@
-//! `Namespace`: its name, and the labels by which policies select it.
+//! Reads a `Namespace`: its name, and the labels by which policies select it.
 
 use k8s_openapi::api::core::v1::Namespace;
 use kni_model::policy::Labels;
@@ -12,7 +12,7 @@ use super::{
 /// The label that the API server gives every namespace.
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-/// Name and labels of a namespace, with the label of its name, which nothing else can be said about.
+/// Reads name and labels of a namespace. The label with its name is always set to the name.
 pub fn read_namespace(object: &Namespace) -> Result<(String, Labels), InvalidObject> {
     let read = || {
         let name = read_name(&object.metadata, NameRule::Label)?;

@@ -1,4 +1,5 @@
-//! `NetworkPolicy`: which pods of a namespace are isolated on their primary interface, and what passes all the same.
+//! Reads a `NetworkPolicy`: the isolated pods of a namespace and the traffic that is allowed on their primary
+//! interface.
 
 use k8s_openapi::{
     api::networking::v1::{
@@ -20,7 +21,7 @@ use super::{
 impl FromObject<NetworkPolicy> for Policy {
     type Error = InvalidObject;
 
-    /// Without a `spec` it is the empty one, as for the API server: all pods of the namespace receive nothing.
+    /// A missing `spec` equals an empty one, as in the API server: all pods of the namespace are isolated for ingress.
     fn from_object(object: &NetworkPolicy) -> Result<Self, InvalidObject> {
         let kind = PolicyKind::NetworkPolicy;
         convert(object).map_err(of_object(kind.as_str(), &object.metadata))
@@ -57,7 +58,7 @@ impl Rules<'_> {
         let pods = self.pod_selector.map_or(Ok(Selector::default()), |selector| {
             read_selector("spec.podSelector", selector)
         })?;
-        // Rules of a direction that is not among the types are checked, but without effect.
+        // Rules of a direction that is not among the types are validated, but have no effect.
         let ingress = read_each("spec.ingress", self.ingress.unwrap_or_default(), |path, rule| {
             read_rule(path, "from", rule.from.as_deref(), rule.ports.as_deref())
         })?;

@@ -1,4 +1,4 @@
-//! Peers of policy rules: pods and address ranges.
+//! Reads peers of policy rules: pods and address ranges.
 
 use ipnet::IpNet;
 use k8s_openapi::api::networking::v1::{IPBlock, NetworkPolicyPeer};
@@ -36,7 +36,7 @@ fn read_block(field: &str, block: &IPBlock) -> Result<PolicyPeer, FieldError> {
     read_range_except(field, &block.cidr, except, read_cidr_truncated)
 }
 
-/// A range and what does not belong to it, each text read by `read`.
+/// Reads a range and its exceptions; `read` parses each of them.
 pub(super) fn read_range_except(
     field: &str,
     cidr: &str,

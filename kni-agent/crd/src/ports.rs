@@ -1,4 +1,4 @@
-//! Ports of policies and services.
+//! Reads ports of policies and services.
 
 use k8s_openapi::{api::networking::v1::NetworkPolicyPort, apimachinery::pkg::util::intstr::IntOrString};
 use kni_model::policy::{PolicyPort, PortMatch};
@@ -12,7 +12,7 @@ pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
 pub(super) const SCTP: u8 = 132;
 
-/// The protocol's IANA number; absent means TCP.
+/// Reads a protocol as its IANA number; the default is TCP.
 pub(super) fn read_protocol(field: &str, name: Option<&str>) -> Result<u8, FieldError> {
     match name {
         None | Some("TCP") => Ok(TCP),
@@ -22,7 +22,7 @@ pub(super) fn read_protocol(field: &str, name: Option<&str>) -> Result<u8, Field
     }
 }
 
-/// A port number, which is never 0.
+/// Reads a port number, which must not be 0.
 pub(super) fn read_port(field: &str, number: i32) -> Result<u16, FieldError> {
     match u16::try_from(number) {
         Ok(port) if port > 0 => Ok(port),
@@ -30,7 +30,7 @@ pub(super) fn read_port(field: &str, number: i32) -> Result<u16, FieldError> {
     }
 }
 
-/// One entry of a policy's `ports`.
+/// Reads one entry of a policy's `ports`.
 pub(super) fn read_policy_port(field: &str, port: &NetworkPolicyPort) -> Result<PolicyPort, FieldError> {
     let protocol = read_protocol(&format!("{field}.protocol"), port.protocol.as_deref())?;
     let (port_field, end_field) = (format!("{field}.port"), format!("{field}.endPort"));
@@ -60,7 +60,7 @@ pub(super) fn read_policy_port(field: &str, port: &NetworkPolicyPort) -> Result<
     })
 }
 
-/// The range from `first` to `end`; `first` alone without one.
+/// The range from `first` to `end`; only `first` without an end.
 pub(super) fn read_range(end_field: &str, first: u16, end: Option<i32>) -> Result<PortMatch, FieldError> {
     let last = end.map_or(Ok(first), |end| read_port(end_field, end))?;
     if last < first {

@@ -1,4 +1,4 @@
-//! Which parameters a provider takes, and which other fields of the network mean something with it.
+//! Validates the parameters of a provider and the fields of the network that it supports.
 
 use std::net::IpAddr;
 
@@ -15,14 +15,14 @@ use super::{
     provider::{MacvlanModeSpec, ProviderSpec, ProviderType},
 };
 
-/// Most devices of one network.
+/// Maximum number of devices of one network.
 const MAX_DEVICES: usize = 256;
-/// Longest name of a configuration or a file (`NAME_MAX` of Linux).
+/// Maximum length of the name of a configuration or a file (`NAME_MAX` of Linux).
 const MAX_NAME: usize = 255;
-/// Reserved by the kernel: "nobody said a number".
+/// Reserved by the kernel as "no user or group".
 const NO_ID: u32 = u32::MAX;
 
-/// The provider, and that nothing else of the spec is meant for another one.
+/// Reads the provider, and refuses fields of the spec that only apply to another one.
 pub(super) fn read_provider(spec: &PodNetworkSpec, subnets: &[IpNet]) -> Result<Provider, FieldError> {
     let given = spec.provider.clone().unwrap_or_default();
     refuse_parameters_of_others(&given)?;
@@ -37,7 +37,7 @@ pub(super) fn read_provider(spec: &PodNetworkSpec, subnets: &[IpNet]) -> Result<
     Ok(provider)
 }
 
-/// Fewest subnets that a network needs.
+/// Minimum number of subnets of a network.
 pub(super) fn fewest_subnets(spec: &PodNetworkSpec) -> usize {
     let kind = spec.provider.as_ref().map_or(ProviderType::Ebpf, |given| given.kind);
     usize::from(kind == ProviderType::Ebpf)
@@ -259,7 +259,7 @@ mod tests {
         }
     }
 
-    /// A spec, the field that is named, and a part of the reason.
+    /// A spec, the field in the error, and a part of the reason.
     const MEANINGLESS: [(&str, &str, &str); 15] = [
         (r#"{"provider":{"type":"Macvlan"}}"#, "spec.provider.parent", "missing"),
         (

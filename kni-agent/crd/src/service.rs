@@ -1,4 +1,4 @@
-//! `Service`: the virtual addresses and ports that are ours to serve.
+//! Reads a `Service`: the virtual addresses and ports that KNI serves.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,18 +20,20 @@ use super::{
 
 /// Label of Services that another proxy serves.
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
-/// Our name under that label.
+/// The value of this label for KNI.
 const OUR_PROXY: &str = "kni";
 /// Label of Services of a named network.
 const NETWORK: &str = "kni.dev/network";
-/// Annotation that asks for zone hints. Stronger than `trafficDistribution`, as for those who write the hints.
+/// Annotation that enables zone hints. Takes precedence over `trafficDistribution`, as in the controllers that write
+/// the hints.
 const TOPOLOGY_MODE: &str = "service.kubernetes.io/topology-mode";
-/// Seconds for which a client keeps its backend when the Service does not say.
+/// Default affinity in seconds (`sessionAffinityConfig.clientIP.timeoutSeconds`).
 const DEFAULT_AFFINITY: i32 = 10_800;
 const AFFINITY: std::ops::RangeInclusive<i32> = 1..=86_400;
 
-/// Reads a Service. `None` if it is nobody's to serve: it is headless, has no virtual address (yet), or stands for an
-/// external name. Of one that belongs to another proxy only the addresses are read: the rest is that proxy's to judge.
+/// Reads a Service. `None` if there is nothing to serve: it is headless, has no virtual address (yet), or is an alias
+/// of an external name. Of a Service of another proxy only the addresses are read, because the other fields concern
+/// that proxy alone.
 pub fn read_service(object: &ServiceObject) -> Result<Option<Service>, InvalidObject> {
     let Some(spec) = &object.spec else {
         let missing = at("spec", "is missing");
@@ -78,7 +80,7 @@ fn convert(object: &ServiceObject, spec: &ServiceSpec) -> Result<Option<Service>
     }))
 }
 
-/// Empty for a Service without virtual addresses.
+/// Reads the virtual addresses; empty for a Service without any.
 fn read_cluster_ips(spec: &ServiceSpec) -> Result<Vec<IpAddr>, FieldError> {
     let single = spec.cluster_ip.as_deref().unwrap_or_default();
     let list = spec.cluster_ips.as_deref().unwrap_or_default();
@@ -91,7 +93,7 @@ fn read_cluster_ips(spec: &ServiceSpec) -> Result<Vec<IpAddr>, FieldError> {
         return Err(at("spec.clusterIP", reason));
     }
     if list.is_empty() {
-        // The path of a list of one is not the field's.
+        // The path of the single field is not the path of the list.
         return read_addresses("spec.clusterIP", &[single.to_owned()])
             .map_err(|(_, reason)| at("spec.clusterIP", reason));
     }
@@ -208,7 +210,7 @@ mod tests {
         read_service(&object(metadata, spec))
     }
 
-    /// A Service with an address, a port, and these fields beside them.
+    /// A Service with an address, a port, and these additional fields.
     fn with(fields: &str) -> Result<Option<Service>, InvalidObject> {
         read(
             "",
@@ -284,7 +286,7 @@ mod tests {
         }
     }
 
-    /// Nothing but its addresses is ours to read: what we would refuse may mean something to its proxy.
+    /// Only the addresses are validated: values that KNI refuses may be valid for the other proxy.
     #[test]
     fn of_another_proxys_service_the_addresses_are_kept() {
         let spec = r#"{"clusterIP":"10.96.0.1","clusterIPs":["10.96.0.1","fd00:96::1"],

@@ -1,4 +1,4 @@
-//! The rules that turn a `PodNetwork` into a network the engines can rely on.
+//! Validates a `PodNetwork` and converts it into a network of the model.
 
 use kni_model::{NetworkName, NetworkSpec, network::EgressMode};
 use kube::ResourceExt as _;
@@ -12,22 +12,22 @@ use super::{
     provider_rules::{fewest_subnets, read_provider},
 };
 
-/// Most subnets of one network.
+/// Maximum number of subnets of one network.
 const MAX_SUBNETS: usize = 16;
-/// Most excluded ranges of one network.
+/// Maximum number of excluded ranges of one network.
 const MAX_EXCLUDES: usize = 256;
-/// MTU limits: what IPv6 requires of every link, and what an IP length field can say.
+/// MTU limits: the minimum that IPv6 requires of every link, and the maximum of the IP length field.
 const MTU: std::ops::RangeInclusive<u32> = 1280..=65535;
 
-/// A `PodNetwork` that is refused; names the network, the field and the rule it breaks.
+/// A refused `PodNetwork`; names the network, the field and the violated rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("network {network}: {field}: {reason}")]
 pub struct InvalidNetwork {
-    /// Name of the network, as given; may be illegal itself.
+    /// Name of the network, as given; may be invalid itself.
     pub network: String,
     /// Path of the field, such as `spec.subnets[1]`.
     pub field: String,
-    /// What is wrong with it.
+    /// The violated rule.
     pub reason: String,
 }
 
