@@ -1,4 +1,4 @@
-//! The background work: tries again what failed, forgets what has left, keeps the tables swept.
+//! Runs the background work: retries failures, removes detached pods, and sweeps the tables.
 
 use std::{
     collections::BTreeSet,
@@ -11,15 +11,15 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::{PolicySide, PolicySync, lock};
 
-/// The dataplane wants its flows counted this often.
+/// Interval at which the dataplane expects its flows to be counted.
 const TICK: Duration = Duration::from_secs(1);
-/// Pods that leave together are forgotten together.
+/// Pods that are detached within this time are removed together.
 const GATHER: Duration = Duration::from_millis(20);
-/// Ticks between two looks for hits of policy sets that are gone.
+/// Ticks between two searches for hits of removed policy sets.
 const HITS_EVERY: u64 = 10;
 
 impl PolicySync {
-    /// Runs for as long as the agent does.
+    /// Applies changes and retries failures for as long as the agent runs.
     pub async fn keep_in_force(self: Arc<Self>) {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -44,11 +44,11 @@ impl PolicySync {
         }
     }
 
-    /// A second has passed.
+    /// The work of each second.
     fn tick(&self, number: u64) {
         lock(&self.services).engine.tick();
         if self.may_try_services() {
-            // What goes wrong is told, kept and tried again by the standing.
+            // The failure is logged, recorded for the health status and retried there.
             let _told = self.sync_services().is_err();
         }
         if lock(&self.standing).policy.has_failed() {
@@ -74,7 +74,7 @@ impl PolicySync {
         }
     }
 
-    /// Hits of a set outlive it by one look, so that whoever asks just after a change still finds them.
+    /// Removes the hits of unused sets at the second search, so that a query just after a change still finds them.
     fn forget_unused_hits(&self) -> Result<(), DataplaneError> {
         let hit: BTreeSet<u32> = self.dataplane.hits()?.into_keys().map(|key| key.set).collect();
         let gone = lock(&self.policy).gone(&hit);
@@ -86,7 +86,7 @@ impl PolicySync {
 }
 
 impl PolicySide {
-    /// Sets among those that were hit that are in force nowhere, and were not at the last look either.
+    /// Sets with hits that are not in the tables, and were not at the previous search either.
     fn gone(&mut self, hit: &BTreeSet<u32>) -> Vec<u32> {
         let in_force: BTreeSet<u32> = self.engine.tables().policy.keys().map(|key| key.set).collect();
         let unused: BTreeSet<u32> = hit.difference(&in_force).copied().collect();

@@ -1,12 +1,12 @@
-//! Brings policies and services into force: tells the engines what there is, carries out what they plan, tries again.
+//! Enforces policies and services: passes the inputs to the engines, carries out their plans, and retries failures.
 //! Layer: service.
 //!
 //! ```text
 //! inputs (manifests, networks, attached pods) -> engine.plan() -> dataplane -> engine.confirm()
 //! ```
 //!
-//! Level-triggered: what failed stays planned, and [`PolicySync::keep_in_force`] tries again until it succeeds. Nothing is
-//! changed before all inputs are known: an agent that has just started takes nothing from anybody (I3).
+//! Level-triggered: failed steps stay planned, and [`PolicySync::keep_in_force`] retries until they succeed. Nothing is
+//! changed before all inputs are known: an agent that has just started removes nothing that is still in use (I3).
 
 mod keep;
 mod names;
@@ -32,27 +32,27 @@ use tokio::sync::Notify;
 
 use self::standing::Standing;
 
-/// What one [`PolicySync::sync`] did.
+/// The result of one [`PolicySync::sync`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SyncReport {
     /// Rows of the policy tables that were written or removed, endpoints included.
     pub policy_rows: usize,
     /// Rows of the service tables, likewise.
     pub service_rows: usize,
-    /// How long it took, waiting for others included.
+    /// Duration, including the wait for other calls.
     pub took: Duration,
 }
 
-/// The engines, and the way from them to the dataplane.
+/// Connects the engines with the dataplane.
 ///
 /// # Guarantees
-/// - [`Self::admit`] answers when the pod's policies are in the dataplane's tables, and those of all others too.
-/// - An engine believes in a plan only after the dataplane has carried it out.
+/// - [`Self::admit`] returns after the policies of the pod, and those of all other pods, are in the dataplane's tables.
+/// - An engine treats a plan as done only after the dataplane has carried it out.
 pub struct PolicySync {
     dataplane: Arc<Dataplane>,
     policy: Mutex<PolicySide>,
     services: Mutex<ServiceSide>,
-    /// Pods that have left and that the engine has not been told of yet: who detaches a pod waits for nobody.
+    /// Detached pods that the engine has not processed yet: detaching a pod waits for no other work.
     departed: Mutex<Vec<SandboxId>>,
     wanted: Notify,
     standing: Mutex<Standing>,
@@ -62,7 +62,7 @@ struct PolicySide {
     engine: PolicyEngine,
     has_objects: bool,
     has_pods: bool,
-    /// Sets with hits that were in force nowhere when they were last looked for.
+    /// Sets with hits that were not in the tables at the last search.
     unused: BTreeSet<u32>,
 }
 
@@ -73,13 +73,14 @@ struct ServiceSide {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic while it was held is a bug; the engines plan from their inputs, whatever was done last.
+    // A panic while it was held is a bug; the engines plan from their inputs, regardless of earlier calls.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl PolicySync {
-    /// Takes over what lies in the dataplane's tables. Changes nothing: that begins when all inputs are known, policy
-    /// with [`Self::set_objects`] and [`Self::adopted`], services with [`Self::set_objects`] and [`Self::set_networks`].
+    /// Takes over the current content of the dataplane's tables. Changes nothing until all inputs are known: for
+    /// policies after [`Self::set_objects`] and [`Self::adopted`], for services after [`Self::set_objects`] and
+    /// [`Self::set_networks`].
     pub fn new(dataplane: Arc<Dataplane>, place: NodePlace) -> Result<Self, DataplaneError> {
         let policy = PolicyEngine::new(dataplane.policy_tables()?);
         let services = ServiceEngine::new(dataplane.service_tables()?, place, dataplane.hz());
@@ -102,7 +103,7 @@ impl PolicySync {
         })
     }
 
-    /// Replaces policies, namespaces, services and their endpoints, all of them. [`Self::sync`] puts them into force.
+    /// Replaces all policies, namespaces, services and their endpoints. [`Self::sync`] applies them.
     pub fn set_objects<P: Into<Arc<Policy>>>(
         &self,
         policies: Vec<P>,
@@ -122,37 +123,37 @@ impl PolicySync {
         side.has_objects = true;
     }
 
-    /// Replaces the policies alone. [`Self::sync`] puts them into force.
+    /// Replaces the policies only. [`Self::sync`] applies them.
     pub fn set_policies(&self, policies: Vec<Arc<Policy>>) {
         lock(&self.policy).engine.set_policies(policies);
     }
 
-    /// Replaces the labels of the namespaces alone.
+    /// Replaces the labels of the namespaces only.
     pub fn set_namespaces(&self, namespaces: BTreeMap<String, Labels>) {
         lock(&self.policy).engine.set_namespaces(namespaces);
     }
 
-    /// Replaces services and their endpoints alone.
+    /// Replaces services and their endpoints only.
     pub fn set_services(&self, services: Vec<Service>, slices: Vec<EndpointSlice>) {
         let mut side = lock(&self.services);
         side.engine.set_services(services);
         side.engine.set_slices(slices);
     }
 
-    /// A pod of another node, which policies may name. [`Self::sync`] puts into force what follows from it.
+    /// Adds or replaces a pod of another node that policies may select. [`Self::sync`] applies the change.
     pub fn put_peer(&self, pod: PolicyPod) {
         lock(&self.policy).engine.put_pod(pod);
     }
 
-    /// Says which number each network has, and which is the default one.
+    /// Replaces the numbers of the networks and the default network.
     pub fn set_networks(&self, networks: BTreeMap<NetworkName, NetworkId>, default: Option<NetworkName>) {
         let mut side = lock(&self.services);
         side.engine.set_networks(networks, default);
         side.has_networks = true;
     }
 
-    /// Puts the policies of a pod into force, with everything else that is planned. Before [`Self::adopted`] it is only
-    /// noted. Blocking; a failed one is undone by [`Self::leave`].
+    /// Enforces the policies of a pod, together with all other planned changes. Before [`Self::adopted`] the pod is
+    /// only recorded. Blocking; [`Self::leave`] undoes a failed call.
     pub fn admit(&self, pod: &PolicyPod) -> Result<(), SyncError> {
         let mut side = lock(&self.policy);
         self.forget_departed(&mut side);
@@ -160,21 +161,21 @@ impl PolicySync {
         self.sync_policy(&mut side).map(|_rows| ())
     }
 
-    /// Every pod that was there before this agent has been admitted: policy may come into force. Blocking.
+    /// Marks all pods of earlier agents as admitted, and enforces the policies. Blocking.
     pub fn adopted(&self) -> Result<(), SyncError> {
         let mut side = lock(&self.policy);
         side.has_pods = true;
         self.sync_policy(&mut side).map(|_rows| ())
     }
 
-    /// A pod is no longer there. Its rows go in the background.
+    /// Removes a pod. Its rows are removed in the background.
     pub fn leave(&self, sandbox: &SandboxId) {
         lock(&self.departed).push(sandbox.clone());
         self.wanted.notify_one();
     }
 
-    /// Puts everything into force that is known to be wanted. Blocking. A failure in policy does not keep services
-    /// back; what failed is tried again in the background.
+    /// Applies all desired changes. Blocking. A failure of the policies does not hold up services; failed changes are
+    /// retried in the background.
     pub fn sync(&self) -> Result<SyncReport, SyncError> {
         let started = Instant::now();
         let policy = self.sync_policies();
@@ -186,7 +187,7 @@ impl PolicySync {
         })
     }
 
-    /// [`Self::sync`] for policies alone: the rows that were written or removed. Blocking.
+    /// [`Self::sync`] for policies only; returns the number of rows that were written or removed. Blocking.
     pub fn sync_policies(&self) -> Result<usize, SyncError> {
         let mut side = lock(&self.policy);
         self.forget_departed(&mut side);
@@ -239,8 +240,8 @@ impl PolicySync {
             side.engine.confirm();
             tracing::debug!(rows, steps = steps.len(), took = ?started.elapsed(), "services are in force");
         }
-        // A service's rows are stronger than a route: one that comes to us has them by now. One that leaves us has neither
-        // for a moment, and the sender repeats.
+        // Rows of a service take precedence over a route: a service that moves to KNI has its rows by now. A service
+        // that moves to another proxy has neither for a moment, and the sender retransmits.
         let applied = applied.and_then(|()| self.dataplane.set_foreign_services(side.engine.left_addresses()));
         lock(&self.standing).services_ended(applied.as_ref().err());
         applied.map(|()| rows).map_err(SyncError::Services)

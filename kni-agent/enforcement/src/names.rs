@@ -1,4 +1,4 @@
-//! Says in the operators' words what the numbers of the dataplane's tables stand for.
+//! Translates numbers of the dataplane's tables into the names that operators use.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ use kni_services::FrontendView;
 
 use super::{PolicySync, lock, standing::PolicyCounts};
 
-/// A policy and whom it is about.
+/// A policy and the endpoints that it selects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicySummary {
     /// The policy.
@@ -28,7 +28,7 @@ pub struct PolicySummary {
 }
 
 impl PolicySync {
-    /// Names what a policy set said. `None` where none was asked.
+    /// Resolves the decision of a policy set to names. `None` if no set was consulted.
     pub fn trail(&self, trail: &PolicyTrail, direction: PolicyDirection, allowed: bool) -> Option<TrailView> {
         if trail.set == 0 {
             return None;
@@ -47,11 +47,12 @@ impl PolicySync {
         Some(service_name(&service, &port))
     }
 
-    /// What is in force at an endpoint and how often it decided, with the number of its policy set.
+    /// The rules enforced at an endpoint with their hits, and the number of its policy set.
     pub fn effective(&self, endpoint: EndpointId) -> Result<(u32, Vec<EffectiveRuleView>), DataplaneError> {
         let hits = self.dataplane.hits()?;
         let mut side = lock(&self.policy);
-        // What was told lately and is not in force yet would be told as if it were. A failure is told elsewhere.
+        // Applies pending changes first, because the engine would report them as enforced. The health status reports a
+        // failure.
         let _in_force = self.sync_policy(&mut side).is_ok();
         let set = side
             .engine
@@ -81,12 +82,12 @@ impl PolicySync {
             .collect()
     }
 
-    /// The source addresses that the egress policies of an endpoint ask for.
+    /// The source addresses that the egress policies of an endpoint request.
     pub fn egress_addresses(&self, endpoint: EndpointId) -> Vec<IpAddr> {
         lock(&self.policy).engine.egress_addresses(endpoint)
     }
 
-    /// The services by name, those that are not in force behind those that are: these have no address.
+    /// The services by name: the applied ones first, then those that are refused, which have no address.
     pub fn services(&self) -> Vec<ServiceView> {
         let side = lock(&self.services);
         let mut views: Vec<ServiceView> = side.engine.frontends().iter().map(service_view).collect();
@@ -95,17 +96,17 @@ impl PolicySync {
         views
     }
 
-    /// Why policies are not in force, so that no pod can be attached.
+    /// Why policies are not enforced, so that no pod can be attached.
     pub fn policy_problem(&self) -> Option<String> {
         lock(&self.standing).policy_problem()
     }
 
-    /// What else is not as it should be.
+    /// Problems that do not prevent the attachment of pods.
     pub fn other_problems(&self) -> Vec<String> {
         lock(&self.standing).other_problems()
     }
 
-    /// Rows, times and failures.
+    /// Numbers of rows, durations and failures.
     pub fn counts(&self) -> PolicyCounts {
         let (policy, ports, identities) = {
             let side = lock(&self.policy);
@@ -137,7 +138,7 @@ fn rule_view(
     } = rule;
     let hits = keys.iter().filter_map(|key| hits.get(key)).sum();
     let peers = match (&rule, direction) {
-        // Only these rules may deny.
+        // Only these rules can deny.
         (Some(_), PolicyDirection::Beyond) => format!("{} {peers}", if allow { "allow" } else { "deny" }),
         _ => peers,
     };
@@ -176,7 +177,7 @@ fn service_view(frontend: &FrontendView) -> ServiceView {
     }
 }
 
-/// The engine's sentence is `Service namespace/name: reason`.
+/// Parses the message of the engine: `Service namespace/name: reason`.
 fn refused_view(text: &str) -> ServiceView {
     let named = text.strip_prefix("Service ").unwrap_or(text);
     let (service, problem) = named.split_once(": ").unwrap_or((named, "not in force"));

@@ -1,4 +1,4 @@
-//! How well bringing things into force goes: what fails, when to try again, how long it takes.
+//! Tracks the health of the enforcement: failures, retry times and durations.
 
 use std::{
     error::Error,
@@ -8,22 +8,23 @@ use std::{
 use kni_dataplane::DataplaneError;
 use kni_model::durations::Durations;
 
-/// Pause after the first failure; each further one doubles it, up to [`LONGEST_PAUSE`].
+/// Pause after the first failure; each additional one doubles it, up to [`LONGEST_PAUSE`].
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// What could not be brought into force. It is tried again in the background.
+/// An update that could not be applied. It is retried in the background.
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
-    /// Policies: endpoints keep what they had, or a state between two steps, which denies nothing that both allow.
+    /// Policies: endpoints keep their previous policies, or an intermediate state, which denies nothing that both
+    /// allow.
     #[error("policies: {}", chain(.0))]
     Policy(DataplaneError),
-    /// Services: they keep the backends that they had, some may have the new ones.
+    /// Services: they keep their previous backends; some may have the new ones.
     #[error("services: {}", chain(.0))]
     Services(DataplaneError),
 }
 
-/// What there is of policy, for the metrics page.
+/// The counters of policies for the metrics page.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PolicyCounts {
     /// Rows of `POLICY`.
@@ -32,13 +33,13 @@ pub struct PolicyCounts {
     pub ports: usize,
     /// Rows of `IDENTITIES`.
     pub identities: usize,
-    /// How long it took to put changes of policy into force, failed attempts included.
+    /// Durations of policy updates, including failed attempts.
     pub times: Durations,
-    /// Attempts that failed, of policies and of services.
+    /// Failed attempts, of policies and of services.
     pub failures: u64,
 }
 
-/// One kind of thing that is to be in force.
+/// The attempts to apply one kind of object.
 #[derive(Debug, Default)]
 pub(super) struct Attempts {
     failed: Option<Failure>,
@@ -73,7 +74,7 @@ impl Attempts {
         });
     }
 
-    /// Whether nothing failed, or the pause after the failure is over.
+    /// Whether the last attempt succeeded, or the pause after its failure is over.
     pub(super) fn may_try(&self, now: Instant) -> bool {
         self.failed.as_ref().is_none_or(|failure| failure.retry_at <= now)
     }
@@ -92,7 +93,7 @@ pub(super) struct Standing {
 }
 
 impl Standing {
-    /// `took` is `None` where nothing was to be done.
+    /// Records the end of an attempt; `took` is `None` if there was nothing to do.
     pub(super) fn policy_ended(&mut self, took: Option<Duration>, error: Option<&DataplaneError>) {
         if let Some(took) = took {
             self.times.observe(took);
@@ -104,7 +105,7 @@ impl Standing {
         self.services.ended("services", error);
     }
 
-    /// The sweep runs each second: a failure is told once.
+    /// Records the end of a sweep. It runs each second, so a repeated failure is logged once.
     pub(super) fn sweep_ended(&mut self, error: Option<&DataplaneError>) {
         let reason = error.map(|error| chain(error));
         if self.sweep != reason
@@ -115,12 +116,12 @@ impl Standing {
         self.sweep = reason;
     }
 
-    /// Why policies are not in force.
+    /// Why policies are not enforced.
     pub(super) fn policy_problem(&self) -> Option<String> {
         self.policy.failed.as_ref().map(|failure| failure.reason.clone())
     }
 
-    /// Why services are not in force, or flows are not counted.
+    /// Why services are not applied, or flows are not counted.
     pub(super) fn other_problems(&self) -> Vec<String> {
         let services = self.services.failed.as_ref();
         let services = services.map(|failure| format!("services are not in force: {}", failure.reason));
@@ -138,7 +139,7 @@ impl Standing {
     }
 }
 
-/// An error with everything it was caused by, in one line.
+/// An error and its causes in one line.
 fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
