@@ -1,4 +1,5 @@
-//! Brings the dataplane and the uplink to what is wanted, in an order that never sends a packet without a way back.
+//! Applies the desired state to the dataplane and the uplink, in an order that never sends a packet without a return
+//! path.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +20,7 @@ use super::{
     wanted::{self, WayOut},
 };
 
-/// Addresses that the uplink does not take, and why.
+/// Addresses that could not be added to the uplink, with the reasons.
 type Refused = BTreeMap<IpAddr, netlink::Error>;
 
 fn dedicated_of(ways: &[(EndpointId, WayOut)]) -> BTreeSet<IpAddr> {
@@ -31,8 +32,8 @@ fn first(refused: Refused) -> Result<(), UplinkError> {
 }
 
 impl Uplink {
-    /// Everything. The pods' rows come last when the way is opened, and go first when it is closed. An address that
-    /// cannot be had keeps nobody else back.
+    /// Applies the whole desired state. The rows of the pods are written last when egress is enabled, and removed first
+    /// when it is disabled. An address that cannot be added affects only the pods that use it.
     pub(super) fn carry_out(&self, state: &mut State, node: NodeNetwork) -> Result<(), UplinkError> {
         if node.uplink != state.node.uplink {
             tell(&node);
@@ -57,7 +58,7 @@ impl Uplink {
         first(refused)
     }
 
-    /// One pod that is about to be published.
+    /// Applies the egress of one pod that is about to be published.
     pub(super) fn carry_out_pod(&self, state: &mut State, pod: &PolicyPod) -> Result<(), UplinkError> {
         let ways = self.ways_of(state, pod);
         let mut refused = Refused::new();
@@ -68,7 +69,7 @@ impl Uplink {
         first(refused)
     }
 
-    /// An interface that wants an address that it cannot have does not leave with another one.
+    /// Without one of its dedicated addresses an interface has no egress, instead of egress with another address.
     fn set_ways(&self, ways: &[(EndpointId, WayOut)], refused: &Refused) -> Result<(), UplinkError> {
         for (endpoint, way) in ways {
             let is_whole = !way.dedicated.iter().any(|address| refused.contains_key(address));
@@ -78,7 +79,7 @@ impl Uplink {
         Ok(())
     }
 
-    /// The ports of the node, when a pod with some has been published.
+    /// Applies the host ports after a pod with host ports has been published.
     pub(super) fn carry_out_host_ports(&self, state: &mut State) -> Result<(), UplinkError> {
         if let Some(uplink) = state.node.uplink.clone() {
             self.attach(state, &uplink)?;
@@ -90,7 +91,7 @@ impl Uplink {
         self.runtime.block_on(work)
     }
 
-    /// The node's network as it is now, but for addresses of `ours`.
+    /// Reads the current network of the node, without the addresses in `ours`.
     pub(super) fn read_node(&self, ours: &BTreeSet<IpAddr>) -> Result<NodeNetwork, UplinkError> {
         let read = node::read(&self.netlink, self.options.interface.as_deref(), ours);
         Ok(self.block_on(read)?)
@@ -116,7 +117,7 @@ impl Uplink {
             || state.pods.values().any(|known| has_host_port(&known.mappings))
     }
 
-    /// What must be there before a packet leaves.
+    /// Sets up everything that a packet needs before it leaves.
     fn prepare(
         &self,
         state: &mut State,
@@ -139,7 +140,7 @@ impl Uplink {
         Ok(())
     }
 
-    /// Sources that stay outside: the list first, then whoever reads it.
+    /// Blocks denied sources: first the list, then the program that reads it.
     fn keep_out(&self, state: &mut State, uplink: &UplinkLink) -> Result<(), UplinkError> {
         let networks = || state.networks.iter().flat_map(BTreeMap::values);
         let networks = self.options.drop_bogons.then(networks);
@@ -159,7 +160,7 @@ impl Uplink {
         Ok(())
     }
 
-    /// Another interface was the uplink until now.
+    /// Cleans up the previous uplink if another interface has become the uplink.
     fn leave_former(&self, state: &mut State, uplink: &UplinkLink) -> Result<(), UplinkError> {
         let former = state.record.clone();
         if former.ifname.is_empty() || former.ifindex == uplink.ifindex {
@@ -169,7 +170,7 @@ impl Uplink {
         for address in &former.addresses {
             self.block_on(self.netlink.del_egress_address(former.ifindex, *address))?;
         }
-        // Links move with their pins, which have one name for every uplink.
+        // Links move with their pins, which have the same name for every uplink.
         kni_dataplane::remove_uplink_filters(&former.ifname);
         self.commit(state, UplinkRecord::default())
     }
@@ -187,7 +188,7 @@ impl Uplink {
         if missing.is_empty() {
             return Ok(refused);
         }
-        // Before they are there (I5): a fresh process must not take them for the node's own.
+        // Recorded before they are added (I5): a restarted agent must not take them for addresses of the node.
         let recorded = state.record.addresses.iter().chain(&missing).copied().collect();
         self.record(state, uplink, recorded)?;
         for address in missing {
@@ -201,9 +202,9 @@ impl Uplink {
         Ok(refused)
     }
 
-    /// What nothing needs any more.
+    /// Removes everything that is no longer needed.
     fn tidy(&self, state: &mut State, uplink: &UplinkLink, dedicated: &BTreeSet<IpAddr>) -> Result<(), UplinkError> {
-        // Marked ones that are in no record are of an agent whose state was lost.
+        // Marked addresses without a record belong to an agent whose state was lost.
         let ours: BTreeSet<IpAddr> = &state.record.addresses | &state.node.marked(uplink.ifindex);
         let unused: Vec<IpAddr> = ours.difference(dedicated).copied().collect();
         for address in &unused {

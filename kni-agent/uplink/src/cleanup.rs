@@ -1,4 +1,4 @@
-//! Takes from the uplink what the agent has put there, with the agent stopped.
+//! Removes everything from the uplink that the agent has added, while the agent is stopped.
 
 use kni_dataplane as dataplane;
 use kni_netlink::Netlink;
@@ -6,7 +6,7 @@ use kni_store::Store;
 
 use super::UplinkError;
 
-/// Removes the addresses that are marked or recorded, and filters. Links go with their pins. Succeeds when there is nothing.
+/// Removes marked and recorded addresses, and filters. Links are removed with their pins. Succeeds if there are none.
 pub async fn cleanup(store: &Store) -> Result<(), UplinkError> {
     let record = store.load()?.uplink;
     let netlink = Netlink::for_teardown()?;

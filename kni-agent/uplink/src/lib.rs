@@ -1,12 +1,13 @@
-//! Keeps the way out of the node: follows the uplink, says with which address pods leave and which node ports are theirs.
+//! Manages egress: follows the uplink and applies source addresses and host ports of pods.
 //! Layer: service.
 //!
 //! ```text
 //! inputs (networks, pods, policies' egress addresses, the node's links, addresses and routes) -> rows and programs
 //! ```
 //!
-//! Level-triggered: what failed is tried again by [`Uplink::keep`]. Nothing is changed before all inputs are known: an
-//! agent that has just started takes nothing from anybody (I3). The uplink is touched only while something needs it.
+//! Level-triggered: [`Uplink::keep`] retries failures. Nothing is changed before all inputs are known: an agent that
+//! has just started removes nothing that is still in use (I3). The uplink is changed only while a pod or network needs
+//! it.
 
 mod carry_out;
 mod cleanup;
@@ -36,31 +37,31 @@ use self::{node::NodeNetwork, wanted::UplinkPod};
 
 /// Changes of the node's network come in bursts.
 const DEBOUNCE: Duration = Duration::from_millis(100);
-/// Pause after the first failure; each further one doubles it, up to [`LONGEST_PAUSE`].
+/// Pause after the first failure; each additional one doubles it, up to [`LONGEST_PAUSE`].
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// What the operator asks for.
+/// The options of the operator.
 #[derive(Debug, Clone)]
 pub struct UplinkOptions {
-    /// The interface; without a name it is where the default route leads.
+    /// The interface; by default the interface of the default route.
     pub interface: Option<String>,
-    /// Ports of the node's own addresses that masquerading may take.
+    /// Ports of the node's own addresses that masquerading may use.
     pub ports: RangeInclusive<u16>,
-    /// Sources that stay outside.
+    /// Sources that are dropped at the uplink.
     pub deny: Vec<IpNet>,
-    /// Whether sources of pod networks that do not route stay outside.
+    /// Whether packets from outside with a source in a network without routed egress are dropped.
     pub drop_bogons: bool,
-    /// Whether and where the XDP program runs.
+    /// The mode of the XDP program, if it is enabled.
     pub xdp: XdpChoice,
 }
 
-/// The service. Every function that is not async may block for some tens of milliseconds, unless it says otherwise.
+/// Manages the uplink. Functions that are not async may block for some tens of milliseconds, unless stated otherwise.
 ///
 /// # Guarantees
-/// - When [`Self::admit`] answers, the pod's way out is in force.
-/// - A row is never left to an address that the operator or a policy did not ask for: where it cannot be had, the
-///   family has no way out.
+/// - When [`Self::admit`] returns, the egress of the pod is applied.
+/// - A row never uses an address that neither the operator nor a policy requested: if an address cannot be added, the
+///   family has no egress.
 pub struct Uplink {
     options: UplinkOptions,
     dataplane: Arc<Dataplane>,
@@ -68,7 +69,8 @@ pub struct Uplink {
     store: Store,
     policies: Arc<PolicySync>,
     runtime: tokio::runtime::Handle,
-    /// Held by one sync at a time, before `state`: the node is read without the latter, as the kernel may take its time.
+    /// Held by one sync at a time, before `state`: the node is read without the latter, because the kernel may take
+    /// long.
     syncing: Mutex<()>,
     state: Mutex<State>,
     wanted: Notify,
@@ -79,12 +81,12 @@ struct State {
     node: NodeNetwork,
     /// `None` until they are known.
     networks: Option<BTreeMap<NetworkName, NetworkSpec>>,
-    /// Whether every pod of an earlier agent has been told of.
+    /// Whether all pods of earlier agents were admitted.
     has_pods: bool,
     pods: BTreeMap<SandboxId, UplinkPod>,
     record: UplinkRecord,
     problem: Option<String>,
-    /// Subnets that were told of as being no bogons.
+    /// Connected subnets that were already logged as an exception from the bogon filter.
     told: Vec<IpNet>,
     host_ports: usize,
 }
@@ -96,15 +98,15 @@ impl State {
 }
 
 impl Uplink {
-    /// Reads the node's network and tells the dataplane of it, as networks that masquerade need it. Call it inside a
-    /// tokio runtime, in the node's network namespace.
+    /// Reads the node's network and passes it to the dataplane, which needs it for networks that masquerade. Call it
+    /// inside a tokio runtime, in the node's network namespace.
     pub async fn start(
         options: UplinkOptions,
         dataplane: Arc<Dataplane>,
         store: Store,
         policies: Arc<PolicySync>,
     ) -> Result<(Arc<Self>, Changes), UplinkError> {
-        // Before the first reading, so that no change is missed.
+        // Subscribed before the first read, so that no change is missed.
         let changes = Netlink::watch()?;
         let netlink = Netlink::new()?;
         let record = store.load()?.uplink;
@@ -130,11 +132,11 @@ impl Uplink {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic while it was held is a bug; the next sync starts from the kernel's state again.
+        // A panic while it was held is a bug; the next sync starts from the state of the kernel.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a pod's way out into force, before its traffic begins. Until all inputs are known it is only noted.
+    /// Applies the egress of a pod, before its traffic begins. Until all inputs are known the pod is only recorded.
     pub fn admit(&self, pod: &PolicyPod) -> Result<(), UplinkError> {
         let mut state = self.state();
         let mappings = state.pods.remove(&pod.sandbox).map(|known| known.mappings);
@@ -150,13 +152,13 @@ impl Uplink {
         }
     }
 
-    /// Every pod that an earlier agent attached has been told of. Does not block.
+    /// Marks all pods of earlier agents as admitted. Does not block.
     pub fn adopted(&self) {
         self.state().has_pods = true;
         self.wanted.notify_one();
     }
 
-    /// A pod's interfaces are published: its ports of the node may be too.
+    /// Applies the host ports of a pod whose interfaces have been published.
     pub fn published(&self, sandbox: &Sandbox) -> Result<(), UplinkError> {
         let mut state = self.state();
         let known = UplinkPod {
@@ -170,30 +172,30 @@ impl Uplink {
         Ok(())
     }
 
-    /// A pod is no longer there. Does not block: its rows went with its endpoints, the rest goes in the background.
+    /// Removes a pod. Does not block: its rows were removed with its endpoints, the rest is removed in the background.
     pub fn leave(&self, sandbox: &SandboxId) {
         let mut state = self.state();
         let gone = state.pods.remove(sandbox);
         let had_ports = gone.is_some_and(|known| has_host_port(&known.mappings));
-        // Most pods leave nothing behind here.
+        // Most pods have no host ports and no dedicated addresses.
         if had_ports || !state.record.addresses.is_empty() {
             self.wanted.notify_one();
         }
     }
 
-    /// Says which networks there are. [`Self::sync`] puts it into force. Does not block.
+    /// Replaces the networks. [`Self::sync`] applies them. Does not block.
     pub fn set_networks(&self, networks: BTreeMap<NetworkName, NetworkSpec>) {
         self.state().networks = Some(networks);
     }
 
-    /// Reads the node's network again and puts everything into force.
+    /// Reads the node's network again and applies the whole desired state.
     pub fn sync(&self) -> Result<(), UplinkError> {
         let _one_at_a_time = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut state, node) = loop {
             let ours = self.state().record.addresses.clone();
             let node = self.read_node(&ours);
             let state = self.state();
-            // A pod that came meanwhile may have brought an address, which must not be taken for one of the node's.
+            // A pod admitted meanwhile may have added an address, which must not be taken for an address of the node.
             if state.record.addresses == ours {
                 break (state, node);
             }
@@ -211,7 +213,7 @@ impl Uplink {
         done
     }
 
-    /// Follows the node's network, and tries again what failed. Never ends.
+    /// Follows the node's network and retries failures. Never returns.
     pub async fn keep(self: Arc<Self>, mut changes: Changes) {
         let mut pause = SHORTEST_PAUSE;
         loop {
@@ -239,7 +241,7 @@ impl Uplink {
         }
     }
 
-    /// What is not as it should be.
+    /// The current problem, if there is one.
     pub fn problem(&self) -> Option<String> {
         let state = self.state();
         if let Some(reason) = &state.problem {
@@ -256,7 +258,7 @@ impl Uplink {
         (!problems.is_empty()).then(|| problems.join("; "))
     }
 
-    /// How the way out stands.
+    /// The state of the uplink for operators.
     pub fn view(&self) -> UplinkView {
         let state = self.state();
         let Some(uplink) = state.node.uplink.clone() else {

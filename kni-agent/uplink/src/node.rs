@@ -1,4 +1,4 @@
-//! What the node's network looks like: which interface is the uplink, which addresses are whose.
+//! Reads the network of the node: the uplink, and the addresses of its interfaces.
 
 use std::{
     collections::BTreeSet,
@@ -16,20 +16,20 @@ use kni_netlink::{DefaultRoute, Link, LinkAddress, Netlink, own::is_our_link};
 pub(super) struct UplinkLink {
     pub(super) ifname: String,
     pub(super) ifindex: u32,
-    /// With which address the node itself would send.
+    /// The source address that the node itself would use.
     pub(super) ipv4: Option<Ipv4Addr>,
     pub(super) ipv6: Option<Ipv6Addr>,
 }
 
-/// The node's network as it was last read.
+/// The network of the node as of the last read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct NodeNetwork {
     pub(super) uplink: Option<UplinkLink>,
-    /// Addresses of all interfaces but those of pods.
+    /// Addresses of all interfaces except those of pods.
     pub(super) addresses: Vec<LinkAddress>,
 }
 
-/// Reads it. `name` is the uplink that the operator asks for; without one it is where the default route leads.
+/// Reads the network of the node. `name` is the configured uplink; by default it is the interface of the default route.
 pub(super) async fn read(
     netlink: &Netlink,
     name: Option<&str>,
@@ -71,19 +71,19 @@ pub(super) async fn read(
     })
 }
 
-/// Addresses of all interfaces but those of pods.
+/// Addresses of all interfaces except those of pods.
 pub(super) async fn read_addresses(netlink: &Netlink) -> netlink::Result<Vec<LinkAddress>> {
     let mut addresses = netlink.list_addresses().await?;
     addresses.retain(|address| address.ifindex < IFINDEX_BASE);
     Ok(addresses)
 }
 
-/// A pod's interface is none, whoever asks for it or routes over it.
+/// Whether an interface can be the uplink: the interface of a pod never is, even if configured or used by a route.
 fn is_way_out(link: &Link) -> bool {
     link.up && link.ifindex < IFINDEX_BASE && !is_our_link(&link.name, link.alias.as_deref())
 }
 
-/// IPv4 first: where both families have a way out it is almost always the same one.
+/// IPv4 first: the default routes of both families almost always use the same interface.
 fn default_interface(routes: &[DefaultRoute]) -> Option<u32> {
     let best = |v4| {
         let of_family = routes.iter().filter(|route| route.v4 == v4);
@@ -97,7 +97,7 @@ fn asked_by_route(routes: &[DefaultRoute], ifindex: u32, v4: bool) -> Option<IpA
     here.min_by_key(|route| route.metric)?.source
 }
 
-/// What the kernel prefers, if that is an address of the node that may be used; else the uplink's first one that may.
+/// The source that the kernel prefers, if it is a usable address of the node; else the first usable one of the uplink.
 fn choose_source(
     addresses: &[LinkAddress],
     ifindex: u32,
@@ -130,7 +130,7 @@ fn is_global(address: IpAddr) -> bool {
 }
 
 impl NodeNetwork {
-    /// What the networks' routes must know of the node.
+    /// The properties of the node that routes of the networks depend on.
     pub(super) fn routes(&self) -> NodeRoutes {
         let uplink = self.uplink.as_ref().map(|uplink| uplink.ifindex);
         let global = || self.addresses.iter().filter(|found| is_global(found.address));
@@ -143,7 +143,7 @@ impl NodeNetwork {
         }
     }
 
-    /// The node's own addresses, those left out that are there for pods alone.
+    /// The node's own addresses, without those added for pods.
     pub(super) fn own(&self, ours: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
         let global = self.addresses.iter().filter(|found| is_global(found.address));
         let own = global.filter(|found| !is_ours(found, ours));
@@ -159,7 +159,7 @@ impl NodeNetwork {
         marked.map(|found| found.address).collect()
     }
 
-    /// Subnets that the node is connected to.
+    /// Subnets that are directly connected to the node.
     pub(super) fn connected(&self) -> Vec<IpNet> {
         let global = self.addresses.iter().filter(|found| is_global(found.address));
         global.filter_map(subnet).collect()
@@ -173,7 +173,7 @@ impl NodeNetwork {
     }
 }
 
-/// The subnet on the link; an address alone has none.
+/// The subnet of the link; `None` for a single address.
 fn subnet(found: &LinkAddress) -> Option<IpNet> {
     let subnet = IpNet::new(found.address, found.prefix_len).ok()?.trunc();
     (subnet.prefix_len() < subnet.max_prefix_len()).then_some(subnet)

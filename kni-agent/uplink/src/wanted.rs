@@ -1,4 +1,4 @@
-//! Works out what the dataplane shall know of the way out; pure.
+//! Computes the desired egress rows of the dataplane; without side effects.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,24 +17,24 @@ use kni_model::{
 
 use super::node::NodeNetwork;
 
-/// Ports of an address that is there for pods alone: all but those that only root may open.
+/// Ports of an address that only pods use: all except the privileged ones.
 const DEDICATED_PORTS: RangeInclusive<u16> = 1024..=65535;
 
-/// A pod, as far as the way out concerns it.
+/// The properties of a pod that egress depends on.
 #[derive(Debug, Clone)]
 pub(super) struct UplinkPod {
     pub(super) pod: PolicyPod,
     pub(super) mappings: Vec<PortMapping>,
 }
 
-/// With which address an interface leaves the node, and which addresses it wants for that which are not the node's own.
+/// The source address of an interface for egress, and the addresses of it that are not the node's own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct WayOut {
     pub(super) source: Option<EgressSource>,
     pub(super) dedicated: BTreeSet<IpAddr>,
 }
 
-/// `asked` is what policies ask for; `own` are the node's own addresses.
+/// Computes the egress of an interface. `asked` are the addresses that policies request; `own` are the node's own.
 pub(super) fn way_out(
     node: &NodeNetwork,
     own: &BTreeSet<IpAddr>,
@@ -50,7 +50,7 @@ pub(super) fn way_out(
         let of_family = |list: &[IpAddr]| list.iter().find(|address| address.is_ipv4() == v4).copied();
         of_family(asked).or_else(|| of_family(&spec.egress_addresses)).or(nodes)
     };
-    // Only the families that the pod has: the ports are the same for both.
+    // Only the families that the pod has: both share one range of ports.
     let v4 = interface.ipv4.and_then(|_| chosen(true, uplink.ipv4.map(IpAddr::V4)));
     let v6 = interface.ipv6.and_then(|_| chosen(false, uplink.ipv6.map(IpAddr::V6)));
     let used = || v4.into_iter().chain(v6);
@@ -69,7 +69,7 @@ pub(super) fn way_out(
     }
 }
 
-/// Every port of the node that leads to a pod's primary interface. `own` are the node's own addresses.
+/// All host ports that lead to a primary interface of a pod. `own` are the node's own addresses.
 pub(super) fn host_ports<'a>(
     pods: impl Iterator<Item = &'a UplinkPod>,
     own: &BTreeSet<IpAddr>,
@@ -102,7 +102,7 @@ pub(super) fn host_ports<'a>(
     rows
 }
 
-/// The unspecified address means every one of its family.
+/// The unspecified address matches every address of its family.
 fn takes(asked: Option<IpAddr>, address: IpAddr) -> bool {
     match asked {
         None => true,
@@ -119,8 +119,9 @@ const fn number(protocol: PortProtocol) -> u8 {
     }
 }
 
-/// Who stays outside: the deny list, and addresses that only pods have. A network whose subnet the node is connected to
-/// is no reason to cut the node off; those are in the second part of the answer.
+/// The sources to block at the uplink: the deny list, and subnets that only pods use. Subnets of networks that overlap
+/// a directly connected subnet are not blocked, as that would cut off the node; the second part of the result lists
+/// them.
 pub(super) fn sources<'a>(
     deny: &[IpNet],
     networks: Option<impl Iterator<Item = &'a NetworkSpec>>,
