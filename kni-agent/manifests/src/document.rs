@@ -1,16 +1,16 @@
-//! Cuts a YAML stream into documents, so that a broken one does not take its neighbours along.
+//! Splits a YAML stream into documents, so that a broken one does not affect the others.
 
-/// A piece of a file that holds one document.
+/// The part of a file that holds one document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Document<'a> {
-    /// How many lines of the file stand before it.
+    /// The number of lines before it in the file.
     pub(super) lines_before: u32,
     pub(super) text: &'a str,
 }
 
-/// Cuts at lines that begin a document (`---`) or end one (`...`): YAML 1.2 (9.1.2) allows these nowhere else at the
-/// start of a line, not even inside a block scalar. Directives and comments stay with the document they precede.
-/// Pieces without content are left out.
+/// Splits at lines that begin a document (`---`) or end one (`...`): YAML 1.2 (9.1.2) allows these nowhere else at the
+/// start of a line, not even inside a block scalar. Directives and comments belong to the document that follows. Parts
+/// without content are left out.
 pub(super) fn split(file: &str) -> Vec<Document<'_>> {
     let mut documents = Vec::new();
     let mut piece = Piece::default();
@@ -41,7 +41,7 @@ pub(super) fn split(file: &str) -> Vec<Document<'_>> {
             } else {
                 line
             };
-            // An empty document between two markers is no content either, but a marker must not merge with the next.
+            // An empty document between two markers has no content either, but a marker must not merge with the next.
             piece.has_content |= begins || !is_prelude(content);
             piece.has_value |= !is_prelude(content);
         }
@@ -76,7 +76,7 @@ fn is_marker(line: &str, marker: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']))
 }
 
-/// A line that says nothing itself: blank, comment or directive.
+/// Whether a line has no content: blank, comment or directive.
 fn is_prelude(line: &str) -> bool {
     let text = line.trim();
     text.is_empty() || text.starts_with('#') || line.starts_with('%')

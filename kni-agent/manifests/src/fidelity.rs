@@ -1,14 +1,14 @@
-//! Finds what a document says and the object read from it does not hold: mistyped fields above all.
+//! Detects content of a document that the parsed object has lost, mainly misspelled fields.
 
 use serde_json::Value;
 
 use super::node::Node;
 
-/// Fields that the API server fills in and that say nothing here, whatever is in them.
+/// Fields that the API server fills in and that have no effect here, whatever their value.
 const SERVER_FIELDS: [&str; 2] = ["status", "metadata.managedFields"];
 
-/// The first field of `document` that `held`, the object read from it and written out again, has lost. Fields without
-/// a value say nothing and may be lost.
+/// The first field of `document` that is missing in `held`, the object read from it and serialized again. Fields
+/// without a value may be missing.
 pub(super) fn first_lost(document: &Node, held: &Value) -> Option<String> {
     lost_below(document, held, "")
 }

@@ -13,7 +13,7 @@ use super::{ManifestError, ManifestSet, Refusal, read::read_file, set::combine};
 /// Largest file that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
-/// The manifests of a folder as they stand in its files, in the order of file names: each text, or why it cannot be had.
+/// The content of a folder, in the order of file names: each text, or the reason why it cannot be read.
 pub(super) type Texts = Vec<(PathBuf, Result<String, String>)>;
 
 /// Reads every manifest of a folder.
@@ -31,7 +31,7 @@ pub(super) fn read(dir: &Path) -> Result<Texts, ManifestError> {
         .collect())
 }
 
-/// What the texts say. Takes about 50 us for each object.
+/// Parses the texts. Takes about 50 us for each object.
 pub(super) fn parse(texts: &Texts) -> ManifestSet {
     combine(texts.iter().flat_map(|(path, text)| match text {
         Ok(text) => read_file(path, text),
@@ -56,7 +56,7 @@ fn is_manifest(name: &OsString) -> bool {
     !name.as_bytes().starts_with(b".") && ["yaml", "yml", "json"].iter().any(|known| extension == *known)
 }
 
-/// Symbolic links are followed, as a mounted `ConfigMap` consists of them.
+/// Reads one file. Symbolic links are followed, because a mounted `ConfigMap` consists of them.
 fn read_text(path: &Path) -> Result<String, String> {
     let unreadable = |error: io::Error| format!("cannot be read: {error}");
     // Without O_NONBLOCK, opening a FIFO would wait for its writer.
@@ -72,7 +72,7 @@ fn read_text(path: &Path) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|error| format!("is not UTF-8: {}", error.utf8_error()))
 }
 
-/// `None` if the file is too large, also when it grows while it is read.
+/// Returns `None` if the file is too large, also when it grows while it is read.
 fn read_bounded(file: File) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;

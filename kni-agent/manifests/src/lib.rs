@@ -1,4 +1,5 @@
-//! Networks, policies and services from a folder of manifests: read, refused by file, line and field, and watched.
+//! Reads networks, policies and services from a folder of manifests, reports errors by file, line and field, and
+//! watches for changes.
 //! Layer: edge.
 
 use std::{
@@ -26,10 +27,10 @@ mod watch;
 
 pub use read::parse_file;
 
-/// Where a manifest stands.
+/// The location of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
-    /// The file, below the folder as it was given.
+    /// The file, relative to the folder as it was given.
     pub file: PathBuf,
     /// First line of the document, from 1.
     pub line: u32,
@@ -41,20 +42,20 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A manifest, or a whole file, that does not count, and why.
+/// A manifest or a whole file that is refused, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The file.
     pub file: PathBuf,
-    /// Line of the field, or of the nearest thing around it that is there, from 1; `None` if the file is refused.
+    /// Line of the field, or of the nearest existing parent, from 1; `None` if the file is refused.
     pub line: Option<u32>,
-    /// Kind of the object, where it says one.
+    /// Kind of the object, if present.
     pub kind: Option<String>,
-    /// Name of the object, where it says one, after its namespace and '/', where it says that too.
+    /// Name of the object, if present, after its namespace and '/', if present.
     pub name: Option<String>,
     /// Path of the field, such as `spec.subnets[1]`; `None` if the document as a whole is wrong.
     pub field: Option<String>,
-    /// What is wrong.
+    /// The violated rule.
     pub reason: String,
 }
 
@@ -77,34 +78,34 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// What a folder of manifests says, in the order of file names and of documents within a file. Names are unique among
-/// the objects of a kind and namespace, at most one network is the default, and no two Services of a network have the
-/// same virtual address; whatever would break that is in `refused`. Objects that are somebody else's to serve, such as
+/// The objects of a folder of manifests, in the order of file names and of documents within a file. Names are unique
+/// among the objects of a kind and namespace, at most one network is the default, and no two Services of a network have
+/// the same virtual address; objects that violate this are in `refused`. Valid objects that KNI does not serve, such as
 /// headless Services, are in no list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ManifestSet {
-    /// The networks that count.
+    /// The accepted networks.
     pub networks: Vec<(NetworkSpec, Origin)>,
     /// Policies of every kind.
     pub policies: Vec<(Policy, Origin)>,
-    /// Labels of namespaces, with the label of the name; a namespace without a manifest is not here.
+    /// Labels of namespaces, including the label of the name; a namespace without a manifest is missing.
     pub namespaces: BTreeMap<String, Labels>,
     /// Services with virtual addresses.
     pub services: Vec<(Service, Origin)>,
     /// Endpoints of Services.
     pub slices: Vec<(EndpointSlice, Origin)>,
-    /// The manifests that do not count.
+    /// The refused manifests.
     pub refused: Vec<Refusal>,
 }
 
 impl ManifestSet {
-    /// The network that pods join when nothing else is asked for, if there is one.
+    /// The network that pods join by default, if there is one.
     pub fn default_network(&self) -> Option<&NetworkSpec> {
         self.networks.iter().map(|(spec, _)| spec).find(|spec| spec.default)
     }
 }
 
-/// The folder itself cannot be used; a single file never is the reason.
+/// An error of the folder itself; an error of a single file never causes it.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
     /// The folder cannot be listed.
@@ -112,7 +113,7 @@ pub enum ManifestError {
     Folder {
         /// The folder.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The folder cannot be watched.
@@ -120,20 +121,20 @@ pub enum ManifestError {
     Watch {
         /// The folder.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// A folder of manifests. Files named `*.yaml`, `*.yml` and `*.json` count; names that begin with a dot do not, as
-/// they belong to editors and to the kubelet's way of updating mounted folders.
+/// A folder of manifests. Files named `*.yaml`, `*.yml` and `*.json` are read; names that begin with a dot are ignored,
+/// because editors and the kubelet's updates of mounted folders use them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManifestSource {
     dir: PathBuf,
 }
 
 impl ManifestSource {
-    /// Names a folder; touches nothing.
+    /// Creates a reader of the folder; does not access the file system.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into() }
     }
@@ -143,7 +144,7 @@ impl ManifestSource {
         &self.dir
     }
 
-    /// Reads the folder as it is now. Blocks on the file system.
+    /// Reads the current content of the folder. Blocks on the file system.
     pub fn load(&self) -> Result<ManifestSet, ManifestError> {
         Ok(folder::parse(&folder::read(&self.dir)?))
     }

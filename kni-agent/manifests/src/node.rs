@@ -1,4 +1,4 @@
-//! A YAML document as a tree that knows the line of each field.
+//! Represents a YAML document as a tree with the line of each field.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use serde_saphyr::Spanned;
 
 use super::document::Document;
 
-/// A value and where it stands.
+/// A value and its position.
 #[derive(Debug)]
 pub(super) struct Node {
     /// Line in the file, from 1: of the key for the fields of a mapping, else of the value.
@@ -26,7 +26,7 @@ enum Content {
     Mapping(Vec<(String, Node)>),
 }
 
-/// A document that is not YAML.
+/// A document that is not valid YAML.
 #[derive(Debug)]
 pub(super) struct SyntaxError {
     pub(super) line: u32,
@@ -34,7 +34,7 @@ pub(super) struct SyntaxError {
 }
 
 impl Node {
-    /// Parses one document. Duplicate keys are errors, and so is anything larger or deeper than a manifest can be.
+    /// Parses one document. Duplicate keys are errors, and so are documents larger or deeper than a manifest can be.
     pub(super) fn parse(document: Document<'_>) -> Result<Self, SyntaxError> {
         let options = serde_saphyr::options! {
             budget: serde_saphyr::budget! { max_depth: 32, max_nodes: 100_000, max_documents: 1 },
@@ -80,7 +80,7 @@ impl Node {
         Self { line, content }
     }
 
-    /// The value without its positions.
+    /// The value without positions.
     pub(super) fn to_value(&self) -> Value {
         match &self.content {
             Content::Scalar(value) => value.clone(),
@@ -135,8 +135,8 @@ impl Node {
         }
     }
 
-    /// The line of a field such as `spec.subnets[1]`, or of the innermost thing around it that is there. The last key
-    /// may hold dots itself, as those of labels do.
+    /// The line of a field such as `spec.subnets[1]`, or of its innermost existing parent. The last key may contain
+    /// dots, as those of labels do.
     pub(super) fn line_of(&self, path: &str) -> u32 {
         let (mut node, mut rest) = (self, path);
         while !rest.is_empty() {
@@ -161,7 +161,7 @@ fn to_line(line: u64) -> u32 {
     u32::try_from(line).unwrap_or(u32::MAX)
 }
 
-/// What serde reads, before positions are settled.
+/// The values that serde reads, before positions are resolved.
 enum Raw {
     Scalar(Value),
     Sequence(Vec<Spanned<Self>>),

@@ -1,4 +1,4 @@
-//! The kinds that are served: a document of each becomes a word of the model.
+//! Converts documents of the supported kinds into objects of the model.
 
 use k8s_openapi::api::{
     core::v1::{Namespace, Service as ServiceObject},
@@ -18,10 +18,10 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::{fidelity::first_lost, node::Node};
 
-/// A field's path, empty for the document as a whole, and what is wrong with it.
+/// The path of a field, empty for the document as a whole, and the error in it.
 pub(super) type FieldError = (String, String);
 
-/// What a document turned into; `None` for an object that is valid and somebody else's to serve.
+/// The result of a document; `None` for a valid object that KNI does not serve.
 #[derive(Debug)]
 pub(super) enum Object {
     Network(Box<NetworkSpec>),
@@ -35,7 +35,7 @@ pub(super) enum Object {
 pub(super) struct Kind {
     pub(super) api_version: &'static str,
     pub(super) name: &'static str,
-    /// Whether its objects are in a namespace.
+    /// Whether its objects are namespaced.
     pub(super) namespaced: bool,
     read: fn(&Node) -> Result<Object, FieldError>,
 }
@@ -81,7 +81,7 @@ const fn kind(
 }
 
 impl Kind {
-    /// The kind of a document, if it is served.
+    /// The kind of a document, if it is supported.
     pub(super) fn of(node: &Node) -> Result<&'static Self, FieldError> {
         let api_version = head(node, "apiVersion")?;
         let name = head(node, "kind")?;
@@ -107,7 +107,7 @@ impl Kind {
     }
 }
 
-/// One of the two fields that say what a document is.
+/// Reads `apiVersion` or `kind`, the fields that identify the type of a document.
 pub(super) fn head<'a>(node: &'a Node, field: &str) -> Result<&'a str, FieldError> {
     if node.keys().is_none() {
         return Err((String::new(), "is not a mapping".to_owned()));
@@ -176,7 +176,7 @@ fn read_typed<T: DeserializeOwned>(node: &Node) -> Result<T, FieldError> {
     })
 }
 
-/// Reads an object and refuses it if the document says more than the object holds.
+/// Reads an object and refuses it if the document has fields that the object does not hold.
 fn read_faithful<T: DeserializeOwned + Serialize>(node: &Node) -> Result<T, FieldError> {
     let object: T = read_typed(node)?;
     let held = serde_json::to_value(&object).map_err(|error| (String::new(), error.to_string()))?;
@@ -186,8 +186,8 @@ fn read_faithful<T: DeserializeOwned + Serialize>(node: &Node) -> Result<T, Fiel
     }
 }
 
-/// The fields of a network, beside `spec`, that may be given. What the API server adds is accepted, so that the output
-/// of `kubectl get -o yaml` can be used; whatever would be meant to have an effect and has none is refused.
+/// The supported fields of a network beside `spec`. Fields that the API server adds are accepted, so that the output of
+/// `kubectl get -o yaml` can be used; other fields, which would have no effect, are refused.
 const NETWORK_FIELDS: [&str; 4] = ["apiVersion", "kind", "metadata", "spec"];
 const NETWORK_METADATA: [&str; 9] = [
     "annotations",

@@ -1,4 +1,4 @@
-//! Turns the text of one file into objects and refusals.
+//! Converts the text of one file into objects and refusals.
 
 use std::path::Path;
 
@@ -10,18 +10,18 @@ use super::{
     set::{Candidate, combine},
 };
 
-/// What reading one object comes to.
+/// The result of reading one object.
 pub(super) type Read = Result<Candidate, Box<Refusal>>;
 
-/// Where objects are that name no namespace.
+/// Namespace of objects that name none.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// Reads one file, which may hold several documents. Pure: `path` only names the file in what is returned.
+/// Reads one file, which may hold several documents. Pure: `path` only appears in the result.
 pub fn parse_file(path: &Path, text: &str) -> ManifestSet {
     combine(read_file(path, text))
 }
 
-/// Every object of a file, not yet compared with each other.
+/// Reads every object of a file; conflicts between them are checked later.
 pub(super) fn read_file(path: &Path, text: &str) -> Vec<Read> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     document::split(text)
@@ -74,7 +74,7 @@ fn read_object(path: &Path, node: &Node) -> Read {
         object,
         kind: kind.name,
         namespace,
-        // There, as every kind insists on a name.
+        // Present, because every kind requires a name.
         name: metadata_text(node, "name").unwrap_or_default(),
         origin: Origin {
             file: path.to_path_buf(),

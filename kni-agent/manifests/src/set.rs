@@ -1,4 +1,5 @@
-//! What holds between manifests: one object per kind and name, one default network, one Service per virtual address.
+//! Enforces the rules between manifests: one object per kind and name, one default network, one Service per virtual
+//! address.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -6,12 +7,12 @@ use kni_model::{NetworkName, service::Service};
 
 use super::{ManifestSet, Origin, Refusal, object::Object};
 
-/// An object that is valid by itself.
+/// An object that is valid on its own.
 #[derive(Debug)]
 pub(super) struct Candidate {
     pub(super) object: Object,
     pub(super) kind: &'static str,
-    /// Where the kind has one.
+    /// `None` for cluster-scoped kinds.
     pub(super) namespace: Option<String>,
     pub(super) name: String,
     pub(super) origin: Origin,
@@ -53,8 +54,8 @@ impl Candidate {
 /// Kind, namespace and name.
 type Key = (&'static str, Option<String>, String);
 
-/// Puts what was read together, in its order: the first of a name, the first default network and the first Service of
-/// a virtual address win.
+/// Combines the objects in order: the first object of a name, the first default network and the first Service of a
+/// virtual address are accepted.
 pub(super) fn combine(read: impl IntoIterator<Item = Result<Candidate, Box<Refusal>>>) -> ManifestSet {
     let mut set = ManifestSet::default();
     let mut names: BTreeMap<Key, Origin> = BTreeMap::new();
@@ -86,7 +87,7 @@ pub(super) fn combine(read: impl IntoIterator<Item = Result<Candidate, Box<Refus
         }
         names.insert(key, candidate.origin.clone());
         if let Object::Service(Some(_)) = &candidate.object {
-            // Which addresses are the same is known once the default network is.
+            // The network of an address, and so its conflicts, are known once the default network is.
             with_addresses.push(candidate);
         } else {
             set.insert(candidate);
@@ -114,8 +115,8 @@ impl ManifestSet {
     }
 }
 
-/// The API server gives no address away twice; here nobody but us looks. A Service that names no network belongs to the
-/// default one.
+/// Checks that virtual addresses are unique, which the API server ensures in a cluster. A Service that names no network
+/// belongs to the default one.
 fn add_services(set: &mut ManifestSet, candidates: Vec<Candidate>, default: Option<&NetworkName>) {
     let mut owners: BTreeMap<(Option<NetworkName>, IpAddr), Origin> = BTreeMap::new();
     for candidate in candidates {

@@ -1,4 +1,4 @@
-//! Files and folders as operators write them, good and bad.
+//! Checks files and folders as operators write them, valid and invalid.
 
 use std::{fmt::Write as _, fs, ops::Add as _, os::unix::fs::symlink, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! Follows a folder of manifests: inotify for speed, a periodic look for certainty.
+//! Watches a folder of manifests: inotify for speed, a periodic scan for certainty.
 
 use std::{
     io,
@@ -23,25 +23,25 @@ use super::{
     folder::{self, Texts},
 };
 
-/// How often the folder is read whether or not the kernel told of a change: links may lead to files elsewhere, and the
-/// folder itself may have been replaced.
+/// Interval of the scans that do not depend on events: links may refer to files elsewhere, and the folder itself may
+/// have been replaced.
 const RESCAN: Duration = Duration::from_secs(5);
 
 /// A folder that changes without a pause is read at least after this many debounce times.
 const MAX_DEBOUNCES: u32 = 10;
 
 impl ManifestSource {
-    /// Reads the folder and follows it. The receiver holds what the folder says now and is notified only when that
-    /// changes, `debounce` after the last of a series of changes. A folder that cannot be read any more keeps its last
-    /// meaning, so that an unmounted folder does not look like a wish to remove all networks. Ends when the last
-    /// receiver is dropped. Needs a tokio runtime.
+    /// Reads the folder and watches it. The receiver holds the current content of the folder and is notified only when
+    /// it changes, `debounce` after the last of a series of changes. If the folder becomes unreadable, the last content
+    /// stays, so that an unmounted folder does not remove all networks. Ends when the last receiver is dropped. Needs a
+    /// tokio runtime.
     pub async fn watch(self, debounce: Duration) -> Result<watch::Receiver<ManifestSet>, ManifestError> {
         let fail = |source| ManifestError::Watch {
             path: self.dir.clone(),
             source,
         };
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).map_err(|e| fail(e.into()))?;
-        // Before the first reading, so that no change falls between the two.
+        // Before the first read, so that no change is missed in between.
         let watched = add_watch(&inotify, &self.dir).map_err(fail)?;
         let events = Events(inotify).register().map_err(fail)?;
         let (texts, set) = self.read(None).await?.unwrap_or_default();
@@ -50,8 +50,8 @@ impl ManifestSource {
         Ok(receiver)
     }
 
-    /// Reads the folder; parses it only if it says something else than `last`, for which it answers nothing: the texts of
-    /// a thousand Services are read in milliseconds and parsed in half a second.
+    /// Reads the folder; parses it only if its texts differ from `last`, and returns `None` otherwise: the texts of a
+    /// thousand Services are read in milliseconds and parsed in half a second.
     async fn read(&self, last: Option<Arc<Texts>>) -> Result<Option<(Arc<Texts>, ManifestSet)>, ManifestError> {
         let dir = self.dir.clone();
         let read = move || {
@@ -87,7 +87,7 @@ impl ManifestSource {
                 () = sender.closed() => return,
                 result = changed(&events) => match result {
                     Ok(()) => settle(&events, debounce).await,
-                    // Without events, the periodic look goes on alone.
+                    // Without events, the periodic scan continues alone.
                     Err(error) => {
                         report(&self.dir, &mut last_error, &error);
                         rescan.tick().await;
@@ -95,11 +95,12 @@ impl ManifestSource {
                 },
                 _ = rescan.tick() => {}
             }
-            // Adding it again costs nothing if the folder is the same, and finds the new one if it was replaced.
+            // Adding the watch again costs nothing if the folder is the same, and watches the new one if it was
+            // replaced.
             let read = match add_watch(&events.get_ref().0, &self.dir) {
                 Ok(now) => {
                     if now != watched {
-                        // The folder that had the name before; if it is gone, so is its watch.
+                        // The replaced folder; if it was deleted, its watch is gone already.
                         events.get_ref().0.rm_watch(watched).ok();
                         watched = now;
                     }
@@ -127,7 +128,7 @@ impl ManifestSource {
     }
 }
 
-/// Logs an error once, not every few seconds.
+/// Logs an error once, not at every scan.
 fn report(dir: &Path, last: &mut Option<String>, error: &dyn std::error::Error) {
     let text = match error.source() {
         Some(source) => format!("{error}: {source}"),
@@ -139,7 +140,7 @@ fn report(dir: &Path, last: &mut Option<String>, error: &dyn std::error::Error) 
     }
 }
 
-/// The inotify descriptor, in the shape that tokio wants.
+/// The inotify descriptor as a type that tokio can register.
 struct Events(Inotify);
 
 impl Events {
@@ -169,7 +170,7 @@ fn add_watch(inotify: &Inotify, dir: &Path) -> io::Result<WatchDescriptor> {
     inotify.add_watch(dir, flags).map_err(io::Error::from)
 }
 
-/// Waits for at least one event and takes all that are there. What they say does not matter: the folder is read anew.
+/// Waits for at least one event and drains the queue. The events are not evaluated: the folder is read again.
 async fn changed(events: &AsyncFd<Events>) -> io::Result<()> {
     loop {
         let mut ready = events.readable().await?;
@@ -183,7 +184,7 @@ async fn changed(events: &AsyncFd<Events>) -> io::Result<()> {
     }
 }
 
-/// Waits until no event has come for `debounce`, but not for ever.
+/// Waits until no event has arrived for `debounce`, but not indefinitely.
 async fn settle(events: &AsyncFd<Events>, debounce: Duration) {
     let limit = Instant::now() + debounce * MAX_DEBOUNCES;
     loop {

@@ -1,4 +1,4 @@
-//! Policies, namespaces, services and lists of objects.
+//! Checks policies, namespaces, services and lists of objects.
 
 use kni_model::{
     policy::{PolicyKind, PolicyScope},

@@ -1,4 +1,4 @@
-//! Following a folder through every way in which its files change.
+//! Checks the watch of a folder for every way in which its files change.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ async fn follow(dir: &Path) -> Receiver<ManifestSet> {
     ManifestSource::new(dir).watch(DEBOUNCE).await.unwrap()
 }
 
-/// Waits for the next notification and returns the names it brings.
+/// Waits for the next notification and returns the names in it.
 async fn next(receiver: &mut Receiver<ManifestSet>) -> Vec<String> {
     tokio::time::timeout(Duration::from_secs(20), receiver.changed())
         .await
