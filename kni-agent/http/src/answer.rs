@@ -1,4 +1,4 @@
-//! From a request to its answer.
+//! Answers HTTP requests.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -17,7 +17,7 @@ const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8")
 
 type Answer = Response<Full<Bytes>>;
 
-/// What is served.
+/// The pages of the server.
 pub(super) struct Pages {
     metrics: Arc<Page>,
     readiness: Readiness,
@@ -56,7 +56,7 @@ impl Pages {
         let page = Arc::clone(&self.metrics);
         match tokio::task::spawn_blocking(move || page.render()).await {
             Ok(Ok(text)) => answer(StatusCode::OK, OPENMETRICS, Bytes::copy_from_slice(text.as_bytes())),
-            // Neither has anything to tell beyond itself; the panic hook has told where.
+            // Neither error has details; the panic hook has logged the location.
             Ok(Err(_)) | Err(_) => plain(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "the metrics cannot be read; see the log",

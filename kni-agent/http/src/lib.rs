@@ -1,8 +1,8 @@
-//! The HTTP edge: the metrics page and whether the agent is alive and ready, for whoever may reach the address.
+//! Serves the metrics page and the liveness and readiness probes over HTTP, without authentication.
 //! Layer: edge.
 //!
-//! `GET /metrics`, `GET /healthz`, `GET /readyz`, and nothing else. Clients are strangers: each has one request on one
-//! connection, little time and little memory, and no more than a few are served at once.
+//! `GET /metrics`, `GET /healthz`, `GET /readyz`, and nothing else. Clients are not trusted: each has one request on
+//! one connection, with limits for time and memory, and only a few are served at once.
 
 mod answer;
 #[cfg(test)]
@@ -19,22 +19,22 @@ use tokio::{
     task::JoinSet,
 };
 
-/// Connections at once; further ones wait in the listener's queue.
+/// Connections at once; additional ones wait in the listener's queue.
 const MAX_CONNECTIONS: usize = 16;
-/// A request's headers have to arrive within this time.
+/// Time limit for the headers of a request.
 const HEADER_TIME: Duration = Duration::from_secs(5);
-/// A connection ends after this time, whatever it does.
+/// Time limit for a connection.
 const CONNECTION_TIME: Duration = Duration::from_secs(15);
-/// Most bytes of a request that are held at once, so that larger headers are refused.
+/// Maximum number of buffered bytes of a request; requests with larger headers are refused.
 const MAX_HEADER: usize = 16 * 1024;
-/// Pause after an accept that failed for want of files or memory.
+/// Pause after a failed accept, for example because of missing file descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Whether pods can be attached, or why not. May block for some milliseconds.
+/// Whether pods can be attached; an error holds the reason. May block for some milliseconds.
 pub type Readiness = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-/// Serves until `shutdown` resolves; open connections end with it. Never fails: what goes wrong with a connection is its
-/// client's business.
+/// Serves until `shutdown` resolves; open connections end with it. Never fails: errors of a connection only affect its
+/// client.
 pub async fn serve(
     listener: TcpListener,
     source: Arc<dyn Source>,
@@ -62,7 +62,7 @@ async fn accept(listener: TcpListener, pages: Arc<answer::Pages>) {
             Ok((stream, _)) => {
                 connections.spawn(connection(stream, Arc::clone(&pages), slot));
             }
-            // The client went away before we came to it.
+            // The client disconnected before the accept.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
                 tracing::warn!(%error, "accepting an HTTP connection");

@@ -65,7 +65,7 @@ impl Served {
     /// Sends the bytes and reads until the server closes.
     async fn say(&self, bytes: &[u8]) -> String {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
-        // A server that refuses may close before all is sent.
+        // A server that refuses may close before everything is sent.
         let sent = stream.write_all(bytes).await;
         let mut text = Vec::new();
         let read = tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut text))
