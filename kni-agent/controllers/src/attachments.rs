@@ -1,4 +1,4 @@
-//! Further interfaces of pods that run already: made and taken away as attachments and labels change.
+//! Adds and removes additional interfaces of running pods as attachments and labels change.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -10,14 +10,14 @@ use kni_cluster::joining;
 
 use super::Cluster;
 
-/// How often it is looked at without a reason, and how long after a failure it is tried again.
+/// Interval of the periodic round, and of retries after a failure.
 const ROUND: Duration = Duration::from_secs(2);
-/// Changes that come together are taken together.
+/// Changes that arrive within this time are processed together.
 const GATHER: Duration = Duration::from_millis(20);
-/// How many interfaces are made or taken away at once.
+/// Maximum number of interfaces that are added or removed concurrently.
 const AT_ONCE: usize = 8;
 
-/// What is to be done.
+/// A change to one interface.
 #[derive(Debug)]
 enum Step {
     Make(Box<AttachRequest>),
@@ -25,7 +25,7 @@ enum Step {
 }
 
 impl Cluster {
-    /// Runs for as long as the agent does.
+    /// Adds and removes interfaces for as long as the agent runs.
     pub(super) async fn keep_attachments(self) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -43,7 +43,7 @@ impl Cluster {
                 let tables = self.known.tables();
                 (tables.attachments.version(), tables.pods.version())
             };
-            // Policies and services, which change most, ask for no interface.
+            // Policies and services change most often, and do not affect interfaces.
             if only_told && seen == Some(versions) {
                 continue;
             }
@@ -60,7 +60,7 @@ impl Cluster {
         }
     }
 
-    /// The sandbox that could not be made.
+    /// Carries out a step; returns the sandbox if it could not be added.
     async fn attachment_step(&self, step: Step) -> Option<SandboxId> {
         match step {
             Step::Make(request) => {
@@ -100,7 +100,7 @@ impl Cluster {
             let children = children.remove(&sandbox.id).unwrap_or_default();
             steps.extend(self.steps_of(sandbox, &children));
         }
-        // Their pods are gone: an agent was killed at the wrong moment.
+        // Their pods are gone: an agent was killed between two steps.
         steps.extend(
             children
                 .into_values()
@@ -113,7 +113,7 @@ impl Cluster {
     fn steps_of(&self, sandbox: &Sandbox, children: &[&Arc<Sandbox>]) -> Vec<Step> {
         let tables = self.known.tables();
         let Some(pod) = tables.pods.get(&sandbox.pod.namespace, &sandbox.pod.name) else {
-            // Its runtime will take everything away, or the pod is not known yet.
+            // The runtime will remove everything, or the pod is not known yet.
             return Vec::new();
         };
         if !sandbox.pod.uid.is_empty() && sandbox.pod.uid != pod.uid {
@@ -134,7 +134,7 @@ impl Cluster {
             };
             match children.iter().find(|child| child.id == request.sandbox) {
                 Some(child) if is_as_asked(child, &request) => kept.push(child.id.clone()),
-                // Another one is made when it is gone.
+                // Another one is added when it is gone.
                 Some(_) => {}
                 None => steps.push(Step::Make(Box::new(request))),
             }

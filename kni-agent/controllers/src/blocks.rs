@@ -1,8 +1,8 @@
-//! The node's address blocks: takes one before it is needed, gives back what is not.
+//! Manages the address blocks of the node: allocates a block before it is needed and releases unused ones.
 //!
-//! The table of blocks is the network's status. A block is taken by replacing the status with the resource version that
-//! was read: of two nodes that choose the same, the API server refuses the second, which chooses again. So no leader is
-//! needed, and no address is ever in two blocks.
+//! The table of blocks is the status of the network. A block is allocated by replacing the status with the resource
+//! version that was read: if two nodes choose the same block, the API server refuses the second one, which chooses
+//! again. So no leader is needed, and no address is ever in two blocks.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,28 +25,28 @@ use kni_cluster::{blocks_of, joining::networks_of};
 
 use super::Cluster;
 
-/// How often blocks are looked at without a reason.
+/// Interval of the periodic round.
 const ROUND: Duration = Duration::from_secs(1);
-/// Changes that come together are looked at together.
+/// Changes that arrive within this time are processed together.
 const GATHER: Duration = Duration::from_millis(20);
-/// A block that has not been needed for this long is given back.
+/// A block that was unused for this long is released.
 const GRACE: Duration = Duration::from_secs(15);
-/// Of a block this part may be left when the next one is taken: one of four.
+/// The next block is allocated when less than one quarter of the addresses is free.
 const SPARE: u128 = 4;
-/// How often a claim is tried again before others get their turn.
+/// Maximum number of attempts to allocate a block before other networks get their turn.
 const TRIES: u32 = 16;
 
-/// What is to be done about one network.
+/// A change to the blocks of one network.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
-    /// A further block of these families.
+    /// Allocate an additional block of these families.
     Take { ipv4: bool, ipv6: bool },
-    /// These blocks are not needed.
+    /// Release these blocks.
     GiveBack(Vec<IpNet>),
 }
 
 impl Cluster {
-    /// Runs for as long as the agent does.
+    /// Allocates and releases blocks for as long as the agent runs.
     pub(super) async fn keep_blocks(self) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -87,7 +87,7 @@ impl Cluster {
             if spec.blocks.is_none() || spec.subnets.is_empty() {
                 continue;
             }
-            // What the pools have is what the last told blocks say, or a moment behind.
+            // Skip the network while its pools do not have the latest blocks yet.
             if spec.blocks != view.network.spec.blocks {
                 continue;
             }
@@ -109,7 +109,7 @@ impl Cluster {
         steps
     }
 
-    /// Networks that pods of this node are in, or are about to join.
+    /// Networks that have pods on this node, or that pods are about to join.
     fn needed(&self, views: &[NetworkView], demanded: &BTreeSet<NetworkName>) -> BTreeSet<NetworkName> {
         let mut needed = demanded.clone();
         for view in views {
@@ -127,7 +127,7 @@ impl Cluster {
         needed
     }
 
-    /// First nothing is handed out of the blocks any more, then it is seen that nothing was: an attach may have come in
+    /// Stops leasing from the blocks first, then checks that no address was leased: a pod may have been attached in
     /// between.
     async fn give_back(&self, name: &NetworkName, blocks: &[IpNet], step: &Step) -> Result<(), kube::Error> {
         self.known.blocks().withhold(name, blocks);
@@ -174,7 +174,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The object as it shall be; `None`: there is nothing to write.
+    /// The object to write; `None` if nothing changes.
     fn changed_object(&self, object: &PodNetwork, step: &Step, attempt: u32) -> Option<PodNetwork> {
         let mut wanted = object.clone();
         let status = wanted.status.get_or_insert_default();
@@ -219,19 +219,19 @@ impl Cluster {
         let prefixes = object.spec.per_node_prefix.unwrap_or_default();
         let prefix = if ipv4 { prefixes.ipv4 } else { prefixes.ipv6 };
         let mut taken: Vec<IpNet> = taken.iter().filter_map(|block| block.cidr.parse().ok()).collect();
-        // A block of which only a part is excluded is useful all the same.
+        // A block is still useful if only a part of it is excluded.
         taken.extend(spec.exclude_subnets.iter().filter(|exclude| {
             let subnet = spec.subnets.iter().find(|subnet| subnet.contains(*exclude));
             subnet.is_some_and(|subnet| exclude.prefix_len() <= kni_ipam::blocks::block_prefix(subnet, prefix))
         }));
-        // The same in every network: a node's blocks look alike, as far as they can.
+        // The same seed in every network, so that the blocks of a node are similar where possible.
         let mut hasher = FnvHasher::default();
         (self.node.as_str(), attempt).hash(&mut hasher);
         next_block(&spec.subnets, &taken, ipv4, prefix, hasher.finish())
     }
 }
 
-/// Whether a network that is needed gets a further block.
+/// Whether a network that is in use needs an additional block.
 fn take(view: &NetworkView, demanded: bool) -> Option<Step> {
     let short = |usage: &AddressUse, has: bool| {
         has && (usage.free == 0 || (!demanded && usage.free < usage.total / SPARE) || usage.total == 0)

@@ -1,4 +1,4 @@
-//! The way to the API server: from a file, or from the service account of the pod that the agent runs in.
+//! Connects to the API server with a kubeconfig file or the service account of the agent's pod.
 
 use std::path::Path;
 
@@ -7,18 +7,18 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 
-/// Why no client could be made. The API server itself is not asked: it may be away.
+/// Why no client could be created. The API server itself is not contacted: it may be unavailable.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The file that was named cannot be used.
+    /// The kubeconfig file cannot be used.
     #[error("kubeconfig {path}: {source}")]
     Kubeconfig {
         /// The file.
         path: String,
-        /// Why.
+        /// The cause.
         source: Box<kube::config::KubeconfigError>,
     },
-    /// Neither KUBECONFIG nor a service account is there.
+    /// There is neither a kubeconfig nor a service account.
     #[error(
         "neither --kubeconfig, nor KUBECONFIG, nor the service account of a pod tells how to reach the API server: {0}"
     )]
@@ -28,7 +28,7 @@ pub enum ClientError {
     Client(#[source] Box<kube::Error>),
 }
 
-/// Makes a client. Sends nothing.
+/// Creates a client. Sends nothing.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
     let config = match kubeconfig {
         Some(path) => from_file(path).await?,

@@ -1,4 +1,4 @@
-//! Tells the engines what the API server told: policies at once, everything else a moment later.
+//! Passes objects from the API server to the engines: policies at once, everything else after a short delay.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,11 +19,11 @@ use kni_cluster::{Networks, Tables};
 
 use super::Cluster;
 
-/// Changes of networks, services and pods that come together are taken together. Policies are not waited for.
+/// Changes of networks, services and pods that arrive within this time are processed together. Policies do not wait.
 const GATHER: Duration = Duration::from_millis(20);
 
 impl Cluster {
-    /// Puts the networks into force as they are known now. What goes wrong is told, and tried again with the next change.
+    /// Applies the current networks. Failures are logged and retried with the next change.
     pub(super) async fn apply_networks(&self) {
         let wanted = {
             let tables = self.known.tables();
@@ -34,12 +34,12 @@ impl Cluster {
         }
     }
 
-    /// The networks follow their objects. Runs for as long as the agent does.
+    /// Applies changes of networks for as long as the agent runs.
     pub(super) async fn feed_networks(self) {
         let mut changes = self.known.changes();
         let mut seen = None;
         loop {
-            // How the networks stand changes with every pod; what they are seldom does.
+            // The status of networks changes with every pod; their specification rarely does.
             let wanted = {
                 let tables = self.known.tables();
                 self.networks(&tables).wanted
@@ -47,7 +47,7 @@ impl Cluster {
             if seen.as_ref() != Some(&wanted) {
                 seen = Some(wanted);
                 self.apply_networks().await;
-                // Services belong to networks.
+                // Services depend on networks.
                 self.feed_services_once().await;
             }
             if changes.changed().await.is_err() {
@@ -57,7 +57,8 @@ impl Cluster {
         }
     }
 
-    /// Policies are in force some milliseconds after the API server told of them. Runs for as long as the agent does.
+    /// Applies changes of policies within some milliseconds after the API server reports them. Runs as long as the
+    /// agent.
     pub(super) async fn feed_policies(self) {
         let mut changes = self.known.changes();
         let mut seen = (None, None);
@@ -87,7 +88,7 @@ impl Cluster {
                     }
                     sync.sync_policies()
                 });
-                // What failed is told by the service, which tries again.
+                // The enforcement service logs and retries failures.
                 if let Ok(Ok(_rows)) = done.await {
                     self.policies_in_force(newest);
                 }
@@ -98,7 +99,7 @@ impl Cluster {
         }
     }
 
-    /// Services and their endpoints. Runs for as long as the agent does.
+    /// Applies changes of Services and their endpoints for as long as the agent runs.
     pub(super) async fn feed_services(self) {
         let mut changes = self.known.changes();
         let mut seen = None;
@@ -133,7 +134,8 @@ impl Cluster {
         }
     }
 
-    /// Labels of the node's pods, and the pods of other nodes that policies may name. Runs for as long as the agent does.
+    /// Updates the labels of the node's pods, and the pods of other nodes that policies may select. Runs as long as the
+    /// agent.
     pub(super) async fn feed_pods(self) {
         let mut changes = self.known.changes();
         let mut attached = self.attacher.changes();
@@ -231,11 +233,11 @@ fn tell_peers(sync: &PolicySync, new: Vec<PolicyPod>, gone: &BTreeSet<SandboxId>
     for id in gone {
         sync.leave(id);
     }
-    // What fails is told by the service, which tries again.
+    // The enforcement service logs and retries failures.
     let _told = sync.sync_policies().is_ok();
 }
 
-/// A pod of another node, without its interfaces, and one of these.
+/// A pod of another node without its interfaces, and one of the interfaces.
 fn peer(
     tables: &Tables,
     object: &PodInterface,
@@ -276,7 +278,7 @@ fn peer(
     Some((pod, interface))
 }
 
-/// The Services, those that every network shares once more for each network that has a way out.
+/// The Services, with a copy of each shared one for every network with egress.
 fn services(tables: &Tables, networks: &Networks, shared: &BTreeSet<String>) -> (Vec<Service>, Vec<EndpointSlice>) {
     let leaving = networks.wanted.networks.iter().map(|(spec, _)| spec);
     let leaving: Vec<&NetworkName> = leaving
@@ -302,7 +304,7 @@ fn newest_policy(tables: &Tables) -> u64 {
     tables.policies().map(|row| row.version).max().unwrap_or(0)
 }
 
-/// What the agent is told at its start, before it serves.
+/// The initial objects for the agent, before it serves.
 pub(super) fn initial(tables: &Tables, networks: Networks, shared: &BTreeSet<String>) -> super::Objects {
     let policies = tables.policies().filter_map(|row| row.policy.as_ref().ok());
     let namespaces = tables.namespaces.rows().iter();

@@ -1,4 +1,4 @@
-//! Keeps the tables as the API server has the objects: one watch per kind, begun again for as long as the agent runs.
+//! Follows the API server with one watch per kind, which is restarted for as long as the agent runs.
 
 use std::{fmt::Debug, time::Duration};
 
@@ -14,16 +14,16 @@ use serde::de::DeserializeOwned;
 
 use kni_cluster::{ClusterCache, Key, Table, Tables};
 
-/// How often a kind is looked for that the API server does not have.
+/// Interval of the checks for a kind that the API server does not have.
 const ABSENT_PAUSE: Duration = Duration::from_secs(10);
 
-/// A kind: its table, and what of its objects is kept.
+/// A watched kind: its table, and the conversion of its objects.
 pub(super) struct Kind<K, V> {
-    /// For messages.
+    /// Name for messages.
     pub(super) name: &'static str,
     pub(super) table: fn(&mut Tables) -> &mut Table<V>,
     pub(super) keep: fn(K) -> Option<V>,
-    /// Whether a cluster may do without it.
+    /// Whether the kind may be missing in a cluster.
     pub(super) optional: bool,
 }
 
@@ -32,7 +32,7 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     V: PartialEq + Send + 'static,
 {
-    /// Runs for as long as the agent does.
+    /// Follows all objects of the kind for as long as the agent runs.
     pub(super) async fn follow(self, api: Api<K>, known: ClusterCache) {
         self.follow_some(api, watcher::Config::default(), known).await;
     }
@@ -57,7 +57,7 @@ where
                 }
             }
             if absent {
-                // Nothing of the kind is there, and that is known.
+                // The kind is missing, so its table is complete and empty.
                 known.change(|tables| {
                     let table = (self.table)(tables);
                     table.begin();
@@ -83,7 +83,7 @@ where
         });
     }
 
-    /// Once for each error: the watch is begun again by itself.
+    /// Logs each error once: the watch restarts by itself.
     fn report(&self, last: &mut String, error: &watcher::Error) {
         let text = error.to_string();
         if *last != text {

@@ -1,4 +1,4 @@
-//! `PodInterface` objects: one per interface of the node's pods, as the kernel has it.
+//! Writes `PodInterface` objects: one per interface of the node's pods, as read from the kernel.
 
 use std::{
     collections::BTreeMap,
@@ -29,18 +29,18 @@ use kni_cluster::{Key, Tables};
 
 use super::Cluster;
 
-/// How often the kernel is looked at: programs and links change without anybody telling.
+/// Interval of the kernel reads: programs and links change without a notification.
 const ROUND: Duration = Duration::from_secs(1);
-/// Changes that come together are written together.
+/// Changes that arrive within this time are written together.
 const GATHER: Duration = Duration::from_millis(50);
-/// Requests at once.
+/// Maximum number of concurrent requests.
 const AT_ONCE: usize = 16;
-/// The longest name of an object.
+/// Maximum length of an object's name.
 const MAX_NAME: usize = 253;
-/// Who writes, for server-side apply.
+/// Field manager for server-side apply.
 pub(super) const FIELD_MANAGER: &str = "kni-agent";
 
-/// What is to be written.
+/// A write to the API server.
 #[derive(Debug)]
 enum Write {
     Put(Box<PodInterface>),
@@ -48,7 +48,7 @@ enum Write {
 }
 
 impl Cluster {
-    /// Runs for as long as the agent does.
+    /// Writes changes for as long as the agent runs.
     pub(super) async fn keep_interfaces(self) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -70,7 +70,7 @@ impl Cluster {
             }
             seen = Some(versions);
             let asked = self.inspector.clone();
-            // Some microseconds in the kernel for each.
+            // Takes some microseconds in the kernel for each interface.
             let views = tokio::task::spawn_blocking(move || asked.interfaces(&InterfaceFilter::default())).await;
             let Ok(views) = views else { continue };
             let writes = self.interface_writes(&views);
@@ -110,7 +110,7 @@ impl Cluster {
         writes
     }
 
-    /// The object of an interface; nothing for pods that the cluster does not know, or no longer.
+    /// The object of an interface; `None` for pods that are not in the cluster's state, or no longer.
     fn object_of(&self, view: &InterfaceView, tables: &Tables, not_enforced: Option<&str>) -> Option<PodInterface> {
         let InterfaceView {
             sandbox, attachment, ..
@@ -158,7 +158,7 @@ impl Cluster {
             Write::Delete(key) => self.delete_interface(key).await,
         };
         if let Err(error) = done {
-            // The next round tries again.
+            // The next round retries.
             tracing::debug!(%error, "cannot write a PodInterface");
         }
     }
@@ -175,7 +175,7 @@ impl Cluster {
             .as_ref()
             .is_some_and(|known| known.spec.pod_uid != object.spec.pod_uid)
         {
-            // Another pod had the name.
+            // The object belongs to an earlier pod of that name.
             self.delete_interface(&Key::new(&namespace, &name)).await?;
         }
         if known.is_none_or(|known| known.spec != object.spec || !same_metadata(&known, object)) {
@@ -216,7 +216,7 @@ fn same_metadata(known: &PodInterface, wanted: &PodInterface) -> bool {
             .all(|(key, value)| known.labels().get(key) == Some(value))
 }
 
-/// The object to be written where one is there; `None`: it says all of it already. Conditions keep their times.
+/// The update of an existing object; `None` if it is up to date. Unchanged conditions keep their times.
 fn brought_up(known: &PodInterface, mut wanted: PodInterface) -> Option<PodInterface> {
     let now = wanted.status.take().unwrap_or_default();
     let mut conditions = known
@@ -295,9 +295,9 @@ fn status_of(view: &InterfaceView, not_enforced: Option<&str>) -> PodInterfaceSt
     }
 }
 
-/// A condition as of now.
+/// A condition with the current time.
 pub(super) fn condition(kind: &str, holds: bool, reason: &str, message: &str, generation: Option<i64>) -> Condition {
-    // The API server keeps whole seconds; what is compared with its answer must too.
+    // The API server stores whole seconds; values that are compared with its objects must too.
     let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
     Condition {
         type_: kind.to_owned(),
@@ -309,7 +309,8 @@ pub(super) fn condition(kind: &str, holds: bool, reason: &str, message: &str, ge
     }
 }
 
-/// `POD.IFNAME`. Names of interfaces that no object may have, and what is too long, are replaced by a hash of both.
+/// `POD.IFNAME`. Interface names that are invalid in object names, and names that are too long, are replaced by a hash
+/// of both.
 pub(super) fn object_name(pod: &str, ifname: &str) -> String {
     let plain = |name: &str| name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     let name = format!("{pod}.{ifname}");
@@ -319,7 +320,7 @@ pub(super) fn object_name(pod: &str, ifname: &str) -> String {
     let mut hasher = FnvHasher::default();
     (pod, ifname).hash(&mut hasher);
     let pod: String = pod.chars().take(MAX_NAME - 18).collect();
-    // An interface has at most 15 characters, so that no plain name looks like this.
+    // An interface name has at most 15 characters, so this form is unambiguous.
     format!("{}.{:016x}", pod.trim_end_matches(['.', '-']), hasher.finish())
 }
 

@@ -1,4 +1,4 @@
-//! Which kinds are followed, and what is kept of each object.
+//! Lists the watched kinds and the retained fields of their objects.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use super::follow::Kind;
 use kni_cluster::{AttachmentRow, ClusterCache, NodeRow, PolicyRow};
 
-/// Follows every kind that every agent needs. The tasks end with the runtime.
+/// Follows the kinds that every agent needs. The tasks end with the runtime.
 pub(super) fn follow_all(client: &Client, known: &ClusterCache, node: &str) {
     follow_networks(client, known);
     follow_policies(client, known);
@@ -98,7 +98,7 @@ fn follow_policies(client: &Client, known: &ClusterCache) {
     tokio::spawn(follow_multi_policies(client.clone(), known.clone()));
 }
 
-/// The API server converts between the versions that it serves, so one is enough: the newer one where there is one.
+/// The API server converts between the versions that it serves, so one is enough: the newer one if it is served.
 async fn follow_multi_policies(client: Client, known: ClusterCache) {
     let newer: Api<v1beta2::MultiNetworkPolicy> = Api::all(client.clone());
     let one = kube::api::ListParams::default().limit(1);
@@ -151,7 +151,7 @@ fn follow_core(client: &Client, known: &ClusterCache) {
     tokio::spawn(kind.follow(Api::all(client.clone()), known.clone()));
 }
 
-/// The node's own objects.
+/// Follows the objects that belong to the node itself.
 fn follow_own(client: &Client, known: &ClusterCache, node: &str) {
     let own = watcher::Config::default().fields(&format!("metadata.name={node}"));
     let kind = Kind::<Node, _> {
@@ -170,7 +170,7 @@ fn follow_own(client: &Client, known: &ClusterCache, node: &str) {
     tokio::spawn(kind.follow_some(Api::all(client.clone()), own, known.clone()));
 }
 
-/// What only the leader needs to know of: all nodes. Ends when the set is dropped.
+/// Follows the nodes and their status, which only the leader needs. Ends when the set is dropped.
 pub(super) fn follow_nodes(client: &Client, known: &ClusterCache) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let kind = Kind::<Node, _> {
@@ -210,7 +210,7 @@ where
     }
 }
 
-/// What is valid and somebody else's to serve is of no interest.
+/// Valid objects that KNI does not serve are dropped.
 fn flip<V>(read: Result<Option<V>, InvalidObject>) -> Option<Result<V, String>> {
     match read {
         Ok(value) => value.map(Ok),
@@ -218,7 +218,7 @@ fn flip<V>(read: Result<Option<V>, InvalidObject>) -> Option<Result<V, String>> 
     }
 }
 
-/// What is kept of a node.
+/// The retained fields of a node.
 pub(super) fn node_row(object: Node) -> NodeRow {
     let status = object.status.unwrap_or_default();
     let addresses = status.addresses.unwrap_or_default().into_iter();

@@ -1,4 +1,4 @@
-//! What one agent writes for all: how networks, attachments and egress policies stand, and what deleted ones leave.
+//! Runs the work of the leader: the status of networks, attachments and egress policies, and the removal of leftovers.
 
 mod attachment;
 mod egress_policy;
@@ -32,26 +32,26 @@ use super::{
 };
 use kni_cluster::{Key, Tables};
 
-/// Changes that come together are written together.
+/// Changes that arrive within this time are written together.
 const GATHER: Duration = Duration::from_millis(300);
-/// A node that is gone this long, with all its pods, has no blocks any more.
+/// A node that is gone this long, with all its pods, loses its blocks.
 const NODE_GRACE: Duration = Duration::from_mins(1);
-/// Most pods and nodes that a message names.
+/// Maximum number of pods and nodes that a message names.
 const MOST_NAMED: usize = 8;
 
-/// What the leader remembers between rounds.
+/// The state of the leader between rounds.
 #[derive(Default)]
 struct Memory {
-    /// Written status of egress policies.
+    /// Status of egress policies, as last written.
     egress: BTreeMap<Key, EgressPolicyStatus>,
-    /// Since when nodes are gone that still have something.
+    /// When nodes with leftovers were first seen to be gone.
     gone: BTreeMap<String, Instant>,
-    /// What follows all nodes.
+    /// The watches of all nodes.
     watches: Option<JoinSet<()>>,
 }
 
 impl Cluster {
-    /// Runs for as long as the agent does; does something while it leads.
+    /// Runs for as long as the agent does; acts only while this agent is the leader.
     pub(super) async fn lead(self) {
         let mut candidate = Candidate::new(&self.client, &self.namespace, &self.node);
         let mut ticks = interval(RENEW);
@@ -83,7 +83,7 @@ impl Cluster {
             let tables = self.known.tables();
             tables.nodes.is_synced() && tables.node_networks.is_synced()
         };
-        // What is not known yet must not count as gone.
+        // Incomplete tables must not make a node look gone.
         if !known {
             return;
         }
@@ -94,7 +94,7 @@ impl Cluster {
             self.forget_nodes(memory).await,
         ] {
             if let Err(error) = done {
-                // The next round tries again.
+                // The next round retries.
                 tracing::debug!(%error, "cannot write how the cluster's networks stand");
             }
         }
@@ -121,7 +121,7 @@ impl Cluster {
                 };
                 match api.replace_status(&name, &PostParams::default(), &wanted).await {
                     Ok(written) => self.known_network(written),
-                    // A node has taken a block meanwhile; or it is gone.
+                    // A node has allocated a block meanwhile, or the network is gone.
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                     Err(error) => return Err(error),
                 }
@@ -131,7 +131,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// A network that is deleted stays until its last interface is gone.
+    /// Keeps a network that is being deleted until its last interface is gone.
     async fn write_finalizer(
         &self,
         api: &Api<PodNetwork>,
@@ -155,7 +155,7 @@ impl Cluster {
         } else {
             tracing::info!(network = name, "the deleted network has no interfaces any more");
         }
-        // What was written just now has another resource version than the object.
+        // The status that was just written has changed the resource version of the object.
         let version = self
             .known
             .tables()
@@ -224,7 +224,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// What nodes leave that are no longer in the cluster. Their blocks go with the networks' status.
+    /// Removes the leftovers of nodes that are no longer in the cluster. Their blocks go with the status of the
+    /// networks.
     async fn forget_nodes(&self, memory: &mut Memory) -> Result<(), kube::Error> {
         let gone: Vec<String> = {
             let tables = self.known.tables();
@@ -258,7 +259,7 @@ impl Memory {
     }
 }
 
-/// Neither the node nor an interface of a pod on it is there.
+/// Whether neither the node nor an interface of a pod on it exists.
 fn is_gone(tables: &Tables, node: &str) -> bool {
     tables.nodes.get("", node).is_none() && tables.interfaces.rows().values().all(|row| row.spec.node_name != node)
 }
@@ -271,13 +272,13 @@ fn ignore_gone<T>(done: Result<T, kube::Error>) -> Result<(), kube::Error> {
     }
 }
 
-/// Interfaces of pods in a network.
+/// Number of interfaces of pods in a network.
 fn users(tables: &Tables, network: &str) -> usize {
     let rows = tables.interfaces.rows().values();
     rows.filter(|row| row.spec.pod_network_name == network).count()
 }
 
-/// Some names, and how many more there are.
+/// The first names, and the number of the others.
 fn listed(names: &[&str]) -> String {
     let shown: Vec<&str> = names.iter().copied().take(MOST_NAMED).collect();
     match names.len().saturating_sub(shown.len()) {

@@ -1,4 +1,4 @@
-//! The Lease by which the agents choose the one that writes what concerns no single node (coordination.k8s.io/v1).
+//! Elects the agent that writes cluster-wide status, with a Lease (coordination.k8s.io/v1).
 
 use std::time::Duration;
 
@@ -15,20 +15,20 @@ use tokio::time::Instant;
 
 /// Name of the Lease.
 const NAME: &str = "kni-agent";
-/// How long a holder that says nothing keeps it, in seconds.
+/// How long a Lease without renewals is valid, in seconds.
 const DURATION_SECONDS: i32 = 15;
-/// How often the holder renews it, and others look at it.
+/// Interval at which the leader renews the Lease and other agents check it.
 pub(super) const RENEW: Duration = Duration::from_secs(3);
-/// A holder that could not renew it for this long acts no more: before another one may.
+/// A leader that could not renew it for this long stops acting, before another one may take over.
 const GIVE_UP: Duration = Duration::from_secs(10);
 
-/// One candidate.
+/// One candidate of the election.
 pub(super) struct Candidate {
     api: Api<Lease>,
     identity: String,
-    /// When it was renewed last, if it is held.
+    /// When this agent last renewed it; `None` if it is not the leader.
     renewed: Option<Instant>,
-    /// What another holder wrote last, and when that was seen. Clocks of nodes differ, so only changes count.
+    /// The last change of another holder, and when it was seen. Clocks of nodes differ, so only changes count.
     seen: Option<(Option<String>, Option<i64>, Instant)>,
 }
 
@@ -36,19 +36,19 @@ impl Candidate {
     pub(super) fn new(client: &Client, namespace: &str, node: &str) -> Self {
         Self {
             api: Api::namespaced(client.clone(), namespace),
-            // A restarted agent is another candidate, as what it knew is gone.
+            // A restarted agent is a new candidate, because its state is gone.
             identity: format!("{node}_{:08x}", fastrand::u32(..)),
             renewed: None,
             seen: None,
         }
     }
 
-    /// Whether it is the leader now.
+    /// Whether this agent is the leader.
     pub(super) fn leads(&self) -> bool {
         self.renewed.is_some_and(|renewed| renewed.elapsed() < GIVE_UP)
     }
 
-    /// Renews the Lease, or takes it if nobody does.
+    /// Renews the Lease, or acquires it after it has expired.
     pub(super) async fn round(&mut self) {
         let started = Instant::now();
         match tokio::time::timeout(RENEW, self.try_hold()).await {
@@ -119,7 +119,7 @@ impl Candidate {
     }
 }
 
-/// Somebody else was quicker.
+/// Whether the write succeeded; `false` if another candidate was faster.
 fn unless_conflict<T>(done: Result<T, kube::Error>) -> Result<bool, kube::Error> {
     match done {
         Ok(_) => Ok(true),

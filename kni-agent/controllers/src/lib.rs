@@ -1,15 +1,16 @@
-//! The agent's part in a cluster: follows the API server's objects, completes what runtimes ask for by what they say, and
-//! tells the API server what became of it.
+//! Connects the agent to a cluster: follows the API server's objects, completes attach requests with them, and writes
+//! status back.
 //! Layer: service.
 //!
 //! ```text
 //! API server ── watches ──> tables ──> engines (policies, services, networks)
-//!                             │  └───> attach (what a pod joins; no request between question and answer)
+//!                             │  └───> attach (networks of a pod; no request to the API server meanwhile)
 //!                             └──────> controllers ── writes ──> API server
 //! ```
 //!
-//! Everything is level-triggered: a controller compares what is with what shall be whenever either may have changed, and
-//! once in a while. An API server that is away changes nothing: what is known stays, writes are made up for afterwards.
+//! Everything is level-triggered: a controller compares the actual with the desired state whenever either may have
+//! changed, and periodically. An unavailable API server changes nothing: the known state stays, and writes are repeated
+//! later.
 
 mod attachments;
 mod blocks;
@@ -47,18 +48,18 @@ use tokio::sync::Notify;
 
 use kni_cluster::{ClusterCache, Key, Networks, Tables};
 
-/// Who the agent is in the cluster.
+/// The identity of the agent in the cluster, and its options.
 #[derive(Debug, Clone)]
 pub struct ClusterOptions {
     /// Name of the node.
     pub node: String,
     /// Namespace of the Lease.
     pub namespace: String,
-    /// Services, as `namespace/name`, that pods of every network with a way out reach by their address.
+    /// Services, as `namespace/name`, that pods of every network with egress reach by their address.
     pub shared_services: BTreeSet<String>,
 }
 
-/// What the cluster says before anything is put into force.
+/// The initial objects of the cluster, before anything is applied.
 #[derive(Debug, Default)]
 pub struct Objects {
     /// Networks.
@@ -73,12 +74,12 @@ pub struct Objects {
     pub slices: Vec<EndpointSlice>,
 }
 
-/// Puts networks into force.
+/// Applies networks.
 pub type Apply = Arc<dyn Fn(WantedNetworks) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
-/// Tells how the agent stands.
+/// Returns the status of the agent.
 pub type Standing = Arc<dyn Fn() -> StatusView + Send + Sync>;
 
-/// What follows the API server. It knows nothing of the node yet.
+/// The watches of the API server, without the controllers of the node.
 #[derive(Clone)]
 pub struct Watches {
     client: Client,
@@ -87,7 +88,7 @@ pub struct Watches {
 }
 
 impl Watches {
-    /// Begins to follow the API server. Call it inside a tokio runtime.
+    /// Starts to follow the API server. Call it inside a tokio runtime.
     pub fn start(client: Client, options: ClusterOptions) -> Self {
         let known = ClusterCache::new(&options.node);
         kinds::follow_all(&client, &known, &options.node);
@@ -114,19 +115,19 @@ impl Watches {
         }
     }
 
-    /// What is not known yet, by name; empty once everything was read.
+    /// The kinds that were not read yet, by name; empty once everything was read.
     pub fn missing(&self) -> Vec<&'static str> {
         self.known.tables().missing()
     }
 
-    /// What the cluster says now.
+    /// The current objects of the cluster.
     pub fn objects(&self) -> Objects {
         let tables = self.known.tables();
         let networks = self.known.networks(&tables);
         feed::initial(&tables, networks, &self.options.shared_services)
     }
 
-    /// Joins the watches with the node.
+    /// Creates the controllers of the node.
     pub fn controllers(
         &self,
         attacher: Pods,
@@ -168,7 +169,7 @@ impl std::ops::Deref for Cluster {
     }
 }
 
-/// What the controllers of a node have in common.
+/// The state that the controllers of a node share.
 pub struct Shared {
     client: Client,
     node: String,
@@ -180,14 +181,14 @@ pub struct Shared {
     sync: Arc<PolicySync>,
     apply: Apply,
     standing: Standing,
-    /// The newest policy that was known when policies came into force last.
+    /// The newest policy version that was applied.
     policies_in_force: AtomicU64,
-    /// The node's own object has something new to tell.
+    /// Notifies that the status of the node's object has changed.
     node_changed: Notify,
 }
 
 impl Cluster {
-    /// Begins the work, once everything was read; see [`Watches::synced`]. The tasks end with the runtime.
+    /// Starts the controllers, after everything was read; see [`Watches::synced`]. The tasks end with the runtime.
     pub fn run(&self) {
         tokio::spawn(self.clone().feed_networks());
         tokio::spawn(self.clone().feed_policies());
@@ -200,7 +201,7 @@ impl Cluster {
         tokio::spawn(self.clone().lead());
     }
 
-    /// What is not known yet, by name.
+    /// The kinds that were not read yet, by name.
     pub fn missing(&self) -> Vec<&'static str> {
         self.known.tables().missing()
     }
@@ -216,7 +217,7 @@ impl Shared {
         self.node_changed.notify_one();
     }
 
-    /// What was just written is known before the watch tells.
+    /// Records a written object before the watch reports it.
     fn known_network(&self, object: PodNetwork) {
         let name = object.metadata.name.clone().unwrap_or_default();
         self.known

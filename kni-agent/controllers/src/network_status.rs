@@ -1,5 +1,6 @@
-//! The annotation `k8s.v1.cni.cncf.io/network-status` of the node's pods: every interface, as the network plumbing group
-//! writes it ("Kubernetes Network Custom Resource Definition De-facto Standard", 1.3, section 3.4).
+//! Writes the annotation `k8s.v1.cni.cncf.io/network-status` of the node's pods: every interface, in the format of the
+//! Network Plumbing Working Group ("Kubernetes Network Custom Resource Definition De-facto Standard", 1.3, section
+//! 3.4).
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ use super::Cluster;
 
 /// The annotation.
 pub(super) const ANNOTATION: &str = "k8s.v1.cni.cncf.io/network-status";
-/// Requests at once.
+/// Maximum number of concurrent requests.
 const AT_ONCE: usize = 16;
 
 /// One element of the annotation.
@@ -32,12 +33,12 @@ struct NetworkStatus<'a> {
     gateway: Vec<String>,
 }
 
-/// The agent knows nothing of name servers.
+/// DNS settings; empty, because the agent does not manage name servers.
 #[derive(Debug, Serialize)]
 struct Empty {}
 
 impl Cluster {
-    /// Writes the annotation where it is not what it should be.
+    /// Writes the annotation where it is out of date.
     pub(super) async fn write_network_status(&self, views: &[InterfaceView]) {
         let mut of_pods: BTreeMap<(&str, &str), Vec<&InterfaceView>> = BTreeMap::new();
         for view in views {
@@ -63,14 +64,14 @@ impl Cluster {
 
     async fn annotate(&self, (namespace, name, uid, text): (String, String, String, String)) {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
-        // The uid sees to it that no other pod of the same name gets it.
+        // With the uid, the write fails for another pod of the same name.
         let patch = serde_json::json!({"metadata": {"uid": uid, "annotations": {ANNOTATION: text}}});
         let params = PatchParams {
             field_manager: Some(super::interfaces::FIELD_MANAGER.to_owned()),
             ..PatchParams::default()
         };
         if let Err(error) = api.patch_metadata(&name, &params, &Patch::Merge(&patch)).await {
-            // The next round tries again, if the pod is still there.
+            // The next round retries, if the pod still exists.
             tracing::debug!(namespace, name, %error, "cannot write the pod's network status");
         }
     }

@@ -1,4 +1,4 @@
-//! What the node tells of itself: its `NodeNetwork`, the taint of a node without addresses, its extended resources.
+//! Reports the state of the node: its `NodeNetwork`, the taint of a node without addresses, and its extended resources.
 
 use std::{
     collections::BTreeMap,
@@ -26,15 +26,15 @@ use super::{
 };
 use kni_cluster::{Key, NodeRow, Tables, needs_block};
 
-/// How often it is looked at without a reason.
+/// Interval of the periodic round.
 const ROUND: Duration = Duration::from_secs(1);
-/// Changes that come together are written together.
+/// Changes that arrive within this time are written together.
 const GATHER: Duration = Duration::from_millis(100);
-/// Most policies that are listed with what is wrong.
+/// Maximum number of refused policies that are listed.
 const MOST_REFUSED: usize = 64;
 
 impl Cluster {
-    /// Runs for as long as the agent does.
+    /// Writes the node's state for as long as the agent runs.
     pub(super) async fn keep_node(self) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -56,7 +56,7 @@ impl Cluster {
                 self.write_resources(&views).await,
             ] {
                 if let Err(error) = done {
-                    // The next round tries again.
+                    // The next round retries.
                     tracing::debug!(%error, "cannot write what the node tells of itself");
                 }
             }
@@ -158,7 +158,7 @@ impl Cluster {
         }
     }
 
-    /// No address is left, and no block can be had.
+    /// Whether no address is left and no block can be allocated.
     fn is_used_up(&self, view: &NetworkView) -> bool {
         needs_block(view) && self.known.blocks().is_exhausted(&view.network.spec.name)
     }
@@ -193,7 +193,7 @@ impl Cluster {
         }
     }
 
-    /// Pods that run stay; new ones are scheduled elsewhere.
+    /// Sets or removes the taint. Running pods stay; new ones are scheduled elsewhere.
     async fn write_taint(&self, views: &[NetworkView]) -> Result<(), kube::Error> {
         let full: Option<String> = {
             let tables = self.known.tables();
@@ -211,7 +211,8 @@ impl Cluster {
             full
         };
         let api: Api<Node> = Api::all(self.client.clone());
-        // The list is written as a whole: as it was read, and only if nobody else changed the node since.
+        // The list is replaced as a whole, with the resource version that was read, so that concurrent changes are not
+        // lost.
         let current = api.get(&self.node).await?;
         let version = current.metadata.resource_version.clone();
         let Some(taints) = with_taint(&node_row(current), full.as_deref()) else {
@@ -268,8 +269,8 @@ impl Cluster {
             .map(drop)
     }
 
-    /// Pods that have addresses, and those for which there are some: in the node's blocks, and in blocks that it could
-    /// still take.
+    /// The number of pods that have addresses, plus those for which addresses are free: in the node's blocks, and in
+    /// blocks that it could still allocate.
     fn pods_that_fit(&self, tables: &Tables, view: &NetworkView) -> i64 {
         let used = i64::from(view.attachments);
         if self.is_used_up(view) {
@@ -305,7 +306,7 @@ impl Cluster {
     }
 }
 
-/// The taints that the node shall have; `None`: it has them.
+/// The desired taints of the node; `None` if they are up to date.
 fn with_taint(node: &NodeRow, network: Option<&str>) -> Option<Vec<Taint>> {
     let is_ours = |taint: &&Taint| taint.key == EXHAUSTED_TAINT;
     let present = node.taints.iter().find(is_ours);
@@ -334,7 +335,7 @@ fn features(standing: &StatusView) -> BTreeMap<String, String> {
     features
 }
 
-/// The API has signed numbers of 64 bits.
+/// The API uses signed 64-bit numbers.
 pub(super) fn saturate(number: u128) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

@@ -1,4 +1,4 @@
-//! How an attachment stands: which pods it selects, and which of them have its interface.
+//! Computes the status of an attachment: the selected pods, and those that have its interface.
 
 use kni_api::{AttachmentSummary, PodNetworkAttachmentStatus, set_condition};
 use kni_policy::matches;
@@ -6,7 +6,7 @@ use kni_policy::matches;
 use crate::interfaces::{condition, object_name};
 use kni_cluster::{AttachmentRow, Tables};
 
-/// The status that an attachment is to have.
+/// The desired status of an attachment.
 pub(super) fn attachment_status(tables: &Tables, row: &AttachmentRow) -> PodNetworkAttachmentStatus {
     let mut status = row.object.status.clone().unwrap_or_default();
     let generation = row.object.metadata.generation;

@@ -1,4 +1,4 @@
-//! How an egress policy stands: whether it can be, and is, in force on every node.
+//! Computes the status of an egress policy: whether it is accepted, and applied on every node.
 
 use kni_api::Condition;
 
@@ -7,7 +7,7 @@ use kni_cluster::{Key, Tables};
 
 use crate::interfaces::condition;
 
-/// The conditions that an egress policy is to have; none when it is gone.
+/// The desired conditions of an egress policy; none if it is gone.
 pub(super) fn egress_conditions(tables: &Tables, key: &Key) -> Vec<Condition> {
     let Some(row) = tables.egress_policies.rows().get(key) else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! How a network stands on all nodes: its conditions and counts.
+//! Computes the status of a network over all nodes: its conditions and counts.
 
 use kni_api::{
     Condition, PodNetworkStatus, PodNetworkSummary,
@@ -13,10 +13,10 @@ use kni_cluster::{Networks, Tables};
 
 use crate::{interfaces::condition, node::saturate};
 
-/// Most namespaces that a network's status lists.
+/// Maximum number of namespaces in the status of a network.
 const MOST_NAMESPACES: usize = 100;
 
-/// The status that a network is to have: its blocks less those of nodes that are gone for good, and how it stands now.
+/// The desired status of a network: its blocks without those of removed nodes, its conditions and its counts.
 pub(super) fn network_status(
     tables: &Tables,
     networks: &Networks,
@@ -133,7 +133,7 @@ fn conditions(
     vec![accepted, ready, programmed, available]
 }
 
-/// Says what keeps a network that is being deleted.
+/// The condition for interfaces that prevent the deletion of a network.
 fn in_use(tables: &Tables, object: &PodNetwork, name: &str) -> Condition {
     let rows = tables.interfaces.rows().iter();
     let users: Vec<String> = rows
@@ -159,7 +159,7 @@ fn in_use(tables: &Tables, object: &PodNetwork, name: &str) -> Condition {
         );
         return condition("InUse", true, "DeletionRefused", &message, generation);
     }
-    // Not their names: they change with every pod.
+    // Without pod names: they would change with every pod.
     condition("InUse", true, "HasInterfaces", "pods have interfaces in it", generation)
 }
 
