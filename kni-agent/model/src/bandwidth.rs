@@ -5,10 +5,10 @@ use serde::{Deserialize, Serialize};
 /// Smallest burst in bytes: one packet of segmentation offload, which the kernel would have to split otherwise.
 const MIN_BURST: u64 = 64 * 1024;
 /// The largest burst is the rate divided by this: the default burst of runtimes is hundreds of megabytes, which would
-/// leave most connections without limit.
+/// exempt most connections from the limit.
 const BURST_DIVISOR: u64 = 8;
 
-/// The rates at which a pod may send and receive; no limit without a rate.
+/// The maximum rates at which a pod may send and receive; `None` means no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bandwidth {
     /// Traffic to the pod ("ingress").

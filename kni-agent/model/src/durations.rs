@@ -1,8 +1,8 @@
-//! How long something took, over many times: a histogram that anybody can keep and a reader can copy.
+//! Defines a histogram of durations that any component can update and a reader can copy.
 
 use std::time::Duration;
 
-/// Upper bounds of the buckets in seconds; what takes longer falls into one more.
+/// Upper bounds of the buckets in seconds; one more bucket holds longer durations.
 pub const BOUNDS: [f64; 16] = [
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
@@ -15,7 +15,7 @@ pub struct Durations {
 }
 
 impl Durations {
-    /// Counts one.
+    /// Adds one duration.
     pub fn observe(&mut self, took: Duration) {
         let seconds = took.as_secs_f64();
         let bucket = BOUNDS.partition_point(|bound| *bound < seconds);
@@ -25,17 +25,17 @@ impl Durations {
         self.sum = self.sum.saturating_add(took);
     }
 
-    /// How many were counted.
+    /// The number of durations.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// All together, in seconds.
+    /// The sum of all durations, in seconds.
     pub fn sum_seconds(&self) -> f64 {
         self.sum.as_secs_f64()
     }
 
-    /// Upper bound and number of each bucket's own, not those of smaller ones; the last bound is infinity.
+    /// Upper bound and own count of each bucket, not cumulative; the last bound is infinity.
     pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> {
         BOUNDS.into_iter().chain([f64::INFINITY]).zip(self.counts)
     }

@@ -1,6 +1,7 @@
-//! What policy and services become before they are map rows of the dataplane: the words between engines and driver.
+//! Defines the rows and steps that engines pass to the dataplane driver for policies and services.
 //!
-//! Keys and values are those of `kni_common`, so that a test can compare an engine's answer with a dump of the maps.
+//! Keys and values are those of `kni_common`, so that a test can compare the result of an engine with a dump of the
+//! maps.
 
 use std::collections::BTreeMap;
 
@@ -17,13 +18,13 @@ use super::EndpointId;
 pub struct Enforcement {
     /// Policy set, 0 when no policy selects the endpoint.
     pub policy: u32,
-    /// Identity of its IPv4 address as a peer of others.
+    /// Identity of its IPv4 address, for the policies of other endpoints.
     pub identity4: u32,
     /// Identity of its IPv6 address.
     pub identity6: u32,
 }
 
-/// Everything that policy has in the dataplane's maps: what an engine wants, or what was found there.
+/// All rows of policies in the dataplane's maps: the desired ones of an engine, or those found there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PolicyTables {
     /// Rows of `POLICY`.
@@ -36,8 +37,8 @@ pub struct PolicyTables {
     pub endpoints: BTreeMap<EndpointId, Enforcement>,
 }
 
-/// One step on the way from one state of the policy tables to another. Steps are carried out in order; after each one
-/// every packet is judged by the old state or by the new one, never by a mixture that denies what both allow.
+/// One step from one state of the policy tables to another. Steps are carried out in order; after each one every packet
+/// is judged by the old state or by the new one, never by a mixture that denies what both allow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PolicyStep {
     /// Writes rows of `PORTS`.
@@ -46,7 +47,7 @@ pub enum PolicyStep {
     PutPolicy(Vec<(PolicyKey, PolicyValue)>),
     /// Writes rows of `IDENTITIES`.
     PutIdentities(Vec<(IdentityKey, u32)>),
-    /// Changes the policy of endpoints: for each the new words first, then a new generation.
+    /// Changes the policy of endpoints: for each the new values first, then a new generation.
     Enforce(Vec<(EndpointId, Enforcement)>),
     /// Removes rows of `IDENTITIES`.
     RemoveIdentities(Vec<IdentityKey>),
@@ -56,19 +57,19 @@ pub enum PolicyStep {
     RemovePorts(Vec<PortKey>),
 }
 
-/// Everything that services have in the dataplane's maps.
+/// All rows of services in the dataplane's maps.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServiceTables {
     /// Rows of `SERVICES`.
     pub services: BTreeMap<ServiceKey, ServiceValue>,
     /// Rows of `BACKENDS`.
     pub backends: BTreeMap<BackendKey, BackendValue>,
-    /// Rows of `ADDRESSES` that stand for services.
+    /// Rows of `ADDRESSES` that belong to services.
     pub addresses: Vec<AddressKey>,
 }
 
-/// A backend that stopped serving a service port: UDP flows to it must move, clients with affinity to it must choose
-/// again.
+/// A backend that stopped serving a service port: UDP flows to it must move, and clients with affinity to it must
+/// choose again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GoneBackend {
     /// The service port.
@@ -79,10 +80,10 @@ pub struct GoneBackend {
     pub backend: BackendValue,
 }
 
-/// One step on the way from one state of the service tables to another, carried out in order.
+/// One step from one state of the service tables to another, carried out in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServiceStep {
-    /// Writes rows of `BACKENDS`, lists that no row names yet.
+    /// Writes rows of `BACKENDS`: lists that no row names yet.
     PutBackends(Vec<(BackendKey, BackendValue)>),
     /// Writes rows of `SERVICES`.
     PutServices(Vec<(ServiceKey, ServiceValue)>),

@@ -9,26 +9,26 @@ use super::{
     policy::{PolicyDirection, PolicyRef, RuleRef},
 };
 
-/// A new flow, a drop, or what would become of a packet.
+/// A new flow, a drop, or the simulated result of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowView {
     /// Nanoseconds since the Unix epoch.
     pub time_ns: u64,
     /// The verdict; a forwarding one reports a new flow.
     pub verdict: Verdict,
-    /// Which program decided.
+    /// The direction of the program that decided.
     pub direction: Direction,
-    /// Network, empty where the packet met no endpoint.
+    /// Network, empty if the packet has no endpoint.
     pub network: String,
-    /// The sender, as in the packet.
+    /// The source, as in the packet.
     pub source: PeerView,
-    /// To whom, before any translation.
+    /// The destination, before any translation.
     pub destination: PeerView,
-    /// Source behind the translation; `None` when it was not translated.
+    /// Source after the translation; `None` if it was not translated.
     pub translated_source: Option<(IpAddr, u16)>,
-    /// Destination behind the translation; `None` when it was not translated.
+    /// Destination after the translation; `None` if it was not translated.
     pub translated_destination: Option<(IpAddr, u16)>,
-    /// The service that was asked for, `namespace/name:port`.
+    /// The service that the packet was sent to, `namespace/name:port`.
     pub service: Option<String>,
     /// Transport protocol number.
     pub protocol: u8,
@@ -36,7 +36,7 @@ pub struct FlowView {
     pub length: u32,
     /// EtherType in host byte order.
     pub ethertype: u16,
-    /// Pod whose interface the program runs on, empty for none.
+    /// Pod of the interface that the program is attached to, empty for none.
     pub pod: PodRef,
     /// Name of that interface in the pod, empty where unknown.
     pub ifname: String,
@@ -44,9 +44,10 @@ pub struct FlowView {
     pub egress: Option<TrailView>,
     /// The decision of the receiver's policies on receiving; `None` when they were not consulted.
     pub ingress: Option<TrailView>,
-    /// The decision of the sender's egress policies on leaving; `None` when they were not consulted.
+    /// The decision of the sender's egress policies about the external destination; `None` when they were not
+    /// consulted.
     pub beyond: Option<TrailView>,
-    /// One line for people: what happened and which policy or rule decided.
+    /// One line for operators: the result, and the policy or rule that decided.
     pub explanation: String,
 }
 
@@ -60,7 +61,7 @@ impl FlowView {
 /// One end of a flow.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PeerView {
-    /// Address; `None` where it was not read.
+    /// Address; `None` if it was not parsed.
     pub ip: Option<IpAddr>,
     /// Port, 0 for none.
     pub port: u16,
@@ -71,7 +72,7 @@ pub struct PeerView {
 /// The decision of the policies of one end about a flow.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrailView {
-    /// Whether they let it pass.
+    /// Whether they allow it.
     pub allowed: bool,
     /// The rule that decided; `None` for a default deny, and where no policy isolates.
     pub rule: Option<RuleRef>,
@@ -79,7 +80,7 @@ pub struct TrailView {
     pub isolating: Vec<PolicyRef>,
 }
 
-/// Which flows are asked for; empty fields select all.
+/// The requested flows; empty fields select all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlowFilter {
     /// Namespace of a pod at either end.
@@ -93,7 +94,8 @@ pub struct FlowFilter {
 }
 
 impl FlowFilter {
-    /// Whether the flow is asked for. A pod is involved as source, as destination, or as the owner of the interface.
+    /// Whether the filter selects the flow. A pod is involved as source, as destination, or as the owner of the
+    /// interface.
     pub fn selects(&self, flow: &FlowView) -> bool {
         let peers = [flow.source.pod.as_ref(), flow.destination.pod.as_ref(), Some(&flow.pod)];
         (!self.drops_only || flow.is_drop())
@@ -107,12 +109,12 @@ impl FlowFilter {
     }
 }
 
-/// What would become of a packet?
+/// The packet to explain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExplainQuestion {
     /// `namespace/pod`, `namespace/pod@interface`, or an address.
     pub source: String,
-    /// Likewise.
+    /// In the same forms.
     pub destination: String,
     /// Transport protocol number; 1 and 58 both mean an echo request of the destination's family.
     pub protocol: u8,
@@ -125,30 +127,30 @@ pub struct ExplainQuestion {
 /// The answer to an [`ExplainQuestion`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExplainView {
-    /// The packet and what was decided about it.
+    /// The packet and the decision about it.
     pub flow: FlowView,
-    /// What the decision went through, in order, one line each.
+    /// The steps of the decision, in order, one line each.
     pub steps: Vec<String>,
 }
 
 /// Why a question has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuestionError {
-    /// A field of the question makes no sense.
+    /// A field of the question is invalid.
     #[error("{field}: {reason}")]
     Invalid {
         /// Name of the field.
         field: &'static str,
-        /// What is wrong, and what would be right.
+        /// The violated rule and a valid value.
         reason: String,
     },
-    /// It is about something that is not there.
+    /// The question refers to a pod or interface that is not attached.
     #[error("{what} is not attached on this node")]
     NotFound {
-        /// What was named.
+        /// The name in the question.
         what: String,
     },
-    /// The dataplane could not be asked.
+    /// The dataplane could not be queried.
     #[error("{0}")]
     Failed(String),
 }
@@ -156,17 +158,17 @@ pub enum QuestionError {
 /// A rule enforced at an interface, or its default deny.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EffectiveRuleView {
-    /// What it is about.
+    /// The direction of the rule.
     pub direction: PolicyDirection,
     /// The rule; `None` for the default deny.
     pub rule: Option<RuleRef>,
     /// The policies that isolate the interface in this direction.
     pub isolating: Vec<PolicyRef>,
-    /// Its peers, for people.
+    /// Its peers as text for operators.
     pub peers: String,
-    /// Its ports, for people.
+    /// Its ports as text for operators.
     pub ports: String,
-    /// New flows that it decided about.
+    /// New flows that it decided.
     pub hits: u64,
 }
 
@@ -196,11 +198,11 @@ pub struct ServiceView {
     pub port: u16,
     /// Transport protocol number.
     pub protocol: u8,
-    /// Where it leads.
+    /// Addresses and ports of its backends.
     pub backends: Vec<(IpAddr, u16)>,
     /// Seconds for which a client keeps its backend.
     pub affinity_seconds: Option<u32>,
-    /// Why it has no backends, or is not active; empty means healthy.
+    /// The reason why it has no backends or is not active; empty means healthy.
     pub problem: String,
 }
 

@@ -1,4 +1,4 @@
-//! Defines identifiers, each a type of its own that only holds valid values.
+//! Defines identifiers, each as a separate type that only holds valid values.
 
 use std::{fmt, str::FromStr};
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// The name of the primary interface inside every pod.
 pub const PRIMARY_IFNAME: &str = "eth0";
-/// How the name of every host-side link begins.
+/// Prefix of the name of every host-side link.
 pub const HOST_IFNAME_PREFIX: &str = "kni";
 
 /// A value that is not a valid identifier, with its kind and the violated rule.
@@ -113,7 +113,7 @@ impl IfName {
     }
 
     /// The name of the host end of an endpoint's veth pair. The endpoint's number makes it unique on the node; the tag
-    /// tells apart the pairs that a number has over time.
+    /// distinguishes the pairs that a number has over time.
     pub fn host_end(endpoint: EndpointId, tag: u16) -> Self {
         let number = endpoint.0;
         // 15 bytes hold numbers of up to 7 digits with a tag, and all others without.

@@ -1,4 +1,4 @@
-//! What a `PodNetwork` means once it has been validated.
+//! Defines a validated `PodNetwork`.
 
 use std::net::IpAddr;
 
@@ -13,14 +13,15 @@ use super::{NetworkId, NetworkName, Provider};
 pub struct NetworkSpec {
     /// Name of the network, unique on the node.
     pub name: NetworkName,
-    /// The network that a pod's primary interface joins when nothing else is asked for. Exactly one network is it.
-    /// Its pods, and no others, reach the node and are reached by the node.
+    /// Whether a pod's primary interface joins this network by default. Exactly one network is the default. Its pods,
+    /// and no others, can exchange packets with the node.
     pub default: bool,
-    /// A disabled network keeps its attachments but takes no new ones.
+    /// Whether it accepts new attachments; a disabled network keeps its existing ones.
     pub enabled: bool,
-    /// Address ranges, at least one where the provider is the dataplane, IPv4 or IPv6, not overlapping each other. Host bits are zero.
+    /// Address ranges, IPv4 or IPv6, not overlapping each other; at least one if the provider is the dataplane. Host
+    /// bits are zero.
     pub subnets: Vec<IpNet>,
-    /// Ranges inside `subnets` that are never handed out.
+    /// Ranges inside `subnets` that are never leased.
     pub exclude_subnets: Vec<IpNet>,
     /// MTU of both ends of the pod interfaces, in bytes of IP packet (1280 to 65535).
     pub mtu: u32,
@@ -34,32 +35,31 @@ pub struct NetworkSpec {
     pub service_subnets: Vec<IpNet>,
     /// Whether its pod interfaces run an XDP program.
     pub xdp: bool,
-    /// Who makes its interfaces.
+    /// The provider of its interfaces.
     pub provider: Provider,
-    /// The parts of `subnets` that this node hands out addresses of; `None` where it is alone and has them all.
+    /// The parts of `subnets` that this node leases addresses from; `None` if the node is alone and uses all of them.
     pub blocks: Option<Vec<IpNet>>,
 }
 
 /// How packets of a network's pods leave the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EgressMode {
-    /// Not at all.
+    /// No egress.
     None,
     /// Through the node's stack, with the pod's address.
     Route,
-    /// With an address of the node, or a dedicated one, in place of the pod's.
+    /// With an address of the node, or a dedicated one, instead of the pod's.
     Masquerade,
 }
 
 impl EgressMode {
-    /// The default: Route for the default network, as no other network has its addresses; none for
-    /// others.
+    /// The default mode: `Route` for the default network, as no other network has its addresses; `None` for others.
     pub const fn implied(default: bool) -> Self {
         if default { Self::Route } else { Self::None }
     }
 }
 
-/// A network as recorded in the state, perhaps written by an agent that knew fewer fields.
+/// A network as recorded in the state, perhaps written by an older agent with fewer fields.
 #[derive(Deserialize)]
 struct StoredSpec {
     name: NetworkName,
@@ -68,7 +68,7 @@ struct StoredSpec {
     subnets: Vec<IpNet>,
     exclude_subnets: Vec<IpNet>,
     mtu: u32,
-    /// Absent before there was a choice: the default network was routed then, others had no egress.
+    /// Absent in older records: the default network was routed then, others had no egress.
     egress: Option<EgressMode>,
     #[serde(default)]
     egress_addresses: Vec<IpAddr>,
@@ -102,7 +102,7 @@ impl From<StoredSpec> for NetworkSpec {
 }
 
 impl NetworkSpec {
-    /// The gateway address of a subnet: its first host address, never handed out to a pod.
+    /// The gateway address of a subnet: its first host address, never leased to a pod.
     pub fn gateway(subnet: &IpNet) -> IpAddr {
         match subnet {
             IpNet::V4(net) => IpAddr::V4((u32::from(net.network()).saturating_add(1)).into()),
@@ -111,12 +111,12 @@ impl NetworkSpec {
     }
 }
 
-/// A network with the number it has on this node.
+/// A network with its number on this node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
     /// The number in every dataplane key.
     pub id: NetworkId,
-    /// What was asked for.
+    /// Its specification.
     pub spec: NetworkSpec,
 }
 

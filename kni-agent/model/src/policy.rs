@@ -1,4 +1,4 @@
-//! Policies, and the pods they are about, once they have been validated.
+//! Defines validated policies and the pods that they apply to.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use super::{EndpointId, IfName, NetworkId, NetworkName, PodRef, SandboxId};
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
 
-/// Kind of the object that a policy comes from.
+/// Kind of the object that defines a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PolicyKind {
     /// networking.k8s.io/v1.
@@ -58,7 +58,7 @@ impl fmt::Display for PolicyRef {
 pub struct RuleRef {
     /// The policy.
     pub policy: PolicyRef,
-    /// What it is about.
+    /// The direction of the rule.
     pub direction: PolicyDirection,
     /// Position in the policy's list of that direction, from 0.
     pub index: u32,
@@ -70,19 +70,19 @@ impl fmt::Display for RuleRef {
     }
 }
 
-/// What a rule is about.
+/// The direction of traffic that a rule applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PolicyDirection {
-    /// What selected pods send (`kni_common::policy::EGRESS`).
+    /// Traffic that selected pods send (`kni_common::policy::EGRESS`).
     Egress,
-    /// What selected pods receive (`kni_common::policy::INGRESS`).
+    /// Traffic that selected pods receive (`kni_common::policy::INGRESS`).
     Ingress,
-    /// What selected pods send beyond the pod networks (`kni_common::policy::EXTERNAL`).
+    /// Traffic that selected pods send to destinations outside the pod networks (`kni_common::policy::EXTERNAL`).
     Beyond,
 }
 
 impl PolicyDirection {
-    /// The word that operators see: the field of the policy.
+    /// The name for operators: the field of the policy.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Egress => "egress",
@@ -104,7 +104,7 @@ impl PolicyDirection {
 /// A selector over labels: every requirement must hold. Without requirements it selects everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Selector {
-    /// What must hold.
+    /// The requirements; all must hold.
     pub requirements: Vec<Requirement>,
 }
 
@@ -113,24 +113,24 @@ pub struct Selector {
 pub struct Requirement {
     /// The label's key.
     pub key: String,
-    /// What is required of it.
+    /// The operator with its values.
     pub operator: Operator,
 }
 
-/// What a requirement asks of a label.
+/// The condition of a requirement on a label.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Operator {
-    /// The label is there and has one of these values. `matchLabels` are this with one value.
+    /// The label is present and has one of these values. An entry of `matchLabels` is this with one value.
     In(BTreeSet<String>),
     /// The label is missing or has none of these values.
     NotIn(BTreeSet<String>),
-    /// The label is there.
+    /// The label is present.
     Exists,
     /// The label is missing.
     DoesNotExist,
 }
 
-/// Interfaces that a policy is about.
+/// The interfaces that a policy applies to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PolicyScope {
     /// The primary interface of each selected pod, whatever network it has joined (NetworkPolicy).
@@ -146,14 +146,14 @@ pub enum PolicyScope {
 pub struct Policy {
     /// Its name.
     pub reference: PolicyRef,
-    /// Which interfaces of the selected pods.
+    /// The interfaces of the selected pods.
     pub scope: PolicyScope,
-    /// Which pods of its namespace.
+    /// Selects pods of its namespace.
     pub pods: Selector,
-    /// Rules for what selected pods receive; `None`: the policy does not isolate them in this direction, an empty list:
-    /// it does and allows nothing.
+    /// Rules for traffic that selected pods receive; `None`: the policy does not isolate them in this direction; an
+    /// empty list: it isolates them and allows nothing.
     pub ingress: Option<Vec<PolicyRule>>,
-    /// Rules for what selected pods send, likewise.
+    /// Rules for traffic that selected pods send, likewise.
     pub egress: Option<Vec<PolicyRule>>,
     /// The rules of an EgressPolicy.
     pub beyond: Option<BeyondRules>,
@@ -173,16 +173,16 @@ pub struct PolicyRule {
 pub enum PolicyPeer {
     /// Pods.
     Pods {
-        /// Their namespaces; `None`: the policy's own.
+        /// Selects their namespaces; `None`: the namespace of the policy.
         namespaces: Option<Selector>,
-        /// Which pods of these.
+        /// Selects pods in these namespaces.
         pods: Selector,
     },
     /// Addresses, independent of their owners.
     Block {
         /// The range, host bits zero.
         cidr: IpNet,
-        /// Ranges inside it that do not belong to it.
+        /// Excluded ranges inside it.
         except: Vec<IpNet>,
     },
 }
@@ -203,18 +203,18 @@ pub enum PortMatch {
     Any,
     /// From the first to the last, both included; first is not larger than last.
     Range(u16, u16),
-    /// The container port of this name, of the pod that receives.
+    /// The container port with this name, of the receiving pod.
     Named(String),
 }
 
-/// The rules of an EgressPolicy about destinations that are no pod.
+/// The rules of an EgressPolicy about external destinations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BeyondRules {
-    /// The first rule that matches decides.
+    /// The rules in order; the first one that matches decides.
     pub rules: Vec<BeyondRule>,
-    /// What is decided when none does.
+    /// The decision when no rule matches.
     pub otherwise_allow: bool,
-    /// Source address to leave the node with, per family; the network's choice where empty.
+    /// Source addresses for egress, at most one per family; without one, that of the network.
     pub egress_addresses: Vec<IpAddr>,
 }
 
@@ -223,7 +223,7 @@ pub struct BeyondRules {
 pub struct BeyondRule {
     /// Allow or deny.
     pub allow: bool,
-    /// [`PolicyPeer::Block`] only; empty: everything.
+    /// [`PolicyPeer::Block`] only; empty: every destination.
     pub to: Vec<PolicyPeer>,
     /// Empty: every port of every protocol.
     pub ports: Vec<PolicyPort>,
@@ -240,10 +240,10 @@ pub struct ContainerPort {
     pub port: u16,
 }
 
-/// A pod as policy sees it.
+/// A pod with the properties that policies use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyPod {
-    /// Its sandbox: the key, as a pod's next sandbox may overlap with its last.
+    /// Its sandbox, which is the key, because the next sandbox of a pod may overlap with the previous one.
     pub sandbox: SandboxId,
     /// Its name.
     pub pod: PodRef,
@@ -255,7 +255,7 @@ pub struct PolicyPod {
     pub interfaces: Vec<PolicyInterface>,
 }
 
-/// An interface of a pod as policy sees it.
+/// An interface of a pod with the properties that policies use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyInterface {
     /// Number of the endpoint; `None` for a pod on another node.
@@ -264,7 +264,7 @@ pub struct PolicyInterface {
     pub ifname: IfName,
     /// Network.
     pub network: NetworkName,
-    /// Its number.
+    /// Number of the network.
     pub network_id: NetworkId,
     /// Whether it is the pod's first interface.
     pub primary: bool,

@@ -1,4 +1,4 @@
-//! Who makes the interfaces of a network, how, and what can be had of it.
+//! Defines the providers of networks: their parameters, interfaces and features.
 
 use std::{fmt, net::IpAddr, path::PathBuf};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{IfName, MacAddr};
 
-/// Who makes the interfaces of a network.
+/// The component that creates the interfaces of a network.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Provider {
     /// The agent: a veth pair with programs at its host end.
@@ -15,7 +15,7 @@ pub enum Provider {
     Ebpf,
     /// The agent: a macvlan interface on an interface of the node.
     Macvlan(Macvlan),
-    /// The agent: an interface of the node moves into the pod.
+    /// The agent: an interface of the node that is moved into the pod.
     HostDevice(HostDevices),
     /// The agent: a tap device for a virtual machine.
     Tap(Tap),
@@ -28,23 +28,23 @@ pub enum Provider {
 pub struct Macvlan {
     /// Interface of the node that the pods share.
     pub parent: IfName,
-    /// Who reaches whom.
+    /// The connectivity between pods.
     pub mode: MacvlanMode,
     /// Gateways of the link, at most one per family, inside the subnets.
     pub gateways: Vec<IpAddr>,
 }
 
-/// Who reaches whom over one parent.
+/// The connectivity between pods that share a parent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MacvlanMode {
-    /// Pods reach each other directly, and what is behind the parent.
+    /// Pods reach each other directly, and the hosts on the parent's link.
     #[default]
     Bridge,
-    /// Pods reach what is behind the parent only.
+    /// Pods only reach the hosts on the parent's link.
     Private,
-    /// Pods reach each other through a switch behind the parent that sends frames back.
+    /// Pods reach each other through a switch on the parent's link that reflects frames.
     Vepa,
-    /// One pod has the parent's link for itself.
+    /// One pod uses the parent exclusively.
     Passthru,
 }
 
@@ -60,7 +60,7 @@ pub struct HostDevices {
 /// Parameters of [`Provider::Tap`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tap {
-    /// User that may open it; without one, who has `CAP_NET_ADMIN` in the pod's namespace.
+    /// User that may open it; without one, a process with `CAP_NET_ADMIN` in the pod's namespace.
     pub owner: Option<u32>,
     /// Group that may open it.
     pub group: Option<u32>,
@@ -68,12 +68,12 @@ pub struct Tap {
     pub multi_queue: bool,
 }
 
-/// Where the configuration of [`Provider::Cni`] is found.
+/// The reference to the configuration of [`Provider::Cni`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CniSource {
-    /// By the `name` inside the file, whatever the file is called.
+    /// By the `name` inside the file, regardless of the file name.
     Name(String),
-    /// By the name of a file of the configuration folder.
+    /// By file name in the configuration folder.
     File(String),
 }
 
@@ -86,24 +86,24 @@ impl fmt::Display for CniSource {
     }
 }
 
-/// What an attachment's interface is, with all that is needed to take it away again.
+/// The kind of an attachment's interface, with everything that is needed to remove it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum InterfaceKind {
-    /// A veth pair of ours. The only kind with a row in the dataplane.
+    /// A veth pair created by the agent. The only kind with a row in the dataplane.
     #[default]
     Veth,
-    /// A macvlan interface, born in the pod's namespace.
+    /// A macvlan interface, created in the pod's namespace.
     Macvlan(Macvlan),
-    /// An interface of the node, lent to the pod.
+    /// An interface of the node, moved into the pod.
     HostDevice(LentDevice),
     /// A persistent tap device in the pod's namespace.
     Tap(Tap),
-    /// What CNI plugins made.
+    /// An interface created by CNI plugins.
     Cni(CniInterface),
 }
 
 impl InterfaceKind {
-    /// The word that is shown.
+    /// The name for operators.
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Veth => "veth",
@@ -114,17 +114,17 @@ impl InterfaceKind {
         }
     }
 
-    /// Whether the dataplane has a row for it, and so policy and counters.
+    /// Whether the dataplane has a row for it, and therefore policies and counters.
     pub const fn has_row(&self) -> bool {
         self.is_ebpf() || self.is_plugins()
     }
 
-    /// Whether the agent made it, as a veth pair with its own datapath behind it.
+    /// Whether it is a veth pair created by the agent, with its own datapath.
     pub const fn is_ebpf(&self) -> bool {
         matches!(self, Self::Veth)
     }
 
-    /// Whether it is a veth pair that CNI plugins made: its host end can carry programs.
+    /// Whether it is a veth pair created by CNI plugins: its host end can carry programs.
     pub const fn is_plugins(&self) -> bool {
         matches!(self, Self::Cni(interface) if interface.veth)
     }
@@ -135,7 +135,7 @@ impl InterfaceKind {
     }
 }
 
-/// A device of the node as it was before a pod got it.
+/// The properties of a node's device before it was moved into a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LentDevice {
     /// Its name on the node.
@@ -148,16 +148,17 @@ pub struct LentDevice {
     pub up: bool,
     /// Its alias.
     pub alias: Option<String>,
-    /// Whether the kernel moves it back to the node when its namespace ends. Devices that software made end with it.
+    /// Whether the kernel moves it back to the node when its namespace ends. Virtual devices are deleted with the
+    /// namespace.
     pub physical: bool,
 }
 
-/// What plugins made, and where the agent keeps what is needed to take it away.
+/// The result of CNI plugins, and the file with the data that is needed to remove it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CniInterface {
     /// Name of the configuration.
     pub configuration: String,
-    /// The cached call: configuration, arguments and result.
+    /// The file of the cached call: configuration, arguments and result.
     pub cached: PathBuf,
     /// Addresses of the interface with their prefixes, as the plugins reported them.
     #[serde(default)]
@@ -173,16 +174,16 @@ pub struct CniInterface {
     pub veth: bool,
 }
 
-/// A route in the pod that plugins made.
+/// A route in the pod that CNI plugins created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CniRoute {
-    /// Where to.
+    /// The destination range.
     pub destination: IpNet,
-    /// Through which gateway; none for that of the address.
+    /// The gateway; `None` for the gateway of the address.
     pub gateway: Option<IpAddr>,
 }
 
-/// What one may expect of a network.
+/// A feature of a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Feature {
     /// Interfaces have addresses that no other interface of the network has.
@@ -191,11 +192,11 @@ pub enum Feature {
     Ipv4,
     /// IPv6.
     Ipv6,
-    /// The MTU is chosen or reported.
+    /// The MTU can be configured or is reported.
     Mtu,
     /// The MAC address can be chosen and is reported.
     Mac,
-    /// Interfaces are listed with what is wrong with them.
+    /// Interfaces are listed with their problems.
     Status,
     /// It can be the default network.
     DefaultNetwork,
@@ -205,9 +206,9 @@ pub enum Feature {
     Services,
     /// Pods leave the node with an address of the node.
     Egress,
-    /// Ports of the node lead to pods.
+    /// Ports of the node are forwarded to pods.
     HostPorts,
-    /// Packets of other networks with the same addresses never meet its own.
+    /// Its traffic is separated from other networks with the same addresses.
     Isolation,
     /// The host ends run XDP.
     Xdp,
@@ -216,7 +217,7 @@ pub enum Feature {
 }
 
 impl Feature {
-    /// What every network has.
+    /// The features of every network.
     pub const CORE: [Self; 6] = [
         Self::Addresses,
         Self::Ipv4,
@@ -226,7 +227,7 @@ impl Feature {
         Self::Status,
     ];
 
-    /// The word that is shown.
+    /// The name for operators.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Addresses => "addresses",
@@ -248,7 +249,7 @@ impl Feature {
 }
 
 impl Provider {
-    /// The word of the manifest.
+    /// The name in the manifest.
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Ebpf => "Ebpf",
@@ -259,8 +260,8 @@ impl Provider {
         }
     }
 
-    /// The one table of what a provider can do beyond [`Feature::CORE`]. What CNI plugins can do depends on what their
-    /// configuration declares; this is the maximum.
+    /// The features of each provider beyond [`Feature::CORE`]; this is their only definition. The features of CNI
+    /// plugins depend on what their configuration declares; this is the maximum.
     pub const fn extended(&self) -> &'static [Feature] {
         match self {
             Self::Ebpf => &[
@@ -283,7 +284,7 @@ impl Provider {
         }
     }
 
-    /// All features, the core ones first.
+    /// All features, core features first.
     pub fn features(&self) -> Vec<Feature> {
         Feature::CORE.iter().chain(self.extended()).copied().collect()
     }
@@ -293,7 +294,7 @@ impl Provider {
         matches!(self, Self::Ebpf)
     }
 
-    /// Gateways of the link that the network shares with others.
+    /// Gateways on the link that the network shares with others.
     pub fn gateways(&self) -> &[IpAddr] {
         match self {
             Self::Macvlan(macvlan) => &macvlan.gateways,

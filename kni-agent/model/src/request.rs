@@ -1,4 +1,4 @@
-//! What a client asks for when it attaches a pod sandbox.
+//! Defines the request of a client to attach a pod sandbox.
 
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
 
@@ -7,7 +7,7 @@ use super::{
     policy::ContainerPort,
 };
 
-/// A request to attach a sandbox, already free of any wire type.
+/// A request to attach a sandbox, independent of any wire type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachRequest {
     /// The sandbox; the key of the attachment.
@@ -18,50 +18,50 @@ pub struct AttachRequest {
     pub netns: PathBuf,
     /// Labels of the pod (for policy in standalone mode).
     pub labels: BTreeMap<String, String>,
-    /// What is wanted of the primary interface.
+    /// The requested properties of the primary interface.
     pub primary: PrimarySelection,
-    /// Name of the primary interface inside the pod; without it `eth0`.
+    /// Name of the primary interface inside the pod; the default is `eth0`.
     pub ifname: Option<IfName>,
-    /// The CNI attachment it is, where a CNI runtime asks.
+    /// The CNI attachment, if a CNI runtime sent the request.
     pub cni: Option<CniAttachment>,
-    /// Interfaces wanted beside the primary one, in order.
+    /// Requested interfaces beside the primary one, in order.
     pub networks: Vec<NetworkSelection>,
     /// Ports of the containers; host port 0 means none is mapped.
     pub port_mappings: Vec<PortMapping>,
     /// Named ports of the containers, which policies and services may refer to. No name occurs twice.
     pub container_ports: Vec<ContainerPort>,
-    /// What bounds the rates of the primary interface.
+    /// Rate limits of the primary interface.
     pub bandwidth: Bandwidth,
-    /// Parameters for CNI plugins behind the agent only.
+    /// Parameters for the CNI plugins that the agent runs.
     pub hints: PluginHints,
-    /// The sandbox of the same pod that this one is a further interface of.
+    /// The sandbox of the same pod, if this one is an additional interface of it.
     pub parent: Option<SandboxId>,
 }
 
-/// Parameters that a CNI plugin gets if its configuration declares the capability.
+/// Parameters that a CNI plugin receives if its configuration declares the capability.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PluginHints {
     /// Annotations of the pod.
     pub annotations: BTreeMap<String, String>,
     /// Name servers of the pod.
     pub dns_servers: Vec<String>,
-    /// Domains that names are searched in.
+    /// Search domains of the resolver.
     pub dns_searches: Vec<String>,
     /// Options of the resolver.
     pub dns_options: Vec<String>,
 }
 
-/// What a pod wants of its primary interface; empty where it leaves the choice to the agent.
+/// The requested properties of a pod's primary interface; the agent chooses where a field is empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PrimarySelection {
-    /// Network to join; without it the default one.
+    /// Network to join; by default the default network.
     pub network: Option<NetworkName>,
-    /// There shall be no primary interface at all.
+    /// Whether the pod has no primary interface at all.
     pub none: bool,
-    /// Addresses the pod wants in the network, without prefix, in the order it gave them.
+    /// Requested addresses in the network, without prefix, in the given order.
     pub ips: Vec<IpAddr>,
-    /// MAC address the pod wants.
+    /// Requested MAC address.
     pub mac: Option<MacAddr>,
-    /// Whether the default routes leave through it; without it they do unless another interface asks for them.
+    /// Whether the default routes use it; by default they do, unless another interface requests them.
     pub default_route: Option<bool>,
 }

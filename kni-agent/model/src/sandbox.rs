@@ -1,4 +1,4 @@
-//! What the agent promises to remember about a sandbox: enough to answer queries and to tear everything down.
+//! Defines the persistent record of a sandbox: enough to answer queries and to tear everything down.
 
 use std::{
     collections::BTreeMap,
@@ -15,8 +15,8 @@ use super::{
     selection::PRIMARY_IFNAME,
 };
 
-/// The kernel's identity of a network namespace: device and inode of its nsfs file (stat(2)). Paths may be reused,
-/// this is not, as long as the namespace lives.
+/// The kernel's identity of a network namespace: device and inode of its nsfs file (stat(2)). Paths may be reused; the
+/// identity is unique as long as the namespace lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NetnsIdentity {
     /// `st_dev` of the nsfs file.
@@ -39,7 +39,7 @@ pub enum Phase {
 /// One sandbox joined to one network: one interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
-    /// The dataplane's number of it.
+    /// Number of the endpoint in the dataplane.
     pub endpoint: EndpointId,
     /// Name of the network.
     pub network: NetworkName,
@@ -49,13 +49,13 @@ pub struct Attachment {
     pub ifname: IfName,
     /// Interface index inside the pod; 0 until the interface exists.
     pub ifindex: u32,
-    /// Name of the host end; of kinds without one, what the interface was made of.
+    /// Name of the host end; for kinds without one, the device that the interface was created from.
     pub host_ifname: IfName,
     /// Index of the host end; 0 until the interface exists, and for kinds that have no host end.
     pub host_ifindex: u32,
     /// MAC address of the pod end.
     pub mac: MacAddr,
-    /// MAC address of the host end, which is the gateway's for the pod.
+    /// MAC address of the host end, which is the gateway's MAC address for the pod.
     pub host_mac: MacAddr,
     /// Leased IPv4 address.
     pub ipv4: Option<Ipv4Addr>,
@@ -65,31 +65,31 @@ pub struct Attachment {
     pub mtu: u32,
     /// Whether the pod's default routes leave through this interface.
     pub default_route: bool,
-    /// Whether the node may talk with this endpoint (default network).
+    /// Whether the node may exchange packets with this endpoint (default network).
     pub host_access: bool,
-    /// What the pod reaches through it beside the default routes, as its network specified when the pod was attached.
-    /// Records of older agents have none.
+    /// The routes through it beside the default routes, as its network specified when the pod was attached. Records of
+    /// older agents have none.
     #[serde(default)]
     pub routes: Vec<IpNet>,
-    /// Whether its host end runs `xdp_pod`: as the network specified when the pod was attached. Records of agents that knew
-    /// no such program have none.
+    /// Whether its host end runs `xdp_pod`, as the network specified when the pod was attached. Absent in records of
+    /// agents without this program.
     #[serde(default)]
     pub xdp: bool,
-    /// What the interface is. Records of agents that knew only veth pairs say nothing.
+    /// The kind of the interface. Absent in records of agents that only supported veth pairs.
     #[serde(default)]
     pub kind: InterfaceKind,
-    /// What bounds its rates.
+    /// Its rate limits.
     #[serde(default)]
     pub bandwidth: Bandwidth,
 }
 
 impl Attachment {
-    /// Its addresses, IPv4 first: clients take the first as the pod's.
+    /// Its addresses, IPv4 first: clients use the first one as the pod's address.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
     }
 
-    /// The gateways that the pod sees through it, at most one per family it has.
+    /// The gateways that the pod uses on it, at most one per family it has.
     pub fn gateways(&self) -> Vec<IpAddr> {
         let link_local: [IpAddr; 2] = [kni_common::GATEWAY_V4.into(), kni_common::GATEWAY_V6.into()];
         let all: &[IpAddr] = match &self.kind {
@@ -105,7 +105,7 @@ impl Attachment {
         all.iter().filter(has).copied().collect()
     }
 
-    /// The routes inside the pod through it, each with its gateway; none for what is on the link.
+    /// The routes inside the pod through it, each with its gateway; `None` for destinations on the link.
     pub fn pod_routes(&self) -> Vec<(IpNet, Option<IpAddr>)> {
         if let InterfaceKind::Cni(interface) = &self.kind {
             let told = interface.routes.iter();
@@ -124,8 +124,7 @@ impl Attachment {
     }
 }
 
-/// What the Container Network Interface calls an attachment: one interface that a runtime added to a container. The
-/// agent keeps each as a sandbox of its own.
+/// A CNI attachment: one interface that a runtime added to a container. The agent records each as a separate sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CniAttachment {
     /// Name of the runtime's network configuration.
@@ -134,15 +133,15 @@ pub struct CniAttachment {
     pub container: String,
     /// Name of the interface inside the pod.
     pub ifname: IfName,
-    /// Distinguishes the calls that add it: a repeated call of the same invocation is answered, another one is refused.
+    /// Distinguishes ADD calls: a repeated call of the same invocation gets the same result, another one is refused.
     pub invocation: String,
-    /// When it was complete, in nanoseconds since the node's boot; 0 until then.
+    /// Time of its completion, in nanoseconds since the node's boot; 0 until then.
     #[serde(default)]
     pub completed_ns: u64,
 }
 
 impl CniAttachment {
-    /// Whether it comes beside the pod's own interface, on behalf of a plugin that delegates.
+    /// Whether it is an additional interface of the pod, requested by a delegating plugin.
     pub fn is_additional(&self) -> bool {
         self.ifname.as_str() != PRIMARY_IFNAME
     }
@@ -153,38 +152,39 @@ impl CniAttachment {
 pub struct Sandbox {
     /// The key.
     pub id: SandboxId,
-    /// Whose it is.
+    /// The pod it belongs to.
     pub pod: PodRef,
     /// Its phase.
     pub phase: Phase,
     /// Path of the namespace as the client gave it.
     pub netns: PathBuf,
-    /// The namespace itself, whatever its path becomes.
+    /// The identity of the namespace, independent of its path.
     pub netns_identity: NetnsIdentity,
     /// Labels of the pod.
     pub labels: BTreeMap<String, String>,
-    /// Port mappings asked for.
+    /// Requested port mappings.
     pub port_mappings: Vec<PortMapping>,
-    /// Named ports of its containers. Records of agents that knew no policy have none.
+    /// Named ports of its containers. Absent in records of agents without policies.
     #[serde(default)]
     pub container_ports: Vec<ContainerPort>,
     /// Interfaces, the primary one first.
     pub attachments: Vec<Attachment>,
-    /// The CNI attachment it is; none for clients of KNI.
+    /// The CNI attachment; `None` for clients of KNI.
     #[serde(default)]
     pub cni: Option<CniAttachment>,
-    /// The pod's own sandbox, of which this one is a further interface that comes and goes by itself. It goes with it.
+    /// The pod's own sandbox, if this one is an additional interface with a life cycle of its own. It is removed with
+    /// it.
     #[serde(default)]
     pub parent: Option<SandboxId>,
 }
 
 impl Sandbox {
-    /// Whether it is the pod itself, and not a further interface of it.
+    /// Whether it is the pod's own sandbox, and not an additional interface.
     pub fn is_primary(&self) -> bool {
         self.parent.is_none() && !self.cni.as_ref().is_some_and(CniAttachment::is_additional)
     }
 
-    /// The sandbox as policy sees it.
+    /// The sandbox with the properties that policies use.
     pub fn policy_pod(&self) -> PolicyPod {
         let interfaces = self.attachments.iter().enumerate();
         PolicyPod {
@@ -194,12 +194,12 @@ impl Sandbox {
             ports: self.container_ports.clone(),
             interfaces: interfaces
                 .map(|(position, attachment)| PolicyInterface {
-                    // Without a row nothing is enforced at it; others may still name it.
+                    // Without a row no policies are enforced at it, but other policies may still select it.
                     endpoint: attachment.kind.has_row().then_some(attachment.endpoint),
                     ifname: attachment.ifname.clone(),
                     network: attachment.network.clone(),
                     network_id: attachment.network_id,
-                    // A pod may have none.
+                    // A pod may have no primary interface.
                     primary: position == 0 && self.is_primary() && attachment.ifname.as_str() == PRIMARY_IFNAME,
                     ipv4: attachment.ipv4,
                     ipv6: attachment.ipv6,

@@ -1,4 +1,4 @@
-//! Which networks a pod asks for in its annotations.
+//! Parses the networks that a pod requests in its annotations.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -22,33 +22,33 @@ pub use super::id::PRIMARY_IFNAME;
 pub const NETWORKS_ANNOTATION: &str = "k8s.v1.cni.cncf.io/networks";
 /// KNI's annotation: a comma list.
 pub const MULTI_NETWORK_ANNOTATION: &str = "kni.io/multi-network";
-/// Most networks that a pod may join beside its primary one.
+/// Maximum number of networks that a pod may join beside its primary one.
 pub const MAX_NETWORKS: usize = 32;
-/// Longest value of one annotation, in bytes.
+/// Maximum length of one annotation, in bytes.
 pub const MAX_ANNOTATION_BYTES: usize = 32 * 1024;
 
-/// One network that a pod wants to join beside its primary one.
+/// A network that a pod requests beside its primary one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkSelection {
     /// The network.
     pub network: NetworkName,
-    /// Namespace given with the name. Networks are cluster-scoped, so it chooses nothing; it is accepted because
-    /// tools write it, and kept so that it can be written back.
+    /// Namespace given with the name. Networks are cluster-scoped, so it has no effect; it is accepted because tools
+    /// write it, and kept so that it can be written back.
     pub namespace: Option<String>,
     /// Interface name inside the pod; without it, [`assign_interface_names`] chooses one.
     pub ifname: Option<IfName>,
-    /// Addresses the pod wants in the network, without prefix.
+    /// Requested addresses in the network, without prefix.
     pub ips: Vec<IpAddr>,
-    /// MAC address the pod wants.
+    /// Requested MAC address.
     pub mac: Option<MacAddr>,
-    /// Whether the pod's default routes shall leave through this network. The annotation requests it with gateway
-    /// addresses; the next hop itself is always the network's own link-local gateway.
+    /// Whether the pod's default routes use this network. The annotation requests it with gateway addresses; the next
+    /// hop itself is always the network's own link-local gateway.
     pub default_route: bool,
 }
 
 impl NetworkSelection {
-    /// Reads both annotations out of a pod's annotations; those of [`NETWORKS_ANNOTATION`] come first. Absent or blank
-    /// annotations select nothing. Nothing is ignored: what is not understood or not supported is an error.
+    /// Parses both annotations of a pod; the selections of [`NETWORKS_ANNOTATION`] come first. Absent or blank
+    /// annotations select nothing. Nothing is ignored: invalid or unsupported content is an error.
     pub fn parse_annotations<'a>(
         annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
     ) -> Result<Vec<Self>, SelectionError> {
@@ -67,7 +67,7 @@ impl NetworkSelection {
     }
 }
 
-/// A selection that still knows where it was read.
+/// A selection with its position in the annotation.
 struct Located {
     annotation: &'static str,
     index: usize,
@@ -102,7 +102,7 @@ fn parse_one(annotation: &'static str, value: &str, json_allowed: bool) -> Resul
     Ok(found)
 }
 
-/// The rules that span items: how many, one name per interface, one default route.
+/// Checks the rules across items: their number, one name per interface, one default route.
 fn check_together(found: &[Located]) -> Result<(), SelectionError> {
     if let Some(first_too_many) = found.get(MAX_NETWORKS) {
         return Err(first_too_many.error("", format!("a pod may join at most {MAX_NETWORKS} further networks")));
@@ -123,7 +123,7 @@ fn check_together(found: &[Located]) -> Result<(), SelectionError> {
     Ok(())
 }
 
-/// Checks the namespace that may stand before a network name.
+/// Checks the optional namespace before a network name.
 fn namespace(value: &str) -> Result<String, String> {
     match value.parse::<NetworkName>() {
         // A namespace name obeys the same rule as a network name: both are DNS-1123 labels.

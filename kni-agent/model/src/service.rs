@@ -1,4 +1,4 @@
-//! Services and their endpoints, once they have been validated.
+//! Defines validated Services and their endpoints.
 
 use std::{collections::BTreeSet, fmt, net::IpAddr};
 
@@ -19,7 +19,7 @@ impl fmt::Display for ServiceRef {
     }
 }
 
-/// Which nodes' endpoints a Service prefers (`spec.trafficDistribution`).
+/// The nodes whose endpoints a Service prefers (`spec.trafficDistribution`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TrafficDistribution {
     /// No preference.
@@ -31,7 +31,7 @@ pub enum TrafficDistribution {
     SameNode,
 }
 
-/// A Service with virtual addresses: not a headless one.
+/// A Service with virtual addresses, so not a headless one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
     /// Its name.
@@ -40,7 +40,7 @@ pub struct Service {
     pub network: Option<NetworkName>,
     /// Virtual addresses, at most one per family.
     pub cluster_ips: Vec<IpAddr>,
-    /// Another proxy serves it, on the node. Its addresses are all that is known of it, and there are no ports.
+    /// Whether another proxy on the node serves it. Then only its addresses are known, and there are no ports.
     pub left: bool,
     /// Its ports.
     pub ports: Vec<ServicePort>,
@@ -55,7 +55,7 @@ pub struct Service {
 /// A port of a Service.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServicePort {
-    /// Its name, by which EndpointSlices refer to it; empty when it is the only one.
+    /// Its name, which EndpointSlices refer to; empty when it is the only port.
     pub name: String,
     /// IANA number of the transport: 6, 17 or 132.
     pub protocol: u8,
@@ -63,7 +63,7 @@ pub struct ServicePort {
     pub port: u16,
 }
 
-/// An EndpointSlice that belongs to a Service (label `kubernetes.io/service-name`) and is ours to use.
+/// An EndpointSlice that belongs to a Service (label `kubernetes.io/service-name`) that KNI serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointSlice {
     /// Namespace.
@@ -92,7 +92,7 @@ pub struct SlicePort {
 /// An endpoint of an EndpointSlice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SliceEndpoint {
-    /// Addresses; all are the same endpoint's, and the first one counts.
+    /// Addresses; all belong to the same endpoint, and the first one is used.
     pub addresses: Vec<IpAddr>,
     /// Takes new connections (absent means yes).
     pub ready: bool,
@@ -108,7 +108,7 @@ pub struct SliceEndpoint {
     pub for_nodes: BTreeSet<String>,
 }
 
-/// The node that chooses among endpoints.
+/// The properties of the node that determine its choice of endpoints.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodePlace {
     /// Its name.

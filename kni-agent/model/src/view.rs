@@ -17,7 +17,7 @@ pub struct NetworkView {
     pub reason: String,
     /// Attachments on this node.
     pub attachments: u32,
-    /// Addresses that can be handed out at all, both families.
+    /// Addresses that can be leased, in use or not, of both families.
     pub total_addresses: u128,
     /// Addresses in use.
     pub used_addresses: u128,
@@ -25,15 +25,15 @@ pub struct NetworkView {
     pub ipv4: AddressUse,
     /// IPv6 addresses.
     pub ipv6: AddressUse,
-    /// Families that have no address left, for people; empty if there is one of each.
+    /// Families that have no address left, as text for operators; empty if every family has one.
     pub exhausted: String,
-    /// Where it was read from (file and line).
+    /// Its origin (file and line).
     pub origin: String,
-    /// What can be had of it.
+    /// Its features.
     pub features: Vec<Feature>,
 }
 
-/// How full one family of a network is, in addresses.
+/// The usage of one family of a network, in addresses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AddressUse {
     /// Addresses that can be leased, in use or not.
@@ -53,20 +53,20 @@ pub struct RefusedManifest {
     pub line: u32,
     /// Path of the field (`spec.subnets[1]`), empty where none applies.
     pub field: String,
-    /// What is wrong and what would be right.
+    /// The violated rule and a valid value.
     pub reason: String,
 }
 
-/// The networks that are wanted, as the manifests say it.
+/// The desired networks according to the manifests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WantedNetworks {
     /// Valid networks, each with its origin (file and line).
     pub networks: Vec<(NetworkSpec, String)>,
-    /// What was refused.
+    /// The refused manifests.
     pub refused: Vec<RefusedManifest>,
 }
 
-/// Whose an endpoint is.
+/// The owner of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     /// Network it is attached to.
@@ -95,12 +95,12 @@ impl std::ops::AddAssign for Count {
     }
 }
 
-/// What passed an endpoint.
+/// Traffic counters of an endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EndpointCounts {
-    /// Sent by the pod and let through.
+    /// Sent by the pod and forwarded.
     pub from_pod: Count,
-    /// Reached the pod.
+    /// Received by the pod.
     pub to_pod: Count,
     /// Dropped in both directions.
     pub dropped: Count,
@@ -130,11 +130,11 @@ pub struct InterfaceView {
     pub programs: Vec<ProgramView>,
     /// Counters.
     pub counts: EndpointCounts,
-    /// What is wrong; empty means healthy.
+    /// Its problems; empty means healthy.
     pub problems: Vec<String>,
 }
 
-/// Which interfaces are asked for; empty fields select all.
+/// The requested interfaces; empty fields select all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InterfaceFilter {
     /// Namespace of the pod.
@@ -156,11 +156,11 @@ pub struct DropView {
     pub pod: PodRef,
     /// Interface name in the pod, empty where unknown.
     pub ifname: String,
-    /// Which program dropped.
+    /// The direction of the program that dropped.
     pub direction: Direction,
-    /// Why.
+    /// The reason.
     pub reason: Verdict,
-    /// How much.
+    /// Packets and bytes.
     pub count: Count,
 }
 
@@ -175,13 +175,13 @@ pub struct DropEventView {
     pub pod: PodRef,
     /// Interface name in the pod, empty where unknown.
     pub ifname: String,
-    /// Which program dropped.
+    /// The direction of the program that dropped.
     pub direction: Direction,
-    /// Why.
+    /// The reason.
     pub reason: Verdict,
-    /// Source address; `None` where it was not read.
+    /// Source address; `None` if it was not parsed.
     pub source: Option<IpAddr>,
-    /// Destination address; `None` where it was not read.
+    /// Destination address; `None` if it was not parsed.
     pub destination: Option<IpAddr>,
     /// Transport protocol number.
     pub protocol: u8,
@@ -202,7 +202,7 @@ pub struct MapView {
     pub name: String,
     /// The kernel's id.
     pub id: u32,
-    /// Kind, the kernel's word.
+    /// Map type, as named by the kernel.
     pub kind: String,
     /// Bytes of a key.
     pub key_size: u32,
@@ -212,9 +212,9 @@ pub struct MapView {
     pub max_entries: u32,
     /// Rows in use; for arrays the rows that are set.
     pub entries: u32,
-    /// Where it is pinned.
+    /// Path of the pin.
     pub pin: PathBuf,
-    /// What it holds.
+    /// Its purpose.
     pub purpose: String,
 }
 
@@ -223,7 +223,7 @@ pub struct MapView {
 pub struct StatusView {
     /// Whether pods can be attached.
     pub ready: bool,
-    /// Why not, or what is degraded.
+    /// Why pods cannot be attached, or what is degraded.
     pub reasons: Vec<String>,
     /// "tcx" or "clsact".
     pub hook: String,
@@ -233,13 +233,13 @@ pub struct StatusView {
     pub sandboxes: u32,
     /// Interfaces attached.
     pub attachments: u32,
-    /// Endpoints that fit.
+    /// Maximum number of endpoints.
     pub endpoints_capacity: u32,
-    /// Sandboxes prepared ahead.
+    /// Prewarmed sandboxes.
     pub warm_sandboxes: u32,
-    /// Interfaces whose removal still runs.
+    /// Interfaces whose removal is in progress.
     pub pending_removals: u32,
-    /// Interfaces that still wait for their TCX links.
+    /// Interfaces that wait for their TCX links.
     pub pending_links: u32,
     /// The uplink of the node.
     pub uplink: UplinkView,
@@ -252,14 +252,14 @@ pub struct UplinkView {
     pub ifname: String,
     /// Its index.
     pub ifindex: u32,
-    /// Addresses that pods leave the node with, where nothing else is asked for; at most one per family.
+    /// Addresses that pods leave the node with by default; at most one per family.
     pub sources: Vec<IpAddr>,
-    /// Addresses that pods alone leave the node with.
+    /// Dedicated egress addresses, which only pods use.
     pub dedicated: Vec<IpAddr>,
-    /// Programs at it; none where nothing needs them.
+    /// Programs attached to it; none if no feature needs them.
     pub programs: Vec<ProgramView>,
     /// "native", "generic", or empty where no XDP program runs.
     pub xdp: String,
-    /// Ports of the node that lead to pods, one for each address.
+    /// Host ports that lead to pods, one for each address.
     pub host_ports: u32,
 }

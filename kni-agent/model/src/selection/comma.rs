@@ -1,4 +1,4 @@
-//! The comma list: `[namespace/]network[@interface]`, spaces around items allowed.
+//! Parses the comma list: `[namespace/]network[@interface]`, spaces around items allowed.
 
 use super::{Located, NetworkSelection, SelectionError, namespace};
 

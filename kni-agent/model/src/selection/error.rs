@@ -1,8 +1,8 @@
-//! What is wrong with the networks a pod asks for, and where.
+//! Defines the error of a network selection, with its position in the annotation.
 
 use std::fmt;
 
-/// Longest piece of an annotation that an error repeats, in characters.
+/// Maximum length of the quoted part of an annotation in an error, in characters.
 const MAX_QUOTE: usize = 128;
 
 /// A network selection that is refused. The caller names the pod.
@@ -16,7 +16,7 @@ pub struct SelectionError {
     pub text: String,
     /// The field of the item in the annotation's own words ("ips", "interface"); empty if the item as a whole is wrong.
     pub field: String,
-    /// What is wrong with it.
+    /// The violated rule.
     pub reason: String,
 }
 

@@ -1,4 +1,4 @@
-//! The JSON list of network selection elements. Keys that are not implemented are refused by name, not ignored.
+//! Parses the JSON list of network selection elements. Keys that are not implemented are refused by name, not ignored.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use serde_path_to_error::Segment;
 
 use super::{Located, NetworkSelection, SelectionError, namespace};
 
-/// One element as it is written. `null` means absent, as it does to the Go programs that write these.
+/// One element as written. `null` means absent, as in the Go programs that write these.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct Element {
@@ -26,7 +26,7 @@ struct Element {
     ipam_claim_reference: Option<IgnoredAny>,
 }
 
-/// A field of the element and what is wrong with it.
+/// A field of the element and the error in it.
 type FieldError = (&'static str, String);
 
 pub(super) fn parse(annotation: &'static str, value: &str) -> Result<Vec<Located>, SelectionError> {
@@ -117,7 +117,7 @@ fn refuse_unsupported(element: &Element) -> Result<(), FieldError> {
     }
 }
 
-/// An address with or without prefix length; the prefix is checked and dropped, pods have host routes.
+/// Parses an address with or without prefix length; the prefix is checked and dropped, because pods have host routes.
 fn address(text: &str) -> Result<IpAddr, FieldError> {
     let parsed = if text.contains('/') {
         text.parse::<IpNet>()

@@ -1,4 +1,4 @@
-//! Names of the interfaces that a pod has beside its primary one.
+//! Assigns names to the interfaces that a pod has beside its primary one.
 
 use std::collections::BTreeSet;
 
@@ -11,9 +11,10 @@ pub(super) fn check_explicit(ifname: &IfName) -> Result<(), String> {
     Ok(())
 }
 
-/// Gives each selection its interface name, in order: the one it asks for, else `net<i>` where i is its position,
-/// counted from one. If another selection asks for that very name, the first number behind the list is taken instead,
-/// so that the names of the others do not shift. The result has one distinct name per selection, none of them [`PRIMARY_IFNAME`].
+/// Gives each selection its interface name, in order: the requested one, else `net<i>` where i is its position, counted
+/// from one. If another selection requests that very name, the first number after the list is taken instead, so that
+/// the names of the others do not shift. The result has one distinct name per selection, none of them
+/// [`PRIMARY_IFNAME`].
 pub fn assign_interface_names(selections: &[NetworkSelection]) -> Result<Vec<IfName>, SelectionError> {
     let mut taken = BTreeSet::new();
     for (index, selection) in selections.iter().enumerate() {

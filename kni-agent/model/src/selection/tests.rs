@@ -1,4 +1,4 @@
-//! Checks of both annotations, both formats and the naming of interfaces.
+//! Checks both annotations, both formats and the naming of interfaces.
 
 use std::collections::BTreeMap;
 
