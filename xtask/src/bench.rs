@@ -1,4 +1,4 @@
-//! `bench`: prepares the machine, builds the release and hands over to the program `kni-bench`.
+//! `bench`: prepares the machine, builds the release and executes the program `kni-bench`.
 
 use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
 

@@ -1,4 +1,4 @@
-//! `build-cni`: the CNI plugin as one small static program, for nodes of every distribution.
+//! `build-cni`: builds the CNI plugin as one small static program for nodes of every distribution.
 
 use std::{
     fs,
@@ -14,11 +14,11 @@ use crate::{
 };
 
 const PACKAGE: &str = "kni-cni";
-/// Runtimes start it for each call, and images carry it.
+/// Size limit: runtimes start the plugin for each call, and images contain it.
 const MAX_BYTES: u64 = 5 * 1000 * 1000;
 
-/// The release profile of the plugin, for size and for a quick start. In the environment, because the workspace's own
-/// release profile is that of the agent.
+/// The release profile of the plugin, optimised for size and start time. Set by environment variables, because the
+/// release profile of the workspace is that of the agent.
 const PROFILE: &[(&str, &str)] = &[
     ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s"),
     ("CARGO_PROFILE_RELEASE_LTO", "true"),

@@ -16,9 +16,9 @@ use crate::{
 const PACKAGE: &str = "kni-ebpf";
 const TARGET: &str = "bpfel-unknown-none";
 
-/// Flags of rustc: the kernel's architecture picks the layout of its registers in aya-ebpf, and the linker turns the
-/// debug information into BTF. By default bpf-linker has LLVM expand copies only, in order, and call a byte-wise loop to
-/// clear memory: 32 ns per packet for clearing two small structs.
+/// Flags of rustc: the architecture of the kernel selects its register layout in aya-ebpf, and the linker converts the
+/// debug information to BTF. By default bpf-linker lets LLVM expand copies only, in order, and clear memory with a call
+/// to a byte-wise loop: 32 ns per packet for clearing two small structs.
 const RUSTFLAGS: &[&str] = &[
     "--cfg=bpf_target_arch=\"x86_64\"",
     "-Cdebuginfo=2",
@@ -26,8 +26,8 @@ const RUSTFLAGS: &[&str] = &[
     "-Clink-arg=--disable-expand-memcpy-in-order",
 ];
 
-/// The release profile of the programs. In the environment, because the workspace's own release profile is that of
-/// the agent.
+/// The release profile of the programs. Set by environment variables, because the release profile of the workspace is
+/// that of the agent.
 const PROFILE: &[(&str, &str)] = &[
     ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3"),
     ("CARGO_PROFILE_RELEASE_LTO", "true"),
@@ -55,7 +55,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
 
 /// Builds the programs and returns the absolute path of the object.
 ///
-/// The object keeps its time of modification when its bytes did not change, so that nothing that embeds it is rebuilt.
+/// The modification time of the object changes only with its content, so that packages that embed it are not rebuilt.
 pub(crate) fn build(trace: bool) -> Result<PathBuf> {
     let toolchain = toolchain::find()?;
     let linker = linker::find()?;
@@ -76,7 +76,7 @@ pub(crate) fn build(trace: bool) -> Result<PathBuf> {
         .arg("--target-dir")
         .arg(&build_dir)
         .env("RUSTC", &toolchain.rustc)
-        // Build-std is unstable: the compiler of a distribution refuses it otherwise.
+        // Build-std is unstable; the compiler of a distribution accepts it only with this variable.
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS.join("\u{1f}"))
         .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &linker)
@@ -93,7 +93,7 @@ pub(crate) fn build(trace: bool) -> Result<PathBuf> {
     Ok(object)
 }
 
-/// Copies `built` to `object` in one step: a reader sees the old bytes or the new ones.
+/// Copies `built` to `object` atomically: a reader sees either the old or the new content.
 fn publish(built: &Path, object: &Path) -> Result<()> {
     let bytes = fs::read(built).with_context(|| format!("cannot read {}", built.display()))?;
     if fs::read(object).is_ok_and(|old| old == bytes) {

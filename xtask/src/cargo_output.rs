@@ -1,10 +1,10 @@
-//! Reads what cargo prints on its standard error while it builds: its own progress, and what is worth showing.
+//! Splits the output of cargo on standard error into its progress and the lines to show.
 
 use std::io::{BufReader, Read};
 
 use crate::progress;
 
-/// What cargo reports about itself; the rest are warnings, errors and the output of what it runs.
+/// Status messages of cargo; all other lines are warnings, errors and the output of programs that cargo runs.
 const CHATTER: [&str; 16] = [
     "Adding",
     "Building",
@@ -29,23 +29,23 @@ const CHATTER: [&str; 16] = [
 pub(crate) enum Piece<'a> {
     /// Cargo's progress bar, as the state of a step.
     Progress(String),
-    /// A line of no interest.
+    /// A line that is not shown.
     Chatter,
     /// A line to show.
     Line(&'a str),
 }
 
-/// Settings with which cargo draws its progress bar into a pipe.
+/// Settings that make cargo draw its progress bar into a pipe.
 pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
     ("CARGO_TERM_PROGRESS_WHEN", "always"),
     ("CARGO_TERM_PROGRESS_WIDTH", "120"),
 ];
 
-/// Reads `stream` to its end: progress goes to the running step, every line worth showing to `show`.
+/// Reads `stream` to its end: passes progress to the running step and every other line to `show`.
 pub(crate) fn follow(stream: impl Read, mut show: impl FnMut(&str)) {
     let mut piece = Vec::new();
     for byte in BufReader::new(stream).bytes() {
-        // Cargo's pipe breaks only when cargo ends.
+        // The pipe of cargo breaks only when cargo exits.
         let Ok(byte) = byte else { break };
         if byte != b'\n' && byte != b'\r' {
             piece.push(byte);
@@ -68,7 +68,7 @@ fn hand_on(piece: &[u8], show: &mut impl FnMut(&str)) {
     }
 }
 
-/// What one piece of output is.
+/// Classifies one piece of output.
 pub(crate) fn read(text: &str) -> Piece<'_> {
     let plain = without_colors(text);
     if plain.trim().is_empty() && plain.len() != text.len() {
@@ -79,7 +79,7 @@ pub(crate) fn read(text: &str) -> Piece<'_> {
         return Piece::Progress(state);
     }
     let first = trimmed.split(' ').next().unwrap_or_default();
-    // Cargo's own words are right-aligned in a column of 12.
+    // Status words of cargo are right-aligned in a column of 12.
     let is_aligned = plain.len() - trimmed.len() + first.len() == 12;
     if is_aligned && CHATTER.contains(&first) {
         return Piece::Chatter;

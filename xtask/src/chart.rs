@@ -1,4 +1,4 @@
-//! `chart`: writes the templates of the Helm chart that say the same as `deploy/base`, or checks that they still do.
+//! `chart`: generates the templates of the Helm chart from `deploy/base`, or checks that they are up to date.
 
 use std::{fs, path::PathBuf};
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::workspace::root;
 
-/// First line of what is written.
+/// First line of a generated file.
 const NOTICE: &str = "{{- /* Generated from deploy/base by `cargo xtask chart`; do not edit. */}}\n";
 /// Files of `deploy/base` that become templates.
 const FILES: [&str; 3] = ["rbac.yaml", "daemonset.yaml", "in-use.yaml"];
@@ -41,8 +41,8 @@ const CHANGES: [(&str, &str); 10] = [
     ("path: /etc/cni/net.d\n", "path: {{ .Values.cni.confDir }}\n"),
 ];
 
-/// Lines of the `DaemonSet` that are for one way of reaching the agent only: from, up to but without, and for the other
-/// way instead. The last one goes to the end of the file.
+/// Line ranges of the `DaemonSet` for one mode only: the first line, the line after the last one, and the replacement
+/// for the other mode. The last range extends to the end of the file.
 const CHOICES: [(&str, &str, &str); 3] = [
     ("            capabilities:\n", "          resources:\n", ""),
     (

@@ -1,4 +1,4 @@
-//! `ci`: the checks of every change, the cheap ones first and `test` as the last.
+//! `ci`: runs the checks of every change, from the fastest to `test`.
 
 use std::process::ExitCode;
 
@@ -31,7 +31,7 @@ fn checks() -> Result<()> {
         build(cargo().args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
     })?;
     progress.step("architecture", arch::check_all)?;
-    // Before any program is built, so that none is built again with the object in it.
+    // Runs before any program is built, so that no program is rebuilt with the object in it.
     setup::run(Goal::All, &mut progress)?;
     progress.step("eBPF programs", || build_ebpf::build(false))?;
     progress.step("pages", docs::check)

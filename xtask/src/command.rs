@@ -1,4 +1,4 @@
-//! Runs other programs, and turns each way of failing into one error that names the command.
+//! Runs other programs, and converts every kind of failure to one error that names the command.
 
 use std::{
     fs::{self, File},
@@ -14,7 +14,7 @@ use crate::{cargo_output, progress::say};
 /// Lines of a log that an error quotes.
 const QUOTED_LINES: usize = 25;
 
-/// Runs `command` on our own terminal.
+/// Runs `command` on the current terminal.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = command
         .status()
@@ -25,8 +25,8 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a cargo `command` that builds: its progress becomes the state of the running step, and of what it prints only
-/// warnings and errors are shown.
+/// Runs a cargo `command` that builds: its progress becomes the state of the running step, and only its warnings and
+/// errors are shown.
 pub(crate) fn build(command: &mut Command) -> Result<()> {
     let mut child = command
         .envs(cargo_output::ENVIRONMENT)
@@ -44,7 +44,7 @@ pub(crate) fn build(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs `command` and shows each line of its standard output as it comes.
+/// Runs `command` and shows each line of its standard output immediately.
 pub(crate) fn relay(command: &mut Command) -> Result<()> {
     let mut child = command
         .stdin(Stdio::null())
@@ -63,7 +63,7 @@ pub(crate) fn relay(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs `command` and returns what it wrote to its standard output.
+/// Runs `command` and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command
         .stdin(Stdio::null())
@@ -97,7 +97,7 @@ pub(crate) fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The program `name` on the path, if there is one.
+/// The path of the program `name` in `PATH`, if there is one.
 pub(crate) fn find(name: &str) -> Option<std::path::PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
@@ -116,7 +116,7 @@ fn open_log(log: &Path) -> Result<File> {
         .with_context(|| format!("cannot open {}", log.display()))
 }
 
-/// The last lines of a text file, or why it cannot be read.
+/// The last lines of a text file, or the error of reading it.
 fn tail(log: &Path) -> String {
     match fs::read(log) {
         Ok(bytes) => {

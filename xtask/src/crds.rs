@@ -1,4 +1,4 @@
-//! `crds`: writes the definitions of our Kubernetes objects, or checks them, with the program `kni-crds`.
+//! `crds`: generates the custom resource definitions with the program `kni-crds`, or checks them.
 
 use std::process::Command;
 
@@ -23,7 +23,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     Progress::new(1).step("definitions", || run(args.check))
 }
 
-/// Fails where the files are not what the types say.
+/// Fails if the files differ from the definitions that the types generate.
 pub(crate) fn up_to_date() -> Result<()> {
     run(true)
 }

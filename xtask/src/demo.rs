@@ -1,4 +1,4 @@
-//! `demo`: prepares the machine, builds the release and hands over to the program `kni-demo`.
+//! `demo`: prepares the machine, builds the release and executes the program `kni-demo`.
 
 use std::{os::unix::process::CommandExt, process::Command};
 
@@ -30,11 +30,11 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     if args.keep {
         demo.arg("--keep");
     }
-    // Replaces this process, so that signals and the exit code are the demonstration's own.
+    // Replaces this process, so that signals and the exit code are those of the demonstration.
     Err(demo.exec()).with_context(|| format!("cannot run {}", program("kni-demo").display()))
 }
 
-/// Sets up the machine for `goal` and builds the agent, knictl and `others` as released.
+/// Prepares the machine for `goal` and builds the release of the agent, knictl and `others`.
 pub(crate) fn prepare(goal: Goal, others: &[&str]) -> Result<()> {
     if !is_root() {
         bail!("this makes network namespaces and loads eBPF programs, which needs root");

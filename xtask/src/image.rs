@@ -1,4 +1,4 @@
-//! `image`: builds static programs, and the container image around them with the program `kni-image`.
+//! `image`: builds static programs, and a container image of them with the program `kni-image`.
 
 use std::{collections::BTreeSet, path::PathBuf, process::Command};
 
@@ -56,7 +56,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
             image.args(["--tag", &args.tag]);
         }
         if args.debug {
-            // Programs as for the tests are not static.
+            // Programs built for the tests are not static.
             for file in libraries_of(&contents)? {
                 image.arg("--with").arg(file);
             }

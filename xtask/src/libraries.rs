@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// The files that `program` cannot run without; none for a static program.
+/// The shared libraries and the loader that `program` requires; none for a static program.
 pub(crate) fn needed(program: &Path) -> Result<BTreeSet<PathBuf>> {
     let output = Command::new("ldd")
         .arg(program)

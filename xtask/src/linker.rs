@@ -1,4 +1,4 @@
-//! Provides bpf-linker: the one that the environment names, or one built into target/tools.
+//! Provides bpf-linker: the one named in the environment, or one built into target/tools.
 
 use std::{
     env, fs,
@@ -12,15 +12,15 @@ use crate::{
     workspace::{cargo, target},
 };
 
-/// The LLVM that bpf-linker is built with; the compiler must have the same, for it hands over bitcode.
+/// The LLVM version of bpf-linker; the compiler must have the same version, because it passes bitcode.
 pub(crate) const LLVM_MAJOR: u32 = 22;
-/// Names a bpf-linker to use instead of our own.
+/// Variable with the path of another bpf-linker.
 const VARIABLE: &str = "KNI_BPF_LINKER";
 const VERSION: &str = "0.13.0";
-/// Debian's folder of that LLVM. bpf-linker's own search ends at /usr/lib64, which holds no LLVM.
+/// Debian's folder of that LLVM version. bpf-linker's own search ends at /usr/lib64, which contains no LLVM.
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 
-/// How it is compiled: nearly all of its work is done in LLVM, and its own release profile has full debug information.
+/// Build profile: nearly all of its work is done in LLVM, and its own release profile has full debug information.
 const PROFILE: &[(&str, &str)] = &[
     ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0"),
     ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
@@ -28,7 +28,7 @@ const PROFILE: &[(&str, &str)] = &[
     ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
 ];
 
-/// The linker to use, or what to do to get one.
+/// The linker to use, or an error with instructions for installing one.
 pub(crate) fn find() -> Result<PathBuf> {
     let named = named();
     let path = named.clone().unwrap_or_else(own);
@@ -44,7 +44,7 @@ pub(crate) fn find() -> Result<PathBuf> {
     )
 }
 
-/// Whether there is still something to install.
+/// Whether bpf-linker has to be installed.
 pub(crate) fn is_missing() -> bool {
     named().is_none() && !is_current(&target().join("tools"))
 }
@@ -87,7 +87,7 @@ fn feature() -> String {
     format!("llvm-{LLVM_MAJOR}")
 }
 
-/// Whether cargo's own record lists this version with this LLVM as installed in `tools`.
+/// Whether the install records of cargo list this version with this LLVM version in `tools`.
 fn is_current(tools: &Path) -> bool {
     let record = fs::read_to_string(tools.join(".crates2.json")).unwrap_or_default();
     own().is_file()

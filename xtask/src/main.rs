@@ -1,4 +1,4 @@
-//! Entry point of `cargo xtask`: one sub-command per module, and nothing else.
+//! Dispatches `cargo xtask` to one module per sub-command.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool reports on its standard output")]
@@ -95,7 +95,8 @@ fn report(result: Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Standard output, as all else: a log that keeps only one of the two streams still ends with the reason.
+            // Standard output, like all other output: a log with only one of the two streams still ends with the
+            // reason.
             println!("error: {error:#}");
             ExitCode::FAILURE
         }

@@ -1,4 +1,4 @@
-//! `node`: prepares the machine, builds the release and hands over to the program `kni-node`.
+//! `node`: prepares the machine, builds the release and executes the program `kni-node`.
 
 use std::{ffi::OsString, os::unix::process::CommandExt as _, process::Command};
 
@@ -13,7 +13,7 @@ use crate::{
     workspace::{cargo_path, is_root, target},
 };
 
-/// The programs of ours that a node runs, and the one that runs it.
+/// The programs of this project that a node runs, and the program that runs the node.
 const PROGRAMS: [&str; 4] = ["kni-agent", "kni-cni", "kni-node", "knictl"];
 
 /// Arguments of `node`.
@@ -59,7 +59,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     }
     let mut node = kni_node(Profile::Release);
     node.arg(action).args(&rest.arguments);
-    // Replaces this process, so that signals and the exit code are the program's own.
+    // Replaces this process, so that signals and the exit code are those of the program.
     Err(node.exec()).with_context(|| format!("cannot run {}", program.display()))
 }
 
@@ -71,7 +71,7 @@ fn prepare() -> Result<()> {
     build_programs(Profile::Release, &mut progress)
 }
 
-/// Builds the programs of a node that are missing, Go ones among them, as one step of `progress`.
+/// Builds the missing programs of a node, including the Go programs, as one step of `progress`.
 pub(crate) fn build_programs(profile: Profile, progress: &mut Progress) -> Result<()> {
     progress.step("programs of a node", || {
         programs(profile, &["kni-node"])?;
@@ -79,11 +79,11 @@ pub(crate) fn build_programs(profile: Profile, progress: &mut Progress) -> Resul
     })
 }
 
-/// The program `kni-node` with the folders it needs.
+/// The program `kni-node` with its folders as arguments.
 fn kni_node(profile: Profile) -> Command {
     let mut node = Command::new(profile.program("kni-node"));
     node.arg("--folder").arg(target().join("node"));
-    // The tests know this folder as well.
+    // The tests use the same folder.
     node.arg("--tools").arg(target().join("tools/node"));
     node.arg("--programs").arg(profile.folder());
     node.env("CARGO", cargo_path());

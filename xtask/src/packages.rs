@@ -1,4 +1,4 @@
-//! The one table of the Debian packages we use, and how the missing ones get installed.
+//! Lists the required Debian packages and installs the missing ones.
 
 use std::{path::Path, process::Command};
 
@@ -9,10 +9,10 @@ use crate::{
     workspace::is_root,
 };
 
-/// What a package is needed for.
+/// The purpose of a package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A compiler that can build core for the BPF target, where none is installed yet.
+    /// A compiler that can build core for the BPF target, if none is installed.
     Compiler,
     /// Building bpf-linker.
     Linker,
@@ -24,21 +24,21 @@ pub(crate) enum Purpose {
     Vm,
     /// The benchmarks.
     Bench,
-    /// A real Kubernetes node, also of the tests.
+    /// A real Kubernetes node, also for the tests.
     Node,
 }
 
-/// A Debian package and why we want it.
+/// A Debian package and the reason for it.
 pub(crate) struct Package {
     /// Name in the archive.
     pub(crate) name: &'static str,
-    /// What it is needed for.
+    /// Its purposes.
     pub(crate) purposes: &'static [Purpose],
-    /// The reason, for the reader of this table and of an error.
+    /// The reason, for readers of this table and for error messages.
     pub(crate) reason: &'static str,
 }
 
-/// Every package that any command of ours needs.
+/// All packages that the commands need.
 pub(crate) const PACKAGES: &[Package] = &[
     package("rustc-web", &[Purpose::Compiler], "a rustc with LLVM 22"),
     package(
@@ -97,7 +97,7 @@ const fn package(name: &'static str, purposes: &'static [Purpose], reason: &'sta
     Package { name, purposes, reason }
 }
 
-/// The packages for any of `purposes` that are not installed; those for [`Purpose::Compiler`] also when they are.
+/// The packages for any of `purposes` that are not installed; those for [`Purpose::Compiler`] also if they are.
 ///
 /// A machine without dpkg counts as one that has none of them.
 pub(crate) fn missing(purposes: &[Purpose]) -> Vec<&'static Package> {
@@ -115,7 +115,7 @@ pub(crate) fn missing(purposes: &[Purpose]) -> Vec<&'static Package> {
         .output()
         .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
         .unwrap_or_default();
-    // A compiler is only asked for when the installed one will not do: then it has to be upgraded.
+    // A compiler package is requested only if the installed compiler is not usable: then it has to be upgraded.
     let is_stale = |p: &Package| p.purposes.contains(&Purpose::Compiler);
     wanted
         .into_iter()
@@ -129,7 +129,7 @@ fn is_installed(listed: &str, name: &str) -> bool {
 
 /// Installs `packages`, with apt's output in the file `log`.
 ///
-/// Refuses with the list of names when this user or this system cannot install them. Never removes a package.
+/// Fails with the list of names if this user or this system cannot install them. Never removes a package.
 pub(crate) fn install(packages: &[&Package], log: &Path) -> Result<()> {
     if packages.is_empty() {
         return Ok(());
@@ -156,7 +156,7 @@ pub(crate) fn install(packages: &[&Package], log: &Path) -> Result<()> {
 fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
     command.env("DEBIAN_FRONTEND", "noninteractive");
-    // Another apt may be at work just after the machine started.
+    // Another apt may be running just after the machine has started.
     command.args(["-o", "DPkg::Lock::Timeout=300"]);
     command
 }

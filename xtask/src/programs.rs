@@ -1,4 +1,4 @@
-//! Builds our own programs: always with all packages selected, so that no command compiles again what another has.
+//! Builds the programs of this project: always with all packages selected, so that no command recompiles dependencies.
 
 use std::{env, fs, path::PathBuf, process::Command};
 
@@ -9,15 +9,15 @@ use crate::{
     workspace::{cargo, target},
 };
 
-/// Links the C library statically: the programs that are shipped are those that the demonstration and the benchmarks run.
+/// Links the C library statically: the demonstration and the benchmarks run the same programs that are shipped.
 pub(crate) const STATIC: &str = "-C target-feature=+crt-static";
 
 /// How programs are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
-    /// As for the tests: quicker to build.
+    /// As for the tests: faster to build.
     Dev,
-    /// As for users: static, with their line tables beside them in a file of their own.
+    /// As for users: static, with line tables in a separate file.
     Release,
 }
 
@@ -36,12 +36,12 @@ impl Profile {
     }
 }
 
-/// The target that has to be named so that [`STATIC`] is for programs and not for what runs while they are built.
+/// The target triple. Naming it restricts [`STATIC`] to the programs, without build scripts and procedural macros.
 pub(crate) fn triple() -> String {
     format!("{}-unknown-linux-gnu", env::consts::ARCH)
 }
 
-/// The variable with the compiler's flags for [`triple`].
+/// The variable with the compiler flags for [`triple`].
 pub(crate) fn flags_variable() -> String {
     format!("CARGO_TARGET_{}_RUSTFLAGS", triple().to_uppercase().replace('-', "_"))
 }
@@ -49,8 +49,8 @@ pub(crate) fn flags_variable() -> String {
 /// Builds the programs `names`, which embed the eBPF object if it has been built.
 pub(crate) fn programs(profile: Profile, names: &[&str]) -> Result<()> {
     let mut command = cargo();
-    // Cargo unifies the features of a dependency over the packages that one command selects: another selection would
-    // compile the dependencies, and all that is above them, again.
+    // Cargo unifies the features of a dependency over the packages of one command: another selection would recompile
+    // the dependencies and all their dependents.
     command.args(["build", "--workspace"]);
     for name in names {
         command.args(["--bin", name]);
@@ -64,8 +64,8 @@ pub(crate) fn programs(profile: Profile, names: &[&str]) -> Result<()> {
     names.iter().try_for_each(|name| publish(name))
 }
 
-/// Puts a program that cargo has built into the release's folder, and its debug information into a file beside it, where
-/// a backtrace finds it.
+/// Copies a program that cargo has built into the release folder, and its debug information into a file beside it,
+/// where a backtrace finds it.
 fn publish(name: &str) -> Result<()> {
     let built = target().join(triple()).join("release").join(name);
     let program = Profile::Release.program(name);
@@ -80,7 +80,7 @@ fn publish(name: &str) -> Result<()> {
     output(Command::new("objcopy").arg("--only-keep-debug").arg(&built).arg(&lines))?;
     let fresh = folder.join(format!(".{name}.new"));
     let mut strip = Command::new("objcopy");
-    // The link names the file without its folder.
+    // The debug link contains the file name without its folder.
     strip.current_dir(&folder).arg("--strip-debug");
     output(
         strip
@@ -88,6 +88,6 @@ fn publish(name: &str) -> Result<()> {
             .arg(&built)
             .arg(&fresh),
     )?;
-    // In one step: the old program may be running.
+    // Atomic: the old program may be running.
     fs::rename(&fresh, &program).with_context(|| format!("cannot move {} into place", fresh.display()))
 }

@@ -1,4 +1,4 @@
-//! Shows numbered steps with the time they take while they run, `[1/4] packages ... 0:20`.
+//! Shows numbered steps with their elapsed time, such as `[1/4] packages ... 0:20`.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
@@ -12,9 +12,9 @@ use std::{
 
 use anyhow::Result;
 
-/// How often the line of the running step is drawn again on a terminal.
+/// Interval at which the line of the running step is redrawn on a terminal.
 const REDRAW: Duration = Duration::from_secs(1);
-/// How long a log may get no line while a step runs.
+/// Maximum time without a line in a log while a step runs.
 const SILENCE: Duration = Duration::from_secs(10);
 /// Moves to the start of the terminal's line and clears it.
 const CLEAR: &str = "\r\x1b[K";
@@ -27,7 +27,7 @@ struct Running {
     start: Instant,
     last_line: Instant,
     detail: String,
-    /// Whether the cursor is at the end of a line that is to be drawn again.
+    /// Whether the cursor is at the end of a line that has to be redrawn.
     is_drawn: bool,
 }
 
@@ -38,14 +38,15 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Starts to count; `total` steps will follow.
+    /// Starts the count for `total` steps.
     pub(crate) fn new(total: usize) -> Self {
         Self { next: 1, total }
     }
 
     /// Runs a step: a line before, the elapsed time while it runs, a line after.
     ///
-    /// On a terminal the elapsed time changes in place; elsewhere a line appears after each ten seconds of silence.
+    /// On a terminal the elapsed time is updated in place; elsewhere a line is printed after each ten seconds of
+    /// silence.
     pub(crate) fn step<T>(&mut self, name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let label = format!("[{}/{}] {name}", self.next, self.total);
         self.next += 1;
@@ -69,7 +70,7 @@ impl Progress {
     }
 }
 
-/// Prints a line; the line of the running step, if one is drawn, makes room for it.
+/// Prints a line; clears the line of the running step first, if it is drawn.
 pub(crate) fn say(line: &str) {
     let mut current = running();
     let mut clear = "";
@@ -83,7 +84,7 @@ pub(crate) fn say(line: &str) {
     flush();
 }
 
-/// Sets what the line of the running step shows behind the time.
+/// Sets the text after the elapsed time of the running step.
 pub(crate) fn detail(text: &str) {
     if let Some(step) = running().as_mut() {
         text.clone_into(&mut step.detail);
@@ -94,7 +95,7 @@ fn running() -> MutexGuard<'static, Option<Running>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `work` while another thread shows that time passes.
+/// Runs `work` while another thread shows the elapsed time.
 fn with_ticks<T>(work: impl FnOnce() -> T) -> T {
     let (done, finished) = mpsc::channel::<()>();
     let is_terminal = io::stdout().is_terminal();
@@ -130,7 +131,7 @@ fn state(label: &str, elapsed: Duration, detail: &str) -> String {
 }
 
 fn flush() {
-    // A closed standard output is noticed by the next print.
+    // The next print detects a closed standard output.
     io::stdout().flush().unwrap_or_default();
 }
 

@@ -1,4 +1,4 @@
-//! `setup`: installs what the other commands need, and finishes at once where all of it is there.
+//! `setup`: installs the requirements of the other commands, and returns at once if all are installed.
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -11,7 +11,7 @@ use crate::{
     workspace::target,
 };
 
-/// Steps that [`run`] takes.
+/// Number of steps of [`run`].
 pub(crate) const STEPS: usize = 2;
 
 /// Arguments of `setup`.
@@ -55,7 +55,7 @@ impl Goal {
         if linker::is_missing() {
             purposes.push(Purpose::Linker);
         }
-        // A machine that has a usable compiler needs no second one.
+        // A machine with a usable compiler needs no second one.
         if toolchain::is_missing() {
             purposes.push(Purpose::Compiler);
         }
@@ -68,12 +68,12 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     run(args.goal, &mut Progress::new(STEPS))
 }
 
-/// Installs what `goal` needs, as [`STEPS`] steps of `progress`.
+/// Installs the requirements of `goal`, as [`STEPS`] steps of `progress`.
 pub(crate) fn run(goal: Goal, progress: &mut Progress) -> Result<()> {
     let logs = target().join("setup");
     progress.step("packages", || {
         packages::install(&packages::missing(&goal.purposes()), &logs.join("packages.log"))?;
-        // An older system has packages of these names, but with another LLVM.
+        // An older system has packages with these names, but with another LLVM version.
         toolchain::find().map(drop)
     })?;
     progress.step("bpf-linker", || {

@@ -10,13 +10,13 @@ use anyhow::{Context, Result, bail};
 
 use crate::{command::output, linker::LLVM_MAJOR, workspace::cargo_path};
 
-/// Names a rustc for the eBPF programs; core's source must be in its sysroot.
+/// Variable with the rustc for the eBPF programs; its sysroot must contain the source of core.
 const RUSTC_VARIABLE: &str = "KNI_BPF_RUSTC";
-/// Names the cargo to use with it; by default the one that runs `cargo xtask`.
+/// Variable with the cargo to use with it; by default the one that runs `cargo xtask`.
 const CARGO_VARIABLE: &str = "KNI_BPF_CARGO";
 /// Debian's compiler, from the package rustc-web.
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
-/// Where the source of core lies in a sysroot.
+/// The path of the source of core in a sysroot.
 const CORE_SOURCE: &str = "lib/rustlib/src/rust/library/core/src/lib.rs";
 
 /// A compiler that can build the eBPF programs.
@@ -28,9 +28,9 @@ pub(crate) struct Toolchain {
     pub(crate) cargo: PathBuf,
 }
 
-/// The first usable compiler: what the environment names, a rustup nightly, Debian's.
+/// The first usable compiler: the one named in the environment, a rustup nightly, Debian's.
 ///
-/// A compiler that the environment names but that is not usable is an error, never skipped.
+/// An unusable compiler that the environment names is an error and is never skipped.
 pub(crate) fn find() -> Result<Toolchain> {
     if let Some(rustc) = env::var_os(RUSTC_VARIABLE) {
         let cargo = env::var_os(CARGO_VARIABLE).map_or_else(cargo_path, PathBuf::from);
@@ -52,7 +52,7 @@ pub(crate) fn find() -> Result<Toolchain> {
     )
 }
 
-/// Whether a compiler would have to be installed; one that the environment names is the user's affair.
+/// Whether a compiler has to be installed; one that the environment names is the responsibility of the user.
 pub(crate) fn is_missing() -> bool {
     env::var_os(RUSTC_VARIABLE).is_none() && find().is_err()
 }
@@ -66,12 +66,12 @@ fn candidates() -> Vec<(PathBuf, PathBuf)> {
     found
 }
 
-/// The folders of all nightly toolchains that rustup installed, in a fixed order.
+/// The folders of all nightly toolchains of rustup, in a fixed order.
 fn rustup_nightlies() -> Vec<PathBuf> {
     let home = env::var_os("RUSTUP_HOME")
         .map(PathBuf::from)
         .or_else(|| env::var_os("HOME").map(|home| PathBuf::from(home).join(".rustup")));
-    // No rustup at all is nothing to complain about.
+    // A missing rustup is not an error.
     let Some(Ok(entries)) = home.map(|home| fs::read_dir(home.join("toolchains"))) else {
         return Vec::new();
     };
@@ -89,7 +89,7 @@ fn check(rustc: PathBuf, cargo: PathBuf) -> Result<Toolchain> {
     if !rustc.is_file() {
         bail!("{shown}: not there");
     }
-    // The cheap test first: a toolchain without core's source is the usual case.
+    // The cheap test first: toolchains without the source of core are common.
     let sysroot = output(Command::new(&rustc).args(["--print", "sysroot"]))?;
     let source = Path::new(sysroot.trim()).join(CORE_SOURCE);
     if !source.is_file() {

@@ -1,4 +1,4 @@
-//! Where things are: the repository, its target folder, and the cargo that runs this command.
+//! Locates the repository, its target folder, and the cargo that runs this command.
 
 use std::{
     env,
@@ -12,7 +12,7 @@ pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/"))
 }
 
-/// The folder of everything built, absolute.
+/// The folder of all build output, absolute.
 pub(crate) fn target() -> PathBuf {
     match env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => root().join(dir),
@@ -25,25 +25,26 @@ pub(crate) fn ebpf_object() -> PathBuf {
     target().join("ebpf/kni-ebpf.o")
 }
 
-/// The cargo that runs this command, or the one on the path.
+/// The cargo that runs this command, or the one in `PATH`.
 pub(crate) fn cargo_path() -> PathBuf {
     env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }
 
-/// A cargo command at the root of the repository.
+/// A cargo command in the root of the repository.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(cargo_path());
     command.current_dir(root());
     clear_own_build(&mut command);
-    // The agent's build looks for the object in the usual folder by itself; naming it there too would make a build by
-    // hand, which does not, compile the agent again.
+    // The build of the agent finds the object in the default folder without the variable. Setting it there would make a
+    // manual build, which does not set it, compile the agent again.
     if env::var_os("CARGO_TARGET_DIR").is_some() {
         command.env("KNI_EBPF_OBJECT", ebpf_object());
     }
     command
 }
 
-/// Removes what `cargo run` set for this process, so that a nested cargo neither rebuilds nor links because of it.
+/// Removes the variables that `cargo run` set for this process, so that a nested cargo neither rebuilds nor links
+/// because of them.
 pub(crate) fn clear_own_build(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let Some(text) = name.to_str() else { continue };
@@ -53,7 +54,7 @@ pub(crate) fn clear_own_build(command: &mut Command) {
     }
 }
 
-/// Whether this process may do what root may.
+/// Whether this process runs as root.
 pub(crate) fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt;
     // /proc/self belongs to the effective user of the process.

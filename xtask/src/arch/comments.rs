@@ -3,7 +3,7 @@
 /// A line of prose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Prose {
-    /// Without the marks of a comment.
+    /// Without the comment markers.
     pub(super) text: String,
     /// Its line, from 1.
     pub(super) line: usize,
@@ -45,7 +45,7 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// Handles what begins here; false at the end.
+    /// Processes the text at the current position; false at the end.
     fn step(&mut self) -> bool {
         let rest = self.rest;
         if let Some(comment) = rest.strip_prefix("//") {
@@ -97,7 +97,7 @@ fn without_code(text: &str) -> String {
     text.trim().split('`').step_by(2).collect::<Vec<_>>().join(" ")
 }
 
-/// The length of a raw string that begins here, `r#"..."#`.
+/// The length of the raw string at the start of `text`, `r#"..."#`.
 fn raw_string(text: &str) -> Option<usize> {
     let after = text.strip_prefix("br").or_else(|| text.strip_prefix('r'))?;
     let hashes = after.len() - after.trim_start_matches('#').len();
@@ -111,7 +111,7 @@ fn raw_string(text: &str) -> Option<usize> {
     )
 }
 
-/// The length of what a mark opens and closes, with escapes.
+/// The length of the quoted text at the start of `text`, from `mark` to `mark`, with escapes.
 fn quoted(text: &str, mark: char) -> usize {
     let mut is_escaped = false;
     for (index, char) in text.char_indices().skip(1) {
@@ -126,7 +126,7 @@ fn quoted(text: &str, mark: char) -> usize {
     text.len()
 }
 
-/// The length of a character that begins here; a lifetime is none.
+/// The length of the character literal at the start of `text`; `None` for a lifetime.
 fn character(text: &str) -> Option<usize> {
     let inside = text.strip_prefix('\'')?;
     let mut chars = inside.chars();
@@ -137,7 +137,7 @@ fn character(text: &str) -> Option<usize> {
     (chars.next()? == '\'').then(|| first.len_utf8() + 2)
 }
 
-/// The length of a name that begins here; its `r` or `b` opens no string.
+/// The length of the name at the start of `text`; a `r` or `b` inside a name opens no string.
 fn name(text: &str) -> Option<usize> {
     let end = text
         .find(|char: char| !char.is_alphanumeric() && char != '_')

@@ -1,9 +1,9 @@
-//! Checks that the files of a folder do not import each other in circles.
+//! Checks that the files of a folder do not import each other in cycles.
 //!
-//! The files directly below one module are siblings; a sibling's own children count as part of it. A sibling imports
-//! another when a path in it leads there, also by way of what their parent imports or exports. Arrows between a module
-//! and what is below it count for nothing: a parent declares and exports its children, and they are parts of it. Tests
-//! do not count either.
+//! The files directly below one module are siblings; the children of a sibling are part of it. A sibling imports
+//! another one if it contains a path that resolves there, directly or through imports and exports of their parent.
+//! Edges between a module and its descendants are ignored, because a parent declares and exports its children. Tests
+//! are ignored, too.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use super::{Violation, modules::Modules};
 /// An import of one sibling by another: file and line.
 type Arrows = BTreeMap<String, BTreeMap<String, (String, usize)>>;
 
-/// The circles among the files of a crate, with paths relative to `root`.
+/// The cycles among the files of a crate, with paths relative to `root`.
 pub(super) fn find(modules: &Modules, root: &Path) -> Vec<Violation> {
     let mut folders: BTreeMap<Vec<String>, Arrows> = BTreeMap::new();
     for (from, module) in &modules.all {
@@ -39,7 +39,7 @@ pub(super) fn find(modules: &Modules, root: &Path) -> Vec<Violation> {
     folders.values().flat_map(circles).collect()
 }
 
-/// One violation for all circles that hang together: its files, and the shortest circle of the first.
+/// One violation per group of connected cycles: its files, and the shortest cycle of the first file.
 fn circles(arrows: &Arrows) -> Vec<Violation> {
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
@@ -75,7 +75,7 @@ fn circles(arrows: &Arrows) -> Vec<Violation> {
     found
 }
 
-/// Everything that `start` imports, and what that imports.
+/// All modules that `start` imports, directly and indirectly.
 fn reached(arrows: &Arrows, start: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut open = vec![start.to_owned()];
@@ -89,7 +89,7 @@ fn reached(arrows: &Arrows, start: &str) -> BTreeSet<String> {
     found
 }
 
-/// The shortest way from `start` back to it.
+/// The shortest path from `start` back to it.
 fn shortest(arrows: &Arrows, start: &str) -> Option<Vec<String>> {
     let mut ways: Vec<Vec<String>> = vec![vec![start.to_owned()]];
     let mut visited = BTreeSet::from([start.to_owned()]);
@@ -117,7 +117,7 @@ mod tests {
 
     use super::*;
 
-    /// The circles of a crate with these files.
+    /// The cycles of a crate with these files.
     fn circles_of(name: &str, files: &[(&str, &str)]) -> Vec<String> {
         let folder = std::env::temp_dir().join(format!("xtask-cycles-{name}-{}", std::process::id()));
         for (file, text) in files {

@@ -5,13 +5,13 @@ use super::tokens::{Kind, Token};
 /// A declared name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Declared {
-    /// As written.
+    /// As written in the source.
     pub(super) name: String,
     /// Its line, from 1.
     pub(super) line: usize,
 }
 
-/// What the braces around a place belong to.
+/// The kind of item that encloses a position.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Body {
     Struct,
@@ -19,16 +19,16 @@ enum Body {
     Other,
 }
 
-/// Keywords that a declared name follows.
+/// Keywords that are followed by a declared name.
 const KEYWORDS: [&str; 9] = [
     "fn", "struct", "enum", "union", "const", "static", "type", "trait", "mod",
 ];
 
-/// All names that `tokens` declare, but those of tests, which are sentences.
+/// All names that `tokens` declare, except the names of tests, which are sentences.
 pub(super) fn find(tokens: &[Token]) -> Vec<Declared> {
     let mut found = Vec::new();
     let mut bodies: Vec<Body> = Vec::new();
-    // The body that the next brace opens.
+    // The kind of the body that the next brace opens.
     let mut next = Body::Other;
     let mut is_test = false;
     let mut position = 0;
@@ -112,7 +112,7 @@ fn names_a_test(attribute: &[Token]) -> bool {
             .any(|token| matches!(&token.kind, Kind::Word(word) if word == "cfg"))
 }
 
-/// The position of the mark that closes the bracket at `open`.
+/// The position of the bracket that closes the one at `open`.
 fn closing(tokens: &[Token], open: usize) -> usize {
     let mut depth = 0_usize;
     for (position, token) in tokens.iter().enumerate().skip(open) {

@@ -1,7 +1,7 @@
-//! Checks that programs and tests use the same features of outside crates.
+//! Checks that programs and tests use the same features of external crates.
 //!
-//! Cargo unifies features over what one command builds. If the tests alone ask for a feature, a build of programs and one
-//! of tests compile that crate, and all that is above it, twice.
+//! Cargo unifies features over the packages of one command. If only the tests enable a feature, builds of programs and
+//! builds of tests compile that crate and all its dependents separately.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::{command::output, workspace::cargo};
 /// The sets of features with which each crate is used.
 type Features = BTreeMap<String, BTreeSet<String>>;
 
-/// The crates of which tests use other features than programs.
+/// The crates that tests use with other features than programs.
 pub(super) fn check() -> Result<Vec<Violation>> {
     Ok(differences(
         &read(&tree("normal,build")?),
@@ -51,7 +51,7 @@ fn read(tree: &str) -> Features {
 fn differences(programs: &Features, tests: &Features) -> Vec<Violation> {
     let mut found = Vec::new();
     for (package, of_tests) in tests {
-        // What only tests use is compiled once.
+        // A crate that only tests use is compiled once.
         let Some(of_programs) = programs.get(package) else {
             continue;
         };

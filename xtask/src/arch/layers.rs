@@ -1,4 +1,4 @@
-//! Checks the crates against the tables: layers of all of them, and owners of outside crates in those of the agent.
+//! Checks the crates against the tables: the layer of each crate, and the owners of external crates within the agent.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -15,7 +15,7 @@ pub(super) fn is_of_agent(folder: &str) -> bool {
     Path::new(folder).starts_with(AGENT)
 }
 
-/// What the manifests of the workspace break, and rows of the tables that no crate has.
+/// Violations in the manifests of the workspace, and rows of the tables without a crate.
 pub(super) fn check(members: &[Member]) -> BTreeSet<Violation> {
     let mut violations = BTreeSet::new();
     let folders: Vec<String> = members.iter().map(|member| member.folder.clone()).collect();
@@ -76,7 +76,7 @@ pub(super) fn check_file(folder: &str, path: &Path, text: &str) -> BTreeSet<Viol
     violations
 }
 
-/// Why the head of a crate does not state its layer, if so.
+/// The reason why the header of a crate does not state its layer; `None` if it does.
 fn refuse_header(folder: &str, text: &str) -> Option<String> {
     let layer = rules::layer(folder)?;
     let stated = text
@@ -114,7 +114,7 @@ mod tests {
         }
     }
 
-    /// What these crates break, without stale rows.
+    /// The violations of these crates, without stale rows.
     fn of_manifests(members: &[Member]) -> Vec<String> {
         let found = check(members).into_iter();
         found

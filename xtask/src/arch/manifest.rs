@@ -1,4 +1,4 @@
-//! Reads the members of the workspace and what each depends on from the manifests.
+//! Reads the members of the workspace and their dependencies from the manifests.
 
 use std::{fs, path::Path};
 
@@ -11,7 +11,7 @@ pub(super) struct Member {
     pub(super) folder: String,
     /// The name of its package.
     pub(super) package: String,
-    /// The packages it depends on, for whatever purpose, with the line of each.
+    /// The packages it depends on, in every kind of dependency section, with the line of each.
     pub(super) dependencies: Vec<(String, usize)>,
 }
 

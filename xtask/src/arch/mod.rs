@@ -1,5 +1,5 @@
-//! `arch`: checks that crates depend downward only, leave outside crates to their owners and have no circles of files,
-//! and that no name and no comment has a retired word.
+//! `arch`: checks that crates depend only on lower layers, that only their owners use external crates, that files do
+//! not import each other in cycles, and that no name and no comment contains a retired word.
 
 mod comments;
 mod cycles;
@@ -24,7 +24,7 @@ use modules::Modules;
 
 use crate::{progress::say, workspace::root};
 
-/// A broken rule and where.
+/// A violated rule and its location.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Violation {
     path: PathBuf,

@@ -1,4 +1,4 @@
-//! Follows the modules of a crate from its root file, and finds which file a path leads to.
+//! Follows the modules of a crate from its root file, and resolves paths to files.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use super::{
     tokens::{self, Kind, Token},
 };
 
-/// How many imports of imports are followed.
+/// Maximum number of re-exports that are followed.
 const MAX_HOPS: usize = 8;
 
 /// A module with a file of its own.
@@ -69,7 +69,7 @@ impl Modules {
         Ok(())
     }
 
-    /// The module that the path `found`, in the module `from`, leads to; none if it is outside of the crate.
+    /// The module that the path `found` in the module `from` resolves to; `None` outside of the crate.
     pub(super) fn target(&self, from: &[String], found: &Found) -> Option<Vec<String>> {
         self.absolute(from, &found.names, found.inline_depth)
             .map(|names| self.walk(&names, 0))
@@ -87,7 +87,7 @@ impl Modules {
                 let base = from.get(..kept)?;
                 Some([base, relative.get(ups..)?].concat())
             }
-            // Another root of the package, or an outside crate.
+            // Another root of the package, or an external crate.
             name if name == self.library => None,
             _ => {
                 let own = [from, names].concat();
@@ -97,7 +97,7 @@ impl Modules {
         }
     }
 
-    /// Goes along `names` as far as there are modules; what a module only imports leads on to where it comes from.
+    /// Resolves `names` as far as they are modules; follows imported names to their origin.
     fn walk(&self, names: &[String], hops: usize) -> Vec<String> {
         let mut here: Vec<String> = Vec::new();
         for (index, name) in names.iter().enumerate() {
@@ -116,7 +116,7 @@ impl Modules {
         here
     }
 
-    /// Where the name comes from that `module` imports, counted from the root.
+    /// The origin of a name that `module` imports, counted from the root.
     fn import(&self, module: &[String], name: &str, hops: usize) -> Option<Vec<String>> {
         let here = self.all.get(module)?;
         if hops >= MAX_HOPS || here.declared.iter().any(|declared| declared == name) {
@@ -142,9 +142,9 @@ impl Modules {
 }
 
 impl Module {
-    /// The modules that a file declares in files of their own, and the module of the file.
+    /// The modules that a file declares in separate files, and the module of the file.
     fn new(file: &Path, tokens: &[Token]) -> (Vec<String>, Self) {
-        // An inline module is one of tests.
+        // Inline modules are test modules.
         let paths: Vec<Found> = paths::find(tokens)
             .into_iter()
             .filter(|found| found.inline_depth == 0)

@@ -1,23 +1,23 @@
-//! Finds every path in a file's tokens, with `use` trees spread out.
+//! Finds every path in the tokens of a file, with `use` trees expanded.
 
 use super::tokens::{Kind, Token};
 
-/// A path as written, its `use` groups spread out.
+/// A path as written, with its `use` groups expanded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
     /// Its names from left to right; a glob is `*`.
     pub(super) names: Vec<String>,
     /// The line of its last name.
     pub(super) line: usize,
-    /// How many inline `mod` blocks it is in.
+    /// The number of inline `mod` blocks around it.
     pub(super) inline_depth: usize,
-    /// Whether it is of a `use`.
+    /// Whether it belongs to a `use`.
     pub(super) is_import: bool,
     /// The name after `as`.
     pub(super) alias: Option<String>,
 }
 
-/// All names that `::` follows, with what follows it, and all that `use` brings in.
+/// All names that are followed by `::` with the rest of their paths, and all names that `use` imports.
 pub(super) fn find(tokens: &[Token]) -> Vec<Found> {
     let mut scan = Scan {
         tokens,
@@ -41,7 +41,7 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// Handles what begins at `position`, and returns the position after it.
+    /// Processes the token at `position`, and returns the position after it.
     fn step(&mut self, position: usize) -> usize {
         match self.kind(position) {
             Some(Kind::Mark('{')) => self.braces.push(self.opens_module(position)),
@@ -69,12 +69,12 @@ impl Scan<'_> {
                 Some(Kind::Word(word)) => names.push(word.clone()),
                 Some(Kind::Mark('*')) => names.push("*".to_owned()),
                 Some(Kind::Mark('{')) => return self.group(position + 1, &names),
-                // A path from the outside, `::name`.
+                // A path that starts with `::`, such as `::name`.
                 Some(Kind::PathSep) if names.len() == prefix.len() => {
                     position += 1;
                     continue;
                 }
-                // Generic arguments, `Vec::<T>`: what is inside has its own turn.
+                // Generic arguments, `Vec::<T>`: their content is processed separately.
                 _ => break,
             }
             line = self.tokens.get(position).map_or(line, |token| token.line);
@@ -110,7 +110,7 @@ impl Scan<'_> {
         }
     }
 
-    /// The name that an import gets, if `as` follows at `position`.
+    /// The name after `as` at `position`, if there is one.
     fn alias(&self, position: usize) -> Option<String> {
         match (self.kind(position), self.kind(position + 1)) {
             (Some(Kind::Word(word)), Some(Kind::Word(name))) if self.is_import && word == "as" => Some(name.clone()),

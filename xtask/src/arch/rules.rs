@@ -1,25 +1,25 @@
-//! The architecture as tables: which crate is in which layer, and who may use which outside crate.
+//! Defines the architecture as tables: the layer of each crate, and the crates that may use each external crate.
 
-/// The layers from bottom to top: a crate depends only on crates of smaller ones.
+/// The layers from bottom to top: a crate depends only on crates of lower layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Layer {
-    /// What several programs share: wire formats, layouts of maps, objects.
+    /// Definitions shared by several programs: wire formats, layouts of maps, objects.
     Contract,
-    /// The types of the agent, and conversions of them; by rank, as with services.
+    /// The types of the agent and their conversions; ordered by rank, as services are.
     Model(u8),
     /// Pure decisions: no I/O, no async, no clock.
     Engine,
-    /// One outside thing each.
+    /// One external system each.
     Driver,
-    /// Order, locks and undo; of two services, the one of the higher rank may use the other.
+    /// Order, locks and rollback; of two services, the one of the higher rank may use the other.
     Service(u8),
-    /// Speaks a protocol, decides nothing.
+    /// Implements a protocol and makes no decisions.
     Edge,
-    /// Wires everything together.
+    /// Connects all parts of the agent.
     Root,
-    /// Programs beside the agent, and tools.
+    /// Programs besides the agent, and tools.
     Program,
-    /// Tests of all of it.
+    /// Tests of the whole system.
     Test,
 }
 
@@ -77,10 +77,10 @@ pub(super) const CRATES: &[(&str, Layer)] = &[
     ("tests/integration", Layer::Test),
 ];
 
-/// The folder of the crates whose outside crates have owners, and whose headers state their layers.
+/// The folder of the crates whose external crates have owners, and whose headers state their layers.
 pub(super) const AGENT: &str = "kni-agent";
 
-/// Who may name an outside crate, or an item of std.
+/// The crates that may use an external crate or an item of std.
 struct Outside {
     /// Leading names of a path, such as `std::fs`; a `*` at the end stands for any rest of that name. One that begins
     /// with a capital letter matches anywhere in a path.
@@ -145,7 +145,7 @@ const OUTSIDE: &[Outside] = &[
     },
     Outside {
         pattern: "kni_proto",
-        // The pods replay the deletes that the CNI plugin writes.
+        // The pods crate replays the deletes that the CNI plugin writes.
         who: Who::OnlyAndRoot(&["grpc", "pods"]),
     },
     Outside {
@@ -157,7 +157,7 @@ const OUTSIDE: &[Outside] = &[
         who: Who::OnlyAndRoot(&["cluster", "controllers", "crd", "manifests"]),
     },
     Outside {
-        // The driver's own tests look at the kernel with the tools of iproute2.
+        // The tests of the driver inspect the kernel with iproute2.
         pattern: "std::process::Command",
         who: Who::Only(&["netlink", "plugins"]),
     },
@@ -192,7 +192,7 @@ pub(super) fn layer(folder: &str) -> Option<Layer> {
     CRATES.iter().find(|(name, _)| *name == folder).map(|(_, layer)| *layer)
 }
 
-/// Why the crate in the folder `from` may not depend on the one in the folder `to`, if so.
+/// The reason why the crate in the folder `from` must not depend on the one in the folder `to`; `None` if it may.
 pub(super) fn refuse_dependency(from: &str, to: &str) -> Option<String> {
     let (from_layer, to_layer) = (layer(from)?, layer(to)?);
     let direction = match to_layer.cmp(&from_layer) {
@@ -206,12 +206,12 @@ pub(super) fn refuse_dependency(from: &str, to: &str) -> Option<String> {
     ))
 }
 
-/// The name by which the tables of owners know the crate in `folder` of the agent.
+/// The name of the crate in `folder` of the agent in the tables of owners.
 pub(super) fn owner(folder: &str) -> &str {
     folder.rsplit_once('/').map_or(ROOT, |(_, name)| name)
 }
 
-/// Why a table is stale: rows for crates that are not there.
+/// Stale rows of the tables: rows for crates that do not exist.
 pub(super) fn stale(members: &[String]) -> Vec<String> {
     let is_member = |folder: &str| members.iter().any(|member| member == folder);
     let rows = CRATES
@@ -234,7 +234,7 @@ pub(super) fn stale(members: &[String]) -> Vec<String> {
     rows.chain(owners).collect()
 }
 
-/// Why the crate `module` of the agent may not use the outside path `names`, if so.
+/// The reason why the crate `module` of the agent must not use the external path `names`; `None` if it may.
 pub(super) fn refuse_outside(module: &str, names: &[String]) -> Option<String> {
     let rule = OUTSIDE
         .iter()

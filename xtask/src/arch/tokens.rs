@@ -1,22 +1,22 @@
-//! Cuts Rust source into a flat list of names and marks with their lines; comments and literals are gone.
+//! Splits Rust source into a flat list of names and punctuation with their lines, without comments and literals.
 
 use anyhow::{Result, anyhow};
 use proc_macro2::{Delimiter, Spacing, TokenStream, TokenTree};
 
-/// What one token is, as far as paths need it.
+/// The kind of a token, as far as paths need it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// An identifier or keyword.
     Word(String),
     /// `::`
     PathSep,
-    /// Any other single mark, or the opening or closing mark of a group.
+    /// Any other single punctuation character, or the opening or closing bracket of a group.
     Mark(char),
     /// A number, string or character.
     Literal,
 }
 
-/// A token and the line it is on.
+/// A token and its line.
 #[derive(Clone, Debug)]
 pub(super) struct Token {
     /// What it is.
@@ -25,7 +25,7 @@ pub(super) struct Token {
     pub(super) line: usize,
 }
 
-/// The tokens of `text`, or where it is not Rust.
+/// The tokens of `text`, or the position of a syntax error.
 pub(super) fn cut(text: &str) -> Result<Vec<Token>> {
     let stream: TokenStream = text
         .parse()
@@ -36,7 +36,7 @@ pub(super) fn cut(text: &str) -> Result<Vec<Token>> {
 }
 
 fn flatten(stream: TokenStream, tokens: &mut Vec<Token>) {
-    // The line of a `:` that is joined to the mark after it.
+    // The line of a `:` that is joined to the punctuation after it.
     let mut colon = None;
     for tree in stream {
         let line = tree.span().start().line;

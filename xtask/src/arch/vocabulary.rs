@@ -1,4 +1,4 @@
-//! Checks that what we declare and write has no retired word.
+//! Checks that no declared name, comment or page contains a retired word.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{progress::say, workspace::root};
 
-/// Folders that hold no source of ours.
+/// Folders without source of this project.
 const SKIPPED: [&str; 3] = ["target", "node_modules", "vendor"];
 /// The list itself.
 const LIST: &str = "xtask/src/arch/words.rs";
@@ -92,7 +92,7 @@ fn check(path: &Path, text: &str) -> Vec<Violation> {
             found.push(at(line.line, format!("\"{}\": write {}", phrase.text, phrase.instead)));
         }
     }
-    // The other checks report a file that is not Rust.
+    // Other checks report files that are not valid Rust.
     let tokens = if is_page {
         Vec::new()
     } else {
@@ -117,7 +117,7 @@ fn retired_phrases(text: &str) -> Vec<&'static Phrase> {
     PHRASES.iter().filter(|phrase| has_phrase(&text, phrase)).collect()
 }
 
-/// Whether a phrase is in the text as whole words, and not only as a part of what is allowed.
+/// Whether the text contains the phrase as whole words outside of the allowed contexts.
 fn has_phrase(text: &str, phrase: &Phrase) -> bool {
     let is_part = |char: Option<char>| char.is_some_and(|char| char.is_alphanumeric() || char == '_');
     text.match_indices(phrase.text).any(|(start, found)| {

@@ -1,14 +1,14 @@
-//! The retired words and phrases, with what to write instead and where each is still right.
+//! Lists the retired words and phrases with their replacements and the contexts in which they are allowed.
 
-/// A word that no identifier of ours has.
+/// A word that identifiers of this project must not contain.
 pub(super) struct Word {
-    /// Its parts, in lower case: `["way", "out"]` is in `way_out` and in `WayOut`.
+    /// Its parts, in lower case: `["way", "out"]` matches `way_out` and `WayOut`.
     pub(super) parts: &'static [&'static str],
-    /// What to write instead.
+    /// The replacement.
     pub(super) instead: &'static str,
     /// Leading folders of the files where the word is retired; empty for everywhere.
     pub(super) only_in: &'static [&'static str],
-    /// Whole identifiers that are right all the same.
+    /// Whole identifiers that are allowed.
     pub(super) allowed: &'static [&'static str],
 }
 
@@ -109,13 +109,13 @@ pub(super) const WORDS: &[Word] = &[
     word_but(&["house"], "the project, the node", &[]),
 ];
 
-/// A phrase that no comment and no page has.
+/// A phrase that comments and pages must not contain.
 pub(super) struct Phrase {
     /// In lower case, as whole words.
     pub(super) text: &'static str,
-    /// What to write instead.
+    /// The replacement.
     pub(super) instead: &'static str,
-    /// Longer texts around it that are right all the same, in lower case.
+    /// Longer texts that contain the phrase and are allowed, in lower case.
     pub(super) allowed: &'static [&'static str],
 }
 

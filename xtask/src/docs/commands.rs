@@ -1,11 +1,11 @@
-//! Checks that the command lines and options that pages name exist.
+//! Checks that the command lines and options in the pages exist.
 
 use super::{
     facts::{Command, Facts},
     page::Page,
 };
 
-/// Options of other programs that pages name by themselves.
+/// Options of other programs that pages mention without the program.
 const FOREIGN: &[&str] = &["set"];
 
 /// The command lines of `page` that do not exist.
@@ -25,7 +25,7 @@ pub(super) fn check(page: &Page, facts: &Facts) -> Vec<String> {
     found
 }
 
-/// The command lines of the code blocks, those with a backslash at the end joined with the next.
+/// The command lines of the code blocks; a line with a backslash at its end is joined with the next one.
 fn shell_lines(page: &Page) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     let mut is_open = false;
@@ -70,7 +70,7 @@ fn refuse_option(code: &str, facts: &Facts) -> Option<String> {
     (!is_known).then(|| format!("no program has the option `--{name}`"))
 }
 
-/// Why a shell line names what a program of ours does not have, if so.
+/// The reason why a shell line is invalid: a command or option that a program of this project does not have.
 fn refuse_line(line: &str, facts: &Facts) -> Option<String> {
     let line = line.split(" # ").next().unwrap_or_default();
     line.split(['|', ';'])
@@ -111,7 +111,7 @@ fn refuse_words(words: &[&str], facts: &Facts) -> Option<String> {
     None
 }
 
-/// `manifests` of `--manifests` and of `--manifests=a`.
+/// The option name: `manifests` for `--manifests` and `--manifests=a`.
 fn option_name(word: &str) -> Option<&str> {
     let name = word.strip_prefix("--")?;
     let end = name
@@ -121,7 +121,7 @@ fn option_name(word: &str) -> Option<&str> {
 }
 
 impl Command {
-    /// Whether words of a shell line run this program.
+    /// Whether the words of a shell line run this program.
     fn starts(&self, words: &[&str]) -> bool {
         let own: Vec<&str> = self.name.split(' ').collect();
         let Some((first, rest)) = words.split_first() else {
@@ -131,12 +131,12 @@ impl Command {
         own.first() == Some(&program) && own.iter().skip(1).zip(rest).filter(|(a, b)| a == b).count() + 1 == own.len()
     }
 
-    /// How many words its name has.
+    /// The number of words in its name.
     fn words(&self) -> usize {
         self.name.split(' ').count()
     }
 
-    /// Whether it or a command of it has the option.
+    /// Whether it or one of its sub-commands has the option.
     fn has_anywhere(&self, option: &str) -> bool {
         self.options.iter().any(|own| own == option) || self.commands.iter().any(|command| command.has_anywhere(option))
     }

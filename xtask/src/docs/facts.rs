@@ -1,4 +1,4 @@
-//! What exists: the commands and options of the programs, and the names that reference lists.
+//! Collects the commands and options of the programs, and the names that the reference pages list.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,37 +22,37 @@ const PLUGIN: &str = "kubectl kni";
 pub(super) struct Command {
     /// Its name; that of a program may have two words.
     pub(super) name: String,
-    /// With the commands before it.
+    /// The name with the commands before it.
     pub(super) full: String,
     /// Its options, without dashes.
     pub(super) options: Vec<String>,
     /// Its sub-commands.
     pub(super) commands: Vec<Self>,
-    /// Whether it takes words that are no commands.
+    /// Whether it takes words that are not sub-commands.
     pub(super) takes_words: bool,
-    /// Whether all that follows is for another program.
+    /// Whether it passes all following arguments on to another program.
     pub(super) passes_on: bool,
 }
 
-/// Everything that pages are compared with.
+/// All facts that pages are compared with.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
-    /// Our programs.
+    /// The programs of this project.
     pub(super) programs: Vec<Command>,
     /// Verdicts by name, with their codes.
     pub(super) verdicts: BTreeMap<String, u16>,
     /// The families of metrics.
     pub(super) metrics: BTreeSet<String>,
-    /// Annotations and labels of ours in the sources.
+    /// Annotations and labels of this project in the sources.
     pub(super) keys: BTreeSet<String>,
     /// Fields of each kind.
     pub(super) fields: BTreeMap<String, BTreeSet<String>>,
-    /// All sources and manifests in one, to look for names of others.
+    /// All sources and manifests in one text, to search for other names.
     pub(super) sources: String,
 }
 
 impl Facts {
-    /// Looks into the sources below `root` and asks the built `programs`.
+    /// Reads the sources below `root` and the help texts of the built `programs`.
     pub(super) fn gather(root: &Path, programs: &[(&str, PathBuf)]) -> Result<Self> {
         let sources = sources::product(root)?;
         let read = |file: &str| fs::read_to_string(root.join(file)).with_context(|| format!("cannot read {file}"));
@@ -66,7 +66,7 @@ impl Facts {
         };
         for (name, path) in programs {
             if *name == "knictl" {
-                // The same program under the name by which kubectl starts it; it takes the commands of knictl, too.
+                // The same program under the name by which kubectl starts it; it also takes the commands of knictl.
                 let mut plugin = ask(PLUGIN, path, &[])?;
                 let others = ask(name, path, &[])?.commands;
                 let is_new = |command: &Command| plugin.commands.iter().all(|own| own.name != command.name);
@@ -79,7 +79,7 @@ impl Facts {
         Ok(facts)
     }
 
-    /// What each page of reference is compared with.
+    /// The expected entries of each reference page.
     pub(super) fn lists(&self) -> Vec<(&'static str, Vec<String>)> {
         let fields = self
             .fields
@@ -97,14 +97,14 @@ impl Facts {
 }
 
 impl Command {
-    /// One line per option, of the sub-commands too.
+    /// One line per option, including the sub-commands.
     fn lines(&self) -> Vec<String> {
         let own = self.options.iter().map(|option| format!("{} --{option}", self.full));
         own.chain(self.commands.iter().flat_map(Self::lines)).collect()
     }
 }
 
-/// `cargo xtask` itself.
+/// The commands of `cargo xtask`.
 fn own() -> Command {
     fn convert(command: &clap::Command, before: &str) -> Command {
         let full = format!("{before} {}", command.get_name()).trim().to_owned();
@@ -150,7 +150,7 @@ fn ask(name: &str, program: &Path, before: &[String]) -> Result<Command> {
 }
 
 impl Command {
-    /// Reads what clap prints.
+    /// Parses the help text of clap.
     fn parse(name: &str, help: &str) -> Self {
         let mut found = Self {
             name: name.to_owned(),
@@ -199,7 +199,7 @@ impl Command {
 
 #[cfg(test)]
 impl Facts {
-    /// Little of everything.
+    /// A small example of each kind of fact.
     pub(super) fn example() -> Self {
         let stop = Command::example("stop", "kni-agent stop", &["force"], Vec::new());
         let mut agent = Command::example("kni-agent", "kni-agent", &["manifests"], vec![stop]);

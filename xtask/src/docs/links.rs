@@ -1,13 +1,13 @@
-//! Checks that links, and paths of files in inline code, lead to something.
+//! Checks that the targets of links and the file paths in inline code exist.
 
 use std::path::{Component, Path, PathBuf};
 
 use super::page::Page;
 
-/// Folders of what is built.
+/// Folders of build output.
 const BUILT: &str = "target";
 
-/// The dead links of `page`, and the files that it names and that do not exist.
+/// The dead links of `page`, and the files that it mentions but that do not exist.
 pub(super) fn check(page: &Page, pages: &[Page], exists: &dyn Fn(&Path) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     for line in page.prose() {
@@ -74,7 +74,7 @@ fn normal(path: &Path) -> PathBuf {
     normal
 }
 
-/// The path in a piece of inline code, if it is one below a folder of the repository.
+/// The path in a piece of inline code, if it is below a folder of the repository.
 fn repository_path(code: &str, exists: &dyn Fn(&Path) -> bool) -> Option<PathBuf> {
     let is_path = |char: char| char.is_ascii_alphanumeric() || "._/-".contains(char);
     let code = code.split(':').next().unwrap_or_default().trim_end_matches('/');

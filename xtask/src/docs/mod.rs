@@ -1,4 +1,5 @@
-//! `docs`: checks that what the pages name exists: links, files, commands, options and the lists of reference.
+//! `docs`: checks that pages mention only existing links, files, commands and options, and that reference lists are
+//! complete.
 
 mod commands;
 mod facts;
@@ -23,7 +24,7 @@ use crate::{
     workspace::root,
 };
 
-/// Programs whose options pages name, with their names there.
+/// Programs with documented options, and their names in the pages.
 const PROGRAMS: [&str; 7] = [
     "kni-agent",
     "kni-bench",
@@ -58,7 +59,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     })
 }
 
-/// Fails, with a line per finding, where a page names what does not exist, or reference lacks what does.
+/// Fails, with a line per finding, if a page mentions a nonexistent item, or a reference page lacks an existing one.
 pub(crate) fn check() -> Result<()> {
     let facts = facts()?;
     let pages = pages()?;
@@ -78,7 +79,7 @@ fn facts() -> Result<Facts> {
     Facts::gather(root(), &PROGRAMS.map(|name| (name, Profile::Dev.program(name))))
 }
 
-/// Everything that is not true in `pages`; `exists` answers for paths relative to the root of the repository.
+/// All findings in `pages`; `exists` checks paths relative to the root of the repository.
 fn findings(pages: &[Page], facts: &Facts, exists: &dyn Fn(&Path) -> bool) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for page in pages {

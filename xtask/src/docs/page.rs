@@ -1,4 +1,4 @@
-//! A Markdown page as the checks see it: headings, prose, code and tables, with their lines.
+//! Parses a Markdown page into headings, prose, code and tables, with their lines.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ pub(super) struct Line {
     pub(super) number: usize,
     /// As written.
     pub(super) text: String,
-    /// The language of the code block that it is in; empty where the block names none.
+    /// The language of the enclosing code block; empty if the block has no language.
     pub(super) block: Option<String>,
 }
 
@@ -62,7 +62,7 @@ impl Page {
         }
     }
 
-    /// A finding on a line of this page.
+    /// Formats a finding on a line of this page.
     pub(super) fn at(&self, number: usize, what: &str) -> String {
         format!("{}:{number}: {what}", self.path.display())
     }

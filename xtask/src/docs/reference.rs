@@ -1,4 +1,4 @@
-//! Compares the lists of docs/reference with what exists, both ways.
+//! Compares the lists of docs/reference with the existing names, in both directions.
 
 use std::collections::BTreeSet;
 
@@ -9,15 +9,15 @@ use super::{
 
 /// The folder of the pages.
 const FOLDER: &str = "docs/reference";
-/// What a metric has behind the name of its family.
+/// Suffixes of a metric after the name of its family.
 const SUFFIXES: [&str; 5] = ["", "_total", "_seconds", "_seconds_total", "_info"];
-/// Types that several kinds share: what follows in a path is listed in a section of their own.
+/// Types that several kinds share: their fields are listed in a separate section.
 const SHARED: [(&str, &str); 2] = [("Selector.", "LabelSelector"), ("conditions[].", "Condition")];
 
 /// Compares one page with the facts.
 type Check = fn(&Page, &Facts) -> Vec<String>;
 
-/// What the lists lack, and what they have too much.
+/// Missing and superfluous entries of the lists.
 pub(super) fn check(pages: &[Page], facts: &Facts) -> Vec<String> {
     let checks: [(&str, Check); 5] = [
         ("drop-reasons.md", verdicts),
@@ -37,7 +37,7 @@ pub(super) fn check(pages: &[Page], facts: &Facts) -> Vec<String> {
     found
 }
 
-/// Compares the rows of `page` with the names that exist; `shown` is how a name is shown.
+/// Compares the rows of `page` with the existing names; `shown` formats a name.
 fn compare(page: &Page, rows: &[(usize, String)], names: &BTreeSet<String>, place: &str) -> Vec<String> {
     let listed: BTreeSet<&String> = rows.iter().map(|(_, name)| name).collect();
     let lacking = names
@@ -51,7 +51,7 @@ fn compare(page: &Page, rows: &[(usize, String)], names: &BTreeSet<String>, plac
     lacking.chain(surplus).collect()
 }
 
-/// `name 7` as `` `name` 7 ``.
+/// Formats `name 7` as `` `name` 7 ``.
 fn shown(name: &str) -> String {
     match name.split_once(' ') {
         Some((name, rest)) => format!("`{name}` {rest}"),
@@ -90,7 +90,7 @@ fn metrics(page: &Page, facts: &Facts) -> Vec<String> {
     let is_of = |name: &str, family: &str| SUFFIXES.iter().any(|suffix| name.strip_suffix(suffix) == Some(family));
     for family in &facts.metrics {
         let count = rows.iter().filter(|row| is_of(row.name, family)).count();
-        // A family may be the beginning of another, as with `_seconds`.
+        // A family may be the prefix of another one, as with `_seconds`.
         if count == 0 {
             found.push(page.at(1, &format!("does not list `{family}`")));
         }
@@ -168,7 +168,7 @@ fn options(page: &Page, facts: &Facts) -> Vec<String> {
             all.map(|row| (row.number, row.name.to_owned())).collect()
         };
         let (options, commands) = (rows("option"), rows("name"));
-        // A section without a list describes in words.
+        // A section without a list describes its options in prose.
         if !options.is_empty() {
             let sections: Vec<&str> = page.headings().collect();
             found.extend(compare(
@@ -187,7 +187,7 @@ fn options(page: &Page, facts: &Facts) -> Vec<String> {
 }
 
 impl Command {
-    /// Its options, and those of its commands that have no section of their own.
+    /// Its options, and those of its sub-commands without a separate section.
     fn listed(&self, sections: &[&str]) -> BTreeSet<String> {
         let own = self
             .options
@@ -204,7 +204,7 @@ impl Command {
         names
     }
 
-    /// It or the command below it that is called `full`.
+    /// It or its sub-command with the full name `full`.
     fn find(&self, full: &str) -> Option<&Self> {
         if self.full == full {
             return Some(self);

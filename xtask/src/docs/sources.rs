@@ -1,4 +1,4 @@
-//! Reads the names that reference lists from the sources and the definitions.
+//! Reads the names of the reference pages from the sources and the custom resource definitions.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// Crates and folders whose keys users meet.
+/// Crates and folders whose keys are visible to users.
 const PRODUCT: [&str; 7] = [
     "deploy",
     "kni-agent",
@@ -18,10 +18,10 @@ const PRODUCT: [&str; 7] = [
     "knictl",
     "proto",
 ];
-/// What begins a key of ours.
+/// Prefix of the keys of this project.
 const GROUP: &str = "kni.dev/";
 
-/// The texts of all sources and manifests that are no tests.
+/// The texts of all sources and manifests except tests.
 pub(super) fn product(root: &Path) -> Result<String> {
     let mut text = String::new();
     for folder in PRODUCT {
@@ -64,7 +64,7 @@ pub(super) fn verdicts(text: &str) -> BTreeMap<String, u16> {
     text.lines().filter_map(row).collect()
 }
 
-/// The families of metrics that the sources in `folder` name.
+/// The metric families in the sources of `folder`.
 pub(super) fn metrics(folder: &Path) -> Result<BTreeSet<String>> {
     let mut text = String::new();
     append(folder, &["rs"], &mut text)?;
@@ -76,7 +76,7 @@ pub(super) fn metrics(folder: &Path) -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// The annotations and labels of ours that the sources name; versions of the group are none.
+/// The annotations and labels of this project in the sources, without API versions.
 pub(super) fn keys(text: &str) -> BTreeSet<String> {
     let is_version = |name: &str| name.starts_with("v1");
     literals(text)
@@ -86,14 +86,14 @@ pub(super) fn keys(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// What is between quotes on one line.
+/// The string literals on one line.
 fn literals(text: &str) -> impl Iterator<Item = &str> {
     text.lines()
         .filter(|line| !line.trim_start().starts_with("//"))
         .flat_map(|line| line.split('"').skip(1).step_by(2))
 }
 
-/// The fields of each kind that the definitions in `folder` have, as `spec.rules[].to`.
+/// The fields of each kind in the definitions of `folder`, such as `spec.rules[].to`.
 pub(super) fn fields(folder: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let mut kinds = BTreeMap::new();
     for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
@@ -129,7 +129,7 @@ fn fields_of(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// The field that the keys from the top of a definition lead to, if they lead to one.
+/// The field at the path `keys` of a definition, if it is a field.
 fn field(keys: &[(usize, String)]) -> Option<String> {
     let start = keys.iter().position(|(_, key)| key == "openAPIV3Schema")?;
     let mut names = keys.get(start + 1..)?.iter().map(|(_, key)| key.as_str());

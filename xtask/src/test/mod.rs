@@ -1,4 +1,4 @@
-//! `test`: prepares the machine, runs every test of the workspace and the virtual machine, and adds up the results.
+//! `test`: prepares the machine, runs all tests of the workspace and the virtual machine, and sums up the results.
 
 mod tally;
 
@@ -33,15 +33,15 @@ pub(crate) struct Args {
     long: bool,
 }
 
-/// What a tier runs.
+/// The parts of a tier.
 struct Plan {
-    /// The value of `KNI_REQUIRE`: privileges whose lack is a failure.
+    /// The value of `KNI_REQUIRE`: privileges that must be present.
     require: &'static str,
-    /// With the eBPF object and the package of the integration tests.
+    /// Whether to build the eBPF object and to include the package of the integration tests.
     programs: bool,
-    /// With the virtual machine.
+    /// Whether to run the virtual machine.
     vm: bool,
-    /// With long tests in full length.
+    /// Whether to run long tests in full length.
     long: bool,
 }
 
@@ -68,7 +68,7 @@ impl Plan {
     }
 }
 
-/// Runs the command; the last line it prints is the sum.
+/// Runs the command; the last line of its output is the sum.
 pub(crate) fn command(args: &Args) -> ExitCode {
     let mut tally = Tally::default();
     let result = run(&Plan::new(args), &mut tally);
@@ -81,7 +81,7 @@ pub(crate) fn conclude(result: Result<()>, mut tally: Tally) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             println!("error: {error:#}");
-            // What failed outside of any test, such as a compiler, is not to look like a clean sheet.
+            // A failure outside of any test, such as a compile error, must not end with zero failed tests.
             tally.failed = tally.failed.max(1);
             ExitCode::FAILURE
         }
@@ -103,14 +103,14 @@ fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
         setup::run(if plan.vm { Goal::All } else { Goal::Test }, &mut progress)?;
         progress.step("eBPF programs", || build_ebpf::build(false))?;
         progress.step("CNI plugin", || build_cni::build().map(drop))?;
-        // Before the tests, so that the first that needs them is not the one that takes minutes.
+        // Built before the tests, so that the build time is not part of the first test that needs them.
         node::build_programs(Profile::Dev, &mut progress)?;
     }
     let tests = progress.step("tests", || {
         let content = cargo_test(plan, tally)?;
         judge(plan, *tally, content)
     });
-    // The machine runs in any case: its result may explain the others.
+    // The virtual machine runs in any case: its result may explain the others.
     let machine = if plan.vm {
         let result = vm::run(None, &mut progress);
         tally.count(result.is_ok());
@@ -121,7 +121,7 @@ fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
     tests.and(machine)
 }
 
-/// Decides whether the tests are a success, given what they printed and whether cargo was content.
+/// Decides whether the tests are a success from their output and the exit status of cargo.
 fn judge(plan: &Plan, tally: Tally, content: bool) -> Result<()> {
     if tally.failed > 0 {
         bail!("{} tests failed", tally.failed);
@@ -142,7 +142,7 @@ fn judge(plan: &Plan, tally: Tally, content: bool) -> Result<()> {
     Ok(())
 }
 
-/// Runs the tests of the workspace into `tally`; false when cargo was not content.
+/// Runs the tests of the workspace into `tally`; false if cargo failed.
 fn cargo_test(plan: &Plan, tally: &mut Tally) -> Result<bool> {
     let mut command = cargo();
     command.args(["test", "--workspace", "--no-fail-fast"]);
@@ -154,12 +154,12 @@ fn cargo_test(plan: &Plan, tally: &mut Tally) -> Result<bool> {
     if plan.long {
         command.env("KNI_LONG", "1");
     }
-    // Without it a test that passed could not tell us that it skipped.
+    // Without it the output of a passed test, and so its skip, would be hidden.
     command.args(["--", "--show-output"]);
     stream(&mut command, tally, &say)
 }
 
-/// Runs `command`, hands each line worth showing to `show` as it comes, and adds up the results.
+/// Runs `command`, passes each line to show to `show` immediately, and sums up the results.
 fn stream(command: &mut Command, tally: &mut Tally, show: &(dyn Fn(&str) + Sync)) -> Result<bool> {
     let mut child = command
         .stdin(Stdio::null())
@@ -173,7 +173,7 @@ fn stream(command: &mut Command, tally: &mut Tally, show: &(dyn Fn(&str) + Sync)
         let lines = read(stdout, show);
         errors.join().map(|errors| [lines, errors])
     });
-    // Joining fails only when the thread panicked; its message is on the terminal already.
+    // Joining fails only if the thread has panicked; its message is on the terminal already.
     let Ok(sums) = sums else {
         bail!("the output of the tests could not be read")
     };
@@ -191,7 +191,7 @@ fn read(stream: Option<impl Read>, show: &dyn Fn(&str)) -> Tally {
     let Some(stream) = stream else { return reader.tally() };
     let mut stream = BufReader::new(stream);
     let mut bytes = Vec::new();
-    // Bytes, not text: a test may print anything, and that must not end the reading.
+    // Bytes, not text: a test may print arbitrary output, which must not end the reading.
     while stream.read_until(b'\n', &mut bytes).is_ok_and(|length| length > 0) {
         let text = String::from_utf8_lossy(&bytes);
         let line = text.trim_end_matches(['\n', '\r']);
@@ -204,7 +204,7 @@ fn read(stream: Option<impl Read>, show: &dyn Fn(&str)) -> Tally {
     reader.tally()
 }
 
-/// As [`read`], for the stream that carries cargo's own messages too.
+/// Like [`read`], for the stream that also contains cargo's own messages.
 fn read_errors(stream: Option<impl Read>, show: &dyn Fn(&str)) -> Tally {
     let mut reader = Reader::default();
     if let Some(stream) = stream {
@@ -259,7 +259,7 @@ mod tests {
         let mut tally = Tally::default();
         let script = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored'; echo 'SKIP x: no root' >&2; exit 3";
         let shown = Mutex::new(Vec::new());
-        // Not printed: a line of this test that begins with SKIP would itself be counted.
+        // Not printed: a line of this test that begins with SKIP would be counted, too.
         let show = |line: &str| shown.lock().unwrap().push(line.to_owned());
         let held = stream(Command::new("sh").args(["-c", script]), &mut tally, &show).unwrap();
         assert!(!held);

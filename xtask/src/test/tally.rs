@@ -1,22 +1,22 @@
-//! Adds up what the test programs print, and decides which of their lines are worth showing.
+//! Sums up the output of the test programs, and selects the lines to show.
 
 use std::fmt;
 
 /// Sums over all test programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
-    /// Tests that ran and held.
+    /// Passed tests.
     pub(crate) passed: usize,
-    /// Tests that did not hold.
+    /// Failed tests.
     pub(crate) failed: usize,
-    /// Tests that are ignored, or that reported a skip.
+    /// Tests that are ignored or have reported a skip.
     pub(crate) skipped: usize,
     /// Skipped tests that reported it with a line `SKIP `.
     pub(crate) reported_skip: usize,
 }
 
 impl Tally {
-    /// The same with one test more.
+    /// The same sums with one more test.
     pub(crate) fn count(&mut self, passed: bool) {
         if passed {
             self.passed += 1;
@@ -36,20 +36,20 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Reads one stream of test output line by line, as `cargo test -- --show-output` writes it.
+/// Parses one stream of test output by lines, as `cargo test -- --show-output` writes it.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
     tally: Tally,
-    /// Inside the output of tests that passed.
+    /// Whether the current line is output of passed tests.
     in_successes: bool,
-    /// The test whose output is being read has reported a skip.
+    /// Whether the current test has reported a skip.
     test_reported_skip: bool,
 }
 
 impl Reader {
-    /// Takes the next line; true when it should be shown.
+    /// Processes the next line; true if it has to be shown.
     ///
-    /// The output of a test that passed is not shown, except for its line `SKIP `.
+    /// The output of a passed test is not shown, except for its line `SKIP `.
     pub(crate) fn line(&mut self, line: &str) -> bool {
         if let Some(result) = line.strip_prefix("test result: ") {
             self.in_successes = false;
@@ -69,9 +69,9 @@ impl Reader {
         !self.in_successes
     }
 
-    /// What was added up so far.
+    /// The current sums.
     pub(crate) fn tally(&self) -> Tally {
-        // A test that skips returns normally, so that its program counted it as passed.
+        // A skipped test returns normally, so its program has counted it as passed.
         Tally {
             passed: self.tally.passed.saturating_sub(self.tally.reported_skip),
             ..self.tally
@@ -79,7 +79,7 @@ impl Reader {
     }
 
     fn skip(&mut self) {
-        // Several reasons of one test are one skipped test.
+        // Several skip reasons of one test count as one skipped test.
         if !(self.in_successes && self.test_reported_skip) {
             self.tally.reported_skip += 1;
             self.tally.skipped += 1;
@@ -94,7 +94,7 @@ impl Reader {
     }
 }
 
-/// The number in front of `word` in `ok. 3 passed; 1 failed; 0 ignored; ...`.
+/// The number before `word` in `ok. 3 passed; 1 failed; 0 ignored; ...`.
 fn number_before(result: &str, word: &str) -> usize {
     let mut previous = "";
     for part in result.split([' ', ';']).filter(|part| !part.is_empty()) {

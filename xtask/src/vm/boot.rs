@@ -1,4 +1,4 @@
-//! Runs the virtual machine until it powers off or its time is over.
+//! Runs the virtual machine until it powers off or times out.
 
 use std::{
     fs::File,
@@ -10,16 +10,16 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// A machine that still runs after this hangs.
+/// A machine that still runs after this time hangs.
 const TIMEOUT: Duration = Duration::from_mins(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Boots `kernel` with `initrd` and waits for its end; the serial console is written to the file `log`.
+/// Boots `kernel` with `initrd` and waits until it exits; the serial console is written to the file `log`.
 pub(super) fn boot(kernel: &Path, initrd: &Path, log: &Path) -> Result<()> {
     let console = File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
     let errors = console.try_clone().context("cannot share the log")?;
     let mut qemu = Command::new("qemu-system-x86_64");
-    // Software emulation by name: where /dev/kvm opens inside another machine, kernels may hang in it.
+    // Software emulation, explicitly: kernels may hang with /dev/kvm inside another virtual machine.
     qemu.args([
         "-accel",
         "tcg",
@@ -45,7 +45,7 @@ pub(super) fn boot(kernel: &Path, initrd: &Path, log: &Path) -> Result<()> {
     machine.wait()
 }
 
-/// A running machine; ends with the value.
+/// A running machine; killed on drop.
 struct Machine(Child);
 
 impl Machine {
@@ -66,7 +66,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Both fail only when it has ended already.
+        // Both fail only if it has already exited.
         self.0.kill().unwrap_or_default();
         drop(self.0.wait());
     }

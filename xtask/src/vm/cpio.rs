@@ -1,4 +1,4 @@
-//! Writes a cpio archive of the kind that the kernel unpacks as its first root (newc).
+//! Writes a cpio archive in the format that the kernel unpacks as its initial root (newc).
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// Adds a folder and those above it; adding it again changes nothing.
+    /// Adds a folder and its parents; idempotent.
     pub(super) fn folder(&mut self, path: &str) -> Result<()> {
         let mut above = String::new();
         for name in path.split('/').filter(|name| !name.is_empty()) {
@@ -33,13 +33,13 @@ impl Archive {
         Ok(())
     }
 
-    /// Adds a file and the folders above it.
+    /// Adds a file and its parent folders.
     pub(super) fn file(&mut self, path: &str, permissions: u32, content: &[u8]) -> Result<()> {
         self.folder_of(path)?;
         self.entry(path, REGULAR | permissions, (0, 0), content)
     }
 
-    /// Adds a character device with its major and minor number, and the folders above it.
+    /// Adds a character device with its major and minor number, and its parent folders.
     pub(super) fn character_device(&mut self, path: &str, number: (u32, u32)) -> Result<()> {
         self.folder_of(path)?;
         self.entry(path, CHARACTER_DEVICE | 0o600, number, &[])
@@ -59,7 +59,7 @@ impl Archive {
         let name = path.trim_start_matches('/');
         let size = u32::try_from(content.len()).with_context(|| format!("{path} is too large for an archive"))?;
         let name_size = u32::try_from(name.len() + 1).with_context(|| format!("the name {path} is too long"))?;
-        // Two entries with one number would be hard links of each other.
+        // Two entries with the same number would be hard links to each other.
         self.entries += 1;
         let links = if mode & DIRECTORY != 0 { 2 } else { 1 };
         let (major, minor) = device;
@@ -101,7 +101,7 @@ mod tests {
     /// Name, mode, device number and content.
     type Entry = (String, u32, (u32, u32), Vec<u8>);
 
-    /// All entries, read back by the format's own description.
+    /// All entries, parsed according to the specification of the format.
     fn entries(mut bytes: &[u8]) -> Vec<Entry> {
         let mut found = Vec::new();
         let start = bytes.len();

@@ -1,4 +1,4 @@
-//! Packs the root of the test machine: busybox, the modules, the test program with its libraries, the eBPF object.
+//! Packs the root of the test machine: busybox, the modules, the test program with its libraries, and the eBPF object.
 
 use std::{
     collections::BTreeSet,
@@ -19,12 +19,12 @@ use crate::{
 const INIT: &str = include_str!("init.sh");
 const BUSYBOX: &str = "/bin/busybox";
 
-/// What goes into the image.
+/// The content of the image.
 #[derive(Debug)]
 pub(super) struct Content<'a> {
-    /// The kernel whose modules are taken.
+    /// The kernel whose modules are used.
     pub(super) kernel: &'a Kernel,
-    /// Modules to load, without those that they depend on.
+    /// Modules to load, without their dependencies.
     pub(super) modules: &'a [&'a str],
     /// The program to run, as /kni-vmtest.
     pub(super) program: &'a Path,
@@ -72,8 +72,8 @@ fn add_modules(archive: &mut Archive, content: &Content<'_>) -> Result<()> {
     archive.file("/modules/order", 0o644, list.as_bytes())
 }
 
-/// A copy of `program` without its debug information, which is most of it, beside the image; or itself where no strip
-/// is installed.
+/// A copy of `program` beside the image without its debug information, which is most of it; `program` itself if strip
+/// is not installed.
 fn stripped(program: &Path, image: &Path) -> Result<PathBuf> {
     let Some(strip) = find("strip") else {
         return Ok(program.to_owned());

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::{find, output, run_logged};
 
-/// The package that Debian 12 keeps pointing at its newest kernel.
+/// The package that depends on the newest kernel of Debian 12.
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
 const NAME_START: &str = "linux-image-6.1.";
 const NAME_END: &str = "-cloud-amd64";
@@ -24,7 +24,7 @@ pub(super) struct Kernel {
     pub(super) modules: PathBuf,
 }
 
-/// The kernel in `folder`, fetched and unpacked there the first time.
+/// The kernel in `folder`, fetched and unpacked there on the first call.
 pub(super) fn fetch(folder: &Path) -> Result<Kernel> {
     if let Some(unpacked) = unpacked(folder)? {
         return open(&unpacked);
@@ -37,7 +37,7 @@ pub(super) fn fetch(folder: &Path) -> Result<Kernel> {
     }
     fs::create_dir_all(&work).with_context(|| format!("cannot create {}", work.display()))?;
     let mut download = Command::new("apt-get");
-    // Its own unprivileged user could not write into our folder.
+    // The unprivileged user of apt cannot write into the folder.
     download
         .current_dir(&work)
         .args(["-o", "APT::Sandbox::User=root", "download", &package]);
@@ -47,7 +47,7 @@ pub(super) fn fetch(folder: &Path) -> Result<Kernel> {
     fs::remove_file(&archive).with_context(|| format!("cannot remove {}", archive.display()))?;
     let kernel = open(&work)?;
     let version = kernel.modules.file_name().context("a kernel without a version")?;
-    // A package leaves this to its installation.
+    // Normally done by the installation of the package.
     let depmod = find("depmod").unwrap_or_else(|| "/sbin/depmod".into());
     run_logged(Command::new(depmod).arg("-b").arg(&work).arg(version), &log)?;
     let finished = folder.join(package);
@@ -69,7 +69,7 @@ fn resolve(log: &Path) -> Result<String> {
     if let Some(name) = known()? {
         return Ok(name);
     }
-    // A fresh machine has no package lists at all.
+    // A new machine has no package lists.
     run_logged(Command::new("apt-get").arg("update"), log)?;
     known()?.with_context(|| format!("no package {NAME_START}*{NAME_END} is in the sources of apt"))
 }

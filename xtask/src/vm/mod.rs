@@ -19,14 +19,14 @@ use crate::{
     workspace::{ebpf_object, target},
 };
 
-/// What the program prints when all of its checks held.
+/// Output of the program if all checks have passed.
 const PASS: &str = "KNI-VM: PASS";
-/// The kernel modules that the test needs, without those that they depend on.
+/// The kernel modules that the test needs, without their dependencies.
 const MODULES: &[&str] = &["veth", "vxlan", "sch_ingress", "cls_bpf"];
 
-/// What the first process prints after a program that was content.
+/// Output of the first process after a program that has succeeded.
 const CLEAN_EXIT: &str = "the test program ended with exit code 0";
-/// Steps that [`run`] takes.
+/// Number of steps of [`run`].
 pub(crate) const STEPS: usize = 3;
 
 /// Arguments of `vmtest`.
@@ -45,10 +45,10 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     run(args.program.clone(), &mut progress)
 }
 
-/// Boots the machine with `program`, by default kni-vmtest, as [`STEPS`] steps of `progress`; the eBPF object must have
-/// been built.
+/// Boots the machine with `program`, by default kni-vmtest, as [`STEPS`] steps of `progress`; the eBPF object must be
+/// built.
 ///
-/// Ok only if the program reported success; otherwise the whole serial log has been printed.
+/// Ok only if the program reports success; otherwise the whole serial log is printed.
 pub(crate) fn run(program: Option<PathBuf>, progress: &mut Progress) -> Result<()> {
     let missing = packages::missing(&[Purpose::Vm]);
     if !missing.is_empty() {
@@ -92,7 +92,7 @@ pub(crate) fn run(program: Option<PathBuf>, progress: &mut Progress) -> Result<(
     })
 }
 
-/// Whether the console of a machine that powered off reports success.
+/// Checks that the console of a machine that has powered off reports success.
 fn judge(console: &str) -> Result<()> {
     let mut lines = console.lines().map(str::trim);
     match lines.clone().find(|line| line.starts_with("KNI-VM: ")) {

@@ -1,12 +1,12 @@
-//! Orders kernel modules so that each comes after those it depends on, by the rules of modules.dep.
+//! Orders kernel modules so that each follows its dependencies, by the rules of modules.dep.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 
-/// The files of `wanted` and of all they depend on, in the order to load them.
+/// The files of `wanted` and of all their dependencies, in loading order.
 ///
-/// `dependencies` is the text of modules.dep (`a.ko: b.ko c.ko`, paths), `builtin` that of modules.builtin, whose
+/// `dependencies` is the text of modules.dep (`a.ko: b.ko c.ko`, paths), `builtin` the text of modules.builtin, whose
 /// modules need no loading. An unknown module is an error.
 pub(super) fn load_order(dependencies: &str, builtin: &str, wanted: &[&str]) -> Result<Vec<String>> {
     let lines: BTreeMap<&str, Vec<&str>> = dependencies
@@ -49,7 +49,7 @@ fn visit<'a>(
     Ok(())
 }
 
-/// Whether the file `path` is the module `name`; the kernel takes `-` and `_` for the same.
+/// Whether the file `path` is the module `name`; the kernel treats `-` and `_` as equal.
 fn is_module(path: &str, name: &str) -> bool {
     let file = path.rsplit('/').next().unwrap_or(path);
     file.strip_suffix(".ko")
