@@ -19,7 +19,7 @@ use crate::{
 struct Request {
     authority: String,
     path: String,
-    /// Each with the way to write it.
+    /// The headers, each with its encoding style.
     headers: Vec<(String, Vec<u8>, Style)>,
     pseudo_style: Style,
     resize: Option<usize>,
@@ -127,7 +127,7 @@ fn encode(encoder: &mut Encoder, stream: u32, request: &Request) -> Vec<u8> {
     header_frames(stream, END_STREAM, &block, &request.framing)
 }
 
-/// Frames of any content, more often than not of the types that matter.
+/// Frames of any content, mostly of the types that matter.
 fn any_frame() -> impl Strategy<Value = Vec<u8>> {
     let kind = prop_oneof![2 => Just(HEADERS), 1 => Just(CONTINUATION), 1 => Just(DATA), 1 => any::<u8>()];
     let flags = prop_oneof![Just(END_HEADERS), any::<u8>()];
@@ -144,7 +144,7 @@ fn block_on<T>(test: impl Future<Output = T>) -> T {
     runtime.unwrap().block_on(test)
 }
 
-/// The stream ends, whole and split, with the same bytes and the same result.
+/// Checks that the stream ends, whole and split, with the same bytes and the same result.
 fn check(bytes: &[u8], at: prop::sample::Index) -> Result<(), TestCaseError> {
     block_on(async {
         let (out, result) = rewritten(bytes, &[]).await;
@@ -175,7 +175,7 @@ proptest! {
         prop_assert_eq!(seen, expected);
     }
 
-    /// The client of h2, an encoder that shares nothing with this crate.
+    /// The client of h2 as an encoder that shares no code with this crate.
     #[test]
     fn requests_of_another_client_pass(
         requests in prop::collection::vec(request("[a-z]{1,20}(:[0-9]{1,4})?"), 1..12),

@@ -1,4 +1,4 @@
-//! A real h2 server with or without the adapter, and what it makes of given bytes.
+//! Runs a real h2 server with or without the adapter, and records its results for given bytes.
 
 use std::{cell::Cell, collections::BTreeMap, future::poll_fn};
 
@@ -33,7 +33,7 @@ pub(crate) struct Seen {
     pub(crate) trailers: usize,
 }
 
-/// What the server sends about one stream, or about the connection.
+/// A message of the server about one stream, or about the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
     Done(u32),
@@ -42,7 +42,7 @@ pub(crate) enum Answer {
     Closed,
 }
 
-/// Reports each request, with its whole body, and answers 200 without a body.
+/// Reports each request with its whole body, and answers 200 without a body.
 pub(crate) async fn serve<IO>(io: IO, seen: mpsc::UnboundedSender<Seen>) -> Result<(), h2::Error>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
@@ -83,7 +83,7 @@ async fn answer(
         body: bytes.into(),
         trailers: trailers.map_or(0, |trailers| trailers.len()),
     };
-    // A client that has hung up needs no answer.
+    // A client that has disconnected needs no answer.
     if seen.send(request).is_ok() && respond.send_response(http::Response::new(()), true).is_err() {}
 }
 
@@ -114,9 +114,9 @@ async fn run<'a>(
     let write = async {
         let mut open = writer.write_all(&greeting()).await.is_ok();
         for piece in pieces {
-            // A server that refuses the connection may have hung up.
+            // A server that refuses the connection may have closed it.
             open = open && writer.write_all(piece).await.is_ok();
-            // The server reads each piece by itself.
+            // The server reads each piece separately.
             yield_now().await;
         }
         written.set(true);
@@ -181,7 +181,7 @@ pub(crate) fn block(encoder: &mut Encoder, fields: &[(String, Vec<u8>)], style: 
     block
 }
 
-/// What the service is to receive as the authority.
+/// The authority that the service must receive.
 pub(crate) fn legal(authority: &str) -> String {
     let is_legal = authority.parse::<http::uri::Authority>().is_ok();
     if is_legal { authority } else { "localhost" }.to_owned()

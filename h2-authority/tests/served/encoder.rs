@@ -1,8 +1,8 @@
-//! An HPACK encoder with all the freedom the format gives, and grpc-go's habits as the default.
+//! Implements an HPACK encoder that supports every valid encoding, with the choices of grpc-go as the default.
 
 use std::collections::VecDeque;
 
-/// Enough of RFC 7541, Appendix A, for what gRPC clients send.
+/// The part of RFC 7541, Appendix A, that gRPC clients use.
 const STATIC: [(usize, &str, &str); 13] = [
     (1, ":authority", ""),
     (2, ":method", "GET"),
@@ -26,7 +26,7 @@ pub(crate) enum Indexing {
     Never,
 }
 
-/// How one field is written.
+/// The encoding of one field.
 #[derive(Debug, Clone, Copy)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -44,7 +44,7 @@ pub(crate) struct Style {
     pub(crate) huffman_value: bool,
 }
 
-/// What golang.org/x/net/http2/hpack does, but for Huffman coding that makes a string longer.
+/// The encoding of golang.org/x/net/http2/hpack, except for Huffman coding that makes a string longer.
 pub(crate) const GRPC_GO: Style = Style {
     repeat: true,
     name_index: true,
@@ -54,7 +54,7 @@ pub(crate) const GRPC_GO: Style = Style {
     huffman_value: true,
 };
 
-/// What a client keeps for one connection.
+/// The state of a client for one connection.
 pub(crate) struct Encoder {
     entries: VecDeque<(String, Vec<u8>)>,
     capacity: usize,
@@ -81,7 +81,7 @@ impl Encoder {
             return put_integer(out, 0x80, 7, index);
         }
         let size = name.len() + value.len() + 32;
-        // As Go: what can never fit is not offered to the table.
+        // As in Go: an entry that exceeds the capacity is not added to the table.
         let never_fits = size > self.capacity && style.repeat && style.indexing == Indexing::Incremental;
         let indexing = if never_fits { Indexing::Without } else { style.indexing };
         let (first, prefix) = match indexing {
@@ -105,7 +105,7 @@ impl Encoder {
         }
     }
 
-    /// Entries of the dynamic table now.
+    /// The current number of entries in the dynamic table.
     pub(crate) fn entries(&self) -> usize {
         self.entries.len()
     }

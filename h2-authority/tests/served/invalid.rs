@@ -1,4 +1,4 @@
-//! Streams that no client should send: h2 reports the error, memory is bounded, and nothing panics.
+//! Tests streams that no client should send: h2 reports the error, memory is bounded, and nothing panics.
 
 use std::io::ErrorKind;
 
@@ -59,8 +59,8 @@ async fn errors_are_those_of_h2_without_the_adapter() {
     }
 }
 
-/// An entry with each name of the static table, of each size around the capacity of the table: its index is valid
-/// exactly when h2 still has the entry.
+/// An entry with each name of the static table, and with each size around the capacity of the table: its index is valid
+/// exactly if h2 still has the entry.
 #[tokio::test]
 async fn evictions_are_those_of_h2_without_the_adapter() {
     const CAPACITY: u8 = 100;
@@ -88,7 +88,7 @@ async fn evictions_are_those_of_h2_without_the_adapter() {
     assert!((61..61 * 26).contains(&evicted), "{evicted}");
 }
 
-/// A frame that is not a header block is passed on as soon as it is complete, and one over the maximum at once.
+/// A frame that is not a header block is forwarded as soon as it is complete, and one over the maximum at once.
 #[tokio::test]
 async fn data_is_not_held() {
     let mut head = [&greeting()[..], &[0xff, 0xff, 0xff, DATA, 0, 0, 0, 0, 1]].concat();

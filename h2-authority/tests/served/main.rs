@@ -1,4 +1,4 @@
-//! Real h2 servers behind the adapter, and clients that send what the client of h2 refuses to send.
+//! Runs real h2 servers behind the adapter with clients that send data which the client of h2 refuses to send.
 
 #[cfg(test)]
 mod client;

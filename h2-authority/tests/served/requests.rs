@@ -1,4 +1,4 @@
-//! Connections as grpc-go makes them, and all other valid ways to write their header blocks.
+//! Tests connections with the encoding of grpc-go, and with all other valid encodings of their header blocks.
 
 use bytes::Bytes;
 
@@ -10,7 +10,7 @@ use crate::{
 
 const PROTOCOL_ERROR: u32 = 1;
 
-/// The answers to `count` requests that are all served.
+/// The answers to `count` successful requests.
 pub(crate) fn all_done(count: usize) -> Vec<Answer> {
     let streams = (1..).step_by(2).take(count);
     streams.map(Answer::Done).collect()
@@ -112,7 +112,7 @@ async fn a_block_split_at_every_byte_is_served() {
         stream += 2;
         assert!(block.len() < 100);
     }
-    // Nothing but frames of one byte.
+    // Only frames of one byte.
     let block = block(&mut encoder, &fields(RAW), style);
     let framing = Framing {
         pieces: vec![1; block.len()],
@@ -210,7 +210,7 @@ async fn thousands_of_requests_on_one_connection_are_served() {
         if next(50) == 0 {
             encoder.resize(next(4097), &mut head);
         }
-        // Sometimes not as grpc-go does, so that names are used by their dynamic index.
+        // Sometimes different from grpc-go, so that names are used by their dynamic index.
         let style = Style {
             repeat: next(5) != 0,
             dynamic_first: next(2) == 0,

@@ -1,4 +1,4 @@
-//! The adapter as a stream: the output does not depend on where reads are cut, and ends where the input ends.
+//! Tests the adapter as a stream: the output does not depend on the sizes of reads, and ends where the input ends.
 
 use std::{io, io::IoSlice, time::Instant};
 
@@ -49,7 +49,7 @@ pub(crate) fn connection() -> Vec<u8> {
     bytes
 }
 
-/// What the adapter gives for input that arrives in two pieces.
+/// The output of the adapter for input that arrives in two pieces.
 pub(crate) async fn rewritten(head: &[u8], tail: &[u8]) -> (Vec<u8>, io::Result<usize>) {
     let mut out = Vec::new();
     let result = AuthorityAdapter::new(head.chain(tail)).read_to_end(&mut out).await;
@@ -90,7 +90,8 @@ async fn every_cut_of_the_stream_ends_where_it_was_cut() {
     for at in 0..=bytes.len() {
         let (out, result) = rewritten(&bytes[..at], &[]).await;
         assert_eq!(result.unwrap(), out.len());
-        // All is equal up to the cut block or frame. A cut frame is as the client sent it; an open block has no end.
+        // Everything is equal up to the cut block or frame. A cut frame is as the client sent it; an open block has no
+        // end.
         let common = out.iter().zip(&whole).take_while(|(a, b)| a == b).count();
         let cut = frames(&bytes[PREFACE.len().min(at)..at]).pop();
         let open = cut.filter(|frame| [HEADERS, CONTINUATION].contains(&frame.kind) && frame.flags & END_HEADERS == 0);

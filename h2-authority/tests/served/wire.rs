@@ -32,12 +32,12 @@ pub(crate) fn greeting() -> Vec<u8> {
     [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()
 }
 
-/// How a header block is put into frames.
+/// The division of a header block into frames.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Framing {
     pub(crate) padding: Option<u8>,
     pub(crate) priority: bool,
-    /// Lengths of all pieces of the block but the last. A length beyond the block gives an empty piece at the end.
+    /// Lengths of all pieces of the block except the last. A length beyond the block gives an empty piece at the end.
     pub(crate) pieces: Vec<usize>,
 }
 
