@@ -20,9 +20,9 @@ use nix::{
 pub use crate::manifest::MANIFESTS;
 use crate::{manifest::Manifest, namespaces::Namespaces};
 
-/// Where the agent listens by default.
+/// The default socket of the agent.
 pub const SOCKET: &str = "/run/kni/kni.sock";
-/// Where the KNI kubelet looks.
+/// The socket that the KNI kubelet uses.
 pub const KUBELET_SOCKET: &str = "/tmp/kni.sock";
 
 const READY: &str = "kni-agent: serving on";
@@ -34,15 +34,15 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct AgentOptions {
     /// Written to [`MANIFESTS`] before each start.
     pub manifests: Vec<Manifest>,
-    /// More arguments, for example `["--warm-sandboxes", "0"]`.
+    /// Additional arguments, for example `["--warm-sandboxes", "0"]`.
     pub args: Vec<String>,
-    /// More environment.
+    /// Additional environment variables.
     pub env: Vec<(String, String)>,
-    /// The binary instead of [`agent_binary`].
+    /// The binary to use instead of [`agent_binary`].
     pub binary: Option<PathBuf>,
-    /// The eBPF programs that the binary contains, whatever `KNI_EBPF_OBJECT` names.
+    /// Use the eBPF programs embedded in the binary, regardless of `KNI_EBPF_OBJECT`.
     pub embedded_programs: bool,
-    /// The cluster that the agent belongs to. Without one it is standalone, and knows the manifests.
+    /// The cluster of the agent. Without one it is standalone and reads the manifests.
     pub cluster: Option<Membership>,
 }
 
@@ -56,7 +56,7 @@ pub struct Membership {
 }
 
 impl AgentOptions {
-    /// An agent that knows `manifests`, with more arguments.
+    /// An agent that reads `manifests`, with additional arguments.
     pub fn new(manifests: Vec<Manifest>, args: &[&str]) -> Self {
         Self {
             manifests,
@@ -67,7 +67,7 @@ impl AgentOptions {
 }
 
 impl Default for AgentOptions {
-    /// [`Manifest::overlapping`], nothing else.
+    /// [`Manifest::overlapping`] and no additional arguments.
     fn default() -> Self {
         Self {
             manifests: Manifest::overlapping(),
@@ -80,7 +80,7 @@ impl Default for AgentOptions {
     }
 }
 
-/// A running agent. Dropping it kills the process; what the agent made in the node stays, as after a crash.
+/// A running agent. Dropping it kills the process; its state in the node remains, as after a crash.
 #[derive(Debug)]
 pub struct Agent {
     ns: Namespaces,
@@ -91,14 +91,14 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts the agent inside `ns` and waits until it serves.
+    /// Starts the agent inside `ns` and waits until it is ready.
     pub fn start(ns: &Namespaces, options: AgentOptions) -> Result<Self> {
         let agent = Self::start_unready(ns, options)?;
         agent.wait_ready(READY_TIMEOUT)?;
         Ok(agent)
     }
 
-    /// Starts the agent inside `ns`; it may not serve yet, or never.
+    /// Starts the agent inside `ns` without waiting until it is ready.
     pub fn start_unready(ns: &Namespaces, options: AgentOptions) -> Result<Self> {
         let binary = options.binary.clone().map_or_else(agent_binary, Ok)?;
         let program = ns.install(&binary)?;
@@ -118,7 +118,7 @@ impl Agent {
         self.child.id()
     }
 
-    /// Waits for the log line that reports readiness, since the latest start.
+    /// Waits for the log line that reports readiness since the latest start.
     pub fn wait_ready(&self, timeout: Duration) -> Result<()> {
         let ready = self.log.wait_for(READY, timeout);
         ensure!(
@@ -129,7 +129,7 @@ impl Agent {
         Ok(())
     }
 
-    /// What the agent wrote on stdout and stderr since the first start.
+    /// The output of the agent on stdout and stderr since the first start.
     pub fn log(&self) -> String {
         self.log.text()
     }
@@ -139,20 +139,20 @@ impl Agent {
         self.log.wait_for(text, timeout)
     }
 
-    /// Kills the agent as a crash would. It is gone when this returns.
+    /// Kills the agent as a crash would. The process has exited when this returns.
     pub fn kill9(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 
-    /// Asks the agent to stop and waits for its end.
+    /// Asks the agent to stop and waits for its exit.
     pub fn terminate(&mut self) -> Result<ExitStatus> {
         kill(self.nix_pid()?, Signal::SIGTERM).context("SIGTERM to the agent")?;
         self.wait_exit(STOP_TIMEOUT)
     }
 
-    /// Waits for the agent to end by itself.
+    /// Waits until the agent exits by itself.
     pub fn wait_exit(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + timeout;
         while Instant::now() < deadline {
@@ -165,12 +165,12 @@ impl Agent {
         bail!("the agent still runs after {timeout:?}; its log:\n{}", self.log())
     }
 
-    /// Whether its process is there.
+    /// Whether its process is running.
     pub fn runs(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_none())
     }
 
-    /// Starts the agent again after [`Self::kill9`] or [`Self::terminate`], and waits until it serves.
+    /// Starts the agent again after [`Self::kill9`] or [`Self::terminate`], and waits until it is ready.
     pub fn restart(&mut self) -> Result<()> {
         ensure!(self.child.try_wait()?.is_some(), "the agent still runs");
         self.log.reset_ready();
@@ -179,14 +179,14 @@ impl Agent {
     }
 
     /// Starts another program after [`Self::kill9`] or [`Self::terminate`], with the same options, and waits until it
-    /// serves.
+    /// is ready.
     pub fn replace(&mut self, program: &Path) -> Result<()> {
         self.options.embedded_programs = false;
         self.program = self.ns.install(program)?;
         self.restart()
     }
 
-    /// Runs `kni-agent cleanup` to its end; the agent must not run.
+    /// Runs `kni-agent cleanup` to completion; the agent must not be running.
     pub fn cleanup(&self) -> Result<Output> {
         cleanup(&self.ns, &self.program)
     }
@@ -198,7 +198,7 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // An agent that ended already refuses the signal; there is nothing left to stop then.
+        // An agent that has already exited refuses the signal; there is nothing to stop then.
         drop(self.child.kill());
         drop(self.child.wait());
         if thread::panicking() {
@@ -215,17 +215,17 @@ pub fn cleanup(ns: &Namespaces, program: &Path) -> Result<Output> {
         .with_context(|| format!("{} cleanup", program.display()))
 }
 
-/// The agent to test: `KNI_AGENT_BIN`, else the one beside the running test, built by cargo once per process.
+/// The agent to test: `KNI_AGENT_BIN`, or the one beside the running test, built by cargo once per process.
 pub fn agent_binary() -> Result<PathBuf> {
     built("kni-agent", "KNI_AGENT_BIN")
 }
 
-/// knictl: `KNI_KNICTL_BIN`, else the one beside the running test, built by cargo once per process.
+/// knictl: `KNI_KNICTL_BIN`, or the one beside the running test, built by cargo once per process.
 pub fn knictl_binary() -> Result<PathBuf> {
     built("knictl", "KNI_KNICTL_BIN")
 }
 
-/// The CNI plugin: `KNI_CNI_BIN`, else the one beside the running test, built by cargo once per process.
+/// The CNI plugin: `KNI_CNI_BIN`, or the one beside the running test, built by cargo once per process.
 pub fn shim_binary() -> Result<PathBuf> {
     built("kni-cni", "KNI_CNI_BIN")
 }
@@ -236,16 +236,17 @@ fn built(package: &'static str, variable: &str) -> Result<PathBuf> {
         return Ok(path.into());
     }
     let path = profile_folder()?.join(package);
-    // A release is made by `cargo xtask`, which names its programs.
+    // Releases are built by `cargo xtask`, which passes the paths of its programs.
     let is_release = path.parent().is_some_and(|folder| folder.ends_with("release"));
-    // Also when the file is there: cargo alone knows whether it is of this source.
+    // Also if the file exists: only cargo knows whether it is up to date.
     let mut built = BUILT.lock().map_err(|e| anyhow::anyhow!(e.to_string()))?;
     if !is_release && !built.contains(&package) {
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         // The whole workspace, as for the tests: another selection of packages would compile the dependencies again.
         cargo.args(["build", "--quiet", "--workspace", "--bin", package]);
         cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
-        // What cargo set for this test: build scripts that look at it would run again, here and in the next build.
+        // The variables that cargo set for this test: build scripts that read them would run again, here and in the
+        // next build.
         for (name, _) in env::vars_os() {
             let name = name.to_string_lossy();
             if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") || name == "LD_LIBRARY_PATH" {
@@ -259,7 +260,7 @@ fn built(package: &'static str, variable: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// `target/<profile>` of the running executable, which lies there or in its `deps`.
+/// The folder `target/<profile>` of the running executable, which is there or in its `deps`.
 pub(crate) fn profile_folder() -> Result<PathBuf> {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     if let Some(folder) = FOLDER.get() {
@@ -299,7 +300,7 @@ fn spawn(ns: &Namespaces, options: &AgentOptions, program: &Path, log: &Log) -> 
     Ok(child)
 }
 
-/// Lines as they come, from both streams.
+/// The lines of both streams in the order of their arrival.
 #[derive(Debug, Clone, Default)]
 struct Log(Arc<(Mutex<Lines>, Condvar)>);
 
@@ -326,7 +327,7 @@ impl Log {
         });
     }
 
-    /// Waits until all that an ended process wrote is here.
+    /// Waits until the whole output of an exited process has been read.
     fn wait_for_end(&self, deadline: Instant) {
         let lines = self.0.0.lock().expect("no writer panics");
         let left = deadline.saturating_duration_since(Instant::now());

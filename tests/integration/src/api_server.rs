@@ -1,4 +1,4 @@
-//! A real API server with its store, in a network namespace of its own: for tests of objects, without any node.
+//! Runs a real API server with its store in a separate network namespace, for tests of objects without a node.
 
 use std::{
     fs::{self, File},
@@ -18,33 +18,33 @@ use tempfile::TempDir;
 
 use crate::{eventually_sync, machine, namespaces::Namespaces};
 
-/// How long anything may take that usually takes seconds.
+/// Timeout for operations that usually take seconds.
 const PATIENCE: Duration = Duration::from_mins(1);
 const PAUSE: Duration = Duration::from_millis(50);
-/// The API server, inside the namespace.
+/// The address of the API server inside the namespace.
 const ADDRESS: &str = "https://127.0.0.1:6443";
 const ETCD: &str = "http://127.0.0.1:2379";
-/// What the administrator shows.
+/// The token of the administrator.
 const TOKEN: &str = "administrator";
-/// Where the definitions of a group of ours are explained.
+/// The `OpenAPI` path with the schemas of the API group.
 const EXPLAINED: &str = "/openapi/v3/apis/kni.dev/v1alpha1";
 
-/// etcd and kube-apiserver, reachable from their namespace only. They end when the value is dropped, or with this
-/// process.
+/// etcd and kube-apiserver, reachable from their namespace only. They are killed when the value is dropped or this
+/// process exits.
 #[derive(Debug)]
 pub struct ApiServer {
     inside: Namespaces,
     programs: ApiServerPrograms,
     /// In the order of their start.
     running: Vec<(&'static str, Child)>,
-    /// The number of kubectl's cache: with a new one kubectl reads the server's schemas again.
+    /// The number of kubectl's cache: with a new cache kubectl reads the schemas of the server again.
     cache: AtomicU32,
-    /// Everything on disk.
+    /// All files of the servers.
     folder: TempDir,
 }
 
 impl ApiServer {
-    /// Starts both and waits until the API server is ready. `name` appears in messages only.
+    /// Starts both servers and waits until the API server is ready. `name` appears in messages only.
     pub fn start(name: &str) -> Result<Self> {
         let mut server = Self {
             inside: Namespaces::fresh_net(name)?,
@@ -57,7 +57,7 @@ impl ApiServer {
         server.spawn("etcd", server.etcd())?;
         server.spawn("kube-apiserver", server.kube_apiserver())?;
         let deadline = Instant::now() + PATIENCE;
-        // The API server itself makes the namespace: there are no controllers.
+        // The API server itself creates the namespace: there are no controllers.
         while server.kubectl(&["get", "--raw", "/readyz"]).is_err()
             || server.kubectl(&["get", "ns", "default"]).is_err()
         {
@@ -71,7 +71,7 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// Gives it the definitions in a folder with a kustomization, and waits until every kind can be used and explained.
+    /// Applies the definitions in a folder with a kustomization, and waits until every kind can be used and explained.
     pub fn install(&self, folder: &Path) -> Result<()> {
         self.kubectl(&["apply", "--server-side", "-k", &folder.display().to_string()])?;
         let established = ["wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"];
@@ -92,7 +92,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// The schemas of the kinds of `kni.dev`, as kubectl gets them to explain fields.
+    /// The schemas of the kinds of `kni.dev`, which kubectl uses to explain fields.
     pub fn explained(&self) -> Result<Value> {
         let text = self.kubectl(&["get", "--raw", EXPLAINED])?;
         serde_json::from_str(&text).context(EXPLAINED)
@@ -107,12 +107,12 @@ impl ApiServer {
         })
     }
 
-    /// Runs kubectl as the administrator and returns what it prints; failure quotes its output.
+    /// Runs kubectl as the administrator and returns its output, which is also part of the error.
     pub fn kubectl(&self, args: &[&str]) -> Result<String> {
         self.kubectl_with_input(args, "")
     }
 
-    /// [`Self::kubectl`] with something on its standard input.
+    /// [`Self::kubectl`] with standard input.
     pub fn kubectl_with_input(&self, args: &[&str], input: &str) -> Result<String> {
         let output = self.run(args, input)?;
         let said = String::from_utf8_lossy(&output.stderr);
@@ -120,18 +120,18 @@ impl ApiServer {
         String::from_utf8(output.stdout).context("kubectl does not answer in UTF-8")
     }
 
-    /// [`Self::kubectl`] with its answer as JSON.
+    /// [`Self::kubectl`] with its output as JSON.
     pub fn kubectl_json(&self, args: &[&str]) -> Result<Value> {
         let text = self.kubectl(&[args, &["-o", "json"]].concat())?;
         serde_json::from_str(&text).context("kubectl does not answer in JSON")
     }
 
-    /// Creates what `manifest`, YAML or JSON, describes.
+    /// Creates the objects of `manifest`, YAML or JSON.
     pub fn create(&self, manifest: &str) -> Result<()> {
         self.kubectl_with_input(&["create", "-f", "-"], manifest).map(drop)
     }
 
-    /// The message of kubectl when the API server refuses a request; an error if it does not.
+    /// The message of kubectl if the API server refuses a request; an error if the server accepts it.
     pub fn refusal(&self, args: &[&str], input: &str) -> Result<String> {
         let output = self.run(args, input)?;
         ensure!(!output.status.success(), "kubectl {} succeeds", args.join(" "));
@@ -147,7 +147,7 @@ impl ApiServer {
         kubectl.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = kubectl.spawn().context("run kubectl")?;
         let mut stdin = child.stdin.take().context("no stdin")?;
-        // One that does not like its arguments reads nothing.
+        // A kubectl that refuses its arguments does not read its input.
         drop(stdin.write_all(input.as_bytes()));
         drop(stdin);
         child.wait_with_output().context("wait for kubectl")
@@ -204,7 +204,7 @@ impl ApiServer {
             format!("--etcd-servers={ETCD}"),
             "--secure-port=6443".into(),
             "--bind-address=127.0.0.1".into(),
-            // The API server advertises no loopback address, so none is given.
+            // The API server accepts no loopback address here.
             "--advertise-address=192.0.2.1".into(),
             "--endpoint-reconciler-type=none".into(),
             file("tls-cert-file", "server.crt"),
@@ -215,7 +215,7 @@ impl ApiServer {
             "--service-account-issuer=https://kubernetes.default.svc".into(),
             "--authorization-mode=RBAC".into(),
             "--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112".into(),
-            // Without controllers there are no accounts that a pod could have.
+            // Without controllers there are no service accounts for pods.
             "--disable-admission-plugins=ServiceAccount".into(),
         ]
     }
@@ -230,7 +230,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// One that has ended by itself.
+    /// A process that has exited by itself.
     fn ended(&mut self) -> Result<Option<&'static str>> {
         for (name, child) in &mut self.running {
             if child.try_wait()?.is_some() {
@@ -258,7 +258,7 @@ impl Drop for ApiServer {
             eprintln!("--- the end of kube-apiserver.log ---\n{}", self.log("kube-apiserver"));
         }
         for (_, child) in self.running.iter_mut().rev() {
-            // One that has ended already cannot be killed.
+            // The signal fails for a process that has already exited.
             drop(child.kill());
             drop(child.wait());
         }

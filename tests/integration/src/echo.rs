@@ -1,4 +1,4 @@
-//! Sends much data there and back, and compares every byte.
+//! Sends data in both directions, and compares every byte.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -13,14 +13,14 @@ use crate::{namespaces::Namespaces, traffic::new_token};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Bytes that differ from run to run and repeat at no power of two.
+/// Bytes that differ between runs and do not repeat at a power of two.
 pub fn pattern(length: usize) -> Vec<u8> {
     let seed = new_token().into_bytes();
     let byte = |at: usize| seed[at % seed.len()].wrapping_add(u8::try_from(at % 251).expect("less than 256"));
     (0..length).map(byte).collect()
 }
 
-/// One TCP connection from `client` to `to`, served by `server` on `port`: `length` bytes there, then all of them back.
+/// Opens one TCP connection from `client` to `to`, served by `server` on `port`: `length` bytes to the server and back.
 pub fn tcp_echo(client: &Namespaces, to: SocketAddr, server: &Namespaces, port: u16, length: usize) -> Result<()> {
     let listener = server.enter(|| when_free(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))))??;
     listener.set_nonblocking(true)?;
@@ -37,7 +37,7 @@ pub fn tcp_echo(client: &Namespaces, to: SocketAddr, server: &Namespaces, port: 
     Ok(())
 }
 
-/// Binds when an earlier socket is gone. It was closed already, but a process that another thread is just about to start
+/// Binds as soon as an earlier socket is released. It was closed already, but a process that another thread is starting
 /// holds a copy of it between fork and exec.
 fn when_free<S>(bind: impl Fn() -> io::Result<S>) -> io::Result<S> {
     let deadline = Instant::now() + PATIENCE;
@@ -81,7 +81,7 @@ fn ask_tcp(to: SocketAddr, data: &[u8]) -> io::Result<Vec<u8>> {
     Ok(received)
 }
 
-/// One datagram of `length` bytes from `client` to `to`, and back from `server` on `port`.
+/// Sends one datagram of `length` bytes from `client` to `to`, and back from `server` on `port`.
 pub fn udp_echo(client: &Namespaces, to: SocketAddr, server: &Namespaces, port: u16, length: usize) -> Result<()> {
     let bind = |port| {
         let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port))?;

@@ -1,7 +1,7 @@
-//! Decides which tests of a binary run at the same time: any, or one alone.
+//! Schedules the tests of a binary: shared tests run concurrently, an exclusive test runs alone.
 //!
 //! Tests run in threads of one process. A test that waits for silence, measures time or starts a whole cluster names
-//! `exclusive` in [`require!`](crate::require) and runs while no other privileged test of its binary does.
+//! `exclusive` in [`require!`](crate::require) and runs while no other privileged test of its binary is running.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -14,11 +14,11 @@ static CHANGED: Condvar = Condvar::new();
 
 #[derive(Debug)]
 struct Running {
-    /// Tests that allow others beside them.
+    /// Running shared tests.
     shared: usize,
     /// Whether a test runs alone.
     exclusive: bool,
-    /// Tests that wait to run alone; they go first, as the others would otherwise never leave a gap.
+    /// Waiting exclusive tests; they take precedence, because shared tests would otherwise never leave a gap.
     waiting: usize,
 }
 
@@ -29,7 +29,7 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// Waits until the calling test may run. A test takes one permit: a second one could wait for itself.
+    /// Waits until the calling test may run. A test takes one permit: a second one could deadlock.
     pub fn acquire(exclusive: bool) -> Self {
         let mut running = lock();
         if exclusive {
@@ -59,7 +59,7 @@ impl Drop for Permit {
     }
 }
 
-/// A failed test leaves the counts as true as any other.
+/// A failed test leaves the counts consistent.
 fn lock() -> MutexGuard<'static, Running> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -83,7 +83,7 @@ mod tests {
 
     use super::Permit;
 
-    /// The only test of this binary that takes more than one permit at a time, each in a thread of its own.
+    /// The only test of this binary that takes more than one permit at a time, each in a separate thread.
     #[test]
     fn an_exclusive_test_runs_alone_and_all_come_to_run() {
         let (inside, most) = (AtomicUsize::new(0), AtomicUsize::new(0));

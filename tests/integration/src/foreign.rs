@@ -1,6 +1,6 @@
-//! A TCX program of another owner: counts the packets it sees and passes them on.
+//! Loads a TCX program of another owner, which counts packets and passes them on.
 //!
-//! Loaded by bare bpf(2) calls, so that it shares no code with the agent.
+//! Uses direct calls of bpf(2), so that it shares no code with the agent.
 
 use std::{
     io,
@@ -9,25 +9,25 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// Where in the chain of a hook a program goes.
+/// The position of a program in the chain of a hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Position {
     /// Before all others.
     First,
-    /// Behind all others.
+    /// After all others.
     Last,
 }
 
-/// Which of an interface's hooks.
+/// A hook of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// What the interface receives.
+    /// Received packets.
     Ingress,
-    /// What it sends.
+    /// Sent packets.
     Egress,
 }
 
-/// An attached program; detached when it is dropped.
+/// An attached program; detached on drop.
 #[derive(Debug)]
 pub struct ForeignProgram {
     counter: OwnedFd,
@@ -82,7 +82,7 @@ struct LinkCreate {
 }
 
 fn bpf<T>(command: i32, attributes: &T) -> io::Result<i64> {
-    // SAFETY: the kernel reads the structure for its given size, and follows pointers of it only to what lives at
+    // SAFETY: the kernel reads the structure for its given size, and follows its pointers only to data that lives at
     // least as long as this call; the callers point to locals.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size_of::<T>()) };
     if result < 0 {
@@ -94,7 +94,7 @@ fn bpf<T>(command: i32, attributes: &T) -> io::Result<i64> {
 
 fn open<T>(command: i32, attributes: &T) -> io::Result<OwnedFd> {
     let fd = i32::try_from(bpf(command, attributes)?).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made the descriptor, which has no other owner.
+    // SAFETY: the kernel has just created the descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -164,7 +164,7 @@ impl ForeignProgram {
             Side::Ingress => 46,
             Side::Egress => 47,
         };
-        // BPF_F_BEFORE and BPF_F_AFTER without anything that they are relative to.
+        // BPF_F_BEFORE and BPF_F_AFTER without a relative program.
         let flags = match position {
             Position::First => 1 << 3,
             Position::Last => 1 << 4,
@@ -182,7 +182,7 @@ impl ForeignProgram {
         Ok(Self { counter, _link: link })
     }
 
-    /// How many packets it has seen.
+    /// The number of packets that it has seen.
     pub fn seen(&self) -> Result<u64> {
         let (key, mut value) = (0_u32, 0_u64);
         let lookup = MapLookup {
@@ -193,7 +193,8 @@ impl ForeignProgram {
             flags: 0,
         };
         bpf(BPF_MAP_LOOKUP_ELEM, &lookup)?;
-        // SAFETY: a plain read of a local; volatile, because the kernel has written it behind the compiler's back.
+        // SAFETY: a plain read of a local; volatile, because the kernel has written it without the compiler's
+        // knowledge.
         Ok(unsafe { std::ptr::from_ref(&value).read_volatile() })
     }
 }

@@ -1,9 +1,10 @@
-//! The harness of the tests on a real kernel: nodes of their own, the real agent, a kubelet's calls, and real packets.
+//! Provides the harness of the tests on a real kernel: separate nodes, the real agent, the calls of a kubelet, and real
+//! packets.
 //!
-//! A [`Node`] is a network and a mount namespace in which an [`Agent`] runs as on a machine of its own; the machine
-//! the tests run on is not touched. A [`Kubelet`] creates [`Pod`]s through KNI as the kubelet does. [`traffic`] reports
-//! who answers at an address, [`frames`] builds what no socket would send, and a [`NodeSnapshot`] shows what was left
-//! behind. Everything is taken away when its value is dropped, also when a test fails.
+//! A [`Node`] is a network and a mount namespace in which an [`Agent`] runs as on a separate machine; the machine that
+//! runs the tests is not changed. A [`Kubelet`] creates [`Pod`]s through KNI as the kubelet does. [`traffic`]
+//! identifies the server that answers at an address, [`frames`] builds frames that no socket would send, and a
+//! [`NodeSnapshot`] shows leftovers. All resources are released when their values are dropped, also when a test fails.
 
 pub mod agent;
 pub mod api_server;

@@ -1,4 +1,4 @@
-//! A node with a real container runtime, and on demand a real kubelet and its cluster.
+//! Runs a node with a real container runtime, and optionally a real kubelet and its cluster.
 
 use std::{
     env,
@@ -18,10 +18,10 @@ use crate::{
     snapshot::NodeSnapshot,
 };
 
-/// The folder `deploy` of this source.
+/// The folder `deploy` of this repository.
 const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
 
-/// A node whose processes go before its namespaces when it is dropped.
+/// A node whose processes end before its namespaces when it is dropped.
 #[derive(Debug)]
 pub struct Machine {
     /// Its processes.
@@ -31,21 +31,21 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A node where containerd runs, with the images of a local node; without a network configuration.
+    /// A node with containerd and the images of a local node, without a network configuration.
     pub fn with_containerd(name: &str) -> Result<Self> {
         let mut machine = Self::idle(name)?;
         machine.local.start_containerd()?;
         Ok(machine)
     }
 
-    /// [`Self::with_containerd`], and the cluster: known to its API server, but not ready without a network.
+    /// [`Self::with_containerd`] and the cluster: registered at its API server, but not ready without a network.
     pub fn with_cluster(name: &str) -> Result<Self> {
         let mut machine = Self::with_containerd(name)?;
         machine.local.start_cluster("https://127.0.0.1:6443")?;
         Ok(machine)
     }
 
-    /// Starts an agent on the node, as the network of the container runtime. It prewarms no interfaces, so that a node
+    /// Starts an agent on the node as the network of the container runtime. It prewarms no interfaces, so that a node
     /// without pods always looks the same.
     pub fn start_agent(&self, manifests: Vec<Manifest>) -> Result<Agent> {
         let agent = Agent::start(&self.node, Self::agent_options(manifests))?;
@@ -53,7 +53,8 @@ impl Machine {
         Ok(agent)
     }
 
-    /// [`Self::start_agent`] with an agent that follows the API server, which gets the objects of `deploy/` first.
+    /// [`Self::start_agent`] with an agent that watches the API server, to which the objects of `deploy/` are applied
+    /// first.
     pub fn start_member(&mut self) -> Result<Agent> {
         self.local.apply_deployment(Path::new(DEPLOY))?;
         let cluster = Membership {
@@ -69,7 +70,7 @@ impl Machine {
         Ok(agent)
     }
 
-    /// How [`Self::start_agent`] runs the agent.
+    /// The options of [`Self::start_agent`].
     pub fn agent_options(manifests: Vec<Manifest>) -> AgentOptions {
         AgentOptions {
             manifests,
@@ -78,18 +79,18 @@ impl Machine {
         }
     }
 
-    /// The node's snapshot once all traces of pods are gone: the last ones are removed in the background.
+    /// The snapshot of the node after the removal of all pods, part of which happens in the background.
     pub fn at_rest(&self) -> Result<NodeSnapshot> {
         eventually_sync(Duration::from_mins(1), || {
             let snapshot = NodeSnapshot::take(&self.node)?;
             let links = snapshot.section("link").iter().filter(|link| link.starts_with("kni"));
-            // Interfaces' pins begin with the number of the endpoint.
+            // The names of interface pins start with the number of the endpoint.
             let pins = snapshot.section("bpffs").iter().filter(|pin| {
                 let name = pin.split_once("/links/").map(|(_, name)| name);
                 name.is_some_and(|name| name.starts_with(|c: char| c.is_ascii_digit()))
             });
             let left: Vec<&String> = links.chain(pins).collect();
-            // The uplink's link-local address is checked for duplicates for a second or two.
+            // Duplicate address detection of the uplink's link-local address takes one or two seconds.
             let mut routes = snapshot.section("route").iter();
             let settled = routes.any(|route| route.starts_with("local fe80:") && route.contains("dev uplink0"));
             ensure!(
@@ -100,7 +101,7 @@ impl Machine {
         })
     }
 
-    /// Puts our CNI plugin and its configuration where containerd looks.
+    /// Installs the CNI plugin and its configuration in the folders that containerd reads.
     pub fn install_cni(&self) -> Result<()> {
         let agent = self.node.install(&agent_binary()?)?;
         let shim = self.node.install(&shim_binary()?)?;
@@ -124,7 +125,7 @@ impl Machine {
     }
 }
 
-/// The programs of a node, built where they are missing: that takes minutes, so `cargo xtask test` does it before.
+/// The programs of a node; missing ones are built, which takes minutes, so `cargo xtask test` builds them in advance.
 pub fn programs() -> Result<Programs> {
     Programs::build(&tools()?, &mut |line| eprintln!("{line}"))
 }
@@ -139,7 +140,7 @@ pub fn static_programs() -> Result<StaticPrograms> {
     Ok(BUILT.get_or_init(|| built).clone())
 }
 
-/// `target/tools/node`, as `cargo xtask` knows it.
+/// `target/tools/node`, the folder that `cargo xtask` uses.
 pub(crate) fn tools() -> Result<PathBuf> {
     if let Some(named) = env::var_os("KNI_NODE_TOOLS") {
         return Ok(named.into());

@@ -1,4 +1,4 @@
-//! Writes the `PodNetwork` manifests that a standalone agent reads.
+//! Writes the `PodNetwork` manifests of a standalone agent.
 
 use std::{fs, path::Path};
 
@@ -41,7 +41,7 @@ impl Manifest {
         }
     }
 
-    /// The network that pods join when they ask for nothing else.
+    /// The network that pods join by default.
     pub fn default_network(name: &str, subnets: &[&str]) -> Self {
         Self::network(name, subnets).spec("default: true")
     }
@@ -53,7 +53,8 @@ impl Manifest {
         self
     }
 
-    /// `default` with `10.244.0.0/16` and `fd00:244::/64`, and `blue` and `red`, both with `10.10.0.0/16` and `fd10::/64`.
+    /// `default` with `10.244.0.0/16` and `fd00:244::/64`, and `blue` and `red`, both with `10.10.0.0/16` and
+    /// `fd10::/64`.
     pub fn overlapping() -> Vec<Self> {
         let same = ["10.10.0.0/16", "fd10::/64"];
         vec![
@@ -63,7 +64,7 @@ impl Manifest {
         ]
     }
 
-    /// A file of any text.
+    /// A file with the given text.
     pub fn file(file: &str, text: impl Into<String>) -> Self {
         Self {
             file: file.to_owned(),
@@ -71,9 +72,9 @@ impl Manifest {
         }
     }
 
-    /// Objects in one file: they change at once.
+    /// Objects in one file, which change together.
     pub fn of(file: &str, objects: &[serde_json::Value]) -> Self {
-        // JSON is YAML.
+        // JSON is valid YAML.
         let documents: Vec<String> = objects.iter().map(ToString::to_string).collect();
         Self::file(file, documents.join("\n---\n") + "\n")
     }
@@ -83,7 +84,8 @@ impl Manifest {
         Self::write_all(manifests, ns, Path::new(MANIFESTS))
     }
 
-    /// Writes or replaces the files in `folder` as seen inside `ns`, each at once so that a watcher sees whole files.
+    /// Writes or replaces the files in `folder` as seen inside `ns`, each atomically, so that a watcher sees complete
+    /// files.
     pub fn write_all(manifests: &[Self], ns: &Namespaces, folder: &Path) -> Result<()> {
         ns.enter(|| {
             fs::create_dir_all(folder)?;

@@ -1,4 +1,5 @@
-//! What is behind a node's uplink: a router, a server behind it, and a witness of every packet between node and router.
+//! Provides the network behind a node's uplink: a router, a server behind it, and a capture of every packet between
+//! node and router.
 
 use std::{
     fs,
@@ -32,17 +33,18 @@ pub const INNER_V4: &str = "203.0.113.1";
 /// See [`INNER_V4`].
 pub const INNER_V6: &str = "2001:db8:203::1";
 
-/// The outside of a node: `node --uplink0/fabric0-- router --inner0/server0-- server`. The router knows no pods.
+/// The network outside a node: `node --uplink0/fabric0-- router --inner0/server0-- server`. The router has no routes to
+/// pods.
 #[derive(Debug)]
 pub struct Outside {
-    /// The other end of the uplink, as it forwards.
+    /// The other end of the uplink, which forwards.
     pub router: Namespaces,
-    /// A host behind it.
+    /// A host behind the router.
     pub server: Namespaces,
 }
 
 impl Outside {
-    /// Puts a server behind the node's fabric, which becomes a router.
+    /// Adds a server behind the node's fabric, which becomes a router.
     pub fn new(node: &Node) -> Result<Self> {
         let router = node.fabric().clone();
         let server = Namespaces::fresh_net(&format!("{}-server", node.name()))?;
@@ -53,7 +55,7 @@ impl Outside {
         for name in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
             set(&router, name, "1")?;
         }
-        // Every error is sent, without a rate limit.
+        // All errors are sent, without a rate limit.
         for name in ["ipv4/icmp_ratelimit", "ipv6/icmp/ratelimit"] {
             set(&router, name, "0")?;
             set(&server, name, "0")?;
@@ -93,40 +95,40 @@ impl Outside {
         Ok(if v4 { FABRIC_V4 } else { FABRIC_V6 }.parse()?)
     }
 
-    /// Sets the MTU of the way between router and server.
+    /// Sets the MTU of the link between router and server.
     pub fn set_inner_mtu(&self, mtu: u32) -> Result<()> {
         self.router.ip(&[&format!("link set inner0 mtu {mtu}")])?;
         self.server.ip(&[&format!("link set server0 mtu {mtu}")])
     }
 }
 
-/// Sees every packet between node and router from the beginning to the end, and those that have a pod's address as
-/// their source, or as the source of the packet that an ICMP error quotes.
+/// Captures every packet between node and router, and reports those that have a pod's address as their source, or as
+/// the source of the packet that an ICMP error quotes.
 #[derive(Debug)]
 pub struct LeakWatch {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<io::Result<LeakReport>>>,
 }
 
-/// What a [`LeakWatch`] saw.
+/// The results of a [`LeakWatch`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LeakReport {
     /// IP packets.
     pub packets: u64,
-    /// Those that should not have been.
+    /// Packets with a source address of a pod.
     pub leaked: Vec<Vec<u8>>,
-    /// Packets that the kernel had no room for: not seen.
+    /// Packets that were not captured, because the socket buffer was full.
     pub missed: u32,
 }
 
 const LOOK: Duration = Duration::from_millis(20);
-/// Enough for a minute of short connections while the watching thread sleeps.
+/// Enough for a minute of short connections while the capturing thread sleeps.
 const ROOM: usize = 256 << 20;
-/// Headers and the beginning of a quoted packet.
+/// Headers and the start of a quoted packet.
 const SNAP: usize = 256;
 
 impl LeakWatch {
-    /// Begins to watch the router's end of the uplink for sources in `pods`.
+    /// Starts capturing at the router's end of the uplink for sources in `pods`.
     pub fn start(outside: &Outside, pods: &[&str]) -> Result<Self> {
         let ranges = pods
             .iter()
@@ -142,14 +144,14 @@ impl LeakWatch {
         })
     }
 
-    /// Ends the watch. What was sent before is seen.
+    /// Stops the capture. All earlier packets are included.
     pub fn finish(mut self) -> Result<LeakReport> {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().context("taken here only")?;
         Ok(thread.join().expect("a watch does not panic")?)
     }
 
-    /// [`Self::finish`]; panics unless it saw packets, missed none, and none was a pod's.
+    /// [`Self::finish`]; panics unless it captured packets, missed none, and none had a pod's source address.
     #[track_caller]
     pub fn assert_clean(self) {
         let report = self.finish().expect("the capture works");
@@ -212,7 +214,7 @@ fn watch(socket: &Socket, ranges: &[IpNet], stop: &AtomicBool) -> io::Result<Lea
     let mut report = LeakReport::default();
     let mut frame = [0; SNAP];
     loop {
-        // Asked before: what was sent before the end is there by then.
+        // Read first: packets sent before the stop are in the socket by then.
         let last = stop.load(Ordering::Relaxed);
         match (&*socket).read(&mut frame) {
             Ok(length) => {
@@ -233,7 +235,7 @@ fn watch(socket: &Socket, ranges: &[IpNet], stop: &AtomicBool) -> io::Result<Lea
     }
 }
 
-/// What the kernel dropped because the socket was full.
+/// Packets that the kernel dropped because the socket buffer was full.
 fn missed(socket: &Socket) -> io::Result<u32> {
     // SAFETY: all zeros are a valid value.
     let mut stats: libc::tpacket_stats = unsafe { std::mem::zeroed() };

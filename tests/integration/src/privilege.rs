@@ -1,4 +1,5 @@
-//! What a test needs of the machine: a missing need skips the test loudly, or fails it where `KNI_REQUIRE` names it.
+//! Checks the requirements of a test: a missing one skips the test with a message, or fails it if `KNI_REQUIRE`
+//! contains it.
 
 use std::{env, io, path::Path};
 
@@ -9,22 +10,22 @@ use nix::{
 
 use crate::exclusive::Permit;
 
-/// A word among the needs of a test that runs alone.
+/// The requirement of tests that run alone.
 const EXCLUSIVE: &str = "exclusive";
 
-/// Where Debian puts CNI plugins.
+/// Debian's folder of CNI plugins.
 pub const CNI_PLUGINS: &str = "/usr/lib/cni";
 
-/// Skips the calling test, by returning from it, when the machine lacks one of the named needs: `root`, `netns`, `bpf`,
-/// `cni_plugins` (of Debian), `machine` (what a whole node is built with and runs on), `api_server` (`machine`, unless
-/// `KUBEBUILDER_ASSETS` names the programs) or the name of a program that must be in `PATH`. The test may return `()` or
-/// a `Result<(), _>`.
+/// Skips the calling test, by returning from it, if the machine lacks one of the named requirements: `root`, `netns`,
+/// `bpf`, `cni_plugins` (of Debian), `machine` (the build tools and the runtime environment of a whole node),
+/// `api_server` (`machine`, unless `KUBEBUILDER_ASSETS` names the programs) or the name of a program that must be in
+/// `PATH`. The test may return `()` or a `Result<(), _>`.
 ///
-/// A test that names `exclusive` runs while no other test of its binary does that has a `require!`; see
-/// [`exclusive`](crate::exclusive). A test has one `require!` at most, which holds until it returns.
+/// A test with `exclusive` runs while no other test of its binary with a `require!` is running; see
+/// [`exclusive`](crate::exclusive). A test has at most one `require!`, which applies until it returns.
 ///
-/// Prints `SKIP <test>: <why>`. Panics instead when the environment variable `KNI_REQUIRE` (comma list, `all` for
-/// everything) names the need.
+/// Prints `SKIP <test>: <why>`. Panics instead if the environment variable `KNI_REQUIRE` (comma-separated list, or
+/// `all`) contains the requirement.
 #[macro_export]
 macro_rules! require {
     ($($need:ident),+ $(,)?) => {
@@ -41,7 +42,7 @@ macro_rules! require {
     };
 }
 
-/// What a skipped test returns.
+/// The return value of a skipped test.
 pub trait Skipped {
     /// The value of success.
     fn skipped() -> Self;
@@ -57,7 +58,7 @@ impl<E> Skipped for Result<(), E> {
     }
 }
 
-/// The permission to run, when the machine has every need; see [`require!`].
+/// The permit to run if the machine meets all requirements; see [`require!`].
 pub fn require(test: &str, needs: &[&str]) -> Option<Permit> {
     for need in needs {
         let need = match *need {
@@ -75,7 +76,7 @@ pub fn require(test: &str, needs: &[&str]) -> Option<Permit> {
     Some(Permit::acquire(needs.contains(&EXCLUSIVE)))
 }
 
-/// The path of the function around `here`, less the crate's name.
+/// The path of the function around `here`, without the name of the crate.
 pub fn test_name<F>(_here: &F) -> &'static str {
     let full = std::any::type_name::<F>();
     let test = full
@@ -122,7 +123,7 @@ fn check(need: &str) -> Result<(), String> {
     }
 }
 
-/// The head of `union bpf_attr` that `BPF_MAP_CREATE` reads.
+/// The start of `union bpf_attr` that `BPF_MAP_CREATE` reads.
 #[repr(C)]
 struct MapCreate {
     map_type: u32,
@@ -140,7 +141,7 @@ fn create_map() -> io::Result<()> {
         value_size: 8,
         max_entries: 1,
     };
-    // SAFETY: `attr` lives through the call and its size is given; the kernel takes missing tail bytes as zero.
+    // SAFETY: `attr` lives through the call and its size is given; the kernel treats missing trailing bytes as zero.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, &raw const attr, size_of::<MapCreate>()) };
     let Ok(fd) = i32::try_from(fd) else {
         return Err(io::Error::other("descriptor out of range"));
@@ -148,7 +149,7 @@ fn create_map() -> io::Result<()> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was returned just now and has no other owner.
+    // SAFETY: the kernel has just returned the descriptor, so it has no other owner.
     drop(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd) });
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Where most tests begin: a node with a running agent and a connected kubelet, and what operators can see there.
+//! Provides the setup of most tests: a node with a running agent and a connected kubelet, and the operators' view of
+//! it.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -14,12 +15,12 @@ use crate::{
     node::{FABRIC_V6, NODE_V4, NODE_V6, Node},
 };
 
-/// A node with an agent. The agent goes before the node when it is dropped.
+/// A node with an agent. The agent is dropped before the node.
 #[derive(Debug)]
 pub struct Stage {
     /// The agent; it can be killed and started again.
     pub agent: Agent,
-    /// Connected to the socket where the KNI kubelet looks.
+    /// Connected to the socket that the KNI kubelet uses.
     pub kubelet: Kubelet,
     /// The node.
     pub node: Node,
@@ -31,12 +32,12 @@ impl Stage {
         Self::on(Node::new(name)?, manifests).await
     }
 
-    /// Starts the agent on a node that was prepared before.
+    /// Starts the agent on an existing node.
     pub async fn on(node: Node, manifests: Vec<Manifest>) -> Result<Self> {
         Self::with(node, AgentOptions::new(manifests, &[])).await
     }
 
-    /// [`Self::on`] with an agent of one's own.
+    /// [`Self::on`] with the given options of the agent.
     pub async fn with(node: Node, options: AgentOptions) -> Result<Self> {
         let agent = Agent::start(&node, options)?;
         let kubelet = Kubelet::connect(&node, KUBELET_SOCKET).await?;
@@ -60,7 +61,7 @@ impl Stage {
         pod.with_context(|| format!("run pod {name}"))
     }
 
-    /// The agent's own status.
+    /// The status that the agent reports.
     pub async fn status(&self) -> Result<GetStatusResponse> {
         let status = self.kubelet.runtime().get_status(GetStatusRequest {}).await?;
         Ok(status.into_inner())
@@ -73,7 +74,7 @@ impl Stage {
         Ok(listed.into_inner().interfaces)
     }
 
-    /// An interface of a pod, as the agent lists it.
+    /// The listed interface of a pod.
     pub async fn interface(&self, pod: &Pod, ifname: &str) -> Result<Interface> {
         let request = ListInterfacesRequest {
             sandbox_id: pod.id.clone(),
@@ -91,7 +92,7 @@ impl Stage {
         Ok([mac(&interface.mac)?, mac(&interface.host_mac)?])
     }
 
-    /// Packets of a pod that were dropped in `direction` for `reason`, over all its interfaces.
+    /// Packets of a pod that were dropped in `direction` for `reason`, summed over its interfaces.
     pub async fn drops(&self, pod: &Pod, direction: &str, reason: &str) -> Result<u64> {
         let listed = self.kubelet.runtime().list_drops(ListDropsRequest {}).await?;
         let listed = listed.into_inner().drops;
@@ -120,19 +121,19 @@ impl Stage {
         Ok(())
     }
 
-    /// What knictl prints.
+    /// The output of knictl.
     pub fn knictl(&self, args: &[&str]) -> Result<String> {
         let program = self.node.install(&knictl_binary()?)?;
         self.node.run(program.to_str().context("not UTF-8")?, args)
     }
 }
 
-/// Makes the node forward, as every Kubernetes node does, and gives the fabric routes to the pods of the default network of
-/// [`Manifest::overlapping`] are.
+/// Enables forwarding on the node, as on every Kubernetes node, and gives the fabric routes to the pods of the default
+/// network of [`Manifest::overlapping`].
 pub fn forwarding(node: &Node) -> Result<()> {
     node.forward()?;
-    // The kernel asks for the neighbours of packets that it forwards from its link-local address, which a fresh link has
-    // only after a second or two of duplicate address detection.
+    // The kernel resolves neighbours of forwarded packets from its link-local address, which a new link has only after
+    // one or two seconds of duplicate address detection.
     for (ns, link, other, there, neighbour) in [
         (&**node, "uplink0", node.fabric(), "fabric0", FABRIC_V6),
         (node.fabric(), "fabric0", &**node, "uplink0", NODE_V6),
@@ -152,7 +153,7 @@ pub fn forwarding(node: &Node) -> Result<()> {
 /// The address of `eth0` of a family.
 ///
 /// # Panics
-/// The pod has none.
+/// If the pod has none.
 #[track_caller]
 pub fn address(pod: &Pod, v4: bool) -> IpAddr {
     pod.ip(v4)

@@ -7,11 +7,11 @@ use std::{
 
 use anyhow::{Context as _, Error, Result, ensure};
 
-/// The first pause between two looks; each further one is twice as long, up to [`LONGEST`].
+/// The first pause between two checks; each following one is twice as long, up to [`LONGEST`].
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_millis(20);
 
-/// Looks until `look` succeeds. Its errors are reasons to look again; the last one is reported after `patience`.
+/// Calls `look` until it succeeds. Its errors cause another check; the last one is returned after `patience`.
 pub async fn eventually<T, F: Future<Output = Result<T>>>(
     patience: Duration,
     mut look: impl FnMut() -> F,
@@ -26,7 +26,7 @@ pub async fn eventually<T, F: Future<Output = Result<T>>>(
     }
 }
 
-/// [`eventually`] for tests that are not async.
+/// [`eventually`] for synchronous tests.
 pub fn eventually_sync<T>(patience: Duration, mut look: impl FnMut() -> Result<T>) -> Result<T> {
     let mut pauses = Pauses::until(patience);
     loop {
@@ -38,7 +38,7 @@ pub fn eventually_sync<T>(patience: Duration, mut look: impl FnMut() -> Result<T
     }
 }
 
-/// Looks until `done`; how long that took.
+/// Checks until `done`; returns the duration.
 pub async fn until<F: Future<Output = Result<bool>>>(
     what: &str,
     patience: Duration,
@@ -56,7 +56,7 @@ pub async fn until<F: Future<Output = Result<bool>>>(
     Ok(start.elapsed())
 }
 
-/// Looks until there is something.
+/// Checks until there is a value.
 pub async fn until_some<T, F: Future<Output = Result<Option<T>>>>(
     what: &str,
     patience: Duration,
@@ -69,7 +69,8 @@ pub async fn until_some<T, F: Future<Output = Result<Option<T>>>>(
     found.await.with_context(|| format!("until {what}"))
 }
 
-/// Looks until nothing is wrong; how long that took. The error lists what was wrong at the deadline.
+/// Checks until the list of differences is empty; returns the duration. The error lists the differences at the
+/// deadline.
 pub async fn until_right<F: Future<Output = Result<Vec<String>>>>(
     what: &str,
     patience: Duration,
@@ -103,8 +104,8 @@ impl Pauses {
         }
     }
 
-    /// How long to pause after a look that took so long: at least as long, so that a costly one leaves the machine to what
-    /// is waited for. The reason why not, once the deadline has passed.
+    /// The pause after a check that took `took`: at least as long, so that expensive checks leave CPU time to the
+    /// system under test. Returns the error `why` once the deadline has passed.
     fn after(&mut self, why: Error, took: Duration) -> Result<Duration> {
         if Instant::now() >= self.deadline {
             return Err(why.context(format!("waited {:?} in vain", self.patience)));

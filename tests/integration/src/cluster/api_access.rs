@@ -1,4 +1,4 @@
-//! Access to the API server from the tests: its address means something on the fabric only.
+//! Connects tests to the API server, whose address is reachable on the fabric only.
 
 use std::{
     io,
@@ -18,7 +18,7 @@ use tower::ServiceBuilder;
 
 use crate::namespaces::Namespaces;
 
-/// How long a connection may take.
+/// Timeout of a connection attempt.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A client that connects from inside `ns`, as the user of `kubeconfig`.

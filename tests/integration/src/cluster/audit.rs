@@ -1,4 +1,4 @@
-//! What the API server has written down of the requests it got.
+//! Reads the audit log of the API server.
 
 use std::collections::BTreeMap;
 
@@ -7,31 +7,31 @@ use serde_json::Value;
 
 use super::Cluster;
 
-/// The requests until some moment.
+/// The requests up to a point in time.
 #[derive(Debug, Clone, Default)]
 pub struct Audit {
     requests: Vec<Request>,
 }
 
-/// A request that was answered; a watch is there once for its beginning and once for its end.
+/// An answered request; a watch is recorded at its start and at its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// Who asked.
+    /// The requesting user.
     pub user: String,
-    /// For what, such as `patch /api/v1/...`.
+    /// Verb and path, such as `patch /api/v1/...`.
     pub what: String,
     /// HTTP status of the answer, 0 for none.
     pub code: u64,
-    /// When it came: RFC 3339 in UTC with microseconds, so that these texts are in the order of the times.
+    /// Time of arrival: RFC 3339 in UTC with microseconds, so that the texts sort by time.
     pub received: String,
 }
 
 impl Cluster {
-    /// What the API server has been asked until now. It writes before it answers, so nothing that was answered is missing.
+    /// The requests until now. The API server writes the log before it answers, so no answered request is missing.
     pub fn audit(&self) -> Result<Audit> {
         let mut requests = Vec::new();
         for line in self.control.audit_log()?.lines() {
-            // The last line may be half there.
+            // The last line may be incomplete.
             let Ok(event) = serde_json::from_str::<Value>(line) else {
                 continue;
             };
@@ -63,7 +63,7 @@ impl Audit {
         self.requests.is_empty()
     }
 
-    /// What came after an earlier look.
+    /// The requests after an earlier snapshot.
     pub fn since(&self, earlier: &Self) -> Result<Self> {
         let new = self
             .requests
@@ -77,7 +77,7 @@ impl Audit {
         self.requests.iter().filter(|request| request.code == 403).collect()
     }
 
-    /// How often each verb and resource was asked for, for messages.
+    /// The number of requests by verb and resource, for messages.
     pub fn summary(&self) -> BTreeMap<String, usize> {
         let mut counts = BTreeMap::new();
         for request in &self.requests {

@@ -1,4 +1,4 @@
-//! The definitions of objects that an API server of a cluster with agents knows.
+//! Installs the custom resource definitions that agents of a cluster need.
 
 use std::{fs, path::PathBuf};
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::{PATIENCE, objects};
 
-/// Makes the definitions of `deploy/crds` and those of others known, and the namespace of the agents, and waits until
+/// Installs the definitions of `deploy/crds` and of other projects, and the namespace of the agents, and waits until
 /// their objects can be created.
 pub(super) async fn install(client: &Client) -> Result<()> {
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
@@ -77,7 +77,7 @@ fn ours() -> Result<Vec<Value>> {
     Ok(found)
 }
 
-/// What others define and agents read. Nothing is checked in them.
+/// Kinds of other projects that agents read. Their content is not validated.
 fn of_others() -> [Value; 2] {
     let definition = |kind: &str, plural: &str, version: &str| {
         json!({

@@ -1,4 +1,4 @@
-//! A kubelet that runs no containers: it watches the pods of its node, and drives KNI for each of them.
+//! Implements a kubelet without containers: it watches the pods of its node, and calls KNI for each of them.
 
 use std::{collections::BTreeSet, pin::pin, sync::Arc, time::Duration};
 
@@ -20,14 +20,14 @@ use super::{
 };
 use crate::kubelet::{Kubelet, Pod};
 
-/// Follows the pods of one node until it is dropped. What runs then stays as it is, as when a kubelet is stopped.
+/// Watches the pods of one node until it is dropped. Running pods remain, as when a kubelet is stopped.
 pub struct FakeKubelet {
     shared: Arc<Shared>,
     follower: JoinHandle<()>,
 }
 
 impl FakeKubelet {
-    /// Begins to follow the pods of `node`, whose addresses are `host`.
+    /// Starts watching the pods of `node`, whose addresses are `host`.
     pub(super) fn start(client: Client, node: &str, host: [String; 2], kni: Kubelet) -> Self {
         let shared = Arc::new(Shared::new(client, kni, host));
         let follower = tokio::spawn(follow(Arc::clone(&shared), node.to_owned()));
@@ -39,17 +39,17 @@ impl FakeKubelet {
         &self.shared.kni
     }
 
-    /// Starts no pod with the label [`HELD`] until [`Self::release`]; those that are assigned meanwhile are known.
+    /// Stops starting pods with the label [`HELD`] until [`Self::release`]; pods assigned in between are recorded.
     pub fn hold(&self) {
         self.shared.held.send_replace(true);
     }
 
-    /// Starts pods again.
+    /// Resumes starting pods.
     pub fn release(&self) {
         self.shared.held.send_replace(false);
     }
 
-    /// Whether it knows of a pod.
+    /// Whether a pod has been observed.
     pub fn knows(&self, namespace: &str, name: &str) -> bool {
         let state = self.shared.state();
         state
@@ -58,20 +58,20 @@ impl FakeKubelet {
             .any(|pod| pod.namespace == namespace && pod.name == name)
     }
 
-    /// The pods that run.
+    /// The running pods.
     pub fn running(&self) -> Vec<Pod> {
         let state = self.shared.state();
         state.pods.values().filter_map(|pod| pod.running.clone()).collect()
     }
 
-    /// A pod that runs.
+    /// A running pod.
     pub fn pod(&self, namespace: &str, name: &str) -> Option<Pod> {
         let pods = self.running();
         pods.into_iter()
             .find(|pod| pod.namespace == namespace && pod.name == name)
     }
 
-    /// A pod that runs, once the API server knows that.
+    /// A running pod whose status is reported to the API server.
     pub fn reported(&self, namespace: &str, name: &str) -> Option<Pod> {
         let state = self.shared.state();
         let mut pods = state.pods.values();
@@ -79,12 +79,12 @@ impl FakeKubelet {
         found.running.clone()
     }
 
-    /// Calls that failed, and were made again.
+    /// Failed calls, which were retried.
     pub fn refusals(&self) -> Vec<Refusal> {
         self.shared.state().refusals.clone()
     }
 
-    /// How long the calls took that succeeded, from `CreateNetwork` to the answer of `QueryPodNetwork`.
+    /// The durations of successful attachments, from `CreateNetwork` to the answer of `QueryPodNetwork`.
     pub fn attaches(&self) -> Vec<Duration> {
         self.shared.state().attaches.clone()
     }
@@ -96,7 +96,7 @@ impl Drop for FakeKubelet {
     }
 }
 
-/// The API server may be away for a while; retries are frequent, so that tests need not wait long once it is back.
+/// The API server may be unavailable for a while; frequent retries shorten the tests after its return.
 struct Soon;
 
 impl Iterator for Soon {
@@ -115,7 +115,7 @@ async fn follow(shared: Arc<Shared>, node: String) {
     let pods: Api<PodObject> = Api::all(shared.client.clone());
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
     let mut events = pin!(watcher(pods, config).backoff(Soon));
-    // They end with this task.
+    // The workers end with this task.
     let mut workers = JoinSet::new();
     let mut there = BTreeSet::new();
     while let Some(event) = events.next().await {
@@ -128,7 +128,7 @@ async fn follow(shared: Arc<Shared>, node: String) {
             Ok(Event::Apply(pod)) => tend(&shared, pod, &mut workers),
             Ok(Event::Delete(pod)) => shared.mark_deleted(&pod.uid().unwrap_or_default()),
             Ok(Event::InitDone) => shared.mark_deleted_all_but(&there),
-            // The watch begins anew.
+            // The watch starts again.
             Err(_error) => (),
         }
         while workers.try_join_next().is_some() {}

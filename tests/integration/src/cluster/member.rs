@@ -1,4 +1,4 @@
-//! A node of a cluster: its namespaces, its object, its agent and its fake kubelet.
+//! Runs a node of a cluster: its namespaces, its object, its agent and its fake kubelet.
 
 use std::{fs, path::Path};
 
@@ -19,19 +19,19 @@ use crate::{
     node::Node,
 };
 
-/// The group of the agents, for the API server.
+/// The group of the agents at the API server.
 pub const AGENTS: &str = "kni:agents";
-/// The number of the first node on the fabric, less one.
+/// The number on the fabric before that of the first node.
 const BEFORE_FIRST: usize = 10;
 const KUBECONFIG: &str = "/run/node/agent.conf";
 
-/// How a node differs from others.
+/// Options of a node.
 #[derive(Debug, Clone)]
 pub struct MemberOptions {
-    /// More arguments for the agent. By default it prewarms no sandboxes, so that a node without pods always looks the
-    /// same.
+    /// Additional arguments for the agent. By default it prewarms no sandboxes, so that a node without pods always
+    /// looks the same.
     pub args: Vec<String>,
-    /// What the agent knows when it is standalone: a cluster's fake kubelet without a cluster's agent.
+    /// The manifests of a standalone agent: a fake kubelet of a cluster without an agent of the cluster.
     pub standalone: Option<Vec<Manifest>>,
 }
 
@@ -44,7 +44,7 @@ impl Default for MemberOptions {
     }
 }
 
-/// A node. The fake kubelet ends first, then the agent, then the node.
+/// A node. The fake kubelet is dropped first, then the agent, then the node.
 pub struct Member {
     /// Runs the pods that are assigned to the node.
     pub kubelet: FakeKubelet,
@@ -54,7 +54,7 @@ pub struct Member {
     pub node: Node,
     /// Its name in the cluster.
     pub name: String,
-    /// The agent's user, for the API server.
+    /// The agent's user at the API server.
     pub user: String,
 }
 
@@ -126,7 +126,7 @@ async fn register(client: &Client, name: &str, addresses: [&str; 2]) -> Result<(
         .patch(name, &params, &Patch::Apply(&object))
         .await
         .context("node")?;
-    // No server-side apply: to that, two addresses of one type are one.
+    // No server-side apply, which treats two addresses of one type as duplicates.
     let status = Patch::Merge(status(addresses));
     let patched = nodes.patch_status(name, &PatchParams::default(), &status).await;
     patched.with_context(|| format!("status of node {name}")).map(drop)

@@ -1,4 +1,4 @@
-//! A cluster: a real API server and several nodes, each with an agent of its own and a fake kubelet, on one fabric.
+//! Runs a cluster: a real API server and several nodes, each with an agent and a fake kubelet, on one fabric.
 
 mod api_access;
 pub mod audit;
@@ -33,23 +33,23 @@ use crate::{
     wait,
 };
 
-/// How long anything may take that usually takes seconds.
+/// Timeout for operations that usually take seconds.
 pub const PATIENCE: Duration = Duration::from_mins(1);
 
-/// The control plane and its nodes. What is here ends, in this order, when the value is dropped.
+/// The control plane and its nodes. The fields are dropped in this order.
 pub struct Cluster {
     /// The nodes; the first one is `node1`.
     pub nodes: Vec<Member>,
-    /// The administrator's access.
+    /// The client of the administrator.
     pub client: Client,
-    /// The API server and what it needs.
+    /// The API server and its dependencies.
     pub control: ControlPlane,
-    /// What connects them.
+    /// The network that connects them.
     pub fabric: Fabric,
 }
 
 impl Cluster {
-    /// A cluster of `nodes` nodes, whose agents serve. `name` appears in messages only.
+    /// A cluster of `nodes` nodes with ready agents. `name` appears in messages only.
     pub async fn start(name: &str, nodes: usize) -> Result<Self> {
         let mut cluster = Self::without_nodes(name).await?;
         for _node in 0..nodes {
@@ -58,7 +58,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The control plane alone, which knows the definitions of all objects and the rights of agents.
+    /// Only the control plane, with the definitions of all objects and the permissions of agents.
     pub async fn without_nodes(name: &str) -> Result<Self> {
         let fabric = Fabric::new(name)?;
         let logs = tools()?.join("logs").join(format!("{}-{name}", std::process::id()));
@@ -75,7 +75,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Adds a node, which is known to the API server, and starts its agent and its fake kubelet.
+    /// Registers a node at the API server, and starts its agent and its fake kubelet.
     pub async fn add_node(&mut self, options: MemberOptions) -> Result<&mut Member> {
         let number = self.nodes.len() + 1;
         let member = Member::join(&self.fabric, &mut self.control, &self.client, number, options).await?;
@@ -91,7 +91,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// [`Self::apply`] of one object; what the API server made of it.
+    /// [`Self::apply`] of one object; returns the resulting object.
     pub async fn apply_one(&self, object: &Value) -> Result<DynamicObject> {
         let (api, name) = self.place(object)?;
         let params = PatchParams::apply("test").force();
@@ -99,7 +99,7 @@ impl Cluster {
         applied.with_context(|| format!("apply {object}"))
     }
 
-    /// Deletes an object that was applied; one that is gone already is no error.
+    /// Deletes an applied object; a missing object is not an error.
     pub async fn delete(&self, object: &Value) -> Result<()> {
         let (api, name) = self.place(object)?;
         match api.delete(&name, &DeleteParams::default()).await {
@@ -109,7 +109,7 @@ impl Cluster {
         }
     }
 
-    /// What the API server has of an object that was applied.
+    /// The current state of an applied object.
     pub async fn get(&self, object: &Value) -> Result<Option<DynamicObject>> {
         let (api, name) = self.place(object)?;
         Ok(api.get_opt(&name).await?)
@@ -124,7 +124,7 @@ impl Cluster {
         Ok((api, name))
     }
 
-    /// Creates pods and waits until all of them run; in the order given.
+    /// Creates pods and waits until all of them run; returns them in the given order.
     pub async fn run(&self, pods: &[Value]) -> Result<Vec<Pod>> {
         let created = self.create_pods(pods).await?;
         let mut running = Vec::new();
@@ -137,7 +137,7 @@ impl Cluster {
         Ok(running)
     }
 
-    /// Creates pods; they may not run yet.
+    /// Creates pods without waiting until they run.
     pub async fn create_pods(&self, pods: &[Value]) -> Result<Vec<PodObject>> {
         let mut created = Vec::new();
         for pod in pods {
@@ -182,7 +182,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What the agents refused until now, for messages.
+    /// All refusals of the agents until now, for messages.
     pub fn refusals(&self) -> String {
         let mut last: BTreeMap<(&str, String, &str), (usize, Refusal)> = BTreeMap::new();
         for node in &self.nodes {
@@ -198,14 +198,14 @@ impl Cluster {
         format!("refused:{}", lines.collect::<String>())
     }
 
-    /// All pods that run, by namespace and name.
+    /// All running pods, by namespace and name.
     pub fn all_running(&self) -> BTreeMap<(String, String), Pod> {
         let pods = self.nodes.iter().flat_map(|node| node.kubelet.running());
         pods.map(|pod| ((pod.namespace.clone(), pod.name.clone()), pod))
             .collect()
     }
 
-    /// Kills the API server, as a crash would. Asked to stop, it would wait for its watchers for a minute.
+    /// Kills the API server, as a crash would. A graceful stop would wait for its watchers for a minute.
     pub fn kill_api_server(&mut self) -> Result<()> {
         self.control.local().kill(Part::ApiServer)
     }

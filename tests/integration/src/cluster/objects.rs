@@ -7,7 +7,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-/// The resource of an object, its namespace where it has one, and its name.
+/// The resource of an object, its namespace if it is namespaced, and its name.
 pub fn locate(object: &Value) -> Result<(ApiResource, Option<String>, String)> {
     let types: TypeMeta = serde_json::from_value(object.clone()).with_context(|| format!("types of {object}"))?;
     let kind = GroupVersionKind::try_from(&types).with_context(|| format!("types of {object}"))?;
@@ -34,7 +34,7 @@ pub fn namespace(name: &str, labels: &Value) -> Value {
     json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name, "labels": labels } })
 }
 
-/// A network of these subnets; `more` is merged into its spec.
+/// A network with these subnets; `more` is merged into its spec.
 pub fn network(name: &str, subnets: &[&str], more: &Value) -> Value {
     let mut spec = json!({ "subnets": subnets });
     merge(&mut spec, more);
@@ -55,7 +55,7 @@ pub fn pod(namespace: &str, name: &str, node: &str) -> Value {
     pod_with(namespace, name, node, &json!({}))
 }
 
-/// A pod for a node; `more`, labels and annotations, is merged into its metadata.
+/// A pod for a node; `more` with labels and annotations is merged into its metadata.
 pub fn pod_with(namespace: &str, name: &str, node: &str, more: &Value) -> Value {
     let mut metadata = json!({ "name": name, "namespace": namespace });
     merge(&mut metadata, more);
@@ -85,7 +85,7 @@ pub fn attachment(namespace: &str, name: &str, network: &str, interface: &str) -
     })
 }
 
-/// A policy about all pods of a namespace; `spec` is merged into its spec.
+/// A policy for all pods of a namespace; `spec` is merged into its spec.
 pub fn policy(namespace: &str, name: &str, spec: &Value) -> Value {
     let mut whole = json!({ "podSelector": {} });
     merge(&mut whole, spec);
@@ -97,7 +97,7 @@ pub fn policy(namespace: &str, name: &str, spec: &Value) -> Value {
     })
 }
 
-/// A Service of one UDP and one TCP port, and the slice that leads to `backend`, without a selector.
+/// A Service with one UDP and one TCP port without a selector, and the slice that refers to `backend`.
 pub fn service(namespace: &str, name: &str, port: u16, backend: (&str, u16), labels: &Value) -> [Value; 2] {
     let ports = |port: u16| {
         json!([
@@ -137,7 +137,7 @@ pub fn attachment_definition(namespace: &str, name: &str, network: &str) -> Valu
     })
 }
 
-/// Lays the fields of `more` over those of `onto`, down to what is no object.
+/// Merges the fields of `more` recursively into the objects of `onto`.
 pub fn merge(onto: &mut Value, more: &Value) {
     match (onto, more) {
         (Value::Object(onto), Value::Object(more)) => {

@@ -1,4 +1,4 @@
-//! The life of one pod in the hands of a fake kubelet, from its assignment to the end of its object.
+//! Manages one pod of a fake kubelet, from its assignment to the deletion of its object.
 
 use std::{
     sync::Arc,
@@ -28,7 +28,7 @@ const CONDITIONS: [&str; 5] = [
 
 type Objects = watch::Receiver<Option<Arc<PodObject>>>;
 
-/// The pauses between attempts; a real kubelet's are ten times as long.
+/// The pauses between attempts; those of a real kubelet are ten times as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -49,7 +49,7 @@ struct Worker {
     shared: Arc<Shared>,
     api: Api<PodObject>,
     uid: String,
-    /// As it was first seen: what the kubelet takes into a sandbox does not change later.
+    /// The first observed state: later changes do not affect the sandbox, as with a kubelet.
     object: Arc<PodObject>,
 }
 
@@ -66,7 +66,7 @@ impl Worker {
         self.shared.remove(&self.uid);
     }
 
-    /// Tries until the pod runs; nothing when it is deleted before.
+    /// Retries until the pod runs; `None` if it is deleted before.
     async fn bring_up(&self, objects: &mut Objects) -> Option<(Pod, Duration)> {
         let mut pauses = pauses();
         let mut held = self.shared.held.subscribe();
@@ -84,7 +84,7 @@ impl Worker {
         }
     }
 
-    /// As the kubelet does: a sandbox that has no network is taken down, and the next one is another.
+    /// As in the kubelet, a sandbox without a network is removed, and the next attempt uses a new one.
     async fn attempt(&self) -> Option<(Pod, Duration)> {
         let _turn = self.shared.turns.acquire().await.ok()?;
         let (namespace, name) = (self.object.namespace().unwrap_or_default(), self.object.name_any());
@@ -121,7 +121,7 @@ impl Worker {
         drop(turn);
     }
 
-    /// Tries until both calls succeed.
+    /// Retries until both calls succeed.
     async fn take_down_in_turn(&self, id: &str) {
         for pause in pauses() {
             let outcome = match self.shared.kni.detach(id).await {
@@ -141,7 +141,7 @@ impl Worker {
         }
     }
 
-    /// Reports the running pod to the API server, until that succeeds or the pod is to end.
+    /// Reports the running pod to the API server, until that succeeds or the pod must end.
     async fn report(&self, pod: &Pod, objects: &mut Objects) {
         let status = Patch::Merge(self.status(pod));
         let name = self.object.name_any();
@@ -173,11 +173,11 @@ impl Worker {
             status["podIP"] = json!(first);
             status["podIPs"] = json!(ips);
         }
-        // With the UID it is this pod's, not that of one of the same name that came after it.
+        // The UID restricts the change to this pod, excluding a later pod with the same name.
         json!({ "metadata": { "uid": self.uid }, "status": status })
     }
 
-    /// Takes the object away, until it is.
+    /// Retries until the object is deleted.
     async fn remove_object(&self) {
         let params = DeleteParams {
             grace_period_seconds: Some(0),
@@ -190,7 +190,7 @@ impl Worker {
         for pause in pauses() {
             match self.api.delete(&self.object.name_any(), &params).await {
                 Ok(_deleted) => return,
-                // Gone, or another one of the name is there.
+                // Deleted, or replaced by another object with the name.
                 Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => return,
                 Err(_error) => tokio::time::sleep(pause).await,
             }
@@ -211,7 +211,7 @@ impl Worker {
     }
 }
 
-/// Waits until the pod's object is to be deleted, or gone.
+/// Waits until the pod's object is being deleted, or gone.
 async fn ended(objects: &mut Objects) {
     let is_over = |object: &Option<Arc<PodObject>>| {
         object

@@ -1,4 +1,4 @@
-//! What the agents may do: what the deployment grants its service account, granted to their group.
+//! Grants the agents' group the permissions that the deployment grants to the service account.
 
 use std::{
     fs,

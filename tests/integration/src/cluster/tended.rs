@@ -1,4 +1,4 @@
-//! The pods of a fake kubelet, as the watch of the API server and the workers of pods share them.
+//! Holds the pods of a fake kubelet, shared by the watch of the API server and the workers of pods.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,26 +14,26 @@ use tonic::Code;
 
 use crate::kubelet::{Kubelet, Pod};
 
-/// Label of pods that [`FakeKubelet::hold`](super::FakeKubelet::hold) is about.
+/// Label of the pods that [`FakeKubelet::hold`](super::FakeKubelet::hold) affects.
 pub const HELD: &str = "test/held";
-/// Pods that it starts or stops at the same time.
+/// Number of pods that are started or stopped concurrently.
 const AT_ONCE: usize = 8;
 
-/// What all workers of a kubelet share.
+/// The shared state of all workers of a kubelet.
 pub(super) struct Shared {
     pub(super) client: Client,
     pub(super) kni: Kubelet,
     /// The node's addresses.
     pub(super) host: [String; 2],
     pub(super) turns: Semaphore,
-    /// No pod with the label [`HELD`] is started while this is true.
+    /// While this is true, pods with the label [`HELD`] are not started.
     pub(super) held: watch::Sender<bool>,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// By UID.
+    /// The pods by UID.
     pub(super) pods: BTreeMap<String, Tended>,
     pub(super) refusals: Vec<Refusal>,
     pub(super) attaches: Vec<Duration>,
@@ -44,10 +44,10 @@ pub(super) struct State {
 pub(super) struct Tended {
     pub(super) namespace: String,
     pub(super) name: String,
-    /// Its object; nothing once that is gone.
+    /// Its object; `None` once it is deleted.
     object: watch::Sender<Option<Arc<PodObject>>>,
     pub(super) running: Option<Pod>,
-    /// Whether the API server knows that it runs.
+    /// Whether the API server has its running status.
     pub(super) reported: bool,
 }
 
@@ -104,7 +104,7 @@ impl Shared {
         }
     }
 
-    /// The pod no longer runs, from the moment on when it is taken down.
+    /// Marks the pod as no longer running, as soon as its removal starts.
     pub(super) fn ending(&self, uid: &str) {
         if let Some(tended) = self.state().pods.get_mut(uid) {
             tended.running = None;
@@ -115,7 +115,7 @@ impl Shared {
         self.state().pods.remove(uid);
     }
 
-    /// Sends a pod's worker the latest state of its object; the first time there is no worker yet.
+    /// Sends the latest state of a pod's object to its worker; returns a receiver for a new worker the first time.
     pub(super) fn update(&self, pod: PodObject) -> Option<watch::Receiver<Option<Arc<PodObject>>>> {
         let uid = pod.uid().unwrap_or_default();
         let mut state = self.state();
@@ -141,7 +141,7 @@ impl Shared {
         }
     }
 
-    /// All pods that are not among `there` are gone.
+    /// Marks all pods that are not in `there` as deleted.
     pub(super) fn mark_deleted_all_but(&self, there: &BTreeSet<String>) {
         for (uid, tended) in &self.state().pods {
             if !there.contains(uid) {

@@ -1,4 +1,4 @@
-//! The interfaces of pods as the kernel has them, and in which ways objects differ from that.
+//! Compares the interfaces of pods in the kernel with the objects that describe them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +23,7 @@ pub struct KernelInterface {
     pub mac: String,
     /// MTU.
     pub mtu: u32,
-    /// Addresses that are not of the link alone.
+    /// Addresses except link-local ones.
     pub addresses: BTreeSet<String>,
     /// Inode of the network namespace.
     pub netns: u64,
@@ -33,7 +33,7 @@ pub struct KernelInterface {
     pub programs: BTreeSet<u32>,
 }
 
-/// The interfaces of a pod by name, less `lo`, as the kernel of its node has them.
+/// The interfaces of a pod by name except `lo`, as reported by the kernel of its node.
 pub fn interfaces(node: &Namespaces, pod: &Pod) -> Result<BTreeMap<String, KernelInterface>> {
     let shown: Vec<Value> = serde_json::from_str(&pod.inside.run("ip", &["-j", "address", "show"])?)?;
     let netns = pod.enter(|| std::fs::metadata("/proc/thread-self/ns/net").map(|data| data.ino()))??;
@@ -69,7 +69,7 @@ fn number(value: &Value) -> u32 {
     value.as_u64().and_then(|number| number.try_into().ok()).unwrap_or(0)
 }
 
-/// Name of the interface of the node with an index, and the programs at it.
+/// The name of the node's interface with an index, and its programs.
 fn host_end(node: &Namespaces, index: u32) -> Result<(String, BTreeSet<u32>)> {
     node.enter(|| {
         let name = nix::net::if_::if_indextoname(index).with_context(|| format!("interface {index} of the node"))?;
@@ -84,8 +84,8 @@ fn host_end(node: &Namespaces, index: u32) -> Result<(String, BTreeSet<u32>)> {
 }
 
 impl Cluster {
-    /// In which ways `PodInterface` objects and the annotation `network-status` differ from the kernel's truth about the
-    /// pods that run, over all nodes.
+    /// The differences between `PodInterface` objects or the annotation `network-status` and the kernel, for the
+    /// running pods of all nodes.
     pub async fn untrue(&self) -> Result<Vec<String>> {
         let listed: Api<PodInterface> = Api::all(self.client.clone());
         let listed = listed.list(&ListParams::default()).await?.items;
@@ -124,7 +124,7 @@ impl Cluster {
     }
 }
 
-/// The annotation in which clients of Multus look for a pod's interfaces.
+/// The annotation that clients of Multus read for a pod's interfaces.
 pub const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 
 fn differences(member: &Member, pod: &Pod, name: &str, truth: &KernelInterface, object: &PodInterface) -> Vec<String> {

@@ -1,10 +1,10 @@
-//! ARP and neighbour discovery.
+//! Builds ARP and neighbour discovery frames.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{ETHERTYPE_ARP, Ip, Link, Mac, Payload};
 
-/// "Who has `target`? Tell `sender`", as broadcast.
+/// A broadcast ARP request of `sender` for `target`.
 pub fn arp_request(sender_mac: Mac, sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     // Ethernet, IPv4, their lengths, request.
     let head = [0, 1, 0x08, 0, 6, 4, 0, 1];
@@ -12,7 +12,7 @@ pub fn arp_request(sender_mac: Mac, sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u
     Link::new(sender_mac, [0xff; 6]).frame_of(ETHERTYPE_ARP, &body)
 }
 
-/// The same question for IPv6, to the solicited-node group of `target`.
+/// The neighbour solicitation for `target`, to its solicited-node group.
 pub fn neighbour_solicitation(sender_mac: Mac, sender: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     let [.., a, b, c] = target.octets();
     let group = Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c]);

@@ -1,8 +1,8 @@
-//! The Internet checksum and the `CRC32c` of SCTP.
+//! Computes the Internet checksum and the `CRC32c` of SCTP.
 
 use std::net::IpAddr;
 
-/// RFC 1071 over the parts as if they were one. Every part but the last has an even length.
+/// RFC 1071 over the concatenated parts. Every part except the last has an even length.
 pub fn checksum(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().flat_map(|part| part.chunks(2));
     let sum: u64 = words
@@ -15,7 +15,7 @@ pub fn checksum(parts: &[&[u8]]) -> u16 {
     !u16::try_from(folded).expect("folded to 16 bits")
 }
 
-/// RFC 9260 appendix A, bit by bit; SCTP writes it in little-endian order.
+/// RFC 9260 appendix A, bit by bit; SCTP stores it in little-endian order.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     const REVERSED_POLYNOMIAL: u32 = 0x82f6_3b78;
     let mut crc = u32::MAX;
@@ -28,7 +28,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     !crc
 }
 
-/// What a transport checksum covers besides the transport header and what follows it, `length` bytes together.
+/// The pseudo-header of a transport checksum; `length` covers the transport header and its payload.
 pub fn pseudo_header(ends: (IpAddr, IpAddr), protocol: u8, length: usize) -> Vec<u8> {
     let length = u32::try_from(length).expect("a packet fits 4 GiB").to_be_bytes();
     match ends {

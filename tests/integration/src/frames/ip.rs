@@ -1,4 +1,4 @@
-//! IPv4 and IPv6 headers: options, extension headers, fragments.
+//! Builds IPv4 and IPv6 packets with options, extension headers and fragments.
 
 use std::net::IpAddr;
 
@@ -7,11 +7,11 @@ use super::{Payload, checksum, pseudo_header};
 /// An IPv6 extension header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Extension {
-    /// Options for every hop (0). Must come first.
+    /// Hop-by-hop options (0). Must be the first header.
     HopByHop(Vec<u8>),
-    /// Options for the destination (60).
+    /// Destination options (60).
     DestinationOptions(Vec<u8>),
-    /// Routing (43): type, segments left, and the data behind them.
+    /// Routing (43): type, segments left, and the remaining data.
     Routing(u8, u8, Vec<u8>),
     /// Fragment (44): offset in bytes, whether more follow, identification.
     Fragment {
@@ -19,7 +19,7 @@ pub enum Extension {
         offset: u16,
         /// Whether more fragments follow.
         more: bool,
-        /// Which packet it is a part of.
+        /// Identification of the original packet.
         id: u32,
     },
 }
@@ -46,7 +46,7 @@ impl Extension {
     }
 }
 
-/// Next header, length in units of 8 bytes less the first, the fields, and padding options to a multiple of 8.
+/// Next header, length in units of 8 bytes without the first unit, the fields, and padding options to a multiple of 8.
 fn padded(next: u8, fields: &[u8], data: &[u8]) -> Vec<u8> {
     let mut bytes = [&[next, 0][..], fields, data].concat();
     match (8 - bytes.len() % 8) % 8 {
@@ -62,16 +62,16 @@ fn padded(next: u8, fields: &[u8], data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The headers of a packet. Both addresses are of one family.
+/// The headers of a packet. Both addresses are of the same family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ip {
-    /// From.
+    /// Source address.
     pub source: IpAddr,
-    /// To.
+    /// Destination address.
     pub destination: IpAddr,
     /// TTL or hop limit.
     pub hop_limit: u8,
-    /// Identification, of IPv4 and of [`Self::fragments`].
+    /// Identification, for IPv4 and [`Self::fragments`].
     pub id: u16,
     /// IPv4 options, padded with zeros to a multiple of 4 bytes; at most 40.
     pub options: Vec<u8>,
@@ -82,7 +82,7 @@ pub struct Ip {
 }
 
 impl Ip {
-    /// A plain header with 64 hops.
+    /// A plain header with a hop limit of 64.
     pub fn new(source: IpAddr, destination: IpAddr) -> Self {
         let (options, extensions) = (Vec::new(), Vec::new());
         Self {
@@ -110,14 +110,14 @@ impl Ip {
         self
     }
 
-    /// With another hop limit.
+    /// With a different hop limit.
     #[must_use]
     pub fn hop_limit(mut self, hops: u8) -> Self {
         self.hop_limit = hops;
         self
     }
 
-    /// The whole packet.
+    /// The complete packet.
     pub fn packet(&self, payload: &Payload) -> Vec<u8> {
         self.around(
             payload.protocol(self.source.is_ipv4()),
@@ -125,7 +125,7 @@ impl Ip {
         )
     }
 
-    /// The packet in fragments of at most `size` bytes of payload each, rounded down to a multiple of 8.
+    /// The packet in fragments with at most `size` bytes of payload each, rounded down to a multiple of 8.
     pub fn fragments(&self, payload: &Payload, size: usize) -> Vec<Vec<u8>> {
         let protocol = payload.protocol(self.source.is_ipv4());
         let bytes = payload.to_bytes((self.source, self.destination));
@@ -154,7 +154,7 @@ impl Ip {
         ip.around(protocol, part)
     }
 
-    /// The headers around bytes of any protocol.
+    /// The headers with a payload of any protocol.
     pub fn around(&self, protocol: u8, payload: &[u8]) -> Vec<u8> {
         match (self.source, self.destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -190,7 +190,7 @@ impl Ip {
         pseudo_header((self.source, self.destination), protocol, length)
     }
 
-    /// The protocol of the first header, and all headers; each names the one behind it.
+    /// The protocol of the first header, and all headers; each contains the protocol of the next one.
     fn extension_headers(&self, protocol: u8) -> (u8, Vec<u8>) {
         self.extensions
             .iter()

@@ -1,7 +1,7 @@
-//! Builds frames that no socket would send: spoofed, fragmented, with options and extension headers, cut short.
+//! Builds frames that no socket would send: spoofed, fragmented, truncated, with options and extension headers.
 //!
-//! A frame is put together from the inside out: a [`Payload`] in an [`Ip`] packet on a [`Link`]. Lengths and checksums
-//! are right unless something is changed in the bytes afterwards.
+//! A frame is built from the inside out: a [`Payload`] in an [`Ip`] packet on a [`Link`]. Lengths and checksums are
+//! correct unless bytes are changed afterwards.
 
 mod address_resolution;
 mod checksum;
@@ -30,16 +30,16 @@ pub const ETHERTYPE_VLAN: u16 = 0x8100;
 /// The Ethernet header of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
-    /// Sender.
+    /// Source MAC address.
     pub source: Mac,
-    /// Receiver.
+    /// Destination MAC address.
     pub destination: Mac,
-    /// 802.1Q tags, the outermost first: tag control information each.
+    /// The control information of the 802.1Q tags, the outermost first.
     pub vlans: Vec<u16>,
 }
 
 impl Link {
-    /// Untagged.
+    /// An untagged header.
     pub fn new(source: Mac, destination: Mac) -> Self {
         Self {
             source,
@@ -61,7 +61,7 @@ impl Link {
         self.frame_of(if v6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 }, packet)
     }
 
-    /// A frame with anything.
+    /// A frame with any payload.
     pub fn frame_of(&self, ethertype: u16, payload: &[u8]) -> Vec<u8> {
         let mut frame = [self.destination, self.source].concat();
         for vlan in &self.vlans {
@@ -74,12 +74,12 @@ impl Link {
     }
 }
 
-/// The frame cut short at every length from nothing to one byte less than whole.
+/// The frame truncated to every length from zero to one byte less than complete.
 pub fn truncations(frame: &[u8]) -> impl Iterator<Item = &[u8]> {
     (0..frame.len()).map(|length| &frame[..length])
 }
 
-/// Reads a MAC address as `aa:bb:cc:dd:ee:ff`.
+/// Parses a MAC address in the form `aa:bb:cc:dd:ee:ff`.
 pub fn parse_mac(text: &str) -> Option<Mac> {
     let bytes: Vec<u8> = text
         .split(':')

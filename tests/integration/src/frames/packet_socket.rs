@@ -1,4 +1,4 @@
-//! Puts frames on an interface and takes them off it.
+//! Sends and receives frames on an interface.
 
 use std::{
     io::{self, Read as _},
@@ -17,7 +17,7 @@ use crate::namespaces::Namespaces;
 pub struct PacketSocket(Socket);
 
 impl PacketSocket {
-    /// Opens it inside `ns`. From then on it takes what the interface sends and receives.
+    /// Opens it inside `ns`. From then on it captures the sent and received frames of the interface.
     pub fn open(ns: &Namespaces, interface: &str) -> Result<Self> {
         let socket = ns.enter(|| {
             let index = if_nametoindex(interface)?;
@@ -31,7 +31,7 @@ impl PacketSocket {
         })?))
     }
 
-    /// Sends a frame as it is.
+    /// Sends a frame unchanged.
     pub fn send(&self, frame: &[u8]) -> io::Result<()> {
         self.0.send(frame).map(drop)
     }

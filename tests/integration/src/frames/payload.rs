@@ -1,4 +1,4 @@
-//! What an IP packet carries, with the checksum that its addresses ask for.
+//! Builds the payload of an IP packet, with the checksum that its addresses require.
 
 use std::net::IpAddr;
 
@@ -13,15 +13,15 @@ impl TcpFlags {
     pub const SYN: Self = Self(0x02);
     /// The answer to SYN.
     pub const SYN_ACK: Self = Self(0x12);
-    /// Inside a connection.
+    /// A segment of an established connection.
     pub const ACK: Self = Self(0x10);
-    /// Ends a direction.
+    /// Closes one direction.
     pub const FIN_ACK: Self = Self(0x11);
-    /// Breaks a connection.
+    /// Resets a connection.
     pub const RST: Self = Self(0x04);
 }
 
-/// The part behind the IP headers.
+/// The part after the IP headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are those of the headers")]
 pub enum Payload {
@@ -37,16 +37,16 @@ pub enum Payload {
         sequence: u32,
         data: Vec<u8>,
     },
-    /// The common header and whatever chunks follow it.
+    /// The common header and the following chunks.
     Sctp {
         source_port: u16,
         destination_port: u16,
         tag: u32,
         chunks: Vec<u8>,
     },
-    /// ICMP or ICMPv6 by the addresses of the packet. `body` begins behind the checksum.
+    /// ICMP or ICMPv6 by the addresses of the packet. `body` starts after the checksum.
     Icmp { kind: u8, code: u8, body: Vec<u8> },
-    /// Anything, as it is.
+    /// Arbitrary bytes.
     Raw { protocol: u8, bytes: Vec<u8> },
 }
 
@@ -110,7 +110,7 @@ impl Payload {
         }
     }
 
-    /// The bytes in a packet between these addresses, source first.
+    /// The bytes in a packet between these addresses, the source first.
     pub fn to_bytes(&self, ends: (IpAddr, IpAddr)) -> Vec<u8> {
         let v4 = ends.0.is_ipv4();
         let mut bytes = self.without_checksum();

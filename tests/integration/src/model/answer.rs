@@ -1,4 +1,4 @@
-//! The gateway's answers to ARP and neighbour solicitations.
+//! Models the gateway's answers to ARP and neighbour solicitations.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,7 +11,7 @@ use crate::frames::checksum;
 const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
-/// ARP from a pod: a request for the gateway becomes its reply, everything else that is not spoofed ends here.
+/// ARP from a pod: a request for the gateway becomes its reply; everything else that is not spoofed is dropped.
 pub(super) fn arp(endpoint: &Endpoint, frame: &mut [u8]) -> Result<Verdict, Verdict> {
     let arp: [u8; 28] = take(frame, ETHERNET)?;
     let (kinds, operation) = (&arp[..6], &arp[6..8]);
@@ -43,8 +43,8 @@ pub(super) fn arp(endpoint: &Endpoint, frame: &mut [u8]) -> Result<Verdict, Verd
     Ok(Verdict::Answered)
 }
 
-/// Neighbour discovery from a pod: a solicitation for the gateway becomes the advertisement (RFC 4861), everything
-/// else ends here. The solicitation's checksum is not verified.
+/// Neighbour discovery from a pod: a solicitation for the gateway becomes the advertisement (RFC 4861); everything else
+/// is dropped. The checksum of the solicitation is not verified.
 pub(super) fn solicitation(endpoint: &Endpoint, packet: &Packet, kind: u8, frame: &mut [u8]) -> Verdict {
     const ICMP: usize = ETHERNET + 40;
     let IpAddr::V6(asker) = packet.source else {
@@ -59,7 +59,7 @@ pub(super) fn solicitation(endpoint: &Endpoint, packet: &Packet, kind: u8, frame
     if code != 0 || frame[ICMP + 8..ICMP + 24] != GATEWAY_V6.octets() {
         return Verdict::Absorbed;
     }
-    // Router, solicited, override; then the target and, where there is room, its link-layer address (type 2).
+    // Router, solicited, override; then the target and, if there is room, its link-layer address (type 2).
     let mut icmp = [&[136, 0, 0, 0, 0xe0, 0, 0, 0][..], &GATEWAY_V6.octets()].concat();
     if length == 32 {
         icmp.extend_from_slice(&[&[2, 1][..], &endpoint.host_mac].concat());

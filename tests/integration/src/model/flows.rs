@@ -1,4 +1,4 @@
-//! The flow table: what is remembered of a flow, and how it moves on and ends.
+//! Models the flow table: the state of flows, their transitions and their end.
 
 use super::{Flow, Model, Verdict, packet::Packet, translate, world::Version};
 
@@ -8,13 +8,13 @@ const SCTP: u8 = 132;
 const FIN: u8 = 0x01;
 const RST: u8 = 0x04;
 
-/// Ticks after which a packet also keeps the other direction alive.
+/// Ticks after which a packet also refreshes the other direction.
 const A_WHILE: u64 = 256;
 
-/// Where the packets of one direction go.
+/// The destination of the packets of one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// From one endpoint straight to another.
+    /// From one endpoint directly to another.
     Local,
     /// From an endpoint to the node's stack.
     ToStack,
@@ -22,45 +22,45 @@ pub enum Kind {
     FromStack,
 }
 
-/// Who opened a flow, where that decides who may judge it.
+/// The opener of a flow, if it determines which policies apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opener {
     /// A pod, or a host outside the node.
     Anybody,
-    /// A pod, to itself through a service: no policy applies.
+    /// A pod that reaches itself through a service: no policy applies.
     Itself,
     /// The node, which may always reach its pods.
     Node,
 }
 
-/// What is remembered of one direction of a flow.
+/// The state of one direction of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is a fact of its own that a row tells"
 )]
 pub struct Entry {
-    /// Where its packets go.
+    /// The kind of destination of its packets.
     pub kind: Kind,
-    /// The local endpoint that sends, as it was when the flow was judged.
+    /// The local endpoint that sends, at the time of the decision.
     pub sender: Option<Version>,
-    /// The local endpoint that receives, likewise.
+    /// The local endpoint that receives, at the time of the decision.
     pub receiver: Option<Version>,
-    /// That endpoint's number.
+    /// The number of that endpoint.
     pub to: Option<u32>,
-    /// Whether it is the direction that answers.
+    /// Whether it is the reply direction.
     pub answer: bool,
-    /// Who opened the flow.
+    /// The opener of the flow.
     pub opener: Opener,
     /// Whether an answer was seen.
     pub confirmed: bool,
     /// Whether this direction has sent its FIN.
     pub finished: bool,
-    /// Whether the connection is over.
+    /// Whether the connection has ended.
     pub closed: bool,
-    /// The ends of the packet behind its translation; the same ends where nothing is translated.
+    /// The addresses and ports of the packet after its translation; unchanged without a translation.
     pub becomes: Flow,
-    /// Ticks without a packet after which it means nothing any more.
+    /// Ticks without a packet after which the entry expires.
     pub lifetime: u64,
     /// Ticks since its last packet.
     pub idle: u64,
@@ -72,7 +72,7 @@ impl Entry {
     }
 }
 
-/// Ticks that flows live without a packet.
+/// Ticks without a packet after which flows expire.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named as in `kni_common::config::Config`")]
 pub struct Lifetimes {
@@ -100,7 +100,7 @@ impl Lifetimes {
     }
 }
 
-/// A flow that was let through.
+/// A flow that was allowed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
     pub(super) kind: Kind,
@@ -111,7 +111,7 @@ pub(super) struct Plan {
 }
 
 impl Model {
-    /// Writes both directions, over whatever was there.
+    /// Writes both directions and overwrites existing entries.
     pub(super) fn learn(&mut self, flow: Flow, plan: &Plan) {
         let Plan { sender, receiver, .. } = *plan;
         let entry = Entry {
@@ -145,8 +145,8 @@ impl Model {
         self.flows.insert(flow, entry);
     }
 
-    /// Puts the answers' direction back, which was lost; only where nothing is translated does it follow from the other
-    /// one.
+    /// Restores the lost entry of the reply direction; possible only without translation, because it then follows from
+    /// the other entry.
     pub(super) fn repair(&mut self, answer: Flow, kind: Kind, to: Option<u32>) -> Entry {
         let original = self.flows[&answer.reversed()];
         let entry = Entry {
@@ -163,13 +163,13 @@ impl Model {
         entry
     }
 
-    /// Whether either direction still means something.
+    /// Whether either direction has not expired.
     pub(super) fn lives(&self, entry: &Entry) -> bool {
         let other = self.flows.get(&entry.becomes.reversed());
         entry.is_live() || other.is_some_and(Entry::is_live)
     }
 
-    /// Both directions were judged as their ends are now.
+    /// Updates both directions after a decision with the current versions of their ends.
     pub(super) fn renew(&mut self, flow: Flow, sender: Option<Version>, receiver: Option<Version>) {
         let entry = self.flows[&flow];
         if let Some(other) = self.flows.get_mut(&entry.becomes.reversed()) {
@@ -185,10 +185,11 @@ impl Model {
         self.flows.insert(flow, renewed);
     }
 
-    /// A packet of the flow passes: refreshes it, is translated, advances its state or ends it. Returns which.
+    /// Processes a packet of the flow: refreshes the flow, translates the packet, and advances or ends the state.
+    /// Returns the entry.
     pub(super) fn follow(&mut self, flow: Flow, packet: &Packet, frame: &mut [u8]) -> Result<Entry, Verdict> {
         let mut entry = self.flows[&flow];
-        // The programs do so now and then; ticks that pass by themselves meanwhile decide nothing.
+        // The programs do so occasionally; ticks that pass by themselves in the meantime do not matter.
         if entry.idle >= A_WHILE
             && let Some(other) = self.flows.get_mut(&entry.becomes.reversed())
         {
@@ -206,7 +207,7 @@ impl Model {
     fn turn(&mut self, flow: Flow, mut entry: Entry, packet: &Packet) {
         let key = entry.becomes.reversed();
         if packet.tcp_flags & RST != 0 {
-            // Nothing follows: both directions make room at once.
+            // No packet follows: both entries are removed at once.
             self.flows.remove(&flow);
             if let Some(other) = self.flows.remove(&key).or((key == flow).then_some(entry)) {
                 self.give_back(&entry, &other);
@@ -215,7 +216,7 @@ impl Model {
         }
         let answered = entry.answer && !entry.confirmed;
         entry.finished |= packet.tcp_flags & FIN != 0;
-        // From an address and port to themselves: one row is both directions.
+        // From an address and port to the same address and port: one row represents both directions.
         let known = self.flows.get(&key).copied();
         let mut other = if key == flow { Some(entry) } else { known };
         let both = entry.finished && other.is_some_and(|other| other.finished);
@@ -243,7 +244,8 @@ impl Model {
         self.flows.insert(flow, entry);
     }
 
-    /// A flow that has ended no longer counts towards the share of its opener, or of its receiver where the opener is outside the node.
+    /// An ended flow no longer counts towards the share of its opener, or of its receiver if the opener is outside the
+    /// node.
     fn give_back(&mut self, entry: &Entry, other: &Entry) {
         if entry.closed {
             return;
@@ -254,7 +256,7 @@ impl Model {
         }
     }
 
-    /// Removes the flows that leave the network by the stack.
+    /// Removes the flows of the network that use the node's stack.
     pub fn remove_external(&mut self, network: u32) {
         self.flows
             .retain(|flow, entry| flow.network != network || entry.kind == Kind::Local);

@@ -1,4 +1,4 @@
-//! What becomes of a frame that a pod sends.
+//! Models the processing of a frame that a pod sends.
 
 use std::net::IpAddr;
 
@@ -16,8 +16,8 @@ use super::{
 
 impl Model {
     /// The order is that of the program's documentation: VLAN, source MAC, ARP, headers, link control, source address,
-    /// destination kind, destination MAC, fragment, flow, then for a packet of no current flow service, destination,
-    /// policy of both sides, share of the flow tables.
+    /// destination kind, destination MAC, fragment, flow, then for a packet without a current flow service,
+    /// destination, policy of both sides, share of the flow tables.
     pub(super) fn judge_sent(
         &mut self,
         row: &Row,
@@ -111,7 +111,7 @@ impl Model {
         Ok(self.go(entry.kind, entry.to, outcome))
     }
 
-    /// Whether what was decided earlier still holds as it is: both ends are who they were, and judged as they are.
+    /// Whether an earlier decision is still valid: both ends have the same owners and policies.
     pub(super) fn is_current_from(&self, row: &Row, entry: &Entry) -> bool {
         let there = || {
             let there = entry.to.and_then(|to| self.world.ready(to));
@@ -127,8 +127,8 @@ impl Model {
         way && entry.sender == Some(row.version) && entry.is_live()
     }
 
-    /// Whether there is a flow that the packet belongs to; judged again where that is needed, as the flow that was asked
-    /// for, whichever direction the packet is of.
+    /// Whether the packet belongs to a flow; evaluates policies again if required, for the direction in which the flow
+    /// was opened.
     fn belongs_to_own(&mut self, row: &Row, flow: Flow) -> Result<bool, Verdict> {
         let known = self.flows.get(&flow).copied();
         if known.is_some_and(|entry| self.is_current_from(row, &entry)) {
@@ -172,7 +172,7 @@ impl Model {
         match (entry.opener, entry.answer) {
             (super::flows::Opener::Itself, _) => Ok(()),
             (_, false) => self.between(row, there, entry.becomes, hits),
-            // What the other one asked for, as this one got it.
+            // The request of the other endpoint, as this one received it.
             (_, true) => self.between(there, row, flow.reversed(), hits),
         }
     }
@@ -188,7 +188,7 @@ impl Model {
         }
     }
 
-    /// The reply direction of a flow whose original direction exists.
+    /// The reply entry of a flow whose original entry exists.
     fn lost_answer(&mut self, row: &Row, flow: Flow) -> Option<Entry> {
         let original = self.flows.get(&flow.reversed())?;
         let mine = original.receiver.is_some_and(|version| version.same_life(row.version));
@@ -205,7 +205,7 @@ impl Model {
         }
     }
 
-    /// The receiver sees a frame from its own gateway.
+    /// The receiver gets a frame from its own gateway.
     fn go(&self, kind: Kind, to: Option<u32>, outcome: &mut Outcome) -> Verdict {
         if kind != Kind::Local {
             return Verdict::PassedToStack;
@@ -223,7 +223,7 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// Multicast of both families and the limited broadcast; no other broadcast address is recognizable by itself.
+/// Multicast of both families and the limited broadcast; other broadcast addresses cannot be recognized by themselves.
 pub(super) fn is_for_many(address: IpAddr) -> bool {
     address.is_multicast() || address == IpAddr::from([255; 4])
 }

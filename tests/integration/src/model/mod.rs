@@ -1,12 +1,13 @@
-//! A plain second implementation of the data plane's programs, with which the frame tests compare them.
+//! Models the dataplane's programs in a simple second implementation that the frame tests compare with them.
 //!
-//! It is written from what the programs document, shares no code with them, and is slow: whole packets are parsed into
-//! values, tables are maps of values, and nothing is packed. Where it and a program differ, one of them is wrong.
+//! It is written from the documentation of the programs, shares no code with them, and is slow: whole packets are
+//! parsed into values, tables are maps of values, and nothing is packed. If it differs from a program, one of them is
+//! wrong.
 //!
-//! Differences of notion, on purpose: a program compares generations of rows, the model [`Version`]s, which are never
-//! used twice. A program looks at the clock, the model counts ages and has its time advanced by the test. A
-//! program's tables may evict; the model's do not, so a comparison must not fill them. A program chooses
-//! backends at random; the model is given the chosen one.
+//! Intentional differences: a program compares generations of rows, the model compares [`Version`]s, which are never
+//! reused. A program reads the clock, the model counts ages, and the test advances its time. The tables of a program
+//! may evict rows, those of the model do not, so a comparison must not fill them. A program chooses backends at random,
+//! the model receives the chosen one.
 
 mod answer;
 mod flows;
@@ -33,32 +34,32 @@ pub use policy::{ANYBODY, Allowed, Asked, Policies, PortRow};
 pub use service::{Backend, Candidate, Choice, Choose, Front, Last, Service, Services};
 pub use world::{Endpoint, Enforced, Route, Version, World};
 
-/// What became of a frame.
+/// The result for a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// Decision.
+    /// The decision.
     pub verdict: Verdict,
-    /// To whom it was redirected.
+    /// The endpoint that it was redirected to.
     pub destination: Option<u32>,
-    /// Whether the sender got an answer that refuses a dropped packet: the frame afterwards.
+    /// Whether the sender of a dropped packet got a refusal, which is the resulting frame.
     pub refused: bool,
-    /// The frame afterwards.
+    /// The resulting frame.
     pub frame: Vec<u8>,
 }
 
-/// Where a frame is seen.
+/// The position at which a frame is processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
-    /// Which program sees it.
+    /// The direction of the program.
     pub direction: Direction,
-    /// At whose host interface.
+    /// The endpoint of the host interface.
     pub endpoint: u32,
-    /// Index of the interface through which the node got it, 0 where the node made it.
+    /// Index of the interface through which the node received it, 0 if the node sent it.
     pub ingress: u32,
 }
 
 impl Seen {
-    /// What the pod sends.
+    /// A frame that the pod sends.
     pub fn from_pod(endpoint: u32) -> Self {
         Self {
             direction: Direction::FromPod,
@@ -67,7 +68,8 @@ impl Seen {
         }
     }
 
-    /// What the node's stack hands to the pod, got through the interface with that index or made by the node itself (0).
+    /// A frame from the node's stack to the pod, received through the interface with that index or sent by the node
+    /// (0).
     pub fn to_pod(endpoint: u32, ingress: u32) -> Self {
         Self {
             direction: Direction::ToPod,
@@ -76,7 +78,7 @@ impl Seen {
         }
     }
 
-    /// Seen by that program, made by the node itself where it is the one for what goes to the pod.
+    /// A frame in this direction; towards the pod, sent by the node itself.
     pub fn by(direction: Direction, endpoint: u32) -> Self {
         Self {
             direction,
@@ -100,7 +102,7 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// The flow of the answers.
+    /// The flow in the reply direction.
     #[must_use]
     pub fn reversed(self) -> Self {
         Self {
@@ -111,12 +113,12 @@ impl Flow {
     }
 }
 
-/// Which datagram a fragment belongs to.
+/// The datagram of a fragment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Datagram {
     /// Network id.
     pub network: u32,
-    /// Which program saw it.
+    /// The direction of the program.
     pub direction: Direction,
     /// Transport protocol number.
     pub protocol: u8,
@@ -134,15 +136,15 @@ pub type Counts = BTreeMap<(u32, Direction, Verdict), (u64, u64)>;
 /// The model: endpoints, enforced policies, and the state learnt from packets.
 #[derive(Debug, Clone, Default)]
 pub struct Model {
-    /// Who is there.
+    /// Endpoints, addresses and routes.
     pub world: World,
     /// The policies.
     pub policies: Policies,
-    /// How long flows live.
+    /// Lifetimes of flows.
     pub lifetimes: Lifetimes,
-    /// Flows that an endpoint may have open, 0 for no limit.
+    /// Maximum number of open flows per endpoint, 0 for no limit.
     pub flows_per_endpoint: u32,
-    /// Flows that each endpoint has opened since they were counted.
+    /// Flows that each endpoint has opened since the last count.
     pub opened: HashMap<u32, u32>,
     /// Flow table.
     pub flows: HashMap<Flow, Entry>,
@@ -150,12 +152,12 @@ pub struct Model {
     pub fragments: HashMap<Datagram, (u16, u16)>,
     /// Counters.
     pub counts: Counts,
-    /// What policy allowed by a rule, or denied.
+    /// Hits of policy rules and default denials.
     pub hits: BTreeMap<HitKey, u64>,
 }
 
 impl Model {
-    /// The verdict for a frame, which it counts. `choose` returns which of several backends the program chose.
+    /// Processes and counts a frame. `choose` returns the backend that the program chose among several.
     pub fn judge(&mut self, seen: Seen, frame: &[u8], choose: &mut Choose<'_>) -> Outcome {
         let Seen {
             direction,
@@ -194,7 +196,7 @@ impl Model {
         *bytes += u64::try_from(length).expect("a frame's length");
     }
 
-    /// Makes the endpoint ready under a new version. Drops from before it was are forgotten.
+    /// Publishes the endpoint with a new version. Resets its drop counters.
     pub fn publish(&mut self, endpoint: u32, config: Endpoint) {
         self.world.publish(endpoint, config);
         self.counts
@@ -208,7 +210,7 @@ impl Model {
         self.counts.retain(|(id, _, _), _| *id != endpoint);
     }
 
-    /// Lets time pass, in ticks.
+    /// Advances the time by ticks.
     pub fn age(&mut self, ticks: u64) {
         for entry in self.flows.values_mut() {
             entry.idle += ticks;
@@ -218,7 +220,7 @@ impl Model {
         }
     }
 
-    /// The ports of a packet in the flow table. A first fragment's are remembered for the later ones.
+    /// The ports of a packet for the flow table. Ports of first fragments are recorded for later fragments.
     fn ports(&mut self, network: u32, direction: Direction, packet: &packet::Packet) -> Result<(u16, u16), Verdict> {
         let own = packet.content.ports();
         let (first, identification) = match packet.fragment {

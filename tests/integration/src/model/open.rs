@@ -1,4 +1,4 @@
-//! A pod's packet of no flow that is known: which service it asks for, who gets it, who may forbid it.
+//! Models packets without a known flow: selects the service, the destination and the applicable policies.
 
 use super::{
     Flow, Model, Verdict,
@@ -16,7 +16,7 @@ pub(super) struct Opening<'a> {
     pub(super) opens: bool,
 }
 
-/// What would become of a packet, and what policy counts for it.
+/// The result for a packet, and its policy hits.
 struct Fate {
     hits: Hits,
     plan: Result<Plan, Verdict>,
@@ -42,7 +42,7 @@ impl Model {
         Ok(())
     }
 
-    /// A repeated SYN stays with the backend that the first one went to, until that has answered.
+    /// A repeated SYN is sent to the backend of the first one until that has answered.
     fn kept_backend(&self, opening: &Opening<'_>) -> Option<Backend> {
         let entry = self.flows.get(&opening.flow).filter(|_| opening.opens)?;
         let translated = entry.becomes.destination != opening.flow.destination;
@@ -107,7 +107,7 @@ impl Model {
         Ok(backends[chosen])
     }
 
-    /// What would become of the packet if it became `becomes`; changes nothing.
+    /// The result for the packet if it were translated to `becomes`; changes nothing.
     fn fate(&self, opening: &Opening<'_>, becomes: Flow) -> Fate {
         let mut hits = Hits::new();
         let plan = self.plan(opening, becomes, &mut hits).and_then(|plan| {
@@ -159,8 +159,8 @@ impl Model {
     }
 }
 
-/// The flow with a backend in the place of the virtual address. A pod that is its own backend gets its packets from the
-/// virtual address: it would not take an answer of its own for one of the service.
+/// The flow with the virtual address replaced by a backend. A pod that is its own backend gets its packets from the
+/// virtual address, because it would not accept its own address as the source of the service's answer.
 fn behind(flow: Flow, backend: Backend) -> Flow {
     let source = if backend.0 == flow.source.0 {
         (flow.destination.0, flow.source.1)

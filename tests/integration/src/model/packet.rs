@@ -1,4 +1,4 @@
-//! Parses a frame, or gives the reason why it is dropped.
+//! Parses a frame, or returns the drop reason.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,23 +10,23 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const SCTP: u8 = 132;
 const ICMP: u8 = 1;
-/// Also a protocol number that names the content by itself.
+/// Also a protocol number that identifies the payload.
 pub(super) const ICMPV6: u8 = 58;
 const MAX_OPTIONS: usize = 10;
 const MAX_EXTENSIONS: usize = 6;
 
-/// What a packet is about.
+/// The content of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Content {
-    /// Ports; an echo's identifier in the place of the port of whom it asks for, 0 in the other place.
+    /// Ports; for an echo, the identifier in place of the port of the requested end, and 0 in place of the other one.
     Ports(u16, u16),
     /// A TCP segment that opens a connection.
     Open(u16, u16),
-    /// An ICMP error; what it quotes begins at this offset of the IP packet.
+    /// An ICMP error; its quoted packet starts at this offset of the IP packet.
     Error(usize),
     /// IPv6 neighbour discovery or multicast listener report: the type.
     LinkControl(u8),
-    /// Whatever needs no ports, and what lies behind a later fragment's header.
+    /// Content without ports, and later fragments.
     Opaque,
 }
 
@@ -39,7 +39,7 @@ impl Content {
     }
 }
 
-/// Which part of a datagram, with its identification.
+/// The position within a datagram, with its identification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fragment {
     Whole,
@@ -61,20 +61,20 @@ pub(super) struct Packet {
     pub(super) plain: bool,
     /// Offset of the transport header in the IP packet.
     pub(super) transport: usize,
-    /// Flags of TCP where the packet has them, else 0.
+    /// TCP flags if the packet has them, else 0.
     pub(super) tcp_flags: u8,
-    /// Length of the IP packet, which may be less than what the frame carries.
+    /// Length of the IP packet, which may be less than the payload of the frame.
     pub(super) length: usize,
 }
 
 impl Packet {
-    /// Whether it is a part of a datagram without the transport header.
+    /// Whether it is a fragment without the transport header.
     pub(super) fn is_later(&self) -> bool {
         matches!(self.fragment, Fragment::Later(_))
     }
 }
 
-/// Protocols whose flows differ by ports or identifiers, in either family.
+/// Protocols whose flows are distinguished by ports or identifiers, in either family.
 pub(super) fn names_flows_by_ports(protocol: u8) -> bool {
     [TCP, UDP, SCTP, ICMP, ICMPV6].contains(&protocol)
 }
@@ -88,8 +88,8 @@ fn number(bytes: &[u8], at: usize) -> Result<u16, Verdict> {
     take(bytes, at).map(u16::from_be_bytes)
 }
 
-/// Reads an IPv4 packet from what the frame carries. Order: length, version and header length, total length, options,
-/// transport header.
+/// Parses an IPv4 packet from the payload of the frame. Order: length, version and header length, total length,
+/// options, transport header.
 pub(super) fn ipv4(carried: &[u8]) -> Result<Packet, Verdict> {
     let header: [u8; 20] = take(carried, 0)?;
     let header_length = usize::from(header[0] % 16) * 4;
@@ -124,7 +124,7 @@ fn v6(bytes: &[u8], at: usize) -> Result<IpAddr, Verdict> {
 
 fn fragment_v4(header: &[u8]) -> Result<Fragment, Verdict> {
     let field = number(header, 6)?;
-    // Two bytes of sixteen bits, kept in front as in the header.
+    // A 16-bit number, in the upper half as in the header.
     let identification = u32::from(number(header, 4)?) << 16;
     let (more, offset) = (field & 0x2000 != 0, field & 0x1fff);
     Ok(which(more, offset, identification))
@@ -138,7 +138,7 @@ fn which(more: bool, offset: u16, identification: u32) -> Fragment {
     }
 }
 
-/// An option without a length is cut off where nothing at all follows, else it lies.
+/// An option without a length is truncated if nothing follows the header, else it is malformed.
 fn options(mut rest: &[u8], followed: bool) -> Result<(), Verdict> {
     for _ in 0..MAX_OPTIONS {
         rest = match rest {
@@ -157,7 +157,7 @@ fn options(mut rest: &[u8], followed: bool) -> Result<(), Verdict> {
     }
 }
 
-/// Reads an IPv6 packet from what the frame carries, in the same order.
+/// Parses an IPv6 packet from the payload of the frame, in the same order.
 pub(super) fn ipv6(carried: &[u8]) -> Result<Packet, Verdict> {
     let header: [u8; 40] = take(carried, 0)?;
     let (source, destination) = (v6(&header, 8)?, v6(&header, 24)?);
@@ -205,7 +205,7 @@ pub(super) fn ipv6(carried: &[u8]) -> Result<Packet, Verdict> {
     })
 }
 
-/// None for an atomic fragment, which is a whole packet (RFC 6946).
+/// `None` for an atomic fragment, which is a whole packet (RFC 6946).
 fn fragment_v6(header: [u8; 8]) -> Option<Fragment> {
     let [_, _, high, low, id @ ..] = header;
     let field = u16::from_be_bytes([high, low]);
@@ -220,7 +220,7 @@ fn content(packet: &[u8], at: usize, is_v4: bool, protocol: u8, fragment: Fragme
     let ports = || Ok((number(packet, at)?, number(packet, at + 2)?));
     match protocol {
         TCP => {
-            // Two fragment units, which contain the flags that show who opens the connection.
+            // Two fragment units, which contain the flags that identify the opener of the connection.
             let [.., flags, _, _] = take::<16>(packet, at)?;
             let (source, destination) = ports()?;
             let opens = flags & 0x02 != 0 && flags & 0x10 == 0;
@@ -246,7 +246,7 @@ fn content(packet: &[u8], at: usize, is_v4: bool, protocol: u8, fragment: Fragme
     }
 }
 
-/// The type implies the family: no number is a request in both.
+/// The type implies the family: no number is a request in both families.
 fn echo(kind: u8, identifier: u16) -> (u16, u16) {
     if [8, 13, 128].contains(&kind) {
         (identifier, 0)
@@ -274,18 +274,18 @@ fn icmp(header: [u8; 8], at: usize, queries: &[u8], errors: &[u8], link: &[u8]) 
     }
 }
 
-/// What an ICMP error quotes: protocol, source and destination with ports.
+/// The quoted packet of an ICMP error: protocol, source and destination with ports.
 pub(super) struct Quote {
     pub(super) protocol: u8,
     pub(super) source: (IpAddr, u16),
     pub(super) destination: (IpAddr, u16),
-    /// Whether it is a whole datagram: the owner of the rest of a fragment is unknown.
+    /// Whether it is a whole datagram: the owner of a later fragment is unknown.
     pub(super) whole: bool,
     /// Offset of its transport header from its beginning.
     pub(super) transport: usize,
 }
 
-/// Reads the beginning of the quoted packet. IPv6 extension headers are not looked through.
+/// Parses the start of the quoted packet. Does not support IPv6 extension headers.
 pub(super) fn quote(quoted: &[u8], is_v4: bool) -> Result<Quote, Verdict> {
     let mut whole = true;
     let (at, protocol, source, destination) = if is_v4 {

@@ -1,4 +1,4 @@
-//! Evaluates policies: whether one peer may send to another, and which rule counts the packet.
+//! Evaluates policies: whether a peer may send to another one, and which rule counts the packet.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -16,10 +16,10 @@ use super::{
     world::{Owner, Row},
 };
 
-/// Ordinal of a default deny among the hits.
+/// Ordinal of a default deny in the hits.
 const DEFAULT_DENY: u16 = u16::MAX;
 
-/// What a policy set is asked about a peer.
+/// A question to a policy set about a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Asked {
     /// May the endpoint send to it?
@@ -31,7 +31,7 @@ pub enum Asked {
 }
 
 impl Asked {
-    /// As the tables encode it.
+    /// The code in the tables.
     pub fn code(self) -> u32 {
         match self {
             Self::Egress => EGRESS,
@@ -49,7 +49,7 @@ impl Asked {
     }
 }
 
-/// What a row of a policy set allows.
+/// The result of a row of a policy set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allowed {
     /// Nothing.
@@ -63,13 +63,13 @@ pub enum Allowed {
 /// A row of a port set. The longest match decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortRow {
-    /// Protocol; none for every one.
+    /// Protocol; `None` for all.
     pub protocol: Option<u8>,
-    /// Port and how many of its leading bits count, 0 for every port. Only with a protocol.
+    /// Port and its number of significant leading bits, 0 for every port. Only with a protocol.
     pub port: (u16, u32),
-    /// Which of the set's entries it is.
+    /// Ordinal of the entry in the set.
     pub ordinal: u16,
-    /// Whether it allows.
+    /// Whether it allows the packet.
     pub allow: bool,
 }
 
@@ -85,25 +85,25 @@ impl PortRow {
     }
 }
 
-/// Identity in place of which a row for every peer is asked.
+/// Identity of rows that apply to every peer.
 pub const ANYBODY: u32 = 0;
 
-/// All policies. Sets and port sets never change once they are in use; new ones replace them.
+/// All policies. Sets and port sets never change while they are in use; new ones replace them.
 #[derive(Debug, Clone, Default)]
 pub struct Policies {
-    /// (policy set, identity of the peer, question) to what is allowed, and by which rule.
+    /// (policy set, identity of the peer, question) to the result and the rule.
     pub rows: BTreeMap<(u32, u32, Asked), (Allowed, u32)>,
     /// Port sets.
     pub ports: BTreeMap<u32, Vec<PortRow>>,
-    /// Identities of addresses that are no local endpoint's, by network and prefix.
+    /// Identities of addresses without a local endpoint, by network and prefix.
     pub identities: HashMap<(u32, IpNet), u32>,
 }
 
-/// Which answers are counted for a packet.
+/// The policy hits of a packet.
 pub(super) type Hits = Vec<HitKey>;
 
 impl Policies {
-    /// Identity of an address that is no local endpoint's.
+    /// Identity of an address without a local endpoint.
     pub(super) fn external_identity(&self, network: u32, address: IpAddr) -> u32 {
         let rows = self.identities.iter();
         let matching = rows.filter(|((of, prefix), _)| *of == network && prefix.contains(&address));
@@ -111,7 +111,7 @@ impl Policies {
         longest.map_or(ANYBODY, |(_, identity)| *identity)
     }
 
-    /// Whether the set allows it. Everything that was refused is counted, and what a rule allowed.
+    /// Whether the set allows it. Counts every denial, and packets allowed by a rule.
     fn ask(&self, set: u32, peer: u32, asked: Asked, service: (u8, u16), hits: &mut Hits) -> Result<(), Verdict> {
         let own = self.rows.get(&(set, peer, asked));
         let row = own.or_else(|| self.rows.get(&(set, ANYBODY, asked)));
@@ -141,7 +141,7 @@ impl Policies {
     }
 }
 
-/// Protocol and port that a flow's opener asked for; ICMP identifiers and the like are no ports.
+/// Protocol and destination port of the opener; ICMP identifiers are not ports.
 fn service(flow: Flow) -> (u8, u16) {
     const WITH_PORTS: [u8; 3] = [6, 17, 132];
     let port = if WITH_PORTS.contains(&flow.protocol) {
@@ -153,7 +153,7 @@ fn service(flow: Flow) -> (u8, u16) {
 }
 
 impl Model {
-    /// Whether one local endpoint may open `flow` (as the receiver gets it) to another.
+    /// Whether one local endpoint may open `flow` (as the receiver sees it) to another.
     pub(super) fn between(&self, sender: &Row, receiver: &Row, flow: Flow, hits: &mut Hits) -> Result<(), Verdict> {
         let (set, peer) = (sender.enforced.policy, receiver.enforced.identity(flow.source.0));
         if set != 0 {
@@ -162,7 +162,7 @@ impl Model {
         self.entering(receiver, sender.enforced.identity(flow.source.0), flow, hits)
     }
 
-    /// Whether the endpoint may open `flow` to an address that is no local endpoint's.
+    /// Whether the endpoint may open `flow` to an address without a local endpoint.
     pub(super) fn leaving(&self, sender: &Row, flow: Flow, hits: &mut Hits) -> Result<(), Verdict> {
         let set = sender.enforced.policy;
         if set == 0 {

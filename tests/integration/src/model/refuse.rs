@@ -1,4 +1,5 @@
-//! Builds the answer to a packet to a service without backends: TCP RST (RFC 9293), or port unreachable (RFC 792, 4443).
+//! Builds the answer to a packet for a service without backends: TCP RST (RFC 9293), or port unreachable (RFC 792,
+//! 4443).
 
 use super::packet::{ETHERNET, Fragment, Packet};
 use crate::frames::{Ip, Payload, checksum};
@@ -8,7 +9,7 @@ const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
 
-/// The frame that the sender gets; nothing where the packet is not worth an answer, or not of the usual shape.
+/// The frame that the sender gets; `None` if the packet must not be answered or has an unusual form.
 pub(super) fn answer(frame: &[u8], packet: &Packet) -> Option<Vec<u8>> {
     if !packet.plain || packet.fragment != Fragment::Whole {
         return None;
@@ -30,7 +31,7 @@ fn unreachable(frame: &[u8], packet: &Packet) -> Payload {
     Payload::Icmp { kind, code, body }
 }
 
-/// What a closed port answers. The segment's length counts SYN and FIN.
+/// The answer of a closed port. The length of the segment includes SYN and FIN.
 fn reset(back: &Ip, frame: &[u8], packet: &Packet) -> Option<Vec<u8>> {
     let segment = frame
         .get(ETHERNET + packet.transport..)

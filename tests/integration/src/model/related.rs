@@ -1,4 +1,4 @@
-//! ICMP errors: which flow they are about, and what becomes of them where it is translated.
+//! Models ICMP errors: finds their flow, and translates them.
 
 use super::{
     Flow, Model, Verdict,
@@ -9,7 +9,7 @@ use super::{
 };
 
 impl Model {
-    /// The packet that an error quotes; it must have come from whom the error goes to.
+    /// The packet quoted by an error; its source must be the receiver of the error.
     pub(super) fn quoted(row: &Row, packet: &Packet, at: usize, frame: &[u8]) -> Result<(Quote, Quoted), Verdict> {
         let bytes = &frame[ETHERNET + at..ETHERNET + packet.length];
         let quote = packet::quote(bytes, packet.source.is_ipv4())?;
@@ -30,8 +30,8 @@ impl Model {
         Ok((quote, quoted))
     }
 
-    /// An error goes where the pod's own packets of the quoted flow go, and must be about a packet that the pod got
-    /// from the one it reports. Which packets go where.
+    /// An error takes the path of the pod's own packets of the quoted flow, and must be about a packet that the pod
+    /// received from the destination of the error. Returns that path.
     pub(super) fn error_from_pod(
         &self,
         row: &Row,
@@ -50,8 +50,8 @@ impl Model {
         Ok((own.kind, own.to))
     }
 
-    /// `entry` is of the direction in which the error goes. The owner of the rest of a quoted fragment is unknown, and a
-    /// pod that reaches itself has itself to ask.
+    /// `entry` has the direction of the error. The owner of a quoted later fragment is unknown; for a pod that reaches
+    /// itself, the pod is both ends.
     pub(super) fn translate_error(
         packet: &Packet,
         quote: &Quote,

@@ -1,4 +1,4 @@
-//! The backends of virtual addresses, and the choice of one for a flow.
+//! Models the backends of virtual addresses, and the choice of one for a flow.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,7 +12,7 @@ use super::{Counts, Flow, Verdict};
 /// Address and port of a backend.
 pub type Backend = (IpAddr, u16);
 
-/// What names a service port: network, address, protocol, port.
+/// The key of a service port: network, address, protocol, port.
 pub type Front = (u32, IpAddr, u8, u16);
 
 /// A service port.
@@ -20,7 +20,7 @@ pub type Front = (u32, IpAddr, u8, u16);
 pub struct Service {
     /// Its number.
     pub id: u32,
-    /// Who serves.
+    /// Its backends.
     pub backends: Vec<Backend>,
     /// Whether packets without a backend are dropped instead of refused, because backends exist elsewhere.
     pub local_only: bool,
@@ -28,7 +28,7 @@ pub struct Service {
     pub affinity: u32,
 }
 
-/// A backend that a client had, and how many ticks ago.
+/// The last backend of a client, and its age in ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Last {
     /// The backend.
@@ -37,7 +37,7 @@ pub struct Last {
     pub idle: u64,
 }
 
-/// All service ports, and what is remembered of their clients.
+/// All service ports, and the affinity of their clients.
 #[derive(Debug, Clone, Default)]
 pub struct Services {
     /// Service ports.
@@ -54,39 +54,39 @@ impl Services {
     }
 }
 
-/// A backend that may be chosen, and what would become of the packet.
+/// A candidate backend, and the result for the packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
     /// The backend.
     pub backend: Backend,
-    /// What would become of the packet; a drop does not show whom it was for.
+    /// The result for the packet; a drop does not identify the backend.
     pub fate: Result<(), Verdict>,
-    /// What policy would count.
+    /// The policy hits.
     pub hits: Vec<HitKey>,
 }
 
-/// The random choice that a program makes.
+/// The random choice of a program.
 #[derive(Debug)]
 pub struct Choice<'a> {
-    /// The endpoint that asks.
+    /// The sending endpoint.
     pub endpoint: u32,
     /// The service.
     pub service: &'a Service,
     /// The flow that would be opened.
     pub flow: Flow,
-    /// What was counted before.
+    /// The counters before.
     pub counts: &'a Counts,
-    /// What policy counted before.
+    /// The policy hits before.
     pub hits: &'a BTreeMap<HitKey, u64>,
-    /// Who may be chosen, two at least.
+    /// The candidates, at least two.
     pub candidates: &'a [Candidate],
 }
 
-/// Returns the candidate that the program chose.
+/// Returns the index of the candidate that the program chose.
 pub type Choose<'a> = dyn FnMut(&Choice<'_>) -> usize + 'a;
 
 impl Service {
-    /// Why there is no candidate.
+    /// The drop reason without a candidate.
     pub(super) fn no_backend(&self) -> Verdict {
         if self.local_only {
             Verdict::NoLocalBackend

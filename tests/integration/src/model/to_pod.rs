@@ -1,4 +1,4 @@
-//! What becomes of a frame that reaches a pod through the node's stack.
+//! Models the processing of a frame that reaches a pod through the node's stack.
 
 use kni_common::IFINDEX_BASE;
 
@@ -13,8 +13,9 @@ use super::{
 
 impl Model {
     /// The order is that of the program's documentation: VLAN, ARP, headers, link control, host access, destination
-    /// kind, destination address, fragment, flow, then for a packet of no current flow source, ingress policy, share of
-    /// the flow tables. `ingress` is the interface through which the node got the packet, 0 where it made it.
+    /// kind, destination address, fragment, flow, then for a packet without a current flow source, ingress policy,
+    /// share of the flow tables. `ingress` is the interface through which the node received the packet, 0 if the node
+    /// sent it.
     pub(super) fn judge_received(
         &mut self,
         row: &Row,
@@ -66,7 +67,7 @@ impl Model {
         entry.kind == Kind::FromStack && entry.receiver == Some(row.version) && entry.is_live()
     }
 
-    /// Whether there is a flow that the packet belongs to; judged again where that is needed.
+    /// Whether the packet belongs to a flow; evaluates policies again if required.
     fn belongs_to_known(&mut self, row: &Row, flow: Flow) -> Result<bool, Verdict> {
         let known = self.flows.get(&flow).copied();
         if known.is_some_and(|entry| Self::is_current_to(row, &entry)) {
@@ -125,8 +126,8 @@ impl Model {
         Ok(())
     }
 
-    /// Identity of the packet's sender. A local pod's address counts only from that pod's interface, a service's
-    /// from none.
+    /// Identity of the packet's sender. The address of a local pod is valid only from the interface of that pod, the
+    /// address of a service is never valid.
     fn external_sender(&self, flow: Flow, ingress: u32) -> Result<u32, Verdict> {
         let address = flow.source.0;
         let Some(owner) = self.world.owner(flow.network, address) else {
@@ -138,7 +139,7 @@ impl Model {
         Ok(sender.enforced.identity(address))
     }
 
-    /// An error must be about a packet that this pod sent into the stack.
+    /// An error must be about a packet that this pod has sent to the stack.
     fn error_from_stack(&self, row: &Row, packet: &Packet, at: usize, frame: &mut [u8]) -> Result<Verdict, Verdict> {
         let (quote, quoted) = Self::quoted(row, packet, at, frame)?;
         let flow = quoted.flow;

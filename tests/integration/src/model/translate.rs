@@ -1,7 +1,7 @@
-//! What translation does to the bytes of a packet: addresses, ports, and every checksum that covers them.
+//! Translates the bytes of a packet: addresses, ports, and every checksum that covers them.
 //!
-//! Checksums are renewed by the difference (RFC 1624), not computed anew: what was wrong stays wrong, so that the receiver
-//! notices.
+//! Checksums are updated incrementally (RFC 1624), not recomputed: a wrong checksum stays wrong, so that the receiver
+//! detects it.
 
 use std::{net::IpAddr, ops::Range};
 
@@ -41,7 +41,7 @@ fn put(bytes: &mut [u8], at: usize, value: u16) {
     bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
-/// Where both addresses lie in an IP header.
+/// The range of both addresses in an IP header.
 fn addresses(v4: bool) -> Range<usize> {
     if v4 { 12..20 } else { 8..40 }
 }
@@ -63,7 +63,7 @@ fn has_ports(protocol: u8) -> bool {
     [TCP, UDP, SCTP].contains(&protocol)
 }
 
-/// Puts other addresses into an IP header, and its own checksum right.
+/// Replaces the addresses of an IP header, and updates its checksum.
 fn put_addresses(header: &mut [u8], to: &Flow) {
     let (v4, new) = (to.source.0.is_ipv4(), address_bytes(to));
     let place = addresses(v4);
@@ -74,7 +74,7 @@ fn put_addresses(header: &mut [u8], to: &Flow) {
     header[place].copy_from_slice(&new);
 }
 
-/// `CRC32c` is linear: what the change adds to a right checksum it adds to a wrong one.
+/// `CRC32c` is linear: a change has the same effect on a correct and on a wrong checksum.
 fn put_sctp_ports(packet: &mut [u8], ports: [u8; 4]) {
     let checksum: [u8; 4] = packet[8..12].try_into().expect("four bytes");
     packet[8..12].fill(0);
@@ -84,7 +84,7 @@ fn put_sctp_ports(packet: &mut [u8], ports: [u8; 4]) {
     packet[8..12].copy_from_slice(&changed.to_le_bytes());
 }
 
-/// Turns the packet in a frame from `flow` into `to`.
+/// Translates the packet of a frame from `flow` to `to`.
 pub(super) fn apply(frame: &mut [u8], packet: &Packet, flow: &Flow, to: &Flow) -> Result<(), Verdict> {
     let ip = &mut frame[ETHERNET..];
     put_addresses(ip, to);
@@ -111,7 +111,7 @@ pub(super) fn apply(frame: &mut [u8], packet: &Packet, flow: &Flow, to: &Flow) -
         return Err(Verdict::Truncated);
     }
     let old = number(transport, field);
-    // Without a checksum (RFC 768) there is nothing to renew, and the result must not be the value that means "none".
+    // Without a checksum (RFC 768) nothing is updated; a result of 0, which means "none", is replaced.
     if packet.protocol == UDP && old == 0 {
         return Ok(());
     }
@@ -126,21 +126,21 @@ pub(super) fn apply(frame: &mut [u8], packet: &Packet, flow: &Flow, to: &Flow) -
     Ok(())
 }
 
-/// A packet that an ICMP error quotes: where it begins in the frame, its transport header from there, and its ends.
+/// The quoted packet of an ICMP error: its offset in the frame, the offset of its transport header, and its ends.
 pub(super) struct Quoted {
     pub(super) at: usize,
     pub(super) transport: usize,
     pub(super) flow: Flow,
 }
 
-/// Turns an ICMP error and what it quotes into one about `to`. The error's source stays where it is a router's.
+/// Translates an ICMP error and its quoted packet to `to`. The source of the error is unchanged if it is a router.
 pub(super) fn apply_quoted(frame: &mut [u8], packet: &Packet, quoted: &Quoted, to: &Flow) -> Result<(), Verdict> {
     let flow = &quoted.flow;
     let field = ETHERNET + packet.transport + 2;
     let v4 = flow.source.0.is_ipv4();
     put_addresses(&mut frame[quoted.at..], to);
     if !v4 {
-        // An IPv4 header's own checksum takes the difference back.
+        // The checksum of the IPv4 header compensates for the difference.
         let sum = renewed(number(frame, field), &address_bytes(flow), &address_bytes(to));
         put(frame, field, sum);
     }

@@ -1,4 +1,4 @@
-//! The endpoints, their addresses, the policies enforced at them, and the routes of their networks.
+//! Models the endpoints, their addresses, the enforced policies, and the routes of their networks.
 
 use std::{
     collections::HashMap,
@@ -10,8 +10,8 @@ use ipnet::IpNet;
 use super::service::Services;
 use crate::frames::Mac;
 
-/// A state of an endpoint's row: the life that it is in (from being published until it is published anew or
-/// withdrawn), and the number of the change to its enforced policies. Neither number is ever used twice.
+/// The state of an endpoint's row: the number of its life (from its publication until it is published again or
+/// withdrawn), and the number of the last change to its enforced policies. Neither number is ever reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Version {
     life: u64,
@@ -19,13 +19,13 @@ pub struct Version {
 }
 
 impl Version {
-    /// Whether both are of the same owner of the row.
+    /// Whether both belong to the same owner of the row.
     pub fn same_life(self, other: Self) -> bool {
         self.life == other.life
     }
 }
 
-/// What an endpoint is.
+/// The configuration of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     /// Network id.
@@ -34,9 +34,9 @@ pub struct Endpoint {
     pub ipv4: Option<Ipv4Addr>,
     /// IPv6 address.
     pub ipv6: Option<Ipv6Addr>,
-    /// Address of the pod end.
+    /// MAC address of the pod end.
     pub mac: Mac,
-    /// Address of the host end.
+    /// MAC address of the host end.
     pub host_mac: Mac,
     /// Whether the node's stack may exchange packets with it.
     pub host_access: bool,
@@ -60,7 +60,7 @@ impl Endpoint {
 /// The policies of an endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Enforced {
-    /// Policy set, 0 where no policy selects it.
+    /// Policy set, 0 if no policy selects it.
     pub policy: u32,
     /// Identity of its IPv4 address.
     pub identity4: u32,
@@ -74,7 +74,7 @@ impl Enforced {
     }
 }
 
-/// A ready endpoint as it is now.
+/// The current state of a ready endpoint.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
     pub(super) id: u32,
@@ -83,21 +83,21 @@ pub(super) struct Row {
     pub(super) enforced: Enforced,
 }
 
-/// Who has an address.
+/// The owner of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// An endpoint, as it was when it took the address.
+    /// An endpoint, with its version at the time it got the address.
     Endpoint(u32, Version),
     /// Services.
     Service,
 }
 
-/// What a network does with packets to addresses that no endpoint has.
+/// The action of a network for packets to addresses without an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// One of its own subnets, at an address without an endpoint.
+    /// In one of its subnets: the address has no endpoint.
     Unreachable,
-    /// A range of virtual addresses: no service has this one.
+    /// In a range of virtual addresses: the address has no service.
     ServiceRange,
     /// Outside the network: the node's stack decides.
     Stack,
@@ -146,12 +146,12 @@ impl World {
         self.slots.get(&endpoint).map(|slot| slot.version)
     }
 
-    /// The policies enforced at the endpoint, published or not; none where policy never selected it.
+    /// The policies enforced at the endpoint, published or not; `None` if no policy has ever selected it.
     pub fn enforced(&self, endpoint: u32) -> Option<Enforced> {
         self.enforced.get(&endpoint).copied()
     }
 
-    /// The endpoint that the interface belongs to, if traffic may flow.
+    /// The ready endpoint of the interface.
     pub(super) fn ready(&self, id: u32) -> Option<Row> {
         let slot = self.slots.get(&id).filter(|slot| slot.ready)?;
         Some(Row {
@@ -162,7 +162,7 @@ impl World {
         })
     }
 
-    /// Who has the address in the network, according to the address table; an endpoint may have moved on since.
+    /// The owner of the address in the network according to the address table; the endpoint may have changed since.
     pub(super) fn owner(&self, network: u32, address: IpAddr) -> Option<Owner> {
         if self.services.has_address(network, address) {
             return Some(Owner::Service);
@@ -171,7 +171,7 @@ impl World {
         Some(Owner::Endpoint(*id, *version))
     }
 
-    /// The endpoint that the address table names, whatever became of it since.
+    /// The endpoint in the address table, regardless of later changes.
     pub(super) fn endpoint_at(&self, network: u32, address: IpAddr) -> Option<u32> {
         match self.owner(network, address)? {
             Owner::Endpoint(id, _) => Some(id),
@@ -179,7 +179,7 @@ impl World {
         }
     }
 
-    /// The ready endpoint, if it is still the owner that took the address.
+    /// The ready endpoint, if it still is the owner of the address.
     pub(super) fn still(&self, network: u32, owner: Owner) -> Option<Row> {
         match owner {
             Owner::Service => None,
@@ -214,7 +214,7 @@ impl World {
         self.addresses.retain(|_, (owner, _)| *owner != endpoint);
     }
 
-    /// Enforces other policies; the previous ones apply to no further packet.
+    /// Replaces the enforced policies; the previous ones apply to no later packet.
     pub fn enforce(&mut self, endpoint: u32, enforced: Enforced) {
         let change = self.number();
         self.enforced.insert(endpoint, enforced);
@@ -223,15 +223,15 @@ impl World {
         }
     }
 
-    /// Stops or resumes an endpoint's traffic without another change.
+    /// Stops or resumes the traffic of an endpoint without any other change.
     pub fn set_ready(&mut self, endpoint: u32, ready: bool) {
         if let Some(slot) = self.slots.get_mut(&endpoint) {
             slot.ready = ready;
         }
     }
 
-    /// Replaces a network's routes: its subnets, its ranges of virtual addresses, and everything else where it has access
-    /// to the node's stack.
+    /// Replaces the routes of a network: its subnets, its ranges of virtual addresses, and the default route if it has
+    /// access to the node's stack.
     pub fn set_routes(&mut self, network: u32, subnets: &[IpNet], services: &[IpNet], host_access: bool) {
         self.routes.retain(|(id, ..)| *id != network);
         let subnets = subnets.iter().map(|subnet| (network, *subnet, Route::Unreachable));
@@ -246,14 +246,14 @@ impl World {
         }
     }
 
-    /// Whether the network's packets may leave it by the stack.
+    /// Whether packets of the network may leave it through the node's stack.
     pub fn has_egress(&self, network: u32) -> bool {
         self.routes
             .iter()
             .any(|(id, _, route)| *id == network && *route == Route::Stack)
     }
 
-    /// The network's longest prefix that has the address.
+    /// The longest prefix of the network that contains the address.
     pub(super) fn route(&self, network: u32, address: IpAddr) -> Option<Route> {
         let matching = self
             .routes

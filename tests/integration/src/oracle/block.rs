@@ -1,16 +1,16 @@
-//! Address blocks, bit by bit.
+//! Matches addresses with address blocks, bit by bit.
 
 use std::net::IpAddr;
 
 use k8s_openapi::api::networking::v1::IPBlock;
 
-/// Whether the address lies in the block and in none of what it excepts.
+/// Whether the block contains the address and none of its exceptions does.
 pub(super) fn contains(block: &IPBlock, address: IpAddr) -> bool {
     let mut excepts = block.except.iter().flatten();
     inside(&block.cidr, address) && !excepts.any(|cidr| inside(cidr, address))
 }
 
-/// Whether the first bits of the address are those of `cidr`. Addresses of another family never are.
+/// Whether the address starts with the bits of `cidr`; false for another family.
 fn inside(cidr: &str, address: IpAddr) -> bool {
     let (network, length) = cidr
         .split_once('/')

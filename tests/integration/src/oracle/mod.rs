@@ -1,7 +1,8 @@
-//! Evaluates network policies straight from the API objects: slow, plain, and without code of the agent.
+//! Evaluates network policies directly from the API objects: slow, simple, and without code of the agent.
 //!
-//! [`World::allowed`] reads the policies anew for every question, the way the API's documentation puts it: a pod is
-//! isolated in a direction once any policy of that direction selects it, and then only what some rule allows passes.
+//! [`World::allowed`] reads the policies again for every question, as the documentation of the API describes it: a pod
+//! is isolated in a direction if any policy of that direction selects it, and then only traffic that some rule allows
+//! passes.
 
 mod block;
 mod port;
@@ -20,25 +21,25 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
 
-/// The label that every namespace has by itself; its value is the name.
+/// The label that every namespace has automatically; its value is the name.
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// A transport, or what has no ports.
+/// A protocol, with or without ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum Protocol {
     Tcp,
     Udp,
     Sctp,
-    /// Neither: no rule that names ports is about it.
+    /// Neither: rules with ports never match it.
     Icmp,
 }
 
 impl Protocol {
-    /// The three that policies can name.
+    /// The three transports that policies can contain.
     pub const TRANSPORTS: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
-    /// As in an object.
+    /// The name in an object.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcp => "TCP",
@@ -87,7 +88,7 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// Namespace and name, as people write it.
+    /// Namespace and name as `namespace/name`.
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
@@ -98,7 +99,7 @@ impl Pod {
     }
 }
 
-/// A policy, and what it is about.
+/// A policy with its scope.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policy {
     /// `None`: primary interfaces (`NetworkPolicy`). Otherwise interfaces on these networks (`MultiNetworkPolicy`).
@@ -107,10 +108,10 @@ pub struct Policy {
     pub object: NetworkPolicy,
 }
 
-/// Everything that decides.
+/// All inputs of the decision.
 #[derive(Debug, Clone, Default)]
 pub struct World {
-    /// Namespaces and their labels. One that is not listed has only the label [`NAMESPACE_NAME`].
+    /// Namespaces and their labels. An unlisted namespace has only the label [`NAMESPACE_NAME`].
     pub namespaces: BTreeMap<String, Labels>,
     /// All pods.
     pub pods: Vec<Pod>,
@@ -118,12 +119,12 @@ pub struct World {
     pub policies: Vec<Policy>,
 }
 
-/// One end of a connection, as the packet shows it once services are translated.
+/// One end of a connection, as in the packet after the translation of services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer<'a> {
-    /// A pod, through the interface on this network, with this address.
+    /// A pod, with its interface on this network and the address.
     Pod(&'a Pod, &'a Interface, IpAddr),
-    /// A peer that is no pod.
+    /// A peer that is not a pod.
     Outside(IpAddr),
     /// The pod's own node.
     Node(IpAddr),
@@ -137,24 +138,24 @@ impl Peer<'_> {
     }
 }
 
-/// Which way a policy looks.
+/// A direction of policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// What the selected pod receives.
+    /// Traffic to the selected pod.
     Ingress,
-    /// What the selected pod sends.
+    /// Traffic from the selected pod.
     Egress,
 }
 
 impl World {
-    /// A pod's labels live in its object, a namespace's here.
+    /// The labels of a namespace, which are stored here and not in an object.
     pub fn namespace_labels(&self, namespace: &str) -> Labels {
         let mut labels = self.namespaces.get(namespace).cloned().unwrap_or_default();
         labels.insert(NAMESPACE_NAME.into(), namespace.into());
         labels
     }
 
-    /// The peer that has an address in a network: the pod, or an external one.
+    /// The peer with an address in a network: the pod, or an external peer.
     pub fn peer(&self, network: &str, address: IpAddr) -> Peer<'_> {
         let found = self.pods.iter().find_map(|pod| {
             let interface = pod.on(network)?;
@@ -167,7 +168,7 @@ impl World {
     }
 
     /// Whether the first packet of a connection may pass: the source may send it and the destination may receive it.
-    /// `port` is the destination's, behind any translation, and means nothing for ICMP.
+    /// `port` is the port of the destination after any translation, ignored for ICMP.
     pub fn allowed(&self, from: Peer<'_>, to: Peer<'_>, protocol: Protocol, port: u16) -> bool {
         if let (Peer::Pod(one, ..), Peer::Pod(other, ..)) = (from, to)
             && one == other
@@ -187,7 +188,7 @@ impl World {
         port: u16,
     ) -> bool {
         let Peer::Pod(pod, interface, _) = selected else {
-            // Policies are about pods only.
+            // Policies apply to pods only.
             return true;
         };
         if direction == Direction::Ingress && matches!(other, Peer::Node(_)) {

@@ -1,10 +1,11 @@
-//! Ports of a rule.
+//! Matches the ports of a rule.
 
 use k8s_openapi::{api::networking::v1::NetworkPolicyPort, apimachinery::pkg::util::intstr::IntOrString};
 
 use super::{NamedPort, Protocol};
 
-/// Whether the entry is about a port of the pod that receives; `named` are that pod's, none for who is no pod.
+/// Whether the entry matches a port of the receiver; `named` are the ports of the receiving pod, empty if it is not a
+/// pod.
 pub(super) fn matches(entry: &NetworkPolicyPort, named: &[NamedPort], protocol: Protocol, port: u16) -> bool {
     if entry.protocol.as_deref().unwrap_or("TCP") != protocol.name() {
         return false;

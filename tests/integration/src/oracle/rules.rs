@@ -1,18 +1,18 @@
-//! One policy: whom it selects, which directions it isolates, and what its rules let through.
+//! Evaluates one policy: the selected pods, the isolated directions, and the allowed traffic.
 
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort};
 
 use super::{Direction, NamedPort, Peer, Pod, Policy, Protocol, World, block, port, selector};
 
-/// Whether the policy is about the pod.
+/// Whether the policy selects the pod.
 pub(super) fn selects(policy: &NetworkPolicy, pod: &Pod) -> bool {
     let Some(spec) = &policy.spec else { return false };
     let named = spec.pod_selector.as_ref();
     namespace(policy) == pod.namespace && named.is_none_or(|pods| selector::matches(pods, &pod.labels))
 }
 
-/// Whether the policy isolates in a direction: by its types; without types ingress always, and egress when there
-/// are egress rules.
+/// Whether the policy isolates in a direction: by its types; without types ingress always, and egress if there are
+/// egress rules.
 pub(super) fn has_direction(policy: &NetworkPolicy, direction: Direction) -> bool {
     let Some(spec) = &policy.spec else { return false };
     let types = spec.policy_types.iter().flatten();
@@ -25,7 +25,7 @@ pub(super) fn has_direction(policy: &NetworkPolicy, direction: Direction) -> boo
     }
 }
 
-/// Whether some rule lets `pod`, which the policy selects, talk with `other` in the direction.
+/// Whether some rule allows traffic in the direction between `pod`, which the policy selects, and `other`.
 pub(super) fn allows(
     world: &World,
     policy: &Policy,
@@ -51,7 +51,7 @@ pub(super) fn allows(
     }
 }
 
-/// The named ports of who receives: the selected pod, or the peer that it sends to.
+/// The named ports of the receiver: the selected pod, or the peer that it sends to.
 fn receiver<'a>(direction: Direction, selected: &'a Pod, other: Peer<'a>) -> &'a [NamedPort] {
     match (direction, other) {
         (Direction::Ingress, _) => &selected.ports,
@@ -60,7 +60,7 @@ fn receiver<'a>(direction: Direction, selected: &'a Pod, other: Peer<'a>) -> &'a
     }
 }
 
-/// An absent or empty list is every peer.
+/// An absent or empty list matches every peer.
 fn peers_match(world: &World, own: &str, peers: Option<&Vec<NetworkPolicyPeer>>, other: Peer<'_>) -> bool {
     let mut peers = peers.into_iter().flatten().peekable();
     peers.peek().is_none() || peers.any(|peer| peer_matches(world, own, peer, other))
@@ -83,7 +83,7 @@ fn peer_matches(world: &World, own: &str, peer: &NetworkPolicyPeer, other: Peer<
     in_namespace && pods.is_none_or(|pods| selector::matches(pods, &pod.labels))
 }
 
-/// An absent or empty list is every port of every protocol.
+/// An absent or empty list matches every port of every protocol.
 fn ports_match(ports: Option<&Vec<NetworkPolicyPort>>, named: &[NamedPort], protocol: Protocol, number: u16) -> bool {
     let mut ports = ports.into_iter().flatten().peekable();
     ports.peek().is_none() || ports.any(|entry| port::matches(entry, named, protocol, number))

@@ -1,10 +1,10 @@
-//! Label selectors, operator by operator.
+//! Matches label selectors, operator by operator.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 
 use super::Labels;
 
-/// Whether every requirement holds. An empty selector has none.
+/// Whether every requirement is met. An empty selector has none.
 pub(super) fn matches(selector: &LabelSelector, labels: &Labels) -> bool {
     let equal = selector.match_labels.iter().flatten();
     let mut equal = equal.map(|(key, value)| labels.get(key) == Some(value));

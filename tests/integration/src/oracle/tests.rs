@@ -32,7 +32,7 @@ fn world(policies: &[&str]) -> World {
                 namespace: namespace.into(),
                 name: pod.into(),
                 labels: labels(&format!("pod={pod}")),
-                // The same name is another number in each pod.
+                // The same name has a different number in each pod.
                 ports: vec![NamedPort {
                     name: "web".into(),
                     protocol: Protocol::Tcp,
@@ -57,7 +57,7 @@ fn policy(spec: &str) -> Policy {
     }
 }
 
-/// Asks `FROM TO PROTOCOL PORT`, with pods as `x/a` in a network, or addresses.
+/// Evaluates `FROM TO PROTOCOL PORT`, with pods as `x/a` in a network, or addresses.
 fn ask_on(world: &World, network: &str, v4: bool, question: &str) -> bool {
     let words: Vec<&str> = question.split_whitespace().collect();
     let address = |word: &str| -> IpAddr {
@@ -76,7 +76,7 @@ fn ask_on(world: &World, network: &str, v4: bool, question: &str) -> bool {
     world.allowed(from, to, protocol, words[3].parse().unwrap())
 }
 
-/// Policies in namespace x, then which questions are allowed (`+`) and which are not (`-`).
+/// Policies in namespace x, then questions that are allowed (`+`) or denied (`-`).
 #[track_caller]
 fn check(policies: &[&str], questions: &[&str]) {
     let world = world(policies);
@@ -200,7 +200,7 @@ fn every_operator_selects_as_the_api_says() {
         ("In, values: [a, b]", "", false),
         ("NotIn, values: [a, b]", "pod=c", true),
         ("NotIn, values: [a, b]", "pod=a", false),
-        // A label that is missing has none of the values.
+        // A missing label has none of the values.
         ("NotIn, values: [a, b]", "", true),
         ("Exists", "pod=", true),
         ("Exists", "tier=a", false),
@@ -246,12 +246,12 @@ fn blocks_match_addresses_less_their_excepts() {
         ("{cidr: 10.0.0.7/32}", "10.0.0.7", true),
         ("{cidr: 10.0.0.7/32}", "10.0.0.6", false),
         ("{cidr: 0.0.0.0/0}", "203.0.113.9", true),
-        // A family is not the other one, however wide the block.
+        // A block never matches the other family, however wide it is.
         ("{cidr: 0.0.0.0/0}", "fd00::1", false),
         ("{cidr: '::/0'}", "10.0.0.1", false),
         ("{cidr: '::/0', except: ['fd00::/16']}", "fd00::1", false),
         ("{cidr: '::/0', except: ['fd00::/16']}", "fd01::1", true),
-        // Addresses are values, not text.
+        // Addresses are compared as values, not as text.
         ("{cidr: 'FD00:0:0::0/64'}", "fd00::9", true),
     ];
     for (text, address, expected) in table {
@@ -268,7 +268,7 @@ fn blocks_match_addresses_less_their_excepts() {
 fn overlapping_blocks_are_a_union() {
     let from = "{ipBlock: {cidr: 10.0.0.0/24, except: [10.0.0.21/32]}}, {ipBlock: {cidr: 10.0.0.16/28}}";
     let world = world(&[&format!("{{podSelector: {{}}, ingress: [{{from: [{from}]}}]}}")]);
-    // x/a is .11, y/a is .21: excepted by one, allowed by the other.
+    // x/a is .11, y/a is .21: one block excepts it, the other one allows it.
     assert!(ask_on(&world, "default", true, "y/a x/a TCP 80"));
     assert!(ask_on(&world, "default", true, "x/b x/a TCP 80"));
     assert!(!ask_on(&world, "default", true, "10.0.1.9 x/a TCP 80"));

@@ -1,4 +1,4 @@
-//! Changes of the world, made in the kernel's tables and in the model alike.
+//! Changes the tables of the kernel and the model identically.
 
 use anyhow::{Context as _, Result};
 use ipnet::IpNet;
@@ -18,7 +18,7 @@ use super::Lockstep;
 use crate::model::{Allowed, Asked, Endpoint, Enforced, Flow, Front, Lifetimes, PortRow, Service};
 
 impl Lockstep {
-    /// Makes an endpoint ready, under a new version; without policies where none were enforced before.
+    /// Publishes an endpoint with a new version; without policies if none were enforced before.
     pub fn publish(&mut self, id: u32, endpoint: &Endpoint) -> Result<()> {
         if self.model.world.enforced(id).is_none() {
             self.enforce(id, Enforced::default())?;
@@ -31,7 +31,7 @@ impl Lockstep {
             mac: MacAddr(endpoint.mac),
             host_mac: MacAddr(endpoint.host_mac),
             host_access: endpoint.host_access,
-            // What `from_pod` does must not depend on it.
+            // The behaviour of `from_pod` must not depend on it.
             xdp: true,
             plugin: None,
             shaped: false,
@@ -74,7 +74,7 @@ impl Lockstep {
         Ok(())
     }
 
-    /// Stops or resumes an endpoint's traffic in place.
+    /// Stops or resumes the traffic of an endpoint in place.
     pub fn set_ready(&mut self, id: u32, ready: bool) -> Result<()> {
         self.tables.set_ready(id, ready)?;
         self.model.world.set_ready(id, ready);
@@ -86,7 +86,7 @@ impl Lockstep {
         self.set_all_routes(network, subnets, &[], host_access)
     }
 
-    /// Sets a network's routes, ranges of virtual addresses among them.
+    /// Sets the routes of a network, including ranges of virtual addresses.
     pub fn set_all_routes(
         &mut self,
         network: u32,
@@ -100,7 +100,7 @@ impl Lockstep {
         };
         let id = NetworkId::try_from(network)?;
         self.programs().dataplane().set_routes(id, &routes)?;
-        // What left by a way that is closed now is judged anew.
+        // Flows through a stack without access now are evaluated again.
         if self.model.world.has_egress(network) && !host_access {
             self.model.remove_external(network);
         }
@@ -108,7 +108,7 @@ impl Lockstep {
         Ok(())
     }
 
-    /// Writes a row of a policy set: what `identity` may be sent, or send.
+    /// Writes a row of a policy set: the result for traffic from or to `identity`.
     pub fn allow(&mut self, set: u32, identity: u32, asked: Asked, allowed: Allowed, rule: u32) -> Result<()> {
         let key = PolicyKey {
             set,
@@ -134,7 +134,7 @@ impl Lockstep {
         Ok(())
     }
 
-    /// Gives the addresses of a prefix that are no local endpoint's an identity.
+    /// Assigns an identity to the addresses of a prefix without local endpoints.
     pub fn identify(&mut self, network: u32, prefix: IpNet, identity: u32) -> Result<()> {
         let width = if prefix.addr().is_ipv4() { 96 } else { 0 };
         let key = IdentityKey {
@@ -150,7 +150,7 @@ impl Lockstep {
         Ok(())
     }
 
-    /// Adds a service port, or replaces its backends. Known flows stay as they are.
+    /// Adds a service port, or replaces its backends. Known flows are unchanged.
     pub fn serve(&mut self, front: Front, service: &Service) -> Result<()> {
         self.lists += 1;
         let backends = self.lists;
@@ -179,7 +179,7 @@ impl Lockstep {
         Ok(())
     }
 
-    /// Takes a service port away, and its address with the last one.
+    /// Removes a service port, and its address with the last port.
     pub fn unserve(&mut self, front: Front) -> Result<()> {
         self.model.world.services.fronts.remove(&front);
         let mut steps = vec![ServiceStep::RemoveServices(vec![service_key(&front)])];
@@ -189,7 +189,7 @@ impl Lockstep {
         Ok(self.programs().dataplane().apply_services(&steps)?)
     }
 
-    /// Sets how long flows live (in ticks), how many an endpoint may open, and whether new ones are reported.
+    /// Sets the lifetimes of flows (in ticks), the flow limit of an endpoint, and whether new flows are reported.
     pub fn configure(&mut self, lifetimes: Lifetimes, flows_per_endpoint: u32, flow_events: u32) -> Result<()> {
         let config = Config {
             flow_events,
@@ -207,7 +207,7 @@ impl Lockstep {
         self.learn_configuration()
     }
 
-    /// The model uses the active configuration.
+    /// Copies the active configuration to the model.
     pub(super) fn learn_configuration(&mut self) -> Result<()> {
         let config = self.tables.config()?;
         self.model.flows_per_endpoint = config.flows_per_endpoint;
@@ -223,14 +223,14 @@ impl Lockstep {
         Ok(())
     }
 
-    /// Every endpoint has opened nothing yet.
+    /// Resets the number of opened flows of every endpoint.
     pub fn clear_shares(&mut self) -> Result<()> {
         self.tables.clear_shares()?;
         self.model.opened.clear();
         Ok(())
     }
 
-    /// Lets time pass for everything that was seen so far, in ticks.
+    /// Advances the age of all entries by ticks.
     pub fn age(&mut self, ticks: u32) -> Result<()> {
         self.tables.age(ticks.into())?;
         self.model.age(ticks.into());
@@ -244,7 +244,7 @@ impl Lockstep {
         Ok(())
     }
 
-    /// Empties what packets fill.
+    /// Clears the tables that packets fill.
     pub fn flush(&mut self) -> Result<()> {
         self.tables.flush()?;
         self.model.flows.clear();

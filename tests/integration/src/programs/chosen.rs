@@ -1,11 +1,11 @@
-//! Finds out which backend a program chose at random.
+//! Determines the backend that a program chose at random.
 
 use kni_common::{Direction, Verdict, counter::HitKey};
 
 use super::{Programs, Ran, action_of, tables::Tables};
 use crate::model::{Backend, Choice};
 
-/// By what is remembered of the client; by the flow that was opened; or, where none was, by the reason that was counted.
+/// Uses the affinity of the client, or the opened flow, or without a flow the counted drop reason.
 pub(super) fn backend(choice: &Choice<'_>, ran: &Ran, programs: &Programs, tables: &Tables) -> usize {
     let with = |wanted: &dyn Fn(&Backend, Result<(), Verdict>) -> bool| {
         let candidates = choice.candidates.iter();
@@ -28,7 +28,7 @@ pub(super) fn backend(choice: &Choice<'_>, ran: &Ran, programs: &Programs, table
     found.unwrap_or(0)
 }
 
-/// A candidate that would have been dropped for this reason, and for whom policy counted what it did.
+/// A candidate whose packet would have been dropped for this reason with the counted policy hits.
 fn refused_for(reason: Verdict, choice: &Choice<'_>, programs: &Programs) -> Option<usize> {
     let candidates = choice.candidates.iter().enumerate();
     let possible: Vec<_> = candidates.filter(|(_, one)| one.fate == Err(reason)).collect();
@@ -46,7 +46,7 @@ fn refused_for(reason: Verdict, choice: &Choice<'_>, programs: &Programs) -> Opt
     told.or(possible.first()).map(|(index, _)| *index)
 }
 
-/// The reason to drop of which the kernel has counted one more than the model.
+/// The drop reason that the kernel has counted once more than the model.
 fn counted_more(choice: &Choice<'_>, programs: &Programs) -> Option<Verdict> {
     let drops = programs.dataplane().drops().ok()?;
     let mut here = drops

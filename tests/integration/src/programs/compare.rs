@@ -1,4 +1,4 @@
-//! Compares what programs and model have learnt and counted, row by row.
+//! Compares the tables and counters of programs and model, row by row.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use kni_common::flow::{
 use super::{Lockstep, counters::counted};
 use crate::model::{Counts, Entry, Flow, Kind, Opener, Version};
 
-/// A row of a flow table, less the time of its last packet.
+/// A row of a flow table without the time of its last packet.
 #[derive(Debug, PartialEq, Eq)]
 struct Fields {
     kind: u16,
@@ -19,7 +19,7 @@ struct Fields {
     destination: u32,
     flags: u16,
     lifetime: u32,
-    /// Where something is translated: address and ports.
+    /// With a translation: address and ports.
     translation: Option<(std::net::IpAddr, [u16; 2])>,
 }
 
@@ -31,7 +31,7 @@ impl Lockstep {
         Ok(kernel)
     }
 
-    /// Compares what policy allowed by a rule, and what it denied.
+    /// Compares the policy hits of allowing rules and denials.
     pub fn compare_hits(&self) -> Result<()> {
         same("hits", &self.model.hits, &self.programs().dataplane().hits()?)
     }

@@ -6,7 +6,7 @@ use kni_model::EndpointId;
 use super::{INTERFACES, Programs};
 use crate::model::Counts;
 
-/// The counters of all endpoints, zero rows left out.
+/// The non-zero counters of all endpoints.
 pub fn counted(programs: &Programs) -> Result<Counts> {
     let mut counts = Counts::new();
     for id in 1..=INTERFACES {

@@ -1,4 +1,4 @@
-//! `xdp_pod` beside the model: what it sends on is counted as if `from_pod` had, and what it passes on is untouched.
+//! Compares `xdp_pod` with the model: redirected frames are counted as by `from_pod`, and passed frames are unchanged.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use aya::TestRunOptions;
@@ -30,8 +30,8 @@ impl Programs {
 }
 
 impl Lockstep {
-    /// Runs `xdp_pod`: to whom it sends the frame, and how that looks then; none when it leaves it to `from_pod`. The model
-    /// counts what it sends at both ends.
+    /// Runs `xdp_pod`: returns the receiver of a redirected frame and the resulting frame, or `None` if it is passed to
+    /// `from_pod`. The model counts redirected frames at both ends.
     pub fn run_xdp(&mut self, endpoint: u32, frame: &[u8]) -> Result<Option<(u32, Vec<u8>)>> {
         let ran = self.programs().run_xdp(endpoint, frame)?;
         let told = || format!("xdp_pod of endpoint {endpoint}: {}", hex(frame));

@@ -1,4 +1,4 @@
-//! Kernel and model, asked in step; every difference is an error that quotes the frame.
+//! Runs programs and model in lockstep; every difference is an error that quotes the frame.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -16,12 +16,12 @@ pub struct Lockstep {
     /// The model; its world is changed through this type only.
     pub model: Model,
     pub(super) generations: HashMap<Version, u32>,
-    /// Lists of backends that were written.
+    /// Number of backend lists that were written.
     pub(super) lists: u32,
 }
 
 impl Lockstep {
-    /// Begins without endpoints.
+    /// Starts without endpoints.
     pub fn new(programs: Programs) -> Result<Self> {
         let tables = Tables::open(&programs.dataplane().pin_path())?;
         let model = Model {
@@ -39,7 +39,7 @@ impl Lockstep {
         Ok(step)
     }
 
-    /// [`Programs::inside`] with the model beside them.
+    /// [`Programs::inside`] with the model.
     pub fn inside<R: Send>(name: &str, max_flows: u32, work: impl FnOnce(&mut Self) -> Result<R> + Send) -> Result<R> {
         Programs::inside(name, max_flows, |programs| work(&mut Self::new(programs)?))
     }
@@ -54,13 +54,13 @@ impl Lockstep {
         self.programs.events(patience)
     }
 
-    /// [`Self::run_seen`] for a frame that the node did not get from outside.
+    /// [`Self::run_seen`] for a frame that the node did not receive from outside.
     pub fn run(&mut self, direction: Direction, endpoint: u32, frame: &[u8]) -> Result<Outcome> {
         self.run_seen(Seen::by(direction, endpoint), frame)
     }
 
-    /// Runs a frame in both and compares what can be seen of it at once: return value, bytes (of what is not dropped),
-    /// and that no frame reaches another network's endpoint.
+    /// Runs a frame in both and compares the immediate results: return value, bytes (of frames that are not dropped),
+    /// and that no frame reaches an endpoint of another network.
     pub fn run_seen(&mut self, seen: Seen, frame: &[u8]) -> Result<Outcome> {
         let (id, direction) = (seen.endpoint, seen.direction);
         let sender = self.model.world.endpoint(id).cloned();
@@ -98,7 +98,7 @@ impl Lockstep {
         Ok(expected)
     }
 
-    /// What must hold whatever the model's verdict: a frame that was redirected with another's MAC address is in its
+    /// Checks an invariant for every verdict: a frame that was redirected to another endpoint's MAC address is in its
     /// network and for its address.
     fn isolated(&self, sender: Option<&Endpoint>, direction: Direction, expected: &Outcome, ran: &Ran) -> Result<()> {
         let redirected = ran.action == action_of(Verdict::Redirected);
@@ -125,8 +125,8 @@ impl Lockstep {
         Ok(())
     }
 
-    /// [`Self::run_seen`], and the verdicts that the kernel counted for it. The dry run that they give beforehand must
-    /// would do must be the same, and must not be counted.
+    /// [`Self::run_seen`], and the verdicts that the kernel counted for it. The preceding dry run of the programs must
+    /// give the same verdict without counting it.
     pub fn run_counted(&mut self, seen: Seen, frame: &[u8]) -> Result<(Outcome, Counts)> {
         let before = counted(&self.programs)?;
         let told = self.reported(seen, frame)?;

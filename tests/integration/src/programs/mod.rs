@@ -1,4 +1,4 @@
-//! The programs of the dataplane, loaded in a node of their own and run on single frames (`BPF_PROG_TEST_RUN`), beside
+//! Loads the programs of the dataplane in a separate node and runs them on single frames (`BPF_PROG_TEST_RUN`), with
 //! the model that predicts their verdicts.
 
 mod changes;
@@ -25,30 +25,30 @@ pub use lockstep::Lockstep;
 
 use crate::{model::Seen, node::Node};
 
-/// Rows of the endpoint table, the unused row 0 included. More than there are endpoints: the table of drops has 16 rows
-/// for each, and the tests see every reason at every endpoint.
+/// Rows of the endpoint table, including the unused row 0. More rows than endpoints: the drop table has 16 rows for
+/// each, and the tests produce every reason at every endpoint.
 pub const CAPACITY: u32 = 64;
-/// Endpoints that have an interface: 1 to this.
+/// Highest endpoint with an interface, starting at 1.
 pub const INTERFACES: u32 = 8;
 /// An interface whose number exceeds the endpoint table.
 pub const FOREIGN: u32 = CAPACITY + 4;
-/// Where the pins are, inside the node.
+/// The folder of the pins, inside the node.
 pub const ROOT: &str = "/sys/fs/bpf/kni";
 
 const TC_ACT_UNSPEC: u32 = u32::MAX;
 const TC_ACT_SHOT: u32 = 2;
 const TC_ACT_REDIRECT: u32 = 7;
 
-/// What a program did to a frame.
+/// The result of a program for a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ran {
     /// Its return value.
     pub action: u32,
-    /// The frame afterwards.
+    /// The resulting frame.
     pub frame: Vec<u8>,
 }
 
-/// The loaded programs, on a thread inside a node that has interfaces and no agent.
+/// The loaded programs, on a thread inside a node with interfaces and without an agent.
 pub struct Programs {
     dataplane: Dataplane,
     /// The ring buffer's only reader.
@@ -56,7 +56,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Loads the programs in a fresh node and hands them to `work`, which runs inside.
+    /// Loads the programs in a fresh node and passes them to `work`, which runs inside.
     pub fn inside<R: Send>(name: &str, max_flows: u32, work: impl FnOnce(Self) -> Result<R> + Send) -> Result<R> {
         object()?;
         let node = Node::new(name)?;
@@ -71,7 +71,7 @@ impl Programs {
             .collect();
         node.ip(&links.iter().map(String::as_str).collect::<Vec<_>>())?;
         node.enter(|| {
-            // A thread of its own watches the ring buffer.
+            // A separate thread reads the ring buffer.
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(1)
                 .enable_all()
@@ -106,15 +106,17 @@ impl Programs {
         &self.dataplane
     }
 
-    /// Runs one direction's program on a frame as if the endpoint's host interface saw it, made by the node itself.
+    /// Runs the program of a direction on a frame as if it arrived at the host interface of the endpoint, sent by the
+    /// node itself.
     pub fn run(&self, direction: Direction, endpoint: u32, frame: &[u8]) -> Result<Ran> {
         self.run_as(Seen::by(direction, endpoint), frame, 0)
     }
 
-    /// Runs the program that sees the frame there. With `segment` the frame represents several of so many bytes.
+    /// Runs the program at that position on the frame. With `segment` the frame represents several segments of that
+    /// size.
     pub fn run_as(&self, seen: Seen, frame: &[u8], segment: u32) -> Result<Ran> {
         let context = context(&seen, segment);
-        // An answer may be longer than what it answers.
+        // A reply may be longer than the request.
         let mut out = vec![0; frame.len() + 128];
         let mut options = TestRunOptions::new();
         options.data_in = Some(frame);
@@ -128,7 +130,7 @@ impl Programs {
         })
     }
 
-    /// Runs a program on the same frame again and again, as it leaves it.
+    /// Runs a program repeatedly on the frame that its last run returned.
     pub fn repeat(&self, seen: Seen, frame: &[u8], times: u32) -> Result<()> {
         let context = context(&seen, 0);
         let mut options = TestRunOptions::new();
@@ -139,7 +141,7 @@ impl Programs {
         Ok(())
     }
 
-    /// The programs' dry run of a frame.
+    /// The result of a dry run of the programs for a frame.
     pub fn explain(&self, seen: Seen, frame: &[u8]) -> Result<Explanation> {
         Ok(self.dataplane.explain(&Probe {
             endpoint: EndpointId(seen.endpoint),
@@ -159,7 +161,7 @@ impl From<Dataplane> for Programs {
     }
 }
 
-/// How the tests open the dataplane: the object named by `KNI_EBPF_OBJECT`, else the one that the agent embeds.
+/// The options for the dataplane: the object in `KNI_EBPF_OBJECT`, or the one embedded in the agent.
 pub fn options(max_flows: u32) -> Result<DataplaneOptions> {
     Ok(DataplaneOptions {
         object: object()?.to_owned(),
@@ -172,7 +174,7 @@ pub fn options(max_flows: u32) -> Result<DataplaneOptions> {
     })
 }
 
-/// Read once: a node's folders are not the machine's.
+/// Read once, because the folders of a node differ from those of the machine.
 fn object() -> Result<&'static [u8]> {
     static OBJECT: OnceLock<Vec<u8>> = OnceLock::new();
     if let Some(known) = OBJECT.get() {
@@ -185,7 +187,7 @@ fn object() -> Result<&'static [u8]> {
     Ok(OBJECT.get_or_init(|| bytes))
 }
 
-/// Routes of a network without services: its subnets, and everything else to the node's stack or dropped.
+/// Routes of a network without services: its subnets, and a default route to the node's stack or a drop.
 pub fn routes(subnets: &[IpNet], host_access: bool) -> NetworkRoutes {
     NetworkRoutes {
         subnets: subnets.to_vec(),
@@ -198,15 +200,15 @@ pub fn routes(subnets: &[IpNet], host_access: bool) -> NetworkRoutes {
     }
 }
 
-/// Makes an endpoint ready that no policy selects.
+/// Publishes an endpoint without policies.
 pub fn publish_unrestricted(dataplane: &Dataplane, endpoint: &EndpointConfig) -> Result<()> {
     let enforce = PolicyStep::Enforce(vec![(endpoint.endpoint, Enforcement::default())]);
     dataplane.apply_policy(&[enforce])?;
     Ok(dataplane.publish(endpoint)?)
 }
 
-/// Whether `BPF_PROG_TEST_RUN` takes the frame: it refuses what ends inside its Ethernet header or, since Linux 6.18,
-/// inside its fixed IP header. A real interface passes such frames on.
+/// Whether `BPF_PROG_TEST_RUN` accepts the frame: it refuses frames that end inside the Ethernet header or, since Linux
+/// 6.18, inside the fixed IP header. A real interface passes such frames on.
 pub fn runnable(frame: &[u8]) -> bool {
     let shortest = match frame.get(12..14) {
         Some([0x08, 0x00]) => 34,
@@ -216,7 +218,7 @@ pub fn runnable(frame: &[u8]) -> bool {
     frame.len() >= shortest
 }
 
-/// The return value that goes with a verdict.
+/// The return value for a verdict.
 pub fn action_of(verdict: Verdict) -> u32 {
     match verdict {
         Verdict::Redirected | Verdict::Answered => TC_ACT_REDIRECT,

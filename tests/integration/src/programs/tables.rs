@@ -1,4 +1,4 @@
-//! The pinned maps, read and written past the agent.
+//! Reads and writes the pinned maps, bypassing the agent.
 
 use std::{collections::HashMap as Table, net::IpAddr, path::PathBuf};
 
@@ -18,7 +18,7 @@ use kni_common::{
 
 use crate::model::{Backend, Datagram, Flow};
 
-/// Handles of the maps that tests look into.
+/// Handles of the maps that tests access.
 pub(super) struct Tables {
     endpoints: Array<MapData, EndpointRow>,
     flows4: HashMap<MapData, FlowKey4, FlowValue>,
@@ -52,7 +52,7 @@ impl Tables {
         Ok(self.endpoints.get(&endpoint, 0)?.generation)
     }
 
-    /// What the agent does for a moment while it publishes: nothing else in the row changes.
+    /// Sets the ready flag as the agent does during a publication, without any other change of the row.
     pub(super) fn set_ready(&mut self, endpoint: u32, ready: bool) -> Result<()> {
         let mut row = self.endpoints.get(&endpoint, 0)?;
         row.flags = row.flags & !FLAG_READY | if ready { FLAG_READY } else { 0 };
@@ -92,7 +92,7 @@ impl Tables {
         Ok(fragments)
     }
 
-    /// Empties what packets fill.
+    /// Clears the tables that packets fill.
     pub(super) fn flush(&mut self) -> Result<()> {
         empty(&mut self.flows4)?;
         empty(&mut self.flows6)?;
@@ -100,7 +100,7 @@ impl Tables {
         empty(&mut self.fragments)
     }
 
-    /// Makes everything that was seen have been seen so many ticks earlier.
+    /// Moves all timestamps back by this number of ticks.
     pub(super) fn age(&mut self, ticks: u64) -> Result<()> {
         each(&mut self.flows4, |row| {
             row.last_seen = row.last_seen.saturating_sub(ticks);
@@ -122,7 +122,7 @@ impl Tables {
         Ok(())
     }
 
-    /// The backend that a flow's row leads to.
+    /// The backend in the row of a flow.
     pub(super) fn backend_of(&self, flow: &Flow) -> Result<Backend> {
         let row = match key(flow) {
             Key::V4(key) => self.flows4.get(&key, 0)?,
@@ -131,7 +131,7 @@ impl Tables {
         Ok((to_ip(row.address), u16::from_be_bytes(row.ports.destination)))
     }
 
-    /// The backend that is remembered for a client.
+    /// The affinity backend of a client.
     pub(super) fn last_backend(&self, service: u32, network: u32, client: IpAddr) -> Result<Backend> {
         let client = from_ip(client);
         let row = self.affinity.get(
@@ -153,7 +153,7 @@ impl Tables {
         Ok(self.config.set(0, config, 0)?)
     }
 
-    /// Every endpoint begins its share anew.
+    /// Resets the share of every endpoint.
     pub(super) fn clear_shares(&mut self) -> Result<()> {
         for endpoint in 0..self.shares.len() {
             self.shares.set(endpoint, FlowShare::default(), 0)?;

@@ -1,4 +1,4 @@
-//! Reads the state of a node: netlink's through `ip`, `tc`, `nft` and `bpftool`, the rest from files.
+//! Collects the state of a node: netlink state with `ip`, `tc`, `nft` and `bpftool`, the rest from files.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::namespaces::Namespaces;
 
-/// Folders of sysctls that are the node's, not a link's.
+/// Folders of node-wide sysctls.
 const SYSCTLS: [&str; 5] = [
     "/proc/sys/net/ipv4/conf/all",
     "/proc/sys/net/ipv4/conf/default",
@@ -15,14 +15,14 @@ const SYSCTLS: [&str; 5] = [
     "/proc/sys/net/ipv6/conf/default",
     "/proc/sys/net/ipv4",
 ];
-/// Files and folders an agent may make.
+/// Files and folders that an agent may create.
 const FILES: [&str; 3] = ["/run/kni", "/tmp/kni.sock", "/run/netns"];
 const MOUNTS: [&str; 4] = ["/run/netns", "/var/run/netns", "/run/kni", "/sys/fs/bpf"];
 
 pub(super) fn node(ns: &Namespaces) -> Result<BTreeMap<&'static str, Vec<String>>> {
     let files = ns.enter(|| {
         let trees = FILES.iter().flat_map(|root| tree(Path::new(root)));
-        // A namespace's file is a mount on an empty file; both are listed.
+        // The file of a namespace is a mount on an empty file; both are listed.
         (
             trees.collect::<Vec<_>>(),
             tree(Path::new("/sys/fs/bpf")),
@@ -120,7 +120,7 @@ fn neighbours(ns: &Namespaces) -> Result<Vec<String>> {
 }
 
 fn qdiscs(ns: &Namespaces) -> Result<Vec<String>> {
-    // Handles count up by themselves.
+    // The kernel increments handles automatically.
     let listed = json(ns, "tc", "-j qdisc show")?;
     Ok(items(&listed)
         .map(|qdisc| pick(qdisc, &["dev", "kind", "parent"]))
@@ -138,7 +138,7 @@ fn attached_programs(ns: &Namespaces) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// Each rule with the table and chain around it, so that equal rules in different chains differ.
+/// Each rule with its table and chain, so that equal rules in different chains differ.
 fn nft(ruleset: &str) -> Vec<String> {
     let (mut around, mut rules) = (Vec::new(), Vec::new());
     for line in ruleset.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -178,7 +178,7 @@ fn mounts() -> Result<Vec<String>> {
     Ok(ours.collect())
 }
 
-/// Unreadable ones (`stable_secret` when it is unset) are left out, on every look alike.
+/// Unreadable sysctls (an unset `stable_secret`) are omitted consistently.
 fn sysctls() -> Vec<String> {
     let mut found = Vec::new();
     for folder in SYSCTLS {
@@ -194,7 +194,7 @@ fn sysctls() -> Vec<String> {
 fn lines(ns: &Namespaces, program: &str, args: &str) -> Result<Vec<String>> {
     let text = ns.run(program, &args.split(' ').collect::<Vec<_>>())?;
     let kept = text.lines().map(|line| {
-        // Learned routes count down.
+        // The lifetimes of learned routes count down.
         let mut words = line.split_whitespace();
         let mut steady = Vec::new();
         while let Some(word) = words.next() {
@@ -227,7 +227,7 @@ fn pick(value: &Value, fields: &[&str]) -> String {
     fields.iter().filter_map(text).collect::<Vec<_>>().join(" ")
 }
 
-/// Flags that were set; not those that follow the state of the other end.
+/// Configured flags, without those that depend on the state of the other end.
 fn steady_flags(link: &Value) -> String {
     let flags = items(&link["flags"]).filter_map(Value::as_str);
     flags

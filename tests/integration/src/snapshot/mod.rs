@@ -1,4 +1,4 @@
-//! What a node looks like, so that a test can show that nothing was left behind.
+//! Captures the state of a node, so that a test can prove that there are no leftovers.
 
 mod collect;
 
@@ -12,9 +12,10 @@ use anyhow::Result;
 
 use crate::namespaces::Namespaces;
 
-/// Everything an agent could leave behind on a node, as sorted lines by kind: links, addresses, routes of all tables,
+/// All possible leftovers of an agent on a node, as sorted lines by kind: links, addresses, routes of all tables,
 /// rules, permanent neighbours, queueing disciplines, named namespaces, mounts, files, the bpffs tree, programs on
-/// links, nftables rules and sysctls. Without what changes by itself: indexes, counters, lifetimes, link state.
+/// links, nftables rules and sysctls. Excludes values that change by themselves: indexes, counters, lifetimes, link
+/// state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeSnapshot {
     sections: BTreeMap<&'static str, Vec<String>>,
@@ -22,7 +23,7 @@ pub struct NodeSnapshot {
 }
 
 impl NodeSnapshot {
-    /// Looks at the node now.
+    /// Captures the current state of the node.
     pub fn take(ns: &Namespaces) -> Result<Self> {
         Ok(Self {
             sections: collect::node(ns)?,
@@ -30,8 +31,8 @@ impl NodeSnapshot {
         })
     }
 
-    /// [`Self::take`] and all eBPF programs, maps and links of the kernel. These are not of one node: fit for the
-    /// machine itself, or for a test that no other runs beside.
+    /// [`Self::take`] and all eBPF programs, maps and links of the kernel. These are not specific to a node: suitable
+    /// for the machine itself, or for an exclusive test.
     pub fn take_with_all_bpf(ns: &Namespaces) -> Result<Self> {
         let mut sections = collect::node(ns)?;
         sections.insert("bpf object", collect::bpf_objects(ns)?);
@@ -46,7 +47,7 @@ impl NodeSnapshot {
         self.sections.get(kind).map_or(&[], Vec::as_slice)
     }
 
-    /// A line per difference: `+ link kni0 ...` for what came, `- route ...` for what went.
+    /// One line per difference: `+ link kni0 ...` for additions, `- route ...` for removals.
     pub fn diff(before: &Self, after: &Self) -> Vec<String> {
         let kinds: BTreeSet<_> = before.sections.keys().chain(after.sections.keys()).collect();
         let mut lines = Vec::new();
@@ -58,8 +59,8 @@ impl NodeSnapshot {
         lines
     }
 
-    /// Waits until the node looks like this again; the differences that are left at the end. Devices and namespaces
-    /// go asynchronously.
+    /// Waits until the state is restored; returns the differences that remain at the end. Devices and namespaces are
+    /// removed asynchronously.
     pub fn differences_within(&self, ns: &Namespaces, timeout: Duration) -> Result<Vec<String>> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -76,7 +77,7 @@ impl NodeSnapshot {
         }
     }
 
-    /// Panics unless the node looks like this again within `timeout`.
+    /// Panics unless the state is restored within `timeout`.
     #[track_caller]
     pub fn assert_unchanged(&self, ns: &Namespaces, timeout: Duration) {
         let differences = self.differences_within(ns, timeout).expect("a node can be looked at");
@@ -89,7 +90,7 @@ impl NodeSnapshot {
     }
 }
 
-/// The lines of `these` that are more often there than in `others`; both sorted.
+/// The lines that occur more often in `these` than in `others`; both sorted.
 fn surplus<'a>(these: &'a [String], others: &[String]) -> impl Iterator<Item = &'a String> {
     let mut left: BTreeMap<String, usize> = BTreeMap::new();
     for line in others {

@@ -1,4 +1,4 @@
-//! A connectivity matrix: who answers at which address, beside who should.
+//! Builds a connectivity matrix: the actual and the expected server of each address.
 
 use std::{
     fmt,
@@ -12,36 +12,36 @@ use comfy_table::{Table, presets};
 use super::{NoAnswer, Servers, new_token, ping, tcp_get_to, udp_ask_to};
 use crate::namespaces::Namespaces;
 
-/// A question to be asked over TCP, UDP and by ping.
+/// A probe over TCP, UDP and ping.
 #[derive(Debug)]
 pub struct Probe<'a> {
-    /// Who asks.
+    /// The namespaces of the client.
     pub from: &'a Namespaces,
-    /// Which address.
+    /// The probed address.
     pub to: IpAddr,
-    /// The identity that should answer; none for silence.
+    /// The identity that should answer; `None` for silence.
     pub expected: Option<&'a str>,
 }
 
-/// One answer.
+/// One result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// Who asked.
+    /// The client.
     pub from: String,
-    /// Which address.
+    /// The probed address.
     pub to: IpAddr,
     /// "TCP", "UDP" or "ping".
     pub protocol: &'static str,
-    /// The identity that should answer; none for silence.
+    /// The identity that should answer; `None` for silence.
     pub expected: Option<String>,
-    /// The identity that answered, or why none did.
+    /// The identity that answered, or the reason for the missing answer.
     pub got: Result<String, NoAnswer>,
-    /// The servers that the question reached, whether or not an answer came back.
+    /// The servers that the request reached, with or without an answer.
     pub reached: Vec<String>,
 }
 
 impl Row {
-    /// Whether the right server answered, and no other saw the question. Where silence is expected: no server saw it.
+    /// Whether the expected server answered, and no other one received the request; for silence, no server received it.
     pub fn as_expected(&self) -> bool {
         match &self.expected {
             Some(who) => self.got.as_ref() == Ok(who) && self.reached == [who.clone()],
@@ -58,7 +58,7 @@ impl Row {
     }
 }
 
-/// The answers to many probes. Displays as a table with a line per question.
+/// The results of many probes. Displays as a table with a line per result.
 #[derive(Debug, Clone, Default)]
 pub struct Matrix {
     /// Three rows per probe.
@@ -66,8 +66,8 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Asks all probes at once. `servers` are all those that might see a question, the wrong ones included; they all
-    /// serve on `port`.
+    /// Runs all probes concurrently. `servers` are all servers that might receive a request, including wrong ones; they
+    /// all listen on `port`.
     pub fn run(probes: &[Probe<'_>], servers: &[&Servers], port: u16, timeout: Duration) -> Self {
         let rows = thread::scope(|scope| {
             let asked: Vec<_> = probes
@@ -122,7 +122,7 @@ fn ask(probe: &Probe<'_>, servers: &[&Servers], port: u16, timeout: Duration) ->
     let answers = thread::scope(|scope| {
         let tcp = scope.spawn(|| tcp_get_to(probe.from, to, &tokens[0], timeout).map(|answer| answer.identity));
         let udp = scope.spawn(|| udp_ask_to(probe.from, to, &tokens[1], timeout).map(|answer| answer.identity));
-        // An echo reply does not identify its sender: the server that saw the request is the one that answered.
+        // An echo reply does not identify its sender: the server that received the request has answered.
         let ping = ping(probe.from, probe.to, &tokens[2], timeout)
             .map(|()| reached(servers, &tokens[2], Duration::from_secs(1)).join(" and "));
         let threads = [tcp, udp].map(|thread| thread.join().expect("a probe does not panic"));

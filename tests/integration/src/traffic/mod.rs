@@ -1,8 +1,8 @@
-//! Determines who answers: servers answer with their identity, and probes return it.
+//! Identifies the server behind an address: servers answer with their identity, and probes return it.
 //!
-//! Only sockets, no programs: what a probe proves does not depend on the tools of the machine. Reachability alone is
-//! no proof where two networks use the same addresses, so every answer names the server that gave it, and every
-//! request carries a token by which the server that saw it can be found even when no answer came back.
+//! Uses only sockets, so the results do not depend on tools of the machine. Reachability alone proves nothing if two
+//! networks use the same addresses, so every answer contains the identity of the server, and every request contains a
+//! token that identifies the receiving server even without an answer.
 
 mod matrix;
 mod ping;
@@ -20,14 +20,14 @@ pub use server::Servers;
 pub use stream::{Stream, StreamReport};
 pub use whole::{assert_path_limit, is_too_big, whole_datagrams};
 
-/// What a server answered.
+/// The answer of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// The identity of the server.
     pub identity: String,
     /// The client's address as the server saw it.
     pub client: SocketAddr,
-    /// The request, as it reached the server.
+    /// The request, as received by the server.
     pub request: String,
 }
 
@@ -48,18 +48,18 @@ impl Answer {
     }
 }
 
-/// Why a probe has no answer.
+/// The reason for a missing answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoAnswer {
-    /// Nothing came: what a drop looks like.
+    /// No packet arrived, as after a drop.
     Timeout,
-    /// The address is alive, the port is closed.
+    /// The address is reachable, the port is closed.
     Refused,
-    /// The own network stack or an ICMP error reported that there is no route.
+    /// The local network stack or an ICMP error reported that there is no route.
     Unreachable,
-    /// The connection broke.
+    /// The connection was closed.
     Closed,
-    /// Anything else, in the kernel's words.
+    /// Any other error, in the kernel's words.
     Other(String),
 }
 

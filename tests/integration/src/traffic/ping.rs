@@ -1,4 +1,4 @@
-//! ICMP and ICMPv6 echo by raw socket.
+//! Sends ICMP and ICMPv6 echo requests with a raw socket.
 
 use std::{
     io::{Read as _, Write as _},
@@ -24,7 +24,7 @@ pub fn ping(from: &Namespaces, address: IpAddr, token: &str, timeout: Duration) 
             Protocol::ICMPV6
         };
         let mut socket = Socket::new(Domain::for_address(at), Type::RAW, Some(protocol))?;
-        // Connected, so that it gets packets of this peer only, and ICMP errors.
+        // Connected, so that it receives only packets of this peer, and ICMP errors.
         socket.connect(&SockAddr::from(at))?;
         let request = request(address.is_ipv4(), token);
         let deadline = Instant::now() + timeout;
@@ -43,14 +43,14 @@ pub fn ping(from: &Namespaces, address: IpAddr, token: &str, timeout: Duration) 
     })
 }
 
-/// The payload of an echo request as a raw socket reads it: with the IP header for IPv4, without for IPv6.
+/// The payload of an echo request from a raw socket: with the IP header for IPv4, without it for IPv6.
 pub(super) fn echo_request(packet: &[u8], v4: bool) -> Option<&[u8]> {
     let icmp = message(packet, v4)?;
     (icmp[0] == kind(v4).0).then(|| &icmp[HEADER..])
 }
 
 fn is_reply(packet: &[u8], request: &[u8], v4: bool) -> bool {
-    // Identifier, sequence number and payload are sent back as they were; only type and checksum differ.
+    // Identifier, sequence number and payload are returned unchanged; only type and checksum differ.
     message(packet, v4).is_some_and(|icmp| icmp[0] == kind(v4).1 && icmp[4..] == request[4..])
 }
 

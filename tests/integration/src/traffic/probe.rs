@@ -1,4 +1,4 @@
-//! One question to a server over TCP or UDP.
+//! Sends one request to a server over TCP or UDP.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -9,17 +9,17 @@ use std::{
 use super::{Answer, NoAnswer};
 use crate::{kubelet::random_hex, namespaces::Namespaces};
 
-/// A text that no other request carries.
+/// A text that no other request contains.
 pub fn new_token() -> String {
     random_hex(12)
 }
 
-/// Connects from inside `from` and asks; `timeout` is for connecting, and again for the answer.
+/// Connects from inside `from` and sends a request; `timeout` applies to connecting, and again to the answer.
 pub fn tcp_get(from: &Namespaces, address: IpAddr, port: u16, timeout: Duration) -> Result<Answer, NoAnswer> {
     tcp_get_to(from, SocketAddr::new(address, port), &new_token(), timeout)
 }
 
-/// [`tcp_get`] with a token of one's own.
+/// [`tcp_get`] with the given token.
 pub fn tcp_get_to(from: &Namespaces, to: SocketAddr, token: &str, timeout: Duration) -> Result<Answer, NoAnswer> {
     inside(from, || {
         let mut stream = TcpStream::connect_timeout(&to, timeout)?;
@@ -36,13 +36,13 @@ pub fn udp_ask(from: &Namespaces, address: IpAddr, port: u16, timeout: Duration)
     udp_ask_to(from, SocketAddr::new(address, port), &new_token(), timeout)
 }
 
-/// [`udp_ask`] with a token of one's own.
+/// [`udp_ask`] with the given token.
 pub fn udp_ask_to(from: &Namespaces, to: SocketAddr, token: &str, timeout: Duration) -> Result<Answer, NoAnswer> {
     udp_ask_by(from, 0, to, token, timeout)
 }
 
-/// [`udp_ask_to`] from a port of one's own: one that the kernel takes by chance may be that of a flow of before, which
-/// continues to the backend of that one.
+/// [`udp_ask_to`] from a given port: a port that the kernel selects may belong to an existing flow, which continues to
+/// its own backend.
 pub fn udp_ask_by(
     from: &Namespaces,
     port: u16,
@@ -52,7 +52,7 @@ pub fn udp_ask_by(
 ) -> Result<Answer, NoAnswer> {
     inside(from, || {
         let socket = UdpSocket::bind(SocketAddr::new(unspecified(to.is_ipv4()), port))?;
-        // Connected, so that ICMP errors reach it, and answers of others do not.
+        // Connected, so that it receives ICMP errors, and no answers from other addresses.
         socket.connect(to)?;
         socket.set_read_timeout(Some(timeout))?;
         socket.send(token.as_bytes())?;

@@ -1,4 +1,4 @@
-//! TCP and UDP servers that answer with an identity, and a witness of the echo requests that arrive.
+//! Runs TCP and UDP servers that answer with an identity, and records arriving echo requests.
 
 use std::{
     collections::HashSet,
@@ -18,10 +18,10 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use super::Answer;
 use crate::namespaces::Namespaces;
 
-/// How often a waiting server looks whether it shall stop.
+/// Interval at which a waiting server checks whether it must stop.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// TCP and UDP on one port, IPv4 and IPv6, and raw sockets that see the echo requests, all in one namespace.
+/// TCP and UDP on one port, IPv4 and IPv6, and raw sockets that receive the echo requests, all in one namespace.
 ///
 /// Each line of a TCP connection and each UDP datagram is a request; the answer is an [`Answer`]. The sockets keep the
 /// namespace alive until the value is dropped.
@@ -39,7 +39,7 @@ struct Shared {
 }
 
 impl Servers {
-    /// Starts serving inside `ns` on `port`. An identity has no blanks.
+    /// Starts serving inside `ns` on `port`. The identity must not contain spaces.
     pub fn start(ns: &Namespaces, identity: &str, port: u16) -> Result<Self> {
         let shared = Shared {
             identity: identity.into(),
@@ -62,7 +62,7 @@ impl Servers {
         Ok(servers)
     }
 
-    /// What it answers with.
+    /// The identity in its answers.
     pub fn identity(&self) -> &str {
         &self.shared.identity
     }
@@ -72,7 +72,7 @@ impl Servers {
         self.shared.seen.lock().expect("no server panics").contains(token)
     }
 
-    /// Waits until [`Self::saw`]: the witness reads what the kernel answered by itself already.
+    /// Waits until [`Self::saw`]: the recording lags behind the answers of the kernel.
     pub fn saw_within(&self, token: &str, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         while !self.saw(token) {
@@ -94,7 +94,7 @@ impl Drop for Servers {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // A server that panicked has printed why; only its end matters here.
+            // A server that panicked has printed the reason; only its end matters here.
             drop(thread.join());
         }
     }
@@ -184,7 +184,7 @@ impl Shared {
                         return;
                     }
                 }
-                // What was read of a line stays in `line`.
+                // The part of a line that was read stays in `line`.
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
                 Ok(_) | Err(_) => return,
             }
@@ -196,7 +196,7 @@ impl Shared {
         while self.running() {
             if let Ok((length, client)) = socket.recv_from(&mut buffer) {
                 let answer = self.answer(String::from_utf8_lossy(&buffer[..length]).trim_end(), client);
-                // A client that is gone is its own matter.
+                // A failed answer to a disconnected client is ignored.
                 drop(socket.send_to(answer.as_bytes(), client));
             }
         }

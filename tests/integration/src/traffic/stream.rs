@@ -20,40 +20,40 @@ use super::{Answer, probe::unspecified};
 use crate::namespaces::Namespaces;
 
 const INTERVAL: Duration = Duration::from_millis(1);
-/// How long answers are waited for after the last question.
+/// Time to wait for answers after the last request.
 const LINGER: Duration = Duration::from_millis(500);
-/// A TCP connection without an answer for so long counts as broken.
+/// A TCP connection without an answer for this time counts as broken.
 const TCP_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Numbered questions to a [`Servers`](super::Servers), one each millisecond, until stopped.
+/// Numbered requests to a [`Servers`](super::Servers), one per millisecond, until stopped.
 #[derive(Debug)]
 pub struct Stream {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<StreamReport>>,
 }
 
-/// What became of a stream.
+/// The results of a stream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StreamReport {
-    /// Questions sent.
+    /// Requests sent.
     pub sent: u64,
-    /// Different questions that were answered.
+    /// Distinct requests that were answered.
     pub answered: u64,
     /// The longest time between two answers.
     pub longest_silence: Duration,
     /// All identities that answered.
     pub identities: BTreeSet<String>,
-    /// Why it ended early.
+    /// The reason for an early end.
     pub broken: Option<String>,
 }
 
 impl StreamReport {
-    /// Questions without an answer.
+    /// Requests without an answer.
     pub fn lost(&self) -> u64 {
         self.sent - self.answered
     }
 
-    /// Panics unless something was sent, all of it was answered, and only by `identity`.
+    /// Panics unless there were requests, all of them were answered, and only by `identity`.
     #[track_caller]
     pub fn assert_whole(&self, identity: &str) {
         assert!(
@@ -68,7 +68,7 @@ impl StreamReport {
 }
 
 impl Stream {
-    /// One datagram per question.
+    /// One datagram per request.
     pub fn udp(from: &Namespaces, to: SocketAddr) -> Result<Self> {
         let socket = from.enter(|| {
             let socket = UdpSocket::bind(SocketAddr::new(unspecified(to.is_ipv4()), 0))?;
@@ -78,7 +78,7 @@ impl Stream {
         Ok(Self::run(move |stop| Asked::default().udp(&socket, stop)))
     }
 
-    /// One connection for all questions, each waiting for the answer to the one before.
+    /// One connection for all requests, each of which waits for the previous answer.
     pub fn tcp(from: &Namespaces, to: SocketAddr) -> Result<Self> {
         let stream = from.enter(|| TcpStream::connect_timeout(&to, LINGER))?;
         let stream = stream.with_context(|| format!("TCP from {} to {to}", from.name()))?;
@@ -96,7 +96,7 @@ impl Stream {
         }
     }
 
-    /// Ends the stream, waits for late answers, and reports.
+    /// Stops the stream, waits for late answers, and returns the report.
     pub fn stop(mut self) -> StreamReport {
         self.stop.store(true, Ordering::Relaxed);
         self.thread
@@ -161,7 +161,7 @@ impl Asked {
         while !stop.load(Ordering::Relaxed) {
             if Instant::now() >= due {
                 due += INTERVAL;
-                // A refused send is a lost question, and stays open.
+                // A request that could not be sent counts as lost.
                 drop(socket.send(self.next().as_bytes()));
             }
             self.listen(socket);
@@ -175,7 +175,8 @@ impl Asked {
         self.report
     }
 
-    /// Takes what has come, waiting a millisecond at most. By poll, since read timeouts are rounded up to a tick.
+    /// Receives available answers, waiting at most a millisecond. Uses poll, because read timeouts are rounded up to a
+    /// tick.
     fn listen(&mut self, socket: &UdpSocket) {
         let mut sockets = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
         let mut buffer = [0; 2048];
@@ -217,7 +218,7 @@ impl Asked {
         self.report
     }
 
-    /// The time since the latest answer, unless the questions have ended.
+    /// Records the time since the latest answer, unless all requests have been sent.
     fn silence(&mut self) {
         if !self.stopped {
             self.report.longest_silence = self.report.longest_silence.max(self.last.elapsed());

@@ -1,4 +1,4 @@
-//! Sockets whose datagrams are never fragmented.
+//! Provides sockets whose datagrams are never fragmented.
 
 use std::{
     io,
@@ -11,11 +11,11 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{Namespaces, eventually_sync};
 
-/// How long the error about a large datagram may take, and what repeats it where it is lost.
+/// Timeout for the error about a large datagram, including repetitions after losses.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// A UDP socket of a namespace, connected to `to`, that never fragments: what is too large for the path is refused with
-/// `EMSGSIZE` once the path's limit is known (ip(7), `IP_PMTUDISC_DO`).
+/// A UDP socket of a namespace, connected to `to`, that never fragments: datagrams that exceed the path MTU are refused
+/// with `EMSGSIZE` once the path MTU is known (ip(7), `IP_PMTUDISC_DO`).
 pub fn whole_datagrams(from: &Namespaces, to: SocketAddr) -> Result<UdpSocket> {
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = from.enter(|| {
@@ -37,14 +37,14 @@ pub fn whole_datagrams(from: &Namespaces, to: SocketAddr) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Whether the kernel refused a datagram because it is larger than the path's known limit.
+/// Whether the kernel refused a datagram because it exceeds the known path MTU.
 pub fn is_too_big(sent: &io::Result<usize>) -> bool {
     sent.as_ref()
         .is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE))
 }
 
-/// Sends whole datagrams of `length` bytes, the first of which leaves `from`, until its kernel knows that the path does
-/// not take them.
+/// Sends whole datagrams of `length` bytes, the first of which must be sent, until the kernel of `from` refuses them
+/// because of the path MTU.
 pub fn assert_path_limit(from: &Namespaces, to: SocketAddr, length: usize) -> Result<()> {
     let socket = whole_datagrams(from, to)?;
     let data = vec![0; length];

@@ -1,4 +1,4 @@
-//! Detects that the agent has applied its manifests: two pods whose policy allows another port each time.
+//! Detects that the agent has applied its manifests: two pods whose policy allows a different port after each change.
 
 use std::{
     io,
@@ -14,7 +14,7 @@ use super::{objects, run_labelled};
 use crate::{eventually_sync, manifest::Manifest, namespaces::Namespaces, oracle::Labels, stage::Stage};
 
 const NAMESPACE: &str = "canary";
-/// A port that no policy opens.
+/// A port that no policy allows.
 const NEVER: u16 = 9999;
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -46,13 +46,13 @@ impl Canary {
         })
     }
 
-    /// A port that was not open before, and the manifest that opens it alone.
+    /// A port that was not open before, and the manifest that opens only this port.
     pub(super) fn next(&mut self) -> (u16, Manifest) {
         self.port += 1;
         (self.port, objects::canary(NAMESPACE, self.port))
     }
 
-    /// Waits until datagrams to the port arrive. That proves nothing before [`Self::wait_shut`].
+    /// Waits until datagrams to the port arrive. This proves nothing before [`Self::wait_shut`].
     pub(super) fn wait(&self, port: u16) -> Result<()> {
         let pair = self.sockets(port)?;
         eventually_sync(LIMIT, || {
@@ -72,7 +72,7 @@ impl Canary {
         })
     }
 
-    /// Who sends to the port, and who receives there.
+    /// The sending and the receiving socket.
     fn sockets(&self, port: u16) -> Result<(UdpSocket, UdpSocket)> {
         let to = SocketAddr::new(self.address, port);
         let receiving = self.receiver.enter(|| UdpSocket::bind(to))??;
@@ -86,7 +86,7 @@ impl Canary {
     }
 }
 
-/// Whether a datagram arrives at once.
+/// Whether a datagram arrives immediately.
 fn arrives((sending, receiving): &(UdpSocket, UdpSocket)) -> io::Result<bool> {
     sending.send(b"canary")?;
     thread::sleep(Duration::from_millis(2));

@@ -1,8 +1,8 @@
-//! The world of the Kubernetes policy tests on a real agent: namespaces x, y and z with pods a, b and c each, on two
-//! networks, every one serving TCP, UDP and SCTP on ports 80 and 81 over both families.
+//! Runs the setup of the Kubernetes policy tests on a real agent: namespaces x, y and z with pods a, b and c each, on
+//! two networks, all with TCP, UDP and SCTP servers on ports 80 and 81 over both families.
 //!
-//! [`NinePods::apply`] applies policies and labels, [`NinePods::wait_for`] waits until every question has the
-//! expected answer and retains it. The expectation comes from [`crate::oracle`].
+//! [`NinePods::apply`] applies policies and labels, [`NinePods::wait_for`] waits until every question has the expected
+//! answer consistently. The expectation comes from [`crate::oracle`].
 
 mod canary;
 mod objects;
@@ -41,10 +41,10 @@ use crate::{
     stage::{Stage, forwarding},
 };
 
-/// How long an answer is waited for. A denied packet takes all of it.
+/// Timeout of an answer. A denied packet takes all of it.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// The objects of a moment beside the policies.
+/// The labels of all objects, without the policies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
     /// Labels of the namespaces.
@@ -65,7 +65,7 @@ impl Default for Setting {
 }
 
 impl Setting {
-    /// The oracle's view of it.
+    /// The objects for the oracle.
     pub fn world(&self, net: Net, policies: &[PolicyText], addresses: &Addresses) -> oracle::World {
         let pod = |index: usize| {
             let (namespace, name) = names_of(index);
@@ -94,7 +94,7 @@ impl Setting {
     }
 }
 
-/// A pod of the world. Its servers go before its namespace.
+/// A pod of the world. Its servers are dropped before its namespace.
 #[derive(Debug)]
 pub struct Member {
     /// Its servers.
@@ -107,7 +107,7 @@ pub struct Member {
     pub addresses: BTreeMap<Net, Vec<IpAddr>>,
 }
 
-/// The nine pods and the agent that serves them.
+/// The nine pods and their agent.
 #[derive(Debug)]
 pub struct NinePods {
     members: Vec<Member>,
@@ -118,7 +118,7 @@ pub struct NinePods {
 }
 
 impl NinePods {
-    /// Runs all pods; no policy is about them yet.
+    /// Runs all pods; no policy selects them yet.
     pub async fn start(name: &str) -> Result<Self> {
         let node = Node::new(name)?;
         forwarding(&node)?;
@@ -157,8 +157,8 @@ impl NinePods {
     }
 
     /// Replaces the policies, which apply to `net`, and the labels in the manifests, and waits until the agent has
-    /// read them. Pods whose labels change are taken away and run anew: without an API server that is how a pod gets
-    /// other labels. No other policies are left, of either network.
+    /// applied them. Pods whose labels change are removed and run again, because a pod cannot get other labels without
+    /// an API server. The policies of both networks are replaced.
     pub async fn apply(&mut self, net: Net, policies: &[PolicyText], setting: &Setting) -> Result<()> {
         for index in 0..MEMBERS {
             if self.setting.pods[index] != setting.pods[index] {
@@ -191,7 +191,7 @@ impl NinePods {
             .collect()
     }
 
-    /// Puts all questions at once, with real connections.
+    /// Sends all requests concurrently, with real connections.
     pub fn probe(&self, questions: &[Question]) -> Result<Table> {
         let mut by_pod: Vec<Vec<Probe>> = vec![Vec::new(); MEMBERS];
         for question in questions {
@@ -214,7 +214,8 @@ impl NinePods {
         })
     }
 
-    /// Probes until everything is as expected twice in a row, but not longer than `limit`; what still differs then.
+    /// Probes until all results are as expected twice in a row, but not longer than `limit`; returns the remaining
+    /// differences.
     pub fn wait_for(&self, expected: &BTreeMap<Question, bool>, limit: Duration) -> Result<Vec<(Question, String)>> {
         let questions: Vec<Question> = expected.keys().copied().collect();
         ensure!(!questions.is_empty(), "nothing is asked");
@@ -248,8 +249,8 @@ impl NinePods {
     }
 }
 
-/// An agent whose flow tables hold what hundreds of tables of questions leave behind: an SCTP flow lives for hours, and
-/// no pod may be stopped for having asked too much.
+/// An agent whose flow tables hold the flows of hundreds of question tables: an SCTP flow lives for hours, and no pod
+/// may reach its flow limit.
 async fn stage(node: Node) -> Result<Stage> {
     let args = ["--max-flows", "262144", "--max-flows-per-endpoint", "0"];
     Stage::with(node, AgentOptions::new(objects::networks(), &args)).await

@@ -1,4 +1,4 @@
-//! The objects of the world as manifests: networks, namespaces, services, and policies of either kind.
+//! Generates the manifests of the world: networks, namespaces, services, and policies of either kind.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -11,8 +11,8 @@ use crate::{
     oracle::{self, Labels, NamedPort, Protocol},
 };
 
-/// A policy of a case. Where the spec contains `V4(x/a)` or `V6(x/a)`, the pod's address in the network of the policy is
-/// put in; `NET4` and `NET6` are the network's subnets.
+/// A policy of a case. `V4(x/a)` and `V6(x/a)` in the spec are replaced by the address of the pod in the policy's
+/// network; `NET4` and `NET6` by the subnets of the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyText {
     /// Its namespace.
@@ -66,7 +66,7 @@ impl PolicyText {
                 text = text.replace(&format!("{family}({namespace}/{name})"), &address);
             }
         }
-        // By its type: as such, the name of namespace y would be a boolean (YAML 1.1).
+        // Parsed as its type: the name of namespace y would otherwise be a boolean (YAML 1.1).
         let spec: NetworkPolicySpec = serde_saphyr::from_str(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
         serde_json::to_value(spec).unwrap_or_else(|e| panic!("{text}: {e}"))
     }
@@ -96,7 +96,7 @@ impl Addresses {
     /// A pod's address.
     ///
     /// # Panics
-    /// It has none: every pod of the world has both.
+    /// If it has none; every pod of the world has both families.
     pub fn of(&self, index: usize, net: Net, v4: bool) -> IpAddr {
         let found = self.0.get(index).and_then(|nets| of_family(nets.get(&net)?, v4));
         found.unwrap_or_else(|| panic!("pod {index} has no address on {} (IPv4 {v4})", net.name()))
@@ -138,14 +138,14 @@ pub(super) fn named_ports() -> Vec<NamedPort> {
     ports.map(named).collect()
 }
 
-/// The same as a pod's annotation.
+/// The same ports as an annotation of a pod.
 pub(super) fn ports_annotation() -> String {
     let entry =
         |port: NamedPort| json!({"name": port.name, "containerPort": port.port, "protocol": port.protocol.name()});
     Value::from(named_ports().into_iter().map(entry).collect::<Vec<_>>()).to_string()
 }
 
-/// Both networks, with ranges for virtual addresses that do not overlap: each pod is on both.
+/// Both networks, with disjoint ranges for virtual addresses, because each pod is on both.
 pub(super) fn networks() -> Vec<Manifest> {
     let manifest = |net: Net| {
         let range = if net == Net::Default { 96 } else { 97 };
@@ -208,7 +208,7 @@ fn service(index: usize, net: Net, addresses: &Addresses) -> Vec<Value> {
     objects
 }
 
-/// All policies of the nine pods' namespaces, in one file: they change together.
+/// All policies of the nine pods' namespaces in one file, so that they change together.
 pub(super) fn policies(net: Net, policies: &[PolicyText], addresses: &Addresses) -> Manifest {
     file(
         "40-policies",
@@ -216,20 +216,20 @@ pub(super) fn policies(net: Net, policies: &[PolicyText], addresses: &Addresses)
     )
 }
 
-/// A policy under which pods of a namespace may receive nothing but UDP on one port.
+/// A policy that allows pods of a namespace to receive only UDP on one port.
 pub(super) fn canary(namespace: &str, port: u16) -> Manifest {
     let spec = format!(
         "{{podSelector: {{}}, policyTypes: [Ingress], ingress: [{{ports: [{{protocol: UDP, port: {port}}}]}}]}}"
     );
     let policy = PolicyText::new(namespace, "canary", &spec);
-    // Read first and written last: an agent that has it has everything written before.
+    // Read first and written last: an agent that has applied it has applied all earlier writes.
     file(
         "00-canary",
         [policy.object(Net::Default, &Addresses::invented())].into_iter(),
     )
 }
 
-/// JSON is YAML.
+/// JSON is valid YAML.
 fn file(name: &str, objects: impl Iterator<Item = Value>) -> Manifest {
     let documents: Vec<String> = objects.map(|object| object.to_string()).collect();
     Manifest::file(&format!("{name}.yaml"), documents.join("\n---\n") + "\n")

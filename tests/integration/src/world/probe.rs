@@ -1,4 +1,4 @@
-//! Asks all questions of a pod at once, within one timeout.
+//! Sends all requests of a pod concurrently, within one timeout.
 
 use std::{
     collections::HashMap,
@@ -23,13 +23,13 @@ use super::{
 };
 use crate::{namespaces::Namespaces, oracle::Protocol, traffic::new_token};
 
-/// A question, and how to put it.
+/// A question and its destination.
 #[derive(Debug, Clone)]
 pub(super) struct Probe {
     pub(super) question: Question,
-    /// Where to send to.
+    /// The destination address.
     pub(super) to: IpAddr,
-    /// Who shall answer, and at which of its addresses.
+    /// The expected server and its address.
     pub(super) name: String,
     pub(super) server: IpAddr,
 }
@@ -52,7 +52,7 @@ impl Probe {
     }
 }
 
-/// Puts all probes of one pod at once and waits for `patience`; what has not answered by then is silent.
+/// Runs all probes of one pod concurrently and waits for `patience`; missing answers count as silence.
 pub(super) fn probe(from: &Namespaces, probes: Vec<Probe>, patience: Duration) -> Result<Table> {
     from.enter(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -95,7 +95,7 @@ async fn ask(probes: Vec<Probe>, patience: Duration) -> io::Result<Table> {
 
 async fn tcp(to: SocketAddr, token: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(to).await?;
-    // Ends with RST, so that hundreds of thousands of probes leave nothing in TIME_WAIT.
+    // Closes with RST, so that hundreds of thousands of probes leave no sockets in TIME_WAIT.
     stream.set_zero_linger()?;
     stream.write_all(format!("{token}\n").as_bytes()).await?;
     let mut line = String::new();
@@ -105,7 +105,7 @@ async fn tcp(to: SocketAddr, token: &str) -> io::Result<String> {
 
 async fn udp(to: SocketAddr, token: &str) -> io::Result<String> {
     let socket = UdpSocket::bind(SocketAddr::new(any(to.is_ipv4()), 0)).await?;
-    // Connected: an answer from any other address is no answer.
+    // Connected: answers from other addresses are ignored.
     socket.connect(to).await?;
     socket.send(token.as_bytes()).await?;
     let mut buffer = vec![0; 2048];
@@ -121,7 +121,7 @@ pub(super) fn any(v4: bool) -> IpAddr {
     }
 }
 
-/// All SCTP probes of a pod share one raw socket per family; they differ by their ports.
+/// All SCTP probes of a pod share one raw socket per family and are distinguished by their ports.
 async fn sctp(probes: Vec<Probe>, deadline: Instant) -> io::Result<Table> {
     let (four, six): (Vec<_>, Vec<_>) = probes.into_iter().partition(|probe| probe.question.v4);
     let (mut table, other) = tokio::try_join!(

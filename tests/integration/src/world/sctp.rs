@@ -1,4 +1,4 @@
-//! SCTP without the kernel's: INIT and INIT ACK by raw sockets, in the pods' own stacks.
+//! Implements SCTP's INIT and INIT ACK over raw sockets, because the kernel's own SCTP is not used.
 
 use std::{
     io::{self, Read as _},
@@ -13,7 +13,7 @@ use crate::frames::{Payload, crc32c};
 const SCTP: i32 = 132;
 const INIT: u8 = 1;
 const INIT_ACK: u8 = 2;
-/// Common header, and the fixed part of both chunks.
+/// Length of the common header; `FIXED` is the length of the fixed part of both chunks.
 const COMMON: usize = 12;
 const FIXED: usize = 20;
 
@@ -25,12 +25,12 @@ pub(super) struct Sctp(AsyncFd<Socket>);
 pub(super) struct Packet {
     pub(super) source_port: u16,
     pub(super) destination_port: u16,
-    /// Of the common header: 0 in an INIT, the initiate tag of the INIT in its answer.
+    /// The tag of the common header: 0 in an INIT, the initiate tag of the INIT in its answer.
     pub(super) tag: u32,
-    /// INIT ACK.
+    /// Whether it is an INIT ACK.
     pub(super) answer: bool,
     pub(super) initiate_tag: u32,
-    /// What follows the fixed part.
+    /// The data after the fixed part.
     pub(super) text: String,
 }
 
@@ -53,7 +53,7 @@ impl Packet {
             tag: self.tag,
             chunks,
         };
-        // SCTP's checksum is over the packet alone: any addresses will do.
+        // The checksum of SCTP covers only the packet, so the addresses do not matter.
         payload.to_bytes(([0; 4].into(), [0; 4].into()))
     }
 
@@ -83,8 +83,8 @@ fn has_right_checksum(bytes: &[u8]) -> bool {
 }
 
 impl Sctp {
-    /// A socket of the family of `at` in the namespace of the calling thread, inside a runtime. It gets what is sent to
-    /// that address; an unspecified one means every address.
+    /// A socket of the family of `at` in the namespace of the calling thread, inside a runtime. It receives packets to
+    /// that address, or to every address if it is unspecified.
     pub(super) fn open(at: IpAddr) -> io::Result<Self> {
         let at = SocketAddr::new(at, 0);
         let socket = Socket::new(Domain::for_address(at), Type::RAW, Some(Protocol::from(SCTP)))?;
@@ -102,7 +102,7 @@ impl Sctp {
         self.0.get_ref().send_to(&packet.encode(), &to).map(drop)
     }
 
-    /// The next whole packet with a right checksum, and who sent it.
+    /// The next complete packet with a correct checksum, and its sender.
     pub(super) async fn receive(&self) -> io::Result<(IpAddr, Packet)> {
         let mut buffer = vec![0; 4096];
         loop {
@@ -117,7 +117,7 @@ impl Sctp {
     }
 }
 
-/// A raw IPv4 socket yields the IP header too.
+/// Removes the IP header that a raw IPv4 socket returns.
 fn strip(bytes: &[u8], from: IpAddr) -> Option<&[u8]> {
     match from {
         IpAddr::V4(_) => bytes.get(usize::from(bytes.first()? & 15) * 4..),

@@ -1,4 +1,4 @@
-//! What answers in a pod: TCP, UDP and SCTP on every address and port of it, each answer telling who gave it.
+//! Runs the servers of a pod: TCP, UDP and SCTP on every address and port, each answer identifying the pod.
 
 use std::{
     io,
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::namespaces::Namespaces;
 
-/// The servers of one pod, on a thread of their own inside it.
+/// The servers of one pod, on a separate thread inside it.
 #[derive(Debug)]
 pub(super) struct Serving {
     /// Dropping it ends the thread.
@@ -29,20 +29,20 @@ pub(super) struct Serving {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the pod called `name` answers to `token` at an address and port.
+/// The answer of the pod `name` to `token` at an address and port.
 pub(super) fn answer(name: &str, at: SocketAddr, token: &str) -> String {
     format!("{name} {} {} {token}", at.ip(), at.port())
 }
 
 impl Serving {
-    /// Begins to serve; the sockets listen when this returns.
+    /// Starts serving; the sockets are listening when this returns.
     pub(super) fn start(ns: &Namespaces, name: &str, addresses: &[IpAddr]) -> Result<Self> {
         let (stop, stopped) = oneshot::channel();
         let (listening, ready) = std::sync::mpsc::channel();
         let (inside, name, addresses) = (ns.clone(), name.to_owned(), addresses.to_vec());
         let thread = thread::spawn(move || {
             let served = inside.enter(|| serve(&name, &addresses, &listening, stopped));
-            // The receiver of the error may be gone already.
+            // The receiver of the error may have been dropped already.
             drop(listening.send(served.and_then(|served| Ok(served?))));
         });
         let serving = Self {
@@ -58,7 +58,7 @@ impl Drop for Serving {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A server that panicked has printed why; only its end matters here.
+            // A server that panicked has printed the reason; only its end matters here.
             drop(thread.join());
         }
     }
@@ -82,7 +82,7 @@ fn serve(
             tasks.spawn(sctp(Sctp::open(*ip)?, name.to_owned(), *ip));
         }
         drop(listening.send(Ok(())));
-        // An error means that the sender is gone, which is what is waited for.
+        // An error means that the sender was dropped, which is the expected event.
         drop(stopped.await);
         Ok(())
     })
@@ -109,7 +109,7 @@ async fn tcp(listener: TcpListener, name: String, at: SocketAddr) {
     }
 }
 
-/// Answers line by line until the client closes, so that the client and not the server ends the connection.
+/// Answers line by line until the client closes, so that the connection is closed by the client.
 async fn connection(stream: TcpStream, name: String, at: SocketAddr) {
     let mut stream = BufReader::new(stream);
     let mut line = String::new();
@@ -125,7 +125,7 @@ async fn connection(stream: TcpStream, name: String, at: SocketAddr) {
 async fn udp(socket: UdpSocket, name: String, at: SocketAddr) {
     let mut buffer = vec![0; 2048];
     loop {
-        // Errors are those of earlier answers: a client that is gone is its own matter.
+        // Errors are those of earlier answers and are ignored.
         if let Ok((length, client)) = socket.recv_from(&mut buffer).await {
             let text = answer(&name, at, &String::from_utf8_lossy(&buffer[..length]));
             drop(socket.send_to(text.as_bytes(), client).await);

@@ -1,4 +1,4 @@
-//! The truth table: every question that is asked of the world, and what came of it.
+//! Defines the truth table: all questions about the world and their outcomes.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr};
 
@@ -9,7 +9,7 @@ use crate::oracle::{self, Protocol};
 pub enum Net {
     /// The pods' primary interfaces; policies are `NetworkPolicy` objects.
     Default,
-    /// Their second ones; policies are `MultiNetworkPolicy` objects.
+    /// Their secondary interfaces; policies are `MultiNetworkPolicy` objects.
     Named,
 }
 
@@ -26,12 +26,12 @@ impl Net {
     }
 }
 
-/// By what the destination is called.
+/// The kind of destination address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Via {
     /// The pod's own address.
     Address,
-    /// The virtual address of a service that has this pod alone as its backend.
+    /// The virtual address of a service with this pod as its only backend.
     ClusterIp,
 }
 
@@ -43,29 +43,29 @@ impl Via {
 /// "May `from` reach `to`?"
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Question {
-    /// Through which network.
+    /// The network.
     pub net: Net,
-    /// By which address.
+    /// The kind of address.
     pub via: Via,
     /// IPv4 or IPv6.
     pub v4: bool,
     /// Transport.
     pub protocol: Protocol,
-    /// Port of the destination, the same before and behind a service.
+    /// Port of the destination, the same before and after the translation.
     pub port: u16,
-    /// Index of the pod that asks.
+    /// Index of the client pod.
     pub from: usize,
-    /// Index of the pod that is asked.
+    /// Index of the server pod.
     pub to: usize,
 }
 
 /// The namespaces.
 pub const NAMESPACES: [&str; 3] = ["x", "y", "z"];
-/// The pods of each.
+/// The pods of each namespace.
 pub const PODS: [&str; 3] = ["a", "b", "c"];
-/// Where each pod serves.
+/// The ports of each pod's servers.
 pub const PORTS: [u16; 2] = [80, 81];
-/// Pods in all.
+/// Number of pods.
 pub const MEMBERS: usize = NAMESPACES.len() * PODS.len();
 
 /// Namespace and name of the pod with an index.
@@ -82,15 +82,15 @@ pub fn full_name(index: usize) -> String {
 /// The index of `namespace/name`.
 ///
 /// # Panics
-/// There is none.
+/// If there is none.
 pub fn index_of(full: &str) -> usize {
     let found = (0..MEMBERS).find(|index| full_name(*index) == full);
     found.unwrap_or_else(|| panic!("no pod {full}"))
 }
 
 impl Question {
-    /// Every pair over every protocol, port and family. Packets to a pod's own address never leave the pod, so no pod asks itself
-    /// by it.
+    /// Every pair over every protocol, port and family. Packets to a pod's own address never leave the pod, so pairs of
+    /// a pod with itself are excluded for this kind of address.
     pub fn all(net: Net, via: Via) -> Vec<Self> {
         let mut all = Vec::new();
         for from in 0..MEMBERS {
@@ -114,19 +114,19 @@ impl Question {
         all
     }
 
-    /// One question per pair: enough to see whether a network is open.
+    /// One question per pair: enough to detect whether a network is open.
     pub fn pairs(net: Net) -> Vec<Self> {
         let mut all = Self::all(net, Via::Address);
         all.retain(|question| question.v4 && question.protocol == Protocol::Tcp && question.port == PORTS[0]);
         all
     }
 
-    /// Whether `from` is this pod or, with `x/`, of this namespace; `*` is every pod.
+    /// Whether `from` is this pod, or with `x/` a pod of this namespace; `*` matches every pod.
     pub fn is_from(&self, who: &str) -> bool {
         is(self.from, who)
     }
 
-    /// Whether `to` is.
+    /// [`Self::is_from`] for `to`.
     pub fn is_to(&self, who: &str) -> bool {
         is(self.to, who)
     }
@@ -170,21 +170,21 @@ impl fmt::Display for Question {
     }
 }
 
-/// What came of a question.
+/// The outcome of a question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The right pod answered with the right words.
+    /// The expected pod gave the expected answer.
     Answered,
-    /// Nothing came: what a drop looks like.
+    /// No packet arrived, as after a drop.
     Silent,
-    /// Anything else is neither allowed nor denied.
+    /// Any other outcome, neither allowed nor denied.
     Odd(String),
 }
 
 /// Outcomes by question.
 pub type Table = BTreeMap<Question, Outcome>;
 
-/// Questions whose outcome is not the expected one, in words; allowed must be answered, and denied must be silent.
+/// Questions with an unexpected outcome and its description; allowed ones must be answered, denied ones must be silent.
 pub fn differences(expected: &BTreeMap<Question, bool>, found: &Table) -> Vec<(Question, String)> {
     let mut differences = Vec::new();
     for (question, allowed) in expected {

@@ -1,4 +1,4 @@
-//! What a probe means, on two namespaces without any agent.
+//! Tests the meaning of a probe in two namespaces without an agent.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -87,7 +87,7 @@ fn a_difference_is_named() {
         .iter()
         .map(|question| (*question, question.ask(&world)))
         .collect();
-    // Into x from y and z, and between the pods of x; itself each pod reaches.
+    // Into x from y and z, and between the pods of x; each pod reaches itself.
     let denied = (3 * 6 + 3 * 2) * 3 * 2 * 2;
     let open: Table = questions
         .iter()

@@ -1,5 +1,5 @@
-//! The smallest programs there are, by bpf(2) itself: an empty one, one that only redirects to a peer, and XDP programs
-//! that only send or only take frames.
+//! Loads minimal programs by direct calls of bpf(2): an empty one, one that only redirects to a peer, and XDP programs
+//! that only send or only drop frames.
 
 use std::{
     io,
@@ -17,7 +17,7 @@ const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_XDP: u32 = 37;
 const BPF_TCX_INGRESS: u32 = 46;
 const BPF_FUNC_REDIRECT: u32 = 23;
-/// Frames that go their way, instead of a result that is handed back.
+/// Frames are really transmitted, instead of only returning the result.
 const BPF_F_TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
 const XDP_DROP: u32 = 1;
 /// `XDP_FLAGS_DRV_MODE`
@@ -60,7 +60,7 @@ impl Instruction {
     }
 }
 
-/// The parts of `union bpf_attr` that the commands read; the kernel takes missing tail bytes as zero.
+/// The parts of `union bpf_attr` that the commands read; the kernel treats missing trailing bytes as zero.
 #[repr(C)]
 struct LoadAttributes {
     program_type: u32,
@@ -100,7 +100,8 @@ struct RunAttributes {
 
 fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<libc::c_long> {
     let attributes: *mut T = attributes;
-    // SAFETY: the attributes live through the call, and their size is given; what they point to is the callers' care.
+    // SAFETY: the attributes live through the call, and their size is given; callers ensure that their pointers are
+    // valid.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, attributes, size_of::<T>()) };
     if result < 0 {
         Err(io::Error::last_os_error())
@@ -111,7 +112,7 @@ fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<libc::c_long>
 
 fn descriptor(number: libc::c_long) -> Result<OwnedFd> {
     let number = i32::try_from(number).context("descriptor out of range")?;
-    // SAFETY: the kernel returned it just now, so it has no other owner.
+    // SAFETY: the kernel has just returned the descriptor, so it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -123,17 +124,17 @@ fn raw(fd: &OwnedFd) -> Result<u32> {
 #[derive(Debug)]
 pub(crate) struct Program(OwnedFd);
 
-/// A program at an interface, until it is dropped.
+/// A program attached to an interface until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Attached(#[expect(dead_code, reason = "detaches when it is closed")] OwnedFd);
 
 impl Program {
-    /// Returns 0, nothing else: what a run costs without a program.
+    /// Only returns 0: the cost of a run without a program.
     pub(crate) fn empty() -> Result<Self> {
         Self::load(BPF_PROG_TYPE_SCHED_CLS, &[Instruction::set(0, 0), Instruction::EXIT])
     }
 
-    /// Sends every packet to the peer of the interface: what a packet costs without a decision.
+    /// Redirects every packet to the peer of the interface: the cost of a packet without a decision.
     pub(crate) fn redirect_peer(ifindex: u32) -> Result<Self> {
         Self::load(
             BPF_PROG_TYPE_SCHED_CLS,
@@ -146,13 +147,13 @@ impl Program {
         )
     }
 
-    /// Takes every frame: a pod that processes frames in XDP.
+    /// Drops every frame: a pod that processes frames in XDP.
     pub(crate) fn xdp_drop() -> Result<Self> {
         Self::load(BPF_PROG_TYPE_XDP, &[Instruction::set(0, XDP_DROP), Instruction::EXIT])
     }
 
-    /// Sends every frame out of the interface, with these MAC addresses: a pod that makes frames in XDP. Written anew in
-    /// each, as the memory of one that has arrived becomes the next one, and the way has rewritten them.
+    /// Sends every frame out of the interface, with these MAC addresses: a pod that generates frames in XDP. The
+    /// addresses are written into each frame, because memory of arrived frames, with rewritten addresses, is reused.
     pub(crate) fn xdp_redirect(ifindex: u32, addresses: [[u8; 4]; 3]) -> Result<Self> {
         const WORD_FROM: u8 = 0x61;
         const MOVE: u8 = 0xbf;
@@ -216,7 +217,7 @@ impl Program {
         Ok(Attached(descriptor(fd)?))
     }
 
-    /// Runs it `repeat` times on a packet; the mean duration in whole nanoseconds.
+    /// Runs it `repeat` times on a packet; returns the mean duration in whole nanoseconds.
     pub(crate) fn test_run(&self, packet: &[u8], context: &[u8], repeat: u32) -> Result<Duration> {
         let mut attributes = RunAttributes {
             program: raw(&self.0)?,
@@ -231,7 +232,7 @@ impl Program {
         Ok(Duration::from_nanos(attributes.duration.into()))
     }
 
-    /// Lets `count` copies of a frame go where it sends them.
+    /// Transmits `count` copies of a frame as the program decides.
     pub(crate) fn run_live(&self, frame: &[u8], count: u32) -> Result<()> {
         let mut attributes = RunAttributes {
             program: raw(&self.0)?,

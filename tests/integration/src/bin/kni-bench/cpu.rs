@@ -8,17 +8,17 @@ use nix::{
     unistd::Pid,
 };
 
-/// The CPUs that are measured on.
+/// The CPUs of the measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cpus {
-    /// Both ends run here.
+    /// The CPU of both ends.
     pub(crate) one: usize,
-    /// The other end runs here where two are used; none on a machine with one.
+    /// The CPU of the other end if two are used; `None` on a machine with one CPU.
     pub(crate) other: Option<usize>,
 }
 
 impl Cpus {
-    /// `one` as requested, or the last CPU that this process may use: the first ones get most of the interrupts.
+    /// `one` as requested, or the last available CPU: the first ones get most of the interrupts.
     pub(crate) fn choose(wanted: Option<usize>) -> Result<Self> {
         let allowed = sched_getaffinity(Pid::from_raw(0)).context("own CPUs")?;
         let allowed: Vec<usize> = (0..CpuSet::count())
@@ -38,13 +38,13 @@ pub(crate) fn pin(cpu: usize) -> Result<()> {
     sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("pin to CPU {cpu}"))
 }
 
-/// Kernel release.
+/// The release of the kernel.
 pub(crate) fn kernel() -> Result<String> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("kernel release")?;
     Ok(release.trim().to_owned())
 }
 
-/// The CPU's name, as far as the kernel reports it.
+/// The model name of the CPU, as reported by the kernel.
 pub(crate) fn model() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info

@@ -1,6 +1,6 @@
-//! Measures the packet path, the programs and the attachment of pods beside what nodes use otherwise, in one run.
+//! Measures the packet path, the programs and the attachment of pods in comparison with alternatives, in one run.
 //!
-//! Everything happens in namespaces of the bench's own, which end with the process, however it ends.
+//! All work is done in separate namespaces, which end with the process in any case.
 
 mod attach;
 mod bpf;
@@ -60,7 +60,7 @@ struct Args {
     json: Option<PathBuf>,
 }
 
-/// A part of the bench.
+/// A part of the benchmarks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// Transactions, connections and throughput between two pods.
@@ -73,7 +73,7 @@ enum Part {
     Xdp,
 }
 
-/// How much of everything.
+/// The amount of measurements.
 #[derive(Debug, Clone, Copy)]
 struct Effort {
     rounds: u32,

@@ -1,30 +1,30 @@
-//! A path between two namespaces, over which workloads run.
+//! Describes a path between two namespaces for workloads.
 
 use std::{any::Any, net::IpAddr, ops::Range};
 
 use kni_integration::Namespaces;
 
-/// What packets take from one namespace to another.
+/// A path of packets from one namespace to another.
 pub(crate) struct Path {
     /// Its name in the JSON.
     pub(crate) key: &'static str,
     /// Its name in the table.
     pub(crate) title: &'static str,
-    /// Where the client runs.
+    /// The namespaces of the client.
     pub(crate) client: Namespaces,
-    /// Where the server runs.
+    /// The namespaces of the server.
     pub(crate) server: Namespaces,
     /// The server's address.
     pub(crate) address: IpAddr,
-    /// Where the client finds the server, if not at its own address.
+    /// The services through which the client reaches the server, if it does not use the server's own address.
     pub(crate) services: Option<Services>,
-    /// What has to live as long.
+    /// Resources that must outlive the measurement.
     pub(crate) keep: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 /// Services in front of the server.
 pub(crate) struct Services {
-    /// Their virtual addresses; connections go to each in turn.
+    /// Their virtual addresses; connections use them in turn.
     pub(crate) addresses: Vec<IpAddr>,
     /// The server's ports behind each of them.
     pub(crate) endpoints: Range<u16>,

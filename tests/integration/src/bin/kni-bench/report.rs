@@ -25,7 +25,7 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) {
     println!("{table}");
 }
 
-/// The machine, where both ends run, and how long.
+/// Describes the machine, the CPUs and the duration of the measurement.
 pub(crate) fn machine(cpus: &Cpus, effort: Effort, json: &mut Map<String, Value>) -> Result<()> {
     let (kernel, model) = (cpu::kernel()?, cpu::model());
     println!("Linux {kernel}, {model}");

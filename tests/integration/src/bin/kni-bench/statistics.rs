@@ -1,11 +1,11 @@
-//! Medians and percentiles.
+//! Computes medians and percentiles.
 
-/// The middle of the values, 0 of none.
+/// The median; 0 without values.
 pub(crate) fn median(values: &[f64]) -> f64 {
     percentile(values, 0.5)
 }
 
-/// The smallest value that at least the share `share` of all values does not exceed (nearest rank), 0 of none.
+/// The smallest value that at least the share `share` of all values does not exceed (nearest rank); 0 without values.
 pub(crate) fn percentile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -19,12 +19,12 @@ pub(crate) fn percentile(values: &[f64], share: f64) -> f64 {
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }
 
-/// The smallest value, 0 of none.
+/// The smallest value; 0 without values.
 pub(crate) fn least(values: &[f64]) -> f64 {
     values.iter().copied().min_by(f64::total_cmp).unwrap_or(0.0)
 }
 
-/// The median of the ratios of values of the same round: what disturbs a round disturbs both.
+/// The median of the ratios of values of the same round, which removes disturbances that affect both values of a round.
 pub(crate) fn paired_ratio(ours: &[f64], others: &[f64]) -> f64 {
     let ratios: Vec<f64> = ours.iter().zip(others).map(|(ours, other)| ours / other).collect();
     median(&ratios)

@@ -1,4 +1,4 @@
-//! What is done over a path: transactions, connections, a stream.
+//! Runs workloads over a path: transactions, connections, a stream.
 
 use std::{
     io::{self, ErrorKind, Read as _, Write as _},
@@ -16,22 +16,22 @@ use crate::{
     path::{Path, SERVICE_PORT},
 };
 
-/// How often a server looks whether it shall end.
+/// Interval at which a server checks whether it must stop.
 const TICK: Duration = Duration::from_millis(50);
-/// After so long without an answer a client gives up.
+/// Timeout of a client that gets no answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Of a run's time, this share is not measured: caches, windows and tables are filled meanwhile.
+/// Unmeasured share of a run: caches, windows and tables fill up during this time.
 const WARM_UP: f64 = 0.1;
 const BLOCK: usize = 128 << 10;
 
-/// What a client and a server do with each other.
+/// A traffic pattern between a client and a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Workload {
-    /// One byte there and back on one TCP connection, again and again.
+    /// One byte in each direction, repeatedly, over one TCP connection.
     TcpTransactions,
-    /// One byte there and back by UDP.
+    /// One byte in each direction over UDP.
     UdpTransactions,
-    /// A connection each for one byte there and back, ended by a reset.
+    /// One connection per byte in each direction, closed by a reset.
     Connections,
     /// As many bytes as possible on one TCP connection.
     Stream,
@@ -47,7 +47,7 @@ pub(crate) struct Placement {
 }
 
 impl Workload {
-    /// Runs it over `path`; transactions or connections per second, or Gb/s.
+    /// Runs it over `path`; returns transactions or connections per second, or Gb/s.
     pub(crate) fn run(self, path: &Path, placement: Placement, time: Duration) -> Result<f64> {
         let ports = path.services.as_ref().map_or(0..1, |behind| behind.endpoints.clone());
         let bind = || {
@@ -97,7 +97,7 @@ impl Workload {
         })
     }
 
-    /// A flow of many packets goes to the first of the addresses, flow after flow to each in turn.
+    /// A flow of many packets uses the first address; successive flows use the addresses in turn.
     fn client(self, servers: &[SocketAddr], time: Duration) -> Result<f64> {
         let server = *servers.first().context("no server")?;
         match self {
@@ -119,7 +119,7 @@ impl Workload {
                 repeat(time, || {
                     let mut stream = connect(*turn.next().unwrap_or(&server))?;
                     ping(&mut stream)?;
-                    // A reset: no connection is left waiting, so ports do not run out.
+                    // A reset avoids TIME_WAIT, so that ports do not run out.
                     SockRef::from(&stream).set_linger(Some(Duration::ZERO))
                 })
             }
@@ -153,7 +153,7 @@ fn ping(stream: &mut TcpStream) -> io::Result<()> {
     stream.read_exact(&mut [0])
 }
 
-/// Times per second that `work` can be done.
+/// Executions of `work` per second.
 fn repeat(time: Duration, mut work: impl FnMut() -> io::Result<()>) -> Result<f64> {
     let warm = Instant::now() + time.mul_f64(WARM_UP);
     while Instant::now() < warm {
@@ -174,7 +174,7 @@ enum Server {
 }
 
 impl Server {
-    /// Binds a port at `address`, 0 for any free one, in the calling thread's namespace.
+    /// Binds a port at `address`, 0 for an arbitrary one, in the namespace of the calling thread.
     fn bind(workload: Workload, address: IpAddr, port: u16) -> io::Result<Self> {
         if workload == Workload::UdpTransactions {
             let socket = UdpSocket::bind((address, port))?;
@@ -195,7 +195,7 @@ impl Server {
         }
     }
 
-    /// Serves until `stop`; Gb/s received, which is something only where a stream came.
+    /// Serves until `stop`; returns the received Gb/s, which is 0 without a stream.
     fn serve(&self, workload: Workload, stop: &AtomicBool) -> Result<f64> {
         let mut received = 0.0;
         while !stop.load(Ordering::Relaxed) {
@@ -215,7 +215,7 @@ impl Server {
     }
 }
 
-/// Whether the error is how a client ends, or nothing came.
+/// Whether the error is the end of a client or a timeout.
 fn is_end(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -248,11 +248,11 @@ fn echo_datagram(socket: &UdpSocket) -> io::Result<()> {
     socket.send_to(&[1], client).map(drop)
 }
 
-/// Reads to the end; Gb/s after the warm-up.
+/// Reads to the end; returns Gb/s after the warm-up.
 fn drain(mut stream: TcpStream) -> io::Result<f64> {
     let mut block = vec![0; BLOCK];
-    // The client's warm-up fills caches and opens the window; at the start only little is received, so its bytes are
-    // left out by count.
+    // The client's warm-up fills caches and opens the window; little is received at the start, so its bytes are
+    // excluded by number.
     let mut skipped = 0;
     while skipped < 64 * BLOCK {
         match stream.read(&mut block)? {

@@ -1,4 +1,4 @@
-//! Shows the agent at work on this machine: isolated networks with equal addresses, and nothing left afterwards.
+//! Demonstrates the agent on this machine: isolated networks with equal addresses, and a complete cleanup.
 
 mod progress;
 mod show;
@@ -48,7 +48,7 @@ fn run(args: &Args) -> Result<()> {
         "must run as root: it makes namespaces and loads eBPF programs"
     );
     let runtime = Runtime::new()?;
-    // Before anything is changed: from here on an interrupt ends the show, and what was made is removed.
+    // Before any change: from here on an interrupt ends the demo, which then removes its changes.
     let mut interrupted = runtime.block_on(async { signals() })?;
     let mut stage = Stage::prepare(&args.agent, &args.knictl)?;
     let shown = stage.start_agent().and_then(|()| {
@@ -71,7 +71,7 @@ fn run(args: &Args) -> Result<()> {
             stage.print_log();
         }
     }
-    // Both count: what was shown, and whether it went away.
+    // Both results count: the demo and the cleanup.
     let removed = stage.remove();
     shown.and(removed)
 }

@@ -1,4 +1,4 @@
-//! The demo itself: pods, who reaches whom, what is dropped.
+//! Runs the demo: attaches pods, and shows their connectivity and the dropped packets.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -18,8 +18,8 @@ use crate::{
 const NAMESPACE: &str = "demo";
 const PATIENCE: Duration = Duration::from_millis(700);
 
-/// Name, network, fixed addresses. The addresses of the first two pods of each network are equal; red alone has a
-/// third, with an address that no pod of blue has.
+/// Name, network, fixed addresses. The addresses of the first two pods of each network are equal; only red has a third
+/// pod, with an address that no pod of blue has.
 const PODS: [(&str, &str, [&str; 2]); 5] = [
     ("blue-1", "blue", ["10.10.0.11", "fd10::11"]),
     ("blue-2", "blue", ["10.10.0.12", "fd10::12"]),
@@ -28,7 +28,7 @@ const PODS: [(&str, &str, [&str; 2]); 5] = [
     ("red-3", "red", ["10.10.0.13", "fd10::13"]),
 ];
 
-/// Runs all parts; the pods that are left, all of them with `keep`.
+/// Runs all parts; returns the remaining pods, which are all pods with `keep`.
 pub(crate) async fn show(stage: &Stage, keep: bool) -> Result<Vec<Pod>> {
     let kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
     let pods = create(&kubelet).await?;
@@ -80,7 +80,7 @@ fn connectivity(pods: &[Pod], servers: &[&Servers]) -> Result<()> {
     let mut probes = Vec::new();
     for (from, network, own) in PODS {
         for (to, of, addresses) in PODS {
-            // Where the address exists in the own network, its own pod is to answer; elsewhere silence is expected.
+            // An address of the own network must be answered by its own pod; for other addresses no answer is expected.
             let twin = PODS.iter().any(|(_, n, a)| *n == network && *a == addresses);
             let expected = if of == network { Some(to) } else { None };
             if from == to || addresses == own || (expected.is_none() && twin) {

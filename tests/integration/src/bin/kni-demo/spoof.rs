@@ -1,4 +1,4 @@
-//! Sends what a pod may not send, and shows that it is dropped and why.
+//! Sends forbidden frames, and shows that they are dropped and for which reason.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -18,8 +18,8 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(2);
 const FOREIGN_MAC: Mac = [2, 0, 0, 0, 0, 0x99];
 
-/// Frames from `pod`: with a source address it does not have, of each family, and with a foreign source MAC. The first
-/// one also goes out as it should be, to show that only the lie makes the difference.
+/// Sends frames from `pod` with a foreign source address of each family, and with a foreign source MAC address. The
+/// first one is also sent unmodified, to show that only the forged address makes the difference.
 pub(crate) async fn show(stage: &Stage, kubelet: &Kubelet, pod: &Pod, servers: &[&Servers]) -> Result<()> {
     part(&format!("Spoofing from {}", pod.name));
     let (own, host) = macs(kubelet, pod).await?;

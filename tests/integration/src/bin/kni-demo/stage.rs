@@ -1,4 +1,4 @@
-//! Prepares the machine, runs the agent, and puts everything back.
+//! Prepares the machine, runs the agent, and restores the machine.
 
 use std::{
     fs::{self, File},
@@ -27,13 +27,13 @@ use tempfile::TempDir;
 use crate::progress::{part, print_line};
 
 const BPFFS: &str = "/sys/fs/bpf";
-/// Where the servers of pods listen.
+/// The port of the servers in the pods.
 pub(crate) const PORT: u16 = 8080;
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const REST_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The machine, as it was and as the demo changes it.
+/// The machine, with its state before the demo.
 pub(crate) struct Stage {
     /// The machine's own namespaces.
     pub(crate) node: Namespaces,
@@ -47,7 +47,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Refuses when an agent runs; removes what an earlier demo left; then looks at the machine.
+    /// Fails if an agent is running; removes leftovers of an earlier demo, then records the state of the machine.
     pub(crate) fn prepare(agent: &Path, knictl: &Path) -> Result<Self> {
         part("Preparing");
         let node = Namespaces::current("this machine")?;
@@ -76,7 +76,7 @@ impl Stage {
             mounted_bpffs: false,
         };
         Manifest::write_all(&Manifest::overlapping(), &stage.node, &stage.manifests())?;
-        // Last, so that no failure in between leaves it mounted.
+        // Last, so that no failure before leaves it mounted.
         stage.mount_bpffs()?;
         print_line("networks: default 10.244.0.0/16 fd00:244::/64; blue and red, both 10.10.0.0/16 fd10::/64");
         Ok(stage)
@@ -100,14 +100,14 @@ impl Stage {
         self.folder.path().join("kni-agent.log")
     }
 
-    /// Starts the agent and waits until it serves.
+    /// Starts the agent and waits until it is ready.
     pub(crate) fn start_agent(&mut self) -> Result<()> {
         part("Starting the agent");
         let log = File::create(self.log())?;
         let mut command = Command::new(&self.agent);
         command.arg("--standalone").arg("--manifests").arg(self.manifests());
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        // Ctrl-C is for the demo, which then stops the agent in order.
+        // Ctrl-C is for the demo, which then stops the agent gracefully.
         command.process_group(0);
         let began = Instant::now();
         let child = self
@@ -128,7 +128,7 @@ impl Stage {
         bail!("the agent does not serve after {START_TIMEOUT:?}")
     }
 
-    /// Runs knictl and shows what it prints.
+    /// Runs knictl and shows its output.
     pub(crate) fn knictl(&self, args: &[&str]) -> Result<()> {
         print_line(format!("$ knictl {}", args.join(" ")));
         let out = Command::new(&self.knictl).args(args).output()?;
@@ -144,7 +144,8 @@ impl Stage {
         print_line(log.lines().skip(skipped).collect::<Vec<_>>().join("\n"));
     }
 
-    /// Stops the agent, removes all it made, and compares the machine with what it was. Continues after failures.
+    /// Stops the agent, removes everything it created, and compares the machine with its initial state. Continues after
+    /// failures.
     pub(crate) fn remove(mut self) -> Result<()> {
         part("Removing everything");
         let stopped = self.stop_agent();
@@ -180,7 +181,7 @@ impl Stage {
         let Some(mut child) = self.child.take() else {
             return Ok(());
         };
-        // When it has ended already the signal fails, and the wait below reports that.
+        // The signal fails if it has already exited; the wait below reports that.
         kill(Pid::from_raw(i32::try_from(child.id())?), Signal::SIGTERM).unwrap_or_default();
         let began = Instant::now();
         while began.elapsed() < STOP_TIMEOUT {

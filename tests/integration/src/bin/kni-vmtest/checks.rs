@@ -1,4 +1,4 @@
-//! Checks by content: which server answered, not only that one did.
+//! Checks connectivity by content: identifies the server that answers.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -18,12 +18,12 @@ use kni_model::EndpointId;
 
 use super::pods::{NETWORKS, PORT, Pod, Pods, XDP, addresses, host_ifname, host_mac, mac, v4, v6};
 
-/// The machine may be an emulated one.
+/// Long, because the machine may be emulated.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long silence is listened to.
+/// Time to wait before no answer counts as silence.
 const SILENCE: Duration = Duration::from_millis(400);
 
-/// Both programs are at every host interface, and every row is right.
+/// Checks that both programs are attached to every host interface, and that every row is correct.
 pub(crate) fn attached(dataplane: &Dataplane, pods: &Pods) -> Result<()> {
     for pod in &pods.all {
         let (programs, mut problems) = dataplane.programs(&host_ifname(pod.id), EndpointId(pod.id));
@@ -44,7 +44,7 @@ pub(crate) fn attached(dataplane: &Dataplane, pods: &Pods) -> Result<()> {
     Ok(())
 }
 
-/// A flow of datagrams between pods with the fast path, every one of which arrives.
+/// Checks that every datagram of a flow between pods with the fast path arrives.
 pub(crate) fn fast_path(pods: &Pods) -> Result<()> {
     const MANY: u32 = 50;
     let (from, to) = (pods.named("red-2")?, pods.named("red-3")?);
@@ -69,10 +69,10 @@ pub(crate) fn fast_path(pods: &Pods) -> Result<()> {
     Ok(())
 }
 
-/// Every pod reaches exactly the pods of its own network, by every protocol and family.
+/// Checks that every pod reaches exactly the pods of its network, by every protocol and family.
 pub(crate) fn isolation(pods: &Pods) -> Result<()> {
     let probes = thread::scope(|scope| {
-        // Silence takes its time, so all listen at once.
+        // Silence takes the whole timeout, so all probes run concurrently.
         let all: Vec<_> = pods
             .all
             .iter()
@@ -100,7 +100,7 @@ pub(crate) fn isolation(pods: &Pods) -> Result<()> {
     Ok(())
 }
 
-/// Every address that any pod has, asked by one pod.
+/// Probes the addresses of all pods from one pod.
 fn probes_of(pods: &Pods, from: &Pod) -> Result<u32> {
     let mut probes = 0;
     for host in (2..=4).filter(|host| *host != from.host) {
@@ -114,7 +114,7 @@ fn probes_of(pods: &Pods, from: &Pod) -> Result<u32> {
     Ok(probes)
 }
 
-/// TCP, UDP and ping to an address: answered by its owner in the network, or by silence.
+/// Probes an address over TCP, UDP and ping: its owner in the network must answer, or nothing.
 fn probe(pods: &Pods, from: &Pod, there: Option<&Pod>, address: IpAddr) -> Result<()> {
     let timeout = if there.is_some() { PATIENCE } else { SILENCE };
     let at = SocketAddr::new(address, PORT);
@@ -156,7 +156,7 @@ fn drops(dataplane: &Dataplane, pod: &Pod, reason: Verdict) -> Result<u64> {
     Ok(found.map_or(0, |drop| drop.count.packets))
 }
 
-/// Frames that no socket would send are dropped for the reason they deserve.
+/// Checks that frames which no socket would send are dropped for the expected reason.
 pub(crate) fn spoofing(dataplane: &Dataplane, pods: &Pods) -> Result<()> {
     let pod = pods.named("blue-2")?;
     let socket = PacketSocket::open(&pod.inside, "eth0")?;
@@ -215,7 +215,7 @@ pub(crate) fn spoofing(dataplane: &Dataplane, pods: &Pods) -> Result<()> {
     Ok(())
 }
 
-/// The counters of both ends of a redirected packet agree.
+/// Checks that the counters of both ends of a redirected packet agree.
 pub(crate) fn every_packet_is_counted(dataplane: &Dataplane, pods: &Pods) -> Result<()> {
     for (network, name) in NETWORKS {
         let (mut sent, mut received) = (0, 0);
@@ -234,7 +234,7 @@ pub(crate) fn every_packet_is_counted(dataplane: &Dataplane, pods: &Pods) -> Res
     Ok(())
 }
 
-/// An endpoint that was withdrawn neither sends nor gets anything.
+/// Checks that a withdrawn endpoint neither sends nor receives packets.
 pub(crate) fn withdrawn(dataplane: &Dataplane, pods: &Pods) -> Result<()> {
     let (gone, peer) = (pods.named("blue-3")?, pods.named("blue-2")?);
     dataplane.withdraw(EndpointId(gone.id))?;

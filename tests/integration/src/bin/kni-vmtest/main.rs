@@ -1,8 +1,8 @@
-//! The isolation check for a machine that has nothing but a kernel: loads all programs, attaches them with the hook
-//! that the kernel has, and proves with real packets that networks with the same addresses stay apart.
+//! Checks isolation on a machine with only a kernel: loads all programs, attaches them with the available hook, and
+//! proves with real packets that networks with the same addresses are isolated.
 //!
-//! Prints `KNI-VM: PASS`, or `KNI-VM: FAIL` and why. It changes network namespaces and pins of the machine it runs on:
-//! for a virtual machine, or namespaces of its own.
+//! Prints `KNI-VM: PASS`, or `KNI-VM: FAIL` with the reason. It changes network namespaces and pins of its machine: run
+//! it in a virtual machine or in separate namespaces.
 
 mod checks;
 mod pods;
@@ -50,7 +50,8 @@ fn run() -> Result<()> {
     Ok(unpinned?)
 }
 
-/// Loads every program through this kernel's verifier; the hook must be the best that the kernel has.
+/// Loads every program through the verifier of this kernel; the selected hook must be the best one that the kernel
+/// supports.
 fn open(options: &DataplaneOptions) -> Result<(Dataplane, EventStream)> {
     let opened = Dataplane::open(options)?;
     opened.0.configure(&NodeConfig::default())?;

@@ -1,4 +1,4 @@
-//! Makes the pods: namespaces, interfaces, rows, as the agent does.
+//! Creates the pods as the agent does: namespaces, interfaces, rows.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -15,11 +15,11 @@ use kni_model::{EndpointId, IfName, MacAddr, NetworkId};
 use kni_netlink as netlink;
 use kni_netlink::{Netlink, PodInterfaceConfig, VethSpec, netns};
 
-/// Two networks apart from everything, and one that the node's stack belongs to; all with the same subnets.
+/// Two isolated networks, and one with access to the node's stack; all with the same subnets.
 pub(crate) const NETWORKS: [(u32, &str); 3] = [(1, "blue"), (2, "red"), (3, "default")];
 /// The network whose pods have the fast path.
 pub(crate) const XDP: u32 = 2;
-/// Where every pod serves.
+/// The port of the server of every pod.
 pub(crate) const PORT: u16 = 8080;
 /// The node's own addresses.
 const NODE: [&str; 2] = ["198.51.100.2/32", "2001:db8:100::2/128"];
@@ -94,7 +94,7 @@ fn config(id: u32, network: u32, host: u8) -> Result<EndpointConfig> {
     })
 }
 
-/// What the agent does for an interface of a network with `spec.xdp`.
+/// Attaches an interface of a network with `spec.xdp`, as the agent does.
 async fn attach_xdp(dataplane: &Dataplane, netns: &netlink::Netns, id: u32) -> Result<()> {
     netlink::prepare_xdp_pod_interface(netns, &"eth0".parse()?).await?;
     Ok(dataplane.attach_xdp(&host_ifname(id), IFINDEX_BASE + id, EndpointId(id))?)
@@ -196,7 +196,7 @@ impl Pods {
         Ok(())
     }
 
-    /// Takes over what an earlier process attached, without touching traffic.
+    /// Adopts the attachments of an earlier process without affecting traffic.
     pub(crate) async fn adopt(&self, dataplane: &Dataplane) -> Result<()> {
         let host = Netlink::new()?;
         let ours = host.list_our_links().await?;
@@ -213,7 +213,7 @@ impl Pods {
         Ok(())
     }
 
-    /// Takes everything away again.
+    /// Removes everything again.
     pub(crate) async fn remove(&mut self) -> Result<()> {
         self.all.clear();
         let host = Netlink::new()?;
@@ -230,7 +230,7 @@ impl Pods {
         Ok(())
     }
 
-    /// The pod of that name.
+    /// The pod with that name.
     pub(crate) fn named(&self, name: &str) -> Result<&Pod> {
         let found = self.all.iter().find(|pod| pod.name == name);
         found.with_context(|| format!("no pod {name}"))

@@ -1,4 +1,4 @@
-//! Pods through the agent, called as the kubelet calls it.
+//! Attaches pods through the agent with the calls of the kubelet.
 
 use std::{
     path::Path,
@@ -31,12 +31,12 @@ pub(super) struct Kni {
 struct Attached {
     sandbox: Sandbox,
     netns: String,
-    /// Milliseconds that `CreateNetwork` took.
+    /// Duration of `CreateNetwork` in milliseconds.
     create: f64,
 }
 
 impl Kni {
-    /// An agent that keeps `warm` sandboxes ready.
+    /// An agent with `warm` prewarmed sandboxes.
     pub(super) fn start(agent: &Path, warm: u32) -> Result<Self> {
         let node = Node::new("attach")?;
         let options = AgentOptions {
@@ -64,7 +64,7 @@ impl Kni {
         self.wait_idle()?;
         let names = (0..pattern.pods()).map(|pod| format!("pod-{pod}")).collect();
         let (pods, attach, all_attached) = timed(pattern, names, |name: String| self.attach(&name))?;
-        // The sandbox process holds a pod's namespace until the runtime has removed it too.
+        // The sandbox process holds a pod's namespace until the runtime has removed it.
         let held: Vec<Namespaces> = pods
             .iter()
             .map(|pod| self.node.net_at(&pod.sandbox.name, Path::new(&pod.netns)))
@@ -103,7 +103,7 @@ impl Kni {
         })
     }
 
-    /// Waits until the agent has finished what it does in the background.
+    /// Waits until the background work of the agent is finished.
     fn wait_idle(&self) -> Result<()> {
         eventually_sync(PATIENCE, || {
             let mut client = self.kubelet.runtime();

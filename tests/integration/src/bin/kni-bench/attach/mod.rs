@@ -1,5 +1,5 @@
-//! Attaches and detaches pods through the agent, through our CNI plugin and through the bridge plugin, and compares how
-//! long each takes.
+//! Measures the attachment and detachment of pods through the agent, through the CNI plugin of KNI and through the
+//! bridge plugin.
 
 mod kni;
 mod plugin;
@@ -16,21 +16,21 @@ use crate::{
     statistics::{median, percentile},
 };
 
-/// What is measured.
+/// The measured programs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Programs<'a> {
     /// kni-agent.
     pub(crate) agent: &'a Path,
-    /// kni-cni, the static binary; without it, that way is left out.
+    /// The static binary of kni-cni; without it, the plugin is not measured.
     pub(crate) cni: Option<&'a Path>,
 }
 
-/// In what manner pods come.
+/// The arrival pattern of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pattern {
-    /// One after the other with a pause between.
+    /// Sequential, with a pause between two pods.
     Spaced(u32, Duration),
-    /// One after the other without a pause.
+    /// Sequential, without a pause.
     Sequence(u32),
     /// All at once.
     Burst(u32),
@@ -71,7 +71,7 @@ fn patterns(quick: bool) -> [Pattern; 4] {
     }
 }
 
-/// Measures all ways and patterns and prints the table.
+/// Measures all methods and patterns and prints the table.
 pub(crate) fn measure(effort: Effort, programs: &Programs<'_>, json: &mut Map<String, Value>) -> Result<()> {
     let Programs { agent, cni } = *programs;
     let mut results = Vec::new();
@@ -90,7 +90,7 @@ pub(crate) fn measure(effort: Effort, programs: &Programs<'_>, json: &mut Map<St
         Some(bridge) => plugins.push(("bridge", "bridge CNI plugin", bridge)),
         None => eprintln!("attach: no bridge plugin in {}: left out", plugin::PLUGINS),
     }
-    // In turn, so that both meet the machine in the same mood.
+    // Alternating, so that both run under the same conditions.
     for pattern in patterns(effort.quick) {
         for (key, title, plugin) in &plugins {
             eprintln!("attach: {title}, {}", pattern.title());

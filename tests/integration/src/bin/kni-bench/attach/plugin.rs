@@ -1,5 +1,5 @@
-//! Pods through a CNI plugin, executed as a container runtime does: the bridge plugin with host-local addresses, and
-//! ours with an agent behind it.
+//! Attaches pods through a CNI plugin, executed as a container runtime does: the bridge plugin with host-local
+//! addresses, and the plugin of KNI with an agent.
 
 use std::{
     io::Write as _,
@@ -15,7 +15,7 @@ use super::{
     timing::{Timings, timed},
 };
 
-/// Where Debian puts the plugins.
+/// Debian's folder of the plugins.
 pub(super) const PLUGINS: &str = "/usr/lib/cni";
 
 const BRIDGE: &str = r#"{
@@ -32,7 +32,7 @@ const KNI: &str = r#"{ "cniVersion": "1.1.0", "name": "kni", "type": "kni-cni", 
 pub(super) struct Plugin {
     program: PathBuf,
     config: &'static str,
-    /// Behind our own plugin.
+    /// The agent behind the plugin of KNI.
     agent: Option<Agent>,
     node: Node,
 }
@@ -57,7 +57,8 @@ impl Plugin {
         }))
     }
 
-    /// A node for our plugin. The namespaces are the runtime's: prewarmed sandboxes of the agent cannot be used.
+    /// A node for the plugin of KNI. The runtime creates the namespaces, so prewarmed sandboxes of the agent are not
+    /// used.
     pub(super) fn kni(program: &Path, agent: &Path) -> Result<Self> {
         let node = Node::new("shim")?;
         let subnets = ["10.244.0.0/16", "fd00:244::/64"];
@@ -68,7 +69,7 @@ impl Plugin {
             ..AgentOptions::default()
         };
         Ok(Self {
-            // The node has another working folder.
+            // The node has a different working folder.
             program: program.canonicalize()?,
             config: KNI,
             agent: Some(Agent::start(&node, options)?),
@@ -76,7 +77,7 @@ impl Plugin {
         })
     }
 
-    /// The most memory that the agent behind the plugin has had, in bytes.
+    /// Peak memory of the agent behind the plugin, in bytes.
     pub(super) fn peak_memory(&self) -> Result<Option<u64>> {
         self.agent.as_ref().map(peak_memory).transpose()
     }
@@ -103,8 +104,8 @@ impl Plugin {
 
     fn plugin(&self, command: &str, pod: &Pod) -> Result<()> {
         self.node.enter(|| {
-            // Without a hook between fork and exec, which would cost this way an expensive fork: the child inherits the
-            // namespaces of this thread.
+            // Without a hook between fork and exec, which would make the fork expensive in this measurement: the child
+            // inherits the namespaces of this thread.
             let mut child = Command::new(&self.program)
                 .env_clear()
                 .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")

@@ -1,4 +1,4 @@
-//! Takes the time of calls that come one by one or all at once.
+//! Measures the duration of sequential and concurrent calls.
 
 use std::{
     thread,
@@ -9,27 +9,27 @@ use anyhow::{Result, anyhow};
 
 use super::Pattern;
 
-/// Milliseconds.
+/// Durations in milliseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Timings {
-    /// The part of each attach in which the namespace is made, where there is one.
+    /// The time for creating the namespace within each attachment, if it is created.
     pub(crate) create: Vec<f64>,
-    /// Each attach.
+    /// Each attachment.
     pub(crate) attach: Vec<f64>,
-    /// From the first one's start to the last one's end.
+    /// From the start of the first to the end of the last attachment.
     pub(crate) all_attached: f64,
-    /// Each detach.
+    /// Each detachment.
     pub(crate) detach: Vec<f64>,
-    /// As for attach.
+    /// From the start of the first to the end of the last detachment.
     pub(crate) all_detached: f64,
 }
 
-/// Milliseconds of a duration.
+/// Converts a duration to milliseconds.
 pub(crate) fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// Calls `work` for every item in the given pattern: what each returned, how long each took, how long all took.
+/// Calls `work` for every item in the given pattern; returns the results, the duration of each call and the total.
 pub(crate) fn timed<T: Send, R: Send>(
     pattern: Pattern,
     items: Vec<T>,

@@ -1,4 +1,4 @@
-//! The paths with which KNI is compared.
+//! Builds the paths that KNI is compared with.
 
 use std::net::Ipv4Addr;
 
@@ -17,7 +17,7 @@ const GATEWAY: &str = "169.254.1.1";
 const CLIENT_MAC: &str = "02:00:00:00:88:01";
 const SERVER_MAC: &str = "02:00:00:00:88:02";
 
-/// All of them.
+/// All baseline paths.
 pub(super) fn all() -> Result<Vec<Path>> {
     Ok(vec![
         loopback().context("loopback")?,
@@ -89,7 +89,7 @@ impl Pods {
         Ok(pods)
     }
 
-    /// Pods with host routes through a gateway, as ours have; each one's gateway has the MAC given.
+    /// Configures host routes through a gateway, as in KNI; each pod's gateway has the given MAC address.
     fn route(&self, client_gateway: &str, server_gateway: &str) -> Result<()> {
         for (pod, address, gateway) in [
             (&self.client, CLIENT, client_gateway),
@@ -127,7 +127,7 @@ fn routed() -> Result<Path> {
         Ok(mac.context("no MAC address")?.to_owned())
     };
     pods.route(&mac("host-client")?, &mac("host-server")?)?;
-    // /proc/sys/net shows the namespace of the thread that opens it.
+    // The entries of /proc/sys/net depend on the network namespace of the thread that opens them.
     pods.host
         .enter(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1"))??;
     pods.host.ip(&[
@@ -141,7 +141,7 @@ fn redirect_peer() -> Result<Path> {
     let pods = Pods::new("redirect-peer")?;
     pods.client.ip(&[&format!("link set eth0 address {CLIENT_MAC}")])?;
     pods.server.ip(&[&format!("link set eth0 address {SERVER_MAC}")])?;
-    // No program rewrites MAC addresses here: each pod has the other one as its gateway.
+    // No program rewrites MAC addresses here: each pod uses the other one as its gateway.
     pods.route(SERVER_MAC, CLIENT_MAC)?;
     let links = pods.host.enter(|| -> Result<[Attached; 2]> {
         let (client, server) = (if_nametoindex("host-client")?, if_nametoindex("host-server")?);

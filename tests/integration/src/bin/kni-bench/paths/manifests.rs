@@ -1,4 +1,4 @@
-//! What the agents of our nodes read: the network, the policies of namespace `guarded` and its services.
+//! Generates the manifests of the agents: the network, the policies of namespace `guarded` and its services.
 
 use std::{
     fmt::Write as _,
@@ -14,16 +14,16 @@ const VIRTUAL4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 const VIRTUAL6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, 0x10);
 /// The addresses of the server behind all services.
 pub(super) const BACKEND: [&str; 2] = ["10.244.0.200", "fd00:244::200"];
-/// Services in a file: the agent reads none of more than 1 MiB.
+/// Services per file: the agent does not read files of more than 1 MiB.
 const PER_FILE: u16 = 50;
 
-/// How many services there are, all alike: TCP and UDP at [`SERVICE_PORT`].
+/// The number of services, all with TCP and UDP at [`SERVICE_PORT`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Served {
     pub(super) services: u16,
-    /// Ports of the server behind each, from [`SERVICE_PORT`] on.
+    /// Ports of the server behind each service, starting at [`SERVICE_PORT`].
     pub(super) endpoints: u16,
-    /// Whether they have IPv6 beside IPv4.
+    /// Whether they are dual-stack.
     pub(super) dual: bool,
 }
 
@@ -34,7 +34,7 @@ impl Served {
         dual: true,
     };
 
-    /// As many of IPv4, each with ten endpoints.
+    /// IPv4 services with ten endpoints each.
     pub(super) const fn of_ten(services: u16) -> Self {
         Self {
             services,
@@ -48,7 +48,7 @@ impl Served {
         (0..self.services).map(|number| address(number, v4)).collect()
     }
 
-    /// Ports of virtual addresses: each family, two protocols.
+    /// The number of virtual address and port pairs: each family, two protocols.
     pub(super) fn frontends(self) -> usize {
         usize::from(self.services) * if self.dual { 4 } else { 2 }
     }
@@ -62,7 +62,7 @@ fn address(number: u16, v4: bool) -> IpAddr {
     }
 }
 
-/// Everything in the agent's folder.
+/// All files of the agent's manifest folder.
 pub(super) fn all(served: Served) -> Vec<Manifest> {
     let network = Manifest::default_network("default", &["10.244.0.0/16", "fd00:244::/64"])
         .spec("serviceSubnets: [\"10.96.0.0/16\", \"fd00:96::/64\"]");
@@ -78,7 +78,7 @@ pub(super) fn all(served: Served) -> Vec<Manifest> {
     manifests
 }
 
-/// Both directions of both pods are isolated, and one rule each lets them through.
+/// Both directions of both pods are isolated, and one rule each allows the traffic.
 const POLICIES: &str = "\
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -99,7 +99,7 @@ spec:
     ports: [{port: 1024, endPort: 65535}, {port: 1024, endPort: 65535, protocol: UDP}]
 ";
 
-/// A service and its slices, one for each endpoint and family: the ports of a slice are those of all its endpoints.
+/// A service and its slices, one per endpoint and family, because the ports of a slice apply to all its endpoints.
 fn service(number: u16, served: Served) -> String {
     let name = format!("server-{number}");
     let [v4, v6] = [true, false].map(|v4| address(number, v4));

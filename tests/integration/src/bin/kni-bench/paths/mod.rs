@@ -1,4 +1,4 @@
-//! Measures the paths beside each other: every round runs every workload over every path once.
+//! Measures the paths alternately: every round runs every workload over every path once.
 
 mod baseline;
 mod manifests;
@@ -16,7 +16,7 @@ use crate::{
     workload::{Placement, Workload},
 };
 
-/// The key of our own path for IPv4, and of the limit it is compared with.
+/// The key of KNI's path for IPv4, and the key of the limit it is compared with.
 pub(crate) const OURS: &str = "kni";
 /// See [`OURS`].
 pub(crate) const LIMIT: &str = "redirect_peer";
@@ -60,14 +60,14 @@ fn measures(cpus: &Cpus) -> Vec<Measure> {
     measures
 }
 
-/// What was asked for by its key; all where nothing was.
+/// The selected keys; all if none is selected.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Only<'a> {
     pub(crate) paths: &'a [String],
     pub(crate) measures: &'a [String],
 }
 
-/// Keeps what was asked for.
+/// Retains the selected items.
 fn choose<T>(kind: &str, all: &mut Vec<T>, key: impl Fn(&T) -> &str, wanted: &[String]) -> Result<()> {
     for name in wanted {
         ensure!(all.iter().any(|one| key(one) == name), "there is no {kind} {name}");
@@ -100,7 +100,7 @@ pub(crate) fn measure(
         eprintln!("paths: round {} of {}", round + 1, effort.rounds);
         for measure in &measures {
             for step in 0..paths.len() {
-                // Another order in each round: no path always runs after the same one.
+                // A different order in each round: no path always runs after the same one.
                 let path = &paths[(step + round) % paths.len()];
                 let value = measure.workload.run(path, measure.placement, effort.each)?;
                 all.entry((path.key, measure.key)).or_default().push(value);
@@ -109,7 +109,7 @@ pub(crate) fn measure(
     }
     table::print(&paths, &measures, &all);
     json.insert("paths".into(), table::json(&all));
-    // With a part left out nothing is known of how much should have gone through each node.
+    // The expected packet numbers of a node are unknown if a part of the measurements is omitted.
     if only.paths.is_empty() && only.measures.is_empty() {
         for node in &ours {
             node.check()?;

@@ -1,4 +1,4 @@
-//! Our own paths: pods of one network, attached by the real agent, with and without policies and a service between.
+//! Builds KNI's paths: pods of one network, attached by the real agent, with and without policies and a service.
 
 use std::{
     path::Path as FilePath,
@@ -25,13 +25,13 @@ pub(super) const ONE_SERVICE: &str = "kni_one_service";
 /// See [`ONE_SERVICE`].
 pub(super) const MANY_SERVICES: &str = "kni_1000_services";
 
-/// One node of ours: how its agent runs, and which of its paths are measured.
+/// A node with KNI: the configuration of its agent, and its measured paths.
 pub(super) struct Setup {
     node: &'static str,
     args: &'static [&'static str],
     /// Whether a client follows the flow events.
     followed: bool,
-    /// The services before the server that policies select.
+    /// The services in front of the server that policies select.
     served: Served,
     paths: &'static [Route],
 }
@@ -42,13 +42,13 @@ struct Route {
     key: &'static str,
     title: &'static str,
     v4: bool,
-    /// Between the pods that policies select.
+    /// Between the pods selected by policies.
     policy: bool,
     /// Through the service.
     service: bool,
 }
 
-/// How long an agent may take to serve its manifests.
+/// Timeout for an agent to apply its manifests.
 const SERVICES_TIMEOUT: Duration = Duration::from_secs(30);
 
 const fn route(key: &'static str, title: &'static str, v4: bool, policy: bool, service: bool) -> Route {
@@ -62,7 +62,7 @@ const fn route(key: &'static str, title: &'static str, v4: bool, policy: bool, s
 }
 
 impl Setup {
-    /// The default, the same with flow events off and on, and with services of more endpoints, one and many.
+    /// The default; flow events off and on; services with more endpoints, one and many.
     pub(super) const ALL: &'static [Self] = &[
         Self {
             node: "kni",
@@ -132,7 +132,7 @@ impl Setup {
     ];
 }
 
-/// What a follower saw.
+/// The flow events that a follower received.
 #[derive(Default)]
 struct Followed {
     events: AtomicU64,
@@ -145,7 +145,7 @@ pub(super) struct Ours {
     runtime: Runtime,
     kubelet: Kubelet,
     setup: &'static Setup,
-    /// Client and server without policies, client and server with.
+    /// Client and server without policies, then client and server with policies.
     pods: [Pod; 4],
     followed: Arc<Followed>,
     _agent: Agent,
@@ -221,8 +221,8 @@ impl Ours {
         })
     }
 
-    /// That the packets which were counted on the way really went through our programs, and none was dropped; and that
-    /// who followed the flows saw them.
+    /// Checks that the counted packets have passed the programs, that none was dropped, and that the follower received
+    /// flow events.
     pub(super) fn check(&self) -> Result<()> {
         let mut client = self.kubelet.runtime();
         let request = client.list_interfaces(ListInterfacesRequest::default());
@@ -253,7 +253,7 @@ impl Ours {
     }
 }
 
-/// Waits until the agent serves them all, and prints how long that took where they are many.
+/// Waits until the agent has applied all services, and prints the duration if there are many.
 async fn wait_for_services(kubelet: &Kubelet, served: Served, started: Instant) -> Result<()> {
     let wanted = served.frontends();
     loop {

@@ -1,4 +1,4 @@
-//! Shows what was measured of the paths.
+//! Prints the results of the paths.
 
 use serde_json::{Map, Value, json};
 
@@ -16,7 +16,7 @@ fn rounds<'a>(all: &'a Values, path: &'static str, measure: &'static str) -> &'a
     all.get(&(path, measure)).map_or(&[], Vec::as_slice)
 }
 
-/// One row per path, medians; below them how ours compares.
+/// One row of medians per path; below them the comparison of KNI with the others.
 pub(super) fn print(paths: &[Path], measures: &[Measure], all: &Values) {
     let mut header = vec!["path"];
     header.extend(measures.iter().map(|m| m.title));
@@ -50,7 +50,7 @@ pub(super) fn print(paths: &[Path], measures: &[Measure], all: &Values) {
     report::table(&header, &rows);
 }
 
-/// The row that compares a path with another; none if one of them was left out.
+/// The row that compares a path with another one; `None` if one of them was omitted.
 fn ratios(
     title: String,
     measures: &[Measure],
@@ -77,7 +77,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// Everything, by path and measure.
+/// All values by path and measure.
 pub(super) fn json(all: &Values) -> Value {
     let mut paths = Map::new();
     for ((path, measure), rounds) in all {

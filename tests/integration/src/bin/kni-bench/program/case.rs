@@ -1,12 +1,12 @@
-//! The packets that are measured, and what shall become of each.
+//! Defines the measured packets and their expected results.
 
 use std::net::IpAddr;
 
 use anyhow::{Result, bail};
 use kni_model::MacAddr;
 
-/// The kernel runs a program again and again on one packet, which `from_pod` rewrites: here each endpoint's gateway has
-/// the other's address, so that the rewritten packet is the packet as it was.
+/// The kernel runs a program repeatedly on one packet, which `from_pod` rewrites: here each endpoint's gateway has the
+/// address of the other endpoint, so that rewriting restores the original packet.
 pub(super) const SENDER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 5]);
 /// See [`SENDER_MAC`].
 pub(super) const RECEIVER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 6]);
@@ -25,7 +25,7 @@ const UDP: u8 = 17;
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
 
-/// A packet and what shall become of it.
+/// A packet and its expected result.
 pub(super) struct Case {
     /// Its name in the JSON.
     pub(super) key: &'static str,
@@ -33,11 +33,11 @@ pub(super) struct Case {
     pub(super) title: &'static str,
     pub(super) program: &'static str,
     pub(super) packet: Vec<u8>,
-    /// What the program returns.
+    /// The return value of the program.
     pub(super) verdict: u32,
 }
 
-/// All packets. Those that open a flow come first: the others use it.
+/// All packets. Packets that open a flow come first, because the others use it.
 pub(super) fn cases() -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     let mut add = |program, [key, title]: [&'static str; 2], packet: Vec<u8>, verdict| {
@@ -106,7 +106,7 @@ fn udp() -> Vec<u8> {
     [&source[..], &destination, &[0, 40, 0, 0], &[0; 32]].concat()
 }
 
-/// A frame as the sender's interface sees it. No checksums: the programs leave them to the receiver.
+/// A frame as sent by the sender's interface, without checksums: the programs do not verify them.
 fn frame([source, destination]: [&str; 2], protocol: u8, payload: &[u8]) -> Result<Vec<u8>> {
     let ethernet = |ethertype: u16| [&RECEIVER_MAC.0[..], &SENDER_MAC.0, &ethertype.to_be_bytes()].concat();
     Ok(match (source.parse()?, destination.parse()?) {

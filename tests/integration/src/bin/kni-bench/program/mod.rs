@@ -1,4 +1,4 @@
-//! Nanoseconds per packet in our programs, measured by the kernel itself (`BPF_PROG_TEST_RUN`).
+//! Measures the programs in nanoseconds per packet with the kernel's own timer (`BPF_PROG_TEST_RUN`).
 
 mod case;
 mod rules;
@@ -37,7 +37,7 @@ pub(crate) fn measure(cpus: &Cpus, effort: Effort, object: Option<&Path>, json: 
     )?;
     let cases = cases()?;
     let node = Node::new("programs")?;
-    // The kernel requires the interface from which a packet claims to come.
+    // The kernel requires the receiving interface of the packet.
     let index = IFINDEX_BASE + SENDER;
     node.ip(&[&format!("link add kni-host index {index} type veth peer name kni-pod")])?;
     let net = node.enter(|| -> Result<Vec<Vec<f64>>> {
@@ -48,7 +48,7 @@ pub(crate) fn measure(cpus: &Cpus, effort: Effort, object: Option<&Path>, json: 
     Ok(())
 }
 
-/// Nanoseconds of each case, net of the empty program of the same round.
+/// Nanoseconds of each case, minus those of the empty program in the same round.
 fn run(cases: &[Case], effort: Effort, object: Vec<u8>, json: &mut Map<String, Value>) -> Result<Vec<Vec<f64>>> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let _in_runtime = runtime.enter();
@@ -61,7 +61,7 @@ fn run(cases: &[Case], effort: Effort, object: Vec<u8>, json: &mut Map<String, V
         max_services: DEFAULT_MAX_SERVICES,
         hook: HookChoice::Auto,
     })?;
-    // A million first packets are more than one pod may have.
+    // A million first packets exceed the flow limit of one pod.
     dataplane.configure(&NodeConfig {
         flows_per_endpoint: 0,
         ..NodeConfig::default()
@@ -87,7 +87,7 @@ fn run(cases: &[Case], effort: Effort, object: Vec<u8>, json: &mut Map<String, V
 }
 
 fn test_run(dataplane: &Dataplane, case: &Case, context: &[u8], repeat: u32) -> Result<Duration> {
-    // One run alone first: it shows what becomes of the packet as it is, and leaves its flow.
+    // A single run first: it shows the result for the original packet, and creates its flow.
     for repeat in [1, repeat] {
         let mut options = TestRunOptions::new();
         options.data_in = Some(&case.packet);

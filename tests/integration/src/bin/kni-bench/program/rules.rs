@@ -1,4 +1,4 @@
-//! What a new flow costs with few and with many policy rules, and how long rows take to be applied.
+//! Measures the cost of a new flow with few and many policy rules, and the time for applying rows.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,11 +27,11 @@ use crate::{
     statistics::{least, median, paired_ratio, percentile},
 };
 
-/// Rules that select the receiver, of which one lets the sender in.
+/// Rules that select the receiver, one of which allows the sender.
 const RULES: [usize; 3] = [10, 1_000, 10_000];
-/// Between a change of the rules and the measurement.
+/// Pause between a change of the rules and the measurement.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Rows that are applied at once.
+/// Rows that are applied together.
 const ROWS: [u32; 2] = [1_000, 16_000];
 
 /// Measures both.
@@ -50,14 +50,14 @@ pub(super) fn measure(
     let mut rows = [0; 3];
     for round in 0..effort.rounds as usize {
         for turn in 0..RULES.len() {
-            // Another order in each round: none always comes after the same other one.
+            // A different order in each round: no case always runs after the same one.
             let step = (turn + round) % RULES.len();
             engine.set_policies(policies(RULES[step])?);
             let steps = engine.plan();
             dataplane.apply_policy(&steps)?;
             engine.confirm();
             rows[step] = engine.tables().policy.len();
-            // Rows that went are freed in the background, on this CPU too.
+            // Removed rows are freed in the background, on this CPU as well.
             std::thread::sleep(PAUSE);
             costs[step].push(cost(new_flow)?);
         }
@@ -109,7 +109,7 @@ fn show_rows(times: &[Vec<f64>], json: &mut Map<String, Value>) {
     json.insert("policy_apply".into(), Value::Object(all));
 }
 
-/// Milliseconds for `count` new rows and the endpoint's turn to them; removing them again is not counted.
+/// Milliseconds for writing `count` new rows and switching the endpoint to them; their removal is not counted.
 fn apply(dataplane: &Dataplane, count: u32, rounds: u32) -> Result<Vec<f64>> {
     let mut times = Vec::new();
     for round in 0..rounds {
@@ -168,8 +168,8 @@ fn pod(name: &str, endpoint: u32, network: NetworkId, ipv4: &str, ipv6: &str) ->
     })
 }
 
-/// `count` policies of one rule each that select the receiver: peers by label and by address, each with a port of its
-/// own; the last one lets the sender in.
+/// `count` policies of one rule each that select the receiver: peers by label and by address, each with a different
+/// port; the last one allows the sender.
 fn policies(count: usize) -> Result<Vec<Policy>> {
     (0..count)
         .map(|index| {

@@ -1,4 +1,4 @@
-//! Frames from a pod that makes them in XDP to a pod that takes them in XDP, as packet processors in pods do.
+//! Measures frames from a pod that generates them in XDP to a pod that drops them in XDP, as packet processors do.
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
@@ -16,10 +16,10 @@ use nix::net::if_::if_nametoindex;
 use crate::{bpf::Program, cpu::pin, path::Path, workload::Placement};
 
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Frames of one call into the kernel.
+/// Frames per system call.
 const ROUND: u32 = 1 << 14;
 
-/// A flow that has been judged, by an exchange between two sockets.
+/// Opens a flow by an exchange between two sockets, so that policies are evaluated.
 fn open_flow(path: &Path) -> Result<(UdpSocket, UdpSocket)> {
     let server = path.server.enter(|| UdpSocket::bind((path.address, 0)))??;
     let to = server.local_addr()?;
@@ -44,14 +44,14 @@ fn frame(interface: &Interface, from: SocketAddr, to: SocketAddr) -> Result<Vec<
     Ok(link.frame(&Ip::new(own, to.ip()).packet(&Payload::udp(from.port(), to.port(), &[0; 18]))))
 }
 
-/// Frames that the interface has received.
+/// Frames received by the interface.
 fn received(ns: &Namespaces) -> Result<u64> {
     let shown = ns.run("ip", &["-s", "-j", "link", "show", "dev", "eth0"])?;
     let shown: serde_json::Value = serde_json::from_str(&shown)?;
     shown[0]["stats64"]["rx"]["packets"].as_u64().context("no count")
 }
 
-/// Frames that arrive per second; 0 where the host end takes none of this kind.
+/// Received frames per second; 0 if the host end does not accept frames of this kind.
 pub(super) fn run(path: &Path, interface: &Interface, placement: Placement, time: Duration) -> Result<f64> {
     let (client, _server) = open_flow(path)?;
     let frame = frame(interface, client.local_addr()?, client.peer_addr()?)?;

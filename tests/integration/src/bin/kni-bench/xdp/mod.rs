@@ -1,4 +1,4 @@
-//! What `spec.xdp` of a network is worth: the same pods in a network with it and in one without, in the same rounds.
+//! Measures the effect of `spec.xdp`: the same pods in networks with and without it, in the same rounds.
 
 mod live;
 mod one_way;
@@ -23,14 +23,15 @@ use crate::{
 /// Networks without and with XDP.
 const NETWORKS: [&str; 2] = ["without", "with"];
 
-/// What is measured.
+/// The measured workloads.
 #[derive(Debug, Clone, Copy)]
 enum Measure {
-    /// What the other paths are measured by.
+    /// A workload of the other paths.
     Usual(Workload),
     /// Small datagrams one way, received per second.
     OneWay,
-    /// The same as frames that the sender's XDP makes and the receiver's XDP takes: no socket and no `sk_buff` anywhere.
+    /// The same as frames that XDP of the sender generates and XDP of the receiver drops: no socket and no `sk_buff` at
+    /// all.
     Frames,
 }
 
@@ -121,7 +122,7 @@ impl World {
         }
     }
 
-    /// That the frames took the way that they were measured for.
+    /// Checks that the frames took the measured path.
     fn check(&self) -> Result<()> {
         for (network, pods) in self.pods.iter().enumerate() {
             for pod in pods {

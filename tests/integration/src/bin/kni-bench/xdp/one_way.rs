@@ -1,4 +1,4 @@
-//! Small datagrams in one direction, as many as go.
+//! Measures small datagrams in one direction at the maximum rate.
 
 use std::{
     io::ErrorKind,
@@ -12,11 +12,11 @@ use anyhow::{Result, anyhow, ensure};
 
 use crate::{cpu::pin, path::Path, workload::Placement};
 
-/// Bytes of a datagram: with its headers the shortest Ethernet frame.
+/// Bytes of a datagram: with its headers, the minimum Ethernet frame.
 const SIZE: usize = 18;
 const TICK: Duration = Duration::from_millis(50);
 
-/// Datagrams that arrive per second.
+/// Received datagrams per second.
 pub(super) fn run(path: &Path, placement: Placement, time: Duration) -> Result<f64> {
     let server = path.server.enter(|| UdpSocket::bind((path.address, 0)))??;
     server.set_read_timeout(Some(TICK))?;
@@ -44,7 +44,7 @@ pub(super) fn run(path: &Path, placement: Placement, time: Duration) -> Result<f
     Ok(received)
 }
 
-/// Per second, from the first datagram to the last.
+/// The rate between the first and the last datagram.
 fn receive(socket: &UdpSocket, cpu: usize, stop: &AtomicBool) -> Result<f64> {
     pin(cpu)?;
     let mut buffer = [0; SIZE];
