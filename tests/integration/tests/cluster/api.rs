@@ -1,4 +1,4 @@
-//! The kinds of `kni.dev` at a real API server: what it takes, what it refuses and with which advice, what it shows.
+//! Tests the kinds of `kni.dev` at a real API server: accepted and refused objects, error messages, printed columns.
 
 mod accepted;
 mod changes;

@@ -1,4 +1,4 @@
-//! Several nodes with agents against one real API server.
+//! Tests several nodes with agents against one real API server.
 
 mod attachments;
 mod away;

@@ -1,4 +1,4 @@
-//! An API server: the definitions of `kni.dev`, and several nodes whose agents follow it.
+//! Tests with an API server: the definitions of `kni.dev`, and several nodes whose agents watch it.
 
 mod api;
 mod cluster;

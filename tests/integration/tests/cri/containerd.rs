@@ -1,4 +1,4 @@
-//! A real containerd, driven as the kubelet drives it, that reaches the agent through our CNI plugin.
+//! Tests a real containerd, called as by the kubelet, which reaches the agent through KNI's CNI plugin.
 
 mod burst;
 mod networks;

@@ -1,4 +1,4 @@
-//! The agent as a pod: `deploy/` on a real node, with the image that `cargo xtask image` makes.
+//! Tests the agent as a pod: `deploy/` on a real node, with the image that `cargo xtask image` builds.
 
 mod image;
 mod life;

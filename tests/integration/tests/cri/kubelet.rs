@@ -1,4 +1,4 @@
-//! A real kubelet in a cluster of one node, whose containerd reaches the agent through our CNI plugin.
+//! Tests a real kubelet in a cluster of one node, whose containerd reaches the agent through KNI's CNI plugin.
 
 mod churn;
 mod joined;

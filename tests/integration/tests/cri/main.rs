@@ -1,4 +1,4 @@
-//! Real container runtimes: containerd, a kubelet, and the agent deployed as a pod.
+//! Tests with real container runtimes: containerd, a kubelet, and the agent deployed as a pod.
 
 mod containerd;
 mod deploy;

@@ -1,5 +1,5 @@
-//! Crafted frames through the programs, with the verdict each must get: written here, predicted by the model, and
-//! counted by the kernel.
+//! Runs crafted frames through the programs and compares three verdicts: the expected one in the test, the predicted
+//! one of the model, and the counted one of the kernel.
 
 mod affinity;
 mod budget;

@@ -1,7 +1,7 @@
-//! Random and mutated frames through both programs: every verdict is the model's, every frame is counted once, and
-//! nothing reaches another network, while endpoints, policies and services come, go and change.
+//! Runs random and mutated frames through both programs while endpoints, policies and services change: every verdict is
+//! the model's, every frame is counted once, and no frame reaches another network.
 //!
-//! `KNI_FRAMES` sets how many (default 1 000 000), `KNI_SEED` repeats a run.
+//! `KNI_FRAMES` sets the number of frames (default 1 000 000), `KNI_SEED` repeats a run.
 
 mod addresses;
 mod beside;
@@ -21,9 +21,9 @@ use kni_integration::{
 
 use self::changes::Changes;
 
-/// Frames between two looks at the counters; then the world changes.
+/// Frames between two comparisons of the counters, after which the world changes.
 const BATCH: u64 = 250;
-/// Of each family. Rows are evicted only when hardly any are free; tables are emptied long before.
+/// Per family. Rows are evicted only if hardly any are free; tables are cleared long before.
 const MAX_FLOWS: u32 = 65_536;
 const FLOWS_LIMIT: usize = 30_000;
 const FRAGMENTS_LIMIT: usize = 3_000;
@@ -53,7 +53,7 @@ fn every_verdict_is_the_models() -> Result<()> {
     let told = || format!("repeat with KNI_SEED={seed} KNI_FRAMES={frames}");
     match run(seed, frames, None) {
         Err(error) => match error.downcast_ref::<Differs>() {
-            // Once more to the same place, then frame by frame.
+            // Once more from the same state, comparing after each frame.
             Some(differs) => {
                 println!("{differs}");
                 run(seed, frames, Some(differs.batch)).with_context(told)?;
@@ -125,7 +125,7 @@ fn run(seed: u64, frames: u64, slow_batch: Option<u64>) -> Result<()> {
     coverage(frames, &verdicts)
 }
 
-/// What `xdp_pod` does with a frame, before `from_pod` sees it.
+/// The result of `xdp_pod` for a frame, before `from_pod` processes it.
 fn the_fast_way(step: &mut Lockstep, shot: &generate::Shot) -> Result<Option<(u32, Vec<u8>)>> {
     if shot.seen.direction == Direction::FromPod {
         step.run_xdp(shot.seen.endpoint, &shot.frame)
@@ -134,8 +134,8 @@ fn the_fast_way(step: &mut Lockstep, shot: &generate::Shot) -> Result<Option<(u3
     }
 }
 
-/// The batch's frames that the model counted otherwise than the kernel: a run whose backends are chosen anew takes
-/// another course.
+/// The batch's frames that the model counted differently from the kernel: a run with newly chosen backends takes a
+/// different course.
 fn suspects(step: &Lockstep, shown: &[(generate::Shot, Verdict)]) -> String {
     let kernel = counted(step.programs()).unwrap_or_default();
     let wrong = |shot: &generate::Shot, verdict: Verdict| {
@@ -150,11 +150,11 @@ fn suspects(step: &Lockstep, shown: &[(generate::Shot, Verdict)]) -> String {
     suspects.take(20).collect::<Vec<_>>().join("\n")
 }
 
-/// What the kernel counted over the whole run, rows that were cleared with their endpoint included.
+/// The kernel's counts over the whole run, including cleared rows of removed endpoints.
 #[derive(Debug, Default)]
 struct Totals {
     frames: u64,
-    /// Of these, by `xdp_pod`.
+    /// The part counted by `xdp_pod`.
     fast: u64,
     flushes: u64,
     changes: u64,
@@ -185,7 +185,7 @@ fn sums(counts: &Counts) -> Sums {
 }
 
 impl Totals {
-    /// Whatever `xdp_pod` sent on, `from_pod` sends on in the same way.
+    /// Checks that `from_pod` redirects every frame of `xdp_pod` in the same way.
     fn compare(&mut self, fast: Option<(u32, Vec<u8>)>, slow: &Outcome) -> Result<()> {
         let Some((receiver, frame)) = fast else { return Ok(()) };
         ensure!(
@@ -197,7 +197,7 @@ impl Totals {
         Ok(())
     }
 
-    /// Every frame is counted once, every redirected one at both ends.
+    /// Checks that every frame is counted once, and every redirected one at both ends.
     fn check(&self, kernel: &Counts) -> Result<()> {
         let (now, gone) = (sums(kernel), self.retired);
         ensure!(
@@ -236,16 +236,16 @@ fn report(totals: &Totals, verdicts: &BTreeMap<(&str, Verdict), u64>, start: Ins
     }
 }
 
-/// A run that only ever hit the first check would prove nothing: each verdict that a test run can give was given.
+/// Fails unless every possible verdict occurred: a run that always hits the first check would prove nothing.
 fn coverage(frames: u64, verdicts: &BTreeMap<(&str, Verdict), u64>) -> Result<()> {
     if frames < 100_000 {
         return Ok(());
     }
-    // No table was full, and nothing passed the uplink.
+    // No table was full, and no packet passed the uplink.
     let never = |verdict: &Verdict| {
         [Verdict::Masqueraded, Verdict::FlowTableFull].contains(verdict) || *verdict >= Verdict::MasqueradePorts
     };
-    // Take several frames that fit each other.
+    // Verdicts that need several related frames.
     let seldom = [
         Verdict::IcmpFragment,
         Verdict::TupleInUse,

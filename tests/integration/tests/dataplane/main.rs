@@ -1,4 +1,4 @@
-//! The programs of the data plane: crafted and random frames through `BPF_PROG_TEST_RUN`, pins, XDP.
+//! Tests the programs of the dataplane: crafted and random frames through `BPF_PROG_TEST_RUN`, pins, XDP.
 
 mod frames;
 mod fuzz_frames;

@@ -1,5 +1,5 @@
-//! What other tools see of the dataplane, and what it does with what it finds: pinned maps that bpftool can read,
-//! programs beside other people's, pins of another layout.
+//! Tests the dataplane with existing state and other tools: maps that bpftool can read, programs of other owners, and
+//! pins of another layout.
 
 mod drift;
 mod dump;

@@ -1,6 +1,7 @@
-//! Random policies, pods and questions: the engine, the programs and their explanations agree with the oracle.
+//! Tests random policies, pods and questions: the engine, the programs and their explanations agree with the oracle.
 //!
-//! `KNI_WORLDS` sets how many (default 10 000), `KNI_SEED` repeats a run, `KNI_WORLD` runs one world of it alone.
+//! `KNI_WORLDS` sets the number of worlds (default 10 000), `KNI_SEED` repeats a run, `KNI_WORLD` runs a single world
+//! of it.
 
 mod case;
 mod coverage;

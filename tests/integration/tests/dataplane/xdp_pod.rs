@@ -1,4 +1,4 @@
-//! Networks with `spec.xdp`: real pods whose datagrams go from interface to interface without the stack between.
+//! Tests networks with `spec.xdp`: datagrams of real pods pass between interfaces without the stack.
 
 mod changes;
 mod exchange;
@@ -15,9 +15,9 @@ use kni_integration::{
     stage::address,
 };
 
-/// Where servers listen.
+/// The port of servers.
 pub(crate) const PORT: u16 = 8080;
-/// How long an answer is waited for.
+/// Timeout of an answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 /// Datagrams of one exchange.
 pub(crate) const MANY: u64 = 200;
@@ -40,7 +40,7 @@ pub(crate) async fn passed(stage: &Stage, pod: &Pod) -> Result<ForeignProgram> {
         .enter(|| ForeignProgram::attach(ifindex, Side::Ingress, Position::First))?
 }
 
-/// Two UDP sockets that know each other.
+/// Two connected UDP sockets.
 pub(crate) struct Ends {
     pub(crate) client: UdpSocket,
     pub(crate) server: UdpSocket,
@@ -60,7 +60,7 @@ impl Ends {
         Ok(Self { client, server })
     }
 
-    /// A datagram there, and the same one back. Sockets throw away what has a wrong checksum.
+    /// Sends a datagram and the same one back. Sockets discard datagrams with a wrong checksum.
     pub(crate) fn exchange(&self, data: &[u8]) -> Result<()> {
         let mut buffer = vec![0; 65_536];
         self.client.send(data)?;

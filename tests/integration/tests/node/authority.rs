@@ -1,4 +1,4 @@
-//! The real agent serves clients that send the path of its socket as `:authority`, as grpc-go does.
+//! Tests that the agent serves clients that send the path of its socket as `:authority`, as grpc-go does.
 
 mod client;
 mod grpc_go;
@@ -15,7 +15,7 @@ use prost::Message as _;
 pub(crate) const ATTACH: &str = "/kni.KNI/AttachInterface";
 pub(crate) const QUERY: &str = "/kni.KNI/QueryPodNetwork";
 
-/// What clients of the socket at `path` send: older grpc-go, newer grpc-go, all others.
+/// The authorities of clients at the socket `path`: older grpc-go, newer grpc-go, all others.
 pub(crate) fn authorities(path: &str) -> [String; 3] {
     [path.to_owned(), path.replace('/', "%2F"), "localhost".into()]
 }
@@ -28,7 +28,7 @@ pub(crate) fn endpoints() -> Vec<(&'static str, String)> {
         .collect()
 }
 
-/// A sandbox that `AttachInterface` has not seen yet.
+/// A sandbox before `AttachInterface`.
 pub(crate) async fn sandbox(stage: &Stage, name: &str) -> Result<Sandbox> {
     let netns = stage.kubelet.create_network("team", name).await?;
     Ok(Sandbox::new("team", name, &netns))
@@ -39,11 +39,11 @@ pub(crate) fn attach(sandbox: &Sandbox) -> Vec<u8> {
     sandbox.attach_request().encode_to_vec()
 }
 
-/// The message with an unknown field that makes it `size` bytes long: the agent limits the size of the known ones.
+/// Pads the message to `size` bytes with an unknown field: the agent limits the size of the known ones.
 pub(crate) fn filled(mut message: Vec<u8>, size: usize) -> Vec<u8> {
     // Field 2047, length-delimited.
     message.extend([0xfa, 0x7f]);
-    // As many bytes of length as a mebibyte needs, whatever the size.
+    // The length is encoded for a mebibyte, regardless of the size.
     let fill = size.saturating_sub(message.len() + 3);
     let part = |shift: u32| u8::try_from(fill >> shift & 0x7f).expect("seven bits");
     message.extend([part(0) | 0x80, part(7) | 0x80, part(14)]);

@@ -1,4 +1,4 @@
-//! Rates that pods request hold, in both directions and for every peer, and limit no other pod.
+//! Tests that the rates of pods are enforced in both directions and for every peer, and limit no other pod.
 
 use std::{
     io::{Read as _, Write as _},
@@ -13,21 +13,21 @@ use kni_integration::{
 };
 
 const PORT: u16 = 9000;
-/// What the limited pods ask for.
+/// The rate of the limited pods.
 const RATE: &str = "16M";
 const BYTES_PER_SECOND: f64 = 2e6;
-/// How long data flows, without the part in which the burst is used up.
+/// The duration without the first part, which uses up the burst.
 const WARM_UP: Duration = Duration::from_millis(500);
 const MEASURE: Duration = Duration::from_millis(1500);
 
-/// Bytes of one TCP stream that arrive per second at `to`.
+/// Received bytes per second of one TCP stream at `to`.
 fn throughput(from: &Namespaces, to: &Namespaces, address: IpAddr) -> Result<f64> {
     let listener = to.enter(|| TcpListener::bind((address, PORT)))??;
     thread::scope(|scope| {
         let sender = scope.spawn(|| -> Result<()> {
             let mut stream = from.enter(|| TcpStream::connect(SocketAddr::new(address, PORT)))??;
             let chunk = vec![7; 64 * 1024];
-            // Ends when the receiver hangs up.
+            // Ends when the receiver closes the connection.
             while stream.write_all(&chunk).is_ok() {}
             Ok(())
         });
@@ -49,8 +49,7 @@ fn throughput(from: &Namespaces, to: &Namespaces, address: IpAddr) -> Result<f64
 }
 
 fn assert_bounded(what: &str, rate: f64) {
-    // Payload only: headers take 3 %. A stream that meets a full bucket backs off, and a
-    // busy machine is slow.
+    // Payload only: headers take 3 %. A stream that meets a full bucket backs off, and a busy machine is slow.
     let share = rate / BYTES_PER_SECOND;
     assert!((0.2..1.1).contains(&share), "{what}: {share:.2} of the rate");
 }
@@ -80,7 +79,7 @@ async fn what_reaches_a_pod_is_bounded_from_pods_and_from_the_node() -> Result<(
             "{what}: bounded to {rate:.0} bytes per second"
         );
     }
-    // Each packet is counted once, where it was let through.
+    // Each packet is counted once, when it is allowed.
     let interface = stage.interface(&slow, "eth0").await?;
     let (delivered, dropped) = (
         interface.to_pod.unwrap_or_default(),

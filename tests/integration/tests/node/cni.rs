@@ -1,5 +1,5 @@
-//! The CNI plugin as container runtimes run it: the real program, a process for each call, against the real agent.
-//! Tests `b01` to `b20` show one behaviour each that runtimes rely on.
+//! Tests the CNI plugin as container runtimes run it: the real program, one process per call, with the real agent.
+//! Tests `b01` to `b20` each cover one behaviour that runtimes rely on.
 
 mod add;
 mod check;

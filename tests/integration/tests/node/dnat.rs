@@ -1,5 +1,5 @@
-//! Address translation of other programs on the node (kube-proxy's, port mappings) works for pods of the default network,
-//! both as clients and as backends.
+//! Tests address translation by other programs on the node (kube-proxy, port mappings) for pods of the default network
+//! as clients and as backends.
 
 mod answers;
 mod reuse;
@@ -16,17 +16,17 @@ use kni_integration::{
     traffic::Servers,
 };
 
-/// Where the backend serves.
+/// The port of the backend's server.
 pub(crate) const PORT: u16 = 8080;
-/// A port at which the backend does not serve.
+/// A port of the backend without a server.
 pub(crate) const CLOSED: u16 = 9;
-/// A port that tests serve themselves.
+/// A port with servers of individual tests.
 pub(crate) const ECHO: u16 = 9090;
-/// Ports of the virtual address that lead to the three above.
+/// Ports of the virtual address that are translated to the three above.
 pub(crate) const VIP_PORT: u16 = 80;
 pub(crate) const VIP_CLOSED: u16 = 81;
 pub(crate) const VIP_ECHO: u16 = 82;
-/// A port of the node that leads to [`PORT`], masqueraded as kube-proxy does for node ports.
+/// A port of the node that is translated to [`PORT`], masqueraded as kube-proxy does for node ports.
 pub(crate) const NODE_PORT: u16 = 30_080;
 /// The same without masquerading, as a host port.
 pub(crate) const HOST_PORT: u16 = 8080;
@@ -34,7 +34,7 @@ pub(crate) const HOST_PORT: u16 = 8080;
 /// Both families, IPv4 first.
 pub(crate) const FAMILIES: [bool; 2] = [true, false];
 
-/// A node with kube-proxy's rules, a backend that serves and a client, both in the default network.
+/// A node with kube-proxy's rules, a backend server and a client, both in the default network.
 pub(crate) struct Scene {
     pub(crate) server: Servers,
     pub(crate) backend: Pod,

@@ -1,4 +1,4 @@
-//! Egress of the node and ingress from outside: masquerading, host ports, egress policies, dropped sources.
+//! Tests egress of the node and ingress from outside: masquerading, host ports, egress policies, dropped sources.
 
 mod churn;
 mod errors;
@@ -15,7 +15,7 @@ mod verdicts;
 mod world;
 mod xdp;
 
-/// Where servers listen.
+/// The port of servers.
 pub(crate) const PORT: u16 = 8080;
 
 /// Both families, IPv4 first.

@@ -1,4 +1,4 @@
-//! The harness itself: what later tests prove is worth no more than what is proven here.
+//! Tests the harness itself, which all other tests rely on.
 
 mod agent;
 mod fake;

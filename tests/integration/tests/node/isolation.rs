@@ -1,4 +1,4 @@
-//! Networks do not leak: equal addresses in two networks, extra interfaces, and frames that no honest pod sends.
+//! Tests isolation between networks: equal addresses in two networks, extra interfaces, and forged frames.
 
 mod borders;
 mod content;
@@ -9,11 +9,11 @@ mod node;
 use anyhow::Result;
 use kni_integration::{Manifest, Pod, Stage, traffic::Servers};
 
-/// Where all servers listen.
+/// The port of all servers.
 pub(crate) const PORT: u16 = 8080;
 
-/// blue and red with equal pods, one address that only red has, and a pod of the default network. Each pod and the
-/// node serve under their names.
+/// blue and red with equal pods, one address that only red has, and a pod of the default network. Each pod and the node
+/// run a server with their name.
 pub(crate) struct Scene {
     pub(crate) servers: Vec<Servers>,
     pub(crate) pods: Vec<Pod>,
@@ -46,7 +46,7 @@ impl Scene {
         found.unwrap_or_else(|| panic!("no pod {name}"))
     }
 
-    /// An additional pod, which serves like the others.
+    /// Adds a pod with a server.
     pub(crate) async fn add(&mut self, name: &str, annotations: &[(&str, &str)]) -> Result<()> {
         let pod = self.stage.pod_with(name, annotations).await?;
         self.servers.push(Servers::start(&pod.inside, name, PORT)?);

@@ -1,4 +1,5 @@
-//! The life of sandboxes as clients see it, on the real agent: calls in every order, failures, crowds, and no leaks.
+//! Tests the lifecycle of sandboxes from the clients' view, with the real agent: calls in every order, failures,
+//! concurrency, and leaks.
 
 mod access;
 mod crowd;

@@ -1,4 +1,4 @@
-//! A node with an agent: pods and their networks, policies, services, egress, and the clients of the agent.
+//! Tests a node with an agent: pods and their networks, policies, services, egress, and the clients of the agent.
 
 mod authority;
 mod bandwidth;

@@ -1,5 +1,5 @@
-//! The node and the pods of its default network reach each other, at once and whatever the size, and the node stays as
-//! it was.
+//! Tests traffic between the node and the pods of its default network: immediately, for all sizes, and without changes
+//! of the node's settings.
 
 mod capture;
 mod checksums;
@@ -9,7 +9,7 @@ mod footprint;
 mod path_mtu;
 mod volume;
 
-/// Where servers listen.
+/// The port of servers.
 pub(crate) const PORT: u16 = 8080;
 
 /// Both families, IPv4 first.

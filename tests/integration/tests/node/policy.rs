@@ -1,5 +1,5 @@
-//! Network policy on the nine-pod world: every case by address and by ClusterIP, on the default and on a named network,
-//! and what happens to live connections when policies change.
+//! Tests network policies in the nine-pod world: every case by address and by ClusterIP, on the default and on a named
+//! network, and live connections during changes of policies.
 
 mod attach;
 mod case;
@@ -22,12 +22,12 @@ use kni_integration::{
     world::{Net, NinePods, PolicyText, Question, Setting, Via, index_of},
 };
 
-/// A port that only some tests serve.
+/// A port with servers in some tests only.
 pub(crate) const PORT: u16 = 8080;
-/// How long an answer may take, and how long silence is waited for.
+/// Timeout of an answer, and the time to wait before no answer counts as silence.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Where a pod of the world is on the default network.
+/// The address of a pod of the world on the default network.
 pub(crate) fn at(world: &NinePods, pod: &str, v4: bool, port: u16) -> SocketAddr {
     SocketAddr::new(world.addresses().of(index_of(pod), Net::Default, v4), port)
 }

@@ -1,5 +1,5 @@
-//! Networks of other providers: macvlan, devices of the node, taps, and interfaces of CNI plugins.
-//! About 90 s of wall clock on two CPUs, most of it kills.
+//! Tests networks of other providers: macvlan, devices of the node, taps, and interfaces of CNI plugins. They take
+//! about 90 s on two CPUs, mostly for kills.
 
 mod devices;
 mod kills;

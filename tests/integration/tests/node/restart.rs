@@ -1,4 +1,5 @@
-//! The agent dies and comes back, in every way and at every moment: pods and their traffic go on, and nothing leaks.
+//! Tests exits and restarts of the agent, of every kind and at every moment: pods and their traffic continue, and
+//! nothing leaks.
 
 mod chaos;
 mod takeover;

@@ -1,5 +1,5 @@
-//! Clients of today's runtimes, each with the fields that it really sends: containerd's draft of a pod network service,
-//! containerd's KNI branch, the KNI kubelet. One attach behind all of them.
+//! Tests clients of current runtimes with the fields that they really send: containerd's draft of a pod network
+//! service, containerd's KNI branch, the KNI kubelet. All of them use the same attach.
 
 mod draft;
 mod fields;
@@ -12,10 +12,10 @@ use kni_integration::{
     traffic::{Servers, tcp_get},
 };
 
-/// Where all servers listen.
+/// The port of all servers.
 const PORT: u16 = 8080;
 
-/// A namespace that a runtime made, and the agent did not.
+/// A namespace created by a runtime, not by the agent.
 pub(crate) struct RuntimeNetns {
     pub(crate) path: PathBuf,
     pub(crate) inside: Namespaces,
@@ -34,7 +34,7 @@ impl RuntimeNetns {
     }
 }
 
-/// Each of two pods reaches the other.
+/// Checks that two pods reach each other.
 pub(crate) fn assert_connected(pods: [(&Namespaces, &str); 2]) -> Result<()> {
     for [(from, _), (to, address)] in [pods, [pods[1], pods[0]]] {
         let server = Servers::start(to, address, PORT)?;

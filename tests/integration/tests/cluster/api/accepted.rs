@@ -1,4 +1,4 @@
-//! What the API server takes: the examples, the edges of the rules, and what it fills in.
+//! Tests accepted objects: the examples, values at the limits of the rules, and defaults.
 
 use std::{fs, path::Path};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::scene::{manifest, repository, server};
 
-/// Specs at the edges of rules.
+/// Specs at the limits of rules.
 const EDGES: &[(&str, &str)] = &[
     ("PodNetwork", "{subnets: [10.0.0.0/8]}"),
     ("PodNetwork", "{subnets: [192.0.2.0/30]}"),
@@ -114,7 +114,7 @@ fn every_example_of_our_kinds_is_taken() -> Result<()> {
     Ok(())
 }
 
-/// The objects of our kinds in the files of a folder and of those below it.
+/// The objects of KNI's kinds in the files of a folder and its subfolders.
 fn collect(folder: &Path, objects: &mut Vec<String>) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
         let path = entry?.path();

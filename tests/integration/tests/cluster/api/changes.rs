@@ -1,4 +1,4 @@
-//! What of an object can be changed, and what cannot.
+//! Tests which changes of objects are allowed.
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::require;
@@ -11,14 +11,14 @@ pub(crate) struct Change {
     kind: &'static str,
     before: &'static str,
     patch: &'static str,
-    /// Words of the refusal: the field, and the beginning of the advice. None: the change is taken.
+    /// Parts of the refusal: the field, and the start of the advice. `None`: the change is accepted.
     refused: Option<[&'static str; 2]>,
 }
 
-/// The message of the rule of a field that has one value today: the rule is there for the second.
+/// The message of the rule for a field with only one value today: the rule is for a second value.
 const TOPOLOGY: &str = "topology cannot be changed";
 
-/// Whether a change of [`CHANGES`] gets this advice.
+/// Whether a change of [`CHANGES`] is refused with this message.
 pub(crate) fn is_heard(message: &str) -> bool {
     let mut refusals = CHANGES.iter().filter_map(|change| change.refused);
     message.starts_with(TOPOLOGY) || refusals.any(|[_, advice]| message.contains(advice))
@@ -60,7 +60,7 @@ const FIXED: &str = "{podNetworkName: blue, podSelector: {}, interfaceName: net1
 const JOINED: &str = "{podNetworkName: blue, podSelector: {}, interfaceName: net1}";
 const MADE: &str = "{podName: p, podUid: u, nodeName: n1, podNetworkName: blue, interfaceName: eth0, sandboxId: s}";
 
-/// Every change of a field that cannot change, and of those beside it that can.
+/// Changes of every immutable field, and of mutable fields beside them.
 pub(crate) const CHANGES: &[Change] = &[
     refused(
         NETWORK,

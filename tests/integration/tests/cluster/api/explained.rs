@@ -1,4 +1,4 @@
-//! `kubectl explain` describes every field.
+//! Tests that `kubectl explain` describes every field.
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::require;

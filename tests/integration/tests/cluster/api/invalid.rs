@@ -1,9 +1,9 @@
-//! Objects that the API server refuses, and the words that its message has: the field, and what to change.
+//! Defines objects that the API server refuses, with parts of its message: the field and the correction.
 
-/// A kind, what is wrong, a spec, and words of the message.
+/// A kind, the error, a spec, and parts of the message.
 pub(crate) type Invalid = (&'static str, &'static str, &'static str, &'static [&'static str]);
 
-/// Names of `PodNetwork`s that are refused.
+/// Invalid names of `PodNetwork`s.
 pub(crate) const NAMES: [&str; 4] = [
     "none",
     "a.b",
@@ -16,7 +16,7 @@ const ATTACHMENT: &str = "PodNetworkAttachment";
 const EGRESS: &str = "EgressPolicy";
 const INTERFACE: &str = "PodInterface";
 
-/// One for each rule, or more.
+/// At least one object per rule.
 pub(crate) const INVALID: &[Invalid] = &[
     // Ranges.
     (NETWORK, "no subnet", "{}", &["spec.subnets", "is empty: add a range"]),
@@ -714,7 +714,7 @@ pub(crate) const INVALID: &[Invalid] = &[
         "{podSelector: {}, egressAddresses: [192.0.2.1, 192.0.2.2]}",
         &["spec.egressAddresses", "keep at most one IPv4"],
     ),
-    // What agents write.
+    // Objects that agents write.
     (
         INTERFACE,
         "no pod",

@@ -1,4 +1,5 @@
-//! Invalid objects are refused, each with a message that names the correction; no rule is without such an object.
+//! Tests that invalid objects are refused with a message that contains the correction, and that every rule has such an
+//! object.
 
 use std::collections::BTreeSet;
 
@@ -45,7 +46,7 @@ fn invalid_objects_are_refused_with_advice() -> Result<()> {
     Ok(())
 }
 
-/// Messages of rules that are not in `said`, less those about changes.
+/// Messages of rules that are not in `said`, except those about changes.
 fn unheard(server: &ApiServer, said: &str) -> Result<Vec<String>> {
     let definitions = server.kubectl_json(&["get", "crd"])?;
     let mut messages = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! An API server with our definitions, which the tests that run at the same time share.
+//! Provides an API server with KNI's definitions, which concurrent tests share.
 
 use std::{
     path::{Path, PathBuf},
@@ -8,10 +8,10 @@ use std::{
 use anyhow::Result;
 use kni_integration::api_server::ApiServer;
 
-/// The server; it ends with the last test that holds it.
+/// The server; it stops with the last test that holds it.
 pub(crate) fn server() -> Result<Arc<ApiServer>> {
     static SHARED: Mutex<Weak<ApiServer>> = Mutex::new(Weak::new());
-    // Where a test failed to start one, the next tries again.
+    // If a test failed to start one, the next test tries again.
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(server) = shared.upgrade() {
         return Ok(server);
@@ -29,7 +29,7 @@ pub(crate) fn repository() -> PathBuf {
 
 /// An object of `kind`; `spec` is a flow mapping of YAML.
 pub(crate) fn manifest(kind: &str, name: &str, spec: &str) -> String {
-    // JSON is YAML: a name may be anything.
+    // JSON is valid YAML, so the name may contain any characters.
     let name = serde_json::Value::from(name);
     format!("apiVersion: kni.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: {name}}}\nspec: {spec}\n")
 }

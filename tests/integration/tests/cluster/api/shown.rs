@@ -1,11 +1,11 @@
-//! What `kubectl get` shows of an object, in lists and in wide lists.
+//! Tests the columns that `kubectl get` prints, in normal and wide lists.
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{api_server::ApiServer, require};
 
 use super::scene::{manifest, server};
 
-/// An object with a status, the columns of a wide list less the age, and what they show.
+/// An object with a status, the columns of a wide list without the age, and their values.
 struct Shown {
     kind: &'static str,
     short: &'static str,
@@ -140,7 +140,7 @@ fn lists_show_what_matters() -> Result<()> {
             .map(|(name, cell)| ((*name).to_owned(), (*cell).to_owned()))
             .collect();
         assert_eq!(wide, expected, "{}", shown.kind);
-        // The narrow list is its beginning; the age may have grown.
+        // The normal list is a prefix of the wide one; the age may have increased.
         let heads = |list: &[(String, String)]| list.iter().map(|(head, _)| head.clone()).collect::<Vec<_>>();
         assert_eq!(
             heads(&narrow),
@@ -165,7 +165,7 @@ fn lists_show_what_matters() -> Result<()> {
     Ok(())
 }
 
-/// By the subresource, as controllers write it; the rest of the object is none of their business.
+/// Writes the status subresource, as controllers do; it does not affect the rest of the object.
 fn write_status(server: &ApiServer, shown: &Shown) -> Result<()> {
     let mut status: serde_json::Value = serde_json::from_str(shown.status)?;
     let conditions = ["Accepted", "Ready"].map(|name| (name, "True"));
@@ -191,13 +191,13 @@ fn write_status(server: &ApiServer, shown: &Shown) -> Result<()> {
     Ok(())
 }
 
-/// Heads and cells of the line of the object `shown`.
+/// Column names and cells in the line of the object `shown`.
 fn list(server: &ApiServer, kind: &str, more: &[&str]) -> Result<Vec<(String, String)>> {
     let text = server.kubectl(&[&["get", kind, "shown"], more].concat())?;
     let mut lines = text.lines();
     let heads = lines.next().context("no heads")?;
     let cells = lines.next().context("no object")?;
-    // Columns begin where their heads do.
+    // Columns start at the positions of their names.
     let mut starts: Vec<usize> = heads
         .char_indices()
         .filter(|(at, char)| *char != ' ' && (*at == 0 || heads[..*at].ends_with(' ')))

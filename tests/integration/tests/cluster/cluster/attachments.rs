@@ -1,4 +1,4 @@
-//! Additional interfaces of running pods: added and removed under traffic, without leftovers.
+//! Tests additional interfaces of running pods: added and removed under traffic, without leftovers.
 
 use std::net::SocketAddr;
 
@@ -21,7 +21,7 @@ use super::scene::{
 
 const IFNAME: &str = "data0";
 
-/// The pods that stay, and those that join.
+/// The pods without changes, and the pods that join.
 struct Cast {
     cluster: Cluster,
     pods: Vec<Pod>,
@@ -43,7 +43,7 @@ impl Cast {
         })
     }
 
-    /// Has both pods join blue by an attachment.
+    /// Joins both pods to blue by an attachment.
     async fn join(&self) -> Result<()> {
         self.cluster
             .apply(&[objects::attachment("plain", "extra", "blue", IFNAME)])
@@ -68,7 +68,7 @@ impl Cast {
         .map(drop)
     }
 
-    /// Nothing is left of the attachment, of as many pods.
+    /// Waits until nothing is left of the attachment of these pods.
     async fn wait_for_nothing(&self, pods: &[Pod]) -> Result<()> {
         for pod in pods {
             self.wait_for(pod, false).await?;
@@ -101,7 +101,7 @@ async fn interfaces_come_and_go_under_traffic_and_leave_nothing() -> Result<()> 
     let [a, b] = &cast.pods[..] else {
         unreachable!("two were asked for");
     };
-    // What comes with a first interface and stays.
+    // Creates the state that remains after a first interface.
     cast.join().await?;
     cluster.delete(&attachment()).await?;
     cast.wait_for_nothing(&cast.pods).await?;
@@ -158,7 +158,7 @@ async fn interfaces_come_and_go_under_traffic_and_leave_nothing() -> Result<()> 
         report.assert_whole(&identity(b));
     }
 
-    // 4: a pod that has one is deleted; the other one's stays.
+    // 4: a pod with the interface is deleted; the interface of the other pod remains.
     cluster.apply(&[attachment()]).await?;
     let labels = json!({ "labels": { "join": "extra" } });
     let third = cluster
@@ -188,7 +188,7 @@ async fn interfaces_come_and_go_under_traffic_and_leave_nothing() -> Result<()> 
 async fn definitions_of_multus_lead_to_networks() -> Result<()> {
     require!(exclusive, root, netns, bpf, machine);
     let cluster = Cluster::start("cluster-definitions", 1).await?;
-    // An address that a pod asks for has to be in a block of its node.
+    // A requested address must be in a block of its node.
     tenants_with(&cluster, &json!({ "perNodePrefix": { "ipv4": 16, "ipv6": 64 } })).await?;
     cluster
         .apply(&[
@@ -217,7 +217,7 @@ async fn definitions_of_multus_lead_to_networks() -> Result<()> {
     let addresses = kernel_addresses(&pods[1], "data1")?;
     assert_eq!(addresses.first(), Some(&"10.10.7.7".parse()?), "{addresses:?}");
 
-    // One that is not there is waited for, and named.
+    // A missing object is waited for, and reported.
     cluster
         .create_pods(&[objects::pod_with("plain", "early", "node1", &asking("later"))])
         .await?;

@@ -1,4 +1,4 @@
-//! While the API server is away.
+//! Tests an outage of the API server.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use super::scene::{
 
 const POD_NAMES: [&str; 4] = ["late-0", "late-1", "late-2", "late-3"];
 
-/// How long it is away: a minute where there is time for it.
+/// Duration of the outage: a minute in long tests.
 fn absence() -> Duration {
     let long = std::env::var("KNI_LONG").is_ok_and(|value| value == "1");
     Duration::from_secs(if long { 60 } else { 20 })
@@ -54,7 +54,8 @@ async fn known_pods_are_attached_and_policed_without_the_api_server() -> Result<
     wait_for_silence(&pods[1], server).await?;
     assert_reached(&pods[0], server);
 
-    // Known, but not attached yet. The last pod runs only when the agent knows it, and so those before it.
+    // Known to the agent, but not attached yet. The agent processes pods in order, so the last pod runs only after the
+    // agent knows the earlier ones.
     cluster.nodes[0].kubelet.hold();
     for (number, name) in POD_NAMES.iter().enumerate() {
         let labels = if number % 2 == 0 { &friend } else { &stranger };
@@ -91,7 +92,7 @@ async fn known_pods_are_attached_and_policed_without_the_api_server() -> Result<
             assert_silent(pod, server);
         }
     }
-    // They are policed themselves as well.
+    // Policies apply to these pods, too.
     assert_reached(&pods[0], &late[0]);
     assert_silent(&pods[1], &late[0]);
     tokio::time::sleep(absence().saturating_sub(gone.elapsed())).await;
@@ -135,7 +136,7 @@ async fn an_agent_that_starts_without_the_api_server_keeps_what_it_has() -> Resu
     let known: Vec<String> = pods[0].ips().iter().map(ToString::to_string).collect();
     ensure!(told == known, "{told:?} instead of {known:?}");
 
-    // Nothing can be attached, and the runtime gets an error to retry.
+    // No pod can be attached, and the runtime gets an error and retries.
     let refused = match kni.create_network("red-team", "new").await {
         Ok(netns) => {
             let sandbox = Sandbox::new("red-team", "new", &netns);

@@ -1,4 +1,4 @@
-//! The test bed itself, with agents that know no cluster.
+//! Tests the test bed itself, with standalone agents.
 
 use std::{net::IpAddr, time::Instant};
 
@@ -66,7 +66,7 @@ async fn pods_of_the_api_run_on_their_nodes_also_across_its_absence() -> Result<
         .count();
     assert_eq!(told, 2, "{:#?}", asked.summary());
 
-    // Without the API server pods continue; pending requests are done after.
+    // Pods run on without the API server; pending requests complete afterwards.
     cluster.nodes[0].kubelet.hold();
     let held = json!({ "labels": { HELD: "yes" } });
     cluster

@@ -1,4 +1,4 @@
-//! Address blocks: taken by the nodes that need them, never by two, and given back.
+//! Tests address blocks: claimed by nodes on demand, never by two nodes, and released.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -22,7 +22,7 @@ async fn blocks_of_nodes_never_overlap_and_are_given_back() -> Result<()> {
     require!(exclusive, root, netns, bpf, machine);
     let cluster = Cluster::start("cluster-blocks", NODES).await?;
     tenants(&cluster).await?;
-    // Sixteen small blocks: each node will claim two or three at the same time as all others.
+    // Sixteen small blocks: all nodes claim two or three of them concurrently.
     let more = json!({
         "namespaceSelector": { "matchLabels": { "tenant": "crowd" } },
         "perNodePrefix": { "ipv4": 28, "ipv6": 124 },

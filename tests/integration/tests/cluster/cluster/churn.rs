@@ -1,4 +1,4 @@
-//! Many pods on two nodes whose agents are killed, with an API server that is killed as well.
+//! Runs many pods on two nodes while their agents and the API server are killed.
 
 use std::{
     collections::BTreeMap,
@@ -22,11 +22,11 @@ use serde_json::Value;
 use super::scene::{at_rest, names, network_object, tenants, wait_for_truth};
 
 const PODS: usize = 500;
-/// Pods that are there at the same time, about.
+/// Approximate number of concurrent pods.
 const CROWD: usize = 80;
-/// After every so many pods something is killed.
+/// Number of pods between two kills.
 const CALM: usize = 50;
-/// How long what was taken away may take to be gone.
+/// Timeout for removals to complete.
 const SETTLED: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -35,7 +35,7 @@ async fn five_hundred_pods_survive_kills_and_leave_nothing() -> Result<()> {
     require!(exclusive, root, netns, bpf, machine);
     let mut cluster = Cluster::start("cluster-churn", 2).await?;
     tenants(&cluster).await?;
-    // What comes with a first pod and stays.
+    // Creates the state that remains after a first pod.
     cluster
         .run(&[
             objects::pod("red-team", "first", "node1"),
@@ -106,24 +106,24 @@ async fn five_hundred_pods_survive_kills_and_leave_nothing() -> Result<()> {
     Ok(())
 }
 
-/// What a node has that it had not before. A namespace whose path was on its way to the kubelet when the agent was killed
-/// has no owner: the agent removes it after a quarter of an hour, as the kubelet might still come with it. It has no
-/// interface.
+/// Additions to a node since `before`. A namespace whose path was being returned to the kubelet when the agent was
+/// killed has no owner: the agent removes it after a quarter of an hour, because the kubelet might still use it. It has
+/// no interface.
 fn left_on(before: &NodeSnapshot, member: &Member) -> Result<Vec<String>> {
     let all = before.differences_within(&member.node, SETTLED)?;
     let is_lost = |line: &String| line.starts_with("+ ") && line.contains(" /run/netns/kni-");
     let (lost, left): (Vec<String>, Vec<String>) = all.into_iter().partition(is_lost);
-    // A file and a mount each; a kubelet asks for a few at once.
+    // A file and a mount each; a kubelet sends a few requests concurrently.
     ensure!(lost.len() <= 2 * CALM, "more than kills explain: {lost:#?}");
     Ok(left)
 }
 
-/// The API server may be away.
+/// Creates an object; the API server may be unavailable.
 async fn create(cluster: &Cluster, pod: &Value) -> Result<()> {
     wait::until_some("a pod is created", PATIENCE, async || {
         match cluster.create_pods(std::slice::from_ref(pod)).await {
             Ok(_created) => Ok(Some(())),
-            // The answer of an earlier attempt was lost.
+            // The answer to an earlier attempt was lost.
             Err(error) if format!("{error:#}").contains("AlreadyExists") => Ok(Some(())),
             Err(error) => Err(error),
         }
@@ -143,12 +143,12 @@ async fn delete(cluster: &Cluster, namespace: &str, name: &str) -> Result<()> {
     .await
 }
 
-/// No address is with two pods of a network that run.
+/// Checks that no address belongs to two running pods of a network.
 fn assert_no_duplicates(cluster: &Cluster) -> Result<()> {
     let mut owners = BTreeMap::new();
     for ((namespace, name), pod) in cluster.all_running() {
         for ip in pod.ips() {
-            // A network for each namespace.
+            // Each namespace has its own network.
             let other = owners.insert((namespace.clone(), ip), name.clone());
             ensure!(other.is_none(), "{ip} of {namespace} is with {name} and {other:?}");
         }
@@ -156,7 +156,7 @@ fn assert_no_duplicates(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// No pod, no object, no block, no taint.
+/// Waits until there are no pods, objects, blocks or taints.
 async fn wait_for_nothing(cluster: &Cluster) -> Result<()> {
     wait::until_right("nothing is left", 2 * PATIENCE, async || {
         let mut left = names::<Pod>(cluster).await?;

@@ -1,4 +1,4 @@
-//! A network whose addresses are used up: the node's report to the scheduler.
+//! Tests a network without free addresses: the node's report to the scheduler.
 
 use std::time::Instant;
 
@@ -84,7 +84,7 @@ async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
         "readiness is not lowered; it was\n{readiness}\nand is\n{now}"
     );
 
-    // One more is refused, with a reason.
+    // Another pod is refused, with a reason.
     cluster.create_pods(&[objects::pod("small", "late", "node1")]).await?;
     wait::until("the attach is refused", PATIENCE, async || {
         let refusals = cluster.nodes[0].kubelet.refusals();
@@ -93,11 +93,11 @@ async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
     })
     .await
     .with_context(|| cluster.refusals())?;
-    // Pods of other networks still come.
+    // Pods of other networks still start.
     cluster.run(&[objects::pod("plain", "other", "node1")]).await?;
     ensure!(interface_names(&first[0])? == ["eth0"], "running pods are as they were");
 
-    // One address returns, and the waiting pod gets it; the second one's return ends the shortage.
+    // One address is released, and the waiting pod gets it; the release of a second one ends the shortage.
     cluster.remove("small", &["fill-2"]).await?;
     cluster.running("small", "late").await?;
     cluster.remove("small", &["fill-3", "fill-4"]).await?;
@@ -117,7 +117,7 @@ async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
     stream.stop().assert_whole(&identity(&first[1]));
     wait_for_truth(&cluster).await?;
 
-    // The resource goes with the wish for it.
+    // The resource is removed when it is no longer requested.
     let wish = json!({ "spec": { "extendedResource": false } });
     let mut network = objects::network("small", &["10.30.0.0/28"], &more);
     objects::merge(&mut network, &wish);
@@ -154,7 +154,7 @@ async fn resource(cluster: &Cluster) -> Result<Option<String>> {
     Ok(capacity.map(|quantity| quantity.0))
 }
 
-/// The kubelet's view of the node's networks.
+/// The readiness of the node's networks in the kubelet's view.
 async fn readiness(cluster: &Cluster) -> Result<String> {
     let mut kni = cluster.nodes[0].kubelet.kni().kni();
     let told = kni
@@ -163,7 +163,7 @@ async fn readiness(cluster: &Cluster) -> Result<String> {
         .into_inner();
     let mut networks = told.networks;
     networks.sort_by(|one, other| one.name.cmp(&other.name));
-    // The number of free addresses is reported as well, and changes.
+    // The number of free addresses is reported and updated, too.
     let told = networks
         .iter()
         .map(|network| format!("{}: {}", network.name, network.ready));

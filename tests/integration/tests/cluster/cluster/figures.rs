@@ -1,7 +1,7 @@
-//! Figures: how soon a policy holds after the API server has answered, and how much memory the agent needs.
+//! Measures the delay between the API server's answer and the enforcement of a policy, and the agent's memory.
 //!
-//! `KNI_FIGURES=1` measures with as many pods, policies and changes as the figures of the documentation are about; without
-//! it a small part shows that the measurement works.
+//! `KNI_FIGURES=1` measures with the numbers of pods, policies and changes in the documentation; without it a small run
+//! shows that the measurement works.
 
 use std::{
     collections::BTreeSet,
@@ -29,11 +29,11 @@ use serde_json::{Value, json};
 use super::scene::{address, tenants};
 
 const PORT: u16 = 7100;
-/// Between two probes: the resolution of what is measured.
+/// Interval of probes: the resolution of the measurement.
 const PERIOD: Duration = Duration::from_micros(250);
-/// So many probes in a row are lost when they are denied.
+/// Number of consecutive lost probes that count as a denial.
 const DENIED: usize = 12;
-/// A probe that has not arrived after this long does not.
+/// A probe that has not arrived after this time counts as lost.
 const LAG: Duration = Duration::from_millis(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -82,7 +82,7 @@ async fn policies_hold_soon_after_the_answer() -> Result<()> {
     Ok(())
 }
 
-/// Pods in red, and policies about some of them, all applied.
+/// Pods in red, and policies for some of them, all applied.
 async fn many(cluster: &Cluster, pods: usize, policies: usize) -> Result<Vec<Pod>> {
     let start = Instant::now();
     let objects: Vec<Value> = (0..pods)
@@ -97,7 +97,7 @@ async fn many(cluster: &Cluster, pods: usize, policies: usize) -> Result<Vec<Pod
     let objects: Vec<Value> = (0..policies)
         .map(|n| {
             let spec = json!({
-                // Not the two that are measured.
+                // Excludes the two measured pods.
                 "podSelector": { "matchLabels": { "number": (2 + n % (pods - 2)).to_string() } },
                 "ingress": [{
                     "from": [{ "podSelector": { "matchLabels": { "number": (n % 50).to_string() } } }],
@@ -119,7 +119,7 @@ async fn many(cluster: &Cluster, pods: usize, policies: usize) -> Result<Vec<Pod
     Ok(running)
 }
 
-/// How long after the API server's answer the first probe was denied.
+/// The time from the API server's answer to the first denied probe.
 async fn denied_after(cluster: &Cluster, probes: &Probes, policy: &Value) -> Result<Duration> {
     cluster.apply(std::slice::from_ref(policy)).await?;
     let answered = Instant::now();
@@ -148,7 +148,7 @@ fn rss(cluster: &Cluster) -> Result<u64> {
     Ok(kib)
 }
 
-/// Datagrams from one pod to another, each a flow of its own, so that each is decided anew.
+/// Datagrams from one pod to another, each in a new flow, so that policies are evaluated for each.
 struct Probes {
     shared: Arc<Sent>,
     threads: Vec<JoinHandle<()>>,
@@ -157,7 +157,7 @@ struct Probes {
 #[derive(Default)]
 struct Sent {
     stop: AtomicBool,
-    /// When each was sent; the position is its number.
+    /// The time of sending of each probe, by its number.
     times: Mutex<Vec<Instant>>,
     arrived: Mutex<BTreeSet<usize>>,
 }
@@ -179,7 +179,7 @@ impl Probes {
         let threads = vec![
             thread::spawn(move || receiving.receive(&socket)),
             thread::spawn(move || {
-                // The thread of `enter` is the one that sends: each socket has to be made inside.
+                // The thread of `enter` sends: each socket has to be created inside.
                 let sent = inside.enter(|| sending.send(to));
                 assert!(matches!(sent, Ok(Ok(()))), "{sent:?}");
             }),
@@ -187,13 +187,13 @@ impl Probes {
         Ok(Self { shared, threads })
     }
 
-    /// Whether the latest probes that had time to arrive did.
+    /// Whether the latest probes that had time to arrive have arrived.
     fn arrives(&self) -> bool {
         let (settled, arrived) = self.shared.settled();
         settled > DENIED && (settled - DENIED..settled).all(|number| arrived.contains(&number))
     }
 
-    /// When the first of the lost probes was sent, if the latest ones were lost.
+    /// The time of the first lost probe, if the latest ones were lost.
     fn denied_since(&self) -> Option<Instant> {
         let (settled, arrived) = self.shared.settled();
         let first = arrived.last().map_or(0, |last| last + 1);
@@ -207,7 +207,7 @@ impl Drop for Probes {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // Its panic is printed where it happens.
+            // A panic of the thread has already been printed.
             drop(thread.join());
         }
     }
@@ -233,11 +233,11 @@ impl Sent {
     fn receive(&self, socket: &UdpSocket) {
         let mut number = [0; size_of::<usize>()];
         while !self.stop.load(Ordering::Relaxed) {
-            // An error is a time without probes.
+            // An error leaves a gap in the probes.
             if matches!(socket.recv(&mut number), Ok(length) if length == number.len()) {
                 let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
                 arrived.insert(usize::from_be_bytes(number));
-                // No reader asks for more.
+                // Older numbers are never read.
                 while arrived.len() > 1024 {
                     arrived.pop_first();
                 }
@@ -245,7 +245,7 @@ impl Sent {
         }
     }
 
-    /// How many probes have arrived or never will, and the latest of those that arrived.
+    /// The number of probes that have arrived or are lost, and the latest of those that arrived.
     fn settled(&self) -> (usize, BTreeSet<usize>) {
         let before = Instant::now().checked_sub(LAG);
         let sent = self.times.lock().unwrap_or_else(PoisonError::into_inner);

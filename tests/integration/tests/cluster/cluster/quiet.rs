@@ -1,4 +1,5 @@
-//! The attach path is local: no request to the API server and no program is run between question and answer.
+//! Tests that the attach path is local: between request and response the agent sends no API request and executes no
+//! program.
 
 use std::{
     fs,
@@ -27,8 +28,8 @@ use serde_json::json;
 use super::scene::tenants;
 
 const PODS: usize = 12;
-/// Changes on the node are reported to the API server after this delay at the earliest. An attach that takes longer may see
-/// reports of its own beginning, as patches; no other request may be sent then either.
+/// The minimum delay of reports to the API server. An attachment that takes longer may overlap with reports about its
+/// own start, as patches; no other request is allowed.
 const GATHERED: Duration = Duration::from_millis(50);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -42,7 +43,8 @@ async fn an_attach_asks_nobody_and_runs_nothing() -> Result<()> {
         .await?;
     let member = &cluster.nodes[0];
     member.kubelet.hold();
-    // Half of them with a primary interface alone, half with one of its namespace's network, one of an attachment and one of an annotation.
+    // Half of them with only a primary interface, half with one of the namespace's network, one of an attachment and
+    // one of an annotation.
     let more = json!({
         "labels": { HELD: "yes", "join": "extra" },
         "annotations": { "k8s.v1.cni.cncf.io/networks": "red@red0" },
@@ -55,7 +57,7 @@ async fn an_attach_asks_nobody_and_runs_nothing() -> Result<()> {
         })
         .collect();
     let pods = cluster.create_pods(&objects).await?;
-    // Runs when the agent knows it, and so those before it; and has the node take blocks of all three networks.
+    // Runs only after the agent knows it and all earlier pods; makes the node claim blocks of all three networks.
     let mut last = more.clone();
     last["labels"] = json!({ "join": "extra" });
     cluster
@@ -81,7 +83,7 @@ async fn an_attach_asks_nobody_and_runs_nothing() -> Result<()> {
     let mut looked_at = 0;
     for window in &windows {
         let within = |request: &&&Request| request.received >= window.begin && request.received <= window.end;
-        // The lease is renewed by the clock, whatever else happens.
+        // The lease is renewed periodically, independent of other events.
         let within = asked
             .iter()
             .filter(|request| !request.what.contains("/leases/"))
@@ -102,7 +104,7 @@ async fn an_attach_asks_nobody_and_runs_nothing() -> Result<()> {
         "the log has what the agent asks for"
     );
 
-    // Nor does it wait for an answer: the API server does not give any.
+    // The attachment does not wait for an answer either: the API server does not answer.
     signal_api_server(&mut cluster, Signal::SIGSTOP)?;
     let frozen = attach(&cluster.nodes[0], &pods[1]).await;
     signal_api_server(&mut cluster, Signal::SIGCONT)?;
@@ -121,7 +123,7 @@ async fn an_attach_asks_nobody_and_runs_nothing() -> Result<()> {
     Ok(())
 }
 
-/// From the question to the answer.
+/// The time from request to response.
 #[derive(Debug)]
 struct Window {
     begin: String,
@@ -129,7 +131,7 @@ struct Window {
     took: Duration,
 }
 
-/// Has a pod attached, and sees that its interfaces are there when the answer is; the sandbox's id.
+/// Attaches a pod, and checks that its interfaces exist when the response arrives; returns the sandbox's id.
 async fn attach(member: &Member, pod: &Pod) -> Result<(Window, String)> {
     let kni = member.kubelet.kni();
     let netns = kni.create_network("plain", &pod.name_any()).await?;
@@ -164,7 +166,7 @@ fn signal_api_server(cluster: &mut Cluster, signal: Signal) -> Result<()> {
     Ok(kill(Pid::from_raw(process.cast_signed()), signal)?)
 }
 
-/// Waits until the agent has asked nothing but for its lease for half a second.
+/// Waits until the agent has sent only lease requests for half a second.
 async fn silence(cluster: &Cluster, user: &str) -> Result<()> {
     let count = || -> Result<usize> {
         let audit = cluster.audit()?;
@@ -188,13 +190,13 @@ async fn silence(cluster: &Cluster, user: &str) -> Result<()> {
     .map(drop)
 }
 
-/// As the audit log writes times.
+/// The current time in the format of the audit log.
 fn now() -> Result<String> {
     let now = Timestamp::try_from(SystemTime::now())?;
     Ok(format!("{now:.6}"))
 }
 
-/// strace on the agent: what it executes.
+/// strace attached to the agent: records executed programs.
 struct Trace {
     strace: Child,
     file: tempfile::NamedTempFile,
@@ -217,7 +219,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// The lines about programs.
+    /// The lines about executed programs.
     fn finish(mut self) -> Result<Vec<String>> {
         kill(Pid::from_raw(self.strace.id().cast_signed()), Signal::SIGINT)?;
         self.strace.wait()?;
@@ -232,13 +234,13 @@ impl Trace {
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have exited already.
         drop(self.strace.kill());
         drop(self.strace.wait());
     }
 }
 
-/// Whether every thread of a process has a tracer.
+/// Whether every thread of a process is traced.
 fn traced(process: u32) -> Result<bool> {
     for thread in fs::read_dir(format!("/proc/{process}/task"))? {
         let status = fs::read_to_string(thread?.path().join("status"))?;

@@ -1,4 +1,4 @@
-//! Reports of interfaces: correct soon after they appear, and again soon after another client's write.
+//! Tests reports of interfaces: correct soon after a change, and again soon after a write by another client.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
@@ -90,7 +90,7 @@ async fn what_is_told_of_interfaces_is_right_within_two_seconds() -> Result<()> 
     cluster.remove("red-team", &["a"]).await?;
     right("the last pod was deleted", &cluster).await?;
 
-    // None of it took a right that the deployment does not grant.
+    // None of this needs a permission that the deployment does not grant.
     let forbidden = cluster.audit()?;
     let forbidden = forbidden.forbidden();
     ensure!(forbidden.is_empty(), "{forbidden:#?}");
@@ -100,9 +100,9 @@ async fn what_is_told_of_interfaces_is_right_within_two_seconds() -> Result<()> 
 async fn right(after: &str, cluster: &Cluster) -> Result<()> {
     let took = wait_for_truth(cluster).await.with_context(|| after.to_owned())?;
     println!("right again {took:?} after {after}");
-    // The look itself takes some of it.
+    // The check itself takes part of the time.
     ensure!(took < PROMPT, "it took {took:?} after {after}");
-    // And it stays so.
+    // The reports must remain correct.
     let wrong = wait::until_right("it stays right", PROMPT, async || cluster.untrue().await).await;
     wrong.map(drop).with_context(|| after.to_owned())
 }

@@ -1,4 +1,4 @@
-//! What the tests of a cluster have in common: two tenants on the same addresses, and what they look at.
+//! Provides common parts of the cluster tests: two tenants with the same addresses, and their observable state.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -14,17 +14,17 @@ use kni_proto::runtime::{GetStatusRequest, ListNetworksRequest};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
-/// Where servers in pods listen.
+/// The port of servers in pods.
 pub(crate) const PORT: u16 = 7000;
-/// How long an answer may take.
+/// Timeout of an answer.
 pub(crate) const ANSWER: Duration = Duration::from_secs(5);
-/// How long is waited for an answer that shall not come.
+/// Time to wait before no answer counts as silence.
 pub(crate) const SILENCE: Duration = Duration::from_millis(400);
-/// What is never wrong for longer.
+/// Maximum time until wrong reports are corrected.
 pub(crate) const PROMPT: Duration = Duration::from_secs(2);
 
 /// The default network, and red and blue with the same addresses for the namespaces `red-team` and `blue-team`. Pods of
-/// all of them get out by an address of the node.
+/// all networks use an address of the node for egress.
 pub(crate) async fn tenants(cluster: &Cluster) -> Result<()> {
     tenants_with(cluster, &json!({})).await
 }
@@ -49,7 +49,7 @@ pub(crate) async fn tenants_with(cluster: &Cluster, tweaks: &Value) -> Result<()
     Ok(())
 }
 
-/// Waits until a condition of a network is so; its message then.
+/// Waits until a condition of a network has this status; returns its message.
 pub(crate) async fn wait_for_condition(cluster: &Cluster, network: &str, kind: &str, holds: bool) -> Result<String> {
     let what = format!("{kind} of network {network} is {holds}");
     wait::until_some(&what, PATIENCE, async || {
@@ -74,7 +74,7 @@ pub(crate) async fn condition(
     Ok(found.map(|condition| (condition.status, condition.message)))
 }
 
-/// A network as the API server has it.
+/// A network in the API server.
 pub(crate) async fn network_object(cluster: &Cluster, network: &str) -> Result<PodNetwork> {
     let api: Api<PodNetwork> = Api::all(cluster.client.clone());
     Ok(api.get(network).await?)
@@ -88,7 +88,7 @@ pub(crate) async fn entry(cluster: &Cluster, node: &str, network: &str) -> Resul
     Ok(entries.find(|entry| entry.name == network))
 }
 
-/// Addresses of a network that the node has handed out, as the agent itself counts them.
+/// Addresses of a network that the node has assigned, according to the agent.
 pub(crate) async fn leased(member: &Member, network: &str) -> Result<u64> {
     let listed = member
         .kubelet
@@ -106,7 +106,7 @@ pub(crate) fn serve(pod: &Pod) -> Result<Servers> {
     Servers::start(&pod.inside, &identity(pod), PORT)
 }
 
-/// What [`serve`] answers with.
+/// The identity of the server of [`serve`].
 pub(crate) fn identity(pod: &Pod) -> String {
     format!("{}/{}", pod.namespace, pod.name)
 }
@@ -117,7 +117,7 @@ pub(crate) fn address(pod: &Pod, v4: bool) -> IpAddr {
     kni_integration::stage::address(pod, v4)
 }
 
-/// Who answers at `to`'s addresses, of both families.
+/// The answers from both addresses of `to`.
 pub(crate) fn ask(from: &Pod, to: &Pod) -> Vec<Result<String, kni_integration::traffic::NoAnswer>> {
     let ask = |v4| tcp_get(&from.inside, address(to, v4), PORT, ANSWER).map(|answer| answer.identity);
     vec![ask(true), ask(false)]
@@ -139,7 +139,7 @@ pub(crate) fn assert_silent(from: &Pod, to: &Pod) {
     }
 }
 
-/// Waits until `to` is silent for `from`.
+/// Waits until `from` gets no answer from `to`.
 pub(crate) async fn wait_for_silence(from: &Pod, to: &Pod) -> Result<()> {
     let what = format!("{} is silent for {}", identity(to), identity(from));
     wait::until(&what, PATIENCE, async || {
@@ -150,7 +150,7 @@ pub(crate) async fn wait_for_silence(from: &Pod, to: &Pod) -> Result<()> {
     .map(drop)
 }
 
-/// The names of a pod's interfaces, as the kernel has them.
+/// The names of a pod's interfaces in the kernel.
 pub(crate) fn interface_names(pod: &Pod) -> Result<Vec<String>> {
     let shown: Vec<Value> = serde_json::from_str(&pod.inside.run("ip", &["-j", "link", "show"])?)?;
     let names = shown
@@ -159,7 +159,7 @@ pub(crate) fn interface_names(pod: &Pod) -> Result<Vec<String>> {
     Ok(names.filter(|name| name != "lo").collect())
 }
 
-/// The addresses of an interface of a pod, as the kernel has them, IPv4 first; empty when it is not there.
+/// The addresses of a pod's interface in the kernel, IPv4 first; empty if it does not exist.
 pub(crate) fn kernel_addresses(pod: &Pod, interface: &str) -> Result<Vec<IpAddr>> {
     let shown: Vec<Value> = serde_json::from_str(&pod.inside.run("ip", &["-j", "address", "show"])?)?;
     let link = shown.iter().find(|link| link["ifname"] == interface);
@@ -173,12 +173,12 @@ pub(crate) fn kernel_addresses(pod: &Pod, interface: &str) -> Result<Vec<IpAddr>
     Ok(found)
 }
 
-/// Waits until objects and annotations are what the kernel has; panics after [`PATIENCE`].
+/// Waits until objects and annotations match the kernel; panics after [`PATIENCE`].
 pub(crate) async fn wait_for_truth(cluster: &Cluster) -> Result<Duration> {
     wait::until_right("objects equal the kernel", PATIENCE, async || cluster.untrue().await).await
 }
 
-/// What a node looks like once what is taken away in the background is gone.
+/// The snapshot of a node after the removals in the background.
 pub(crate) async fn at_rest(member: &Member) -> Result<NodeSnapshot> {
     wait::until("nothing goes on in the background", PATIENCE, async || {
         let status = member
@@ -205,7 +205,7 @@ where
     Ok(listed.items.iter().map(kube::ResourceExt::name_any).collect())
 }
 
-/// Changes labels or annotations of a pod; a null takes one away.
+/// Changes labels or annotations of a pod; null removes one.
 pub(crate) async fn patch_metadata(cluster: &Cluster, pod: &Pod, metadata: &Value) -> Result<()> {
     use kube::api::{Patch, PatchParams};
     let api: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(cluster.client.clone(), &pod.namespace);

@@ -1,4 +1,4 @@
-//! Conditions of networks and policies, and the deletion of a network that is in use.
+//! Tests conditions of networks and policies, and the deletion of a network that is in use.
 
 use anyhow::{Context as _, Result, ensure};
 use kni_api::{ConditionStatus, EgressPolicy, NodeNetwork, PodNetwork};
@@ -20,7 +20,7 @@ async fn conditions_tell_how_networks_and_policies_stand() -> Result<()> {
     for kind in ["Accepted", "Ready", "Programmed", "AddressesAvailable"] {
         wait_for_condition(&cluster, "red", kind, true).await?;
     }
-    // One of the nodes may be known before the other.
+    // The nodes may be reported at different times.
     wait::until("the network is in force on both nodes", PATIENCE, async || {
         let told = wait_for_condition(&cluster, "red", "Programmed", true).await?;
         ensure!(told.contains("2 of 2"), "{told:?}");
@@ -39,7 +39,7 @@ async fn conditions_tell_how_networks_and_policies_stand() -> Result<()> {
     wait_for_condition(&cluster, "second", "Programmed", false).await?;
     cluster.delete(&second).await?;
 
-    // A disabled network takes no pods.
+    // A disabled network accepts no pods.
     let mut disabled = objects::network("off", &["10.98.0.0/24"], &json!({ "enabled": false }));
     cluster.apply(std::slice::from_ref(&disabled)).await?;
     wait_for_condition(&cluster, "off", "Ready", false).await?;
@@ -47,7 +47,8 @@ async fn conditions_tell_how_networks_and_policies_stand() -> Result<()> {
     cluster.apply(std::slice::from_ref(&disabled)).await?;
     wait_for_condition(&cluster, "off", "Ready", true).await?;
 
-    // Policies: each node reports those it knows, and an egress policy on how many nodes it is applied.
+    // Policies: each node reports the policies it has applied, and an egress policy the number of nodes that have
+    // applied it.
     cluster
         .apply(&[
             objects::policy("red-team", "one", &json!({ "policyTypes": ["Ingress"] })),
@@ -126,7 +127,7 @@ async fn a_network_in_use_is_not_deleted_and_says_by_whom() -> Result<()> {
     })
     .await?;
 
-    // And can be made again, as something else.
+    // The name can be reused by another network.
     let other = objects::network(
         "red",
         &["10.77.0.0/16"],
@@ -139,7 +140,7 @@ async fn a_network_in_use_is_not_deleted_and_says_by_whom() -> Result<()> {
     Ok(())
 }
 
-/// By what the deployment has the API server look at. It is taken away again: what comes past it is the finalizer's.
+/// Uses the admission policy of the deployment, and removes it again: a request without it is handled by the finalizer.
 async fn refused_at_once(cluster: &Cluster, api: &Api<PodNetwork>) -> Result<()> {
     let guard = deployed("base/in-use.yaml")?;
     ensure!(guard.len() == 2, "a policy and its binding: {guard:?}");

@@ -1,4 +1,4 @@
-//! Namespaces that belong to networks: what their pods get without a word in their manifests, and what they reach.
+//! Tests namespaces that belong to networks: interfaces of pods without annotations, and their reachability.
 
 use std::net::IpAddr;
 
@@ -25,7 +25,7 @@ use super::scene::{
 async fn pods_of_a_namespace_land_in_its_network_and_reach_what_they_did_before() -> Result<()> {
     require!(exclusive, root, netns, bpf, machine);
     let mut cluster = Cluster::start("cluster-tenants", 1).await?;
-    // One block is all of the network: what one hands out the other hands out as well.
+    // One block covers the whole network, so both networks assign the same addresses.
     let whole = json!({ "perNodePrefix": { "ipv4": 16, "ipv6": 64 } });
     tenants_with(&cluster, &whole).await?;
     let pods = cluster
@@ -59,7 +59,7 @@ async fn pods_of_a_namespace_land_in_its_network_and_reach_what_they_did_before(
     for served in &servers {
         assert!(served.is_ok(), "{served:?}");
     }
-    // The same addresses in both, and each pod hears its own neighbour.
+    // The same addresses in both networks, and each pod reaches its own neighbour.
     assert_reached(red_a, red_b);
     assert_reached(blue_a, blue_b);
     assert_reached(other, blue_a);
@@ -71,7 +71,7 @@ async fn pods_of_a_namespace_land_in_its_network_and_reach_what_they_did_before(
     assert!(same, "the two networks are meant to hand out the same addresses");
     assert_silent(plain, red_a);
 
-    // A policy of one tenant is about that tenant alone.
+    // A policy of one tenant applies only to that tenant.
     let closed = json!({ "podSelector": {}, "policyTypes": ["Ingress"], "ingress": [] });
     let policy = objects::policy("red-team", "closed", &closed);
     cluster.apply(std::slice::from_ref(&policy)).await?;
@@ -92,7 +92,7 @@ async fn pods_of_a_namespace_land_in_its_network_and_reach_what_they_did_before(
     reach_name_servers(&cluster, &[red_a, blue_a, plain]).await
 }
 
-/// By the address of its service, as every client of a pod does.
+/// Uses the address of its service, as every client in a pod does.
 async fn reach_the_api_server(cluster: &mut Cluster, pods: &[&Pod]) -> Result<()> {
     let kubeconfig = cluster.control.kubeconfig("pod", AGENTS)?;
     let kubeconfig = kubeconfig.replace("https://198.51.100.10:6443", "https://10.96.0.1");
@@ -109,7 +109,7 @@ async fn reach_the_api_server(cluster: &mut Cluster, pods: &[&Pod]) -> Result<()
     Ok(())
 }
 
-/// A service of UDP whose backend is in no pod network.
+/// A UDP service with a backend outside all pod networks.
 async fn reach_name_servers(cluster: &Cluster, pods: &[&Pod]) -> Result<()> {
     let _names = Servers::start(cluster.fabric.inside(), "names", PORT)?;
     let objects = objects::service("kube-system", "kube-dns", 53, ("198.51.100.1", PORT), &json!({}));

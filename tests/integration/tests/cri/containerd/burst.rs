@@ -1,4 +1,4 @@
-//! Many sandboxes at once.
+//! Tests many concurrent sandboxes.
 
 use std::{collections::BTreeSet, time::Instant};
 

@@ -1,4 +1,4 @@
-//! Pods of two networks with overlapping addresses, and one with a host port.
+//! Tests pods of two networks with overlapping addresses, and one with a host port.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -41,7 +41,7 @@ async fn pods_of_overlapping_networks_reach_their_own_only() -> Result<()> {
     for group in [&blue, &red] {
         try_join_all(neighbours(group).map(|(from, to)| reaches(&scene, from, to))).await?;
     }
-    // Each of these addresses answered in its own network just now.
+    // Each of these addresses has just answered in its own network.
     for (from, to) in [(&blue[0], &red[14]), (&red[0], &blue[0])] {
         for protocol in ["tcp", "udp"] {
             let answer = scene.ask(from, to.addresses[0], protocol).await;
@@ -62,7 +62,7 @@ async fn pods_of_overlapping_networks_reach_their_own_only() -> Result<()> {
     Ok(())
 }
 
-/// In blue, number 18 is for number 17 alone. Red has pods of the same numbers and addresses.
+/// In blue, only number 17 may reach number 18. Red has pods with the same numbers and addresses.
 const POLICY: &str = r#"{
   "apiVersion": "k8s.cni.cncf.io/v1beta2", "kind": "MultiNetworkPolicy",
   "metadata": {"namespace": "team", "name": "one-friend", "annotations": {"k8s.v1.cni.cncf.io/policy-for": "blue"}},
@@ -93,12 +93,12 @@ async fn policy_on_one_network(scene: &Scene, blue: &[Running], red: &[Running])
     reaches(scene, &numbered("red", red, 19)?, &numbered("red", red, 18)?).await
 }
 
-/// Each with the next, and the last with the first.
+/// Each pod with the next, and the last with the first.
 fn neighbours(group: &[Running]) -> impl Iterator<Item = (&Running, &Running)> {
     group.iter().zip(group.iter().cycle().skip(1))
 }
 
-/// At both addresses by both protocols, the pod of that name answers.
+/// Checks that the pod answers at both addresses over both protocols.
 async fn reaches(scene: &Scene, from: &Running, to: &Running) -> Result<()> {
     ensure!(to.addresses.len() == 2, "{} has {:?}", to.sandbox.name, to.addresses);
     for (address, protocol) in to.addresses.iter().zip(["tcp", "udp"]) {
@@ -113,7 +113,7 @@ async fn reaches(scene: &Scene, from: &Running, to: &Running) -> Result<()> {
     Ok(())
 }
 
-/// Who answers an external host at the host port.
+/// The server that answers an external host at the host port.
 fn from_fabric(scene: &Scene) -> Result<String> {
     let node: IpAddr = NODE_V4.parse()?;
     scene.machine.node.fabric().enter(|| {

@@ -1,4 +1,4 @@
-//! A node whose namespaces are gone, as after a reboot: the runtime sends DEL without one.
+//! Tests a node without its namespaces, as after a reboot: the runtime sends DEL without one.
 
 use std::{collections::BTreeSet, fs, path::PathBuf, time::Duration};
 
@@ -13,7 +13,7 @@ use nix::{
 
 use super::scene::{Running, Scene, pod};
 
-/// As many as the network has addresses: 10.20.0.0/29 less its own, the broadcast and the gateway.
+/// The number of pod addresses: 10.20.0.0/29 without the network, broadcast and gateway addresses.
 const PODS: usize = 5;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -24,7 +24,7 @@ async fn no_address_stays_leased_when_the_namespaces_are_gone() -> Result<()> {
     let mut scene = Scene::start("containerd-reboot", manifests).await?;
     let annotations = [("kni.dev/network", "small")];
     let mut before: Vec<Running> = Vec::new();
-    // Until the network is full, however many it takes.
+    // Repeats until the network has no free address.
     let refusal = loop {
         let sandbox = pod(&format!("before-{}", before.len()), &annotations);
         match scene.run(sandbox).await {
@@ -61,12 +61,12 @@ async fn no_address_stays_leased_when_the_namespaces_are_gone() -> Result<()> {
     scene.remove_all(&after).await
 }
 
-/// Kills every process of every pod, and the shims that look after them.
+/// Kills every process of every pod, and their shims.
 fn end_pods(scene: &Scene) -> Result<()> {
     eventually_sync(Duration::from_secs(30), || {
         let left = processes(scene)?;
         for pid in &left {
-            // One that has just ended refuses it.
+            // The signal fails for a process that has just exited.
             let _ended = kill(Pid::from_raw(*pid), Signal::SIGKILL);
         }
         ensure!(left.is_empty(), "processes {left:?} do not end");
@@ -74,7 +74,7 @@ fn end_pods(scene: &Scene) -> Result<()> {
     })
 }
 
-/// What is in the node's control group, while containerd is stopped: pods and shims.
+/// The processes in the node's control group while containerd is stopped: pods and shims.
 fn processes(scene: &Scene) -> Result<BTreeSet<i32>> {
     let roots = fs::read_dir("/sys/fs/cgroup").context("control groups")?.flatten();
     let roots = roots.map(|entry| entry.path()).chain([PathBuf::from("/sys/fs/cgroup")]);
@@ -89,7 +89,7 @@ fn processes(scene: &Scene) -> Result<BTreeSet<i32>> {
     Ok(found)
 }
 
-/// Takes the names of the pods' namespaces away, with which the namespaces go.
+/// Removes the mounts of the pods' namespaces, which destroys the namespaces.
 fn remove_namespaces(scene: &Scene) -> Result<()> {
     scene.machine.node.enter(|| {
         for entry in fs::read_dir("/run/netns").context("named namespaces")? {

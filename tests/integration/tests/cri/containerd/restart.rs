@@ -1,4 +1,4 @@
-//! containerd is started again while pods talk.
+//! Tests restarts of containerd during traffic between pods.
 
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ async fn wait_for_answers(scene: &Scene, watch: &str, count: u64) -> Result<()> 
     .await
 }
 
-/// The last whole line that the container has printed.
+/// The last complete line of the container's output.
 async fn last_report(scene: &Scene, container: &str) -> Result<Value> {
     let request = v1::ContainerStatusRequest {
         container_id: container.into(),
@@ -77,7 +77,7 @@ async fn last_report(scene: &Scene, container: &str) -> Result<Value> {
     let log = scene.machine.node.enter(|| std::fs::read_to_string(&path))?;
     let log = log.with_context(|| path.clone())?;
     let line = log.lines().next_back().context("nothing printed yet")?;
-    // Time, stream and a mark of wholeness come first.
+    // Time, stream and a completeness mark come first.
     let text = line.splitn(4, ' ').last().context("not a line of a log")?;
     serde_json::from_str(text).with_context(|| line.to_owned())
 }

@@ -1,4 +1,4 @@
-//! A node with containerd and an agent, and sandboxes whose containers serve and ask.
+//! Provides a node with containerd and an agent, and sandboxes with server and client containers.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -7,32 +7,32 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kni_integration::{Agent, Machine, Manifest, NodeSnapshot, eventually};
 use kni_local_node::cri::{Cri, Sandbox};
 
-/// Where the servers of a pod listen, TCP and UDP.
+/// The port of a pod's servers, TCP and UDP.
 pub(crate) const PORT: u16 = 7000;
-/// The limit of concurrent calls.
+/// Maximum number of concurrent calls.
 const AT_ONCE: usize = 8;
-/// How long a node may take to come to rest.
+/// Timeout for the node to return to its initial state.
 pub(crate) const REST: Duration = Duration::from_secs(30);
 
-/// The node of a test. The agent goes before the machine.
+/// The node of a test. The agent is dropped before the machine.
 pub(crate) struct Scene {
     pub(crate) agent: Agent,
     pub(crate) cri: Cri,
     pub(crate) machine: Machine,
 }
 
-/// A sandbox that runs, with a container that serves and one to ask from.
+/// A running sandbox with a server container and a client container.
 #[derive(Debug, Clone)]
 pub(crate) struct Running {
     pub(crate) sandbox: Sandbox,
     pub(crate) id: String,
     pub(crate) addresses: Vec<IpAddr>,
-    /// The container to execute programs in.
+    /// The container for executing programs.
     pub(crate) asks: String,
 }
 
 impl Scene {
-    /// A node that has had a pod before, so that what comes once and stays is there.
+    /// A node that has already run a pod, so that permanent leftovers of a first pod exist.
     pub(crate) async fn start(name: &str, manifests: Vec<Manifest>) -> Result<Self> {
         let machine = Machine::with_containerd(name)?;
         let agent = machine.start_agent(manifests)?;
@@ -72,13 +72,13 @@ impl Scene {
         })
     }
 
-    /// [`Self::run`] for many.
+    /// [`Self::run`] for many sandboxes.
     pub(crate) async fn run_all(&self, sandboxes: Vec<Sandbox>) -> Result<Vec<Running>> {
         let runs = stream::iter(sandboxes).map(|sandbox| self.run(sandbox));
         runs.buffered(AT_ONCE).try_collect().await
     }
 
-    /// Stops and removes sandboxes, all at once.
+    /// Stops and removes sandboxes concurrently.
     pub(crate) async fn remove_all(&self, running: &[Running]) -> Result<()> {
         let removals = running.iter().map(|pod| async {
             let removed = self.cri.remove_sandbox(&pod.id).await;
@@ -87,7 +87,7 @@ impl Scene {
         futures::future::try_join_all(removals).await.map(drop)
     }
 
-    /// The first word of the answer to `from` at `address`: the server's name. An error when there is none.
+    /// The first word of the answer from `address` to `from`: the name of the server. An error without an answer.
     pub(crate) async fn ask(&self, from: &Running, address: IpAddr, protocol: &str) -> Result<String> {
         let (address, port) = (address.to_string(), PORT.to_string());
         let command = ["/kni-probe", "ask", &address, &port, "--protocol", protocol];
@@ -96,7 +96,7 @@ impl Scene {
         Ok(said.split(' ').next().unwrap_or_default().to_owned())
     }
 
-    /// Panics unless the node comes to look as it did.
+    /// Panics unless the node returns to its earlier state.
     #[track_caller]
     pub(crate) fn assert_as_before(&self, before: &NodeSnapshot) {
         before.assert_unchanged(&self.machine.node, REST);

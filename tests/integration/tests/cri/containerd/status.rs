@@ -1,4 +1,4 @@
-//! The network status of containerd while no agent runs.
+//! Tests the network status of containerd while no agent is running.
 
 use anyhow::Result;
 use kni_integration::{Manifest, require};

@@ -1,4 +1,4 @@
-//! The agent's image, as `cargo xtask image` makes it of this source.
+//! Builds the image of the agent from this source with `cargo xtask image`.
 
 use std::{
     env,
@@ -8,10 +8,10 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-/// The name that `deploy/` has, without a tag.
+/// The name of the image in `deploy/`, without a tag.
 pub(crate) const NAME: &str = "kni.local/kni-agent";
 
-/// Makes the image under a tag; returns the archive. `KNI_IMAGES` names a folder where it is already.
+/// Builds the image with a tag; returns the archive. `KNI_IMAGES` names a folder with a prebuilt one.
 pub(crate) fn build(tag: &str) -> Result<PathBuf> {
     let (root, file) = (root(), format!("test-{tag}.tar"));
     if let Some(made) = env::var_os("KNI_IMAGES") {
@@ -24,7 +24,7 @@ pub(crate) fn build(tag: &str) -> Result<PathBuf> {
     cargo
         .args(["--tag", &format!("{NAME}:{tag}"), "--output"])
         .arg(&archive);
-    // What cargo set for this test would make it build again.
+    // The variables that cargo set for this test would cause a rebuild.
     for (name, _) in env::vars_os() {
         let own = name
             .to_str()

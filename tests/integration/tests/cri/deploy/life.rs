@@ -1,4 +1,4 @@
-//! From an empty cluster to an empty cluster: deployed, used, upgraded, rolled back, deleted, uninstalled.
+//! Tests the whole life of a deployment: deployed, used, upgraded, rolled back, deleted, uninstalled.
 
 use std::{path::Path, time::Instant};
 
@@ -53,14 +53,14 @@ fn deploy(scene: &mut Scene) -> Result<()> {
     scene.apply_folder(&kustomization)?;
     let examples = image::root().join("deploy/examples/networks");
     let examples = examples.display().to_string();
-    // The API server may need a moment until it serves a kind that was just defined.
+    // The API server may need a moment until it serves a newly defined kind.
     scene.machine.local.wait("the examples apply", PATIENCE, |node| {
         node.kubectl(&["apply", "--server-side", "-f", &examples])
             .map(|_said| true)
     })?;
     scene.wait_for_agents()?;
     scene.machine.local.wait_ready(true).with_context(|| scene.agents())?;
-    // The holder of the Lease reports it: that takes the rights that the agent's role gives.
+    // The holder of the Lease reports the condition, which requires the permissions of the agent's role.
     let networks = ["wait", "--for=condition=Ready", "podnetwork", "--all", "--timeout=60s"];
     scene
         .local()
@@ -91,7 +91,7 @@ fn use_it(scene: &mut Scene) -> Result<()> {
     for address in scene.addresses("blue-server")? {
         let address = address.to_string();
         assert_eq!(scene.ask("blue-client", &address, PORT)?, "blue-server");
-        // There the address is unused, or another pod's.
+        // In this network the address is unused, or belongs to another pod.
         let other = scene.ask("red-client", &address, PORT);
         ensure!(
             other.as_deref().ok() != Some("blue-server"),
@@ -107,7 +107,7 @@ fn use_it(scene: &mut Scene) -> Result<()> {
     Ok(())
 }
 
-/// What an operator sees, in the cluster and in the agent's pod.
+/// Tests the operators' view, in the cluster and in the agent's pod.
 fn ask_as_operator(scene: &Scene) -> Result<()> {
     let wide = scene.local().kubectl(&["get", "pnw,pna,pif,nnw", "-A", "-o", "wide"])?;
     println!("$ kubectl get pnw,pna,pif,nnw -A -o wide\n{wide}");
@@ -142,7 +142,7 @@ fn ask_as_operator(scene: &Scene) -> Result<()> {
     privileges(scene)
 }
 
-/// The agent runs with five capabilities, and is not privileged.
+/// Checks that the agent runs with five capabilities, and is not privileged.
 fn privileges(scene: &Scene) -> Result<()> {
     let path = "jsonpath={.items[0].status.containerStatuses[0].containerID}";
     let label = "app.kubernetes.io/name=kni-agent";
@@ -167,7 +167,7 @@ fn privileges(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-/// Another image; the pods retain their interfaces.
+/// Replaces the image; the pods retain their interfaces.
 fn replace(scene: &mut Scene, tag: &str) -> Result<()> {
     let kustomization = scene.kustomize("", tag)?;
     scene.apply_folder(&kustomization)?;
@@ -178,7 +178,7 @@ fn replace(scene: &mut Scene, tag: &str) -> Result<()> {
         .kubectl(&["-n", "kni-system", "get", "pods", "-o", path])?;
     assert_eq!(images, format!("{}:{tag}", image::NAME));
     watch::nothing_lost(scene, &format!("with image {tag}"))?;
-    // The new agent attaches and detaches as well.
+    // The new agent can attach and detach, too.
     let name = format!("since-{tag}");
     scene.create(&[server(&name, &json!({}))])?;
     for address in scene.addresses(&name)? {
@@ -213,9 +213,9 @@ fn delete_agents(scene: &mut Scene) -> Result<()> {
     Ok(())
 }
 
-/// One pod is still there when the node is cleaned up.
+/// One pod still exists when the node is cleaned up.
 fn uninstall(scene: &mut Scene, before: &NodeSnapshot) -> Result<()> {
-    // Pods go while there is an agent that takes their interfaces away.
+    // Pods are deleted while an agent is running that removes their interfaces.
     let kustomization = scene.kustomize("", "one")?;
     scene.apply_folder(&kustomization)?;
     scene.wait_for_agents()?;
@@ -249,7 +249,8 @@ fn uninstall(scene: &mut Scene, before: &NodeSnapshot) -> Result<()> {
     nothing_on_node(scene, before)
 }
 
-/// Neither nodes nor pods have labels or annotations of the agent; networks, which are the user's, can be deleted.
+/// Checks that neither nodes nor pods have labels or annotations of the agent, and that the user's networks can be
+/// deleted.
 fn nothing_in_objects(scene: &Scene) -> Result<()> {
     for kinds in ["nodes", "pods", "podinterfaces,nodenetworks"] {
         let objects = scene.local().kubectl(&["get", kinds, "-n", "default", "-o", "json"])?;
@@ -274,7 +275,7 @@ fn nothing_in_objects(scene: &Scene) -> Result<()> {
     assert_eq!(leases, "", "leases");
     let path = "jsonpath={.items[*].metadata.finalizers}{.items[*].status}";
     assert_eq!(scene.local().kubectl(&["get", "podnetworks", "-o", path])?, "");
-    // No finalizer marks it as in use any more.
+    // No finalizer marks it as in use.
     scene
         .local()
         .kubectl(&["delete", "podnetwork", "blue", "--timeout=30s"])
@@ -282,7 +283,7 @@ fn nothing_in_objects(scene: &Scene) -> Result<()> {
 }
 
 fn nothing_on_node(scene: &Scene, before: &NodeSnapshot) -> Result<()> {
-    // The runtime's own, for the pod that is left; and kube-proxy's, which empties its chains before it deletes them.
+    // Lines of the runtime for the remaining pod, and of kube-proxy, which empties its chains before it deletes them.
     let is_ours = |line: &String| !line.contains("/run/netns") && !line.contains(" kube-proxy {");
     eventually_sync(PATIENCE, || {
         let mut left = NodeSnapshot::diff(before, &NodeSnapshot::take(&scene.machine.node)?);

@@ -1,4 +1,4 @@
-//! A cluster of one node without any network, and what an operator does with `deploy/` there.
+//! Provides a cluster of one node without a network, and an operator's actions with `deploy/`.
 
 use std::{
     fs,
@@ -16,13 +16,13 @@ use serde_json::{Value, json};
 
 use super::image::{NAME, root};
 
-/// Where the servers of a pod listen, TCP and UDP.
+/// The port of a pod's servers, TCP and UDP.
 pub(crate) const PORT: u16 = 7000;
-/// How long anything may take that usually takes seconds.
+/// Timeout for operations that usually take seconds.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
-/// Where kustomizations of the test are, inside the node.
+/// The folder of the test's kustomizations, inside the node.
 const KUSTOMIZATIONS: &str = "/run/kustomize";
-/// The node's archives of images.
+/// The folder of image archives of the node.
 const ARCHIVES: &str = "/run/images";
 
 /// The node of the test.
@@ -36,7 +36,7 @@ impl Scene {
         let machine = Machine::with_cluster(name)?;
         stage::forwarding(&machine.node)?;
         machine.node.enter(|| {
-            // As the first process of a real node does, so that containers see namespaces that are mounted later.
+            // As the init process of a real node does, so that containers see namespaces that are mounted later.
             let none = None::<&str>;
             mount(none, "/run", none, MsFlags::MS_SHARED, none).context("share /run")?;
             fs::create_dir_all(ARCHIVES).context(ARCHIVES)
@@ -49,7 +49,7 @@ impl Scene {
         &self.machine.local
     }
 
-    /// Gives an archive to containerd, as an operator would.
+    /// Imports an archive into containerd, as an operator would.
     pub(crate) fn import(&self, archive: &Path) -> Result<()> {
         let bytes = fs::read(archive).with_context(|| archive.display().to_string())?;
         let inner = Path::new(ARCHIVES).join(archive.file_name().context("an archive without name")?);
@@ -58,12 +58,12 @@ impl Scene {
         self.local().ctr(&["images", "import", &inner]).map(drop)
     }
 
-    /// A kustomization of `folder`, below `deploy/`, that changes what is particular to this node and the image's tag:
-    /// its path inside the node.
+    /// Creates a kustomization of `folder`, below `deploy/`, with the settings of this node and the image's tag;
+    /// returns its path inside the node.
     pub(crate) fn kustomize(&self, folder: &str, tag: &str) -> Result<PathBuf> {
         let base = root().join("deploy").join(folder);
         let base = base.strip_prefix("/").context("a relative root")?;
-        // The root counts as a component, in place of the folder below.
+        // The root counts as a component, instead of the target folder.
         let to_root = "../".repeat(Path::new(KUSTOMIZATIONS).components().count());
         let host_path = |name: &str, path: &str| json!({ "name": name, "hostPath": { "path": path } });
         let [bin, conf] = LocalNode::cni_folders().map(|folder| folder.display().to_string());
@@ -93,14 +93,14 @@ impl Scene {
         self.local().kubectl(&["apply", "--server-side", "-k", &folder])
     }
 
-    /// Waits until all of the `DaemonSet` is of the last template and ready.
+    /// Waits until all pods of the `DaemonSet` have the latest template and are ready.
     pub(crate) fn wait_for_agents(&self) -> Result<()> {
         let timeout = format!("--timeout={}s", PATIENCE.as_secs());
         let rollout = ["-n", "kni-system", "rollout", "status", "daemonset/kni-agent", &timeout];
         self.local().kubectl(&rollout).map(drop).with_context(|| self.agents())
     }
 
-    /// The agents' description and logs, for the message that they are not ready.
+    /// The descriptions and logs of the agents, for error messages.
     pub(crate) fn agents(&self) -> String {
         let ask = |args: &[&str]| {
             let asked = self.local().kubectl(&[&["-n", "kni-system"], args].concat());
@@ -112,7 +112,7 @@ impl Scene {
         format!("{described}\n{logs}")
     }
 
-    /// Runs a program of the agent's image in the agent's pod.
+    /// Runs a program of the agent's image in the pod of the agent.
     pub(crate) fn in_agent(&self, words: &[&str]) -> Result<String> {
         let exec = ["-n", "kni-system", "exec", "daemonset/kni-agent", "--"];
         self.local().kubectl(&[&exec[..], words].concat())
@@ -138,12 +138,13 @@ impl Scene {
         ips.with_context(|| format!("addresses of {pod}"))
     }
 
-    /// The first word of what answers a pod at `address`: the server's name. Nothing within half a second is an error.
+    /// The first word of the answer from `address` to a pod: the name of the server. No answer within half a second is
+    /// an error.
     pub(crate) fn ask(&self, from: &str, address: &str, port: u16) -> Result<String> {
         ask(self.local(), from, address, port)
     }
 
-    /// Waits until `desired` answers a pod there.
+    /// Waits until the server `wanted` answers a pod at this address.
     pub(crate) fn wait_for_answer(&mut self, from: &str, address: &str, port: u16, wanted: &str) -> Result<()> {
         let what = format!("{wanted} answers {from} at {address}:{port}");
         self.machine
@@ -151,7 +152,7 @@ impl Scene {
             .wait(&what, PATIENCE, |node| Ok(ask(node, from, address, port)? == wanted))
     }
 
-    /// Deletes what a kustomization holds, and waits until it is gone.
+    /// Deletes the objects of a kustomization, and waits until they are gone.
     pub(crate) fn delete_folder(&self, kustomization: &Path) -> Result<String> {
         let folder = kustomization.display().to_string();
         let timeout = format!("--timeout={}s", PATIENCE.as_secs());
@@ -159,7 +160,7 @@ impl Scene {
             .kubectl(&["delete", "--ignore-not-found", &timeout, "-k", &folder])
     }
 
-    /// `kubectl kni`, with the program that `knictl` is.
+    /// Runs `kubectl kni` with the program of knictl.
     pub(crate) fn plugin(&self, program: &Path, words: &[&str]) -> Result<String> {
         let mut plugin = self.local().command(program);
         plugin.arg("--kube").args(words);
@@ -192,7 +193,7 @@ pub(crate) fn server(name: &str, annotations: &Value) -> Value {
     )
 }
 
-/// A pod of the probe's image that ends quickly when it is asked to.
+/// A pod with the image of the probe that exits quickly on request.
 pub(crate) fn pod(name: &str, annotations: &Value, args: &[&str]) -> Value {
     json!({
         "apiVersion": "v1",

@@ -1,11 +1,11 @@
-//! Pods that watch a server all the time, over TCP and UDP and both families, and report losses.
+//! Runs pods that continuously probe a server, over TCP and UDP and both families, and report losses.
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use super::scene::{PATIENCE, PORT, Scene, pod};
 
-/// A watching pod's name, and what it runs.
+/// The name of a probing pod, and its arguments.
 const WATCHES: [(&str, &str, usize); 4] = [
     ("tcp-4", "ping-loop", 0),
     ("tcp-6", "ping-loop", 1),
@@ -13,7 +13,7 @@ const WATCHES: [(&str, &str, usize); 4] = [
     ("udp-6", "udp-loop", 1),
 ];
 
-/// Starts them.
+/// Starts the pods.
 pub(crate) fn start(scene: &Scene, server: &str) -> Result<()> {
     let addresses = scene.addresses(server)?;
     let port = PORT.to_string();
@@ -27,7 +27,7 @@ pub(crate) fn start(scene: &Scene, server: &str) -> Result<()> {
     scene.create(&pods?)
 }
 
-/// Waits until each has seen a second more of answers. Nothing was lost so far: no datagram, no connection.
+/// Waits until each has received answers for another second. No datagram and no connection was lost so far.
 pub(crate) fn nothing_lost(scene: &mut Scene, when: &str) -> Result<()> {
     for (name, task, _) in WATCHES {
         let fields: &[(&str, u64)] = match task {
@@ -50,7 +50,7 @@ pub(crate) fn nothing_lost(scene: &mut Scene, when: &str) -> Result<()> {
     Ok(())
 }
 
-/// What each saw, for the report of the test.
+/// The reports of all pods, for the output of the test.
 pub(crate) fn report(scene: &Scene) -> Result<String> {
     let lines = WATCHES.iter().map(|(name, ..)| {
         let last = scene.local().kubectl(&["logs", name, "--tail=1"])?;

@@ -1,4 +1,4 @@
-//! Many pods come and go.
+//! Tests the creation and deletion of many pods.
 
 use std::{collections::BTreeSet, time::Instant};
 
@@ -14,7 +14,7 @@ const COUNT: usize = 100;
 fn a_hundred_pods_leave_the_node_as_it_was() -> Result<()> {
     require!(exclusive, root, netns, bpf, machine);
     let scene = Scene::start("kubelet-churn")?;
-    // What comes with a first pod and stays.
+    // Creates the state that remains after a first pod.
     scene.create(&[server("first", &json!({}))])?;
     delete_all(&scene)?;
     let before = scene.machine.at_rest()?;

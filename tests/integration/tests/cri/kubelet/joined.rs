@@ -1,4 +1,5 @@
-//! A node whose agent follows the API server: policies, names, controllers in pods, and a time without the API server.
+//! Tests a node whose agent watches the API server: policies, names, controllers in pods, and an outage of the API
+//! server.
 
 use std::{thread, time::Duration};
 
@@ -9,9 +10,9 @@ use serde_json::{Value, json};
 
 use super::scene::{PATIENCE, PORT, Scene, container, pod, server};
 
-/// An image around kubectl: a controller that knows its cluster from its service account.
+/// An image with kubectl: a controller that connects to its cluster with its service account.
 const KUBECTL: &str = "kni.local/kubectl:1";
-/// No answer for this long: the connection is blocked. Questions follow each other after 10 ms.
+/// No answer for this time: the connection is blocked. Requests follow each other after 10 ms.
 const SILENCE: Duration = Duration::from_secs(2);
 
 #[test]
@@ -37,7 +38,7 @@ fn the_agent_follows_the_api_server() -> Result<()> {
     without_api_server(&mut scene, &address)
 }
 
-/// Lists of `kubectl get` have no JSON and no saturated number.
+/// Checks that the output of `kubectl get` contains no JSON and no saturated number.
 fn lists(scene: &Scene) -> Result<()> {
     let shown = scene.local().kubectl(&["get", "pnw,nnw,pna", "-o", "wide"])?;
     println!("{shown}");
@@ -70,7 +71,7 @@ fn names(scene: &mut Scene) -> Result<()> {
     Ok(())
 }
 
-/// A pod reaches the API server at the address of its Service, and is known by its service account.
+/// Tests that a pod reaches the API server at the address of its Service, and is identified by its service account.
 fn controller(scene: &mut Scene) -> Result<()> {
     let whoami = json!({
         "name": "main", "image": KUBECTL, "imagePullPolicy": "Never", "args": ["auth", "whoami", "-v=6"],
@@ -88,7 +89,7 @@ fn controller(scene: &mut Scene) -> Result<()> {
         .map(drop)
 }
 
-/// A default deny stops new and established connections; without it both work again.
+/// Tests that a default deny stops new and established connections, and that both work after its removal.
 fn policy(scene: &mut Scene, address: &str) -> Result<()> {
     wait_for_answers(scene)?;
     scene.local().apply(&json!({
@@ -127,7 +128,8 @@ fn policy(scene: &mut Scene, address: &str) -> Result<()> {
     wait_for_answers(scene)
 }
 
-/// The API server is away: pods talk, and a pod whose sandbox died gets another one with an interface.
+/// Tests an outage of the API server: traffic continues, and a pod whose sandbox has died gets a new one with an
+/// interface.
 fn without_api_server(scene: &mut Scene, address: &str) -> Result<()> {
     let before = running(scene.local(), "known")?;
     scene.machine.local.kill(Part::ApiServer)?;
@@ -160,14 +162,14 @@ fn without_api_server(scene: &mut Scene, address: &str) -> Result<()> {
     wait_for_answers(scene)
 }
 
-/// The running containers of a pod, by their ids at containerd, which answers without the API server.
+/// The running containers of a pod, by their ids in containerd, which is independent of the API server.
 struct Running {
     sandbox: String,
     container: String,
 }
 
 impl Running {
-    /// Runs a program in the container; its standard output.
+    /// Runs a program in the container; returns its standard output.
     fn exec(&self, node: &LocalNode, command: &[&str]) -> Result<String> {
         let id = random_hex(8);
         let exec = ["task", "exec", "--exec-id", &id, &self.container];
@@ -203,7 +205,7 @@ fn wait_for_answers(scene: &mut Scene) -> Result<()> {
         })
 }
 
-/// How many answers the watching pod has received; it reports each second.
+/// The number of answers that the probing pod has received; it reports each second.
 fn answers(node: &LocalNode) -> Result<u64> {
     let report = node.kubectl(&["logs", "watch", "--tail=1"])?;
     let report: Value = serde_json::from_str(&report).with_context(|| format!("report {report:?}"))?;

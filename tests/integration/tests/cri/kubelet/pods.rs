@@ -1,4 +1,4 @@
-//! What a user does with pods: probes, services, exec, logs, ports of the host and its network.
+//! Tests common uses of pods: probes, services, exec, logs, host ports and the host network.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use super::scene::{PATIENCE, PORT, Scene, container, pod, server};
 
 const HOST_PORT: u16 = 30800;
-/// Where the pod on the host's network listens.
+/// The port of the pod on the host network.
 const HOST_NETWORK_PORT: u16 = 7100;
-/// Addresses of KNI's own service, outside the range of the API server's.
+/// Addresses of KNI's own service, outside the range of the API server's services.
 const OURS: [&str; 2] = ["10.97.0.10", "fd00:97::10"];
 
 #[test]
@@ -48,7 +48,7 @@ fn exec_and_logs(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-/// The Service of kube-proxy by its address of either family, then KNI's by both, which the agent translates.
+/// Tests the Service of kube-proxy by its address of either family, then KNI's by both, which the agent translates.
 fn services(scene: &mut Scene) -> Result<()> {
     let ips = scene.get("service/web", "{.spec.clusterIPs[*]}")?;
     for ip in ips.split(' ') {
@@ -64,7 +64,7 @@ fn services(scene: &mut Scene) -> Result<()> {
 
 fn assert_both_answer(scene: &mut Scene, ip: &str) -> Result<()> {
     for wanted in ["web-1", "web-2"] {
-        // It takes a moment until a service is translated, and any of the two may be chosen.
+        // The translation of a service takes a moment to be applied, and either backend may be chosen.
         let what = format!("{wanted} answers at {ip}");
         let port = "80";
         scene.machine.local.wait(&what, PATIENCE, |node| {
@@ -96,7 +96,8 @@ fn host(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-/// A pod whose readiness probe fails leaves its service and comes back; one whose liveness probe fails is restarted.
+/// Tests that a pod whose readiness probe fails leaves its service and returns, and that one whose liveness probe fails
+/// is restarted.
 fn probes(scene: &mut Scene) -> Result<()> {
     let ready = "{.status.conditions[?(@.type==\"Ready\")].status}";
     let restarts = "{.status.containerStatuses[?(@.name==\"live\")].restartCount}";
@@ -113,7 +114,7 @@ fn probes(scene: &mut Scene) -> Result<()> {
     run(scene, "ready", "touch")?;
     scene.wait_for("pod/web-1", ready, "False")?;
     let ip = scene.get("service/web", "{.spec.clusterIP}")?;
-    // What is left of the service is one endpoint, so every answer is its.
+    // The service has one endpoint left, so every answer is from that one.
     scene
         .machine
         .local
@@ -129,7 +130,7 @@ fn probes(scene: &mut Scene) -> Result<()> {
     scene.wait_for("pod/web-1", ready, "True")
 }
 
-/// Two containers: one with a liveness probe, one with a readiness probe; either fails once its `/tmp/fail` is there.
+/// Two containers: one with a liveness probe, one with a readiness probe; a probe fails when `/tmp/fail` exists.
 fn probed(name: &str) -> Value {
     let port = PORT.to_string();
     let serve = |port: &'static str| ["serve", "--http", port, "--fail-file", "/tmp/fail"];
@@ -166,7 +167,7 @@ fn host_network(name: &str) -> Value {
     pod
 }
 
-/// For kube-proxy.
+/// The service for kube-proxy.
 fn service() -> Value {
     json!({
         "apiVersion": "v1",
@@ -180,7 +181,7 @@ fn service() -> Value {
     })
 }
 
-/// The same pods behind a service that only the agent knows.
+/// The same pods behind a service that only the agent serves.
 fn ours(scene: &Scene) -> Result<Value> {
     let pods = [scene.addresses("web-1")?, scene.addresses("web-2")?];
     let slice = |family: usize, kind: &str| {
@@ -211,7 +212,7 @@ fn ours(scene: &Scene) -> Result<Value> {
     }))
 }
 
-/// Who answers an external host at a port of the node.
+/// The server that answers an external host at a port of the node.
 fn from_fabric(scene: &Scene, port: u16) -> Result<String> {
     let node: IpAddr = NODE_V4.parse()?;
     scene.machine.node.fabric().enter(|| {

@@ -1,4 +1,4 @@
-//! When the node is ready.
+//! Tests the readiness of the node.
 
 use anyhow::Result;
 use kni_integration::{Machine, Manifest, require};
@@ -7,7 +7,7 @@ use kni_integration::{Machine, Manifest, require};
 fn the_node_is_ready_while_the_agent_serves() -> Result<()> {
     require!(exclusive, root, netns, bpf, machine);
     let mut machine = Machine::with_cluster("kubelet-ready")?;
-    // Installed, but not running: the plugin reports it.
+    // The plugin is installed, but the agent is not running, which the plugin reports.
     machine.install_cni()?;
     machine
         .local

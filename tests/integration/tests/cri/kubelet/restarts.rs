@@ -1,4 +1,4 @@
-//! Kubelet, containerd and agent are started again while pods talk.
+//! Tests restarts of kubelet, containerd and agent during traffic between pods.
 
 use anyhow::{Context as _, Result};
 use kni_integration::require;
@@ -32,7 +32,7 @@ fn restarts_cost_no_traffic() -> Result<()> {
     scene.agent.restart()?;
     wait_for_more(&mut scene)?;
 
-    // The kubelet is content with what it found.
+    // The kubelet accepts the existing state.
     scene.machine.local.wait_ready(true)?;
     scene.create(&[server("late", &json!({}))])?;
     for address in scene.addresses("late")? {
@@ -45,7 +45,7 @@ fn restarts_cost_no_traffic() -> Result<()> {
     Ok(())
 }
 
-/// Starts the part that was ended, and sees traffic after that.
+/// Starts the stopped part, and waits for traffic afterwards.
 fn wait_for_more_traffic_of(scene: &mut Scene, part: Part) -> Result<()> {
     scene.machine.local.start(part)?;
     scene.machine.local.wait_for_containerd()?;
@@ -53,7 +53,7 @@ fn wait_for_more_traffic_of(scene: &mut Scene, part: Part) -> Result<()> {
     wait_for_more(scene)
 }
 
-/// Both connections are the first ones, have lost nothing, and continue.
+/// Both connections are the original ones, have lost nothing, and continue.
 fn wait_for_more(scene: &mut Scene) -> Result<()> {
     for name in ["watch-4", "watch-6"] {
         let mut first = None;

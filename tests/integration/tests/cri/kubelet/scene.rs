@@ -1,4 +1,4 @@
-//! A cluster of one node with an agent, and pods by the API.
+//! Provides a cluster of one node with an agent, and pods through the API.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -7,19 +7,19 @@ use kni_integration::{Agent, Machine, Manifest, stage};
 use kni_local_node::{LocalNode, image};
 use serde_json::{Value, json};
 
-/// Where the servers of a pod listen, TCP and UDP.
+/// The port of a pod's servers, TCP and UDP.
 pub(crate) const PORT: u16 = 7000;
-/// How long anything may take that usually takes seconds.
+/// Timeout for operations that usually take seconds.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(2);
 
-/// The node of a test. The agent goes before the machine.
+/// The node of a test. The agent is dropped before the machine.
 pub(crate) struct Scene {
     pub(crate) agent: Agent,
     pub(crate) machine: Machine,
 }
 
 impl Scene {
-    /// A cluster whose node is ready.
+    /// A cluster with a ready node.
     pub(crate) fn start(name: &str) -> Result<Self> {
         let mut machine = Machine::with_cluster(name)?;
         stage::forwarding(&machine.node)?;
@@ -28,7 +28,7 @@ impl Scene {
         Ok(Self { agent, machine })
     }
 
-    /// A cluster whose node is ready, whose agent follows the API server, and which has a DNS.
+    /// A cluster with a ready node, whose agent watches the API server, and with a DNS server.
     pub(crate) fn joined(name: &str) -> Result<Self> {
         let mut machine = Machine::with_cluster(name)?;
         stage::forwarding(&machine.node)?;
@@ -61,13 +61,13 @@ impl Scene {
         })
     }
 
-    /// What a `JSONPath` expression finds in an object.
+    /// The result of a `JSONPath` expression for an object.
     pub(crate) fn get(&self, object: &str, path: &str) -> Result<String> {
         self.local()
             .kubectl(&["get", object, "-o", &format!("jsonpath={path}")])
     }
 
-    /// Waits until it is `desired`.
+    /// Waits until the result is `wanted`.
     pub(crate) fn wait_for(&mut self, object: &str, path: &str, wanted: &str) -> Result<()> {
         let what = format!("{path} of {object} is {wanted:?}");
         let expression = format!("jsonpath={path}");
@@ -83,7 +83,7 @@ impl Scene {
         ips.with_context(|| format!("addresses of {pod}"))
     }
 
-    /// The first word of what answers a pod at `address`: the server's name.
+    /// The first word of the answer from `address` to a pod: the name of the server.
     pub(crate) fn ask(&self, from: &str, address: &str, port: u16, protocol: &str) -> Result<String> {
         let port = port.to_string();
         let probe = ["/kni-probe", "ask", address, &port, "--protocol", protocol];
@@ -101,12 +101,12 @@ pub(crate) fn server(name: &str, labels: &Value) -> Value {
     pod(name, labels, &json!([container("serves", &serve)]))
 }
 
-/// A container of the probe's image.
+/// A container with the image of the probe.
 pub(crate) fn container(name: &str, args: &[&str]) -> Value {
     json!({ "name": name, "image": image::PROBE, "imagePullPolicy": "Never", "args": args })
 }
 
-/// A pod that ends quickly when it is asked to.
+/// A pod that exits quickly on request.
 pub(crate) fn pod(name: &str, labels: &Value, containers: &Value) -> Value {
     json!({
         "apiVersion": "v1",

@@ -1,4 +1,4 @@
-//! Which of several backends a flow gets.
+//! Tests the choice among several backends of a flow.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -18,7 +18,7 @@ fn two() -> Service {
     service(7, &[(IpAddr::from(B4), 8080), (THIRD.into(), 8080)])
 }
 
-/// How often each address got one of as many new flows; only UDP opens one with each first packet.
+/// The number of new flows per backend address; only UDP opens one with each first packet.
 fn spread(table: &mut Table<'_>, ports: std::ops::Range<u16>) -> Result<BTreeMap<Vec<u8>, u32>> {
     let mut found = BTreeMap::new();
     for port in ports {
@@ -35,7 +35,7 @@ fn without_affinity_every_backend_gets_flows() -> Result<()> {
     table("backends", |table| {
         table.step.serve((DEFAULT, VIRTUAL4.into(), 17, 80), &two())?;
         let found = spread(table, 5000..5128)?;
-        // Fewer than 32 of 128 throws of a coin: once in 10^9.
+        // Fewer than 32 of 128 coin tosses: probability 10^-9.
         ensure!(
             found.len() == 2 && found.values().all(|count| *count >= 32),
             "{found:?}"
@@ -56,13 +56,13 @@ fn a_client_stays_with_its_backend_for_the_time_of_affinity() -> Result<()> {
         table.step.serve((DEFAULT, VIRTUAL4.into(), 17, 80), &sticky)?;
         let first = spread(table, 5000..5010)?;
         ensure!(first.len() == 1, "{first:?}");
-        // Each use begins the time anew.
+        // Each use restarts the timeout.
         for start in [5010, 5020, 5030] {
             table.step.age(HOUR / 4 * 3)?;
             let later = spread(table, start..start + 10)?;
             ensure!(first.keys().eq(later.keys()), "{first:?}, then {later:?}");
         }
-        // Over: in 40 times both are chosen.
+        // The affinity has expired: both backends are chosen within 40 flows.
         let mut all = BTreeMap::new();
         for start in 6000..6040 {
             table.step.age(HOUR + HOUR / 4)?;
@@ -73,7 +73,7 @@ fn a_client_stays_with_its_backend_for_the_time_of_affinity() -> Result<()> {
     })
 }
 
-/// The answer to the first SYN may be on its way.
+/// The answer to the first SYN may still be in transit.
 #[test]
 fn a_repeated_syn_stays_with_its_backend() -> Result<()> {
     require!(root, netns, bpf, ip);

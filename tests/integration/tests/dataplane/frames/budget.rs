@@ -1,4 +1,5 @@
-//! How much work the verifier has with each program: what it grows to decides on which kernels it loads.
+//! Tests the number of instructions that the verifier processes per program, which determines the kernels that can load
+//! it.
 
 use anyhow::{Context as _, Error, Result, ensure};
 use aya::programs::loaded_programs;
@@ -6,7 +7,7 @@ use kni_common::IFINDEX_BASE;
 use kni_integration::{programs::Programs, require};
 use kni_model::EndpointId;
 
-/// Most instructions that the verifier may process, by program. The kernel refuses a program at one million.
+/// Maximum number of processed instructions per program. The kernel refuses a program at one million.
 const BUDGET: [(&str, u32); 3] = [("from_pod", 220_000), ("to_pod", 112_000), ("xdp_pod", 5_000)];
 
 #[test]

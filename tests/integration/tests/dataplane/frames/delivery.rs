@@ -1,4 +1,4 @@
-//! Valid packets: each protocol, both families, always within the network.
+//! Tests valid packets: each protocol, both families, always within the network.
 
 use std::net::IpAddr;
 
@@ -54,7 +54,7 @@ fn payloads(is_v4: bool) -> Vec<(&'static str, Payload)> {
     payloads
 }
 
-/// Two networks with the same addresses: the frames differ in nothing but the MAC addresses.
+/// Two networks with the same addresses: the frames differ only in the MAC addresses.
 #[test]
 fn valid_packets_reach_the_own_networks_peer() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -114,7 +114,7 @@ fn other_destinations_are_refused_by_name() -> Result<()> {
             ("broadcast", [255; 4], Verdict::Multicast),
             ("the subnet's broadcast", [10, 0, 0, 255], Verdict::NoDestination),
             ("reserved address", [240, 0, 0, 1], Verdict::NoRoute),
-            // Outside the subnets like any other: node-local services live there.
+            // Outside the subnets: node-local services use such addresses.
             ("IPv4 link-local", [169, 254, 1, 1], Verdict::NoRoute),
         ] {
             table.fresh(name, BLUE_A, &from(BLUE_A).frame(&udp(A4, destination)), expected)?;
@@ -123,7 +123,7 @@ fn other_destinations_are_refused_by_name() -> Result<()> {
     })
 }
 
-/// One endpoint has an address that no other network has, and no IPv6 address.
+/// One endpoint has an address that does not exist in any other network, and no IPv6 address.
 #[test]
 fn an_address_counts_in_its_network_only() -> Result<()> {
     require!(root, netns, bpf, ip);

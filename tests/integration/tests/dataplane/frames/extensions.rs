@@ -1,4 +1,4 @@
-//! IPv6 extension headers.
+//! Tests IPv6 extension headers.
 
 use anyhow::Result;
 use kni_common::Verdict::{ExtensionHeaders, Malformed, Redirected, SourceRoute, Truncated};
@@ -74,7 +74,7 @@ fn ipv6_extension_headers_are_walked() -> Result<()> {
 fn what_only_looks_like_an_extension_header_is_not_walked() -> Result<()> {
     require!(root, netns, bpf, ip);
     table("IPv6 headers that lie", |table| {
-        // Protocols that only look like extension headers carry no ports.
+        // Protocols that only resemble extension headers have no ports.
         for (name, protocol) in [
             ("authentication", 51),
             ("mobility", 135),

@@ -1,4 +1,4 @@
-//! Fragments: later ones follow their first, within network and direction.
+//! Tests fragments: later ones are treated as the first one, within network and direction.
 
 use std::net::IpAddr;
 
@@ -51,7 +51,7 @@ fn datagram(table: &mut Table<'_>, what: &str, [a, b]: [IpAddr; 2], payload: &Pa
     for at in 1..packets.len() {
         table.reaches(&name("later"), BLUE_A, &frame(BLUE_A, at), BLUE_B)?;
     }
-    // The other network's datagram has the same addresses and identification.
+    // The datagram of the other network has the same addresses and identification.
     let red = frame(RED_A, 1);
     table.sent(&name("later, other network"), RED_A, &red, FragmentWithoutFirst)?;
     let other = from(BLUE_A).frame(&parts(a, b, 2, payload)[1]);
@@ -63,7 +63,7 @@ fn datagram(table: &mut Table<'_>, what: &str, [a, b]: [IpAddr; 2], payload: &Pa
     )?;
     table.reaches(&name("first, other network"), RED_A, &frame(RED_A, 0), RED_B)?;
     table.reaches(&name("later, other network"), RED_A, &red, RED_B)?;
-    // A first fragment on its way to a pod does not speak for what the pod sends.
+    // A first fragment towards a pod does not affect fragments that the pod sends.
     let back = parts(b, a, 3, payload);
     let [first, later] = [0, 1].map(|at| to(DEFAULT_A).frame(&back[at]));
     table.received(&name("first to the pod"), DEFAULT_A, &first, Delivered)?;
@@ -83,7 +83,7 @@ fn fragments_alone_are_judged_by_what_they_show() -> Result<()> {
     require!(root, netns, bpf, ip);
     table("lone fragments", |table| {
         for (a, b) in FAMILIES {
-            // Whatever its bytes look like, a later fragment has no ports.
+            // A later fragment has no ports, regardless of its content.
             let tail = ip(a, b).fragment(17, &[0; 8], 800, false);
             let tiny = ip(a, b).fragment(6, &[15, 160, 0, 80, 0, 0, 0, 1], 0, true);
             let opaque = ip(a, b).fragment(47, &[0; 8], 800, false);

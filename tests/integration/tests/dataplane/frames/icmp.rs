@@ -1,4 +1,4 @@
-//! ICMP errors and types.
+//! Tests ICMP errors and types.
 
 use std::net::IpAddr;
 
@@ -82,7 +82,7 @@ fn malformed(table: &mut super::table::Table<'_>, a: IpAddr, b: IpAddr) -> Resul
         let error = ip(b, a).packet(&unreachable(a.is_ipv4(), quoted));
         let frame = from(BLUE_B).frame(&error);
         table.sent(&format!("{family} quote {name}"), BLUE_B, &frame, expected)?;
-        // As many bytes follow as are missing, outside the packet.
+        // The missing bytes are present, but outside the packet.
         let padded = [frame, packet.clone()].concat();
         table.sent(&format!("{family} quote {name}, padded"), BLUE_B, &padded, expected)
     };

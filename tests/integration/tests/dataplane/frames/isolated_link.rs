@@ -1,4 +1,4 @@
-//! What a link needs is no matter of policy: an isolated pod finds its gateway, and nothing more.
+//! Tests that policies do not affect link control: an isolated pod finds its gateway, and nothing else.
 
 use anyhow::{Result, ensure};
 use kni_common::Verdict::{Absorbed, Answered, PolicyEgress};
@@ -27,7 +27,8 @@ fn an_isolated_pod_finds_its_gateway() -> Result<()> {
         table.fresh("ARP for the gateway", BLUE_A, &asked, Answered)?;
         let asked = neighbour_solicitation(mac(BLUE_A), A6, gateway6);
         table.fresh("solicitation of the gateway", BLUE_A, &asked, Answered)?;
-        // Duplicate address detection, router solicitation, listener report: dropped without an event, and nothing is delayed.
+        // Duplicate address detection, router solicitation, listener report: dropped without an event and without a
+        // delay.
         let probe = neighbour_solicitation(mac(BLUE_A), "::".parse()?, A6);
         table.fresh("duplicate address detection", BLUE_A, &probe, Absorbed)?;
         for (name, kind) in [("router solicitation", 133), ("listener report", 143)] {

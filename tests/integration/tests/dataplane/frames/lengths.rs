@@ -1,4 +1,4 @@
-//! Lengths and versions in IP headers: the frame must contain them, and bytes behind them are ignored.
+//! Tests lengths and versions in IP headers: the frame must contain the whole packet, and later bytes are ignored.
 
 use std::net::IpAddr;
 
@@ -50,7 +50,7 @@ fn lengths_and_versions_must_be_true() -> Result<()> {
             table.reaches("padding behind the packet", BLUE_A, &padded, BLUE_B)?;
             let empty = from(BLUE_A).frame(&ip(a, b).around(6, &[]));
             table.fresh("TCP without a header", BLUE_A, &empty, Truncated)?;
-            // What pretends to be the flags is padding.
+            // The bytes at the position of the flags are padding.
             let ports_only = from(BLUE_A).frame(&ip(a, b).around(6, &[15, 160, 0, 80, 0, 0, 0, 1]));
             let hidden = [ports_only, vec![0x10; 12]].concat();
             table.fresh("TCP flags in the padding", BLUE_A, &hidden, Truncated)?;
@@ -59,7 +59,7 @@ fn lengths_and_versions_must_be_true() -> Result<()> {
     })
 }
 
-/// A packet of several segments: its length fields are of the whole, or zero above 64 KiB (RFC 2675).
+/// A packet of several segments: its length fields cover the whole packet, or are zero above 64 KiB (RFC 2675).
 fn segments(table: &mut Table<'_>) -> Result<()> {
     for (a, b) in FAMILIES {
         let mut frame = from(BLUE_A).frame(&tcp(a, b, TcpFlags::ACK));

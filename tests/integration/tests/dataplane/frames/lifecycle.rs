@@ -1,4 +1,4 @@
-//! Endpoints that come, go and change: no flow outlives what it was decided on.
+//! Tests changes of endpoints: no flow outlives the state that its decision was based on.
 
 use std::net::Ipv4Addr;
 
@@ -77,7 +77,7 @@ fn a_changed_endpoint_is_judged_anew() -> Result<()> {
         table.step.publish(DEFAULT_A, &endpoint(DEFAULT_A))?;
         table.sent("to the stack, access given", DEFAULT_A, &out, Verdict::PassedToStack)?;
 
-        // A flow through the stack does not survive its receiver: the next one is judged by its own packets.
+        // A flow through the stack ends with its receiver: the next owner's packets are evaluated independently.
         let question = to(DEFAULT_B).frame(&tcp(A4, B4, TcpFlags::SYN));
         let reply = from(DEFAULT_B).frame(&tcp_back());
         table.received("question by the stack", DEFAULT_B, &question, Verdict::Delivered)?;
@@ -94,7 +94,7 @@ fn tcp_back() -> Vec<u8> {
     super::table::ip(B4, A4).packet(&payload)
 }
 
-/// The slot, the MAC address and even the IP address of a pod that is gone may come back in another network.
+/// The slot, the MAC address and even the IP address of a removed pod may be reused in another network.
 #[test]
 fn a_reused_slot_inherits_nothing() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -115,7 +115,7 @@ fn a_reused_slot_inherits_nothing() -> Result<()> {
         let blue = from(BLUE_A).frame(&udp(A4, [10, 0, 0, 9]));
         table.sent("its old network does not", BLUE_A, &blue, Verdict::NoDestination)?;
 
-        // The address moves to another slot of the same network.
+        // The address is moved to another slot of the same network.
         table.step.publish(
             FREE,
             &Endpoint {
@@ -132,7 +132,7 @@ fn a_reused_slot_inherits_nothing() -> Result<()> {
             &stale,
             Verdict::SourceAddress,
         )?;
-        // Red never noticed.
+        // Red is unaffected.
         let red = from(RED_A).frame(&tcp(A4, B4, TcpFlags::ACK));
         table.reaches("red", RED_A, &red, RED_B)
     })

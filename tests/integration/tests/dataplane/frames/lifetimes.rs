@@ -1,4 +1,4 @@
-//! How long flows live: until the first answer, from then on, behind the end of a connection.
+//! Tests the lifetimes of flows: before the first answer, after it, and after the end of a connection.
 
 use std::net::IpAddr;
 
@@ -18,11 +18,11 @@ use super::{
     table::{BLUE, BLUE_A, BLUE_B, FAMILIES, Table, family, from, ip, table},
 };
 
-/// Ticks that a test may take.
+/// Maximum duration of a test in ticks.
 const SLACK: u32 = 5000;
 const NOTHING: u32 = 40;
 
-/// Whether what the server sends still belongs to the flow: it may open none of its own.
+/// Whether packets of the server still belong to the flow: it may not open a flow itself.
 fn answer(table: &mut Table<'_>, name: &str, ends: (IpAddr, IpAddr), payload: &Payload, lives: bool) -> Result<()> {
     let expected = if lives { Redirected } else { PolicyEgress };
     let frame = from(BLUE_B).frame(&ip(ends.1, ends.0).packet(payload));
@@ -46,7 +46,7 @@ fn entry(table: &Table<'_>, ends: (IpAddr, IpAddr), protocol: u8, ports: (u16, u
     found.ok_or_else(|| anyhow::anyhow!("no flow {flow:?}"))
 }
 
-/// Protocol, name, question, answer, how long it lives before and behind the first answer.
+/// Protocol, name, request, answer, lifetimes before and after the first answer.
 type Life = (u8, &'static str, [Payload; 2], [u32; 2]);
 
 fn lives(v4: bool, times: &Lifetimes) -> [Life; 4] {
@@ -106,7 +106,7 @@ fn a_flow_lives_longer_once_it_was_answered() -> Result<()> {
                 ask(table, &name("question again"), ends, &question)?;
                 table.step.age(new - SLACK)?;
                 answer(table, &name("answer, in time"), ends, &reply, true)?;
-                // Each packet begins the time anew, whichever side sends it.
+                // Each packet restarts the timeout, regardless of its direction.
                 for _ in 0..2 {
                     table.step.age(established - SLACK)?;
                     answer(table, &name("answer, later"), ends, &reply, true)?;
@@ -119,7 +119,7 @@ fn a_flow_lives_longer_once_it_was_answered() -> Result<()> {
     })
 }
 
-/// A direction in which nothing goes lives by the other one.
+/// Packets of one direction keep the other one alive.
 #[test]
 fn a_flow_that_only_one_side_uses_lives_on() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -149,7 +149,7 @@ fn segment(from_client: bool, flags: TcpFlags) -> Payload {
     Payload::tcp(from, to, flags)
 }
 
-/// Opens a connection, and then lets the server open none of its own.
+/// Opens a connection, and then forbids the server to open flows.
 fn connect(table: &mut Table<'_>, name: &str, ends: (IpAddr, IpAddr)) -> Result<()> {
     table.step.flush()?;
     select(table.step, BLUE_B, 0)?;
@@ -171,7 +171,7 @@ fn only_receives(table: &mut Table<'_>) -> Result<()> {
     select(table.step, BLUE_B, NOTHING)
 }
 
-/// Behind FIN of both sides what is left of a connection has little time; a new SYN has all of it again.
+/// After FIN of both sides the remaining lifetime is short; a new SYN restores the full lifetime.
 #[test]
 fn a_connection_that_is_over_is_forgotten_soon() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -229,7 +229,7 @@ fn a_connection_that_is_over_is_forgotten_soon() -> Result<()> {
     })
 }
 
-/// Behind RST nothing follows: what still comes is judged by itself.
+/// RST ends a flow: later packets are evaluated independently.
 #[test]
 fn a_reset_leaves_nothing() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -254,7 +254,7 @@ fn a_reset_leaves_nothing() -> Result<()> {
     })
 }
 
-/// Either row may be evicted without the other one; the pod that is asked may open nothing by itself.
+/// Either row may be evicted without the other one; the server may not open flows itself.
 #[test]
 fn an_answer_whose_row_was_evicted_still_is_one() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -274,7 +274,7 @@ fn an_answer_whose_row_was_evicted_still_is_one() -> Result<()> {
                 destination: (ends.0, 4000),
             };
             table.step.evict(&flow)?;
-            // A question changes nothing, so it cannot put the row back and see what becomes of it.
+            // A dry run changes nothing, so it cannot restore the row and continue with it.
             let frame = from(BLUE_B).frame(&ip(ends.1, ends.0).packet(&reply));
             let behind = table.step.run(Direction::FromPod, BLUE_B, &frame)?;
             ensure!(behind.verdict == Redirected, "behind the eviction: {behind:?}");

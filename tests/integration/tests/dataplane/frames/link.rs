@@ -1,4 +1,4 @@
-//! Below IP: tags, frame types, ARP, neighbour discovery.
+//! Tests the layer below IP: tags, frame types, ARP, neighbour discovery.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -134,7 +134,7 @@ fn solicited(table: &mut Table<'_>, name: &str, id: u32, source: Ipv6Addr) -> Re
         answer[78..] == [&[2, 1][..], &host_mac(id)].concat(),
         "option of the answer"
     );
-    // Over a message with a right checksum the sum is 0.
+    // The sum over a message with a correct checksum is 0.
     let sum = checksum(&[&answer[22..54], &[0, 0, 0, 32, 0, 0, 0, 58], &answer[54..]]);
     ensure!(sum == 0, "checksum of the answer is wrong by {sum:04x}");
     Ok(())

@@ -1,4 +1,4 @@
-//! IPv4 options.
+//! Tests IPv4 options.
 
 use anyhow::Result;
 use kni_common::Verdict::{self, ExtensionHeaders, Malformed, Redirected, SourceRoute};

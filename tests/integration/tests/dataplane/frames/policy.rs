@@ -1,4 +1,4 @@
-//! What policies allow: to whom, on which port, in which direction, decided for both sides at the sender.
+//! Tests policies: peers, ports and directions, evaluated for both sides at the sender.
 
 use std::net::IpAddr;
 
@@ -32,7 +32,7 @@ pub(crate) fn select(step: &mut Lockstep, id: u32, policy: u32) -> Result<()> {
     step.enforce(id, Enforced { policy, ..known })
 }
 
-/// Gives both addresses of an endpoint an identity.
+/// Assigns an identity to both addresses of an endpoint.
 fn know(step: &mut Lockstep, id: u32, identity: u32) -> Result<()> {
     let known = step.model.world.enforced(id).unwrap_or_default();
     let enforced = Enforced {
@@ -81,7 +81,7 @@ fn no_row_is_a_denial_and_a_denied_packet_opens_no_flow() -> Result<()> {
     })
 }
 
-/// A row of the peer's own identity counts instead of the wildcard's.
+/// A row for the peer's own identity takes precedence over the wildcard row.
 #[test]
 fn the_own_identity_comes_before_everybody() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -172,7 +172,7 @@ fn ports_match_by_their_longest_prefix() -> Result<()> {
             ordinal,
             allow,
         };
-        // UDP 4096 to 8191 without 5000; every TCP port but 80; nothing else.
+        // UDP 4096 to 8191 without 5000; every TCP port except 80; nothing else.
         let rows = [
             row(Some(17), (4096, 4), 0, true),
             row(Some(17), (5000, 16), 1, false),
@@ -221,7 +221,7 @@ fn ports_match_by_their_longest_prefix() -> Result<()> {
     })
 }
 
-/// Policies are about pods: what counts is who serves and on which port, not the virtual address.
+/// Policies apply to the backend and its port, not to the virtual address.
 #[test]
 fn a_service_is_judged_as_its_backend() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -267,7 +267,7 @@ fn a_service_is_judged_as_its_backend() -> Result<()> {
     })
 }
 
-/// Kubelet's probes must reach a pod whatever its policies are; no other peer is exempt.
+/// Probes of the kubelet must reach a pod under all policies; no other peer is exempt.
 #[test]
 fn the_node_always_reaches_its_pods_and_gets_answers() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -281,7 +281,7 @@ fn the_node_always_reaches_its_pods_and_gets_answers() -> Result<()> {
             table.received(&name("from the node"), DEFAULT_A, &probe, Delivered)?;
             let answer = from(DEFAULT_A).frame(&ip(a, node).packet(&Payload::tcp(80, 4000, TcpFlags::SYN_ACK)));
             table.sent(&name("its answer"), DEFAULT_A, &answer, PassedToStack)?;
-            // Also behind a change of policy.
+            // Also after a change of policy.
             select(table.step, DEFAULT_A, SET)?;
             table.sent(&name("its answer behind a change"), DEFAULT_A, &answer, PassedToStack)?;
             let ack = to(DEFAULT_A).frame(&tcp(node, a, TcpFlags::ACK));
@@ -292,7 +292,7 @@ fn the_node_always_reaches_its_pods_and_gets_answers() -> Result<()> {
     })
 }
 
-/// The address of a pod counts only at the pod's own interface, that of a service nowhere.
+/// The address of a pod is valid only at the pod's own interface, that of a service nowhere.
 #[test]
 fn a_local_source_counts_from_its_own_interface_only() -> Result<()> {
     require!(root, netns, bpf, ip);

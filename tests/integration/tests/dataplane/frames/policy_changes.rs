@@ -1,4 +1,4 @@
-//! A change of policy meets the next packet; answers are judged as what they answer.
+//! Tests changes of policies: they apply from the next packet on; replies are evaluated as their requests.
 
 use anyhow::{Result, ensure};
 use kni_common::Verdict::{Delivered, PassedToStack, PolicyEgress, PolicyExternal, PolicyIngress, Redirected};
@@ -36,8 +36,8 @@ fn sets(step: &mut kni_integration::programs::Lockstep) -> Result<()> {
     Ok(())
 }
 
-/// The client may only send, the server may only receive: that is enough for a connection, and for every change that
-/// leaves it at that.
+/// The client may only send, the server may only receive: this suffices for a connection, and for every change that
+/// preserves it.
 #[test]
 fn answers_are_judged_by_the_direction_that_was_asked_for() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -59,7 +59,7 @@ fn answers_are_judged_by_the_direction_that_was_asked_for() -> Result<()> {
                     table.reaches(&name("question behind a change"), BLUE_A, &ask(TcpFlags::ACK), BLUE_B)?;
                 }
             }
-            // These answer no request.
+            // These packets are not replies to a request.
             let own = |flags| from(BLUE_B).frame(&ip(b, a).packet(&Payload::tcp(80, 4001, flags)));
             table.sent(&name("the server's own SYN"), BLUE_B, &own(TcpFlags::SYN), PolicyEgress)?;
             table.sent(
@@ -109,7 +109,7 @@ fn a_denying_policy_stops_the_next_packet_of_both_directions() -> Result<()> {
     })
 }
 
-/// A pod that may receive nothing still gets the answers to what it asks, for as long as the flow lives.
+/// A pod that may not receive anything still gets the replies to its requests, as long as the flow lives.
 #[test]
 fn an_answer_from_beyond_is_no_new_flow() -> Result<()> {
     require!(root, netns, bpf, ip);

@@ -1,4 +1,4 @@
-//! Every drop reason has a packet that is dropped for it: counted, reported as an event, and explained beforehand.
+//! Tests every drop reason with a packet: counted, reported as an event, and predicted by a dry run.
 
 use std::{
     net::Ipv4Addr,
@@ -22,7 +22,7 @@ use super::{
     },
 };
 
-/// Reasons of the programs at the uplink, which no test here runs.
+/// Reasons of the uplink programs, which no test here runs.
 const NOT_YET: &[Verdict] = &[
     Verdict::MasqueradePorts,
     Verdict::MasqueradeProtocol,
@@ -33,7 +33,7 @@ const NOT_YET: &[Verdict] = &[
     Verdict::BogonSource,
     Verdict::DenyListed,
 ];
-/// [`a_table_that_takes_nothing_drops`] has it: it takes two programs at once.
+/// Tested by [`a_table_that_takes_nothing_drops`], because it needs two concurrent programs.
 const BY_ITSELF: &[Verdict] = &[Verdict::FlowTableFull];
 
 fn plain() -> Vec<u8> {
@@ -61,10 +61,10 @@ fn error(from: Ipv4Addr, to: Ipv4Addr, quoted: &[u8]) -> Vec<u8> {
     ip(from, to).packet(&Payload::Icmp { kind: 3, code: 3, body })
 }
 
-/// Where a frame is seen, and the frame.
+/// A frame and its position.
 type Shot = (Seen, Vec<u8>);
 
-/// A frame that is dropped for the reason, made in a world where it is.
+/// A frame that is dropped for the reason, with the state that causes it.
 fn shot(step: &mut Lockstep, reason: Verdict) -> Result<Option<Shot>> {
     if let Some(shot) = wrong_by_itself(reason) {
         return Ok(Some(shot));
@@ -75,7 +75,7 @@ fn shot(step: &mut Lockstep, reason: Verdict) -> Result<Option<Shot>> {
     wrong_after_others(step, reason)
 }
 
-/// Whatever the world is like.
+/// Reasons that are independent of the state.
 fn wrong_by_itself(reason: Verdict) -> Option<Shot> {
     match reason {
         Verdict::NoEndpoint => Some((Seen::from_pod(FOREIGN), plain())),
@@ -107,7 +107,7 @@ fn wrong_by_itself(reason: Verdict) -> Option<Shot> {
     }
 }
 
-/// Because of endpoints and enforced policies.
+/// Reasons that depend on endpoints and enforced policies.
 fn wrong_here(step: &mut Lockstep, reason: Verdict) -> Result<Option<Shot>> {
     let virt = VIRTUAL4.into();
     let found = match reason {
@@ -155,7 +155,7 @@ fn wrong_here(step: &mut Lockstep, reason: Verdict) -> Result<Option<Shot>> {
     Ok(found)
 }
 
-/// Because of the packets before it.
+/// Reasons that depend on earlier packets.
 fn wrong_after_others(step: &mut Lockstep, reason: Verdict) -> Result<Option<Shot>> {
     let virt = VIRTUAL4.into();
     let found = match reason {
@@ -185,7 +185,7 @@ fn wrong_after_others(step: &mut Lockstep, reason: Verdict) -> Result<Option<Sho
     Ok(found)
 }
 
-/// Leaves nothing of what the last packet needed.
+/// Removes the state that the last packet needed.
 fn restore(step: &mut Lockstep) -> Result<()> {
     for id in [BLUE_A, BLUE_B, DEFAULT_A] {
         select(step, id, 0)?;
@@ -201,7 +201,7 @@ fn restore(step: &mut Lockstep) -> Result<()> {
     step.flush()
 }
 
-/// The dry run, the counter and the event all agree.
+/// The dry run, the counter and the event agree.
 #[test]
 fn every_reason_to_drop_has_a_packet_that_is_dropped_for_it() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -225,7 +225,7 @@ fn every_reason_to_drop_has_a_packet_that_is_dropped_for_it() -> Result<()> {
     })
 }
 
-/// Two programs at once claim the only row of a table; the one that gets none drops.
+/// Two concurrent programs claim the only row of a table; the one without a row drops its packet.
 #[test]
 fn a_table_that_takes_nothing_drops() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -237,7 +237,7 @@ fn a_table_that_takes_nothing_drops() -> Result<()> {
         }
         let lifetimes = step.model.lifetimes;
         step.configure(lifetimes, 0, 0)?;
-        // The same maps, other programs: a lock holds the first ones.
+        // The same maps, different programs: a lock protects the first ones.
         let (others, _events) = kni_dataplane::Dataplane::open(&options(1)?)?;
         let others = Programs::from(others);
         let asks = |id, own| to(id).frame(&tcp(OUTSIDE4, own, TcpFlags::SYN));

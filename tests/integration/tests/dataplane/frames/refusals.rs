@@ -1,4 +1,4 @@
-//! Packets to services without backends: refused at once where the sender waits, with answers whose checksums are right.
+//! Tests packets to services without backends: refused immediately if the sender waits, with correct checksums.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use kni_integration::{
 
 use super::table::{BLUE, BLUE_A, FAMILIES, Table, family, from, ip, service, table, virtual_like};
 
-/// The IP packet of an answer from `virt`, its header checked: no options, the right length and checksums.
+/// The IP packet of an answer from `virt` with a verified header: no options, correct length and checksums.
 fn answer(frame: &[u8], virt: IpAddr, a: IpAddr, protocol: u8) -> Result<Vec<u8>> {
     let packet = &frame[14..];
     let head = if a.is_ipv4() { 20 } else { 40 };
@@ -67,8 +67,8 @@ fn tcp_cases(table: &mut Table<'_>, a: IpAddr, virt: IpAddr) -> Result<()> {
         };
         from(BLUE_A).frame(&ip(a, virt).packet(&payload))
     };
-    // RFC 9293 3.10.7.1: sequence 0 and an acknowledgement of all that was sent, SYN and FIN included; or, where there was
-    // an acknowledgement, that as the sequence.
+    // RFC 9293 3.10.7.1: sequence 0 and an acknowledgement of all sent data, including SYN and FIN; or, for a packet
+    // with an acknowledgement, its value as the sequence.
     for (what, flags, data, sequence, acknowledgement, answered) in [
         ("SYN", 0x02, &b""[..], 0_u32, 0xffff_fff1_u32, 0x14_u8),
         ("SYN with data", 0x02, b"0123456789abcdef", 0, 1, 0x14),

@@ -1,4 +1,4 @@
-//! Flows to virtual addresses: what the backend gets and what its answers become, to the byte.
+//! Tests flows to virtual addresses: the exact bytes that the backend and the client receive.
 
 use std::net::IpAddr;
 
@@ -53,7 +53,7 @@ fn both_directions_are_translated() -> Result<()> {
                     table.becomes(&name(round), BLUE_A, &question, BLUE_B, &ip(a, b).packet(gotten))?;
                 }
                 if what == "TCP" {
-                    // A SYN of the backend's own would be no answer.
+                    // A SYN from the backend is not a reply.
                     let [syn_ack, seen] =
                         [(BACK, CLIENT), (FRONT, CLIENT)].map(|(from, to)| Payload::tcp(from, to, TcpFlags::SYN_ACK));
                     let back = from(BLUE_B).frame(&ip(b, a).packet(&syn_ack));
@@ -146,7 +146,7 @@ fn every_fragment_reaches_the_backend() -> Result<()> {
     })
 }
 
-/// A pod would not take its own address for that of a service: it gets its packets from the virtual address.
+/// A pod does not accept its own address as that of a service, so it gets its packets from the virtual address.
 #[test]
 fn a_pod_reaches_itself_through_a_service() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -175,7 +175,7 @@ fn a_pod_reaches_itself_through_a_service() -> Result<()> {
     })
 }
 
-/// A backend outside the network: the stack carries the translated packet, and its answer comes back by the stack.
+/// A backend outside the network: the translated packet and its reply pass through the stack.
 #[test]
 fn a_backend_beyond_is_reached_through_the_stack() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -200,7 +200,7 @@ fn a_backend_beyond_is_reached_through_the_stack() -> Result<()> {
     })
 }
 
-/// An existing connection stays where it is; a new one follows the service.
+/// An existing connection retains its backend; a new one uses the changed service.
 #[test]
 fn known_flows_outlive_a_change_of_the_service() -> Result<()> {
     require!(root, netns, bpf, ip);

@@ -1,4 +1,4 @@
-//! How many flows one endpoint may open: the limit affects their opener alone.
+//! Tests the limit of flows per endpoint: it affects only the opener.
 
 use anyhow::Result;
 use kni_common::Verdict::{Delivered, FlowQuota, PassedToStack};
@@ -32,7 +32,7 @@ fn a_full_share_stops_only_its_owners_new_flows() -> Result<()> {
         }
         let udp = from(BLUE_A).frame(&ip(A4, B4).packet(&Payload::udp(4000, 53, b"")));
         table.sent("of another protocol", BLUE_A, &udp, FlowQuota)?;
-        // Known flows continue, in both directions, and so do those of other endpoints.
+        // Known flows continue in both directions, as do those of other endpoints.
         let known = from(BLUE_A).frame(&ip(A4, B4).packet(&Payload::tcp(4000, 80, TcpFlags::ACK)));
         table.reaches("the flooder's established flow", BLUE_A, &known, BLUE_B)?;
         let back = from(BLUE_B).frame(&ip(B4, A4).packet(&Payload::tcp(80, 4000, TcpFlags::ACK)));
@@ -42,7 +42,7 @@ fn a_full_share_stops_only_its_owners_new_flows() -> Result<()> {
         syn(table, "somebody else's new flow", RED_A, 4001, RED_B)?;
         let own = from(BLUE_B).frame(&ip(B4, A4).packet(&Payload::tcp(4000, 80, TcpFlags::SYN)));
         table.reaches("a new flow to the flooder", BLUE_B, &own, BLUE_A)?;
-        // A connection that is over makes room for one: by RST, or by FIN of both.
+        // A finished connection frees one flow: by RST, or by FIN of both.
         let end = |flags| from(BLUE_A).frame(&ip(A4, B4).packet(&Payload::tcp(4001, 80, flags)));
         table.reaches("RST", BLUE_A, &end(TcpFlags::RST), BLUE_B)?;
         syn(table, "in the place of it", BLUE_A, 5000, BLUE_B)?;
@@ -53,14 +53,14 @@ fn a_full_share_stops_only_its_owners_new_flows() -> Result<()> {
         let fin = from(BLUE_B).frame(&ip(B4, A4).packet(&Payload::tcp(80, 4000, TcpFlags::FIN_ACK)));
         table.reaches("FIN of the other side", BLUE_B, &fin, BLUE_A)?;
         table.reaches("when it is closed", BLUE_A, &udp, BLUE_B)?;
-        // The agent counts again and finds that there is room.
+        // The agent counts again and resets the share.
         table.step.flush()?;
         table.step.clear_shares()?;
         syn(table, "when there is room again", BLUE_A, 6000, BLUE_B)
     })
 }
 
-/// Flows from the stack count for the receiving pod: external peers have no share.
+/// Flows from the stack count for the receiving pod, because external peers have no share.
 #[test]
 fn flows_from_the_stack_count_for_their_receiver() -> Result<()> {
     require!(root, netns, bpf, ip);

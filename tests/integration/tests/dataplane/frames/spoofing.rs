@@ -1,4 +1,4 @@
-//! Frames with a forged source, or that bypass the gateway.
+//! Tests frames with a forged source, or that bypass the gateway.
 
 use std::net::IpAddr;
 
@@ -93,7 +93,7 @@ fn only_an_endpoints_own_interface_sends_for_it() -> Result<()> {
     })
 }
 
-/// DHCP needs a source address that is not the pod's; addresses come from KNI.
+/// DHCP uses a source address other than the pod's; addresses are assigned by KNI.
 #[test]
 fn what_asks_for_an_address_is_refused() -> Result<()> {
     require!(root, netns, bpf, ip);

@@ -1,4 +1,4 @@
-//! Packets from and to the node's stack: only the default network, and answers go back the way the question came.
+//! Tests packets from and to the node's stack: only in the default network, and replies take the path of the request.
 
 use std::net::IpAddr;
 
@@ -68,7 +68,7 @@ fn the_node_reaches_the_default_network_only() -> Result<()> {
     })
 }
 
-/// NAT of another program translated the question in the stack; only the stack can translate the answer back.
+/// NAT of another program has translated the request in the stack; only the stack can translate the reply back.
 #[test]
 fn answers_go_back_through_the_stack() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -90,13 +90,13 @@ fn answers_go_back_through_the_stack() -> Result<()> {
             table.reaches(&name("another flow to the same pod"), DEFAULT_B, &other, DEFAULT_A)?;
             let error = from(DEFAULT_B).frame(&error(b, a, &tcp(a, b, TcpFlags::ACK)));
             table.sent(&name("error about it"), DEFAULT_B, &error, Verdict::PassedToStack)?;
-            // The pod opens a connection of its own between the same ports: nothing of the old one counts.
+            // The pod opens a connection between the same ports: the state of the old one does not apply.
             let opens = from(DEFAULT_B).frame(&back(TcpFlags::SYN));
             table.reaches(&name("SYN of its own"), DEFAULT_B, &opens, DEFAULT_A)?;
             table.reaches(&name("data behind it"), DEFAULT_B, &data, DEFAULT_A)?;
             let answer = from(DEFAULT_A).frame(&tcp(a, b, TcpFlags::SYN_ACK));
             table.reaches(&name("and its answer"), DEFAULT_A, &answer, DEFAULT_B)?;
-            // And the stack takes it over again.
+            // A new connection through the stack replaces it.
             table.received(&name("SYN by the stack again"), DEFAULT_B, &syn, Verdict::Delivered)?;
             table.sent(&name("data again"), DEFAULT_B, &data, Verdict::PassedToStack)?;
         }

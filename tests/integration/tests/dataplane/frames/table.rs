@@ -1,4 +1,4 @@
-//! The node of the tests, and the table of cases that they fill.
+//! Provides the node of the tests, and their table of cases.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,7 +10,7 @@ use kni_integration::{
     programs::{Lockstep, hex},
 };
 
-/// Two networks that the node has no part in, and the default network; all with the same subnets.
+/// Two networks without access to the node, and the default network; all with the same subnets.
 pub(crate) const BLUE: u32 = 1;
 pub(crate) const RED: u32 = 2;
 pub(crate) const DEFAULT: u32 = 3;
@@ -23,28 +23,28 @@ pub(crate) const DEFAULT_A: u32 = 5;
 pub(crate) const DEFAULT_B: u32 = 6;
 /// In the default network, without IPv6.
 pub(crate) const V4_ONLY: u32 = 7;
-/// Has an interface and an unused row.
+/// Has an interface but no published endpoint.
 pub(crate) const FREE: u32 = 8;
 
 pub(crate) const A4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 pub(crate) const B4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 3);
 pub(crate) const A6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
 pub(crate) const B6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 3);
-/// In the subnets, unused.
+/// An unused address in the subnets.
 pub(crate) const UNUSED4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 200);
 pub(crate) const UNUSED6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0x200);
-/// Outside the subnets.
+/// An address outside the subnets.
 pub(crate) const OUTSIDE4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 pub(crate) const OUTSIDE6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9);
 
-/// A virtual address in each network's range, unused until a test serves there.
+/// A virtual address in each network's range, unused until a test adds a service.
 pub(crate) const VIRTUAL4: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 pub(crate) const VIRTUAL6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, 0x10);
 
-/// More wrong verdicts than this add nothing.
+/// Maximum number of reported wrong verdicts.
 const MOST_WRONG: usize = 100;
 
-/// Both families of the first and of the second endpoint of each network.
+/// Both families of the first and the second endpoint of each network.
 pub(crate) const FAMILIES: [(IpAddr, IpAddr); 2] = [(IpAddr::V4(A4), IpAddr::V4(B4)), (IpAddr::V6(A6), IpAddr::V6(B6))];
 
 pub(crate) fn last(id: u32) -> u8 {
@@ -82,7 +82,7 @@ pub(crate) fn family(of: IpAddr) -> &'static str {
     if of.is_ipv4() { "IPv4" } else { "IPv6" }
 }
 
-/// A service port that needs nothing special.
+/// A service port without special settings.
 pub(crate) fn service(id: u32, backends: &[Backend]) -> Service {
     Service {
         id,
@@ -91,12 +91,12 @@ pub(crate) fn service(id: u32, backends: &[Backend]) -> Service {
     }
 }
 
-/// The Ethernet header of what the pod sends.
+/// The Ethernet header of frames from the pod.
 pub(crate) fn from(id: u32) -> Link {
     Link::new(mac(id), host_mac(id))
 }
 
-/// The Ethernet header of what the node sends to the pod.
+/// The Ethernet header of frames from the node to the pod.
 pub(crate) fn to(id: u32) -> Link {
     Link::new(host_mac(id), mac(id))
 }
@@ -132,14 +132,14 @@ pub(crate) fn ip(source: impl Into<IpAddr>, destination: impl Into<IpAddr>) -> I
     Ip::new(source.into(), destination.into())
 }
 
-/// Runs cases and remembers what came of them.
+/// Runs cases and records their results.
 pub(crate) struct Table<'a> {
     pub(crate) step: &'a mut Lockstep,
     rows: Vec<[String; 4]>,
     wrong: usize,
 }
 
-/// Runs `work` on a table over the whole node and prints it; fails when any case got another verdict than it names.
+/// Runs `work` on a table over the whole node and prints it; fails if any verdict differs from the expected one.
 pub(crate) fn table(name: &str, work: impl FnOnce(&mut Table<'_>) -> Result<()> + Send) -> Result<()> {
     Lockstep::inside(name, 4096, |step| {
         let subnets = ["10.0.0.0/24".parse()?, "fd00::/64".parse()?];
@@ -166,7 +166,7 @@ pub(crate) fn table(name: &str, work: impl FnOnce(&mut Table<'_>) -> Result<()> 
 }
 
 impl Table<'_> {
-    /// A frame from the pod that no earlier frame speaks for.
+    /// A frame from the pod without an existing flow.
     pub(crate) fn fresh(&mut self, name: &str, id: u32, frame: &[u8], expected: Verdict) -> Result<Vec<u8>> {
         self.step.flush()?;
         self.case(name, Seen::from_pod(id), frame, expected)
@@ -186,12 +186,12 @@ impl Table<'_> {
         Ok(())
     }
 
-    /// A frame to the pod that the node made.
+    /// A frame from the node itself to the pod.
     pub(crate) fn received(&mut self, name: &str, id: u32, frame: &[u8], expected: Verdict) -> Result<Vec<u8>> {
         self.case(name, Seen::to_pod(id, 0), frame, expected)
     }
 
-    /// A frame to the pod that the node got through the interface with that index.
+    /// A frame to the pod that the node received through the interface with that index.
     pub(crate) fn forwarded(
         &mut self,
         name: &str,
@@ -203,7 +203,7 @@ impl Table<'_> {
         self.case(name, Seen::to_pod(id, ingress), frame, expected)
     }
 
-    /// A frame from the pod that must reach `receiver` as this packet, to the byte.
+    /// A frame from the pod that must reach `receiver` as exactly this packet.
     pub(crate) fn becomes(
         &mut self,
         name: &str,
@@ -223,12 +223,12 @@ impl Table<'_> {
         Ok(out)
     }
 
-    /// A frame, wherever it is seen.
+    /// A frame at any position.
     pub(crate) fn at(&mut self, name: &str, seen: Seen, frame: &[u8], expected: Verdict) -> Result<Vec<u8>> {
         self.case(name, seen, frame, expected)
     }
 
-    /// A frame that must be dropped for that reason and answered to its sender with what is returned.
+    /// A frame that must be dropped for that reason with an answer to its sender, which is returned.
     pub(crate) fn refused(&mut self, name: &str, id: u32, frame: &[u8], reason: Verdict) -> Result<Vec<u8>> {
         let out = self.case(name, Seen::from_pod(id), frame, reason)?;
         ensure!(out != frame, "{name}: nobody was told");
@@ -239,7 +239,7 @@ impl Table<'_> {
         Ok(out)
     }
 
-    /// A frame that must be dropped for that reason without a word.
+    /// A frame that must be dropped for that reason without an answer.
     pub(crate) fn silent(&mut self, name: &str, id: u32, frame: &[u8], reason: Verdict) -> Result<()> {
         let out = self.case(name, Seen::from_pod(id), frame, reason)?;
         ensure!(out == frame, "{name}: somebody was told");
@@ -250,7 +250,7 @@ impl Table<'_> {
         let direction = seen.direction;
         let (got, frame) = match self.step.run_counted(seen, frame) {
             Ok((outcome, delta)) => {
-                // A redirected packet also counts at the receiver.
+                // A redirected packet is also counted at the receiver.
                 let own = delta.keys().filter(|(_, seen, _)| *seen == direction);
                 let verdicts: Vec<&str> = own.map(|(.., verdict)| verdict.as_str()).collect();
                 (verdicts.join("+"), outcome.frame)

@@ -1,4 +1,4 @@
-//! ICMP errors about translated flows: both ends see their own addresses, inside and outside.
+//! Tests ICMP errors about translated flows: both ends see their own addresses, inside and outside.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ fn unreachable(is_v4: bool, quoted: &[u8]) -> Payload {
     Payload::Icmp { kind, code, body }
 }
 
-/// The header and first eight bytes of a datagram. The quoted checksum stays what it was: that of `sum`'s datagram.
+/// The header and first eight bytes of a datagram. The quoted checksum is unchanged: that of `sum`'s datagram.
 fn quote(source: IpAddr, destination: IpAddr, ports: (u16, u16), sum: &[u8]) -> Vec<u8> {
     let head = if source.is_ipv4() { 20 } else { 40 };
     let mut packet = ip(source, destination).packet(&Payload::udp(ports.0, ports.1, b"quoted"));
@@ -71,7 +71,7 @@ fn an_error_is_translated_with_what_it_quotes() -> Result<()> {
     })
 }
 
-/// The owner of the rest of a fragment is unknown.
+/// The owner of a later fragment is unknown.
 #[test]
 fn an_error_about_a_translated_fragment_is_dropped() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -95,7 +95,7 @@ fn an_error_about_a_translated_fragment_is_dropped() -> Result<()> {
     })
 }
 
-/// A router's own address stays what it is; what it quotes becomes what the pod has sent.
+/// The address of a router is unchanged; the quoted packet becomes the packet that the pod has sent.
 #[test]
 fn an_error_of_a_router_is_about_what_the_pod_sent() -> Result<()> {
     require!(root, netns, bpf, ip);

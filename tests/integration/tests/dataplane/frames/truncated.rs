@@ -1,4 +1,4 @@
-//! Every prefix of valid frames: short ones are refused, none is delivered anywhere else.
+//! Tests every prefix of valid frames: short ones are refused, none is misdelivered.
 
 use std::time::Duration;
 
@@ -104,12 +104,12 @@ fn every_prefix_of_a_frame_to_a_pod_is_truncated() -> Result<()> {
     })
 }
 
-/// With the MAC addresses of a frame from the node. The IP addresses are judged after the lengths.
+/// Replaces the MAC addresses by those of a frame from the node. The IP addresses are checked after the lengths.
 fn towards_the_pod(frame: &[u8]) -> Vec<u8> {
     [&to(DEFAULT_A).frame_of(0, &[])[..12], &frame[12..]].concat()
 }
 
-/// Frames that end inside their IP header come over a real interface.
+/// Frames that end inside their IP header arrive over a real interface.
 #[test]
 fn every_prefix_without_an_ip_header_is_truncated_on_a_real_interface() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -154,7 +154,7 @@ fn every_prefix_without_an_ip_header_is_truncated_on_a_real_interface() -> Resul
     })
 }
 
-/// The same with length fields that match the cut: the missing bytes are then found by the model alone.
+/// The same with length fields that match the truncated length: only the model detects the missing bytes then.
 #[test]
 fn every_prefix_with_true_lengths_is_judged_by_what_is_there() -> Result<()> {
     require!(root, netns, bpf, ip);

@@ -1,4 +1,4 @@
-//! The same ports once through a service and once past it: answers never go the wrong way.
+//! Tests the same ports with and without a service in between: replies are never translated wrongly.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ const SYN: TcpFlags = TcpFlags::SYN;
 const SYN_ACK: TcpFlags = TcpFlags::SYN_ACK;
 const RST: TcpFlags = TcpFlags::RST;
 
-/// A client, its backend, and the address between them.
+/// A client, its backend, and the virtual address.
 struct Ends {
     a: IpAddr,
     b: IpAddr,
@@ -68,7 +68,7 @@ fn a_living_connection_keeps_its_ports() -> Result<()> {
     each("ports in use", |table, ends| {
         for through in [true, false] {
             ends.asks(table, "SYN", through, SYN)?;
-            // Not answered: nothing is lost by another one.
+            // Without an answer, a second one loses nothing.
             ends.asks(table, "SYN the other way", !through, SYN)?;
             ends.asks(table, "SYN again", through, SYN)?;
             ends.answers(table, "SYN+ACK", through, SYN_ACK)?;
@@ -82,7 +82,7 @@ fn a_living_connection_keeps_its_ports() -> Result<()> {
     })
 }
 
-/// Answers of the direct connection must not come from the virtual address of the one before.
+/// Replies of the direct connection must not come from the virtual address of the earlier one.
 #[test]
 fn a_direct_connection_is_not_answered_by_an_earlier_service() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -102,7 +102,7 @@ fn a_direct_connection_is_not_answered_by_an_earlier_service() -> Result<()> {
     })
 }
 
-/// A flow whose end is a new endpoint does not match a packet with the same addresses.
+/// A flow with a replaced endpoint does not match a packet with the same addresses.
 #[test]
 fn a_dead_translation_does_not_touch_a_new_flow() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -111,7 +111,7 @@ fn a_dead_translation_does_not_touch_a_new_flow() -> Result<()> {
         let udp = |source, destination, from, to| ip(source, destination).packet(&Payload::udp(from, to, b""));
         let question = from(BLUE_A).frame(&udp(a, virt, 4000, 80));
         table.becomes("question", BLUE_A, &question, BLUE_B, &udp(a, b, 4000, 8080))?;
-        // The client's successor has its address; the backend asks it from the same port.
+        // The next owner has the client's address; the backend sends to it from the same port.
         table.step.withdraw(BLUE_A)?;
         table.step.publish(BLUE_A, &super::table::endpoint(BLUE_A))?;
         let own = udp(b, a, 8080, 4000);
@@ -122,7 +122,7 @@ fn a_dead_translation_does_not_touch_a_new_flow() -> Result<()> {
     })
 }
 
-/// A table may lose one of the two rows; the one that is put back is as good as the first.
+/// A table may lose one of the two rows; the restored row is equivalent.
 #[test]
 fn a_row_that_was_evicted_is_put_back_as_it_was() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -150,7 +150,7 @@ fn a_packet_to_the_wrong_side_of_a_service_is_a_flow_of_its_own() -> Result<()> 
     each("past the service", |table, ends| {
         ends.asks(table, "SYN", true, SYN)?;
         ends.answers(table, "SYN+ACK", true, SYN_ACK)?;
-        // The virtual address belongs to no endpoint: no packet comes from it, and the backend does not know it.
+        // The virtual address belongs to no endpoint, so no packet may come from it.
         let frame = from(BLUE_B).frame(&ip(ends.virt, ends.a).packet(&Payload::tcp(80, 4000, SYN_ACK)));
         table.sent("from the virtual address", BLUE_B, &frame, Verdict::SourceAddress)?;
         Ok(())

@@ -1,4 +1,4 @@
-//! The fast path of networks with `spec.xdp`: what it takes, and that it leaves everything else to `from_pod`.
+//! Tests the fast path of networks with `spec.xdp`: the frames that it handles; all others are passed to `from_pod`.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use kni_integration::{
 
 use super::table::{BLUE_A, BLUE_B, FAMILIES, RED_A, Table, endpoint, family, from, ip, table, tcp, to, udp};
 
-/// A frame that goes the fast way to the other pod, changed in nothing but the MAC addresses.
+/// A frame that the fast path redirects to the other pod, changed only in the MAC addresses.
 fn goes(table: &mut Table<'_>, name: &str, there: u32, frame: &[u8], receiver: u32) -> Result<()> {
     let sent = table.step.run_xdp(there, frame)?;
     let mut expected = frame.to_vec();
@@ -24,14 +24,14 @@ fn goes(table: &mut Table<'_>, name: &str, there: u32, frame: &[u8], receiver: u
     Ok(())
 }
 
-/// A frame that is left to `from_pod`.
+/// A frame that is passed to `from_pod`.
 fn stays(table: &mut Table<'_>, name: &str, there: u32, frame: &[u8]) -> Result<()> {
     let sent = table.step.run_xdp(there, frame)?;
     ensure!(sent.is_none(), "{name}: {sent:02x?}");
     Ok(())
 }
 
-/// Makes a flow of datagrams that both pods have used.
+/// Opens a flow of datagrams with packets in both directions.
 fn converse(table: &mut Table<'_>, [a, b]: [u32; 2], question: &[u8], answer: &[u8]) -> Result<()> {
     table.step.flush()?;
     stays(table, "the first datagram", a, question)?;
@@ -55,21 +55,21 @@ fn datagrams_of_a_judged_flow_go_the_fast_way() -> Result<()> {
             let mut padded = question.clone();
             padded.extend([0xa5; 30]);
             goes(table, "with padding behind", BLUE_A, &padded, BLUE_B)?;
-            // Packets of the fast path refresh the flow as those of the slow path do.
+            // Packets of the fast path refresh the flow like those of the slow path.
             table.reaches("the slow way", BLUE_A, &question, BLUE_B)?;
-            // The same frame, but for the MAC addresses, is another network's.
+            // The same frame with other MAC addresses belongs to another network.
             stays(table, "equal addresses in red", RED_A, &from(RED_A).frame(&udp(a, b)))?;
         }
         Ok(())
     })
 }
 
-/// The datagram that answers [`udp`].
+/// The reply to the datagram of [`udp`].
 fn reply(a: IpAddr, b: IpAddr) -> Vec<u8> {
     ip(b, a).packet(&Payload::udp(53, 4000, b"data"))
 }
 
-/// Frames of a judged flow that are changed in one thing, by name.
+/// Frames of a known flow with one modification each, by name.
 fn changed(a: IpAddr, b: IpAddr) -> Vec<(&'static str, Vec<u8>)> {
     let whole = from(BLUE_A).frame(&udp(a, b));
     let datagram = Payload::udp(4000, 53, b"data");
@@ -140,7 +140,7 @@ fn a_flow_leaves_the_fast_way_when_its_ends_change() -> Result<()> {
             let (question, answer) = (from(BLUE_A).frame(&udp(a, b)), from(BLUE_B).frame(&reply(a, b)));
             for id in [BLUE_A, BLUE_B] {
                 converse(table, [BLUE_A, BLUE_B], &question, &answer)?;
-                // Another policy, which allows nothing, and none again.
+                // Another policy, which allows nothing, and then none.
                 for policy in [77, 0] {
                     table.step.enforce(
                         id,

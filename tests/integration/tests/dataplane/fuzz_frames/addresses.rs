@@ -1,10 +1,10 @@
-//! Addresses of the endpoints of a run.
+//! Generates addresses of the endpoints of a run.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use kni_integration::frames::Mac;
 
-/// Host parts of the addresses that endpoints have.
+/// Host parts of the addresses of endpoints.
 pub(super) const HOSTS: u32 = 3;
 
 pub(super) fn low(value: u32) -> u8 {

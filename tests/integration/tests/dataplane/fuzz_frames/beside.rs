@@ -1,4 +1,4 @@
-//! Random policies and services, and what they are asked about.
+//! Generates random policies and services.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,7 +12,7 @@ use kni_integration::{
 
 use super::addresses::{HOSTS, address4, address6};
 
-/// Ticks that pass at once. Every lifetime ends halfway between two steps, far from what the run itself takes.
+/// Ticks of one time step. Every lifetime ends halfway between two steps, far from the duration of the run itself.
 pub(super) const STEP: u32 = 1_000_000;
 
 /// See [`STEP`].
@@ -52,7 +52,7 @@ fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
     from[rng.usize(0..from.len())]
 }
 
-/// Policy sets, identities, and a few services.
+/// Creates policy sets, identities, and a few services.
 pub(super) fn begin(rng: &mut Rng, step: &mut Lockstep, networks: u32) -> Result<()> {
     step.configure(LIFETIMES, 0, 0)?;
     for ports in PORT_SETS {
@@ -107,7 +107,7 @@ fn port_row(rng: &mut Rng, ordinal: u16) -> PortRow {
     }
 }
 
-/// One row for each prefix: the table has no more.
+/// One row per prefix, because the table has no more.
 fn distinct(rows: Vec<PortRow>) -> Vec<PortRow> {
     let mut kept: Vec<PortRow> = Vec::new();
     for row in rows {
@@ -121,7 +121,7 @@ fn distinct(rows: Vec<PortRow>) -> Vec<PortRow> {
     kept
 }
 
-/// Another policy, identity or service.
+/// Changes one policy, identity or service.
 pub(super) fn one(rng: &mut Rng, step: &mut Lockstep, networks: u32) -> Result<()> {
     match rng.u32(0..8) {
         0..=3 => enforce(rng, step),
@@ -174,7 +174,7 @@ fn serve(rng: &mut Rng, step: &mut Lockstep, networks: u32) -> Result<()> {
         + 1;
     let count = pick(rng, &[0, 1, 1, 1, 2, 3]);
     let mut backends: Vec<Backend> = (0..count).map(|_| backend(rng, front.1.is_ipv4())).collect();
-    // A later fragment shows to which address it went, not to which port.
+    // A later fragment identifies the address of its destination, but not the port.
     backends.sort_unstable();
     backends.dedup_by_key(|backend| backend.0);
     let service = Service {

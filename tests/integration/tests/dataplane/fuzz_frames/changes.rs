@@ -1,4 +1,4 @@
-//! Endpoints that come, go, stop and change between batches, and so do policies, services, shares and time.
+//! Changes endpoints, policies, services, shares and the time between batches.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -15,16 +15,16 @@ use super::{
     beside,
 };
 
-/// Networks 1 to this, all with the same subnets; the last one has access to the node's stack.
+/// The number of networks, all with the same subnets; the last one has access to the node's stack.
 pub(super) const NETWORKS: u32 = 3;
-/// Flows that an endpoint may open while shares are limited.
+/// Flow limit of an endpoint while shares are limited.
 const FEW: u32 = 2;
 
-/// Changes the world of both.
+/// Changes the world of programs and model.
 pub(super) struct Changes {
-    /// How many were made.
+    /// The number of changes.
     pub(super) made: u64,
-    /// Whether endpoints may open few flows only.
+    /// Whether the flow limit is low.
     limited: bool,
 }
 
@@ -36,7 +36,7 @@ fn subnets() -> [IpNet; 2] {
 }
 
 impl Changes {
-    /// Two endpoints in each network, with the same addresses; two interfaces free.
+    /// Two endpoints in each network, with the same addresses; two interfaces are free.
     pub(super) fn begin(rng: &mut Rng, step: &mut Lockstep) -> Result<Self> {
         for network in 1..=NETWORKS {
             step.set_all_routes(network, &subnets(), &beside::ranges(), network == NETWORKS)?;
@@ -71,7 +71,7 @@ impl Changes {
         if rng.u32(0..500) == 0 {
             step.age(beside::STEP * rng.u32(1..3))?;
         }
-        // Mostly all endpoints are ready, or nothing would reach the later checks.
+        // Usually all endpoints are ready, because otherwise no frame would reach the later checks.
         for id in 1..=INTERFACES {
             if rng.bool() {
                 step.set_ready(id, step.model.world.endpoint(id).is_some())?;
@@ -110,7 +110,7 @@ fn one(rng: &mut Rng, step: &mut Lockstep) -> Result<()> {
     }
 }
 
-/// The slot's next owner, in any network, with any address that is free there.
+/// Publishes the slot's next owner, in any network, with any address that is free there.
 fn join(rng: &mut Rng, step: &mut Lockstep, id: u32) -> Result<()> {
     let taken = |network, host| {
         let mut others = (1..=INTERFACES).filter_map(|other| step.model.world.endpoint(other));

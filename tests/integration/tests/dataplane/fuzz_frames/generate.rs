@@ -1,5 +1,5 @@
-//! Frames that are mostly right, so that they get far: addresses, ports and identifications come from small pools, so
-//! that they meet each other again.
+//! Generates mostly valid frames, so that they pass many checks; addresses, ports and identifications come from small
+//! pools, so that they repeat.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -17,13 +17,13 @@ use super::{
     mutate,
 };
 
-/// A frame and where it is seen.
+/// A frame and its position.
 pub(super) struct Shot {
     pub(super) seen: Seen,
     pub(super) frame: Vec<u8>,
 }
 
-/// A frame, mutated or not, at a random place.
+/// A frame, mutated or not, at a random position.
 pub(super) fn shot(rng: &mut Rng, step: &Lockstep) -> Shot {
     let endpoint = if rng.u32(0..500) == 0 {
         FOREIGN
@@ -56,12 +56,12 @@ fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
     from[rng.usize(0..from.len())]
 }
 
-/// Mostly the first, sometimes one of the others.
+/// Usually the first value, sometimes one of the others.
 fn mostly<T: Copy>(rng: &mut Rng, usual: T, others: &[T]) -> T {
     if rng.u32(0..16) > 0 { usual } else { pick(rng, others) }
 }
 
-/// What a pod might send.
+/// A frame that a pod might send.
 pub(super) fn frame(rng: &mut Rng, id: u32, known: Option<&Endpoint>) -> Vec<u8> {
     let other = rng.u32(1..=INTERFACES);
     let source = mostly(rng, mac(id), &[mac(other), host_mac(id), [0xff; 6]]);
@@ -96,7 +96,7 @@ pub(super) fn frame(rng: &mut Rng, id: u32, known: Option<&Endpoint>) -> Vec<u8>
     }
 }
 
-/// Makes what a pod might send into what might be sent to it.
+/// Converts a frame that a pod might send to one that might be sent to the pod.
 fn turn(rng: &mut Rng, frame: &mut [u8], id: u32, known: Option<&Endpoint>) {
     frame[..6].copy_from_slice(&mac(id));
     frame[6..12].copy_from_slice(&host_mac(id));
@@ -120,7 +120,7 @@ fn turn(rng: &mut Rng, frame: &mut [u8], id: u32, known: Option<&Endpoint>) {
     }
 }
 
-/// If the packet is an ICMP error, what it quotes came from its receiver: source and destination of the quoted packet.
+/// Sets source and destination of the quoted packet of an ICMP error, so that it came from the error's receiver.
 fn turn_quote(frame: &mut [u8], quote: usize, at: usize, ends: &[u8]) {
     let is_error = matches!(
         (frame[12], frame.get(quote - 8)),
@@ -304,7 +304,7 @@ fn payload(rng: &mut Rng, from: IpAddr, to: IpAddr) -> Payload {
     }
 }
 
-/// Errors about packets of the same pools, and every other type.
+/// Errors about packets of the same pools, and all other types.
 fn icmp(rng: &mut Rng, from: IpAddr, to: IpAddr) -> Payload {
     let kind = match (rng.u32(0..4), from.is_ipv4()) {
         (0, _) => rng.u8(..),
@@ -318,7 +318,7 @@ fn icmp(rng: &mut Rng, from: IpAddr, to: IpAddr) -> Payload {
         _ => Payload::echo_request(from.is_ipv4(), source_port, 1, b""),
     };
     let mut ip = Ip::new(to, mostly(rng, from, &[to]));
-    // The first part of more.
+    // The first fragment of several.
     ip.v4_fragment = if rng.u32(0..3) == 0 { 0x2000 } else { 0 };
     let quoted = ip.packet(&quoted);
     let body = [&[0; 4][..], &quoted].concat();

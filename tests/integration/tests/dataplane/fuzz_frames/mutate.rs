@@ -1,8 +1,8 @@
-//! Spoils frames: changed bytes, cut and grown ones, with length fields that are put right or not.
+//! Mutates frames: changes, removes and adds bytes, with or without corrected length fields.
 
 use fastrand::Rng;
 
-/// Bytes that mean something somewhere: lengths, protocol numbers, option kinds, flags.
+/// Values with a meaning in some field: lengths, protocol numbers, option kinds, flags.
 const NOTABLE: &[u8] = &[
     0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 20, 40, 41, 43, 44, 50, 51, 58, 59, 60, 64, 68, 69, 70, 79, 96, 127, 128, 130,
     131, 132, 133, 134, 135, 136, 137, 143, 148, 224, 253, 254, 255,
@@ -18,7 +18,7 @@ pub(super) fn some(rng: &mut Rng, frame: &mut Vec<u8>) {
     }
 }
 
-/// A place behind the MAC addresses, as a rule in the headers.
+/// A position after the MAC addresses, usually in the headers.
 fn place(rng: &mut Rng, frame: &[u8]) -> Option<usize> {
     let (first, last) = if rng.u32(0..20) == 0 { (0, 14) } else { (12, 100) };
     let last = if rng.u32(0..4) == 0 {

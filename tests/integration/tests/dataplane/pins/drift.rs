@@ -1,4 +1,4 @@
-//! Pins of another layout are replaced, never used; pins of the same layout are retained, with all their rows.
+//! Tests that pins of another layout are replaced, and that pins of the same layout are retained with all rows.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ fn views(dataplane: &Dataplane) -> Result<BTreeMap<String, MapView>> {
         .collect())
 }
 
-/// A map as another program, or an older version, might have left it.
+/// A map that another program, or an older version, might have left.
 struct Bogus {
     map: &'static str,
     kind: &'static str,
@@ -96,7 +96,7 @@ fn a_pin_of_another_layout_is_replaced() -> Result<()> {
             let id = shown.split(':').next().context("an id")?.trim().parse::<u32>()?;
             kinds.insert(bogus.map, id);
         }
-        // Something that is no map at all.
+        // An object that is not a map.
         let gates = folder.join("EVENT_GATES");
         std::fs::remove_file(&gates)?;
         node.run(
@@ -120,7 +120,7 @@ fn a_pin_of_another_layout_is_replaced() -> Result<()> {
         for name in ["ENDPOINTS", "ADDRESSES", "ROUTES"] {
             ensure!(now[name].id == right[name].id, "{name} was replaced without need");
         }
-        // And the programs write into the new ones.
+        // The programs write into the new maps.
         super::dump::fill(&mut step)?;
         step.compare_tables()?;
         step.compare_counters().map(drop)
@@ -151,8 +151,8 @@ fn pins_of_the_same_layout_keep_flows_and_rows() -> Result<()> {
     })
 }
 
-/// A new endpoint table counts generations from the start. An old flow of generation 1 must not match
-/// the new generation 1, which may be in another network.
+/// A new endpoint table counts generations from the start. An old flow of generation 1 must not match the new
+/// generation 1, which may be in another network.
 #[test]
 fn a_new_endpoint_table_revives_no_flow() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -172,7 +172,7 @@ fn a_new_endpoint_table_revives_no_flow() -> Result<()> {
             ensure!(after[name].entries == 0, "{name} has rows: {:?}", after[name]);
         }
         drop((dataplane, events));
-        // The other way round, the endpoints come back in another order: the old receiver's slot is in another network.
+        // The endpoints return in a different order: the old receiver's slot is in another network.
         let mut step = Lockstep::new(Programs::open(FLOWS)?)?;
         let mut red = step_endpoint(2);
         red.network = 78;

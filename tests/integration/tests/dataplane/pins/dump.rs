@@ -1,4 +1,4 @@
-//! bpftool shows the rows of every map by their field names, and the programs at the interfaces.
+//! Tests that bpftool shows the rows of every map by their field names, and the programs at the interfaces.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -75,7 +75,7 @@ fn fill_beside(step: &mut Lockstep) -> Result<()> {
     Ok(())
 }
 
-/// Rows that packets and endpoints leave.
+/// Creates rows by packets and endpoints.
 pub(super) fn fill(step: &mut Lockstep) -> Result<()> {
     step.set_routes(77, &["10.0.0.0/24".parse()?, "fd00::/64".parse()?], false)?;
     step.publish(1, &endpoint(A4, A6, 1))?;
@@ -90,10 +90,10 @@ pub(super) fn fill(step: &mut Lockstep) -> Result<()> {
     Ok(())
 }
 
-/// A map, the field names of its key (not for arrays) and value, and a value that the rows above must show.
+/// A map, the field names of its key (not for arrays) and value, and a value that the above rows must contain.
 type Fields = (&'static str, &'static [&'static str], (&'static str, u64));
 
-/// Of a map that has no rows.
+/// For a map without rows.
 const NO_ROW: (&str, u64) = ("", 0);
 
 const SHARE: u64 = 4321;
@@ -222,7 +222,7 @@ const FIELDS: &[Fields] = &[
         ("version", 2),
     ),
     ("MASQUERADE", &["ipv4", "first", "last", "ipv6"], ("last", 0)),
-    // Nothing fills these here: their rows come with an uplink, and with interfaces of CNI plugins.
+    // These maps are empty here: their rows require an uplink, or interfaces of CNI plugins.
     ("INTERFACES", &[], NO_ROW),
     ("HOST_PORTS", &[], NO_ROW),
     ("SOURCES", &[], NO_ROW),

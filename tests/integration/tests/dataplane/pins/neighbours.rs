@@ -1,4 +1,4 @@
-//! TCX programs of other owners at KNI's interfaces, attached before and after KNI's: all of them work.
+//! Tests TCX programs of other owners at KNI's interfaces, attached before and after KNI's: all of them work.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use kni_model::EndpointId;
 
 const PORT: u16 = 8080;
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// Endpoints of this test; the lower ones have interfaces already.
+/// Endpoints of this test; the lower ones already have interfaces.
 const A: u32 = 9;
 const B: u32 = 10;
 
@@ -38,7 +38,7 @@ fn endpoint(id: u32) -> Result<Endpoint> {
     })
 }
 
-/// A pod with one interface that sends everything to its gateway, and the node's route to it.
+/// A pod with one interface and a default route to its gateway, and the node's route to it.
 fn pod(node: &Namespaces, id: u32) -> Result<Namespaces> {
     let config = endpoint(id)?;
     let (address, mac, host_mac) = (
@@ -101,8 +101,8 @@ impl Neighbours {
     }
 }
 
-/// Two pods whose interfaces have KNI's programs and foreign ones. `earlier`: the foreign ones were attached before KNI's,
-/// which then go behind them.
+/// Two pods whose interfaces have KNI's programs and foreign ones. `earlier`: the foreign ones are attached before
+/// KNI's, which are then added after them.
 fn attach_all(step: &mut Lockstep, earlier: bool) -> Result<[Neighbours; 2]> {
     step.set_routes(3, &["10.0.0.0/24".parse()?], true)?;
     let mut attach = |id: u32| -> Result<Neighbours> {
@@ -142,14 +142,15 @@ fn all_work(earlier: bool) -> Result<()> {
     })
 }
 
-/// Redirected packets leave the chain: a program behind KNI's does not see them, nor does the egress chain of the other
-/// interface. That holds for redirects of any program at the hook.
+/// Redirected packets leave the chain: neither programs after KNI's nor the egress chain of the other interface see
+/// them. This applies to redirects of any program at the hook.
 fn redirected(step: &Lockstep, foreign: &[Neighbours; 2], earlier: bool) -> Result<()> {
     let sent = forwarded(step, A, Direction::FromPod, Verdict::Redirected)?;
     let first = foreign[0].seen(Side::Ingress, Position::First)?;
     ensure!(sent > 0, "our program counted nothing");
     ensure!(first >= sent, "the first program saw {first} of {sent} packets");
-    // KNI's program is the last one where it was attached last. The connection's last packets may still be in flight.
+    // KNI's program is the last one if it was attached last. The last packets of the connection may still be in
+    // transit.
     let last = eventually_sync(TIMEOUT, || {
         let last = foreign[0].seen(Side::Ingress, Position::Last)?;
         let first = foreign[0].seen(Side::Ingress, Position::First)?;

@@ -1,13 +1,13 @@
-//! A world and the questions about it.
+//! Combines a world with its questions.
 
 use kni_integration::oracle::{Direction, Peer, World};
 
 use super::{generate::Question, objects::Numbers};
 
-/// A world, and what is asked of it.
+/// A world and its questions.
 pub(crate) struct Case<'a> {
     pub(crate) number: u64,
-    /// Nothing is left of earlier ones.
+    /// Whether there is no state of earlier cases.
     pub(crate) is_first: bool,
     pub(crate) world: &'a World,
     pub(crate) numbers: Numbers,

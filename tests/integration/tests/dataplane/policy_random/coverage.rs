@@ -1,4 +1,4 @@
-//! Counts what the random worlds held: a generator that misses a form proves nothing about it.
+//! Counts the forms in the random worlds, because a generator that omits a form proves nothing about it.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ use kni_integration::oracle::{Direction, Peer, Policy, Protocol, World};
 
 use super::generate::Question;
 
-/// How often each form occurred.
+/// The number of occurrences of each form.
 #[derive(Debug, Default)]
 pub(crate) struct Coverage(BTreeMap<&'static str, u64>);
 
-/// What must occur, each at least in one of a hundred worlds.
+/// Forms that must occur, each at least in one of a hundred worlds.
 const FORMS: [&str; 37] = [
     "In",
     "NotIn",
@@ -158,7 +158,7 @@ impl Coverage {
         );
     }
 
-    /// Fails when a form is missing.
+    /// Fails if a form is missing.
     pub(crate) fn check(&self, worlds: u64) -> Result<()> {
         for form in FORMS {
             let found = self.0.get(form).copied().unwrap_or_default();
@@ -175,7 +175,7 @@ impl Coverage {
     }
 }
 
-/// The world without the port entries that are names; a rule that had nothing else gets one that no packet matches.
+/// The world without named ports; a rule with only named ports gets one that no packet matches.
 fn without_names(world: &World) -> World {
     let strip = |ports: &mut Option<Vec<NetworkPolicyPort>>| {
         for port in ports.iter_mut().flatten() {

@@ -1,4 +1,4 @@
-//! The engine beside the oracle: its tables, asked as the programs ask them.
+//! Evaluates the engine's tables as the programs do, for the comparison with the oracle.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use super::{
     objects::{Numbers, iana, number_of, policy},
 };
 
-/// The engine and what it knows of the world.
+/// The engine and its inputs.
 #[derive(Debug, Default)]
 pub(crate) struct Beside {
     engine: PolicyEngine,
@@ -21,7 +21,7 @@ pub(crate) struct Beside {
 }
 
 impl Beside {
-    /// Changes the engine's inputs to the world's; returns the steps that it plans.
+    /// Changes the engine's inputs to those of the world; returns the planned steps.
     pub(crate) fn become_(&mut self, world: &World, numbers: &Numbers) -> Result<Vec<PolicyStep>> {
         let policies: Result<_> = world.policies.iter().map(policy).collect();
         self.engine.set_policies(policies?);
@@ -42,8 +42,8 @@ impl Beside {
         Ok(steps)
     }
 
-    /// The tables' decisions on the source's sending and the destination's receiving, with the rules; `None` where that
-    /// is no local endpoint.
+    /// The tables' decisions on the source's sending and the destination's receiving, with the rules; `None` for an end
+    /// that is not a local endpoint.
     pub(crate) fn judge(&self, question: &Question, numbers: &Numbers) -> [Option<(bool, PolicyTrail)>; 2] {
         let one = |own: IpAddr, other: IpAddr, direction| {
             let set = self.enforcement(question, own, numbers)?.policy;
@@ -66,7 +66,7 @@ impl Beside {
         &self.engine
     }
 
-    /// The tables as they are.
+    /// The current tables.
     pub(crate) fn tables(&self) -> &PolicyTables {
         self.engine.tables()
     }
@@ -78,7 +78,7 @@ impl Beside {
     }
 }
 
-/// The identity of an address that no local endpoint has: that of the longest prefix in `IDENTITIES`, 0 without one.
+/// The identity of an address without a local endpoint: that of the longest prefix in `IDENTITIES`, 0 without one.
 fn longest_prefix(tables: &PolicyTables, network: u32, address: IpAddr) -> u32 {
     let wanted = [&network.to_be_bytes()[..], &from_ip(address)].concat();
     let rows = tables.identities.iter().filter(|(key, _)| {

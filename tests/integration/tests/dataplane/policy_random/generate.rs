@@ -1,4 +1,4 @@
-//! Makes worlds: small enough that rules meet pods, with every form that the API has.
+//! Generates worlds: small enough that rules match pods, with every form of the API.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -22,7 +22,7 @@ const KEYS: [&str; 3] = ["app", "tier", "env"];
 const VALUES: [&str; 3] = ["a", "b", ""];
 const PORT_NAMES: [&str; 3] = ["web", "dns", "admin"];
 const PORTS: [u16; 10] = [53, 79, 80, 81, 127, 128, 443, 8080, 8081, 65535];
-/// Interfaces in a world: so many have a device in the programs' test.
+/// Maximum number of interfaces in a world: the programs' test has this number of devices.
 pub(crate) const MAX_INTERFACES: usize = 8;
 
 /// One question: a packet from one address to another in a network.
@@ -35,7 +35,7 @@ pub(crate) struct Question {
     pub(crate) port: u16,
 }
 
-/// A world and what is asked of it.
+/// A random world.
 pub(crate) fn world(rng: &mut Rng) -> World {
     let mut world = World::default();
     for name in NAMESPACES {
@@ -59,7 +59,7 @@ pub(crate) fn world(rng: &mut Rng) -> World {
     world
 }
 
-/// The same world with one thing changed.
+/// Changes one thing of a world.
 pub(crate) fn change(rng: &mut Rng, world: &mut World) {
     match rng.u8(..5) {
         0 => {
@@ -166,7 +166,7 @@ fn named_ports(rng: &mut Rng) -> Vec<NamedPort> {
         protocol: transport(rng),
         port: port(rng),
     });
-    // A pod's port names are its own: the API refuses the second.
+    // The names of a pod's ports are unique: the API refuses a duplicate.
     ports.retain(|port| taken.insert(port.name.clone()));
     ports
 }
@@ -341,7 +341,7 @@ fn near(rng: &mut Rng, v4: bool) -> IpAddr {
     }
 }
 
-/// The address, or another one of its range that is likely to be a pod's.
+/// The address, or another address of its range that is likely to belong to a pod.
 fn within(rng: &mut Rng, address: IpAddr, length: u32) -> IpAddr {
     let other = near(rng, address.is_ipv4());
     let same = match (address, other) {

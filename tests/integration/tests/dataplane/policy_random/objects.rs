@@ -1,4 +1,4 @@
-//! The agent's words for a world of the oracle's: policies through the agent's own reading of the API objects.
+//! Converts a world of the oracle to the agent's types, with policies parsed by the agent from the API objects.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -30,14 +30,14 @@ pub(crate) fn iana(protocol: Protocol, v4: bool) -> u8 {
     }
 }
 
-/// Who has which endpoint number: by pod and interface, from 1. Pods of other nodes have none.
+/// The endpoint numbers by pod and interface, from 1. Pods of other nodes have none.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Numbers {
     by_address: BTreeMap<(String, IpAddr), EndpointId>,
 }
 
 impl Numbers {
-    /// Numbers every interface of the pods that are not `remote`.
+    /// Assigns a number to every interface of the pods that are not `remote`.
     pub(crate) fn of(world: &World, remote: &[bool]) -> Self {
         let mut numbers = Self::default();
         let mut next = 1;
@@ -54,7 +54,7 @@ impl Numbers {
         numbers
     }
 
-    /// The endpoint that has an address.
+    /// The endpoint with an address.
     pub(crate) fn endpoint(&self, network: &str, address: IpAddr) -> Option<EndpointId> {
         self.by_address.get(&(network.to_owned(), address)).copied()
     }
@@ -103,7 +103,7 @@ impl Numbers {
     }
 }
 
-/// A policy as the agent reads it from the API object of its kind.
+/// A policy as parsed by the agent from the API object of its kind.
 pub(crate) fn policy(policy: &oracle::Policy) -> Result<Policy> {
     let Some(networks) = &policy.networks else {
         return Ok(Policy::from_object(&policy.object)?);

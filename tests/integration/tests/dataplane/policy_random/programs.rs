@@ -1,5 +1,5 @@
-//! The programs beside the oracle: real frames through them on maps that the engine's steps filled, and their explanations of
-//! themselves when they are asked.
+//! Compares the programs with the oracle: sends real frames through them on maps filled by the engine's steps, and runs
+//! their explanations.
 
 use std::net::IpAddr;
 
@@ -21,9 +21,9 @@ use super::{
     objects::{Numbers, iana, number_of},
 };
 
-/// `lo`: an interface that is not the node's own making.
+/// `lo` as the receiving interface: the packet does not come from the node itself.
 const ELSEWHERE: u32 = 1;
-/// Source ports: none of the generator's destination ports, so that no question looks like the answer to another one.
+/// Source ports: none of the generator's destination ports, so that no request resembles a reply to another one.
 const SOURCE_PORTS: std::ops::Range<u16> = 10_000..60_000;
 
 /// Programs, engine and endpoints.
@@ -34,7 +34,7 @@ pub(crate) struct Rig {
     source_port: u16,
 }
 
-/// Who decides about a question, and how.
+/// The deciding program, and its decision.
 pub(crate) struct Decided {
     pub(crate) verdict: Verdict,
     pub(crate) explanation: Explanation,
@@ -43,7 +43,7 @@ pub(crate) struct Decided {
 impl Rig {
     pub(crate) fn new(programs: Programs) -> Result<Self> {
         for network in NETWORKS {
-            // No subnet is the network's own: pods of other nodes are reached as anything outside is.
+            // No subnet belongs to the network: pods of other nodes are reached like external addresses.
             let routes = NetworkRoutes {
                 subnets: Vec::new(),
                 service_subnets: Vec::new(),
@@ -60,7 +60,7 @@ impl Rig {
         })
     }
 
-    /// Puts the world into the maps, by the steps that lead from the one before. The first of a lineage begins with
+    /// Applies the world to the maps, by the steps from the previous world. The first world of a lineage starts with
     /// empty tables and new endpoints.
     pub(crate) fn become_(&mut self, case: &Case<'_>) -> Result<()> {
         if case.is_first {
@@ -82,7 +82,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Takes everything away; nothing of the policies may stay.
+    /// Removes everything; no rows of policies may remain.
     pub(crate) fn clear(&mut self) -> Result<()> {
         for endpoint in self.published.drain(..) {
             self.programs.dataplane().withdraw(endpoint)?;
@@ -97,7 +97,8 @@ impl Rig {
         Ok(())
     }
 
-    /// What the programs decide; `None` where no local endpoint takes part. Asks first, then sends, and compares.
+    /// The decision of the programs; `None` without a local endpoint. Runs the explanation first, then the frame, and
+    /// compares them.
     pub(crate) fn decide(&mut self, question: &Question, numbers: &Numbers) -> Result<Option<Decided>> {
         let [from, to] = [question.from, question.to].map(|ip| numbers.endpoint(question.network, ip));
         let (direction, endpoint, ingress) = match (from, to) {
@@ -108,7 +109,7 @@ impl Rig {
         self.send(question, direction, endpoint, ingress).map(Some)
     }
 
-    /// The same packet as if the node itself had sent it.
+    /// The same packet as if sent by the node itself.
     pub(crate) fn sent_by_node(&mut self, question: &Question, numbers: &Numbers) -> Result<Option<Decided>> {
         match numbers.endpoint(question.network, question.to) {
             Some(to) => self.send(question, Direction::ToPod, to, 0).map(Some),
@@ -163,7 +164,7 @@ impl Rig {
     }
 }
 
-/// What is to come of a question.
+/// The expected result of a question.
 pub(crate) fn expected(
     question: &Question,
     numbers: &Numbers,
@@ -180,7 +181,7 @@ pub(crate) fn expected(
     }
 }
 
-/// Whether the event names the packet and its ends.
+/// Whether the event identifies the packet and its ends.
 pub(crate) fn describes(event: &Explanation, question: &Question, numbers: &Numbers) -> bool {
     let event = &event.event;
     let ip = |bytes| kni_common::address::to_ip(bytes);

@@ -1,4 +1,4 @@
-//! The runs: so many worlds, each asked so many questions, every answer compared.
+//! Runs worlds with questions, and compares every answer.
 
 use std::{collections::BTreeMap, env, time::Instant};
 
@@ -19,7 +19,7 @@ use super::{
 
 /// Questions per world.
 const QUESTIONS: usize = 20;
-/// Worlds that come out of one another by small changes, with one engine.
+/// Number of successive worlds that differ by small changes, with one engine.
 const LINEAGE: u64 = 8;
 
 pub(crate) struct Plan {
@@ -40,14 +40,14 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Makes every world and hands it to `look`, with which pods are of other nodes. Worlds of one lineage follow each
-    /// other.
+    /// Generates every world and passes it to `look`, with the flags of pods of other nodes. Worlds of one lineage are
+    /// successive.
     pub(crate) fn each(&self, mut look: impl FnMut(&Case<'_>) -> Result<()>) -> Result<()> {
         for first in (0..self.worlds).step_by(usize::try_from(LINEAGE)?) {
             if self.only.is_some_and(|only| only / LINEAGE != first / LINEAGE) {
                 continue;
             }
-            // Each lineage from its own seed, so that one can be repeated alone.
+            // Each lineage has its own seed, so that it can be repeated alone.
             let mut rng = Rng::with_seed(self.seed.wrapping_add(first));
             let mut world = generate::world(&mut rng);
             let remote = world.pods.iter().skip(1).map(|_| rng.u8(..6) == 0);
@@ -122,7 +122,7 @@ fn the_engine_says_what_the_oracle_says() -> Result<()> {
     Ok(())
 }
 
-/// Flow rows; more than a lineage needs, so that none is evicted.
+/// Rows of the flow table; more than a lineage needs, so that none is evicted.
 const MAX_FLOWS: u32 = 65_536;
 
 #[test]
@@ -162,7 +162,7 @@ fn the_programs_and_their_explanations_say_what_the_oracle_says() -> Result<()> 
     Ok(())
 }
 
-/// One question to the programs and their explanation.
+/// Compares programs and explanation for one question.
 fn compare(rig: &mut Rig, case: &Case<'_>, question: &Question) -> Result<Option<Verdict>> {
     let said = case.oracle(question);
     let expected = programs::expected(question, &case.numbers, said);
@@ -205,7 +205,7 @@ fn compare(rig: &mut Rig, case: &Case<'_>, question: &Question) -> Result<Option
 }
 
 impl Plan {
-    /// Whether the run is large enough to have everything in it.
+    /// Whether the run is large enough to contain every form.
     pub(crate) fn is_whole(&self) -> bool {
         self.only.is_none() && self.worlds >= 1000
     }

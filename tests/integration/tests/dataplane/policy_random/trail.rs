@@ -1,4 +1,4 @@
-//! Checks the explanation of a decision: the rule that allowed does allow it alone, and the policies that isolate do.
+//! Checks the explanation of a decision: the reported rule allows it alone, and the reported policies isolate.
 
 use std::collections::BTreeSet;
 
@@ -60,7 +60,7 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// The policy with no other rule than this.
+/// The policy reduced to this rule.
 fn only(world: &World, rule: &RuleRef) -> Option<Policy> {
     let mut policy = world
         .policies

@@ -1,4 +1,4 @@
-//! What happens to a flow on the fast path when something changes.
+//! Tests changes that affect a flow on the fast path.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const DENY: &str = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetad
                     spec: {podSelector: {}, policyTypes: [Ingress]}\n";
 const NOTHING: &str = "# nothing\n";
 
-/// Writes the policy, or removes it, and waits until that is applied at the pod.
+/// Writes the policy, or removes it, and waits until the change is applied at the pod.
 async fn put(stage: &Stage, pod: &Pod, text: &str) -> Result<()> {
     let manifest = Manifest::file("policy.yaml", text);
     Manifest::apply(&[manifest], &stage.node)?;
@@ -45,7 +45,7 @@ async fn a_denying_policy_stops_the_next_datagram() -> Result<()> {
         let leaked = arriving.receive(Duration::from_millis(300), is_it)?;
         ensure!(leaked.is_none(), "IPv4 {v4}: a packet arrives: {leaked:?}");
         put(&stage, &server, NOTHING).await?;
-        // Judged again once, and fast from then on.
+        // Evaluated again once, and fast from then on.
         ends.exchange(b"after")?;
         let watcher = passed(&stage, &client).await?;
         ends.exchange(b"fast")?;
@@ -57,7 +57,7 @@ async fn a_denying_policy_stops_the_next_datagram() -> Result<()> {
     Ok(())
 }
 
-/// A pod that goes away is not sent to any more, nor is the one that gets its address.
+/// After the removal of a pod, its flow reaches neither it nor the next owner of its address.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_receiver_that_goes_takes_its_flows_along() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -79,7 +79,7 @@ async fn a_receiver_that_goes_takes_its_flows_along() -> Result<()> {
     Ok(())
 }
 
-/// `spec.xdp` is asked when a pod is attached, and holds for as long as it is.
+/// `spec.xdp` is read when a pod is attached, and applies until it is detached.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_field_holds_for_pods_attached_from_then_on() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -108,7 +108,7 @@ async fn the_field_holds_for_pods_attached_from_then_on() -> Result<()> {
         second = stage.pod(&format!("second-{number}")).await?;
     }
     assert!(has(&first).await? && !has(&second).await?);
-    // Both kinds reach each other, each its own way.
+    // Both kinds reach each other, each by its own path.
     for v4 in [true, false] {
         for (from, to) in [(&first, &second), (&second, &first)] {
             let ends = Ends::between(from, to, v4)?;

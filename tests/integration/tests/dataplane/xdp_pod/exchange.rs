@@ -1,4 +1,4 @@
-//! What is exchanged, which way it goes, and what is counted.
+//! Tests the paths and counters of exchanged packets.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -14,7 +14,7 @@ use kni_integration::{
 
 use super::{Ends, MANY, PATIENCE, PORT, networks, passed};
 
-/// Packets that a pod sent and that reached it, as operators see them.
+/// Sent and received packets of a pod in the operators' view.
 async fn counted(stage: &Stage, pod: &Pod) -> Result<[u64; 2]> {
     let interface = stage.interface(pod, "eth0").await?;
     ensure!(interface.healthy, "{:?}", interface.problems);
@@ -29,7 +29,7 @@ async fn datagrams_pass_the_stack_by_and_are_counted_as_ever() -> Result<()> {
     let (client, server) = (stage.pod("client").await?, stage.pod("server").await?);
     for v4 in [true, false] {
         let ends = Ends::between(&client, &server, v4)?;
-        // The first two are judged: they open the flow and confirm it.
+        // Policies are evaluated for the first two packets, which open and confirm the flow.
         ends.exchange(b"first")?;
         let before = [counted(&stage, &client).await?, counted(&stage, &server).await?];
         let watchers = [passed(&stage, &client).await?, passed(&stage, &server).await?];
@@ -50,7 +50,7 @@ async fn datagrams_pass_the_stack_by_and_are_counted_as_ever() -> Result<()> {
     Ok(())
 }
 
-/// The checksum of a UDP packet, which is 0 when it is right.
+/// The result of the checksum of a UDP packet, which is 0 if it is correct.
 fn wrong_checksum(frame: &[u8]) -> Option<u16> {
     let (addresses, header) = match frame.get(12..14)? {
         [0x08, 0x00] => (frame.get(26..34)?, 34),
@@ -63,7 +63,7 @@ fn wrong_checksum(frame: &[u8]) -> Option<u16> {
     Some(checksum(&[addresses, &pseudo, udp]))
 }
 
-/// Nothing behind the redirect knows that a checksum were still to be done.
+/// After the redirect it is unknown that a checksum is still to be computed.
 #[tokio::test(flavor = "multi_thread")]
 async fn checksums_are_finished_before_the_frame_leaves_the_pod() -> Result<()> {
     require!(root, netns, bpf, ip);

@@ -1,4 +1,4 @@
-//! The client of h2, with a proxy behind it that puts socket paths into its requests and reshapes its header frames.
+//! Runs the client of h2 behind a proxy that inserts socket paths into its requests and reshapes its header frames.
 
 use std::{
     io,
@@ -23,7 +23,7 @@ use tokio::{
 use super::authorities;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Long enough for the agent to read the first piece by itself, mostly.
+/// Usually long enough for the agent to read the first piece separately.
 const PAUSE: Duration = Duration::from_micros(300);
 
 const PREFACE_LEN: usize = 24;
@@ -32,10 +32,10 @@ const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 
-/// How the proxy writes what the client sends.
+/// How the proxy encodes the client's frames.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Shape {
-    /// In turn for each header block: bytes of padding, and the size of the pieces for CONTINUATION frames.
+    /// For each header block in turn: bytes of padding, and the size of the pieces for CONTINUATION frames.
     pub(crate) blocks: Vec<(Option<u8>, Option<usize>)>,
     /// The positions at which to pause.
     pub(crate) cut: Cut,
@@ -59,11 +59,11 @@ pub(crate) struct Connection {
 struct Counts {
     /// Bytes written to the agent.
     written: AtomicUsize,
-    /// Header blocks with a socket path put in.
+    /// Number of header blocks with an inserted socket path.
     replaced: AtomicUsize,
 }
 
-/// The name that the client of h2 accepts in place of a socket path. Its Huffman code is as long.
+/// The name that the client of h2 accepts instead of a socket path. Its Huffman code has the same length.
 fn stand_in(authority: &str) -> String {
     authority.replace(['/', '%'], "-")
 }
@@ -187,7 +187,7 @@ impl<W: AsyncWrite + Unpin> Proxy<W> {
         }
     }
 
-    /// The frames of a header block, in the shape whose turn it is.
+    /// The frames of a header block, in the next shape.
     fn header_frames(&mut self, head: [u8; 9], block: &[u8]) -> Vec<u8> {
         assert_eq!(
             head[4] & !0x1,
@@ -243,7 +243,7 @@ impl<W: AsyncWrite + Unpin> Proxy<W> {
     }
 }
 
-/// Replaces the first occurrence of `from` by `to`, which is as long; returns whether there was one.
+/// Replaces the first occurrence of `from` by `to`, which has the same length; returns whether there was one.
 fn replace(bytes: &mut [u8], from: &[u8], to: &[u8]) -> bool {
     let found = bytes.windows(from.len()).position(|window| window == from);
     if let Some(at) = found {

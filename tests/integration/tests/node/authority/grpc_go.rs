@@ -1,4 +1,4 @@
-//! Calls through the real grpc-go, in the version of the kubelet and in a current one.
+//! Tests calls of the real grpc-go, in the version of the kubelet and in a current one.
 
 use std::{
     env,
@@ -21,7 +21,7 @@ use super::{ATTACH, QUERY, addresses, attach, filled, sandbox};
 const VERSIONS: [&str; 2] = ["grpc-1.58.mod", "go.mod"];
 const REQUESTS: usize = 1000;
 
-/// Whether the machine must have Go. The project itself does not need it, so "all" does not include it.
+/// Whether Go is required. The project itself does not need it, so "all" does not include it.
 fn demanded() -> bool {
     env::var("KNI_REQUIRE").is_ok_and(|list| list.split(',').any(|need| need.trim() == "go"))
 }
@@ -66,7 +66,7 @@ fn unhex(text: &str) -> Result<Vec<u8>> {
     pairs.map(|at| Ok(u8::from_str_radix(&text[at..at + 2], 16)?)).collect()
 }
 
-/// Runs the client to its end. Its input is a file, because its output while it reads exceeds the size of a pipe.
+/// Runs the client to completion. Its input is a file, because it writes more output while it reads than a pipe holds.
 fn run(stage: &Stage, program: &str, socket: &str, input: &str) -> Result<String> {
     let mut file = tempfile::tempfile()?;
     file.write_all(input.as_bytes())?;

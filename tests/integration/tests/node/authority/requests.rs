@@ -1,4 +1,4 @@
-//! Requests of all shapes and sizes, cut at any byte, and thousands of them on one connection.
+//! Tests requests of all shapes and sizes, cut at any byte, and thousands of them on one connection.
 
 use anyhow::{Context as _, Result};
 use kni_integration::{Manifest, Stage, agent::KUBELET_SOCKET, require};
@@ -23,7 +23,7 @@ async fn attach_is_served_for_each_authority_on_each_socket() -> Result<()> {
         let response = connection.call(ATTACH, &authority, &attach(&sandbox)).await;
         let addresses = response.and_then(|message| attached(&message));
         let addresses = addresses.with_context(|| format!("{authority} on {socket}"))?;
-        // The agent has attached the interface, and not only responded.
+        // The agent has really attached the interface.
         assert_eq!(stage.kubelet.query(&sandbox.id).await?.ipconfigs["eth0"].ip, addresses);
     }
     Ok(())
@@ -42,7 +42,7 @@ async fn padding_and_continuation_are_served() -> Result<()> {
         .collect();
     let mut responses = Vec::new();
     for authority in authorities(KUBELET_SOCKET) {
-        // The first block of a connection is a literal, all others consist of indexes: each shape comes first once.
+        // The first block of a connection is a literal, all others consist of indexes: each shape is first once.
         for first in 0..blocks.len() {
             let mut shape = Shape::default();
             shape.blocks.clone_from(&blocks);
@@ -109,7 +109,7 @@ async fn a_request_cut_at_any_byte_is_served() -> Result<()> {
             let what = || format!("{authority} cut at {at}");
             let response = connection.call(ATTACH, &authority, &message).await.with_context(what)?;
             attached(&response).with_context(what)?;
-            // The first round shows how many bytes there are to cut, with those behind the request.
+            // The first round determines the number of bytes of the request and the following frames.
             length = length.min(connection.written());
             at += 1;
         }

@@ -22,7 +22,7 @@ async fn b01_add_twice_is_an_error_without_a_second_address() -> Result<()> {
     );
     assert_eq!(scene.used("default").await?, 2, "one address of each family");
     assert_eq!(inside.run("ip", &["-o", "address"])?, shown, "the pod was touched");
-    // The first one is as it was.
+    // The first interface is unchanged.
     let check = call.clone().with("prevResult", first);
     scene.call("CHECK", &check)?.assert_silent_success();
     scene.del(&call)?;
@@ -54,7 +54,7 @@ async fn b03_add_that_fails_half_way_leaves_nothing() -> Result<()> {
     require!(root, netns, bpf, ip, nft, tc, bpftool);
     let scene = Scene::new("halfway").await?;
     let inside = scene.netns("web-0")?;
-    // The index of the second interface's host end is taken, which shows when the first interface is complete.
+    // The interface index of the second host end is taken, which shows when the first interface is complete.
     let taken = kni_common::IFINDEX_BASE + 2;
     scene
         .stage
@@ -76,7 +76,7 @@ async fn b03_add_that_fails_half_way_leaves_nothing() -> Result<()> {
         1,
         "something is left in the pod"
     );
-    // With nothing in the way the same call succeeds.
+    // Without the obstacle the same call succeeds.
     scene.stage.node.ip(&["link del blocker"])?;
     let result = scene.add(&call)?;
     assert_eq!(result["ips"].as_array().map(Vec::len), Some(4), "{result}");
@@ -132,7 +132,7 @@ async fn b15_the_order_of_cni_args_does_not_matter() -> Result<()> {
         );
         scene.del(&call)?;
     }
-    // Addresses that CRI-O passes there.
+    // Addresses as CRI-O passes them.
     scene.netns("fixed")?;
     let call = Call::new("fixed", "fixed");
     let call = Call {
@@ -176,7 +176,7 @@ async fn b16_the_runtimes_trace_reaches_the_agents_log() -> Result<()> {
         let line = log.lines().find(|line| line.contains(&trace)).unwrap_or_default();
         assert!(line.contains(method) && line.contains("traceparent"), "{line}");
     }
-    // An unparsable trace belongs to no pod.
+    // An invalid trace belongs to no pod.
     let (mut odd, _) = call("b");
     odd.env[0].1 = "let me in".to_owned();
     scene.add(&odd)?;

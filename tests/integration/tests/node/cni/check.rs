@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::scene::{Call, Scene};
 
-/// Damages something, and returns the text that the plugin's error must have.
+/// Damages something, and returns the text that the plugin's error must contain.
 type Damage = fn(&Scene, &Namespaces, &Value) -> Result<&'static str>;
 
 /// The host's end of the pod's interface.
@@ -34,7 +34,7 @@ const DAMAGES: [(&str, Damage); 6] = [
         Ok("from_pod")
     }),
     ("map", |scene, _, result| {
-        // The row of the pod's address; the key is network, address and padding as the map has it.
+        // The row of the pod's address; the key is network, address and padding as in the map.
         let address = result["ips"][0]["address"]
             .as_str()
             .and_then(|cidr| cidr.split('/').next())
@@ -100,7 +100,7 @@ async fn b09_check_detects_what_was_taken_away() -> Result<()> {
         let inside = scene.netns(&netns)?;
         let call = Call::new(&netns, &netns);
         let result = scene.add(&call)?;
-        // Links take the place of the filters that the interface began with.
+        // Links replace the initial filters of the interface.
         scene.stage.settled().await?;
         let check = call.clone().with("prevResult", result.clone());
         scene.call("CHECK", &check)?.assert_silent_success();
@@ -108,7 +108,7 @@ async fn b09_check_detects_what_was_taken_away() -> Result<()> {
         let error = scene.call("CHECK", &check)?.error(103);
         assert!(error.to_string().contains(named), "{name}: {error}");
         scene.del(&call)?;
-        // And what is gone altogether.
+        // The interface is removed completely.
         scene.call("CHECK", &check)?.error(103);
     }
     // Differences from the result of ADD.

@@ -16,7 +16,7 @@ async fn b18_an_agent_that_dies_during_add_leaves_one_address_or_none() -> Resul
     scene.netns("web-0")?;
     let before = scene.stage.picture().await?;
     let call = Call::new("abc", "web-0");
-    // From before the plugin connects to after the answer.
+    // The kills cover the time from before the connection until after the answer.
     for delay in [0, 1, 2, 3, 4, 5, 6, 8, 10, 14] {
         let (node, options) = (&scene.stage.node, scene.stage.options.clone());
         let (outcome, agent) = std::thread::scope(|scope| -> Result<_> {
@@ -31,11 +31,11 @@ async fn b18_an_agent_that_dies_during_add_leaves_one_address_or_none() -> Resul
             Ok((adding.join().expect("no panic")?, agent))
         })?;
         scene.stage.agent = agent;
-        // The plugin repeats its own call, so the runtime hears of nothing.
+        // The plugin repeats its own call, so the runtime sees no failure.
         outcome.result();
         assert_eq!(scene.used("default").await?, 2, "after a kill at {delay} ms");
         assert_eq!(scene.listed("abc").await?.len(), 1);
-        // A runtime that repeats it is refused, as it would be without a kill.
+        // A runtime that repeats the call is refused, as it would be without a kill.
         scene.call("ADD", &call)?.error(101);
         scene.del(&call)?;
         assert_eq!(scene.used("default").await?, 0);
@@ -43,12 +43,12 @@ async fn b18_an_agent_that_dies_during_add_leaves_one_address_or_none() -> Resul
     scene.stage.assert_as(&before).await
 }
 
-/// Kills and the calls of one container each at once.
+/// Number of containers with concurrent calls, and kills.
 const WORKERS: usize = 4;
 const KILLS: u64 = 12;
 
-/// Adds and deletes until `stop`, as a runtime does: a failed ADD is followed by a DEL, and a DEL is repeated
-/// until it succeeds. How many pods lived.
+/// Adds and deletes until `stop`, as a runtime does: a failed ADD is followed by a DEL, and a DEL is repeated until it
+/// succeeds. Counts the pods.
 fn live(scene: &Scene, worker: usize, stop: &AtomicBool, lives: &AtomicU32) -> Result<()> {
     let netns = format!("worker{worker}");
     for turn in 0.. {
@@ -107,7 +107,7 @@ async fn kills_at_any_moment_of_add_and_del_leak_nothing() -> Result<()> {
     scene.stage.assert_as(&before).await
 }
 
-/// Kills agent after agent; the last one serves.
+/// Kills a series of agents; the last one remains.
 fn storm(scene: &Scene) -> Result<Agent> {
     let kill = |pid: u32| {
         nix::sys::signal::kill(
@@ -117,7 +117,7 @@ fn storm(scene: &Scene) -> Result<Agent> {
     };
     let mut agent: Option<Agent> = None;
     for number in 0..KILLS {
-        // Each at another moment of a call, which takes a few milliseconds.
+        // Each at a different moment of a call, which takes a few milliseconds.
         std::thread::sleep(Duration::from_millis(150 + number * 37 % 200));
         match &mut agent {
             Some(agent) => agent.kill9()?,

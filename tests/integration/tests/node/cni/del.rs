@@ -130,7 +130,7 @@ async fn b08_del_without_an_agent_is_kept_and_done_at_its_start() -> Result<()> 
         .stage
         .node
         .enter(|| fs::remove_dir_all(format!("{STATE}/cni/rejected")))??;
-    // The same id comes again, and stays.
+    // The same id is used again, and its pod remains.
     scene.add(&call)?;
     assert_eq!(scene.used("default").await?, 2);
     scene.del(&call)?;
@@ -158,7 +158,7 @@ async fn a_plugin_that_is_uninstalled_while_it_waits_leaves_nothing_behind() -> 
     let details = error["details"].as_str().unwrap_or_default();
     assert!(details.contains("uninstalled"), "{error}");
     assert_eq!(scene.pending()?, [""; 0]);
-    // Nothing was acknowledged, and nothing was lost.
+    // Nothing was acknowledged, so nothing is missing.
     scene.stage.restart().await?;
     assert_eq!(scene.used("default").await?, 2);
     scene.stage.kubelet.detach("abc").await?;
@@ -185,14 +185,14 @@ async fn a_del_that_the_agent_did_not_answer_never_removes_a_later_add() -> Resu
         deleted?.assert_silent_success();
         assert_eq!(pending?, ["abc.json"]);
         if again {
-            // It is older than what comes now, so it is done first, or was done already.
+            // It is older than the new call, so it is processed first, unless it has been processed already.
             scene.add(&call)?;
             scene
                 .until("the end of the pending delete", || async {
                     Ok(scene.pending()?.is_empty())
                 })
                 .await?;
-            // Longer than the agent needs to look again.
+            // Longer than the agent's interval of checks.
             tokio::time::sleep(Duration::from_secs(2)).await;
             assert_eq!(scene.used("default").await?, 2, "the later one is gone");
             scene.del(&call)?;

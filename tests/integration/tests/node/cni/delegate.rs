@@ -11,7 +11,7 @@ async fn interfaces_that_a_plugin_delegates_live_beside_the_pods_own() -> Result
     let inside = scene.netns("web-0")?;
     let before = scene.stage.picture().await?;
     let eth0 = Call::new("abc", "web-0");
-    // The pod's annotations are those of the plugin that reads them: nothing is attached twice.
+    // The pod's annotations belong to the plugin that reads them: nothing is attached twice.
     let net1 = eth0.clone().interface("net1").with("network", json!("blue"));
     let net1 = net1.annotated(&json!({"k8s.v1.cni.cncf.io/networks": "blue"}));
     let net2 = eth0.clone().interface("net2").with("network", json!("red"));
@@ -32,7 +32,7 @@ async fn interfaces_that_a_plugin_delegates_live_beside_the_pods_own() -> Result
                 .any(|line| line.starts_with("default") && line.contains("eth0")),
             "{routes}"
         );
-        // Each goes alone.
+        // Each is removed separately.
         scene.del(&net1)?;
         assert_eq!(
             (scene.listed("abc").await?.len(), scene.listed("abc:net2").await?.len()),
@@ -43,11 +43,11 @@ async fn interfaces_that_a_plugin_delegates_live_beside_the_pods_own() -> Result
         scene.del(&net2)?;
         scene.stage.assert_as(&before).await?;
     }
-    // The pod's primary interface may be another plugin's, and this one may have the default routes.
+    // The pod's primary interface may belong to another plugin, and this one may have the default routes.
     let only = net1.clone().with("defaultRoute", json!(true));
     let result = scene.add(&only)?;
     assert!(result["routes"].to_string().contains("0.0.0.0/0"), "{result}");
-    // Another container does not get in.
+    // Another container is refused.
     scene.call("ADD", &Call::new("intruder", "web-0"))?.error(101);
     scene
         .call("ADD", &Call::new("intruder", "web-0").interface("net5"))?

@@ -12,7 +12,7 @@ fn valid(container: &str, ifname: &str) -> Value {
     json!({"containerID": container, "ifname": ifname})
 }
 
-/// What a runtime calls for a network of that name.
+/// The call of a runtime for a network with that name.
 fn gc(network: &str) -> Call {
     let call = Call {
         netns: String::new(),
@@ -22,7 +22,7 @@ fn gc(network: &str) -> Call {
     call.with("name", json!(network))
 }
 
-/// As the plugin reads the clock.
+/// The clock that the plugin reads.
 fn since_boot_ns() -> Result<u64> {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME)?;
     Ok(u64::try_from(std::time::Duration::from(now).as_nanos())?)
@@ -58,7 +58,7 @@ async fn b12_garbage_is_what_this_network_has_and_the_runtime_has_not() -> Resul
     // A request without a list of attachments removes nothing.
     scene.call("GC", &gc("kni"))?.assert_silent_success();
     assert_eq!(alive().await?, everything);
-    // Each key counts, and the interface's name does.
+    // All keys are compared, including the interface name.
     for (key, keep, gone) in [(KEYS[0], valid("b", "eth0"), "b"), (KEYS[1], valid("a", "eth0"), "a")] {
         let all = json!([valid("a", "eth0"), valid("a", "net1"), valid("b", "eth0")]);
         scene.call("GC", &gc("kni").with(key, all))?.assert_silent_success();
@@ -75,7 +75,7 @@ async fn b12_garbage_is_what_this_network_has_and_the_runtime_has_not() -> Resul
         scene.add(if gone == "a" { &a } else { &b })?;
     }
     assert_eq!(alive().await?, everything);
-    // Nothing is valid: all of this network goes, and of no other.
+    // Nothing is valid: all attachments of this network are removed, and none of other networks.
     scene
         .call("GC", &gc("kni").with(KEYS[0], json!([])))?
         .assert_silent_success();
@@ -102,7 +102,7 @@ async fn an_add_beside_garbage_collection_stays() -> Result<()> {
             container_id: format!("pod{index}"),
             ifname: "eth0".into(),
         });
-        // The runtime makes its list before the pod is added, and the agent hears of it at every moment of the ADD.
+        // The runtime creates its list before the pod is added, and the agent receives it at every moment of the ADD.
         let collect = CollectGarbageRequest {
             cni_network: "kni".into(),
             attachments: known.collect(),
@@ -146,7 +146,7 @@ async fn an_add_beside_garbage_collection_stays() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn b19_after_a_reboot_no_address_stays_leased() -> Result<()> {
     require!(root, netns, bpf, ip, nft, tc, bpftool);
-    // As many addresses as pods.
+    // The network has as many addresses as there are pods.
     let small = Manifest::default_network("small", &["10.50.0.0/29"]);
     let mut scene = Scene::with("reboot", vec![small]).await?;
     let before = scene.stage.picture().await?;
@@ -158,13 +158,13 @@ async fn b19_after_a_reboot_no_address_stays_leased() -> Result<()> {
         scene.add(call)?;
     }
     assert_eq!(scene.used("small").await?, 5);
-    // The namespaces end with the node, the agent's state does not.
+    // The namespaces end with the node, the state of the agent does not.
     scene.stage.agent.kill9()?;
     for index in 0..5 {
         scene.remove_netns(&format!("pod{index}"))?;
     }
     scene.stage.restart().await?;
-    // Some of them the runtime deletes, without a namespace; of the others it has no record.
+    // The runtime deletes some of them without a namespace, and has no record of the others.
     for call in &pods[..2] {
         scene.del(&Call {
             netns: String::new(),
@@ -180,7 +180,7 @@ async fn b19_after_a_reboot_no_address_stays_leased() -> Result<()> {
         scene.netns(&format!("new{index}"))?;
         scene.add(&Call::new(&format!("new{index}"), &format!("new{index}")))?;
     }
-    // What has its namespace stays, whatever time passes.
+    // Pods with a namespace remain, regardless of the time.
     assert_eq!(scene.used("small").await?, 5);
     for index in 0..5 {
         scene.del(&Call::new(&format!("new{index}"), &format!("new{index}")))?;

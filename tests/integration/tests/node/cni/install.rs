@@ -65,7 +65,7 @@ async fn what_is_installed_works_and_others_files_stay() -> Result<()> {
     run(&scene, "install-cni")?;
     assert_eq!(names(&scene, CONF)?, ["10-kni.conflist", "20-bridge.conflist"]);
     assert_eq!(names(&scene, BIN)?, ["kni-cni"]);
-    // A runtime takes the plugin's part of the list, with the list's name and version.
+    // A runtime uses the plugin's part of the list, with the name and version of the list.
     let conflist = scene
         .stage
         .node
@@ -81,7 +81,7 @@ async fn what_is_installed_works_and_others_files_stay() -> Result<()> {
     scene.call("STATUS", &call)?.assert_silent_success();
     let result = scene.add(&call)?;
     assert_eq!(result["cniVersion"], json!("1.1.0"));
-    // The agent's end, and even its cleanup, take no configuration away: that would make the runtime fail to delete.
+    // Neither the exit nor the cleanup of the agent removes the configuration: the runtime would fail to delete pods.
     scene.stage.agent.terminate()?;
     assert_eq!(names(&scene, CONF)?.len(), 2);
     scene.del(&call)?;

@@ -6,9 +6,9 @@ use kni_integration::{Manifest, require};
 use super::scene::{Call, Scene};
 
 const PODS: usize = 150;
-/// The agent's memory while it serves them, in kB. Programs and maps are the kernel's.
+/// Maximum memory of the agent while it serves the pods, in kB. Programs and maps belong to the kernel.
 const MAX_RSS: u64 = 160 * 1024;
-/// Of the slowest percent. The kernel makes one interface at a time.
+/// Limit for the slowest percent. The kernel creates one interface at a time.
 const MAX_P99: Duration = Duration::from_secs(20);
 
 /// A line of `/proc/PID/status`, in kB.

@@ -26,7 +26,7 @@ async fn b20_policy_is_in_force_before_add_returns() -> Result<()> {
             let inside = scene.netns(&name)?;
             let servers = traffic::Servers::start(&inside, &name, 8080)?;
             let result = scene.add(&Call::new(&name, &name).annotated(&json!({"kni.dev/labels": labels})))?;
-            // The first packets come at once.
+            // The first packets are sent immediately.
             let address = result["ips"][0]["address"]
                 .as_str()
                 .and_then(|cidr| cidr.split('/').next())

@@ -101,7 +101,7 @@ async fn b13_results_are_what_each_version_says() -> Result<()> {
             .annotated(&json!({"kni.io/multi-network": "blue"}));
         let result = scene.add(&call)?;
         assert_follows_the_specification(&result, version, &call);
-        // It is also true.
+        // The result also matches the interface.
         let shown: Value = serde_json::from_str(&inside.run("ip", &["-j", "address"])?)?;
         for ifname in ["eth0", "net1"] {
             let interfaces = result["interfaces"].as_array().expect("a list");

@@ -1,4 +1,4 @@
-//! A node whose runtime speaks CNI.
+//! Provides a node with a CNI runtime.
 
 use std::{
     fs,
@@ -20,9 +20,9 @@ use crate::watched::{Watched, warm};
 
 /// State folder of the plugin, inside the node.
 pub(crate) const STATE: &str = "/run/kni-cni";
-/// Deletes that wait for the agent.
+/// Folder of deletes that wait for the agent.
 pub(crate) const PENDING: &str = "/run/kni-cni/cni/pending";
-/// How long anything that has no time of its own may take.
+/// Timeout for operations without a specific one.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The node, its agent and the plugin.
@@ -42,7 +42,7 @@ pub(crate) struct Call {
     pub(crate) config: Value,
 }
 
-/// What came of it.
+/// The result of a call.
 #[derive(Debug, Clone)]
 pub(crate) struct Outcome {
     pub(crate) success: bool,
@@ -63,14 +63,14 @@ impl Call {
         }
     }
 
-    /// With another value in the configuration.
+    /// Replaces a value of the configuration.
     #[must_use]
     pub(crate) fn with(mut self, key: &str, value: Value) -> Self {
         self.config[key] = value;
         self
     }
 
-    /// With annotations, as runtimes pass them.
+    /// Adds annotations, as runtimes pass them.
     #[must_use]
     pub(crate) fn annotated(self, annotations: &Value) -> Self {
         self.with(
@@ -79,7 +79,7 @@ impl Call {
         )
     }
 
-    /// For another interface.
+    /// Uses another interface.
     #[must_use]
     pub(crate) fn interface(mut self, ifname: &str) -> Self {
         ifname.clone_into(&mut self.ifname);
@@ -88,7 +88,7 @@ impl Call {
 }
 
 impl Outcome {
-    /// The result, or the error, that was printed.
+    /// The printed result or error.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error} in {:?}", self.stdout))
     }
@@ -100,7 +100,7 @@ impl Outcome {
         self.json()
     }
 
-    /// That it succeeded and printed nothing.
+    /// Checks that it succeeded and printed nothing.
     #[track_caller]
     pub(crate) fn assert_silent_success(&self) {
         assert!(self.success && self.stdout.is_empty(), "{self:?}");
@@ -134,15 +134,15 @@ impl Scene {
         Self::on(Watched::with(name, options).await?)
     }
 
-    /// A runtime beside an agent that serves already.
+    /// A runtime with a running agent.
     pub(crate) fn on(stage: Watched) -> Result<Self> {
-        // So that a picture from before the first delete without an agent shows it too.
+        // Created here, so that a snapshot from before the first delete without an agent contains it, too.
         stage.node.enter(|| fs::create_dir_all(PENDING))??;
         let shim = stage.node.install(&shim_binary()?)?;
         Ok(Self { stage, shim })
     }
 
-    /// Makes a namespace as a runtime does.
+    /// Creates a namespace as a runtime does.
     pub(crate) fn netns(&self, name: &str) -> Result<Namespaces> {
         self.stage.node.ip(&[&format!("netns add {name}")])?;
         self.inside(name)
@@ -156,7 +156,7 @@ impl Scene {
         self.stage.node.ip(&[&format!("netns del {name}")])
     }
 
-    /// Runs the plugin to its end.
+    /// Runs the plugin to completion.
     pub(crate) fn call(&self, verb: &str, call: &Call) -> Result<Outcome> {
         let mut command = self.stage.node.command(&self.shim);
         command
@@ -197,20 +197,20 @@ impl Scene {
         })
     }
 
-    /// ADD that must succeed; its result.
+    /// Runs an ADD that must succeed; returns its result.
     #[track_caller]
     pub(crate) fn add(&self, call: &Call) -> Result<Value> {
         Ok(self.call("ADD", call)?.result())
     }
 
-    /// DEL that must succeed.
+    /// Runs a DEL that must succeed.
     #[track_caller]
     pub(crate) fn del(&self, call: &Call) -> Result<()> {
         self.call("DEL", call)?.assert_silent_success();
         Ok(())
     }
 
-    /// A network as clients of KNI see it.
+    /// A network as listed for clients of KNI.
     pub(crate) async fn network(&self, name: &str) -> Result<Network> {
         let request = QueryNodeNetworksRequest {};
         let answer = self
@@ -224,12 +224,12 @@ impl Scene {
         found.with_context(|| format!("no network {name}"))
     }
 
-    /// Addresses of a network that are in use.
+    /// Number of used addresses of a network.
     pub(crate) async fn used(&self, network: &str) -> Result<u32> {
         Ok(self.network(network).await?.extradata["addresses_used"].parse()?)
     }
 
-    /// What the agent knows of a sandbox.
+    /// The agent's interfaces of a sandbox.
     pub(crate) async fn listed(&self, sandbox: &str) -> Result<Vec<Interface>> {
         let request = ListInterfacesRequest {
             sandbox_id: sandbox.into(),
@@ -239,7 +239,7 @@ impl Scene {
         Ok(answer.into_inner().interfaces)
     }
 
-    /// From now on calls start a copy of the plugin, which may be uninstalled.
+    /// From now on calls run a copy of the plugin, which may be uninstalled.
     pub(crate) fn use_copy(&mut self) -> Result<()> {
         let copy = Path::new("/run/copy-of-kni-cni");
         self.stage.node.enter(|| fs::copy(&self.shim, copy))??;
@@ -263,7 +263,7 @@ impl Scene {
         Ok(names??)
     }
 
-    /// Waits until something is so.
+    /// Waits until the condition is true.
     pub(crate) async fn until<F: Future<Output = Result<bool>>>(&self, what: &str, so: impl Fn() -> F) -> Result<()> {
         let came = eventually(PATIENCE, async || {
             ensure!(so().await?, "{what} does not come");

@@ -10,7 +10,7 @@ const MAX_BYTES: u64 = 5_000_000;
 const MAX_START: Duration = Duration::from_millis(2);
 const RUNS: usize = 200;
 
-/// What `cargo xtask build-cni` made, if it did.
+/// The output of `cargo xtask build-cni`, if it exists.
 fn released() -> Result<Option<PathBuf>> {
     let own = std::env::current_exe()?;
     let targets = own
@@ -40,7 +40,7 @@ fn the_released_plugin_is_small_and_starts_quickly() -> Result<()> {
         return Ok(());
     };
     let bytes = program.metadata()?.len();
-    // A program that does nothing costs what starting one costs here and now.
+    // A program that does nothing shows the cost of starting a process on this machine.
     let mut starts: Vec<(Duration, Duration)> = Vec::new();
     for _ in 0..RUNS {
         starts.push((start(&program)?, start(Path::new("/bin/true"))?));

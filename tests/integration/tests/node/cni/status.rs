@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::scene::{Call, Scene};
 
-/// Runtimes wait for the answer, every few seconds.
+/// Maximum duration: runtimes wait for the answer every few seconds.
 const QUICK: Duration = Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -21,7 +21,7 @@ async fn b10_status_says_quickly_that_no_agent_serves() -> Result<()> {
     };
     scene.call("STATUS", &call)?.assert_silent_success();
     scene.stage.agent.kill9()?;
-    // The socket's file exists without a listener.
+    // The file of the socket exists without a listener.
     let socket = "/run/kni/kni.sock";
     assert!(scene.stage.node.enter(|| fs::exists(socket))??);
     let refuses = scene.call("STATUS", &call)?;
@@ -69,7 +69,7 @@ async fn b11_status_says_that_the_pool_is_empty_and_del_still_works() -> Result<
         scene.network("small").await?.ready,
         "exhaustion is no reason to evict pods"
     );
-    // A configuration of another network is not concerned.
+    // A configuration of another network is not affected.
     scene
         .call("STATUS", &calls[0].clone().with("network", json!("blue")))?
         .assert_silent_success();

@@ -1,4 +1,4 @@
-//! Who answers at a translated address, and whom the backend sees.
+//! Tests the source and destination addresses of translated connections.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -19,7 +19,8 @@ use super::{ECHO, FAMILIES, HOST_PORT, NODE_PORT, Scene, VIP_CLOSED, VIP_ECHO, V
 
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Asks the backend over TCP and UDP. Both sockets are connected, so the answer comes from the address that was asked.
+/// Sends requests to the backend over TCP and UDP. Both sockets are connected, so the answer must come from the
+/// requested address.
 fn ask(scene: &Scene, from: &Namespaces, to: SocketAddr, seen_as: IpAddr) -> Result<()> {
     for (protocol, get) in [
         ("TCP", tcp_get_to as fn(&Namespaces, SocketAddr, &str, Duration) -> _),
@@ -48,9 +49,9 @@ async fn a_virtual_address_leads_to_the_pod() -> Result<()> {
         let to = vip_at(v4, VIP_PORT);
         ask(&scene, &scene.client.inside, to, address(&scene.client, v4))?;
         ask(&scene, &scene.stage.node, to, node(v4))?;
-        // Through its own service a pod is seen as the node, or the answer would not come back through it.
+        // Through its own service a pod has the node's address; otherwise the answer would not pass through the node.
         ask(&scene, &scene.backend.inside, to, node(v4))?;
-        // Traffic without translation continues beside it.
+        // Traffic without translation is not affected.
         let direct = SocketAddr::new(address(&scene.backend, v4), super::PORT);
         ask(&scene, &scene.client.inside, direct, address(&scene.client, v4))?;
         ask(&scene, &scene.stage.node, direct, node(v4))?;
@@ -69,7 +70,7 @@ async fn a_port_of_the_node_leads_to_the_pod() -> Result<()> {
         ask(&scene, &scene.stage.node, host_port, node(v4))?;
         ask(&scene, &scene.client.inside, host_port, address(&scene.client, v4))?;
         ask(&scene, &scene.backend.inside, host_port, node(v4))?;
-        // Node ports are masqueraded: everyone is seen as the node.
+        // Node ports are masqueraded: all clients have the node's address.
         let node_port = SocketAddr::new(node(v4), NODE_PORT);
         for from in [
             scene.stage.node.fabric(),

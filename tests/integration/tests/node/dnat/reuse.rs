@@ -1,4 +1,4 @@
-//! One tuple, now direct, now translated: what came before does not decide the way of what comes after.
+//! Tests a tuple that is used alternately with and without translation: earlier flows do not affect later ones.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
@@ -22,7 +22,7 @@ fn any(v4: bool, port: u16) -> SocketAddr {
     any
 }
 
-/// The ways to the backend's one port, in an order in which each follows each.
+/// The addresses that lead to the backend's port, in an order in which each follows each.
 fn ways(scene: &Scene, v4: bool) -> Vec<SocketAddr> {
     let direct = SocketAddr::new(address(&scene.backend, v4), PORT);
     let (virtual_, host) = (vip_at(v4, VIP_PORT), SocketAddr::new(node(v4), HOST_PORT));
@@ -45,7 +45,7 @@ async fn tcp_connections_with_one_tuple_follow_each_other() -> Result<()> {
     Ok(())
 }
 
-/// A connection from the given port, which ends with a reset, so that no socket holds the tuple in `TIME_WAIT`.
+/// Opens a connection from the given port, which ends with a reset, so that no socket holds the tuple in `TIME_WAIT`.
 fn connect(from: &Namespaces, port: u16, to: SocketAddr) -> Result<()> {
     let token = new_token();
     let line = from.enter(|| {
@@ -64,8 +64,8 @@ fn connect(from: &Namespaces, port: u16, to: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// A process that another test starts holds copies of all sockets until it runs its own program; the tuple is taken
-/// until then.
+/// A process that another test starts holds copies of all sockets until it executes its own program; the tuple is in
+/// use until then.
 fn connected(port: u16, to: SocketAddr) -> io::Result<Socket> {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -88,7 +88,7 @@ async fn udp_from_one_port_takes_all_ways_in_turn() -> Result<()> {
     let scene = Scene::set("reuse-udp").await?;
     for v4 in FAMILIES {
         for first in [0, 1] {
-            // Not connected: the answer's source is compared with what was asked.
+            // Not connected: the source of the answer is compared with the requested address.
             let socket = scene.client.enter(|| UdpSocket::bind(any(v4, 0)))??;
             socket.set_read_timeout(Some(PATIENCE))?;
             for to in ways(&scene, v4).into_iter().skip(first) {

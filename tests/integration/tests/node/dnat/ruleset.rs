@@ -1,10 +1,10 @@
-//! The rules of kube-proxy's nftables mode for one service with one endpoint, and a host port beside it.
+//! Generates the rules of kube-proxy's nftables mode for one service with one endpoint, and for a host port.
 
 use std::net::IpAddr;
 
 use super::{CLOSED, ECHO, HOST_PORT, NODE_PORT, PORT, VIP_CLOSED, VIP_ECHO, VIP_PORT, node, vip};
 
-/// A whole table for the backend's family.
+/// The complete table for the family of the backend.
 pub(crate) fn ruleset(backend: IpAddr) -> String {
     let v4 = backend.is_ipv4();
     let (family, kind) = if v4 { ("ip", "ipv4_addr") } else { ("ip6", "ipv6_addr") };
@@ -50,7 +50,7 @@ pub(crate) fn ruleset(backend: IpAddr) -> String {
     )
 }
 
-/// The chains of one port of the service. Outside clients are masqueraded, and so is the endpoint itself.
+/// The chains of one port of the service. External clients are masqueraded, and so is the endpoint itself.
 fn service(protocol: &str, name: &str, backend: IpAddr, port: u16) -> String {
     let (family, target) = match backend {
         IpAddr::V4(ip) => ("ip", format!("{ip}:{port}")),

@@ -1,4 +1,4 @@
-//! Translated connections outlive the agent.
+//! Tests that translated connections outlive the agent.
 
 use std::{net::SocketAddr, thread, time::Duration};
 
@@ -25,7 +25,7 @@ async fn translated_connections_survive_a_killed_agent() -> Result<()> {
     thread::sleep(WHILE);
     scene.stage.agent.kill9()?;
     thread::sleep(WHILE);
-    // New connections too, while no agent runs.
+    // New connections work, too, while no agent is running.
     for v4 in FAMILIES {
         let to = vip_at(v4, VIP_PORT);
         streams.push((

@@ -1,4 +1,4 @@
-//! Very many short connections, none of which fails.
+//! Tests that none of very many short connections fails.
 
 use std::{
     io::{Read as _, Write as _},
@@ -16,7 +16,7 @@ use super::world::{PATIENCE, World, masquerading, server};
 const CONNECTIONS: usize = 50_000;
 const PODS: usize = 4;
 
-/// Answers one byte to each connection, and closes after the client, until `stop`.
+/// Sends one byte on each connection, and closes after the client, until `stop`.
 fn serve(listener: &TcpListener, stop: &AtomicBool) {
     for stream in listener.incoming() {
         if stop.load(Ordering::Relaxed) {
@@ -25,15 +25,16 @@ fn serve(listener: &TcpListener, stop: &AtomicBool) {
         let Ok(mut stream) = stream else { continue };
         let mut byte = [0];
         if stream.read_exact(&mut byte).is_ok() {
-            // A client that is gone has failed already. The end of what it sends is waited for: who closes first holds
-            // the tuple for a minute, and a server that did would refuse other pods the ports of the node meanwhile.
+            // A failed client has disconnected. The server waits until the client closes: the end that closes first
+            // holds the tuple for a minute, and a server that did so would refuse the node's ports to other pods in the
+            // meantime.
             let answered = stream.write_all(&byte).and_then(|()| stream.read(&mut byte));
             drop(answered);
         }
     }
 }
 
-/// One after the other; the first failure ends it.
+/// Opens connections one after the other; the first failure ends it.
 fn connect(pod: &Pod, to: SocketAddr, count: usize) -> Result<usize> {
     pod.enter(|| {
         for done in 0..count {
@@ -76,7 +77,7 @@ async fn fifty_thousand_short_connections() -> Result<()> {
                 .collect();
             stop.store(true, Ordering::Relaxed);
             for _ in &servers {
-                // Wakes a server up; its content does not matter.
+                // Wakes a server up; the result does not matter.
                 drop(world.outside.server.enter(|| TcpStream::connect(to)));
             }
             done

@@ -1,4 +1,5 @@
-//! ICMP errors from outside reach the pod's own socket: closed ports, no way, too big; and what a traceroute shows.
+//! Tests that ICMP errors from outside reach the pod's socket (closed port, no route, too big), and the hops of a
+//! traceroute.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -28,7 +29,7 @@ async fn closed_ports_and_missing_ways_are_told() -> Result<()> {
     let world = World::start("refused", masquerading(), &[]).await?;
     let watch = world.watch()?;
     world.outside.router.ip(&[
-        // What a prohibit route answers is an error that sockets report; of an unreachable one they only take note.
+        // A prohibit route causes an error that sockets report; an unreachable route causes one that they only record.
         "route add prohibit 198.18.0.0/16",
         "route add prohibit 2001:db8:bad::/48",
     ])?;
@@ -47,7 +48,7 @@ async fn closed_ports_and_missing_ways_are_told() -> Result<()> {
             assert_eq!(tcp_get(from, server(v4).ip(), CLOSED, PATIENCE), Err(NoAnswer::Refused));
             assert_eq!(udp_ask(from, nowhere, PORT, PATIENCE), Err(NoAnswer::Unreachable));
             assert_eq!(tcp_get(from, nowhere, PORT, PATIENCE), Err(NoAnswer::Unreachable));
-            // Linux sends five such errors in a row to one address, and then one each second.
+            // Linux sends a burst of five such errors to one address, and then one per second.
             tokio::time::sleep(Duration::from_millis(1100)).await;
             let echo = ping(from, nowhere, &new_token(), PATIENCE);
             assert_eq!(echo, Err(NoAnswer::Unreachable));
@@ -73,13 +74,14 @@ async fn the_mtu_of_the_path_is_found() -> Result<()> {
     ];
     for v4 in FAMILIES {
         for pod in &pods {
-            // Too big for the uplink, which the node reports, then for the link behind the router, which the router reports.
+            // Too big for the uplink, which the node reports, then for the link behind the router, which the router
+            // reports.
             let to = SocketAddr::new(server(v4).ip(), PORT);
             tcp_echo(&pod.inside, to, &world.outside.server, PORT, 4 << 20)
                 .with_context(|| format!("{} to {to}", pod.name))?;
             let router = SocketAddr::new(Outside::router_address(v4)?, PORT);
             assert_path_limit(&pod.inside, router, 4000).context("beyond the uplink's 1500")?;
-            // The limit is cached per destination: another one begins anew.
+            // The limit is cached per destination, so a different one is used.
             let inner: IpAddr = if v4 { "203.0.113.81" } else { "2001:db8:203::81" }.parse()?;
             if pod.name == "path" {
                 world
@@ -94,7 +96,7 @@ async fn the_mtu_of_the_path_is_found() -> Result<()> {
     Ok(())
 }
 
-/// Who reports that a packet with so many hops has none left.
+/// The reporter of an expired hop limit for this number of hops.
 async fn hop(world: &World, pod: &kni_integration::Pod, v4: bool, hops: u8) -> Result<IpAddr> {
     let [own, gateway] = world.stage.macs(pod, "eth0").await?;
     let socket = PacketSocket::open(&pod.inside, "eth0")?;
@@ -105,7 +107,7 @@ async fn hop(world: &World, pod: &kni_integration::Pod, v4: bool, hops: u8) -> R
         .packet(&probe);
     socket.send(&Link::new(own, gateway).frame(&packet))?;
     let (at, kind) = if v4 { (14 + 20, 11) } else { (14 + 40, 3) };
-    // The ports of the quoted packet, which must be the pod's own again.
+    // The ports of the quoted packet, which must be those of the pod.
     let quoted = at + 8 + if v4 { 20 } else { 40 };
     let ports = [
         (40_000 + u16::from(hops)).to_be_bytes(),
@@ -133,7 +135,7 @@ async fn a_traceroute_shows_the_node_then_the_router() -> Result<()> {
         let gateway: IpAddr = if v4 { "169.254.1.1" } else { "fe80::1" }.parse()?;
         assert_eq!(hop(&world, &pod, v4, 1).await?, gateway);
         assert_eq!(hop(&world, &pod, v4, 2).await?, Outside::router_address(v4)?);
-        // The third one reaches the server, whose port is closed.
+        // The packet with three hops reaches the server, whose port is closed.
         let closed = udp_ask(&pod.inside, server(v4).ip(), 33_500, PATIENCE);
         assert_eq!(closed, Err(NoAnswer::Refused));
     }

@@ -1,4 +1,4 @@
-//! Ports of the node that lead to pods.
+//! Tests ports of the node that lead to pods.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -54,7 +54,7 @@ fn both(port: u16, host_ip: &str) -> Vec<PortMapping> {
 }
 
 fn silent(client: &Namespaces, to: IpAddr, port: u16) {
-    // The node itself answers: the port is closed.
+    // The node itself answers that the port is closed.
     assert_eq!(
         tcp_get(client, to, port, SHORT),
         Err(NoAnswer::Refused),
@@ -86,7 +86,7 @@ fn answers(client: &Namespaces, to: IpAddr, port: u16, who: &str) -> Result<()> 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_port_of_the_node_leads_to_the_pod() -> Result<()> {
     require!(root, netns, bpf, ip);
-    // Networks without egress have host ports all the same.
+    // Networks without egress support host ports, too.
     let mut world = World::start("mapped", Manifest::overlapping(), &[]).await?;
     assert!(world.uplink().await?.programs.is_empty(), "nothing needs them yet");
     let client = world.outside.server.clone();
@@ -118,7 +118,7 @@ async fn a_port_of_the_node_leads_to_the_pod() -> Result<()> {
         answers(&client, node(v4)?, NODE_PORT, "pod").context("after a restart")?;
         answers(&client, node(v4)?, NODE_PORT + 1, "blue").context("after a restart")?;
     }
-    // With the pods the ports go, and with the last one the programs.
+    // The ports are removed with the pods, and the programs with the last port.
     world.stage.kubelet.delete_network(&pod.id).await?;
     for v4 in FAMILIES {
         silent(&client, node(v4)?, NODE_PORT);
@@ -149,7 +149,7 @@ async fn the_address_that_is_asked_for_is_honoured() -> Result<()> {
     answers(&client, node(true)?, NODE_PORT, "one")?;
     answers(&client, second, NODE_PORT, "two")?;
     answers(&client, node(false)?, NODE_PORT, "six")?;
-    // An address that comes later gets its rows, one that goes loses them.
+    // A new address gets its rows, a removed one loses them.
     world
         .stage
         .node
@@ -177,19 +177,19 @@ async fn a_port_that_another_pod_has_is_refused() -> Result<()> {
     for word in ["team/first", "team/second", "TCP 30080", &first.id] {
         assert!(refused.message().contains(word), "{word}: {}", refused.message());
     }
-    // Nothing was made for it: the address is the next one's.
+    // Nothing was created for it: the address is free for the next pod.
     let listed = world.stage.knictl(&["interfaces"])?;
     assert!(!listed.contains("second"), "{listed}");
-    // Another protocol is another port.
+    // The same number of another protocol is a different port.
     run(&world.stage, "third", &[], vec![mapping(Protocol::Sctp, NODE_PORT, "")]).await?;
-    // When its holder is gone, the port is free.
+    // After the removal of its owner the port is free.
     world.stage.kubelet.delete_network(&first.id).await?;
     let second = run(&world.stage, "second", &[], both(NODE_PORT, "")).await?;
     let _servers = Servers::start(&second.inside, "second", PORT)?;
     answers(&world.outside.server, node(true)?, NODE_PORT, "second")
 }
 
-/// Ingress is allowed from `from` alone.
+/// A policy that allows ingress only from `from`.
 fn guard(from: &[&str]) -> Manifest {
     let peers: Vec<String> = from
         .iter()
@@ -204,7 +204,7 @@ fn guard(from: &[&str]) -> Manifest {
     Manifest::file("guard.yaml", network_policy("team", "guard", &spec))
 }
 
-/// Asks until the answer is as expected: a policy is applied a moment after its manifest.
+/// Sends requests until the answer is as expected: a policy is applied shortly after its manifest.
 async fn wait_for(client: &Namespaces, v4: bool, wanted: impl Fn(&Result<String, NoAnswer>) -> bool) -> Result<()> {
     eventually(Duration::from_secs(5), async || {
         let got = tcp_get(client, node(v4)?, NODE_PORT, SHORT).map(|answer| answer.identity);
@@ -241,10 +241,10 @@ async fn policies_hold_for_node_ports() -> Result<()> {
         let before = world.stage.drops(&pod, "from_uplink", "policy_ingress").await?;
         assert!(before > 0, "counted as the pod's");
         assert_eq!(udp_ask(&client, node(v4)?, NODE_PORT, SHORT), Err(NoAnswer::Timeout));
-        // At least: connections from before the policy may still repeat their last segments.
+        // At least: connections from before the policy may still retransmit their last segments.
         wait_for_more_drops(&world, &pod, before).await?;
     }
-    // The pod sees the client's own address, and so does its policy: IPv4 only.
+    // The pod and its policy see the client's own address: IPv4 only.
     apply(&["203.0.113.80/32"])?;
     wait_for(&client, true, Result::is_ok).await?;
     assert_eq!(

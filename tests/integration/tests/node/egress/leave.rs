@@ -1,4 +1,4 @@
-//! Pods reach what is outside, with the node's address and a port of the range, and get their own answers.
+//! Tests that pods reach external hosts with the node's address and a port of the range, and receive their own answers.
 
 use std::{
     net::{SocketAddr, UdpSocket},
@@ -57,7 +57,7 @@ async fn tcp_udp_and_echo_leave_with_the_nodes_address() -> Result<()> {
                 7,
                 4 << 20,
             )?;
-            // In fragments.
+            // A fragmented datagram.
             udp_echo(&pod.inside, SocketAddr::new(to.ip(), 7), &world.outside.server, 7, 9000)?;
         }
     }
@@ -65,7 +65,7 @@ async fn tcp_udp_and_echo_leave_with_the_nodes_address() -> Result<()> {
     Ok(())
 }
 
-/// A socket of a pod with a port of its choice.
+/// A UDP socket of a pod with the given port.
 fn bound(pod: &Namespaces, from: SocketAddr, to: SocketAddr) -> Result<UdpSocket> {
     let socket = pod.enter(|| {
         let socket = UdpSocket::bind(from)?;
@@ -122,7 +122,7 @@ async fn the_same_address_and_port_in_two_networks_get_their_own_answers() -> Re
 const TCP: u8 = 6;
 const SCTP: u8 = 132;
 
-/// The transport header of a frame, if it is of this family and protocol, and what follows.
+/// The transport header of a frame with its payload, if it is of this family and protocol.
 fn transport(frame: &[u8], v4: bool, protocol: u8) -> Option<&[u8]> {
     let (at, header) = if v4 { (9, 20) } else { (6, 40) };
     let ip = frame.get(14..)?;
@@ -155,7 +155,7 @@ async fn sctp_leaves_and_is_answered_with_right_checksums() -> Result<()> {
         let sum = u32::from_le_bytes(packet[8..12].try_into()?);
         packet[8..12].fill(0);
         assert_eq!(crc32c(&packet), sum, "the checksum covers the new port");
-        // An answer, from the server's own interface: the kernel has no SCTP.
+        // An answer sent at the server's interface, because its kernel has no SCTP.
         let node: std::net::IpAddr = if v4 { NODE_V4 } else { NODE_V6 }.parse()?;
         let answer = Ip::new(server(v4).ip(), node).packet(&Payload::sctp_init(PORT, port));
         let back = Link::new(seen[..6].try_into()?, seen[6..12].try_into()?);
@@ -176,7 +176,7 @@ async fn a_repeated_syn_keeps_its_port() -> Result<()> {
     require!(root, netns, bpf, ip, nft);
     let world = World::start("again", masquerading(), &[]).await?;
     let watch = world.watch()?;
-    // No host answers.
+    // No host has this address.
     let silence = format!(
         "add table inet silence\nadd chain inet silence input {{ type filter hook input priority 0; }}\nadd rule inet silence input tcp dport {PORT} drop\n"
     );
@@ -211,7 +211,7 @@ async fn the_node_is_reached_by_pods_of_the_default_network_only() -> Result<()>
     require!(root, netns, bpf, ip);
     let world = World::start("inward", masquerading(), &[]).await?;
     let watch = world.watch()?;
-    // A subnet beside the uplink, with a host of its own.
+    // A subnet on a second interface, with its own host.
     let beside = Namespaces::fresh_net("inward-beside")?;
     world.stage.node.veth("side0", &beside, "host0")?;
     for (ns, link, addresses) in [
@@ -224,7 +224,7 @@ async fn the_node_is_reached_by_pods_of_the_default_network_only() -> Result<()>
     }
     beside.ip(&["route add default via 172.30.0.1", "route add default via fd30::1"])?;
     kni_integration::stage::forwarding(&world.stage.node)?;
-    // The agent has noticed by the time that it answers again.
+    // The agent has detected the change by the time of the next answer.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let _on_node = Servers::start(&world.stage.node, "node", PORT)?;
     let _on_side = Servers::start(&beside, "side", PORT)?;

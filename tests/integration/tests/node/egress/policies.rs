@@ -1,4 +1,4 @@
-//! Egress policies: which destinations outside pods may reach, and with which address.
+//! Tests egress policies: allowed external destinations and source addresses of pods.
 
 use std::{net::IpAddr, path::Path, time::Duration};
 
@@ -17,7 +17,7 @@ use super::{
 
 const SHORT: Duration = Duration::from_millis(400);
 const OTHER: u16 = 8081;
-/// What a network leaves with.
+/// The egress address of a network.
 const NETWORK_V4: &str = "198.51.100.60";
 
 fn policy(name: &str, body: &str) -> Manifest {
@@ -30,7 +30,7 @@ fn policy(name: &str, body: &str) -> Manifest {
 }
 
 impl World {
-    /// Waits until the server refuses, or answers, a question of the pod.
+    /// Waits until the server gives no answer, or an answer, to a request of the pod.
     async fn wait_for(
         &self,
         pod: &kni_integration::Pod,
@@ -47,7 +47,7 @@ impl World {
     }
 }
 
-/// How many packets policy has dropped, once it has: a machine that is busy elsewhere is silent as well.
+/// The number of packets dropped by policy, as soon as it increases: a busy machine may also be silent.
 async fn counted(world: &World, pod: &Pod, to: IpAddr) -> Result<u64> {
     eventually(Duration::from_mins(1), async || {
         let drops = world.stage.drops(pod, "from_pod", "policy_beyond").await?;
@@ -92,7 +92,7 @@ async fn the_first_rule_that_matches_decides() -> Result<()> {
             assert_eq!(other.identity, "other");
         }
     }
-    // The other way round: everything is denied but the one port.
+    // The reverse: everything except one port is denied.
     let body = "  rules:\n    - {action: Allow, to: [{cidr: 203.0.113.0/24}, {cidr: \"2001:db8:203::/48\"}], ports: [{port: 8080}]}\n  defaultAction: Deny\n";
     Manifest::apply(&[policy("rules", body)], &world.stage.node)?;
     for v4 in FAMILIES {
@@ -117,7 +117,7 @@ async fn an_egress_address_is_what_the_server_sees() -> Result<()> {
     let _servers = world.serve()?;
     let pod = world.stage.pod("address").await?;
     let red = world.stage.pod_in("red", "address-red", "10.10.0.11,fd10::11").await?;
-    // The network's own choice, from the first packet on.
+    // The network's own address, from the first packet on.
     for (v4, expected) in [(true, NETWORK_V4), (false, "2001:db8:100::60")] {
         let answer = tcp_get(&red.inside, server(v4).ip(), PORT, PATIENCE).context("with the network's address")?;
         assert_eq!(answer.client.ip().to_string(), expected);
@@ -148,7 +148,7 @@ async fn an_egress_address_is_what_the_server_sees() -> Result<()> {
         let answer = tcp_get(&pod.inside, server(v4).ip(), PORT, PATIENCE).context("after a restart")?;
         assert_eq!(answer.client.ip().to_string(), expected);
     }
-    // A policy that goes takes its addresses along.
+    // The addresses of a policy are removed with it.
     let file = Path::new(MANIFESTS).join("address.yaml");
     world.stage.node.enter(|| std::fs::remove_file(&file))??;
     world

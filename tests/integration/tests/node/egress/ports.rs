@@ -1,4 +1,5 @@
-//! Ports are limited: those of the node's own sockets are left alone, and a flow that finds none is dropped, counted.
+//! Tests the limits of ports: ports of the node's own sockets are not used, and a flow without a free port is dropped
+//! and counted.
 
 use std::{
     io::Read as _,
@@ -64,7 +65,7 @@ async fn a_flow_without_a_port_is_dropped_and_counted() -> Result<()> {
             .stage
             .wait_for_drops(&pod, "from_pod", "masquerade_ports", before + 1)
             .await?;
-        // Towards another destination the same ports are free.
+        // The same ports are free for another destination.
         let router = kni_integration::Outside::router_address(v4)?;
         let elsewhere = tcp_get(&pod.inside, router, 9, PATIENCE);
         assert_eq!(elsewhere, Err(kni_integration::traffic::NoAnswer::Refused));

@@ -1,4 +1,4 @@
-//! ICMP errors that quote a fragment of a masqueraded packet: its owner is unknown, so no pod gets them.
+//! Tests ICMP errors that quote a fragment of a masqueraded packet: its owner is unknown, so no pod gets them.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -22,7 +22,7 @@ fn has_word(frame: &[u8]) -> bool {
     frame.windows(WORD.len()).any(|bytes| bytes == WORD)
 }
 
-/// An ICMP packet that quotes it; the pod's own question is none.
+/// Whether it is an ICMP packet that quotes the word; the pod's own request is not.
 fn quotes_word(frame: &[u8]) -> bool {
     let protocol = if frame[12..14] == [8, 0] { frame[23] } else { frame[20] };
     matches!(protocol, 1 | 58) && has_word(frame)
@@ -34,7 +34,7 @@ async fn an_error_about_a_fragment_is_dropped_and_one_about_the_whole_arrives() 
     let world = World::start("quoted", masquerading(), &[]).await?;
     let watch = world.watch()?;
     let pod = world.stage.pod("quoted").await?;
-    // The server's own stack sends no error.
+    // The stack of the server must not send errors.
     world.outside.server.nft(&format!(
         "add table inet mute\nadd chain inet mute in {{ type filter hook input priority -300; }}\n\
          add rule inet mute in udp dport {PORT} drop\n"
@@ -65,7 +65,7 @@ async fn an_error_about_a_fragment_is_dropped_and_one_about_the_whole_arrives() 
         };
         let dropped = world.drops("from_uplink", "icmp_fragment").await?;
         outside.send(&error(fragment.packet(&sent)))?;
-        // Behind an IPv6 header the fragment's own header hides whose it was: it stays with the node's stack.
+        // In IPv6, the fragment header of the quoted packet hides its owner: the error stays in the node's stack.
         if v4 {
             eventually(PATIENCE, async || {
                 let now = world.drops("from_uplink", "icmp_fragment").await?;

@@ -1,4 +1,5 @@
-//! Masquerading in random sequences, beside a plain model: who has which port of the node, and whose an answer is.
+//! Tests masquerading in random sequences with a simple model: the owner of each port of the node, and the receiver of
+//! each answer.
 
 mod step;
 mod wire;
@@ -19,16 +20,16 @@ use self::{
 };
 use super::world::{World, masquerading};
 
-/// Few, so that they run out and are used again all the time.
+/// Few ports, so that they run out and are reused continuously.
 const RANGE: std::ops::RangeInclusive<u16> = 61_000..=61_015;
 /// Source ports of the pods, the same for all.
 const OWN: std::ops::Range<u16> = 4000..4008;
 /// Ports of the server.
 const THERE: [u16; 2] = [9000, 9001];
 const STEPS: u64 = 2000;
-/// A flow without an answer is forgotten after 30 s.
+/// A flow without an answer expires after 30 s.
 const STALE: Duration = Duration::from_secs(15);
-/// The port of a connection that both sides ended is free from the next tick on.
+/// The port of a connection that both sides have closed is free from the next tick on.
 const TICK: Duration = Duration::from_millis(12);
 
 /// A transport, or echo requests, whose identifier is translated.
@@ -40,7 +41,7 @@ pub(crate) enum Transport {
     Echo,
 }
 
-/// A flow as its pod sees it.
+/// A flow with the addresses and ports of its pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     pod: usize,
@@ -54,16 +55,16 @@ struct Live {
     port: u16,
     answered: bool,
     used: Instant,
-    /// The latest packet, as the server saw it.
+    /// The latest packet, as received by the server.
     latest: Vec<u8>,
 }
 
-/// The model, and what it is compared with.
+/// The model, and the system that it is compared with.
 struct Run {
     rng: Rng,
     wire: Wire,
     live: BTreeMap<Key, Live>,
-    /// Ports of connections whose pod has begun anew.
+    /// Ports of connections that their pods have replaced.
     ghosts: BTreeSet<(Way, u16)>,
     closed_at: Instant,
     refused: u64,
@@ -75,8 +76,8 @@ impl Run {
         self.live.iter().filter(move |(key, _)| key.way == way)
     }
 
-    /// A packet of a pod, of a flow that there is or of a new one. A SYN without an answer yet belongs to the same flow;
-    /// after the answer it begins another.
+    /// Sends a packet of a pod, in an existing or in a new flow. A SYN before the answer belongs to the same flow;
+    /// after the answer it starts another one.
     fn send(&mut self, key: Key, flags: TcpFlags) -> Result<()> {
         let ghosts = self.ghosts.iter().filter(|(way, _)| *way == key.way).count();
         let taken = self.on_way(key.way).count();
@@ -114,14 +115,14 @@ impl Run {
         if let Some(before) = self.live.insert(key, now)
             && before.port != seen.port
         {
-            // Its row lives on: the server may still send to it.
+            // Its row still exists: the server may still send to it.
             self.ghosts.insert((key.way, before.port));
         }
         self.ghosts.remove(&(key.way, seen.port));
         Ok(())
     }
 
-    /// A packet of the server, which must reach the flow's pod as an answer from where it asked.
+    /// Sends a packet of the server, which must reach the flow's pod as an answer from the requested address.
     fn answer(&mut self, key: Key, flags: TcpFlags) -> Result<()> {
         let live = self.live.get_mut(&key).context("a flow that there is")?;
         self.wire
@@ -132,7 +133,7 @@ impl Run {
         Ok(())
     }
 
-    /// Ends a connection, from either side first; half closed, it still carries data.
+    /// Closes a connection, from either side first; half closed, it still carries data.
     fn close(&mut self, key: Key) -> Result<()> {
         if self.rng.bool() {
             self.send(key, TcpFlags::FIN_ACK)?;

@@ -1,4 +1,4 @@
-//! A node with a strict reverse path filter accepts the packets of pods.
+//! Tests that a node with a strict reverse path filter accepts the packets of pods.
 
 use std::fs;
 
@@ -58,7 +58,7 @@ async fn every_way_works_under_strict_reverse_path_filtering() -> Result<()> {
             }
         }
     }
-    // The filter is on: what comes from where no answer would go is dropped.
+    // The filter is active: packets from an interface without a route back are dropped.
     let filter = world
         .stage
         .node

@@ -1,4 +1,5 @@
-//! Masquerading continues while no agent runs, and another one takes it over without a lost packet.
+//! Tests that masquerading continues while no agent is running, and that the next agent takes it over without packet
+//! loss.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -40,7 +41,7 @@ async fn a_killed_agent_costs_no_packet() -> Result<()> {
     for _ in 0..3 {
         tokio::time::sleep(Duration::from_millis(300)).await;
         world.stage.agent.kill9()?;
-        // No agent runs, and new flows open all the same.
+        // No agent is running, but new flows can be opened.
         for v4 in FAMILIES {
             let answer = tcp_get(&pod.inside, server(v4).ip(), PORT, PATIENCE).context("without an agent")?;
             assert_eq!(answer.identity, "server");

@@ -1,4 +1,4 @@
-//! The uplink is touched only while something needs it, is followed when it changes, and is left as it was.
+//! Tests that the uplink is used only on demand, that its changes are followed, and that its state is restored.
 
 use std::{fs, net::IpAddr, time::Duration};
 
@@ -16,7 +16,7 @@ use super::{
     world::{PATIENCE, World, masquerading, server},
 };
 
-/// Names of pinned links that are not of an endpoint.
+/// Names of pinned links that do not belong to an endpoint.
 fn uplink_pins(node: &Node) -> Result<Vec<String>> {
     let names = node.enter(|| -> std::io::Result<Vec<String>> {
         let entries = fs::read_dir("/sys/fs/bpf/kni/links")?;
@@ -37,7 +37,7 @@ async fn nothing_is_attached_while_nothing_needs_it() -> Result<()> {
     assert_eq!((uplink.ifname.as_str(), uplink.programs.len()), ("uplink0", 0));
     assert_eq!(uplink.sources, [NODE_V4, NODE_V6]);
     assert!(uplink_pins(&world.stage.node)?.is_empty());
-    // A network that masquerades is a need, and without it there is none again.
+    // A masquerading network needs the uplink; after its removal the uplink is unused again.
     let folder = std::path::Path::new(kni_integration::agent::MANIFESTS);
     Manifest::write_all(&masquerading()[1..2], &world.stage.node, folder)?;
     let uplink = world.wait_for_uplink(|uplink| uplink.programs.len() == 2).await?;
@@ -59,7 +59,7 @@ async fn nothing_is_attached_while_nothing_needs_it() -> Result<()> {
     Ok(())
 }
 
-/// Gives the node an interface to the router in place of the one that it lost.
+/// Gives the node an interface to the router in place of the removed one.
 fn connect(node: &Namespaces, router: &Namespaces, here: &str, there: &str) -> Result<()> {
     node.veth(here, router, there)?;
     router.add_address(there, &format!("{FABRIC_V4}/24"))?;
@@ -95,7 +95,7 @@ async fn an_uplink_that_comes_back_is_taken_again() -> Result<()> {
     };
     all_reach()?;
     let before = world.uplink().await?;
-    // Under the same name, and then under another one.
+    // With the same name, and then with another one.
     for (here, there) in [("uplink0", "fabric0"), ("other0", "fabric1")] {
         world
             .stage
@@ -110,7 +110,7 @@ async fn an_uplink_that_comes_back_is_taken_again() -> Result<()> {
             .await?;
         assert_ne!(uplink.ifindex, before.ifindex);
         assert_eq!(uplink.dedicated, before.dedicated);
-        // Link-local addresses are checked for duplicates first.
+        // Duplicate address detection of link-local addresses comes first.
         tokio::time::sleep(Duration::from_secs(2)).await;
         all_reach().with_context(|| format!("by {here}"))?;
     }
@@ -122,7 +122,7 @@ async fn the_operator_may_name_the_uplink() -> Result<()> {
     require!(root, netns, bpf, ip);
     let node = Node::new("named")?;
     let outside = Outside::new(&node)?;
-    // The default route leads elsewhere.
+    // The default route uses another interface.
     let side = Namespaces::fresh_net("named-side")?;
     node.veth("side0", &side, "side1")?;
     node.add_address("side0", "192.0.2.5/24")?;
@@ -154,7 +154,7 @@ async fn the_source_that_the_kernel_prefers_is_taken() -> Result<()> {
         "address add 198.51.100.9/24 dev uplink0",
         &format!("route replace default via {FABRIC_V4} src 198.51.100.9"),
     ])?;
-    // Never a deprecated one, though it is the first.
+    // A deprecated address is never used, even if it is the first.
     node.run(
         "ip",
         &[
@@ -179,7 +179,7 @@ async fn the_source_that_the_kernel_prefers_is_taken() -> Result<()> {
         let answer = tcp_get(&pod.inside, server(v4).ip(), PORT, PATIENCE)?;
         assert_eq!(answer.client.ip(), expected);
     }
-    // It is followed when it changes.
+    // A change is followed.
     world
         .stage
         .node
@@ -199,7 +199,7 @@ async fn cleaning_up_leaves_the_uplink_as_it_was() -> Result<()> {
         let node = Node::new(&format!("tidy-{hook}"))?;
         let outside = Outside::new(&node)?;
         if hook == "clsact" {
-            // Whether the qdisc was there before is not remembered, and others may use it by then: it stays.
+            // The agent does not record whether the qdisc existed before, and others may use it by then, so it remains.
             node.run("tc", &["qdisc", "add", "dev", "uplink0", "clsact"])?;
         }
         let before = NodeSnapshot::take(&node)?;

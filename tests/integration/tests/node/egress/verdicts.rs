@@ -1,4 +1,4 @@
-//! Each drop reason of egress, produced once. `masquerade_ports` is in `ports`, those of XDP are in `xdp`.
+//! Tests each drop reason of egress once. `masquerade_ports` is in `ports`, the reasons of XDP are in `xdp`.
 
 use std::{fs, net::IpAddr, time::Duration};
 
@@ -18,7 +18,7 @@ use super::{
 
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Sends a packet from a pod as it is.
+/// Sends a packet from a pod unchanged.
 async fn send(world: &World, pod: &Pod, packet: &[u8]) -> Result<()> {
     let [own, gateway] = world.stage.macs(pod, "eth0").await?;
     let socket = PacketSocket::open(&pod.inside, "eth0")?;
@@ -78,7 +78,7 @@ async fn without_an_address_of_the_family_nothing_leaves() -> Result<()> {
         .wait_for_drops(&pod, "from_pod", "masquerade_address", 1)
         .await?;
     udp_ask(&pod.inside, server(true).ip(), PORT, PATIENCE).context("IPv4 goes on")?;
-    // An uplink that is gone is an address that is missing.
+    // Without the uplink there is no address.
     world.stage.node.ip(&["link set uplink0 down"])?;
     world.wait_for_uplink(|uplink| uplink.ifname.is_empty()).await?;
     assert_eq!(
@@ -113,7 +113,7 @@ async fn what_is_too_big_is_told_and_counted() -> Result<()> {
         let (at, kind) = if v4 { (34, [3, 4]) } else { (54, [2, 0]) };
         let answer = socket.receive(PATIENCE, |frame| frame.get(at..at + 2) == Some(&kind[..]))?;
         let answer = answer.with_context(|| format!("no error, IPv4: {v4}"))?;
-        // The size that fits is in the last bytes of the header's second word.
+        // The MTU is in the last bytes of the header's second word.
         assert_eq!(answer[at + 6..at + 8], 1500_u16.to_be_bytes(), "{answer:02x?}");
         world
             .stage
@@ -129,7 +129,7 @@ async fn what_would_leave_through_the_stack_untranslated_does_not() -> Result<()
     require!(root, netns, bpf, ip);
     let world = World::start("untranslated", masquerading(), &[]).await?;
     let watch = world.watch()?;
-    // A subnet beside the uplink, of which the node routes a part back through the uplink.
+    // A subnet on a second interface; the node routes a part of it back through the uplink.
     let beside = Namespaces::fresh_net("untranslated-beside")?;
     world.stage.node.veth("side0", &beside, "host0")?;
     world.stage.node.add_address("side0", "172.30.0.1/16")?;

@@ -1,4 +1,4 @@
-//! Where these tests begin: a node with an agent, a router and a server outside, and a witness of what leaves.
+//! Provides the setup of these tests: a node with an agent, a router and a server outside, and a capture of the uplink.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -12,7 +12,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 /// Every subnet of the networks of [`masquerading`].
 const PODS: [&str; 4] = ["10.244.0.0/16", "fd00:244::/64", "10.10.0.0/16", "fd10::/64"];
 
-/// A node with an uplink to a router, and what goes with it. The witness goes first, so that it outlives nothing.
+/// A node with an uplink to a router, and the related parts. The capture is dropped first.
 pub(crate) struct World {
     pub(crate) stage: Stage,
     pub(crate) outside: Outside,

@@ -1,4 +1,5 @@
-//! Who stays outside: the deny list, sources of pod networks, and what is malformed, with counters; in both modes.
+//! Tests dropped packets at the uplink in both modes: the deny list, sources of pod networks, malformed packets, and
+//! their counters.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -20,7 +21,7 @@ const SHORT: Duration = Duration::from_millis(300);
 /// The server's second addresses, which are denied.
 const DENIED: [&str; 2] = ["203.0.113.99", "2001:db8:203::99"];
 
-/// Sends packets from the router to the node, whatever is in them.
+/// Sends arbitrary packets from the router to the node.
 struct Wire {
     socket: PacketSocket,
     link: Link,
@@ -89,19 +90,19 @@ async fn stays_outside(mode: &str) -> Result<()> {
         wire.send(&Ip::new(from, to).packet(&question))?;
         denied += 1;
         wait_for(&world, "deny_listed", denied).await?;
-        // What the node asks them is not answered either.
+        // Answers to the node's requests are dropped, too.
         let echo = ping(&world.stage.node, from, &new_token(), SHORT);
         assert_eq!(echo, Err(NoAnswer::Timeout));
         denied += 1;
         wait_for(&world, "deny_listed", denied).await?;
-        // Of a network that does not route; the default one does.
+        // An address of a network without routes; the default network has routes.
         let pod: IpAddr = if v4 { "10.10.3.4" } else { "fd10::34" }.parse()?;
         wire.send(&Ip::new(pod, to).packet(&question))?;
         bogons += 1;
         wait_for(&world, "bogon_source", bogons).await?;
         let routed: IpAddr = if v4 { "10.244.3.4" } else { "fd00:244::34" }.parse()?;
         wire.send(&Ip::new(routed, to).packet(&question))?;
-        // Another version than the EtherType's, and longer than the frame.
+        // A version that differs from the EtherType, and a length beyond the frame.
         let mut frame = wire.link.frame(&Ip::new(server(v4).ip(), to).packet(&question));
         frame[14] = if v4 { 0x65 } else { 0x40 };
         wire.socket.send(&frame)?;
@@ -154,7 +155,7 @@ async fn a_restart_takes_the_program_over_or_away() -> Result<()> {
             .collect::<Vec<_>>()
     };
     assert_eq!(link(&after), link(&before), "in place");
-    // Another agent, which is asked for another mode, and then for none.
+    // Another agent with a different mode, and then without one.
     for (args, xdp) in [
         (
             &["--deny-source", "203.0.113.99/32", "--uplink-xdp", "generic"][..],

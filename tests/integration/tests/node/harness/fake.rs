@@ -1,4 +1,4 @@
-//! A fake of the agent's KNI service on a plain tonic server: records its requests.
+//! Fakes the KNI service of the agent with a plain tonic server that records its requests.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 
 type Answer<T> = Result<Response<T>, Status>;
 
-/// A request that came.
+/// A received request.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Asked {
     Create(CreateNetworkRequest),
@@ -25,8 +25,7 @@ pub(crate) enum Asked {
     Delete(DeleteNetworkRequest),
 }
 
-/// Answers attach with what it was asked, create with `netns` where there is one, and query with `10.0.0.7` and
-/// `fd00::7`.
+/// Answers attach with its request, create with `netns` if set, and query with `10.0.0.7` and `fd00::7`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Fake {
     netns: Option<String>,

@@ -34,7 +34,7 @@ fn listen(at: &Namespaces) -> Result<[UdpSocket; 2]> {
     at.enter(|| Ok([bind(V4[1])?, bind(V6[1])?]))?
 }
 
-/// Name, headers, and the size of the fragments where there are any.
+/// Name, headers, and the size of the fragments if the packet is fragmented.
 fn cases() -> Vec<(&'static str, Ip, Option<usize>)> {
     let padding = || vec![1, 4, 0, 0, 0, 0];
     let whole = Extension::Fragment {
@@ -62,7 +62,7 @@ fn cases() -> Vec<(&'static str, Ip, Option<usize>)> {
     ]
 }
 
-/// The kernel is the judge: it takes a frame only when lengths, checksums and header chains are right.
+/// Verified by the kernel, which accepts a frame only if lengths, checksums and header chains are correct.
 #[test]
 fn the_kernel_accepts_what_is_built() -> Result<()> {
     require!(root, netns, ip);
@@ -72,7 +72,8 @@ fn the_kernel_accepts_what_is_built() -> Result<()> {
     let link = Link::new(MACS[0], MACS[1]);
     for (number, (what, ip, fragment)) in (0_u8..).zip(cases()) {
         let socket = if ip.source.is_ipv4() { &v4 } else { &v6 };
-        // Differs from case to case, so that none passes by the datagram of another; an odd length for the checksum.
+        // Differs between cases, so that none passes because of the datagram of another; an odd length for the
+        // checksum.
         let data = vec![number; if fragment.is_some() { 2999 } else { 7 }];
         let payload = Payload::udp(4000, 9000, &data);
         let packets = fragment.map_or_else(|| vec![ip.packet(&payload)], |size| ip.fragments(&payload, size));
@@ -105,7 +106,7 @@ fn the_kernel_refuses_a_wrong_checksum() -> Result<()> {
     Ok(())
 }
 
-/// Echo and TCP are answered by the kernel; the answer shows that the question was understood.
+/// The kernel answers echo and TCP; the answer shows that the request was valid.
 #[test]
 fn the_kernel_answers_crafted_questions() -> Result<()> {
     require!(root, netns, ip);

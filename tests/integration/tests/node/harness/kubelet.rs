@@ -14,7 +14,7 @@ use super::fake::{Asked, Fake};
 
 const NETNS: &str = "/run/netns/sandbox";
 
-/// Serves `fake` on the socket inside the node, until the runtime around the call ends.
+/// Serves `fake` on the socket inside the node until the runtime of the caller ends.
 fn serve(fake: Fake, node: &Node) -> Result<()> {
     let listener = node.enter(|| UnixListener::bind(KUBELET_SOCKET))??;
     listener.set_nonblocking(true)?;
@@ -40,7 +40,7 @@ async fn a_pod_is_where_the_answer_says() -> Result<()> {
     let pod = kubelet.run_pod("team", "web-0", &[]).await?;
     assert_eq!(pod.ips(), ["10.0.0.7".parse::<IpAddr>()?, "fd00::7".parse()?]);
     assert_eq!(pod.ip(false), Some("fd00::7".parse()?));
-    // In the namespace that was answered, with the node's mounts.
+    // In the returned namespace, with the node's mounts.
     let own = pod.enter(|| fs::metadata("/proc/thread-self/ns/net").map(|file| file.ino()))??;
     let answered = pod.enter(|| fs::metadata(NETNS).map(|file| file.ino()))??;
     assert_eq!(own, answered);
@@ -72,7 +72,7 @@ async fn calls_are_those_of_the_kubelet() -> Result<()> {
     else {
         panic!("other calls: {asked:#?}");
     };
-    // Everything but these fields is at its default.
+    // All other fields have default values.
     let mut by_name = CreateNetworkRequest::default();
     (by_name.name, by_name.namespace) = ("web-0".into(), "team".into());
     assert_eq!(*create, by_name);

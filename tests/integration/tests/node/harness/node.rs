@@ -22,7 +22,7 @@ fn a_node_is_not_visible_on_the_machine() -> Result<()> {
         fs::create_dir(format!("/sys/fs/bpf/{mark}"))
     })??;
 
-    // By name: what other programs do on the machine in the meantime is not this test's.
+    // Compared by name, because other programs may change the machine in the meantime.
     let seen = NodeSnapshot::take(&machine)?;
     for (kind, name) in [
         ("link", "kniharness0"),
@@ -79,7 +79,7 @@ fn a_node_reaches_the_fabric_and_has_a_way_out() -> Result<()> {
 fn a_dropped_node_is_gone() -> Result<()> {
     require!(root, netns, ip);
     let test_node = Node::new("short-lived")?;
-    // The inode number of a namespace is its name: a process in it would still show it.
+    // The inode number identifies a namespace: a process in it would still show it.
     let inode = test_node.enter(|| fs::read_link("/proc/thread-self/ns/net"))??;
     let mut inside = test_node.command("sleep").arg("60").stdout(Stdio::null()).spawn()?;
     let child = fs::read_link(format!("/proc/{}/ns/net", inside.id()));

@@ -4,7 +4,7 @@ use anyhow::Result;
 use kni_integration::{Node, NodeSnapshot, require};
 use nix::mount::{MsFlags, mount, umount};
 
-/// What [`leave`] changes, by the beginnings of the lines that show it.
+/// The changes of [`leave`], by the prefixes of the lines that show them.
 const CHANGES: [&str; 15] = [
     "+ link left0",
     "+ address left0 203.0.113.1 32",
@@ -50,7 +50,7 @@ fn leave(node: &Node) -> Result<()> {
     })?
 }
 
-/// Undoes [`leave`], but for the link and what hangs on it.
+/// Reverts [`leave`], except for the link and its dependent state.
 fn tidy(node: &Node) -> Result<()> {
     node.enter(|| -> Result<()> {
         umount("/run/netns/left")?;
@@ -85,7 +85,7 @@ fn a_snapshot_sees_what_an_agent_could_leave() -> Result<()> {
         differences.iter().any(|line| line.starts_with("+ link left0")),
         "{differences:#?}"
     );
-    // What goes a little later counts as gone.
+    // A delayed removal counts as a removal.
     thread::scope(|scope| {
         scope.spawn(|| {
             thread::sleep(Duration::from_millis(300));

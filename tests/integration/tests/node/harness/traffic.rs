@@ -14,7 +14,7 @@ const SHORT: Duration = Duration::from_millis(300);
 #[test]
 fn the_same_address_answers_as_whom_it_belongs_to() -> Result<()> {
     require!(root, netns, ip);
-    // Two pairs with equal addresses: reachability is the same in both, content is not.
+    // Two pairs with equal addresses: reachability is the same in both, the identities differ.
     let [blue, red] = [pair(["blue-1", "blue-2"])?, pair(["red-1", "red-2"])?];
     let servers = [
         Servers::start(&blue[1], "blue-2", PORT)?,
@@ -71,7 +71,7 @@ fn a_question_that_arrives_without_an_answer_is_no_silence() -> Result<()> {
     require!(root, netns, ip, nft);
     let [from, to] = pair(["mute-1", "mute-2"])?;
     let servers = Servers::start(&to, "mute-2", PORT)?;
-    // Questions pass, answers do not.
+    // Requests pass, answers do not.
     to.nft("table inet t {\n chain out {\n type filter hook output priority 0; policy drop;\n }\n }\n")?;
     let probes = [Probe {
         from: &from,
@@ -80,7 +80,7 @@ fn a_question_that_arrives_without_an_answer_is_no_silence() -> Result<()> {
     }];
     let matrix = Matrix::run(&probes, &[&servers], PORT, SHORT);
     let failed: Vec<_> = matrix.failures().iter().map(|row| row.protocol).collect();
-    // No TCP question is asked before the handshake has succeeded.
+    // The TCP request is sent only after a successful handshake.
     assert_eq!(failed, ["UDP", "ping"], "{matrix}");
     Ok(())
 }

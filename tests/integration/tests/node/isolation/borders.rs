@@ -1,4 +1,4 @@
-//! Where networks meet in one pod or on one node, a frame stays on its side.
+//! Tests that frames stay in their network if networks share a pod or a node.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -17,7 +17,7 @@ use super::{
     forge::{BROADCAST, forge},
 };
 
-/// A pod with `eth0` in the default network and `net1` in blue, and who may see its frames.
+/// A pod with `eth0` in the default network and `net1` in blue, and the possible receivers of its frames.
 struct Both {
     scene: Scene,
     sockets: [PacketSocket; 2],
@@ -47,7 +47,7 @@ impl Both {
         })
     }
 
-    /// Sends a datagram over `interface` with the MAC addresses of `link`; the token in it.
+    /// Sends a datagram with a token over `interface` with the MAC addresses of `link`.
     fn send(&self, interface: usize, link: usize, from: IpAddr, to: IpAddr) -> Result<String> {
         let token = new_token();
         let packet = Ip::new(from, to).packet(&Payload::udp(40_000, PORT, token.as_bytes()));
@@ -86,7 +86,7 @@ async fn each_interface_is_held_to_its_own_addresses() -> Result<()> {
             both.scene.stage.wait_for_drops(pod, "from_pod", reason, *count).await?;
         }
     }
-    // With nothing forged they arrive where they should.
+    // Unforged frames arrive at their destination.
     for (interface, from, to, name) in [(0, own, target, "plain"), (1, blue, peer, "blue-2")] {
         let honest = both.send(interface, interface, from[0], to[0])?;
         for (witness, socket) in &both.witnesses {
@@ -131,7 +131,8 @@ async fn the_default_network_has_no_way_into_an_isolated_one() -> Result<()> {
                 let token = forge.token();
                 let packet = Ip::new(forge.source(v4), to).packet(&Payload::udp(40_000, PORT, &token));
                 socket.send(&Link::new(forge.own, mac).frame(&packet))?;
-                // Through its gateway a pod of the default network may address anyone; the node knows no such pod.
+                // Through its gateway a pod of the default network may send to any address; the node has no route to
+                // such a pod.
                 refused += u64::from(!passes);
             }
         }

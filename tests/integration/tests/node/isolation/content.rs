@@ -1,4 +1,4 @@
-//! Only the peer of the own network answers.
+//! Tests that only the peer of the own network answers.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -13,7 +13,7 @@ use kni_integration::{
 
 use super::{PORT, Scene};
 
-/// Long enough for an answer on a busy machine; silence takes as long.
+/// Long enough for an answer on a busy machine; each silent probe takes this time.
 const PATIENCE: Duration = Duration::from_millis(800);
 
 struct Questions<'a>(Vec<Probe<'a>>);
@@ -68,7 +68,8 @@ async fn what_is_outside_the_network_is_silent() -> Result<()> {
         questions.ask(from, &plain, None)?;
         questions.ask(from, &node, None)?;
     }
-    // An address that only red has, asked for by everyone else; addresses that both have, from where neither is.
+    // An address that only red has, requested from all other networks; addresses that both have, requested from a third
+    // network.
     let exclusive = ["10.10.0.77", "fd10::77"];
     let shared = ["10.10.0.11", "fd10::11"];
     questions.ask(&scene.pod("blue-1").inside, &exclusive, None)?;
@@ -122,7 +123,7 @@ async fn an_extra_interface_is_in_its_own_network() -> Result<()> {
         questions.ask(from, &plain, Some("plain"))?;
         questions.ask(from, &[NODE_V4, NODE_V6], Some("node"))?;
     }
-    // Being in default and blue makes no way between them, and none to red.
+    // A pod in default and blue connects neither these networks nor red.
     let extra = scene.pod("blue-extra");
     let own = [true, false].map(|v4| address(extra, v4).to_string());
     let own: Vec<_> = own.iter().map(String::as_str).collect();
@@ -132,7 +133,7 @@ async fn an_extra_interface_is_in_its_own_network() -> Result<()> {
     questions.ask(&extra.inside, &["10.10.0.77", "fd10::77"], None)?;
     questions.answers(&scene).assert_expected();
 
-    // Both networks of one pod with equal subnets: the interface decides which.
+    // Both networks of one pod with equal subnets: the interface determines the network.
     for (interface, answers) in [("net1", "blue-2"), ("other", "red-2")] {
         for to in ["10.10.0.12", "fd10::12"] {
             let got = ask_over(&multi.inside, interface, to.parse()?)?;
@@ -142,7 +143,7 @@ async fn an_extra_interface_is_in_its_own_network() -> Result<()> {
     Ok(())
 }
 
-/// The identity that answers a datagram sent over `interface`.
+/// The identity in the answer to a datagram sent over `interface`.
 fn ask_over(from: &Namespaces, interface: &str, to: IpAddr) -> Result<String> {
     use socket2::{Domain, SockAddr, Socket, Type};
     let to = std::net::SocketAddr::new(to, PORT);

@@ -1,4 +1,4 @@
-//! Frames that no socket would send, put on the wire by a pod: none arrives anywhere, each is counted by its reason.
+//! Tests frames that no socket would send, sent by a pod: none arrives anywhere, each is counted with its reason.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use super::{
     forge::{destinations, errors_and_options, forge, link_control, link_headers, sources},
 };
 
-/// Long enough for what was sent to come through, had it been let through.
+/// Long enough for the frames to arrive if they were not dropped.
 const QUIET: Duration = Duration::from_millis(100);
 
 pub(super) fn holds(frame: &[u8], token: &str) -> bool {
@@ -46,7 +46,7 @@ async fn no_crafted_frame_leaves_its_network() -> Result<()> {
     link_control(&mut forge, plain)?;
     errors_and_options(&mut forge)?;
 
-    // Everywhere but in the pod itself.
+    // Everywhere except in the pod itself.
     let mut witnesses = vec![("uplink", PacketSocket::open(&stage.node, "uplink0")?)];
     for name in ["blue-2", "red-1", "red-2", "red-3", "plain"] {
         witnesses.push((name, PacketSocket::open(&scene.pod(name).inside, "eth0")?));
@@ -64,7 +64,7 @@ async fn no_crafted_frame_leaves_its_network() -> Result<()> {
                 .with_context(|| case.what.clone())?;
         }
     }
-    // The honest frame comes last: that it arrived shows that whatever was before it would have.
+    // The valid frame is sent last: its arrival shows that all earlier frames would have arrived.
     let honest = new_token();
     let packet = Ip::new(forge.v4, "10.10.0.12".parse()?).packet(&Payload::udp(40_000, PORT, honest.as_bytes()));
     socket.send(&forge.to_gateway().frame(&packet))?;
@@ -90,7 +90,7 @@ async fn no_crafted_frame_leaves_its_network() -> Result<()> {
     drops_are_shown(&scene, &counted)
 }
 
-/// All frames that came to a witness so far; up to the honest one where it is to come.
+/// All captured frames so far; up to the valid one if it is expected.
 pub(super) fn arrivals(witness: &PacketSocket, honest: &str, expected: bool) -> Result<Vec<Vec<u8>>> {
     let deadline = Instant::now() + Duration::from_secs(3);
     let mut frames: Vec<Vec<u8>> = Vec::new();
@@ -103,7 +103,7 @@ pub(super) fn arrivals(witness: &PacketSocket, honest: &str, expected: bool) -> 
     }
 }
 
-/// The same numbers by `knictl drops -o json`.
+/// Checks the same numbers in the output of `knictl drops -o json`.
 fn drops_are_shown(scene: &Scene, counted: &BTreeMap<&str, u64>) -> Result<()> {
     let shown: serde_json::Value = serde_json::from_str(&scene.stage.knictl(&["drops", "-o", "json"])?)?;
     let rows = shown["drops"].as_array().context("no list of drops")?;
@@ -139,11 +139,11 @@ async fn a_drop_can_be_watched_as_it_happens() -> Result<()> {
     let (sender, lines) = std::sync::mpsc::channel();
     let reader = std::thread::spawn(move || {
         let mut line = String::new();
-        // A failure shows as the missing line.
+        // A failure is detected by the missing line.
         drop(std::io::BufRead::read_line(&mut output, &mut line));
         drop(sender.send(line));
     });
-    // The follower does not report when it listens: send until it prints an event.
+    // The follower does not report when it is ready: send until it prints an event.
     let socket = PacketSocket::open(&scene.pod("red-1").inside, "eth0")?;
     let line = (0..100).find_map(|_| {
         drop(socket.send(&forge.cases[0].frame));
@@ -172,12 +172,12 @@ async fn a_drop_can_be_watched_as_it_happens() -> Result<()> {
     Ok(())
 }
 
-/// Ends the process with the value.
+/// A process that is killed on drop.
 struct Running(std::process::Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // One that ended already refuses the signal.
+        // The signal fails for a process that has already exited.
         drop(self.0.kill());
         drop(self.0.wait());
     }

@@ -1,4 +1,4 @@
-//! Makes the frames that no honest pod sends, each with the reason for which it has to be dropped.
+//! Generates forged frames, each with the expected drop reason.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -15,14 +15,14 @@ use super::{PORT, Scene};
 pub(super) const BROADCAST: Mac = [0xff; 6];
 const ALL_NODES: Mac = [0x33, 0x33, 0, 0, 0, 1];
 
-/// A frame and the reason for which it is dropped; none where it is link control, which ends without one.
+/// A frame and its drop reason; `None` for link control, which is dropped without a reason.
 pub(super) struct Case {
     pub(super) what: String,
     pub(super) frame: Vec<u8>,
     pub(super) reason: Option<&'static str>,
 }
 
-/// Makes the frames of one sender, each with a token of its own.
+/// Generates the frames of one sender, each with its own token.
 pub(super) struct Forge {
     pub(super) own: Mac,
     pub(super) gateway: Mac,
@@ -49,7 +49,7 @@ impl Forge {
         self.cases.push(Case { what, frame, reason });
     }
 
-    /// A datagram from an honest source.
+    /// A datagram with a valid source.
     fn udp(&mut self, what: &str, link: &Link, to: &str, reason: &'static str) -> Result<()> {
         let to: IpAddr = to.parse()?;
         let from = self.source(to.is_ipv4());
@@ -63,7 +63,7 @@ impl Forge {
         self.add(&format!("{what}: {from} to {to}"), link.frame(&packet), Some(reason));
     }
 
-    /// ICMPv6 of the link, with the token behind the message's own fields.
+    /// ICMPv6 link control, with the token after the fields of the message.
     fn link_control(&mut self, what: &str, from: IpAddr, kind: u8, fields: &[u8], reason: Option<&'static str>) {
         let token = self.token();
         let body = [fields, &token].concat();
@@ -72,7 +72,7 @@ impl Forge {
         self.add(what, Link::new(self.own, ALL_NODES).frame(&packet), reason);
     }
 
-    /// Behind the 28 bytes of ARP a frame is padding.
+    /// A frame has padding after the 28 bytes of ARP.
     fn arp(&mut self, what: &str, mut frame: Vec<u8>, reason: Option<&'static str>) {
         frame.extend(self.token());
         self.add(what, frame, reason);
@@ -178,7 +178,7 @@ pub(super) fn sources(forge: &mut Forge, plain: [IpAddr; 2]) -> Result<()> {
     let [plain_v4, plain_v6] = plain;
     forge.udp_from("foreign source", &gateway, plain_v4, peer_v4, "source_address");
     forge.udp_from("foreign source", &gateway, plain_v6, peer_v6, "source_address");
-    // The own link-local address is good for link control only.
+    // The sender's link-local address is valid for link control only.
     let local = IpAddr::V6(forge.link_local);
     forge.udp_from("link-local source", &gateway, local, peer_v6, "source_address");
     Ok(())
@@ -235,7 +235,7 @@ pub(super) fn errors_and_options(forge: &mut Forge) -> Result<()> {
     let gateway = forge.to_gateway();
     for (v4, peer, kind, redirect) in [(true, "10.10.0.12", 3, Some(5)), (false, "fd10::12", 1, None)] {
         let (own, peer): (IpAddr, IpAddr) = (forge.source(v4), peer.parse()?);
-        // About a packet that the peer never sent.
+        // About a packet that the peer has never sent.
         let quoted = Ip::new(peer, own).packet(&Payload::tcp(80, 81, TcpFlags::ACK));
         for (kind, reason) in [(Some(kind), "icmp_unrelated"), (redirect, "icmp_type")] {
             let Some(kind) = kind else { continue };
@@ -248,7 +248,7 @@ pub(super) fn errors_and_options(forge: &mut Forge) -> Result<()> {
             );
         }
     }
-    // By way of the node (LSRR), then of the peer.
+    // Through the node (LSRR), then through the peer.
     let token = forge.token();
     let way = [&[131, 7, 4, 198, 51, 100, 2][..], &[0]].concat();
     let ip = Ip::new(forge.v4, "10.10.0.12".parse()?).options(&way);

@@ -1,4 +1,4 @@
-//! The node has no part in an isolated network, not even with routes made by hand.
+//! Tests that the node has no access to an isolated network, even with manual routes.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ async fn a_route_by_hand_gives_the_node_no_access() -> Result<()> {
         let to = address(pod, v4);
         let routes = stage.node.run("ip", &["route", "get", &to.to_string()])?;
         assert!(routes.contains("uplink0"), "the node has a route to {to}: {routes}");
-        // Also as a neighbour that is just as well known as our own pods are.
+        // Also with a permanent neighbour entry, as for the agent's own pods.
         stage.node.ip(&[
             &format!("route add {to} dev {}", interface.host_ifname),
             &format!(
@@ -54,7 +54,7 @@ async fn a_route_by_hand_gives_the_node_no_access() -> Result<()> {
     let dropped = stage.drops(pod, "to_pod", "host_not_allowed").await?;
     assert!(dropped >= 12, "only {dropped} packets came as far as the program");
 
-    // A frame put on the node's end directly, beside the routing table.
+    // A frame sent directly at the node's end, bypassing the routing table.
     let socket = PacketSocket::open(&stage.node, &interface.host_ifname)?;
     let listener = PacketSocket::open(&pod.inside, "eth0")?;
     let [pod_mac, host_mac] = stage.macs(pod, "eth0").await?;

@@ -17,7 +17,7 @@ use kni_integration::{
 
 use crate::watched::Watched;
 
-/// Linux's numbers of the capabilities that the agent retains.
+/// The capabilities that the agent retains, with their numbers in Linux.
 const KEPT: [(&str, u32); 5] = [
     ("CAP_NET_ADMIN", 12),
     ("CAP_SYS_PTRACE", 19),
@@ -44,7 +44,7 @@ async fn the_agent_keeps_only_the_power_it_needs() -> Result<()> {
     assert_ne!(kept, 0, "this test has nothing to look at: {own}");
     let mut threads = 0;
     for thread in fs::read_dir(format!("/proc/{}/task", stage.agent.pid()))? {
-        // A thread may have ended meanwhile.
+        // A thread may have exited in the meantime.
         let Ok(status) = fs::read_to_string(thread?.path().join("status")) else {
             continue;
         };
@@ -57,14 +57,14 @@ async fn the_agent_keeps_only_the_power_it_needs() -> Result<()> {
         ] {
             assert_eq!(field(&status, set)?, expected, "{set} of {status}");
         }
-        // Taking from the bounding set needs CAP_SETPCAP.
+        // Dropping from the bounding set requires CAP_SETPCAP.
         if field(&own, "CapPrm")? & 1 << 8 != 0 {
             assert_eq!(field(&status, "CapBnd")?, kept & field(&own, "CapBnd")?, "{status}");
         }
         threads += 1;
     }
     assert!(threads > 1, "only one thread was seen");
-    // And it can still do its work.
+    // The agent still works.
     let pod = stage.kubelet.run_pod("team", "web-0", &[]).await?;
     stage.kubelet.kill_pod(pod).await?;
     Ok(())
@@ -72,13 +72,13 @@ async fn the_agent_keeps_only_the_power_it_needs() -> Result<()> {
 
 /// Connects as an unprivileged user and sends the HTTP/2 preface. Returns the number of bytes of the answer.
 fn greet_unprivileged(socket: &str) -> std::io::Result<usize> {
-    // SAFETY: the call changes the credentials of this thread alone, which ends with the closure it runs.
+    // SAFETY: the call changes the credentials of this thread only, which ends with the closure it runs.
     if unsafe { libc::syscall(libc::SYS_setresuid, UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED) } != 0 {
         return Err(std::io::Error::last_os_error());
     }
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-    // The server may have closed already; then the read fails.
+    // The server may have closed the connection already; then the read fails.
     drop(stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"));
     match stream.read(&mut [0; 64]) {
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => Ok(0),
@@ -104,7 +104,7 @@ async fn the_sockets_are_for_root_alone() -> Result<()> {
             "{socket}: {refused}"
         );
     }
-    // The peer's credentials count even when the file is open to all.
+    // The peer's credentials are checked even if the file is accessible to all.
     stage
         .node
         .enter(|| fs::set_permissions(KUBELET_SOCKET, fs::Permissions::from_mode(0o666)))??;
@@ -121,7 +121,7 @@ async fn the_sockets_are_for_root_alone() -> Result<()> {
 
 type Obstacle = (&'static str, fn() -> std::io::Result<()>, &'static str);
 
-/// What may lie at the socket's path, and how the agent calls it.
+/// Kinds of files at the path of the socket, and their names in the agent's error.
 const OBSTACLES: [Obstacle; 4] = [
     ("file", || fs::write(KUBELET_SOCKET, "precious"), "a file"),
     ("folder", || fs::create_dir(KUBELET_SOCKET), "a folder"),
@@ -177,7 +177,7 @@ async fn sigterm_ends_the_agent_cleanly_whoever_is_connected() -> Result<()> {
     let mut drops = stage.kubelet.runtime().watch_drops(watching).await?.into_inner();
     let code = stage.agent.terminate()?.code();
     assert_eq!(code, Some(0), "{}", stage.agent.log());
-    // The stream ends, with or without a word.
+    // The stream ends, with or without a message.
     tokio::time::timeout(Duration::from_secs(2), async {
         while let Ok(Some(_)) = drops.message().await {}
     })

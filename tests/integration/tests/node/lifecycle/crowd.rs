@@ -14,10 +14,10 @@ use crate::watched::{Watched, warm};
 const CROWD: usize = 200;
 const HANG_UPS: u64 = 50;
 
-/// One pod in so many has three interfaces.
+/// One of this number of pods has three interfaces.
 const MULTI: usize = 20;
 
-/// What the pods of the crowd ask for.
+/// The annotations of the pod with this index.
 fn wish(index: usize) -> &'static [(&'static str, &'static str)] {
     match (index % MULTI, index % 3) {
         (0, _) => &[("kni.io/multi-network", "blue,red")],
@@ -140,12 +140,12 @@ async fn equal_calls_at_once_are_one_call() -> Result<()> {
     stage.assert_as(&before).await
 }
 
-/// Numbers that look random and are the same in each run.
+/// Pseudo-random numbers that are the same in each run.
 struct Dice(u64);
 
 impl Dice {
     fn below(&mut self, limit: u64) -> u64 {
-        // Knuth's multiplier; the upper half is good enough here.
+        // Knuth's multiplier; the upper half is sufficiently random here.
         self.0 = self
             .0
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -164,7 +164,7 @@ async fn clients_that_hang_up_leave_no_leak_and_no_half_pod() -> Result<()> {
     for round in 0..HANG_UPS {
         let netns = kubelet.create_network("team", "web-0").await?;
         let sandbox = Sandbox::new("team", "web-0", &netns);
-        // A connection of its own, so that it dies with its call.
+        // A separate connection, so that it ends with its call.
         let doomed = Kubelet::connect(&stage.node, SOCKET).await?;
         let request = sandbox.clone();
         let call = tokio::spawn(async move {
@@ -176,7 +176,7 @@ async fn clients_that_hang_up_leave_no_leak_and_no_half_pod() -> Result<()> {
         tokio::time::sleep(Duration::from_micros(dice.below(40_000))).await;
         call.abort();
         drop(call.await);
-        // Nothing, or all of it.
+        // Either nothing or everything is attached.
         let seen = kubelet.query(&sandbox.id).await?.ipconfigs;
         assert!(seen.is_empty() || seen["eth0"].ip.len() == 2, "{seen:?}");
         whole += u64::from(!seen.is_empty());
@@ -186,7 +186,7 @@ async fn clients_that_hang_up_leave_no_leak_and_no_half_pod() -> Result<()> {
             assert!(seen.is_empty() || seen == all, "the answer changed: {seen:?}, {all:?}");
             assert!(stage.interfaces().await?.iter().all(|interface| interface.healthy));
         }
-        // The kubelet's own cleanup, also with calls that are cancelled.
+        // The cleanup of the kubelet, including cancelled calls.
         let doomed = Kubelet::connect(&stage.node, SOCKET).await?;
         let id = sandbox.id.clone();
         let call = tokio::spawn(async move { doomed.delete_network(&id).await });
@@ -201,7 +201,7 @@ async fn clients_that_hang_up_leave_no_leak_and_no_half_pod() -> Result<()> {
         (1..HANG_UPS).contains(&whole),
         "all calls died at the same point: {whole}"
     );
-    // A namespace whose creation was not answered is removed by the pod's name, once no call can come any more.
+    // A namespace whose creation was not answered is removed by the name of the pod, once all earlier calls are over.
     tokio::time::sleep(Duration::from_millis(300)).await;
     let unheard = DeleteNetworkRequest {
         name: "web-0".into(),

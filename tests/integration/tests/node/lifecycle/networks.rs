@@ -38,7 +38,7 @@ fn remove(stage: &Watched, file: &str) -> Result<()> {
         .enter(|| std::fs::remove_file(Path::new(MANIFESTS).join(file)))??)
 }
 
-/// The network that the annotations name takes no pod.
+/// Checks that the network in the annotations accepts no pod.
 async fn assert_refused(stage: &Watched, name: &str, annotations: &[(&str, &str)]) -> Result<()> {
     let netns = stage.kubelet.create_network("team", name).await?;
     let mut sandbox = Sandbox::new("team", name, &netns);
@@ -68,7 +68,7 @@ async fn networks_come_change_and_go_while_the_agent_runs() -> Result<()> {
     let first = stage.kubelet.run_pod("team", "first", &green).await?;
     assert_eq!(first.interfaces["eth0"].ip, ["10.60.0.2"]);
 
-    // Changed: what is attached stays as it is, what comes is by the new rules.
+    // After a change, attached interfaces remain unchanged, new ones get the new settings.
     write(
         &stage,
         Manifest::network("green", &["10.60.0.0/24", "fd60::/64"]).spec("mtu: 1300"),
@@ -89,7 +89,8 @@ async fn networks_come_change_and_go_while_the_agent_runs() -> Result<()> {
     let servers = traffic::Servers::start(&first.inside, "first", 8080)?;
     let stream = traffic::Stream::udp(&second.inside, (first.ips()[0], 8080).into())?;
 
-    // Removed: no new pods, but the attached ones continue, and it goes with the last of them.
+    // After its removal the network accepts no new pods, but the attached ones continue, and it is removed with the
+    // last of them.
     remove(&stage, "green.yaml")?;
     let closed = until(&stage, |now| now.networks.iter().any(|n| n.name == "green" && !n.ready)).await?;
     let network = closed.networks.iter().find(|n| n.name == "green").expect("just found");
@@ -101,7 +102,7 @@ async fn networks_come_change_and_go_while_the_agent_runs() -> Result<()> {
     for pod in [first, second] {
         stage.kubelet.kill_pod(pod).await?;
     }
-    // The next change of the folder, whatever it is, finds it empty.
+    // The next change of the folder finds it unused.
     write(&stage, Manifest::network("last", &["10.61.0.0/24"]))?;
     until(&stage, |now| {
         !names(now).contains(&"green") && names(now).contains(&"last")
@@ -144,7 +145,7 @@ async fn an_invalid_manifest_is_named_and_the_rest_works() -> Result<()> {
             .await?;
         stage.kubelet.kill_pod(pod).await?;
     }
-    // Mended, they count.
+    // Corrected manifests are applied.
     write(&stage, Manifest::network("bad", &["10.62.0.0/24"]))?;
     let now = until(&stage, |now| now.refused.len() == 2 && names(now).contains(&"bad")).await?;
     assert!(!now.refused.iter().any(|refused| refused.file.ends_with("bad.yaml")));

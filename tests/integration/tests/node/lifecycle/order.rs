@@ -102,7 +102,7 @@ async fn odd_orders_end_where_they_should() -> Result<()> {
     let kubelet = &stage.kubelet;
     let before = stage.picture().await?;
 
-    // Teardown before there is anything, then a normal life under the same id.
+    // Teardown before any setup, then a normal lifecycle with the same id.
     let mut sandbox = Sandbox::new("team", "early", "");
     kubelet.delete_network(&sandbox.id).await?;
     kubelet.detach(&sandbox.id).await?;
@@ -112,13 +112,14 @@ async fn odd_orders_end_where_they_should() -> Result<()> {
     kubelet.attach(&sandbox).await?;
     assert!(kubelet.query(&sandbox.id).await?.ipconfigs.contains_key("eth0"));
 
-    // Detach, then query: nothing. Attach again under the same id in the same namespace, while its old device goes.
+    // Detach, then query: nothing. Attach again with the same id in the same namespace, while the old device is being
+    // removed.
     kubelet.detach(&sandbox.id).await?;
     assert_eq!(kubelet.query(&sandbox.id).await?, QueryPodNetworkResponse::default());
     kubelet.attach(&sandbox).await?;
     assert!(kubelet.query(&sandbox.id).await?.ipconfigs.contains_key("eth0"));
 
-    // Delete implies detach, and there is nothing to attach to afterwards.
+    // Delete implies detach, after which nothing can be attached.
     kubelet.delete_network(&sandbox.id).await?;
     assert_eq!(kubelet.query(&sandbox.id).await?, QueryPodNetworkResponse::default());
     let late = kubelet.attach(&sandbox).await.expect_err("its namespace is gone");
@@ -133,7 +134,7 @@ async fn odd_orders_end_where_they_should() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_create_gives_a_namespace_of_its_own() -> Result<()> {
     require!(root, netns, bpf, ip, nft, tc, bpftool);
-    // With and without prewarmed namespaces, and more than were prewarmed.
+    // With and without prewarmed namespaces, and with more pods than prewarmed ones.
     for sandboxes in [0, 3] {
         let stage = Watched::with("creates", warm(sandboxes)).await?;
         let before = stage.picture().await?;
@@ -148,7 +149,7 @@ async fn every_create_gives_a_namespace_of_its_own() -> Result<()> {
             );
             let empty = kni.create_isolation_domain(CreateNetworkRequest::default()).await?;
             paths.push(empty.into_inner().netns_path);
-            // These two once had the same path.
+            // A regression: these two had the same path.
             paths.push(stage.kubelet.create_network("a-b", "c").await?);
             paths.push(stage.kubelet.create_network("a", "b-c").await?);
         }
@@ -162,7 +163,7 @@ async fn every_create_gives_a_namespace_of_its_own() -> Result<()> {
         for (index, path) in paths.iter().enumerate() {
             assert_eq!(exists(&stage, path)?, index % 4 != 2, "{path}");
         }
-        // The nameless ones can be deleted by path alone.
+        // Unnamed namespaces can be deleted by path alone.
         for netns_path in paths {
             kni.delete_isolation_domain(DeleteNetworkRequest {
                 netns_path,
@@ -213,7 +214,7 @@ async fn an_old_sandbox_id_never_touches_a_newer_sandbox() -> Result<()> {
     for _ in 0..2 {
         kubelet.detach(&old.id).await?;
         kubelet.delete_network(&old.id).await?;
-        // containerd's form: name and path beside the id.
+        // The form of containerd: name and path in addition to the id.
         let containerd = DeleteNetworkRequest {
             id: old.id.clone(),
             netns_path: old.netns.display().to_string(),

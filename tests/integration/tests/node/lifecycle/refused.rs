@@ -7,7 +7,7 @@ use crate::watched::{Watched, entries, warm};
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
-/// Annotations, the code they are refused with, and what the message must name.
+/// Annotations, the code of the refusal, and texts that its message must contain.
 type Case = (&'static [(&'static str, &'static str)], Code, &'static [&'static str]);
 
 const CASES: [Case; 16] = [
@@ -73,11 +73,11 @@ const CASES: [Case; 16] = [
     (&[(NETWORKS, "blue,tiny")], Code::ResourceExhausted, &["network tiny"]),
 ];
 
-/// The overlapping networks, a disabled one, and one that has room for one pod.
+/// The overlapping networks, a disabled one, and one with space for one pod.
 fn options(sandboxes: u32) -> AgentOptions {
     let mut manifests = Manifest::overlapping();
     manifests.push(Manifest::network("closed", &["10.20.0.0/16"]).spec("enabled: false"));
-    // Less the network's, the broadcast and the gateway's address.
+    // Without the network address, the broadcast and the gateway's address.
     manifests.push(Manifest::network("tiny", &["10.30.0.0/30"]));
     AgentOptions {
         manifests,
@@ -91,7 +91,7 @@ async fn used_addresses(stage: &Watched) -> Result<Vec<String>> {
     Ok(listed.into_inner().networks.into_iter().map(used).collect())
 }
 
-/// Creates, attaches in vain, and deletes as the kubelet does.
+/// Creates a sandbox, attaches unsuccessfully, and deletes as the kubelet does.
 async fn refused(stage: &Watched, annotations: &[(&str, &str)]) -> Result<Status> {
     let netns = stage.kubelet.create_network("team", "refused").await?;
     let mut sandbox = Sandbox::new("team", "refused", &netns);
@@ -128,7 +128,7 @@ async fn a_failed_attach_leaves_nothing() -> Result<()> {
             assert_eq!(used_addresses(&stage).await?, used, "{annotations:?}");
         }
         stage.assert_as(&before).await?;
-        // What the only other pod gave back can be had.
+        // The address that the only other pod has released is available.
         stage.kubelet.kill_pod(holder).await?;
         let next = stage.kubelet.run_pod("team", "next", &[(NETWORKS, "tiny")]).await?;
         assert_eq!(next.ips_of("net1"), ["10.30.0.2".parse::<std::net::IpAddr>()?]);
@@ -150,7 +150,7 @@ async fn an_address_in_use_is_refused_with_its_owner() -> Result<()> {
         assert!(status.message().contains(named), "no {named} in {status:?}");
     }
     stage.assert_as(&before).await?;
-    // The same addresses in the other network are others.
+    // The same addresses in the other network are independent.
     let same = &[("kni.dev/network", "red"), ("kni.dev/ips", "10.10.0.9,fd10::9")];
     let twin = stage.kubelet.run_pod("team", "twin", same).await?;
     assert_eq!(twin.ips(), owner.ips());
@@ -220,7 +220,7 @@ async fn somebody_elses_interface_in_the_pod_is_left_alone() -> Result<()> {
         assert!(links.contains(&format!("{theirs}@theirs")), "{links}");
         inside.ip(&[&format!("link del {theirs}")])?;
     }
-    // With nothing in the way the same request is served.
+    // Without the obstacle the same request succeeds.
     stage.kubelet.attach(&sandbox).await?;
     assert_eq!(stage.kubelet.query(&sandbox.id).await?.ipconfigs.len(), 2);
     stage.kubelet.delete_network(&sandbox.id).await?;
@@ -249,7 +249,7 @@ async fn a_conflicting_attach_is_refused_and_the_first_goes_on() -> Result<()> {
     }
     assert_eq!(stage.kubelet.query(&first.id).await?.ipconfigs, first.interfaces);
     assert!(stage.interfaces().await?[0].healthy);
-    // The namespace that the third named belongs to the sandbox now, and goes with it.
+    // The namespace that the third request named belongs to the sandbox now, and is removed with it.
     stage.kubelet.detach("another").await?;
     stage.kubelet.delete_network("another").await?;
     stage.kubelet.attach(&first).await?;

@@ -1,4 +1,4 @@
-//! Takes frames as an interface receives them, and verifies every checksum in them.
+//! Captures frames that an interface receives, and verifies all their checksums.
 
 use std::{
     io, mem,
@@ -11,12 +11,12 @@ use anyhow::{Context as _, Result};
 use kni_integration::{Namespaces, frames::checksum};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// What a frame's transport checksum is.
+/// The state of a frame's transport checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Sum {
-    /// Right.
+    /// Correct.
     Full,
-    /// The kernel reports that it is still to be filled in, as between local sockets.
+    /// The kernel reports that it is not yet computed, as between local sockets.
     Partial,
     /// Wrong.
     Wrong,
@@ -33,7 +33,7 @@ pub(crate) struct Received {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Sees what all interfaces of a namespace receive.
+/// Captures the received packets of all interfaces of a namespace.
 #[derive(Debug)]
 pub(crate) struct Capture(Socket);
 
@@ -60,7 +60,7 @@ impl Capture {
         Ok(Self(socket))
     }
 
-    /// All IP packets received until nothing came for `quiet`.
+    /// All IP packets received until no packet arrives for `quiet`.
     pub(crate) fn drain(&self, quiet: Duration) -> Result<Vec<Received>> {
         self.0.set_read_timeout(Some(quiet))?;
         let mut packets = Vec::new();
@@ -85,7 +85,7 @@ impl Capture {
         Ok(None)
     }
 
-    /// The next frame, empty if it was a sent one, and whether its checksum is still to be made.
+    /// The next frame, empty for a sent one, and whether its checksum is not yet computed.
     fn next(&self) -> Result<Option<(Vec<u8>, bool)>> {
         let mut frame = vec![0_u8; 128 << 10];
         let mut control = [0_u64; 32];
@@ -103,7 +103,7 @@ impl Capture {
         message.msg_iovlen = 1;
         message.msg_control = control.as_mut_ptr().cast();
         message.msg_controllen = size_of_val(&control);
-        // SAFETY: every pointer in the header leads to a live buffer of the length beside it.
+        // SAFETY: every pointer in the header refers to a live buffer of the length beside it.
         let length = unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut message, 0) };
         let Ok(length) = usize::try_from(length) else {
             let error = io::Error::last_os_error();
@@ -130,9 +130,9 @@ fn is_partial(message: &libc::msghdr) -> Result<bool> {
         (head.cmsg_level, head.cmsg_type) == (libc::SOL_PACKET, libc::PACKET_AUXDATA),
         "other auxiliary data"
     );
-    // SAFETY: the data of this message lies behind its header.
+    // SAFETY: the data of this message follows its header.
     let data = unsafe { libc::CMSG_DATA(head) };
-    // SAFETY: the data is a `tpacket_auxdata`, which begins with the status; it may be unaligned.
+    // SAFETY: the data is a `tpacket_auxdata`, which starts with the status; it may be unaligned.
     let status = unsafe { data.cast::<u32>().read_unaligned() };
     Ok(status & libc::TP_STATUS_CSUMNOTREADY != 0)
 }
@@ -154,7 +154,7 @@ impl Received {
             (40, 40 + usize::from(u16::from_be_bytes([*ip.get(4)?, ip[5]])))
         };
         let protocol = ip[if v4 { 9 } else { 6 }];
-        // A length that does not fit its field is 0; fragments and protocols without a checksum are not looked at.
+        // A length that does not fit its field is 0; fragments and protocols without a checksum are not verified.
         let payload = ip.get(header..if end > header { end } else { ip.len() })?;
         let fragment = v4 && u16::from_be_bytes([ip[6], ip[7]]) & 0x3fff != 0;
         if fragment || !matches!(protocol, 1 | 6 | 17 | 58) {
@@ -167,7 +167,7 @@ impl Received {
         if protocol == 1 {
             pseudo.clear();
         }
-        // UDP over IPv4 may go without.
+        // UDP over IPv4 may have no checksum.
         let none = v4 && protocol == 17 && payload.get(6..8)? == [0, 0];
         let sum = match checksum(&[&pseudo, payload]) {
             _ if partial => Sum::Partial,

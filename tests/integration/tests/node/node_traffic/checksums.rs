@@ -1,4 +1,4 @@
-//! Every checksum that a pod receives is right, also where the sender's kernel leaves none of it to the receiver.
+//! Tests that every checksum that a pod receives is correct, also if the sender's kernel computes it completely.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const SET_TX_CHECKSUM: u32 = 0x17;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 
-/// Makes the kernel compute the checksums of what it sends over `link`, as it would for a device that cannot.
+/// Makes the kernel compute the checksums of packets sent over `link`, as for a device without offload.
 fn without_offload(ns: &Namespaces, link: &str) -> Result<()> {
     let name = link.to_owned();
     ns.enter(move || {
@@ -64,7 +64,7 @@ async fn what_a_pod_receives_has_right_checksums() -> Result<()> {
         stage.pod("sums-3").await?,
     ];
     let _server = Servers::start(&pods[1].inside, "sums-2", PORT + 1)?;
-    // One pod sends everything finished; the other as it comes.
+    // One pod sends complete checksums; the other one uses offload.
     without_offload(&pods[0].inside, "eth0")?;
     without_offload(stage.node.fabric(), "fabric0")?;
     let capture = Capture::open(&pods[1].inside)?;
@@ -86,7 +86,7 @@ async fn what_a_pod_receives_has_right_checksums() -> Result<()> {
         assert!(packet.header_sum_right, "IPv4 header checksum: {packet:?}");
         assert_ne!(packet.sum, Sum::Wrong, "transport checksum: {packet:?}");
     }
-    // The strict senders' packets were all finished, so the programs changed nothing that a checksum covers.
+    // The packets of the first pod were complete, so the programs changed no bytes that a checksum covers.
     for v4 in FAMILIES {
         let icmp = if v4 { 1 } else { 58 };
         let strict = address(&pods[0], v4);
@@ -119,7 +119,7 @@ async fn the_gateway_answers_with_right_checksums() -> Result<()> {
         let socket = PacketSocket::open(&pod.inside, "eth0")?;
         let capture = Capture::open(&pod.inside)?;
         socket.send(&neighbour_solicitation(own, v6, "fe80::1".parse()?))?;
-        // An advertisement that carries the gateway's MAC as its target link-layer address.
+        // An advertisement with the gateway's MAC address as its target link-layer address.
         let answer = capture.find(PATIENCE, |packet| packet.protocol == 58 && packet.bytes[0] == 136)?;
         let answer = answer.with_context(|| format!("the gateway does not answer {name}"))?;
         assert_eq!(answer.sum, Sum::Full, "{answer:?}");

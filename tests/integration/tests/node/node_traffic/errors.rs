@@ -1,4 +1,4 @@
-//! ICMP errors reach whom they concern: closed ports and expired hops.
+//! Tests that ICMP errors reach the sender: closed ports and expired hops.
 
 use std::{net::IpAddr, time::Duration};
 

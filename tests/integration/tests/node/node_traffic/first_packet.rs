@@ -1,4 +1,4 @@
-//! The first packet after attach passes: nothing waits for addresses, neighbours or programs.
+//! Tests that the first packet after attach passes: it waits neither for addresses nor for neighbours or programs.
 
 use std::time::{Duration, Instant};
 
@@ -14,12 +14,12 @@ use kni_integration::{
 use super::{FAMILIES, PORT};
 
 const PODS: usize = 5;
-/// A probe starts a thread and enters a namespace; the packets themselves take microseconds. What is to be excluded,
-/// the retries of ARP, of TCP and of duplicate address detection, takes a second.
+/// A probe starts a thread and enters a namespace; the packets themselves take microseconds. The retries of ARP, of TCP
+/// and of duplicate address detection, which must not occur, take a second.
 const PROMPT: Duration = Duration::from_millis(50);
 const EVER: Duration = Duration::from_millis(500);
 
-/// The first contact of each kind, every one with a pod of its own.
+/// The first contact of each kind, each with a separate pod.
 type Contact = fn(&Namespaces, std::net::IpAddr) -> Result<()>;
 
 fn contacts() -> [(&'static str, Contact); 3] {
@@ -43,11 +43,12 @@ async fn the_first_packet_passes_at_once() -> Result<()> {
                 let name = format!("first-{}-{number}", what.to_lowercase());
                 let pod = stage.pod(&name).await?;
                 let start = Instant::now();
-                // The pod's very first packet goes to the node for one half, comes from it for the other.
+                // The very first packet of one half of the pods is sent to the node, that of the other half is sent by
+                // it.
                 if number % 2 == 0 {
                     contact(&pod.inside, node).with_context(|| format!("{what} from {name} to the node"))?;
                 } else {
-                    // Replied to by the pod's kernel alone, so that no server's start comes before.
+                    // The pod's kernel replies, so that no server has to be started before.
                     ping(&stage.node, address(&pod, v4), &new_token(), EVER)
                         .with_context(|| format!("ping from the node to {name}"))?;
                 }

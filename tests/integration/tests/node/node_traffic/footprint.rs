@@ -1,4 +1,5 @@
-//! What the agent leaves alone on the node while pods run: the main table, other rules, sysctls, other interfaces.
+//! Tests the settings of the node that the agent must not change: the main table, other rules, sysctls, other
+//! interfaces.
 
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
@@ -16,7 +17,7 @@ use super::{FAMILIES, PORT};
 const FOREIGN_NFT: &str =
     "table inet foreign {\n chain watch {\n  type filter hook forward priority 0; policy accept;\n  counter\n }\n}\n";
 
-/// A node that others use as well: rules, routes, tables and settings of their own.
+/// A node with other users: additional rules, routes, tables and settings.
 fn used_node(name: &str) -> Result<Node> {
     let node = Node::new(name)?;
     forwarding(&node)?;
@@ -34,7 +35,7 @@ fn used_node(name: &str) -> Result<Node> {
     Ok(node)
 }
 
-/// Waits until duplicate address detection of all links is over: the kernel adds their link-local routes then.
+/// Waits until duplicate address detection of all links has finished: the kernel adds their link-local routes then.
 fn settled(node: &Node) -> Result<()> {
     eventually_sync(Duration::from_secs(10), || {
         let routes = node.run("ip", &["-6", "route", "show", "table", "local"])?;
@@ -46,7 +47,7 @@ fn settled(node: &Node) -> Result<()> {
     })
 }
 
-/// The settings of interfaces that are not the agent's.
+/// The settings of interfaces that do not belong to the agent.
 fn settings(node: &Node) -> Result<BTreeMap<String, String>> {
     node.enter(|| {
         let mut found = BTreeMap::new();
@@ -55,7 +56,7 @@ fn settings(node: &Node) -> Result<BTreeMap<String, String>> {
                 let folder = Path::new("/proc/sys/net").join(family).join("conf").join(link);
                 for entry in fs::read_dir(&folder)? {
                     let path = entry?.path();
-                    // Some are secret while unset.
+                    // Some are unreadable while unset.
                     if let Ok(value) = fs::read_to_string(&path) {
                         found.insert(path.display().to_string(), value);
                     }
@@ -89,7 +90,7 @@ async fn the_rest_of_the_node_stays_as_it_was() -> Result<()> {
     let differences = NodeSnapshot::diff(&before, &after);
     let foreign: Vec<_> = differences.iter().filter(|line| !is_ours(line)).collect();
     assert!(foreign.is_empty(), "changes beside our own objects: {foreign:#?}");
-    // Without the programs: an older bpftool does not list those of the TCX hook.
+    // Without the programs: an older bpftool does not list those at TCX hooks.
     for kind in ["link", "route", "rule", "bpffs"] {
         let prefix = format!("+ {kind} ");
         assert!(
@@ -112,7 +113,7 @@ async fn the_rest_of_the_node_stays_as_it_was() -> Result<()> {
     Ok(())
 }
 
-/// Shows that all of it works, and leaves it running.
+/// Checks all kinds of traffic, and leaves it running.
 fn traffic(stage: &Stage, pods: &[Pod; 2]) -> Result<[Servers; 2]> {
     let servers = [
         Servers::start(&stage.node, "node", PORT)?,
@@ -154,7 +155,7 @@ fn main_tables(node: &Node) -> Result<[String; 2]> {
     Ok([of("-4")?, of("-6")?])
 }
 
-/// Whether a difference is something new that carries one of our marks.
+/// Whether a difference is an addition with a mark of the agent.
 fn is_ours(line: &str) -> bool {
     let Some(line) = line.strip_prefix("+ ") else {
         return false;

@@ -1,4 +1,4 @@
-//! Interfaces have their network's MTU, and senders of larger packets get an error.
+//! Tests that interfaces have the MTU of their network, and that senders of larger packets get an error.
 
 use std::net::SocketAddr;
 
@@ -40,7 +40,7 @@ async fn jumbo_frames_pass_between_pods_and_shrink_beyond() -> Result<()> {
         assert_limit(&pods[0].inside, peer, 9000 - headers(v4))?;
         udp_echo(&pods[0].inside, peer, &pods[1].inside, PORT, 9000 - headers(v4))?;
         tcp_echo(&pods[0].inside, peer, &pods[1].inside, PORT, 1 << 20)?;
-        // Behind the node's uplink it is 1500.
+        // Behind the node's uplink the MTU is 1500.
         let fabric = SocketAddr::new(if v4 { FABRIC_V4 } else { FABRIC_V6 }.parse()?, PORT);
         assert_path_limit(&pods[0].inside, fabric, 4000)?;
         tcp_echo(&pods[0].inside, fabric, stage.node.fabric(), PORT, 1 << 20)?;
@@ -71,7 +71,7 @@ async fn assert_mtu(stage: &Stage, pod: &kni_integration::Pod, mtu: u32) -> Resu
     assert_eq!(interface.mtu, mtu);
     for (ns, name) in [(&pod.inside, "eth0"), (&*stage.node, interface.host_ifname.as_str())] {
         let file = format!("/sys/class/net/{name}/mtu");
-        // The sysfs of the node shows the node; the pod's interface is asked for through ip.
+        // The node's sysfs shows only the node; the pod's interface is queried with ip.
         let shown = ns.run("ip", &["-j", "link", "show", "dev", name]).context(file)?;
         let shown: serde_json::Value = serde_json::from_str(&shown)?;
         assert_eq!(shown[0]["mtu"], mtu, "{name}");
@@ -79,7 +79,7 @@ async fn assert_mtu(stage: &Stage, pod: &kni_integration::Pod, mtu: u32) -> Resu
     Ok(())
 }
 
-/// The largest datagram that leaves whole, and one byte more.
+/// Checks the largest datagram that is sent whole, and one with an additional byte.
 fn assert_limit(from: &Namespaces, to: SocketAddr, most: usize) -> Result<()> {
     let socket = whole_datagrams(from, to)?;
     let sent = socket.send(&vec![0; most]);

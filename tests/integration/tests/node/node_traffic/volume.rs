@@ -1,4 +1,4 @@
-//! Much data, large datagrams, many connections at once and one after another.
+//! Tests large transfers, large datagrams, and many concurrent and successive connections.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -44,7 +44,7 @@ async fn large_payloads_pass_whole() -> Result<()> {
         ] {
             let to = SocketAddr::new(to, PORT);
             tcp_echo(client, to, server, PORT, 1 << 20)?;
-            // One fragment, a few, and the most that fits.
+            // One fragment, several, and the maximum.
             for length in [1400, 1473, 8000, 60_000] {
                 udp_echo(client, to, server, PORT, length)?;
             }

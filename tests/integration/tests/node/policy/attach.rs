@@ -1,4 +1,4 @@
-//! A pod is isolated before its first packet.
+//! Tests that a pod is isolated before its first packet.
 
 use std::{
     net::{IpAddr, UdpSocket},
@@ -68,7 +68,7 @@ async fn first_packet_of_a_pod_attached_under_default_deny_is_dropped() -> Resul
     Ok(())
 }
 
-/// `knictl flows` names network, policy and direction.
+/// Checks that `knictl flows` reports network, policy and direction.
 fn assert_reported(world: &NinePods, pod: &str, direction: &str, verdict: &str) -> Result<()> {
     let pod = format!("fresh/{pod}");
     eventually_sync(PATIENCE * 4, || {

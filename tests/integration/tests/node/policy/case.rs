@@ -1,11 +1,11 @@
-//! Defines a case: policies and labels, one state after the other, and expectations by hand.
+//! Defines a case: a sequence of policies and labels with manual expectations.
 
 use kni_integration::{
     oracle::Protocol,
     world::{PolicyText, Question, Setting, index_of},
 };
 
-/// The pairs that are denied, expected by hand. Pairs of a pod with itself are left out: they are always allowed.
+/// The denied pairs, as a manual expectation. Pairs of a pod with itself are excluded: they are always allowed.
 pub(crate) type Denied = fn(&Question) -> bool;
 
 /// One state of the objects.
@@ -16,7 +16,7 @@ pub(crate) struct Step {
     pub(crate) denied: Option<Denied>,
 }
 
-/// A named case. All its states are applied one after the other.
+/// A named case. Its states are applied one after the other.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     pub(crate) name: String,
@@ -31,7 +31,7 @@ impl Case {
         }
     }
 
-    /// The next state: these policies, as `namespace: spec`, and the labels of before.
+    /// Adds a state: these policies, as `namespace: spec`, and the previous labels.
     pub(crate) fn with(mut self, policies: &[(&str, &str)]) -> Self {
         let named = policies.iter().enumerate();
         let policies = named
@@ -46,7 +46,7 @@ impl Case {
         self
     }
 
-    /// The next state: another label at a namespace.
+    /// Adds a state: another label of a namespace.
     pub(crate) fn label_namespace(mut self, namespace: &str, key: &str, value: Option<&str>) -> Self {
         let mut step = self.steps.last().expect("a state before").clone();
         let labels = step
@@ -60,7 +60,7 @@ impl Case {
         self
     }
 
-    /// The next state: another label at a pod.
+    /// Adds a state: another label of a pod.
     pub(crate) fn label_pod(mut self, pod: &str, key: &str, value: Option<&str>) -> Self {
         let mut step = self.steps.last().expect("a state before").clone();
         change(&mut step.setting.pods[index_of(pod)], key, value);
@@ -69,7 +69,7 @@ impl Case {
         self
     }
 
-    /// What is denied in the latest state, by hand.
+    /// Sets the expected denials of the latest state.
     pub(crate) fn denied(mut self, denied: Denied) -> Self {
         self.steps.last_mut().expect("a state").denied = Some(denied);
         self
@@ -83,7 +83,7 @@ fn change(labels: &mut kni_integration::oracle::Labels, key: &str, value: Option
     };
 }
 
-/// TCP on a port.
+/// Whether it is TCP on this port.
 pub(crate) fn tcp(question: &Question, port: u16) -> bool {
     question.protocol == Protocol::Tcp && question.port == port
 }

@@ -1,4 +1,5 @@
-//! Policies change, pods come and go, and operators look on, all at once: one order of things, nothing lost or left.
+//! Tests concurrent changes of policies and pods with concurrent queries of operators: consistent order, no losses, no
+//! leftovers.
 
 use std::{
     sync::{
@@ -30,10 +31,10 @@ const CONTAINER_PORTS: (&str, &str) = (
     "kni.dev/container-ports",
     r#"[{"name": "serve", "containerPort": 8080, "protocol": "UDP"}, {"name": "web", "containerPort": 8080}]"#,
 );
-/// Maps whose rows come from policies and pods alone.
+/// Maps whose rows come only from policies and pods.
 const MAPS: [&str; 4] = ["ENDPOINTS", "IDENTITIES", "POLICY", "PORTS"];
 
-/// The server answers its client at its named ports, and no other peer.
+/// The server answers only its client, at its named ports.
 fn steady() -> Manifest {
     let peer = "{podSelector: {}, namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: guests}}}";
     let ports = "[{port: serve, protocol: UDP}, {port: web}]";
@@ -41,7 +42,7 @@ fn steady() -> Manifest {
     Manifest::file("50-steady.yaml", network_policy("steady", "guests", &spec))
 }
 
-/// Policies about the pods that come and go, no two rounds alike; with none there is nothing.
+/// Policies for the changing pods, different in each round; `None` for no policies.
 fn restless(round: Option<u16>) -> Manifest {
     let text = round.map(|round| {
         let (port, last) = (10_000 + round, round % 200 + 1);
@@ -73,16 +74,16 @@ async fn come_and_go(kubelet: Kubelet, name: String, stop: Arc<AtomicBool>, live
     Ok(())
 }
 
-/// What an operator met.
+/// The results of an operator's queries.
 #[derive(Debug, Default)]
 struct Looks {
     answered: u64,
-    /// Answers that knictl did not wait for. What changes links shares one lock of the kernel with the whole machine.
+    /// Answers that exceeded the timeout of knictl. Link changes share one lock of the kernel with the whole machine.
     late: u64,
     longest: Duration,
 }
 
-/// Calls everything that an operator can call, until `stop`.
+/// Runs all queries of an operator until `stop`.
 fn look_on(stage: &Stage, stop: &AtomicBool) -> Result<Looks> {
     let mut looks = Looks::default();
     while !stop.load(Ordering::Relaxed) {
@@ -109,7 +110,7 @@ fn look_on(stage: &Stage, stop: &AtomicBool) -> Result<Looks> {
     Ok(looks)
 }
 
-/// Rows of the maps that policies and pods fill.
+/// The numbers of rows in the maps that policies and pods fill.
 fn rows(stage: &Stage) -> Result<Vec<(String, u64)>> {
     let document: Value = serde_json::from_str(&stage.knictl(&["maps", "-o", "json"])?)?;
     let maps = document["maps"].as_array().context("no maps")?;
@@ -133,7 +134,7 @@ fn is_silent(from: &Namespaces, to: std::net::IpAddr) -> bool {
     udp_ask(from, to, PORT, PATIENCE) == Err(NoAnswer::Timeout)
 }
 
-/// Those who stay while everything else changes.
+/// The pods without changes.
 struct Scene {
     server: Pod,
     stranger: Pod,
@@ -170,7 +171,7 @@ impl Scene {
         is_silent(&self.stranger.inside, address(&self.server, v4))
     }
 
-    /// Changes the policies for a while, with an operator looking on.
+    /// Changes the policies for a while, with concurrent queries.
     fn stir(&self, stop: &AtomicBool) -> Result<Looks> {
         thread::scope(|scope| {
             let operator = scope.spawn(|| look_on(&self.stage, stop));
@@ -179,7 +180,7 @@ impl Scene {
                 .take_while(|_| Instant::now() < deadline)
                 .try_for_each(|round| {
                     write(&self.stage, restless(Some(round)))?;
-                    // Long and short pauses: the agent waits for a pause of its own.
+                    // Long and short pauses: the agent itself waits for a pause between changes.
                     thread::sleep(Duration::from_millis(if round % 3 == 0 { 150 } else { 20 }));
                     ensure!(self.stranger_hears_nothing(round % 2 == 0), "a stranger is answered");
                     Ok(())
@@ -190,7 +191,7 @@ impl Scene {
         })
     }
 
-    /// Waits until the maps hold what they held before.
+    /// Waits until the maps contain the previous rows.
     async fn wait_until_restored(&self, before: &[(String, u64)]) -> Result<()> {
         write(&self.stage, restless(None))?;
         eventually(Duration::from_secs(15), async || {
@@ -234,7 +235,7 @@ async fn policies_pods_and_operators_at_once_lose_and_leave_nothing() -> Result<
     scene.wait_until_restored(&before).await?;
     let log = scene.stage.agent.log();
     ensure!(!log.contains("panicked"), "{log}");
-    // The stranger would have been answered.
+    // Without the policy the stranger would get an answer.
     let nothing = Manifest {
         text: String::new(),
         ..steady()

@@ -1,4 +1,4 @@
-//! `knictl explain`, the program itself: its answers are the oracle's, and those of real connections.
+//! Tests `knictl explain` by running the program: its answers match the oracle and real connections.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,9 +19,9 @@ use serde_json::Value;
 
 use super::{at, case::Case, enforce, extended, generated};
 
-/// One of so many cases.
+/// One of this number of cases is used.
 const STRIDE: usize = 6;
-/// Questions per state and network: so many that are allowed, as many that are denied, where there are.
+/// Questions per state and network for each answer: this number of allowed and of denied ones, if available.
 const OF_EACH: usize = 8;
 const LIMIT: Duration = Duration::from_secs(5);
 const DENY_ALL: &str = "{podSelector: {}, policyTypes: [Ingress, Egress]}";
@@ -63,7 +63,7 @@ async fn knictl_explain_says_what_the_oracle_says_and_connections_meet() -> Resu
     Ok(())
 }
 
-/// Questions with the oracle's answers, of both kinds of answer where there are both.
+/// Questions with the oracle's answers, of both kinds if available.
 fn sample(rng: &mut Rng, world: &NinePods, net: Net, policies: &[PolicyText]) -> BTreeMap<Question, bool> {
     let mut all: Vec<Question> = Via::BOTH.into_iter().flat_map(|via| Question::all(net, via)).collect();
     rng.shuffle(&mut all);
@@ -77,7 +77,7 @@ fn sample(rng: &mut Rng, world: &NinePods, net: Net, policies: &[PolicyText]) ->
     chosen
 }
 
-/// Asks the program, in one of the ways in which it may be asked.
+/// Runs the program for a question, with a random form of the arguments.
 fn explain(rng: &mut Rng, world: &NinePods, services: &Virtual, question: &Question) -> Result<Value> {
     let Question { net, v4, .. } = *question;
     let (namespace, pod) = names_of(question.to);
@@ -87,7 +87,7 @@ fn explain(rng: &mut Rng, world: &NinePods, services: &Virtual, question: &Quest
             .get(&(net.name().to_owned(), format!("{namespace}/{pod}-{}", net.name()), v4))
             .with_context(|| format!("no service of {namespace}/{pod}: {services:?}"))?,
     };
-    // A name means IPv4 where the pod has both.
+    // A name means IPv4 if the pod has both families.
     let by_name = question.via == Via::Address && v4 && rng.bool();
     let destination = if by_name {
         format!("{namespace}/{pod}")
@@ -130,7 +130,7 @@ fn explain(rng: &mut Rng, world: &NinePods, services: &Virtual, question: &Quest
     serde_json::from_str(&text).with_context(|| text.clone())
 }
 
-/// An address in one of the ways to write it.
+/// An address in one of its notations.
 fn written(address: IpAddr, in_full: bool) -> String {
     match address {
         IpAddr::V6(address) if in_full => {
@@ -141,7 +141,7 @@ fn written(address: IpAddr, in_full: bool) -> String {
     }
 }
 
-/// The document's decision is the oracle's, with the rule.
+/// Checks that the document has the oracle's decision and the rule.
 fn check(document: &Value, world: &NinePods, truth: &oracle::World, question: &Question, allowed: bool) -> Result<()> {
     let flow = &document["flow"];
     let end = |index: usize| {
@@ -202,7 +202,7 @@ fn named(peer: &Value) -> Option<(&str, &str)> {
     Some((peer["podNamespace"].as_str()?, peer["podName"].as_str()?))
 }
 
-/// The policies that isolate an end.
+/// The policies that isolate an endpoint.
 fn isolating(
     truth: &oracle::World,
     direction: Direction,
@@ -220,7 +220,7 @@ fn isolating(
         .collect()
 }
 
-/// The rule that decided at one end, of the policies that isolate it; none for the default of isolation.
+/// The rule that decided at one endpoint, of the policies that isolate it; `None` for the default deny.
 fn decided(said: &Value, allowed: bool, isolating: &BTreeSet<(String, String)>) -> Result<()> {
     if isolating.is_empty() {
         ensure!(
@@ -248,7 +248,7 @@ fn decided(said: &Value, allowed: bool, isolating: &BTreeSet<(String, String)>) 
     Ok(())
 }
 
-/// As `knictl services` lists them.
+/// The virtual addresses in the output of `knictl services`.
 fn virtual_addresses(world: &NinePods) -> Result<Virtual> {
     let document: Value = serde_json::from_str(&world.stage.knictl(&["services", "-o", "json"])?)?;
     let listed = document["services"].as_array().context("no services")?;
@@ -315,7 +315,7 @@ async fn knictl_explain_leaves_no_trace_and_says_what_it_cannot_answer() -> Resu
         from: index_of("y/a"),
         to: index_of("x/a"),
     };
-    // The counters would have moved: a real packet moves them.
+    // The counters can change: a real packet changes them.
     world.probe(&[denied])?;
     ensure!(counted(&world)? != drops, "a real drop is not counted");
     for (args, words) in [

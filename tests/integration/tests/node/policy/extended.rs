@@ -1,4 +1,4 @@
-//! The cases of the Kubernetes policy tests, each with the denied pairs by hand.
+//! Defines the cases of the Kubernetes policy tests with manually listed denied pairs.
 
 use kni_integration::oracle::Protocol;
 

@@ -1,4 +1,4 @@
-//! One pod opens flows without end: it fills its own share, and those of others live on.
+//! Tests a pod that opens flows without limit: it fills its own share, and the flows of others survive.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -18,11 +18,11 @@ use serde_json::Value;
 
 use super::{PATIENCE, PORT};
 
-/// Rows of each table: a tenth of what is sent.
+/// Rows of each table: a tenth of the opened flows.
 const ROWS: &str = "8192";
 const PACKETS: usize = 80_000;
 
-/// Packets that the pod's own interface has counted as received.
+/// The received packets in the counter of the pod's own interface.
 fn received(pod: &Pod) -> Result<u64> {
     let text = pod.inside.run("ip", &["-j", "-s", "link", "show", "dev", "eth0"])?;
     let shown: Value = serde_json::from_str(&text)?;
@@ -34,7 +34,7 @@ async fn stage() -> Result<Stage> {
     Stage::with(node, AgentOptions::new(Manifest::overlapping(), &["--max-flows", ROWS])).await
 }
 
-/// Flows of two transports and both families, more than the tables hold.
+/// Opens flows of two transports and both families, more than the tables hold.
 async fn flood(stage: &Stage, flooder: &Pod, hole: &Pod) -> Result<()> {
     let [own, gateway] = stage.macs(flooder, "eth0").await?;
     let (socket, link) = (PacketSocket::open(&flooder.inside, "eth0")?, Link::new(own, gateway));
@@ -59,7 +59,7 @@ async fn a_flood_of_one_pod_leaves_the_flows_of_others_alive() -> Result<()> {
     let stage = stage().await?;
     let (server, client) = (stage.pod("server").await?, stage.pod("client").await?);
     let (flooder, hole) = (stage.pod("flooder").await?, stage.pod("hole").await?);
-    // No server answers, or the flows would end at once.
+    // No stack answers, because the flows would end immediately.
     hole.inside
         .nft("add table inet mute\nadd chain inet mute in { type filter hook input priority -300; policy drop; }\n")?;
     let _servers = Servers::start(&server.inside, "server", PORT)?;
@@ -69,7 +69,7 @@ async fn a_flood_of_one_pod_leaves_the_flows_of_others_alive() -> Result<()> {
         let to = SocketAddr::new(address(&server, v4), PORT);
         streams.push(Stream::udp(&client.inside, to)?);
         streams.push(Stream::tcp(&client.inside, to)?);
-        // One that is idle meanwhile.
+        // A connection that is idle in the meantime.
         let stream = client.enter(|| TcpStream::connect_timeout(&to, PATIENCE))??;
         stream.set_read_timeout(Some(PATIENCE * 4))?;
         idle.push(BufReader::new(stream));
@@ -105,7 +105,7 @@ async fn a_flood_of_one_pod_leaves_the_flows_of_others_alive() -> Result<()> {
             );
         }
     }
-    // What is handed straight to a pod counts at its interface as what comes by any other way.
+    // Packets redirected directly to a pod are counted at its interface like all others.
     let counted = received(&server)? - counted;
     ensure!(counted >= sent, "{sent} questions, and {counted} packets counted");
     Ok(())

@@ -1,4 +1,4 @@
-//! One base policy, and variations that change one piece of it at a time; the expectations are the oracle's.
+//! Generates variations of one base policy that each change one part; the expectations are the oracle's.
 
 use super::case::Case;
 
@@ -11,7 +11,7 @@ const TO: &str = "[{podSelector: {matchExpressions: [{key: pod, operator: In, va
 const PORTS: &str = "[{protocol: TCP, port: 80}]";
 const DNS: &str = "{ports: [{protocol: UDP, port: 53}, {protocol: TCP, port: 53}]}";
 
-/// The pieces of the policy; an empty one is left out.
+/// The parts of the policy; an empty one is omitted.
 #[derive(Clone, Copy)]
 struct Base {
     namespace: &'static str,

@@ -1,4 +1,4 @@
-//! Connections that are open while policies change.
+//! Tests open connections during changes of policies.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -17,10 +17,10 @@ use kni_integration::{
 use super::{PATIENCE, PORT, at, enforce};
 
 const UPDATES: usize = 1000;
-/// Policies that change at once: the agent waits for a pause after each change of a file.
+/// Number of policies that change together: the agent waits for a pause after each change of a file.
 const AT_ONCE: usize = 20;
 
-/// A TCP connection and a UDP socket from y/a to a server in x/a, both used already.
+/// A TCP connection and a UDP socket from y/a to a server in x/a, both already used.
 struct Open {
     tcp: BufReader<TcpStream>,
     udp: UdpSocket,
@@ -47,7 +47,7 @@ impl Open {
         Ok(self.udp.send(token.as_bytes()).map(drop)?)
     }
 
-    /// Whether both answered `token`.
+    /// Whether both returned `token`.
     fn answered(&mut self, token: &str) -> [bool; 2] {
         let (mut line, mut datagram) = (String::new(), [0; 512]);
         let tcp = self.tcp.read_line(&mut line).is_ok() && line.contains(token);
@@ -86,7 +86,7 @@ async fn running_connection_stops_on_the_first_packet_after_a_denying_policy() -
             ensure!(leaked.is_none(), "{}: a packet arrives: {leaked:?}", what());
             ensure!(open.answered("first") == [false; 2], "{} under the policy", what());
             enforce(&mut world, &[]).await?;
-            // TCP sends its unanswered segment again, later and later.
+            // TCP retransmits its unanswered segment at increasing intervals.
             open.tcp.get_ref().set_read_timeout(Some(Duration::from_secs(20)))?;
             open.send("after")?;
             let mut line = String::new();
@@ -102,7 +102,7 @@ async fn running_connection_stops_on_the_first_packet_after_a_denying_policy() -
     Ok(())
 }
 
-/// Policies about pods of z, and one about the connection's own ends that allows it, none the same as in another round.
+/// Policies for pods of z, and one for the connection's own ends that allows it, different in each round.
 fn unrelated(round: usize) -> Vec<PolicyText> {
     let port = |n: usize| 10_000 + (round * AT_ONCE + n) % 20_000;
     let mut policies = vec![PolicyText::new(
@@ -127,7 +127,7 @@ fn unrelated(round: usize) -> Vec<PolicyText> {
         };
         policies.push(PolicyText::new("z", &format!("unrelated-{n}"), &spec));
     }
-    // About the receiver itself: its rules change, but not their decision on this connection.
+    // For the receiver itself: its rules change, but not their decision on this connection.
     policies.push(PolicyText::new(
         "x",
         "more",

@@ -1,4 +1,4 @@
-//! The node reaches its pods under every policy; what it only forwards is judged.
+//! Tests that the node reaches its pods under every policy; policies apply to packets that it only forwards.
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
@@ -17,7 +17,7 @@ async fn node_may_always_reach_its_pods() -> Result<()> {
     require!(exclusive, root, netns, bpf, ip);
     let mut world = NinePods::start("node").await?;
     let _server = Servers::start(&world.member(index_of("x/a")).inside, "x/a", PORT)?;
-    // The same question from the fabric is forwarded by the node, and no exception is made for it.
+    // The node forwards the same request from the fabric, to which the exception does not apply.
     for (policies, fabric_may) in [
         (&[][..], true),
         (&[("x", DENY_ALL)], false),

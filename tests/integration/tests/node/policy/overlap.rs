@@ -1,4 +1,4 @@
-//! Two networks with the same addresses: policies and services of one never apply to the other.
+//! Tests two networks with the same addresses: policies and services of one never apply to the other.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -20,7 +20,7 @@ struct Scene {
     stage: Stage,
 }
 
-/// blue and red with the same subnets, the same two pods' addresses, and the same range for services.
+/// blue and red with the same subnets, two pods with the same addresses, and the same range for services.
 async fn scene() -> Result<Scene> {
     let same = ["10.10.0.0/16", "fd10::/64"];
     let network = |name: &str| Manifest::network(name, &same).spec("serviceSubnets: [\"10.96.0.0/16\"]");
@@ -47,7 +47,7 @@ impl Scene {
         Manifest::apply(&[manifest], &self.stage.node)
     }
 
-    /// Who answers the first pod of a network at an address, over TCP and UDP.
+    /// The answers that the first pod of a network gets from an address, over TCP and UDP.
     fn answers(&self, network: &str, to: IpAddr) -> [Result<String, NoAnswer>; 2] {
         let name = format!("{network}-1");
         let from = &self
@@ -60,7 +60,7 @@ impl Scene {
         [tcp, udp_ask(from, to, PORT, SILENCE).map(|answer| answer.identity)]
     }
 
-    /// Waits until the second pods answer, or stay silent, on `[blue, red]`; then looks once more.
+    /// Waits until the second pods answer, or are silent, on `[blue, red]`; then checks once more.
     fn wait(&self, to: &str, expected: [bool; 2]) -> Result<()> {
         let to: IpAddr = to.parse()?;
         let look = || -> Result<()> {
@@ -106,7 +106,7 @@ async fn same_address_in_two_networks_policy_on_one_never_changes_the_other() ->
             (vec![policy("deny", "blue", &deny)], [false, true]),
             (vec![policy("deny", "red", &deny)], [true, false]),
             (vec![policy("deny", "team/blue, team/red", &deny)], [false, false]),
-            // The very address, allowed in one and left out in the other.
+            // The same address, allowed in one network and excluded in the other.
             (
                 vec![
                     policy("blue", "blue", &block(&host("12"))),
@@ -157,11 +157,11 @@ async fn same_virtual_address_in_two_networks_never_mixes() -> Result<()> {
     let deny = json!({"podSelector": {}, "policyTypes": ["Ingress"]});
     scene.put("services", &[service("blue"), service("red")].concat())?;
     scene.wait(SERVICE, [true, true]).context("both serve")?;
-    // Judged behind the translation, each network by its own policies.
+    // Evaluated after the translation, in each network by its own policies.
     scene.put("policies", &[policy("deny", "red", &deny)])?;
     scene.wait(SERVICE, [true, false]).context("red is denied")?;
     scene.put("policies", &[])?;
-    // No service of red has the address any more: packets to it are dropped there, and blue's service is not used.
+    // The address has no service in red: packets to it are dropped there, and the service of blue is not used.
     scene.put("services", &service("blue"))?;
     scene.wait(SERVICE, [true, false]).context("blue alone serves")?;
     ensure!(

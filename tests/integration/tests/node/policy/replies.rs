@@ -1,4 +1,4 @@
-//! Packets of an allowed connection pass, whatever the policies of the other direction are.
+//! Tests that packets of an allowed connection pass, regardless of the policies of the reverse direction.
 
 use std::{
     io::ErrorKind,
@@ -24,7 +24,7 @@ async fn replies_pass_under_default_deny_of_their_direction() -> Result<()> {
     let mut world = NinePods::start("replies").await?;
     let _server = Servers::start(&world.member(index_of("x/a")).inside, "x/a", PORT)?;
     let _other = Servers::start(&world.member(index_of("y/a")).inside, "y/a", PORT)?;
-    // What x sends and what y receives is denied; y asks, x answers.
+    // x may not send and y may not receive; y opens connections, x answers.
     enforce(&mut world, &[("x", DENY_EGRESS), ("y", DENY_INGRESS)]).await?;
     for v4 in [true, false] {
         let (x, y) = (at(&world, "x/a", v4, PORT).ip(), at(&world, "y/a", v4, PORT).ip());
@@ -52,7 +52,7 @@ async fn an_echo_request_is_no_reply_even_with_the_identifier_of_one() -> Result
             &world.member(index_of("x/a")).inside,
             &world.member(index_of("y/a")).inside,
         );
-        // Both use this process's number as their identifier.
+        // Both use the id of this process as their identifier.
         for order in ["before", "after"] {
             let denied = ping(from_x, y, &new_token(), PATIENCE);
             ensure!(
@@ -72,7 +72,7 @@ async fn icmp_errors_about_an_allowed_flow_are_part_of_it() -> Result<()> {
     let only_udp = "{podSelector: {matchLabels: {pod: a}}, policyTypes: [Ingress, Egress], egress: [{ports: [{protocol: UDP, port: 9}]}]}";
     enforce(&mut world, &[("x", only_udp), ("y", DENY_EGRESS)]).await?;
     for v4 in [true, false] {
-        // The port is closed: y's stack answers with port unreachable, though y may send nothing and x receive nothing.
+        // The port is closed: y's stack answers with port unreachable, although y may not send and x may not receive.
         let refused = refused(&world, at(&world, "y/a", v4, 9))?;
         ensure!(refused, "no port unreachable comes back, IPv4 {v4}");
         let silent = !self::refused(&world, at(&world, "y/a", v4, 10))?;
@@ -93,7 +93,7 @@ fn refused(world: &NinePods, to: SocketAddr) -> Result<bool> {
             let received = socket.send(b"anyone?").and_then(|_| socket.recv(&mut [0; 16]));
             match received {
                 Err(e) if e.kind() == ErrorKind::ConnectionRefused => return Ok(true),
-                // The kernel sends such errors at a limited rate.
+                // The kernel limits the rate of such errors.
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
                 Err(e) => return Err(e.into()),
                 Ok(_) => anyhow::bail!("{to} answers"),

@@ -18,9 +18,9 @@ use super::{
     extended, generated,
 };
 
-/// How long a state may take to be applied.
+/// Timeout for a state to be applied.
 const LIMIT: Duration = Duration::from_secs(5);
-/// The same once so many cases failed that the rest is only to be seen quickly.
+/// The timeout after many cases have failed, so that the remaining ones end quickly.
 const SHORT_LIMIT: Duration = Duration::from_secs(1);
 const MANY_FAILURES: usize = 5;
 
@@ -82,7 +82,7 @@ fn variations_say_different_things() {
             meanings.entry(truth).or_default().push(case.name.clone());
         }
     }
-    // Some forms are equivalent; a generator that changes nothing would have a handful of results.
+    // Some forms are equivalent; a generator without variations would have only a few results.
     assert!(meanings.len() >= 45, "{} meanings: {meanings:?}", meanings.len().min(1));
 }
 
@@ -125,7 +125,7 @@ async fn run(world: &mut NinePods, net: Net, case: &Case, report: &mut Report) -
     Ok(())
 }
 
-/// The whole table of the network in question, and that the other one is open.
+/// The complete table of the network with the policies, and the open other network.
 fn expected(world: &NinePods, net: Net, step: &Step) -> BTreeMap<Question, bool> {
     let asked: Vec<Question> = Via::BOTH.into_iter().flat_map(|via| Question::all(net, via)).collect();
     let mut expected = world.expect(net, &step.policies, &asked);
@@ -137,7 +137,7 @@ fn expected(world: &NinePods, net: Net, step: &Step) -> BTreeMap<Question, bool>
     expected
 }
 
-/// A column of the table: the network with the policies, and how it was asked; `None` is the other network.
+/// A column of the table: the network with the policies, and the kind of address; `None` is the other network.
 type Column = (Net, Option<Via>);
 
 const COLUMNS: [(Column, &str); 6] = [
@@ -217,7 +217,7 @@ impl Report {
     }
 }
 
-/// The folder that cargo builds in.
+/// The build folder of cargo.
 fn target_folder() -> Result<PathBuf> {
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let folder = scratch.parent().context("the test was built in no target folder")?;

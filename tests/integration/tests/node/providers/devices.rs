@@ -19,7 +19,7 @@ async fn macvlan_pods_reach_each_other_and_what_is_behind_the_parent() -> Result
     let mut stage = Watched::with("macvlan", scene::options(scene::networks())).await?;
     let before = scene::picture(&stage).await?;
     let one = stage.kubelet.run_pod("team", "one", &[(MULTI, "lan")]).await?;
-    // As the pod's only interface.
+    // As the only interface of the pod.
     let two = stage
         .kubelet
         .run_pod("team", "two", &[("kni.dev/network", "lan")])
@@ -52,7 +52,7 @@ async fn macvlan_pods_reach_each_other_and_what_is_behind_the_parent() -> Result
     assert!(!stage.interface(&two, "eth0").await?.healthy);
     drop(servers);
 
-    // The namespaces still exist: nothing of the agent is left in them.
+    // The namespaces still exist, without any state of the agent.
     for pod in [&one, &two] {
         stage.kubelet.detach(&pod.id).await?;
     }
@@ -88,7 +88,7 @@ async fn a_device_is_lent_to_one_pod_and_comes_back_as_it_was() -> Result<()> {
         assert_eq!(ask(&pod.inside, wire).as_deref(), Ok("wire"));
     }
 
-    // No other pod gets it meanwhile, also not from the next agent.
+    // No other pod gets it in the meantime, also not from the next agent.
     for _agent in 0..2 {
         let netns = stage.kubelet.create_network("team", "two").await?;
         let mut second = Sandbox::new("team", "two", &netns);
@@ -108,9 +108,9 @@ async fn a_device_is_lent_to_one_pod_and_comes_back_as_it_was() -> Result<()> {
     stage.node.wait_for_local("nic0", "fe80")?;
     scene::assert_as(&stage, &before).await?;
 
-    // The next one has it.
+    // The next pod gets it.
     let next = stage.kubelet.run_pod("team", "three", &[(MULTI, "nic")]).await?;
-    // Its namespace goes before any detach; the kernel removes a veth in it.
+    // Its namespace is removed before any detach; the kernel removes a veth in it.
     let (id, inside) = (next.id.clone(), next.inside.clone());
     stage.node.run("umount", &["-l", next.netns.to_str().expect("UTF-8")])?;
     drop((next, inside));

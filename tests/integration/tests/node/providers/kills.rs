@@ -15,9 +15,9 @@ use super::scene::{self, CACHE};
 use crate::watched::Watched;
 
 const KILLS: u64 = 14;
-/// How long a call may go unanswered over all its repetitions: plugins of a killed agent are waited for.
+/// Timeout of a call over all its repetitions: it waits for plugins of a killed agent.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// What each of the workers asks for, again and again.
+/// The annotations of each worker's pods.
 const WISHES: [&[(&str, &str)]; 3] = [
     &[("k8s.v1.cni.cncf.io/networks", "lan,nic,vm")],
     &[
@@ -49,7 +49,7 @@ async fn live(kubelet: Kubelet, worker: usize, stop: Arc<AtomicBool>) -> Result<
     Ok(lives)
 }
 
-/// The moments are random; what was being done at each is not looked at, as any may come.
+/// The moments of the kills are random; the running operation at each of them is not recorded.
 #[tokio::test(flavor = "multi_thread")]
 async fn kills_at_random_moments_leave_the_node_as_it_was() -> Result<()> {
     require!(root, netns, bpf, ip, nft, tc, bpftool, cni_plugins);
@@ -86,7 +86,7 @@ async fn kills_at_random_moments_leave_the_node_as_it_was() -> Result<()> {
     assert!(lives >= 5, "only {lives} pods lived: this was no storm");
     stage.kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
     for worker in 0..WISHES.len() {
-        // Namespaces whose creation was answered to no client.
+        // Namespaces of unanswered create calls.
         let unheard = DeleteNetworkRequest {
             name: format!("web-{worker}"),
             namespace: "storm".into(),

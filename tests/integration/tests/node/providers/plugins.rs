@@ -20,7 +20,7 @@ use crate::watched::Watched;
 const MULTI: &str = "k8s.v1.cni.cncf.io/networks";
 const BRIDGED: &str = "kni.dev/network";
 
-/// The bridge, and chains of iptables, which plugins leave behind for good, are there already.
+/// The bridge, and chains of iptables, which plugins never remove, already exist.
 async fn stage(name: &str, manifests: Vec<Manifest>) -> Result<Watched> {
     let stage = Watched::with(name, scene::options(manifests)).await?;
     scene::write_chain(&stage.node)?;
@@ -32,7 +32,7 @@ async fn stage(name: &str, manifests: Vec<Manifest>) -> Result<Watched> {
     Ok(stage)
 }
 
-/// A pod whose port 8080 is a port of the node, too.
+/// Runs a pod whose port 8080 is also a port of the node.
 async fn run(stage: &Watched, name: &str, annotations: &[(&str, &str)], host_port: u16) -> Result<Pod> {
     let edit = |request: &mut kni_proto::kni::AttachInterfaceRequest| {
         request.port_mappings = vec![PortMapping {
@@ -74,7 +74,7 @@ async fn eth0_of_the_bridge_plugin_and_net1_of_ours_go_together() -> Result<()> 
     reach("attached")?;
     let shown = stage.interface(&one, "eth0").await?;
     assert_eq!((shown.kind.as_str(), shown.healthy), ("cni", true), "{shown:?}");
-    // The host end is found, though the plugin named it as it liked.
+    // The host end is found, although the plugin chose its name.
     let host = stage
         .node
         .run("ip", &["-o", "link", "show", "dev", &shown.host_ifname])?;
@@ -96,14 +96,14 @@ async fn eth0_of_the_bridge_plugin_and_net1_of_ours_go_together() -> Result<()> 
     assert_eq!(answer.as_deref(), Ok("two"));
     drop(servers);
 
-    // The configuration goes before the pods.
+    // The configuration is removed before the pods.
     stage
         .node
         .enter(|| std::fs::remove_file(Path::new(CONF).join("10-chain.conflist")))??;
     let gone = wait_for_network(&stage, "bridged", false).await?;
     assert!(gone.reason.contains("configuration \"chain\" is not in"), "{gone:?}");
     stage.kubelet.kill_pod(one).await?;
-    // One whose namespace is gone already.
+    // A pod whose namespace has already been removed.
     let id = two.id.clone();
     stage
         .node
@@ -129,7 +129,7 @@ async fn net1_of_the_bridge_plugin_leaves_the_default_route_alone_beside_a_pair_
     let routes = pod.inside.run("ip", &["-4", "route", "show", "default"])?;
     assert!(routes.lines().count() == 1 && routes.contains("dev eth0"), "{routes}");
     assert_eq!(stage.interface(&pod, "net1").await?.kind, "cni");
-    // The other way round the prewarmed pair has to go first.
+    // The other order: the prewarmed pair has to be removed first.
     stage.settled().await?;
     let other = stage
         .kubelet
@@ -182,7 +182,7 @@ async fn the_default_network_is_ready_when_its_configuration_and_plugins_are() -
     stage.kubelet.attach(&early).await?;
     stage.kubelet.detach(&early.id).await?;
     stage.kubelet.delete_network(&early.id).await?;
-    // A type cannot change under pods.
+    // The type of a network with pods cannot change.
     let pod = stage.kubelet.run_pod("team", "one", &[]).await?;
     let ours = Manifest::default_network("pods", &["10.9.0.0/16"]);
     Manifest::apply(&[ours], &stage.node)?;
@@ -227,7 +227,7 @@ async fn a_plugin_that_fails_is_told_and_undone() -> Result<()> {
     let why = "network unlucky: unlucky: plugin unlucky: ADD: no luck: a black cat (code 117)";
     assert!(refused.message().contains(why), "{refused:?}");
     assert!(refused.message().contains("pod team/one"), "{refused:?}");
-    // The bridge plugin before it has undone its part, and so have we.
+    // The earlier bridge plugin has reverted its part, and so has the agent.
     assert_eq!(
         scene::files(&stage.node, &format!("{}/unlucky", scene::LEASES))?
             .iter()
@@ -252,7 +252,7 @@ async fn what_plugins_keep_on_disk_goes_when_the_records_are_lost() -> Result<()
             .iter()
             .any(|file| file.contains(&entry))
     );
-    // As after a reboot: no namespace, no state; what is on disk is there.
+    // As after a reboot: neither namespaces nor runtime state; files on disk remain.
     stage.agent.kill9()?;
     stage.node.enter(|| std::fs::remove_file("/run/kni/state.redb"))??;
     stage
@@ -263,6 +263,6 @@ async fn what_plugins_keep_on_disk_goes_when_the_records_are_lost() -> Result<()
     stage.restart().await?;
     assert_eq!(scene::leases(&stage.node)?, Vec::<String>::new());
     assert_eq!(scene::files(&stage.node, CACHE)?, Vec::<String>::new());
-    // The runtime's own call comes later, and knows no namespace.
+    // The runtime's own call comes later, without a namespace.
     Ok(stage.kubelet.detach(&id).await?)
 }

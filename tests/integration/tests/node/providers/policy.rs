@@ -1,5 +1,5 @@
-//! Policy at the host ends of interfaces that the bridge plugin made: both directions, both families, also while no
-//! agent runs. The plugin's own datapath carries the packets.
+//! Tests policies at the host ends of interfaces of the bridge plugin: both directions, both families, also while no
+//! agent is running. The datapath of the plugin carries the packets.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -42,7 +42,7 @@ async fn run(stage: &Watched, app: &str) -> Result<Pod> {
     Ok(stage.kubelet.run_pod_with("team", app, &[], label).await?)
 }
 
-/// Denied packets are dropped: silence takes as long as one waits.
+/// Whether a connection succeeds. Denied packets are dropped without an answer, so the timeout determines the duration.
 fn reaches(from: &Namespaces, address: &str) -> bool {
     let address = address.parse().expect("an address");
     traffic::tcp_get(from, address, 8080, Duration::from_secs(1)).is_ok()
@@ -81,8 +81,8 @@ impl Scene {
         })
     }
 
-    /// Who reaches whom over TCP in both families: from the friend, the stranger and the node to the server, and from
-    /// the stranger and the server to the friend.
+    /// The results of connections over TCP in both families: from the friend, the stranger and the node to the server,
+    /// and from the stranger and the server to the friend.
     fn reached(&self) -> Result<[bool; 5]> {
         let node: &Namespaces = &self.stage.node;
         let asked = [
@@ -146,7 +146,7 @@ async fn policies_hold_at_interfaces_of_the_bridge_plugin() -> Result<()> {
         "{shown:?}"
     );
 
-    // Nothing of it depends on an agent that runs.
+    // Enforcement does not depend on a running agent.
     scene.stage.agent.kill9()?;
     scene.wait_until(judged).await?;
     scene.stage.restart().await?;
@@ -155,7 +155,7 @@ async fn policies_hold_at_interfaces_of_the_bridge_plugin() -> Result<()> {
     let shown = scene.stage.interface(&scene.server, "eth0").await?;
     assert!(shown.healthy, "{:?}", shown.problems);
 
-    // Denied by nothing any more: the other way is open again.
+    // Without a denial the reverse direction is open again.
     let open = Manifest::file("policies.yaml", String::new());
     Manifest::apply(&[open], &scene.stage.node)?;
     scene.wait_until([true; 5]).await?;

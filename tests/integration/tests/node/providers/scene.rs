@@ -1,4 +1,4 @@
-//! The networks of these tests, and what a node with them looks like.
+//! Provides the networks of these tests, and the state of a node with them.
 
 use std::{fs, net::IpAddr, path::Path, time::Duration};
 
@@ -22,10 +22,10 @@ pub(crate) const CACHE: &str = "/run/cni/results";
 pub(crate) const WIRE_V4: &str = "192.0.2.1";
 /// See [`WIRE_V4`].
 pub(crate) const WIRE_V6: &str = "2001:db8:200::1";
-/// How long a probe waits.
+/// Timeout of a probe.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A `default` network of eBPF, and one network of each other provider.
+/// A `default` network of the eBPF provider, and one network of each other provider.
 pub(crate) fn networks() -> Vec<Manifest> {
     let lan = Manifest::network("lan", &["198.51.100.0/24", "2001:db8:100::/64"])
         .spec("excludeSubnets: [198.51.100.2/32, \"2001:db8:100::2/128\"]")
@@ -53,7 +53,7 @@ pub(crate) fn bridged(name: &str, default: bool) -> Manifest {
     Manifest::file(&format!("{name}.yaml"), text)
 }
 
-/// An agent with a CNI backend, which prewarms nothing.
+/// An agent with a CNI backend and without prewarming.
 pub(crate) fn options(manifests: Vec<Manifest>) -> AgentOptions {
     let args = [
         "--warm-sandboxes",
@@ -71,7 +71,7 @@ pub(crate) fn options(manifests: Vec<Manifest>) -> AgentOptions {
     AgentOptions::new(manifests, &args)
 }
 
-/// Bridge, host-local and portmap.
+/// Writes a configuration with bridge, host-local and portmap.
 pub(crate) fn write_chain(node: &Namespaces) -> Result<()> {
     let text = format!(
         r#"{{ "cniVersion": "1.0.0", "name": "chain", "plugins": [
@@ -84,7 +84,7 @@ pub(crate) fn write_chain(node: &Namespaces) -> Result<()> {
     write(node, CONF, "10-chain.conflist", &text, 0o644)
 }
 
-/// Writes a file inside the node, at once.
+/// Writes a file inside the node, atomically.
 pub(crate) fn write(node: &Namespaces, folder: &str, name: &str, text: &str, mode: u32) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     node.enter(|| {
@@ -109,14 +109,14 @@ pub(crate) fn files(node: &Namespaces, folder: &str) -> Result<Vec<String>> {
     })
 }
 
-/// Addresses that host-local has given and not got back.
+/// Addresses that host-local has assigned and not released.
 pub(crate) fn leases(node: &Namespaces) -> Result<Vec<String>> {
     let mut names = files(node, &format!("{LEASES}/chain"))?;
     names.retain(|name| name.parse::<IpAddr>().is_ok() || name.replace('_', ":").parse::<IpAddr>().is_ok());
     Ok(names)
 }
 
-/// Gives the node a device `nic0` with settings of its own; its other end is in the fabric.
+/// Gives the node a device `nic0` with its own settings; its other end is in the fabric.
 pub(crate) fn add_device(stage: &Watched) -> Result<()> {
     let (node, fabric) = (&stage.node, stage.node.fabric());
     node.veth("nic0", fabric, "wire0")?;
@@ -130,7 +130,7 @@ pub(crate) fn add_device(stage: &Watched) -> Result<()> {
     node.wait_for_local("nic0", "fe80")
 }
 
-/// Gives the plugin's bridge a port that stays: without one it loses its carrier, and some routes a moment later.
+/// Gives the plugin's bridge a permanent port: without one it loses its carrier, and some routes a moment later.
 pub(crate) fn keep_bridge(node: &Namespaces) -> Result<()> {
     node.ip(&[
         "link add keep0 type veth peer name keep1",
@@ -144,13 +144,13 @@ pub(crate) fn keep_bridge(node: &Namespaces) -> Result<()> {
     node.wait_for_local("cni0", "fd00:245::1")
 }
 
-/// What the node looks like when nothing is left to do.
+/// The snapshot of the node after all background work.
 pub(crate) async fn picture(stage: &Watched) -> Result<NodeSnapshot> {
     stage.settled().await?;
     NodeSnapshot::take(&stage.node)
 }
 
-/// Panics unless the node comes to look like that again.
+/// Panics unless the node returns to that state.
 pub(crate) async fn assert_as(stage: &Watched, before: &NodeSnapshot) -> Result<()> {
     stage.settled().await?;
     let left = before.differences_within(&stage.node, Duration::from_secs(30))?;
@@ -164,7 +164,7 @@ pub(crate) async fn assert_as(stage: &Watched, before: &NodeSnapshot) -> Result<
     Ok(())
 }
 
-/// Waits until a network is ready, or is not.
+/// Waits until a network has this readiness.
 pub(crate) async fn wait_for_network(stage: &Watched, name: &str, ready: bool) -> Result<NetworkStatus> {
     eventually(Duration::from_secs(30), async || {
         let listed = stage.kubelet.runtime().list_networks(ListNetworksRequest {}).await?;
@@ -175,7 +175,7 @@ pub(crate) async fn wait_for_network(stage: &Watched, name: &str, ready: bool) -
     .await
 }
 
-/// Who answers at port 8080, over TCP.
+/// The server that answers at port 8080, over TCP.
 pub(crate) fn ask(from: &Namespaces, address: &str) -> Result<String, NoAnswer> {
     let address = address.parse().expect("an address");
     traffic::tcp_get(from, address, 8080, PATIENCE).map(|answer| answer.identity)

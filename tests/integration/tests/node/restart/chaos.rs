@@ -24,7 +24,7 @@ use crate::watched::{Watched, warm};
 
 const KILLS: u64 = 22;
 const WORKERS: usize = 6;
-/// How long a call may go unanswered over all its repetitions.
+/// Timeout of a call over all its repetitions.
 const PATIENCE: Duration = Duration::from_secs(30);
 const WISHES: [&[(&str, &str)]; 3] = [
     &[],
@@ -32,13 +32,13 @@ const WISHES: [&[(&str, &str)]; 3] = [
     &[("kni.io/multi-network", "blue,red")],
 ];
 
-/// Numbers that look random and are the same in each run.
+/// Pseudo-random numbers that are the same in each run.
 #[derive(Debug, Clone, Copy)]
 struct Dice(u64);
 
 impl Dice {
     fn below(&mut self, limit: u64) -> u64 {
-        // Knuth's multiplier; the upper half is good enough here.
+        // Knuth's multiplier; the upper half is sufficiently random here.
         self.0 = self
             .0
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -47,7 +47,7 @@ impl Dice {
     }
 }
 
-/// The pods' addresses by network, from the answers; an address of two pods at once is a failure.
+/// The addresses of the pods by network, from the answers; an address with two concurrent pods is a failure.
 #[derive(Debug, Default)]
 struct Ledger {
     held: Mutex<BTreeMap<(String, String), String>>,
@@ -70,13 +70,13 @@ impl Ledger {
         }
     }
 
-    /// Before the detach is sent: from then on another may get them.
+    /// Called before the detach is sent: from then on another pod may get the addresses.
     fn leave(&self, id: &str) {
         self.held.lock().expect("no panic").retain(|_, holder| holder != id);
     }
 }
 
-/// One pod worker of the kubelet: repeats what fails until it succeeds.
+/// A pod worker of the kubelet: repeats failed calls until they succeed.
 struct Worker {
     kubelet: Kubelet,
     ledger: Arc<Ledger>,
@@ -101,7 +101,7 @@ impl Worker {
                 tokio::time::sleep(Duration::from_millis(self.dice.below(60))).await;
                 self.ledger.lives.fetch_add(1, Ordering::Relaxed);
             }
-            // Old ids are detached again and again; unknown ones too.
+            // Old ids are detached repeatedly; unknown ones, too.
             self.ledger.leave(&sandbox.id);
             self.insist("detach", || self.kubelet.detach(&sandbox.id)).await?;
             self.insist("delete", || self.kubelet.delete_network(&sandbox.id))
@@ -127,7 +127,7 @@ impl Worker {
     }
 }
 
-/// Kills the agent again and again; every fourth time while it is still starting.
+/// Kills the agent repeatedly; every fourth time while it is still starting.
 async fn reign_of_terror(stage: &mut Watched, mut dice: Dice) -> Result<()> {
     for kill in 0..KILLS {
         tokio::time::sleep(Duration::from_millis(100 + dice.below(700))).await;
@@ -143,7 +143,7 @@ async fn reign_of_terror(stage: &mut Watched, mut dice: Dice) -> Result<()> {
     Ok(())
 }
 
-/// Pods come and go while the agent is killed; afterwards only namespaces of unanswered calls are left.
+/// Runs pods while the agent is killed; afterwards only namespaces of unanswered calls remain.
 async fn rage(stage: &mut Watched, seed: u64) -> Result<()> {
     let ledger = Arc::new(Ledger::default());
     let stop = Arc::new(AtomicBool::new(false));
@@ -169,7 +169,7 @@ async fn rage(stage: &mut Watched, seed: u64) -> Result<()> {
     let lives = ledger.lives.load(Ordering::Relaxed);
     assert!(lives > KILLS, "only {lives} pods lived: this was no storm");
     stage.kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
-    // Namespaces whose creation was answered to no client.
+    // Namespaces of unanswered create calls.
     for index in 0..WORKERS {
         let unheard = DeleteNetworkRequest {
             name: format!("web-{index}"),
@@ -181,7 +181,7 @@ async fn rage(stage: &mut Watched, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// The seed decides when the agent dies and what the workers ask for; `KNI_STORM_SEED` sets another one.
+/// The seed determines the kills and the workers' requests; `KNI_STORM_SEED` sets another one.
 async fn storm(hook: &str, sandboxes: u32, seed: u64) -> Result<()> {
     let seed = std::env::var("KNI_STORM_SEED").map_or(Ok(seed), |seed| seed.parse())?;
     println!("KNI_STORM_SEED={seed}");

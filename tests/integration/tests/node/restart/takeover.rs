@@ -11,7 +11,7 @@ use kni_integration::{
 
 use crate::watched::{Watched, entries, warm};
 
-/// How long nobody runs between two agents.
+/// Time without a running agent between two agents.
 const INTERREGNUM: Duration = Duration::from_secs(2);
 const LEAVE: Duration = Duration::from_secs(10);
 
@@ -26,7 +26,8 @@ fn streams(from: &Namespaces, to: &Pod) -> Result<Vec<(String, Stream)>> {
     Ok(streams)
 }
 
-/// Two pods in blue, two in the default network, servers in one of each, and traffic pod to pod and node to pod.
+/// Two pods in blue, two in the default network, servers in one of each, and traffic between pods and from the node to
+/// pods.
 struct Town {
     pods: Vec<Pod>,
     servers: Vec<Servers>,
@@ -73,7 +74,7 @@ impl Town {
         for pod in &self.pods {
             let now = stage.kubelet.query(&pod.id).await?.ipconfigs;
             assert_eq!(now, pod.interfaces, "{}", pod.name);
-            // As the kubelet repeats an attach whose answer it did not hear.
+            // The kubelet repeats an attach whose answer it has not received.
             let again = stage.kubelet.kni().attach_interface(pod.attach_request()).await?;
             assert_eq!(again.into_inner().ipconfigs, pod.interfaces, "{}", pod.name);
         }
@@ -104,7 +105,7 @@ async fn killed_and_started_again(hook: &str, sandboxes: u32) -> Result<()> {
     thread::sleep(INTERREGNUM);
     stage.restart().await?;
     town.assert_queries_answer_the_same(&stage).await?;
-    // A newcomer reaches those who were there before.
+    // A new pod reaches the existing ones.
     let newcomer = stage
         .kubelet
         .run_pod("town", "newcomer", &[("kni.dev/network", "blue")])
@@ -163,7 +164,7 @@ async fn what_was_promised_before_the_kill_is_still_known() -> Result<()> {
     stage.kubelet.attach(&foreign).await?;
     let addresses = stage.kubelet.query(&foreign.id).await?.ipconfigs;
     stage.agent.kill9()?;
-    // While nobody watches, a pod loses its interface.
+    // A pod loses its interface while no agent is running.
     lost.inside.ip(&["link del eth0"])?;
     stage.restart().await?;
 
@@ -179,7 +180,7 @@ async fn what_was_promised_before_the_kill_is_still_known() -> Result<()> {
         .map(|i| i.pod_name.as_str())
         .collect();
     assert_eq!(unhealthy, ["lost"], "{listed:#?}");
-    // A namespace that was created before can be attached after.
+    // A namespace that was created before the restart can be attached afterwards.
     let late = Sandbox::new("team", "unused", &unused);
     stage.kubelet.attach(&late).await?;
     for id in [&late.id, &detached.id, &lost.id, &foreign.id] {
@@ -214,7 +215,7 @@ async fn a_second_agent_and_a_cleanup_are_refused_while_one_runs() -> Result<()>
     let cleanup = cleanup.join().expect("no panic")?;
     let said = String::from_utf8_lossy(&cleanup.stderr).into_owned() + &String::from_utf8_lossy(&cleanup.stdout);
     assert!(!cleanup.status.success() && said.contains("stop it first"), "{said}");
-    // The first one does not notice.
+    // The first agent is not affected.
     town.assert_queries_answer_the_same(&stage).await?;
     town.assert_no_packet_was_lost();
     town.leave(&stage).await?;
@@ -237,7 +238,7 @@ async fn cleanup_after_a_kill_returns_the_node_to_what_it_was() -> Result<()> {
             assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
             stage.pristine.assert_unchanged(&stage.node, LEAVE);
         }
-        // And the next agent starts from nothing.
+        // The next agent starts without any state.
         stage.restart().await?;
         assert_eq!(stage.status().await?.sandboxes, 0);
         let pod = stage.kubelet.run_pod("team", "web-0", &[]).await?;
@@ -281,7 +282,7 @@ async fn cleanup_leaves_what_others_made() -> Result<()> {
             .enter(|| std::path::Path::new("/run/netns/foreign").exists())?
     );
     drop(pod);
-    // Without them the node is as it was.
+    // Without the pods the node has its earlier state.
     stage
         .node
         .ip(&["rule del pref 1910", "link del knifoo0", "netns del foreign"])?;

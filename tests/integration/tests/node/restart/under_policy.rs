@@ -1,4 +1,5 @@
-//! Policies across restarts: denied traffic stays denied, connections continue, and changes made meanwhile are applied.
+//! Tests policies across restarts: denied traffic stays denied, connections continue, and changes made in the meantime
+//! are applied.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +28,7 @@ use serde_json::Value;
 
 const PORT: u16 = 8080;
 const PATIENCE: Duration = Duration::from_millis(300);
-/// How long an answer that must come may take.
+/// Timeout of an expected answer.
 const ANSWER: Duration = Duration::from_secs(3);
 const FAMILIES: [bool; 2] = [true, false];
 
@@ -36,7 +37,7 @@ fn policies(name: &str, documents: &[String]) -> Manifest {
     Manifest::file(&format!("{name}.yaml"), documents.concat())
 }
 
-/// Who is selected in a namespace, and from which namespaces they may receive.
+/// A policy that selects pods of a namespace, with the namespaces that they may receive from.
 fn only_from(namespace: &str, peers: &[&str]) -> String {
     let peers: Vec<String> = peers
         .iter()
@@ -67,7 +68,7 @@ fn market(peers: &[&str]) -> Manifest {
     policies("50-market", &[only_from("market", peers)])
 }
 
-/// A node whose agent found the policies already there when it came, and pods that they are about.
+/// A node with policies that existed before the start of its agent, and pods that they select.
 struct Town {
     friend: Pod,
     stranger: Pod,
@@ -124,7 +125,7 @@ impl Town {
         Ok(streams)
     }
 
-    /// All pods that may not reach the first shop try all the time.
+    /// All pods that may not reach the first shop try continuously.
     fn siege(&self) -> Result<Vec<Intruder>> {
         let to: Vec<SocketAddr> = FAMILIES.iter().map(|v4| self.at(0, *v4)).collect();
         [(&self.stranger, "stranger"), (&self.prisoner, "prisoner")]
@@ -133,7 +134,7 @@ impl Town {
             .collect()
     }
 
-    /// Whether the friend and the stranger are answered by a shop, the same over both transports and families.
+    /// Whether the friend and the stranger get answers from a shop, consistently over both transports and families.
     fn doors(&self, shop: usize) -> Result<(bool, bool)> {
         let mut doors = Vec::new();
         for pod in [&self.friend, &self.stranger] {
@@ -161,7 +162,7 @@ impl Town {
         Ok((doors[0], doors[1]))
     }
 
-    /// Ends the attempts: none succeeded, and all would have without the policy.
+    /// Ends the attempts, and checks that none succeeded, and that all would have without the policy.
     fn relieved(&self, siege: Vec<Intruder>) -> Result<()> {
         let words: Vec<&'static str> = siege.iter().map(|intruder| intruder.word).collect();
         for intruder in siege {
@@ -190,7 +191,7 @@ impl Town {
     }
 }
 
-/// A client that tries to reach a shop, by datagrams and by connections, until stopped.
+/// A client that tries to reach a shop with datagrams and connections until stopped.
 struct Intruder {
     word: &'static str,
     stop: Arc<AtomicBool>,
@@ -244,7 +245,7 @@ async fn nothing_denied_passes_and_nothing_allowed_breaks_across_restarts() -> R
         town.stage.agent.kill9()?;
         thread::sleep(PATIENCE);
         if delay > 0 {
-            // One that dies while it takes over.
+            // An agent that is killed during its takeover.
             town.stage.agent = Agent::start_unready(&town.stage.node, options.clone())?;
             thread::sleep(Duration::from_millis(delay));
             town.stage.agent.kill9()?;
@@ -265,7 +266,7 @@ async fn nothing_denied_passes_and_nothing_allowed_breaks_across_restarts() -> R
     town.relieved(siege)
 }
 
-/// A connection and a socket that were answered once.
+/// A connection and a socket that have received one answer.
 struct Open {
     tcp: BufReader<TcpStream>,
     udp: UdpSocket,
@@ -289,7 +290,7 @@ impl Open {
         Ok(open)
     }
 
-    /// Whether the connection and the socket are answered.
+    /// Whether the connection and the socket get answers.
     fn ask(&mut self, word: &str) -> Result<[bool; 2]> {
         self.tcp.get_mut().write_all(format!("{word}\n").as_bytes())?;
         self.udp.send(word.as_bytes())?;
@@ -321,7 +322,7 @@ async fn policies_that_changed_meanwhile_are_in_force_once_the_agent_serves() ->
         town.stage.agent.kill9()?;
         town.write(market(&[after]))?;
         thread::sleep(PATIENCE);
-        // No agent applies the change; the previous policies stay enforced.
+        // No agent applies the change; the previous policies remain enforced.
         ensure!(
             town.doors(1)? == (before == "friends", before == "strangers"),
             "while no agent runs"
@@ -334,7 +335,7 @@ async fn policies_that_changed_meanwhile_are_in_force_once_the_agent_serves() ->
             );
         }
         town.stage.agent.restart()?;
-        // The next packets already.
+        // The change applies from the next packets on.
         let marker = format!("late-of-{before}");
         for open in &mut open {
             ensure!(open.ask(&marker)? == [false; 2], "a connection of {}'s goes on", is[0]);
@@ -393,7 +394,7 @@ async fn knictl_says_that_no_agent_is_there_and_never_what_is_no_longer_true() -
     }
     let stop = AtomicBool::new(false);
     let said = Mutex::new(Vec::new());
-    // It is the one that is asked, to the end of the last question.
+    // The new agent is queried until the end of the last question.
     let _agent = thread::scope(|scope| {
         let (stop, town, said) = (&stop, &town, &said);
         scope.spawn(move || {
@@ -448,7 +449,7 @@ async fn a_pod_attached_right_after_a_restart_is_isolated_before_its_first_packe
         );
         town.write(policies("60-newcomers", &[isolated]))?;
         town.stage.agent = Agent::start_unready(&town.stage.node, AgentOptions::default())?;
-        // The first call that the agent gets.
+        // The first call to the agent.
         let kubelet = first_connection(&town.stage.node).await?;
         let name = format!("newcomer-{round}");
         let pod = kubelet.run_pod("newcomers", &name, &[]).await?;
@@ -470,7 +471,7 @@ async fn a_pod_attached_right_after_a_restart_is_isolated_before_its_first_packe
             arriving.receive(PATIENCE, has)?.is_none(),
             "the first packet to {name} arrives"
         );
-        // One that no policy is about does both.
+        // A pod without policies does both.
         let free = kubelet.run_pod("free", &name, &[]).await?;
         let word = format!("free-{round}");
         free.enter(|| UdpSocket::bind(any)?.send_to(word.as_bytes(), to))??;
@@ -478,7 +479,7 @@ async fn a_pod_attached_right_after_a_restart_is_isolated_before_its_first_packe
             town.shops[0].1.saw_within(&word, ANSWER),
             "the first packet of a free pod is lost"
         );
-        // Without its policy the isolated one does, too.
+        // Without its policy the isolated one does so, too.
         town.write(policies("60-newcomers", &[]))?;
         let answer = (0..20).find_map(|_| udp_ask(&pod.inside, to.ip(), PORT, PATIENCE).ok());
         ensure!(
@@ -491,10 +492,10 @@ async fn a_pod_attached_right_after_a_restart_is_isolated_before_its_first_packe
     Ok(())
 }
 
-/// The metrics of each map's rows and capacity.
+/// The metrics of the rows and the capacity of each map.
 fn pressure(node: &Node) -> Result<BTreeMap<String, u64>> {
     let page = node.enter(|| -> Result<String> {
-        // The page is opened beside the sockets, a moment later perhaps.
+        // The metrics page is opened independently of the sockets, possibly a moment later.
         let mut stream = eventually_sync(ANSWER, || Ok(TcpStream::connect("127.0.0.1:9631")?))?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
         let mut page = String::new();
@@ -524,7 +525,7 @@ async fn every_map_has_its_pressure_after_a_restart_too() -> Result<()> {
             let name = format!("{metric}{{map=\"{map}\"}}");
             let values = (before.get(&name), after.get(&name));
             ensure!(values.0.is_some(), "no {name}: {before:#?}");
-            // Flows live on their own.
+            // Flows change independently.
             ensure!(map.starts_with("FLOWS") || values.0 == values.1, "{name}: {values:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! Pods of a network with `spec.xdp`, from attach to detach, over restarts of the agent.
+//! Tests pods of a network with `spec.xdp`, from attach to detach, across restarts of the agent.
 
 use std::{net::SocketAddr, thread, time::Duration};
 
@@ -16,7 +16,7 @@ const PORT: u16 = 8080;
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_over_restarts_and_nothing_is_left() -> Result<()> {
     require!(root, netns, bpf, ip, nft, tc, bpftool);
-    // One prewarmed pair, one made on demand.
+    // One prewarmed pair, one created on demand.
     for sandboxes in [0, 1] {
         let mut options = warm(sandboxes);
         options.manifests =

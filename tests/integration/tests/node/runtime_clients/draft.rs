@@ -1,4 +1,4 @@
-//! containerd's draft: set up, check health, ask, tear down.
+//! Tests containerd's draft: setup, health check, query, teardown.
 
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 
@@ -64,7 +64,7 @@ async fn a_client_sets_up_checks_and_tears_down() -> Result<()> {
     let b = client.setup_pod_network(request("b", &netns[1])).await?.into_inner();
     assert_eq!(a.interfaces.len(), 2, "{a:?}");
     assert_connected([(&netns[0].inside, primary(&a)?), (&netns[1].inside, primary(&b)?)])?;
-    // The same request again is answered, and by the same.
+    // The same request is answered again, with the same result.
     assert_eq!(client.setup_pod_network(with_port).await?.into_inner(), a);
     // The answer matches the pod's interfaces.
     let shown = netns[0].inside.run("ip", &["-o", "address", "show", "dev", "eth0"])?;
@@ -102,7 +102,7 @@ async fn a_client_sets_up_checks_and_tears_down() -> Result<()> {
 async fn health_tells_why_and_the_socket_is_for_root_alone() -> Result<()> {
     require!(root, netns, bpf, ip);
     let node = Node::new("draft-health")?;
-    // No network is the default one.
+    // There is no default network.
     let options = AgentOptions::new(vec![Manifest::network("blue", &["10.10.0.0/16"])], &[]);
     let agent = Agent::start(&node, options)?;
     let mut client = PodNetworkLifecycleClient::new(containerd(&node).await?);

@@ -1,5 +1,5 @@
-//! KNI clients differ in where they put the namespace's path: containerd's branch sends `isolation.path` and nothing
-//! else of it, the kubelet sends `extradata` alone. Both work, side by side.
+//! Tests the fields with the namespace's path, which differ between KNI clients: containerd's branch sends only
+//! `isolation.path`, the kubelet only `extradata`. Both work at the same time.
 
 use anyhow::{Context as _, Result};
 use kni_integration::require;
@@ -18,7 +18,7 @@ async fn isolation_alone_and_extradata_alone_both_work() -> Result<()> {
     let before = stage.picture().await?;
     let mut kni = stage.kubelet.kni();
 
-    // containerd as the client creates a namespace without naming a pod, and uses one of its own.
+    // containerd as the client creates a namespace without a pod's name, and uses a namespace of its own.
     let unused = kni.create_network(CreateNetworkRequest::default()).await?.into_inner();
     let by_isolation = AttachInterfaceRequest {
         name: "web-0_team_7f1c_0".into(),

@@ -1,4 +1,5 @@
-//! 6: With session affinity a client stays with its backend, per port, while it uses it, also across a killed agent.
+//! 6: Tests that with session affinity a client keeps its backend, per port, while it uses it, also across a kill of
+//! the agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,7 +39,7 @@ async fn backends(scene: &Scene) -> Result<Vec<Backend>> {
     Ok(backends)
 }
 
-/// Who answers a client: each of several flows must find the same one.
+/// The server that answers a client: each of several flows must reach the same one.
 fn held(client: &Pod, transport: Transport, to: SocketAddr) -> Result<String> {
     let mut found = BTreeSet::new();
     for _ in 0..10 {
@@ -54,7 +55,7 @@ fn held(client: &Pod, transport: Transport, to: SocketAddr) -> Result<String> {
     found.pop_first().context("nobody answers")
 }
 
-/// Who has whom, by client, transport, family.
+/// The backends by client, transport and family.
 fn table(clients: &[Pod]) -> Result<BTreeMap<(String, &'static str, bool), String>> {
     let mut table = BTreeMap::new();
     for client in clients {
@@ -89,7 +90,7 @@ async fn a_client_keeps_its_backend_also_over_the_death_of_the_agent() -> Result
     let before = table(&clients)?;
     let used: BTreeSet<&String> = before.values().collect();
     ensure!(used.len() > 1, "all clients have one backend: {before:?}");
-    // Another Service and another endpoint change nothing for those that have one.
+    // Another Service and another endpoint do not affect existing affinities.
     let more = scene.backend("more").await?;
     let mut pods = all(&backends);
     pods.push((&more.pod, State::Ready));
@@ -132,7 +133,7 @@ async fn affinity_ends_with_the_endpoint_and_with_the_ports() -> Result<()> {
         ]);
     }
     scene.apply(&objects).await?;
-    // Eight choices; a single one for all of them has a chance of 1 in 4^7: neither ports nor protocols share their affinity.
+    // Eight choices; all equal with a probability of 1 in 4^7: neither ports nor protocols share their affinity.
     let mut found = BTreeSet::new();
     for v4 in FAMILIES {
         for transport in Transport::BOTH {
@@ -169,7 +170,7 @@ async fn affinity_lasts_while_it_is_used_and_no_longer() -> Result<()> {
     for v4 in FAMILIES {
         let to = front(v4, WEB);
         let who = held(&client, Transport::Tcp, to)?;
-        // More than twice its time, never unused for half of it.
+        // More than twice the timeout, never unused for half of it.
         for _ in 0..6 {
             thread::sleep(Duration::from_millis(800));
             ensure!(
@@ -178,7 +179,7 @@ async fn affinity_lasts_while_it_is_used_and_no_longer() -> Result<()> {
             );
         }
     }
-    // Unused for longer than its time, each choice is a new one; nine equal ones come once in 4^8 times.
+    // Unused for longer than the timeout, each choice is new; nine equal ones have a probability of 1 in 4^8.
     let choose = || FAMILIES.map(|v4| held(&client, Transport::Tcp, front(v4, WEB)));
     let first = choose().into_iter().collect::<Result<Vec<_>>>()?;
     let mut changed = BTreeSet::new();
@@ -196,7 +197,7 @@ async fn affinity_lasts_while_it_is_used_and_no_longer() -> Result<()> {
     anyhow::bail!("only {changed:?} of the families {first:?} ever changed")
 }
 
-/// Of UDP, a client's next flow stays as its flows do, while the endpoint serves.
+/// For UDP, a client's next flow uses the same endpoint as its existing flows, while the endpoint serves.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_endpoint_on_its_way_out_gets_no_new_connections_by_affinity() -> Result<()> {
     require!(exclusive, root, netns, bpf, ip);

@@ -1,4 +1,4 @@
-//! 9: Services of other proxies are untouched. A virtual address in two networks is two Services.
+//! 9: Tests that Services of other proxies are untouched, and that a virtual address in two networks is two Services.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -33,7 +33,7 @@ async fn headless_services_are_left_alone() -> Result<()> {
     );
     let pods = [(&backend.pod, State::Ready)];
     let mut objects = served(headless, &pods);
-    // Slices with the label of headless Services do not count, even where a Service has an address.
+    // Slices with the label of headless Services are ignored, even if a Service has an address.
     objects.push(service("web", WEB + 1));
     objects.extend(
         slices("web", &pods)
@@ -91,7 +91,7 @@ async fn services_of_another_proxy_are_left_to_it() -> Result<()> {
     left_to_another_proxy("proxied", [v4.parse()?, v6.parse()?]).await
 }
 
-/// An address of the range that belongs to a Service of another proxy is not an unused one.
+/// An address of the range that belongs to a Service of another proxy does not count as unused.
 #[tokio::test(flavor = "multi_thread")]
 async fn services_of_another_proxy_are_left_to_it_within_our_range_too() -> Result<()> {
     require!(exclusive, root, netns, bpf, ip, nft);
@@ -137,7 +137,7 @@ async fn one_virtual_address_in_two_networks_is_two_services() -> Result<()> {
             "a pod of the default network finds {elsewhere:?}"
         );
     }
-    // What happens to one of them is nothing to the other.
+    // A change of one does not affect the other.
     for red_ones in [of_network("red", &[]), Vec::new()] {
         let mut objects = of_network("blue", &[&blue]);
         let known = !red_ones.is_empty();

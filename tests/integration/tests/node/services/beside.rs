@@ -1,5 +1,5 @@
-//! 14: Beside kube-proxy in each of its modes: the node's traffic and NodePorts are its, what pods send to virtual
-//! addresses is KNI's.
+//! 14: Tests KNI with kube-proxy in each of its modes: kube-proxy handles the node's traffic and NodePorts, KNI handles
+//! packets of pods to virtual addresses.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -24,11 +24,11 @@ use super::{
 
 const WEB: u8 = 90;
 
-/// How kube-proxy writes its rules.
+/// The mode of kube-proxy's rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Nftables,
-    /// By the programs with this suffix.
+    /// The suffix of the programs.
     Iptables(&'static str),
 }
 
@@ -76,7 +76,7 @@ async fn beside(mode: Mode, name: &str) -> Result<()> {
             backend,
         };
         mode.write(node, &service)?;
-        // The node's own traffic is served before KNI has a Service.
+        // The node's own traffic works before KNI has a Service.
         assert_answering(node, front(v4, WEB), &["theirs"])?;
     }
     let objects = served(service("web", WEB), &[(&ours.pod, State::Ready)]);
@@ -102,7 +102,7 @@ async fn beside(mode: Mode, name: &str) -> Result<()> {
         streams.push(("ours", Stream::tcp(&client.inside, cluster)?));
         streams.push(("ours", Stream::udp(&client.inside, cluster)?));
     }
-    // Pods need nothing of it: it may go, and come again with all its rules.
+    // Pods do not depend on it: its rules may be removed and restored.
     for v4 in FAMILIES {
         mode.remove(node, v4)?;
         assert_answering(&client.inside, front(v4, WEB), &["ours"])?;
@@ -128,7 +128,7 @@ async fn beside_kube_proxy_in_iptables_mode() -> Result<()> {
     beside(Mode::Iptables(""), "beside-ipt").await
 }
 
-/// The same in the kernel's older tables, where the machine has them.
+/// The same in the older tables of the kernel, if the machine supports them.
 #[tokio::test(flavor = "multi_thread")]
 async fn beside_kube_proxy_in_iptables_mode_with_the_older_tables() -> Result<()> {
     require!(exclusive, root, netns, bpf, ip);

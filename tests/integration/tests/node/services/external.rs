@@ -1,4 +1,4 @@
-//! 12 and 13: Endpoints that are no pods, and errors about their packets.
+//! 12 and 13: Tests endpoints that are not pods, and ICMP errors about their packets.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -69,8 +69,8 @@ async fn endpoints_on_the_hosts_network_are_reached() -> Result<()> {
     Ok(())
 }
 
-/// A provisional attach uses clsact filters, which TCX links replace soon after. Packets are translated
-/// once: by the one or by the other.
+/// A provisional attach uses clsact filters, which TCX links replace soon after. Packets are translated exactly once,
+/// by either of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_of_a_pod_pass_from_its_first_moment_on() -> Result<()> {
     require!(exclusive, root, netns, bpf, ip);
@@ -122,7 +122,8 @@ async fn much_data_passes_to_the_hosts_network() -> Result<()> {
     Ok(())
 }
 
-/// The error quotes the packet as the endpoint got it; a connected socket gets it only if the translation is reversed.
+/// The error quotes the packet as received by the endpoint; a connected socket gets it only if the translation is
+/// reversed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_port_behind_a_service_refuses() -> Result<()> {
     require!(exclusive, root, netns, bpf, ip);
@@ -137,7 +138,7 @@ async fn a_closed_port_behind_a_service_refuses() -> Result<()> {
         for last in [API, FAR, FAR + 1] {
             assert_refused(&client.inside, front(v4, last))?;
         }
-        // A pod that reaches itself through the Service is refused too.
+        // A pod that reaches itself through the Service is refused, too.
         assert_refused_by_itself(&pod.inside, front(v4, FAR + 1))?;
     }
     Ok(())
@@ -165,7 +166,7 @@ async fn the_path_mtu_is_learned_through_a_cluster_ip() -> Result<()> {
     for v4 in FAMILIES {
         let to = front(v4, FAR);
         assert_path_limit(&client.inside, to, 4000)?;
-        // The path MTU is cached for the virtual address only: TCP has to learn it by itself.
+        // The path MTU is cached for the virtual address only: TCP has to determine it itself.
         tcp_echo(&client.inside, to, scene.stage.node.fabric(), ECHO, 1 << 20)?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! 7: A pod reaches itself through its own Service, and is seen from the virtual address.
+//! 7: Tests a pod that reaches itself through its own Service, with the virtual address as the source.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ use super::{
 };
 
 const WEB: u8 = 50;
-/// A port that the test serves itself, and its front.
+/// A port with a server of the test, and its service port.
 const ECHO: u16 = 9090;
 const ECHO_FRONT: u16 = 90;
 
@@ -37,7 +37,7 @@ async fn a_pod_reaches_itself_through_its_service() -> Result<()> {
             ensure!(answer.identity == "itself", "{transport:?}: {answer:?}");
             ensure!(itself.server.saw(&answer.request), "{transport:?}: {answer:?}");
             ensure!(seen(&answer) == to.ip(), "{transport:?}: whom the pod sees: {answer:?}");
-            // Beside it, the pod finds itself at its own address as ever.
+            // The pod still reaches itself at its own address.
             let direct = SocketAddr::new(address(&itself.pod, v4), BACK);
             let answer = transport.ask(&itself.pod.inside, direct)?;
             ensure!(seen(&answer) == direct.ip(), "{transport:?} directly: {answer:?}");
@@ -70,7 +70,7 @@ async fn much_data_of_a_pod_to_itself_arrives_unchanged() -> Result<()> {
     Ok(())
 }
 
-/// Among several endpoints the pod is one like the others, to itself too.
+/// Among several endpoints the pod itself is chosen like the others.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_is_one_of_its_services_endpoints_to_itself() -> Result<()> {
     require!(exclusive, root, netns, bpf, ip);

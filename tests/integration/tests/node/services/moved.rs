@@ -1,4 +1,5 @@
-//! 2: UDP has no end: its flows move when their backend serves no more, unless there is no other.
+//! 2: Tests UDP, which has no end of connection: flows move when their backend no longer serves, unless there is no
+//! other.
 
 use std::net::{SocketAddr, UdpSocket};
 
@@ -26,7 +27,7 @@ impl Asking {
         Ok(Self(socket))
     }
 
-    /// Every one of ten questions is answered, and by `who`.
+    /// Checks that ten requests are all answered by `who`.
     fn assert_answered(&self, who: &str) -> Result<()> {
         for number in 0..10 {
             let (token, mut buffer) = (new_token(), [0; 512]);
@@ -63,7 +64,7 @@ async fn udp_moves_when_its_endpoint_serves_no_more() -> Result<()> {
         for v4 in FAMILIES {
             Asking::open(&client, front(v4, DNS))?.assert_answered("new")?;
         }
-        // The old pod still answers; no flow shall reach it.
+        // The old pod still answers, but no flow may reach it.
         let mut pods = vec![(&new.pod, State::Ready)];
         pods.extend(gone.map(|state| (&old.pod, state)));
         scene.apply(&served(service("dns", DNS), &pods)).await?;
@@ -90,7 +91,7 @@ async fn without_any_endpoint_udp_flows_are_left_alone() -> Result<()> {
             assert_refused(&client.inside, front(v4, DNS))?;
         }
     }
-    // The first endpoint that comes takes them all.
+    // The first new endpoint gets all flows.
     scene.apply(&dns(&[(&new.pod, State::Ready)])).await?;
     asking.iter().try_for_each(|one| one.assert_answered("new"))
 }

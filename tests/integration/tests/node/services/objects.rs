@@ -1,13 +1,13 @@
-//! Services and EndpointSlices as an API server would hand them out.
+//! Generates Services and EndpointSlices as an API server would return them.
 
 use std::net::IpAddr;
 
 use kni_integration::{Manifest, Pod, stage::address};
 use serde_json::{Value, json};
 
-/// The port of every virtual address that is not about ports.
+/// The default port of virtual addresses.
 pub(crate) const FRONT: u16 = 80;
-/// Where every pod serves.
+/// The port of the servers of all pods.
 pub(crate) const BACK: u16 = 8080;
 /// Name of this node and of its zone.
 pub(crate) const HERE: &str = "here";
@@ -22,7 +22,7 @@ pub(crate) fn vip(v4: bool, last: u8) -> IpAddr {
     }
 }
 
-/// A virtual address that two networks have.
+/// A virtual address in two networks.
 pub(crate) fn shared_vip(v4: bool, last: u8) -> IpAddr {
     if v4 {
         [10, 97, 0, last].into()
@@ -31,7 +31,7 @@ pub(crate) fn shared_vip(v4: bool, last: u8) -> IpAddr {
     }
 }
 
-/// The default network, and blue and red, which have everything in common: subnets and ranges of virtual addresses.
+/// The default network, and blue and red, which have the same subnets and ranges of virtual addresses.
 pub(crate) fn networks() -> Vec<Manifest> {
     let range = |n: u8| format!("serviceSubnets: [\"10.{n}.0.0/16\", \"fd00:{n}::/112\"]");
     let networks = Manifest::overlapping().into_iter().enumerate();
@@ -54,7 +54,7 @@ pub(crate) fn service(name: &str, last: u8) -> Value {
     })
 }
 
-/// A Service with more in its spec.
+/// Adds fields to the spec of a Service.
 pub(crate) fn with(mut service: Value, spec: Value) -> Value {
     let Value::Object(fields) = spec else {
         panic!("not fields of a spec: {spec}")
@@ -65,7 +65,7 @@ pub(crate) fn with(mut service: Value, spec: Value) -> Value {
     service
 }
 
-/// An object with a label.
+/// Adds a label to an object.
 pub(crate) fn labelled(mut object: Value, label: &str, value: &str) -> Value {
     object["metadata"]["labels"][label] = value.into();
     object
@@ -85,7 +85,7 @@ pub(crate) fn slice(service: &str, name: &str, v4: bool, endpoints: impl IntoIte
     })
 }
 
-/// The slices of a Service, one per family, with endpoints that are the same pods.
+/// The slices of a Service, one per family, with the same pods as endpoints.
 pub(crate) fn slices(service: &str, pods: &[(&Pod, State)]) -> Vec<Value> {
     let of_family = |v4: bool| {
         let endpoints = pods.iter().map(|(pod, state)| endpoint(address(pod, v4), *state));

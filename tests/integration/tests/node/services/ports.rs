@@ -1,4 +1,4 @@
-//! 10 and 15: Families, ports and protocols are served each for itself, from as many slices as there are.
+//! 10 and 15: Tests that families, ports and protocols are served independently, from any number of slices.
 
 use std::net::SocketAddr;
 
@@ -12,7 +12,7 @@ use super::{
 };
 
 const WEB: u8 = 80;
-/// Where pods serve beside [`BACK`].
+/// The port of additional servers of pods.
 const OTHER: u16 = 9090;
 
 fn ready(pod: &Pod, v4: bool) -> Value {
@@ -66,7 +66,7 @@ async fn a_named_port_is_another_number_at_another_endpoint() -> Result<()> {
     scene.apply(&objects).await?;
     for v4 in FAMILIES {
         assert_answering(&client.inside, front(v4, WEB), &["usual", "other"])?;
-        // No server listens at the other one's number.
+        // No server listens at the other number.
         assert_refused(&client.inside, SocketAddr::new(address(&other, v4), BACK))?;
         assert_refused(&client.inside, SocketAddr::new(address(&usual.pod, v4), OTHER))?;
     }
@@ -82,7 +82,8 @@ async fn ports_and_protocols_of_one_address_are_independent() -> Result<()> {
     let _second = Servers::start(&pod.inside, "second", OTHER)?;
     let client = scene.stage.pod("client").await?;
     let port = |name: &str, protocol: &str, port: u16| json!({"name": name, "protocol": protocol, "port": port});
-    // Of one number, TCP goes to one and UDP to the other; of the next, UDP is not served; of the last, both to one.
+    // For one number, TCP and UDP have different backends; for the next, UDP is not served; for the last, both have the
+    // same.
     let web = with(
         service("web", WEB),
         json!({"ports": [
@@ -150,7 +151,7 @@ async fn many_slices_are_one_service_and_a_pod_in_two_counts_once() -> Result<()
     for v4 in FAMILIES {
         let found = answering(&client.inside, front(v4, WEB), TIMES)?;
         println!("IPv4 {v4}: {found:?}");
-        // 300 flows over three: 100 each, with a deviation of 8. Counted twice, it would be 150.
+        // 300 flows over three endpoints: 100 each, with a deviation of 8. If one were counted twice, it would get 150.
         ensure!(
             found.len() == 3 && found.values().all(|times| (55..=145).contains(times)),
             "IPv4 {v4}: {found:?}"

@@ -1,4 +1,4 @@
-//! Rules of kube-proxy for one Service, in each of its modes. Its backend differs from KNI's, so that an
+//! Generates the rules of kube-proxy for one Service in each of its modes. Its backend differs from KNI's, so that an
 //! answer identifies the translator.
 
 use std::net::{IpAddr, SocketAddr};
@@ -10,7 +10,7 @@ use super::objects::FRONT;
 /// A port of the node, masqueraded.
 pub(crate) const NODE_PORT: u16 = 30_080;
 
-/// A Service of kube-proxy's with one endpoint.
+/// A Service of kube-proxy with one endpoint.
 pub(crate) struct Proxied {
     pub(crate) vip: IpAddr,
     pub(crate) backend: SocketAddr,
@@ -22,7 +22,7 @@ impl Proxied {
     }
 }
 
-/// Its table of the nftables mode.
+/// The table of its nftables mode.
 pub(crate) fn nftables(service: &Proxied) -> String {
     let (family, kind) = if service.vip.is_ipv4() {
         ("ip", "ipv4_addr")
@@ -75,7 +75,7 @@ pub(crate) fn nftables(service: &Proxied) -> String {
     )
 }
 
-/// What it gives to `iptables-restore` (or `ip6tables-restore`) in the iptables mode.
+/// The input of `iptables-restore` (or `ip6tables-restore`) in its iptables mode.
 pub(crate) fn iptables(service: &Proxied) -> String {
     let Proxied { vip, backend } = service;
     let (node, pod) = (service.node(), backend.ip());

@@ -1,4 +1,5 @@
-//! 4 and 5: Clients are refused at once where no backend exists, and get no answer where backends are elsewhere or the address is unused.
+//! 4 and 5: Tests clients without a backend: refused immediately if no backend exists, without an answer if backends
+//! are on other nodes or the address is unused.
 
 use std::net::SocketAddr;
 
@@ -73,7 +74,7 @@ async fn a_port_that_the_service_lacks_is_refused_at_once() -> Result<()> {
     for v4 in FAMILIES {
         let other = SocketAddr::new(vip(v4, WEB), FRONT + 1);
         assert_refused(&client.inside, other)?;
-        // Not even the backend's own port.
+        // Not even the backend's own port is open at the virtual address.
         assert_refused(&client.inside, SocketAddr::new(vip(v4, WEB), super::objects::BACK))?;
         assert_answering(&client.inside, front(v4, WEB), &["backend"])?;
     }
@@ -93,7 +94,7 @@ async fn an_address_of_no_service_says_nothing() -> Result<()> {
     let mut scene = Scene::set("no-service").await?;
     let backend = scene.backend("backend").await?;
     let client = scene.stage.pod("client").await?;
-    // If it were forwarded, the external host would answer.
+    // An external host would answer forwarded packets.
     for v4 in FAMILIES {
         let prefix = if v4 { "32" } else { "128" };
         let fabric = scene.stage.node.fabric();

@@ -1,4 +1,4 @@
-//! Sets up a node whose agent reads Services, pods that answer with their names, and questions to them.
+//! Sets up a node whose agent reads Services, pods that answer with their names, and requests to them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,11 +20,11 @@ use super::objects::{BACK, FRONT, HERE, ZONE, networks, vip};
 
 /// Both families, IPv4 first.
 pub(crate) const FAMILIES: [bool; 2] = [true, false];
-/// How long an answer may take.
+/// Timeout of an answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
-/// How long a refusal may take: far less than the time after which a client repeats itself (1 s).
+/// Timeout of a refusal: far less than the time after which a client retransmits (1 s).
 const AT_ONCE: Duration = Duration::from_millis(500);
-/// How long silence is listened to.
+/// Time to wait before no answer counts as silence.
 const SILENCE: Duration = Duration::from_millis(700);
 
 /// A node and its agent.
@@ -34,7 +34,7 @@ pub(crate) struct Scene {
     change: u16,
 }
 
-/// A pod that serves at [`BACK`]; its servers go first.
+/// A pod with a server at [`BACK`]; its servers are dropped first.
 pub(crate) struct Backend {
     pub(crate) server: Servers,
     pub(crate) pod: Pod,
@@ -45,7 +45,7 @@ impl Scene {
         Self::with(name, networks(), &[]).await
     }
 
-    /// With other manifests and more arguments of the agent.
+    /// Uses other manifests and additional arguments of the agent.
     pub(crate) async fn with(name: &str, manifests: Vec<Manifest>, args: &[&str]) -> Result<Self> {
         let node = Node::new(name)?;
         forwarding(&node)?;
@@ -75,7 +75,7 @@ impl Scene {
         self.wait_until_applied().await
     }
 
-    /// Replaces all Services and EndpointSlices without waiting. One file has all of them: they change at once.
+    /// Replaces all Services and EndpointSlices without waiting. They are in one file, so that they change together.
     pub(crate) fn write(&mut self, objects: &[Value]) -> Result<()> {
         self.change += 1;
         let canary = json!({
@@ -111,7 +111,7 @@ impl Scene {
             .services)
     }
 
-    /// TCP and UDP are not answered, and both are counted as drops of `client` for `reason`.
+    /// Checks that TCP and UDP get no answer, and that both are counted as drops of `client` for `reason`.
     pub(crate) async fn assert_silent(&self, client: &Pod, to: SocketAddr, reason: &str) -> Result<()> {
         let before = self.stage.drops(client, "from_pod", reason).await?;
         for transport in Transport::BOTH {
@@ -128,7 +128,7 @@ pub(crate) fn front(v4: bool, last: u8) -> SocketAddr {
     SocketAddr::new(vip(v4, last), FRONT)
 }
 
-/// How a question is sent.
+/// The transport of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Transport {
     Tcp,
@@ -138,7 +138,7 @@ pub(crate) enum Transport {
 impl Transport {
     pub(crate) const BOTH: [Self; 2] = [Self::Tcp, Self::Udp];
 
-    /// A new flow with one question.
+    /// Opens a new flow with one request.
     pub(crate) fn ask(self, from: &Namespaces, to: SocketAddr) -> Result<Answer, NoAnswer> {
         self.ask_within(from, to, PATIENCE)
     }
@@ -152,14 +152,15 @@ impl Transport {
     }
 }
 
-/// A port below those that the kernel gives out, each once: a UDP flow lives on when its socket is closed, and one from
-/// the same port would be no new one.
+/// A port below the kernel's ephemeral ports, each used once: a UDP flow outlives its socket, and another one from the
+/// same port would not be a new flow.
 fn fresh_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     10_000 + NEXT.fetch_add(1, Ordering::Relaxed) % 20_000
 }
 
-/// Who answers `times` new flows of each transport, and how often. Every flow must be answered.
+/// The servers that answer `times` new flows of each transport, with the numbers of answers. Every flow must be
+/// answered.
 pub(crate) fn answering(from: &Namespaces, to: SocketAddr, times: usize) -> Result<BTreeMap<String, usize>> {
     let mut found = BTreeMap::new();
     for transport in Transport::BOTH {
@@ -172,7 +173,7 @@ pub(crate) fn answering(from: &Namespaces, to: SocketAddr, times: usize) -> Resu
     Ok(found)
 }
 
-/// Exactly these answer new flows. With three of them, one is missed once in 10^6 by chance.
+/// Checks that exactly these servers answer new flows. With three of them, the probability of missing one is 10^-6.
 pub(crate) fn assert_answering(from: &Namespaces, to: SocketAddr, who: &[&str]) -> Result<()> {
     let found: BTreeSet<String> = answering(from, to, 20)?.into_keys().collect();
     let who: BTreeSet<String> = who.iter().map(|&name| name.to_owned()).collect();
@@ -184,7 +185,7 @@ pub(crate) fn assert_answering(from: &Namespaces, to: SocketAddr, who: &[&str]) 
     Ok(())
 }
 
-/// TCP by RST and UDP by an ICMP error, before a client would repeat itself.
+/// Checks that TCP is refused by RST and UDP by an ICMP error, before a client would retransmit.
 pub(crate) fn assert_refused(from: &Namespaces, to: SocketAddr) -> Result<()> {
     for transport in Transport::BOTH {
         let asked = Instant::now();
@@ -199,7 +200,7 @@ pub(crate) fn assert_refused(from: &Namespaces, to: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// The address without IPv4 in IPv6.
+/// The address, with IPv4-mapped IPv6 addresses converted to IPv4.
 pub(crate) fn seen(answer: &Answer) -> IpAddr {
     answer.client.ip().to_canonical()
 }

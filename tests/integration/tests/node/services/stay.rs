@@ -1,4 +1,4 @@
-//! 1: A connection stays on its backend while that serves, whatever happens to the endpoints meanwhile.
+//! 1: Tests that a connection keeps its backend while the backend serves, regardless of changes of the endpoints.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,14 +18,14 @@ use super::{
 };
 
 const WEB: u8 = 10;
-/// How often the EndpointSlices are written anew.
+/// Number of changes of the EndpointSlices.
 const CHANGES: usize = 200;
 /// Streams of each transport and family of one client.
 const STREAMS: usize = 2;
-/// Pause between two new connections of one client: it must not run out of ports.
+/// Pause between two new connections of one client, so that it does not run out of ports.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What one client's new connections came to.
+/// The results of one client's new connections.
 #[derive(Debug, Default)]
 struct Opened {
     by: BTreeMap<String, u64>,
@@ -50,7 +50,8 @@ fn keep_opening(from: &Namespaces, stop: &AtomicBool) -> Opened {
     opened
 }
 
-/// The endpoints of a change: `serving` become terminating and ready again, `passing` come and go. At least one is always ready.
+/// The endpoints of a change: `serving` become terminating and ready again, `passing` are added and removed. At least
+/// one is always ready.
 fn endpoints(change: usize, serving: &[Backend], passing: &[Backend]) -> Vec<Value> {
     let mut pods: Vec<(&Pod, State)> = Vec::new();
     let always = fastrand::usize(..serving.len());
@@ -62,7 +63,7 @@ fn endpoints(change: usize, serving: &[Backend], passing: &[Backend]) -> Vec<Val
         };
         pods.push((&backend.pod, state));
     }
-    // Each change is one: a passing endpoint is there in every second one.
+    // Every change differs from the previous one: a passing endpoint exists in every second one.
     let (even, odd) = (change.is_multiple_of(2), fastrand::bool());
     for (backend, there) in passing.iter().zip([even, odd]) {
         if there {
@@ -73,7 +74,7 @@ fn endpoints(change: usize, serving: &[Backend], passing: &[Backend]) -> Vec<Val
     served(service("web", WEB), &pods)
 }
 
-/// Datagrams that UDP sockets of a namespace had no room for.
+/// Datagrams that UDP sockets of a namespace dropped because of full buffers.
 fn full_buffers(ns: &Namespaces) -> Result<u64> {
     let read = |file: &str| {
         ns.enter(|| std::fs::read_to_string(file))?
@@ -90,7 +91,7 @@ fn full_buffers(ns: &Namespaces) -> Result<u64> {
     Ok(number(v4)? + number(v6)?)
 }
 
-/// Connections that are there from the beginning, and exchange a question and an answer each millisecond.
+/// Connections that exist from the start, and exchange a request and an answer each millisecond.
 struct Held(Vec<(&'static str, bool, Stream)>);
 
 impl Held {
@@ -107,8 +108,8 @@ impl Held {
         Ok(Self(streams))
     }
 
-    /// Every connection is whole and was answered by one backend only. How many each backend has, and datagrams without
-    /// an answer: a busy machine's sockets may miss some.
+    /// Checks that every connection is intact and was answered by one backend only. Returns the number per backend, and
+    /// of datagrams without an answer: sockets of a busy machine may drop some.
     fn end(self) -> Result<(BTreeMap<String, usize>, u64)> {
         let (mut by, mut lost) = (BTreeMap::<String, usize>::new(), 0);
         for (what, v4, stream) in self.0 {
@@ -126,7 +127,7 @@ impl Held {
     }
 }
 
-/// Changes the endpoints again and again while every client opens new connections.
+/// Changes the endpoints repeatedly while every client opens new connections.
 fn change_under_load(
     scene: &mut Scene,
     serving: &[Backend],
@@ -205,7 +206,7 @@ async fn a_connection_outlives_the_service_and_its_backends_place_in_it() -> Res
     for v4 in FAMILIES {
         streams.push(Stream::tcp(&client.inside, front(v4, WEB))?);
     }
-    // Another endpoint in its place, then none, then no Service: TCP connections end by themselves.
+    // Another endpoint instead, then none, then no Service: TCP connections continue until they are closed.
     scene
         .apply(&served(service("web", WEB), &[(&new.pod, State::Ready)]))
         .await?;

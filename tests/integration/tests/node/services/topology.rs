@@ -1,4 +1,4 @@
-//! 8: `internalTrafficPolicy: Local`, and hints of nodes and zones.
+//! 8: Tests `internalTrafficPolicy: Local`, and hints of nodes and zones.
 
 use anyhow::Result;
 use kni_integration::{require, stage::address};
@@ -64,7 +64,7 @@ async fn hints_decide_if_all_endpoints_have_them_and_one_is_for_us() -> Result<(
     let client = scene.stage.pod("client").await?;
     let (same_zone, same_node) = ("PreferSameZone", "PreferSameNode");
     let all: &[&str] = &["a", "b", "c"];
-    // Distribution, hints of a, b and c, who answers.
+    // Distribution, hints of a, b and c, expected servers.
     let cases: [(Option<&str>, [Value; 3], &[&str]); 7] = [
         (
             Some(same_zone),
@@ -82,7 +82,7 @@ async fn hints_decide_if_all_endpoints_have_them_and_one_is_for_us() -> Result<(
             [zones(&["far"]), zones(&["far"]), zones(&["far"])],
             all,
         ),
-        // The node goes before the zone; without one for the node, the zone.
+        // The node takes precedence over the zone; without an endpoint for the node, the zone applies.
         (
             Some(same_node),
             [
@@ -101,7 +101,7 @@ async fn hints_decide_if_all_endpoints_have_them_and_one_is_for_us() -> Result<(
             ],
             &["b", "c"],
         ),
-        // Hints alone wish for nothing.
+        // Hints without a distribution have no effect.
         (None, [zones(&[ZONE]), zones(&["far"]), zones(&["far"])], all),
     ];
     for (distribution, hints, who) in cases {

@@ -1,4 +1,4 @@
-//! 3: Ready endpoints are used, else terminating ones that serve; for Cluster and Local separately.
+//! 3: Tests that ready endpoints are used, or else terminating ones that serve; for Cluster and Local separately.
 
 use anyhow::Result;
 use kni_integration::{require, stage::address};
@@ -39,7 +39,7 @@ async fn ready_endpoints_are_used_and_else_those_that_still_serve() -> Result<()
         scene.backend("c").await?,
     );
     let client = scene.stage.pod("client").await?;
-    // Endpoints, who answers under Cluster, who under Local.
+    // Endpoints, expected servers under Cluster, expected servers under Local.
     let cases: [(&[_], &[&str], &[&str]); 5] = [
         (
             &[(&a, true, Ready), (&b, true, Ready), (&c, true, Draining)],
@@ -51,7 +51,7 @@ async fn ready_endpoints_are_used_and_else_those_that_still_serve() -> Result<()
             &["a", "c"],
             &["a", "c"],
         ),
-        // Ready ones elsewhere do not count for Local: what drains here is better than nothing.
+        // Ready endpoints on other nodes do not count for Local, so terminating ones of this node are used.
         (&[(&a, false, Ready), (&b, true, Draining)], &["a"], &["b"]),
         (
             &[(&a, false, Draining), (&b, true, Draining), (&c, true, Unready)],

@@ -1,4 +1,4 @@
-//! A node with an agent and a kubelet, watched for leaks: what both look like at rest.
+//! Provides a node with an agent and a kubelet that detects leaks by comparing their states at rest.
 
 use std::{
     collections::BTreeMap,
@@ -10,13 +10,13 @@ use anyhow::{Result, ensure};
 use kni_integration::{AgentOptions, Kubelet, Manifest, Node, NodeSnapshot, Stage, agent::SOCKET, eventually};
 use kni_proto::{kni::DeleteNetworkRequest, runtime::ListMapsRequest};
 
-/// Maps whose rows come and go with pods and networks.
+/// Maps whose rows depend on pods and networks.
 const MAPS: [&str; 4] = ["ENDPOINTS", "ADDRESSES", "ROUTES", "DROPS"];
-/// How long background work may take until nothing is left to do.
+/// Timeout for background work to complete.
 const SETTLED: Duration = Duration::from_mins(1);
 
-/// The agent's options with another number of prewarmed sandboxes. With none, its effects on the node are predictable to
-/// the letter.
+/// The agent's options with another number of prewarmed sandboxes. With none, its effects on the node are fully
+/// predictable.
 pub(crate) fn warm(sandboxes: u32) -> AgentOptions {
     AgentOptions::new(Manifest::overlapping(), &["--warm-sandboxes", &sandboxes.to_string()])
 }
@@ -44,7 +44,7 @@ impl DerefMut for Watched {
 }
 
 impl Watched {
-    /// Starts an agent that prewarms nothing.
+    /// Starts an agent without prewarming.
     pub(crate) async fn new(name: &str) -> Result<Self> {
         Self::with(name, warm(0)).await
     }
@@ -59,11 +59,11 @@ impl Watched {
     /// Starts an agent.
     pub(crate) async fn unsettled(name: &str, options: AgentOptions) -> Result<Self> {
         let node = Node::new(name)?;
-        // Until then, the uplink's own address would seem to come from the agent.
+        // Until then, the uplink's own address would seem to be added by the agent.
         node.wait_for_local("uplink0", "fe80")?;
         let pristine = NodeSnapshot::take(&node)?;
         let stage = Stage::with(node, options.clone()).await?;
-        // The first namespace creates the folder of namespaces, which stays.
+        // The first namespace creates the folder of namespaces, which remains.
         let netns_path = stage.kubelet.create_network("stage", "first").await?;
         let first = DeleteNetworkRequest {
             netns_path,
@@ -77,14 +77,14 @@ impl Watched {
         })
     }
 
-    /// Starts the agent again and connects anew.
+    /// Starts the agent again and reconnects.
     pub(crate) async fn restart(&mut self) -> Result<()> {
         self.agent.restart()?;
         self.kubelet = Kubelet::connect(&self.node, SOCKET).await?;
         self.settled().await
     }
 
-    /// Waits until removals have ended, the pool is full and every interface has its links.
+    /// Waits until removals have completed, the pool is full and every interface has its links.
     pub(crate) async fn settled(&self) -> Result<()> {
         eventually(SETTLED, async || {
             let status = self.status().await?;
@@ -96,7 +96,7 @@ impl Watched {
         .await
     }
 
-    /// All that a leak would show in.
+    /// The state in which leaks would appear.
     pub(crate) async fn picture(&self) -> Result<Picture> {
         self.settled().await?;
         let listed = self.kubelet.runtime().list_maps(ListMapsRequest {}).await?.into_inner();
@@ -110,7 +110,7 @@ impl Watched {
         })
     }
 
-    /// Panics unless all is as in `before`, after the background work has ended.
+    /// Panics unless the state equals `before` after the background work has completed.
     pub(crate) async fn assert_as(&self, before: &Picture) -> Result<()> {
         eventually(SETTLED, async || {
             let differences = before.differences(&self.picture().await?, self.warm_wanted() == 0);
@@ -131,7 +131,7 @@ impl Watched {
     }
 }
 
-/// What a node and its agent look like at rest.
+/// The state of a node and its agent at rest.
 #[derive(Debug)]
 pub(crate) struct Picture {
     node: NodeSnapshot,
@@ -157,7 +157,7 @@ const NAMED_AT_RANDOM: [&str; 12] = [
 ];
 
 impl Picture {
-    /// The differences; of numbers alone where names of prewarmed objects differ in any case.
+    /// The differences; only of numbers if the names of prewarmed objects differ in any case.
     fn differences(&self, now: &Self, exact: bool) -> Vec<String> {
         let lines = NodeSnapshot::diff(&self.node, &now.node);
         let same_numbers = NAMED_AT_RANDOM
@@ -176,7 +176,7 @@ impl Picture {
     }
 }
 
-/// A map as requests hold it, for calls that are not quite the kubelet's.
+/// A map as in requests, for calls that differ from those of the kubelet.
 pub(crate) fn entries(entries: &[(&str, &str)]) -> BTreeMap<String, String> {
     let owned = entries.iter().map(|(key, value)| ((*key).into(), (*value).into()));
     owned.collect()

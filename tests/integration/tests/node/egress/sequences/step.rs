@@ -1,26 +1,26 @@
-//! What is done next: chosen at random among what the flows of the moment permit.
+//! Chooses the next step at random among those that the current flows permit.
 
 use anyhow::Result;
 use kni_integration::frames::TcpFlags;
 
 use super::{Key, OWN, RANGE, Run, STALE, THERE, Transport, wire::Way};
 
-/// What a step of a sequence was.
+/// The kind of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Step {
     /// The first packet of a flow.
     Open,
-    /// The first packet again, SYN where it is TCP, before an answer.
+    /// The first packet again, a SYN for TCP, before an answer.
     Repeat,
-    /// A SYN of a pod that has forgotten its connection.
+    /// A SYN of a pod that has lost its connection state.
     Anew,
-    /// More of the flow from its pod.
+    /// Another packet of the flow from its pod.
     More,
     /// A packet of the server.
     Answer,
     /// Both sides end a connection.
     Close,
-    /// One side breaks it.
+    /// One side resets the connection.
     Reset,
     /// An ICMP error about the latest packet.
     Error,
@@ -43,11 +43,11 @@ impl Step {
 }
 
 impl Run {
-    /// Does one, and returns which.
+    /// Executes one step, and returns its kind.
     pub(super) fn step(&mut self) -> Result<Step> {
         let stale = self.live.iter().find(|(_, live)| live.used.elapsed() > STALE);
         if let Some((key, _)) = stale {
-            // It would be forgotten soon, and the model does not know when.
+            // It would expire soon, and the model does not know when.
             let key = *key;
             self.send(key, TcpFlags::ACK)?;
             return Ok(Step::More);
@@ -102,7 +102,7 @@ impl Run {
         Ok(wanted)
     }
 
-    /// A packet from one of all the ports of all the pods.
+    /// Sends a packet from a random port of a random pod.
     fn open(&mut self) -> Result<Step> {
         let key = Key {
             pod: self.rng.usize(..self.wire.pods()),

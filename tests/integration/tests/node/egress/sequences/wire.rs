@@ -1,4 +1,5 @@
-//! Both ends of the sequences: crafted packets of the pods and of the server, each marked, and where they come out.
+//! Provides both ends of the sequences: sends marked packets of the pods and of the server, and records where they
+//! arrive.
 
 use std::{cell::RefCell, collections::BTreeSet, net::IpAddr, time::Duration};
 
@@ -13,18 +14,18 @@ use kni_integration::{
 use super::{Key, Transport};
 use crate::egress::world::World;
 
-/// How long what must arrive may take.
+/// Timeout for an expected packet.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long silence is waited for; what comes later is found as well.
+/// Time to wait before no packet counts as silence; later packets are detected as well.
 const SILENCE: Duration = Duration::from_millis(15);
-/// The stacks have no sockets for these packets and must send no errors about them.
+/// The stacks have no sockets for these packets and must not send errors about them.
 const MUTE: &str = "add table inet mute\nadd chain inet mute in { type filter hook input priority -300; }\n\
                     add rule inet mute in meta l4proto { tcp, udp, sctp } drop\n\
                     add rule inet mute in icmp type echo-request drop\n\
                     add rule inet mute in icmpv6 type echo-request drop\n";
 const MARK: &[u8] = b"kni-mark";
 
-/// What a port of the node is taken for: the same port may serve another way at the same time.
+/// The use of a node port: the same port may have several uses at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Way {
     pub(crate) v4: bool,
@@ -69,13 +70,13 @@ impl Way {
     }
 }
 
-/// What became of a pod's packet.
+/// The result for a pod's packet.
 pub(crate) enum Outcome {
     Seen(Seen),
     Silent,
 }
 
-/// A pod's packet as the server saw it.
+/// A pod's packet as received by the server.
 pub(crate) struct Seen {
     pub(crate) port: u16,
     pub(crate) packet: Vec<u8>,
@@ -97,10 +98,10 @@ impl Inside {
 pub(crate) struct Wire {
     inside: Vec<Inside>,
     outside: PacketSocket,
-    /// From the server to the router, known from the first packet on.
+    /// The Ethernet header from the server to the router, known after the first packet.
     back: Option<Link>,
     mark: u32,
-    /// Marks of packets that must never come out.
+    /// Marks of packets that must not arrive anywhere.
     forbidden: BTreeSet<u32>,
     used: BTreeSet<(Way, u16)>,
 }
@@ -132,7 +133,7 @@ impl Wire {
         self.inside.len()
     }
 
-    /// Whether a flow ever had the port.
+    /// Whether a flow has ever had the port.
     pub(crate) fn was_used(&self, way: Way, port: u16) -> bool {
         self.used.contains(&(way, port))
     }
@@ -142,7 +143,7 @@ impl Wire {
         (self.mark, [MARK, &self.mark.to_be_bytes()].concat())
     }
 
-    /// Sends a pod's packet and looks what the server sees of it.
+    /// Sends a pod's packet and returns the packet that the server receives.
     pub(crate) fn send(&mut self, key: Key, flags: TcpFlags, expected: bool) -> Result<Outcome> {
         let (mark, text) = self.mark();
         let way = key.way;
@@ -173,7 +174,7 @@ impl Wire {
         }))
     }
 
-    /// Sends an answer of the server's and looks for it in the pod that asked.
+    /// Sends an answer of the server and expects it in the pod of the request.
     pub(crate) fn answer(&mut self, key: Key, port: u16, flags: TcpFlags) -> Result<()> {
         let (mark, text) = self.mark();
         self.reply(key.way, port, flags, &text)?;
@@ -212,7 +213,7 @@ impl Wire {
         self.reply(way, port, TcpFlags::SYN_ACK, &text)
     }
 
-    /// The server cannot deliver the pod's packet, and sends an error; the pod must find its own packet quoted.
+    /// Sends an error of the server about the pod's packet; the pod must find its own packet quoted.
     pub(crate) fn unreachable(&mut self, key: Key, latest: &[u8]) -> Result<()> {
         let v4 = key.way.v4;
         let error = Payload::Icmp {
@@ -233,7 +234,7 @@ impl Wire {
         let own = self.inside[key.pod].address(v4);
         ensure!(packet.destination == own, "the error is to {}", packet.destination);
         let quoted = Packet::read(&packet.body[8..]).context("nothing is quoted")?;
-        // The quoted transport checksum is not verified: the packet is quoted in part.
+        // The quoted transport checksum is not verified, because the packet is quoted partially.
         quoted.check_header().context("the quoted packet")?;
         ensure!(
             (quoted.source, quoted.ports(key.way.transport)) == (own, [key.own, key.way.there]),
@@ -256,7 +257,7 @@ impl Wire {
         Ok(self.outside.send(&back.frame(&packet))?)
     }
 
-    /// The expected frame at a pod, and no other marked one before it.
+    /// The expected frame at a pod; no other marked frame may arrive before it.
     fn arrives(&self, pod: usize, wanted: impl Fn(&[u8]) -> bool) -> Result<Vec<u8>> {
         let strays = RefCell::new(Vec::new());
         let frame = self.inside[pod].socket.receive(PATIENCE, |frame| {
@@ -271,7 +272,7 @@ impl Wire {
         frame.with_context(|| format!("it does not reach pod {pod}"))
     }
 
-    /// Nothing that was not expected has come out anywhere.
+    /// Checks that no unexpected packet has arrived anywhere.
     pub(crate) fn finish(&self) -> Result<()> {
         for (pod, inside) in self.inside.iter().enumerate() {
             let stray = inside.socket.receive(SILENCE, |frame| marks(frame).is_some())?;
@@ -356,7 +357,7 @@ impl<'a> Packet<'a> {
         Ok(())
     }
 
-    /// All checksums are right.
+    /// Checks that all checksums are correct.
     fn check(&self) -> Result<()> {
         self.check_header()?;
         if self.protocol == 132 {
