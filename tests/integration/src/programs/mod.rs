@@ -227,7 +227,7 @@ pub fn action_of(verdict: Verdict) -> u32 {
     }
 }
 
-/// A `struct __sk_buff` (linux/bpf.h) with the frame's interface, its origin and whether it represents several segments.
+/// A `struct __sk_buff` (linux/bpf.h) with the frame's interface, its origin and the size of its segments.
 fn context(seen: &Seen, gso_size: u32) -> [u8; 192] {
     const INGRESS_IFINDEX: usize = 36;
     const IFINDEX: usize = 40;
