@@ -1,4 +1,4 @@
-//! Accepting connections: who may connect, how many at once, and what to do when the process runs out of files.
+//! Accepts connections: checks the peer, limits their number, and pauses when the process runs out of files.
 
 use std::{
     io,
@@ -19,21 +19,21 @@ use tonic::transport::server::Connected;
 
 use super::socket::{BoundSocket, SocketFile};
 
-/// First and longest pause after an accept that failed for want of files or memory.
+/// First and longest pause after an accept that failed for lack of files or memory.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 /// Shortest time between two log lines of one socket about refused connections.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Who is at the other end, by the kernel's word (`SO_PEERCRED`).
+/// The peer of a connection, as the kernel reports it (`SO_PEERCRED`).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Peer {
-    /// Process that connected, in our process namespace.
+    /// Process that connected, in the agent's process namespace.
     pub(super) pid: Option<i32>,
     /// Its user.
     pub(super) uid: u32,
 }
 
-/// A connection of a client that may call, which counts against the limit until it is dropped.
+/// A connection of an authorized client, which counts against the limit until it is dropped.
 #[derive(Debug)]
 pub(super) struct Connection {
     io: AuthorityAdapter<UnixStream>,
@@ -41,9 +41,9 @@ pub(super) struct Connection {
     _slot: OwnedSemaphorePermit,
 }
 
-/// The connections of all sockets. At most `limit` live at once; further ones are closed at once, because a client
-/// that waits in the queue may wait for ever. Never ends. Dropping it closes the sockets and removes their files.
-/// Must be called within a tokio runtime.
+/// Accepts connections on all sockets. At most `limit` are open at once; more are closed immediately, because a client
+/// that waits in the queue may wait indefinitely. Never returns. Dropping the future closes the sockets and removes
+/// their files. Must be called within a tokio runtime.
 pub(super) fn incoming(
     sockets: Vec<BoundSocket>,
     limit: usize,
@@ -69,7 +69,7 @@ pub(super) fn incoming(
 }
 
 struct Acceptor {
-    // The file goes before the listener, as in `BoundSocket`.
+    // Dropped before the listener, as in `BoundSocket`.
     file: SocketFile,
     listener: UnixListener,
     slots: Arc<Semaphore>,
@@ -85,7 +85,7 @@ impl Acceptor {
                     Ok(connection) => return connection,
                     Err(refusal) => self.log(&refusal),
                 },
-                // The client went away before we came to it.
+                // The client closed the connection before it was accepted.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 // Out of files or memory: the connection stays in the queue until some are free.
                 Err(error) => {
@@ -137,7 +137,7 @@ struct Throttle {
 }
 
 impl Throttle {
-    /// How many lines were held back since the last one, if this one may pass.
+    /// How many lines were suppressed since the last one, if this one may pass.
     fn pass(&mut self, now: Instant) -> Option<u64> {
         if self.last.is_some_and(|last| now.duration_since(last) < LOG_INTERVAL) {
             self.unsaid = self.unsaid.saturating_add(1);

@@ -1,4 +1,4 @@
-//! What the services need of the agent: the seam between wire and work.
+//! Defines [`Backend`], the interface through which the gRPC services use the agent.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -11,33 +11,33 @@ use kni_model::{
 use kni_pods::{AttachError, DeleteRequest, Garbage, GarbageRequest};
 use tokio::sync::broadcast;
 
-/// Does the work behind the services. Cheap to clone. Methods that change something finish what they began even when
-/// the returned future is dropped, and bound their own time.
+/// The operations behind the services. Cheap to clone. Methods that change state run to completion even when the
+/// returned future is dropped, and limit their own duration.
 pub trait Backend: Clone + Send + Sync + 'static {
-    /// Makes a fresh network namespace and answers its path; each call makes another one.
+    /// Makes a new network namespace and returns its path; each call makes another one.
     fn create_namespace(
         &self,
         pod: PodRef,
         path_prefix: &str,
     ) -> impl Future<Output = Result<PathBuf, AttachError>> + Send;
 
-    /// Detaches what is attached and removes the namespace if it is the agent's. Succeeds if there is nothing.
+    /// Detaches the sandbox and removes the namespace if the agent made it. Succeeds if there is nothing to remove.
     fn delete(&self, request: DeleteRequest) -> impl Future<Output = Result<(), AttachError>> + Send;
 
-    /// Gives a sandbox its interfaces; the same request again answers the same.
+    /// Attaches the interfaces of a sandbox; a repeated request returns the same result.
     fn attach(&self, request: AttachRequest) -> impl Future<Output = Result<Arc<Sandbox>, AttachError>> + Send;
 
-    /// Ties a namespace to a sandbox whose attach was refused, so that deleting the sandbox removes it. Does nothing for
-    /// namespaces that the agent did not make.
+    /// Binds a namespace to a sandbox whose attach was refused, so that deleting the sandbox removes it. Does nothing
+    /// for namespaces that the agent did not make.
     fn claim(&self, sandbox: SandboxId, netns: PathBuf) -> impl Future<Output = Result<(), AttachError>> + Send;
 
-    /// Takes all interfaces of a sandbox away. Succeeds if there are none.
+    /// Removes all interfaces of a sandbox. Succeeds if there are none.
     fn detach(&self, sandbox: SandboxId) -> impl Future<Output = Result<(), AttachError>> + Send;
 
-    /// Takes the interfaces of a sandbox away if they are what one CNI call made, and does nothing else.
+    /// Removes the interfaces of a sandbox if the given CNI call made them; does nothing otherwise.
     fn undo(&self, sandbox: SandboxId, invocation: String) -> impl Future<Output = Result<(), AttachError>> + Send;
 
-    /// Detaches what a CNI runtime no longer has.
+    /// Detaches the attachments that a CNI runtime no longer has.
     fn collect_garbage(&self, request: GarbageRequest) -> impl Future<Output = Result<Garbage, AttachError>> + Send;
 
     /// A sandbox that is completely attached. Does not block.
@@ -46,7 +46,7 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// The networks, the default one first. Does not block.
     fn networks(&self) -> Vec<NetworkView>;
 
-    /// What was refused of the manifests. Does not block.
+    /// The refused manifests. Does not block.
     fn refused(&self) -> Vec<RefusedManifest>;
 
     /// The interfaces that the filter selects. May block for some milliseconds.
@@ -58,9 +58,9 @@ pub trait Backend: Clone + Send + Sync + 'static {
     /// The pinned maps. May block for some milliseconds.
     fn maps(&self) -> Vec<MapView>;
 
-    /// How the agent stands. May block for some milliseconds.
+    /// Health and status of the agent. May block for some milliseconds.
     fn status(&self) -> StatusView;
 
-    /// Drop events from now on. A receiver that lags is told how many it lost.
+    /// Subscribes to drop events. A receiver that lags receives the number of lost events.
     fn subscribe_drops(&self) -> broadcast::Receiver<DropEventView>;
 }

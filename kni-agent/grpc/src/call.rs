@@ -1,4 +1,4 @@
-//! One call of a service: runs it apart from its connection, survives a panic, writes one log line.
+//! Runs one call of a service on a task of its own, survives its panic and writes one log line.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -10,20 +10,20 @@ use tonic::{Request, Response, Status, metadata::MetadataMap};
 
 use super::{accept::Peer, status::one_line};
 
-/// What a log line says about a call. Holds no label and no annotation: their values may be secrets.
+/// The log fields of a call. Contains no label and no annotation: their values may be secrets.
 pub(super) struct Call {
     method: &'static str,
-    /// Calls that change something are logged at level info, others at debug.
+    /// Calls that change state are logged at level info, others at debug.
     changes: bool,
     pod: String,
     sandbox: String,
     client: Option<i32>,
-    /// The client's trace (W3C Trace Context).
+    /// The trace context of the client (W3C Trace Context).
     traceparent: Option<String>,
 }
 
 impl Call {
-    /// A call that only asks.
+    /// A read-only call.
     pub(super) fn query<T>(method: &'static str, request: &Request<T>) -> Self {
         let client = request.extensions().get::<Peer>().and_then(|peer| peer.pid);
         Self {
@@ -36,7 +36,7 @@ impl Call {
         }
     }
 
-    /// A call that changes something.
+    /// A call that changes state.
     pub(super) fn change<T>(method: &'static str, request: &Request<T>) -> Self {
         Self {
             changes: true,
@@ -44,7 +44,7 @@ impl Call {
         }
     }
 
-    /// Names what the call is about, as the client says it.
+    /// Sets the pod and the sandbox of the call, as the client sent them.
     pub(super) fn about(self, pod: impl std::fmt::Display, sandbox: &str) -> Self {
         Self {
             pod: one_line(&pod.to_string()),
@@ -53,14 +53,14 @@ impl Call {
         }
     }
 
-    /// Runs the work to its end, even if the client hangs up meanwhile.
+    /// Runs the work to its end, even if the client disconnects.
     pub(super) async fn run<T: Send + 'static>(
         self,
         work: impl Future<Output = Result<T, Status>> + Send + 'static,
     ) -> Result<Response<T>, Status> {
         let task = tokio::spawn(async move {
             let started = Instant::now();
-            // The panic hook has already told where and why.
+            // The panic hook has already logged the location and the message.
             let outcome = AssertUnwindSafe(work).catch_unwind().await.unwrap_or_else(|_panic| {
                 Err(Status::internal(format!(
                     "{}: the agent failed; see its log",
@@ -72,7 +72,7 @@ impl Call {
         });
         match task.await {
             Ok(outcome) => outcome.map(Response::new),
-            // It cannot have panicked, so the runtime is on its way down.
+            // The task cannot have panicked, so the runtime is shutting down.
             Err(_cancelled) => Err(Status::unavailable("the agent is stopping: try again")),
         }
     }
@@ -108,7 +108,7 @@ impl Call {
     }
 }
 
-/// The trace that a client says, if it is one: `00-<32 digits>-<16 digits>-<2 digits>`, in small hexadecimal letters.
+/// The client's trace context, if it is valid: `00-<32 digits>-<16 digits>-<2 digits>`, in lowercase hexadecimal.
 fn traceparent(metadata: &MetadataMap) -> Option<String> {
     let text = metadata.get("traceparent")?.to_str().ok()?;
     let lengths = text.split('-').map(str::len);

@@ -1,4 +1,4 @@
-//! Drop events as a stream that a slow client cannot hold up.
+//! Streams drop events without letting a slow client delay them.
 
 use futures::{Stream, stream};
 use kni_model::view::DropEventView;
@@ -11,8 +11,8 @@ use tonic::Status;
 
 use super::runtime_answer;
 
-/// Events from now on; what the client was too slow for is counted in the next event's `lost`. Ends when `stopping`
-/// becomes true or its sender is gone.
+/// Streams events from now on. Events lost because the client is too slow are counted in the next event's `lost`. Ends
+/// when `stopping` becomes true or its sender is dropped.
 pub(super) fn watch(
     events: Receiver<DropEventView>,
     stopping: watch::Receiver<bool>,

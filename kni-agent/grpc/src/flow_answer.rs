@@ -1,4 +1,4 @@
-//! From flows and their explanations to the messages of `kni.runtime.v1`.
+//! Converts flows and their explanations to the messages of `kni.runtime.v1`.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use kni_proto::runtime::{ExplainResponse, Flow, Peer, Policy, PolicyDecision, Ru
 
 use super::runtime_answer::protocol_word;
 
-/// A flow before which nothing was lost.
+/// A flow event without lost events before it.
 pub(super) fn flow(view: &FlowView) -> Flow {
     Flow {
         time_ns: view.time_ns,
@@ -89,7 +89,7 @@ fn peer(view: &PeerView) -> Peer {
     }
 }
 
-/// Empty for a packet that is not IP, which has none.
+/// Empty for a packet that is not IP and has no transport protocol.
 fn protocol(view: &FlowView) -> String {
     if view.protocol == 0 && view.source.ip.is_none() {
         String::new()

@@ -1,4 +1,4 @@
-//! Flows as a stream that a slow client cannot hold up.
+//! Streams flows without letting a slow client delay them.
 
 use std::sync::Arc;
 
@@ -13,8 +13,9 @@ use tonic::Status;
 
 use super::flow_answer;
 
-/// Flows from now on that the filter selects. What the client was too slow for is counted in the next flow's `lost`,
-/// selected or not, since nobody has looked at it. Ends when `stopping` becomes true or its sender is gone.
+/// Streams the flows that the filter selects, from now on. Flows lost because the client is too slow are counted in the
+/// next flow's `lost`, whether the filter selects them or not, since lost flows are not filtered. Ends when `stopping`
+/// becomes true or its sender is dropped.
 pub(super) fn watch(
     flows: Receiver<Arc<FlowView>>,
     filter: FlowFilter,

@@ -1,7 +1,7 @@
-//! The standard gRPC health service of the agent's sockets.
+//! Implements the standard gRPC health service on the agent's sockets.
 //!
-//! Service `""` and `kni.KNI` follow the agent's readiness. `kni.runtime.v1.Runtime` serves as long as the process
-//! does, so a liveness check asks for that one.
+//! Services `""` and `kni.KNI` follow the agent's readiness. `kni.runtime.v1.Runtime` is served as long as the process
+//! runs, so a liveness check queries that one.
 
 use tonic_health::{
     ServingStatus,
@@ -11,17 +11,17 @@ use tonic_health::{
 
 /// Services that are served only while pods can be attached.
 const BY_READINESS: [&str; 2] = ["", "kni.KNI"];
-/// Service that is served as long as the process lives.
+/// Service that is served as long as the process runs.
 const ALWAYS: &str = "kni.runtime.v1.Runtime";
 
-/// Says to health clients whether the agent serves. Clones say it to the same clients.
+/// Reports to health clients whether the agent serves. Clones report to the same clients.
 #[derive(Debug, Clone)]
 pub struct Health {
     reporter: HealthReporter,
 }
 
 impl Health {
-    /// Not ready yet.
+    /// Starts as not ready.
     pub async fn new() -> Self {
         let health = Self {
             reporter: HealthReporter::new(),
@@ -31,7 +31,7 @@ impl Health {
         health
     }
 
-    /// Tells whether pods can be attached.
+    /// Reports whether pods can be attached.
     pub async fn set_ready(&self, ready: bool) {
         let status = if ready {
             ServingStatus::Serving
@@ -43,7 +43,7 @@ impl Health {
         }
     }
 
-    /// Says "not serving" for good and ends the streams of clients that watch, which would hold up a graceful stop.
+    /// Reports "not serving" permanently and ends the streams of watching clients, which would delay a graceful stop.
     pub(super) async fn stop(mut self) {
         self.set_ready(false).await;
         self.reporter
@@ -54,7 +54,7 @@ impl Health {
         }
     }
 
-    /// The service that answers from this handle.
+    /// The health service that reports this state.
     pub(super) fn service(&self) -> HealthServer<HealthService> {
         HealthServer::new(HealthService::from_health_reporter(self.reporter.clone()))
     }

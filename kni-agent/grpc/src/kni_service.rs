@@ -1,4 +1,4 @@
-//! `kni.KNI`: the Kubernetes Networking Interface, all methods of all its published versions.
+//! Implements `kni.KNI`, the Kubernetes Networking Interface: all methods of all its published versions.
 
 use kni_model::PodRef;
 use kni_proto::kni::{
@@ -73,7 +73,7 @@ impl<B: Backend> KniService<B> {
             let request = match convert::attach_request(request) {
                 Ok(request) => request,
                 Err(refused) => {
-                    // The client will delete what it was given by the sandbox's id alone.
+                    // The client will delete the namespace by the sandbox's id alone.
                     if let Some((sandbox, netns)) = claim
                         && let Err(error) = backend.claim(sandbox, netns).await
                     {
@@ -175,7 +175,7 @@ impl<B: Backend> Kni for KniService<B> {
         self.detach("DetachNetwork", request).await
     }
 
-    /// Never an error: the kubelet asks for every sandbox a pod ever had, and one error fails the pod's whole status.
+    /// Never fails: the kubelet queries every sandbox a pod ever had, and one error fails the pod's whole status.
     async fn query_pod_network(
         &self,
         request: Request<QueryPodNetworkRequest>,

@@ -1,8 +1,8 @@
-//! The gRPC edge: serves `kni.KNI` and `kni.runtime.v1.Runtime` on unix sockets. Speaks protocols, decides nothing.
+//! Serves `kni.KNI` and `kni.runtime.v1.Runtime` on unix sockets. Speaks protocols, makes no decisions.
 //! Layer: edge.
 //!
-//! [`socket::bind`] makes the sockets, [`server::serve`] serves on them until it is told to stop. All work is done by
-//! a [`Backend`]; what is known of flows, policy and services comes from an [`Insight`]. The root makes both.
+//! [`socket::bind`] makes the sockets, [`server::serve`] serves on them until it is asked to stop. A [`Backend`]
+//! performs all operations; an [`Insight`] provides flows, policy and services. The root makes both.
 
 pub mod backend;
 pub mod health;

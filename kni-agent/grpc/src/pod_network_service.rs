@@ -1,4 +1,5 @@
-//! `containerd.services.networking.v1`: containerd's draft of a pod network service, over the same attach as `kni.KNI`.
+//! Implements `containerd.services.networking.v1`, containerd's draft of a pod network service, over the attach of
+//! `kni.KNI`.
 
 use std::sync::Arc;
 
@@ -74,7 +75,7 @@ impl<B: Backend> PodNetworkLifecycle for PodNetworkService<B> {
         .await
     }
 
-    /// Never an error for what cannot exist: a runtime repeats a failed teardown for ever.
+    /// Never fails for an id that cannot exist: a runtime repeats a failed teardown indefinitely.
     async fn teardown_pod_network(
         &self,
         request: Request<TeardownPodNetworkRequest>,

@@ -1,4 +1,4 @@
-//! From policy in force and services to the messages of `kni.runtime.v1`.
+//! Converts applied policies and services to the messages of `kni.runtime.v1`.
 
 use kni_model::flow_view::{EffectiveRuleView, PolicyOfInterface, ServiceView};
 use kni_proto::runtime::{EffectiveRule, InterfacePolicy, ServicePort};

@@ -1,4 +1,4 @@
-//! From the questions of `kni.runtime.v1` to the agent's own words.
+//! Converts and checks the requests of `kni.runtime.v1`.
 
 use kni_model::{
     PodRef,
@@ -6,10 +6,10 @@ use kni_model::{
 };
 use kni_proto::runtime::{ExplainRequest, FlowFilter as WireFilter, GetPolicyRequest};
 
-/// Longest text in a question, in bytes: two Kubernetes names, an interface and what joins them.
+/// Longest text in a request, in bytes: two Kubernetes names, an interface and the separators.
 const MAX_TEXT: usize = 253 + 1 + 253 + 1 + 15;
 
-/// A filter that is absent selects all.
+/// An absent filter selects all.
 pub(super) fn flow_filter(wire: Option<WireFilter>) -> FlowFilter {
     let WireFilter {
         pod_namespace,
@@ -25,7 +25,7 @@ pub(super) fn flow_filter(wire: Option<WireFilter>) -> FlowFilter {
     }
 }
 
-/// Checks form only; whether pods, interfaces and networks exist is for others to say.
+/// Checks syntax only; the existence of pods, interfaces and networks is checked elsewhere.
 pub(super) fn explain(wire: ExplainRequest) -> Result<ExplainQuestion, QuestionError> {
     let ExplainRequest {
         source,
@@ -59,7 +59,7 @@ pub(super) fn explain(wire: ExplainRequest) -> Result<ExplainQuestion, QuestionE
     })
 }
 
-/// The pod that a question is about.
+/// The pod of a policy request.
 pub(super) fn pod(wire: GetPolicyRequest) -> Result<PodRef, QuestionError> {
     let GetPolicyRequest {
         pod_namespace,

@@ -1,4 +1,4 @@
-//! From the agent's views to the messages of `kni.runtime.v1`.
+//! Converts the agent's views to the messages of `kni.runtime.v1`.
 
 use std::net::IpAddr;
 
@@ -71,7 +71,7 @@ pub(super) fn interface(view: InterfaceView) -> Interface {
         endpoint_id: attachment.endpoint.0,
         ifname: attachment.ifname.to_string(),
         ifindex: attachment.ifindex,
-        // Kinds without a host end have no index of one.
+        // Kinds without a host end have no host index.
         host_ifname: if attachment.host_ifindex == 0 {
             String::new()
         } else {
@@ -159,7 +159,7 @@ pub(super) fn uplink(view: UplinkView) -> Uplink {
     }
 }
 
-/// The transport in words; empty for a packet that is not IP, which has none.
+/// Name of the transport protocol; empty for a packet that is not IP.
 fn protocol(view: &DropEventView) -> String {
     match (view.protocol, view.source) {
         (0, None) => String::new(),
@@ -167,7 +167,7 @@ fn protocol(view: &DropEventView) -> String {
     }
 }
 
-/// A transport in words, or its number.
+/// Name of a transport protocol, or its number.
 pub(super) fn protocol_word(number: u8) -> String {
     let word = match number {
         1 => "ICMP",

@@ -1,4 +1,4 @@
-//! `kni.runtime.v1.Runtime`: what operators and tools ask of the running agent.
+//! Implements `kni.runtime.v1.Runtime`, the queries of operators and tools to the running agent.
 
 use std::{path::PathBuf, pin::Pin, sync::Arc, time::Instant};
 
@@ -32,7 +32,7 @@ pub(super) struct RuntimeService<B> {
     stopping: watch::Receiver<bool>,
 }
 
-/// What the server knows of its own process.
+/// What the server reports about its own process.
 #[derive(Debug)]
 struct Process {
     started: Instant,
@@ -61,7 +61,7 @@ impl<B: Backend> RuntimeService<B> {
         }
     }
 
-    /// Runs a question to the backend that may block.
+    /// Runs a query to the backend that may block.
     async fn ask<R, T: Send + 'static>(
         &self,
         method: &'static str,
@@ -72,7 +72,7 @@ impl<B: Backend> RuntimeService<B> {
         answer(method, request, move || Ok(question(&backend))).await
     }
 
-    /// Runs a question about flows, policy or services that may block.
+    /// Runs a query about flows, policy or services that may block.
     async fn look<R, T: Send + 'static>(
         &self,
         method: &'static str,
@@ -84,7 +84,7 @@ impl<B: Backend> RuntimeService<B> {
     }
 }
 
-/// Runs what may block, apart from the connection.
+/// Runs a blocking query on a task that outlives the connection.
 async fn answer<R, T: Send + 'static>(
     method: &'static str,
     request: &Request<R>,

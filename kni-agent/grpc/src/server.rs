@@ -1,4 +1,4 @@
-//! The server: all services on all sockets, with the limits that keep one client from exhausting the agent.
+//! Serves all services on all sockets, with limits that keep one client from exhausting the agent.
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -22,11 +22,11 @@ use super::{
 const MAX_REQUEST: usize = 4 * 1024 * 1024;
 /// Connections at once. Each costs one file descriptor.
 const MAX_CONNECTIONS: usize = 256;
-/// Calls at once on one connection. The kubelet sends those of all pods on one.
+/// Concurrent calls on one connection. The kubelet sends the calls of all pods on one.
 const MAX_CALLS: u16 = 1024;
-/// A peer that has been silent this long is asked whether it lives, and given this long to answer.
+/// Idle time before a keepalive ping, and the time limit for its answer.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_mins(1), Duration::from_secs(20));
-/// How long calls that run may go on after the order to stop.
+/// How long running calls may continue after the request to stop.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Why serving ended early.
@@ -43,7 +43,7 @@ pub enum ServeError {
     Transport(#[from] tonic::transport::Error),
 }
 
-/// Where the services are reached. A runtime that is given the second kind reaches nothing but what it needs.
+/// The sockets of the services. A runtime that is given the second kind reaches only the services that it needs.
 #[derive(Debug, Default)]
 pub struct Sockets {
     /// `kni.KNI` and `kni.runtime.v1`.
@@ -52,8 +52,8 @@ pub struct Sockets {
     pub pod_network: Vec<BoundSocket>,
 }
 
-/// Serves on all sockets until `shutdown` resolves; then no more connections are accepted, the socket files are
-/// removed, streams end, and running calls have ten seconds. `Ok` means that it was told to stop.
+/// Serves on all sockets until `shutdown` resolves. Then new connections are refused, the socket files are removed,
+/// streams end, and running calls have ten seconds. Returns `Ok` after a requested stop.
 pub async fn serve<B: Backend>(
     sockets: Sockets,
     backend: B,
@@ -64,7 +64,7 @@ pub async fn serve<B: Backend>(
     serve_limited(sockets, backend, insight, health, shutdown, MAX_CONNECTIONS).await
 }
 
-/// [`serve`] with another number of connections, of each kind.
+/// [`serve`] with a given limit of connections for each kind of socket.
 pub(super) async fn serve_limited<B: Backend>(
     sockets: Sockets,
     backend: B,
@@ -143,15 +143,15 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
 }
 
-/// Resolves with the order to stop.
+/// Resolves when the stop is requested.
 async fn stopped(mut stopping: watch::Receiver<bool>) {
     if stopping.wait_for(|stopping| *stopping).await.is_err() {
-        // Serving ended by itself.
+        // Serving ended without a request to stop.
         std::future::pending::<()>().await;
     }
 }
 
-/// Resolves when the calls have had their time after the order to stop.
+/// Resolves when the grace period after the request to stop is over.
 async fn overdue(stopping: watch::Receiver<bool>) {
     stopped(stopping).await;
     tokio::time::sleep(GRACE).await;

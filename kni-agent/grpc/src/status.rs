@@ -1,4 +1,4 @@
-//! Errors on the wire: the one table from what went wrong to a gRPC code, and what a message may look like.
+//! Maps errors to gRPC codes in one table, and bounds their messages.
 
 use kni_model::flow_view::QuestionError;
 use kni_pods::{AttachError, ErrorKind, GateError};
@@ -9,7 +9,7 @@ use super::convert::RequestError;
 /// Longest message, in bytes. Percent-encoded it still fits a client's limit for headers.
 const MAX_MESSAGE: usize = 1024;
 
-/// What a client may do about an error decides its code: `Unavailable` means the same call will work later.
+/// The code depends on what a client can do about the error: `Unavailable` means that the same call will work later.
 fn code(kind: &ErrorKind) -> Code {
     match kind {
         // The services behind the gate retry in the background.
@@ -34,7 +34,7 @@ fn code(kind: &ErrorKind) -> Code {
     }
 }
 
-/// An error of a lower layer that has a place in the table. Both types are foreign, so [`From`] is out of reach.
+/// An error of a lower layer that the table maps. Both types are foreign, so [`From`] cannot be implemented.
 pub(super) trait IntoStatus {
     /// The code and the message of the error.
     fn into_status(self) -> Status;
@@ -63,10 +63,10 @@ impl IntoStatus for QuestionError {
     }
 }
 
-/// Text that fits a header, a log line and a terminal: no control characters, no line breaks, bounded in length.
+/// Text that fits a header, a log line and a terminal: no control characters, no line breaks, limited length.
 pub(super) fn one_line(text: &str) -> String {
     let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
-    // One character more than fits, so that the length tells whether anything is missing.
+    // One character more than fits: the length then shows whether text is cut off.
     let mut line: String = text
         .chars()
         .take(MAX_MESSAGE + 1)

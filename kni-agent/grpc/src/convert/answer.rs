@@ -1,4 +1,4 @@
-//! What clients are told about namespaces, sandboxes and networks.
+//! Converts namespaces, sandboxes and networks to response messages.
 
 use std::{collections::BTreeMap, net::IpAddr, path::Path};
 
@@ -6,7 +6,7 @@ use kni_model::{Attachment, Sandbox, view::NetworkView};
 use kni_proto::kni::{CreateNetworkResponse, IpConfig, Network};
 use tonic::Status;
 
-/// The answer to a created namespace.
+/// The response for a created namespace.
 pub(crate) fn created(path: &Path) -> Result<CreateNetworkResponse, Status> {
     let text = path
         .to_str()
@@ -17,7 +17,7 @@ pub(crate) fn created(path: &Path) -> Result<CreateNetworkResponse, Status> {
     })
 }
 
-/// The interfaces of a sandbox by their names in the pod, and what is known of the sandbox itself.
+/// The interfaces of a sandbox by their names in the pod, and the properties of the sandbox itself.
 pub(crate) fn pod_network(sandbox: &Sandbox) -> (BTreeMap<String, IpConfig>, BTreeMap<String, String>) {
     let ipconfigs = sandbox
         .attachments
@@ -31,7 +31,7 @@ pub(crate) fn pod_network(sandbox: &Sandbox) -> (BTreeMap<String, IpConfig>, BTr
     (ipconfigs, about)
 }
 
-/// The networks of the node in the given order, of which clients take the first as the node's readiness.
+/// The networks of the node in the given order. Clients take the first one as the node's readiness.
 pub(crate) fn node_networks(networks: &[NetworkView]) -> Vec<Network> {
     networks.iter().map(node_network).collect()
 }
@@ -66,8 +66,8 @@ fn node_network(view: &NetworkView) -> Network {
     }
 }
 
-/// Addresses are bare and IPv4 comes first: the kubelet takes the first as the pod's address and drops all of them if
-/// one does not parse.
+/// Addresses have no prefix and IPv4 comes first: the kubelet takes the first as the pod's address and drops all of
+/// them if one does not parse.
 fn ip_config(attachment: &Attachment) -> IpConfig {
     let v4 = attachment.ipv4.map(IpAddr::V4);
     let v6 = attachment.ipv6.map(IpAddr::V6);
@@ -95,7 +95,7 @@ fn ip_config(attachment: &Attachment) -> IpConfig {
     }
 }
 
-/// The routes inside the pod through an interface, as JSON in CNI's words.
+/// The routes inside the pod through an interface, as JSON with the field names of CNI.
 fn routes(attachment: &Attachment) -> String {
     let told = attachment.pod_routes().into_iter().map(|(net, gateway)| match gateway {
         Some(gateway) => serde_json::json!({"dst": net, "gw": gateway}),

@@ -1,4 +1,4 @@
-//! What comes before traffic: requests to create a namespace and to attach a sandbox.
+//! Parses requests to create a namespace and to attach a sandbox.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -13,10 +13,10 @@ use super::{
 
 /// Key of the namespace path in `extradata`.
 const NETNS_KEY: &str = "netns";
-/// Annotation in which the kubelet hands the namespace path to the container runtime.
+/// Annotation in which the kubelet passes the namespace path to the container runtime.
 const NETNS_ANNOTATION: &str = "kni.dev/netns";
 
-/// A pod for which a namespace is wanted, and what its path shall begin with (empty for the agent's choice).
+/// The pod that requests a namespace, and the requested prefix of its path (empty for the agent's choice).
 pub(crate) fn create_request(request: CreateNetworkRequest) -> Result<(PodRef, String), RequestError> {
     let CreateNetworkRequest {
         name,
@@ -37,14 +37,14 @@ pub(crate) fn create_request(request: CreateNetworkRequest) -> Result<(PodRef, S
     Ok((pod, netns_path_prefix))
 }
 
-/// Sandbox and namespace of a request to attach, whatever else is wrong with it.
+/// Sandbox and namespace of a request to attach, even if other fields are invalid.
 pub(crate) fn claim(request: &AttachInterfaceRequest) -> Option<(SandboxId, PathBuf)> {
     let path = netns(&request.extradata, request.isolation.as_ref(), &request.annotations).ok()?;
     Some((request.id.parse().ok()?, path))
 }
 
-/// A request to attach, checked field by field. The resolver settings are the kubelet's own business; plugins that want
-/// them are told.
+/// An attach request, checked field by field. The kubelet applies the resolver settings itself; plugins that use them
+/// receive them.
 pub(crate) fn attach_request(request: AttachInterfaceRequest) -> Result<AttachRequest, RequestError> {
     let AttachInterfaceRequest {
         name,
@@ -81,8 +81,8 @@ pub(crate) fn attach_request(request: AttachInterfaceRequest) -> Result<AttachRe
     };
     let (sandbox, netns, primary, cni, bandwidth, labels, port_mappings, container_ports) =
         fields().map_err(|refusal: Refusal| refusal.of(&pod, &id))?;
-    // An interface beside the pod's own is one of those that its annotations ask for, asked for by the plugin that reads
-    // them.
+    // A CNI call that adds an additional interface implements one of the pod's annotations, so the annotations request
+    // no further ones.
     let networks = if cni.as_ref().is_some_and(CniAttachment::is_additional) {
         Vec::new()
     } else {
@@ -133,9 +133,9 @@ fn hints(dns: Option<DnsConfig>, annotations: BTreeMap<String, String>) -> Plugi
     }
 }
 
-/// The namespace path. The kubelet sends it as `extradata`, containerd as `isolation`; both know it from the runtime.
-/// The annotation comes last because a pod's author can write annotations, and no author may point the agent at a
-/// namespace while the runtime names another. Several paths that differ are no error: they may be names of one
+/// The namespace path. The kubelet sends it as `extradata`, containerd as `isolation`; both have it from the runtime.
+/// The annotation has the lowest precedence because a pod's author can write annotations, and no author may direct the
+/// agent to a namespace while the runtime names another. Several different paths are no error: they may be names of one
 /// namespace.
 fn netns(
     extradata: &BTreeMap<String, String>,

@@ -1,4 +1,4 @@
-//! The rates that a pod asks for: from what a CNI runtime passes on, else from the pod's annotations.
+//! Parses the rates that a pod requests: from the CNI runtime's capability, else from the pod's annotations.
 
 use std::collections::BTreeMap;
 
@@ -27,8 +27,8 @@ const SUFFIXES: [(&str, u64); 11] = [
     ("", 1),
 ];
 
-/// The capability `bandwidth` of CNI: bits, and bits per second; absent and 0 bound nothing. containerd writes the keys
-/// with a capital letter.
+/// The capability `bandwidth` of CNI: bits, and bits per second; absent and 0 mean unlimited. containerd writes the
+/// keys with a capital letter.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Capability {
@@ -42,7 +42,7 @@ struct Capability {
     egress_burst: u64,
 }
 
-/// Reads the rates.
+/// Parses the rates.
 pub(super) fn wanted(
     extradata: &BTreeMap<String, String>,
     annotations: &BTreeMap<String, String>,

@@ -1,4 +1,4 @@
-//! How large the fields of a request may be and which characters they may hold.
+//! Limits the sizes and characters of request fields.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -11,7 +11,7 @@ const MAX_PATH: usize = 4095;
 /// Most entries of a map.
 const MAX_ENTRIES: usize = 16 * 1024;
 /// Most bytes of a map, keys and values. Kubernetes allows the annotations of a pod 256 KiB; the kubelet and the
-/// runtime put some of their own beside them.
+/// runtime add some of their own.
 const MAX_MAP_BYTES: usize = (256 + 16) * 1024;
 
 /// Checks a name, which may be empty.
@@ -34,7 +34,7 @@ pub(super) fn map(field: &str, entries: &BTreeMap<String, String>) -> Result<(),
     Ok(())
 }
 
-/// Checks text that may stand at the beginning of a path and may be empty.
+/// Checks a path prefix, which may be empty.
 pub(super) fn path_prefix(field: &str, value: &str) -> Result<(), Refusal> {
     text(field, value, MAX_PATH)
 }

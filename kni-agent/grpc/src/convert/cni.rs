@@ -1,4 +1,4 @@
-//! What the CNI plugin says of an attachment in `extradata`.
+//! Parses the attachment that the CNI plugin describes in `extradata`.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -10,7 +10,7 @@ use super::{bounds, error::Refusal};
 
 type Entries = BTreeMap<String, String>;
 
-/// The CNI attachment that a request is for; none for clients of KNI.
+/// The CNI attachment of a request; `None` for clients of KNI.
 pub(super) fn attachment(extradata: &Entries, id: &str) -> Result<Option<CniAttachment>, Refusal> {
     let Some(network) = value(extradata, cni::NETWORK) else {
         return Ok(None);
@@ -41,7 +41,7 @@ pub(super) fn attachment(extradata: &Entries, id: &str) -> Result<Option<CniAtta
     }))
 }
 
-/// What the runtime wants of the interface comes before what the pod's annotations say.
+/// The runtime's settings of the interface take precedence over the pod's annotations.
 pub(super) fn selection(extradata: &Entries, annotated: PrimarySelection) -> Result<PrimarySelection, Refusal> {
     let network = value(extradata, cni::POD_NETWORK).map(|name| parse(cni::POD_NETWORK, name));
     let mac = value(extradata, cni::MAC).map(|mac| parse(cni::MAC, mac));
@@ -62,12 +62,12 @@ pub(super) fn selection(extradata: &Entries, annotated: PrimarySelection) -> Res
     })
 }
 
-/// What a detach is to undo: one call, if it names one.
+/// The CNI call that a detach undoes, if it names one.
 pub(crate) fn invocation(extradata: &Entries) -> Option<&str> {
     value(extradata, cni::INVOCATION)
 }
 
-/// Attachments with illegal names never existed, so they are none to keep.
+/// Attachments with illegal names never existed and are ignored.
 pub(crate) fn garbage_request(request: runtime::CollectGarbageRequest) -> GarbageRequest {
     let runtime::CollectGarbageRequest {
         cni_network,

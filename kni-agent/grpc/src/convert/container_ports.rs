@@ -1,4 +1,4 @@
-//! Named ports of the containers, which the kubelet does not send: the annotation that says them.
+//! Parses the annotation with the named ports of the containers, which the kubelet does not send.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ const MAX_NAME: usize = 15;
 /// Longest value that an error repeats, in characters.
 const MAX_QUOTE: usize = 64;
 
-/// An entry. Fields that are not looked at, such as `hostPort`, may stand beside these.
+/// An entry. Unknown fields, such as `hostPort`, are ignored.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Entry {
@@ -27,7 +27,7 @@ struct Entry {
     protocol: Option<String>,
 }
 
-/// Reads the annotation; absent or blank it names nothing. Entries without a name are checked and left out.
+/// Parses the annotation; absent or blank it names nothing. Entries without a name are checked and left out.
 pub(super) fn named(annotations: &BTreeMap<String, String>) -> Result<Vec<ContainerPort>, Refusal> {
     let Some(text) = annotations.get(ANNOTATION).map(|text| text.trim()) else {
         return Ok(Vec::new());
@@ -89,7 +89,7 @@ fn one(index: usize, entry: &Entry) -> Result<ContainerPort, Refusal> {
     })
 }
 
-/// Whether Kubernetes takes the name (RFC 6335), or there is none.
+/// Whether Kubernetes accepts the name (RFC 6335); an empty one is valid.
 fn valid_name(name: &str) -> bool {
     name.is_empty()
         || (name.len() <= MAX_NAME

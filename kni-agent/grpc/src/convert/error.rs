@@ -1,4 +1,4 @@
-//! Requests that are refused before any work begins.
+//! Errors of requests that are refused before any work begins.
 
 use kni_model::{PodRef, SelectionError};
 
@@ -32,7 +32,7 @@ pub(crate) enum RequestError {
     },
 }
 
-/// A field and what is wrong with it, before it is known whose request it stands in.
+/// A field and its error, before the pod of the request is known.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) field: String,

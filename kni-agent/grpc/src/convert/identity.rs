@@ -1,4 +1,4 @@
-//! Whose request it is.
+//! Determines the pod of a request.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use kni_model::PodRef;
 
 use super::{bounds, error::Refusal};
 
-/// The kubelet's labels of a sandbox. The UID comes in no other way.
+/// The kubelet's labels of a sandbox, the only source of the UID.
 const LABEL_NAME: &str = "io.kubernetes.pod.name";
 const LABEL_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 pub(super) const LABEL_UID: &str = "io.kubernetes.pod.uid";

@@ -1,4 +1,4 @@
-//! Labels of the pod where the runtime has none: those of an annotation.
+//! Reads the pod's labels from an annotation where the runtime sends none.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::{bounds, error::Refusal};
 
 /// Labels of the pod, a comma list of `key=value`. CNI carries annotations and no labels.
 const ANNOTATION: &str = "kni.dev/labels";
-/// What runtimes say of a sandbox themselves.
+/// Prefix of the labels that runtimes set on a sandbox themselves.
 const RUNTIME_PREFIX: &str = "io.kubernetes.";
 /// Kubernetes' limits of a label, in bytes.
 const MAX_NAME: usize = 63;

@@ -1,4 +1,4 @@
-//! Between the messages of `kni.KNI` and the agent's own words.
+//! Converts between the messages of `kni.KNI` and the agent's model.
 
 mod answer;
 mod attach;

@@ -1,4 +1,4 @@
-//! Between the messages of containerd's pod network service and those of `kni.KNI`, so that both are read by one code.
+//! Converts the messages of containerd's pod network service to those of `kni.KNI`, so that one code path reads both.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use super::{
     identity::{self, LABEL_UID},
 };
 
-/// The same request as `kni.KNI` has it, and what earlier services of the chain did.
+/// The equivalent request of `kni.KNI`, with the results of earlier services of the chain.
 pub(crate) fn setup_request(
     request: SetupPodNetworkRequest,
 ) -> Result<(AttachInterfaceRequest, SetupPodNetworkResponse), RequestError> {
@@ -77,7 +77,7 @@ fn ports(wire: Vec<networking::PortMapping>) -> Result<Vec<PortMapping>, Refusal
 fn one(index: usize, wire: networking::PortMapping) -> Result<PortMapping, Refusal> {
     let refuse = |field: &str, reason: String| Refusal::new(format!("port_mappings[{index}].{field}"), reason);
     let protocol = match wire.protocol.to_ascii_uppercase().as_str() {
-        // As in a Pod: TCP unless said otherwise.
+        // As in a Pod, TCP is the default.
         "" | "TCP" => Protocol::Tcp,
         "UDP" => Protocol::Udp,
         "SCTP" => Protocol::Sctp,
@@ -97,14 +97,14 @@ fn one(index: usize, wire: networking::PortMapping) -> Result<PortMapping, Refus
     })
 }
 
-/// What a sandbox has, appended to what it had before.
+/// The result of a sandbox, appended to the results of earlier services.
 pub(crate) fn setup_answer(sandbox: &Sandbox, before: SetupPodNetworkResponse) -> SetupPodNetworkResponse {
     let SetupPodNetworkResponse {
         mut interfaces,
         mut routes,
         dns,
     } = before;
-    // A repeated request brings our own answer back where the runtime has kept it.
+    // A repeated request contains our own result where the runtime has kept it.
     interfaces.retain(|other| {
         !sandbox
             .attachments
@@ -141,7 +141,7 @@ fn interface(attachment: &Attachment) -> NetworkInterface {
     }
 }
 
-/// Plugins have prefixes of their own.
+/// Interfaces made by plugins have prefixes of their own.
 fn cidrs(attachment: &Attachment) -> Vec<String> {
     match &attachment.kind {
         InterfaceKind::Cni(interface) => interface.addresses.iter().map(ToString::to_string).collect(),

@@ -1,4 +1,4 @@
-//! Ports of the containers.
+//! Parses the port mappings of the containers.
 
 use kni_model::{PortMapping, PortProtocol};
 use kni_proto::kni::{PortMapping as Wire, Protocol};

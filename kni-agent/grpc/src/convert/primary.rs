@@ -1,4 +1,4 @@
-//! What a pod's annotations ask of its primary interface.
+//! Parses the pod's annotations about its primary interface.
 
 use std::{collections::BTreeMap, net::IpAddr, str::FromStr};
 
@@ -14,12 +14,12 @@ const NO_NETWORK: &str = "none";
 const IPS: &str = "kni.dev/ips";
 /// MAC address of the primary interface.
 const MAC: &str = "kni.dev/mac";
-/// Most addresses that one interface may ask for.
+/// Most addresses that one interface may request.
 const MAX_IPS: usize = 16;
 /// Longest value that an error repeats, in characters.
 const MAX_QUOTE: usize = 64;
 
-/// Reads the three annotations. Absent and blank ones ask for nothing.
+/// Parses the three annotations. Absent and blank ones request nothing.
 pub(super) fn selection(annotations: &BTreeMap<String, String>) -> Result<PrimarySelection, Refusal> {
     let value = |key| {
         annotations

@@ -1,5 +1,6 @@
-//! What takes traffic away. Nothing is refused here: a client repeats a failed teardown until it succeeds, so an error
-//! about the form of a request would keep a pod from ever being deleted. What cannot name anything is left out.
+//! Parses requests to detach and delete. Nothing is refused here: a client repeats a failed teardown until it succeeds,
+//! so an error about the form of a request would keep a pod from ever being deleted. Fields that cannot name anything
+//! are ignored.
 
 use kni_model::{PodRef, SandboxId};
 use kni_pods::DeleteRequest;
@@ -12,7 +13,7 @@ pub(crate) fn sandbox_id(id: &str) -> Option<SandboxId> {
     id.parse().ok()
 }
 
-/// What shall be deleted; `None` if the request names nothing that can exist.
+/// The namespace or sandbox to delete; `None` if the request names nothing that can exist.
 pub(crate) fn delete_request(request: DeleteNetworkRequest) -> Option<DeleteRequest> {
     let DeleteNetworkRequest {
         id,

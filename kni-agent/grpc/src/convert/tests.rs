@@ -11,7 +11,7 @@ fn entries<const N: usize>(entries: [(&str, &str); N]) -> Entries {
     entries.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
-/// What a kubelet sends.
+/// A request as the kubelet sends it.
 fn request() -> AttachInterfaceRequest {
     AttachInterfaceRequest {
         name: "web-0".to_owned(),
@@ -125,7 +125,7 @@ fn many(count: usize) -> Entries {
 
 type Change = fn(&mut AttachInterfaceRequest);
 
-/// Each changed request is refused with an error that says so.
+/// Each changed request is refused with an error that contains the text.
 fn refused(cases: &[(&str, Change)]) {
     for (expected, change) in cases {
         let error = attach(change).expect_err(expected);

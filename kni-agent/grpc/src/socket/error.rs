@@ -1,11 +1,11 @@
-//! Why a socket cannot be bound.
+//! Errors of binding a socket.
 
 use std::{
     io,
     path::{Path, PathBuf},
 };
 
-/// A path at which the agent does not serve. Whatever lies there has been left alone.
+/// The agent cannot serve at a path. An existing file at the path is left unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// The path cannot name a socket.
@@ -14,28 +14,28 @@ pub enum BindError {
         /// The path.
         path: PathBuf,
     },
-    /// Something else lies at the path.
+    /// Another file exists at the path.
     #[error("socket {}: {kind} of uid {owner} is in the way; remove it if it is not needed", path.display())]
     Occupied {
         /// The path.
         path: PathBuf,
-        /// What lies there ("a folder").
+        /// Its file type ("a folder").
         kind: &'static str,
-        /// Who owns it.
+        /// Its owner.
         owner: u32,
     },
-    /// A process answers at the path.
+    /// Another process serves at the path.
     #[error("socket {}: another process serves on {}", path.display(), path.display())]
     InUse {
         /// The path.
         path: PathBuf,
     },
-    /// Others could replace the socket.
+    /// Another user could replace the socket.
     #[error("socket folder {}: {reason}", path.display())]
     UnsafeFolder {
         /// The folder.
         path: PathBuf,
-        /// Who could.
+        /// Which user could, and why.
         reason: String,
     },
     /// The kernel refused a step.
@@ -43,7 +43,7 @@ pub enum BindError {
     Io {
         /// The path.
         path: PathBuf,
-        /// What was being done.
+        /// The step.
         step: &'static str,
         /// The kernel's error.
         source: io::Error,

@@ -1,4 +1,5 @@
-//! The folder in which a socket lies: made where it is missing, refused where others could replace the socket.
+//! Prepares the folder of a socket: makes it where it is missing, refuses it where another user could replace the
+//! socket.
 
 use std::{
     fs, io,
@@ -8,7 +9,7 @@ use std::{
 
 use super::error::BindError;
 
-/// Makes the folder and the missing ones above it with mode 0700; checks one that is there.
+/// Makes the folder and its missing parents with mode 0700; checks an existing one.
 pub(super) fn prepare(folder: &Path) -> Result<(), BindError> {
     let metadata = match fs::metadata(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -33,7 +34,7 @@ pub(super) fn prepare(folder: &Path) -> Result<(), BindError> {
     if owner != 0 && owner != own {
         return refuse(format!("belongs to uid {owner}, who could replace the socket"));
     }
-    // In a sticky folder only the owner of a file, or of the folder, removes or renames it.
+    // In a sticky folder only the owner of a file, or of the folder, can remove or rename it.
     if mode & 0o022 != 0 && mode & 0o1000 == 0 {
         return refuse(format!("mode {:o} lets others replace the socket", mode & 0o7777));
     }

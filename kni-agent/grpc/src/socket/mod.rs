@@ -1,7 +1,7 @@
-//! The unix sockets: made with mode 0600 from their first instant, removed only while they are ours.
+//! Owns the unix sockets: binds them with mode 0600 from the start, removes only files that this process made.
 //!
-//! /tmp belongs to everybody, so whatever lies at a socket's path is looked at without following it, and only a dead
-//! socket of our own user or of root is replaced. Everything else is refused and left alone.
+//! /tmp is writable for all users, so an existing file at a socket's path is inspected without following symlinks, and
+//! only a dead socket of the agent's user or of root is replaced. Any other file is refused and left unchanged.
 
 mod error;
 mod folder;
@@ -24,19 +24,19 @@ use nix::sys::{
     stat::{Mode, fchmod},
 };
 
-/// Connections that may wait to be accepted.
+/// Length of the accept queue.
 const BACKLOG: i32 = 512;
 
-/// A listening socket and the file that names it. Dropping it removes the file if it is still this socket's.
+/// A listening socket and its file. Dropping it removes the file if it is still this socket's.
 #[derive(Debug)]
 pub struct BoundSocket {
-    // The file goes first, so that nobody finds a path on which nobody listens.
+    // Dropped first, so that no client finds a path without a listener.
     file: SocketFile,
     listener: UnixListener,
 }
 
 impl BoundSocket {
-    /// Where clients connect.
+    /// The path that clients connect to.
     pub fn path(&self) -> &Path {
         &self.file.path
     }
@@ -47,7 +47,7 @@ impl BoundSocket {
     }
 }
 
-/// Removes a socket's file when dropped, if the file is still the one that was made.
+/// Removes a socket's file when dropped, if the file at the path is still the same.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
@@ -68,7 +68,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Device and inode: two files with the same are the same.
+/// Device and inode, which identify a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Identity {
     dev: u64,
@@ -96,7 +96,7 @@ pub fn bind(paths: &[PathBuf]) -> Result<Vec<BoundSocket>, BindError> {
     Ok(sockets)
 }
 
-/// Removes the socket file that an agent which was killed left behind. Anything else at the path is an error and stays.
+/// Removes the socket file of a killed agent. Any other file at the path is an error and stays.
 pub fn remove_dead(path: &Path) -> Result<(), BindError> {
     match obstacle::stale_socket(path)? {
         Some(dead) => remove_if_same(path, dead).map_err(|source| BindError::io(path, "remove", source)),
@@ -117,9 +117,9 @@ fn bind_one(path: &Path) -> Result<BoundSocket, BindError> {
     listen(path)
 }
 
-/// Binds without any moment at which others may connect: Linux gives a socket's file the mode of the socket itself,
-/// which no other process can reach before (`unix_bind_bsd` in the kernel). bind(2) neither follows nor replaces what
-/// has come to lie at the path meanwhile.
+/// Binds so that other users can connect at no moment: Linux gives a socket's file the mode of the socket itself, which
+/// no other process can reach before (`unix_bind_bsd` in the kernel). bind(2) neither follows nor replaces a file that
+/// appeared at the path meanwhile.
 fn listen(path: &Path) -> Result<BoundSocket, BindError> {
     let step = |step: &'static str| move |errno: nix::Error| BindError::io(path, step, errno.into());
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -145,7 +145,7 @@ fn listen(path: &Path) -> Result<BoundSocket, BindError> {
     })
 }
 
-/// Removes the file at the path if it is the one that was meant. One that is gone already is removed.
+/// Removes the file at the path if it has this identity. A missing file counts as removed.
 fn remove_if_same(path: &Path, meant: Identity) -> io::Result<()> {
     let absent = |error: io::Error| {
         if error.kind() == io::ErrorKind::NotFound {

@@ -1,4 +1,4 @@
-//! What lies at a socket's path already, and whether it may be replaced.
+//! Inspects an existing file at a socket's path and decides whether it may be replaced.
 
 use std::{
     fs, io,
@@ -16,8 +16,8 @@ use nix::{
 
 use super::{Identity, error::BindError};
 
-/// The dead socket of our own user or of root at the path, which may be replaced; `None` if nothing lies there.
-/// Everything else is an error. The path is not followed.
+/// The dead socket of the agent's user or of root at the path, which may be replaced; `None` if no file exists. Any
+/// other file is an error. Symlinks are not followed.
 pub(super) fn stale_socket(path: &Path) -> Result<Option<Identity>, BindError> {
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
@@ -38,7 +38,7 @@ pub(super) fn stale_socket(path: &Path) -> Result<Option<Identity>, BindError> {
         Ok(()) | Err(Errno::EAGAIN) => Err(BindError::InUse { path: path.to_owned() }),
         Err(Errno::ECONNREFUSED) => Ok(Some(Identity::of(&metadata))),
         Err(Errno::ENOENT) => Ok(None),
-        // Only a stream socket can have been ours.
+        // Only a stream socket can be the agent's.
         Err(Errno::EPROTOTYPE) => {
             let (kind, owner) = ("a socket that is no stream socket", metadata.uid());
             Err(BindError::Occupied {
@@ -51,7 +51,7 @@ pub(super) fn stale_socket(path: &Path) -> Result<Option<Identity>, BindError> {
     }
 }
 
-/// Connects and hangs up. Does not wait: `EAGAIN` means that a process listens whose queue is full.
+/// Connects and disconnects at once. Does not wait: `EAGAIN` means that a process listens whose queue is full.
 fn probe(path: &Path) -> nix::Result<()> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let client = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;

@@ -11,7 +11,7 @@ fn folder() -> TempDir {
     tempfile::tempdir().unwrap()
 }
 
-/// Binds at the path and returns the refusal; whatever lay there must still be the same thing afterwards.
+/// Binds at the path and returns the refusal; an existing file must be unchanged afterwards.
 fn refused(path: &Path) -> String {
     let before = fs::symlink_metadata(path)
         .map(|m| (Identity::of(&m), m.mode(), m.uid()))
@@ -50,7 +50,7 @@ fn binds_in_a_missing_folder_for_its_own_user_only() {
 
 #[test]
 fn the_mode_does_not_depend_on_the_umask() {
-    // The umask is the whole process's; the tests beside this one do not look at the modes it would change.
+    // The umask belongs to the whole process; the other tests do not check the modes that it would change.
     let folder = folder();
     let path = folder.path().join("kni.sock");
     let before = nix::sys::stat::umask(Mode::empty());
@@ -92,7 +92,7 @@ fn replaces_the_dead_socket_of_its_own_user() {
     let dead = dead_socket(&path);
     let sockets = bind(std::slice::from_ref(&path)).unwrap();
     UnixStream::connect(&path).unwrap();
-    // The inode number may be used again; the listener is another one, which the connection shows.
+    // The inode number may be used again; the connection shows that the listener is another one.
     assert_eq!(
         fs::symlink_metadata(&path).unwrap().mode() & 0o7777,
         0o600,
@@ -110,7 +110,7 @@ fn refuses_a_socket_on_which_somebody_serves() {
     assert!(refused(&path).contains("another process serves on"));
     other.set_nonblocking(true).unwrap();
     other.accept().expect("it was asked");
-    // One whose queue is full serves too.
+    // A socket whose queue is full also serves.
     let busy = folder.path().join("busy.sock");
     let slow = UnixListener::bind(&busy).unwrap();
     nix::sys::socket::listen(&slow, Backlog::new(0).unwrap()).unwrap();
@@ -146,7 +146,7 @@ fn refuses_folders_in_which_others_could_replace_it() {
     chown(&foreign, Some(12345), None).unwrap();
     let error = bind(&[foreign.join("kni.sock")]).unwrap_err();
     assert!(error.to_string().contains("uid 12345"), "{error}");
-    // As /tmp is.
+    // Like /tmp.
     let sticky = make("sticky", 0o1777);
     bind(&[sticky.join("kni.sock")]).unwrap();
 }

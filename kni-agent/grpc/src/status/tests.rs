@@ -20,7 +20,7 @@ fn selection() -> kni_model::SelectionError {
     NetworkSelection::parse_annotations(annotations.iter().map(|(k, v)| (k, v))).unwrap_err()
 }
 
-/// Position of each kind; a new one does not compile before it has a place here and a row below.
+/// Position of each kind; a new kind does not compile before it has a position here and a row below.
 fn position(kind: &ErrorKind) -> usize {
     match kind {
         ErrorKind::NotInSync => 0,
@@ -57,7 +57,7 @@ fn because() -> String {
     "because".to_owned()
 }
 
-/// Errors about the client's request.
+/// Errors caused by the client's request.
 fn requested() -> Vec<(ErrorKind, Code)> {
     let field = ErrorKind::InvalidField {
         field: "netns",
@@ -85,7 +85,7 @@ fn unavailable(in_use: bool) -> ErrorKind {
     }
 }
 
-/// Errors about the state of the node.
+/// Errors caused by the state of the node.
 fn found() -> Vec<(ErrorKind, Code)> {
     let exhausted = ErrorKind::AddressesExhausted {
         network: network(),
@@ -107,7 +107,7 @@ fn found() -> Vec<(ErrorKind, Code)> {
     ]
 }
 
-/// Errors about the agent itself.
+/// Errors caused by the agent itself.
 fn own() -> Vec<(ErrorKind, Code)> {
     let kernel = || DataplaneError::Kernel(because());
     let provider = |retryable| ErrorKind::Provider {

@@ -1,4 +1,4 @@
-//! A backend that remembers what it was asked and does what the test says.
+//! A backend that records its calls and behaves as the test requires.
 
 use std::{
     collections::BTreeMap,
@@ -64,7 +64,7 @@ impl Fake {
         self.calls.lock().unwrap().push(call.into());
     }
 
-    /// What it was asked since the last time.
+    /// The calls since the last query.
     pub(super) fn calls(&self) -> Vec<String> {
         std::mem::take(&mut self.calls.lock().unwrap())
     }
@@ -105,7 +105,7 @@ impl Backend for Fake {
         })
     }
 
-    /// Works within the caller's future, so that only the edge keeps it alive.
+    /// Works within the caller's future, so that only the gRPC layer keeps it alive.
     async fn claim(&self, sandbox: SandboxId, netns: PathBuf) -> Result<(), AttachError> {
         self.note(format!("claim {sandbox} {}", netns.display()));
         Ok(())
@@ -317,7 +317,7 @@ fn sandbox(request: &AttachRequest) -> Sandbox {
     }
 }
 
-/// A drop event that can be told from others by its time.
+/// A drop event that its time distinguishes from others.
 pub(super) fn event(time_ns: u64) -> DropEventView {
     DropEventView {
         time_ns,

@@ -1,4 +1,4 @@
-//! The methods of `kni.runtime.v1.Runtime` about flows, policy and services.
+//! Tests the methods of `kni.runtime.v1.Runtime` about flows, policy and services.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn policy(name: &str) -> PolicyRef {
     }
 }
 
-/// A drop by a default deny behind a service, told from others by its time.
+/// A drop by a default deny behind a service, distinguished from others by its time.
 fn flow(time_ns: u64) -> FlowView {
     FlowView {
         time_ns,
@@ -81,7 +81,7 @@ fn flow(time_ns: u64) -> FlowView {
     }
 }
 
-/// One that was let through.
+/// A forwarded flow.
 fn passed(time_ns: u64) -> FlowView {
     FlowView {
         verdict: Verdict::Redirected,

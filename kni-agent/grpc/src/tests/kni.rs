@@ -1,4 +1,4 @@
-//! The methods of `kni.KNI`, called as its clients call them.
+//! Tests the methods of `kni.KNI` with real clients.
 
 use std::collections::BTreeMap;
 
@@ -244,7 +244,7 @@ async fn a_client_that_hangs_up_does_not_stop_the_work() {
     .await;
     call.abort();
     assert!(call.await.unwrap_err().is_cancelled(), "the client is gone");
-    // Another client is answered meanwhile, on a connection of its own, so that the hang-up has been seen.
+    // Another client is answered meanwhile on its own connection, so the server has noticed the disconnect.
     let mut patient = client(&served).await;
     patient.query_pod_network(query("a1")).await.unwrap();
     tokio::time::sleep(std::time::Duration::from_millis(50)).await;

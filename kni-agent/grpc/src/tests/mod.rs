@@ -1,4 +1,4 @@
-//! The whole edge over real sockets, with a backend made for the test behind it.
+//! Tests the gRPC layer over real sockets, with a fake backend.
 
 mod fake;
 mod insight;
@@ -73,14 +73,14 @@ impl Served {
     }
 }
 
-/// Fails the test if the future takes longer than any of them may.
+/// Fails the test if the future exceeds the common time limit.
 async fn soon<F: Future>(future: F) -> F::Output {
     tokio::time::timeout(Duration::from_secs(8), future)
         .await
         .expect("took too long")
 }
 
-/// Waits for something that another task does.
+/// Waits for a condition that another task fulfils.
 async fn until(mut holds: impl FnMut() -> bool) {
     soon(async {
         while !holds() {

@@ -1,4 +1,4 @@
-//! containerd's pod network service, called as containerd calls it.
+//! Tests containerd's pod network service with the calls of containerd.
 
 use kni_proto::networking::{
     CheckHealthRequest, GetPodIPsRequest, GetPodNetworkRequest, GetPodResourcesRequest, NetworkInterface, PortMapping,

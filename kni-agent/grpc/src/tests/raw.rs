@@ -1,4 +1,4 @@
-//! Clients that dial a bare path and say so in `:authority`, byte by byte as grpc-go does without Huffman coding.
+//! Clients that dial a bare path and send it as `:authority`, byte by byte as grpc-go does without Huffman coding.
 
 use kni_proto::kni::{AttachInterfaceRequest, AttachInterfaceResponse};
 use prost::Message as _;

@@ -1,4 +1,4 @@
-//! The methods of `kni.runtime.v1.Runtime`.
+//! Tests the methods of `kni.runtime.v1.Runtime`.
 
 use kni_proto::{
     kni::kni_client::KniClient,

@@ -1,4 +1,4 @@
-//! Health, reflection, connection limits, and the end of serving.
+//! Tests health, reflection, connection limits and the end of serving.
 
 use std::{
     io::Read as _,
@@ -111,7 +111,7 @@ async fn reflection_in_both_versions() {
     served.stop().await;
 }
 
-/// Connects as another user, on a thread of its own, and returns how many bytes came before the end.
+/// Connects as another user, on a separate thread, and returns how many bytes arrived before the end.
 fn connect_as(uid: u32, path: &Path) -> std::io::Result<usize> {
     let path = path.to_owned();
     let thread = std::thread::spawn(move || {
