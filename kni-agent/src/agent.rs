@@ -1,4 +1,4 @@
-//! The composition root: builds the agent bottom-up, supervises it, and takes everything down again.
+//! Composes the agent bottom-up, supervises it and stops it.
 //! Layer: root.
 
 mod backend;
@@ -40,13 +40,13 @@ use crate::{
     footprint::Footprint,
 };
 
-/// Changes of the manifests are collected this long, so that a folder that is being written is read once.
+/// Changes of the manifests are collected for this long, so that a folder that is being written is read once.
 const MANIFEST_DEBOUNCE: Duration = Duration::from_millis(100);
 
 /// How often readiness is compared with the health service.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Everything that runs, for those who ask from outside.
+/// The running services, for the gRPC server, the metrics page and the controllers.
 #[derive(Clone)]
 struct Node {
     attacher: Pods,
@@ -55,15 +55,15 @@ struct Node {
     sync: Arc<PolicySync>,
     uplink: Arc<Uplink>,
     flows: Arc<Flows>,
-    /// While it is held, the kernel counts runs of programs.
+    /// While held, the kernel counts runs of programs.
     counting: Option<Arc<CountingRuns>>,
 }
 
-/// Where networks, policies and services come from.
+/// The source of networks, policies and services.
 enum ObjectSource {
-    /// A folder of manifests: what it says now, and how it goes on.
+    /// A folder of manifests: its current contents and the stream of changes.
     Manifests(ManifestSet, watch::Receiver<ManifestSet>),
-    /// A cluster; what it says comes when it comes.
+    /// A cluster; its objects arrive later.
     Cluster(Watches),
 }
 
@@ -77,8 +77,8 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
     let source = object_source(&args).await?;
     let store = Store::open(&args.paths.state_dir).context("opening the state")?;
     Footprint::record(&args.paths).context("recording what was here before")?;
-    // Before the node is touched: what lies in a socket's way must not leave half an agent behind. Clients that
-    // connect from here on wait until it serves.
+    // Before the node is changed: a file at a socket's path must not leave half an agent behind. Clients that connect
+    // from here on wait until the agent serves.
     let sockets = Sockets {
         kni: grpc::bind(&args.paths.sockets).context("making the sockets")?,
         pod_network: grpc::bind(&args.paths.pod_network_sockets).context("making the sockets")?,
@@ -89,7 +89,7 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
         .configure(&config)
         .map_err(chained("telling the programs about the node"))?;
     let (node, uplink_changes) = start(&args, dataplane, events, store, &source).await?;
-    // Before anybody is served: what is to go does not come in the way of what comes.
+    // Before the first client is served: pending deletes must not conflict with new attaches.
     node.attacher.replay_deletes().await;
     match source {
         ObjectSource::Manifests(_, wanted) => {
@@ -104,8 +104,8 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
     serve_clients(&args.paths, args.metrics_address, sockets, node).await
 }
 
-/// Policies and namespaces are known before the attach service adopts pods, so that these never change to less than
-/// what is wanted; services wait for the numbers of the networks (I3).
+/// Policies and namespaces are known before the attach service adopts pods, so that adopted pods never have fewer
+/// policies than desired; services wait for the numbers of the networks (I3).
 async fn start(
     args: &ServeArgs,
     dataplane: Dataplane,
@@ -149,7 +149,7 @@ async fn start(
         flows,
         counting,
     };
-    // In a cluster that waits for the API server; until then what is attached stays as it is.
+    // In a cluster this waits for the API server; until then attached pods stay as they are.
     if let ObjectSource::Manifests(manifests, _) = source {
         put_into_force(&node, wanted_networks(manifests))
             .await
@@ -160,7 +160,7 @@ async fn start(
     Ok((node, changes))
 }
 
-/// Takes over the attached pods of an earlier agent, and prepares the views of them.
+/// Takes over the attached pods of an earlier agent and prepares their views.
 async fn start_pods(
     args: &ServeArgs,
     source: &ObjectSource,
@@ -195,7 +195,7 @@ async fn start_pods(
     Ok((attacher, inspector))
 }
 
-/// A folder that cannot be read ends the agent; an API server that cannot be reached does not.
+/// A folder that cannot be read stops the agent; an API server that cannot be reached does not.
 async fn object_source(args: &ServeArgs) -> Result<ObjectSource> {
     if args.standalone {
         let folder = args
@@ -234,8 +234,8 @@ fn set_objects(sync: &PolicySync, set: &ManifestSet) {
     );
 }
 
-/// Networks first, then what refers to them. What fails of policies and services is tried again in the background;
-/// networks that fail do not keep the others back.
+/// Applies networks first, then the objects that refer to them. Failed policies and services are retried in the
+/// background; failed networks do not delay the others.
 async fn put_into_force(node: &Node, wanted: WantedNetworks) -> Result<()> {
     let applied = node.attacher.apply_networks(wanted).await;
     let networks = node.attacher.networks();
@@ -252,7 +252,7 @@ async fn put_into_force(node: &Node, wanted: WantedNetworks) -> Result<()> {
     let (sync, uplink) = (Arc::clone(&node.sync), Arc::clone(&node.uplink));
     let synced = tokio::task::spawn_blocking(move || {
         let report = sync.sync();
-        // Behind the policies, which may ask for addresses.
+        // After the policies, which may request addresses.
         if let Err(error) = uplink.sync() {
             tracing::debug!(%error, "the way out of the node is not in force yet");
         }
@@ -260,7 +260,7 @@ async fn put_into_force(node: &Node, wanted: WantedNetworks) -> Result<()> {
     });
     match synced.await? {
         Ok(report) => tracing::debug!(?report, "what is wanted is in force"),
-        // Told by the service itself.
+        // The service itself logs the cause.
         Err(error) => tracing::debug!(%error, "what is wanted is not in force yet"),
     }
     Ok(applied?)
@@ -294,7 +294,7 @@ async fn serve_clients(paths: &PathArgs, metrics: MetricsAddress, sockets: Socke
     served.context("serving")
 }
 
-/// The one line that a supervisor, or a person, waits for.
+/// Prints the line that a supervisor, or a person, waits for.
 fn announce(sockets: &str) -> Result<()> {
     use std::io::Write as _;
     let mut out = std::io::stdout().lock();
@@ -317,7 +317,7 @@ async fn follow_health(node: Node, health: Health) {
     }
 }
 
-/// aya's errors say the least at the top.
+/// Adds the causes: the outermost message of aya's errors is the least specific one.
 fn chained<E: std::error::Error>(context: &'static str) -> impl FnOnce(E) -> anyhow::Error {
     move |error| {
         let mut text = error.to_string();

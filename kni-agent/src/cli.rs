@@ -32,7 +32,7 @@ pub enum Command {
     /// Remove what the agents wrote into the cluster: their objects, finalizers, annotations, taints and resources. The
     /// agents must be gone from the nodes; networks and policies, which are yours, stay.
     Uninstall(UninstallArgs),
-    /// Do nothing until told to end: what the pod of a node rests on that was cleaned up.
+    /// Do nothing until SIGTERM or SIGINT: the task of the agent's pod on a node that was cleaned up.
     #[command(hide = true)]
     Rest(RestArgs),
 }
@@ -65,8 +65,8 @@ pub struct RestArgs {
 /// Where things are.
 #[derive(Debug, Clone, Args)]
 pub struct PathArgs {
-    /// Options from a file: a YAML mapping of their long names to values, lists for those that may be repeated, `true` for
-    /// those without a value. What stands on the command line as well holds there.
+    /// Options from a file: a YAML mapping of their long names to values, lists for those that may be repeated, `true`
+    /// for those without a value. Options on the command line take precedence.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// State of the agent. On tmpfs, so that a reboot, which ends all namespaces, clears it too.
@@ -78,8 +78,8 @@ pub struct PathArgs {
     /// Where network namespaces are mounted; `ip netns` looks here.
     #[arg(long, value_name = "DIR", default_value = "/run/netns")]
     pub netns_dir: PathBuf,
-    /// Socket to serve on; may be repeated. The second default is there because the KNI kubelet looks for that file
-    /// whatever its configuration says.
+    /// Socket to serve on; may be repeated. The second default is the fixed path of the KNI kubelet, which no
+    /// configuration changes.
     #[arg(long = "socket", value_name = "PATH", default_values = ["/run/kni/kni.sock", "/tmp/kni.sock"])]
     pub sockets: Vec<PathBuf>,
     /// Socket for containerd's pod network service; may be repeated.
@@ -178,7 +178,7 @@ pub struct ServeArgs {
     /// Zone of this node, for services that prefer endpoints of their client's zone.
     #[arg(long, value_name = "ZONE")]
     pub zone: Option<String>,
-    /// The way out of the node.
+    /// Egress of the node.
     #[command(flatten)]
     pub uplink: UplinkArgs,
     /// CNI plugins behind the agent.
@@ -208,8 +208,8 @@ pub struct ClusterArgs {
     /// Namespace of the Lease by which the agents choose the one that writes what concerns no single node.
     #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", default_value = "kni-system")]
     pub namespace: String,
-    /// Services that pods of every network with a way out reach by their virtual address, as NAMESPACE/NAME: those that
-    /// no pod can do without. Their endpoints must not be pods.
+    /// Services that pods of every network with egress reach by their virtual address, as NAMESPACE/NAME: those that
+    /// all pods need. Their endpoints must not be pods.
     #[arg(long = "shared-service", value_name = "NAMESPACE/NAME", value_delimiter = ',',
         default_values = ["default/kubernetes", "kube-system/kube-dns"])]
     pub shared_services: Vec<String>,
@@ -252,7 +252,7 @@ pub struct PluginArgs {
     pub cni_cache_dir: PathBuf,
 }
 
-/// The way out of the node and into it.
+/// Egress and ingress of the node.
 #[derive(Debug, Clone, Args)]
 pub struct UplinkArgs {
     /// Interface through which masqueraded packets leave the node. Without it, where the default route leads.
@@ -261,11 +261,11 @@ pub struct UplinkArgs {
     /// Ports that masquerading may take. The default lies above what Linux gives to the node's own clients.
     #[arg(long, value_name = "FIRST-LAST", default_value = "61000-65535", value_parser = port_range)]
     pub masquerade_ports: RangeInclusive<u16>,
-    /// Sources that are not let into the node, at its uplink; may be repeated. Who is not let in is not told.
+    /// Sources whose packets are dropped at the node's uplink, without an answer to the sender; may be repeated.
     #[arg(long, value_name = "CIDR")]
     pub deny_source: Vec<IpNet>,
-    /// Let no packet into the node that claims to come from a pod network that does not route. Off, because a network
-    /// may use addresses that are somebody's outside.
+    /// Drop packets at the uplink whose source address is in a pod network that does not route. Off, because hosts
+    /// outside may use addresses of such a network.
     #[arg(long)]
     pub drop_bogons: bool,
     /// Whether the XDP program runs at the uplink, and where. Without it: auto where --deny-source or --drop-bogons need

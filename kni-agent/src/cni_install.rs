@@ -1,4 +1,4 @@
-//! Puts the CNI plugin and its configuration where runtimes look for files, and takes exactly these away again.
+//! Installs the CNI plugin and its configuration where runtimes look for files, and removes exactly these files.
 //! Layer: root.
 
 use std::{
@@ -13,14 +13,15 @@ use serde_json::{Value, json};
 
 use crate::cli::{CniInstallArgs, ServeArgs};
 
-/// Name of the plugin, as configurations have it in `type`.
+/// Name of the plugin, the value of `type` in configurations.
 const PLUGIN: &str = "kni-cni";
-/// What every build of the plugin contains.
+/// Text that every build of the plugin contains.
 const ABOUT: &[u8] = b"kni-cni: the CNI plugin of KNI";
-/// Marks a configuration as written here. One without it belongs to somebody else, also if it names our plugin.
+/// Marks a configuration that this program wrote. One without the mark belongs to another writer, even if it names
+/// KNI's plugin.
 const MARK: &str = "kni.dev/installed-by";
 const INSTALLER: &str = "kni-agent";
-/// What the plugin makes use of.
+/// Capabilities that the plugin uses.
 const CAPABILITIES: [&str; 6] = [
     "portMappings",
     "bandwidth",
@@ -30,8 +31,7 @@ const CAPABILITIES: [&str; 6] = [
     "io.kubernetes.cri.pod-annotations",
 ];
 
-/// Copies the plugin, then writes the configuration: a runtime that finds the latter finds the former. Done again, it
-/// changes nothing.
+/// Copies the plugin, then writes the configuration: a runtime that finds the latter finds the former. Idempotent.
 pub fn install(args: &CniInstallArgs) -> Result<()> {
     let shim = match &args.shim {
         Some(path) => path.clone(),
@@ -56,8 +56,8 @@ pub fn install(args: &CniInstallArgs) -> Result<()> {
     put(&conflist, &configuration(args)?, 0o644)
 }
 
-/// [`install`] for an agent that was told to, with the plugin beside this program and the socket and folder that the
-/// agent itself uses. Before the agent serves, the plugin says to runtimes that it does not yet.
+/// [`install`] at the start of an agent with that option, with the plugin beside this program and the socket and folder
+/// that the agent itself uses. Until the agent serves, the plugin reports to runtimes that it is not ready.
 pub fn ensure(args: &ServeArgs) -> Result<()> {
     if !args.install.install_cni {
         return Ok(());
@@ -77,7 +77,7 @@ pub fn ensure(args: &ServeArgs) -> Result<()> {
     .context("putting the CNI plugin in place")
 }
 
-/// Removes the configuration, then the plugin; what is not there or not ours stays as it is.
+/// Removes the configuration, then the plugin; missing files and files of other writers are ignored.
 pub fn uninstall(args: &CniInstallArgs) -> Result<()> {
     let (program, conflist) = (args.bin_dir.join(PLUGIN), args.conf_dir.join(&args.conf_name));
     remove_if(&conflist, is_ours)?;
@@ -127,7 +127,7 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// Replaces a file whole: whoever opens it sees the old one or the new one, and a plugin that runs goes on.
+/// Replaces a file atomically: a reader sees the old or the new file, and a running plugin continues.
 fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     let as_wanted = read_if_there(path)?.is_some_and(|there| there == bytes)
         && fs::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & 0o7777 == mode);
@@ -137,7 +137,7 @@ fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     }
     let folder = path.parent().context("the file has no folder")?;
     fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
-    // Runtimes take every file of the folder that ends like a configuration; this name does not.
+    // Runtimes read every file of the folder with the extension of a configuration; this name has another one.
     let name = path.file_name().context("the file has no name")?.to_string_lossy();
     let unfinished = folder.join(format!(".{name}.{}", std::process::id()));
     let written = write_whole(&unfinished, bytes, mode).and_then(|()| fs::rename(&unfinished, path));
@@ -159,7 +159,7 @@ fn write_whole(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
         .truncate(true)
         .mode(mode)
         .open(path)?;
-    // Whatever the umask.
+    // Regardless of the umask.
     file.set_permissions(fs::Permissions::from_mode(mode))?;
     file.write_all(bytes)?;
     file.sync_all()

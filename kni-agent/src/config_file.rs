@@ -1,8 +1,8 @@
-//! `--config FILE`: options from a YAML file, put in front of those of the command line.
+//! Reads `--config FILE`: options from a YAML file, inserted before those of the command line.
 //! Layer: root.
 //!
-//! The file is a mapping of long option names to values. It becomes command-line arguments before clap sees any, so that
-//! both have the same names, defaults and checks. What the command line says itself is left out of the file.
+//! The file is a mapping of long option names to values. It becomes command-line arguments before clap parses any, so
+//! that both have the same names, defaults and checks. Options of the command line replace those of the file.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -44,14 +44,14 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Erro
     let options = read(&path)
         .and_then(|options| arguments(&path, &options, &command, &args))
         .map_err(|error| clap::Error::raw(ErrorKind::InvalidValue, format!("{error}\n")))?;
-    // Behind the name of what to do, which comes first.
+    // After the name of the subcommand, which comes first.
     let split = 1 + usize::from(subcommand(&command, &args).is_some());
     let (head, tail) = args.split_at(split.min(args.len()));
     let with = |tail: &[OsString]| Cli::try_parse_from(head.iter().chain(&options).chain(tail).cloned());
     with(tail).map_err(|error| blame(error, &path, || with(&[]).err()))
 }
 
-/// Names the file where its own values are at fault.
+/// Names the file in the error if the file's own values cause it.
 fn blame(error: clap::Error, path: &Path, alone: impl FnOnce() -> Option<clap::Error>) -> clap::Error {
     let about_values = |error: &clap::Error| {
         matches!(
@@ -65,7 +65,7 @@ fn blame(error: clap::Error, path: &Path, alone: impl FnOnce() -> Option<clap::E
     }
 }
 
-/// The last file that is named.
+/// The last file that `--config` names.
 fn named_file(args: &[OsString]) -> Option<PathBuf> {
     let mut found = None;
     let mut rest = args.iter().skip(1).take_while(|arg| *arg != "--");
@@ -107,8 +107,8 @@ fn read(path: &Path) -> Result<Map<String, Value>, ConfigError> {
     Ok(options.unwrap_or_default())
 }
 
-/// The file's options as arguments for what `args` ask for: one file holds the options of the agent, of which other
-/// tasks take those that they have.
+/// The file's options as arguments for the subcommand in `args`: one file holds the options of the agent, and other
+/// subcommands use those that they have.
 fn arguments(
     path: &Path,
     options: &Map<String, Value>,
@@ -141,7 +141,7 @@ fn subcommand<'a>(command: &'a Command, args: &[OsString]) -> Option<&'a Command
     args.get(1).and_then(|name| command.find_subcommand(name))
 }
 
-/// The option of that name, by whichever of its names.
+/// The option with that long name or alias.
 fn find<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| {
         let aliases = arg.get_all_aliases().unwrap_or_default();
@@ -158,7 +158,7 @@ fn is_given(args: &[OsString], key: &str) -> bool {
     before_end.any(|arg| option(arg).is_some_and(|(name, _)| name == key))
 }
 
-/// One argument for each value, or what was expected instead.
+/// One argument for each value, or the expected type.
 fn words(arg: &Arg, key: &str, value: &Value) -> Result<Vec<OsString>, &'static str> {
     if matches!(arg.get_action(), ArgAction::SetTrue) {
         return match value {
@@ -200,7 +200,7 @@ mod tests {
         parse(words).map_err(|error| plain(&error).replace(&path.display().to_string(), "FILE"))
     }
 
-    /// As clap shows it, less the word that it begins with.
+    /// As clap prints it, without the first word.
     fn plain(error: &clap::Error) -> String {
         let text = error.to_string();
         text.strip_prefix("error: ").unwrap_or(&text).to_owned()

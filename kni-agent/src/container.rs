@@ -1,4 +1,4 @@
-//! What an agent in a container finds otherwise than on the node itself, and puts right before anything starts.
+//! Corrects what differs between a container and the node itself, before the agent starts.
 //! Layer: root.
 
 use std::env;
@@ -12,30 +12,30 @@ use nix::{
     },
 };
 
-/// Settings of the kernel; a container without the flag `privileged` has a read-only view of them.
+/// Kernel settings; a container without the flag `privileged` has a read-only view of them.
 const SYSCTLS: &str = "/proc/sys";
-/// Pins are kept here.
+/// Folder of the pins.
 const BPFFS: &str = "/sys/fs/bpf";
 
 /// Why the agent cannot work in this container.
 #[derive(Debug, thiserror::Error)]
 pub enum ContainerError {
-    /// The mount is not ours to change.
+    /// The mount may not be changed.
     #[error(
         "{SYSCTLS} is read-only and cannot be made writable ({source}): the container needs CAP_SYS_ADMIN, and a profile \
          of AppArmor or SELinux that lets it mount"
     )]
     ReadOnly {
-        /// The kernel's answer.
+        /// The kernel's error.
         source: Errno,
     },
-    /// Nobody has told where the mount is.
+    /// The mount could not be examined.
     #[error("looking at {SYSCTLS}: {source}")]
     Unknown {
-        /// The kernel's answer.
+        /// The kernel's error.
         source: Errno,
     },
-    /// What is pinned would be gone with the container.
+    /// Pins would be lost with the container.
     #[error(
         "no bpffs is mounted at {BPFFS} of the node: mount it there (systemd does), or pods would lose their programs \
          with this container"
@@ -43,8 +43,8 @@ pub enum ContainerError {
     NoBpffs,
 }
 
-/// Makes `/proc/sys` writable where it is not, for this container alone: the namespaces of pods, which are the agent's to
-/// set up, are reached through it. Mounting needs `CAP_SYS_ADMIN`.
+/// Makes `/proc/sys` writable where it is not, in this container's mount namespace alone: the agent configures the
+/// namespaces of pods through it. Mounting needs `CAP_SYS_ADMIN`.
 pub fn make_sysctls_writable() -> Result<(), ContainerError> {
     let found = statvfs(SYSCTLS).map_err(|source| ContainerError::Unknown { source })?;
     if !found.flags().contains(FsFlags::ST_RDONLY) {
@@ -64,10 +64,10 @@ pub fn make_sysctls_writable() -> Result<(), ContainerError> {
     mount(none, SYSCTLS, none, flags, none).map_err(|source| ContainerError::ReadOnly { source })
 }
 
-/// Refuses a pod in which bpffs would have to be mounted: the mount would go with it.
+/// Refuses a pod in which bpffs would have to be mounted: the mount would be lost with the pod.
 pub fn check_bpffs() -> Result<(), ContainerError> {
     let has_bpffs = statfs(BPFFS).is_ok_and(|stat| stat.filesystem_type() == BPF_FS_MAGIC);
-    // The kubelet sets it in every container of every pod.
+    // The kubelet sets this variable in every container of every pod.
     if has_bpffs || env::var_os("KUBERNETES_SERVICE_HOST").is_none() {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! Remembers what the node lacked before the first agent, so that cleaning up can take exactly that away again.
+//! Records what the node lacked before the first agent, so that a cleanup can remove exactly that again.
 //! Layer: root.
 
 use std::{
@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::cli::PathArgs;
 
-/// What the node lacked.
+/// What the agent created on the node outside its own folders.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Footprint {
-    /// There was no folder for namespaces; it becomes a mount of its own.
+    /// The folder for namespaces was missing; the agent makes it a mount of its own.
     made_netns_dir: bool,
     /// bpffs was not mounted.
     mounted_bpffs: bool,
@@ -30,7 +30,8 @@ impl Footprint {
     /// Name of the file in the state folder.
     pub const FILE: &'static str = "footprint.json";
 
-    /// Looks and remembers, unless an earlier agent did. Call it before anything is made but the state folder.
+    /// Examines the node and writes the record, unless an earlier agent did. Call it before anything but the state
+    /// folder is made.
     pub fn record(paths: &PathArgs) -> io::Result<()> {
         let file = paths.state_dir.join(Self::FILE);
         if file.exists() {
@@ -43,14 +44,14 @@ impl Footprint {
         fs::write(file, serde_json::to_vec(&footprint)?)
     }
 
-    /// What was remembered; nothing where there is no file.
+    /// The record; empty where there is no file.
     pub fn load(state_dir: &Path) -> Self {
         let read = fs::read(state_dir.join(Self::FILE)).ok();
         read.and_then(|bytes| serde_json::from_slice(&bytes).ok())
             .unwrap_or_default()
     }
 
-    /// Takes away what was lacking, where nobody else uses it now.
+    /// Removes what the agent created, unless another process uses it now.
     pub fn undo(&self, paths: &PathArgs) {
         if self.made_netns_dir && is_empty(&paths.netns_dir) {
             unmount(&paths.netns_dir);

@@ -1,4 +1,4 @@
-//! The root of the agent: arguments, wiring of the layers, start and end.
+//! Parses arguments, wires the layers, starts and stops the agent.
 //! Layer: root.
 //!
 //! The layers below are crates of their own, `kni-agent/*`; each depends only on crates of lower layers, so that cargo

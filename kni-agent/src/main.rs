@@ -1,4 +1,4 @@
-//! The kni-agent binary: arguments, privileges, runtime, exit code.
+//! Runs kni-agent: arguments, privileges, runtime, exit code.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ fn main() -> ExitCode {
     let cli = match config_file::parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {
-            // A closed terminal has nobody to tell.
+            // The terminal may be closed; then the message has no reader.
             error.print().ok();
             return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
         }
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> anyhow::Result<()> {
-    // With all of root's power: the folders may be somebody else's.
+    // With all of root's privileges: the folders may belong to another user.
     match &cli.command {
         Some(Command::InstallCni(args)) => return cni_install::install(args),
         Some(Command::UninstallCni(args)) => return cni_install::uninstall(args),
@@ -50,7 +50,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
             container::check_bpffs()?;
             container::make_sysctls_writable()?;
         }
-        // Cleaning up undoes what plugins of an earlier agent made.
+        // A cleanup runs the deletes of an earlier agent's plugins.
         privileges::drop_unneeded(cli.command.is_some() || cli.serve.plugins.cni_backend)?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -59,7 +59,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
             Some(Command::Cleanup(paths)) => agent::clean_up(&paths).await,
             Some(Command::Uninstall(args)) => agent::uninstall(&args).await,
             Some(Command::Rest(_)) => agent::rest().await,
-            // The others have returned.
+            // The other subcommands have returned.
             Some(Command::InstallCni(_) | Command::UninstallCni(_)) => Ok(()),
             None => agent::serve(cli.serve).await,
         }

@@ -1,9 +1,9 @@
-//! Gives up what the agent does not need of root's power, before any thread starts.
+//! Drops root's capabilities that the agent does not need, before any thread starts.
 //! Layer: root.
 
 use caps::{CapSet, Capability, CapsHashSet, errors::CapsError};
 
-/// What the agent itself needs, and why.
+/// Capabilities of the agent itself, with their reasons.
 const KEPT: [Capability; 5] = [
     // Namespaces: setns, unshare, mount; bpffs.
     Capability::CAP_SYS_ADMIN,
@@ -17,17 +17,17 @@ const KEPT: [Capability; 5] = [
     Capability::CAP_SYS_PTRACE,
 ];
 
-/// What CNI plugins need beside that. They run as root, but a process that may gain no privileges by executing a file
-/// hands on what it has itself and no more.
+/// Additional capabilities of CNI plugins. They run as root, but under `no_new_privs` they get no more capabilities
+/// than the agent has.
 const FOR_PLUGINS: [Capability; 2] = [
     // Raw sockets: legacy iptables, gratuitous ARP, DHCP.
     Capability::CAP_NET_RAW,
-    // Files of plugins whose folders belong to another user, as those of some daemons that write their configuration.
+    // Files of plugins in folders of other users, such as those of daemons that write their configuration.
     Capability::CAP_DAC_OVERRIDE,
 ];
 
-/// Drops all other capabilities for good, and forbids regaining any by executing a file. Capabilities belong to
-/// threads, so this must run before the first one is spawned. With `plugins`, what CNI plugins need stays.
+/// Drops all other capabilities permanently, and forbids regaining any by executing a file. Capabilities belong to
+/// threads, so this must run before the first one is spawned. With `plugins`, the capabilities of CNI plugins stay.
 pub fn drop_unneeded(plugins: bool) -> Result<(), CapsError> {
     let held = caps::read(None, CapSet::Permitted)?;
     let for_plugins = FOR_PLUGINS.into_iter().filter(|_| plugins);

@@ -1,4 +1,4 @@
-//! Connects the gRPC services with the services that answer them.
+//! Implements the gRPC backend with the services of the agent.
 
 use std::{path::PathBuf, sync::Arc};
 

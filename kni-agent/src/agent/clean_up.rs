@@ -1,4 +1,4 @@
-//! Takes everything of ours off the node, with the agent stopped.
+//! Removes everything that the agent made from the node, with the agent stopped.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use kni_uplink as uplink;
 use super::chained;
 use crate::{cli::PathArgs, footprint::Footprint};
 
-/// Removes everything of ours from the node.
+/// Removes everything that the agent made from the node.
 pub async fn clean_up(paths: &PathArgs) -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         bail!("cleaning up the node's network needs root");
@@ -33,7 +33,7 @@ pub async fn clean_up(paths: &PathArgs) -> Result<()> {
     drop(store);
     remove_files(paths)?;
     remove_pending_deletes(&paths.cni_state_dir);
-    // It may hold what others keep there: then it stays.
+    // The folder stays if it contains files of others.
     std::fs::remove_dir(&paths.cni_state_dir).ok();
     footprint.undo(paths);
     Ok(())

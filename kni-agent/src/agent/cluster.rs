@@ -1,4 +1,4 @@
-//! The agent in a cluster: joins the controllers with the node, and begins when the API server has told everything.
+//! Connects the controllers with the node, and applies the cluster's objects when the first lists are complete.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -12,7 +12,7 @@ use kni_netlink::Changes as UplinkChanges;
 use super::{Node, put_into_force, settings};
 use crate::cli::ServeArgs;
 
-/// Begins to follow the API server.
+/// Starts to watch the API server.
 pub(super) async fn watches(args: &ServeArgs) -> Result<Watches> {
     let client = controllers::connect(args.cluster.kubeconfig.as_deref())
         .await
@@ -25,7 +25,7 @@ pub(super) async fn watches(args: &ServeArgs) -> Result<Watches> {
     Ok(Watches::start(client, options))
 }
 
-/// The controllers, which do nothing yet.
+/// The controllers, not yet running.
 pub(super) fn join(node: &Node, watches: &Watches) -> Cluster {
     let applying = node.clone();
     let apply: Apply = Arc::new(move |wanted| {
@@ -43,7 +43,7 @@ pub(super) fn join(node: &Node, watches: &Watches) -> Cluster {
     watches.controllers(pods, inspector, Arc::clone(&node.sync), apply, standing)
 }
 
-/// Waits for the API server; then policies first, as at every start, networks and services next.
+/// Waits for the API server; then applies policies first, as at every start, networks and services next.
 pub(super) async fn begin(node: Node, watches: Watches, cluster: Cluster, changes: UplinkChanges) {
     watches.synced().await;
     let objects = watches.objects();

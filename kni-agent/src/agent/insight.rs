@@ -1,4 +1,4 @@
-//! What operators ask about flows, policy and services, from whoever knows.
+//! Implements queries about flows, policy and services with the services of the agent.
 
 use std::sync::Arc;
 

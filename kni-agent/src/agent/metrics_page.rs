@@ -1,4 +1,4 @@
-//! Serves the metrics page, as soon as its address can be had.
+//! Serves the metrics page as soon as its address is available.
 
 use std::{future::pending, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use super::Node;
 /// not up yet.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Ends when its task is aborted. An address that cannot be had keeps no pod waiting: it is tried again and again.
+/// Ends when its task is aborted. An unavailable address delays no pod: it is retried until it is available.
 pub(super) async fn serve(address: SocketAddr, node: Node) {
     let listener = bind(address).await;
     tracing::info!(%address, "serving metrics");

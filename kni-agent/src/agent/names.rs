@@ -1,4 +1,4 @@
-//! Says what numbers stand for, from what the attach service and the policies know.
+//! Resolves numbers to names with the data of the attach service and the policies.
 
 use std::{net::IpAddr, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! From the command line to what the dataplane and the services are told.
+//! Converts the command line to settings of the dataplane and the services.
 
 use anyhow::{Context as _, Result, bail};
 use kni_dataplane::{DataplaneOptions, FlowLifetimes, NodeConfig, XdpChoice};
@@ -38,7 +38,7 @@ pub(super) fn node_config(args: &ServeArgs) -> NodeConfig {
     }
 }
 
-/// XDP runs where something needs it, unless the operator says otherwise.
+/// XDP runs where a feature needs it, unless the operator sets the mode.
 pub(super) fn uplink(args: &ServeArgs) -> Result<UplinkOptions> {
     let UplinkArgs {
         uplink,
@@ -61,7 +61,7 @@ pub(super) fn uplink(args: &ServeArgs) -> Result<UplinkOptions> {
     })
 }
 
-/// CNI plugins, where they may be run.
+/// CNI plugins, where the options enable them.
 pub(super) fn plugins(args: &ServeArgs) -> Option<Plugins> {
     let PluginArgs {
         cni_backend,
@@ -78,7 +78,7 @@ pub(super) fn plugins(args: &ServeArgs) -> Option<Plugins> {
     })
 }
 
-/// The node's name as the kubelet writes it: in small letters.
+/// The node's name as the kubelet writes it: in lowercase.
 pub(super) fn place(args: &ServeArgs) -> NodePlace {
     let hostname = || match uname() {
         Ok(names) => names.nodename().to_string_lossy().to_lowercase(),

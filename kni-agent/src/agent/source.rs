@@ -1,4 +1,4 @@
-//! What the metrics page tells, from whoever knows.
+//! Provides the values of the metrics page from the services of the agent.
 
 use std::{collections::BTreeMap, fmt::Display};
 
@@ -51,7 +51,7 @@ impl Node {
             })
             .collect();
         for drop in self.dataplane.drops()? {
-            // Nobody's: before an endpoint was published, or at none at all.
+            // No owner: the packet was dropped before its endpoint was published, or belongs to no endpoint.
             let (owner, network) = owners.get(&drop.endpoint).cloned().unwrap_or_default();
             rows.push(Traffic {
                 owner,
@@ -79,7 +79,7 @@ impl Node {
         }
     }
 
-    /// As the last sweep of the flow tables counted them.
+    /// The counts of the last sweep of the flow tables.
     fn masquerade_ports(&self) -> Vec<PortUse> {
         let taken = self.dataplane.masquerade_ports().into_iter();
         let known = taken.filter_map(|((v4, protocol), used)| {
@@ -98,7 +98,7 @@ impl Node {
         known.collect()
     }
 
-    /// Nothing where the kernel was not asked to count: zeros would be mistaken for programs that cost nothing.
+    /// Empty where the kernel does not count runs: zeros would suggest programs without cost.
     fn program_runs(&self) -> Result<Vec<ProgramUse>, DataplaneError> {
         if self.counting.is_none() {
             return Ok(Vec::new());

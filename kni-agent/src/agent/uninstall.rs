@@ -1,4 +1,4 @@
-//! Takes what the agents wrote out of the cluster, when no node has an agent any more.
+//! Removes the agents' writes from the cluster when no node has an agent any more.
 
 use std::{
     fmt::Debug,
@@ -26,24 +26,24 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::UninstallArgs;
 
-/// Name of the agents' `DaemonSet` and of their `Lease`, and what their field managers' names begin with.
+/// Name of the agents' `DaemonSet` and of their `Lease`, and prefix of their field managers' names.
 const AGENT: &str = "kni-agent";
-/// Label of the `DaemonSet`'s pods once they clean up instead of serving.
+/// Label of the `DaemonSet`'s pods that clean up instead of serving.
 const TASK_LABEL: &str = "kni.dev/task";
-/// Annotation of pods that tells their interfaces; other agents of other networks write it as well.
+/// Annotation of pods with the status of their interfaces; agents of other networks write it as well.
 const STATUS_ANNOTATION: &str = "k8s.v1.cni.cncf.io/network-status";
-/// How often something that changes meanwhile is read and written again.
+/// Attempts to update an object that changes meanwhile.
 const TRIES: u32 = 10;
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Removes everything of ours from the cluster but what users made.
+/// Removes everything that the agents wrote from the cluster; objects of users stay.
 pub async fn uninstall(args: &UninstallArgs) -> Result<()> {
     let client = connect(args.cluster.kubeconfig.as_deref()).await?;
     wait_for_agents(&client, args).await?;
     release::<PodNetwork>(&client).await?;
     release::<PodNetworkAttachment>(&client).await?;
     release::<EgressPolicy>(&client).await?;
-    // Who reads it would take it for the present: a network whose status tells of pods is not to be deleted.
+    // A stale status would be taken for the current one: a network whose status counts pods must not be deleted.
     forget_status::<PodNetwork>(&client).await?;
     forget_status::<PodNetworkAttachment>(&client).await?;
     forget_status::<EgressPolicy>(&client).await?;
@@ -106,7 +106,7 @@ async fn wait_for_agents(client: &Client, args: &UninstallArgs) -> Result<()> {
     Ok(())
 }
 
-/// What is still to come until every node is cleaned up.
+/// The remaining work until every node is cleaned up.
 fn unfinished(set: &DaemonSet) -> Option<String> {
     let labels = set
         .spec
@@ -141,7 +141,7 @@ where
     Ok(listed.map(|list| list.items).unwrap_or_default())
 }
 
-/// An object by its address below the API's root, whatever its scope.
+/// Patches an object by its path below the API's root, in any scope.
 async fn patch<K>(client: &Client, object: &PartialObjectMeta<K>, subresource: &str, patch: &Value) -> kube::Result<()>
 where
     K: Resource<DynamicType = ()>,
@@ -157,7 +157,7 @@ where
     client.request::<Value>(request).await.map(drop)
 }
 
-/// Removes our finalizers, and with them what keeps an object that is to be deleted.
+/// Removes the agents' finalizers, which block the deletion of objects.
 async fn release<K>(client: &Client) -> Result<()>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned,
@@ -273,7 +273,7 @@ fn restored(done: kube::Result<()>, node: &str) -> Result<()> {
         .with_context(|| format!("removing taints and resources of node {node}"))
 }
 
-/// Removes the annotation that tells a pod's interfaces, if an agent of ours wrote it.
+/// Removes the annotation with a pod's interfaces, if a KNI agent wrote it.
 async fn restore_pod(client: &Client, pod: &PartialObjectMeta<Pod>) -> Result<()> {
     let written = |entry: &ManagedFieldsEntry| {
         let by_us = entry
@@ -299,14 +299,14 @@ async fn restore_pod(client: &Client, pod: &PartialObjectMeta<Pod>) -> Result<()
         .with_context(|| format!("removing an annotation of {}", shown(pod)))
 }
 
-/// What a merge patch removes.
+/// The keys that a merge patch removes.
 fn nulls<'a>(keys: impl Iterator<Item = &'a String>, ours: impl Fn(&str) -> bool) -> Map<String, Value> {
     keys.filter(|key| ours(key))
         .map(|key| (key.clone(), Value::Null))
         .collect()
 }
 
-/// Whether a qualified name is of our group.
+/// Whether a qualified name belongs to KNI's API group.
 fn is_ours(name: &str) -> bool {
     name.split_once('/').is_some_and(|(group, _)| group == GROUP)
 }
@@ -315,7 +315,7 @@ fn is_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409)
 }
 
-/// Nothing where the object, or its kind, does not exist.
+/// `None` where the object, or its kind, does not exist.
 fn if_there<T>(outcome: kube::Result<T>) -> kube::Result<Option<T>> {
     match outcome {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
