@@ -1,4 +1,4 @@
-//! Works for later pods while no client is served: completes provisional interfaces and fills the pool.
+//! Prepares later pods while no client is served: completes provisional interfaces and fills the pool.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,11 +6,11 @@ use crate::{namespaces::NamespacePool, registry::Registry, sandboxes::Sandboxes}
 
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long no client has been served before work for later ones begins. The kubelet attaches within some
-/// milliseconds after it created; pods of a burst follow each other faster than this.
+/// How long no client has been served before preparation begins. The kubelet attaches within some milliseconds after it
+/// created; pods of a burst follow each other faster than this.
 const QUIET: Duration = Duration::from_millis(150);
 
-/// Runs until the agent stops. The costs lie under the kernel's rtnl lock, which attaches need too.
+/// Runs until the agent stops. The expensive steps hold the kernel's rtnl lock, which attaches need too.
 pub(crate) async fn run(registry: Arc<Registry>, sandboxes: Arc<Sandboxes>, namespaces: Arc<NamespacePool>) {
     while !registry.is_stopping() {
         if !sandboxes.has_provisional() && !namespaces.needs_prewarming() {

@@ -1,4 +1,5 @@
-//! Removes everything of ours from the node, with the agent stopped: recorded interfaces and those that carry our marks.
+//! Removes everything that the agent made from the node, with the agent stopped: recorded interfaces and those that
+//! carry its marks.
 
 use kni_model::Sandbox;
 use kni_netlink::{self as netlink, Netlink, Netns};
@@ -43,7 +44,8 @@ pub async fn cleanup(store: Option<&Store>) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Interfaces that are no veth pairs of ours, while their namespaces still exist. Refusals of plugins stop nothing else.
+/// Removes interfaces other than veth pairs, while their namespaces still exist. A plugin that refuses delays no other
+/// removal.
 async fn remove_other_kinds(contents: &Contents, netlink: &Netlink) -> Result<(), AttachError> {
     let home = Netns::current().map_err(Subject::node().failed("opening the node's namespace"))?;
     for sandbox in &contents.sandboxes {

@@ -58,7 +58,7 @@ pub enum ErrorKind {
     AddressesExhausted {
         /// The network.
         network: NetworkName,
-        /// Which family.
+        /// The exhausted address family.
         reason: String,
     },
     /// A requested address is not available.

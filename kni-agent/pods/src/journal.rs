@@ -1,8 +1,8 @@
-//! Replays deletes that CNI plugins wrote down while the agent was away.
+//! Replays deletes that CNI plugins recorded while the agent was away.
 //!
-//! A plugin writes a file for each interface and exits with success, so the agent owes the delete. A file that is there
-//! when an interface is added is older than that call, since runtimes never run two calls for one container at once: it
-//! is done first. One that appears later is newer.
+//! A plugin writes a file for each interface and exits with success, so the agent must perform the delete. A file that
+//! exists when an interface is added is older than that call, since runtimes never run two calls for one container at
+//! once: its delete is performed first. A file that appears later is newer.
 
 use std::{
     fs, io,
@@ -17,21 +17,21 @@ use tokio::sync::Mutex;
 
 use crate::{error::AttachError, registry::Registry, sandboxes::Sandboxes};
 
-/// How often the agent looks for files while it runs: plugins that gave up on it write them too.
+/// How often the agent looks for files while it runs: plugins whose calls to the agent timed out write them too.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Files that are being written have names with a dot in front; older ones are of plugins that were killed.
+/// Unfinished files have names with a dot in front; older ones belong to plugins that were killed.
 const UNFINISHED_FOR: Duration = Duration::from_mins(10);
 
-/// The files of one node.
+/// The pending deletes of one node.
 pub(crate) struct DeleteJournal {
     sandboxes: Arc<Sandboxes>,
     state_dir: PathBuf,
-    /// Held from before a file is read until it is gone, so that what was read is never done after it was done.
+    /// Held from before a file is read until it is removed, so that no delete is performed twice.
     one_at_a_time: Mutex<()>,
 }
 
 impl DeleteJournal {
-    /// The files below `state_dir`, which need not exist.
+    /// The files below `state_dir`, which may be missing.
     pub(crate) fn new(sandboxes: &Arc<Sandboxes>, state_dir: PathBuf) -> Self {
         Self {
             sandboxes: Arc::clone(sandboxes),
@@ -60,7 +60,7 @@ impl DeleteJournal {
     /// Performs the pending delete of a sandbox that is about to be attached. Costs one system call if there is none.
     pub(crate) async fn complete(&self, sandbox: &SandboxId) -> Result<(), AttachError> {
         let file = PendingDelete::file(&self.state_dir, sandbox.as_str());
-        // The file goes when its delete is done: one that is not there needs no lock.
+        // The file is removed after its delete is performed: a missing file needs no lock.
         if file.exists() {
             self.complete_file(&file).await
         } else {
@@ -106,7 +106,7 @@ impl DeleteJournal {
     }
 }
 
-/// Removes all files, whose interfaces are gone already, and the folders that are empty then.
+/// Removes all files, whose interfaces are gone already, and the folders that become empty.
 pub fn remove_pending_deletes(state_dir: &Path) {
     let folder = PendingDelete::folder(state_dir);
     for file in files(&folder).unwrap_or_default() {
@@ -115,12 +115,12 @@ pub fn remove_pending_deletes(state_dir: &Path) {
         }
     }
     for folder in folder.ancestors().take(2) {
-        // What holds anything else stays.
+        // A folder with other files stays.
         fs::remove_dir(folder).ok();
     }
 }
 
-/// The whole files, in the order of their names. Removes what was never finished.
+/// The complete files, in the order of their names. Removes old unfinished ones.
 fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -141,7 +141,7 @@ fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Why a file is no pending delete.
+/// Why a file is not a valid pending delete.
 #[derive(Debug, thiserror::Error)]
 enum Rejection {
     #[error(transparent)]
@@ -167,7 +167,7 @@ fn read(file: &Path, bytes: &[u8]) -> Result<(PendingDelete, SandboxId), Rejecti
     Ok((pending, sandbox))
 }
 
-/// Out of the way, but for people to see.
+/// Renames the file so that it is not read again, and keeps it for inspection.
 fn move_aside(file: &Path, reason: &str) {
     tracing::error!(file = %file.display(), reason, "not a delete of a CNI plugin; moved aside");
     let aside = file.parent().and_then(Path::parent).map(|dir| dir.join("rejected"));

@@ -1,4 +1,4 @@
-//! Holds the drivers of the kernel that the owners share.
+//! Holds the kernel drivers that the owners share.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::error::{AttachError, Subject};
 /// The node's kernel.
 pub(crate) struct Kernel {
     pub(crate) netlink: Netlink,
-    /// A connection of its own, so that long removals delay no attach.
+    /// A separate connection, so that long removals delay no attach.
     pub(crate) teardown: Netlink,
     pub(crate) dataplane: Arc<Dataplane>,
     /// The node's own namespace, to which moved devices return.

@@ -121,7 +121,7 @@ impl NetworkRegistry {
         views
     }
 
-    /// Adds what only the plugins of a network declare. Without the state's lock: it may read files.
+    /// Adds the readiness of a network's plugins. Without the state's lock: it may read files.
     fn add_readiness(&self, view: &mut NetworkView) {
         match self.plugin_readiness(&view.network.spec.provider) {
             Some(Ok(capabilities)) => view.features.retain(|feature| match feature {
@@ -224,7 +224,7 @@ fn number(
             None => unused_id(&state.network_ids)?,
         };
         let network = Network { id, spec };
-        // The next agent must know it even if its manifest is gone by then.
+        // The next agent must know the number even if the network's manifest is gone by then.
         if state.networks.get(&name).is_none_or(|known| known.network != network) {
             state.commit(Change::new().network(&network))?;
             state.network_ids.insert(name.clone(), id);
@@ -260,7 +260,7 @@ fn routes_of(spec: &NetworkSpec) -> NetworkRoutes {
         subnets: spec.subnets.clone(),
         service_subnets: spec.service_subnets.clone(),
         egress: match spec.egress {
-            // The node's stack has no part in other networks, whose addresses may overlap with the node's.
+            // The node's stack does not route other networks, whose addresses may overlap with the node's.
             EgressMode::Route if spec.default => RouteEgress::Stack,
             EgressMode::None | EgressMode::Route => RouteEgress::None,
             EgressMode::Masquerade => RouteEgress::Masquerade {
@@ -270,7 +270,8 @@ fn routes_of(spec: &NetworkSpec) -> NetworkRoutes {
     }
 }
 
-/// Attachments have host access, or have not, for life: so the default network cannot change while it has any.
+/// Host access of an attachment is fixed for its lifetime, so the default network cannot change while it has
+/// attachments.
 fn retain_default(
     state: &State,
     desired: Vec<(NetworkSpec, String)>,

@@ -76,7 +76,7 @@ pub(crate) fn plan(
     Ok(planned)
 }
 
-/// An interface that a CNI plugin adds to a pod's own one leaves it its default routes.
+/// An interface that a CNI plugin adds beside the pod's primary one does not take over the default routes.
 fn wants_default_route(request: &AttachRequest) -> bool {
     let additional = request.cni.as_ref().is_some_and(CniAttachment::is_additional);
     request.primary.default_route.unwrap_or(!additional)

@@ -47,8 +47,9 @@ pub struct PodsOptions {
 /// The attach service. Clones share it.
 ///
 /// # Guarantees
-/// - Idempotent by sandbox: a repeated attach gives the same answer, detach and delete of unknown sandboxes succeed (I6).
-/// - All or nothing: a failed attach leaves nothing behind, also when the agent is killed in its middle.
+/// - Idempotent by sandbox: a repeated attach gives the same answer, detach and delete of unknown sandboxes succeed
+///   (I6).
+/// - All or nothing: a failed attach leaves nothing behind, even when the agent is killed during the attach.
 /// - When attach returns, traffic flows as the policies allow; when detach returns, none does, and the addresses are free.
 /// - A call that has begun is finished even if the caller goes away, and is bounded in time.
 ///
@@ -90,7 +91,7 @@ impl Service {
             let Err(error) = self.sandboxes.attach(&child).await else {
                 continue;
             };
-            // The controllers repair running pods in the background.
+            // The controllers correct running pods in the background.
             if known {
                 tracing::warn!(%error, "an additional interface of an attached pod cannot be made");
                 continue;
@@ -185,8 +186,8 @@ impl Pods {
             .await
     }
 
-    /// Attaches a pod as a client requests it, with the additional interfaces that its cluster has for it; see the type's
-    /// guarantees.
+    /// Attaches a pod as a client requests it, with the additional interfaces that the cluster declares for it; see the
+    /// type's guarantees.
     pub async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
         self.run(|service| async move { service.attach(request).await }).await
     }

@@ -1,6 +1,6 @@
 //! Completes a request in a cluster with what the cache has of the pod: its labels, networks and attachments.
 //!
-//! Everything is local. What the cache does not have yet is awaited for a moment, never requested.
+//! Reads only the cache. Objects that the cache does not have yet are awaited for a limited time, never requested.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// How long an attach waits for objects that the watches are about to report, or for an address block that is being
-/// taken. The runtime repeats a failed call.
+/// allocated. The runtime repeats a failed call.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A complete request.
@@ -73,7 +73,7 @@ impl Preparation<'_> {
                 let tables = self.cluster.tables();
                 let behind = tables.missing();
                 if let Some(first) = behind.first() {
-                    // The kubelet repeats the call: waiting here gains nothing.
+                    // The kubelet repeats the call: waiting here has no benefit.
                     let reason = format!("the agent has not read the cluster's {first} yet");
                     return Err(Subject::from(request).not_ready(reason));
                 }
@@ -92,8 +92,8 @@ impl Preparation<'_> {
         }
     }
 
-    /// A network of which the node has no address left gets a block, if there is one. The controller of blocks usually took
-    /// it when the pod was assigned to the node.
+    /// A network without a free address on the node gets a block, if one is left. The controller of blocks usually
+    /// allocated it when the pod was assigned to the node.
     async fn wait_for_blocks(&self, request: &AttachRequest, additional: &[AttachRequest], deadline: Instant) {
         let mut changes = self.registry.changes();
         loop {

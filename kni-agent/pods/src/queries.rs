@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use crate::pods::Pods;
 
-/// How much of everything there is.
+/// Numbers of sandboxes, attachments and pending work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Sandboxes, complete or not.
@@ -25,7 +25,7 @@ pub struct Counts {
 }
 
 impl Pods {
-    /// How much of everything there is.
+    /// Numbers of sandboxes, attachments and pending work.
     pub fn counts(&self) -> Counts {
         let state = self.service.registry.lock();
         Counts {

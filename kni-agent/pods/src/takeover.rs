@@ -44,7 +44,7 @@ impl Takeover<'_> {
         for sandbox in unfinished {
             tracing::info!(pod = %sandbox.pod, sandbox = %sandbox.id, "finishing an interrupted call");
             if let Err(error) = self.sandboxes.detach_locked(&sandbox).await {
-                // It stays recorded; the client's next call for it, or the next start, continues with it.
+                // The record stays; the client's next call for it, or the next start, continues with it.
                 tracing::error!(%error, "cannot finish an interrupted call");
             }
         }
@@ -58,7 +58,7 @@ impl Takeover<'_> {
         self.interfaces.return_strays(self.registry).await
     }
 
-    /// Removes everything that carries our marks and is in no record.
+    /// Removes everything that carries the agent's marks and is in no record.
     async fn sweep(&self) -> Result<(), AttachError> {
         let node = Subject::node();
         let known = self.known_endpoints();
@@ -173,7 +173,8 @@ fn adopt_resources(state: &mut State, sandbox: &Sandbox) {
     }
 }
 
-/// As they were, until the manifests change them: networks with attached pods do not vanish with their manifests.
+/// Adopts the recorded networks until the manifests change them: networks with attached pods do not vanish with their
+/// manifests.
 fn adopt_networks(state: &mut State, networks: Vec<Network>) {
     for network in networks {
         let name = network.spec.name.clone();

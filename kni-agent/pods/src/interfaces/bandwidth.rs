@@ -8,7 +8,7 @@ use crate::{
     kernel::Kernel,
 };
 
-/// Before the interface is published. The pod cannot lift the limit: that takes `CAP_NET_ADMIN` in its namespace.
+/// Runs before the interface is published. The pod cannot lift the limit: that takes `CAP_NET_ADMIN` in its namespace.
 pub(super) async fn limit(
     kernel: &Kernel,
     attachment: &Attachment,

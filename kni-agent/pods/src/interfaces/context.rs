@@ -9,7 +9,7 @@ use kni_netlink::{Netlink, Netns};
 use super::offers::Offers;
 use crate::error::{AttachError, Subject};
 
-/// A request and the namespace that it is about.
+/// A request and its namespace.
 #[derive(Clone, Copy)]
 pub(crate) struct Attempt<'a> {
     pub(crate) request: &'a AttachRequest,
@@ -17,7 +17,7 @@ pub(crate) struct Attempt<'a> {
     pub(crate) subject: &'a Subject,
 }
 
-/// The parts of a network that matter to its interfaces.
+/// The parts of a network that its interfaces need.
 #[derive(Debug, Default)]
 pub(crate) struct Link {
     pub(super) subnets: Vec<IpNet>,

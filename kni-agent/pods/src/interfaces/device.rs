@@ -1,7 +1,7 @@
 //! Moves devices of the node into pods, one pod at a time, and returns them as they were.
 //!
-//! A moved device carries an alias with its original settings. The alias is set before the device moves and goes last,
-//! so that whoever finds the device, wherever the kernel has put it, can finish its return.
+//! A moved device carries an alias with its original settings. The alias is set before the device moves and removed
+//! last, so that any agent that finds the device, in whichever namespace, can finish its return.
 
 use std::{
     net::IpAddr,
@@ -62,7 +62,7 @@ fn holder(state: &State, device: &IfName) -> Option<String> {
     Some(format!("pod {} (sandbox {})", sandbox.pod, sandbox.id))
 }
 
-/// The present settings of a device that may move into a pod.
+/// The current settings of a device that may move into a pod.
 pub(super) async fn offer(kernel: &Kernel, device: &IfName) -> Result<LentDevice, DeviceRefusal> {
     let link = kernel.netlink.get_link(device).await?.ok_or(DeviceRefusal::Missing)?;
     refuse_used(kernel, &link).await?;
@@ -76,7 +76,7 @@ pub(super) async fn offer(kernel: &Kernel, device: &IfName) -> Result<LentDevice
     })
 }
 
-/// Devices that the node or a pod uses stay where they are.
+/// Refuses devices that the node or a pod uses.
 async fn refuse_used(kernel: &Kernel, link: &Link) -> Result<(), DeviceRefusal> {
     if netlink::own::is_our_link(&link.name, link.alias.as_deref()) {
         return Err(DeviceRefusal::PodInterface);
@@ -142,7 +142,7 @@ pub(super) async fn make(
     plain::configure(build, attachment, &inside).await
 }
 
-/// Returns a device from a pod, or from wherever the kernel has put it. Idempotent.
+/// Returns a device from a pod, or from the namespace to which the kernel moved it. Idempotent.
 pub(super) async fn take_back(
     home: &Netns,
     netlink: &Netlink,
@@ -162,7 +162,7 @@ pub(super) async fn take_back(
         if let Some((link, _)) = found.into_iter().find(|(_, found)| found.device == moved.device) {
             return restore(netlink, &link, moved).await;
         }
-        // Back already, or never away.
+        // Returned already, or never moved.
         if netlink.get_link(&moved.device).await?.is_some() {
             return Ok(());
         }
@@ -184,7 +184,7 @@ async fn restore(netlink: &Netlink, link: &Link, moved: &LentDevice) -> netlink:
     netlink.restore_moved_device(link.ifindex, moved).await
 }
 
-/// Restores devices that fell back to the node and that no record has.
+/// Restores devices that fell back to the node and are in no record.
 pub(crate) async fn return_strays(kernel: &Kernel, registry: &Registry) -> netlink::Result<()> {
     for (link, moved) in kernel.netlink.list_moved_devices().await? {
         if holder(&registry.lock(), &moved.device).is_some() {

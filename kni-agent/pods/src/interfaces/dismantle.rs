@@ -1,4 +1,4 @@
-//! Takes interfaces away, for an agent that runs and for one that does not.
+//! Removes interfaces, with a running agent and without one.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use kni_plugins::CniError;
 use super::{device, plugins};
 use crate::kernel::Kernel;
 
-/// Why an interface could not be taken away.
+/// Why an interface could not be removed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DismantleError {
     #[error("{}", error_chain(.0))]
@@ -23,8 +23,8 @@ pub(crate) enum DismantleError {
     Device { device: IfName, error: netlink::Error },
 }
 
-/// Takes an interface away, as far as that must be done before its addresses are free: all of it, except for a veth pair
-/// of ours, which the reaper deletes later. Idempotent.
+/// Removes an interface, as far as its addresses require it before they are free: all of it, except for a veth pair of
+/// the agent, which the reaper deletes later. Idempotent.
 pub(super) async fn dismantle(
     kernel: &Kernel,
     sandbox: &Sandbox,
@@ -38,7 +38,7 @@ pub(super) async fn dismantle(
         InterfaceKind::Cni(_) => {
             kernel.dataplane.withdraw(attachment.endpoint)?;
             remove_inside(&kernel.home, &kernel.teardown, sandbox, attachment).await?;
-            // Also where the record names no host end: an agent that was killed may not have written it.
+            // Even where the record names no host end: a killed agent may not have recorded it.
             kernel.dataplane.unpin(attachment.endpoint)?;
         }
         InterfaceKind::Macvlan(_) | InterfaceKind::HostDevice(_) | InterfaceKind::Tap(_) => {
@@ -78,7 +78,7 @@ pub(crate) async fn remove_inside(
     }
 }
 
-/// With its namespace it is gone as well.
+/// Without its namespace the interface is gone as well.
 async fn delete_inside(
     sandbox: &Sandbox,
     attachment: &Attachment,
@@ -93,7 +93,7 @@ async fn delete_inside(
     Ok(())
 }
 
-/// The namespace of a sandbox, by its path or, where that is gone already, by a process that lives in it.
+/// The namespace of a sandbox, by its path or, where the path is gone, by a process in it.
 async fn find_namespace(sandbox: &Sandbox) -> Option<Netns> {
     let (path, expected) = (sandbox.netns.clone(), sandbox.netns_identity);
     let found = tokio::task::spawn_blocking(move || {

@@ -12,16 +12,16 @@ pub(crate) struct Ends {
     pub(crate) ifindex: u32,
     pub(crate) mac: MacAddr,
     pub(crate) host_ifname: IfName,
-    /// 0 where there is no host end of ours.
+    /// 0 for kinds without a host end of the agent.
     pub(crate) host_ifindex: u32,
     pub(crate) host_mac: MacAddr,
 }
 
 impl Ends {
-    /// Those of an interface that does not exist yet.
+    /// The ends of an interface that does not exist yet.
     pub(crate) fn of(kind: &InterfaceKind, ifname: &IfName, endpoint: EndpointId) -> Self {
         let (mac, host_ifname, host_ifindex) = match kind {
-            // The random part of the name tells apart the owners that a number has over time.
+            // The random part of the name distinguishes the successive owners of an endpoint number.
             InterfaceKind::Veth => {
                 let host_ifname = IfName::host_end(endpoint, fastrand::u16(..));
                 (random_mac(), host_ifname, IFINDEX_BASE + endpoint.0)
@@ -54,7 +54,7 @@ impl From<WarmInterface> for Ends {
     }
 }
 
-/// The removal that remains to be done after a detach: that of a veth pair of ours. Other kinds are gone by then.
+/// The removal that remains after a detach: that of a veth pair of the agent. Other kinds are gone by then.
 pub(crate) fn deferred_removal(sandbox: &Sandbox, attachment: &Attachment) -> Option<Removal> {
     match attachment.kind {
         InterfaceKind::Veth => Some(Removal {

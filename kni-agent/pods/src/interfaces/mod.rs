@@ -1,4 +1,4 @@
-//! Makes, checks, adopts and takes away the interfaces of attachments: one provider for each kind.
+//! Makes, checks, adopts and removes the interfaces of attachments: one provider for each kind.
 
 mod bandwidth;
 mod context;
@@ -144,7 +144,7 @@ impl Interfaces {
         plugin_veth::attach(&self.kernel, attachment, subject).await
     }
 
-    /// Takes an interface away, as far as that must be done before its addresses are free.
+    /// Removes an interface, as far as its addresses require it before they are free.
     pub(crate) async fn dismantle(&self, sandbox: &Sandbox, attachment: &Attachment) -> Result<(), DismantleError> {
         dismantle::dismantle(&self.kernel, sandbox, attachment).await
     }
@@ -168,7 +168,7 @@ impl Interfaces {
                         error = error_chain(&error), "cannot adopt the interface that a plugin made");
                 }
             }
-            // They do not depend on the agent.
+            // These kinds do not depend on the agent.
             InterfaceKind::Macvlan(_)
             | InterfaceKind::HostDevice(_)
             | InterfaceKind::Tap(_)
@@ -183,7 +183,7 @@ impl Interfaces {
         }
     }
 
-    /// Restores devices that fell back to the node and that no record has.
+    /// Restores devices that fell back to the node and are in no record.
     pub(crate) async fn return_strays(&self, registry: &Registry) -> Result<(), AttachError> {
         let returned = device::return_strays(&self.kernel, registry).await;
         returned.map_err(Subject::node().failed("returning devices"))

@@ -6,7 +6,8 @@ use kni_model::{IfName, error_chain, provider::LentDevice};
 use kni_netlink as netlink;
 use kni_plugins::{Call, Configuration};
 
-/// What providers have for a request: looked up before the state is locked, used under the lock and after it.
+/// The resources that providers offer for a request: looked up before the state is locked, used under the lock and
+/// after it.
 #[derive(Debug, Default)]
 pub(crate) struct Offers {
     /// Devices of the node, or why each cannot move into a pod.

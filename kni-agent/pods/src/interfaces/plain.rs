@@ -1,4 +1,4 @@
-//! Configures interfaces on a link that others share: addresses, gateways and routes.
+//! Configures interfaces on a shared parent link: addresses, gateways and routes.
 
 use std::net::IpAddr;
 

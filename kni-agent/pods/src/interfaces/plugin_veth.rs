@@ -10,8 +10,8 @@ use crate::{
     kernel::Kernel,
 };
 
-/// From here on policy applies to the packets of the interface. Called when the plugins are done: addresses and host
-/// end are known only then.
+/// Starts to enforce policy on the packets of the interface. Called after the plugins: addresses and host end are known
+/// only then.
 pub(super) async fn attach(kernel: &Kernel, attachment: &Attachment, subject: &Subject) -> Result<(), AttachError> {
     let (dataplane, attachment) = (Arc::clone(&kernel.dataplane), attachment.clone());
     tokio::task::spawn_blocking(move || begin(&dataplane, &attachment))

@@ -1,4 +1,4 @@
-//! Makes interfaces through CNI plugins: their calls, and what of their results the agent records.
+//! Makes interfaces through CNI plugins: their calls, and the recorded parts of their results.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ use crate::{
     registry::Registry,
 };
 
-/// Why networks of plugins are refused by most agents.
+/// Why most agents refuse networks of plugins.
 pub(crate) const NO_BACKEND: &str = "provider CNI needs an agent that runs with --cni-backend";
 
 /// The configuration and the call of a planned interface. Reads the configuration.
@@ -139,13 +139,13 @@ async fn host_end(kernel: &Kernel, link: &Link, netns: &Netns) -> kni_netlink::R
     let Some(host) = kernel.netlink.get_link(peer).await? else {
         return Ok(None);
     };
-    // An index means one interface in each namespace.
+    // An index identifies an interface only within its namespace.
     let is_peer = host.veth && host.peer_ifindex == Some(link.ifindex) && host.peer_netnsid.is_some();
     let there = kernel.netlink.netns_id(netns).await?;
     Ok(Some(host).filter(|host| is_peer && host.peer_netnsid == there))
 }
 
-/// Records the facts of the kernel where it has them, otherwise those of the plugins.
+/// Records the kernel's values where the kernel has them, otherwise those of the plugins.
 fn note(
     attachment: &mut Attachment,
     interface: &mut CniInterface,

@@ -29,7 +29,7 @@ pub fn problems_without_row(sandbox: &Sandbox, attachment: &Attachment) -> Vec<S
     if !facts.up {
         problems.push(format!("interface {ifname} is down"));
     }
-    // The guest of a tap device has the addresses.
+    // The guest behind a tap device configures the addresses.
     if !matches!(kind, InterfaceKind::Tap(_)) {
         let missing = attachment
             .addresses()

@@ -118,7 +118,7 @@ pub(crate) async fn make_pair(
     Ok(indexes.pod)
 }
 
-/// Waits inside the kernel, for rtnl or for RCU grace periods: not on a worker thread.
+/// Runs on a blocking thread: it waits inside the kernel, for rtnl or for RCU grace periods.
 async fn attach_programs(
     kernel: &Kernel,
     ifname: IfName,
@@ -155,7 +155,7 @@ async fn fit_prewarmed(
             .await
             .map_err(failed("setting the MTU"))?;
     }
-    // A requested MAC address; setting the present one again costs nothing.
+    // A requested MAC address; setting the current one again costs nothing.
     pod.set_mac(attachment.ifindex, attachment.mac)
         .await
         .map_err(failed("setting the MAC address"))
@@ -182,7 +182,7 @@ async fn ensure_host_routes(kernel: &Kernel, attachment: &Attachment, subject: &
 /// Takes over the interface of an earlier agent: its row stays as it is and its links move to the new programs in place.
 pub(super) async fn adopt(kernel: &Kernel, attachment: &Attachment, subject: &Subject) {
     let dataplane = &kernel.dataplane;
-    // Rows first: in maps that are new, the programs would find none.
+    // Rows first: with new, empty maps the programs would find no row.
     let adopted = dataplane
         .republish(&EndpointConfig::from(attachment))
         .and_then(|()| dataplane.adopt(attachment.host_ifname.as_str(), attachment.endpoint))
@@ -191,7 +191,7 @@ pub(super) async fn adopt(kernel: &Kernel, attachment: &Attachment, subject: &Su
     if adopted.is_err()
         && let Err(error) = kernel.netlink.set_down(attachment.host_ifindex).await
     {
-        // Its programs are unknown now: no traffic is better than traffic that no policy sees (I1).
+        // The state of its programs is unknown: no traffic is better than traffic without policy (I1).
         tracing::error!(ifname = %attachment.host_ifname, error = error_chain(&error), "cannot set it down either");
     }
     let routed = ensure_host_routes(kernel, attachment, subject).await;
@@ -200,7 +200,7 @@ pub(super) async fn adopt(kernel: &Kernel, attachment: &Attachment, subject: &Su
     }
 }
 
-/// The pod reaches through this interface the network's own ranges and those of its Services.
+/// Through this interface the pod reaches the network's own ranges and those of its Services.
 fn pod_config(attachment: &Attachment, build: &Build<'_>) -> PodInterfaceConfig {
     let routes: Vec<IpNet> = [&build.link.subnets, &build.link.service_subnets]
         .into_iter()

@@ -11,8 +11,8 @@ use crate::{
     kernel::Kernel,
 };
 
-/// Makes the pod end, which is up, fit for XDP and attaches the program. Before the endpoint is published: no packet that
-/// the pod sent before, with an unfinished checksum, is forwarded.
+/// Prepares the pod end, which is up, for XDP and attaches the program. Runs before the endpoint is published: no
+/// earlier packet of the pod, with an unfinished checksum, is forwarded.
 pub(super) async fn attach(
     kernel: &Kernel,
     attachment: &Attachment,
@@ -37,7 +37,7 @@ pub(super) async fn attach(
         .map_err(|error| refused(&error))
 }
 
-/// Moves the program of an adopted interface to this agent's; attaches it where it is missing.
+/// Replaces the program of an adopted interface by this agent's; attaches it where it is missing.
 pub(super) fn adopt(kernel: &Kernel, attachment: &Attachment) -> Result<(), DataplaneError> {
     if !attachment.xdp {
         return Ok(());

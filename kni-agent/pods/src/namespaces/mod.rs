@@ -76,12 +76,12 @@ impl NamespacePool {
         }
     }
 
-    /// An unused path: pod names are not part of it, so paths of two pods never collide.
+    /// An unused path: it contains no pod name, so paths of two pods never collide.
     fn fresh_path(&self) -> PathBuf {
         self.netns_dir.join(format!("kni-{:016x}", fastrand::u64(..)))
     }
 
-    /// The path for a prefix that leads elsewhere than the usual folder.
+    /// The path for a prefix that is outside the usual folder.
     fn location(&self, subject: &Subject, prefix: &str) -> Result<Option<PathBuf>, AttachError> {
         if prefix.is_empty() {
             return Ok(None);
@@ -128,8 +128,8 @@ impl NamespacePool {
         Ok(Some(path))
     }
 
-    /// Binds a namespace of ours to the sandbox before anything can fail, so that deleting the sandbox removes it. One
-    /// whose sandbox was detached passes to the new one: deleting the old sandbox must not touch it any more.
+    /// Binds a namespace of the agent to the sandbox before any step can fail, so that deleting the sandbox removes it.
+    /// One whose sandbox was detached passes to the new one: deleting the old sandbox must not affect it any more.
     pub(crate) fn bind(&self, sandbox: &SandboxId, netns: &Netns) -> Result<(), AttachError> {
         let mut state = self.registry.lock();
         let Some(record) = state.namespace_of(netns.id()) else {
@@ -166,7 +166,7 @@ impl NamespacePool {
         }
     }
 
-    /// The namespace stays, an attach in it will make a new interface.
+    /// The namespace stays; an attach in it will make a new interface.
     fn discard(&self, record: &NamespaceRecord, warm: &WarmInterface) -> Result<(), AttachError> {
         let kept = NamespaceRecord {
             warm: None,
@@ -204,7 +204,7 @@ impl NamespacePool {
         Ok(())
     }
 
-    /// From here on no attach finds the namespace. In memory only: a restarted agent reads the record as it was, and
+    /// From here on no attach finds the namespace. In memory only: a restarted agent reads the unchanged record, and
     /// finds that the namespace is gone or receives the client's call again.
     fn withhold(&self, record: &NamespaceRecord) -> bool {
         let mut state = self.registry.lock();
@@ -230,7 +230,7 @@ impl NamespacePool {
         let retained = match &record.used_by {
             NamespaceUse::Making => false,
             NamespaceUse::Warm | NamespaceUse::Given { .. } => whole,
-            // Only the client's delete ends it.
+            // Only the client's delete removes it.
             NamespaceUse::Bound { .. } => true,
         };
         if !retained {

@@ -1,4 +1,4 @@
-//! Prewarms namespaces: makes them for later pods, each with a veth pair and its programs.
+//! Prewarms namespaces for later pods, each with a veth pair and its programs.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ impl NamespacePool {
     /// Adds one namespace to the pool.
     pub(crate) async fn prewarm(&self) -> Result<(), AttachError> {
         let Some((making, warm)) = self.record_prewarming()? else {
-            // All endpoints are in use: an attach needs them more than the pool.
+            // All endpoints are in use: attaches take precedence over the pool.
             tokio::time::sleep(PAUSE).await;
             return Ok(());
         };

@@ -57,7 +57,7 @@ impl Registry {
     /// The state, and the right to change it.
     pub(crate) fn lock(&self) -> Locked<'_> {
         Locked {
-            // A panic while it was held is a bug, but the records it guards are written whole.
+            // A panic while the lock was held is a bug, but the records it guards are complete.
             state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
             registry: self,
         }

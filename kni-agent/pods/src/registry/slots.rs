@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use kni_model::EndpointId;
 
-/// Numbers 1 to capacity. A freed number comes back last, so that stale observations of it die out.
+/// Numbers 1 to capacity. A freed number is reused last, so that stale observations of it expire.
 #[derive(Debug)]
 pub(crate) struct Slots {
     capacity: u32,

@@ -16,14 +16,14 @@ use crate::{
     plan::{self, PlannedInterface},
 };
 
-/// The agent's own limit for one attach. Checked between steps, each of which is bounded by its driver, so that nothing
-/// is abandoned half done.
+/// The agent's own limit for one attach. Checked between steps, each of which is bounded by its driver, so that no step
+/// is abandoned halfway.
 const ATTACH_DEADLINE: Duration = Duration::from_secs(20);
 
 impl Sandboxes {
     /// Idempotent by sandbox, all or nothing.
     pub(crate) async fn attach(&self, request: &AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
-        // An additional interface of a pod neither comes nor stays while the pod's own sandbox goes.
+        // The pod's own sandbox stays locked: it must not be detached while an additional interface is attached.
         let _parent_stays = match &request.parent {
             Some(parent) => Some(self.locks.lock(parent.as_str()).await),
             None => None,
@@ -97,7 +97,7 @@ impl Sandboxes {
         let _one_at_a_time = self.locks.lock(sandbox.as_str()).await;
         match netlink::netns::open(path) {
             Ok(netns) => self.namespaces.bind(sandbox, &netns),
-            // The agent made none that cannot be opened.
+            // A namespace that cannot be opened is none of the agent's.
             Err(_not_ours) => Ok(()),
         }
     }

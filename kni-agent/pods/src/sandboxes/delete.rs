@@ -41,7 +41,7 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// The path names one namespace, so its sandbox is meant although the request has no id.
+    /// Deletes without a sandbox id: the path identifies one namespace, and so its sandbox.
     async fn delete_by_path(&self, path: &Path) -> Result<(), AttachError> {
         let record = self.registry.lock().namespace_at(path);
         let Some(NamespaceRecord {
@@ -54,7 +54,7 @@ impl Sandboxes {
         };
         let _one_at_a_time = self.locks.lock(sandbox.as_str()).await;
         let attached = self.registry.lock().sandbox(sandbox).map(|found| found.netns_identity);
-        // A refused attach has bound the namespace to a sandbox that lives in another one.
+        // A refused attach has bound the namespace to a sandbox that is attached in another one.
         if attached.is_some() && attached == *identity {
             self.detach_if_known(sandbox).await?;
         }

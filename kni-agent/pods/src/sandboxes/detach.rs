@@ -27,7 +27,7 @@ impl Sandboxes {
         }
     }
 
-    /// The additional interfaces of a pod go before the pod's own sandbox, all of them even if one cannot.
+    /// Detaches the additional interfaces of a pod before the pod's own sandbox, all of them even if one fails.
     async fn detach_children(&self, id: &SandboxId) -> Result<(), AttachError> {
         let children: Vec<Arc<Sandbox>> = {
             let state = self.registry.lock();
@@ -39,7 +39,7 @@ impl Sandboxes {
         let mut ended = Ok(());
         for child in children {
             let _one_at_a_time = self.locks.lock(child.id.as_str()).await;
-            // Another call may have been here first.
+            // A concurrent call may have detached it.
             if self.registry.lock().sandboxes.contains_key(&child.id) {
                 ended = ended.and(self.detach_locked(&child).await);
             }
@@ -50,7 +50,7 @@ impl Sandboxes {
     /// Stops the traffic, frees the addresses and leaves the devices to the reaper. Continues after errors and reports all
     /// of them; then the record stays and the call may be repeated.
     pub(crate) async fn detach_locked(&self, sandbox: &Sandbox) -> Result<(), AttachError> {
-        // A sandbox may have children, which have none: boxed, as the compiler cannot know.
+        // Boxed because of the recursion: children have no children, but the compiler cannot know.
         Box::pin(self.detach_children(&sandbox.id)).await?;
         self.registry.lock().put_sandbox(Sandbox {
             phase: Phase::Deleting,
@@ -60,7 +60,7 @@ impl Sandboxes {
         for attachment in &sandbox.attachments {
             problems.extend(self.interfaces.dismantle(sandbox, attachment).await.err());
         }
-        // Its rows are withdrawn; where one could not be, its policies stay in the kernel as they are.
+        // Its rows are withdrawn; where withdrawing failed, its policies stay in the kernel unchanged.
         self.gate.leave(&sandbox.id);
         if problems.is_empty() {
             return self.remove(sandbox);
@@ -72,7 +72,7 @@ impl Sandboxes {
         }))
     }
 
-    /// In one transaction: the record of the sandbox goes, the removals of its devices are queued.
+    /// In one transaction: removes the record of the sandbox and queues the removals of its devices.
     fn remove(&self, sandbox: &Sandbox) -> Result<(), AttachError> {
         let removal = |attachment| deferred_removal(sandbox, attachment);
         let removals: Vec<Removal> = sandbox.attachments.iter().filter_map(removal).collect();

@@ -1,4 +1,4 @@
-//! Compares a request with the attachments that exist: a repeated request is answered, a conflicting one refused.
+//! Compares a request with existing attachments: answers a repeated request, refuses a conflicting one.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -27,7 +27,7 @@ impl Sandboxes {
         let Some(sandbox) = found else {
             return self.refuse_occupied(attempt).map(|()| None);
         };
-        // An interface that is gone, whoever removed it, is made again.
+        // A missing interface, whichever process removed it, is made again.
         let whole = sandbox.attachments.iter().all(|made| exists(&sandbox, made));
         if sandbox.phase != Phase::Ready || !whole {
             self.detach_locked(&sandbox).await?;
@@ -64,7 +64,7 @@ impl Sandboxes {
         let state = self.registry.lock();
         let others = state.sandboxes.values();
         let mut holders = others.filter(|other| other.netns_identity == netns.id() && !may_share(request, other));
-        // The number of a dead namespace may be used again: its interfaces died with it.
+        // The number of a deleted namespace may be used again: its interfaces were deleted with it.
         let lives = |other: &&Arc<Sandbox>| other.attachments.iter().any(|made| exists(other, made));
         match holders.find(lives) {
             Some(other) => {
@@ -75,8 +75,8 @@ impl Sandboxes {
         }
     }
 
-    /// Whether the namespace may have interfaces of others: a CNI runtime that asks for an interface which is there has
-    /// mistaken the container for another.
+    /// Whether the namespace may have interfaces of other origin: a CNI runtime that requests an existing interface has
+    /// confused two containers.
     pub(super) fn may_be_occupied(&self, attempt: Attempt<'_>) -> bool {
         let Attempt { request, netns, .. } = attempt;
         request.parent.is_some() || (request.cni.is_some() && !self.namespaces.is_ours(netns.id()))
@@ -95,14 +95,14 @@ fn satisfies(attachment: &Attachment, plan: &PlannedInterface) -> bool {
         })
 }
 
-/// Whether both are one call, perhaps repeated. Clients of KNI repeat theirs as they like.
+/// Whether both belong to one call, perhaps repeated. Clients of KNI may repeat calls freely.
 fn same_call(requested: Option<&CniAttachment>, attached: Option<&CniAttachment>) -> bool {
     let key = |cni: &CniAttachment| (cni.network.clone(), cni.invocation.clone());
     requested.map(key) == attached.map(key)
 }
 
-/// Whether a request may have a namespace together with a sandbox: both are interfaces of one container, by different
-/// names, each added by a CNI call of its own.
+/// Whether a request may share a namespace with a sandbox: both are interfaces of one container, with different names,
+/// each added by a separate CNI call.
 fn may_share(request: &AttachRequest, other: &Sandbox) -> bool {
     if request.parent.is_some() && (request.parent.as_ref() == Some(&other.id) || request.parent == other.parent) {
         return true;

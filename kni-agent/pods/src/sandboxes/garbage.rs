@@ -15,7 +15,7 @@ use crate::{error::AttachError, namespaces};
 
 /// How often namespaces are checked.
 const ROUND: Duration = Duration::from_secs(5);
-/// In how many rounds in a row a namespace must be gone. A runtime that replaces a path takes less than one.
+/// Number of consecutive rounds in which a namespace must be gone. A runtime that replaces a path takes less than one.
 const ROUNDS: u32 = 2;
 
 /// The attachments of a runtime.
@@ -25,7 +25,8 @@ pub struct GarbageRequest {
     pub network: String,
     /// The sandboxes of the attachments that the runtime still has.
     pub kept: BTreeSet<SandboxId>,
-    /// When the runtime made the list, in nanoseconds since the node's boot; 0 for now. Attachments completed later stay.
+    /// When the runtime made the list, in nanoseconds since the node's boot; 0 for now. Attachments completed later
+    /// stay.
     pub began_ns: u64,
 }
 
@@ -91,7 +92,7 @@ impl Sandboxes {
         }
     }
 
-    /// Undoes one call, that of the same invocation, and no other.
+    /// Undoes the call with this invocation id and no other.
     pub(crate) async fn undo_invocation(&self, id: &SandboxId, invocation: &str) -> Result<(), AttachError> {
         let _one_at_a_time = self.locks.lock(id.as_str()).await;
         let found = self.registry.lock().sandbox(id);
@@ -102,7 +103,7 @@ impl Sandboxes {
         }
     }
 
-    /// Complete ones, and those whose detach failed; not those whose attach is running.
+    /// Complete sandboxes, and those whose detach failed; not those whose attach is running.
     fn cni_sandboxes(&self) -> Vec<(Arc<Sandbox>, CniAttachment)> {
         let state = self.registry.lock();
         let settled = state.sandboxes.values().filter(|found| found.phase != Phase::Pending);
@@ -125,12 +126,12 @@ impl Sandboxes {
     }
 }
 
-/// Whether the path still leads to the sandbox's namespace.
+/// Whether the path still refers to the sandbox's namespace.
 fn has_its_path(sandbox: &Sandbox) -> bool {
     netlink::netns::identity(&sandbox.netns).is_ok_and(|found| found == sandbox.netns_identity)
 }
 
-/// Nanoseconds since the node's boot, also while it slept; every process of the node reads the same clock.
+/// Nanoseconds since the node's boot, including suspend; all processes of the node share this clock.
 pub(super) fn since_boot_ns() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from);
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)

@@ -21,10 +21,10 @@ impl Gate {
         Self { policies, uplink }
     }
 
-    /// Enforces the policies of a sandbox that is about to be published: they count before its first packet does.
+    /// Enforces the policies of a sandbox before it is published, so that they apply to its first packet.
     pub(super) async fn admit(&self, sandbox: &Sandbox, subject: &Subject) -> Result<(), AttachError> {
         let (gate, pod) = (self.clone(), sandbox.policy_pod());
-        // Behind the policies, which may ask for an address.
+        // After the policies, which may request an address.
         self.run(subject, move || {
             gate.policies.admit(&pod).map_err(GateError::Policies)?;
             gate.uplink.admit(&pod).map_err(GateError::Egress)
@@ -47,8 +47,8 @@ impl Gate {
         .await
     }
 
-    /// Announces all adopted pods, then lets policies take effect (I3). The services retry failures later: until then the
-    /// endpoints keep the rules they have, and one that has none is not published.
+    /// Announces all adopted pods, then lets policies take effect (I3). The services retry failures later: until then
+    /// the endpoints keep their current rules, and one without rules is not published.
     pub(super) async fn adopt(&self, sandboxes: &[Arc<Sandbox>]) -> Result<(), AttachError> {
         let (gate, sandboxes) = (self.clone(), sandboxes.to_vec());
         let adopted = tokio::task::spawn_blocking(move || {
@@ -66,7 +66,7 @@ impl Gate {
         Ok(())
     }
 
-    /// Before all pods are adopted the services only take note of one.
+    /// Until all pods are adopted, the services only record them.
     fn note(&self, sandbox: &Sandbox) -> Result<(), GateError> {
         let pod = sandbox.policy_pod();
         self.policies.admit(&pod).map_err(GateError::Policies)?;
@@ -74,13 +74,13 @@ impl Gate {
         self.uplink.published(sandbox).map_err(GateError::HostPorts)
     }
 
-    /// A pod's traffic has ended. Its rows go in the background.
+    /// Ends the enforcement for a pod whose traffic has ended. Its rows are removed in the background.
     pub(super) fn leave(&self, sandbox: &SandboxId) {
         self.policies.leave(sandbox);
         self.uplink.leave(sandbox);
     }
 
-    /// Off the worker threads: the services may block for some tens of milliseconds.
+    /// Runs on a blocking thread: the services may block for some tens of milliseconds.
     async fn run(
         &self,
         subject: &Subject,

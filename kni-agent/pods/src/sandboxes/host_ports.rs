@@ -9,7 +9,7 @@ use crate::{
     registry::State,
 };
 
-/// Refuses a request for a port that another sandbox has, or that it asks for twice.
+/// Refuses a request for a port that another sandbox has, or that the request contains twice.
 pub(super) fn refuse_taken(state: &State, request: &AttachRequest, subject: &Subject) -> Result<(), AttachError> {
     let requested: Vec<&PortMapping> = of_node(&request.port_mappings).collect();
     for (position, mapping) in requested.iter().enumerate() {
@@ -28,7 +28,7 @@ pub(super) fn refuse_taken(state: &State, request: &AttachRequest, subject: &Sub
     Ok(())
 }
 
-/// A sandbox that is being detached has no ports any more.
+/// A sandbox that is being detached holds no ports.
 fn holder<'a>(state: &'a State, request: &AttachRequest, mapping: &PortMapping) -> Option<&'a Sandbox> {
     let mut others = state
         .sandboxes
@@ -46,7 +46,7 @@ fn collide(one: &PortMapping, other: &PortMapping) -> bool {
     one.protocol == other.protocol && one.host_port == other.host_port && overlap(one.host_ip, other.host_ip)
 }
 
-/// No address means every one, the unspecified address every one of its family.
+/// No address matches every address, the unspecified address every one of its family.
 fn overlap(one: Option<IpAddr>, other: Option<IpAddr>) -> bool {
     match (one, other) {
         (None, _) | (_, None) => true,

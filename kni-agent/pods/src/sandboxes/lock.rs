@@ -1,4 +1,4 @@
-//! Locks sandboxes by name: calls for the same one run one after the other, all others at once.
+//! Locks sandboxes by name: calls for one sandbox are serialized, all others run concurrently.
 
 use std::{
     collections::HashMap,
@@ -18,7 +18,7 @@ impl KeyedLocks {
     pub(crate) async fn lock(&self, name: &str) -> OwnedMutexGuard<()> {
         let lock = {
             let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
-            // A lock that only the map holds is neither taken nor awaited.
+            // A lock that only the map references is neither held nor awaited.
             locks.retain(|_, lock| Arc::strong_count(lock) > 1);
             Arc::clone(locks.entry(name.to_owned()).or_default())
         };

@@ -9,7 +9,7 @@ use super::Sandboxes;
 use crate::error::{AttachError, Subject};
 
 impl Sandboxes {
-    /// Recorded first: a restarted agent must know the present labels.
+    /// Records the labels first: a restarted agent must know the current ones.
     pub(crate) async fn relabel(
         &self,
         id: &SandboxId,

@@ -24,7 +24,7 @@ impl Sandboxes {
             subject,
         } = attempt;
         let mut state = self.registry.lock();
-        // Again, under the lock that the networks change under.
+        // Planned again, under the lock that also protects the networks.
         let planned = plan::plan(request, &state.networks)?;
         host_ports::refuse_taken(&state, request, subject)?;
         let fits = planned.first().is_some_and(PlannedInterface::fits_prewarmed);
@@ -83,7 +83,7 @@ fn pending(attempt: Attempt<'_>, attachments: Vec<Attachment>) -> Sandbox {
     }
 }
 
-/// Reserved resources that are in no record yet.
+/// Reserved resources that are not recorded yet.
 struct Reserved<'a, 'b> {
     state: &'a mut Locked<'b>,
     attachments: Vec<Attachment>,
@@ -139,7 +139,7 @@ impl Reserved<'_, '_> {
         Ok(())
     }
 
-    /// Frees everything; a prewarmed pair, if it was the first, stays with its namespace.
+    /// Releases everything; a prewarmed pair, if it was the first, stays with its namespace.
     fn give_back(&mut self) {
         for (index, attachment) in self.attachments.iter().enumerate() {
             let Attachment {
@@ -153,7 +153,7 @@ impl Reserved<'_, '_> {
     }
 }
 
-/// Destinations behind an interface of a network, beside the default routes, of the families that it has.
+/// Destinations behind an interface of a network, in addition to the default routes, for its address families.
 fn reached(spec: &NetworkSpec, ipv4: bool, ipv6: bool) -> Vec<IpNet> {
     let all = spec.subnets.iter().chain(&spec.service_subnets).map(IpNet::trunc);
     all.filter(|net| if net.addr().is_ipv4() { ipv4 } else { ipv6 })

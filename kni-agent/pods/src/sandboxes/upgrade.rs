@@ -17,8 +17,8 @@ impl Sandboxes {
         !self.registry.lock().provisional.is_empty()
     }
 
-    /// Under the sandbox's lock, so that it is not detached meanwhile. An interface for which this fails keeps working as
-    /// it is.
+    /// Runs under the sandbox's lock, so that it is not detached meanwhile. An interface whose upgrade fails keeps
+    /// working with the filters.
     pub(crate) async fn upgrade(&self, id: &SandboxId) -> Result<(), AttachError> {
         let _one_at_a_time = self.locks.lock(id.as_str()).await;
         let found = self.registry.lock().sandbox(id);
