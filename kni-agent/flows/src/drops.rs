@@ -1,9 +1,9 @@
-//! Defines the drop event, for subscribers to drops alone.
+//! Converts drops to drop events, for subscribers to drops alone.
 
 use kni_dataplane::FlowRecord;
 use kni_model::{flow_view::FlowView, view::DropEventView};
 
-/// Ports are as the program read them: of an ICMP echo its identifier.
+/// Ports are as the program read them: for an ICMP echo, the identifier.
 pub(super) fn event(flow: &FlowView, record: &FlowRecord) -> DropEventView {
     DropEventView {
         time_ns: flow.time_ns,

@@ -1,4 +1,4 @@
-//! Who a question is about: from its words to interfaces and addresses.
+//! Resolves the ends of an explain request to interfaces and addresses.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -9,7 +9,7 @@ use kni_model::{
 
 use super::Naming;
 
-/// One end of a question, as it was written.
+/// One end of a request, as written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Named {
     Pod {
@@ -33,7 +33,7 @@ pub(super) struct Ends {
     pub(super) destination_ip: IpAddr,
 }
 
-/// Finds both ends in the network that the question is about.
+/// Finds both ends in the network of the request.
 pub(super) fn find(question: &ExplainQuestion, naming: &dyn Naming) -> Result<Ends, QuestionError> {
     let source = parse("source", &question.source)?;
     let destination = parse("destination", &question.destination)?;
@@ -84,8 +84,8 @@ fn parse(field: &'static str, text: &str) -> Result<Named, QuestionError> {
     })
 }
 
-/// The one that is named; else that of an interface that is named; else that of the source's first interface, or of the
-/// destination's; else the default one.
+/// The requested network; else that of a requested interface; else that of the source's first interface, or of the
+/// destination's; else the default network.
 fn network(
     question: &ExplainQuestion,
     source: &Named,

@@ -1,4 +1,4 @@
-//! Answers what would become of a packet: builds it, lets the programs decide, puts their answer into words.
+//! Explains the fate of a packet: builds it, runs the programs on it and renders their decision as text.
 
 use kni_common::{Direction, Verdict};
 use kni_dataplane::{FlowRecord, Probe};
@@ -14,12 +14,12 @@ use super::{
     name, node, steps,
 };
 
-/// Where source ports are taken from: the upper end of what Linux takes for clients, and never a registered one.
+/// Range of source ports: the upper part of the range that Linux assigns to clients, without registered ports.
 const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 49_152..=60_999;
 
 impl Flows {
-    /// What would become of the first packet of a connection. The programs decide, by the tables as they are now, and do
-    /// nothing else. Blocking; the first question loads the programs once more, which takes some ten milliseconds.
+    /// Explains the fate of a connection's first packet. The programs decide with the current tables, without side
+    /// effects. Blocking; the first request loads the programs once more, which takes some ten milliseconds.
     pub fn explain(&self, question: &ExplainQuestion) -> Result<ExplainView, QuestionError> {
         let ends = ends::find(question, &*self.naming)?;
         let (interface, direction, ingress_ifindex) = place(&ends)?;
@@ -41,8 +41,8 @@ impl Flows {
         self.explain_frame(attachment.endpoint, direction, ingress_ifindex, frame)
     }
 
-    /// What would become of a frame at an endpoint's host interface. `ingress_ifindex` is the interface that the node
-    /// would have received it by, 0 for none. Blocking, as [`Self::explain`].
+    /// Explains the fate of a frame at an endpoint's host interface. `ingress_ifindex` is the interface on which the
+    /// node would have received it, 0 for none. Blocking, as [`Self::explain`].
     pub fn explain_frame(
         &self,
         endpoint: EndpointId,

@@ -101,7 +101,7 @@ mod tests {
         !u16::try_from(sum).unwrap()
     }
 
-    /// The sum over all bytes that a checksum covers, itself included, is all ones.
+    /// The sum over all bytes that a checksum covers, including the checksum, is all ones.
     fn is_right(parts: &[&[u8]]) -> bool {
         checksum(parts) == 0
     }

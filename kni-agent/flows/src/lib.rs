@@ -29,18 +29,18 @@ use kni_model::{
 };
 use tokio::sync::broadcast;
 
-/// Flows and drops that are remembered.
+/// Size of the history of flows and drops.
 const REMEMBERED: usize = 4096;
 
-/// How many a slow subscriber may be behind before it loses some.
+/// How far a slow subscriber may lag before it loses events.
 const BUFFERED: usize = 4096;
 
 /// Pause after a failure to read, so that a broken ring does not spin.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Knows what numbers stand for. Methods may wait some milliseconds for others.
+/// Resolves numbers to names. Methods may wait some milliseconds for locks.
 pub trait Naming: Send + Sync + 'static {
-    /// Whose an endpoint is.
+    /// The owner of an endpoint.
     fn owner(&self, endpoint: EndpointId) -> Option<Owner>;
 
     /// The endpoint that has an address of a network.
@@ -75,7 +75,7 @@ pub struct Flows {
 }
 
 impl Flows {
-    /// Nothing is known yet; [`Self::follow`] begins to read.
+    /// Starts without flows; [`Self::follow`] begins to read.
     pub fn new(dataplane: Arc<Dataplane>, naming: Arc<dyn Naming>) -> Self {
         Self {
             dataplane,
@@ -92,7 +92,7 @@ impl Flows {
             match events.next().await {
                 Ok(records) => {
                     let flows = Arc::clone(&self);
-                    // Naming waits for those who change policies.
+                    // Naming waits for locks that policy changes hold.
                     let taken = tokio::task::spawn_blocking(move || flows.take(&records)).await;
                     if let Err(error) = taken {
                         tracing::error!(%error, "naming flow events");
@@ -123,7 +123,7 @@ impl Flows {
     }
 
     fn recent(&self) -> MutexGuard<'_, VecDeque<Arc<FlowView>>> {
-        // A panic while it was held leaves whole entries.
+        // A panic while the lock was held leaves complete entries.
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -136,12 +136,12 @@ impl Flows {
             .collect()
     }
 
-    /// Flows and drops from now on. A receiver that lags gets the number that it lost.
+    /// Flows and drops from now on. A receiver that lags receives the number of lost events.
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<FlowView>> {
         self.all.subscribe()
     }
 
-    /// Drops alone, likewise.
+    /// Drops alone, otherwise as [`Self::subscribe`].
     pub fn subscribe_drops(&self) -> broadcast::Receiver<DropEventView> {
         self.drops.subscribe()
     }

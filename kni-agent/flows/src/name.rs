@@ -16,10 +16,10 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::{Naming, text};
 
-/// TCP, UDP and SCTP: what others have in place of ports means nothing to operators.
+/// TCP, UDP and SCTP: the corresponding fields of other protocols mean nothing to operators.
 const WITH_PORTS: [u8; 3] = [6, 17, 132];
 
-/// Names a record. A pod that has gone meanwhile has no name any more.
+/// Names a record. A pod that was deleted meanwhile has no name any more.
 pub(super) fn flow(record: &FlowRecord, naming: &dyn Naming) -> FlowView {
     let FlowRecord {
         event,
@@ -90,7 +90,7 @@ fn peer(end: End) -> PeerView {
     }
 }
 
-/// A peer that the program found goes before one that has the address: behind a service it is the backend.
+/// The peer that the program found takes precedence over the owner of the address: behind a service it is the backend.
 fn name_pods(flow: &mut FlowView, network: Option<NetworkId>, peer: EndpointId, naming: &dyn Naming) {
     let pod_of = |endpoint: EndpointId| naming.owner(endpoint).map(|owner| owner.pod);
     let pod_at = |ip: Option<IpAddr>| -> Option<PodRef> { pod_of(naming.endpoint_at(network?, ip?)?) };

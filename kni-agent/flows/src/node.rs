@@ -4,13 +4,13 @@ use std::net::IpAddr;
 
 use nix::ifaddrs::getifaddrs;
 
-/// What the node would have received a packet from.
+/// Ingress interface of packets that the node itself sends.
 const NODE_ITSELF: u32 = 0;
 
-/// The loopback device: some interface that is no pod's.
+/// The loopback device, in place of any interface that belongs to no pod.
 const LOOPBACK: u32 = 1;
 
-/// The interface that a packet from this address, which no pod has, would have come in by: none for the node itself.
+/// The ingress interface of a packet from an address that no pod has: none for the node itself.
 pub(super) fn ingress_of(source: IpAddr) -> u32 {
     if is_nodes(source) { NODE_ITSELF } else { LOOPBACK }
 }

@@ -1,11 +1,11 @@
-//! What a decision went through, one line each, in the order of the programs.
+//! Lists the steps of a decision, one line each, in the order of the programs.
 
 use kni_common::{Direction, Verdict};
 use kni_model::flow_view::{FlowView, TrailView};
 
 use super::text::{policies, reason, socket, traffic, who};
 
-/// The lines. `ingress_ifindex` is what the node would have received a packet to a pod by.
+/// The lines. `ingress_ifindex` is the interface on which the node would have received a packet to a pod.
 pub(super) fn of(flow: &FlowView, ingress_ifindex: u32) -> Vec<String> {
     let mut steps = vec![begin(flow, ingress_ifindex)];
     steps.extend(service(flow));
@@ -58,7 +58,7 @@ fn end(ip: Option<std::net::IpAddr>) -> String {
     ip.map_or_else(|| "an unknown address".to_owned(), |ip| ip.to_string())
 }
 
-/// Protocol and port as they were asked for, before any translation.
+/// Protocol and port as requested, before any translation.
 fn requested_traffic(flow: &FlowView) -> String {
     traffic(&FlowView {
         translated_destination: None,
@@ -91,12 +91,12 @@ fn route(flow: &FlowView) -> Option<String> {
     }
 }
 
-/// Through a service back to the pod itself.
+/// Whether a service leads the pod back to itself.
 fn is_hairpin(flow: &FlowView) -> bool {
     flow.translated_source.is_some() && flow.source.pod.is_some() && flow.source.pod == flow.destination.pod
 }
 
-/// Whether the packet came as far as the policies.
+/// Whether the packet reached the policies.
 fn was_judged(flow: &FlowView) -> bool {
     let behind = [
         Verdict::Redirected,

@@ -1,4 +1,4 @@
-//! Views for operators, from records as the programs write them.
+//! Tests the views for operators with records as the programs write them.
 
 use std::{
     collections::BTreeMap,

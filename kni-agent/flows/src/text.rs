@@ -1,4 +1,4 @@
-//! One line for people: what happened to a packet, and which policy or rule decided.
+//! Renders the fate of a packet as one line, with the deciding policy or rule.
 
 use std::fmt::Write as _;
 
@@ -29,7 +29,7 @@ pub(super) fn explanation(flow: &FlowView) -> String {
     text
 }
 
-/// Why a packet was dropped, without the reason's word.
+/// The details of a drop, without the name of its reason.
 pub(super) fn reason(flow: &FlowView) -> String {
     let (source, destination) = (who(&flow.source), who(&flow.destination));
     let denied = if flow.verdict == Verdict::PolicyEgress {
@@ -81,7 +81,7 @@ pub(super) fn who(peer: &PeerView) -> String {
     }
 }
 
-/// Protocol and destination port, behind a translation: that is what policies speak of.
+/// Protocol and destination port after translation, which policies match.
 pub(super) fn traffic(flow: &FlowView) -> String {
     let name = match flow.protocol {
         1 => "ICMP".to_owned(),
@@ -97,7 +97,7 @@ pub(super) fn traffic(flow: &FlowView) -> String {
     if port == 0 { name } else { format!("{name} {port}") }
 }
 
-/// Address and port as one writes them.
+/// Address and port in the usual notation.
 pub(super) fn socket(ip: std::net::IpAddr, port: u16) -> String {
     if port == 0 {
         ip.to_string()
