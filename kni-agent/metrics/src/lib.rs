@@ -11,31 +11,31 @@ pub use page::Page;
 
 /// Provides the state of the node.
 pub trait Source: Send + Sync + 'static {
-    /// The state now. May block for some milliseconds; asked for at most five times a second, never twice at once.
+    /// The current state. May block for some milliseconds; called at most five times a second, never concurrently.
     fn snapshot(&self) -> Snapshot;
 }
 
-/// A part of the page, or why it could not be read. A part that was not read leaves its metrics out.
+/// A part of the page, or why it could not be read. The page omits the metrics of a part that could not be read.
 pub type Part<T> = Result<T, String>;
 
-/// Everything that the page shows.
+/// All values of the page.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// Counted packets and bytes, drops included; rows that are zero may be left out.
     pub traffic: Part<Vec<Traffic>>,
     /// Rows of the flow tables by family: IPv4, IPv6.
     pub flows: Part<(u64, u64)>,
-    /// Flow and drop events that were never sent to the agent, summed over the endpoints that there are.
+    /// Flow and drop events that were never sent to the agent, summed over the existing endpoints.
     pub lost_events: Part<u64>,
     /// Policy.
     pub policy: Part<PolicyState>,
     /// Every map of the layout, those of an earlier agent included.
     pub maps: Part<Vec<MapUse>>,
-    /// Ports in use for masquerading; empty where nothing masquerades.
+    /// Ports in use for masquerading; empty where no pod is masqueraded.
     pub masquerade: Part<Vec<PortUse>>,
     /// The programs.
     pub programs: Part<Vec<ProgramUse>>,
-    /// Endpoints of every configured network, those without any included.
+    /// Endpoints of every configured network, including networks without endpoints.
     pub endpoints: Part<Vec<(String, u64)>>,
     /// How long attaching pods took; `None` where it is not measured.
     pub attach: Part<Option<Durations>>,
@@ -44,14 +44,14 @@ pub struct Snapshot {
 /// A counter of one attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Traffic {
-    /// Distinguishes this attachment from every other one, before and after it; never a label. The counters of a row begin anew
-    /// with its next owner, the page's continue.
+    /// Distinguishes this attachment from every earlier and later one; never a label. The counters of a row restart
+    /// from zero with its next owner, the page's continue.
     pub owner: String,
-    /// Network, empty where the packet met no endpoint. Must be one of the configured networks: it is a label.
+    /// Network, empty where the packet reached no endpoint. Must be one of the configured networks: it is a label.
     pub network: String,
-    /// Which program counted.
+    /// The program that counted.
     pub direction: Direction,
-    /// What it decided.
+    /// The program's decision.
     pub verdict: Verdict,
     /// Packets.
     pub packets: u64,
@@ -66,7 +66,7 @@ pub struct PolicyState {
     pub rows: Vec<(&'static str, u64)>,
     /// How long it took to apply changes.
     pub sync: Durations,
-    /// Attempts that failed; they are tried again.
+    /// Failed attempts, which are retried.
     pub failures: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The page: asks the source, keeps counters growing, and spares the node from readers in a hurry.
+//! Renders the metrics page: reads the source, keeps counters monotonic, and limits the rate of reads.
 
 use std::{
     fmt,
@@ -12,7 +12,7 @@ use super::{
     totals::{Total, Totals},
 };
 
-/// A page younger than this is shown again: reading walks through maps, and anybody on the node may ask.
+/// A page younger than this is reused: reading walks through maps, and every process of the node may request the page.
 const FRESH: Duration = Duration::from_millis(200);
 
 /// The metrics page of one agent.
@@ -29,11 +29,11 @@ struct State {
 }
 
 impl Page {
-    /// A page over a source. Packets count from here on: the source is asked once, so this may block for some
+    /// A page over a source. Packets are counted from here on: the source is read once, so this may block for some
     /// milliseconds.
     pub fn new(source: Arc<dyn Source>) -> Self {
         let mut state = State::default();
-        // Without a beginning the first page counts from itself.
+        // Without initial values the first page counts from its own.
         if let Ok(rows) = source.snapshot().traffic {
             state.traffic.take(&rows);
         }
@@ -46,7 +46,7 @@ impl Page {
     /// The page in the `OpenMetrics` text format, at most 200 ms old. May block for some milliseconds, and for as long as
     /// another reader's page takes.
     pub fn render(&self) -> Result<Arc<str>, fmt::Error> {
-        // A panic of the source elsewhere leaves the sums as they were.
+        // A panic of the source in another thread leaves the sums unchanged.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, page)) = state.shown.as_ref().filter(|(made, _)| made.elapsed() < FRESH) {
             return Ok(Arc::clone(page));

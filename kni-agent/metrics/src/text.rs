@@ -1,4 +1,4 @@
-//! The metrics themselves: names, labels and units, in the text format of `OpenMetrics`.
+//! Writes the metrics with names, labels and units in the text format of `OpenMetrics`.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -12,10 +12,10 @@ use prometheus_client::{
 
 use super::{Snapshot, totals::Series};
 
-/// What one page shows.
+/// The contents of one page.
 #[derive(Debug)]
 pub(super) struct Facts {
-    /// Packets and bytes since the agent began.
+    /// Packets and bytes since the agent's start.
     pub(super) traffic: BTreeMap<Series, (u64, u64)>,
     /// Likewise; `None` where it could not be read.
     pub(super) lost_events: Option<u64>,
@@ -69,7 +69,7 @@ impl Out<'_> {
     ) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (labels, value) in rows {
-            // An empty label set would be written as `{}`, which not every reader takes.
+            // An empty label set would be written as `{}`, which not every parser accepts.
             if labels.is_empty() {
                 counter(&mut family, &value)?;
             } else {
@@ -92,7 +92,7 @@ impl Out<'_> {
         Ok(())
     }
 
-    /// The unit is seconds, and becomes the end of the name.
+    /// The unit is seconds, and is appended to the name.
     fn histogram(&mut self, name: &str, help: &str, durations: &Durations) -> fmt::Result {
         let unit = Unit::Seconds;
         let mut metric = self
@@ -220,7 +220,7 @@ fn counter(metric: &mut MetricEncoder<'_>, value: &impl EncodeCounterValue) -> f
     metric.encode_counter::<NoLabelSet, _, f64>(value, None)
 }
 
-/// Every part's name and what went wrong with it.
+/// The name and the error of every part.
 fn parts(snapshot: &Snapshot) -> [(&'static str, Option<&String>); 9] {
     let Snapshot {
         traffic,

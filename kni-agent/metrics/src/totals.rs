@@ -1,4 +1,4 @@
-//! Counters that only grow: rows of the dataplane begin anew with their next owner, a metric must not.
+//! Keeps counters monotonic: rows of the dataplane restart from zero with their next owner, a metric must not.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use kni_common::{Direction, Verdict};
 
 use super::Traffic;
 
-/// What one packet counter of the page is about.
+/// Identifies one packet counter of the page.
 pub(super) type Series = (String, Direction, Verdict);
 
-/// Sums over all that was ever seen. Counts from the first value that it gets, so that an agent that takes over the rows of
-/// an earlier one does not count them twice. What an attachment counted between the last time and its end is not seen.
+/// Sums over all observed values. Counts from the first value of a row, so that an agent that takes over the rows of an
+/// earlier one does not count them twice. Packets of an attachment between the last read and its end are not counted.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     begun: bool,
@@ -19,7 +19,7 @@ pub(super) struct Totals {
 }
 
 impl Totals {
-    /// Takes the rows as they stand now.
+    /// Adds the current rows.
     pub(super) fn take(&mut self, rows: &[Traffic]) {
         let mut now = BTreeMap::new();
         for row in rows {
@@ -47,7 +47,7 @@ impl Totals {
     }
 }
 
-/// One number that may begin anew, made one that only grows. Counts from zero: its first value is included.
+/// Converts a counter that may restart to a monotonic one. Counts from zero: its first value is included.
 #[derive(Debug, Default)]
 pub(super) struct Total {
     last: u64,
@@ -55,7 +55,7 @@ pub(super) struct Total {
 }
 
 impl Total {
-    /// Takes the current number; returns the sum.
+    /// Adds the current value; returns the sum.
     pub(super) fn take(&mut self, now: u64) -> u64 {
         self.sum = self.sum.saturating_add(grown(self.last, now));
         self.last = now;
@@ -63,7 +63,7 @@ impl Total {
     }
 }
 
-/// How much a counter has grown; one that is smaller than before began anew.
+/// How much a counter has grown; one that is smaller than before has restarted from zero.
 fn grown(before: u64, now: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
 }

@@ -6,7 +6,7 @@ use kni_model::durations::Durations;
 use super::*;
 use crate::{MapUse, PolicyState, PortUse, ProgramUse, Snapshot, Traffic};
 
-/// Answers with the values of the test, and counts its calls.
+/// Returns the values of the test, and counts its calls.
 struct Fake {
     answer: Mutex<Snapshot>,
     reads: AtomicUsize,
@@ -235,7 +235,7 @@ fn readers_in_a_hurry_get_the_same_page() {
     let reads = source.reads.load(Ordering::Relaxed);
     assert_eq!(reads, 2, "once at the beginning, once for the page");
     let second = page.render().unwrap();
-    // A machine that stood still in between may show a new one.
+    // A machine that was suspended in between may render a new page.
     if begun.elapsed() < FRESH / 2 {
         assert!(Arc::ptr_eq(&first, &second));
         assert_eq!(source.reads.load(Ordering::Relaxed), 2);
