@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use kni_model::{NetworkName, view::NetworkView};
 use tokio::sync::Notify;
 
-/// The demand for blocks, and what the controller found out about them.
+/// The demand for blocks, and the controller's results.
 #[derive(Debug, Default)]
 pub struct BlockDemand {
     state: Mutex<State>,
@@ -45,7 +45,7 @@ impl BlockDemand {
         std::mem::take(&mut self.state().demanded)
     }
 
-    /// Whether no block of a network is left, as far as the controller knows.
+    /// Whether no block of a network is left, as last reported by the controller.
     pub fn is_exhausted(&self, network: &NetworkName) -> bool {
         self.state().exhausted.contains(network)
     }

@@ -28,7 +28,7 @@ impl ClusterCache {
 
     /// The cached objects. Held for microseconds, never across an await.
     pub fn tables(&self) -> MutexGuard<'_, Tables> {
-        // A panic while it was held is a bug; each row is whole.
+        // A panic while the lock was held is a bug; each row is complete.
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

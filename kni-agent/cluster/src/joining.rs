@@ -1,4 +1,5 @@
-//! Derives the networks that a pod joins without asking: its namespace's network, and its attachments. Pure.
+//! Derives the networks that a pod joins without a request of its own: its namespace's network, and its attachments.
+//! Pure.
 
 use kni_crd::{AttachmentFacts, PodFacts};
 use kni_model::{
@@ -9,7 +10,7 @@ use kni_policy::matches;
 
 use super::{networks::Networks, tables::Tables};
 
-/// Names the primary network, as tools of the network plumbing group write it.
+/// Names the primary network, in the notation of the Network Plumbing Working Group.
 const DEFAULT_NETWORK_ANNOTATION: &str = "v1.multus-cni.io/default-network";
 
 /// The attachments that select a pod, by name; the first of those with one interface name counts.
@@ -31,7 +32,7 @@ pub fn attachments<'a>(
     found
 }
 
-/// Fills in what the pod leaves to its namespace, and puts networks in the place of other tools' definitions.
+/// Fills in the namespace's defaults, and replaces other tools' definitions by networks.
 pub fn fill_in(request: &mut AttachRequest, tables: &Tables, networks: &Networks, namespace: &Labels) {
     let pod_namespace = request.pod.namespace.clone();
     for selection in &mut request.networks {
@@ -56,20 +57,20 @@ fn definition(tables: &Tables, namespace: &str, asked: &str) -> Option<NetworkNa
     known.or_else(|| name.parse().ok())
 }
 
-/// The interface names that a request takes itself.
+/// The interface names of a request.
 pub fn names(request: &AttachRequest) -> Vec<IfName> {
-    // What cannot be named is refused by the attach itself.
+    // Interfaces without a valid name are refused by the attach itself.
     let mut names = assign_interface_names(&request.networks).unwrap_or_default();
     names.extend(request.ifname.clone());
     names
 }
 
-/// The id of the sandbox that stands for one additional interface; `None` where it would be too long.
+/// The id of the sandbox that represents one additional interface; `None` where it would be too long.
 pub fn child_id(parent: &SandboxId, ifname: &IfName) -> Option<SandboxId> {
     format!("{parent}~{ifname}").parse().ok()
 }
 
-/// The request for one additional interface of a sandbox that is asked for with `of`.
+/// The request for one additional interface of the sandbox that `of` requests.
 pub fn additional(of: &AttachRequest, facts: &AttachmentFacts, default_route: bool) -> Option<AttachRequest> {
     Some(AttachRequest {
         sandbox: child_id(&of.sandbox, &facts.ifname)?,
@@ -94,7 +95,7 @@ pub fn additional(of: &AttachRequest, facts: &AttachmentFacts, default_route: bo
     })
 }
 
-/// The request for one additional interface of a sandbox that runs.
+/// The request for one additional interface of a running sandbox.
 pub fn additional_of(sandbox: &Sandbox, facts: &AttachmentFacts) -> Option<AttachRequest> {
     let of = AttachRequest {
         sandbox: sandbox.id.clone(),

@@ -26,7 +26,7 @@ pub struct Networks {
 }
 
 impl Networks {
-    /// Puts the objects together; where two exclude each other, the older one counts.
+    /// Combines the objects; where two exclude each other, the older one takes precedence.
     ///
     /// `withheld` are blocks that are being released: no address is leased from them any more.
     pub fn of(tables: &Tables, node: &str, withheld: &[IpNet]) -> Self {
@@ -75,7 +75,7 @@ impl Networks {
             self.selecting.push((spec.name.clone(), selector));
         }
         let leased = !matches!(spec.provider, Provider::Cni(_));
-        // A network that is being deleted takes no new pods; those it has keep it until the last one goes.
+        // A network that is being deleted accepts no new pods; existing pods keep it until the last one is gone.
         let enabled = spec.enabled && object.metadata.deletion_timestamp.is_none();
         let spec = NetworkSpec {
             enabled,
@@ -99,13 +99,13 @@ impl Networks {
         });
     }
 
-    /// The network that pods of a namespace with these labels join when they say nothing; `None`: the cluster's default.
+    /// The network that pods of a namespace with these labels join by default; `None`: the cluster's default.
     pub fn default_of(&self, namespace: &Labels) -> Option<&NetworkName> {
         let found = self.selecting.iter().find(|(_, selector)| matches(selector, namespace));
         found.map(|(name, _)| name)
     }
 
-    /// Whether pods get their primary interface in a network without saying so.
+    /// Whether pods get their primary interface in the network by default.
     pub fn is_primary(&self, name: &NetworkName) -> bool {
         self.selecting.iter().any(|(selecting, _)| selecting == name)
             || self.spec(name).is_some_and(|spec| spec.default)

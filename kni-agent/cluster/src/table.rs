@@ -23,8 +23,8 @@ impl Key {
 
 /// The objects of one kind.
 ///
-/// While a list is being read, earlier objects stay; those that the list does not contain go when it is complete. So an
-/// API server that is away, or restarts, removes nothing.
+/// While a list is being read, earlier objects stay; objects that the list does not contain are removed when it is
+/// complete. So an API server that is unavailable, or restarts, removes nothing.
 #[derive(Debug)]
 pub struct Table<V> {
     rows: BTreeMap<Key, V>,
@@ -55,7 +55,7 @@ impl<V: PartialEq> Table<V> {
         self.rows.get(&Key::new(namespace, name))
     }
 
-    /// Whether a list was read to its end, ever.
+    /// Whether a list was ever read to its end.
     pub fn is_synced(&self) -> bool {
         self.synced
     }
@@ -65,7 +65,7 @@ impl<V: PartialEq> Table<V> {
         self.version
     }
 
-    /// Replaces an object; `None` for one that exists and is of no interest.
+    /// Replaces an object; `None` for an existing object without relevant contents.
     pub fn put(&mut self, key: Key, value: Option<V>) {
         if let Some(listing) = &mut self.listing {
             listing.insert(key.clone());
@@ -81,7 +81,7 @@ impl<V: PartialEq> Table<V> {
         self.version += u64::from(changed);
     }
 
-    /// An object was deleted.
+    /// Removes a deleted object.
     pub fn remove(&mut self, key: &Key) {
         if let Some(listing) = &mut self.listing {
             listing.remove(key);
@@ -89,12 +89,12 @@ impl<V: PartialEq> Table<V> {
         self.version += u64::from(self.rows.remove(key).is_some());
     }
 
-    /// A list begins.
+    /// Begins a list.
     pub fn begin(&mut self) {
         self.listing = Some(BTreeSet::new());
     }
 
-    /// The list is complete.
+    /// Completes the list.
     pub fn complete(&mut self) {
         if let Some(listed) = self.listing.take() {
             let before = self.rows.len();

@@ -42,7 +42,7 @@ pub struct NodeRow {
     pub taints: Vec<Taint>,
     /// Internal addresses.
     pub addresses: Vec<String>,
-    /// Extended resources of ours.
+    /// KNI's extended resources.
     pub resources: BTreeMap<String, String>,
 }
 
@@ -75,7 +75,7 @@ pub struct Tables {
     pub own_node: Table<NodeRow>,
     /// The object of the agent's own node.
     pub own_network: Table<Arc<NodeNetwork>>,
-    /// All nodes: the leader alone follows these.
+    /// All nodes; only the leader watches them.
     pub nodes: Table<NodeRow>,
     /// Network definitions of other tools.
     pub definitions: Table<NetworkName>,
