@@ -15,8 +15,8 @@ enum Unreadable {
     Replaced(String),
 }
 
-/// Problems of an interface as the pod and the node's stack see it, one sentence each. Takes a millisecond, and blocks:
-/// not for a task's own thread.
+/// Problems of an interface inside the pod and in the node's stack, one sentence each. Takes a millisecond, and blocks:
+/// call it on a blocking thread.
 pub(crate) fn problems_inside(node: &Netlink, sandbox: &Sandbox, attachment: &Attachment) -> Vec<String> {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else {
         return Vec::new();
@@ -70,7 +70,7 @@ fn compare(attachment: &Attachment, interfaces: &[PodInterface]) -> Vec<String> 
     if found.link.mac.is_some_and(|mac| mac != attachment.mac) {
         problems.push(format!("interface {ifname} has another MAC address in the pod"));
     }
-    // Other kinds are configured by their guests, plugins or links.
+    // Guests, plugins or parent links configure the other kinds.
     if attachment.kind != InterfaceKind::Veth {
         return problems;
     }

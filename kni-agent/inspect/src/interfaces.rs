@@ -1,4 +1,4 @@
-//! Compares attached interfaces with the kernel: programs, rows, counters, and what pods and node have of them.
+//! Compares attached interfaces with the kernel: programs, rows, counters, and the state in the pod and on the node.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::{Inspector, inside::problems_inside};
 
 impl Inspector {
     /// Attached interfaces, compared with the kernel. Takes some microseconds for each; a millisecond for those of a
-    /// selected sandbox, which are compared thoroughly. Blocks: not for a task's own thread.
+    /// selected sandbox, which are compared thoroughly. Blocks: call it on a blocking thread.
     pub fn interfaces(&self, filter: &InterfaceFilter) -> Vec<InterfaceView> {
         let mut selected = self.pods.attachments();
         selected.retain(|(sandbox, attachment)| matches(filter, sandbox, attachment));

@@ -29,7 +29,7 @@ pub struct Inspector {
 }
 
 impl Inspector {
-    /// Call it inside a tokio runtime, in the node's network namespace.
+    /// Must be called inside a tokio runtime, in the node's network namespace.
     pub fn new(
         pods: Pods,
         dataplane: Arc<Dataplane>,
