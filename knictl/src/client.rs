@@ -1,4 +1,4 @@
-//! The connection to the agent: one unix socket, one deadline per call.
+//! Connects to the agent: one unix socket, one deadline per call.
 
 use std::{
     future::{Future, ready},
@@ -18,10 +18,10 @@ use tower::service_fn;
 
 use crate::error::Error;
 
-/// The agent answers from memory; one that takes longer hangs.
+/// The agent answers from memory; a slower answer means that it hangs.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A full node's drop counters (endpoints x directions x reasons) exceed gRPC's customary 4 MiB.
+/// A full node's drop counters (endpoints x directions x reasons) exceed gRPC's default limit of 4 MiB.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// The agent's own service.
@@ -34,10 +34,10 @@ pub(crate) async fn connect(socket: &Path) -> Result<Runtime, Error> {
         .await
         .map_err(|error| no_connection(socket, error))?;
     let mut stream = Some(TokioIo::new(stream));
-    // A lost connection is an error that the operator wants to see, so there is no second one.
+    // A lost connection is an error that the operator must see, so there is no reconnect.
     let connector =
         service_fn(move |_: Uri| ready(stream.take().ok_or_else(|| io::Error::from(ErrorKind::NotConnected))));
-    // The path is no legal authority, and the agent ignores the name.
+    // The path is not a valid authority, and the agent ignores the name.
     let channel = Endpoint::from_static("http://localhost")
         .connect_with_connector(connector)
         .await
@@ -48,7 +48,7 @@ pub(crate) async fn connect(socket: &Path) -> Result<Runtime, Error> {
     Ok(RuntimeClient::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES))
 }
 
-/// Waits for the answer to `call`; [`Error::Silent`] when none comes in time.
+/// Waits for the answer to `call`; [`Error::Silent`] if the deadline passes.
 pub(crate) async fn answer<T>(
     call: &'static str,
     reply: impl Future<Output = Result<Response<T>, Status>>,

@@ -2,7 +2,7 @@
 
 use crate::view::flow::{Decision, Policy, Rule};
 
-/// Which policy and rule decided, and how; empty when no policy was asked. Not escaped.
+/// The deciding policy and rule, and the decision; empty when no policy was consulted. Not escaped.
 pub(crate) fn text(decision: Option<&Decision>) -> String {
     let Some(Decision {
         allowed,

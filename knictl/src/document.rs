@@ -22,8 +22,8 @@ pub(crate) fn yaml(value: &impl Serialize) -> Result<String, Error> {
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
     let block = serde_saphyr::to_string_with_options(value, options)?;
     if block.chars().any(|c| c != '\n' && is_hidden(c)) {
-        // The serializer escapes what YAML calls unprintable; the rest can only be escaped inside double quotes, and
-        // JSON, which is YAML too, has nothing else.
+        // The serializer escapes the characters that YAML defines as unprintable; others can only be escaped inside
+        // double quotes, and JSON, which is also YAML, has only double-quoted strings.
         let quoted = serde_json::to_string_pretty(value)?;
         return Ok(replace_json(&quoted, |c| format!("\\U{:08X}", u32::from(c))) + "\n");
     }
@@ -41,7 +41,8 @@ fn visible_json(text: &str) -> String {
     })
 }
 
-/// Replaces the hidden characters of JSON text, except the newlines of its layout: inside of strings JSON has none.
+/// Replaces the hidden characters of JSON text, except the newlines of its layout: JSON strings contain no raw
+/// newlines.
 fn replace_json(text: &str, notation: impl Fn(char) -> String) -> String {
     replace_hidden(text, |c| if c == '\n' { c.to_string() } else { notation(c) })
 }

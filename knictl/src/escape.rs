@@ -1,6 +1,6 @@
-//! Decides which characters never reach a terminal as they are: tenants choose the names that operators list.
+//! Escapes characters that must not reach a terminal: tenants choose the names that operators list.
 
-/// Whether the character can steer a terminal or hide text: controls (C0, DEL, C1), bidirectional overrides, and
+/// Whether the character can control a terminal or hide text: controls (C0, DEL, C1), bidirectional overrides, and
 /// characters without a glyph.
 pub(crate) fn is_hidden(c: char) -> bool {
     c.is_control()

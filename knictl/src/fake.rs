@@ -1,4 +1,4 @@
-//! Test double of the agent: serves `kni.runtime.v1` with prepared answers on a socket of its own.
+//! Test double of the agent: serves `kni.runtime.v1` with prepared answers on its own socket.
 
 use std::{
     path::PathBuf,
@@ -37,7 +37,7 @@ pub(crate) struct Answers {
     pub(crate) networks: ListNetworksResponse,
     pub(crate) interfaces: ListInterfacesResponse,
     pub(crate) drops: ListDropsResponse,
-    /// With this, `ListMaps` is refused.
+    /// If set, `ListMaps` is refused.
     pub(crate) maps_refusal: Option<Status>,
     pub(crate) maps: ListMapsResponse,
     pub(crate) events: Vec<DropEvent>,
@@ -106,7 +106,7 @@ struct Service {
 }
 
 impl Service {
-    /// The items, and then what a stream does after them.
+    /// The items, followed by the configured end of the stream.
     fn stream<T: Send + 'static>(&self, items: Vec<T>) -> Items<T> {
         let items = tokio_stream::iter(items).map(Ok);
         match self.answers.after.clone() {

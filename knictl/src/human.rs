@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Formats numbers for people.
 
 /// Bytes in binary units with one decimal, `512B`, `1.4KiB`.
 pub(crate) fn bytes(count: u64) -> String {

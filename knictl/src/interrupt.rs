@@ -1,4 +1,4 @@
-//! Detects the end of a stream's use: a signal, or a reader that closed its end.
+//! Detects the end of a stream's use: a signal, or a reader that closed the output.
 
 use std::{fs::File, future::pending, io, os::fd::AsFd};
 
@@ -9,7 +9,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-/// Returns on SIGINT, SIGTERM, or when the reader of standard output goes away. Signals keep their usual effect until
+/// Returns on SIGINT, SIGTERM, or when the reader of standard output closes it. Signals keep their default effect until
 /// the first poll.
 pub(crate) async fn interrupted() {
     select! {
@@ -24,13 +24,13 @@ async fn signalled(kind: SignalKind) {
         Ok(mut arrivals) => {
             arrivals.recv().await;
         }
-        // Without a handler the signal still ends the process, only less politely.
+        // Without a handler the signal ends the process by its default effect.
         Err(_) => pending().await,
     }
 }
 
-/// Returns when the other end of the pipe is closed, which a write alone would notice only at the next event. Files and
-/// other outputs that cannot be watched are never abandoned.
+/// Returns when the reader closes the pipe, which a write alone would notice only at the next event. Never returns for
+/// files and other outputs that cannot be watched.
 async fn abandoned(output: impl AsFd) {
     let Ok(pipe) = watched(output) else {
         return pending().await;
@@ -41,8 +41,8 @@ async fn abandoned(output: impl AsFd) {
 }
 
 fn watched(output: impl AsFd) -> io::Result<Sender> {
-    // Unchecked leaves the pipe in blocking mode, which others that write to it rely on; nothing is written through this
-    // end.
+    // Unchecked keeps the pipe in blocking mode, which other writers of the pipe rely on; nothing is written through
+    // this end.
     Sender::from_file_unchecked(File::from(output.as_fd().try_clone_to_owned()?))
 }
 

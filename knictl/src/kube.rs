@@ -1,5 +1,5 @@
-//! `kubectl kni`: the same questions to a cluster. Lists come from the API server's objects, all else from the agent of
-//! the node that it is about, by `knictl` in its pod.
+//! Implements `kubectl kni`, the commands of knictl for a cluster. Lists come from the API server's objects; other
+//! commands run `knictl` in the pod of the agent on the node concerned.
 
 mod agent;
 mod cli;
@@ -20,12 +20,12 @@ use kube::{
 
 use crate::{commands::Outcome, error::Error, terminal::Terminal};
 
-/// Names under which kubectl finds plugins; a dash in the plugin's own name would be an underscore.
+/// Names under which kubectl finds plugins; kubectl maps a dash in a plugin's name to an underscore.
 const PLUGIN: &str = "kubectl-kni";
-/// What stands for that name.
+/// Option with the effect of that name.
 const OPTION: &str = "--kube";
 
-/// The command line for [`Cli`], if `args` are meant for it: by the program's name, or by the first word.
+/// The command line for [`Cli`], if the program's name or the first word of `args` selects it.
 pub(crate) fn asked_for(args: &[OsString]) -> Option<Vec<OsString>> {
     let program = args.first().and_then(|name| Path::new(name).file_name());
     if program == Some(OsStr::new(PLUGIN)) {

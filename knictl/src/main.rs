@@ -1,4 +1,4 @@
-//! Entry point of knictl: hands the process's arguments, streams and signals to the commands.
+//! Entry point of knictl: passes the process's arguments, streams and signals to the commands.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Packets as people read them.
+//! Formats packets for people.
 
 use crate::table::cell;
 
@@ -12,14 +12,14 @@ pub(crate) fn socket(address: &str, port: Option<u32>) -> String {
     }
 }
 
-/// Whether packets of the transport have ports. Those of later fragments are not known: both are 0.
+/// Whether packets of the transport have ports. Those of later fragments are unknown: both are 0.
 pub(crate) fn has_ports(protocol: &str, ports: (u32, u32)) -> bool {
     matches!(protocol, "TCP" | "UDP" | "SCTP") && ports != (0, 0)
 }
 
 /// RFC 3339 with microseconds, UTC.
 pub(crate) fn time(nanoseconds: u64) -> String {
-    // 2^64 nanoseconds end in the year 2554, which the calendar has.
+    // 2^64 nanoseconds end in the year 2554, which the calendar supports.
     let time = jiff::Timestamp::from_nanosecond(nanoseconds.into()).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
     format!("{time:.6}")
 }

@@ -13,15 +13,15 @@ use crate::{
     terminal::Terminal,
 };
 
-/// The command did what was asked.
+/// The command succeeded.
 const SUCCESS: u8 = 0;
 /// The command failed, or `status` found the agent not ready.
 const FAILURE: u8 = 1;
-/// The command line makes no sense.
+/// The command line is not valid.
 const USAGE: u8 = 2;
 
 /// Runs the command line `args` (the first is the program's name) and returns its exit code. `stop` ends commands that
-/// would otherwise never end; others never poll it. A reader that closes the output early is no failure.
+/// would otherwise never end; others never poll it. A reader that closes the output early is not an error.
 pub(crate) async fn run<A>(args: A, terminal: &mut Terminal<'_>, stop: impl Future<Output = ()>) -> u8
 where
     A: IntoIterator<Item = OsString>,
@@ -66,7 +66,7 @@ async fn dispatch(cli: Cli, terminal: &mut Terminal<'_>, stop: impl Future<Outpu
     }
 }
 
-/// Prints what clap has to say: help and version are output, all else is a mistake.
+/// Prints clap's message: help and version are output, everything else is a usage error.
 fn usage(error: &clap::Error, terminal: &mut Terminal<'_>) -> u8 {
     let text = error.render().to_string();
     if error.use_stderr() {

@@ -1,10 +1,10 @@
-//! Lays rows out in columns, and facts out in sheets, as kubectl does.
+//! Formats rows as columns, and facts as sheets, like kubectl.
 
 use comfy_table::{Table, presets::NOTHING};
 
 use crate::escape::escaped;
 
-/// What an empty cell shows.
+/// Text of an empty cell.
 pub(crate) const NONE: &str = "<none>";
 
 /// Spaces between columns.
@@ -18,7 +18,7 @@ pub(crate) struct Column<T> {
 }
 
 impl<T> Column<T> {
-    /// A column that is always shown. What `cell` returns is escaped here.
+    /// A column that is always shown. The text that `cell` returns is escaped here.
     pub(crate) const fn new(header: &'static str, cell: fn(&T) -> String) -> Self {
         Self {
             header,
@@ -52,7 +52,7 @@ pub(crate) fn table<T>(columns: &[Column<T>], rows: &[T], wide: bool) -> String 
     table.trim_fmt() + "\n"
 }
 
-/// Aligned `Key: value` lines; further values of a key stand below its first.
+/// Aligned `Key: value` lines; further values of a key are listed below its first.
 pub(crate) fn sheet(facts: &[(&str, Vec<String>)]) -> String {
     let width = facts.iter().map(|(key, _)| key.len()).max().unwrap_or(0) + 1 + usize::from(GAP);
     let mut lines = Vec::new();
@@ -70,7 +70,7 @@ pub(crate) fn sheet(facts: &[(&str, Vec<String>)]) -> String {
     lines.concat()
 }
 
-/// One value as it may stand in a cell: visible, and never empty.
+/// One value as the text of a cell: escaped, and never empty.
 pub(crate) fn cell(value: &str) -> String {
     if value.is_empty() {
         NONE.to_owned()

@@ -1,4 +1,4 @@
-//! The two streams a command writes to: the answer, and remarks about it.
+//! Holds the two streams a command writes to: the answer, and remarks about it.
 
 use std::io::Write;
 
@@ -16,7 +16,7 @@ impl<'a> Terminal<'a> {
         Self { out, err }
     }
 
-    /// Writes a finished part of the answer and flushes it. The text is visible already and brings its newlines.
+    /// Writes a finished part of the answer and flushes it. The text is already escaped and contains its newlines.
     pub(crate) fn text(&mut self, text: &str) -> Result<(), Error> {
         self.out.write_all(text.as_bytes())?;
         Ok(self.out.flush()?)

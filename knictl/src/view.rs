@@ -1,11 +1,11 @@
-//! What the JSON and YAML documents contain: the agent's messages under the same names, in camelCase.
+//! Defines the contents of JSON and YAML documents: the agent's messages under the same names, in camelCase.
 
 use kni_proto::runtime as proto;
 use serde::Serialize;
 
 use crate::packet;
 
-/// Defines document types by the fields of the agent's messages. A field that a message gains does not compile here
+/// Defines document types by the fields of the agent's messages. A new field of a message causes a compile error here
 /// until it is listed. `lists` holds repeated messages, `optional` messages that may be absent.
 macro_rules! views {
     ($($(#[$doc:meta])* $name:ident from $message:ident {
@@ -36,7 +36,7 @@ macro_rules! views {
 pub(crate) mod flow;
 
 views! {
-    /// Whether the agent works, and with what.
+    /// The agent's status and its components.
     Status from GetStatusResponse {
         version: String,
         pid: u32,
@@ -86,7 +86,7 @@ views! {
         features: Vec<String>,
     } lists {}
 
-    /// A manifest that was not taken.
+    /// A refused manifest.
     Refused from RefusedManifest { file: String, line: u32, field: String, reason: String, } lists {}
 
     /// The interfaces of pods.
@@ -183,13 +183,13 @@ views! {
 }
 
 impl From<Option<proto::Counter>> for Counter {
-    /// Protobuf leaves out a counter that the agent did not set: nothing was counted.
+    /// Protobuf omits a counter that the agent did not set: its count is zero.
     fn from(counter: Option<proto::Counter>) -> Self {
         counter.unwrap_or_default().into()
     }
 }
 
-/// A drop with its time in the notation that people and log tools read.
+/// A drop with its time in a notation for people and log tools.
 #[derive(Debug, Serialize)]
 pub(crate) struct TimedDropEvent {
     /// RFC 3339, UTC.

@@ -1,4 +1,4 @@
-//! `knictl drops`: counted drops, and drops as they happen.
+//! `knictl drops`: lists counted drops, and follows drops as they happen.
 
 use std::future::Future;
 
@@ -28,7 +28,7 @@ const COLUMNS: &[Column<DropCount>] = &[
     Column::new("EXPLANATION", |d| d.explanation.clone()),
 ];
 
-/// Shows what was dropped so far.
+/// Shows the drops so far.
 pub(crate) async fn run(args: &DropsArgs, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
     let document: Drops = answer("ListDrops", agent.list_drops(ListDropsRequest {})).await?.into();
     let list = List {
@@ -88,7 +88,7 @@ fn people(TimedDropEvent { time, event }: &TimedDropEvent) -> String {
     }
 }
 
-/// What the packet was: `TCP 10.0.0.1:80 > 10.0.0.2:8080`, or the ethertype where no address was read.
+/// The packet: `TCP 10.0.0.1:80 > 10.0.0.2:8080`, or the ethertype where no address was read.
 fn tuple(event: &DropEvent) -> String {
     if event.source.is_empty() && event.destination.is_empty() {
         return format!("ethertype 0x{:04x}", event.ethertype);

@@ -1,4 +1,4 @@
-//! `knictl explain`: the verdict on a packet, and the policies behind it.
+//! `knictl explain`: shows the verdict on a packet, and the policies behind it.
 
 use kni_proto::runtime::ExplainRequest;
 
@@ -13,7 +13,7 @@ use crate::{
     view::flow::{Explanation, Flow},
 };
 
-/// Asks, and shows the answer. A packet that would be dropped is no failure.
+/// Sends the request and shows the answer. A packet that would be dropped is not an error.
 pub(crate) async fn run(args: ExplainArgs, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
     let request = ExplainRequest {
         source: args.source,

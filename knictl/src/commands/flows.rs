@@ -1,4 +1,4 @@
-//! `knictl flows`: new flows and drops, those of the last time and those that happen.
+//! `knictl flows`: lists recent flows and drops, and follows new ones.
 
 use std::future::Future;
 
@@ -40,7 +40,7 @@ const COLUMNS: &[Column<TimedFlow>] = &[
     Column::new("EXPLANATION", |f| f.flow.explanation.clone()),
 ];
 
-/// Shows what the agent remembers.
+/// Shows the agent's history.
 pub(crate) async fn run(args: FlowsArgs, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
     let format = args.output.format;
     let request = ListFlowsRequest {
@@ -117,8 +117,8 @@ fn people(TimedFlow { time, flow }: &TimedFlow, wide: bool) -> String {
     line + "\n"
 }
 
-/// What the packet was: `TCP 10.0.0.1:4000 (x/a) > 10.96.0.1:80 (x/web:http) > 10.0.0.2:8080 len 74`, or the ethertype
-/// where no address was read.
+/// The packet: `TCP 10.0.0.1:4000 (x/a) > 10.96.0.1:80 (x/web:http) > 10.0.0.2:8080 len 74`, or the ethertype where no
+/// address was read.
 pub(crate) fn tuple(flow: &Flow) -> String {
     let packet = if flow.source.ip.is_empty() && flow.destination.ip.is_empty() {
         format!("ethertype 0x{:04x}", flow.ethertype)
@@ -149,7 +149,7 @@ fn via(flow: &Flow, translated_to: Option<&SocketAddress>) -> String {
     }
 }
 
-/// Address, port and pod, as they are known: `10.0.0.1:4000 (shop/web-0)`. Not escaped.
+/// Address, port and pod, as far as they are known: `10.0.0.1:4000 (shop/web-0)`. Not escaped.
 fn peer(flow: &Flow, peer: &Peer) -> String {
     if peer.ip.is_empty() {
         return String::new();

@@ -1,4 +1,4 @@
-//! `knictl interfaces`: every interface of every attached pod.
+//! `knictl interfaces`: lists every interface of every attached pod.
 
 use kni_proto::runtime::ListInterfacesRequest;
 
@@ -42,7 +42,7 @@ const COLUMNS: &[Column<Interface>] = &[
     Column::wide("PROBLEMS", |i| i.problems.join("; ")),
 ];
 
-/// Shows the interfaces that the filters select; the agent does the selecting.
+/// Shows the interfaces that the filters select; the agent applies the filters.
 pub(crate) async fn run(
     args: InterfacesArgs,
     agent: &mut Runtime,

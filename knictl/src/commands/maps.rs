@@ -1,4 +1,4 @@
-//! `knictl maps`: the pinned BPF maps.
+//! `knictl maps`: lists the pinned BPF maps.
 
 use kni_proto::runtime::ListMapsRequest;
 

@@ -1,4 +1,4 @@
-//! The commands, one module each, and the way all of them show a list.
+//! Implements the commands, one module each, and their common list output.
 
 pub(crate) mod drops;
 pub(crate) mod explain;
@@ -21,25 +21,25 @@ use crate::{
     terminal::Terminal,
 };
 
-/// How a command ended that did not fail.
+/// The outcome of a command that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It did what was asked.
+    /// It succeeded.
     Done,
     /// It found the agent not ready.
     NotReady,
-    /// It ran elsewhere, and ended there with this code.
+    /// It ran in an agent's pod and ended there with this code.
     Ended(u8),
 }
 
-/// A list in each of its forms.
+/// A list in all output formats.
 pub(crate) struct List<'a, D, R> {
-    /// All of the answer, for programs.
+    /// The whole answer, for programs.
     pub(crate) document: &'a D,
-    /// What the table shows of it.
+    /// The rows of the table.
     pub(crate) rows: &'a [R],
     pub(crate) columns: &'a [Column<R>],
-    /// What the rows are, in plural.
+    /// What the rows represent, in plural.
     pub(crate) noun: &'a str,
 }
 

@@ -1,4 +1,4 @@
-//! `knictl networks`: the node's networks and the manifests it refused.
+//! `knictl networks`: lists the node's networks and the refused manifests.
 
 use kni_proto::runtime::ListNetworksRequest;
 
@@ -52,7 +52,7 @@ pub(crate) async fn run(args: &OutputArgs, agent: &mut Runtime, terminal: &mut T
     Ok(outcome)
 }
 
-/// On the error stream, so that the table stays one table for the tools that read it.
+/// Writes to the error stream, so that the output remains a single table for tools that parse it.
 fn remark(document: &Networks, terminal: &mut Terminal<'_>) {
     for network in document.networks.iter().filter(|network| !network.ready) {
         terminal.note(&format!("Network {} is not ready: {}", network.name, network.reason));

@@ -1,4 +1,4 @@
-//! `knictl policy`: the rules enforced at a pod's interfaces, and how often each decided.
+//! `knictl policy`: lists the rules enforced at a pod's interfaces, and how often each decided.
 
 use kni_proto::runtime::GetPolicyRequest;
 
@@ -13,7 +13,7 @@ use crate::{
     view::flow::{EffectiveRule, InterfacePolicy, PodPolicy},
 };
 
-/// A rule and where it is enforced.
+/// A rule and its interface.
 struct Row<'a> {
     interface: &'a InterfacePolicy,
     rule: &'a EffectiveRule,

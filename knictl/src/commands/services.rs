@@ -1,4 +1,4 @@
-//! `knictl services`: virtual addresses and where they lead.
+//! `knictl services`: lists virtual addresses and their backends.
 
 use kni_proto::runtime::ListServicesRequest;
 

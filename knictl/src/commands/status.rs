@@ -1,4 +1,4 @@
-//! `knictl status`: whether the agent works, and with what.
+//! `knictl status`: shows the agent's health and its components.
 
 use kni_proto::runtime::GetStatusRequest;
 
@@ -49,7 +49,7 @@ fn people(status: &Status) -> String {
     sheet(&rows)
 }
 
-/// The uplink of the node; nothing where there is none.
+/// The uplink of the node; empty where there is none.
 fn uplink(uplink: &Uplink) -> Vec<(&'static str, Vec<String>)> {
     if uplink.ifname.is_empty() {
         return Vec::new();

@@ -7,7 +7,7 @@ use tonic::{Response, Status, Streaming};
 
 use crate::{client::answer, commands::Outcome, error::Error, terminal::Terminal};
 
-/// Writes `text` of each message when it comes, until `stop` or until the agent ends the stream.
+/// Writes `text` of each message when it arrives, until `stop` or until the agent ends the stream.
 pub(crate) async fn follow<M>(
     call: &'static str,
     opened: impl Future<Output = Result<Response<Streaming<M>>, Status>>,

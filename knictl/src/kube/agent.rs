@@ -1,4 +1,4 @@
-//! Runs knictl in the pod of an agent, and passes its output on.
+//! Runs knictl in the pod of an agent, and forwards its output.
 
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Status};
 use kube::{Api, Client, api::AttachParams};
@@ -61,7 +61,7 @@ fn lines<R: AsyncRead + Unpin>(stream: R) -> Lines<BufReader<R>> {
     BufReader::new(stream).lines()
 }
 
-/// The next line; at the end the stream is taken away, and there is none. Never resolves without a stream.
+/// The next line; at its end the stream is removed, and `None` returned. Never resolves without a stream.
 async fn next<R: AsyncRead + Unpin>(stream: &mut Option<Lines<BufReader<R>>>) -> Result<Option<String>, Error> {
     let Some(lines) = stream else {
         return std::future::pending().await;
@@ -73,7 +73,7 @@ async fn next<R: AsyncRead + Unpin>(stream: &mut Option<Lines<BufReader<R>>>) ->
     Ok(line)
 }
 
-/// The exit code of a process that ran, from the words of the API server.
+/// The exit code of a process, parsed from the API server's status.
 fn code(status: &Status) -> Option<u8> {
     if status.status.as_deref() == Some("Success") {
         return Some(0);

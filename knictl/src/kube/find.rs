@@ -1,4 +1,4 @@
-//! Which node a command is about, and the pod of that node's agent.
+//! Finds the node that a command concerns, and the pod of that node's agent.
 
 use k8s_openapi::api::core::v1::Pod;
 use kni_api::PodInterface;
@@ -10,7 +10,7 @@ use crate::error::Error;
 /// Label of the agents' pods.
 const AGENTS: &str = "app.kubernetes.io/name=kni-agent";
 
-/// The node that a command is about; by default the only one with an agent.
+/// The node that a command concerns; by default the only one with an agent.
 pub(super) async fn node(client: &Client, kni_namespace: &str, about: &About) -> Result<String, Error> {
     match about {
         About::Pod(pod) => {
@@ -25,7 +25,7 @@ pub(super) async fn node(client: &Client, kni_namespace: &str, about: &About) ->
     }
 }
 
-/// Networks may overlap, so an address can be several pods'.
+/// Networks may overlap, so several pods may have an address.
 async fn by_address(client: &Client, address: &str) -> Result<String, Error> {
     let api: Api<PodInterface> = Api::all(client.clone());
     let listed = api.list(&ListParams::default()).await;
@@ -71,7 +71,7 @@ pub(super) async fn agent(client: &Client, kni_namespace: &str, node: &str) -> R
     })
 }
 
-/// Names and nodes of the agents' pods that run and are not about to end.
+/// Names and nodes of the agents' running pods that are not being deleted.
 async fn agents(client: &Client, kni_namespace: &str) -> Result<Vec<(String, String)>, Error> {
     let api: Api<Pod> = Api::namespaced(client.clone(), kni_namespace);
     let listed = api.list(&ListParams::default().labels(AGENTS)).await;

@@ -1,4 +1,4 @@
-//! The lists that come from objects: nodes, networks, interfaces.
+//! Lists nodes, networks and interfaces from the API server's objects.
 
 use std::fmt::Debug;
 
@@ -14,7 +14,7 @@ use crate::{
     terminal::Terminal,
 };
 
-/// Objects in the form that kubectl gives lists.
+/// A list of objects in the format of kubectl.
 #[derive(Serialize)]
 struct Items<'a, K> {
     items: &'a [K],
@@ -202,7 +202,7 @@ fn ready(conditions: Option<&[Condition]>) -> String {
     .to_owned()
 }
 
-/// Whether a condition reports a problem: Degraded is bad where it holds, the others where they do not.
+/// Whether a condition reports a problem: Degraded does when it is true, the others when they are not.
 fn is_bad(condition: &Condition) -> bool {
     let good = if condition.type_ == "Degraded" {
         ConditionStatus::False

@@ -1,4 +1,4 @@
-//! Answers of a node with two pods in overlapping networks.
+//! Provides the answers of a node with two pods in overlapping networks.
 
 use kni_proto::runtime::{
     Address, Counter, DropCount, DropEvent, GetStatusResponse, Interface, ListDropsResponse, ListInterfacesResponse,

@@ -1,4 +1,4 @@
-//! The forms for programs: names, types, and what is there when there is nothing.
+//! Tests the formats for programs: names, types, and empty lists.
 
 use serde_json::{Value, json};
 

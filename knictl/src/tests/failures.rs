@@ -1,4 +1,4 @@
-//! What the operator reads and scripts see when something is wrong; and what is sent to the agent.
+//! Tests error messages, exit codes, and the requests to the agent.
 
 use std::{
     fs,

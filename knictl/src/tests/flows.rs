@@ -1,4 +1,4 @@
-//! `flows`, `explain`, `policy` and `services`: what is asked, and each form of the answers.
+//! Tests `flows`, `explain`, `policy` and `services`: the requests, and each format of the answers.
 
 use std::{future::pending, time::Duration};
 
@@ -76,7 +76,7 @@ fn denied() -> Flow {
     }
 }
 
-/// An echo request over IPv6 that went through, with a hostile name, after a loss.
+/// A forwarded echo request over IPv6 with a hostile name, after lost events.
 fn passed() -> Flow {
     Flow {
         time_ns: 2_000_000_000,

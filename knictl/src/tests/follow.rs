@@ -1,4 +1,4 @@
-//! `drops --follow`: the stream's events, and each way it can end.
+//! Tests `drops --follow`: the stream's events, and each way it can end.
 
 use std::time::Duration;
 

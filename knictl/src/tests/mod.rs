@@ -1,4 +1,4 @@
-//! Whole command lines against a serving fake agent.
+//! Tests whole command lines against a fake agent.
 
 mod answers;
 mod documents;
@@ -11,7 +11,7 @@ use std::{ffi::OsString, future::pending, path::Path};
 
 use crate::{fake::Agent, run, terminal::Terminal};
 
-/// What a command line did.
+/// The result of a command line.
 #[derive(Debug, PartialEq, Eq)]
 struct Ran {
     code: u8,
@@ -33,7 +33,7 @@ async fn knictl_on(socket: &Path, args: &[&str], stop: impl Future<Output = ()>)
     }
 }
 
-/// Runs `knictl ARGS` against `agent` to its own end.
+/// Runs `knictl ARGS` against `agent` until it ends by itself.
 async fn knictl(agent: &Agent, args: &[&str]) -> Ran {
     knictl_on(&agent.socket(), args, pending()).await
 }

@@ -1,4 +1,4 @@
-//! The human forms, letter by letter.
+//! Tests the output for people, character by character.
 
 use kni_proto::runtime::GetStatusResponse;
 

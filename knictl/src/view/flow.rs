@@ -1,4 +1,4 @@
-//! The documents about flows, enforced policy and services.
+//! Defines the documents about flows, enforced policy and services.
 
 use kni_proto::runtime as proto;
 use serde::Serialize;
@@ -9,7 +9,7 @@ views! {
     /// New flows and drops.
     Flows from ListFlowsResponse {} lists { flows: TimedFlow, }
 
-    /// A new flow, a drop, or what would become of a packet.
+    /// A new flow, a drop, or the explained fate of a packet.
     Flow from Flow {
         time_ns: u64,
         verdict: String,
@@ -50,7 +50,7 @@ views! {
     /// Names a rule of a policy.
     Rule from Rule { policy: Policy, direction: String, index: u32, } lists {}
 
-    /// What would become of a packet.
+    /// The explained fate of a packet.
     Explanation from ExplainResponse { allowed: bool, flow: TimedFlow, steps: Vec<String>, } lists {}
 
     /// The policy enforced at the interfaces of a pod.
@@ -86,7 +86,7 @@ views! {
     } lists { backends: SocketAddress, }
 }
 
-// Messages that the agent always sets, and protobuf may leave out.
+// Messages that the agent always sets, but that protobuf may omit.
 impl From<Option<proto::Peer>> for Peer {
     fn from(peer: Option<proto::Peer>) -> Self {
         peer.unwrap_or_default().into()
@@ -105,7 +105,7 @@ impl From<Option<proto::Flow>> for TimedFlow {
     }
 }
 
-/// A flow with its time in the notation that people and log tools read.
+/// A flow with its time in a notation for people and log tools.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TimedFlow {
     /// RFC 3339, UTC.
