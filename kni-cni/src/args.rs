@@ -1,6 +1,6 @@
-//! `CNI_ARGS`: `KEY=VALUE` pairs between semicolons, in any order.
+//! Parses `CNI_ARGS`: `KEY=VALUE` pairs separated by semicolons, in any order.
 
-/// What Kubernetes runtimes say there. Empty where they do not.
+/// The values of Kubernetes runtimes; empty where they are missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PodArgs {
     pub(crate) namespace: String,
@@ -13,7 +13,7 @@ pub(crate) struct PodArgs {
 }
 
 impl PodArgs {
-    /// What is unknown, or no pair, is left out: `IgnoreUnknown` or not, nothing here can make a call wrong.
+    /// Unknown keys and malformed pairs are ignored: with or without `IgnoreUnknown`, no value makes a call fail.
     pub(crate) fn parse(text: &str) -> Self {
         let mut args = Self::default();
         for (key, value) in text.split(';').filter_map(|pair| pair.split_once('=')) {

@@ -1,4 +1,4 @@
-//! Calls to the agent: bounded in time, repeated when the agent was away, and exact about what is known afterwards.
+//! Calls the agent: limits the time, retries while the agent is away, and reports exactly what is known of the outcome.
 
 use std::{
     error::Error as _,
@@ -18,27 +18,27 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Longest value of the runtime's trace, in bytes (the W3C's limit of baggage).
 const MAX_TRACE: usize = 8192;
 
-/// How long to wait.
+/// Time limits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
-    /// Until an agent is there that is ready to do it, each time it was away.
+    /// Until a ready agent answers, each time it was away.
     pub(crate) connect: Duration,
-    /// For everything together.
+    /// For all attempts together.
     pub(crate) total: Duration,
 }
 
-/// What is known of a call that did not succeed.
+/// The outcome of a call that did not succeed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// No agent has heard of it.
+    /// No agent received it.
     Absent(String),
-    /// An agent may have done it, or not, or be about to.
+    /// An agent may have performed it, or not, or may still perform it.
     Unanswered(String),
     /// The agent's answer.
     Refused(Status),
 }
 
-/// The agent's socket, and the trace that each call carries.
+/// The agent's socket, and the trace context that each call carries.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Client<'a> {
     socket: &'a Path,
@@ -50,11 +50,11 @@ impl<'a> Client<'a> {
         Self { socket, environment }
     }
 
-    /// A message with the runtime's trace.
+    /// A message with the runtime's trace context.
     pub(crate) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         for (key, value) in &self.environment.trace {
-            // What is no text of a header is not worth a failed call.
+            // An invalid header value must not fail the call.
             if let (true, Ok(value)) = (value.len() <= MAX_TRACE, value.parse()) {
                 request.metadata_mut().insert(*key, value);
             }
@@ -62,7 +62,7 @@ impl<'a> Client<'a> {
         request
     }
 
-    /// Makes a call, again and again while the agent is away or asks for it.
+    /// Makes a call; retries while the agent is away or requests a retry.
     pub(crate) async fn call<T, F>(&self, patience: Patience, call: impl Fn(Channel) -> F) -> Result<T, Failure>
     where
         F: Future<Output = Result<Response<T>, Status>>,
@@ -70,7 +70,7 @@ impl<'a> Client<'a> {
         let start = Instant::now();
         let end = start + patience.total;
         let mut heard = false;
-        // Since when the agent has been away, or not ready.
+        // Start of the time in which the agent has been away, or not ready.
         let mut away = start;
         loop {
             let channel = match self.connect((away + patience.connect).min(end)).await {
@@ -87,7 +87,7 @@ impl<'a> Client<'a> {
                 Ok(response) => return Ok(response.into_inner()),
                 Err(status) if is_lost(&status) => {
                     if !heard {
-                        // It was there: the wait for the next one begins now.
+                        // The agent was there: the wait for the next one starts now.
                         away = Instant::now();
                     }
                     heard = true;
@@ -131,7 +131,7 @@ impl<'a> Client<'a> {
     }
 }
 
-/// Whether it is no answer of the agent, but what the connection made of having none.
+/// Whether the status comes from a lost connection instead of the agent.
 fn is_lost(status: &Status) -> bool {
     status.source().is_some()
 }

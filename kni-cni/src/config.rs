@@ -1,4 +1,4 @@
-//! The plugin's configuration, as the runtime puts it on stdin.
+//! Parses the plugin's configuration, which the runtime passes on stdin.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
     version::Version,
 };
 
-/// The fields that the plugin reads; fields of other names belong to other programs.
+/// The fields that the plugin reads; others belong to other programs.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Config {
@@ -24,10 +24,10 @@ pub(crate) struct Config {
     /// `PodNetwork` to join; without it the default one.
     #[serde(default)]
     pub(crate) network: Option<String>,
-    /// Whether the pod's default routes leave through the interface; without it they do if it is `eth0`.
+    /// Whether the pod's default routes use the interface; without it they do if it is `eth0`.
     #[serde(default)]
     pub(crate) default_route: Option<bool>,
-    /// Where deletes are kept that the agent has still to do.
+    /// Folder of the deletes that the agent still has to perform.
     #[serde(default = "state_dir")]
     pub(crate) state_dir: PathBuf,
     #[serde(default)]
@@ -48,16 +48,16 @@ pub(crate) struct Config {
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(default)]
 pub(crate) struct Timeouts {
-    /// Until an agent is there.
+    /// Until an agent is reachable.
     #[serde(rename = "connectMs")]
     connect: u64,
     /// For an ADD, restarts of the agent included. The agent gives up after 20 s.
     #[serde(rename = "addMs")]
     add: u64,
-    /// Until an agent is there for a DEL.
+    /// Until an agent is reachable for a DEL.
     #[serde(rename = "delConnectMs")]
     del_connect: u64,
-    /// For a DEL that the agent has heard.
+    /// For a DEL that the agent has received.
     #[serde(rename = "delMs")]
     del: u64,
     #[serde(rename = "checkMs")]
@@ -76,7 +76,7 @@ impl Default for Timeouts {
             del_connect: 2_000,
             del: 10_000,
             check: 5_000,
-            // Runtimes ask every few seconds, and wait for the answer.
+            // Runtimes call every few seconds, and wait for the answer.
             status: 900,
             gc: 25_000,
         }
@@ -127,7 +127,7 @@ pub(crate) struct RuntimeConfig {
 }
 
 /// A port of the container on the node. containerd writes these keys, and those of the resolver and of the bandwidth,
-/// with a capital letter; CNI plugins written in Go do not care.
+/// with a capital letter; CNI plugins written in Go ignore the case.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct PortMapping {
     #[serde(default, rename = "hostPort", alias = "HostPort")]
@@ -186,8 +186,8 @@ impl Config {
         Version::parse(&self.cni_version)
     }
 
-    /// The attachments that the runtime has; none if it does not say. Both names of the key count, and what is under
-    /// either of them stays. Go writes an empty list as null.
+    /// The runtime's attachments; `None` if it sends no list. The lists of both names of the key are merged. Go writes
+    /// an empty list as null.
     pub(crate) fn valid_attachments(&self) -> Option<Vec<Valid>> {
         let lists = [&self.valid_attachments, &self.attachments];
         if lists.iter().all(|list| list.is_none()) {
@@ -208,12 +208,12 @@ fn state_dir() -> PathBuf {
     "/var/lib/kni".into()
 }
 
-/// The value of a key; a null, which is an empty list of Go, is not a missing key.
+/// The value of a key; a null, which is an empty list of Go, differs from a missing key.
 fn said<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Valid>>, D::Error> {
     or_default(deserializer).map(Some)
 }
 
-/// Go writes what is empty as null.
+/// Go writes empty values as null.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }

@@ -1,4 +1,4 @@
-//! The runtime's call as the environment has it.
+//! Reads the runtime's call from the environment.
 
 use kni_proto::cni::MAX_CONTAINER;
 
@@ -7,14 +7,14 @@ use crate::{
     error::{CniError, ErrorCode},
 };
 
-/// Which variables a verb needs.
+/// Verbs that need a variable.
 const NEEDS_CONTAINER: [&str; 3] = ["ADD", "DEL", "CHECK"];
 const NEEDS_NETNS: [&str; 2] = ["ADD", "CHECK"];
 const VERBS: [&str; 5] = ["ADD", "DEL", "CHECK", "STATUS", "GC"];
-/// Kernel's limit of an interface's name.
+/// The kernel's limit of an interface name.
 const MAX_IFNAME: usize = 15;
 
-/// Parameters that the runtime passes beside the configuration.
+/// Parameters that the runtime passes in addition to the configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Environment {
     pub(crate) command: String,
@@ -23,7 +23,7 @@ pub(crate) struct Environment {
     pub(crate) ifname: String,
     pub(crate) path: String,
     pub(crate) args: PodArgs,
-    /// The runtime's trace, as gRPC metadata.
+    /// The runtime's trace context, as gRPC metadata.
     pub(crate) trace: Vec<(&'static str, String)>,
 }
 
@@ -53,7 +53,7 @@ impl Environment {
         }
     }
 
-    /// That what the verb needs is there and legal.
+    /// Checks that the variables of the verb are present and legal.
     pub(crate) fn check(&self) -> Result<(), CniError> {
         let verb = self.command.as_str();
         if !VERBS.contains(&verb) {

@@ -1,20 +1,20 @@
-//! Errors as CNI wants them: a number, a sentence, and details.
+//! Defines errors in the format of CNI: a number, a sentence, and details.
 
 use serde::Serialize;
 use tonic::{Code, Status};
 
-/// The numbers of the CNI specification, and from 100 on the plugin's own.
+/// The numbers of the CNI specification, and the plugin's own from 100 on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ErrorCode {
-    /// The configuration's version does not have what is asked for.
+    /// The configuration's version does not support the verb.
     IncompatibleVersion = 1,
     /// A variable of the environment is missing or not valid.
     InvalidEnvironment = 4,
     /// Input or output failed.
     Io = 5,
-    /// The configuration is no JSON, or fields of it are of wrong types.
+    /// The configuration is not JSON, or fields have wrong types.
     Decode = 6,
-    /// The configuration makes no sense.
+    /// The configuration is not valid.
     InvalidConfig = 7,
     /// The network namespace does not exist.
     InvalidNetns = 8,
@@ -22,15 +22,15 @@ pub(crate) enum ErrorCode {
     TryAgainLater = 11,
     /// No pod can be added.
     NotAvailable = 50,
-    /// The agent could not do it.
+    /// The agent failed to perform the call.
     Failed = 100,
-    /// The interface is there already, or something else has what was asked for.
+    /// The interface exists, or a requested resource belongs to another attachment.
     Exists = 101,
     /// No address, or no endpoint, is left.
     Exhausted = 102,
-    /// What CHECK found is not what ADD made.
+    /// The state that CHECK found differs from the result of ADD.
     CheckFailed = 103,
-    /// Some of the garbage stays.
+    /// Some of the garbage could not be removed.
     GarbageLeft = 104,
 }
 
@@ -72,7 +72,7 @@ impl CniError {
         Self::new(ErrorCode::Io, format!("{what}: {error}"))
     }
 
-    /// What the agent answered.
+    /// The agent's refusal.
     pub(crate) fn refused(method: &str, status: &Status) -> Self {
         let code = match status.code() {
             Code::InvalidArgument | Code::NotFound => ErrorCode::InvalidConfig,
@@ -96,7 +96,7 @@ impl CniError {
         Self::new(code, status.message()).details(format!("kni-agent answered {method} with {:?}", status.code()))
     }
 
-    /// On one line, of the version that the runtime speaks.
+    /// On one line, in the version that the runtime uses.
     pub(crate) fn to_json(&self, version: &str) -> String {
         let wire = Wire {
             cni_version: version,
@@ -104,7 +104,7 @@ impl CniError {
             msg: &self.msg,
             details: &self.details,
         };
-        // Text and numbers always have a form in JSON.
+        // Text and numbers can always be serialized as JSON.
         serde_json::to_string(&wire).unwrap_or_default()
     }
 }

@@ -1,4 +1,4 @@
-//! Records deletes while the agent is unreachable: a file for each, which the agent reads when it is back.
+//! Records deletes while the agent is unreachable: a file for each, which the agent reads when it returns.
 
 use std::{
     ffi::OsStr,
@@ -13,12 +13,12 @@ use std::{
 
 use kni_proto::cni::PendingDelete;
 
-/// What the kernel adds to the name of a running program whose file is gone (`proc_pid_exe(5)`).
+/// The kernel's suffix of the path of a running program whose file was deleted (`proc_pid_exe(5)`).
 const DELETED: &[u8] = b" (deleted)";
 
-/// Writes the file. When this returns it survives whatever happens to this process and to the machine.
+/// Writes the file. When this returns, the file survives a crash of this process and of the machine.
 ///
-/// A plugin that was uninstalled while it waited for the agent writes nothing: no agent will come that reads it, and the
+/// A plugin that was uninstalled while it waited for the agent writes nothing: no later agent will read it, and the
 /// cleanup of the node may be over.
 pub(crate) fn write(state_dir: &Path, pending: &PendingDelete) -> io::Result<()> {
     if !is_installed(&std::fs::read_link("/proc/self/exe")?) {
@@ -30,7 +30,7 @@ pub(crate) fn write(state_dir: &Path, pending: &PendingDelete) -> io::Result<()>
     let folder = PendingDelete::folder(state_dir);
     DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
     let file = PendingDelete::file(state_dir, &pending.sandbox());
-    // Hidden until it is whole, and its own among processes that write the same.
+    // Hidden until it is complete, with a unique name among processes that write the same delete.
     let unfinished = folder.join(format!(".{}-{}", std::process::id(), pending.sandbox()));
     let written = write_whole(&unfinished, pending).and_then(|()| std::fs::rename(&unfinished, &file));
     if let Err(error) = written {
@@ -38,7 +38,7 @@ pub(crate) fn write(state_dir: &Path, pending: &PendingDelete) -> io::Result<()>
         std::fs::remove_file(&unfinished).ok();
         return Err(error);
     }
-    // The names of the folders may be as new as the file's.
+    // The folders' own names may be as new as the file's.
     for folder in folder.ancestors().take(3) {
         File::open(folder)?.sync_all()?;
     }

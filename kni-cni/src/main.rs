@@ -16,7 +16,7 @@ use std::{io::Read as _, process::ExitCode};
 
 use self::{config::Config, environment::Environment, error::CniError, version::Version};
 
-/// What a person sees who runs the plugin by hand; `kni-agent install-cni` knows the plugin by it.
+/// Output for a person who runs the plugin by hand; `kni-agent install-cni` identifies the plugin by it.
 const ABOUT: &str = "kni-cni: the CNI plugin of KNI, which hands each call to the node's kni-agent";
 
 fn main() -> ExitCode {
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Carries out one verb. What is to be printed, if anything.
+/// Performs one verb. Returns the text to print, if any.
 fn run(environment: &Environment, stdin: &[u8]) -> Result<Option<String>, CniError> {
     if environment.command == "VERSION" {
         return Ok(Some(version::answer()));
@@ -61,12 +61,12 @@ fn run(environment: &Environment, stdin: &[u8]) -> Result<Option<String>, CniErr
         .build()
         .map_err(|error| CniError::io("starting", &error))?;
     let answer = runtime.block_on(verbs::run(environment, &config));
-    // A lookup that still blocks must not hold up the answer.
+    // A blocking lookup must not delay the answer.
     runtime.shutdown_background();
     answer
 }
 
-/// Whether it was written.
+/// Returns whether the text was written.
 fn print_to(mut to: impl std::io::Write, text: &str) -> bool {
     writeln!(to, "{text}").and_then(|()| to.flush()).is_ok()
 }

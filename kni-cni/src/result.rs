@@ -1,4 +1,4 @@
-//! Results in CNI's words: made of the agent's answer, printed as each version wants it, read again by CHECK.
+//! Converts results to CNI: built from the agent's answer, printed in each version's format, parsed again by CHECK.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -37,7 +37,7 @@ pub(crate) struct Address {
     pub(crate) cidr: String,
     #[serde(default)]
     pub(crate) gateway: Option<String>,
-    /// Position of its interface.
+    /// Index of its interface.
     #[serde(default)]
     pub(crate) interface: Option<usize>,
 }
@@ -108,7 +108,7 @@ impl CniResult {
         self.ips.iter().filter(has)
     }
 
-    /// As a version prints it.
+    /// The result in the format of a version.
     pub(crate) fn to_json(&self, version: Version) -> String {
         let interfaces = self.interfaces.iter().map(|interface| interface.to_value(version));
         let ips = self.ips.iter().map(|address| address.to_value(version));

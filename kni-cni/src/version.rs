@@ -1,11 +1,11 @@
-//! The versions of CNI, and what each of them has.
+//! Defines the versions of CNI and the features of each.
 
 use serde::Deserialize;
 use serde_json::json;
 
 use crate::error::{CniError, ErrorCode};
 
-/// A version that the plugin speaks, in order.
+/// A supported version, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Version {
     V0_3_0,
@@ -29,7 +29,7 @@ impl Version {
         }
     }
 
-    /// All of them, for people.
+    /// All versions, for messages.
     pub(crate) fn list() -> String {
         Self::ALL.map(Self::as_str).join(", ")
     }
@@ -44,7 +44,7 @@ impl Version {
             })
     }
 
-    /// A verb that came with `since`.
+    /// Requires a version that supports a verb introduced in `since`.
     pub(crate) fn require(self, since: Self, verb: &str) -> Result<(), CniError> {
         if self >= since {
             return Ok(());
@@ -58,7 +58,7 @@ impl Version {
     }
 }
 
-/// What VERSION prints.
+/// The output of VERSION.
 pub(crate) fn answer() -> String {
     json!({
         "cniVersion": Version::NEWEST.as_str(),
@@ -67,7 +67,7 @@ pub(crate) fn answer() -> String {
     .to_string()
 }
 
-/// The version to answer in: that of the configuration, whatever else is wrong with it.
+/// The version of the answer: that of the configuration, even if its other fields are invalid.
 pub(crate) fn said(stdin: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Said {

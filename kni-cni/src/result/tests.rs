@@ -24,7 +24,7 @@ fn answer() -> BTreeMap<String, IpConfig> {
         ],
     );
     let second = config(&["10.9.0.5"], "02:00:00:00:00:09", &[("prefix4", "24")]);
-    // "a" sorts before the interface that is asked for.
+    // "a" sorts before the requested interface.
     [("eth0".to_owned(), primary), ("a".to_owned(), second)].into()
 }
 
@@ -82,7 +82,7 @@ fn what_is_printed_is_read_again() {
         let addresses: Vec<&str> = read.addresses_of("eth0").map(|ip| ip.cidr.as_str()).collect();
         assert_eq!(addresses, ["10.244.0.5/32", "fd00::5/128"]);
         assert_eq!(read.addresses_of("a").count(), 1);
-        // The host's end has none, even if a pod's interface had its name.
+        // The host's end has no addresses, even if a pod's interface has its name.
         assert_eq!(read.addresses_of("kni5x1234").count(), 0);
     }
 }

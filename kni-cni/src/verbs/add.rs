@@ -1,4 +1,4 @@
-//! ADD: `AttachInterface`, and the result that the runtime gets for it.
+//! ADD: calls `AttachInterface` and converts its result for the runtime.
 
 use std::{
     collections::BTreeMap,
@@ -19,8 +19,8 @@ use crate::{
     result::CniResult,
 };
 
-/// Attaches, and prints what was attached. The call is repeated when the agent went away, always as the same one, so
-/// that it is done once; if the outcome stays unknown, it is undone.
+/// Attaches and returns the result as text. The call is retried when the agent was away, always with the same
+/// invocation id, so that it takes effect once; if the outcome stays unknown, it is undone.
 pub(super) async fn run(client: Client<'_>, environment: &Environment, config: &Config) -> Result<String, CniError> {
     if config.prev_result.is_some() {
         let msg = "kni-cni makes interfaces and must be the first plugin of its list (prevResult is given)";
@@ -46,7 +46,7 @@ pub(super) async fn run(client: Client<'_>, environment: &Environment, config: &
         Err(Failure::Absent(reason)) => return Err(CniError::new(ErrorCode::TryAgainLater, reason)),
         Err(Failure::Unanswered(reason)) => {
             let error = CniError::new(ErrorCode::TryAgainLater, reason);
-            // The runtime hears of the first failure; of this one it will hear when it deletes.
+            // The runtime receives the first error; this one it will receive when it deletes.
             del::undo(client, environment, config, &invocation).await.ok();
             return Err(error);
         }
@@ -90,7 +90,7 @@ fn request(environment: &Environment, config: &Config, invocation: &str) -> Resu
     })
 }
 
-/// Empty values are left out: they ask for nothing.
+/// Empty values are omitted: they request nothing.
 fn extradata(environment: &Environment, config: &Config, invocation: &str) -> BTreeMap<String, String> {
     let runtime = &config.runtime;
     let bare = |ip: &String| ip.split_once('/').map_or(ip.clone(), |(ip, _prefix)| ip.to_owned());
@@ -141,7 +141,7 @@ fn mapping(mapping: &config::PortMapping) -> Result<PortMapping, CniError> {
     })
 }
 
-/// 128 bits that no other call has: the keys with which the standard library hashes are random.
+/// 128 bits that are unique to the call: the standard library's hash keys are random.
 fn random_text() -> String {
     let seed = (std::process::id(), std::time::SystemTime::now());
     let (high, low) = (RandomState::new().hash_one(seed), RandomState::new().hash_one(seed));
@@ -224,7 +224,7 @@ mod tests {
         }
         assert_eq!(request.dns_config.unwrap().servers, ["10.96.0.10"]);
         assert_eq!(request.annotations["a"], "b");
-        // Only CNI_ARGS has wishes.
+        // Only CNI_ARGS requests addresses.
         let request = made(&environment(&format!("MAC=m;{ARGS};IP=10.0.0.1/24"), "eth0"), "");
         assert_eq!(
             (

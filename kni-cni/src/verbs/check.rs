@@ -70,7 +70,8 @@ fn asked(method: &str, failure: Failure) -> CniError {
     }
 }
 
-/// How the attached interfaces differ from the result of ADD. Later plugins of the list check what they added.
+/// Differences between the attached interfaces and the result of ADD. Later plugins of the list check their own
+/// additions.
 fn compare(previous: &CniResult, now: &CniResult, asked: &str) -> Vec<String> {
     let inside = |result: &CniResult, name: &str| {
         let mut all = result.interfaces.iter();
@@ -127,7 +128,7 @@ mod tests {
     fn equal_results_have_no_problem() {
         let now = result(|_| {});
         assert_eq!(compare(&now, &now, "eth0"), Vec::<String>::new());
-        // What another plugin added.
+        // An addition of another plugin.
         let more = result(|then| {
             then["interfaces"]
                 .as_array_mut()

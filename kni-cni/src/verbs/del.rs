@@ -1,4 +1,4 @@
-//! DEL: `DetachInterface`, or a promise that it will be done.
+//! DEL: calls `DetachInterface`, or records the delete for a later agent.
 
 use kni_proto::{
     cni::{self, PendingDelete},
@@ -14,13 +14,12 @@ use crate::{
     journal,
 };
 
-/// Detaches. Without an agent, the delete is written down for the next one; if that fails too, the runtime has to come
-/// again.
+/// Detaches. Without an agent, the delete is recorded for the next one; if that fails too, the runtime has to retry.
 pub(super) async fn run(client: Client<'_>, environment: &Environment, config: &Config) -> Result<(), CniError> {
     detach(client, environment, config, None).await
 }
 
-/// Takes back what one ADD may have done, and nothing else.
+/// Undoes one ADD, which may have succeeded, and nothing else.
 pub(super) async fn undo(
     client: Client<'_>,
     environment: &Environment,
@@ -47,7 +46,7 @@ async fn detach(
     };
     let failure = match client.call(patience, call).await {
         Ok(_done) => return Ok(()),
-        // It is about to stop; the next one reads what is written down.
+        // It is about to stop; the next agent reads the recorded delete.
         Err(Failure::Refused(status)) if status.code() != Code::Unavailable => {
             return Err(CniError::refused("DetachInterface", &status));
         }

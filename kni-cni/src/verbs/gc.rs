@@ -1,4 +1,4 @@
-//! GC: reports to the agent what the runtime still has.
+//! GC: reports the runtime's remaining attachments to the agent.
 
 use kni_proto::runtime::{CniAttachment, CollectGarbageRequest, runtime_client::RuntimeClient};
 
@@ -8,7 +8,7 @@ use crate::{
     error::{CniError, ErrorCode},
 };
 
-/// A runtime that does not say what it has frees nothing: its libraries leave the list out when they were given none.
+/// A runtime that sends no list frees nothing: its libraries omit the list when they were given none.
 pub(super) async fn run(client: Client<'_>, config: &Config) -> Result<(), CniError> {
     let Some(valid) = config.valid_attachments() else {
         return Ok(());
@@ -40,8 +40,8 @@ pub(super) async fn run(client: Client<'_>, config: &Config) -> Result<(), CniEr
     }
 }
 
-/// When the runtime had made its list, at the latest: the clock is read in steps of 10 ms, rounded down, so that nothing
-/// that was complete only afterwards seems older.
+/// Latest time at which the runtime made its list: the clock is read in steps of 10 ms, rounded down, so that no
+/// attachment completed later seems older.
 fn since_boot_ns() -> Result<u64, CniError> {
     let text = std::fs::read_to_string("/proc/uptime").map_err(|error| CniError::io("/proc/uptime", &error))?;
     parse_uptime(&text).ok_or_else(|| CniError::new(ErrorCode::Io, format!("/proc/uptime reads {text:?}")))

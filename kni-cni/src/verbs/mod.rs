@@ -1,4 +1,4 @@
-//! The verbs that need the agent, each in a file of its own.
+//! Implements the verbs that need the agent, each in its own file.
 
 mod add;
 mod check;
@@ -8,7 +8,7 @@ mod status;
 
 use crate::{client::Client, config::Config, environment::Environment, error::CniError, version::Version};
 
-/// Carries out the verb of a checked environment. What is to be printed, if anything.
+/// Performs the verb of a checked environment. Returns the text to print, if any.
 pub(crate) async fn run(environment: &Environment, config: &Config) -> Result<Option<String>, CniError> {
     let version = config.version()?;
     let client = Client::new(&config.socket, environment);

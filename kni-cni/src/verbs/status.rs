@@ -1,4 +1,4 @@
-//! STATUS: whether pods can be added.
+//! STATUS: reports whether pods can be added.
 
 use kni_proto::{
     kni::{Network, QueryNodeNetworksRequest, kni_client::KniClient},
@@ -13,7 +13,7 @@ use crate::{
 
 pub(super) async fn run(client: Client<'_>, config: &Config) -> Result<(), CniError> {
     let unavailable = |reason: String| CniError::new(ErrorCode::NotAvailable, reason);
-    // The runtime asks again soon, so not much is waited for; there are two calls.
+    // The runtime asks again soon, so the timeouts are short; there are two calls.
     let patience = Patience {
         connect: config.timeouts.status() / 4,
         total: config.timeouts.status() / 2,
@@ -45,7 +45,7 @@ pub(super) async fn run(client: Client<'_>, config: &Config) -> Result<(), CniEr
     }
 }
 
-/// Whether the network that pods join takes another one.
+/// Checks that the network that pods join accepts another pod.
 fn judge(networks: &[Network], wanted: Option<&str>) -> Result<(), String> {
     let is = |network: &&Network, key: &str| network.extradata.get(key).is_some_and(|value| value == "true");
     let found = match wanted {
