@@ -11,12 +11,13 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-/// The group of a node's own programs, below the node's group: in version 2 no group may hold both.
+/// The group of a node's own programs, below the node's group: in version 2 a group has either processes or child
+/// groups.
 const DAEMONS: &str = "daemons";
 /// Controllers that kubelet and runc use.
 const CONTROLLERS: [&str; 6] = ["cpuset", "cpu", "io", "memory", "pids", "hugetlb"];
 
-/// A group of one name in every mounted hierarchy, of version 1, 2 or both. The janitor removes it.
+/// A group of one name in every mounted hierarchy of versions 1 and 2. The janitor removes it.
 #[derive(Debug, Clone)]
 pub struct Cgroup {
     name: String,
@@ -46,7 +47,7 @@ impl Cgroup {
         })
     }
 
-    /// Its name, which is also its path from the root of each hierarchy, less the slash.
+    /// Its name, which is also its path from the root of each hierarchy, without the slash.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -77,7 +78,7 @@ impl Hierarchy {
                 delegate(parent)?;
             }
         } else {
-            // A group of version 1 takes no process before it has processors and memory.
+            // A group of version 1 accepts no process before its CPUs and memory nodes are set.
             for file in ["cpuset.cpus", "cpuset.mems"] {
                 inherit(&self.root, &group, file)?;
             }

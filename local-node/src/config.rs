@@ -17,7 +17,7 @@ pub(crate) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 pub(crate) const CNI_BIN: &str = "/run/cni/bin";
 /// Where containerd looks for CNI configurations.
 pub(crate) const CNI_CONF: &str = "/run/cni/net.d";
-/// The API server, inside.
+/// The API server's address inside the node.
 pub(crate) const API_SERVER: &str = "https://127.0.0.1:6443";
 /// The addresses of services, IPv4 first.
 pub(crate) const SERVICE_RANGES: &str = "10.96.0.0/16,fd00:96::/112";
@@ -106,7 +106,7 @@ pub(crate) fn kube_proxy() -> String {
         "clusterCIDR": POD_RANGES,
         "hostnameOverride": NODE_NAME,
         "clientConnection": { "kubeconfig": pki("proxy.conf") },
-        // The limits of conntrack belong to the machine.
+        // The limits of conntrack apply to the whole machine.
         "conntrack": { "maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s" },
         "nftables": { "syncPeriod": "5s", "minSyncPeriod": "100ms" },
     })

@@ -1,4 +1,4 @@
-//! Runs the control plane of a cluster of several nodes, in namespaces of its own.
+//! Runs the control plane of a cluster of several nodes, in its own namespaces.
 
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 
 /// etcd, kube-apiserver and kube-controller-manager. No scheduler: pods are created for a node.
 ///
-/// Nodes stay without a kubelet, because no controller checks their health. Pods get no service account.
+/// Nodes work without a kubelet, because no controller checks their health. Pods get no service account.
 #[derive(Debug)]
 pub struct ControlPlane {
     local: LocalNode,

@@ -21,7 +21,7 @@ pub mod v1 {
 
 use v1::{image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient};
 
-/// Longer than any call should take, also of 150 concurrent ones.
+/// Longer than any call should take, even one of 150 concurrent calls.
 const DEADLINE: Duration = Duration::from_mins(2);
 
 /// A connection to a container runtime.
@@ -107,7 +107,7 @@ impl Cri {
         found.context("no condition NetworkReady")
     }
 
-    /// Runs a sandbox; its id.
+    /// Runs a sandbox; returns its id.
     pub async fn run_sandbox(&self, sandbox: &Sandbox) -> Result<String, tonic::Status> {
         let request = v1::RunPodSandboxRequest {
             config: Some(self.config(sandbox)),
@@ -121,7 +121,7 @@ impl Cri {
             .pod_sandbox_id)
     }
 
-    /// Creates and starts a container of [`image::PROBE`] in a sandbox; its id.
+    /// Creates and starts a container of [`image::PROBE`] in a sandbox; returns its id.
     pub async fn run_container(&self, id: &str, sandbox: &Sandbox, name: &str, args: &[&str]) -> Result<String> {
         let config = v1::ContainerConfig {
             metadata: Some(v1::ContainerMetadata {
@@ -154,7 +154,7 @@ impl Cri {
         Ok(container_id)
     }
 
-    /// Runs a program in a container to its end; its exit code and both of its outputs.
+    /// Runs a program in a container to its end; returns its exit code and both of its outputs.
     pub async fn exec(&self, container: &str, command: &[&str]) -> Result<(i32, String)> {
         let request = v1::ExecSyncRequest {
             container_id: container.into(),

@@ -47,7 +47,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Fails, with the end of its log, if it has ended by itself.
+    /// Fails, with the end of its log, if the process has ended by itself.
     pub(crate) fn check(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             bail!(
@@ -59,9 +59,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Terminates it and waits for its end; kills it if that takes too long.
+    /// Terminates the process and waits for its end; kills it if that takes too long.
     pub(crate) fn stop(mut self) -> Result<()> {
-        // One that has ended already refuses the signal.
+        // Fails if the process has ended already.
         drop(kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM).map_err(std::io::Error::from));
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
@@ -73,7 +73,7 @@ impl Daemon {
         self.kill()
     }
 
-    /// Kills it and waits for its end.
+    /// Kills the process and waits for its end.
     pub(crate) fn kill(mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait().map(drop).context("wait for a killed process")

@@ -7,11 +7,11 @@ use anyhow::{Context as _, Result};
 use crate::{config, local::LocalNode};
 
 const PATIENCE: Duration = Duration::from_mins(1);
-/// Files of `deploy/base` that do not concern the agent's pods.
+/// Files of `deploy/base` apart from those of the agent's pods.
 const BASE: [&str; 3] = ["namespace.yaml", "rbac.yaml", "in-use.yaml"];
 
 impl LocalNode {
-    /// Applies the definitions, the agent's rights and the networks of the examples in the folder `deploy`.
+    /// Applies the definitions, the agent's RBAC rules and the networks of the examples in the folder `deploy`.
     pub fn apply_deployment(&mut self, deploy: &Path) -> Result<()> {
         let mut objects = folder(&deploy.join("crds"))?;
         for name in BASE {
@@ -19,13 +19,13 @@ impl LocalNode {
         }
         self.apply_text(&objects.join("\n---\n"))?;
         let networks = folder(&deploy.join("examples/networks"))?.join("\n---\n");
-        // The API server serves a new kind a moment after its definition was created.
+        // The API server serves a new kind some time after its definition was created.
         self.wait("the networks are created", PATIENCE, |node| {
             node.apply_text(&networks).map(|()| true)
         })
     }
 
-    /// The kubeconfig of the agent, inside the node: its user has the rights that `deploy/base` grants.
+    /// The kubeconfig of the agent, inside the node: its user has the permissions of `deploy/base`.
     pub fn agent_kubeconfig() -> String {
         config::pki("agent.conf")
     }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::{image, local::LocalNode};
 
 const PATIENCE: Duration = Duration::from_mins(2);
-/// Service account, rights, configuration, Service and Deployment.
+/// Service account, RBAC rules, configuration, Service and Deployment.
 const MANIFEST: &str = include_str!("../manifests/coredns.yaml");
 
 impl LocalNode {

@@ -1,4 +1,4 @@
-//! Connects several nodes by a bridge in a namespace of its own, which is also their default gateway.
+//! Connects several nodes by a bridge in its own namespace, which is also their default gateway.
 
 use std::fs;
 
@@ -33,7 +33,7 @@ impl Fabric {
         Ok(Self { inside })
     }
 
-    /// The addresses of the node with a number, IPv4 first. The digits are the same in both.
+    /// The addresses of the node with a number, IPv4 first. Both contain the same digits.
     pub fn addresses(number: u8) -> [String; 2] {
         [format!("198.51.100.{number}"), format!("2001:db8:100::{number}")]
     }
@@ -54,7 +54,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Creates `link` inside a node and connects it to a port of its own.
+    /// Creates `link` inside a node and connects it to a separate port.
     pub(crate) fn plug(&self, node: &Namespaces, link: &str, number: u8) -> Result<()> {
         let port = format!("port{number}");
         node.veth(link, &self.inside, &port)?;

@@ -19,7 +19,7 @@ impl LocalNode {
     /// The node's name in the cluster.
     pub const NAME: &'static str = NODE_NAME;
 
-    /// Starts the parts of a cluster beside containerd, which must run, and waits until the node is registered.
+    /// Starts the parts of a cluster in addition to containerd, which must run, and waits until the node is registered.
     ///
     /// The node becomes ready once its runtime has a network. Returns the administrator's kubeconfig for use outside the
     /// node, where the API server is reached at `server`.
@@ -71,7 +71,7 @@ impl LocalNode {
             .stderr(Stdio::piped());
         let mut child = kubectl.spawn().context("run kubectl")?;
         let mut stdin = child.stdin.take().context("no stdin")?;
-        // One that refuses its input reads no further; its message says why.
+        // A kubectl that rejects its input stops reading; its message contains the reason.
         drop(stdin.write_all(manifest.as_bytes()));
         drop(stdin);
         let done = child.wait_with_output().context("wait for kubectl")?;
@@ -114,7 +114,7 @@ fn certificates(server: &str) -> Result<(BTreeMap<PathBuf, String>, String)> {
     Ok((texts(&pki), kubeconfig))
 }
 
-/// A new authority that has issued the certificates of a control plane whose API server has `addresses`.
+/// A new certificate authority that has issued the certificates of a control plane whose API server has `addresses`.
 pub(crate) fn issue_parts(addresses: &[&str]) -> Result<Pki> {
     let mut pki = Pki::new()?;
     let always = [
@@ -144,7 +144,7 @@ pub(crate) fn issue_parts(addresses: &[&str]) -> Result<Pki> {
     Ok(pki)
 }
 
-/// The files of an authority, by their paths inside a node.
+/// The files of a certificate authority, by their paths inside a node.
 pub(crate) fn texts(pki: &Pki) -> BTreeMap<PathBuf, String> {
     let files = pki.files().iter();
     files

@@ -1,4 +1,4 @@
-//! Builds, starts and removes a Kubernetes node in namespaces of its own.
+//! Builds, starts and removes a Kubernetes node in its own namespaces.
 //!
 //! [`Node`] is a network and a mount namespace with an uplink to a fabric namespace. [`LocalNode`] runs containerd, and
 //! on demand a cluster of one node with an API server that pods reach and a DNS, inside such a pair. The programs come

@@ -26,7 +26,7 @@ use crate::{
 /// How long to wait for steps that usually take seconds.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// A process of the node.
+/// A process of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// The container runtime.
@@ -72,7 +72,7 @@ impl Part {
     }
 }
 
-/// The processes of a node in namespaces of its own.
+/// The processes of a node in its own namespaces.
 ///
 /// They live until the value is dropped or this process ends, for any reason: then every process of the node is killed,
 /// those of pods included, and their mounts disappear with the node's namespaces. A panic prints the ends of the logs.
@@ -84,7 +84,7 @@ pub struct LocalNode {
     statics: StaticPrograms,
     logs: PathBuf,
     daemons: BTreeMap<String, Daemon>,
-    /// Ends the node when its standard input is closed.
+    /// Ends the node when the pipe to its standard input is closed.
     janitor: Child,
 }
 
@@ -200,7 +200,7 @@ impl LocalNode {
         self.start_as(part.program(), command)
     }
 
-    /// Starts a command of [`Self::command`] as an additional part.
+    /// Starts a command of [`Self::command`] as an additional process.
     pub fn start_as(&mut self, name: &str, command: Command) -> Result<()> {
         ensure!(!self.daemons.contains_key(name), "{name} runs already");
         let daemon = Daemon::start(command, self.log_path(name))?;
@@ -306,7 +306,7 @@ impl Drop for LocalNode {
             }
         }
         drop(self.janitor.stdin.take());
-        // Its status is of no use: processes that it could not end have at least lost their namespaces.
+        // Its status is irrelevant: processes that it could not kill have at least lost their namespaces.
         drop(self.janitor.wait());
     }
 }
@@ -314,7 +314,7 @@ impl Drop for LocalNode {
 fn janitor(statics: &StaticPrograms, group: &str) -> Result<Child> {
     use std::os::unix::process::CommandExt as _;
     let mut command = Command::new(statics.janitor());
-    // A process group of its own, so that an interrupt from the terminal does not end it.
+    // A separate process group, so that an interrupt from the terminal does not end it.
     command.arg(group).process_group(0);
     command
         .stdin(Stdio::piped())

@@ -15,8 +15,7 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, ensure};
 use nix::sched::{CloneFlags, setns, unshare};
 
-/// A network namespace and, where it has one of its own, a mount namespace. The handle keeps both alive; clones share
-/// it.
+/// A network namespace and optionally a mount namespace. The handle keeps both alive; clones share it.
 #[derive(Debug, Clone)]
 pub struct Namespaces {
     name: Arc<str>,
@@ -125,7 +124,7 @@ impl Namespaces {
         self.run_with_input(program, args, "")
     }
 
-    /// [`Self::run`] with something on stdin.
+    /// [`Self::run`] with the given stdin.
     pub fn run_with_input(&self, program: &str, args: &[&str], input: &str) -> Result<String> {
         let what = || format!("{program} {} in {}", args.join(" "), self.name);
         let mut command = self.command(program);
@@ -147,7 +146,7 @@ impl Namespaces {
         String::from_utf8(out.stdout).with_context(what)
     }
 
-    /// Runs `ip` commands in one go, in order; stops at the first that fails. Options such as `-6` cannot be given.
+    /// Runs `ip` commands in one process, in order; stops at the first failure. Options such as `-6` cannot be given.
     pub fn ip(&self, commands: &[&str]) -> Result<()> {
         let mut batch = String::new();
         for command in commands {
@@ -170,7 +169,7 @@ impl Namespaces {
         )])?;
         let ends = [(self, here), (other, there)];
         for (ns, link) in ends {
-            // The link-local addresses would be kept back for up to two seconds, in which they and their routes appear.
+            // With duplicate address detection, link-local addresses and their routes appear up to two seconds later.
             ns.accept_dad(link, false)?;
             ns.ip(&[&format!("link set {link} up")])?;
         }
@@ -190,11 +189,11 @@ impl Namespaces {
         }
         self.ip(&[&format!("address add {address} dev {link} nodad")])?;
         // Even without duplicate address detection, a worker of the kernel adds the local route later, when it gets the
-        // lock of all link changes; packets to the address are lost until then.
+        // rtnl lock; packets to the address are lost until then.
         self.wait_for_local(link, &format!("{ip} "))
     }
 
-    /// Waits until an IPv6 address of `link` that begins so can be used.
+    /// Waits until an IPv6 address of `link` with this prefix of its text can be used.
     pub fn wait_for_local(&self, link: &str, address: &str) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(30);
         while !self
@@ -211,7 +210,7 @@ impl Namespaces {
         Ok(())
     }
 
-    /// Whether addresses of `link` are checked for duplicates.
+    /// Sets whether addresses of `link` are checked for duplicates.
     fn accept_dad(&self, link: &str, accept: bool) -> Result<()> {
         let file = format!("/proc/sys/net/ipv6/conf/{link}/accept_dad");
         let value = if accept { "1" } else { "0" };

@@ -13,7 +13,7 @@ use nix::mount::{MsFlags, mount};
 pub use crate::fabric::{FABRIC_V4, FABRIC_V6};
 use crate::{fabric::Fabric, namespaces::Namespaces};
 
-/// The addresses on its uplink of a node that has the fabric for itself.
+/// Uplink address of a node on a fabric of its own.
 pub const NODE_V4: &str = "198.51.100.2";
 /// See [`NODE_V4`].
 pub const NODE_V6: &str = "2001:db8:100::2";
@@ -24,7 +24,8 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 /// A node with network and mount namespaces of its own: fresh `/sys`, bpffs, `/run` and `/tmp`, and a link `uplink0`
 /// to a fabric namespace, with addresses and default routes. Derefs to its [`Namespaces`].
 ///
-/// It is invisible on the machine, and disappears with the value, the clones of its namespaces and the processes inside.
+/// It is not visible on the machine, and disappears with the value, the clones of its namespaces and the processes
+/// inside.
 #[derive(Debug)]
 pub struct Node {
     inside: Namespaces,
@@ -50,7 +51,7 @@ impl Node {
     }
 
     /// Makes a node for a container runtime and a kubelet: in addition to [`Self::new`], it has the machine's control
-    /// groups, and a `/var/lib` and a `/var/log` of its own.
+    /// groups, and its own `/var/lib` and `/var/log`.
     pub fn whole(name: &str) -> Result<Self> {
         Self::alone(name, Namespaces::fresh(name, mount_all)?)
     }
@@ -131,7 +132,7 @@ impl Namespaces {
 
 /// Mounts the file systems of [`mount_own`] and those that a container runtime and a kubelet need.
 fn mount_all() -> Result<()> {
-    // The fresh /sys hides them, but not from an open descriptor.
+    // The new /sys hides them, but not from an open descriptor.
     let cgroups = File::open(CGROUPS).context("control groups of this machine")?;
     mount_own()?;
     let none = None::<&str>;

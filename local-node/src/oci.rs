@@ -37,7 +37,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// Writes the archive to `path`, named `reference`. Equal images make equal archives: no times, no owners but root.
+    /// Writes the archive to `path`, named `reference`. Equal images make equal archives, without times and with
+    /// root as the only owner.
     pub fn write(&self, path: &Path, reference: &str) -> Result<()> {
         let layer = self.layer()?;
         let config = serde_json::to_vec(&json!({

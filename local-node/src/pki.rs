@@ -9,7 +9,7 @@ use rcgen::{
 };
 use serde_json::json;
 
-/// An authority with its key, and the issued files by name.
+/// A certificate authority with its key, and the issued files by name.
 #[derive(Debug)]
 pub(crate) struct Pki {
     issuer: Issuer<'static, KeyPair>,
@@ -30,7 +30,7 @@ pub(crate) struct Subject<'a> {
 }
 
 impl Pki {
-    /// A new authority, and a new pair of keys for the tokens of service accounts.
+    /// A new certificate authority, and a new pair of keys for the tokens of service accounts.
     pub(crate) fn new() -> Result<Self> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, "local-node");
@@ -57,7 +57,7 @@ impl Pki {
         })
     }
 
-    /// Issues a certificate for servers and clients alike, as `<file>.crt` and `<file>.key`; returns both texts.
+    /// Issues a certificate for both server and client use, as `<file>.crt` and `<file>.key`; returns both texts.
     pub(crate) fn issue(&mut self, subject: &Subject<'_>) -> Result<[String; 2]> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, subject.name);
@@ -118,7 +118,7 @@ fn kubeconfig(authority: &str, certificate: &str, key: &str, server: &str) -> St
     .to_string()
 }
 
-/// RFC 4648, section 4.
+/// Base64 (RFC 4648, section 4).
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);

@@ -28,8 +28,8 @@ impl Programs {
     /// Builds missing or outdated programs below `folder`, which is absolute, and passes lines about the progress to
     /// `report`.
     ///
-    /// Of several processes one builds and the others wait for it. A second call is instant. Fails with advice where no
-    /// suitable Go is installed.
+    /// Concurrent processes build once: one builds and the others wait. A second call returns immediately. Fails with
+    /// advice if no suitable Go is installed.
     pub fn build(folder: &Path, report: &mut dyn FnMut(&str)) -> Result<Self> {
         let programs = Self { bin: folder.join(BIN) };
         if programs.missing().is_empty() {
@@ -38,7 +38,7 @@ impl Programs {
         fs::create_dir_all(&programs.bin).with_context(|| format!("create {}", programs.bin.display()))?;
         let path = folder.join("lock");
         let lock = File::create(&path).with_context(|| format!("create {}", path.display()))?;
-        // Held until it is closed, at the latest when the process ends.
+        // Locked until the file is closed, at the latest when the process ends.
         if let Err(TryLockError::WouldBlock) = lock.try_lock() {
             report("waiting for another process that builds the node's programs");
             lock.lock().with_context(|| format!("lock {}", path.display()))?;
@@ -88,7 +88,7 @@ impl Programs {
         fs::create_dir(&unfinished).with_context(|| format!("create {}", unfinished.display()))?;
         go::build(missing, &unfinished, log, report)?;
         for program in missing {
-            // The stamp goes first and comes last, so that an interrupted replacement is repeated.
+            // The stamp is removed first and written last, so that an interrupted replacement is repeated.
             let stamp = self.stamp(program);
             if stamp.exists() {
                 fs::remove_file(&stamp).with_context(|| format!("remove {}", stamp.display()))?;

@@ -14,16 +14,16 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// Spawns `command` so that the kernel kills the child when this process ends.
 ///
-/// The parent-death signal fires when the *thread* that forked ends, and test threads end early: one thread that lives
-/// as long as the process does all forking.
+/// The parent-death signal fires when the *thread* that forked ends, and test threads end early: one thread with the
+/// lifetime of the process does all forking.
 pub fn spawn_tied(mut command: Command) -> io::Result<Child> {
-    // SAFETY: between fork and exec the closure does nothing but one system call.
+    // SAFETY: between fork and exec the closure makes only one system call.
     unsafe {
         command.pre_exec(|| prctl::set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from));
     }
     let (answer, child) = mpsc::channel();
     let job: Job = Box::new(move || {
-        // The receiver waits below; it is gone only if its thread was.
+        // The receiver waits below; it is dropped only if its thread has ended.
         drop(answer.send(command.spawn()));
     });
     keeper()?

@@ -8,15 +8,15 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-/// The programs of crate `kni-probe`, linked statically so that they run in images that hold nothing else.
+/// The programs of crate `kni-probe`, linked statically so that they run in images without other files.
 #[derive(Debug, Clone)]
 pub struct StaticPrograms {
     folder: PathBuf,
 }
 
 impl StaticPrograms {
-    /// Builds them in the target folder `target`, an absolute path. It must not be that of the workspace, whose lock the
-    /// cargo that runs the caller may hold. Cargo's lock serializes concurrent builds.
+    /// Builds them in the target folder `target`, an absolute path. It must not be that of the workspace, whose lock
+    /// the cargo process of the caller may hold. Cargo's lock serializes concurrent builds.
     pub fn build(target: &Path) -> Result<Self> {
         let triple = format!("{}-unknown-linux-gnu", env::consts::ARCH);
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Standard output, as all else: a log that keeps only one of the two streams still ends with the reason.
+            // On standard output like all other output: a log that captures one stream still ends with the reason.
             println!("error: {error:#}");
             ExitCode::FAILURE
         }
@@ -80,7 +80,7 @@ fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The image without its programs. Runtimes mount onto the empty folders.
+/// The image without its programs. Runtimes use the empty folders as mount points.
 fn empty(tag: &str) -> Image {
     let folders = ["bin", "dev", "etc", "opt", "proc", "run", "sys", "var"];
     let mut entries: BTreeMap<String, Entry> = folders
@@ -88,7 +88,7 @@ fn empty(tag: &str) -> Image {
         .map(|name| ((*name).to_owned(), Entry::Folder(0o755)))
         .collect();
     entries.insert("tmp".into(), Entry::Folder(0o1777));
-    // Runtimes name network namespaces by either path.
+    // Runtimes refer to network namespaces by either path.
     entries.insert("var/run".into(), Entry::Link("/run".into()));
     let label = |name: &str, value: &str| (format!("org.opencontainers.image.{name}"), value.to_owned());
     let version = tag.rsplit_once(':').map_or("", |(_, version)| version);

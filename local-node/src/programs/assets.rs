@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 
 use super::Programs;
 
-/// Names a folder with the programs of [`NAMES`]; tests of controllers commonly use this variable.
+/// Variable with the folder of the programs of [`NAMES`]; tests of controllers commonly use it.
 const VARIABLE: &str = "KUBEBUILDER_ASSETS";
 const NAMES: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
 
@@ -21,8 +21,8 @@ pub struct ApiServerPrograms {
 }
 
 impl ApiServerPrograms {
-    /// Those in the folder that `KUBEBUILDER_ASSETS` names, which must have all of them; where the variable is not set
-    /// or empty, those that `build` builds.
+    /// The programs in the folder of `KUBEBUILDER_ASSETS`, which must contain all of them; if the variable is unset or
+    /// empty, those that `build` builds.
     pub fn find(build: impl FnOnce() -> Result<Programs>) -> Result<Self> {
         Self::given(env::var_os(VARIABLE).as_deref(), build)
     }

@@ -17,7 +17,7 @@ use super::table::Program;
 /// The module that requires the modules of all programs.
 const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/go");
 const GO_MOD: &str = include_str!("../../go/go.mod");
-/// Everything that determines what is built.
+/// The sources that determine the build result.
 const SOURCES: [&str; 3] = [
     GO_MOD,
     include_str!("../../go/go.sum"),
@@ -84,7 +84,7 @@ pub(super) fn build(programs: &[&Program], output: &Path, log: &Path, report: &m
     let mut waiting: Vec<&Program> = programs.to_vec();
     let mut downloading = false;
     loop {
-        // Looked at before the programs: after the last one there is one more round.
+        // Checked before the programs: after the exit there is one more round.
         let ended = child.try_wait().context("wait for go")?;
         if !downloading && messages(log).contains("go: downloading ") {
             downloading = true;
@@ -116,9 +116,9 @@ fn command(programs: &[&Program], output: &Path, log: File) -> Result<Command> {
         .current_dir(MODULE)
         .env("CGO_ENABLED", "0")
         .env("GOWORK", "off")
-        // A Go that is too old is an error with advice, not the download of another.
+        // An outdated Go is an error with advice and must not download another version.
         .env("GOTOOLCHAIN", "local")
-        // The compiler of a large package runs for seconds: fewer collections of its garbage save CPU time.
+        // The compiler of a large package runs for seconds: fewer garbage collections save CPU time.
         .env("GOGC", "400")
         .args(["build", "-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false"])
         .arg(format!("-ldflags={}", linker_flags()?))
@@ -129,7 +129,7 @@ fn command(programs: &[&Program], output: &Path, log: File) -> Result<Command> {
     Ok(command)
 }
 
-/// Without debug information, and with the version where the parts of Kubernetes compare each other's.
+/// Omits debug information, and sets the version in the parts of Kubernetes that compare it.
 fn linker_flags() -> Result<String> {
     let package = "k8s.io/component-base/version";
     let version = version("k8s.io/kubernetes").context("go.mod requires no Kubernetes")?;
@@ -147,7 +147,7 @@ fn messages(log: &Path) -> String {
     )
 }
 
-/// The messages without those that accompany every build.
+/// The messages without those of every build.
 fn errors(messages: &str) -> String {
     let lines = messages.lines().filter(|line| !line.starts_with("go: downloading "));
     lines.collect::<Vec<_>>().join("\n")

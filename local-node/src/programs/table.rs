@@ -10,7 +10,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// The name that `go build` gives to its file: the last component of the path that is no major version.
+    /// The file name that `go build` chooses: the last component of the path that is not a major version.
     pub(super) fn built_name(&self) -> &'static str {
         let is_version = |part: &str| {
             part.strip_prefix('v')
@@ -21,7 +21,7 @@ impl Program {
     }
 }
 
-/// Every program of a node except runc, which is the system's: its seccomp support needs a C library.
+/// Every program of a node except runc, which the system provides: its seccomp support needs a C library.
 pub const PROGRAMS: &[Program] = &[
     program("bridge", "github.com/containernetworking/plugins/plugins/main/bridge"),
     program("ptp", "github.com/containernetworking/plugins/plugins/main/ptp"),

@@ -1,4 +1,4 @@
-//! Owns the node: starts it, and forwards connections to its API server.
+//! Runs the process that owns the node: starts the node, and forwards connections to its API server.
 
 use std::{
     fs::{self, Permissions},
@@ -15,7 +15,7 @@ use kni_local_node::{LocalNode, Namespaces, Node};
 
 use crate::{Folders, state::State};
 
-/// Its last line of output.
+/// Last line of the output.
 pub(crate) const READY: &str = "ready";
 /// The port of the machine that is forwarded to the API server; any free one if it is in use.
 const PORT: u16 = 16443;
@@ -53,7 +53,7 @@ pub(crate) fn command(folders: &Folders, standalone: bool) -> Result<()> {
     }
     .save(folder)?;
     println!("{READY}");
-    // `up` ends now, and with it the reader of standard output.
+    // `up` exits now, and with it the reader of standard output.
     forward(&listener, &node);
     bail!("the port of the API server was closed")
 }
@@ -90,8 +90,8 @@ fn start_agent(local: &mut LocalNode, folders: &Folders, standalone: bool) -> Re
     Ok(())
 }
 
-/// The folder of manifests of a standalone agent. It begins with the networks of the examples; files of an earlier node
-/// stay as they are.
+/// The folder of manifests of a standalone agent. Initially it contains the networks of the examples; files of an
+/// earlier node stay unchanged.
 fn manifests(folders: &Folders) -> Result<PathBuf> {
     let manifests = folders.folder.join("manifests");
     fs::create_dir_all(&manifests).with_context(|| format!("create {}", manifests.display()))?;
@@ -113,7 +113,7 @@ fn write_shortcuts(local: &LocalNode, folders: &Folders) -> Result<()> {
         bail!("containerd has ended");
     };
     let programs = local.programs();
-    // Without a namespace ctr would use another than the kubelet.
+    // Without this option ctr would use another namespace than the kubelet.
     let enter = format!(
         "exec nsenter --target {pid} --mount --net -- env PATH='{}':\"$PATH\" CONTAINERD_NAMESPACE=k8s.io",
         programs.folder().display()
@@ -123,7 +123,7 @@ fn write_shortcuts(local: &LocalNode, folders: &Folders) -> Result<()> {
     for (name, line) in [
         ("enter", format!("{enter} \"$@\"")),
         ("knictl", format!("{enter} '{}' \"$@\"", knictl.display())),
-        // The archive is opened here: the node has a /tmp of its own.
+        // The archive is opened outside: the node has its own /tmp.
         ("import", format!("{enter} ctr images import - < \"$1\"")),
         (
             "kubectl",
@@ -149,7 +149,7 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<()> {
 fn forward(listener: &TcpListener, node: &Namespaces) {
     for outer in listener.incoming().flatten() {
         let Ok(Ok(inner)) = node.enter(|| TcpStream::connect("127.0.0.1:6443")) else {
-            // The API server does not run at the moment: the client's connection is closed.
+            // The API server is not running: the client's connection is closed.
             continue;
         };
         for (from, to) in [(&outer, &inner), (&inner, &outer)] {

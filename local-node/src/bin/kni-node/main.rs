@@ -108,7 +108,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Standard output, as all else: a log that keeps only one of the two streams still ends with the reason.
+            // On standard output like all other output: a log that captures one stream still ends with the reason.
             println!("error: {error:#}");
             ExitCode::FAILURE
         }
@@ -148,7 +148,7 @@ fn start(folders: &Folders, standalone: bool) -> Result<()> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(errors)
-        // Not in the job of our terminal: it outlives this process.
+        // Outside the job of the terminal: it outlives this process.
         .process_group(0)
         .spawn()
         .context("start the node's owner")?;
@@ -203,7 +203,7 @@ fn status(folders: &Folders) -> Result<()> {
         ("knictl", vec!["status"]),
     ] {
         println!("$ {program} {}", arguments.join(" "));
-        // A failure shows as that program's own message.
+        // On failure that program prints its own message.
         drop(Command::new(folder.join(program)).args(arguments).status());
         println!();
     }
