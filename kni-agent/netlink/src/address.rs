@@ -26,7 +26,7 @@ pub struct LinkAddress {
     pub address: IpAddr,
     /// Length of the prefix that is on the link.
     pub prefix_len: u8,
-    /// Whether it can be used: duplicate address detection is over and found none.
+    /// Whether it can be used: duplicate address detection has finished without a conflict.
     pub usable: bool,
     /// Whether new connections should not use it.
     pub deprecated: bool,
@@ -44,8 +44,8 @@ impl Netlink {
         Ok(answers.iter().filter_map(LinkAddress::from_message).collect())
     }
 
-    /// Adds an egress address of pods to an interface: /32 or /128, usable at once. The node itself does not choose it as a
-    /// source (IPv6: deprecated from the beginning; IPv4: behind the existing ones). Idempotent.
+    /// Adds an egress address of pods to an interface: /32 or /128, usable at once. The node itself does not choose it
+    /// as a source (IPv6: deprecated from the beginning; IPv4: added after the existing ones). Idempotent.
     pub async fn add_egress_address(&self, ifindex: u32, address: IpAddr) -> Result<()> {
         let mut message = message::address(ifindex, address);
         message
@@ -64,7 +64,7 @@ impl Netlink {
             .await
     }
 
-    /// Removes such an address. Idempotent.
+    /// Removes an egress address. Idempotent.
     pub async fn del_egress_address(&self, ifindex: u32, address: IpAddr) -> Result<()> {
         let mut message = message::address(ifindex, address);
         message
@@ -90,7 +90,7 @@ impl LinkAddress {
             if let AddressAttribute::Local(found) = attribute {
                 local = Some(*found);
             } else if let AddressAttribute::Address(found) = attribute {
-                // The peer's address of a point-to-point link, where there is a local one too.
+                // The peer's address of a point-to-point link, if the message also contains a local one.
                 address = Some(*found);
             } else if let AddressAttribute::Flags(found) = attribute {
                 flags = *found;

@@ -28,7 +28,8 @@ use super::{
     error::{Error, Place, Refusal},
 };
 
-/// The kernel answers at once, but may wait long for its own lock while hundreds of links are created or deleted.
+/// The kernel usually answers at once, but may wait long for its own lock while hundreds of links are created or
+/// deleted.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Retries of a dump that another one, or a change, interrupted.
 const DUMP_TRIES: u32 = 50;
@@ -39,9 +40,9 @@ const MESSAGE_ATTRIBUTE: u16 = 1;
 /// A connection to rtnetlink in one network namespace. Clones share it; the socket closes after the last one is
 /// dropped. It keeps its namespace alive, so do not store it for a pod.
 ///
-/// The kernel works inside `sendmsg`, up to tens of milliseconds: connections are driven by two threads of this module,
-/// one for teardown and one for the rest, so that neither a worker of the caller's runtime nor an attach is held up.
-/// The caller's runtime must have its timer enabled.
+/// The kernel works inside `sendmsg`, up to tens of milliseconds: two threads of this module drive the connections, one
+/// for teardown and one for the rest, so that neither a worker of the caller's runtime nor an attach is delayed. The
+/// caller's runtime must have its timer enabled.
 #[derive(Debug, Clone)]
 pub struct Netlink {
     connection: ConnectionHandle<RouteNetlinkMessage>,
@@ -88,7 +89,7 @@ impl Netlink {
         Self::connect(None, &DRIVER)
     }
 
-    /// As [`Self::new`], for deleting links, so that other connections do not wait for that.
+    /// As [`Self::new`], for deleting links, so that other connections do not wait for deletions.
     pub fn for_teardown() -> Result<Self> {
         Self::connect(None, &TEARDOWN_DRIVER)
     }
@@ -99,7 +100,7 @@ impl Netlink {
         netns.run(move || Self::connect(Some(path), &DRIVER)).await?
     }
 
-    /// The runtime that drives connections of the usual kind.
+    /// The runtime that drives connections other than teardown.
     pub(super) fn driver() -> io::Result<runtime::Handle> {
         DRIVER.handle()
     }
@@ -125,13 +126,13 @@ impl Netlink {
         Place::new(operation).netns(self.netns.clone())
     }
 
-    /// Sends all requests in one datagram; the kernel carries them out in order, each on its own. Fails with the first
-    /// error that is not forgiven.
+    /// Sends all requests in one datagram; the kernel performs them in order and independently. Fails with the first
+    /// error that is not ignored.
     pub(super) async fn apply(&self, requests: Vec<Request>) -> Result<()> {
         self.ask(requests).await.map(drop)
     }
 
-    /// As [`Self::apply`], for requests with answers; all answers in order.
+    /// As [`Self::apply`], for requests with answers; returns all answers in order.
     pub(super) async fn ask(&self, requests: Vec<Request>) -> Result<Vec<RouteNetlinkMessage>> {
         let mut contexts = Vec::with_capacity(requests.len());
         let mut messages = Vec::with_capacity(requests.len());
@@ -256,7 +257,7 @@ fn envelope(message: RouteNetlinkMessage, flags: u16) -> NetlinkMessage<RouteNet
 }
 
 /// The kernel's message in a refusal, with a leading `: `. It follows the header of the refused request, the only part
-/// that is sent back (`NETLINK_CAP_ACK`).
+/// that the kernel returns (`NETLINK_CAP_ACK`).
 fn kernel_message(error: &ErrorMessage) -> String {
     const REQUEST_HEADER: usize = 16;
     let attributes = error.header.get(REQUEST_HEADER..).unwrap_or_default();

@@ -149,15 +149,15 @@ pub enum Error {
         /// The kind of file.
         found: &'static str,
     },
-    /// The object is not KNI's and is left alone.
+    /// The object is not KNI's and is not changed.
     #[error("{place}: left alone, because {reason}")]
     Foreign {
         /// The operation.
         place: Place,
-        /// Why it is taken for foreign.
+        /// Why it is considered foreign.
         reason: String,
     },
-    /// The kernel did not answer in time; whether the request was carried out is unknown.
+    /// The kernel did not answer in time; whether it performed the request is unknown.
     #[error("{place}: no answer from the kernel within {seconds} s")]
     Timeout {
         /// The operation.

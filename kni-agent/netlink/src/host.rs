@@ -75,7 +75,7 @@ impl Netlink {
         filter.header.address_family = family;
         filter.attributes.push(RouteAttribute::Table(table));
         filter.attributes.extend(ifindex.map(RouteAttribute::Oif));
-        // A table without routes does not exist; neither does a family that is off.
+        // A table without routes does not exist; neither does a disabled family.
         let request = Request::new(self.place("list routes"), RouteNetlinkMessage::GetRoute(filter), 0).forgive(&[
             libc::ENOENT,
             libc::EAFNOSUPPORT,

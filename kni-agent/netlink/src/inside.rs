@@ -21,7 +21,7 @@ pub struct InterfaceFacts {
     pub mac: Option<MacAddr>,
     /// Whether it is administratively up.
     pub up: bool,
-    /// Addresses, link-local ones too.
+    /// Addresses, including link-local ones.
     pub addresses: Vec<IpAddr>,
 }
 

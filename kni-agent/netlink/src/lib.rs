@@ -1,11 +1,11 @@
-//! Drives the kernel's network configuration: namespaces, links, addresses, routes and rules. Its only user.
+//! Drives the kernel's network configuration: namespaces, links, addresses, routes and rules. No other crate does.
 //! Layer: driver.
 //!
 //! Uses rtnetlink and a few files below `/proc/sys/net`; executes no program. A new process recognises every object that
-//! this crate creates (see [`own`]). Functions are idempotent where their documentation
-//! states it. Interface indexes are those of the namespace of the [`Netlink`] handle.
+//! this crate creates (see [`own`]). Functions are idempotent where their documentation states it. Interface indexes
+//! are those of the namespace of the [`Netlink`] handle.
 //!
-//! Dropping a future does not cancel its request: the kernel may still carry it out.
+//! Dropping a future does not cancel its request: the kernel may still perform it.
 
 mod address;
 mod connection;

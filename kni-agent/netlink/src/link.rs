@@ -72,7 +72,7 @@ pub struct Link {
     pub mtu: u32,
     /// Whether it is administratively up.
     pub up: bool,
-    /// Whether it can transmit (operational state UP): for a veth, a moment after both ends are up; see
+    /// Whether it can transmit (operational state UP): for a veth, shortly after both ends are up; see
     /// [`Netlink::wait_for_carrier`].
     pub operational: bool,
     /// Whether it is one end of a veth pair.

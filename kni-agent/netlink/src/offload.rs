@@ -1,7 +1,7 @@
 //! Switches offloads of single interfaces by `SIOCETHTOOL`.
 //!
 //! rtnetlink can show offloads, not change them. Generic netlink can (`ETHTOOL_MSG_FEATURES_SET`, Linux 5.6), but crate
-//! `ethtool` 0.2 only reads features, and a request of our own would need a second connection inside the pod's namespace.
+//! `ethtool` 0.2 only reads features, and a custom request would need a second connection inside the pod's namespace.
 
 use std::{
     ffi::CStr,
@@ -43,7 +43,7 @@ const FEATURE_NAMES: u32 = 4;
 const NAME_LEN: usize = 32;
 /// `ETHTOOL_F_WISH`: the kernel recorded the setting of a feature without applying it.
 const RECORDED_ONLY: i32 = 1;
-/// More than any kernel has.
+/// More features than any kernel has.
 const MAX_FEATURES: usize = 256;
 
 /// `struct ethtool_sset_info` with room for one set.
@@ -159,8 +159,8 @@ impl Device {
         Ok(strings.names.iter().take(count).map(name).collect())
     }
 
-    /// Sends a request to the kernel, which overwrites it with the answer. `T` begins with the command's number and is as
-    /// long as that command may need.
+    /// Sends a request to the kernel, which overwrites it with the answer. `T` begins with the command's number and has
+    /// the maximum length of that command.
     fn request<T>(&self, request: &mut T) -> io::Result<i32> {
         let mut envelope = libc::ifreq {
             ifr_name: self.name,
@@ -177,7 +177,7 @@ impl Device {
     }
 }
 
-// The kernel writes the count behind the head of the answer, at the offset that its header file gives.
+// The kernel writes the count after the head of the answer, at the offset that its header file defines.
 const _: () = assert!(offset_of!(StringCount, count) == 16 && size_of::<Block>() == 8);
 
 #[cfg(test)]

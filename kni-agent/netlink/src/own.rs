@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub use kni_model::id::HOST_IFNAME_PREFIX;
 
-/// Routing table that holds the host's routes to pods of the default network; nothing else is in it.
+/// Routing table with the host's routes to pods of the default network; it has no other routes.
 pub const ROUTE_TABLE: u32 = 19278;
 /// `rtm_protocol` of every route and `FRA_PROTOCOL` of every rule of KNI. 75 is not assigned in `rt_protos`.
 pub const ROUTE_PROTOCOL: u8 = 75;
@@ -14,9 +14,9 @@ pub const RULE_PRIORITY: u32 = 1910;
 pub const IFALIAS_PREFIX: &str = "kni:";
 /// Link group for the deletion of many links at once ("kni" in ASCII).
 pub const DELETE_GROUP: u32 = 0x006b_6e69;
-/// The gateway every pod sees in IPv4, whatever its addresses: a permanent neighbour entry, owned by no interface.
+/// The IPv4 gateway of every pod, independent of its addresses: a permanent neighbour entry, owned by no interface.
 pub const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
-/// The gateway every pod sees in IPv6.
+/// The IPv6 gateway of every pod.
 pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 /// The gateway of the family of an address.
@@ -27,8 +27,8 @@ pub fn gateway_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Whether a link of this name and alias is KNI's: both marks are required, so that neither a foreign link with the name
-/// `kni0` nor one with only our alias is ever changed.
+/// Whether a link of this name and alias is KNI's: both marks are required, so that neither a foreign link with the
+/// name `kni0` nor one with only KNI's alias is ever changed.
 pub fn is_our_link(name: &str, alias: Option<&str>) -> bool {
     name.starts_with(HOST_IFNAME_PREFIX) && alias.is_some_and(|alias| alias.starts_with(IFALIAS_PREFIX))
 }

@@ -51,7 +51,7 @@ pub struct PodInterfaceConfig {
     pub mtu: u32,
     /// Whether the default routes, and the gateway address itself, lead through this interface.
     pub default_route: bool,
-    /// Further destinations through this interface; those of families without an address are left out.
+    /// Additional destinations through this interface; those of families without an address are omitted.
     pub routes: Vec<IpNet>,
     /// Metric of all these routes, 0 for the kernel's default. Two interfaces of a pod that have a destination in
     /// common (the default route) need different metrics, or the later one replaces the earlier one's route.

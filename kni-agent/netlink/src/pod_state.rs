@@ -24,7 +24,7 @@ use super::{
 pub struct PodInterface {
     /// The link.
     pub link: Link,
-    /// Its addresses, link-local ones too.
+    /// Its addresses, including link-local ones.
     pub addresses: Vec<IpNet>,
     /// Its routes in the main table, of any origin.
     pub routes: Vec<PodRoute>,
@@ -42,7 +42,7 @@ pub struct PodRoute {
 }
 
 impl Netlink {
-    /// All interfaces of this connection's namespace, loopback too, with addresses and routes.
+    /// All interfaces of this connection's namespace, including loopback, with addresses and routes.
     pub async fn pod_interfaces(&self) -> Result<Vec<PodInterface>> {
         let links = self.list_links().await?;
         let addresses = self.dump_addresses(None).await?;
@@ -85,7 +85,7 @@ impl PodRoute {
     }
 }
 
-/// IPv4 has its own address in `IFA_LOCAL`, IPv6 in `IFA_ADDRESS`; the former wins where both are there.
+/// IPv4 has its own address in `IFA_LOCAL`, IPv6 in `IFA_ADDRESS`; the former takes precedence where both exist.
 fn address_of(message: &AddressMessage) -> Option<IpNet> {
     let local = message.attributes.iter().find_map(|a| match a {
         AddressAttribute::Local(address) => Some(*address),

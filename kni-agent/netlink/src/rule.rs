@@ -1,4 +1,4 @@
-//! Manages the rules that send traffic for pods of the default network to our routing table.
+//! Manages the rules that send traffic for pods of the default network to KNI's routing table.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
@@ -22,7 +22,7 @@ use super::{
     own::{ROUTE_PROTOCOL, ROUTE_TABLE, RULE_PRIORITY},
 };
 
-/// A rule of KNI: traffic to `subnet` is looked up in our table.
+/// A rule of KNI: traffic to `subnet` is looked up in KNI's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OurRule {
     /// The destinations that it matches.
@@ -32,7 +32,7 @@ pub struct OurRule {
 }
 
 impl Netlink {
-    /// Reconciles our rules to exactly one for each subnet: adds missing ones, removes surplus ones. Idempotent.
+    /// Reconciles KNI's rules to exactly one for each subnet: adds missing ones, removes surplus ones. Idempotent.
     pub async fn ensure_rules(&self, subnets: &[IpNet]) -> Result<()> {
         let desired: BTreeSet<OurRule> = subnets
             .iter()
@@ -58,7 +58,7 @@ impl Netlink {
         self.apply(requests).await
     }
 
-    /// Removes all our rules. Idempotent.
+    /// Removes all of KNI's rules. Idempotent.
     pub async fn remove_rules(&self) -> Result<()> {
         self.ensure_rules(&[]).await
     }
@@ -69,7 +69,7 @@ impl Netlink {
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut filter = RuleMessage::default();
             filter.header.family = family;
-            // A family may be off.
+            // A family may be disabled.
             let request = Request::new(self.place("list rules"), RouteNetlinkMessage::GetRule(filter), 0)
                 .forgive(&[libc::EAFNOSUPPORT, libc::EOPNOTSUPP]);
             for answer in self.dump(request).await? {

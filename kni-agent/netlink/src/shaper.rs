@@ -17,9 +17,9 @@ const LATENCY: Duration = Duration::from_millis(25);
 const TCA_TBF_PARMS: u16 = 1;
 const TCA_TBF_RATE64: u16 = 4;
 const TCA_TBF_BURST: u16 = 6;
-/// `TC_LINKLAYER_ETHERNET`: the kernel computes sizes itself and wants no table.
+/// `TC_LINKLAYER_ETHERNET`: the kernel computes sizes itself and needs no table.
 const LINKLAYER_ETHERNET: u8 = 1;
-/// The discipline's own number; any would do.
+/// The handle of the discipline; any other value would also work.
 const HANDLE: TcHandle = TcHandle { major: 1, minor: 0 };
 
 impl Netlink {
@@ -49,8 +49,8 @@ fn discipline(ifindex: u32, rate: &Rate) -> TcMessage {
     message
 }
 
-/// `struct tc_tbf_qopt`: two of `struct tc_ratespec` (`cell_log`, `linklayer`, `overhead`, `cell_align`, `mpu`, `rate`), then limit,
-/// buffer and mtu. Buffer and rate have attributes of their own, which take precedence.
+/// `struct tc_tbf_qopt`: two of `struct tc_ratespec` (`cell_log`, `linklayer`, `overhead`, `cell_align`, `mpu`,
+/// `rate`), then limit, buffer and mtu. Separate attributes for buffer and rate take precedence.
 fn parameters(rate: &Rate) -> Vec<u8> {
     let bytes_per_second = rate.bytes_per_second();
     let waiting = u128::from(bytes_per_second) * LATENCY.as_millis() / 1000;

@@ -1,4 +1,4 @@
-//! Writes the settings of single interfaces below `/proc/sys/net`; never `all`, `default` or another interface's.
+//! Writes the settings of single interfaces below `/proc/sys/net`; never those of `all`, `default` or other interfaces.
 
 use std::{
     fs, io,
@@ -21,9 +21,9 @@ const POD: &[(&str, &str)] = &[
 
 /// Forwarding of packets from the pod.
 ///
-/// `ipv6/forwarding` is left out on purpose: it does not control forwarding (`all/forwarding`, which belongs to the node,
-/// and `force_forwarding` do), but writing 1 to it for any interface, even over a 1, makes the
-/// kernel drop the default routes that the whole node learned from router advertisements.
+/// `ipv6/forwarding` is omitted on purpose: it does not control forwarding (`all/forwarding`, which belongs to the
+/// node, and `force_forwarding` do), but writing 1 to it for any interface, even over a 1, makes the kernel drop the
+/// default routes that the whole node learned from router advertisements.
 const HOST: &[(&str, &str)] = &[
     ("ipv4/forwarding", "1"),
     ("ipv6/accept_dad", "0"),
@@ -32,8 +32,8 @@ const HOST: &[(&str, &str)] = &[
     ("ipv6/force_forwarding", "1"),
 ];
 
-/// Prepares the interface inside a pod so that an IPv6 address is usable at once. Returns the settings that this
-/// kernel does not have (`ipv6/accept_dad`), which is no error: IPv6 may be off. Idempotent.
+/// Prepares the interface inside a pod so that an IPv6 address is usable at once. Returns the settings that this kernel
+/// does not have (`ipv6/accept_dad`), which is not an error: IPv6 may be disabled. Idempotent.
 pub async fn prepare_pod_interface(netns: &Netns, ifname: &IfName) -> Result<Vec<&'static str>> {
     let place = Place::new("prepare interface")
         .interface(ifname.as_str())
@@ -43,8 +43,8 @@ pub async fn prepare_pod_interface(netns: &Netns, ifname: &IfName) -> Result<Vec
 }
 
 /// Prepares the host end of a pod's interface: forwards packets from the pod, ignores router advertisements. The
-/// interface is in the caller's namespace. Returns the settings that this kernel does not have
-/// (`ipv6/force_forwarding` before Linux 6.17), which is no error. Idempotent.
+/// interface is in the caller's namespace. Returns the settings that this kernel does not have (`ipv6/force_forwarding`
+/// before Linux 6.17), which is not an error. Idempotent.
 pub async fn prepare_host_interface(ifname: &IfName) -> Result<Vec<&'static str>> {
     let place = Place::new("prepare interface").interface(ifname.as_str());
     let (ifname, ended) = (ifname.clone(), place.clone());
@@ -85,7 +85,7 @@ fn interface_directory(family: &str, ifname: &IfName) -> PathBuf {
         .join(ifname.as_str())
 }
 
-/// Writes only other values: a write takes the kernel's network lock.
+/// Writes only if the value differs: a write takes the kernel's network lock.
 fn set(file: &Path, value: &str) -> io::Result<()> {
     if fs::read_to_string(file)?.trim() == value {
         return Ok(());

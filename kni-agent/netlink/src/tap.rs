@@ -82,7 +82,7 @@ fn make(fd: RawFd, name: &IfName, multi_queue: bool) -> nix::Result<()> {
 
 /// Calls of the tun driver whose argument is a number.
 fn set(fd: RawFd, call: libc::Ioctl, value: u32) -> nix::Result<()> {
-    // SAFETY: the argument is a number and no pointer; the descriptor is open for the duration of the call.
+    // SAFETY: the argument is a number, not a pointer; the descriptor is open for the duration of the call.
     let answer = unsafe { libc::ioctl(fd, call, libc::c_ulong::from(value)) };
     Errno::result(answer).map(drop)
 }

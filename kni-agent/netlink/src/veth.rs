@@ -98,7 +98,7 @@ async fn finish(netlink: &Netlink, spec: &VethSpec, place: &Place) -> Result<Vet
     let inet6 = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
     let requests = vec![
         set(LinkAttribute::IfAlias(spec.alias.clone())),
-        // Refused where IPv6 is off.
+        // Refused where IPv6 is disabled.
         set(LinkAttribute::AfSpecUnspec(vec![inet6])).forgive(&[libc::EAFNOSUPPORT]),
         Request::new(place.clone(), RouteNetlinkMessage::GetLink(key.message()), 0),
     ];

@@ -1,4 +1,4 @@
-//! Watches the node's links, addresses and routes for changes, those of pods left out.
+//! Watches the node's links, addresses and routes for changes, except those of pods.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
@@ -34,8 +34,8 @@ const RECEIVE_BUFFER: usize = 1 << 20;
 pub struct Changes(watch::Receiver<u64>);
 
 impl Changes {
-    /// Waits for changes since the last call, or since the beginning. Pends for ever after the watch has ended, which it
-    /// does only with the process.
+    /// Waits for changes since the last call, or since the beginning. Stays pending after the watch has ended, which
+    /// happens only when the process ends.
     pub async fn changed(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -126,7 +126,7 @@ fn is_pods(link: &LinkMessage) -> bool {
     link.header.index >= IFINDEX_BASE || name.is_some_and(|name| is_our_link(name, alias))
 }
 
-/// Neither our own routes nor the kernel's of the local table concern the node: addresses cover the latter.
+/// Neither KNI's routes nor the kernel's routes of the local table concern the node: addresses cover the latter.
 fn is_nodes(route: &RouteMessage) -> bool {
     route.header.protocol != RouteProtocol::Other(ROUTE_PROTOCOL) && route.header.table == RouteHeader::RT_TABLE_MAIN
 }

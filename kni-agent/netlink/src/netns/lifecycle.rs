@@ -27,7 +27,7 @@ use crate::{
 /// Retries of the removal of a busy file, and the pause between them.
 const BUSY_TRIES: u32 = 20;
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
-/// More mounts than this on one path are not ours.
+/// A path with more mounts than this is not KNI's.
 const STACKED_MOUNTS: u32 = 8;
 
 /// Creates a network namespace and binds it to `path`, which must not exist ([`Existing::File`]); its directory is
@@ -38,8 +38,8 @@ pub async fn create(path: &Path) -> Result<NetnsIdentity> {
     on_own_thread(&place("create namespace", path), move || create_here(&owned)).await?
 }
 
-/// Removes the name `path` of a network namespace, which ends with its last user. Idempotent: returns whether the name
-/// existed. Leaves anything but a mounted network namespace or an empty file alone.
+/// Removes the name `path` of a network namespace, which is deleted with its last user. Idempotent: returns whether the
+/// name existed. Removes nothing but a mounted network namespace or an empty file.
 pub async fn remove(path: &Path) -> Result<bool> {
     let place = place("remove namespace", path);
     let owned = path.to_owned();
@@ -76,7 +76,7 @@ fn create_here(path: &Path) -> Result<NetnsIdentity> {
         .map_err(|errno| place(operation, path).refused(errno))
         .and_then(|()| identity(path));
     if bound.is_err() {
-        // The cause matters more than a failure to remove an empty file.
+        // The cause is more important than a failure to remove an empty file.
         umount2(path, MntFlags::MNT_DETACH).ok();
         fs::remove_file(path).ok();
     }
@@ -131,7 +131,7 @@ fn remove_here(path: &Path) -> Result<bool> {
         }
         identity(path)?;
         match umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
-            // Another process was faster.
+            // EINVAL, ENOENT: another process has unmounted or removed it.
             Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
             Err(errno) => return Err(place(operation, path).refused(errno)),
         }
@@ -154,7 +154,7 @@ fn foreign(path: &Path, reason: &str) -> Error {
     }
 }
 
-/// Removes the file, with retries: the kernel refuses for a moment while it is a mount point in another mount namespace.
+/// Removes the file, with retries: the kernel refuses temporarily while it is a mount point in another mount namespace.
 fn unlink(path: &Path) -> Result<()> {
     let mut tries = 0;
     loop {

@@ -83,14 +83,14 @@ impl AsFd for Netns {
 
 /// Opens the namespace at `path`; symbolic links such as `/proc/PID/ns/net` are followed. Never blocks on a FIFO.
 ///
-/// [`Error::NotANamespace`] if the file is something else.
+/// [`Error::NotANamespace`] if the file has another type.
 pub fn open(path: &Path) -> Result<Netns> {
     let place = || Place::new("open namespace").path(path);
     let refuse = |found| Error::NotANamespace {
         path: path.to_owned(),
         found,
     };
-    // Checked before opening: opening a device or a FIFO can have effects of its own.
+    // Checked before opening: opening a device or a FIFO can have side effects.
     let kind = statfs(path).map_err(|errno| place().refused(errno))?;
     if kind.filesystem_type() != NSFS_MAGIC {
         return Err(refuse("a file of another kind"));

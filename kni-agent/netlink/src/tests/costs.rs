@@ -22,7 +22,7 @@ impl Costs {
         result
     }
 
-    /// The bound holds on a busy machine; a step that waits for a second exceeds it.
+    /// The limit is met on a busy machine; a step that waits for a second exceeds it.
     fn check(mut self, what: &str) {
         self.0.sort();
         let at = |share: usize| self.0[(self.0.len() - 1) * share / 100];
@@ -55,7 +55,7 @@ fn of_everything() {
     });
 }
 
-/// Makes a pod and removes it; the names are sorted in the order of the steps.
+/// Makes a pod and removes it; the names sort in the order of the steps.
 async fn one_life(node: &Netlink, number: u16, costs: &mut Ledger) {
     let path = netns_path(&format!("pod{number}"));
     costs
@@ -179,7 +179,7 @@ fn of_deleting_many() {
                 }
             }
             println!("{count} links, one by one and as a group: {took:?}");
-            // The reason why groups are used at all.
+            // This difference is the reason for using groups.
             assert!(count < 50 || took[1] < took[0], "{count} links: {took:?}");
         }
     });

@@ -1,4 +1,4 @@
-//! Tests of the node's configuration: only our routes and rules and the settings of single interfaces change.
+//! Tests the node's configuration: only KNI's routes and rules and the settings of single interfaces change.
 
 use std::{
     fs,
@@ -48,7 +48,7 @@ fn routes_land_in_our_table_only() {
         };
         assert_eq!(node.list_our_routes().await.unwrap(), ours(&a));
 
-        // The address moves to another pod: the new route replaces the old one, whose removal then harms nothing.
+        // The address moves to another pod: the new route replaces the old one, whose removal then has no effect.
         for address in a.addresses() {
             node.add_pod_route(address, b.indexes.host).await.unwrap();
             node.del_pod_route(address, a.indexes.host).await.unwrap();
@@ -85,7 +85,7 @@ fn rules_follow_the_subnets() {
     on_node("rules_follow_the_subnets", async || {
         let node = Netlink::new().unwrap();
         let before = all_rules();
-        // A foreign rule that differs from ours only by its protocol.
+        // A foreign rule that differs from KNI's only by its protocol.
         let foreign = [
             "rule",
             "add",
@@ -246,7 +246,7 @@ fn learned_default_routes_survive_a_new_pod() {
             .await
             .unwrap();
         assert!(learned().await, "the node lost its default route");
-        // The reason why `ipv6/forwarding` of the pod's interface is not written; not guaranteed by the kernel, so only
+        // The agent does not write `ipv6/forwarding`, because that drops the route; not guaranteed by the kernel, so only
         // printed.
         fs::write("/proc/sys/net/ipv6/conf/kni1/forwarding", "1").unwrap();
         let kept = learned().await;

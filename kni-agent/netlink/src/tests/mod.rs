@@ -1,4 +1,4 @@
-//! Tests against the running kernel, each in a network and a mount namespace of its own.
+//! Tests against the running kernel, each in its own network and mount namespaces.
 
 mod costs;
 mod host;
@@ -27,7 +27,8 @@ use super::{Netlink, Netns, PodInterfaceConfig, VethIndexes, VethSpec, netns, pr
 const NODE_V4: Ipv4Addr = Ipv4Addr::new(10, 255, 0, 1);
 const NODE_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xffff, 0, 0, 0, 0, 0, 1);
 
-/// Runs `body` as a fresh node: new network namespace, private mounts, empty `/run`; all of it goes with the thread.
+/// Runs `body` as a fresh node: new network namespace, private mounts, empty `/run`; all of it is removed with the
+/// thread.
 fn on_node(test: &str, body: impl AsyncFnOnce() + Send + 'static) {
     if !geteuid().is_root() {
         let required = env::var("KNI_REQUIRE").unwrap_or_default();

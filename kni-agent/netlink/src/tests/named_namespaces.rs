@@ -1,4 +1,4 @@
-//! Tests of named namespaces: created, recognised, removed; other files are left alone.
+//! Tests named namespaces: created, recognised, removed; other files are not changed.
 
 use std::{
     fs,

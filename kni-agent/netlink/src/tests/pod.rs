@@ -1,4 +1,4 @@
-//! Tests of a pod's configuration, and that it has connectivity at once.
+//! Tests a pod's configuration, and that the pod has connectivity at once.
 
 use std::{
     io::{Read, Write},
@@ -38,7 +38,7 @@ async fn join_default_network(node: &Netlink, pod: &Pod) {
     }
 }
 
-/// Connects from one namespace to a listener in another and checks that it is that listener that answers.
+/// Connects from one namespace to a listener in another and checks that this listener answers.
 async fn talk(client: &Netns, server: &Netns, address: IpAddr) {
     let listener = server
         .run(move || TcpListener::bind(SocketAddr::new(address, 4000)))

@@ -1,4 +1,4 @@
-//! Tests of veth pairs: created in place, recognised by a new connection, deleted without effect on others.
+//! Tests veth pairs: created in place, recognised by a new connection, deleted without effect on others.
 
 use std::{collections::BTreeSet, fs};
 
@@ -189,7 +189,7 @@ fn fifty_at_once() {
         join_all(pods.iter().map(async |pod| {
             node.set_up(pod.indexes.host).await.unwrap();
             pod.inside.configure_pod(&pod.config()).await.unwrap();
-            // Listings on the same connection at the same time.
+            // Concurrent listings on the same connection.
             assert_eq!(node.list_our_links().await.unwrap().len(), 50);
         }))
         .await;
