@@ -1,4 +1,4 @@
-//! Attaches the programs to the host interfaces of endpoints and shows the attached ones.
+//! Attaches the programs to the host interfaces of endpoints and reports the attached ones.
 
 use aya::programs::TestRun as _;
 use kni_model::{EndpointId, view::ProgramView};
@@ -59,8 +59,8 @@ impl Dataplane {
         Ok(())
     }
 
-    /// Moves a host interface that an earlier agent attached to this agent's programs (`bpf_link_update`, atomic,
-    /// about 1 us); attaches missing ones.
+    /// Moves a host interface that an earlier agent attached to this agent's programs (`bpf_link_update`, atomic, about
+    /// 1 us); attaches missing ones.
     pub fn adopt(&self, ifname: &str, endpoint: EndpointId) -> Result<(), DataplaneError> {
         let mut programs = lock(&self.programs);
         lock(&self.endpoints).hand_over(endpoint, true)?;
@@ -95,7 +95,7 @@ impl Dataplane {
         self.pins.linked_endpoints()
     }
 
-    /// Runs a program on one packet without any interface taking part (`BPF_PROG_TEST_RUN`), for tests and benchmarks.
+    /// Runs a program on one packet without an interface (`BPF_PROG_TEST_RUN`), for tests and benchmarks.
     pub fn test_run(
         &self,
         program: &'static str,

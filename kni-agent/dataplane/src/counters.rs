@@ -77,7 +77,7 @@ impl EndpointMaps {
             match (direction, verdict) {
                 (Direction::FromPod, Verdict::Redirected | Verdict::PassedToStack) => counts.from_pod += count,
                 (Direction::ToPod, Verdict::Redirected | Verdict::Delivered) => counts.to_pod += count,
-                // Link control is no traffic of the pod.
+                // Link control is not traffic of the pod.
                 _ => {}
             }
         }
@@ -114,8 +114,8 @@ impl EndpointMaps {
         Ok(drops)
     }
 
-    /// Clears the drops from before the row was ready: packets of the pod's kernel while its interface comes up (multicast
-    /// reports, duplicate address detection), which are of no interest.
+    /// Clears the drops from before the row was ready: packets of the pod's kernel while its interface comes up
+    /// (multicast reports, duplicate address detection), which are irrelevant.
     pub(super) fn remove_early_drops(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
         for direction in [Direction::FromPod, Direction::ToPod] {
             let key = DropKey {
@@ -134,9 +134,9 @@ impl EndpointMaps {
         Ok(rows.iter().map(|(_, gates)| lost(gates)).sum::<u64>() + self.lost_before)
     }
 
-    /// The next owner of the row starts from zero.
+    /// Removes the counts, so that the next owner of the row starts from zero.
     pub(super) fn remove_counts(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        // The sum over all endpoints must never shrink.
+        // The sum over all endpoints must be monotonic.
         self.lost_before += lost(&self.gates.get(&endpoint.0)?);
         self.gates.clear(&[endpoint.0])?;
         let rows: Vec<u32> = (0..COUNTERS_PER_ENDPOINT)

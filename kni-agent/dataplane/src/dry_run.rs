@@ -1,4 +1,4 @@
-//! Explains decisions: runs a copy of the programs that decides, records the reasons and has no effect.
+//! Explains decisions: runs a copy of the programs that decides and records the reasons without side effects.
 
 use std::io;
 
@@ -27,13 +27,13 @@ pub struct Probe {
 /// A frame for runs that only read the clock.
 const EMPTY_FRAME: [u8; 64] = [0; 64];
 
-/// Length and offsets of `struct __sk_buff` (linux/bpf.h); the fields behind may be left out.
+/// Length and offsets of `struct __sk_buff` (linux/bpf.h); later fields may be omitted.
 const CONTEXT: usize = 44;
 const INGRESS_IFINDEX: usize = 36;
 const IFINDEX: usize = 40;
 
-/// The second copy of the programs. It is loaded by the first explanation: the verifier takes tens of milliseconds, which
-/// a start should not wait for. It uses the real maps, so that it decides as the programs do.
+/// The second copy of the programs. The first explanation loads it: the verifier takes tens of milliseconds, which must
+/// not delay the start. It uses the real maps, so that it decides as the programs do.
 pub(super) struct DryRun {
     object: Vec<u8>,
     specs: Vec<MapSpec>,
@@ -70,7 +70,7 @@ impl DryRun {
             })
     }
 
-    /// The kernel's clock in ticks, by one run at the loopback device, where the program finds no endpoint.
+    /// The kernel's clock in ticks, read by one run at the loopback device, where the program finds no endpoint.
     pub(super) fn jiffies(&mut self, pins: &Pins) -> Result<u64, DataplaneError> {
         let program = Direction::FromPod.as_str();
         self.run(pins, program, &EMPTY_FRAME, None)?
@@ -85,7 +85,7 @@ impl DryRun {
                 let begun = std::time::Instant::now();
                 let ebpf = object::load(&self.object, pins, &self.specs, object::Purpose::DryRun)?;
                 tracing::debug!(took = ?begun.elapsed(), "loaded the programs for dry runs");
-                // It is not needed again.
+                // Not needed again.
                 self.object = Vec::new();
                 Ok(empty.insert(Box::new(ebpf)))
             }
@@ -99,7 +99,7 @@ impl DryRun {
         frame: &[u8],
         context: Option<&[u8]>,
     ) -> Result<Result<Explanation, ProgramError>, DataplaneError> {
-        // The result of an earlier run must not be taken for this one's.
+        // The result of an earlier run must not be mistaken for this one's.
         self.explanation.put(&0, &Explanation::default())?;
         let ebpf = self.programs(pins)?;
         let options = TestRunOptions {

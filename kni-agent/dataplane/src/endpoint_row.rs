@@ -85,7 +85,7 @@ impl EndpointConfig {
     }
 }
 
-/// The generations that tie flows to a row's content and owner.
+/// The generations that associate flows with a row's content and owner.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Age {
     generation: u32,

@@ -1,4 +1,4 @@
-//! Writes the rows of endpoints and addresses in an order that never shows the programs half an endpoint.
+//! Writes the rows of endpoints and addresses in an order in which the programs never see an incomplete endpoint.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,7 +36,7 @@ pub(super) struct EndpointMaps {
     pub(super) config: Table<u32, Config>,
     shares: Table<u32, FlowShare>,
     enforced: Enforced,
-    /// Endpoints between two copies of the programs.
+    /// Endpoints at which two copies of the programs are attached.
     handovers: BTreeSet<EndpointId>,
     /// Lost events of endpoints that have been withdrawn since.
     pub(super) lost_before: u64,
@@ -65,7 +65,7 @@ impl EndpointMaps {
         })
     }
 
-    /// Every row of `ENDPOINTS`, free ones too.
+    /// Every row of `ENDPOINTS`, including free ones.
     pub(super) fn rows(&self) -> Result<Vec<(u32, EndpointRow)>, DataplaneError> {
         self.endpoints.rows()
     }
@@ -93,8 +93,8 @@ impl EndpointMaps {
         row
     }
 
-    /// Flags that two copies of the programs are at the endpoint's host interface, or clears the flag. Also clears that of
-    /// an agent that was killed in between.
+    /// Sets or clears the flag that two copies of the programs are at the endpoint's host interface. Also clears the
+    /// flag of an agent that was killed in between.
     pub(super) fn hand_over(&mut self, endpoint: EndpointId, two: bool) -> Result<(), DataplaneError> {
         if two {
             self.handovers.insert(endpoint);
@@ -111,13 +111,13 @@ impl EndpointMaps {
     }
 
     /// A generation that no row has or had. All rows share one counter: a flow identifies its sender by address and
-    /// generation alone, and an address may return in another row.
+    /// generation alone, and an address may be reused in another row.
     fn next_generation(&mut self) -> u32 {
         self.generation = self.generation.wrapping_add(1).max(1);
         self.generation
     }
 
-    /// New generation, not ready; then the addresses; then ready (I1, I2).
+    /// Writes a new generation, not ready; then the addresses; then ready (I1, I2).
     pub(super) fn publish(&mut self, config: &EndpointConfig) -> Result<(), DataplaneError> {
         let enforcement = self.enforced.get(config.endpoint)?;
         self.row(config.endpoint)?;
@@ -137,7 +137,7 @@ impl EndpointMaps {
         )
     }
 
-    /// Same generation where the row is already right, so that flows and traffic continue.
+    /// Keeps the generation where the row is already right, so that flows and traffic continue.
     pub(super) fn republish(&mut self, config: &EndpointConfig) -> Result<(), DataplaneError> {
         let enforcement = self.enforced.get(config.endpoint)?;
         let found = self.row(config.endpoint)?;
@@ -170,7 +170,7 @@ impl EndpointMaps {
         Ok((row.network != 0).then_some(row.incarnation))
     }
 
-    /// Applies other enforcements. That of an endpoint that is not published yet is what [`Self::publish`] will write.
+    /// Applies other enforcements. For an unpublished endpoint, [`Self::publish`] will write the enforcement.
     pub(super) fn enforce(&mut self, changes: &[(EndpointId, Enforcement)]) -> Result<(), DataplaneError> {
         let capacity = self.endpoints.capacity();
         if let Some((EndpointId(id), _)) = changes.iter().find(|(endpoint, _)| endpoint.0 >= capacity) {
@@ -211,7 +211,7 @@ impl EndpointMaps {
         }
     }
 
-    /// Not ready first. The free row keeps a new generation, so that the highest one is never lost.
+    /// Clears ready first. The free row keeps a new generation, so that the highest one is never lost.
     pub(super) fn withdraw(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
         let row = self.row(endpoint)?;
         if row.network != 0 {
@@ -250,7 +250,7 @@ impl EndpointMaps {
         Ok(())
     }
 
-    /// By a walk over all rows: for rows whose owner is unknown.
+    /// Walks over all rows: for rows whose owner is unknown.
     fn remove_addresses(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
         let rows = self.addresses.rows()?.into_iter();
         let stale = rows
@@ -259,8 +259,8 @@ impl EndpointMaps {
         self.addresses.remove_all(&stale.collect::<Vec<_>>())
     }
 
-    /// Removes rows of addresses and interfaces that match no endpoint's row, network and incarnation, by a walk. Rows of
-    /// services stay.
+    /// Removes rows of addresses and interfaces that match no endpoint's row, network and incarnation, by a walk. Rows
+    /// of services stay.
     pub(super) fn remove_stale_addresses(&self) -> Result<(), DataplaneError> {
         let endpoints: BTreeMap<u32, EndpointRow> = self.rows()?.into_iter().collect();
         let interfaces = self.interfaces.rows()?.into_iter();

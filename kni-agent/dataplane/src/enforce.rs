@@ -12,12 +12,12 @@ use super::DataplaneError;
 pub(super) struct Enforced(BTreeMap<EndpointId, Enforcement>);
 
 impl Enforced {
-    /// From the rows that an earlier agent left.
+    /// Reads the rows of an earlier agent.
     pub(super) fn from_rows<'a>(rows: impl IntoIterator<Item = &'a (u32, EndpointRow)>) -> Self {
         Self(of_rows(rows))
     }
 
-    /// An endpoint without enforcement must not be published.
+    /// Fails for an endpoint without enforcement, which must not be published.
     pub(super) fn get(&self, endpoint: EndpointId) -> Result<Enforcement, DataplaneError> {
         let found = self.0.get(&endpoint).copied();
         found.ok_or(DataplaneError::NotEnforced { endpoint: endpoint.0 })
@@ -47,16 +47,16 @@ pub(super) fn of_rows<'a>(rows: impl IntoIterator<Item = &'a (u32, EndpointRow)>
         .collect()
 }
 
-/// The two rounds of writes that apply other enforcements: in the first one every row gets the new policy words and keeps
-/// its generation, in the second one the generation follows. A program that reads a new generation has read words that
-/// are no older, so that no flow is ever marked as judged by policies that were not yet applied.
+/// The two rounds of writes that apply other enforcements: in the first one every row gets the new policy words and
+/// keeps its generation, in the second one the generation follows. A program that reads a new generation has read words
+/// that are no older, so that no flow is ever marked as judged by policies that were not yet applied.
 pub(super) fn rounds(
     rows: &[(u32, EndpointRow)],
     changes: &[(EndpointId, Enforcement)],
     mut next_generation: impl FnMut() -> u32,
 ) -> [Vec<(u32, EndpointRow)>; 2] {
     let found: BTreeMap<u32, &EndpointRow> = rows.iter().map(|(endpoint, row)| (*endpoint, row)).collect();
-    // The last change counts where an endpoint has two.
+    // Where an endpoint has two changes, the last one counts.
     let changes: BTreeMap<EndpointId, Enforcement> = changes.iter().copied().collect();
     let words: Vec<(u32, EndpointRow)> = changes
         .iter()

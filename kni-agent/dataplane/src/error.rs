@@ -43,7 +43,7 @@ pub enum DataplaneError {
         /// Rows that fit.
         capacity: u32,
     },
-    /// An endpoint was to be published before its policies were applied.
+    /// An endpoint must not be published before its policies are applied.
     #[error("endpoint {endpoint}: its policies are not applied yet, so it must not be published")]
     NotEnforced {
         /// The endpoint.

@@ -20,7 +20,8 @@ use super::DataplaneError;
 
 const NAME: &str = "EVENTS";
 
-/// Longest time that events wait in the ring: short enough for people who watch, and the ring holds 80 000 events a second.
+/// Longest time that events wait in the ring: short enough for people who watch, and the ring holds 80 000 events a
+/// second.
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// An event with known codes.
@@ -40,7 +41,7 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// The only reader: two readers would share the events.
+    /// Must be the only reader: two readers would share the events.
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self, DataplaneError> {
         let map = ebpf.take_map(NAME).ok_or(DataplaneError::Missing {
             what: "map",
@@ -55,13 +56,13 @@ impl EventStream {
         })
     }
 
-    /// Waits for events and returns all that the ring holds. Records of another version are left out.
+    /// Waits for events and returns all that the ring holds. Records of another version are skipped.
     ///
-    /// The programs as a rule do not wake the reader: a wake-up for each event would cost a connection more than the event
-    /// itself. So this polls every [`PERIOD`].
+    /// The programs usually do not wake the reader: a wake-up for each event would cost a connection more than the
+    /// event itself. So this polls every [`PERIOD`].
     pub async fn next(&mut self) -> std::io::Result<Vec<FlowRecord>> {
         loop {
-            // After the period the ring is read as if it were ready.
+            // After the period the ring is read even if it is not ready.
             if let Ok(ready) = timeout(PERIOD, self.ring.readable_mut()).await {
                 // Before the ring is read: later events make it ready again.
                 ready?.clear_ready();

@@ -35,8 +35,8 @@ pub struct FlowCensus {
     pub flows6: u32,
     /// Removed rows of both.
     pub removed: u32,
-    /// Flows (not rows) by the endpoint they count for: the sender of the first packet, or its receiver where the sender
-    /// was no pod of this node. Endpoints without flows are left out.
+    /// Flows (not rows) by the endpoint they count for: the sender of the first packet, or its receiver where the
+    /// sender was no pod of this node. Endpoints without flows are omitted.
     pub per_endpoint: BTreeMap<EndpointId, u32>,
     /// Ports that masquerading uses, each for one destination, by family (whether it is IPv4) and protocol number.
     pub masquerade: BTreeMap<(bool, u32), u32>,
@@ -44,8 +44,8 @@ pub struct FlowCensus {
     pub duration: Duration,
 }
 
-/// The flow tables and the endpoints' shares of them. They need no lock: the programs write them at any time, and the
-/// removal of a row that has just changed makes the next packet be judged again, as an eviction does.
+/// The flow tables and the endpoints' shares of them. They need no lock: the programs write them at any time, and if a
+/// row that has just changed is removed, the next packet is judged again, as after an eviction.
 pub(super) struct FlowTables {
     flows4: Table<FlowKey4, FlowValue>,
     flows6: Table<FlowKey6, FlowValue>,
@@ -105,8 +105,8 @@ impl FlowTables {
         remove_external(&self.flows6, network, &members)
     }
 
-    /// Removes UDP flows through a service to a deleted backend: their clients would send to it for ever. TCP and SCTP
-    /// connections end by themselves.
+    /// Removes UDP flows through a service to a deleted backend: their clients would send to it indefinitely. TCP and
+    /// SCTP connections end by themselves.
     pub(super) fn remove_to_backends(&self, gone: &[GoneBackend]) -> Result<(), DataplaneError> {
         let gone: HashSet<ServiceBackend> = gone
             .iter()
@@ -159,7 +159,7 @@ fn remove_to_backends<K: FlowKey + Row>(
 ) -> Result<(), DataplaneError> {
     table.walk(|keys, values| {
         let rows = keys.iter().map(FlowKey::tuple).zip(values);
-        // The original direction first: without it the next packet chooses a backend, whatever the reply's row is.
+        // The original direction first: without it the next packet chooses a backend, regardless of the reply's row.
         let stale: Vec<Tuple> = rows
             .filter(|(tuple, value)| service_backend(tuple, value).is_some_and(|backend| gone.contains(&backend)))
             .flat_map(|(tuple, value)| [tuple, reply(&tuple, value)])
@@ -212,8 +212,8 @@ impl<'a> Owners<'a> {
         self.by_address.get(&(tuple.network, tuple.source)).copied()
     }
 
-    /// Whether a masqueraded row belonged to an endpoint that is gone: it would keep its port from others for the rest of
-    /// its lifetime. An endpoint that was added after the rows were read has flows from `now` on only.
+    /// Whether a masqueraded row belonged to a deleted endpoint: it would block its port for the rest of its lifetime.
+    /// An endpoint that was added after the rows were read has flows from `now` on only.
     fn is_orphan(&self, tuple: &Tuple, value: &FlowValue, now: u64) -> bool {
         let is_owner = |row: &&EndpointRow| value.destination_generation >= row.incarnation;
         let has_no_owner = || self.rows.get(&value.destination).is_none_or(|row| !is_owner(row));
@@ -275,7 +275,7 @@ const fn is_expired(value: &FlowValue, now: u64) -> bool {
     now.saturating_sub(value.last_seen) > value.lifetime as u64
 }
 
-/// The rows of `FLOW_SHARES`, also of endpoints without flows.
+/// The rows of `FLOW_SHARES`, including those of endpoints without flows.
 fn shares(now: u64, endpoints: &[(u32, EndpointRow)], counted: &BTreeMap<EndpointId, u32>) -> Vec<(u32, FlowShare)> {
     #[expect(clippy::cast_possible_truncation, reason = "the programs compare the low 32 bits")]
     let window = (now >> SHARE_WINDOW_SHIFT) as u32;
@@ -393,7 +393,7 @@ mod tests {
             let answer = tuple((backend, 5353), (client, 4000));
             put(&tables, &question, row(FLOW_TO, backend, (4000, 5353)));
             put(&tables, &answer, row(FLOW_FROM | FLOW_REPLY, virtual_ip, (53, 4000)));
-            // A pod that reaches itself: its replies go to the virtual address.
+            // A pod that connects to itself: its replies go to the virtual address.
             let hairpin = tuple((backend, 4001), (virtual_ip, 53));
             let hairpin_answer = tuple((backend, 5353), (virtual_ip, 4001));
             put(&tables, &hairpin, row(FLOW_TO | FLOW_FROM, backend, (4001, 5353)));

@@ -44,7 +44,7 @@ pub enum Hook {
     Clsact,
 }
 
-/// Position of our filters in clsact, by which a new process finds and replaces exactly them.
+/// Priority of KNI's filters in clsact, by which a new process finds and replaces exactly them.
 const FILTER_PRIORITY: u16 = 75;
 const FILTER_HANDLE: TcHandle = TcHandle::new(0, 75);
 
@@ -78,7 +78,7 @@ fn program_of(direction: Direction) -> (&'static str, TcAttachType) {
     }
 }
 
-/// Where a TC program is attached: interface and direction.
+/// The attach point of a TC program: interface and direction.
 #[derive(Debug, Clone)]
 pub(super) struct AttachPoint<'a> {
     /// The interface.
@@ -90,7 +90,7 @@ pub(super) struct AttachPoint<'a> {
 }
 
 impl<'a> AttachPoint<'a> {
-    /// Those of both programs at the host interface of an endpoint.
+    /// The attach points of both programs at the host interface of an endpoint.
     pub(super) fn of_endpoint(pins: &Pins, ifname: &'a str, endpoint: EndpointId) -> [Self; 2] {
         [Direction::FromPod, Direction::ToPod].map(|direction| Self {
             ifname,
@@ -99,7 +99,7 @@ impl<'a> AttachPoint<'a> {
         })
     }
 
-    /// Those of both programs at the uplink.
+    /// The attach points of both programs at the uplink.
     pub(super) fn of_uplink(pins: &Pins, ifname: &'a str) -> [Self; 2] {
         [Direction::FromUplink, Direction::ToUplink].map(|direction| Self {
             ifname,
@@ -156,7 +156,7 @@ pub(super) fn attach(ebpf: &mut Ebpf, hook: Hook, point: &AttachPoint<'_>) -> Re
                 .attach_with_options(ifname, attach_type, TcAttachOptions::Netlink(options))
                 .map_err(target.failed("adding the clsact filter"))?;
             let link = classifier.take_link(id).map_err(target.failed("taking the filter"))?;
-            // Dropping it would remove the filter, which must outlive the agent.
+            // Dropping the link would remove the filter, which must outlive the agent.
             mem::forget(link);
         }
     }
@@ -230,7 +230,7 @@ fn update_tcx(classifier: &mut SchedClassifier, target: &Target<'_>, path: &Path
     };
     let link = SchedClassifierLink::try_from(FdLink::from(pinned)).map_err(target.failed("reading the pinned link"))?;
     match update(classifier, link) {
-        // The pin keeps the link; our descriptor closes here.
+        // The pin keeps the link; this descriptor is closed here.
         Ok(link) => {
             drop(link);
             Ok(true)
@@ -240,20 +240,20 @@ fn update_tcx(classifier: &mut SchedClassifier, target: &Target<'_>, path: &Path
     }
 }
 
-/// Updates a link to another program and returns our handle of it.
+/// Updates a link to another program and returns the handle of it.
 fn update(classifier: &mut SchedClassifier, link: SchedClassifierLink) -> Result<SchedClassifierLink, ProgramError> {
     let id = classifier.attach_to_link(link)?;
     classifier.take_link(id)
 }
 
-/// Removes both filters of ours from an interface. Idempotent.
+/// Removes both of KNI's filters from an interface. Idempotent.
 pub(super) fn remove_filters(ifname: &str) {
     for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
         remove_filter(ifname, attach_type);
     }
 }
 
-/// Removes a filter of ours that a TCX link has replaced. Most interfaces never had one.
+/// Removes a filter that a TCX link has replaced. Most interfaces never had one.
 fn remove_filter(ifname: &str, attach_type: TcAttachType) {
     let filter = SchedClassifierLink::attached(ifname, attach_type, FILTER_PRIORITY, FILTER_HANDLE, None);
     if let Ok(Err(error)) = filter.map(SchedClassifierLink::detach) {

@@ -57,7 +57,7 @@ fn entries(pins: &Pins, endpoints: u32, spec: &MapSpec) -> Result<u32, Dataplane
     })
 }
 
-/// Name, rows in use and capacity of each map of keys. Swept flow tables are not walked again.
+/// Name, rows in use and capacity of each map with keys. Swept flow tables are not walked again.
 pub(super) fn pressure(
     pins: &Pins,
     specs: &[MapSpec],

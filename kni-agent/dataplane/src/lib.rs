@@ -1,4 +1,4 @@
-//! Drives the eBPF dataplane: loads and attaches the programs, keeps the pinned maps. The only user of bpf(2).
+//! Drives the eBPF dataplane: loads and attaches the programs, owns the pinned maps. The only user of bpf(2).
 //! Layer: driver.
 
 mod attach;
@@ -106,14 +106,14 @@ pub struct Dataplane {
     pins: Pins,
     specs: Vec<MapSpec>,
     hook: Hook,
-    /// Endpoints that run on clsact filters until there is time for TCX links.
+    /// Endpoints on clsact filters that wait for TCX links.
     provisional: Mutex<BTreeSet<EndpointId>>,
     may_be_provisional: bool,
     max_endpoints: u32,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere leaves the kernel's state as it is; the maps hold no invariant of ours in memory.
+    // A panic in another thread leaves the kernel's state unchanged; the memory holds no invariant about the maps.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -158,9 +158,10 @@ impl Dataplane {
         self.pins.maps_dir()
     }
 
-    /// Makes an endpoint ready: its row and its addresses, in an order that never shows a packet half of it (I1, I2).
+    /// Makes an endpoint ready: its row and its addresses, in an order in which no packet finds an incomplete endpoint
+    /// (I1, I2).
     ///
-    /// Its policies must have been applied before ([`kni_model::PolicyStep::Enforce`]), else this is
+    /// Its policies must have been applied before ([`kni_model::PolicyStep::Enforce`]), otherwise this fails with
     /// [`DataplaneError::NotEnforced`].
     pub fn publish(&self, endpoint: &EndpointConfig) -> Result<(), DataplaneError> {
         lock(&self.endpoints).publish(endpoint)
@@ -178,8 +179,8 @@ impl Dataplane {
         lock(&self.uplink).remove(endpoint)
     }
 
-    /// Removes addresses that their endpoint does not have: an agent that is killed inside [`Self::withdraw`] leaves them
-    /// without a row that names them. For the start, after [`Self::republish`] of all kept endpoints.
+    /// Removes addresses that their endpoint does not have: an agent that is killed inside [`Self::withdraw`] leaves
+    /// them without a row that refers to them. For the start, after [`Self::republish`] of all kept endpoints.
     pub fn remove_stale_addresses(&self) -> Result<(), DataplaneError> {
         lock(&self.endpoints).remove_stale_addresses()
     }
@@ -189,8 +190,8 @@ impl Dataplane {
         lock(&self.endpoints).published()
     }
 
-    /// Sets the route action of a network's packets to addresses of no endpoint. Where the network's egress changes, its
-    /// flows that left by the old one are judged again.
+    /// Sets the route action of a network's packets to addresses without endpoint. Where the network's egress changes,
+    /// its flows that used the old one are judged again.
     pub fn set_routes(&self, network: NetworkId, routes: &NetworkRoutes) -> Result<(), DataplaneError> {
         if lock(&self.endpoints).set_routes(network, routes)? {
             let endpoints = lock(&self.endpoints).rows()?;
@@ -199,7 +200,7 @@ impl Dataplane {
         Ok(())
     }
 
-    /// Removes the routes of all networks but these.
+    /// Removes the routes of all other networks.
     pub fn retain_routes(&self, networks: &[NetworkId]) -> Result<(), DataplaneError> {
         lock(&self.endpoints).routes.retain(networks)
     }
@@ -210,8 +211,8 @@ impl Dataplane {
         lock(&self.endpoints).routes.set_node(node)
     }
 
-    /// Sets the virtual addresses of services that another proxy serves: the node's stack gets their packets, also within
-    /// a network's ranges of virtual addresses. Only endpoints with host access reach them.
+    /// Sets the virtual addresses of services that another proxy serves: the node's stack gets their packets, even
+    /// within a network's ranges of virtual addresses. Only endpoints with host access reach them.
     pub fn set_foreign_services(
         &self,
         addresses: &BTreeMap<NetworkId, BTreeSet<IpAddr>>,
@@ -229,7 +230,8 @@ impl Dataplane {
         lock(&self.endpoints).drops()
     }
 
-    /// Forwarded packets of an endpoint by verdict; zero rows left out. With [`Self::drops`] it accounts for every packet.
+    /// Forwarded packets of an endpoint by verdict, without zero rows. With [`Self::drops`] it accounts for every
+    /// packet.
     pub fn forwarded(&self, endpoint: EndpointId) -> Result<Vec<(Direction, Verdict, Count)>, DataplaneError> {
         lock(&self.endpoints).forwarded(endpoint)
     }
@@ -244,8 +246,8 @@ impl Dataplane {
         inspect::maps(&self.pins, &self.specs, self.published_count()?)
     }
 
-    /// Fill level of each map of keys: name, rows, rows that fit. Walks the maps, 0.3 us per row; swept flow tables are
-    /// not walked again.
+    /// Fill level of each map with keys: name, rows, rows that fit. Walks the maps, 0.3 us per row; swept flow tables
+    /// are not walked again.
     pub fn map_pressure(&self) -> Result<Vec<(String, u32, u32)>, DataplaneError> {
         let census = lock(&self.census).clone();
         inspect::pressure(&self.pins, &self.specs, self.published_count()?, census.as_ref())
@@ -261,8 +263,8 @@ impl Dataplane {
         lock(&self.policy).tables(&self.endpoints)
     }
 
-    /// Carries out steps in order and stops at the first one that fails: the state then is safe, and another attempt may
-    /// start from [`Self::policy_tables`].
+    /// Applies steps in order and stops at the first failure: the state then is safe, and another attempt may start
+    /// from [`Self::policy_tables`].
     pub fn apply_policy(&self, steps: &[PolicyStep]) -> Result<(), DataplaneError> {
         lock(&self.policy).apply(&self.endpoints, steps)
     }
@@ -299,9 +301,9 @@ impl Dataplane {
         self.ticks.hz()
     }
 
-    /// Removes expired flow rows, counts the others by endpoint and publishes the counts to the programs. To be called
-    /// every second: after two windows of 2^13 ticks without a call, the programs bound rates instead of numbers.
-    /// Blocking, 0.3 us per row and 0.6 us more for each removed one.
+    /// Removes expired flow rows, counts the others by endpoint and publishes the counts to the programs. Must be
+    /// called every second: after two windows of 2^13 ticks without a call, the programs limit rates instead of
+    /// numbers. Blocking, 0.3 us per row and 0.6 us more for each removed one.
     pub fn sweep_flows(&self) -> Result<FlowCensus, DataplaneError> {
         let now = self.jiffies()?;
         let endpoints = lock(&self.endpoints).rows()?;
@@ -331,7 +333,7 @@ impl Dataplane {
         lock(&self.endpoints).lost_events()
     }
 
-    /// The decision of the programs about a packet now, and its reasons. Nothing is sent, counted or recorded.
+    /// Explains the current decision of the programs about a packet. Nothing is sent, counted or recorded.
     pub fn explain(&self, probe: &Probe) -> Result<Explanation, DataplaneError> {
         let ifindex = lock(&self.endpoints).host_ifindex(probe.endpoint)?;
         lock(&self.dry_run).explain(&self.pins, probe, ifindex)

@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-/// The wait where the kernel has no such command: thousands of times the run time of a program.
+/// The wait where the kernel lacks the command: thousands of times the run time of a program.
 const FALLBACK: Duration = Duration::from_millis(50);
 
 /// Returns when every program that ran at the call has ended: `MEMBARRIER_CMD_GLOBAL` waits for a grace period of RCU

@@ -10,26 +10,26 @@ use kni_common::layout::MapSpec;
 
 use super::{DataplaneError, pin::Pins, program};
 
-/// What a copy of the programs is for.
+/// The purpose of a copy of the programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Packets.
+    /// Processes packets.
     Traffic,
-    /// Explanations: it decides and has no effect.
+    /// Explains packets without side effects.
     DryRun,
 }
 
-/// Name and value of the constant that makes a copy free of effects. The verifier removes the branches it rules out.
+/// Name and value of the constant that disables side effects in a copy. The verifier removes the branches it excludes.
 const DRY_RUN: &str = "DRY_RUN";
 static YES: u8 = 1;
 
-/// Loads the programs that the purpose needs, with the maps of the pins.
+/// Loads the programs that the purpose needs, with the pinned maps.
 pub(super) fn load(object: &[u8], pins: &Pins, specs: &[MapSpec], purpose: Purpose) -> Result<Ebpf, DataplaneError> {
     let mut loader = EbpfLoader::new();
-    // The full log costs time on every load; with the statistics the line of a rejection is still there.
+    // The full log costs time on every load; the statistics level still contains the line of a rejection.
     loader.verifier_log_level(VerifierLogLevel::STATS);
     if purpose == Purpose::DryRun {
-        // A copy that would take the frame of an explanation for traffic must not load.
+        // A copy that would process the frame of an explanation as traffic must not load.
         loader.override_global(DRY_RUN, &YES, true);
     }
     for spec in specs {

@@ -19,7 +19,7 @@ use super::{
     table::{PerCpuTable, Table},
 };
 
-/// The maps of policy. They have a lock of their own: thousands of rows must not delay an attachment.
+/// The maps of policy, with their own lock: thousands of rows must not delay an attachment.
 pub(super) struct PolicyMaps {
     policy: Table<PolicyKey, PolicyValue>,
     ports: Table<PortKey, PortValue>,
@@ -47,8 +47,8 @@ impl PolicyMaps {
         })
     }
 
-    /// Carries out the steps in order and stops at the first one that fails: the state then is one between two steps, or
-    /// has some rows of the failed step.
+    /// Applies the steps in order and stops at the first failure: the state then is one between two steps, or has some
+    /// rows of the failed step.
     ///
     /// Rows are removed some milliseconds after their references: a program that has read the old row of an endpoint and
     /// was then interrupted would find no rule, and would drop a packet that both the old and the new policies allow.

@@ -39,8 +39,8 @@ pub enum RouteEgress {
     Stack,
     /// They leave the node with an address of the node as their source, unless they are for the node itself.
     Masquerade {
-        /// The node's stack gets those for the node, or for a subnet beside its uplink. Otherwise the former are dropped,
-        /// and the latter leave by the uplink as all others do.
+        /// The node's stack gets packets for the node, or for a subnet that is not connected by the uplink. Otherwise
+        /// the former are dropped, and the latter leave by the uplink like all others.
         host_access: bool,
     },
 }
@@ -61,7 +61,7 @@ impl RouteEgress {
 pub struct NodeRoutes {
     /// Addresses of the node.
     pub own: BTreeSet<IpAddr>,
-    /// Subnets that it is connected to by other interfaces than the uplink.
+    /// Subnets that it is connected to by interfaces other than the uplink.
     pub connected: BTreeSet<IpNet>,
 }
 
@@ -75,12 +75,12 @@ pub(super) struct RouteTable {
     /// The routes that this agent has set.
     networks: BTreeMap<NetworkId, NetworkRoutes>,
     node: NodeRoutes,
-    /// At first all single addresses of the stack that an earlier agent wrote: those that are no virtual addresses have
-    /// no effect.
+    /// Initially all single addresses with the stack as action that an earlier agent wrote: those that are not virtual
+    /// addresses have no effect.
     foreign: ForeignAddresses,
     /// Whether every network's rows have `foreign` as this agent has set it.
     foreign_is_written: bool,
-    /// Actions of the default routes by network number. At first those of an earlier agent, so that a restart changes
+    /// Actions of the default routes by network number. Initially those of an earlier agent, so that a restart changes
     /// nothing at the endpoints.
     defaults: BTreeMap<u32, u32>,
 }
@@ -206,7 +206,7 @@ fn rows(
             .iter()
             .flat_map(|action| defaults.map(|net| route(net, *action))),
     );
-    // Without host access the stack does not take the packet either, and it is dropped.
+    // Without host access the stack does not accept the packet either, and it is dropped.
     rows.extend(beside_uplink(routes, node).map(|net| route(net, ACTION_STACK)));
     rows.extend(routes.subnets.iter().map(|net| route(*net, ACTION_UNREACHABLE)));
     rows.extend(

@@ -10,7 +10,7 @@ use kni_model::{GoneBackend, ServiceStep, ServiceTables};
 
 use super::{DataplaneError, endpoints::EndpointMaps, flows::FlowTables, lock, pin::Pins, table::Table};
 
-/// The maps of services, with a lock of their own as the policy tables have.
+/// The maps of services, with their own lock like the policy tables.
 pub(super) struct ServiceMaps {
     services: Table<ServiceKey, ServiceValue>,
     backends: Table<BackendKey, BackendValue>,
@@ -87,7 +87,7 @@ impl EndpointMaps {
         Ok(services.map(|(key, _)| key).collect())
     }
 
-    /// A pod keeps its address: the author of a Service does not own the pod.
+    /// Never replaces a pod's address: the author of a Service does not own the pod.
     fn put_service_addresses(&mut self, keys: &[AddressKey]) -> Result<(), DataplaneError> {
         let value = AddressValue {
             endpoint: ADDRESS_OF_SERVICE,

@@ -83,7 +83,7 @@ impl NodeConfig {
 }
 
 impl Default for NodeConfig {
-    /// Flow events on, a share of a default flow table for each endpoint.
+    /// Flow events enabled, a share of a default flow table for each endpoint.
     fn default() -> Self {
         Self {
             flow_events_per_second: 1000,

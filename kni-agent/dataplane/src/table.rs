@@ -1,4 +1,4 @@
-//! Typed maps: reads, writes and removes many rows per system call.
+//! Provides typed maps: reads, writes and removes many rows per system call.
 
 use std::{io, marker::PhantomData, mem::size_of, path::Path, slice, time::Duration};
 
@@ -17,7 +17,7 @@ use super::{
 /// Rows per system call: its cost is small beside theirs, and the buffers stay below half a megabyte.
 const ROWS_PER_CALL: usize = 4096;
 
-/// Retries, and the pause between them, of a row for which the kernel had no memory at hand: it refills its caches in the
+/// Retries, and the pause between them, of a row for which the kernel had no free memory: it refills its caches in the
 /// background.
 const MEMORY_RETRIES: u32 = 50;
 const MEMORY_PAUSE: Duration = Duration::from_millis(1);
@@ -73,8 +73,8 @@ fn count_rows(name: &'static str, map: &BatchMap<MapData>) -> Result<u32, Datapl
 /// Receives the keys and values that one call has read.
 type Visit<'a, K, V> = dyn FnMut(&[K], &[V]) -> Result<(), DataplaneError> + 'a;
 
-/// Reads all rows, `rows_per_call` at a time or more where a bucket has more. Returns how many rows the buffers took at
-/// the end. A key is one `K` or several, a value likewise.
+/// Reads all rows, `rows_per_call` at a time or more where a bucket has more. Returns the final size of the buffers in
+/// rows. A key is one `K` or several, a value likewise.
 fn walk<K: Row, V: Row>(
     name: &'static str,
     map: &BatchMap<MapData>,
@@ -102,7 +102,7 @@ fn walk<K: Row, V: Row>(
                 }
             }
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-            // One bucket has more rows than fit.
+            // One bucket has more rows than the buffers.
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
                 keys.resize(keys.len() * 2, K::default());
                 values.resize(values.len() * 2, V::default());
@@ -167,7 +167,7 @@ impl<K: Row, V: Row> Table<K, V> {
         removed.map(|_existed| ()).map_err(self.failed("removing a row"))
     }
 
-    /// Writes rows in order. A reader sees each row old or new, never half; after an error an unknown number of the first
+    /// Writes rows in order. A reader sees each row either old or new; after an error an unknown number of the first
     /// rows is written.
     pub(super) fn put_all(&self, rows: &[(K, V)]) -> Result<(), DataplaneError> {
         let keys: Vec<K> = rows.iter().map(|(key, _)| *key).collect();
@@ -208,7 +208,7 @@ impl<K: Row, V: Row> Table<K, V> {
     pub(super) fn remove_all(&self, mut keys: &[K]) -> Result<(), DataplaneError> {
         while let Err(refused) = self.map.delete_batch(keys) {
             keys = keys.get(refused.completed..).unwrap_or_default();
-            // The batch stopped at a missing row, or the kernel has no such batch.
+            // The batch stopped at a missing row, or the kernel lacks this batch command.
             if refused.source.raw_os_error() != Some(libc::ENOENT) && !is_unsupported(&refused.source) {
                 return Err(self.failed("removing rows")(refused.source));
             }
@@ -221,7 +221,8 @@ impl<K: Row, V: Row> Table<K, V> {
         Ok(())
     }
 
-    /// Shows all rows, a few thousand at a time. Rows that come or go meanwhile may or may not be among them.
+    /// Passes all rows on, a few thousand at a time. Rows that are added or removed meanwhile may or may not be
+    /// included.
     pub(super) fn walk(
         &self,
         mut visit: impl FnMut(&[K], &[V]) -> Result<(), DataplaneError>,
@@ -246,7 +247,7 @@ impl<K: Row, V: Row> PerCpuTable<K, V> {
         Table::open(name, path).map(Self)
     }
 
-    /// One row's values; none where there is no such row.
+    /// One row's values; empty if there is no such row.
     pub(super) fn get(&self, key: &K) -> Result<Vec<V>, DataplaneError> {
         let mut bytes = vec![0_u8; self.0.map.value_size()];
         let found = self.0.map.lookup(slice::from_ref(key), &mut bytes);
@@ -319,7 +320,7 @@ pub(super) mod fixture {
         Table::from_map("ARRAY", handle(map.map())).unwrap()
     }
 
-    /// `K` is the whole key, `D` its data behind the length.
+    /// `K` is the whole key, `D` its data after the length.
     pub(crate) fn trie<K: Row, D: Pod, V: Row + Pod>(entries: u32) -> Table<K, V> {
         assert_eq!(size_of::<K>(), size_of::<Key<D>>());
         let map = LpmTrie::<MapData, D, V>::create(entries, NO_PREALLOC).unwrap();
@@ -393,7 +394,7 @@ mod tests {
         let (key, value) = rows[rows.len() / 2];
         assert_eq!(table.get(&key).unwrap(), expected.get(&key).copied());
         assert_eq!(expected[&key], value);
-        // Every third one goes first, so that the removal of all meets missing rows, also at both ends.
+        // Every third row is removed first, so that the removal of all meets missing rows, also at both ends.
         let third: Vec<K> = rows.iter().step_by(3).map(|(key, _)| *key).collect();
         table.remove_all(&third).unwrap();
         let left = table.rows().unwrap();
@@ -448,7 +449,7 @@ mod tests {
 
     #[test]
     fn a_bucket_with_more_rows_than_asked_for_is_read_in_full() {
-        // One bucket per entry as a rule: buffers of one row meet buckets of several.
+        // Usually one entry per bucket: buffers of one row meet buckets of several.
         let table = fixture::hash::<PolicyKey, PolicyValue>(2000);
         table.put_all(&policy(2000)).unwrap();
         let mut found = 0;
@@ -504,7 +505,7 @@ mod tests {
 
     #[test]
     fn values_that_are_no_multiple_of_eight_bytes_keep_apart() {
-        // As the programs' arrays: each CPU's value is padded.
+        // Like the programs' arrays: each CPU's value is padded.
         let map = PerCpuArray::<MapData, Odd>::create(4, 0).unwrap();
         let map = fixture::handle(map.map());
         assert_eq!(map.value_size(), 16 * aya::util::nr_cpus().unwrap());

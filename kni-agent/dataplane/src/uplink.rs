@@ -1,4 +1,4 @@
-//! Drives the uplink: its programs, and the rows of masquerading, host ports and refused sources.
+//! Drives the uplink: its programs, and the rows of masquerading, host ports and denied sources.
 
 use std::{
     collections::BTreeMap,
@@ -56,7 +56,7 @@ pub struct HostPort {
     pub port: u16,
 }
 
-/// The tables of the uplink, under a lock of their own.
+/// The tables of the uplink, under their own lock.
 pub(super) struct UplinkMaps {
     masquerade: Table<u32, Masquerade>,
     host_ports: Table<HostPortKey, HostPortValue>,
@@ -154,7 +154,7 @@ impl Dataplane {
         Ok(())
     }
 
-    /// Detaches the TC programs from the uplink. `ifname` is the interface that has them, if that is known; it may be
+    /// Detaches the TC programs from the uplink. `ifname` is the interface that has them, if it is known; it may be
     /// gone.
     pub fn detach_uplink(&self, ifname: Option<&str>) -> Result<(), DataplaneError> {
         for point in AttachPoint::of_uplink(&self.pins, ifname.unwrap_or_default()) {
@@ -182,13 +182,13 @@ impl Dataplane {
         (views, mode, problems)
     }
 
-    /// Sets the egress source of an endpoint; `None`: nothing leaves the node. Existing flows keep theirs.
+    /// Sets the egress source of an endpoint; with `None` no packet leaves the node. Existing flows keep theirs.
     pub fn set_masquerade(&self, endpoint: EndpointId, source: Option<&EgressSource>) -> Result<(), DataplaneError> {
         let row = source.map(EgressSource::row).unwrap_or_default();
         lock(&self.uplink).set_masquerade(endpoint, row)
     }
 
-    /// Replaces the host ports of all pods. Those of endpoints that are not published are left out.
+    /// Replaces the host ports of all pods. Those of unpublished endpoints are omitted.
     pub fn set_host_ports(&self, desired: &BTreeMap<HostPortKey, HostPort>) -> Result<(), DataplaneError> {
         let mut tables = lock(&self.uplink);
         let mut rows = BTreeMap::new();
@@ -206,7 +206,7 @@ impl Dataplane {
         tables.set_host_ports(rows)
     }
 
-    /// Replaces the sources whose packets are refused at the uplink, with the reason.
+    /// Replaces the sources whose packets are dropped at the uplink, with the reason.
     pub fn set_sources(&self, desired: &BTreeMap<IpNet, Verdict>) -> Result<(), DataplaneError> {
         let rows = desired
             .iter()
@@ -239,7 +239,7 @@ impl Dataplane {
     }
 }
 
-/// Removes our clsact filters from an interface while the agent is stopped. Links are removed with their pins.
+/// Removes KNI's clsact filters from an interface while the agent is stopped. Links are removed with their pins.
 pub fn remove_uplink_filters(ifname: &str) {
     hook::remove_filters(ifname);
 }

@@ -1,5 +1,5 @@
-//! Attaches the XDP programs: the uplink's in the driver where it supports XDP, else in front of the stack; a pod's in the
-//! driver only.
+//! Attaches the XDP programs: the uplink's in the driver where it supports XDP, otherwise in generic mode; a pod's in
+//! the driver only.
 
 use std::path::{Path, PathBuf};
 
@@ -28,20 +28,20 @@ pub enum XdpChoice {
     /// None.
     #[default]
     Off,
-    /// In the driver where it supports XDP, else in front of the stack.
+    /// In the driver where it supports XDP, otherwise in generic mode.
     Auto,
     /// In the driver, or an error.
     Native,
-    /// In front of the stack.
+    /// In generic mode, in front of the stack.
     Generic,
 }
 
 /// Where an XDP program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum XdpMode {
-    /// In the driver, before the kernel spends anything on the packet.
+    /// In the driver, before the kernel spends time on the packet.
     Native,
-    /// In front of the stack, with any driver.
+    /// In generic mode, in front of the stack, with any driver.
     Generic,
 }
 
@@ -93,8 +93,8 @@ fn path(pins: &Pins, mode: XdpMode) -> PathBuf {
     pins.uplink_link(&format!("{XDP_UPLINK}-{}", mode.as_str()))
 }
 
-/// Makes the interface run this agent's program, or none. A link of an earlier agent is taken over in place where its mode
-/// is acceptable.
+/// Makes the interface run this agent's program, or none. A link of an earlier agent is taken over in place where its
+/// mode is acceptable.
 pub(super) fn set(
     ebpf: &mut Ebpf,
     pins: &Pins,
@@ -115,7 +115,7 @@ pub(super) fn set(
             take_over(object::xdp(ebpf, XDP_UPLINK)?, &target, &path)?;
             kept = true;
         } else {
-            // An interface takes one program in one mode.
+            // An interface accepts one program in one mode.
             link::detach(&path);
             Pins::remove_link(&path)?;
         }
@@ -160,7 +160,7 @@ fn take_over(program: &mut Xdp, target: &Target<'_>, path: &Path) -> Result<(), 
     let id = program
         .attach_to_link(link)
         .map_err(target.failed("updating the link"))?;
-    // The pin keeps the link; our descriptor closes here.
+    // The pin keeps the link; this descriptor is closed here.
     drop(program.take_link(id).map_err(target.failed("taking the link"))?);
     Ok(())
 }

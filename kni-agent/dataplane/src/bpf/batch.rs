@@ -1,7 +1,7 @@
 //! Batch commands for maps of aya: lookup, update and deletion of many elements in one system call.
 //!
-//! Meant for upstream (aya issue 1124): it depends on aya, on libc and on [`sys_bpf`], which aya has itself, and on
-//! nothing else of this crate.
+//! Intended for upstream (aya issue 1124): it depends only on aya, libc and [`sys_bpf`], which aya has itself, and on
+//! no other part of this crate.
 //!
 //! | command | array | hash, LRU hash | LPM trie | per-CPU array, per-CPU hash |
 //! |---|---|---|---|---|
@@ -58,7 +58,7 @@ pub(crate) struct Batch {
     pub(crate) is_last: bool,
 }
 
-/// A batch that was not carried out in full.
+/// A batch that was not completed.
 #[derive(Debug, thiserror::Error)]
 #[error("batch failed after {completed} elements")]
 pub(crate) struct BatchError {
@@ -69,8 +69,8 @@ pub(crate) struct BatchError {
     pub(crate) source: io::Error,
 }
 
-/// A map of keys and values whose elements move in batches. Each buffer is checked against the sizes of the map, so that
-/// the kernel never reads or writes beyond one.
+/// A map of keys and values whose elements are transferred in batches. Each buffer is checked against the sizes of the
+/// map, so that the kernel never accesses memory beyond one.
 #[derive(Debug)]
 pub(crate) struct BatchMap<T> {
     inner: T,
@@ -121,7 +121,7 @@ impl<T: Borrow<MapData>> BatchMap<T> {
         self.value_size
     }
 
-    /// Possible CPUs, where each has a value of its own.
+    /// Number of possible CPUs, if each has its own value.
     pub(crate) const fn cpus(&self) -> Option<usize> {
         self.cpus
     }
@@ -176,8 +176,8 @@ impl<T: Borrow<MapData>> BatchMap<T> {
         finished(&attr, count, result)
     }
 
-    /// Reads the elements behind the cursor, as many as fit. ENOSPC means that the buffers are shorter than one bucket of
-    /// a hash map; the cursor does not move then.
+    /// Reads the elements after the cursor, as many as fit. ENOSPC means that the buffers are shorter than one bucket
+    /// of a hash map; the cursor does not move then.
     pub(crate) fn lookup_batch<K: Pod, V: Pod>(
         &self,
         cursor: &mut BatchCursor,
@@ -213,8 +213,8 @@ impl<T: Borrow<MapData>> BatchMap<T> {
     }
 }
 
-/// Whether the kernel lacks the batch command for this map type. An element that is refused for itself fails with EINVAL
-/// too: a retry of it alone distinguishes the two.
+/// Whether the kernel lacks the batch command for this map type. An invalid element also fails with EINVAL: a retry of
+/// it alone distinguishes the two.
 pub(crate) fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(ENOTSUPP | libc::EINVAL | libc::EOPNOTSUPP))
 }
@@ -232,7 +232,7 @@ const fn not_begun(source: io::Error) -> BatchError {
     BatchError { completed: 0, source }
 }
 
-/// Older kernels leave the count as it was when they refuse before the first element.
+/// Older kernels leave the count unchanged when they refuse before the first element.
 fn finished(attr: &BatchAttr, count: usize, result: io::Result<i32>) -> Result<(), BatchError> {
     result.map(drop).map_err(|source| {
         let done = (attr.count as usize).min(count);
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(read_all(&map), expected);
         map.delete_batch(&keys[..400]).unwrap();
         assert_eq!(read_all(&map), expected[400..]);
-        // The first 100 exist, the one behind them does not.
+        // The first 100 exist, the next one does not.
         let some: Vec<u32> = (900..1000).chain(0..10).collect();
         let error = map.delete_batch(&some).unwrap_err();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The map commands for single elements, over the same buffers as the batch commands.
+//! Implements the map commands for single elements, over the same buffers as the batch commands.
 
 use std::{borrow::Borrow, io, mem::size_of_val};
 
@@ -58,7 +58,7 @@ impl<T: Borrow<MapData>> BatchMap<T> {
         exists(unsafe { sys_bpf(Command::MapDeleteElem, &mut attr) })
     }
 
-    /// The key behind the bytes of `key`, or the first one; false at the end.
+    /// The key after the bytes of `key`, or the first one; false at the end.
     fn next_key<K: Pod>(&self, key: Option<&[u8]>, next: &mut [K]) -> io::Result<bool> {
         check(size_of_val(next), self.key_size())?;
         let mut attr = match key {

@@ -1,4 +1,4 @@
-//! Finds the interface of a pinned link and detaches links, which aya does not.
+//! Finds the interface of a pinned link and detaches links, which aya does not support.
 
 use std::{
     ffi::CString,
@@ -83,7 +83,7 @@ pub(crate) fn ifindex(path: &Path) -> io::Result<Option<u32>> {
 }
 
 /// Detaches a pinned link from its interface (Linux 5.9). Unpinning alone detaches it only some time later, and until
-/// then the interface takes no other XDP link. A missing pin, or a link that is detached already, is no error.
+/// then the interface accepts no other XDP link. A missing pin, or a link that is detached already, is not an error.
 pub(crate) fn detach(path: &Path) {
     let Ok(fd) = open(path) else { return };
     let mut attr = DetachAttr {
