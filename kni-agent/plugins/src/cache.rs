@@ -58,7 +58,7 @@ pub(super) fn file_name(network: &NetworkName, sandbox: &SandboxId, ifname: &IfN
     format!("{network}-{start}-{:016x}-{ifname}.{ENTRY}", hasher.finish())
 }
 
-/// All entries of a folder; none without a folder.
+/// All entries of a folder; empty if the folder does not exist.
 pub(super) fn list(dir: &Path) -> Result<Vec<PathBuf>, CniError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -289,7 +289,7 @@ mod tests {
             .inherited(|| std::process::Command::new("sleep").arg("0.3").spawn())
             .unwrap();
         let started = Instant::now();
-        // As after the death of the agent: its descriptor is closed, the child's is not. Unlocking would free both.
+        // As after the agent was killed: its descriptor is closed, the child's is not. Unlocking would release both.
         let descriptor = lock.file.as_raw_fd();
         std::mem::forget(lock);
         nix::unistd::close(descriptor).unwrap();

@@ -28,7 +28,7 @@ pub struct Call {
     pub ips: Vec<IpAddr>,
     /// Requested MAC address.
     pub mac: Option<MacAddr>,
-    /// Further properties of the pod.
+    /// Additional properties of the pod.
     pub hints: PluginHints,
 }
 
@@ -98,7 +98,7 @@ fn mapping(mapping: &PortMapping) -> Option<Value> {
     })
 }
 
-/// The API server has rejected quantities that do not parse already; here they set no limit.
+/// The API server has already rejected quantities that do not parse; here they set no limit.
 fn bandwidth(ingress: Option<&String>, egress: Option<&String>) -> Option<Value> {
     let rate = |text: Option<&String>| text.and_then(|text| bits(text)).filter(|rate| *rate > 0);
     let mut rates = Map::new();

@@ -15,9 +15,9 @@ use super::{
     error::CniError,
 };
 
-/// The first one with CHECK, and with the result as input of DEL.
+/// First version with CHECK, and with the result as input of DEL.
 const WITH_CHECK: &str = "0.4.0";
-/// The version of a configuration without one.
+/// Version of a configuration that contains none.
 const OLDEST: &str = "0.3.0";
 /// Largest file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
@@ -170,7 +170,7 @@ fn version(object: &Map<String, Value>) -> Result<String, ConfigurationError> {
 }
 
 /// The configuration of a source. Files are read in the order of their names; an invalid file is an error only if the
-/// source means it.
+/// source refers to it.
 pub(super) fn find(dir: &Path, source: &CniSource) -> Result<Configuration, CniError> {
     let missing = || CniError::NotFound {
         what: source.to_string(),
@@ -187,7 +187,7 @@ pub(super) fn find(dir: &Path, source: &CniSource) -> Result<Configuration, CniE
                 match read_file(&file) {
                     Ok(found) if found.name == *name => return Ok(found),
                     Ok(_other) => {}
-                    // The file contains the name, so it probably is the one that is meant.
+                    // The file contains the name, so it probably is the requested one.
                     Err(error) if mentions(&file, name) => broken = Some(error),
                     Err(_other) => {}
                 }

@@ -26,7 +26,7 @@ pub enum ConfigurationError {
     /// A plugin is not an object.
     #[error("a plugin is not a JSON object")]
     PluginNotAnObject,
-    /// The type of a plugin is no file name.
+    /// The type of a plugin is not a file name.
     #[error("type {0:?} of a plugin is not the name of a program")]
     PluginType(String),
     /// A plugin is KNI's own shim.

@@ -29,11 +29,11 @@ use super::{
 const MAX_OUTPUT: u64 = 1 << 20;
 /// Limit of its error stream, in bytes.
 const MAX_STDERR: u64 = 16 << 10;
-/// Characters of it in an error message.
+/// Characters of the error stream in an error message.
 const QUOTED: usize = 512;
 /// `PATH` of the programs that plugins run.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Retries: a program that is being replaced cannot be executed for a moment.
+/// Retries of a program that cannot be executed while it is being replaced.
 const BUSY_TRIES: u32 = 40;
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
@@ -169,7 +169,7 @@ impl<'a> Invocation<'a> {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A process group of its own, so that its children can be killed with it.
+            // A separate process group, so that its children can be killed with it.
             .process_group(0)
             .kill_on_drop(true);
         command

@@ -1,4 +1,4 @@
-//! Runs CNI plugins by their configuration, with a cached entry per attachment until DEL. The only user of processes.
+//! Runs CNI plugins by their configuration, with a cached entry per attachment until DEL. Only it starts processes.
 //! Layer: driver.
 //!
 //! ```text
@@ -162,8 +162,8 @@ pub async fn check(path: &Path, netns: &Path) -> Result<(), CniError> {
 }
 
 /// Runs DEL of each plugin, the last one first, and removes the entry. `netns` is `None` when the namespace is gone.
-/// Continues after errors, returns all of them and keeps the entry then. Idempotent: without an entry there is nothing to
-/// undo. Needs nothing but the entry.
+/// Continues after errors, returns all of them and keeps the entry then. Idempotent: without an entry there is nothing
+/// to undo. Needs only the entry.
 pub async fn delete(path: &Path, netns: Option<&Path>) -> Result<(), CniError> {
     let lock = Lock::take(path).await?;
     let Some(entry) = Entry::read(path).await? else {

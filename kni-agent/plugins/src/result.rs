@@ -120,7 +120,7 @@ impl Outcome {
     }
 }
 
-/// Some plugins write an empty string for none.
+/// Some plugins write an empty string instead of omitting the address.
 fn address(text: Option<&str>) -> Option<IpAddr> {
     text.and_then(|text| text.parse().ok())
 }
