@@ -1,8 +1,8 @@
 //! Keeps the agent's records across restarts of the agent, but not of the node.
 //! Layer: driver.
 //!
-//! One redb file on tmpfs. Each row is JSON with a version, so that a newer agent can read an older one's rows.
-//! A commit is complete when the call returns: killing the agent at any instant loses nothing (I5).
+//! One redb file on tmpfs. Each row is JSON with a version, so that a newer agent can read an older one's rows. A
+//! commit is complete when the call returns: killing the agent at any time loses nothing (I5).
 
 mod error;
 mod record;
@@ -324,7 +324,7 @@ mod tests {
             "subnets":["10.0.0.0/24"],"exclude_subnets":[],"mtu":1500,"egress":"Route"}}}"#;
     const UPLINK: &str = r#"{"version":1,"record":{"ifname":"eth0","ifindex":2,"addresses":["192.0.2.7"]}}"#;
 
-    /// Names of tables and keys are those of an earlier agent, too.
+    /// Names of tables and keys also stay those of earlier agents.
     #[test]
     fn rows_of_an_earlier_agent_are_read() {
         type Rows = redb::TableDefinition<'static, &'static str, &'static [u8]>;

@@ -65,7 +65,7 @@ pub struct Removal {
     pub endpoint: EndpointId,
     /// Name of the host end.
     pub host_ifname: IfName,
-    /// Index of the host end; an interface of another name is left alone.
+    /// Index of the host end; an interface with another name is not removed.
     pub host_ifindex: u32,
     /// The namespace of the pod end, where no interface of that name can be created before this one is gone.
     pub netns: Option<NetnsIdentity>,
