@@ -35,7 +35,7 @@ const ENTRY_OVERHEAD: usize = 32;
 /// Why a header block cannot be passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BlockError {
-    /// It is not HPACK.
+    /// It is not valid HPACK.
     Invalid,
     /// Its fields exceed the limit.
     TooLarge,
@@ -66,7 +66,7 @@ impl Decoder {
     pub(crate) fn transcode(&mut self, block: &[u8], limit: usize) -> Result<Vec<u8>, BlockError> {
         let mut reader = Reader(block);
         let mut out = Vec::with_capacity(block.len());
-        // The high bits of the first octet tell the representations apart (section 6).
+        // The high bits of the first octet distinguish the representations (section 6).
         while let Some(first) = reader.0.first() {
             match first.leading_zeros() {
                 0 => self.indexed(reader.integer(7)?, &mut out)?,
