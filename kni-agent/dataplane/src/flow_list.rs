@@ -19,7 +19,7 @@ pub struct FlowTuple {
     pub destination: IpAddr,
     /// Port of the sender, host byte order; the identifier of an ICMP echo.
     pub source_port: u16,
-    /// Port of the receiver, as [`Self::source_port`].
+    /// Port of the receiver, in the same form.
     pub destination_port: u16,
     /// Transport protocol number.
     pub protocol: u8,

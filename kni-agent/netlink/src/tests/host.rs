@@ -246,8 +246,8 @@ fn learned_default_routes_survive_a_new_pod() {
             .await
             .unwrap();
         assert!(learned().await, "the node lost its default route");
-        // The agent does not write `ipv6/forwarding`, because that drops the route; the kernel does not guarantee this, so
-        // the result is only printed.
+        // The agent does not write `ipv6/forwarding`, because that drops the route; the kernel does not guarantee this,
+        // so the result is only printed.
         fs::write("/proc/sys/net/ipv6/conf/kni1/forwarding", "1").unwrap();
         let kept = learned().await;
         println!("learned default route after a write to ipv6/forwarding of another interface: {kept}");
