@@ -42,7 +42,7 @@ fn the_agent_follows_the_api_server() -> Result<()> {
 fn lists(scene: &Scene) -> Result<()> {
     let shown = scene.local().kubectl(&["get", "pnw,nnw,pna", "-o", "wide"])?;
     println!("{shown}");
-    for expected in ["10.10.0.0/16,fd10::/64", ">9e18", "blue,default,red"] {
+    for expected in ["10.10.0.0/16,fd10::/64", ">9e18", "default,blue,red"] {
         assert!(shown.contains(expected), "{expected} is missing in\n{shown}");
     }
     for unexpected in ['[', '{', '"'] {
