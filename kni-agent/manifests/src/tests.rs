@@ -28,7 +28,7 @@ fn refused(text: &str) -> Refusal {
 
 #[test]
 fn the_examples_are_valid() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples/networks");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/examples/networks");
     let set = ManifestSource::new(dir).load().unwrap();
     assert_eq!(set.refused, []);
     assert_eq!(names(&set), ["blue", "default", "red"]);

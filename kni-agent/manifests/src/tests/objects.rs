@@ -33,7 +33,7 @@ fn refused_of(set: &ManifestSet) -> Vec<(Option<u32>, &str, &str)> {
 
 #[test]
 fn the_examples_of_policies_and_services_are_valid() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/examples");
     let set = ManifestSource::new(dir).load().unwrap();
     assert_eq!(set.refused, []);
     let mut kinds: Vec<_> = set.policies.iter().map(|(policy, _)| policy.reference.kind).collect();
