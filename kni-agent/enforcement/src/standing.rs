@@ -1,12 +1,9 @@
 //! Tracks the health of the enforcement: failures, retry times and durations.
 
-use std::{
-    error::Error,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use kni_dataplane::DataplaneError;
-use kni_model::durations::Durations;
+use kni_model::{durations::Durations, error_chain};
 
 /// Pause after the first failure; each additional one doubles it, up to [`LONGEST_PAUSE`].
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
@@ -17,10 +14,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 pub enum SyncError {
     /// Policies: endpoints keep their previous policies, or an intermediate state, which denies nothing that both
     /// allow.
-    #[error("policies: {}", chain(.0))]
+    #[error("policies: {}", error_chain(.0))]
     Policy(DataplaneError),
     /// Services: they keep their previous backends; some may have the new ones.
-    #[error("services: {}", chain(.0))]
+    #[error("services: {}", error_chain(.0))]
     Services(DataplaneError),
 }
 
@@ -61,7 +58,7 @@ impl Attempts {
             }
             return;
         };
-        let reason = chain(error);
+        let reason = error_chain(error);
         let pause = self.failed.as_ref().map_or(SHORTEST_PAUSE, |before| {
             before.pause.saturating_mul(2).min(LONGEST_PAUSE)
         });
@@ -107,7 +104,7 @@ impl Standing {
 
     /// Records the end of a sweep. It runs each second, so a repeated failure is logged once.
     pub(super) fn sweep_ended(&mut self, error: Option<&DataplaneError>) {
-        let reason = error.map(|error| chain(error));
+        let reason = error.map(|error| error_chain(error));
         if self.sweep != reason
             && let Some(reason) = &reason
         {
@@ -137,20 +134,6 @@ impl Standing {
             ..PolicyCounts::default()
         }
     }
-}
-
-/// An error and its causes in one line.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]
