@@ -352,7 +352,7 @@ mod tests {
             ("root", "aya_obj"),
             ("dataplane", "netlink_sys::Socket"),
             ("pods", "redb::Database"),
-            ("pods", "kni_proto::v1"),
+            ("plugins", "kni_proto::v1"),
             ("store", "kube::Client"),
             ("ipam", "tokio::sync"),
             ("model", "std::fs"),
