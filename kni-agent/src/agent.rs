@@ -1,10 +1,8 @@
 //! Composes the agent bottom-up, supervises it and stops it.
 //! Layer: root.
 
-mod backend;
 mod clean_up;
 mod cluster;
-mod insight;
 mod metrics_page;
 mod names;
 mod settings;
@@ -15,12 +13,12 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 pub use clean_up::clean_up;
+use kni_cluster::ClusterCache;
 use kni_controllers::Watches;
 use kni_dataplane::{CountingRuns, Dataplane, EventStream};
 use kni_enforcement::PolicySync;
 use kni_flows::Flows;
-use kni_grpc as grpc;
-use kni_grpc::{Health, Sockets};
+use kni_grpc::{self as grpc, Health, Sockets};
 use kni_inspect::Inspector;
 use kni_manifests::{ManifestSet, ManifestSource};
 use kni_model::view::{RefusedManifest, WantedNetworks};
@@ -65,6 +63,15 @@ enum ObjectSource {
     Manifests(ManifestSet, watch::Receiver<ManifestSet>),
     /// A cluster; its objects arrive later.
     Cluster(Watches),
+}
+
+impl ObjectSource {
+    fn cache(&self) -> Option<ClusterCache> {
+        match self {
+            Self::Manifests(..) => None,
+            Self::Cluster(watches) => Some(watches.cache()),
+        }
+    }
 }
 
 /// Serves until SIGTERM or SIGINT. Pods, pins and state stay; the next agent takes over.
@@ -134,12 +141,21 @@ async fn start(
     )
     .await
     .context("looking for the uplink")?;
-    let (attacher, inspector) = start_pods(args, source, store, &dataplane, &sync, &uplink).await?;
+    let attacher = start_pods(args, source, store, &dataplane, &sync, &uplink).await?;
     let names = Names {
         attacher: attacher.clone(),
         sync: Arc::clone(&sync),
     };
     let flows = Arc::new(Flows::new(Arc::clone(&dataplane), Arc::new(names)));
+    let inspector = Inspector::new(
+        attacher.clone(),
+        Arc::clone(&dataplane),
+        Arc::clone(&sync),
+        Arc::clone(&uplink),
+        Arc::clone(&flows),
+        source.cache(),
+    )
+    .context("connecting to rtnetlink")?;
     let node = Node {
         attacher,
         inspector,
@@ -160,7 +176,7 @@ async fn start(
     Ok((node, changes))
 }
 
-/// Takes over the attached pods of an earlier agent and prepares their views.
+/// Takes over the attached pods of an earlier agent.
 async fn start_pods(
     args: &ServeArgs,
     source: &ObjectSource,
@@ -168,31 +184,17 @@ async fn start_pods(
     dataplane: &Arc<Dataplane>,
     sync: &Arc<PolicySync>,
     uplink: &Arc<Uplink>,
-) -> Result<(Pods, Inspector)> {
-    let cluster = match source {
-        ObjectSource::Manifests(..) => None,
-        ObjectSource::Cluster(watches) => Some(watches.cache()),
-    };
+) -> Result<Pods> {
     let options = PodsOptions {
         netns_dir: args.paths.netns_dir.clone(),
         warm_sandboxes: args.warm_sandboxes,
         plugins: settings::plugins(args),
         cni_state_dir: args.paths.cni_state_dir.clone(),
-        cluster: cluster.clone(),
+        cluster: source.cache(),
     };
     let (dataplane, sync, uplink) = (Arc::clone(dataplane), Arc::clone(sync), Arc::clone(uplink));
-    let attacher = Pods::start(
-        options,
-        Arc::clone(&dataplane),
-        Arc::clone(&sync),
-        Arc::clone(&uplink),
-        store,
-    )
-    .await
-    .context("taking over the node's state")?;
-    let inspector =
-        Inspector::new(attacher.clone(), dataplane, sync, uplink, cluster).context("connecting to rtnetlink")?;
-    Ok((attacher, inspector))
+    let pods = Pods::start(options, dataplane, sync, uplink, store).await;
+    pods.context("taking over the node's state")
 }
 
 /// A folder that cannot be read stops the agent; an API server that cannot be reached does not.
@@ -270,15 +272,14 @@ async fn serve_clients(paths: &PathArgs, metrics: MetricsAddress, sockets: Socke
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let health = Health::new().await;
-    let follower = tokio::spawn(follow_health(node.clone(), health.clone()));
+    let follower = tokio::spawn(follow_health(node.inspector.clone(), health.clone()));
     let page = metrics
         .0
         .map(|address| tokio::spawn(metrics_page::serve(address, node.clone())));
     let serving: Vec<String> = paths.sockets.iter().map(|path| path.display().to_string()).collect();
     announce(&serving.join(", "))?;
     let stop = node.attacher.clone();
-    let insight = Arc::new(node.clone());
-    let served = grpc::serve(sockets, node, insight, health, async move {
+    let served = grpc::serve(sockets, node.attacher, Arc::new(node.inspector), health, async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
@@ -303,13 +304,13 @@ fn announce(sockets: &str) -> Result<()> {
     Ok(())
 }
 
-async fn follow_health(node: Node, health: Health) {
+async fn follow_health(inspector: Inspector, health: Health) {
     let mut ticks = tokio::time::interval(HEALTH_INTERVAL);
     loop {
         ticks.tick().await;
-        let node = node.clone();
+        let inspector = inspector.clone();
         // The status reads links and pins, which may take some milliseconds.
-        let status = tokio::task::spawn_blocking(move || grpc::Backend::status(&node).ready);
+        let status = tokio::task::spawn_blocking(move || inspector.status().ready);
         match status.await {
             Ok(ready) => health.set_ready(ready).await,
             Err(ended) => tracing::error!(%ended, "the status of the node cannot be read"),

@@ -40,7 +40,7 @@ use kni_inspect::Inspector;
 use kni_model::{
     policy::{Labels, Policy},
     service::{EndpointSlice, Service},
-    view::{StatusView, WantedNetworks},
+    view::WantedNetworks,
 };
 use kni_pods::Pods;
 use kube::Client;
@@ -76,9 +76,6 @@ pub struct Objects {
 
 /// Applies networks.
 pub type Apply = Arc<dyn Fn(WantedNetworks) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
-/// Returns the status of the agent.
-pub type Standing = Arc<dyn Fn() -> StatusView + Send + Sync>;
-
 /// The watches of the API server, without the controllers of the node.
 #[derive(Clone)]
 pub struct Watches {
@@ -128,14 +125,7 @@ impl Watches {
     }
 
     /// Creates the controllers of the node.
-    pub fn controllers(
-        &self,
-        attacher: Pods,
-        inspector: Inspector,
-        sync: Arc<PolicySync>,
-        apply: Apply,
-        standing: Standing,
-    ) -> Cluster {
+    pub fn controllers(&self, attacher: Pods, inspector: Inspector, sync: Arc<PolicySync>, apply: Apply) -> Cluster {
         Cluster {
             shared: Arc::new(Shared {
                 client: self.client.clone(),
@@ -147,7 +137,6 @@ impl Watches {
                 inspector,
                 sync,
                 apply,
-                standing,
                 policies_in_force: AtomicU64::new(0),
                 node_changed: Notify::new(),
             }),
@@ -180,7 +169,6 @@ pub struct Shared {
     inspector: Inspector,
     sync: Arc<PolicySync>,
     apply: Apply,
-    standing: Standing,
     /// The newest policy version that was applied.
     policies_in_force: AtomicU64,
     /// Notifies that the status of the node's object has changed.

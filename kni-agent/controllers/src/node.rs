@@ -45,13 +45,13 @@ impl Cluster {
                 _ = attached.changed() => tokio::time::sleep(GATHER).await,
                 () = self.node_changed.notified() => tokio::time::sleep(GATHER).await,
             }
-            let standing = Arc::clone(&self.standing);
-            let Ok(standing) = tokio::task::spawn_blocking(move || standing()).await else {
+            let inspector = self.inspector.clone();
+            let Ok(status) = tokio::task::spawn_blocking(move || inspector.status()).await else {
                 continue;
             };
             let views = self.attacher.networks();
             for done in [
-                self.write_node_network(&standing, &views).await,
+                self.write_node_network(&status, &views).await,
                 self.write_taint(&views).await,
                 self.write_resources(&views).await,
             ] {
@@ -63,11 +63,11 @@ impl Cluster {
         }
     }
 
-    async fn write_node_network(&self, standing: &StatusView, views: &[NetworkView]) -> Result<(), kube::Error> {
+    async fn write_node_network(&self, agent: &StatusView, views: &[NetworkView]) -> Result<(), kube::Error> {
         let (known, mut status) = {
             let tables = self.known.tables();
             let known = tables.own_network.get("", &self.node).cloned();
-            (known, self.node_status(&tables, standing, views))
+            (known, self.node_status(&tables, agent, views))
         };
         let before = known.as_ref().and_then(|known| known.status.clone());
         let mut conditions = before
@@ -98,20 +98,20 @@ impl Cluster {
         Ok(())
     }
 
-    fn node_status(&self, tables: &Tables, standing: &StatusView, views: &[NetworkView]) -> NodeNetworkStatus {
-        let problems = standing.reasons.join("; ");
-        let ready = if standing.ready {
+    fn node_status(&self, tables: &Tables, agent: &StatusView, views: &[NetworkView]) -> NodeNetworkStatus {
+        let problems = agent.reasons.join("; ");
+        let ready = if agent.ready {
             ("Serving", "pods can be attached".to_owned())
         } else {
             ("NotReady", problems.clone())
         };
-        let degraded = !standing.reasons.is_empty();
+        let degraded = !agent.reasons.is_empty();
         let (why, message) = if degraded {
             ("Problems", problems)
         } else {
             ("AsExpected", "everything works".to_owned())
         };
-        let sources = &standing.uplink.sources;
+        let sources = &agent.uplink.sources;
         let addresses: Vec<String> = if sources.is_empty() {
             let node = tables.own_node.get("", &self.node);
             node.map(|node| node.addresses.clone()).unwrap_or_default()
@@ -120,16 +120,16 @@ impl Cluster {
         };
         let mut status = NodeNetworkStatus {
             conditions: vec![
-                condition("Ready", standing.ready, ready.0, &ready.1, None),
+                condition("Ready", agent.ready, ready.0, &ready.1, None),
                 condition("Degraded", degraded, why, &message, None),
             ],
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             tunnel_endpoints: addresses,
-            features: features(standing),
+            features: features(agent),
             network_names: views.iter().map(|view| view.network.spec.name.to_string()).collect(),
             networks: views.iter().map(|view| self.entry(tables, view)).collect(),
             policies: self.policy_summary(tables),
-            interfaces: standing.attachments.into(),
+            interfaces: agent.attachments.into(),
             summary: NodeNetworkSummary::default(),
         };
         status.summary = NodeNetworkSummary::new(&status);
@@ -323,15 +323,15 @@ fn with_taint(node: &NodeRow, network: Option<&str>) -> Option<Vec<Taint>> {
     Some(taints)
 }
 
-fn features(standing: &StatusView) -> BTreeMap<String, String> {
-    let mut features: BTreeMap<String, String> = [("hook".to_owned(), standing.hook.clone())].into();
-    if !standing.uplink.ifname.is_empty() {
-        features.insert("uplink".to_owned(), standing.uplink.ifname.clone());
+fn features(agent: &StatusView) -> BTreeMap<String, String> {
+    let mut features: BTreeMap<String, String> = [("hook".to_owned(), agent.hook.clone())].into();
+    if !agent.uplink.ifname.is_empty() {
+        features.insert("uplink".to_owned(), agent.uplink.ifname.clone());
     }
-    if !standing.uplink.xdp.is_empty() {
-        features.insert("uplinkXDP".to_owned(), standing.uplink.xdp.clone());
+    if !agent.uplink.xdp.is_empty() {
+        features.insert("uplinkXDP".to_owned(), agent.uplink.xdp.clone());
     }
-    features.insert("maxInterfaces".to_owned(), standing.endpoints_capacity.to_string());
+    features.insert("maxInterfaces".to_owned(), agent.endpoints_capacity.to_string());
     features
 }
 

@@ -1,15 +1,9 @@
-//! Defines [`Backend`], the interface through which the gRPC services use the agent.
+//! Defines [`Backend`], the operations of the attach service that clients may call, so that tests can observe them.
 
 use std::{path::PathBuf, sync::Arc};
 
-use kni_model::{
-    AttachRequest, PodRef, Sandbox, SandboxId,
-    view::{
-        DropEventView, DropView, InterfaceFilter, InterfaceView, MapView, NetworkView, RefusedManifest, StatusView,
-    },
-};
-use kni_pods::{AttachError, DeleteRequest, Garbage, GarbageRequest};
-use tokio::sync::broadcast;
+use kni_model::{AttachRequest, PodRef, Sandbox, SandboxId, view::NetworkView};
+use kni_pods::{AttachError, DeleteRequest, Garbage, GarbageRequest, Pods};
 
 /// The operations behind the services. Cheap to clone. Methods that change state run to completion even when the
 /// returned future is dropped, and limit their own duration.
@@ -45,22 +39,42 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
     /// The networks, the default one first. Does not block.
     fn networks(&self) -> Vec<NetworkView>;
+}
 
-    /// The refused manifests. Does not block.
-    fn refused(&self) -> Vec<RefusedManifest>;
+impl Backend for Pods {
+    async fn create_namespace(&self, pod: PodRef, path_prefix: &str) -> Result<PathBuf, AttachError> {
+        Self::create_namespace(self, pod, path_prefix).await
+    }
 
-    /// The interfaces that the filter selects. May block for some milliseconds.
-    fn interfaces(&self, filter: &InterfaceFilter) -> Vec<InterfaceView>;
+    async fn delete(&self, request: DeleteRequest) -> Result<(), AttachError> {
+        Self::delete(self, request).await
+    }
 
-    /// Counted drops. May block for some milliseconds.
-    fn drops(&self) -> Vec<DropView>;
+    async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
+        Self::attach(self, request).await
+    }
 
-    /// The pinned maps. May block for some milliseconds.
-    fn maps(&self) -> Vec<MapView>;
+    async fn claim(&self, sandbox: SandboxId, netns: PathBuf) -> Result<(), AttachError> {
+        Self::claim(self, sandbox, netns).await
+    }
 
-    /// Health and status of the agent. May block for some milliseconds.
-    fn status(&self) -> StatusView;
+    async fn detach(&self, sandbox: SandboxId) -> Result<(), AttachError> {
+        Self::detach(self, sandbox).await
+    }
 
-    /// Subscribes to drop events. A receiver that lags receives the number of lost events.
-    fn subscribe_drops(&self) -> broadcast::Receiver<DropEventView>;
+    async fn undo(&self, sandbox: SandboxId, invocation: String) -> Result<(), AttachError> {
+        Self::undo(self, sandbox, invocation).await
+    }
+
+    async fn collect_garbage(&self, request: GarbageRequest) -> Result<Garbage, AttachError> {
+        Self::collect_garbage(self, request).await
+    }
+
+    fn query(&self, sandbox: &SandboxId) -> Option<Arc<Sandbox>> {
+        Self::query(self, sandbox)
+    }
+
+    fn networks(&self) -> Vec<NetworkView> {
+        Self::networks(self)
+    }
 }

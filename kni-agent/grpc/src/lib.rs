@@ -2,7 +2,7 @@
 //! Layer: edge.
 //!
 //! [`socket::bind`] makes the sockets, [`server::serve`] serves on them until it is asked to stop. A [`Backend`]
-//! performs all operations; an [`Insight`] provides flows, policy and services. The root makes both.
+//! attaches and detaches, an [`Inspect`] reads the node; the agent's are [`kni_pods::Pods`] and [`kni_inspect::Inspector`].
 
 pub mod backend;
 pub mod health;
@@ -15,7 +15,7 @@ mod convert;
 mod drops;
 mod flow_answer;
 mod flows;
-mod insight;
+mod inspect;
 mod kni_service;
 mod pod_network_service;
 mod policy_answer;
@@ -28,6 +28,6 @@ mod tests;
 
 pub use backend::Backend;
 pub use health::Health;
-pub use insight::Insight;
+pub use inspect::Inspect;
 pub use server::{ServeError, Sockets, serve};
 pub use socket::{BindError, BoundSocket, bind};

@@ -16,18 +16,20 @@ use super::{
     backend::Backend,
     call::Call,
     convert,
+    inspect::Inspect,
     status::{IntoStatus, one_line},
 };
 
 /// Both services over a backend.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct PodNetworkService<B> {
     backend: B,
+    inspector: Arc<dyn Inspect>,
 }
 
 impl<B: Backend> PodNetworkService<B> {
-    pub(super) fn new(backend: B) -> Self {
-        Self { backend }
+    pub(super) fn new(backend: B, inspector: Arc<dyn Inspect>) -> Self {
+        Self { backend, inspector }
     }
 
     async fn ask<T: Send + 'static, A: Send + 'static>(
@@ -98,11 +100,11 @@ impl<B: Backend> PodNetworkLifecycle for PodNetworkService<B> {
         &self,
         request: Request<CheckHealthRequest>,
     ) -> Result<Response<CheckHealthResponse>, Status> {
-        let backend = self.backend.clone();
+        let inspector = Arc::clone(&self.inspector);
         Call::query("CheckHealth", &request)
             .run(async move {
                 // Reads maps and links.
-                let status = tokio::task::spawn_blocking(move || backend.status()).await;
+                let status = tokio::task::spawn_blocking(move || inspector.status()).await;
                 let status = status.map_err(|ended| Status::internal(ended.to_string()))?;
                 Ok(CheckHealthResponse {
                     ready: status.ready,

@@ -18,16 +18,16 @@ use super::{
     backend::Backend,
     call::Call,
     convert, drops, flow_answer, flows,
-    insight::Insight,
+    inspect::Inspect,
     policy_answer, question, runtime_answer,
     status::{IntoStatus, one_line},
 };
 
-/// The service over a backend.
+/// The service over a backend and an inspector.
 #[derive(Clone)]
 pub(super) struct RuntimeService<B> {
     backend: B,
-    insight: Arc<dyn Insight>,
+    inspector: Arc<dyn Inspect>,
     process: Arc<Process>,
     stopping: watch::Receiver<bool>,
 }
@@ -44,7 +44,7 @@ impl<B: Backend> RuntimeService<B> {
     /// A service whose streams end when `stopping` becomes true.
     pub(super) fn new(
         backend: B,
-        insight: Arc<dyn Insight>,
+        inspector: Arc<dyn Inspect>,
         sockets: &[PathBuf],
         stopping: watch::Receiver<bool>,
     ) -> Self {
@@ -55,47 +55,27 @@ impl<B: Backend> RuntimeService<B> {
         });
         Self {
             backend,
-            insight,
+            inspector,
             process,
             stopping,
         }
     }
 
-    /// Runs a query to the backend that may block.
+    /// Runs a query that may block, on a task that outlives the connection.
     async fn ask<R, T: Send + 'static>(
         &self,
         method: &'static str,
         request: &Request<R>,
-        question: impl FnOnce(&B) -> T + Send + 'static,
+        question: impl FnOnce(&dyn Inspect) -> Result<T, Status> + Send + 'static,
     ) -> Result<Response<T>, Status> {
-        let backend = self.backend.clone();
-        answer(method, request, move || Ok(question(&backend))).await
+        let inspector = Arc::clone(&self.inspector);
+        Call::query(method, request)
+            .run(async move {
+                let answer = tokio::task::spawn_blocking(move || question(&*inspector)).await;
+                answer.unwrap_or_else(|error| Err(Status::internal(one_line(&format!("{method}: {error}")))))
+            })
+            .await
     }
-
-    /// Runs a query about flows, policy or services that may block.
-    async fn look<R, T: Send + 'static>(
-        &self,
-        method: &'static str,
-        request: &Request<R>,
-        question: impl FnOnce(&dyn Insight) -> Result<T, Status> + Send + 'static,
-    ) -> Result<Response<T>, Status> {
-        let insight = Arc::clone(&self.insight);
-        answer(method, request, move || question(&*insight)).await
-    }
-}
-
-/// Runs a blocking query on a task that outlives the connection.
-async fn answer<R, T: Send + 'static>(
-    method: &'static str,
-    request: &Request<R>,
-    question: impl FnOnce() -> Result<T, Status> + Send + 'static,
-) -> Result<Response<T>, Status> {
-    Call::query(method, request)
-        .run(async move {
-            let answer = tokio::task::spawn_blocking(question).await;
-            answer.unwrap_or_else(|error| Err(Status::internal(one_line(&format!("{method}: {error}")))))
-        })
-        .await
 }
 
 impl Process {
@@ -136,17 +116,22 @@ fn kernel_release() -> String {
 impl<B: Backend> Runtime for RuntimeService<B> {
     async fn get_status(&self, request: Request<GetStatusRequest>) -> Result<Response<GetStatusResponse>, Status> {
         let process = Arc::clone(&self.process);
-        self.ask("GetStatus", &request, move |backend| process.status(backend.status()))
-            .await
+        self.ask("GetStatus", &request, move |inspector| {
+            Ok(process.status(inspector.status()))
+        })
+        .await
     }
 
     async fn list_networks(
         &self,
         request: Request<ListNetworksRequest>,
     ) -> Result<Response<ListNetworksResponse>, Status> {
-        self.ask("ListNetworks", &request, |backend| ListNetworksResponse {
-            networks: backend.networks().iter().map(runtime_answer::network).collect(),
-            refused: backend.refused().into_iter().map(runtime_answer::refused).collect(),
+        let backend = self.backend.clone();
+        self.ask("ListNetworks", &request, move |inspector| {
+            Ok(ListNetworksResponse {
+                networks: backend.networks().iter().map(runtime_answer::network).collect(),
+                refused: inspector.refused().into_iter().map(runtime_answer::refused).collect(),
+            })
         })
         .await
     }
@@ -167,19 +152,23 @@ impl<B: Backend> Runtime for RuntimeService<B> {
             network,
             sandbox: sandbox_id,
         };
-        self.ask("ListInterfaces", &request, move |backend| ListInterfacesResponse {
-            interfaces: backend
-                .interfaces(&filter)
-                .into_iter()
-                .map(runtime_answer::interface)
-                .collect(),
+        self.ask("ListInterfaces", &request, move |inspector| {
+            Ok(ListInterfacesResponse {
+                interfaces: inspector
+                    .interfaces(&filter)
+                    .into_iter()
+                    .map(runtime_answer::interface)
+                    .collect(),
+            })
         })
         .await
     }
 
     async fn list_drops(&self, request: Request<ListDropsRequest>) -> Result<Response<ListDropsResponse>, Status> {
-        self.ask("ListDrops", &request, |backend| ListDropsResponse {
-            drops: backend.drops().into_iter().map(runtime_answer::drop_count).collect(),
+        self.ask("ListDrops", &request, |inspector| {
+            Ok(ListDropsResponse {
+                drops: inspector.drops().into_iter().map(runtime_answer::drop_count).collect(),
+            })
         })
         .await
     }
@@ -190,22 +179,24 @@ impl<B: Backend> Runtime for RuntimeService<B> {
         &self,
         request: Request<WatchDropsRequest>,
     ) -> Result<Response<Self::WatchDropsStream>, Status> {
-        let events = self.backend.subscribe_drops();
+        let events = self.inspector.subscribe_drops();
         let stream: Self::WatchDropsStream = Box::pin(drops::watch(events, self.stopping.clone()));
         Call::query("WatchDrops", &request).run(async move { Ok(stream) }).await
     }
 
     async fn list_maps(&self, request: Request<ListMapsRequest>) -> Result<Response<ListMapsResponse>, Status> {
-        self.ask("ListMaps", &request, |backend| ListMapsResponse {
-            maps: backend.maps().into_iter().map(runtime_answer::map).collect(),
+        self.ask("ListMaps", &request, |inspector| {
+            Ok(ListMapsResponse {
+                maps: inspector.maps().into_iter().map(runtime_answer::map).collect(),
+            })
         })
         .await
     }
 
     async fn list_flows(&self, request: Request<ListFlowsRequest>) -> Result<Response<ListFlowsResponse>, Status> {
         let filter = question::flow_filter(request.get_ref().filter.clone());
-        self.look("ListFlows", &request, move |insight| {
-            let flows = insight
+        self.ask("ListFlows", &request, move |inspector| {
+            let flows = inspector
                 .flows(&filter)
                 .iter()
                 .map(|flow| flow_answer::flow(flow))
@@ -222,16 +213,16 @@ impl<B: Backend> Runtime for RuntimeService<B> {
         request: Request<WatchFlowsRequest>,
     ) -> Result<Response<Self::WatchFlowsStream>, Status> {
         let filter = question::flow_filter(request.get_ref().filter.clone());
-        let flows = self.insight.subscribe_flows();
+        let flows = self.inspector.subscribe_flows();
         let stream: Self::WatchFlowsStream = Box::pin(flows::watch(flows, filter, self.stopping.clone()));
         Call::query("WatchFlows", &request).run(async move { Ok(stream) }).await
     }
 
     async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
         let wire = request.get_ref().clone();
-        self.look("Explain", &request, move |insight| {
+        self.ask("Explain", &request, move |inspector| {
             let question = question::explain(wire).map_err(IntoStatus::into_status)?;
-            let explanation = insight.explain(&question).map_err(IntoStatus::into_status)?;
+            let explanation = inspector.explain(&question).map_err(IntoStatus::into_status)?;
             Ok(flow_answer::explanation(explanation))
         })
         .await
@@ -239,9 +230,9 @@ impl<B: Backend> Runtime for RuntimeService<B> {
 
     async fn get_policy(&self, request: Request<GetPolicyRequest>) -> Result<Response<GetPolicyResponse>, Status> {
         let wire = request.get_ref().clone();
-        self.look("GetPolicy", &request, move |insight| {
+        self.ask("GetPolicy", &request, move |inspector| {
             let pod = question::pod(wire).map_err(IntoStatus::into_status)?;
-            let policy = insight.policy(&pod).map_err(IntoStatus::into_status)?;
+            let policy = inspector.policy(&pod).map_err(IntoStatus::into_status)?;
             let interfaces = policy.into_iter().map(policy_answer::interface_policy).collect();
             Ok(GetPolicyResponse { interfaces })
         })
@@ -268,8 +259,8 @@ impl<B: Backend> Runtime for RuntimeService<B> {
         &self,
         request: Request<ListServicesRequest>,
     ) -> Result<Response<ListServicesResponse>, Status> {
-        self.look("ListServices", &request, |insight| {
-            let services = insight
+        self.ask("ListServices", &request, |inspector| {
+            let services = inspector
                 .services()
                 .into_iter()
                 .map(policy_answer::service_port)

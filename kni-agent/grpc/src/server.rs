@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tonic::{service::Routes, transport::Server};
 
 use super::{
-    accept, backend::Backend, health::Health, insight::Insight, kni_service::KniService,
+    accept, backend::Backend, health::Health, inspect::Inspect, kni_service::KniService,
     pod_network_service::PodNetworkService, runtime_service::RuntimeService, socket::BoundSocket,
 };
 
@@ -57,18 +57,18 @@ pub struct Sockets {
 pub async fn serve<B: Backend>(
     sockets: Sockets,
     backend: B,
-    insight: Arc<dyn Insight>,
+    inspector: Arc<dyn Inspect>,
     health: Health,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ServeError> {
-    serve_limited(sockets, backend, insight, health, shutdown, MAX_CONNECTIONS).await
+    serve_limited(sockets, backend, inspector, health, shutdown, MAX_CONNECTIONS).await
 }
 
 /// [`serve`] with a given limit of connections for each kind of socket.
 pub(super) async fn serve_limited<B: Backend>(
     sockets: Sockets,
     backend: B,
-    insight: Arc<dyn Insight>,
+    inspector: Arc<dyn Inspect>,
     health: Health,
     shutdown: impl Future<Output = ()> + Send,
     max_connections: usize,
@@ -76,8 +76,8 @@ pub(super) async fn serve_limited<B: Backend>(
     let (stop, stopping) = watch::channel(false);
     let all = sockets.kni.iter().chain(&sockets.pod_network);
     let paths: Vec<PathBuf> = all.map(|socket| socket.path().to_owned()).collect();
-    let pod_network = pod_network_routes(backend.clone(), &health)?;
-    let routes = routes(backend, insight, &paths, &health, stopping.clone())?;
+    let pod_network = pod_network_routes(backend.clone(), Arc::clone(&inspector), &health)?;
+    let routes = routes(backend, inspector, &paths, &health, stopping.clone())?;
     let told = async {
         shutdown.await;
         health.stop().await;
@@ -111,13 +111,13 @@ fn server() -> Server {
 
 fn routes<B: Backend>(
     backend: B,
-    insight: Arc<dyn Insight>,
+    inspector: Arc<dyn Inspect>,
     sockets: &[PathBuf],
     health: &Health,
     stopping: watch::Receiver<bool>,
 ) -> Result<Routes, tonic_reflection::server::Error> {
     let kni = KniServer::new(KniService::new(backend.clone())).max_decoding_message_size(MAX_REQUEST);
-    let runtime = RuntimeService::new(backend, insight, sockets, stopping);
+    let runtime = RuntimeService::new(backend, inspector, sockets, stopping);
     let runtime = RuntimeServer::new(runtime).max_decoding_message_size(MAX_REQUEST);
     // Older tools ask for reflection by its v1alpha name.
     Ok(Routes::new(kni)
@@ -127,8 +127,12 @@ fn routes<B: Backend>(
         .add_service(reflection().build_v1alpha()?))
 }
 
-fn pod_network_routes<B: Backend>(backend: B, health: &Health) -> Result<Routes, tonic_reflection::server::Error> {
-    let service = PodNetworkService::new(backend);
+fn pod_network_routes<B: Backend>(
+    backend: B,
+    inspector: Arc<dyn Inspect>,
+    health: &Health,
+) -> Result<Routes, tonic_reflection::server::Error> {
+    let service = PodNetworkService::new(backend, inspector);
     let lifecycle = PodNetworkLifecycleServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST);
     let management = PodNetworkManagementServer::new(service).max_decoding_message_size(MAX_REQUEST);
     Ok(Routes::new(lifecycle)

@@ -9,9 +9,11 @@ use std::sync::Arc;
 use kni_cluster::ClusterCache;
 use kni_dataplane::Dataplane;
 use kni_enforcement::PolicySync;
+use kni_flows::Flows;
 use kni_model::{
-    PodRef,
-    view::{DropView, MapView, StatusView},
+    Attachment, PodRef,
+    flow_view::{PolicyOfInterface, QuestionError, ServiceView},
+    view::{DropView, MapView, RefusedManifest, StatusView},
 };
 use kni_netlink::Netlink;
 use kni_pods::Pods;
@@ -24,6 +26,7 @@ pub struct Inspector {
     dataplane: Arc<Dataplane>,
     policies: Arc<PolicySync>,
     uplink: Arc<Uplink>,
+    flows: Arc<Flows>,
     cluster: Option<ClusterCache>,
     netlink: Netlink,
 }
@@ -35,6 +38,7 @@ impl Inspector {
         dataplane: Arc<Dataplane>,
         policies: Arc<PolicySync>,
         uplink: Arc<Uplink>,
+        flows: Arc<Flows>,
         cluster: Option<ClusterCache>,
     ) -> Result<Self, kni_netlink::Error> {
         Ok(Self {
@@ -42,6 +46,7 @@ impl Inspector {
             dataplane,
             policies,
             uplink,
+            flows,
             cluster,
             netlink: Netlink::new()?,
         })
@@ -71,6 +76,42 @@ impl Inspector {
                 }
             })
             .collect()
+    }
+
+    /// The flows of the node.
+    pub fn flows(&self) -> &Flows {
+        &self.flows
+    }
+
+    /// The rules applied at the interfaces of a pod, by namespace and name; its uid is ignored.
+    pub fn policy(&self, pod: &PodRef) -> Result<Vec<PolicyOfInterface>, QuestionError> {
+        let found = self.pods.sandbox_of(&pod.namespace, &pod.name);
+        let sandbox = found.ok_or_else(|| QuestionError::NotFound {
+            what: format!("pod {pod}"),
+        })?;
+        let attachments = sandbox.attachments.iter();
+        attachments.map(|attachment| self.policy_of(attachment)).collect()
+    }
+
+    fn policy_of(&self, attachment: &Attachment) -> Result<PolicyOfInterface, QuestionError> {
+        let effective = self.policies.effective(attachment.endpoint);
+        let (policy_set, rules) = effective.map_err(|error| QuestionError::Failed(error.to_string()))?;
+        Ok(PolicyOfInterface {
+            ifname: attachment.ifname.clone(),
+            network: attachment.network.clone(),
+            policy_set,
+            rules,
+        })
+    }
+
+    /// The applied services, and those that could not be applied, by name.
+    pub fn services(&self) -> Vec<ServiceView> {
+        self.policies.services()
+    }
+
+    /// The refused manifests.
+    pub fn refused(&self) -> Vec<RefusedManifest> {
+        self.pods.refused()
     }
 
     /// The pinned maps.

@@ -5,8 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use anyhow::{Context as _, Result};
 use futures::FutureExt as _;
 use kni_controllers as controllers;
-use kni_controllers::{Apply, Cluster, ClusterOptions, Standing, Watches};
-use kni_grpc::Backend as _;
+use kni_controllers::{Apply, Cluster, ClusterOptions, Watches};
 use kni_netlink::Changes as UplinkChanges;
 
 use super::{Node, put_into_force, settings};
@@ -37,10 +36,8 @@ pub(super) fn join(node: &Node, watches: &Watches) -> Cluster {
         }
         .boxed()
     });
-    let told = node.clone();
-    let standing: Standing = Arc::new(move || told.status());
     let (pods, inspector) = (node.attacher.clone(), node.inspector.clone());
-    watches.controllers(pods, inspector, Arc::clone(&node.sync), apply, standing)
+    watches.controllers(pods, inspector, Arc::clone(&node.sync), apply)
 }
 
 /// Waits for the API server; then applies policies first, as at every start, networks and services next.

@@ -2,7 +2,6 @@
 
 use std::{future::pending, net::SocketAddr, sync::Arc, time::Duration};
 
-use kni_grpc::Backend as _;
 use kni_http as http;
 use kni_http::Readiness;
 use tokio::net::TcpListener;
@@ -17,9 +16,9 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(super) async fn serve(address: SocketAddr, node: Node) {
     let listener = bind(address).await;
     tracing::info!(%address, "serving metrics");
-    let asked = node.clone();
+    let inspector = node.inspector.clone();
     let readiness: Readiness = Arc::new(move || {
-        let status = asked.status();
+        let status = inspector.status();
         if status.ready {
             Ok(())
         } else {

@@ -11,10 +11,7 @@ use kni_model::{
     AttachRequest, Attachment, EndpointId, NetnsIdentity, Network, NetworkId, NetworkSpec, Phase, PodRef, Sandbox,
     SandboxId,
     flow_view::FlowView,
-    view::{
-        Count, DropEventView, DropView, EndpointCounts, InterfaceFilter, InterfaceView, MapView, NetworkView,
-        ProgramView, RefusedManifest, StatusView, UplinkView,
-    },
+    view::{DropEventView, NetworkView},
 };
 use kni_pods::{AttachError, DeleteRequest, ErrorKind, Garbage, GarbageRequest, Subject};
 use tokio::sync::{Semaphore, broadcast};
@@ -34,7 +31,7 @@ pub(super) enum Mood {
 #[derive(Debug, Clone)]
 pub(super) struct Fake {
     calls: Arc<Mutex<Vec<String>>>,
-    sandboxes: Arc<Mutex<BTreeMap<SandboxId, Arc<Sandbox>>>>,
+    pub(super) sandboxes: Arc<Mutex<BTreeMap<SandboxId, Arc<Sandbox>>>>,
     pub(super) networks: Arc<Mutex<Vec<NetworkView>>>,
     pub(super) mood: Arc<Mutex<Mood>>,
     pub(super) gate: Arc<Semaphore>,
@@ -142,97 +139,6 @@ impl Backend for Fake {
 
     fn networks(&self) -> Vec<NetworkView> {
         self.networks.lock().unwrap().clone()
-    }
-
-    fn refused(&self) -> Vec<RefusedManifest> {
-        let (file, field, reason) = ("bad.yaml".to_owned(), "spec.mtu".to_owned(), "too small".to_owned());
-        vec![RefusedManifest {
-            file,
-            line: 3,
-            field,
-            reason,
-        }]
-    }
-
-    fn interfaces(&self, filter: &InterfaceFilter) -> Vec<InterfaceView> {
-        self.note(format!("{filter:?}"));
-        let sandboxes = self.sandboxes.lock().unwrap();
-        let views = sandboxes.values().flat_map(|sandbox| {
-            sandbox.attachments.iter().map(|attachment| InterfaceView {
-                sandbox: Arc::clone(sandbox),
-                attachment: attachment.clone(),
-                programs: vec![program()],
-                counts: EndpointCounts {
-                    from_pod: Count { packets: 5, bytes: 500 },
-                    ..EndpointCounts::default()
-                },
-                problems: vec!["the route is missing".to_owned()],
-            })
-        });
-        views.collect()
-    }
-
-    fn drops(&self) -> Vec<DropView> {
-        let event = event(0);
-        vec![DropView {
-            network: event.network,
-            pod: event.pod,
-            ifname: event.ifname,
-            direction: event.direction,
-            reason: event.reason,
-            count: Count { packets: 2, bytes: 120 },
-        }]
-    }
-
-    fn maps(&self) -> Vec<MapView> {
-        vec![MapView {
-            name: "ENDPOINTS".to_owned(),
-            id: 9,
-            kind: "array".to_owned(),
-            key_size: 4,
-            value_size: 48,
-            max_entries: 1024,
-            entries: 2,
-            pin: PathBuf::from("/sys/fs/bpf/kni/v1/maps/ENDPOINTS"),
-            purpose: "endpoints".to_owned(),
-        }]
-    }
-
-    fn status(&self) -> StatusView {
-        StatusView {
-            ready: true,
-            reasons: vec!["one manifest is refused".to_owned()],
-            hook: "tcx".to_owned(),
-            pin_path: PathBuf::from("/sys/fs/bpf/kni/v1"),
-            sandboxes: 1,
-            attachments: 2,
-            endpoints_capacity: 1023,
-            warm_sandboxes: 8,
-            pending_removals: 4,
-            pending_links: 2,
-            uplink: UplinkView {
-                ifname: "uplink0".to_owned(),
-                ifindex: 2,
-                sources: vec![[192, 0, 2, 2].into()],
-                dedicated: vec![[192, 0, 2, 77].into()],
-                programs: vec![program()],
-                xdp: "native".to_owned(),
-                host_ports: 3,
-            },
-        }
-    }
-
-    fn subscribe_drops(&self) -> broadcast::Receiver<DropEventView> {
-        self.events.subscribe()
-    }
-}
-
-fn program() -> ProgramView {
-    ProgramView {
-        name: "from_pod".to_owned(),
-        id: 77,
-        hook: "tcx/ingress".to_owned(),
-        link_id: 78,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tests the gRPC layer over real sockets, with a fake backend.
 
 mod fake;
-mod insight;
+mod inspect;
 mod kni;
 mod pod_network;
 mod raw;

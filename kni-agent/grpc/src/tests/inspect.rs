@@ -1,6 +1,6 @@
 //! Tests the methods of `kni.runtime.v1.Runtime` about flows, policy and services.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use kni_common::{Direction, Verdict};
 use kni_model::{
@@ -10,6 +10,10 @@ use kni_model::{
         QuestionError, ServiceView, TrailView,
     },
     policy::{PolicyDirection, PolicyKind, PolicyRef, RuleRef},
+    view::{
+        Count, DropEventView, DropView, EndpointCounts, InterfaceFilter, InterfaceView, MapView, ProgramView,
+        RefusedManifest, StatusView, UplinkView,
+    },
 };
 use kni_proto::runtime::{
     ExplainRequest, Flow, FlowFilter as WireFilter, GetPolicyRequest, ListFlowsRequest, ListServicesRequest, Policy,
@@ -18,8 +22,12 @@ use kni_proto::runtime::{
 use tokio::sync::broadcast;
 use tonic::Code;
 
-use super::{Served, fake::Fake, soon};
-use crate::Insight;
+use super::{
+    Served,
+    fake::{Fake, event},
+    soon,
+};
+use crate::Inspect;
 
 fn pod(name: &str) -> PodRef {
     PodRef {
@@ -89,7 +97,98 @@ fn passed(time_ns: u64) -> FlowView {
     }
 }
 
-impl Insight for Fake {
+fn program() -> ProgramView {
+    ProgramView {
+        name: "from_pod".to_owned(),
+        id: 77,
+        hook: "tcx/ingress".to_owned(),
+        link_id: 78,
+    }
+}
+
+impl Inspect for Fake {
+    fn refused(&self) -> Vec<RefusedManifest> {
+        let (file, field, reason) = ("bad.yaml".to_owned(), "spec.mtu".to_owned(), "too small".to_owned());
+        vec![RefusedManifest {
+            file,
+            line: 3,
+            field,
+            reason,
+        }]
+    }
+
+    fn interfaces(&self, filter: &InterfaceFilter) -> Vec<InterfaceView> {
+        self.note(format!("{filter:?}"));
+        let sandboxes = self.sandboxes.lock().unwrap();
+        let views = sandboxes.values().flat_map(|sandbox| {
+            sandbox.attachments.iter().map(|attachment| InterfaceView {
+                sandbox: Arc::clone(sandbox),
+                attachment: attachment.clone(),
+                programs: vec![program()],
+                counts: EndpointCounts {
+                    from_pod: Count { packets: 5, bytes: 500 },
+                    ..EndpointCounts::default()
+                },
+                problems: vec!["the route is missing".to_owned()],
+            })
+        });
+        views.collect()
+    }
+
+    fn drops(&self) -> Vec<DropView> {
+        let event = event(0);
+        vec![DropView {
+            network: event.network,
+            pod: event.pod,
+            ifname: event.ifname,
+            direction: event.direction,
+            reason: event.reason,
+            count: Count { packets: 2, bytes: 120 },
+        }]
+    }
+
+    fn maps(&self) -> Vec<MapView> {
+        vec![MapView {
+            name: "ENDPOINTS".to_owned(),
+            id: 9,
+            kind: "array".to_owned(),
+            key_size: 4,
+            value_size: 48,
+            max_entries: 1024,
+            entries: 2,
+            pin: PathBuf::from("/sys/fs/bpf/kni/v1/maps/ENDPOINTS"),
+            purpose: "endpoints".to_owned(),
+        }]
+    }
+
+    fn status(&self) -> StatusView {
+        StatusView {
+            ready: true,
+            reasons: vec!["one manifest is refused".to_owned()],
+            hook: "tcx".to_owned(),
+            pin_path: PathBuf::from("/sys/fs/bpf/kni/v1"),
+            sandboxes: 1,
+            attachments: 2,
+            endpoints_capacity: 1023,
+            warm_sandboxes: 8,
+            pending_removals: 4,
+            pending_links: 2,
+            uplink: UplinkView {
+                ifname: "uplink0".to_owned(),
+                ifindex: 2,
+                sources: vec![[192, 0, 2, 2].into()],
+                dedicated: vec![[192, 0, 2, 77].into()],
+                programs: vec![program()],
+                xdp: "native".to_owned(),
+                host_ports: 3,
+            },
+        }
+    }
+
+    fn subscribe_drops(&self) -> broadcast::Receiver<DropEventView> {
+        self.events.subscribe()
+    }
+
     fn flows(&self, filter: &FlowFilter) -> Vec<Arc<FlowView>> {
         self.note(format!("{filter:?}"));
         vec![Arc::new(flow(1)), Arc::new(passed(2))]
