@@ -16,7 +16,7 @@ pub(crate) struct Args {
 
 /// Runs the command; returns only when the benchmarks could not be started.
 pub(crate) fn command(args: &Args) -> Result<()> {
-    prepare(Goal::Bench, &["kni-bench", "kni-cni"])?;
+    prepare(Goal::Bench, Profile::Release, &["kni-bench", "kni-cni"])?;
     let program = Profile::Release.program("kni-bench");
     let mut bench = Command::new(&program);
     bench.args(&args.arguments).env("KNI_EBPF_OBJECT", ebpf_object());

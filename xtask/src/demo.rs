@@ -1,4 +1,4 @@
-//! `demo`: prepares the machine, builds the release and executes the program `kni-demo`.
+//! `demo`: prepares the machine, builds the programs and executes the program `kni-demo`.
 
 use std::{os::unix::process::CommandExt, process::Command};
 
@@ -22,8 +22,10 @@ pub(crate) struct Args {
 
 /// Runs the command; returns only when the demonstration could not be started.
 pub(crate) fn command(args: &Args) -> Result<()> {
-    prepare(Goal::Demo, &["kni-demo"])?;
-    let program = |name| Profile::Release.program(name);
+    // The profile of the tests and of `node`, so that one build serves all commands.
+    let profile = Profile::Dev;
+    prepare(Goal::Demo, profile, &["kni-demo"])?;
+    let program = |name| profile.program(name);
     let mut demo = Command::new(program("kni-demo"));
     demo.arg("--agent").arg(program("kni-agent"));
     demo.arg("--knictl").arg(program("knictl"));
@@ -34,8 +36,8 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     Err(demo.exec()).with_context(|| format!("cannot run {}", program("kni-demo").display()))
 }
 
-/// Prepares the machine for `goal` and builds the release of the agent, knictl and `others`.
-pub(crate) fn prepare(goal: Goal, others: &[&str]) -> Result<()> {
+/// Prepares the machine for `goal` and builds the agent, knictl and `others`.
+pub(crate) fn prepare(goal: Goal, profile: Profile, others: &[&str]) -> Result<()> {
     if !is_root() {
         bail!("this makes network namespaces and loads eBPF programs, which needs root");
     }
@@ -43,6 +45,6 @@ pub(crate) fn prepare(goal: Goal, others: &[&str]) -> Result<()> {
     setup::run(goal, &mut progress)?;
     progress.step("eBPF programs", || build_ebpf::build(false))?;
     progress.step("agent and tools", || {
-        programs(Profile::Release, &[&["kni-agent", "knictl"], others].concat())
+        programs(profile, &[&["kni-agent", "knictl"], others].concat())
     })
 }

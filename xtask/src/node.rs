@@ -1,4 +1,4 @@
-//! `node`: prepares the machine, builds the release and executes the program `kni-node`.
+//! `node`: prepares the machine, builds the programs and executes the program `kni-node`.
 
 use std::{ffi::OsString, os::unix::process::CommandExt as _, process::Command};
 
@@ -15,6 +15,9 @@ use crate::{
 
 /// The programs of this project that a node runs, and the program that runs the node.
 const PROGRAMS: [&str; 4] = ["kni-agent", "kni-cni", "kni-node", "knictl"];
+
+/// The profile of the tests and of `demo`, so that one build serves all commands.
+const PROFILE: Profile = Profile::Dev;
 
 /// Arguments of `node`.
 #[derive(clap::Args)]
@@ -50,14 +53,14 @@ pub(crate) fn command(args: &Args) -> Result<()> {
         Action::Down(rest) => ("down", rest),
         Action::Status(rest) => ("status", rest),
     };
-    let program = Profile::Release.program("kni-node");
+    let program = PROFILE.program("kni-node");
     if action == "up" {
         prepare()?;
     } else if !program.is_file() {
         println!("the node is not up; `cargo xtask node up` starts it");
         return Ok(());
     }
-    let mut node = kni_node(Profile::Release);
+    let mut node = kni_node();
     node.arg(action).args(&rest.arguments);
     // Replaces this process, so that signals and the exit code are those of the program.
     Err(node.exec()).with_context(|| format!("cannot run {}", program.display()))
@@ -67,25 +70,25 @@ fn prepare() -> Result<()> {
     let mut progress = Progress::new(setup::STEPS + 3);
     setup::run(Goal::Node, &mut progress)?;
     progress.step("eBPF programs", || build_ebpf::build(false))?;
-    progress.step("agent and tools", || programs(Profile::Release, &PROGRAMS))?;
-    build_programs(Profile::Release, &mut progress)
+    progress.step("agent and tools", || programs(PROFILE, &PROGRAMS))?;
+    build_programs(&mut progress)
 }
 
 /// Builds the missing programs of a node, including the Go programs, as one step of `progress`.
-pub(crate) fn build_programs(profile: Profile, progress: &mut Progress) -> Result<()> {
+pub(crate) fn build_programs(progress: &mut Progress) -> Result<()> {
     progress.step("programs of a node", || {
-        programs(profile, &["kni-node"])?;
-        relay(kni_node(profile).arg("build"))
+        programs(PROFILE, &["kni-node"])?;
+        relay(kni_node().arg("build"))
     })
 }
 
 /// The program `kni-node` with its folders as arguments.
-fn kni_node(profile: Profile) -> Command {
-    let mut node = Command::new(profile.program("kni-node"));
+fn kni_node() -> Command {
+    let mut node = Command::new(PROFILE.program("kni-node"));
     node.arg("--folder").arg(target().join("node"));
     // The tests use the same folder.
     node.arg("--tools").arg(target().join("tools/node"));
-    node.arg("--programs").arg(profile.folder());
+    node.arg("--programs").arg(PROFILE.folder());
     node.env("CARGO", cargo_path());
     node
 }

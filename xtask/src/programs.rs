@@ -9,13 +9,13 @@ use crate::{
     workspace::{cargo, target},
 };
 
-/// Links the C library statically: the demonstration and the benchmarks run the same programs that are shipped.
+/// Links the C library statically: the benchmarks run the same programs that are shipped.
 pub(crate) const STATIC: &str = "-C target-feature=+crt-static";
 
 /// How programs are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
-    /// As for the tests: faster to build.
+    /// For the tests, the demonstration and the local node: faster to build.
     Dev,
     /// As for users: static, with line tables in a separate file.
     Release,
