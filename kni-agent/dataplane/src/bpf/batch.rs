@@ -5,14 +5,14 @@
 //!
 //! | command | array | hash, LRU hash | LPM trie | per-CPU array, per-CPU hash |
 //! |---|---|---|---|---|
-//! | `BPF_MAP_LOOKUP_BATCH` | 5.6 | 5.6 | 5.7 | 5.13, 5.6 |
-//! | `BPF_MAP_UPDATE_BATCH` | 5.6 | 5.6 | 5.7 | 5.13, 5.6 |
-//! | `BPF_MAP_DELETE_BATCH` | never | 5.6 | 5.7 | never, 5.6 |
+//! | `BPF_MAP_LOOKUP_BATCH` | 5.6 | 5.6 | 5.13 | 5.13, 5.6 |
+//! | `BPF_MAP_UPDATE_BATCH` | 5.6 | 5.6 | 5.13 | 5.13, 5.6 |
+//! | `BPF_MAP_DELETE_BATCH` | never | 5.6 | 5.13 | never, 5.6 |
 //!
-//! The numbers are the first Linux version that has the command for the map type; [`is_unsupported`] recognises its
-//! refusal elsewhere. Keys and values are slices of any [`Pod`] type whose bytes, taken together, are those of whole keys
-//! and values: `[K]` and `[V]` of the map, or `[u8]`. The values of a per-CPU map are those of all possible CPUs, each
-//! padded to 8 bytes.
+//! The numbers are the first Linux version that has the command for the map type (commits cb4d03ab499d, e9bd8cbd970b,
+//! f008d732ab18); [`is_unsupported`] recognises its refusal elsewhere. Keys and values are slices of any [`Pod`] type
+//! whose bytes, taken together, are those of whole keys and values: `[K]` and `[V]` of the map, or `[u8]`. The values of a
+//! per-CPU map are those of all possible CPUs, each padded to 8 bytes.
 
 use std::{
     borrow::Borrow,
