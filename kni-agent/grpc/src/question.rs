@@ -110,7 +110,7 @@ fn invalid(field: &'static str, reason: String) -> QuestionError {
 mod tests {
     use super::*;
 
-    fn asked(protocol: &str, port: u32) -> Result<(u8, u16), String> {
+    fn parsed(protocol: &str, port: u32) -> Result<(u8, u16), String> {
         let wire = ExplainRequest {
             source: "x/a".to_owned(),
             destination: "10.0.0.1".to_owned(),
@@ -125,12 +125,12 @@ mod tests {
 
     #[test]
     fn protocols_have_names_and_numbers() {
-        assert_eq!(asked("tcp", 80), Ok((6, 80)));
-        assert_eq!(asked("SCTP", 65535), Ok((132, 65535)));
-        assert_eq!(asked("icmp", 0), Ok((1, 0)));
-        assert_eq!(asked("ICMPv6", 0), Ok((58, 0)));
-        assert_eq!(asked("47", 0), Ok((47, 0)));
-        assert_eq!(asked("17", 53), Ok((17, 53)));
+        assert_eq!(parsed("tcp", 80), Ok((6, 80)));
+        assert_eq!(parsed("SCTP", 65535), Ok((132, 65535)));
+        assert_eq!(parsed("icmp", 0), Ok((1, 0)));
+        assert_eq!(parsed("ICMPv6", 0), Ok((58, 0)));
+        assert_eq!(parsed("47", 0), Ok((47, 0)));
+        assert_eq!(parsed("17", 53), Ok((17, 53)));
     }
 
     #[test]
@@ -143,7 +143,7 @@ mod tests {
             ("256", 0, "protocol: \"256\" is none of"),
             ("", 0, "protocol: \"\" is none of"),
         ] {
-            let error = asked(protocol, port).unwrap_err();
+            let error = parsed(protocol, port).unwrap_err();
             assert!(error.starts_with(expected), "{error}");
         }
         let nobody = explain(ExplainRequest {

@@ -62,7 +62,7 @@ pub enum IpamError {
         /// The address.
         address: IpAddr,
         /// Why it is never handed out.
-        reason: WhyNot,
+        reason: LeaseError,
     },
     /// More than one address of one family was requested.
     #[error("{wanted} {family} addresses were asked for in network {network}, an interface has one")]
@@ -78,7 +78,7 @@ pub enum IpamError {
 
 /// Why a network never hands out an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WhyNot {
+pub enum LeaseError {
     /// The network has no subnet of this family.
     NoSuchFamily,
     /// It is in none of the subnets.
@@ -95,7 +95,7 @@ pub enum WhyNot {
     OtherNode,
 }
 
-impl fmt::Display for WhyNot {
+impl fmt::Display for LeaseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NoSuchFamily => "the network has no subnet of its family",
@@ -114,7 +114,7 @@ impl fmt::Display for WhyNot {
 pub(super) enum PoolError {
     Exhausted,
     InUse { address: u128, owner: String },
-    NotHere { address: u128, reason: WhyNot },
+    NotHere { address: u128, reason: LeaseError },
 }
 
 impl PoolError {

@@ -16,7 +16,7 @@ mod pool;
 mod tests;
 mod usable;
 
-pub use error::{Family, IpamError, WhyNot};
+pub use error::{Family, IpamError, LeaseError};
 pub use pool::FamilyUsage;
 use pool::Pool;
 use usable::Usable;
@@ -83,7 +83,7 @@ impl Ipam {
             pools.ipv4.set_usable(Usable::default());
             pools.ipv6.set_usable(Usable::default());
         }
-        self.forget_if_empty(network);
+        self.remove_if_empty(network);
     }
 
     /// Leases one address of each family that the network has to `owner`, all or nothing. `wanted` requests specific
@@ -141,7 +141,7 @@ impl Ipam {
         if let Some(address) = v6 {
             pools.ipv6.adopt(address, owner);
         }
-        self.forget_if_empty(network);
+        self.remove_if_empty(network);
         Ok(())
     }
 
@@ -156,7 +156,7 @@ impl Ipam {
                 pools.ipv6.release(address.into());
             }
         }
-        self.forget_if_empty(network);
+        self.remove_if_empty(network);
     }
 
     /// The usage of a network; `None` if it is unknown and has no leases.
@@ -171,7 +171,7 @@ impl Ipam {
         })
     }
 
-    fn forget_if_empty(&mut self, network: &NetworkName) {
+    fn remove_if_empty(&mut self, network: &NetworkName) {
         let empty = |pools: &Pools| !pools.served && pools.ipv4.is_unused() && pools.ipv6.is_unused();
         if self.networks.get(network).is_some_and(empty) {
             self.networks.remove(network);

@@ -55,7 +55,7 @@ impl Pool {
     /// The address that a lease would get; changes nothing. `None` if the network does not have the family.
     pub(super) fn choose(&self, wanted: Option<u128>) -> Result<Option<u128>, PoolError> {
         if let Some(address) = wanted {
-            if let Some(reason) = self.usable.why_not(address) {
+            if let Some(reason) = self.usable.lease_error(address) {
                 return Err(PoolError::NotHere { address, reason });
             }
             self.check_unused(wanted)?;

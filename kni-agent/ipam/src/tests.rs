@@ -70,12 +70,12 @@ fn fixed_addresses_must_be_leasable() {
     let in_use = fixed(&mut ipam, "10.0.0.77").unwrap_err();
     assert_eq!(in_use.to_string(), "address 10.0.0.77 of network blue is in use by pod");
     for (address, why) in [
-        ("10.0.0.0", WhyNot::NetworkAddress),
-        ("10.0.2.1", WhyNot::Gateway),
-        ("10.0.2.255", WhyNot::Broadcast),
-        ("10.0.0.200", WhyNot::Excluded),
-        ("10.0.1.5", WhyNot::OutsideSubnets),
-        ("fd00::5", WhyNot::NoSuchFamily),
+        ("10.0.0.0", LeaseError::NetworkAddress),
+        ("10.0.2.1", LeaseError::Gateway),
+        ("10.0.2.255", LeaseError::Broadcast),
+        ("10.0.0.200", LeaseError::Excluded),
+        ("10.0.1.5", LeaseError::OutsideSubnets),
+        ("fd00::5", LeaseError::NoSuchFamily),
     ] {
         let expected = IpamError::AddressNotInNetwork {
             network: name("blue"),

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use kni_model::NetworkSpec;
 
 use super::{
-    error::{Family, WhyNot},
+    error::{Family, LeaseError},
     from_v4,
     interval::IntervalSet,
 };
@@ -67,26 +67,26 @@ impl Usable {
     }
 
     /// Why the address may not be leased; `None` if it may.
-    pub(super) fn why_not(&self, address: u128) -> Option<WhyNot> {
+    pub(super) fn lease_error(&self, address: u128) -> Option<LeaseError> {
         if self.addresses.contains(address) {
             return None;
         }
         if !self.has_subnets() {
-            return Some(WhyNot::NoSuchFamily);
+            return Some(LeaseError::NoSuchFamily);
         }
         if self.elsewhere.contains(address) {
-            return Some(WhyNot::OtherNode);
+            return Some(LeaseError::OtherNode);
         }
         let inside = self
             .subnets
             .iter()
             .find(|subnet| subnet.first <= address && address <= subnet.last);
         Some(match inside {
-            None => WhyNot::OutsideSubnets,
-            Some(subnet) if address == subnet.first => WhyNot::NetworkAddress,
-            Some(subnet) if address == subnet.gateway => WhyNot::Gateway,
-            Some(subnet) if subnet.has_broadcast && address == subnet.last => WhyNot::Broadcast,
-            Some(_) => WhyNot::Excluded,
+            None => LeaseError::OutsideSubnets,
+            Some(subnet) if address == subnet.first => LeaseError::NetworkAddress,
+            Some(subnet) if address == subnet.gateway => LeaseError::Gateway,
+            Some(subnet) if subnet.has_broadcast && address == subnet.last => LeaseError::Broadcast,
+            Some(_) => LeaseError::Excluded,
         })
     }
 }

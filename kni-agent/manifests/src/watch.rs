@@ -86,7 +86,7 @@ impl ManifestSource {
             tokio::select! {
                 () = sender.closed() => return,
                 result = changed(&events) => match result {
-                    Ok(()) => settle(&events, debounce).await,
+                    Ok(()) => wait_for_quiet(&events, debounce).await,
                     // Without events, the periodic scan continues alone.
                     Err(error) => {
                         report(&self.dir, &mut last_error, &error);
@@ -185,7 +185,7 @@ async fn changed(events: &AsyncFd<Events>) -> io::Result<()> {
 }
 
 /// Waits until no event has arrived for `debounce`, but not indefinitely.
-async fn settle(events: &AsyncFd<Events>, debounce: Duration) {
+async fn wait_for_quiet(events: &AsyncFd<Events>, debounce: Duration) {
     let limit = Instant::now() + debounce * MAX_DEBOUNCES;
     loop {
         let quiet = (Instant::now() + debounce).min(limit);

@@ -73,7 +73,7 @@ pub(crate) fn attach_request(request: AttachInterfaceRequest) -> Result<AttachRe
             netns,
             primary,
             cni,
-            bandwidth::wanted(&extradata, &annotations)?,
+            bandwidth::requested(&extradata, &annotations)?,
             labels::of_pod(labels.clone(), &annotations)?,
             ports::mappings(&port_mappings)?,
             container_ports::named(&annotations)?,

@@ -43,7 +43,7 @@ struct Capability {
 }
 
 /// Parses the rates.
-pub(super) fn wanted(
+pub(super) fn requested(
     extradata: &BTreeMap<String, String>,
     annotations: &BTreeMap<String, String>,
 ) -> Result<Bandwidth, Refusal> {
@@ -117,7 +117,7 @@ mod tests {
 
     fn annotated(text: &str) -> Result<Bandwidth, Refusal> {
         let annotations = BTreeMap::from([(INGRESS.to_owned(), text.to_owned())]);
-        wanted(&BTreeMap::new(), &annotations)
+        requested(&BTreeMap::new(), &annotations)
     }
 
     #[test]
@@ -156,7 +156,7 @@ mod tests {
     fn what_the_runtime_passes_on_comes_first() {
         let extradata = |text: &str| BTreeMap::from([(BANDWIDTH.to_owned(), text.to_owned())]);
         let annotations = BTreeMap::from([(EGRESS.to_owned(), "1M".to_owned())]);
-        let read = |text: &str| wanted(&extradata(text), &annotations);
+        let read = |text: &str| requested(&extradata(text), &annotations);
         let both = read(r#"{"ingressRate":1000000,"ingressBurst":8000,"egressRate":0}"#).unwrap();
         let to_pod = Rate {
             bits_per_second: 1_000_000,

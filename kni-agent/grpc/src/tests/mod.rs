@@ -63,12 +63,12 @@ impl Served {
         Endpoint::from_shared(address).unwrap().connect().await.unwrap()
     }
 
-    fn tell_to_stop(&mut self) {
+    fn request_stop(&mut self) {
         self.stop.take().unwrap().send(()).unwrap();
     }
 
     async fn stop(mut self) {
-        self.tell_to_stop();
+        self.request_stop();
         soon(&mut self.server).await.unwrap().unwrap();
     }
 }

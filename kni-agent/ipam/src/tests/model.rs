@@ -279,12 +279,12 @@ impl Run {
                 self.v6.set(&network(&[], &[]), false);
             }
         }
-        self.forget_like_the_allocator();
+        self.reset_if_empty();
         self.compare();
     }
 
     /// A removed network is dropped with its last lease, together with its cursors.
-    fn forget_like_the_allocator(&mut self) {
+    fn reset_if_empty(&mut self) {
         if !self.served && self.v4.used.is_empty() && self.v6.used.is_empty() {
             self.v4.cursor = 0;
             self.v6.cursor = 0;
