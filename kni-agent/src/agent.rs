@@ -14,14 +14,14 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use anyhow::{Context as _, Result, anyhow, bail};
 pub use clean_up::clean_up;
 use kni_cluster::ClusterCache;
-use kni_controllers::Watches;
+use kni_controllers::Reflectors;
 use kni_dataplane::{CountingRuns, Dataplane, EventStream};
-use kni_enforcement::PolicySync;
+use kni_enforcement::Enforcer;
 use kni_flows::Flows;
 use kni_grpc::{self as grpc, Health, Sockets};
 use kni_inspect::Inspector;
 use kni_manifests::{ManifestSet, ManifestSource};
-use kni_model::view::{RefusedManifest, WantedNetworks};
+use kni_model::view::{DesiredNetworks, RefusedManifest};
 use kni_netlink::Changes as UplinkChanges;
 use kni_pods::{Pods, PodsOptions};
 use kni_store::Store;
@@ -50,7 +50,7 @@ struct Node {
     attacher: Pods,
     inspector: Inspector,
     dataplane: Arc<Dataplane>,
-    sync: Arc<PolicySync>,
+    sync: Arc<Enforcer>,
     uplink: Arc<Uplink>,
     flows: Arc<Flows>,
     /// While held, the kernel counts runs of programs.
@@ -62,7 +62,7 @@ enum ObjectSource {
     /// A folder of manifests: its current contents and the stream of changes.
     Manifests(ManifestSet, watch::Receiver<ManifestSet>),
     /// A cluster; its objects arrive later.
-    Cluster(Watches),
+    Cluster(Reflectors),
 }
 
 impl ObjectSource {
@@ -99,9 +99,9 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
     // Before the first client is served: pending deletes must not conflict with new attaches.
     node.attacher.replay_deletes().await;
     match source {
-        ObjectSource::Manifests(_, wanted) => {
+        ObjectSource::Manifests(_, desired) => {
             tokio::spawn(Arc::clone(&node.uplink).keep(uplink_changes));
-            tokio::spawn(follow_manifests(node.clone(), wanted));
+            tokio::spawn(follow_manifests(node.clone(), desired));
         }
         ObjectSource::Cluster(watches) => {
             let cluster = cluster::join(&node, &watches);
@@ -128,7 +128,7 @@ async fn start(
     let counting = counting
         .map_err(chained("counting the runs of programs"))?
         .map(Arc::new);
-    let sync = PolicySync::new(Arc::clone(&dataplane), settings::place(args));
+    let sync = Enforcer::new(Arc::clone(&dataplane), settings::place(args));
     let sync = Arc::new(sync.map_err(chained("reading the tables of policies and services"))?);
     if let ObjectSource::Manifests(manifests, _) = source {
         set_objects(&sync, manifests);
@@ -167,11 +167,11 @@ async fn start(
     };
     // In a cluster this waits for the API server; until then attached pods stay as they are.
     if let ObjectSource::Manifests(manifests, _) = source {
-        put_into_force(&node, wanted_networks(manifests))
+        apply_networks(&node, desired_networks(manifests))
             .await
             .context("putting the networks into force")?;
     }
-    tokio::spawn(Arc::clone(&node.sync).keep_in_force());
+    tokio::spawn(Arc::clone(&node.sync).reconcile());
     tokio::spawn(Arc::clone(&node.flows).follow(events));
     Ok((node, changes))
 }
@@ -182,7 +182,7 @@ async fn start_pods(
     source: &ObjectSource,
     store: Store,
     dataplane: &Arc<Dataplane>,
-    sync: &Arc<PolicySync>,
+    sync: &Arc<Enforcer>,
     uplink: &Arc<Uplink>,
 ) -> Result<Pods> {
     let options = PodsOptions {
@@ -205,29 +205,29 @@ async fn object_source(args: &ServeArgs) -> Result<ObjectSource> {
             .as_deref()
             .context("--standalone needs --manifests DIR")?;
         let source = ManifestSource::new(folder);
-        let mut wanted = source.watch(MANIFEST_DEBOUNCE).await.context("reading the manifests")?;
-        let current = wanted.borrow_and_update().clone();
-        return Ok(ObjectSource::Manifests(current, wanted));
+        let mut desired = source.watch(MANIFEST_DEBOUNCE).await.context("reading the manifests")?;
+        let current = desired.borrow_and_update().clone();
+        return Ok(ObjectSource::Manifests(current, desired));
     }
     cluster::watches(args).await.map(ObjectSource::Cluster)
 }
 
-async fn follow_manifests(node: Node, mut wanted: watch::Receiver<ManifestSet>) {
-    while wanted.changed().await.is_ok() {
-        let set = wanted.borrow_and_update().clone();
+async fn follow_manifests(node: Node, mut desired: watch::Receiver<ManifestSet>) {
+    while desired.changed().await.is_ok() {
+        let set = desired.borrow_and_update().clone();
         let sync = Arc::clone(&node.sync);
         let told = set.clone();
         let known = tokio::task::spawn_blocking(move || set_objects(&sync, &told)).await;
         if let Err(error) = known {
             tracing::error!(%error, "cannot take note of the changed policies and services");
         }
-        if let Err(error) = put_into_force(&node, wanted_networks(&set)).await {
+        if let Err(error) = apply_networks(&node, desired_networks(&set)).await {
             tracing::error!(%error, "cannot put the changed networks into force");
         }
     }
 }
 
-fn set_objects(sync: &PolicySync, set: &ManifestSet) {
+fn set_objects(sync: &Enforcer, set: &ManifestSet) {
     sync.set_objects(
         set.policies.iter().map(|(policy, _)| policy.clone()).collect(),
         set.namespaces.clone(),
@@ -238,8 +238,8 @@ fn set_objects(sync: &PolicySync, set: &ManifestSet) {
 
 /// Applies networks first, then the objects that refer to them. Failed policies and services are retried in the
 /// background; failed networks do not delay the others.
-async fn put_into_force(node: &Node, wanted: WantedNetworks) -> Result<()> {
-    let applied = node.attacher.apply_networks(wanted).await;
+async fn apply_networks(node: &Node, desired: DesiredNetworks) -> Result<()> {
+    let applied = node.attacher.apply_networks(desired).await;
     let networks = node.attacher.networks();
     let numbers: BTreeMap<_, _> = networks
         .iter()
@@ -331,7 +331,7 @@ fn chained<E: std::error::Error>(context: &'static str) -> impl FnOnce(E) -> any
     }
 }
 
-fn wanted_networks(set: &ManifestSet) -> WantedNetworks {
+fn desired_networks(set: &ManifestSet) -> DesiredNetworks {
     let networks = set
         .networks
         .iter()
@@ -350,5 +350,5 @@ fn wanted_networks(set: &ManifestSet) -> WantedNetworks {
             }
         })
         .collect();
-    WantedNetworks { networks, refused }
+    DesiredNetworks { networks, refused }
 }

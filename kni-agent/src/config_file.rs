@@ -26,11 +26,11 @@ enum ConfigError {
     Syntax { path: PathBuf, reason: String },
     #[error("{}: {key}: there is no such option", path.display())]
     Unknown { path: PathBuf, key: String },
-    #[error("{}: {key}: {wanted}", path.display())]
+    #[error("{}: {key}: {expected}", path.display())]
     Type {
         path: PathBuf,
         key: String,
-        wanted: &'static str,
+        expected: &'static str,
     },
 }
 
@@ -123,10 +123,10 @@ fn arguments(
             path: path.to_owned(),
             key: key.clone(),
         })?;
-        let words = words(own, key, value).map_err(|wanted| ConfigError::Type {
+        let words = words(own, key, value).map_err(|expected| ConfigError::Type {
             path: path.to_owned(),
             key: key.clone(),
-            wanted,
+            expected,
         })?;
         let takes = task.map_or(Some(own), |task| find(task, key));
         let fits = takes.is_some_and(|takes| is_list(takes) || words.len() <= 1);

@@ -7,7 +7,7 @@ use kni_crd::{FromObject, PodNetwork, read_namespace_selector};
 use kni_model::{
     NetworkName, NetworkSpec, Provider,
     policy::{Labels, Selector},
-    view::{RefusedManifest, WantedNetworks},
+    view::{DesiredNetworks, RefusedManifest},
 };
 use kni_policy::matches;
 use kube::ResourceExt as _;
@@ -18,7 +18,7 @@ use super::tables::Tables;
 #[derive(Debug, Default)]
 pub struct Networks {
     /// The valid networks, and the refused ones.
-    pub wanted: WantedNetworks,
+    pub desired: DesiredNetworks,
     /// Networks that are the default of namespaces, the oldest first.
     selecting: Vec<(NetworkName, Selector)>,
     /// Networks that are not applied, and why.
@@ -86,12 +86,12 @@ impl Networks {
             ..spec
         };
         let origin = format!("PodNetwork {}", spec.name);
-        self.wanted.networks.push((spec, origin));
+        self.desired.networks.push((spec, origin));
     }
 
     fn refuse(&mut self, name: &str, field: &str, reason: String) {
         self.refused.insert(name.to_owned(), format!("{field}: {reason}"));
-        self.wanted.refused.push(RefusedManifest {
+        self.desired.refused.push(RefusedManifest {
             file: format!("PodNetwork {name}"),
             line: 0,
             field: field.to_owned(),
@@ -113,13 +113,13 @@ impl Networks {
 
     /// One network.
     pub fn spec(&self, name: &NetworkName) -> Option<&NetworkSpec> {
-        let mut specs = self.wanted.networks.iter().map(|(spec, _)| spec);
+        let mut specs = self.desired.networks.iter().map(|(spec, _)| spec);
         specs.find(|spec| spec.name == *name)
     }
 
     /// The cluster's default network.
     pub fn default_network(&self) -> Option<&NetworkName> {
-        let mut specs = self.wanted.networks.iter().map(|(spec, _)| spec);
+        let mut specs = self.desired.networks.iter().map(|(spec, _)| spec);
         specs.find(|spec| spec.default).map(|spec| &spec.name)
     }
 }
@@ -168,10 +168,10 @@ mod tests {
     fn a_node_has_its_own_blocks() {
         let tables = tables(&[("red", 1, selecting("red"))]);
         let networks = Networks::of(&tables, "n1", &[]);
-        let (spec, _) = &networks.wanted.networks[0];
+        let (spec, _) = &networks.desired.networks[0];
         assert_eq!(spec.blocks, Some(vec!["10.0.0.64/26".parse().unwrap()]));
         let networks = Networks::of(&tables, "n3", &[]);
-        assert_eq!(networks.wanted.networks[0].0.blocks, Some(vec![]));
+        assert_eq!(networks.desired.networks[0].0.blocks, Some(vec![]));
     }
 
     #[test]
@@ -197,6 +197,6 @@ mod tests {
         assert_eq!(networks.default_network().map(NetworkName::as_str), Some("old"));
         assert!(networks.refused["young"].contains("network old is already the default"));
         assert!(networks.refused["bad"].contains("spec.subnets[0]"));
-        assert_eq!(networks.wanted.networks.len(), 1);
+        assert_eq!(networks.desired.networks.len(), 1);
     }
 }

@@ -26,10 +26,10 @@ enum Step {
 
 impl Cluster {
     /// Adds and removes interfaces for as long as the agent runs.
-    pub(super) async fn keep_attachments(self) {
+    pub(super) async fn reconcile_attachments(self) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut known = self.known.changes();
+        let mut known = self.cache.changes();
         let mut attached = self.attacher.changes();
         let mut failed: BTreeMap<SandboxId, Instant> = BTreeMap::new();
         let mut seen = None;
@@ -40,7 +40,7 @@ impl Cluster {
                 _ = attached.changed() => { tokio::time::sleep(GATHER).await; false }
             };
             let versions = {
-                let tables = self.known.tables();
+                let tables = self.cache.tables();
                 (tables.attachments.version(), tables.pods.version())
             };
             // Policies and services change most often, and do not affect interfaces.
@@ -111,7 +111,7 @@ impl Cluster {
     }
 
     fn steps_of(&self, sandbox: &Sandbox, children: &[&Arc<Sandbox>]) -> Vec<Step> {
-        let tables = self.known.tables();
+        let tables = self.cache.tables();
         let Some(pod) = tables.pods.get(&sandbox.pod.namespace, &sandbox.pod.name) else {
             // The runtime will remove everything, or the pod is not known yet.
             return Vec::new();
@@ -133,7 +133,7 @@ impl Cluster {
                 continue;
             };
             match children.iter().find(|child| child.id == request.sandbox) {
-                Some(child) if is_as_asked(child, &request) => kept.push(child.id.clone()),
+                Some(child) if matches_request(child, &request) => kept.push(child.id.clone()),
                 // Another one is added when it is gone.
                 Some(_) => {}
                 None => steps.push(Step::Make(Box::new(request))),
@@ -145,7 +145,7 @@ impl Cluster {
     }
 }
 
-fn is_as_asked(child: &Sandbox, request: &AttachRequest) -> bool {
+fn matches_request(child: &Sandbox, request: &AttachRequest) -> bool {
     let [attachment] = child.attachments.as_slice() else {
         return false;
     };

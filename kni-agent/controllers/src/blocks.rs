@@ -47,16 +47,16 @@ enum Step {
 
 impl Cluster {
     /// Allocates and releases blocks for as long as the agent runs.
-    pub(super) async fn keep_blocks(self) {
+    pub(super) async fn reconcile_blocks(self) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut known = self.known.changes();
+        let mut known = self.cache.changes();
         let mut attached = self.attacher.changes();
         let mut idle: BTreeMap<NetworkName, Instant> = BTreeMap::new();
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
-                () = self.known.blocks().demanded() => {}
+                () = self.cache.blocks().demanded() => {}
                 _ = known.changed() => tokio::time::sleep(GATHER).await,
                 _ = attached.changed() => {}
             }
@@ -73,10 +73,10 @@ impl Cluster {
     }
 
     fn steps(&self, idle: &mut BTreeMap<NetworkName, Instant>) -> Vec<(NetworkName, Step)> {
-        let demanded = self.known.blocks().take_demanded();
+        let demanded = self.cache.blocks().take_demanded();
         let views = self.attacher.networks();
         let needed = self.needed(&views, &demanded);
-        let tables = self.known.tables();
+        let tables = self.cache.tables();
         let networks = self.networks(&tables);
         let mut steps = Vec::new();
         for view in views {
@@ -95,7 +95,7 @@ impl Cluster {
                 idle.remove(&name);
                 let step = take(&view, demanded.contains(&name));
                 if step.is_none() {
-                    self.known.blocks().set_exhausted(&name, false);
+                    self.cache.blocks().set_exhausted(&name, false);
                 }
                 step
             } else {
@@ -117,7 +117,7 @@ impl Cluster {
                 needed.insert(view.network.spec.name.clone());
             }
         }
-        let tables = self.known.tables();
+        let tables = self.cache.tables();
         let networks = self.networks(&tables);
         for (key, pod) in tables.pods.rows() {
             if pod.node == self.node && !pod.host_network && !pod.finished {
@@ -130,7 +130,7 @@ impl Cluster {
     /// Stops leasing from the blocks first, then checks that no address was leased: a pod may have been attached in
     /// between.
     async fn give_back(&self, name: &NetworkName, blocks: &[IpNet], step: &Step) -> Result<(), kube::Error> {
-        self.known.blocks().withhold(name, blocks);
+        self.cache.blocks().withhold(name, blocks);
         self.apply_networks().await;
         let views = self.attacher.networks();
         let unused = views
@@ -141,23 +141,26 @@ impl Cluster {
         } else {
             Ok(())
         };
-        self.known.blocks().withhold(name, &[]);
+        self.cache.blocks().withhold(name, &[]);
         self.apply_networks().await;
         done
     }
 
     async fn carry_out(&self, name: &NetworkName, step: &Step) -> Result<(), kube::Error> {
         let api: Api<PodNetwork> = Api::all(self.client.clone());
-        let cached = self.known.tables().networks.get("", name.as_str()).cloned();
+        let cached = self.cache.tables().networks.get("", name.as_str()).cloned();
         let mut object = match cached {
             Some(object) => PodNetwork::clone(&object),
             None => return Ok(()),
         };
         for attempt in 0..TRIES {
-            let Some(wanted) = self.changed_object(&object, step, attempt) else {
+            let Some(desired) = self.changed_object(&object, step, attempt) else {
                 return Ok(());
             };
-            match api.replace_status(name.as_str(), &PostParams::default(), &wanted).await {
+            match api
+                .replace_status(name.as_str(), &PostParams::default(), &desired)
+                .await
+            {
                 Ok(written) => {
                     tracing::info!(network = %name, ?step, blocks = ?blocks_of(&written, &self.node), "address blocks");
                     self.known_network(written);
@@ -176,8 +179,8 @@ impl Cluster {
 
     /// The object to write; `None` if nothing changes.
     fn changed_object(&self, object: &PodNetwork, step: &Step, attempt: u32) -> Option<PodNetwork> {
-        let mut wanted = object.clone();
-        let status = wanted.status.get_or_insert_default();
+        let mut desired = object.clone();
+        let status = desired.status.get_or_insert_default();
         let before = status.blocks.clone();
         match step {
             Step::Take { ipv4, ipv6 } => {
@@ -195,7 +198,7 @@ impl Cluster {
                         None => exhausted = true,
                     }
                 }
-                self.known.blocks().set_exhausted(&spec.name, exhausted);
+                self.cache.blocks().set_exhausted(&spec.name, exhausted);
             }
             Step::GiveBack(blocks) => {
                 let gone: Vec<String> = blocks.iter().map(ToString::to_string).collect();
@@ -205,7 +208,7 @@ impl Cluster {
             }
         }
         status.blocks.sort();
-        (status.blocks != before).then_some(wanted)
+        (status.blocks != before).then_some(desired)
     }
 
     fn choose(

@@ -49,11 +49,11 @@ enum Write {
 
 impl Cluster {
     /// Writes changes for as long as the agent runs.
-    pub(super) async fn keep_interfaces(self) {
+    pub(super) async fn reconcile_interfaces(self) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut attached = self.attacher.changes();
-        let mut known = self.known.changes();
+        let mut known = self.cache.changes();
         let mut seen = None;
         loop {
             let ticked = tokio::select! {
@@ -62,7 +62,7 @@ impl Cluster {
                 _ = known.changed() => { tokio::time::sleep(GATHER).await; false }
             };
             let versions = {
-                let tables = self.known.tables();
+                let tables = self.cache.tables();
                 (tables.interfaces.version(), tables.pods.version())
             };
             if !ticked && seen == Some(versions) {
@@ -84,22 +84,22 @@ impl Cluster {
 
     fn interface_writes(&self, views: &[InterfaceView]) -> Vec<Write> {
         let enforced = self.sync.policy_problem();
-        let tables = self.known.tables();
-        let mut wanted: BTreeMap<Key, PodInterface> = BTreeMap::new();
+        let tables = self.cache.tables();
+        let mut desired: BTreeMap<Key, PodInterface> = BTreeMap::new();
         for view in views {
             let Some(object) = self.object_of(view, &tables, enforced.as_deref()) else {
                 continue;
             };
             let key = Key::new(&object.namespace().unwrap_or_default(), &object.name_any());
-            wanted.insert(key, object);
+            desired.insert(key, object);
         }
         let rows = tables.interfaces.rows();
         let ours = rows.iter().filter(|(_, row)| row.spec.node_name == self.node);
-        let gone = ours.filter(|(key, _)| !wanted.contains_key(*key));
+        let gone = ours.filter(|(key, _)| !desired.contains_key(*key));
         let mut writes: Vec<Write> = gone.map(|(key, _)| Write::Delete(key.clone())).collect();
-        for (key, object) in wanted {
+        for (key, object) in desired {
             let object = match rows.get(&key) {
-                Some(known) => match brought_up(known, object) {
+                Some(known) => match updated(known, object) {
                     Some(object) => object,
                     None => continue,
                 },
@@ -170,7 +170,7 @@ impl Cluster {
         let apply = PatchParams::apply(FIELD_MANAGER).force();
         let mut body = object.clone();
         body.status = None;
-        let known = self.known.tables().interfaces.get(&namespace, &name).cloned();
+        let known = self.cache.tables().interfaces.get(&namespace, &name).cloned();
         if known
             .as_ref()
             .is_some_and(|known| known.spec.pod_uid != object.spec.pod_uid)
@@ -183,7 +183,7 @@ impl Cluster {
         }
         body.status.clone_from(&object.status);
         let written = api.patch_status(&name, &apply, &Patch::Apply(&body)).await?;
-        self.known.change(|tables| {
+        self.cache.change(|tables| {
             tables
                 .interfaces
                 .put(Key::new(&namespace, &name), Some(Arc::new(without_managers(written))));
@@ -198,7 +198,7 @@ impl Cluster {
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(error) => return Err(error),
         }
-        self.known.change(|tables| tables.interfaces.remove(key));
+        self.cache.change(|tables| tables.interfaces.remove(key));
         Ok(())
     }
 }
@@ -208,17 +208,17 @@ fn without_managers(mut object: PodInterface) -> PodInterface {
     object
 }
 
-fn same_metadata(known: &PodInterface, wanted: &PodInterface) -> bool {
-    let labels = wanted.labels().iter();
-    known.metadata.owner_references == wanted.metadata.owner_references
+fn same_metadata(known: &PodInterface, desired: &PodInterface) -> bool {
+    let labels = desired.labels().iter();
+    known.metadata.owner_references == desired.metadata.owner_references
         && labels
             .into_iter()
             .all(|(key, value)| known.labels().get(key) == Some(value))
 }
 
 /// The update of an existing object; `None` if it is up to date. Unchanged conditions keep their times.
-fn brought_up(known: &PodInterface, mut wanted: PodInterface) -> Option<PodInterface> {
-    let now = wanted.status.take().unwrap_or_default();
+fn updated(known: &PodInterface, mut desired: PodInterface) -> Option<PodInterface> {
+    let now = desired.status.take().unwrap_or_default();
     let mut conditions = known
         .status
         .as_ref()
@@ -228,9 +228,9 @@ fn brought_up(known: &PodInterface, mut wanted: PodInterface) -> Option<PodInter
         set_condition(&mut conditions, condition);
     }
     let status = PodInterfaceStatus { conditions, ..now };
-    let same = known.status.as_ref() == Some(&status) && known.spec == wanted.spec && same_metadata(known, &wanted);
-    wanted.status = Some(status);
-    (!same).then_some(wanted)
+    let same = known.status.as_ref() == Some(&status) && known.spec == desired.spec && same_metadata(known, &desired);
+    desired.status = Some(status);
+    (!same).then_some(desired)
 }
 
 fn conditions(view: &InterfaceView, not_enforced: Option<&str>) -> Vec<Condition> {

@@ -27,8 +27,8 @@ use tokio::{
 use self::{attachment::attachment_status, egress_policy::egress_conditions, network::network_status};
 use super::{
     Cluster,
-    kinds::follow_nodes,
     lease::{Candidate, RENEW},
+    resources::reflect_nodes,
 };
 use kni_cluster::{Key, Tables};
 
@@ -56,13 +56,13 @@ impl Cluster {
         let mut candidate = Candidate::new(&self.client, &self.namespace, &self.node);
         let mut ticks = interval(RENEW);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut changes = self.known.changes();
+        let mut changes = self.cache.changes();
         let mut memory = Memory::default();
         loop {
             tokio::select! {
                 _ = ticks.tick() => candidate.round().await,
-                told = changes.changed(), if candidate.leads() => {
-                    if told.is_err() { return }
+                sent = changes.changed(), if candidate.leads() => {
+                    if sent.is_err() { return }
                     tokio::time::sleep(GATHER).await;
                 }
             }
@@ -77,10 +77,10 @@ impl Cluster {
 
     async fn write_all(&self, memory: &mut Memory) {
         if memory.watches.is_none() {
-            memory.watches = Some(follow_nodes(&self.client, &self.known));
+            memory.watches = Some(reflect_nodes(&self.client, &self.cache));
         }
         let known = {
-            let tables = self.known.tables();
+            let tables = self.cache.tables();
             tables.nodes.is_synced() && tables.node_networks.is_synced()
         };
         // Incomplete tables must not make a node look gone.
@@ -91,7 +91,7 @@ impl Cluster {
             self.write_networks(memory).await,
             self.write_attachments().await,
             self.write_egress_policies(memory).await,
-            self.forget_nodes(memory).await,
+            self.remove_nodes(memory).await,
         ] {
             if let Err(error) = done {
                 // The next round retries.
@@ -102,24 +102,24 @@ impl Cluster {
 
     async fn write_networks(&self, memory: &mut Memory) -> Result<(), kube::Error> {
         let api: Api<PodNetwork> = Api::all(self.client.clone());
-        let objects: Vec<Arc<PodNetwork>> = self.known.tables().networks.rows().values().map(Arc::clone).collect();
+        let objects: Vec<Arc<PodNetwork>> = self.cache.tables().networks.rows().values().map(Arc::clone).collect();
         for object in objects {
             let name = object.name_any();
             let (status, in_use) = {
-                let tables = self.known.tables();
+                let tables = self.cache.tables();
                 let networks = self.networks(&tables);
-                let is_forgotten = |node: &str| memory.is_forgotten(node);
+                let is_expired = |node: &str| memory.is_expired(node);
                 (
-                    network_status(&tables, &networks, &object, is_forgotten),
+                    network_status(&tables, &networks, &object, is_expired),
                     users(&tables, &name) > 0,
                 )
             };
             if object.status.as_ref() != Some(&status) {
-                let wanted = PodNetwork {
+                let desired = PodNetwork {
                     status: Some(status),
                     ..PodNetwork::clone(&object)
                 };
-                match api.replace_status(&name, &PostParams::default(), &wanted).await {
+                match api.replace_status(&name, &PostParams::default(), &desired).await {
                     Ok(written) => self.known_network(written),
                     // A node has allocated a block meanwhile, or the network is gone.
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
@@ -157,7 +157,7 @@ impl Cluster {
         }
         // The status that was just written has changed the resource version of the object.
         let version = self
-            .known
+            .cache
             .tables()
             .networks
             .get("", &name)
@@ -174,7 +174,7 @@ impl Cluster {
 
     async fn write_attachments(&self) -> Result<(), kube::Error> {
         let writes: Vec<(Key, PodNetworkAttachmentStatus)> = {
-            let tables = self.known.tables();
+            let tables = self.cache.tables();
             let rows = tables.attachments.rows().iter();
             rows.map(|(key, row)| (key.clone(), attachment_status(&tables, row)))
                 .filter(|(key, status)| {
@@ -196,7 +196,7 @@ impl Cluster {
 
     async fn write_egress_policies(&self, memory: &mut Memory) -> Result<(), kube::Error> {
         let writes: Vec<(Key, EgressPolicyStatus)> = {
-            let tables = self.known.tables();
+            let tables = self.cache.tables();
             memory
                 .egress
                 .retain(|key, _| tables.egress_policies.rows().contains_key(key));
@@ -226,9 +226,9 @@ impl Cluster {
 
     /// Removes the leftovers of nodes that are no longer in the cluster. Their blocks go with the status of the
     /// networks.
-    async fn forget_nodes(&self, memory: &mut Memory) -> Result<(), kube::Error> {
+    async fn remove_nodes(&self, memory: &mut Memory) -> Result<(), kube::Error> {
         let gone: Vec<String> = {
-            let tables = self.known.tables();
+            let tables = self.cache.tables();
             let names = tables.node_networks.rows().keys().map(|key| key.name.clone());
             let blocks = tables
                 .networks
@@ -241,11 +241,11 @@ impl Cluster {
             for node in &missing {
                 memory.gone.entry(node.clone()).or_insert_with(Instant::now);
             }
-            missing.into_iter().filter(|node| memory.is_forgotten(node)).collect()
+            missing.into_iter().filter(|node| memory.is_expired(node)).collect()
         };
         let api: Api<NodeNetwork> = Api::all(self.client.clone());
         for node in gone {
-            if self.known.tables().node_networks.get("", &node).is_some() {
+            if self.cache.tables().node_networks.get("", &node).is_some() {
                 ignore_gone(api.delete(&node, &DeleteParams::default()).await)?;
             }
         }
@@ -254,7 +254,7 @@ impl Cluster {
 }
 
 impl Memory {
-    fn is_forgotten(&self, node: &str) -> bool {
+    fn is_expired(&self, node: &str) -> bool {
         self.gone.get(node).is_some_and(|since| since.elapsed() >= NODE_GRACE)
     }
 }

@@ -15,14 +15,14 @@
 mod attachments;
 mod blocks;
 mod client;
-mod feed;
-mod follow;
 mod interfaces;
-mod kinds;
 mod leader;
 mod lease;
 mod network_status;
 mod node;
+mod reflector;
+mod resources;
+mod sync;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,12 +35,12 @@ use std::{
 pub use client::{ClientError, connect};
 use futures::future::BoxFuture;
 use kni_crd::PodNetwork;
-use kni_enforcement::PolicySync;
+use kni_enforcement::Enforcer;
 use kni_inspect::Inspector;
 use kni_model::{
     policy::{Labels, Policy},
     service::{EndpointSlice, Service},
-    view::WantedNetworks,
+    view::DesiredNetworks,
 };
 use kni_pods::Pods;
 use kube::Client;
@@ -63,7 +63,7 @@ pub struct ClusterOptions {
 #[derive(Debug, Default)]
 pub struct Objects {
     /// Networks.
-    pub networks: WantedNetworks,
+    pub networks: DesiredNetworks,
     /// Policies of all kinds.
     pub policies: Vec<Arc<Policy>>,
     /// Namespaces.
@@ -75,33 +75,34 @@ pub struct Objects {
 }
 
 /// Applies networks.
-pub type Apply = Arc<dyn Fn(WantedNetworks) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+pub type Apply = Arc<dyn Fn(DesiredNetworks) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+
 /// The watches of the API server, without the controllers of the node.
 #[derive(Clone)]
-pub struct Watches {
+pub struct Reflectors {
     client: Client,
     options: ClusterOptions,
-    known: ClusterCache,
+    cache: ClusterCache,
 }
 
-impl Watches {
+impl Reflectors {
     /// Starts to follow the API server. Call it inside a tokio runtime.
     pub fn start(client: Client, options: ClusterOptions) -> Self {
-        let known = ClusterCache::new(&options.node);
-        kinds::follow_all(&client, &known, &options.node);
-        Self { client, options, known }
+        let cache = ClusterCache::new(&options.node);
+        resources::reflect_all(&client, &cache, &options.node);
+        Self { client, options, cache }
     }
 
     /// The cache that the watches fill.
     pub fn cache(&self) -> ClusterCache {
-        self.known.clone()
+        self.cache.clone()
     }
 
     /// Waits until every kind was read once.
     pub async fn synced(&self) {
-        let mut changes = self.known.changes();
+        let mut changes = self.cache.changes();
         loop {
-            let missing = self.known.tables().missing();
+            let missing = self.cache.tables().missing();
             if missing.is_empty() {
                 return;
             }
@@ -114,30 +115,30 @@ impl Watches {
 
     /// The kinds that were not read yet, by name; empty once everything was read.
     pub fn missing(&self) -> Vec<&'static str> {
-        self.known.tables().missing()
+        self.cache.tables().missing()
     }
 
     /// The current objects of the cluster.
     pub fn objects(&self) -> Objects {
-        let tables = self.known.tables();
-        let networks = self.known.networks(&tables);
-        feed::initial(&tables, networks, &self.options.shared_services)
+        let tables = self.cache.tables();
+        let networks = self.cache.networks(&tables);
+        sync::initial(&tables, networks, &self.options.shared_services)
     }
 
     /// Creates the controllers of the node.
-    pub fn controllers(&self, attacher: Pods, inspector: Inspector, sync: Arc<PolicySync>, apply: Apply) -> Cluster {
+    pub fn controllers(&self, attacher: Pods, inspector: Inspector, sync: Arc<Enforcer>, apply: Apply) -> Cluster {
         Cluster {
             shared: Arc::new(Shared {
                 client: self.client.clone(),
                 node: self.options.node.clone(),
                 namespace: self.options.namespace.clone(),
                 services_of_all: self.options.shared_services.clone(),
-                known: self.known.clone(),
+                cache: self.cache.clone(),
                 attacher,
                 inspector,
                 sync,
                 apply,
-                policies_in_force: AtomicU64::new(0),
+                applied_policies: AtomicU64::new(0),
                 node_changed: Notify::new(),
             }),
         }
@@ -164,51 +165,51 @@ pub struct Shared {
     node: String,
     namespace: String,
     services_of_all: BTreeSet<String>,
-    known: ClusterCache,
+    cache: ClusterCache,
     attacher: Pods,
     inspector: Inspector,
-    sync: Arc<PolicySync>,
+    sync: Arc<Enforcer>,
     apply: Apply,
     /// The newest policy version that was applied.
-    policies_in_force: AtomicU64,
+    applied_policies: AtomicU64,
     /// Notifies that the status of the node's object has changed.
     node_changed: Notify,
 }
 
 impl Cluster {
-    /// Starts the controllers, after everything was read; see [`Watches::synced`]. The tasks end with the runtime.
+    /// Starts the controllers, after everything was read; see [`Reflectors::synced`]. The tasks end with the runtime.
     pub fn run(&self) {
-        tokio::spawn(self.clone().feed_networks());
-        tokio::spawn(self.clone().feed_policies());
-        tokio::spawn(self.clone().feed_services());
-        tokio::spawn(self.clone().feed_pods());
-        tokio::spawn(self.clone().keep_blocks());
-        tokio::spawn(self.clone().keep_attachments());
-        tokio::spawn(self.clone().keep_interfaces());
-        tokio::spawn(self.clone().keep_node());
+        tokio::spawn(self.clone().sync_networks());
+        tokio::spawn(self.clone().sync_policies());
+        tokio::spawn(self.clone().sync_services());
+        tokio::spawn(self.clone().sync_pods());
+        tokio::spawn(self.clone().reconcile_blocks());
+        tokio::spawn(self.clone().reconcile_attachments());
+        tokio::spawn(self.clone().reconcile_interfaces());
+        tokio::spawn(self.clone().reconcile_node());
         tokio::spawn(self.clone().lead());
     }
 
     /// The kinds that were not read yet, by name.
     pub fn missing(&self) -> Vec<&'static str> {
-        self.known.tables().missing()
+        self.cache.tables().missing()
     }
 }
 
 impl Shared {
     fn networks(&self, tables: &Tables) -> Networks {
-        self.known.networks(tables)
+        self.cache.networks(tables)
     }
 
-    fn policies_in_force(&self, newest: u64) {
-        self.policies_in_force.store(newest, Ordering::Relaxed);
+    fn applied_policies(&self, newest: u64) {
+        self.applied_policies.store(newest, Ordering::Relaxed);
         self.node_changed.notify_one();
     }
 
     /// Records a written object before the watch reports it.
     fn known_network(&self, object: PodNetwork) {
         let name = object.metadata.name.clone().unwrap_or_default();
-        self.known
+        self.cache
             .change(|tables| tables.networks.put(Key::new("", &name), Some(Arc::new(object))));
     }
 }

@@ -47,7 +47,7 @@ impl Cluster {
         }
         let mut writes = Vec::new();
         {
-            let tables = self.known.tables();
+            let tables = self.cache.tables();
             for ((namespace, name), views) in of_pods {
                 let Some(pod) = tables.pods.get(namespace, name).filter(|pod| pod.node == self.node) else {
                     continue;

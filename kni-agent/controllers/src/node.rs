@@ -22,7 +22,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::{
     Cluster,
     interfaces::{FIELD_MANAGER, condition},
-    kinds::node_row,
+    resources::node_row,
 };
 use kni_cluster::{Key, NodeRow, Tables, needs_block};
 
@@ -35,7 +35,7 @@ const MOST_REFUSED: usize = 64;
 
 impl Cluster {
     /// Writes the node's state for as long as the agent runs.
-    pub(super) async fn keep_node(self) {
+    pub(super) async fn reconcile_node(self) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut attached = self.attacher.changes();
@@ -65,7 +65,7 @@ impl Cluster {
 
     async fn write_node_network(&self, agent: &StatusView, views: &[NetworkView]) -> Result<(), kube::Error> {
         let (known, mut status) = {
-            let tables = self.known.tables();
+            let tables = self.cache.tables();
             let known = tables.own_network.get("", &self.node).cloned();
             (known, self.node_status(&tables, agent, views))
         };
@@ -90,7 +90,7 @@ impl Cluster {
         object.status = Some(status);
         let mut written = api.patch_status(&self.node, &apply, &Patch::Apply(&object)).await?;
         written.metadata.managed_fields = None;
-        self.known.change(|tables| {
+        self.cache.change(|tables| {
             tables
                 .own_network
                 .put(Key::new("", &self.node), Some(Arc::new(written)));
@@ -160,7 +160,7 @@ impl Cluster {
 
     /// Whether no address is left and no block can be allocated.
     fn is_used_up(&self, view: &NetworkView) -> bool {
-        needs_block(view) && self.known.blocks().is_exhausted(&view.network.spec.name)
+        needs_block(view) && self.cache.blocks().is_exhausted(&view.network.spec.name)
     }
 
     fn policy_summary(&self, tables: &Tables) -> PolicySummary {
@@ -188,7 +188,7 @@ impl Cluster {
         PolicySummary {
             known,
             programmed: self.sync.policy_problem().is_none(),
-            resource_version: self.policies_in_force.load(Ordering::Relaxed).to_string(),
+            resource_version: self.applied_policies.load(Ordering::Relaxed).to_string(),
             refused,
         }
     }
@@ -196,7 +196,7 @@ impl Cluster {
     /// Sets or removes the taint. Running pods stay; new ones are scheduled elsewhere.
     async fn write_taint(&self, views: &[NetworkView]) -> Result<(), kube::Error> {
         let full: Option<String> = {
-            let tables = self.known.tables();
+            let tables = self.cache.tables();
             let networks = self.networks(&tables);
             let mut full = views
                 .iter()
@@ -228,8 +228,8 @@ impl Cluster {
     }
 
     async fn write_resources(&self, views: &[NetworkView]) -> Result<(), kube::Error> {
-        let wanted: BTreeMap<String, String> = {
-            let tables = self.known.tables();
+        let desired: BTreeMap<String, String> = {
+            let tables = self.cache.tables();
             let asks = |name: &str| {
                 let object = tables.networks.get("", name);
                 object.is_some_and(|object| object.spec.extended_resource)
@@ -246,20 +246,20 @@ impl Cluster {
                 .collect()
         };
         let known = {
-            let tables = self.known.tables();
+            let tables = self.cache.tables();
             let Some(row) = tables.own_node.get("", &self.node) else {
                 return Ok(());
             };
             row.resources.clone()
         };
-        if known == wanted {
+        if known == desired {
             return Ok(());
         }
         let mut capacity = serde_json::Map::new();
-        for name in known.keys().filter(|name| !wanted.contains_key(*name)) {
+        for name in known.keys().filter(|name| !desired.contains_key(*name)) {
             capacity.insert(name.clone(), serde_json::Value::Null);
         }
-        for (name, count) in wanted {
+        for (name, count) in desired {
             capacity.insert(name, count.into());
         }
         let patch = serde_json::json!({"status": {"capacity": capacity, "allocatable": capacity}});

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use kni_model::{
     NetworkName,
-    policy::{BeyondRule, BeyondRules, Policy, PolicyKind, PolicyPeer, PolicyPort, PolicyRef, PolicyScope, PortMatch},
+    policy::{
+        ExternalRule, ExternalRules, Policy, PolicyKind, PolicyPeer, PolicyPort, PolicyRef, PolicyScope, PortMatch,
+    },
 };
 
 use super::{
@@ -30,7 +32,7 @@ impl FromObject<EgressPolicy> for Policy {
 fn convert(object: &EgressPolicy) -> Result<Policy, FieldError> {
     let (namespace, name) = read_names(&object.metadata, NameRule::Subdomain)?;
     let spec = &object.spec;
-    let beyond = BeyondRules {
+    let external = ExternalRules {
         rules: read_each("spec.rules", &spec.rules, read_rule)?,
         otherwise_allow: is_allow(spec.default_action),
         egress_addresses: read_addresses("spec.egressAddresses", &spec.egress_addresses)?,
@@ -45,7 +47,7 @@ fn convert(object: &EgressPolicy) -> Result<Policy, FieldError> {
         pods: read_selector("spec.podSelector", &spec.pod_selector)?,
         ingress: None,
         egress: None,
-        beyond: Some(beyond),
+        external: Some(external),
     })
 }
 
@@ -70,8 +72,8 @@ fn is_allow(action: EgressAction) -> bool {
     }
 }
 
-fn read_rule(field: &str, rule: &EgressRule) -> Result<BeyondRule, FieldError> {
-    Ok(BeyondRule {
+fn read_rule(field: &str, rule: &EgressRule) -> Result<ExternalRule, FieldError> {
+    Ok(ExternalRule {
         allow: is_allow(rule.action),
         to: read_each(&format!("{field}.to"), &rule.to, read_destination)?,
         ports: read_each(&format!("{field}.ports"), &rule.ports, read_ports)?,
@@ -119,9 +121,9 @@ mod tests {
             (policy.scope, policy.ingress, policy.egress),
             (PolicyScope::All, None, None)
         );
-        let beyond = policy.beyond.unwrap();
+        let external = policy.external.unwrap();
         assert_eq!(
-            (beyond.rules, beyond.otherwise_allow, beyond.egress_addresses),
+            (external.rules, external.otherwise_allow, external.egress_addresses),
             (vec![], true, vec![])
         );
     }
@@ -136,19 +138,19 @@ mod tests {
         .unwrap();
         let expect = ["blue", "red"].map(|name| name.parse().unwrap()).into();
         assert_eq!(policy.scope, PolicyScope::Networks(expect));
-        let beyond = policy.beyond.unwrap();
-        assert!(!beyond.otherwise_allow);
-        assert_eq!(beyond.egress_addresses.len(), 2);
+        let external = policy.external.unwrap();
+        assert!(!external.otherwise_allow);
+        assert_eq!(external.egress_addresses.len(), 2);
         assert_eq!(
             (
-                beyond.rules[0].allow,
-                beyond.rules[0].to.len(),
-                beyond.rules[0].ports.len()
+                external.rules[0].allow,
+                external.rules[0].to.len(),
+                external.rules[0].ports.len()
             ),
             (false, 2, 0)
         );
-        assert!(matches!(&beyond.rules[0].to[0], PolicyPeer::Block { except, .. } if except.len() == 1));
-        let ports: Vec<_> = beyond.rules[1]
+        assert!(matches!(&external.rules[0].to[0], PolicyPeer::Block { except, .. } if except.len() == 1));
+        let ports: Vec<_> = external.rules[1]
             .ports
             .iter()
             .map(|p| (p.protocol, p.port.clone()))

@@ -72,7 +72,7 @@ impl Rules<'_> {
             pods,
             ingress: isolates_ingress.then_some(ingress),
             egress: isolates_egress.then_some(egress),
-            beyond: None,
+            external: None,
         })
     }
 }
@@ -156,7 +156,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(policy.reference.to_string(), "NetworkPolicy x/p");
-        assert_eq!((policy.scope, policy.beyond), (PolicyScope::Primary, None));
+        assert_eq!((policy.scope, policy.external), (PolicyScope::Primary, None));
         assert_eq!(policy.pods.requirements.len(), 1);
         let ingress = policy.ingress.unwrap();
         assert_eq!((ingress[0].peers.len(), ingress[0].ports.len()), (2, 2));

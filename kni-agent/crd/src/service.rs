@@ -57,26 +57,26 @@ fn convert(object: &ServiceObject, spec: &ServiceSpec) -> Result<Option<Service>
         .map(|name| name.parse::<NetworkName>())
         .transpose()
         .map_err(|error| at(format!("metadata.labels.{NETWORK}"), error.to_string()))?;
-    let left = Service {
+    let foreign = Service {
         reference: ServiceRef { namespace, name },
         network,
         cluster_ips,
-        left: true,
+        foreign: true,
         ports: Vec::new(),
         affinity_seconds: None,
         local_only: false,
         distribution: TrafficDistribution::Any,
     };
     if label(PROXY_NAME).is_some_and(|proxy| proxy != OUR_PROXY) {
-        return Ok(Some(left));
+        return Ok(Some(foreign));
     }
     Ok(Some(Service {
-        left: false,
+        foreign: false,
         ports: read_ports(spec.ports.as_deref().unwrap_or_default())?,
         affinity_seconds: read_affinity(spec)?,
         local_only: read_local_only(spec)?,
         distribution: read_distribution(spec, object.metadata.annotations.as_ref())?,
-        ..left
+        ..foreign
     }))
 }
 
@@ -233,7 +233,7 @@ mod tests {
             },
             network: None,
             cluster_ips: vec!["10.96.0.1".parse().unwrap()],
-            left: false,
+            foreign: false,
             ports: vec![port],
             affinity_seconds: None,
             local_only: false,
@@ -254,7 +254,7 @@ mod tests {
         );
         let service = service.unwrap().unwrap();
         assert_eq!(service.network, Some("blue".parse().unwrap()));
-        assert_eq!((service.cluster_ips.len(), service.left), (2, false));
+        assert_eq!((service.cluster_ips.len(), service.foreign), (2, false));
         let ports: Vec<_> = service
             .ports
             .iter()
@@ -300,7 +300,7 @@ mod tests {
             ),
         ] {
             let service = read(&format!(r#","labels":{{{labels}}}"#), spec).unwrap().unwrap();
-            assert_eq!((service.left, service.ports.len()), (true, 0), "{labels}");
+            assert_eq!((service.foreign, service.ports.len()), (true, 0), "{labels}");
             assert_eq!(service.network, network, "{labels}");
             let addresses: Vec<_> = service.cluster_ips.iter().map(ToString::to_string).collect();
             assert_eq!(addresses, ["10.96.0.1", "fd00:96::1"], "{labels}");

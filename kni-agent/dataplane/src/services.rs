@@ -51,7 +51,7 @@ impl ServiceMaps {
                 ServiceStep::PutAddresses(keys) => addresses().put_service_addresses(keys),
                 ServiceStep::RemoveAddresses(keys) => addresses().remove_service_addresses(keys),
                 ServiceStep::RemoveServices(keys) => self.services.remove_all(keys),
-                ServiceStep::Forget(gone) => self.remove_uses(flows, gone),
+                ServiceStep::RemoveFlows(gone) => self.remove_uses(flows, gone),
                 ServiceStep::RemoveBackends(keys) => self.backends.remove_all(keys),
             }?;
         }

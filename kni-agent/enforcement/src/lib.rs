@@ -5,12 +5,12 @@
 //! inputs (manifests, networks, attached pods) -> engine.plan() -> dataplane -> engine.confirm()
 //! ```
 //!
-//! Level-triggered: failed steps stay planned, and [`PolicySync::keep_in_force`] retries until they succeed. Nothing is
+//! Level-triggered: failed steps stay planned, and [`Enforcer::reconcile`] retries until they succeed. Nothing is
 //! changed before all inputs are known: an agent that has just started removes nothing that is still in use (I3).
 
-mod keep;
+mod health;
 mod names;
-mod standing;
+mod reconcile;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,6 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use health::{PolicyCounts, SyncError};
 use kni_dataplane::{Dataplane, DataplaneError};
 use kni_model::{
     NetworkId, NetworkName, PolicyStep, SandboxId, ServiceStep,
@@ -27,12 +28,11 @@ use kni_model::{
 use kni_policy::PolicyEngine;
 use kni_services::ServiceEngine;
 pub use names::PolicySummary;
-pub use standing::{PolicyCounts, SyncError};
 use tokio::sync::Notify;
 
-use self::standing::Standing;
+use self::health::Health;
 
-/// The result of one [`PolicySync::sync`].
+/// The result of one [`Enforcer::sync`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SyncReport {
     /// Rows of the policy tables that were written or removed, endpoints included.
@@ -48,14 +48,14 @@ pub struct SyncReport {
 /// # Guarantees
 /// - [`Self::admit`] returns after the policies of the pod, and those of all other pods, are in the dataplane's tables.
 /// - An engine treats a plan as done only after the dataplane has carried it out.
-pub struct PolicySync {
+pub struct Enforcer {
     dataplane: Arc<Dataplane>,
     policy: Mutex<PolicySide>,
     services: Mutex<ServiceSide>,
     /// Detached pods that the engine has not processed yet: detaching a pod waits for no other work.
     departed: Mutex<Vec<SandboxId>>,
-    wanted: Notify,
-    standing: Mutex<Standing>,
+    wake: Notify,
+    health: Mutex<Health>,
 }
 
 struct PolicySide {
@@ -77,7 +77,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl PolicySync {
+impl Enforcer {
     /// Takes over the current content of the dataplane's tables. Changes nothing until all inputs are known: for
     /// policies after [`Self::set_objects`] and [`Self::adopted`], for services after [`Self::set_objects`] and
     /// [`Self::set_networks`].
@@ -98,8 +98,8 @@ impl PolicySync {
                 has_networks: false,
             }),
             departed: Mutex::default(),
-            wanted: Notify::new(),
-            standing: Mutex::default(),
+            wake: Notify::new(),
+            health: Mutex::default(),
         })
     }
 
@@ -156,7 +156,7 @@ impl PolicySync {
     /// only recorded. Blocking; [`Self::leave`] undoes a failed call.
     pub fn admit(&self, pod: &PolicyPod) -> Result<(), SyncError> {
         let mut side = lock(&self.policy);
-        self.forget_departed(&mut side);
+        self.remove_departed(&mut side);
         side.engine.put_pod(pod.clone());
         self.sync_policy(&mut side).map(|_rows| ())
     }
@@ -171,7 +171,7 @@ impl PolicySync {
     /// Removes a pod. Its rows are removed in the background.
     pub fn leave(&self, sandbox: &SandboxId) {
         lock(&self.departed).push(sandbox.clone());
-        self.wanted.notify_one();
+        self.wake.notify_one();
     }
 
     /// Applies all desired changes. Blocking. A failure of the policies does not hold up services; failed changes are
@@ -190,11 +190,11 @@ impl PolicySync {
     /// [`Self::sync`] for policies only; returns the number of rows that were written or removed. Blocking.
     pub fn sync_policies(&self) -> Result<usize, SyncError> {
         let mut side = lock(&self.policy);
-        self.forget_departed(&mut side);
+        self.remove_departed(&mut side);
         self.sync_policy(&mut side)
     }
 
-    fn forget_departed(&self, side: &mut PolicySide) {
+    fn remove_departed(&self, side: &mut PolicySide) {
         let departed = std::mem::take(&mut *lock(&self.departed));
         for sandbox in &departed {
             side.engine.remove_pod(sandbox);
@@ -219,7 +219,7 @@ impl PolicySync {
             tracing::debug!(rows, steps = steps.len(), ?planned, took = ?started.elapsed(), "policies are in force");
         }
         let took = (!steps.is_empty()).then(|| started.elapsed());
-        lock(&self.standing).policy_ended(took, applied.as_ref().err());
+        lock(&self.health).policy_ended(took, applied.as_ref().err());
         applied.map(|()| rows).map_err(SyncError::Policy)
     }
 
@@ -242,8 +242,8 @@ impl PolicySync {
         }
         // Rows of a service take precedence over a route: a service that moves to KNI has its rows by now. A service
         // that moves to another proxy has neither for a moment, and the sender retransmits.
-        let applied = applied.and_then(|()| self.dataplane.set_foreign_services(side.engine.left_addresses()));
-        lock(&self.standing).services_ended(applied.as_ref().err());
+        let applied = applied.and_then(|()| self.dataplane.set_foreign_services(side.engine.foreign_addresses()));
+        lock(&self.health).services_ended(applied.as_ref().err());
         applied.map(|()| rows).map_err(SyncError::Services)
     }
 }
@@ -266,7 +266,7 @@ const fn service_rows(step: &ServiceStep) -> usize {
         ServiceStep::PutServices(rows) => rows.len(),
         ServiceStep::PutAddresses(rows) | ServiceStep::RemoveAddresses(rows) => rows.len(),
         ServiceStep::RemoveServices(rows) => rows.len(),
-        ServiceStep::Forget(rows) => rows.len(),
+        ServiceStep::RemoveFlows(rows) => rows.len(),
         ServiceStep::RemoveBackends(rows) => rows.len(),
     }
 }

@@ -16,7 +16,7 @@ use kni_model::{
 use kni_policy::EffectiveRule;
 use kni_services::FrontendView;
 
-use super::{PolicySync, lock, standing::PolicyCounts};
+use super::{Enforcer, health::PolicyCounts, lock};
 
 /// A policy and the endpoints that it selects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct PolicySummary {
     pub endpoints: Vec<EndpointId>,
 }
 
-impl PolicySync {
+impl Enforcer {
     /// Resolves the decision of a policy set to names. `None` if no set was consulted.
     pub fn trail(&self, trail: &PolicyTrail, direction: PolicyDirection, allowed: bool) -> Option<TrailView> {
         if trail.set == 0 {
@@ -98,12 +98,12 @@ impl PolicySync {
 
     /// Why policies are not enforced, so that no pod can be attached.
     pub fn policy_problem(&self) -> Option<String> {
-        lock(&self.standing).policy_problem()
+        lock(&self.health).policy_problem()
     }
 
     /// Problems that do not prevent the attachment of pods.
     pub fn other_problems(&self) -> Vec<String> {
-        lock(&self.standing).other_problems()
+        lock(&self.health).other_problems()
     }
 
     /// Numbers of rows, durations and failures.
@@ -117,7 +117,7 @@ impl PolicySync {
             policy,
             ports,
             identities,
-            ..lock(&self.standing).counts()
+            ..lock(&self.health).counts()
         }
     }
 }
@@ -139,7 +139,7 @@ fn rule_view(
     let hits = keys.iter().filter_map(|key| hits.get(key)).sum();
     let peers = match (&rule, direction) {
         // Only these rules can deny.
-        (Some(_), PolicyDirection::Beyond) => format!("{} {peers}", if allow { "allow" } else { "deny" }),
+        (Some(_), PolicyDirection::External) => format!("{} {peers}", if allow { "allow" } else { "deny" }),
         _ => peers,
     };
     EffectiveRuleView {
@@ -223,10 +223,10 @@ mod tests {
         let rule = EffectiveRule {
             rule: Some(kni_model::policy::RuleRef {
                 policy: policy.clone(),
-                direction: PolicyDirection::Beyond,
+                direction: PolicyDirection::External,
                 index: 0,
             }),
-            direction: PolicyDirection::Beyond,
+            direction: PolicyDirection::External,
             allow: false,
             isolating: Vec::new(),
             peers: "192.0.2.0/24".to_owned(),

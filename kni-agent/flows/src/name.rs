@@ -67,7 +67,11 @@ pub(super) fn flow(record: &FlowRecord, naming: &dyn Naming) -> FlowView {
             PolicyDirection::Ingress,
             allowed(Verdict::PolicyIngress),
         ),
-        beyond: naming.trail(&event.beyond, PolicyDirection::Beyond, allowed(Verdict::PolicyExternal)),
+        external: naming.trail(
+            &event.beyond,
+            PolicyDirection::External,
+            allowed(Verdict::PolicyExternal),
+        ),
         explanation: String::new(),
     };
     name_pods(&mut flow, network, EndpointId(event.peer), naming);

@@ -24,7 +24,7 @@ pub(super) fn of(flow: &FlowView, ingress_ifindex: u32) -> Vec<String> {
                 _ => judged("ingress", &who(&flow.destination), flow.ingress.as_ref()),
             });
         } else if sender && !denied_before {
-            steps.push(judged("leaving", &who(&flow.source), flow.beyond.as_ref()));
+            steps.push(judged("leaving", &who(&flow.source), flow.external.as_ref()));
         }
     }
     steps.push(if flow.is_drop() {

@@ -20,7 +20,7 @@ pub(super) fn explanation(flow: &FlowView) -> String {
     for (word, trail) in [
         ("egress", &flow.egress),
         ("ingress", &flow.ingress),
-        ("leaving", &flow.beyond),
+        ("leaving", &flow.external),
     ] {
         if let Some(rule) = trail.as_ref().and_then(|trail| trail.rule.as_ref()) {
             append(&mut text, &format!("{word} allowed by {rule}"));
@@ -41,7 +41,7 @@ pub(super) fn reason(flow: &FlowView) -> String {
             .as_ref()
             .and_then(|trail| denial(trail, &destination, "ingress", &source, flow))
     } else if flow.verdict == Verdict::PolicyExternal {
-        flow.beyond
+        flow.external
             .as_ref()
             .and_then(|trail| denial(trail, &source, "leaving", &destination, flow))
     } else {

@@ -31,7 +31,7 @@ pub(super) fn flow(view: &FlowView) -> Flow {
         ifname: view.ifname.clone(),
         egress: view.egress.as_ref().map(decision),
         ingress: view.ingress.as_ref().map(decision),
-        beyond: view.beyond.as_ref().map(decision),
+        beyond: view.external.as_ref().map(decision),
         explanation: view.explanation.clone(),
         lost: 0,
     }

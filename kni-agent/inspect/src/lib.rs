@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kni_cluster::ClusterCache;
 use kni_dataplane::Dataplane;
-use kni_enforcement::PolicySync;
+use kni_enforcement::Enforcer;
 use kni_flows::Flows;
 use kni_model::{
     Attachment, PodRef,
@@ -24,7 +24,7 @@ use kni_uplink::Uplink;
 pub struct Inspector {
     pods: Pods,
     dataplane: Arc<Dataplane>,
-    policies: Arc<PolicySync>,
+    policies: Arc<Enforcer>,
     uplink: Arc<Uplink>,
     flows: Arc<Flows>,
     cluster: Option<ClusterCache>,
@@ -36,7 +36,7 @@ impl Inspector {
     pub fn new(
         pods: Pods,
         dataplane: Arc<Dataplane>,
-        policies: Arc<PolicySync>,
+        policies: Arc<Enforcer>,
         uplink: Arc<Uplink>,
         flows: Arc<Flows>,
         cluster: Option<ClusterCache>,

@@ -94,7 +94,7 @@ pub enum ServiceStep {
     /// Removes rows of `SERVICES`.
     RemoveServices(Vec<ServiceKey>),
     /// Removes UDP flows to these backends, and affinities to them.
-    Forget(Vec<GoneBackend>),
+    RemoveFlows(Vec<GoneBackend>),
     /// Removes rows of `BACKENDS` that no row has named for at least a second.
     RemoveBackends(Vec<BackendKey>),
 }

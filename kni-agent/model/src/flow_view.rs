@@ -46,7 +46,7 @@ pub struct FlowView {
     pub ingress: Option<TrailView>,
     /// The decision of the sender's egress policies about the external destination; `None` when they were not
     /// consulted.
-    pub beyond: Option<TrailView>,
+    pub external: Option<TrailView>,
     /// One line for operators: the result, and the policy or rule that decided.
     pub explanation: String,
 }
@@ -242,7 +242,7 @@ mod tests {
             ifname: "eth0".to_owned(),
             egress: None,
             ingress: None,
-            beyond: None,
+            external: None,
             explanation: String::new(),
         }
     }

@@ -78,7 +78,7 @@ pub enum PolicyDirection {
     /// Traffic that selected pods receive (`kni_common::policy::INGRESS`).
     Ingress,
     /// Traffic that selected pods send to destinations outside the pod networks (`kni_common::policy::EXTERNAL`).
-    Beyond,
+    External,
 }
 
 impl PolicyDirection {
@@ -87,7 +87,7 @@ impl PolicyDirection {
         match self {
             Self::Egress => "egress",
             Self::Ingress => "ingress",
-            Self::Beyond => "rules",
+            Self::External => "rules",
         }
     }
 
@@ -96,7 +96,7 @@ impl PolicyDirection {
         match self {
             Self::Egress => kni_common::policy::EGRESS,
             Self::Ingress => kni_common::policy::INGRESS,
-            Self::Beyond => kni_common::policy::EXTERNAL,
+            Self::External => kni_common::policy::EXTERNAL,
         }
     }
 }
@@ -141,7 +141,7 @@ pub enum PolicyScope {
     All,
 }
 
-/// A policy. NetworkPolicy and MultiNetworkPolicy fill `ingress` and `egress`, EgressPolicy fills `beyond`.
+/// A policy. NetworkPolicy and MultiNetworkPolicy fill `ingress` and `egress`, EgressPolicy fills `external`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     /// Its name.
@@ -156,7 +156,7 @@ pub struct Policy {
     /// Rules for traffic that selected pods send, likewise.
     pub egress: Option<Vec<PolicyRule>>,
     /// The rules of an EgressPolicy.
-    pub beyond: Option<BeyondRules>,
+    pub external: Option<ExternalRules>,
 }
 
 /// An allow rule: any of the peers, on any of the ports.
@@ -209,9 +209,9 @@ pub enum PortMatch {
 
 /// The rules of an EgressPolicy about external destinations.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BeyondRules {
+pub struct ExternalRules {
     /// The rules in order; the first one that matches decides.
-    pub rules: Vec<BeyondRule>,
+    pub rules: Vec<ExternalRule>,
     /// The decision when no rule matches.
     pub otherwise_allow: bool,
     /// Source addresses for egress, at most one per family; without one, that of the network.
@@ -220,7 +220,7 @@ pub struct BeyondRules {
 
 /// One rule of an EgressPolicy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BeyondRule {
+pub struct ExternalRule {
     /// Allow or deny.
     pub allow: bool,
     /// [`PolicyPeer::Block`] only; empty: every destination.

@@ -41,7 +41,7 @@ pub struct Service {
     /// Virtual addresses, at most one per family.
     pub cluster_ips: Vec<IpAddr>,
     /// Whether another proxy on the node serves it. Then only its addresses are known, and there are no ports.
-    pub left: bool,
+    pub foreign: bool,
     /// Its ports.
     pub ports: Vec<ServicePort>,
     /// Seconds for which a client keeps its backend (`sessionAffinity: ClientIP`).

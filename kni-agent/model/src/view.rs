@@ -59,7 +59,7 @@ pub struct RefusedManifest {
 
 /// The desired networks according to the manifests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct WantedNetworks {
+pub struct DesiredNetworks {
     /// Valid networks, each with its origin (file and line).
     pub networks: Vec<(NetworkSpec, String)>,
     /// The refused manifests.

@@ -10,7 +10,7 @@ use kni_ipam::{FamilyUsage, Usage};
 use kni_model::{
     Feature, Network, NetworkId, NetworkName, NetworkSpec, Provider,
     network::EgressMode,
-    view::{AddressUse, NetworkView, RefusedManifest, WantedNetworks},
+    view::{AddressUse, DesiredNetworks, NetworkView, RefusedManifest},
 };
 use kni_plugins::Plugins;
 use kni_store::Change;
@@ -39,10 +39,10 @@ impl NetworkRegistry {
     }
 
     /// Replaces the networks. Attaching begins to work with the first call.
-    pub(crate) async fn apply(&self, desired: WantedNetworks) -> Result<(), AttachError> {
+    pub(crate) async fn apply(&self, desired: DesiredNetworks) -> Result<(), AttachError> {
         let rules = {
             let mut state = self.registry.lock();
-            let WantedNetworks { networks, mut refused } = desired;
+            let DesiredNetworks { networks, mut refused } = desired;
             let networks = retain_default(&state, networks, &mut refused);
             let networks = retain_providers(&state, networks, &mut refused);
             let known = number(&mut state, networks)?;

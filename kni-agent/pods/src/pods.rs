@@ -4,11 +4,11 @@ use std::{future::Future, path::PathBuf, sync::Arc};
 
 use kni_cluster::ClusterCache;
 use kni_dataplane::Dataplane;
-use kni_enforcement::PolicySync;
+use kni_enforcement::Enforcer;
 use kni_model::{
     AttachRequest, PodRef, Sandbox, SandboxId,
     policy::{ContainerPort, Labels},
-    view::WantedNetworks,
+    view::DesiredNetworks,
 };
 use kni_plugins::Plugins;
 use kni_store::Store;
@@ -117,7 +117,7 @@ impl Pods {
     pub async fn start(
         options: PodsOptions,
         dataplane: Arc<Dataplane>,
-        policies: Arc<PolicySync>,
+        policies: Arc<Enforcer>,
         uplink: Arc<Uplink>,
         store: Store,
     ) -> Result<Self, AttachError> {
@@ -224,7 +224,7 @@ impl Pods {
     }
 
     /// Replaces the networks.
-    pub async fn apply_networks(&self, networks: WantedNetworks) -> Result<(), AttachError> {
+    pub async fn apply_networks(&self, networks: DesiredNetworks) -> Result<(), AttachError> {
         self.run(|service| async move { service.networks.apply(networks).await })
             .await
     }

@@ -28,12 +28,12 @@ pub(super) struct Content {
     pub(super) reference: PolicyRef,
     pub(super) egress: Option<Vec<Rule>>,
     pub(super) ingress: Option<Vec<Rule>>,
-    pub(super) beyond: Option<Beyond>,
+    pub(super) external: Option<External>,
 }
 
 /// Rules of an `EgressPolicy`.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(super) struct Beyond {
+pub(super) struct External {
     pub(super) rules: Vec<Rule>,
     pub(super) otherwise_allow: bool,
     /// The reference for the decision when no rule matches: its index is one past the last rule.
@@ -108,27 +108,27 @@ impl Body {
         };
         let egress = direction(PolicyDirection::Egress, &policy.egress);
         let ingress = direction(PolicyDirection::Ingress, &policy.ingress);
-        let beyond = policy.beyond.as_ref().map(|beyond| {
-            let list = beyond.rules.iter().map(|rule| (&*rule.to, &*rule.ports)).collect();
-            let mut compiled = rules(PolicyDirection::Beyond, true, list);
-            for (rule, from) in compiled.iter_mut().zip(&beyond.rules) {
+        let external = policy.external.as_ref().map(|external| {
+            let list = external.rules.iter().map(|rule| (&*rule.to, &*rule.ports)).collect();
+            let mut compiled = rules(PolicyDirection::External, true, list);
+            for (rule, from) in compiled.iter_mut().zip(&external.rules) {
                 rule.allow = from.allow;
             }
             let end = u32::try_from(compiled.len()).unwrap_or(u32::MAX);
-            Beyond {
+            External {
                 rules: compiled,
-                otherwise_allow: beyond.otherwise_allow,
-                otherwise: name(policy, PolicyDirection::Beyond, end),
+                otherwise_allow: external.otherwise_allow,
+                otherwise: name(policy, PolicyDirection::External, end),
             }
         });
-        if egress.is_none() && ingress.is_none() && beyond.is_none() {
+        if egress.is_none() && ingress.is_none() && external.is_none() {
             return None;
         }
         let content = Content {
             reference: policy.reference.clone(),
             egress,
             ingress,
-            beyond,
+            external,
         };
         Some(Self {
             hash: stable::hash(&content),
@@ -141,7 +141,7 @@ impl Body {
         match direction {
             PolicyDirection::Egress => self.content.egress.as_deref(),
             PolicyDirection::Ingress => self.content.ingress.as_deref(),
-            PolicyDirection::Beyond => None,
+            PolicyDirection::External => None,
         }
     }
 
@@ -149,7 +149,7 @@ impl Body {
     pub(super) fn rules(&self) -> impl Iterator<Item = &Rule> {
         let content = &self.content;
         let allows = content.egress.iter().chain(&content.ingress).flatten();
-        allows.chain(content.beyond.iter().flat_map(|beyond| &beyond.rules))
+        allows.chain(content.external.iter().flat_map(|external| &external.rules))
     }
 
     /// Whether the policy denies by default in a direction.
@@ -157,7 +157,7 @@ impl Body {
         match direction {
             PolicyDirection::Egress => self.content.egress.is_some(),
             PolicyDirection::Ingress => self.content.ingress.is_some(),
-            PolicyDirection::Beyond => self.content.beyond.as_ref().is_some_and(|b| !b.otherwise_allow),
+            PolicyDirection::External => self.content.external.as_ref().is_some_and(|b| !b.otherwise_allow),
         }
     }
 }
@@ -208,8 +208,8 @@ impl Ports {
             return None;
         };
         let mut found = ranges.clone();
-        for wanted in named {
-            let ports = names.iter().filter(|port| wanted.is(port));
+        for desired in named {
+            let ports = names.iter().filter(|port| desired.is(port));
             found.extend(ports.map(|port| PortRange {
                 protocol: port.protocol,
                 first: port.port,

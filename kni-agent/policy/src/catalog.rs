@@ -77,7 +77,7 @@ impl Catalog {
             self.index();
             let bodies = self.policies.iter().filter_map(|listed| listed.body.as_deref());
             let named = bodies.flat_map(Body::rules).flat_map(|rule| &rule.peers);
-            replaced.peers = self.peers.settle(named);
+            replaced.peers = self.peers.set_named(named);
         }
         replaced
     }
@@ -147,7 +147,7 @@ pub(super) fn egress_addresses<'a>(policies: impl IntoIterator<Item = &'a Listed
     let mut found: Vec<IpAddr> = Vec::new();
     for address in policies
         .into_iter()
-        .filter_map(|listed| listed.policy.beyond.as_ref())
+        .filter_map(|listed| listed.policy.external.as_ref())
         .flat_map(|b| &b.egress_addresses)
     {
         if found.iter().all(|known| known.is_ipv4() != address.is_ipv4()) {

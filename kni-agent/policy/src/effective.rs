@@ -58,22 +58,22 @@ pub(super) fn of_set(set: &PolicySet, tables: &PolicyTables, references: &Refere
                 ports: ports(&rule.ports),
                 hits: hits_of(&rule.name),
             }));
-            let beyond = body
+            let external = body
                 .content
-                .beyond
+                .external
                 .as_ref()
-                .filter(|_| direction == PolicyDirection::Beyond);
+                .filter(|_| direction == PolicyDirection::External);
             found.extend(
-                beyond
-                    .filter(|beyond| beyond.otherwise_allow)
-                    .map(|beyond| EffectiveRule {
-                        rule: Some((*beyond.otherwise).clone()),
+                external
+                    .filter(|external| external.otherwise_allow)
+                    .map(|external| EffectiveRule {
+                        rule: Some((*external.otherwise).clone()),
                         direction,
                         allow: true,
                         isolating: Vec::new(),
                         peers: "otherwise".to_owned(),
                         ports: "all".to_owned(),
-                        hits: hits_of(&beyond.otherwise),
+                        hits: hits_of(&external.otherwise),
                     }),
             );
         }
@@ -97,14 +97,14 @@ fn default_deny(
         ordinal: DEFAULT_DENY,
         direction: code(direction),
     }];
-    if direction == PolicyDirection::Beyond {
-        let beyond = set
+    if direction == PolicyDirection::External {
+        let external = set
             .content
             .bodies()
             .iter()
-            .filter_map(|body| body.content.beyond.as_ref());
-        let denying = beyond.filter(|beyond| !beyond.otherwise_allow);
-        keys.extend(denying.filter_map(|beyond| hits.get(&*beyond.otherwise)).flatten());
+            .filter_map(|body| body.content.external.as_ref());
+        let denying = external.filter(|external| !external.otherwise_allow);
+        keys.extend(denying.filter_map(|external| hits.get(&*external.otherwise)).flatten());
     }
     Some(EffectiveRule {
         rule: None,
@@ -118,13 +118,15 @@ fn default_deny(
 }
 
 fn rules(body: &Body, direction: PolicyDirection) -> impl Iterator<Item = &Rule> {
-    let beyond = body
+    let external = body
         .content
-        .beyond
+        .external
         .as_ref()
-        .filter(|_| direction == PolicyDirection::Beyond);
+        .filter(|_| direction == PolicyDirection::External);
     let allows = body.allows(direction).unwrap_or_default();
-    allows.iter().chain(beyond.into_iter().flat_map(|beyond| &beyond.rules))
+    allows
+        .iter()
+        .chain(external.into_iter().flat_map(|external| &external.rules))
 }
 
 /// The counters of each rule.

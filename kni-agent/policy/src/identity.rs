@@ -30,7 +30,7 @@ pub(super) struct Identity {
 
 /// The peers and port names that the active policy sets of a network refer to.
 #[derive(Debug)]
-pub(super) struct Questions {
+pub(super) struct PeerIndex {
     network: u32,
     pub(super) sets: BTreeMap<u32, Arc<PolicySet>>,
     /// Sets by the peers that they refer to.
@@ -47,7 +47,7 @@ pub(super) struct PodAddress<'a> {
     pub(super) ports: &'a [ContainerPort],
 }
 
-impl Questions {
+impl PeerIndex {
     /// No policy set is active.
     pub(super) fn new(network: u32) -> Self {
         Self {
@@ -66,20 +66,20 @@ impl Questions {
         let come = self.sets.iter().filter(|(number, _)| !before.contains_key(number));
         for (number, set) in come.clone() {
             for peer in &set.peers {
-                let asking = self.by_peer.entry(Arc::clone(peer)).or_default();
-                if asking.is_empty() {
+                let users = self.by_peer.entry(Arc::clone(peer)).or_default();
+                if users.is_empty() {
                     self.blocks.add(peer);
                 }
-                asking.push(*number);
+                users.push(*number);
             }
         }
         for (number, set) in gone.clone() {
             for peer in &set.peers {
-                let Some(asking) = self.by_peer.get_mut(peer) else {
+                let Some(users) = self.by_peer.get_mut(peer) else {
                     continue;
                 };
-                asking.retain(|known| known != number);
-                if asking.is_empty() {
+                users.retain(|known| known != number);
+                if users.is_empty() {
                     self.by_peer.remove(peer);
                     self.blocks.remove(peer);
                 }
@@ -95,13 +95,13 @@ impl Questions {
 
     /// The identity of a pod's address.
     pub(super) fn of_pod(&self, pod: &PodAddress<'_>) -> Identity {
-        let asked = pod
+        let relevant = pod
             .peers
             .iter()
             .filter(|peer| self.by_peer.contains_key(*peer))
             .cloned();
         let blocks = self.blocks.of_address(pod.address).iter().cloned();
-        let mut peers: Vec<Arc<Peer>> = asked.chain(blocks).collect();
+        let mut peers: Vec<Arc<Peer>> = relevant.chain(blocks).collect();
         peers.sort_unstable();
         Identity {
             network: self.network,
@@ -117,7 +117,7 @@ impl Questions {
     }
 
     /// The sets that may have rows for an identity of their own, by number.
-    pub(super) fn asking<'a>(&'a self, identity: &Identity) -> Vec<&'a Arc<PolicySet>> {
+    pub(super) fn sets_of<'a>(&'a self, identity: &Identity) -> Vec<&'a Arc<PolicySet>> {
         let by_peer = identity
             .peers
             .iter()
@@ -128,7 +128,7 @@ impl Questions {
             numbers.extend(
                 self.sets
                     .values()
-                    .filter(|set| set.everybody_by_name)
+                    .filter(|set| set.wildcard_by_name)
                     .map(|set| set.number),
             );
         }
@@ -151,14 +151,14 @@ impl Questions {
             let identity = self.of_pod(pod);
             let known = hosts
                 .entry(Prefix::host(pod.address))
-                .or_insert_with(|| Identity::nobody(network));
+                .or_insert_with(|| Identity::unmatched(network));
             known.join(identity);
         }
         let hidden = |prefix: &Prefix| hosts.contains_key(prefix);
         let mut regions = self.blocks.identities(hidden, |blocks| {
             let identity = Identity {
                 peers: blocks.to_vec(),
-                ..Identity::nobody(network)
+                ..Identity::unmatched(network)
             };
             number(identities, identity)
         });
@@ -190,7 +190,7 @@ fn without_repetition(regions: Vec<(Prefix, u32)>) -> Vec<(Prefix, u32)> {
 }
 
 impl Identity {
-    fn nobody(network: u32) -> Self {
+    fn unmatched(network: u32) -> Self {
         Self {
             network,
             peers: Vec::new(),

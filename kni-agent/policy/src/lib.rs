@@ -2,11 +2,12 @@
 //! rows.
 //! Layer: engine.
 
-mod beyond;
 mod blocks;
 mod body;
 mod catalog;
+mod desired;
 mod effective;
+mod external;
 mod identity;
 mod judge;
 mod peer;
@@ -20,7 +21,6 @@ mod stable;
 #[cfg(test)]
 mod tests;
 mod transition;
-mod wanted;
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -31,9 +31,9 @@ use kni_model::{
 
 use self::{
     catalog::Catalog,
+    desired::{Compiler, Desired},
     pods::{Pods, Sets},
-    transition::Doubt,
-    wanted::{Compiler, Wanted},
+    transition::Unconfirmed,
 };
 pub use self::{effective::EffectiveRule, judge::judge, selector::matches};
 
@@ -51,8 +51,8 @@ pub struct PolicyEngine {
     /// The current tables.
     tables: PolicyTables,
     /// The desired tables as of the last plan.
-    wanted: Wanted,
-    doubt: Doubt,
+    desired: Desired,
+    unconfirmed: Unconfirmed,
     /// Whether an input changed since the last plan.
     is_stale: bool,
 }
@@ -96,22 +96,22 @@ impl PolicyEngine {
         {
             return;
         }
-        let reborn = self.pods.put(pod, &self.catalog, &mut self.sets);
-        self.forget(&reborn);
+        let recreated = self.pods.put(pod, &self.catalog, &mut self.sets);
+        self.remove_rows(&recreated);
         self.is_stale = true;
     }
 
     /// Removes a pod. Its endpoints are removed at once, because their rows no longer belong to it.
     pub fn remove_pod(&mut self, sandbox: &SandboxId) {
         let gone = self.pods.remove(sandbox);
-        self.forget(&gone);
+        self.remove_rows(&gone);
         self.is_stale = true;
     }
 
-    fn forget(&mut self, endpoints: &[EndpointId]) {
+    fn remove_rows(&mut self, endpoints: &[EndpointId]) {
         for endpoint in endpoints {
             self.tables.endpoints.remove(endpoint);
-            self.wanted.tables.endpoints.remove(endpoint);
+            self.desired.tables.endpoints.remove(endpoint);
         }
     }
 
@@ -124,23 +124,28 @@ impl PolicyEngine {
     /// plan.
     pub fn plan(&mut self) -> Vec<PolicyStep> {
         if self.is_stale {
-            self.compiler.compile(&self.pods, &mut self.wanted);
+            self.compiler.compile(&self.pods, &mut self.desired);
             self.is_stale = false;
         }
-        let plan = transition::plan(&self.tables, &self.wanted.tables, &self.wanted.networks, &self.doubt);
-        for (stand_in, set) in plan.stand_ins {
+        let plan = transition::plan(
+            &self.tables,
+            &self.desired.tables,
+            &self.desired.networks,
+            &self.unconfirmed,
+        );
+        for (substitute, set) in plan.substitutes {
             if let Some(content) = self.sets.contents.get(set).cloned() {
-                self.sets.contents.also(stand_in, content);
+                self.sets.contents.also(substitute, content);
             }
         }
-        self.doubt.add(&plan.steps);
+        self.unconfirmed.add(&plan.steps);
         plan.steps
     }
 
     /// Marks the last plan as carried out.
     pub fn confirm(&mut self) {
-        self.tables.clone_from(&self.wanted.tables);
-        self.doubt = Doubt::default();
+        self.tables.clone_from(&self.desired.tables);
+        self.unconfirmed = Unconfirmed::default();
         let tables = &self.tables;
         self.sets
             .retain(|number| tables.endpoints.values().any(|endpoint| endpoint.policy == number));
@@ -154,7 +159,7 @@ impl PolicyEngine {
 
     /// The desired enforcement of an endpoint as of the last plan; `None` for an unknown endpoint.
     pub fn enforcement(&self, endpoint: EndpointId) -> Option<Enforcement> {
-        self.wanted.tables.endpoints.get(&endpoint).copied()
+        self.desired.tables.endpoints.get(&endpoint).copied()
     }
 
     /// The rule that a trail refers to, also for a set that was removed recently. `None` when no rule decided. An index
@@ -177,7 +182,7 @@ impl PolicyEngine {
     /// Every rule enforced at an endpoint, and its default denies. Empty where no policy selects it.
     pub fn effective(&self, endpoint: EndpointId) -> Vec<EffectiveRule> {
         let selected = self.pods.selected(endpoint).and_then(|selected| selected.set.as_ref());
-        let rules = selected.map(|set| effective::of_set(set, &self.wanted.tables, &self.compiler.references));
+        let rules = selected.map(|set| effective::of_set(set, &self.desired.tables, &self.compiler.references));
         rules.unwrap_or_default()
     }
 

@@ -125,7 +125,7 @@ impl Peers {
     }
 
     /// Removes the peers without references and returns the changes of the named peers.
-    pub(super) fn settle<'a>(&mut self, named: impl IntoIterator<Item = &'a Arc<Peer>>) -> NamedPeers {
+    pub(super) fn set_named<'a>(&mut self, named: impl IntoIterator<Item = &'a Arc<Peer>>) -> NamedPeers {
         let before = std::mem::take(&mut self.index).peers;
         let mut known: HashSet<&Arc<Peer>> = before.iter().collect();
         let mut indexed = HashSet::new();
@@ -228,7 +228,7 @@ mod tests {
             other,
             "the same from everywhere"
         );
-        peers.settle([&own, &all, &other]);
+        peers.set_named([&own, &all, &other]);
         let find = |namespace: &str, pod: &str| {
             peers.of_pod(
                 namespace,
@@ -253,10 +253,10 @@ mod tests {
             except: vec![],
         };
         let held = peers.intern(&block, "x");
-        peers.settle([&held]);
+        peers.set_named([&held]);
         assert_eq!(peers.known.len(), 1);
         drop(held);
-        peers.settle([]);
+        peers.set_named([]);
         assert!(peers.known.is_empty());
     }
 }

@@ -113,7 +113,7 @@ impl Pods {
 
     /// Adds or replaces a pod. Returns the endpoints that start anew: their rows in the tables belong to another pod.
     pub(super) fn put(&mut self, pod: PolicyPod, catalog: &Catalog, sets: &mut Sets) -> Vec<EndpointId> {
-        let mut reborn = Vec::new();
+        let mut recreated = Vec::new();
         let before = self
             .by_sandbox
             .get(&pod.sandbox)
@@ -127,19 +127,19 @@ impl Pods {
                 .filter(|_| !pod.interfaces.iter().any(|now| stays(&now)))
             {
                 self.owners.remove(&endpoint);
-                reborn.push(endpoint);
+                recreated.push(endpoint);
             }
         }
         for endpoint in pod.interfaces.iter().filter_map(|interface| interface.endpoint) {
             let owner = self.owners.insert(endpoint, pod.sandbox.clone());
             if owner.is_some_and(|owner| owner != pod.sandbox) {
-                reborn.push(endpoint);
+                recreated.push(endpoint);
             }
         }
         let sandbox = pod.sandbox.clone();
         let pod = self.judged(pod, catalog, sets);
         self.by_sandbox.insert(sandbox, pod);
-        reborn
+        recreated
     }
 
     /// Removes a pod and returns the endpoints that still belonged to it.

@@ -6,8 +6,8 @@ use kni_common::policy::{PORTS_ALL, PORTS_NONE, PolicyValue};
 use kni_model::policy::{PolicyDirection, RuleRef};
 
 use super::{
-    beyond::{self, Answer},
     body::Rule,
+    external::{self, Answer},
     identity::Identity,
     ports::{PortRange, PortSet, allowing},
     set::{DIRECTIONS, PolicySet},
@@ -53,16 +53,16 @@ impl References {
 }
 
 /// The wildcard rows: for peers that have none of their own.
-pub(super) fn for_everybody(set: &PolicySet, references: &mut References) -> Rows {
+pub(super) fn for_wildcard(set: &PolicySet, references: &mut References) -> Rows {
     DIRECTIONS.map(|direction| match direction {
         PolicyDirection::Egress | PolicyDirection::Ingress if !set.isolates(direction) => Some(UNRESTRICTED),
         PolicyDirection::Egress | PolicyDirection::Ingress => {
             let rules = set
-                .everybody(direction)
+                .wildcard(direction)
                 .map(|rule| (rule, resolved(set, None, direction, rule)));
             union(rules.collect(), references)
         }
-        PolicyDirection::Beyond => beyond_row(set, None, references),
+        PolicyDirection::External => external_row(set, None, references),
     })
 }
 
@@ -70,11 +70,11 @@ pub(super) fn for_everybody(set: &PolicySet, references: &mut References) -> Row
 pub(super) fn for_identity(set: &PolicySet, identity: &Identity, all: &Rows, references: &mut References) -> Rows {
     let mut rows = DIRECTIONS.map(|direction| match direction {
         PolicyDirection::Egress | PolicyDirection::Ingress => allow_row(set, identity, direction, references),
-        PolicyDirection::Beyond if set.is_beyond(&identity.peers) => {
-            let row = beyond_row(set, Some(identity), references);
+        PolicyDirection::External if set.is_external(&identity.peers) => {
+            let row = external_row(set, Some(identity), references);
             Some(row.unwrap_or(NOTHING))
         }
-        PolicyDirection::Beyond => None,
+        PolicyDirection::External => None,
     });
     for (row, all) in rows.iter_mut().zip(all) {
         if row == all || (*row == Some(NOTHING) && all.is_none()) {
@@ -113,15 +113,15 @@ fn allow_row(
         .map(resolve)
         .collect();
     rules.retain(opens);
-    let everybody: Vec<Opened<'_>> = set.everybody(direction).map(resolve).collect();
+    let wildcard: Vec<Opened<'_>> = set.wildcard(direction).map(resolve).collect();
     let by_name = direction == PolicyDirection::Egress
-        && everybody
+        && wildcard
             .iter()
             .any(|rule| !rule.0.ports.named().is_empty() && opens(rule));
     if rules.is_empty() && !by_name {
         return None;
     }
-    rules.extend(everybody);
+    rules.extend(wildcard);
     union(rules, references)
 }
 
@@ -135,7 +135,7 @@ fn resolved(
     let names = match direction {
         PolicyDirection::Ingress => set.own_names(),
         PolicyDirection::Egress => peer.map_or(&[][..], |peer| &peer.names),
-        PolicyDirection::Beyond => &[],
+        PolicyDirection::External => &[],
     };
     rule.ports.resolve(names)
 }
@@ -155,13 +155,13 @@ fn union(rules: Vec<Opened<'_>>, references: &mut References) -> Option<PolicyVa
     }
 }
 
-fn beyond_row(set: &PolicySet, identity: Option<&Identity>, references: &mut References) -> Option<PolicyValue> {
+fn external_row(set: &PolicySet, identity: Option<&Identity>, references: &mut References) -> Option<PolicyValue> {
     let bodies = set.content.bodies();
-    if bodies.iter().all(|body| body.content.beyond.is_none()) {
+    if bodies.iter().all(|body| body.content.external.is_none()) {
         return Some(UNRESTRICTED);
     }
     let peers = identity.map_or(&[][..], |identity| &identity.peers);
-    match beyond::answer(bodies, peers) {
+    match external::answer(bodies, peers) {
         Answer::All(rule) => Some(references.all(rule)),
         Answer::Ports(ports, rules) => Some(references.some(ports, rules)),
         Answer::Nothing => None,

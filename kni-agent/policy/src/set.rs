@@ -19,7 +19,7 @@ pub(super) const ALLOWING: [PolicyDirection; 2] = [PolicyDirection::Egress, Poli
 pub(super) const DIRECTIONS: [PolicyDirection; 3] = [
     PolicyDirection::Egress,
     PolicyDirection::Ingress,
-    PolicyDirection::Beyond,
+    PolicyDirection::External,
 ];
 
 /// The key of a policy set.
@@ -70,15 +70,15 @@ pub(super) struct PolicySet {
     /// Rules that name the peer, in order, by [`ALLOWING`].
     by_peer: [HashMap<Arc<Peer>, Vec<Place>>; 2],
     /// Rules that match every peer, in order, by [`ALLOWING`].
-    everybody: [Vec<Place>; 2],
+    wildcard: [Vec<Place>; 2],
     /// Peers of rules about external destinations.
-    beyond: HashSet<Arc<Peer>>,
+    external: HashSet<Arc<Peer>>,
     /// Every peer, sorted.
     pub(super) peers: Vec<Arc<Peer>>,
     /// Port names that are resolved with the ports of the peer.
     pub(super) names: BTreeSet<NamedPort>,
     /// Whether a rule allows such a port name to every peer.
-    pub(super) everybody_by_name: bool,
+    pub(super) wildcard_by_name: bool,
 }
 
 impl PolicySet {
@@ -87,11 +87,11 @@ impl PolicySet {
         let mut set = Self {
             number,
             by_peer: [HashMap::new(), HashMap::new()],
-            everybody: [Vec::new(), Vec::new()],
-            beyond: HashSet::new(),
+            wildcard: [Vec::new(), Vec::new()],
+            external: HashSet::new(),
             peers: Vec::new(),
             names: BTreeSet::new(),
-            everybody_by_name: false,
+            wildcard_by_name: false,
             content: Arc::clone(content),
         };
         for (policy, body) in content.bodies.iter().enumerate() {
@@ -103,11 +103,11 @@ impl PolicySet {
     }
 
     fn add(&mut self, policy: usize, body: &Body) {
-        let by_direction = self.by_peer.iter_mut().zip(&mut self.everybody);
-        for (direction, (by_peer, everybody)) in ALLOWING.into_iter().zip(by_direction) {
+        let by_direction = self.by_peer.iter_mut().zip(&mut self.wildcard);
+        for (direction, (by_peer, wildcard)) in ALLOWING.into_iter().zip(by_direction) {
             for (position, rule) in body.allows(direction).into_iter().flatten().enumerate() {
                 if rule.peers.is_empty() {
-                    everybody.push((policy, position));
+                    wildcard.push((policy, position));
                 }
                 for peer in &rule.peers {
                     by_peer.entry(Arc::clone(peer)).or_default().push((policy, position));
@@ -116,10 +116,10 @@ impl PolicySet {
         }
         for rule in body.content.egress.iter().flatten() {
             self.names.extend(rule.ports.named().iter().cloned());
-            self.everybody_by_name |= rule.peers.is_empty() && !rule.ports.named().is_empty();
+            self.wildcard_by_name |= rule.peers.is_empty() && !rule.ports.named().is_empty();
         }
-        for rule in body.content.beyond.iter().flat_map(|beyond| &beyond.rules) {
-            self.beyond.extend(rule.peers.iter().cloned());
+        for rule in body.content.external.iter().flat_map(|external| &external.rules) {
+            self.external.extend(rule.peers.iter().cloned());
         }
         self.peers
             .extend(body.rules().flat_map(|rule| rule.peers.iter().cloned()));
@@ -131,16 +131,16 @@ impl PolicySet {
     }
 
     /// Whether any rule about external destinations has one of these peers.
-    pub(super) fn is_beyond(&self, peers: &[Arc<Peer>]) -> bool {
-        peers.iter().any(|peer| self.beyond.contains(peer))
+    pub(super) fn is_external(&self, peers: &[Arc<Peer>]) -> bool {
+        peers.iter().any(|peer| self.external.contains(peer))
     }
 
     /// The rules that match every peer.
-    pub(super) fn everybody(&self, direction: PolicyDirection) -> impl Iterator<Item = &Rule> {
+    pub(super) fn wildcard(&self, direction: PolicyDirection) -> impl Iterator<Item = &Rule> {
         let places = ALLOWING
             .iter()
             .position(|d| *d == direction)
-            .and_then(|at| self.everybody.get(at));
+            .and_then(|at| self.wildcard.get(at));
         places
             .into_iter()
             .flatten()

@@ -7,7 +7,7 @@ use kni_model::service::{NodePlace, SliceEndpoint, TrafficDistribution};
 
 /// Why a frontend has no backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum WhyEmpty {
+pub enum NoBackendReason {
     /// No `EndpointSlice` has an endpoint of this family for this port.
     #[error("there is no endpoint")]
     NoEndpoint,
@@ -58,7 +58,7 @@ pub(super) struct Choice {
     /// Backends that still serve existing flows, whether chosen or not, on any node.
     pub(super) serving: BTreeSet<BackendValue>,
     /// Set when there are no backends.
-    pub(super) empty: Option<WhyEmpty>,
+    pub(super) empty: Option<NoBackendReason>,
 }
 
 impl Candidate {
@@ -118,9 +118,9 @@ pub(super) fn choose(
     let usable = if ready.is_empty() { draining } else { ready };
     let empty = match (usable.is_empty(), candidates.is_empty(), somewhere) {
         (false, _, _) => None,
-        (true, true, _) => Some(WhyEmpty::NoEndpoint),
-        (true, false, false) => Some(WhyEmpty::NoneReady),
-        (true, false, true) => Some(WhyEmpty::NoneLocal),
+        (true, true, _) => Some(NoBackendReason::NoEndpoint),
+        (true, false, false) => Some(NoBackendReason::NoneReady),
+        (true, false, true) => Some(NoBackendReason::NoneLocal),
     };
     Choice {
         backends: usable.into_iter().map(|(backend, _)| backend).collect(),

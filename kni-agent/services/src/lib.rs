@@ -13,16 +13,16 @@ use kni_model::{
 };
 
 mod choose;
-mod known;
+mod map_state;
 mod plan;
 mod resolve;
 #[cfg(test)]
 mod tests;
 mod view;
 
-pub use choose::WhyEmpty;
-use known::Known;
-use resolve::{Inputs, Wanted};
+pub use choose::NoBackendReason;
+use map_state::MapState;
+use resolve::{Desired, Inputs};
 pub use view::FrontendView;
 
 /// Turns Services, their endpoints and the networks into steps that update the dataplane's service tables.
@@ -36,10 +36,10 @@ pub use view::FrontendView;
 #[derive(Debug)]
 pub struct ServiceEngine {
     inputs: Inputs,
-    /// Whether an input changed since `wanted` was computed.
+    /// Whether an input changed since `desired` was computed.
     changed: bool,
-    wanted: Wanted,
-    known: Known,
+    desired: Desired,
+    maps: MapState,
     /// Steps that were handed out and not confirmed.
     pending: Vec<ServiceStep>,
     /// Frontends of the last plan, by id.
@@ -59,8 +59,8 @@ impl ServiceEngine {
                 ..Inputs::default()
             },
             changed: true,
-            wanted: Wanted::default(),
-            known: Known::adopt(adopted),
+            desired: Desired::default(),
+            maps: MapState::adopt(adopted),
             pending: Vec::new(),
             ids: BTreeMap::new(),
             hz,
@@ -68,7 +68,7 @@ impl ServiceEngine {
     }
 
     /// Replaces all Services. They must not include headless ones. Those of another proxy have no rows;
-    /// [`left_addresses`](Self::left_addresses) lists their addresses.
+    /// [`foreign_addresses`](Self::left_addresses) lists their addresses.
     pub fn set_services(&mut self, mut services: Vec<Service>) {
         services.sort_by(|a, b| a.reference.cmp(&b.reference));
         self.changed |= self.inputs.services != services;
@@ -91,27 +91,27 @@ impl ServiceEngine {
 
     /// Records that a second has passed. The first plan after the second tick removes unreferenced lists.
     pub fn tick(&mut self) {
-        self.known.tick();
+        self.maps.tick();
     }
 
     /// The steps from the known state of the maps to the desired state; empty when nothing is to be done. Cheap when no
     /// input changed, so it may follow every [`tick`](Self::tick).
     pub fn plan(&mut self) -> Vec<ServiceStep> {
         if !self.pending.is_empty() {
-            self.known.doubt(&self.pending);
+            self.maps.mark_unconfirmed(&self.pending);
             self.pending.clear();
         }
-        if !self.changed && !self.known.has_work() {
+        if !self.changed && !self.maps.has_work() {
             return Vec::new();
         }
         if self.changed {
-            self.wanted = resolve::resolve(&self.inputs);
+            self.desired = resolve::resolve(&self.inputs);
             self.changed = false;
         }
-        let plan = plan::plan(&mut self.known, &self.wanted, self.hz);
+        let plan = plan::plan(&mut self.maps, &self.desired, self.hz);
         self.ids = plan.ids;
         if plan.steps.is_empty() {
-            self.known.settle();
+            self.maps.confirm_all();
         }
         self.pending.clone_from(&plan.steps);
         plan.steps
@@ -120,38 +120,38 @@ impl ServiceEngine {
     /// Marks all steps of the last plan as carried out.
     pub fn confirm(&mut self) {
         for step in std::mem::take(&mut self.pending) {
-            self.known.apply(step);
+            self.maps.apply(step);
         }
-        self.known.settle();
+        self.maps.confirm_all();
     }
 
     /// The adopted and confirmed content of the maps, including lists that are about to be removed.
     pub fn tables(&self) -> &ServiceTables {
-        self.known.tables()
+        self.maps.tables()
     }
 
     /// Virtual addresses of Services that another proxy serves, as of the last plan. They have no rows, so that packets
     /// to them reach that proxy. Networks without such Services are left out.
-    pub fn left_addresses(&self) -> &BTreeMap<NetworkId, BTreeSet<IpAddr>> {
-        &self.wanted.left
+    pub fn foreign_addresses(&self) -> &BTreeMap<NetworkId, BTreeSet<IpAddr>> {
+        &self.desired.foreign
     }
 
     /// The service port with this id, as of the last plan.
     pub fn name(&self, service: u32) -> Option<(ServiceRef, ServicePort)> {
-        let frontend = self.wanted.frontends.get(self.ids.get(&service)?)?;
+        let frontend = self.desired.frontends.get(self.ids.get(&service)?)?;
         Some((frontend.service.clone(), frontend.port.clone()))
     }
 
     /// The frontend at an address and port, as of the last plan.
     pub fn lookup(&self, network: NetworkId, address: IpAddr, protocol: u8, port: u16) -> Option<FrontendView> {
         let key = service_key(network, address, protocol, port);
-        let frontend = self.wanted.frontends.get(&key)?;
+        let frontend = self.desired.frontends.get(&key)?;
         Some(FrontendView::new(&key, frontend))
     }
 
     /// All frontends as of the last plan, by network, address and port.
     pub fn frontends(&self) -> Vec<FrontendView> {
-        let frontends = self.wanted.frontends.iter();
+        let frontends = self.desired.frontends.iter();
         frontends
             .map(|(key, frontend)| FrontendView::new(key, frontend))
             .collect()
@@ -160,7 +160,7 @@ impl ServiceEngine {
     /// The parts of Services that are not applied, with the reasons, as of the last plan: a port that another Service
     /// has at the same address (the first by namespace and name wins), or an unknown network.
     pub fn refused(&self) -> Vec<String> {
-        self.wanted.refused.clone()
+        self.desired.refused.clone()
     }
 }
 

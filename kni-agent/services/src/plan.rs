@@ -9,9 +9,9 @@ use kni_common::{
 use kni_model::{GoneBackend, ServiceStep};
 
 use super::{
-    choose::WhyEmpty,
-    known::{Known, UDP},
-    resolve::{Frontend, Wanted},
+    choose::NoBackendReason,
+    map_state::{MapState, UDP},
+    resolve::{Desired, Frontend},
 };
 
 /// Steps, and the resulting frontends by id.
@@ -20,24 +20,24 @@ pub(super) struct Plan {
     pub(super) ids: BTreeMap<u32, ServiceKey>,
 }
 
-pub(super) fn plan(known: &mut Known, wanted: &Wanted, hz: u32) -> Plan {
+pub(super) fn plan(maps: &mut MapState, desired: &Desired, hz: u32) -> Plan {
     let mut draft = Draft {
-        numbers: known.numbers(),
-        known,
+        numbers: maps.numbers(),
+        maps,
         hz,
         ids: BTreeMap::new(),
         backends: Vec::new(),
         services: Vec::new(),
         gone: Vec::new(),
     };
-    for (key, frontend) in &wanted.frontends {
+    for (key, frontend) in &desired.frontends {
         draft.add(*key, frontend);
     }
-    draft.finish(wanted)
+    draft.finish(desired)
 }
 
 struct Draft<'a> {
-    known: &'a mut Known,
+    maps: &'a mut MapState,
     hz: u32,
     /// Numbers that are in use.
     numbers: BTreeSet<u32>,
@@ -51,7 +51,7 @@ impl Draft<'_> {
     fn add(&mut self, key: ServiceKey, frontend: &Frontend) {
         let service = self.id(key);
         let backends = &frontend.choice.backends;
-        let local = frontend.choice.empty == Some(WhyEmpty::NoneLocal);
+        let local = frontend.choice.empty == Some(NoBackendReason::NoneLocal);
         let value = ServiceValue {
             service,
             backends: self.list(&key, backends),
@@ -59,17 +59,17 @@ impl Draft<'_> {
             flags: if local { SERVICE_DROP_IF_EMPTY } else { 0 },
             affinity: frontend.affinity_seconds.unwrap_or(0).saturating_mul(self.hz),
         };
-        if self.known.certain(&key) != Some(&value) {
+        if self.maps.confirmed(&key) != Some(&value) {
             self.services.push((key, value));
         }
-        self.forget(key, service, frontend);
+        self.remove_stale_flows(key, service, frontend);
     }
 
     /// The id of the frontend, or a new one; also a new one if its row has no id or the id of another frontend.
     fn id(&mut self, key: ServiceKey) -> u32 {
         let is_free = |id: &u32| *id != 0 && !self.ids.contains_key(id);
-        let kept = self.known.values(&key).map(|value| value.service).find(is_free);
-        let id = kept.unwrap_or_else(|| self.known.fresh(&mut self.numbers));
+        let kept = self.maps.values(&key).map(|value| value.service).find(is_free);
+        let id = kept.unwrap_or_else(|| self.maps.fresh(&mut self.numbers));
         self.ids.insert(id, key);
         id
     }
@@ -79,10 +79,10 @@ impl Draft<'_> {
         if backends.is_empty() {
             return 0;
         }
-        let is_same = |list: &u32| *list != 0 && self.known.is_list(*list, backends);
-        let list = self.known.values(key).map(|value| value.backends).find(is_same);
-        let complete = list.is_some_and(|list| !self.known.is_doubtful_list(list));
-        let list = list.unwrap_or_else(|| self.known.fresh(&mut self.numbers));
+        let is_same = |list: &u32| *list != 0 && self.maps.is_list(*list, backends);
+        let list = self.maps.values(key).map(|value| value.backends).find(is_same);
+        let complete = list.is_some_and(|list| !self.maps.is_unconfirmed_list(list));
+        let list = list.unwrap_or_else(|| self.maps.fresh(&mut self.numbers));
         if !complete {
             let keys = (0..).map(|slot| BackendKey { backends: list, slot });
             self.backends.extend(keys.zip(backends.iter().copied()));
@@ -95,7 +95,7 @@ impl Draft<'_> {
     ///
     /// A UDP backend is in use while it serves, because its flows are removed too. For TCP and SCTP only affinities are
     /// removed, not connections, so a backend that has left the list is no longer used: it must get no new connections.
-    fn forget(&mut self, key: ServiceKey, id: u32, frontend: &Frontend) {
+    fn remove_stale_flows(&mut self, key: ServiceKey, id: u32, frontend: &Frontend) {
         let choice = &frontend.choice;
         let in_use: BTreeSet<&BackendValue> = if key.protocol == UDP {
             choice.serving.iter().collect()
@@ -105,7 +105,7 @@ impl Draft<'_> {
         if in_use.is_empty() {
             return;
         }
-        let gone = self.known.used(&key).filter(|backend| !in_use.contains(backend));
+        let gone = self.maps.used(&key).filter(|backend| !in_use.contains(backend));
         self.gone.extend(gone.map(|backend| GoneBackend {
             service: key,
             id,
@@ -113,25 +113,25 @@ impl Draft<'_> {
         }));
     }
 
-    fn finish(self, wanted: &Wanted) -> Plan {
-        let known = self.known;
-        let new_addresses: Vec<AddressKey> = wanted
+    fn finish(self, desired: &Desired) -> Plan {
+        let maps = self.maps;
+        let new_addresses: Vec<AddressKey> = desired
             .addresses
             .iter()
-            .filter(|address| !known.has_address(address))
+            .filter(|address| !maps.has_address(address))
             .copied()
             .collect();
-        let old_addresses: Vec<AddressKey> = known.addresses().difference(&wanted.addresses).copied().collect();
-        let mut old_services = known.frontends();
-        old_services.retain(|key| !wanted.frontends.contains_key(key));
-        let removable = known.removable();
+        let old_addresses: Vec<AddressKey> = maps.addresses().difference(&desired.addresses).copied().collect();
+        let mut old_services = maps.frontends();
+        old_services.retain(|key| !desired.frontends.contains_key(key));
+        let removable = maps.removable();
         let steps = [
             (!self.backends.is_empty()).then_some(ServiceStep::PutBackends(self.backends)),
             (!self.services.is_empty()).then_some(ServiceStep::PutServices(self.services)),
             (!new_addresses.is_empty()).then_some(ServiceStep::PutAddresses(new_addresses)),
             (!old_addresses.is_empty()).then_some(ServiceStep::RemoveAddresses(old_addresses)),
             (!old_services.is_empty()).then(|| ServiceStep::RemoveServices(old_services.into_iter().collect())),
-            (!self.gone.is_empty()).then_some(ServiceStep::Forget(self.gone)),
+            (!self.gone.is_empty()).then_some(ServiceStep::RemoveFlows(self.gone)),
             (!removable.is_empty()).then_some(ServiceStep::RemoveBackends(removable)),
         ];
         Plan {

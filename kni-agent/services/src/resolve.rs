@@ -33,11 +33,11 @@ pub(super) struct Inputs {
 
 /// The desired state that follows from the inputs.
 #[derive(Debug, Default)]
-pub(super) struct Wanted {
+pub(super) struct Desired {
     pub(super) frontends: BTreeMap<ServiceKey, Frontend>,
     pub(super) addresses: BTreeSet<AddressKey>,
     /// Addresses of Services that another proxy serves.
-    pub(super) left: BTreeMap<NetworkId, BTreeSet<IpAddr>>,
+    pub(super) foreign: BTreeMap<NetworkId, BTreeSet<IpAddr>>,
     pub(super) refused: Vec<String>,
 }
 
@@ -55,44 +55,44 @@ pub(super) struct Frontend {
 /// Slices by namespace and name of their Service.
 type SlicesOf<'a> = BTreeMap<(&'a str, &'a str), Vec<&'a EndpointSlice>>;
 
-pub(super) fn resolve(inputs: &Inputs) -> Wanted {
+pub(super) fn resolve(inputs: &Inputs) -> Desired {
     let mut slices = SlicesOf::new();
     for slice in &inputs.slices {
         let service = (slice.namespace.as_str(), slice.service.as_str());
         slices.entry(service).or_default().push(slice);
     }
-    let mut wanted = Wanted::default();
+    let mut desired = Desired::default();
     for service in &inputs.services {
-        let Some((network, id)) = wanted.network(inputs, service) else {
+        let Some((network, id)) = desired.network(inputs, service) else {
             continue;
         };
-        if service.left {
+        if service.foreign {
             let addresses = service.cluster_ips.iter().map(IpAddr::to_canonical);
-            wanted.left.entry(id).or_default().extend(addresses);
+            desired.foreign.entry(id).or_default().extend(addresses);
             continue;
         }
         let of_service = (service.reference.namespace.as_str(), service.reference.name.as_str());
         let slices = slices.get(&of_service).map_or([].as_slice(), Vec::as_slice);
         for address in service.cluster_ips.iter().map(IpAddr::to_canonical) {
-            wanted.addresses.insert(AddressKey {
+            desired.addresses.insert(AddressKey {
                 network: id.get(),
                 address: from_ip(address),
             });
             for port in &service.ports {
-                wanted.add(&inputs.place, service, port, (network, id), address, slices);
+                desired.add(&inputs.place, service, port, (network, id), address, slices);
             }
         }
     }
-    wanted
+    desired
 }
 
-impl Wanted {
+impl Desired {
     /// The network of a Service, if it is known. Without a default network the Services of the default network have
     /// none, which is not reported for each of them; neither are problems of another proxy's Services.
     fn network<'a>(&mut self, inputs: &'a Inputs, service: &'a Service) -> Option<(&'a NetworkName, NetworkId)> {
         let name = service.network.as_ref().or(inputs.default_network.as_ref())?;
         let id = inputs.networks.get(name).copied();
-        if id.is_none() && service.network.is_some() && !service.left {
+        if id.is_none() && service.network.is_some() && !service.foreign {
             self.refused
                 .push(format!("Service {}: network {name} is not known", service.reference));
         }

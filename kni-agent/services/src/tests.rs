@@ -16,11 +16,11 @@ use super::*;
 
 mod choice;
 mod converge;
-mod forget;
-mod left;
+mod foreign;
 mod maps;
 mod restart;
 mod rows;
+mod stale_flows;
 mod steps;
 
 const TCP: u8 = 6;
@@ -74,7 +74,7 @@ fn service(name: &str, cluster_ips: &[&str]) -> Service {
         },
         network: None,
         cluster_ips: cluster_ips.iter().map(|text| ip(text)).collect(),
-        left: false,
+        foreign: false,
         ports: vec![port("", TCP, 80)],
         affinity_seconds: None,
         local_only: false,
@@ -224,9 +224,9 @@ impl World {
     }
 }
 
-fn forgotten(steps: &[ServiceStep]) -> Vec<GoneBackend> {
+fn is_expired(steps: &[ServiceStep]) -> Vec<GoneBackend> {
     let gone = steps.iter().filter_map(|step| match step {
-        ServiceStep::Forget(gone) => Some(gone.clone()),
+        ServiceStep::RemoveFlows(gone) => Some(gone.clone()),
         ServiceStep::PutBackends(_)
         | ServiceStep::PutServices(_)
         | ServiceStep::PutAddresses(_)

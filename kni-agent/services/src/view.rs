@@ -11,7 +11,7 @@ use kni_model::{
     service::{ServicePort, ServiceRef},
 };
 
-use super::{choose::WhyEmpty, resolve::Frontend};
+use super::{choose::NoBackendReason, resolve::Frontend};
 
 /// A service port at one virtual address, with its backends on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct FrontendView {
     /// Seconds for which a client keeps its backend.
     pub affinity_seconds: Option<u32>,
     /// The reason for an empty list of backends; `None` if there are backends.
-    pub empty: Option<WhyEmpty>,
+    pub empty: Option<NoBackendReason>,
 }
 
 impl FrontendView {

@@ -5,14 +5,14 @@ use std::{collections::BTreeSet, sync::Arc};
 use anyhow::{Context as _, Result};
 use futures::FutureExt as _;
 use kni_controllers as controllers;
-use kni_controllers::{Apply, Cluster, ClusterOptions, Watches};
+use kni_controllers::{Apply, Cluster, ClusterOptions, Reflectors};
 use kni_netlink::Changes as UplinkChanges;
 
-use super::{Node, put_into_force, settings};
+use super::{Node, apply_networks, settings};
 use crate::cli::ServeArgs;
 
 /// Starts to watch the API server.
-pub(super) async fn watches(args: &ServeArgs) -> Result<Watches> {
+pub(super) async fn watches(args: &ServeArgs) -> Result<Reflectors> {
     let client = controllers::connect(args.cluster.kubeconfig.as_deref())
         .await
         .context("the cluster (without one: --standalone --manifests DIR)")?;
@@ -21,16 +21,16 @@ pub(super) async fn watches(args: &ServeArgs) -> Result<Watches> {
         namespace: args.cluster.namespace.clone(),
         shared_services: args.cluster.shared_services.iter().cloned().collect::<BTreeSet<_>>(),
     };
-    Ok(Watches::start(client, options))
+    Ok(Reflectors::start(client, options))
 }
 
 /// The controllers, not yet running.
-pub(super) fn join(node: &Node, watches: &Watches) -> Cluster {
+pub(super) fn join(node: &Node, watches: &Reflectors) -> Cluster {
     let applying = node.clone();
-    let apply: Apply = Arc::new(move |wanted| {
+    let apply: Apply = Arc::new(move |desired| {
         let node = applying.clone();
         async move {
-            put_into_force(&node, wanted)
+            apply_networks(&node, desired)
                 .await
                 .map_err(|error| format!("{error:#}"))
         }
@@ -41,7 +41,7 @@ pub(super) fn join(node: &Node, watches: &Watches) -> Cluster {
 }
 
 /// Waits for the API server; then applies policies first, as at every start, networks and services next.
-pub(super) async fn begin(node: Node, watches: Watches, cluster: Cluster, changes: UplinkChanges) {
+pub(super) async fn begin(node: Node, watches: Reflectors, cluster: Cluster, changes: UplinkChanges) {
     watches.synced().await;
     let objects = watches.objects();
     let sync = Arc::clone(&node.sync);
@@ -51,7 +51,7 @@ pub(super) async fn begin(node: Node, watches: Watches, cluster: Cluster, change
     if let Err(error) = told.await {
         tracing::error!(%error, "cannot take note of the cluster's policies and services");
     }
-    if let Err(error) = put_into_force(&node, objects.networks).await {
+    if let Err(error) = apply_networks(&node, objects.networks).await {
         tracing::error!(%error, "cannot put the cluster's networks into force");
     }
     tokio::spawn(Arc::clone(&node.uplink).keep(changes));

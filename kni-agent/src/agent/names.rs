@@ -3,7 +3,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use kni_common::event::PolicyTrail;
-use kni_enforcement::PolicySync;
+use kni_enforcement::Enforcer;
 use kni_flows::Naming;
 use kni_model::{
     Attachment, EndpointId, Network, NetworkId, NetworkName, Sandbox, flow_view::TrailView, policy::PolicyDirection,
@@ -13,7 +13,7 @@ use kni_pods::Pods;
 
 pub(super) struct Names {
     pub(super) attacher: Pods,
-    pub(super) sync: Arc<PolicySync>,
+    pub(super) sync: Arc<Enforcer>,
 }
 
 impl Naming for Names {

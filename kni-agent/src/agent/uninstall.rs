@@ -44,9 +44,9 @@ pub async fn uninstall(args: &UninstallArgs) -> Result<()> {
     release::<PodNetworkAttachment>(&client).await?;
     release::<EgressPolicy>(&client).await?;
     // A stale status would be taken for the current one: a network whose status counts pods must not be deleted.
-    forget_status::<PodNetwork>(&client).await?;
-    forget_status::<PodNetworkAttachment>(&client).await?;
-    forget_status::<EgressPolicy>(&client).await?;
+    clear_status::<PodNetwork>(&client).await?;
+    clear_status::<PodNetworkAttachment>(&client).await?;
+    clear_status::<EgressPolicy>(&client).await?;
     delete_all::<PodInterface>(&client).await?;
     delete_all::<NodeNetwork>(&client).await?;
     for node in all::<Node>(&client).await? {
@@ -121,12 +121,12 @@ fn unfinished(set: &DaemonSet) -> Option<String> {
     if status.observed_generation < set.metadata.generation {
         return Some("the change to clean up has not been seen yet".to_owned());
     }
-    let (wanted, updated) = (
+    let (desired, updated) = (
         status.desired_number_scheduled,
         status.updated_number_scheduled.unwrap_or(0),
     );
     let done = updated.min(status.number_ready);
-    (done < wanted).then(|| format!("{done} of {wanted} nodes are clean"))
+    (done < desired).then(|| format!("{done} of {desired} nodes are clean"))
 }
 
 /// All objects of a kind, their metadata only; none where the kind is unknown.
@@ -187,7 +187,7 @@ where
     bail!("{} objects change all the time: does an agent still run?", K::kind(&()))
 }
 
-async fn forget_status<K>(client: &Client) -> Result<()>
+async fn clear_status<K>(client: &Client) -> Result<()>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned,
 {

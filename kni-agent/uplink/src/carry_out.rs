@@ -14,17 +14,20 @@ use kni_netlink as netlink;
 use kni_store::{Change, UplinkRecord};
 
 use super::{
-    State, Uplink, UplinkError, has_host_port,
+    State, Uplink, UplinkError,
+    desired::{self, Egress},
+    has_host_port, log_uplink,
     node::{self, NodeNetwork, UplinkLink},
-    tell,
-    wanted::{self, WayOut},
 };
 
 /// Addresses that could not be added to the uplink, with the reasons.
 type Refused = BTreeMap<IpAddr, netlink::Error>;
 
-fn dedicated_of(ways: &[(EndpointId, WayOut)]) -> BTreeSet<IpAddr> {
-    ways.iter().flat_map(|(_, way)| way.dedicated.iter().copied()).collect()
+fn dedicated_of(egress: &[(EndpointId, Egress)]) -> BTreeSet<IpAddr> {
+    egress
+        .iter()
+        .flat_map(|(_, egress)| egress.dedicated.iter().copied())
+        .collect()
 }
 
 fn first(refused: Refused) -> Result<(), UplinkError> {
@@ -36,7 +39,7 @@ impl Uplink {
     /// when it is disabled. An address that cannot be added affects only the pods that use it.
     pub(super) fn carry_out(&self, state: &mut State, node: NodeNetwork) -> Result<(), UplinkError> {
         if node.uplink != state.node.uplink {
-            tell(&node);
+            log_uplink(&node);
         }
         self.dataplane.set_node_routes(node.routes())?;
         state.node = node;
@@ -44,14 +47,14 @@ impl Uplink {
             return Ok(());
         }
         let pods = state.pods.values();
-        let ways: Vec<_> = pods.flat_map(|known| self.ways_of(state, &known.pod)).collect();
-        let dedicated = dedicated_of(&ways);
+        let egress: Vec<_> = pods.flat_map(|known| self.egress_of(state, &known.pod)).collect();
+        let dedicated = dedicated_of(&egress);
         let mut refused = Refused::new();
         if let Some(uplink) = state.node.uplink.clone() {
             refused = self.prepare(state, &uplink, &dedicated)?;
         }
         self.set_host_ports(state)?;
-        self.set_ways(&ways, &refused)?;
+        self.set_egress(&egress, &refused)?;
         if let Some(uplink) = state.node.uplink.clone() {
             self.tidy(state, &uplink, &dedicated)?;
         }
@@ -60,20 +63,20 @@ impl Uplink {
 
     /// Applies the egress of one pod that is about to be published.
     pub(super) fn carry_out_pod(&self, state: &mut State, pod: &PolicyPod) -> Result<(), UplinkError> {
-        let ways = self.ways_of(state, pod);
+        let egress = self.egress_of(state, pod);
         let mut refused = Refused::new();
         if let Some(uplink) = state.node.uplink.clone() {
-            refused = self.add_addresses(state, &uplink, &dedicated_of(&ways))?;
+            refused = self.add_addresses(state, &uplink, &dedicated_of(&egress))?;
         }
-        self.set_ways(&ways, &refused)?;
+        self.set_egress(&egress, &refused)?;
         first(refused)
     }
 
     /// Without one of its dedicated addresses an interface has no egress, instead of egress with another address.
-    fn set_ways(&self, ways: &[(EndpointId, WayOut)], refused: &Refused) -> Result<(), UplinkError> {
-        for (endpoint, way) in ways {
-            let is_whole = !way.dedicated.iter().any(|address| refused.contains_key(address));
-            let source = way.source.as_ref().filter(|_| is_whole);
+    fn set_egress(&self, egress: &[(EndpointId, Egress)], refused: &Refused) -> Result<(), UplinkError> {
+        for (endpoint, egress) in egress {
+            let is_whole = !egress.dedicated.iter().any(|address| refused.contains_key(address));
+            let source = egress.source.as_ref().filter(|_| is_whole);
             self.dataplane.set_masquerade(*endpoint, source)?;
         }
         Ok(())
@@ -97,17 +100,17 @@ impl Uplink {
         Ok(self.block_on(read)?)
     }
 
-    fn ways_of(&self, state: &State, pod: &PolicyPod) -> Vec<(EndpointId, WayOut)> {
+    fn egress_of(&self, state: &State, pod: &PolicyPod) -> Vec<(EndpointId, Egress)> {
         let own = state.node.own(&state.record.addresses);
         let interfaces = pod.interfaces.iter();
-        let ways = interfaces.filter_map(|interface| {
+        let egress = interfaces.filter_map(|interface| {
             let endpoint = interface.endpoint?;
             let spec = state.networks.as_ref()?.get(&interface.network)?;
-            let asked = self.policies.egress_addresses(endpoint);
-            let way = wanted::way_out(&state.node, &own, spec, interface, &asked, &self.options.ports);
-            Some((endpoint, way))
+            let requested = self.policies.egress_addresses(endpoint);
+            let egress = desired::egress(&state.node, &own, spec, interface, &requested, &self.options.ports);
+            Some((endpoint, egress))
         });
-        ways.collect()
+        egress.collect()
     }
 
     /// Whether TC programs are needed at the uplink.
@@ -144,12 +147,12 @@ impl Uplink {
     fn keep_out(&self, state: &mut State, uplink: &UplinkLink) -> Result<(), UplinkError> {
         let networks = || state.networks.iter().flat_map(BTreeMap::values);
         let networks = self.options.drop_bogons.then(networks);
-        let (rows, real) = wanted::sources(&self.options.deny, networks, &state.node.connected());
-        if real != state.told {
+        let (rows, real) = desired::sources(&self.options.deny, networks, &state.node.connected());
+        if real != state.logged {
             for subnet in &real {
                 tracing::warn!(%subnet, "the node itself is in this subnet of a pod network: its sources are let in");
             }
-            state.told = real;
+            state.logged = real;
         }
         self.dataplane.set_sources(&rows)?;
         if self.options.xdp != XdpChoice::Off {
@@ -179,11 +182,11 @@ impl Uplink {
         &self,
         state: &mut State,
         uplink: &UplinkLink,
-        wanted: &BTreeSet<IpAddr>,
+        desired: &BTreeSet<IpAddr>,
     ) -> Result<Refused, UplinkError> {
         let is_there =
             |address: &IpAddr| state.node.has(uplink.ifindex, *address) && state.record.addresses.contains(address);
-        let missing: Vec<IpAddr> = wanted.iter().filter(|address| !is_there(address)).copied().collect();
+        let missing: Vec<IpAddr> = desired.iter().filter(|address| !is_there(address)).copied().collect();
         let mut refused = Refused::new();
         if missing.is_empty() {
             return Ok(refused);
@@ -227,7 +230,7 @@ impl Uplink {
 
     fn set_host_ports(&self, state: &mut State) -> Result<(), UplinkError> {
         let own = state.node.own(&state.record.addresses);
-        let rows: BTreeMap<HostPortKey, HostPort> = wanted::host_ports(state.pods.values(), &own);
+        let rows: BTreeMap<HostPortKey, HostPort> = desired::host_ports(state.pods.values(), &own);
         self.dataplane.set_host_ports(&rows)?;
         state.host_ports = rows.len();
         Ok(())

@@ -11,9 +11,9 @@
 
 mod carry_out;
 mod cleanup;
+mod desired;
 mod error;
 mod node;
-mod wanted;
 
 use std::{
     collections::BTreeMap,
@@ -27,13 +27,13 @@ pub use cleanup::cleanup;
 pub use error::UplinkError;
 use ipnet::IpNet;
 use kni_dataplane::{Dataplane, XdpChoice};
-use kni_enforcement::PolicySync;
+use kni_enforcement::Enforcer;
 use kni_model::{NetworkName, NetworkSpec, PortMapping, Sandbox, SandboxId, policy::PolicyPod, view::UplinkView};
 use kni_netlink::{Changes, Netlink};
 use kni_store::{Store, UplinkRecord};
 use tokio::sync::Notify;
 
-use self::{node::NodeNetwork, wanted::UplinkPod};
+use self::{desired::UplinkPod, node::NodeNetwork};
 
 /// Changes of the node's network come in bursts.
 const DEBOUNCE: Duration = Duration::from_millis(100);
@@ -67,13 +67,13 @@ pub struct Uplink {
     dataplane: Arc<Dataplane>,
     netlink: Netlink,
     store: Store,
-    policies: Arc<PolicySync>,
+    policies: Arc<Enforcer>,
     runtime: tokio::runtime::Handle,
     /// Held by one sync at a time, before `state`: the node is read without the latter, because the kernel may take
     /// long.
     syncing: Mutex<()>,
     state: Mutex<State>,
-    wanted: Notify,
+    wake: Notify,
 }
 
 #[derive(Default)]
@@ -87,7 +87,7 @@ struct State {
     record: UplinkRecord,
     problem: Option<String>,
     /// Connected subnets that were already logged as an exception from the bogon filter.
-    told: Vec<IpNet>,
+    logged: Vec<IpNet>,
     host_ports: usize,
 }
 
@@ -104,7 +104,7 @@ impl Uplink {
         options: UplinkOptions,
         dataplane: Arc<Dataplane>,
         store: Store,
-        policies: Arc<PolicySync>,
+        policies: Arc<Enforcer>,
     ) -> Result<(Arc<Self>, Changes), UplinkError> {
         // Subscribed before the first read, so that no change is missed.
         let changes = Netlink::watch()?;
@@ -112,7 +112,7 @@ impl Uplink {
         let record = store.load()?.uplink;
         let node = node::read(&netlink, options.interface.as_deref(), &record.addresses).await?;
         dataplane.set_node_routes(node.routes())?;
-        tell(&node);
+        log_uplink(&node);
         let uplink = Self {
             options,
             dataplane,
@@ -126,7 +126,7 @@ impl Uplink {
                 record,
                 ..State::default()
             }),
-            wanted: Notify::new(),
+            wake: Notify::new(),
         };
         Ok((Arc::new(uplink), changes))
     }
@@ -155,7 +155,7 @@ impl Uplink {
     /// Marks all pods of earlier agents as admitted. Does not block.
     pub fn adopted(&self) {
         self.state().has_pods = true;
-        self.wanted.notify_one();
+        self.wake.notify_one();
     }
 
     /// Applies the host ports of a pod whose interfaces have been published.
@@ -179,7 +179,7 @@ impl Uplink {
         let had_ports = gone.is_some_and(|known| has_host_port(&known.mappings));
         // Most pods have no host ports and no dedicated addresses.
         if had_ports || !state.record.addresses.is_empty() {
-            self.wanted.notify_one();
+            self.wake.notify_one();
         }
     }
 
@@ -227,7 +227,7 @@ impl Uplink {
             };
             tokio::select! {
                 () = changes.changed() => {}
-                () = self.wanted.notified() => {}
+                () = self.wake.notified() => {}
                 () = retry => {}
             }
             tokio::time::sleep(DEBOUNCE).await;
@@ -289,7 +289,7 @@ fn has_host_port(mappings: &[PortMapping]) -> bool {
     mappings.iter().any(|mapping| mapping.host_port != 0)
 }
 
-fn tell(node: &NodeNetwork) {
+fn log_uplink(node: &NodeNetwork) {
     if let Some(uplink) = &node.uplink {
         tracing::info!(ifname = %uplink.ifname, ipv4 = ?uplink.ipv4, ipv6 = ?uplink.ipv6, "the uplink of the node");
     } else {

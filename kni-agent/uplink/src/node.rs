@@ -44,7 +44,7 @@ pub(super) async fn read(
             None => None,
         },
     };
-    let Some(link) = link.filter(is_way_out) else {
+    let Some(link) = link.filter(is_uplink_candidate) else {
         return Ok(NodeNetwork {
             uplink: None,
             addresses,
@@ -52,11 +52,11 @@ pub(super) async fn read(
     };
     let mut sources = [None, None];
     for (source, v4) in sources.iter_mut().zip([true, false]) {
-        let wanted = match asked_by_route(&routes, link.ifindex, v4) {
+        let preferred = match source_of_route(&routes, link.ifindex, v4) {
             Some(address) => Some(address),
             None => netlink.preferred_source(link.ifindex, v4).await?,
         };
-        *source = choose_source(&addresses, link.ifindex, v4, wanted, ours);
+        *source = choose_source(&addresses, link.ifindex, v4, preferred, ours);
     }
     let [v4, v6] = sources;
     let uplink = UplinkLink {
@@ -79,7 +79,7 @@ pub(super) async fn read_addresses(netlink: &Netlink) -> netlink::Result<Vec<Lin
 }
 
 /// Whether an interface can be the uplink: the interface of a pod never is, even if configured or used by a route.
-fn is_way_out(link: &Link) -> bool {
+fn is_uplink_candidate(link: &Link) -> bool {
     link.up && link.ifindex < IFINDEX_BASE && !is_our_link(&link.name, link.alias.as_deref())
 }
 
@@ -92,7 +92,7 @@ fn default_interface(routes: &[DefaultRoute]) -> Option<u32> {
     best(true).or_else(|| best(false)).map(|route| route.ifindex)
 }
 
-fn asked_by_route(routes: &[DefaultRoute], ifindex: u32, v4: bool) -> Option<IpAddr> {
+fn source_of_route(routes: &[DefaultRoute], ifindex: u32, v4: bool) -> Option<IpAddr> {
     let here = routes.iter().filter(|route| route.ifindex == ifindex && route.v4 == v4);
     here.min_by_key(|route| route.metric)?.source
 }
@@ -113,9 +113,9 @@ fn choose_source(
             && is_global(found.address)
     };
     let candidates = || addresses.iter().filter(may_be_used);
-    let wanted = candidates().find(|found| Some(found.address) == preferred);
+    let preferred = candidates().find(|found| Some(found.address) == preferred);
     let first = || candidates().find(|found| found.ifindex == ifindex);
-    wanted.or_else(first).map(|found| found.address)
+    preferred.or_else(first).map(|found| found.address)
 }
 
 fn is_ours(found: &LinkAddress, ours: &BTreeSet<IpAddr>) -> bool {

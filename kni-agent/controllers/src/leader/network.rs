@@ -21,11 +21,11 @@ pub(super) fn network_status(
     tables: &Tables,
     networks: &Networks,
     object: &PodNetwork,
-    is_forgotten: impl Fn(&str) -> bool,
+    is_expired: impl Fn(&str) -> bool,
 ) -> PodNetworkStatus {
     let name = object.name_any();
     let mut status = object.status.clone().unwrap_or_default();
-    status.blocks.retain(|block| !is_forgotten(&block.node));
+    status.blocks.retain(|block| !is_expired(&block.node));
     let entries: Vec<(&str, Option<&kni_api::node_network::NodeNetworkEntry>)> = tables
         .node_networks
         .rows()

@@ -84,7 +84,7 @@ fn flow(time_ns: u64) -> FlowView {
             rule: None,
             isolating: vec![policy("deny")],
         }),
-        beyond: None,
+        external: None,
         explanation: "dropped".to_owned(),
     }
 }
@@ -349,7 +349,7 @@ async fn watched_flows_are_filtered_and_count_what_was_lost() {
         seen.push(flow.time_ns);
     }
     assert!(seen.len() < 20, "some were lost: {seen:?}");
-    served.tell_to_stop();
+    served.request_stop();
     assert_eq!(soon(flows.message()).await.unwrap(), None, "the stream ends in order");
     soon(&mut served.server).await.unwrap().unwrap();
 }

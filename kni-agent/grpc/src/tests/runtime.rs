@@ -242,7 +242,7 @@ async fn drop_events_count_what_was_lost_and_end_with_the_server() {
         seen.push(event.time_ns);
     }
     assert!(seen.len() < 20, "some were lost: {seen:?}");
-    served.tell_to_stop();
+    served.request_stop();
     assert_eq!(soon(events.message()).await.unwrap(), None, "the stream ends in order");
     soon(&mut served.server).await.unwrap().unwrap();
 }

@@ -51,7 +51,7 @@ async fn health_follows_readiness() {
         soon(watch.message()).await.unwrap().unwrap().status(),
         ServingStatus::Serving
     );
-    served.tell_to_stop();
+    served.request_stop();
     assert_eq!(
         soon(watch.message()).await.unwrap().unwrap().status(),
         ServingStatus::NotServing
@@ -185,7 +185,7 @@ async fn stopping_lets_running_calls_end_and_removes_the_sockets() {
         asked == 1
     })
     .await;
-    served.tell_to_stop();
+    served.request_stop();
     let (one, two) = (served.path("one"), served.path("two"));
     until(|| !one.exists() && !two.exists()).await;
     UnixStream::connect(&one).unwrap_err();

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kni_enforcement::PolicySync;
+use kni_enforcement::Enforcer;
 use kni_model::{Sandbox, SandboxId};
 use kni_uplink::Uplink;
 
@@ -12,12 +12,12 @@ use crate::error::{AttachError, GateError, Subject};
 /// The services that guard the traffic of pods.
 #[derive(Clone)]
 pub(crate) struct Gate {
-    policies: Arc<PolicySync>,
+    policies: Arc<Enforcer>,
     uplink: Arc<Uplink>,
 }
 
 impl Gate {
-    pub(crate) fn new(policies: Arc<PolicySync>, uplink: Arc<Uplink>) -> Self {
+    pub(crate) fn new(policies: Arc<Enforcer>, uplink: Arc<Uplink>) -> Self {
         Self { policies, uplink }
     }
 

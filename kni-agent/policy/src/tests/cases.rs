@@ -3,8 +3,8 @@
 use kni_model::policy::{Labels, Operator, Policy, PolicyKind, PolicyPeer, PolicyScope, Requirement, Selector};
 
 use super::world::{
-    ICMP, NINE, SCTP, TCP, UDP, block, egress, ingress, leaves, named, nine, nine_pod, passes, pod, pods, pods_of,
-    policy, port, rule, select, settle,
+    ICMP, NINE, SCTP, TCP, UDP, block, converge, egress, ingress, leaves, named, nine, nine_pod, passes, pod, pods,
+    pods_of, policy, port, rule, select,
 };
 use crate::PolicyEngine;
 
@@ -16,7 +16,7 @@ fn at(name: &str) -> u32 {
 fn engine(policies: &[Policy]) -> PolicyEngine {
     let mut engine = nine();
     engine.set_policies(policies.to_vec());
-    settle(&mut engine);
+    converge(&mut engine);
     engine
 }
 
@@ -124,7 +124,7 @@ fn the_label_of_the_namespaces_name_is_implied() {
     });
     // Also when the namespaces are not listed.
     engine.set_namespaces([].into());
-    settle(&mut engine);
+    converge(&mut engine);
     check(&engine, TCP, 80, |from, to| {
         namespace(to) != "x" || namespace(from) == "y"
     });
@@ -204,7 +204,7 @@ fn named_ports_of_the_selected_pod() {
     let mut other = nine_pod("x/a", at("x/a").try_into().unwrap());
     other.ports = vec![named("serve-81-tcp", TCP, 82), named("serve-81-tcp", UDP, 83)];
     engine.put_pod(other);
-    settle(&mut engine);
+    converge(&mut engine);
     check(&engine, TCP, 81, |from, to| {
         namespace(to) != "x" || (to != "x/a" && namespace(from) == "y")
     });
@@ -232,7 +232,7 @@ fn named_ports_of_egress_are_the_receivers() {
     let mut moved = nine_pod("y/a", at("y/a").try_into().unwrap());
     moved.ports = vec![named("serve-80-udp", UDP, 5353)];
     engine.put_pod(moved);
-    settle(&mut engine);
+    converge(&mut engine);
     check(&engine, UDP, 80, |from, to| namespace(from) != "x" || to != "y/a");
     check(&engine, UDP, 5353, |from, to| namespace(from) != "x" || to == "y/a");
 }
@@ -294,7 +294,7 @@ fn a_network_policy_is_about_the_first_interface_on_whatever_network() {
     let mut engine = engine(&[ingress("x/p", "", &[])]);
     assert!(passes(&engine, 102, 101, TCP, 80), "the second interface stays open");
     engine.put_pod(pod("x/d", "pod=d", 10, &["net1"]));
-    settle(&mut engine);
+    converge(&mut engine);
     assert!(!passes(&engine, 102, 10, TCP, 80), "its first interface is on net1");
 }
 
@@ -312,7 +312,7 @@ fn a_multi_network_policy_is_about_its_networks_and_peers_there() {
     assert!(!passes(&engine, 103, 101, TCP, 80));
     // The same addresses in another network are other peers.
     engine.set_policies(vec![multi("x/p", "default")]);
-    settle(&mut engine);
+    converge(&mut engine);
     check(&engine, TCP, 80, |from, to| namespace(to) != "x" || from == "x/b");
     assert!(passes(&engine, 103, 101, TCP, 80));
 }
@@ -331,7 +331,7 @@ fn changes_of_policies_pods_and_namespaces_take_effect() {
             .map(|(name, text)| (name.into(), super::world::labels(text)))
             .into(),
     );
-    settle(&mut engine);
+    converge(&mut engine);
     check(&engine, TCP, 80, |from, to| {
         to != "x/a" || from == "z/b" || from == "z/c"
     });
@@ -339,12 +339,12 @@ fn changes_of_policies_pods_and_namespaces_take_effect() {
         pods: select("pod=c"),
         ..from_y
     }]);
-    settle(&mut engine);
+    converge(&mut engine);
     check(&engine, TCP, 80, |from, to| {
         to != "x/c" || from == "z/b" || from == "z/c"
     });
     engine.set_policies(Vec::<Policy>::new());
-    settle(&mut engine);
+    converge(&mut engine);
     check(&engine, TCP, 80, |_, _| true);
 }
 
@@ -370,7 +370,7 @@ fn pods_on_other_nodes_are_peers() {
         .iter_mut()
         .for_each(|interface| interface.endpoint = None);
     engine.put_pod(far.clone());
-    settle(&mut engine);
+    converge(&mut engine);
     assert!(leaves(&engine, 1, "10.0.0.10", UDP, 53).0);
     assert!(!leaves(&engine, 1, "10.0.0.11", UDP, 53).0);
     assert!(leaves(&engine, 1, "10.0.0.11", TCP, 80).0);
@@ -378,7 +378,7 @@ fn pods_on_other_nodes_are_peers() {
     assert!(!leaves(&engine, 1, "fd00::b", TCP, 80).0);
     far.labels = Labels::new();
     engine.put_pod(far);
-    settle(&mut engine);
+    converge(&mut engine);
     assert!(!leaves(&engine, 1, "10.0.0.10", UDP, 53).0);
     assert!(leaves(&engine, 1, "10.0.0.10", TCP, 80).0);
 }

@@ -4,33 +4,33 @@ use std::net::IpAddr;
 
 use kni_model::{
     EndpointId,
-    policy::{BeyondRule, BeyondRules, Policy, PolicyDirection, PolicyKind, PolicyPeer, PolicyPort, PolicyScope},
+    policy::{ExternalRule, ExternalRules, Policy, PolicyDirection, PolicyKind, PolicyPeer, PolicyPort, PolicyScope},
 };
 
-use super::world::{ICMP, TCP, UDP, block, egress, leaves, nine, policy, port, rule, settle};
+use super::world::{ICMP, TCP, UDP, block, converge, egress, leaves, nine, policy, port, rule};
 use crate::{PolicyEngine, judge};
 
-fn allow(to: &[&str], ports: &[PolicyPort]) -> BeyondRule {
+fn allow(to: &[&str], ports: &[PolicyPort]) -> ExternalRule {
     let to: Vec<PolicyPeer> = to.iter().map(|text| block(text)).collect();
-    BeyondRule {
+    ExternalRule {
         allow: true,
         to,
         ports: ports.to_vec(),
     }
 }
 
-fn deny(to: &[&str], ports: &[PolicyPort]) -> BeyondRule {
-    BeyondRule {
+fn deny(to: &[&str], ports: &[PolicyPort]) -> ExternalRule {
+    ExternalRule {
         allow: false,
         ..allow(to, ports)
     }
 }
 
-fn egress_policy(name: &str, rules: &[BeyondRule], otherwise_allow: bool) -> Policy {
+fn egress_policy(name: &str, rules: &[ExternalRule], otherwise_allow: bool) -> Policy {
     let mut found = policy(name, "pod=a");
     found.reference.kind = PolicyKind::EgressPolicy;
     found.scope = PolicyScope::All;
-    found.beyond = Some(BeyondRules {
+    found.external = Some(ExternalRules {
         rules: rules.to_vec(),
         otherwise_allow,
         egress_addresses: Vec::new(),
@@ -41,7 +41,7 @@ fn egress_policy(name: &str, rules: &[BeyondRule], otherwise_allow: bool) -> Pol
 fn engine(policies: &[Policy]) -> PolicyEngine {
     let mut engine = nine();
     engine.set_policies(policies.to_vec());
-    settle(&mut engine);
+    converge(&mut engine);
     engine
 }
 
@@ -49,9 +49,9 @@ fn engine(policies: &[Policy]) -> PolicyEngine {
 fn ask(engine: &PolicyEngine, to: &str, protocol: u8, port: u16) -> (bool, Option<String>) {
     let tables = engine.tables();
     let set = tables.endpoints[&EndpointId(1)].policy;
-    let identity = super::world::identity_beyond(tables, 1, to.parse().unwrap());
-    let (allowed, trail) = judge(tables, set, PolicyDirection::Beyond, identity, protocol, port);
-    let rule = engine.rule(trail.set, PolicyDirection::Beyond, trail.rule, trail.ordinal);
+    let identity = super::world::external_identity(tables, 1, to.parse().unwrap());
+    let (allowed, trail) = judge(tables, set, PolicyDirection::External, identity, protocol, port);
+    let rule = engine.rule(trail.set, PolicyDirection::External, trail.rule, trail.ordinal);
     (allowed, rule.map(|rule| rule.to_string()))
 }
 
@@ -111,7 +111,7 @@ fn a_denial_of_any_policy_denies() {
     assert_eq!(ask(&engine, "192.0.2.1", TCP, 80), (false, None));
     assert_eq!(ask(&engine, "198.51.100.1", TCP, 443), (false, None));
     let set = engine.enforcement(EndpointId(1)).unwrap().policy;
-    let isolating = engine.isolating(set, PolicyDirection::Beyond);
+    let isolating = engine.isolating(set, PolicyDirection::External);
     assert_eq!(
         isolating.iter().map(ToString::to_string).collect::<Vec<_>>(),
         ["EgressPolicy x/a"]
@@ -162,7 +162,7 @@ fn a_default_denial_inside_a_rules_denial_is_still_a_denial() {
 fn source_addresses_are_those_of_the_first_policy_of_each_family() {
     let with = |name: &str, addresses: &[&str]| {
         let mut policy = egress_policy(name, &[], true);
-        policy.beyond.as_mut().unwrap().egress_addresses = addresses.iter().map(|a| a.parse().unwrap()).collect();
+        policy.external.as_mut().unwrap().egress_addresses = addresses.iter().map(|a| a.parse().unwrap()).collect();
         policy
     };
     let engine = engine(&[

@@ -9,7 +9,7 @@ use kni_model::{
 };
 
 use super::world::{
-    TCP, apply, block, egress, ingress, leaves, nine, nine_pod, passes, pod, pods, pods_of, port, rule, settle,
+    TCP, apply, block, converge, egress, ingress, leaves, nine, nine_pod, passes, pod, pods, pods_of, port, rule,
 };
 use crate::{PolicyEngine, judge};
 
@@ -28,7 +28,7 @@ fn two_rules() -> Policy {
 fn a_trail_leads_to_the_rule_and_a_denial_to_who_isolates() {
     let mut engine = nine();
     engine.set_policies(vec![two_rules(), ingress("x/deny", "", &[])]);
-    settle(&mut engine);
+    converge(&mut engine);
     let tables = engine.tables().clone();
     let set = tables.endpoints[&EndpointId(1)].policy;
     let ask = |from: u32, port| {
@@ -54,7 +54,7 @@ fn a_trail_leads_to_the_rule_and_a_denial_to_who_isolates() {
     assert_eq!(engine.members(&two_rules().reference), [EndpointId(1)]);
     // Events may arrive late.
     engine.set_policies(Vec::<Policy>::new());
-    settle(&mut engine);
+    converge(&mut engine);
     assert_eq!(name(&engine, 4, 82), expected);
     assert_eq!(isolating(&engine).len(), 2);
 }
@@ -71,7 +71,7 @@ fn effective_rules_name_their_counters() {
         ],
     );
     engine.set_policies(vec![two_rules(), open]);
-    settle(&mut engine);
+    converge(&mut engine);
     let rules = engine.effective(EndpointId(1));
     let texts: Vec<_> = rules
         .iter()
@@ -119,7 +119,7 @@ fn every_counter_that_the_programs_may_write_is_listed_once() {
     let mut engine = nine();
     let open = ingress("x/q", "pod=a", &[rule(&[block("10.0.0.6/31")], &[])]);
     engine.set_policies(vec![two_rules(), open]);
-    settle(&mut engine);
+    converge(&mut engine);
     let rules = engine.effective(EndpointId(1));
     let set = engine.enforcement(EndpointId(1)).unwrap().policy;
     let denied = rules[3].hits[0];
@@ -154,7 +154,7 @@ fn every_counter_that_the_programs_may_write_is_listed_once() {
 fn a_restart_changes_nothing() {
     let mut engine = nine();
     engine.set_policies(vec![two_rules(), ingress("y/deny", "", &[])]);
-    settle(&mut engine);
+    converge(&mut engine);
     let mut again = nine_with(engine.tables().clone());
     again.set_policies(vec![two_rules(), ingress("y/deny", "", &[])]);
     assert_eq!(again.plan(), []);
@@ -179,7 +179,7 @@ fn nine_with(adopted: PolicyTables) -> PolicyEngine {
 fn foreign_leftovers_are_adopted_and_removed() {
     let mut engine = nine();
     engine.set_policies(vec![two_rules()]);
-    settle(&mut engine);
+    converge(&mut engine);
     let mut adopted = engine.tables().clone();
     adopted.endpoints.insert(
         EndpointId(7777),
@@ -203,17 +203,17 @@ fn foreign_leftovers_are_adopted_and_removed() {
 #[test]
 fn an_endpoint_that_begins_is_always_put_into_force() {
     let mut engine = nine();
-    let steps = settle(&mut engine);
+    let steps = converge(&mut engine);
     assert!(matches!(&steps[..], [PolicyStep::Enforce(rows)] if rows.len() == 18));
     engine.remove_pod(&nine_pod("x/a", 1).sandbox);
-    assert_eq!(settle(&mut engine), []);
+    assert_eq!(converge(&mut engine), []);
     assert!(!engine.tables().endpoints.contains_key(&EndpointId(1)));
     // The next owner of the number, before the teardown of the previous one is reported.
     let mut next = nine_pod("x/new", 2);
     next.sandbox = "next".parse().unwrap();
     engine.put_pod(next);
     engine.remove_pod(&nine_pod("x/b", 2).sandbox);
-    let steps = settle(&mut engine);
+    let steps = converge(&mut engine);
     let begun = |endpoint| (EndpointId(endpoint), Enforcement::default());
     assert_eq!(steps, [PolicyStep::Enforce(vec![begun(2), begun(102)])]);
     assert_eq!(engine.enforcement(EndpointId(2)), Some(Enforcement::default()));
@@ -229,7 +229,7 @@ fn a_pod_that_goes_while_its_plan_is_carried_out_stays_gone() {
     engine.remove_pod(&first.sandbox);
     engine.confirm();
     engine.put_pod(first);
-    let steps = settle(&mut engine);
+    let steps = converge(&mut engine);
     let enforced = steps
         .iter()
         .any(|step| matches!(step, PolicyStep::Enforce(rows) if rows.iter().any(|(id, _)| id.0 == 1)));
@@ -240,12 +240,12 @@ fn a_pod_that_goes_while_its_plan_is_carried_out_stays_gone() {
 fn one_pod_that_changes_does_so_in_one_step() {
     let mut engine = nine();
     engine.set_policies(vec![two_rules()]);
-    settle(&mut engine);
+    converge(&mut engine);
     let mut b = nine_pod("x/b", 2);
     b.labels = super::world::labels("pod=c");
     b.interfaces.truncate(1);
     engine.put_pod(b);
-    let steps = settle(&mut engine);
+    let steps = converge(&mut engine);
     assert_eq!(
         steps
             .iter()
@@ -265,10 +265,10 @@ fn a_plan_that_failed_half_way_is_put_right() {
     ];
     // For every step at which the plan may stop, and any desired state that follows.
     for stop in 0..12 {
-        for (next, wanted) in policies.iter().enumerate() {
+        for (next, desired) in policies.iter().enumerate() {
             let mut engine = nine();
             engine.set_policies(policies[0].clone());
-            settle(&mut engine);
+            converge(&mut engine);
             let mut kernel = engine.tables().clone();
             engine.set_policies(policies[1].clone());
             engine
@@ -276,7 +276,7 @@ fn a_plan_that_failed_half_way_is_put_right() {
                 .iter()
                 .take(stop)
                 .for_each(|step| apply(&mut kernel, step));
-            engine.set_policies(wanted.clone());
+            engine.set_policies(desired.clone());
             for step in engine.plan() {
                 carry_out(&mut kernel, &step);
             }
@@ -309,23 +309,23 @@ fn a_pod_that_was_in_front_of_a_block_leaves_it_as_it_was() {
     );
     let mut engine = nine();
     engine.set_policies(vec![always.clone()]);
-    settle(&mut engine);
+    converge(&mut engine);
     let mut pod = pod("y/far", "pod=far", 10, &["default"]);
     pod.interfaces
         .iter_mut()
         .for_each(|interface| interface.endpoint = None);
     engine.put_pod(pod.clone());
-    settle(&mut engine);
+    converge(&mut engine);
     // More identities are added and removed than the engine remembers.
     let many: Vec<_> = (0..1100)
         .map(|n| block(&format!("10.9.{}.{}/32", n / 256, n % 256)))
         .collect();
     engine.set_policies(vec![always.clone(), egress("x/q", "", &[rule(&many[..], &[])])]);
-    settle(&mut engine);
+    converge(&mut engine);
     engine.set_policies(vec![always]);
-    settle(&mut engine);
+    converge(&mut engine);
     engine.remove_pod(&pod.sandbox);
-    settle(&mut engine);
+    converge(&mut engine);
     assert_eq!(leaves(&engine, 1, "10.0.0.10", TCP, 81), (true, true));
     assert_eq!(leaves(&engine, 1, "10.0.0.11", TCP, 81), (false, true));
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use ipnet::IpNet;
 use kni_model::policy::{
-    BeyondRule, ContainerPort, Labels, Operator, Policy, PolicyDirection, PolicyInterface, PolicyPeer, PolicyPod,
+    ContainerPort, ExternalRule, Labels, Operator, Policy, PolicyDirection, PolicyInterface, PolicyPeer, PolicyPod,
     PolicyPort, PolicyScope, PortMatch, Selector,
 };
 
@@ -38,13 +38,13 @@ impl World {
             .iter()
             .filter(|policy| selects(policy, pod, interface))
             .collect();
-        if direction == PolicyDirection::Beyond {
+        if direction == PolicyDirection::External {
             return about.iter().all(|policy| self.lets_leave(policy, other, what));
         }
         let of = |policy: &Policy| match direction {
             PolicyDirection::Ingress => policy.ingress.clone(),
             PolicyDirection::Egress => policy.egress.clone(),
-            PolicyDirection::Beyond => None,
+            PolicyDirection::External => None,
         };
         let isolating: Vec<_> = about.iter().filter_map(|policy| Some((policy, of(policy)?))).collect();
         if isolating.is_empty() {
@@ -52,7 +52,7 @@ impl World {
         }
         let receiver = match direction {
             PolicyDirection::Ingress => &pod.ports[..],
-            PolicyDirection::Egress | PolicyDirection::Beyond => other.pod.map_or(&[][..], |pod| &pod.ports[..]),
+            PolicyDirection::Egress | PolicyDirection::External => other.pod.map_or(&[][..], |pod| &pod.ports[..]),
         };
         isolating.iter().any(|(policy, rules)| {
             rules
@@ -62,13 +62,14 @@ impl World {
     }
 
     fn lets_leave(&self, policy: &Policy, other: Other<'_>, what: (u8, u16)) -> bool {
-        let Some(beyond) = &policy.beyond else { return true };
-        let matching = |rule: &&BeyondRule| self.any_peer(policy, &rule.to, other) && any_port(&rule.ports, &[], what);
-        beyond
+        let Some(external) = &policy.external else { return true };
+        let matching =
+            |rule: &&ExternalRule| self.any_peer(policy, &rule.to, other) && any_port(&rule.ports, &[], what);
+        external
             .rules
             .iter()
             .find(matching)
-            .map_or(beyond.otherwise_allow, |rule| rule.allow)
+            .map_or(external.otherwise_allow, |rule| rule.allow)
     }
 
     fn any_peer(&self, policy: &Policy, peers: &[PolicyPeer], other: Other<'_>) -> bool {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use kni_model::{
     EndpointId, PolicyTables,
     policy::{
-        BeyondRule, BeyondRules, ContainerPort, Labels, Policy, PolicyDirection, PolicyKind, PolicyPeer, PolicyPod,
+        ContainerPort, ExternalRule, ExternalRules, Labels, Policy, PolicyDirection, PolicyKind, PolicyPeer, PolicyPod,
         PolicyPort, PolicyRef, PolicyRule, PolicyScope, Selector,
     },
 };
@@ -13,7 +13,9 @@ use proptest::prelude::*;
 
 use super::{
     oracle::{Other, World},
-    world::{ICMP, SCTP, TCP, UDP, block, identity_beyond, labels, named, pod, pods, pods_of, port, select, settle},
+    world::{
+        ICMP, SCTP, TCP, UDP, block, converge, external_identity, labels, named, pod, pods, pods_of, port, select,
+    },
 };
 use crate::{PolicyEngine, judge};
 
@@ -26,7 +28,7 @@ const ADDRESSES: [&str; 6] = [
     "2001:db8::1",
 ];
 
-pub(super) const ASKED: [(u8, u16); 9] = [
+pub(super) const PROTOCOLS: [(u8, u16); 9] = [
     (TCP, 79),
     (TCP, 80),
     (TCP, 81),
@@ -75,7 +77,7 @@ impl Slots {
 }
 
 /// Passes the changes between two worlds to the engine.
-pub(super) fn tell(engine: &mut PolicyEngine, before: &World, now: &World) {
+pub(super) fn apply_changes(engine: &mut PolicyEngine, before: &World, now: &World) {
     engine.set_policies(now.policies.clone());
     engine.set_namespaces(now.namespaces.clone());
     for gone in before
@@ -91,12 +93,12 @@ pub(super) fn tell(engine: &mut PolicyEngine, before: &World, now: &World) {
 }
 
 /// Every lookup that is possible for an endpoint: direction, remote end, and its identity.
-pub(super) fn questions<'a>(
+pub(super) fn lookups<'a>(
     world: &'a World,
     tables: &PolicyTables,
     network: u32,
 ) -> Vec<(PolicyDirection, Other<'a>, u32)> {
-    use PolicyDirection::{Beyond, Egress, Ingress};
+    use PolicyDirection::{Egress, External, Ingress};
     let mut found = Vec::new();
     let interfaces = world
         .pods
@@ -116,19 +118,19 @@ pub(super) fn questions<'a>(
             let identity = match interface.endpoint {
                 Some(id) if address.is_ipv4() => tables.endpoints[&id].identity4,
                 Some(id) => tables.endpoints[&id].identity6,
-                None => identity_beyond(tables, network, address),
+                None => external_identity(tables, network, address),
             };
             found.extend([(Egress, other, identity), (Ingress, other, identity)]);
             if interface.endpoint.is_none() {
-                found.push((Beyond, other, identity));
+                found.push((External, other, identity));
             }
         }
     }
     for address in ADDRESSES.map(|address| address.parse().unwrap()) {
         if !known.contains(&address) {
             let other = Other { address, pod: None };
-            let identity = identity_beyond(tables, network, address);
-            found.extend([Egress, Ingress, Beyond].map(|direction| (direction, other, identity)));
+            let identity = external_identity(tables, network, address);
+            found.extend([Egress, Ingress, External].map(|direction| (direction, other, identity)));
         }
     }
     found
@@ -140,13 +142,13 @@ fn check(engine: &PolicyEngine, world: &World) -> Result<(), TestCaseError> {
         for interface in &pod.interfaces {
             let Some(id) = interface.endpoint else { continue };
             let set = tables.endpoints[&id].policy;
-            for (direction, other, identity) in questions(world, tables, interface.network_id.get()) {
-                for (protocol, port) in ASKED {
-                    let wanted = world.allows(direction, pod, interface, other, (protocol, port));
+            for (direction, other, identity) in lookups(world, tables, interface.network_id.get()) {
+                for (protocol, port) in PROTOCOLS {
+                    let desired = world.allows(direction, pod, interface, other, (protocol, port));
                     let (allowed, trail) = judge(tables, set, direction, identity, protocol, port);
                     prop_assert_eq!(
                         allowed,
-                        wanted,
+                        desired,
                         "{} {:?} {:?} {} {}: {:?}",
                         pod.pod,
                         direction,
@@ -221,11 +223,11 @@ fn any_rules() -> impl Strategy<Value = Option<Vec<PolicyRule>>> {
     prop::option::of(prop::collection::vec(rule, 0..3))
 }
 
-fn any_beyond() -> impl Strategy<Value = BeyondRules> {
+fn any_external() -> impl Strategy<Value = ExternalRules> {
     let peers = prop::collection::vec(any_block(), 0..3);
     let ports = prop::collection::vec(any_port(false), 0..3);
-    let rule = (any::<bool>(), peers, ports).prop_map(|(allow, to, ports)| BeyondRule { allow, to, ports });
-    (prop::collection::vec(rule, 0..4), any::<bool>()).prop_map(|(rules, otherwise_allow)| BeyondRules {
+    let rule = (any::<bool>(), peers, ports).prop_map(|(allow, to, ports)| ExternalRule { allow, to, ports });
+    (prop::collection::vec(rule, 0..4), any::<bool>()).prop_map(|(rules, otherwise_allow)| ExternalRules {
         rules,
         otherwise_allow,
         egress_addresses: Vec::new(),
@@ -238,12 +240,12 @@ fn any_policy(slot: usize) -> impl Strategy<Value = Policy> {
         1 => Just(PolicyScope::Networks(["net1".parse().unwrap()].into())),
         1 => Just(PolicyScope::All),
     ];
-    let beyond = prop::option::weighted(0.3, any_beyond());
+    let external = prop::option::weighted(0.3, any_external());
     let namespace = prop::sample::select(vec!["x", "y"]);
-    (namespace, scope, any_selector(), any_rules(), any_rules(), beyond).prop_map(
-        move |(namespace, scope, pods, ingress, egress, beyond)| Policy {
+    (namespace, scope, any_selector(), any_rules(), any_rules(), external).prop_map(
+        move |(namespace, scope, pods, ingress, egress, external)| Policy {
             reference: PolicyRef {
-                kind: if beyond.is_some() {
+                kind: if external.is_some() {
                     PolicyKind::EgressPolicy
                 } else {
                     PolicyKind::NetworkPolicy
@@ -253,9 +255,9 @@ fn any_policy(slot: usize) -> impl Strategy<Value = Policy> {
             },
             scope,
             pods,
-            ingress: ingress.filter(|_| beyond.is_none()),
-            egress: egress.filter(|_| beyond.is_none()),
-            beyond,
+            ingress: ingress.filter(|_| external.is_none()),
+            egress: egress.filter(|_| external.is_none()),
+            external,
         },
     )
 }
@@ -330,8 +332,8 @@ proptest! {
                 slots.change(change);
             }
             let world = slots.world();
-            tell(&mut engine, &before, &world);
-            settle(&mut engine);
+            apply_changes(&mut engine, &before, &world);
+            converge(&mut engine);
             check(&engine, &world)?;
             before = world;
         }
@@ -348,7 +350,7 @@ proptest! {
         check(&again, &before)?;
         // Without policies no rows remain.
         engine.set_policies(Vec::<Policy>::new());
-        settle(&mut engine);
+        converge(&mut engine);
         let tables = engine.tables();
         prop_assert!(tables.policy.is_empty() && tables.ports.is_empty() && tables.identities.is_empty());
         prop_assert!(tables.endpoints.values().all(|e| *e == kni_model::Enforcement::default()));
@@ -372,11 +374,11 @@ fn the_oracle_knows_an_isolated_pod() {
         address: "10.0.0.2".parse().unwrap(),
         pod: Some(&b),
     };
-    let ask = |pod: &PolicyPod, what| world.allows(PolicyDirection::Ingress, pod, &pod.interfaces[0], other, what);
-    assert!(ask(&a, (TCP, 80)));
-    assert!(!ask(&a, (TCP, 81)));
-    assert!(!ask(&a, (SCTP, 80)));
-    assert!(ask(&b, (TCP, 81)));
+    let decide = |pod: &PolicyPod, what| world.allows(PolicyDirection::Ingress, pod, &pod.interfaces[0], other, what);
+    assert!(decide(&a, (TCP, 80)));
+    assert!(!decide(&a, (TCP, 81)));
+    assert!(!decide(&a, (SCTP, 80)));
+    assert!(decide(&b, (TCP, 81)));
     assert_eq!(select("a=1").requirements.len(), 1);
     assert_eq!(a.interfaces[0].endpoint, Some(EndpointId(1)));
 }

@@ -2,7 +2,7 @@
 
 use kni_model::{PolicyTables, policy::Policy};
 
-use super::world::{TCP, block, ingress, labels, nine, pod, pods_of, port, rule, settle};
+use super::world::{TCP, block, converge, ingress, labels, nine, pod, pods_of, port, rule};
 use crate::PolicyEngine;
 
 #[test]
@@ -18,7 +18,7 @@ fn rules_with_the_same_ports_share_them() {
             )
         });
         engine.set_policies(list.collect());
-        settle(&mut engine);
+        converge(&mut engine);
         let tables = engine.tables();
         (tables.policy.len(), tables.ports.len(), tables.identities.len())
     };
@@ -39,7 +39,7 @@ fn many_policies_about_the_same_peers_are_one_row() {
         )
     });
     engine.set_policies(list.collect());
-    settle(&mut engine);
+    converge(&mut engine);
     let tables = engine.tables();
     assert_eq!((tables.policy.len(), tables.ports.len()), (3, 1));
 }
@@ -67,7 +67,7 @@ fn pods_that_come_and_go_leave_nothing_behind() {
         sandbox
     };
     let mut sandboxes: Vec<_> = (0..110).map(|n| put(&mut engine, n, 0)).collect();
-    settle(&mut engine);
+    converge(&mut engine);
     let size = |engine: &PolicyEngine| {
         let tables = engine.tables();
         (
@@ -81,16 +81,16 @@ fn pods_that_come_and_go_leave_nothing_behind() {
     for run in 1..4 {
         for n in 0..110_u16 {
             engine.remove_pod(&sandboxes[usize::from(n)]);
-            settle(&mut engine);
+            converge(&mut engine);
             sandboxes[usize::from(n)] = put(&mut engine, n, run);
-            settle(&mut engine);
+            converge(&mut engine);
         }
         assert_eq!(size(&engine), full);
     }
     for sandbox in &sandboxes {
         engine.remove_pod(sandbox);
     }
-    settle(&mut engine);
+    converge(&mut engine);
     assert_eq!(engine.tables(), &PolicyTables::default());
     assert!(labels("").is_empty());
 }

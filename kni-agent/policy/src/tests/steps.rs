@@ -7,12 +7,12 @@ use proptest::prelude::*;
 
 use super::{
     oracle::World,
-    random::{Slots, any_history, tell},
-    world::{ICMP, TCP, UDP, apply, identity_beyond, ingress, pod, pods, rule},
+    random::{Slots, any_history, apply_changes},
+    world::{ICMP, TCP, UDP, apply, external_identity, ingress, pod, pods, rule},
 };
 use crate::{PolicyEngine, judge};
 
-const ASKED: [(u8, u16); 4] = [(TCP, 80), (TCP, 81), (UDP, 80), (ICMP, 0)];
+const PROTOCOLS: [(u8, u16); 4] = [(TCP, 80), (TCP, 81), (UDP, 80), (ICMP, 0)];
 const OUTSIDE: [&str; 6] = [
     "10.0.0.200",
     "10.1.0.1",
@@ -23,12 +23,12 @@ const OUTSIDE: [&str; 6] = [
 ];
 
 /// The lookups that are valid in both worlds: endpoints that stay, and addresses that belong to no endpoint in either.
-struct Asked {
+struct Lookups {
     networks: BTreeMap<EndpointId, u32>,
     addresses: Vec<IpAddr>,
 }
 
-impl Asked {
+impl Lookups {
     fn new(before: &World, after: &World) -> Self {
         let endpoints = |world: &World| -> BTreeMap<EndpointId, (String, u32)> {
             let of = |pod: &kni_model::policy::PolicyPod| {
@@ -69,8 +69,10 @@ impl Asked {
         let mut answers = Vec::new();
         for (id, network) in &self.networks {
             let set = tables.endpoints[id].policy;
-            let mut ask = |direction, identity| {
-                answers.extend(ASKED.map(|(protocol, port)| judge(tables, set, direction, identity, protocol, port).0));
+            let mut decide = |direction, identity| {
+                answers.extend(
+                    PROTOCOLS.map(|(protocol, port)| judge(tables, set, direction, identity, protocol, port).0),
+                );
             };
             for (other, _) in self
                 .networks
@@ -79,15 +81,15 @@ impl Asked {
             {
                 let other = tables.endpoints[other];
                 for identity in [other.identity4, other.identity6] {
-                    ask(PolicyDirection::Egress, identity);
-                    ask(PolicyDirection::Ingress, identity);
+                    decide(PolicyDirection::Egress, identity);
+                    decide(PolicyDirection::Ingress, identity);
                 }
             }
             for address in &self.addresses {
-                let identity = identity_beyond(tables, *network, *address);
-                ask(PolicyDirection::Egress, identity);
-                ask(PolicyDirection::Ingress, identity);
-                ask(PolicyDirection::Beyond, identity);
+                let identity = external_identity(tables, *network, *address);
+                decide(PolicyDirection::Egress, identity);
+                decide(PolicyDirection::Ingress, identity);
+                decide(PolicyDirection::External, identity);
             }
         }
         answers
@@ -134,18 +136,18 @@ fn nothing_changes_its_meaning(tables: &PolicyTables, row: &PolicyStep) -> Resul
 
 /// Moves from one world to the next and checks every intermediate state.
 fn watch(engine: &mut PolicyEngine, before: &World, world: &World) -> Result<(), TestCaseError> {
-    tell(engine, before, world);
+    apply_changes(engine, before, world);
     let mut tables = engine.tables().clone();
-    let asked = Asked::new(before, world);
-    let old = asked.answers(&tables);
+    let lookups = Lookups::new(before, world);
+    let old = lookups.answers(&tables);
     let steps = engine.plan();
     engine.confirm();
-    let new = asked.answers(engine.tables());
+    let new = lookups.answers(engine.tables());
     for step in &steps {
         for row in rows(step) {
             nothing_changes_its_meaning(&tables, &row)?;
             apply(&mut tables, &row);
-            let now = asked.answers(&tables);
+            let now = lookups.answers(&tables);
             let mut moments = now.iter().zip(old.iter().zip(&new));
             let is_one = moments.all(|(now, (old, new))| now == old || now == new);
             prop_assert!(is_one, "after {:?} of {:?}", row, steps);

@@ -94,7 +94,7 @@ pub(crate) fn policy(name: &str, selector: &str) -> Policy {
         pods: select(selector),
         ingress: None,
         egress: None,
-        beyond: None,
+        external: None,
     }
 }
 
@@ -187,16 +187,16 @@ pub(crate) fn nine_pod(name: &str, number: u16) -> PolicyPod {
 }
 
 /// Carries out the plan on a copy of the tables, compares the result, and confirms.
-pub(crate) fn settle(engine: &mut PolicyEngine) -> Vec<PolicyStep> {
+pub(crate) fn converge(engine: &mut PolicyEngine) -> Vec<PolicyStep> {
     let mut tables = engine.tables().clone();
     let steps = engine.plan();
     for step in &steps {
         apply(&mut tables, step);
     }
     engine.confirm();
-    let wanted = engine.tables();
-    tables.endpoints.retain(|id, _| wanted.endpoints.contains_key(id));
-    assert_eq!(&tables, wanted, "the steps do not lead where the engine says");
+    let desired = engine.tables();
+    tables.endpoints.retain(|id, _| desired.endpoints.contains_key(id));
+    assert_eq!(&tables, desired, "the steps do not lead where the engine says");
     assert_eq!(engine.plan(), [], "nothing is left to do");
     steps
 }
@@ -217,7 +217,7 @@ pub(crate) fn apply(tables: &mut PolicyTables, step: &PolicyStep) {
 }
 
 /// The identity of an address that does not belong to a local endpoint: that of the longest matching row.
-pub(crate) fn identity_beyond(tables: &PolicyTables, network: u32, address: IpAddr) -> u32 {
+pub(crate) fn external_identity(tables: &PolicyTables, network: u32, address: IpAddr) -> u32 {
     let mut bits = network.to_be_bytes().to_vec();
     bits.extend(address::from_ip(address));
     let bit = |bytes: &[u8], at: u32| bytes[at as usize / 8] >> (7 - at % 8) & 1;
@@ -249,8 +249,8 @@ pub(crate) fn passes(engine: &PolicyEngine, from: u32, to: u32, protocol: u8, po
 /// according to egress rules, and according to egress policies.
 pub(crate) fn leaves(engine: &PolicyEngine, from: u32, to: &str, protocol: u8, port: u16) -> (bool, bool) {
     let tables = engine.tables();
-    let identity = identity_beyond(tables, 1, to.parse().unwrap());
+    let identity = external_identity(tables, 1, to.parse().unwrap());
     let set = tables.endpoints[&EndpointId(from)].policy;
     let ask = |direction| judge(tables, set, direction, identity, protocol, port).0;
-    (ask(PolicyDirection::Egress), ask(PolicyDirection::Beyond))
+    (ask(PolicyDirection::Egress), ask(PolicyDirection::External))
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kni_common::policy::IdentityKey;
 use kni_model::{EndpointId, Enforcement, PolicyTables};
 
-use super::{Doubt, around::Around, differences};
+use super::{Unconfirmed, around::Around, differences};
 use crate::prefix::parts;
 
 /// An endpoint whose row changes.
@@ -16,7 +16,7 @@ pub(super) struct MovedEndpoint {
     /// `None`: the endpoint is new.
     pub(super) old: Option<Enforcement>,
     pub(super) new: Enforcement,
-    pub(super) is_in_doubt: bool,
+    pub(super) is_unconfirmed: bool,
 }
 
 /// A prefix whose row changes. Its addresses have the identity `old` and get `new`, by this row or by a surrounding
@@ -30,14 +30,14 @@ pub(super) struct MovedPrefix {
     /// The current value of its row.
     there: Option<u32>,
     stays: bool,
-    is_in_doubt: bool,
+    is_unconfirmed: bool,
 }
 
 impl MovedPrefix {
     /// Whether the row must be written for the prefix to have this identity.
     pub(super) fn must_put(&self, identity: u32) -> bool {
         match self.there {
-            _ if self.is_in_doubt => self.stays,
+            _ if self.is_unconfirmed => self.stays,
             None => self.stays,
             Some(there) => there != identity,
         }
@@ -59,11 +59,11 @@ impl Carriers {
         from: &PolicyTables,
         to: &PolicyTables,
         networks: &BTreeMap<EndpointId, u32>,
-        doubt: &Doubt,
+        unconfirmed: &Unconfirmed,
     ) -> Self {
         let mut found = Self {
             endpoints: Vec::new(),
-            prefixes: prefixes(from, to, doubt),
+            prefixes: prefixes(from, to, unconfirmed),
             sets: BTreeMap::new(),
         };
         for (id, new) in &to.endpoints {
@@ -72,14 +72,14 @@ impl Carriers {
             if let Some(old) = old {
                 found.sets.entry(network).or_default().insert((old.policy, new.policy));
             }
-            let is_in_doubt = doubt.endpoints.contains(id);
-            if old != Some(*new) || is_in_doubt {
+            let is_unconfirmed = unconfirmed.endpoints.contains(id);
+            if old != Some(*new) || is_unconfirmed {
                 found.endpoints.push(MovedEndpoint {
                     id: *id,
                     network,
                     old,
                     new: *new,
-                    is_in_doubt,
+                    is_unconfirmed,
                 });
             }
         }
@@ -119,11 +119,14 @@ pub(super) fn carried(from: &PolicyTables, networks: &BTreeMap<EndpointId, u32>,
     carried.chain(prefixes.map(|(_, identity)| *identity)).collect()
 }
 
-fn prefixes(from: &PolicyTables, to: &PolicyTables, doubt: &Doubt) -> Vec<MovedPrefix> {
+fn prefixes(from: &PolicyTables, to: &PolicyTables, unconfirmed: &Unconfirmed) -> Vec<MovedPrefix> {
     let changed: Vec<_> = differences(&from.identities, &to.identities)
         .map(|(key, ..)| key)
         .collect();
-    let keys: BTreeSet<IdentityKey> = changed.into_iter().chain(doubt.identities.iter().copied()).collect();
+    let keys: BTreeSet<IdentityKey> = changed
+        .into_iter()
+        .chain(unconfirmed.identities.iter().copied())
+        .collect();
     if keys.is_empty() {
         return Vec::new();
     }
@@ -134,7 +137,7 @@ fn prefixes(from: &PolicyTables, to: &PolicyTables, doubt: &Doubt) -> Vec<MovedP
         new: after.identity(&key),
         there: from.identities.get(&key).copied(),
         stays: to.identities.contains_key(&key),
-        is_in_doubt: doubt.identities.contains(&key),
+        is_unconfirmed: unconfirmed.identities.contains(&key),
         key,
     });
     let mut moved: Vec<MovedPrefix> = moved.collect();

@@ -8,12 +8,12 @@ use kni_model::{EndpointId, Enforcement, PolicyStep};
 use super::{
     carriers::{Carriers, MovedEndpoint, MovedPrefix},
     push,
-    standin::StandIns,
+    substitutes::Substitutes,
 };
 
-/// Moves endpoints and prefixes: to stand-in sets, to new identities, to new sets, and from stand-in identities to the
+/// Moves endpoints and prefixes: to substitute sets, to new identities, to new sets, and from substitute identities to the
 /// final ones.
-pub(super) fn steps(carriers: &Carriers, stand_ins: &StandIns) -> Vec<PolicyStep> {
+pub(super) fn steps(carriers: &Carriers, substitutes: &Substitutes) -> Vec<PolicyStep> {
     if carriers.is_single() {
         let rows = carriers.endpoints.iter().map(|moved| (moved.id, moved.new));
         let mut steps = Vec::new();
@@ -22,19 +22,19 @@ pub(super) fn steps(carriers: &Carriers, stand_ins: &StandIns) -> Vec<PolicyStep
     }
     let mut moves = Moves::new(&carriers.endpoints);
     moves.endpoints(|moved, before| Enforcement {
-        policy: stand_ins.leaving(moved).unwrap_or(before.policy),
+        policy: substitutes.leaving(moved).unwrap_or(before.policy),
         ..before
     });
     moves.prefixes(&carriers.prefixes, |moved| {
-        let identity = stand_ins.identity(moved.network, moved.old, moved.new);
+        let identity = substitutes.identity(moved.network, moved.old, moved.new);
         moved.must_put(identity).then_some(identity)
     });
     moves.endpoints(|moved, before| {
         let old = moved.old.unwrap_or_default();
         Enforcement {
             policy: before.policy,
-            identity4: stand_ins.identity(moved.network, old.identity4, moved.new.identity4),
-            identity6: stand_ins.identity(moved.network, old.identity6, moved.new.identity6),
+            identity4: substitutes.identity(moved.network, old.identity4, moved.new.identity4),
+            identity6: substitutes.identity(moved.network, old.identity6, moved.new.identity6),
         }
     });
     moves.endpoints(|moved, before| Enforcement {
@@ -42,15 +42,15 @@ pub(super) fn steps(carriers: &Carriers, stand_ins: &StandIns) -> Vec<PolicyStep
         ..before
     });
     moves.prefixes(&carriers.prefixes, |moved| {
-        let stood_in = stand_ins.identity(moved.network, moved.old, moved.new) != moved.new;
-        stood_in.then_some(moved.new)
+        let is_substituted = substitutes.identity(moved.network, moved.old, moved.new) != moved.new;
+        is_substituted.then_some(moved.new)
     });
     moves.endpoints(|moved, _| moved.new);
     // New endpoints follow after all others, together with those that a failed plan may have left at any of the steps.
     let begin = carriers
         .endpoints
         .iter()
-        .filter(|moved| moved.old.is_none() || moved.is_in_doubt);
+        .filter(|moved| moved.old.is_none() || moved.is_unconfirmed);
     let begin = begin.map(|moved| (moved.id, moved.new)).collect();
     push(&mut moves.steps, PolicyStep::Enforce, begin);
     merge_last(&mut moves.steps);

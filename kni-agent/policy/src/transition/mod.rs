@@ -2,31 +2,31 @@
 //!
 //! First the identities change, then the endpoints switch to their new sets, then unused rows are removed. In between a
 //! set may meet an identity that it was not compiled for; the rows for these pairs are written first and repeat the
-//! decision of the packet's old state. Where one identity or one set would need two different decisions, a stand-in
+//! decision of the packet's old state. Where one identity or one set would need two different decisions, a substitute
 //! replaces it.
 
 mod around;
 mod carriers;
 mod enforce;
-mod standin;
+mod substitutes;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use kni_common::policy::{IdentityKey, PolicyKey, PolicyValue, PortKey};
 use kni_model::{EndpointId, PolicyStep, PolicyTables};
 
-use self::{carriers::Carriers, standin::StandIns};
+use self::{carriers::Carriers, substitutes::Substitutes};
 
 /// Rows whose presence is unknown, because a plan that changed them was not confirmed.
 #[derive(Debug, Default)]
-pub(super) struct Doubt {
+pub(super) struct Unconfirmed {
     policy: BTreeSet<PolicyKey>,
     ports: BTreeSet<PortKey>,
     identities: BTreeSet<IdentityKey>,
     endpoints: BTreeSet<EndpointId>,
 }
 
-impl Doubt {
+impl Unconfirmed {
     /// Adds the rows that these steps change.
     pub(super) fn add(&mut self, steps: &[PolicyStep]) {
         for step in steps {
@@ -47,8 +47,8 @@ impl Doubt {
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) steps: Vec<PolicyStep>,
-    /// Temporary stand-in sets, each with the set that it replaces.
-    pub(super) stand_ins: Vec<(u32, u32)>,
+    /// Temporary substitute sets, each with the set that it replaces.
+    pub(super) substitutes: Vec<(u32, u32)>,
 }
 
 /// Plans the steps from one state to the other; `networks` holds the network of each endpoint of `to`.
@@ -56,33 +56,33 @@ pub(super) fn plan(
     from: &PolicyTables,
     to: &PolicyTables,
     networks: &BTreeMap<EndpointId, u32>,
-    doubt: &Doubt,
+    unconfirmed: &Unconfirmed,
 ) -> Plan {
-    let carriers = Carriers::new(from, to, networks, doubt);
-    let stand_ins = StandIns::new(from, to, networks, &carriers);
+    let carriers = Carriers::new(from, to, networks, unconfirmed);
+    let substitutes = Substitutes::new(from, to, networks, &carriers);
     let mut steps = Vec::new();
     push(
         &mut steps,
         PolicyStep::PutPorts,
-        missing(&from.ports, &to.ports, &doubt.ports),
+        missing(&from.ports, &to.ports, &unconfirmed.ports),
     );
-    let mut rows: BTreeMap<PolicyKey, PolicyValue> = stand_ins.rows.clone();
-    rows.extend(missing(&from.policy, &to.policy, &doubt.policy));
+    let mut rows: BTreeMap<PolicyKey, PolicyValue> = substitutes.rows.clone();
+    rows.extend(missing(&from.policy, &to.policy, &unconfirmed.policy));
     push(&mut steps, PolicyStep::PutPolicy, rows.into_iter().collect());
-    steps.extend(enforce::steps(&carriers, &stand_ins));
+    steps.extend(enforce::steps(&carriers, &substitutes));
 
-    let gone_identities = gone(&from.identities, &to.identities, &doubt.identities);
+    let gone_identities = gone(&from.identities, &to.identities, &unconfirmed.identities);
     push(&mut steps, PolicyStep::RemoveIdentities, gone_identities.collect());
-    let stand_in_rows = stand_ins.rows.keys().copied().collect();
-    let gone_policy: BTreeSet<PolicyKey> = gone(&from.policy, &to.policy, &doubt.policy)
-        .chain(gone(&BTreeMap::new(), &to.policy, &stand_in_rows))
+    let substitute_rows = substitutes.rows.keys().copied().collect();
+    let gone_policy: BTreeSet<PolicyKey> = gone(&from.policy, &to.policy, &unconfirmed.policy)
+        .chain(gone(&BTreeMap::new(), &to.policy, &substitute_rows))
         .collect();
     push(&mut steps, PolicyStep::RemovePolicy, gone_policy.into_iter().collect());
-    let gone_ports = gone(&from.ports, &to.ports, &doubt.ports);
+    let gone_ports = gone(&from.ports, &to.ports, &unconfirmed.ports);
     push(&mut steps, PolicyStep::RemovePorts, gone_ports.collect());
     Plan {
         steps,
-        stand_ins: stand_ins.named,
+        substitutes: substitutes.named,
     }
 }
 
@@ -95,29 +95,29 @@ fn push<T>(steps: &mut Vec<PolicyStep>, step: impl Fn(Vec<T>) -> PolicyStep, row
 fn missing<K: Ord + Copy, V: PartialEq + Copy>(
     from: &BTreeMap<K, V>,
     to: &BTreeMap<K, V>,
-    doubt: &BTreeSet<K>,
+    unconfirmed: &BTreeSet<K>,
 ) -> Vec<(K, V)> {
     let rows = differences(from, to).filter_map(|(key, _, value)| Some((key, value?)));
-    let doubtful = doubt.iter().filter_map(|key| {
+    let rewritten = unconfirmed.iter().filter_map(|key| {
         let value = to.get(key)?;
         (from.get(key) == Some(value)).then_some((*key, *value))
     });
-    rows.chain(doubtful).collect()
+    rows.chain(rewritten).collect()
 }
 
 fn gone<'a, K: Ord + Copy, V: PartialEq + Copy>(
     from: &'a BTreeMap<K, V>,
     to: &'a BTreeMap<K, V>,
-    doubt: &'a BTreeSet<K>,
+    unconfirmed: &'a BTreeSet<K>,
 ) -> impl Iterator<Item = K> + 'a {
     let gone = differences(from, to)
         .filter(|(.., new)| new.is_none())
         .map(|(key, ..)| key);
-    let doubtful = doubt
+    let rewritten = unconfirmed
         .iter()
         .filter(|key| !from.contains_key(key) && !to.contains_key(key))
         .copied();
-    gone.chain(doubtful)
+    gone.chain(rewritten)
 }
 
 /// The keys whose values differ, in order, with both values.

@@ -84,7 +84,7 @@ impl World {
             Action::Plan(most) => self.plan_some(*most),
             Action::Restart => {
                 self.engine = engine(self.maps.tables());
-                self.maps.forget_numbers();
+                self.maps.drop_unused_numbers();
             }
         }
         self.engine.set_services(inputs.services.clone());

@@ -71,7 +71,7 @@ impl Maps {
                     self.leave(old);
                 }
             }
-            ServiceStep::Forget(gone) => {
+            ServiceStep::RemoveFlows(gone) => {
                 assert!(!gone.is_empty());
                 for gone in gone {
                     let row = self.services[&gone.service];
@@ -102,7 +102,7 @@ impl Maps {
     }
 
     /// A new engine knows only numbers that are in the maps; numbers of removed lists may be used again.
-    pub(super) fn forget_numbers(&mut self) {
+    pub(super) fn drop_unused_numbers(&mut self) {
         let there: BTreeSet<u32> = self.backends.keys().map(|key| key.backends).collect();
         self.lists.retain(|list, _| there.contains(list));
     }

@@ -45,10 +45,10 @@ fn own_tables_are_taken_over_as_they_are() {
 #[test]
 fn ids_are_kept_and_not_given_to_others() {
     let before = World::new(services(), slices(&["10.0.0.1"])).maps.tables();
-    let mut wanted = services();
-    wanted.remove(0);
-    wanted.push(service("new", &["10.96.0.0"]));
-    let mut world = restart(&before, wanted, slices(&["10.0.0.9"]));
+    let mut desired = services();
+    desired.remove(0);
+    desired.push(service("new", &["10.96.0.0"]));
+    let mut world = restart(&before, desired, slices(&["10.0.0.9"]));
     world.reconcile();
     let web = key(1, WEB, TCP, 80);
     assert_eq!(world.row(&web).service, before.services[&web].service);
@@ -64,8 +64,8 @@ fn ids_are_kept_and_not_given_to_others() {
 fn what_went_meanwhile_is_forgotten() {
     let before = World::new(services(), slices(&["10.0.0.1", "10.0.0.2"])).maps.tables();
     let mut world = restart(&before, services(), slices(&["10.0.0.2"]));
-    let forgotten = forgotten(&world.reconcile());
-    let of: BTreeSet<_> = forgotten.iter().map(|gone| (gone.service, gone.backend)).collect();
+    let is_expired = is_expired(&world.reconcile());
+    let of: BTreeSet<_> = is_expired.iter().map(|gone| (gone.service, gone.backend)).collect();
     let expected = [API, WEB].map(|vip| (key(1, vip, TCP, 80), backend("10.0.0.1", 8080)));
     assert_eq!(of, expected.into());
 }

@@ -1,7 +1,7 @@
 //! Checks the rows of Services: frontends, families, ports, networks and addresses.
 
 use super::*;
-use crate::WhyEmpty;
+use crate::NoBackendReason;
 
 const WEB: &str = "10.96.0.1";
 
@@ -12,14 +12,14 @@ fn web() -> ServiceKey {
 #[test]
 fn no_usable_endpoint_anywhere_refuses() {
     for (endpoints, why) in [
-        (vec![], WhyEmpty::NoEndpoint),
-        (vec![down("10.0.0.1")], WhyEmpty::NoneReady),
+        (vec![], NoBackendReason::NoEndpoint),
+        (vec![down("10.0.0.1")], NoBackendReason::NoneReady),
         (
             vec![SliceEndpoint {
                 terminating: false,
                 ..draining("10.0.0.1")
             }],
-            WhyEmpty::NoneReady,
+            NoBackendReason::NoneReady,
         ),
     ] {
         for local_only in [false, true] {
@@ -54,7 +54,7 @@ fn endpoints_elsewhere_under_local_policy_drop() {
             (0, SERVICE_DROP_IF_EMPTY)
         );
         let view = world.engine.frontends().remove(0);
-        assert_eq!(view.empty, Some(WhyEmpty::NoneLocal));
+        assert_eq!(view.empty, Some(NoBackendReason::NoneLocal));
 
         let endpoints = vec![elsewhere.clone(), here(draining("10.0.0.2"))];
         world.set_slices(vec![slice("web", "a", endpoints)]);

@@ -19,7 +19,7 @@ fn kinds(steps: &[ServiceStep]) -> Vec<&'static str> {
         ServiceStep::PutAddresses(_) => "put addresses",
         ServiceStep::RemoveAddresses(_) => "remove addresses",
         ServiceStep::RemoveServices(_) => "remove services",
-        ServiceStep::Forget(_) => "forget",
+        ServiceStep::RemoveFlows(_) => "forget",
         ServiceStep::RemoveBackends(_) => "remove backends",
     });
     kinds.collect()

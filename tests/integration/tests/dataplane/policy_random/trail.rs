@@ -72,7 +72,7 @@ fn only(world: &World, rule: &RuleRef) -> Option<Policy> {
     match rule.direction {
         PolicyDirection::Egress => spec.egress = Some(vec![spec.egress.as_ref()?.get(index)?.clone()]),
         PolicyDirection::Ingress => spec.ingress = Some(vec![spec.ingress.as_ref()?.get(index)?.clone()]),
-        PolicyDirection::Beyond => return None,
+        PolicyDirection::External => return None,
     }
     Some(policy)
 }

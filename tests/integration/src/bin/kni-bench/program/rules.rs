@@ -208,7 +208,7 @@ fn policies(count: usize) -> Result<Vec<Policy>> {
                     }],
                 }]),
                 egress: None,
-                beyond: None,
+                external: None,
             })
         })
         .collect()

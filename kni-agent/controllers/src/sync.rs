@@ -7,7 +7,7 @@ use std::{
 };
 
 use kni_crd::PodInterface;
-use kni_enforcement::PolicySync;
+use kni_enforcement::Enforcer;
 use kni_model::{
     NetworkName, PodRef, Sandbox, SandboxId,
     network::EgressMode,
@@ -25,30 +25,30 @@ const GATHER: Duration = Duration::from_millis(20);
 impl Cluster {
     /// Applies the current networks. Failures are logged and retried with the next change.
     pub(super) async fn apply_networks(&self) {
-        let wanted = {
-            let tables = self.known.tables();
-            self.networks(&tables).wanted
+        let desired = {
+            let tables = self.cache.tables();
+            self.networks(&tables).desired
         };
-        if let Err(error) = (self.apply)(wanted).await {
+        if let Err(error) = (self.apply)(desired).await {
             tracing::error!(%error, "cannot put the cluster's networks into force");
         }
     }
 
     /// Applies changes of networks for as long as the agent runs.
-    pub(super) async fn feed_networks(self) {
-        let mut changes = self.known.changes();
+    pub(super) async fn sync_networks(self) {
+        let mut changes = self.cache.changes();
         let mut seen = None;
         loop {
             // The status of networks changes with every pod; their specification rarely does.
-            let wanted = {
-                let tables = self.known.tables();
-                self.networks(&tables).wanted
+            let desired = {
+                let tables = self.cache.tables();
+                self.networks(&tables).desired
             };
-            if seen.as_ref() != Some(&wanted) {
-                seen = Some(wanted);
+            if seen.as_ref() != Some(&desired) {
+                seen = Some(desired);
                 self.apply_networks().await;
                 // Services depend on networks.
-                self.feed_services_once().await;
+                self.apply_services().await;
             }
             if changes.changed().await.is_err() {
                 return;
@@ -59,12 +59,12 @@ impl Cluster {
 
     /// Applies changes of policies within some milliseconds after the API server reports them. Runs as long as the
     /// agent.
-    pub(super) async fn feed_policies(self) {
-        let mut changes = self.known.changes();
+    pub(super) async fn sync_policies(self) {
+        let mut changes = self.cache.changes();
         let mut seen = (None, None);
         loop {
             let (policies, namespaces, versions, newest) = {
-                let tables = self.known.tables();
+                let tables = self.cache.tables();
                 let versions = (Some(tables.policy_version()), Some(tables.namespaces.version()));
                 let policies = (seen.0 != versions.0).then(|| {
                     let valid = tables.policies().filter_map(|row| row.policy.as_ref().ok());
@@ -90,7 +90,7 @@ impl Cluster {
                 });
                 // The enforcement service logs and retries failures.
                 if let Ok(Ok(_rows)) = done.await {
-                    self.policies_in_force(newest);
+                    self.applied_policies(newest);
                 }
             }
             if changes.changed().await.is_err() {
@@ -100,17 +100,17 @@ impl Cluster {
     }
 
     /// Applies changes of Services and their endpoints for as long as the agent runs.
-    pub(super) async fn feed_services(self) {
-        let mut changes = self.known.changes();
+    pub(super) async fn sync_services(self) {
+        let mut changes = self.cache.changes();
         let mut seen = None;
         loop {
             let versions = {
-                let tables = self.known.tables();
+                let tables = self.cache.tables();
                 (tables.services.version(), tables.slices.version())
             };
             if seen != Some(versions) {
                 seen = Some(versions);
-                self.feed_services_once().await;
+                self.apply_services().await;
             }
             if changes.changed().await.is_err() {
                 return;
@@ -119,9 +119,9 @@ impl Cluster {
         }
     }
 
-    async fn feed_services_once(&self) {
+    async fn apply_services(&self) {
         let (services, slices) = {
-            let tables = self.known.tables();
+            let tables = self.cache.tables();
             services(&tables, &self.networks(&tables), &self.services_of_all)
         };
         let sync = Arc::clone(&self.sync);
@@ -136,14 +136,14 @@ impl Cluster {
 
     /// Updates the labels of the node's pods, and the pods of other nodes that policies may select. Runs as long as the
     /// agent.
-    pub(super) async fn feed_pods(self) {
-        let mut changes = self.known.changes();
+    pub(super) async fn sync_pods(self) {
+        let mut changes = self.cache.changes();
         let mut attached = self.attacher.changes();
         let mut seen = None;
         let mut peers = BTreeMap::new();
         loop {
             let versions = {
-                let tables = self.known.tables();
+                let tables = self.cache.tables();
                 let versions = (
                     tables.pods.version(),
                     tables.interfaces.version(),
@@ -154,11 +154,11 @@ impl Cluster {
             if seen != Some(versions) {
                 seen = Some(versions);
                 self.relabel().await;
-                self.feed_peers(&mut peers).await;
+                self.sync_peers(&mut peers).await;
             }
             tokio::select! {
-                told = changes.changed() => if told.is_err() { return },
-                told = attached.changed() => if told.is_err() { return },
+                sent = changes.changed() => if sent.is_err() { return },
+                sent = attached.changed() => if sent.is_err() { return },
             }
             tokio::time::sleep(GATHER).await;
         }
@@ -167,7 +167,7 @@ impl Cluster {
     async fn relabel(&self) {
         let sandboxes = self.attacher.sandboxes();
         let changed: Vec<(SandboxId, _)> = {
-            let tables = self.known.tables();
+            let tables = self.cache.tables();
             let facts = |sandbox: &Sandbox| {
                 let pod = tables.pods.get(&sandbox.pod.namespace, &sandbox.pod.name)?;
                 let same = sandbox.pod.uid.is_empty() || sandbox.pod.uid == pod.uid;
@@ -186,13 +186,13 @@ impl Cluster {
         }
     }
 
-    async fn feed_peers(&self, known: &mut BTreeMap<SandboxId, PolicyPod>) {
+    async fn sync_peers(&self, known: &mut BTreeMap<SandboxId, PolicyPod>) {
         let numbers: BTreeMap<NetworkName, _> = {
             let views = self.attacher.networks().into_iter();
             views.map(|view| (view.network.spec.name, view.network.id)).collect()
         };
-        let wanted = {
-            let tables = self.known.tables();
+        let desired = {
+            let tables = self.cache.tables();
             let mut pods: BTreeMap<SandboxId, PolicyPod> = BTreeMap::new();
             for object in tables.interfaces.rows().values() {
                 if object.spec.node_name == self.node {
@@ -208,8 +208,8 @@ impl Cluster {
             }
             pods
         };
-        let gone: BTreeSet<SandboxId> = known.keys().filter(|id| !wanted.contains_key(*id)).cloned().collect();
-        let new: Vec<PolicyPod> = wanted
+        let gone: BTreeSet<SandboxId> = known.keys().filter(|id| !desired.contains_key(*id)).cloned().collect();
+        let new: Vec<PolicyPod> = desired
             .values()
             .filter(|pod| known.get(&pod.sandbox) != Some(pod))
             .cloned()
@@ -217,16 +217,16 @@ impl Cluster {
         if gone.is_empty() && new.is_empty() {
             return;
         }
-        *known = wanted;
+        *known = desired;
         let sync = Arc::clone(&self.sync);
-        let done = tokio::task::spawn_blocking(move || tell_peers(&sync, new, &gone));
+        let done = tokio::task::spawn_blocking(move || apply_peers(&sync, new, &gone));
         if let Err(error) = done.await {
             tracing::error!(%error, "cannot take note of the pods of other nodes");
         }
     }
 }
 
-fn tell_peers(sync: &PolicySync, new: Vec<PolicyPod>, gone: &BTreeSet<SandboxId>) {
+fn apply_peers(sync: &Enforcer, new: Vec<PolicyPod>, gone: &BTreeSet<SandboxId>) {
     for pod in new {
         sync.put_peer(pod);
     }
@@ -280,7 +280,7 @@ fn peer(
 
 /// The Services, with a copy of each shared one for every network with egress.
 fn services(tables: &Tables, networks: &Networks, shared: &BTreeSet<String>) -> (Vec<Service>, Vec<EndpointSlice>) {
-    let leaving = networks.wanted.networks.iter().map(|(spec, _)| spec);
+    let leaving = networks.desired.networks.iter().map(|(spec, _)| spec);
     let leaving: Vec<&NetworkName> = leaving
         .filter(|spec| !spec.default && spec.egress == EgressMode::Masquerade)
         .map(|spec| &spec.name)
@@ -289,7 +289,7 @@ fn services(tables: &Tables, networks: &Networks, shared: &BTreeSet<String>) -> 
     for service in tables.services.rows().values().filter_map(|row| row.as_ref().ok()) {
         services.push(service.clone());
         let is_shared = shared.contains(&service.reference.to_string());
-        if is_shared && service.network.is_none() && !service.left {
+        if is_shared && service.network.is_none() && !service.foreign {
             services.extend(leaving.iter().map(|network| Service {
                 network: Some((*network).clone()),
                 ..service.clone()
@@ -310,7 +310,7 @@ pub(super) fn initial(tables: &Tables, networks: Networks, shared: &BTreeSet<Str
     let namespaces = tables.namespaces.rows().iter();
     let (services, slices) = services(tables, &networks, shared);
     super::Objects {
-        networks: networks.wanted,
+        networks: networks.desired,
         policies: policies.cloned().collect(),
         namespaces: namespaces
             .map(|(key, labels)| (key.name.clone(), labels.clone()))

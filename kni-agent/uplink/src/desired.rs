@@ -29,26 +29,28 @@ pub(super) struct UplinkPod {
 
 /// The source address of an interface for egress, and the addresses of it that are not the node's own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct WayOut {
+pub(super) struct Egress {
     pub(super) source: Option<EgressSource>,
     pub(super) dedicated: BTreeSet<IpAddr>,
 }
 
-/// Computes the egress of an interface. `asked` are the addresses that policies request; `own` are the node's own.
-pub(super) fn way_out(
+/// Computes the egress of an interface. `requested` are the addresses that policies request; `own` are the node's own.
+pub(super) fn egress(
     node: &NodeNetwork,
     own: &BTreeSet<IpAddr>,
     spec: &NetworkSpec,
     interface: &PolicyInterface,
-    asked: &[IpAddr],
+    requested: &[IpAddr],
     ports: &RangeInclusive<u16>,
-) -> WayOut {
+) -> Egress {
     let Some(uplink) = node.uplink.as_ref().filter(|_| spec.egress == EgressMode::Masquerade) else {
-        return WayOut::default();
+        return Egress::default();
     };
     let chosen = |v4: bool, nodes: Option<IpAddr>| {
         let of_family = |list: &[IpAddr]| list.iter().find(|address| address.is_ipv4() == v4).copied();
-        of_family(asked).or_else(|| of_family(&spec.egress_addresses)).or(nodes)
+        of_family(requested)
+            .or_else(|| of_family(&spec.egress_addresses))
+            .or(nodes)
     };
     // Only the families that the pod has: both share one range of ports.
     let v4 = interface.ipv4.and_then(|_| chosen(true, uplink.ipv4.map(IpAddr::V4)));
@@ -63,7 +65,7 @@ pub(super) fn way_out(
         first: *ports.start(),
         last: *ports.end(),
     };
-    WayOut {
+    Egress {
         source: used().next().map(|_any| source),
         dedicated,
     }
@@ -85,11 +87,11 @@ pub(super) fn host_ports<'a>(
             IpAddr::V6(_) => primary.ipv6.is_some(),
         };
         for mapping in mappings.iter().filter(|mapping| mapping.host_port != 0) {
-            let asked = own
+            let requested = own
                 .iter()
                 .filter(has_family)
                 .filter(|address| takes(mapping.host_ip, **address));
-            for address in asked {
+            for address in requested {
                 let key = host_port_key(*address, number(mapping.protocol), mapping.host_port);
                 let target = HostPort {
                     endpoint,
@@ -103,8 +105,8 @@ pub(super) fn host_ports<'a>(
 }
 
 /// The unspecified address matches every address of its family.
-fn takes(asked: Option<IpAddr>, address: IpAddr) -> bool {
-    match asked {
+fn takes(requested: Option<IpAddr>, address: IpAddr) -> bool {
+    match requested {
         None => true,
         Some(any) if any.is_unspecified() => any.is_ipv4() == address.is_ipv4(),
         Some(one) => one == address,
@@ -190,17 +192,17 @@ mod tests {
         }
     }
 
-    fn out(spec: &NetworkSpec, interface: &PolicyInterface, asked: &[&str]) -> WayOut {
+    fn out(spec: &NetworkSpec, interface: &PolicyInterface, requested: &[&str]) -> Egress {
         let own = [ip("192.0.2.9"), ip("192.0.2.10")].into();
-        let asked: Vec<IpAddr> = asked.iter().map(|text| ip(text)).collect();
-        way_out(&node(), &own, spec, interface, &asked, &(61_000..=65_535))
+        let requested: Vec<IpAddr> = requested.iter().map(|text| ip(text)).collect();
+        egress(&node(), &own, spec, interface, &requested, &(61_000..=65_535))
     }
 
     #[test]
     fn policy_goes_before_network_goes_before_node() {
         let v4 = interface(Some("10.1.0.5"), None);
-        let source = |spec: &NetworkSpec, asked: &[&str]| {
-            let source = out(spec, &v4, asked).source.unwrap();
+        let source = |spec: &NetworkSpec, requested: &[&str]| {
+            let source = out(spec, &v4, requested).source.unwrap();
             (source.ipv4.unwrap().to_string(), source.first)
         };
         let plain = spec(EgressMode::Masquerade, &[]);
@@ -220,10 +222,10 @@ mod tests {
     #[test]
     fn without_an_address_or_a_way_out_there_is_no_source() {
         let v6 = interface(None, Some("fd01::5"));
-        assert_eq!(out(&spec(EgressMode::Masquerade, &[]), &v6, &[]), WayOut::default());
+        assert_eq!(out(&spec(EgressMode::Masquerade, &[]), &v6, &[]), Egress::default());
         for egress in [EgressMode::None, EgressMode::Route] {
             let v4 = interface(Some("10.1.0.5"), None);
-            assert_eq!(out(&spec(egress, &[]), &v4, &["192.0.2.60"]), WayOut::default());
+            assert_eq!(out(&spec(egress, &[]), &v4, &["192.0.2.60"]), Egress::default());
         }
         // One family dedicated, the other the node's: the ports of the node.
         let both = interface(Some("10.1.0.5"), Some("fd01::5"));

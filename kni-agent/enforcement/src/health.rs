@@ -82,14 +82,14 @@ impl Attempts {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Standing {
+pub(super) struct Health {
     pub(super) policy: Attempts,
     pub(super) services: Attempts,
     times: Durations,
     sweep: Option<String>,
 }
 
-impl Standing {
+impl Health {
     /// Records the end of an attempt; `took` is `None` if there was nothing to do.
     pub(super) fn policy_ended(&mut self, took: Option<Duration>, error: Option<&DataplaneError>) {
         if let Some(took) = took {
@@ -146,43 +146,43 @@ mod tests {
             map: "POLICY",
             capacity: 8,
         };
-        let mut standing = Standing::default();
-        assert!(standing.policy.may_try(Instant::now()));
+        let mut health = Health::default();
+        assert!(health.policy.may_try(Instant::now()));
         for (attempt, pause) in [1, 2, 4, 8, 16, 30, 30].into_iter().enumerate() {
             let before = Instant::now();
-            standing.policy_ended(Some(Duration::from_millis(3)), Some(&full));
+            health.policy_ended(Some(Duration::from_millis(3)), Some(&full));
             let pause = Duration::from_secs(pause);
             assert!(
-                !standing
+                !health
                     .policy
                     .may_try(before + pause.saturating_sub(Duration::from_millis(1))),
                 "{attempt}"
             );
-            assert!(standing.policy.may_try(Instant::now() + pause));
+            assert!(health.policy.may_try(Instant::now() + pause));
         }
         assert_eq!(
-            standing.policy_problem().unwrap(),
+            health.policy_problem().unwrap(),
             "map POLICY is full: it has room for 8 rows"
         );
-        assert!(standing.other_problems().is_empty(), "services are another matter");
-        standing.policy_ended(Some(Duration::from_millis(3)), None);
-        assert_eq!(standing.policy_problem(), None);
-        let counts = standing.counts();
+        assert!(health.other_problems().is_empty(), "services are another matter");
+        health.policy_ended(Some(Duration::from_millis(3)), None);
+        assert_eq!(health.policy_problem(), None);
+        let counts = health.counts();
         assert_eq!((counts.failures, counts.times.count()), (7, 8));
-        standing.policy_ended(None, Some(&full));
+        health.policy_ended(None, Some(&full));
         assert!(
-            standing.policy.may_try(Instant::now() + SHORTEST_PAUSE),
+            health.policy.may_try(Instant::now() + SHORTEST_PAUSE),
             "the pause begins anew"
         );
     }
 
     #[test]
     fn what_fails_beside_policy_is_named() {
-        let mut standing = Standing::default();
+        let mut health = Health::default();
         let error = DataplaneError::Kernel("no".to_owned());
-        standing.services_ended(Some(&error));
-        standing.sweep_ended(Some(&error));
-        let problems = standing.other_problems();
+        health.services_ended(Some(&error));
+        health.sweep_ended(Some(&error));
+        let problems = health.other_problems();
         assert_eq!(
             problems,
             [
@@ -190,9 +190,9 @@ mod tests {
                 "flows are not counted: kernel: no"
             ]
         );
-        assert_eq!(standing.policy_problem(), None);
-        standing.services_ended(None);
-        standing.sweep_ended(None);
-        assert!(standing.other_problems().is_empty());
+        assert_eq!(health.policy_problem(), None);
+        health.services_ended(None);
+        health.sweep_ended(None);
+        assert!(health.other_problems().is_empty());
     }
 }

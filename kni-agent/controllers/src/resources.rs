@@ -20,29 +20,29 @@ use kube::{
 };
 use tokio::task::JoinSet;
 
-use super::follow::Kind;
+use super::reflector::Kind;
 use kni_cluster::{AttachmentRow, ClusterCache, NodeRow, PolicyRow};
 
 /// Follows the kinds that every agent needs. The tasks end with the runtime.
-pub(super) fn follow_all(client: &Client, known: &ClusterCache, node: &str) {
-    follow_networks(client, known);
-    follow_policies(client, known);
-    follow_core(client, known);
-    follow_own(client, known, node);
+pub(super) fn reflect_all(client: &Client, cache: &ClusterCache, node: &str) {
+    reflect_networks(client, cache);
+    reflect_policies(client, cache);
+    reflect_core(client, cache);
+    reflect_own(client, cache, node);
 }
 
-fn follow_networks(client: &Client, known: &ClusterCache) {
+fn reflect_networks(client: &Client, cache: &ClusterCache) {
     let kind = Kind::<PodNetwork, _> {
         name: "podnetworks",
         table: |tables| &mut tables.networks,
-        keep: |object| Some(Arc::new(object)),
+        convert: |object| Some(Arc::new(object)),
         optional: false,
     };
-    tokio::spawn(kind.follow(Api::all(client.clone()), known.clone()));
+    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
     let kind = Kind::<PodNetworkAttachment, _> {
         name: "podnetworkattachments",
         table: |tables| &mut tables.attachments,
-        keep: |object| {
+        convert: |object| {
             Some(AttachmentRow {
                 facts: read_attachment(&object).map_err(|invalid| invalid.to_string()),
                 object: Arc::new(object),
@@ -50,36 +50,36 @@ fn follow_networks(client: &Client, known: &ClusterCache) {
         },
         optional: false,
     };
-    tokio::spawn(kind.follow(Api::all(client.clone()), known.clone()));
+    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
     let kind = Kind::<PodInterface, _> {
         name: "podinterfaces",
         table: |tables| &mut tables.interfaces,
-        keep: |mut object| {
+        convert: |mut object| {
             object.metadata.managed_fields = None;
             Some(Arc::new(object))
         },
         optional: false,
     };
-    tokio::spawn(kind.follow(Api::all(client.clone()), known.clone()));
+    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
     let definition = GroupVersionKind::gvk("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition");
     let resource = ApiResource::from_gvk_with_plural(&definition, "network-attachment-definitions");
     let kind = Kind::<DynamicObject, _> {
         name: "network-attachment-definitions",
         table: |tables| &mut tables.definitions,
-        keep: |object| {
+        convert: |object| {
             let config = object.data.pointer("/spec/config").and_then(|config| config.as_str());
             read_attachment_definition(&object.name_any(), config)
         },
         optional: true,
     };
-    tokio::spawn(kind.follow(Api::all_with(client.clone(), &resource), known.clone()));
+    tokio::spawn(kind.reflect(Api::all_with(client.clone(), &resource), cache.clone()));
 }
 
-fn follow_policies(client: &Client, known: &ClusterCache) {
+fn reflect_policies(client: &Client, cache: &ClusterCache) {
     let kind = Kind::<EgressPolicy, _> {
         name: "egresspolicies",
         table: |tables| &mut tables.egress_policies,
-        keep: |object| {
+        convert: |object| {
             Some(PolicyRow {
                 summary: EgressPolicySummary::new(&object.spec),
                 ..policy_row(&object)
@@ -87,106 +87,106 @@ fn follow_policies(client: &Client, known: &ClusterCache) {
         },
         optional: false,
     };
-    tokio::spawn(kind.follow(Api::all(client.clone()), known.clone()));
+    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
     let kind = Kind::<NetworkPolicy, _> {
         name: "networkpolicies",
         table: |tables| &mut tables.network_policies,
-        keep: |object| Some(policy_row(&object)),
+        convert: |object| Some(policy_row(&object)),
         optional: false,
     };
-    tokio::spawn(kind.follow(Api::all(client.clone()), known.clone()));
-    tokio::spawn(follow_multi_policies(client.clone(), known.clone()));
+    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+    tokio::spawn(reflect_multi_policies(client.clone(), cache.clone()));
 }
 
 /// The API server converts between the versions that it serves, so one is enough: the newer one if it is served.
-async fn follow_multi_policies(client: Client, known: ClusterCache) {
+async fn reflect_multi_policies(client: Client, cache: ClusterCache) {
     let newer: Api<v1beta2::MultiNetworkPolicy> = Api::all(client.clone());
     let one = kube::api::ListParams::default().limit(1);
     if newer.list_metadata(&one).await.is_ok() {
         let kind = Kind {
             name: "multi-networkpolicies of v1beta2",
             table: |tables| &mut tables.multi_policies,
-            keep: |object: v1beta2::MultiNetworkPolicy| Some(policy_row(&object)),
+            convert: |object: v1beta2::MultiNetworkPolicy| Some(policy_row(&object)),
             optional: true,
         };
-        return kind.follow(newer, known).await;
+        return kind.reflect(newer, cache).await;
     }
     let kind = Kind {
         name: "multi-networkpolicies of v1beta1",
         table: |tables| &mut tables.multi_policies,
-        keep: |object: v1beta1::MultiNetworkPolicy| Some(policy_row(&object)),
+        convert: |object: v1beta1::MultiNetworkPolicy| Some(policy_row(&object)),
         optional: true,
     };
-    kind.follow(Api::all(client), known).await;
+    kind.reflect(Api::all(client), cache).await;
 }
 
-fn follow_core(client: &Client, known: &ClusterCache) {
+fn reflect_core(client: &Client, cache: &ClusterCache) {
     let kind = Kind::<Namespace, _> {
         name: "namespaces",
         table: |tables| &mut tables.namespaces,
-        keep: |object| Some(object.metadata.labels.unwrap_or_default()),
+        convert: |object| Some(object.metadata.labels.unwrap_or_default()),
         optional: false,
     };
-    tokio::spawn(kind.follow(Api::all(client.clone()), known.clone()));
+    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
     let kind = Kind::<Service, _> {
         name: "services",
         table: |tables| &mut tables.services,
-        keep: |object| flip(read_service(&object)),
+        convert: |object| flip(read_service(&object)),
         optional: false,
     };
-    tokio::spawn(kind.follow(Api::all(client.clone()), known.clone()));
+    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
     let kind = Kind::<EndpointSlice, _> {
         name: "endpointslices",
         table: |tables| &mut tables.slices,
-        keep: |object| flip(read_endpoint_slice(&object)),
+        convert: |object| flip(read_endpoint_slice(&object)),
         optional: false,
     };
-    tokio::spawn(kind.follow(Api::all(client.clone()), known.clone()));
+    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
     let kind = Kind::<Pod, _> {
         name: "pods",
         table: |tables| &mut tables.pods,
-        keep: |object| Some(Arc::new(read_pod(object))),
+        convert: |object| Some(Arc::new(read_pod(object))),
         optional: false,
     };
-    tokio::spawn(kind.follow(Api::all(client.clone()), known.clone()));
+    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
 }
 
 /// Follows the objects that belong to the node itself.
-fn follow_own(client: &Client, known: &ClusterCache, node: &str) {
+fn reflect_own(client: &Client, cache: &ClusterCache, node: &str) {
     let own = watcher::Config::default().fields(&format!("metadata.name={node}"));
     let kind = Kind::<Node, _> {
         name: "this node",
         table: |tables| &mut tables.own_node,
-        keep: |object| Some(node_row(object)),
+        convert: |object| Some(node_row(object)),
         optional: false,
     };
-    tokio::spawn(kind.follow_some(Api::all(client.clone()), own.clone(), known.clone()));
+    tokio::spawn(kind.reflect_selected(Api::all(client.clone()), own.clone(), cache.clone()));
     let kind = Kind::<NodeNetwork, _> {
         name: "this node's nodenetwork",
         table: |tables| &mut tables.own_network,
-        keep: |object| Some(node_network(object)),
+        convert: |object| Some(node_network(object)),
         optional: false,
     };
-    tokio::spawn(kind.follow_some(Api::all(client.clone()), own, known.clone()));
+    tokio::spawn(kind.reflect_selected(Api::all(client.clone()), own, cache.clone()));
 }
 
 /// Follows the nodes and their status, which only the leader needs. Ends when the set is dropped.
-pub(super) fn follow_nodes(client: &Client, known: &ClusterCache) -> JoinSet<()> {
+pub(super) fn reflect_nodes(client: &Client, cache: &ClusterCache) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let kind = Kind::<Node, _> {
         name: "nodes",
         table: |tables| &mut tables.nodes,
-        keep: |object| Some(node_row(object)),
+        convert: |object| Some(node_row(object)),
         optional: false,
     };
-    tasks.spawn(kind.follow(Api::all(client.clone()), known.clone()));
+    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
     let kind = Kind::<NodeNetwork, _> {
         name: "nodenetworks",
         table: |tables| &mut tables.node_networks,
-        keep: |object| Some(node_network(object)),
+        convert: |object| Some(node_network(object)),
         optional: false,
     };
-    tasks.spawn(kind.follow(Api::all(client.clone()), known.clone()));
+    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
     tasks
 }
 

@@ -9,7 +9,7 @@ use std::{
 use kni_dataplane::DataplaneError;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::{PolicySide, PolicySync, lock};
+use super::{Enforcer, PolicySide, lock};
 
 /// Interval at which the dataplane expects its flows to be counted.
 const TICK: Duration = Duration::from_secs(1);
@@ -18,16 +18,16 @@ const GATHER: Duration = Duration::from_millis(20);
 /// Ticks between two searches for hits of removed policy sets.
 const HITS_EVERY: u64 = 10;
 
-impl PolicySync {
+impl Enforcer {
     /// Applies changes and retries failures for as long as the agent runs.
-    pub async fn keep_in_force(self: Arc<Self>) {
+    pub async fn reconcile(self: Arc<Self>) {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut number = 0_u64;
         loop {
             let ticked = tokio::select! {
                 _ = ticks.tick() => true,
-                () = self.wanted.notified() => false,
+                () = self.wake.notified() => false,
             };
             let sync = Arc::clone(&self);
             let done = if ticked {
@@ -49,33 +49,33 @@ impl PolicySync {
         lock(&self.services).engine.tick();
         if self.may_try_services() {
             // The failure is logged, recorded for the health status and retried there.
-            let _told = self.sync_services().is_err();
+            let _logged = self.sync_services().is_err();
         }
-        if lock(&self.standing).policy.has_failed() {
+        if lock(&self.health).policy.has_failed() {
             self.catch_up();
         }
         let swept = self.dataplane.sweep_flows();
-        lock(&self.standing).sweep_ended(swept.as_ref().err());
+        lock(&self.health).sweep_ended(swept.as_ref().err());
         if number.is_multiple_of(HITS_EVERY)
-            && let Err(error) = self.forget_unused_hits()
+            && let Err(error) = self.remove_unused_hits()
         {
             tracing::warn!(%error, "cannot forget hits of policy sets that are gone");
         }
     }
 
     fn may_try_services(&self) -> bool {
-        lock(&self.standing).services.may_try(Instant::now())
+        lock(&self.health).services.may_try(Instant::now())
     }
 
     fn catch_up(&self) {
-        if lock(&self.standing).policy.may_try(Instant::now()) {
+        if lock(&self.health).policy.may_try(Instant::now()) {
             // As above.
-            let _told = self.sync_policies().is_err();
+            let _logged = self.sync_policies().is_err();
         }
     }
 
     /// Removes the hits of unused sets at the second search, so that a query just after a change still finds them.
-    fn forget_unused_hits(&self) -> Result<(), DataplaneError> {
+    fn remove_unused_hits(&self) -> Result<(), DataplaneError> {
         let hit: BTreeSet<u32> = self.dataplane.hits()?.into_keys().map(|key| key.set).collect();
         let gone = lock(&self.policy).gone(&hit);
         if gone.is_empty() {
@@ -88,8 +88,8 @@ impl PolicySync {
 impl PolicySide {
     /// Sets with hits that are not in the tables, and were not at the previous search either.
     fn gone(&mut self, hit: &BTreeSet<u32>) -> Vec<u32> {
-        let in_force: BTreeSet<u32> = self.engine.tables().policy.keys().map(|key| key.set).collect();
-        let unused: BTreeSet<u32> = hit.difference(&in_force).copied().collect();
+        let active: BTreeSet<u32> = self.engine.tables().policy.keys().map(|key| key.set).collect();
+        let unused: BTreeSet<u32> = hit.difference(&active).copied().collect();
         let gone = unused.intersection(&self.unused).copied().collect();
         self.unused = unused;
         gone

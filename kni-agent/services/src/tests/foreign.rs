@@ -5,35 +5,36 @@ use super::*;
 const WEB: &str = "10.96.0.1";
 
 /// A Service of another proxy.
-fn left(name: &str, network: Option<&str>, cluster_ips: &[&str]) -> Service {
+fn foreign(name: &str, network: Option<&str>, cluster_ips: &[&str]) -> Service {
     Service {
         network: network.map(network_name),
-        left: true,
+        foreign: true,
         ports: Vec::new(),
         ..service(name, cluster_ips)
     }
 }
 
-fn told(world: &World) -> Vec<(u32, Vec<String>)> {
-    let left = world.engine.left_addresses().iter();
-    left.map(|(network, addresses)| (network.get(), addresses.iter().map(ToString::to_string).collect()))
+fn reported(world: &World) -> Vec<(u32, Vec<String>)> {
+    let foreign = world.engine.foreign_addresses().iter();
+    foreign
+        .map(|(network, addresses)| (network.get(), addresses.iter().map(ToString::to_string).collect()))
         .collect()
 }
 
 #[test]
 fn they_have_no_rows_and_their_addresses_are_told() {
     let services = vec![
-        left("a", None, &[WEB, "fd00:96::1"]),
-        left("b", Some("default"), &["::ffff:10.96.0.2"]),
-        left("c", Some("blue"), &[WEB]),
-        left("d", Some("red"), &["10.96.0.4"]),
+        foreign("a", None, &[WEB, "fd00:96::1"]),
+        foreign("b", Some("default"), &["::ffff:10.96.0.2"]),
+        foreign("c", Some("blue"), &[WEB]),
+        foreign("d", Some("red"), &["10.96.0.4"]),
     ];
     let slices = vec![slice("a", "a", vec![ready("10.0.0.1")])];
     let world = World::new(services, slices);
     assert_eq!(world.maps.tables(), ServiceTables::default());
     let addresses = |list: &[&str]| list.iter().map(|address| (*address).to_owned()).collect();
     assert_eq!(
-        told(&world),
+        reported(&world),
         [
             (1, addresses(&[WEB, "10.96.0.2", "fd00:96::1"])),
             (2, addresses(&[WEB]))
@@ -50,23 +51,23 @@ fn they_have_no_rows_and_their_addresses_are_told() {
 fn one_that_changes_its_proxy_has_rows_or_is_told() {
     let slices = vec![slice("web", "a", vec![ready("10.0.0.1")])];
     let mut world = World::new(vec![service("web", &[WEB])], slices);
-    assert!(told(&world).is_empty());
+    assert!(reported(&world).is_empty());
 
-    world.set_services(vec![left("web", None, &[WEB])]);
+    world.set_services(vec![foreign("web", None, &[WEB])]);
     assert!(world.maps.services.is_empty() && world.maps.addresses.is_empty());
-    assert_eq!(told(&world), [(1, vec![WEB.to_owned()])]);
+    assert_eq!(reported(&world), [(1, vec![WEB.to_owned()])]);
 
     world.set_services(vec![service("web", &[WEB])]);
     assert_eq!(world.reach(&key(1, WEB, TCP, 80)), ["10.0.0.1:8080"]);
-    assert!(told(&world).is_empty());
+    assert!(reported(&world).is_empty());
 }
 
 #[test]
 fn where_there_is_no_default_network_they_are_nowhere() {
-    let mut world = World::new(vec![left("web", None, &[WEB])], vec![]);
+    let mut world = World::new(vec![foreign("web", None, &[WEB])], vec![]);
     world
         .engine
         .set_networks([(network_name("blue"), network(2))].into(), None);
     world.reconcile();
-    assert!(told(&world).is_empty());
+    assert!(reported(&world).is_empty());
 }

@@ -10,10 +10,10 @@ use kni_common::policy::{IDENTITY_ANY, PORTS_ALL, PolicyKey};
 use kni_model::{EndpointId, Enforcement, PolicyTables};
 
 use super::{
-    identity::{Identity, PodAddress, Questions, number},
+    identity::{Identity, PeerIndex, PodAddress, number},
     pods::Pods,
     prefix::Prefix,
-    row::{References, Rows, for_everybody, for_identity},
+    row::{References, Rows, for_identity, for_wildcard},
     set::{DIRECTIONS, PolicySet},
     stable::Interner,
 };
@@ -25,14 +25,14 @@ pub(super) struct Compiler {
     pub(super) references: References,
     networks: BTreeMap<u32, Network>,
     /// The wildcard rows of each set.
-    everybody: BTreeMap<u32, Rows>,
+    wildcard: BTreeMap<u32, Rows>,
     /// Port sets that have rows, in order.
     ports: Vec<u32>,
 }
 
 /// The desired tables, with data that the tables do not contain.
 #[derive(Debug, Default)]
-pub(super) struct Wanted {
+pub(super) struct Desired {
     pub(super) tables: PolicyTables,
     /// Network of each endpoint.
     pub(super) networks: BTreeMap<EndpointId, u32>,
@@ -41,7 +41,7 @@ pub(super) struct Wanted {
 /// The sets and identities in use in a network.
 #[derive(Debug)]
 struct Network {
-    questions: Questions,
+    index: PeerIndex,
     /// Without 0.
     identities: BTreeSet<u32>,
     /// The prefixes in the tables.
@@ -62,7 +62,7 @@ impl Default for Compiler {
             identities: Interner::new(1),
             references: References::default(),
             networks: BTreeMap::new(),
-            everybody: BTreeMap::new(),
+            wildcard: BTreeMap::new(),
             ports: Vec::new(),
         }
     }
@@ -70,29 +70,29 @@ impl Default for Compiler {
 
 impl Compiler {
     /// Updates the tables for these pods.
-    pub(super) fn compile(&mut self, pods: &Pods, wanted: &mut Wanted) {
+    pub(super) fn compile(&mut self, pods: &Pods, desired: &mut Desired) {
         let mut needs = needs(pods);
         for network in self.networks.keys() {
             needs.entry(*network).or_default();
         }
-        self.everybody(&needs, &mut wanted.tables);
-        wanted.tables.endpoints.clear();
-        wanted.networks.clear();
+        self.wildcard(&needs, &mut desired.tables);
+        desired.tables.endpoints.clear();
+        desired.networks.clear();
         for (network, needs) in needs {
-            self.network(network, needs, wanted);
+            self.network(network, needs, desired);
         }
-        self.networks.retain(|_, network| !network.questions.sets.is_empty());
-        self.ports(&mut wanted.tables);
+        self.networks.retain(|_, network| !network.index.sets.is_empty());
+        self.ports(&mut desired.tables);
     }
 
     /// Updates the wildcard rows of the sets that are in use in any network.
-    fn everybody(&mut self, needs: &BTreeMap<u32, Needs<'_>>, tables: &mut PolicyTables) {
+    fn wildcard(&mut self, needs: &BTreeMap<u32, Needs<'_>>, tables: &mut PolicyTables) {
         let sets: BTreeMap<u32, &Arc<PolicySet>> = needs
             .values()
             .flat_map(|needs| &needs.sets)
             .map(|(n, set)| (*n, set))
             .collect();
-        self.everybody.retain(|number, _| {
+        self.wildcard.retain(|number, _| {
             let stays = sets.contains_key(number);
             if !stays {
                 remove(tables, *number, IDENTITY_ANY);
@@ -100,25 +100,25 @@ impl Compiler {
             stays
         });
         for (number, set) in sets {
-            if let Entry::Vacant(entry) = self.everybody.entry(number) {
-                let rows = for_everybody(set, &mut self.references);
+            if let Entry::Vacant(entry) = self.wildcard.entry(number) {
+                let rows = for_wildcard(set, &mut self.references);
                 append(tables, number, IDENTITY_ANY, &rows);
                 entry.insert(rows);
             }
         }
     }
 
-    fn network(&mut self, number: u32, needs: Needs<'_>, wanted: &mut Wanted) {
+    fn network(&mut self, number: u32, needs: Needs<'_>, desired: &mut Desired) {
         let network = self.networks.entry(number).or_insert_with(|| Network {
-            questions: Questions::new(number),
+            index: PeerIndex::new(number),
             identities: BTreeSet::new(),
             prefixes: Vec::new(),
         });
-        let (gone, come) = network.questions.set_sets(needs.sets);
+        let (gone, come) = network.index.set_sets(needs.sets);
         let mut identities = BTreeSet::new();
         for (endpoint, policy, addresses) in &needs.local {
             let [identity4, identity6] = addresses.each_ref().map(|address| {
-                let identity = address.as_ref().map(|address| network.questions.of_pod(address));
+                let identity = address.as_ref().map(|address| network.index.of_pod(address));
                 identity.map_or(0, |identity| self::number(&mut self.identities, identity))
             });
             let enforcement = Enforcement {
@@ -127,16 +127,16 @@ impl Compiler {
                 identity6,
             };
             identities.extend([identity4, identity6]);
-            wanted.tables.endpoints.insert(*endpoint, enforcement);
-            wanted.networks.insert(*endpoint, number);
+            desired.tables.endpoints.insert(*endpoint, enforcement);
+            desired.networks.insert(*endpoint, number);
         }
-        let prefixes = network.questions.of_prefixes(&needs.remote, &mut self.identities);
-        network.set_prefixes(number, prefixes, &mut wanted.tables);
+        let prefixes = network.index.of_prefixes(&needs.remote, &mut self.identities);
+        network.set_prefixes(number, prefixes, &mut desired.tables);
         identities.extend(network.prefixes.iter().map(|(_, identity)| *identity));
         identities.remove(&IDENTITY_ANY);
 
-        network.forget(&gone, &identities, &self.identities, &mut wanted.tables);
-        self.rows(number, &come, &identities, &mut wanted.tables);
+        network.remove_unused(&gone, &identities, &self.identities, &mut desired.tables);
+        self.rows(number, &come, &identities, &mut desired.tables);
         if let Some(network) = self.networks.get_mut(&number) {
             network.identities = identities;
         }
@@ -147,7 +147,7 @@ impl Compiler {
         let Some(network) = self.networks.get(&number) else {
             return;
         };
-        let asked_anew = network.questions.peers_of(come);
+        let new_peers = network.index.peers_of(come);
         for identity in identities {
             let is_new = !network.identities.contains(identity);
             if !is_new && come.is_empty() {
@@ -156,13 +156,13 @@ impl Compiler {
             let Some(content) = self.identities.get(*identity) else {
                 continue;
             };
-            let is_asked = !content.names.is_empty() || content.peers.iter().any(|peer| asked_anew.contains(peer));
-            if !is_new && !is_asked {
+            let is_affected = !content.names.is_empty() || content.peers.iter().any(|peer| new_peers.contains(peer));
+            if !is_new && !is_affected {
                 continue;
             }
-            for set in network.questions.asking(content) {
+            for set in network.index.sets_of(content) {
                 if is_new || come.contains(&set.number) {
-                    let all = self.everybody.get(&set.number).copied().unwrap_or_default();
+                    let all = self.wildcard.get(&set.number).copied().unwrap_or_default();
                     let rows = for_identity(set, content, &all, &mut self.references);
                     append(tables, set.number, *identity, &rows);
                 }
@@ -226,7 +226,7 @@ impl Network {
     }
 
     /// Removes the rows of removed sets, and of identities that are no longer in use.
-    fn forget(
+    fn remove_unused(
         &self,
         gone: &BTreeSet<u32>,
         identities: &BTreeSet<u32>,
@@ -245,7 +245,7 @@ impl Network {
             let Some(content) = contents.get(*identity) else {
                 continue;
             };
-            for set in self.questions.asking(content) {
+            for set in self.index.sets_of(content) {
                 remove(tables, set.number, *identity);
             }
         }

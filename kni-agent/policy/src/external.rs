@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kni_model::policy::RuleRef;
 
 use super::{
-    body::{Beyond, Body, Ports},
+    body::{Body, External, Ports},
     peer::Peer,
     ports::{Ordinals, PortEntry, PortSet, prefixes},
 };
@@ -41,8 +41,8 @@ pub(super) enum Answer {
 pub(super) fn answer(bodies: &[Arc<Body>], peers: &[Arc<Peer>]) -> Answer {
     let policies: Vec<Applied<'_>> = bodies
         .iter()
-        .filter_map(|body| body.content.beyond.as_ref())
-        .map(|beyond| Applied::new(beyond, peers))
+        .filter_map(|body| body.content.external.as_ref())
+        .map(|external| Applied::new(external, peers))
         .collect();
     let mut protocols: Vec<u8> = policies.iter().flat_map(Applied::protocols).collect();
     protocols.sort_unstable();
@@ -87,8 +87,8 @@ fn entries(others: Decision<'_>, by_protocol: &[(u8, Pieces<'_>)]) -> (PortSet, 
     for (protocol, pieces) in by_protocol {
         let ends = pieces.iter().skip(1).map(|(start, _)| *start).chain([END]);
         for ((start, decision), end) in pieces.iter().zip(ends) {
-            let said = *decision == others || (is_silent && matches!(decision, Decision::Default(_)));
-            if said {
+            let is_implied = *decision == others || (is_silent && matches!(decision, Decision::Default(_)));
+            if is_implied {
                 continue;
             }
             let port = |number: u32| u16::try_from(number).unwrap_or(u16::MAX);
@@ -107,7 +107,7 @@ struct Applied<'a> {
 }
 
 impl<'a> Applied<'a> {
-    fn new(beyond: &'a Beyond, peers: &[Arc<Peer>]) -> Self {
+    fn new(external: &'a External, peers: &[Arc<Peer>]) -> Self {
         let about = |rule: &&'a super::body::Rule| {
             let mut listed = rule.peers.iter();
             rule.peers.is_empty() || listed.any(|peer| peers.binary_search(peer).is_ok())
@@ -121,11 +121,11 @@ impl<'a> Applied<'a> {
             (&rule.ports, decision)
         };
         Self {
-            rules: beyond.rules.iter().filter(about).map(decide).collect(),
-            otherwise: if beyond.otherwise_allow {
-                Decision::Allow(&beyond.otherwise)
+            rules: external.rules.iter().filter(about).map(decide).collect(),
+            otherwise: if external.otherwise_allow {
+                Decision::Allow(&external.otherwise)
             } else {
-                Decision::Default(&beyond.otherwise)
+                Decision::Default(&external.otherwise)
             },
         }
     }

@@ -18,9 +18,9 @@ const REMEMBERED_TICKS: u64 = 300;
 pub(super) const UDP: u16 = 17;
 
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct MapState {
     tables: ServiceTables,
-    doubts: Option<Doubts>,
+    unconfirmed: Option<Unconfirmed>,
     /// Backends that clients of each frontend may still use.
     used: BTreeMap<ServiceKey, Used>,
     /// Unreferenced lists, and the tick since which they are unreferenced.
@@ -33,7 +33,7 @@ pub(super) struct Known {
 
 /// Rows that an unconfirmed plan changed.
 #[derive(Debug, Default)]
-struct Doubts {
+struct Unconfirmed {
     /// The written value, or `None` if the plan only removed the row.
     services: BTreeMap<ServiceKey, Option<ServiceValue>>,
     addresses: BTreeSet<AddressKey>,
@@ -48,27 +48,27 @@ struct Used {
     removed: Option<u64>,
 }
 
-impl Known {
+impl MapState {
     pub(super) fn adopt(mut tables: ServiceTables) -> Self {
         tables.addresses.sort_unstable();
         tables.addresses.dedup();
-        let mut known = Self {
+        let mut state = Self {
             tables,
             ..Self::default()
         };
-        known.next = known.numbers().last().map_or(1, |last| last.wrapping_add(1));
-        let rows: Vec<_> = known.tables.services.iter().map(|(k, v)| (*k, v.backends)).collect();
+        state.next = state.numbers().last().map_or(1, |last| last.wrapping_add(1));
+        let rows: Vec<_> = state.tables.services.iter().map(|(k, v)| (*k, v.backends)).collect();
         for (key, list) in rows {
-            known.use_list(key, list);
+            state.use_list(key, list);
         }
-        known
+        state
     }
 
     pub(super) fn tick(&mut self) {
         self.now = self.now.saturating_add(1);
         let now = self.now;
-        let forgotten = |since: u64| now.saturating_sub(since) >= REMEMBERED_TICKS;
-        self.used.retain(|_, used| !used.removed.is_some_and(forgotten));
+        let is_expired = |since: u64| now.saturating_sub(since) >= REMEMBERED_TICKS;
+        self.used.retain(|_, used| !used.removed.is_some_and(is_expired));
     }
 
     pub(super) fn tables(&self) -> &ServiceTables {
@@ -77,13 +77,13 @@ impl Known {
 
     /// Whether a plan is needed even if the desired state is unchanged.
     pub(super) fn has_work(&self) -> bool {
-        self.doubts.is_some() || self.expired().next().is_some()
+        self.unconfirmed.is_some() || self.expired().next().is_some()
     }
 
     /// Every number that must not be assigned again.
     pub(super) fn numbers(&self) -> BTreeSet<u32> {
-        let doubtful = self.doubts.iter().flat_map(|d| d.services.values().flatten());
-        let rows = self.tables.services.values().chain(doubtful);
+        let unconfirmed = self.unconfirmed.iter().flat_map(|d| d.services.values().flatten());
+        let rows = self.tables.services.values().chain(unconfirmed);
         let mut numbers: BTreeSet<u32> = rows.flat_map(|row| [row.service, row.backends]).collect();
         numbers.extend(self.lists());
         numbers
@@ -102,37 +102,37 @@ impl Known {
 
     /// The possible values of a frontend's row, the confirmed value first.
     pub(super) fn values(&self, key: &ServiceKey) -> impl Iterator<Item = ServiceValue> {
-        let doubtful = self.doubts.as_ref().and_then(|d| d.services.get(key).copied());
+        let unconfirmed = self.unconfirmed.as_ref().and_then(|d| d.services.get(key).copied());
         self.tables
             .services
             .get(key)
             .copied()
             .into_iter()
-            .chain(doubtful.flatten())
+            .chain(unconfirmed.flatten())
     }
 
     /// The value of a frontend's row, if it is confirmed.
-    pub(super) fn certain(&self, key: &ServiceKey) -> Option<&ServiceValue> {
-        let doubtful = self.doubts.as_ref().is_some_and(|d| d.services.contains_key(key));
-        self.tables.services.get(key).filter(|_| !doubtful)
+    pub(super) fn confirmed(&self, key: &ServiceKey) -> Option<&ServiceValue> {
+        let unconfirmed = self.unconfirmed.as_ref().is_some_and(|d| d.services.contains_key(key));
+        self.tables.services.get(key).filter(|_| !unconfirmed)
     }
 
     /// Frontends that may have a row.
     pub(super) fn frontends(&self) -> BTreeSet<ServiceKey> {
-        let doubtful = self.doubts.iter().flat_map(|d| d.services.keys());
-        self.tables.services.keys().chain(doubtful).copied().collect()
+        let unconfirmed = self.unconfirmed.iter().flat_map(|d| d.services.keys());
+        self.tables.services.keys().chain(unconfirmed).copied().collect()
     }
 
     /// Whether the address has a confirmed row.
     pub(super) fn has_address(&self, address: &AddressKey) -> bool {
-        let doubtful = self.doubts.as_ref().is_some_and(|d| d.addresses.contains(address));
-        !doubtful && self.tables.addresses.binary_search(address).is_ok()
+        let unconfirmed = self.unconfirmed.as_ref().is_some_and(|d| d.addresses.contains(address));
+        !unconfirmed && self.tables.addresses.binary_search(address).is_ok()
     }
 
     /// Addresses that may have a row.
     pub(super) fn addresses(&self) -> BTreeSet<AddressKey> {
-        let doubtful = self.doubts.iter().flat_map(|d| &d.addresses);
-        self.tables.addresses.iter().chain(doubtful).copied().collect()
+        let unconfirmed = self.unconfirmed.iter().flat_map(|d| &d.addresses);
+        self.tables.addresses.iter().chain(unconfirmed).copied().collect()
     }
 
     /// Whether the list consists of exactly these backends in this order.
@@ -142,8 +142,8 @@ impl Known {
     }
 
     /// Whether rows of the list may be missing.
-    pub(super) fn is_doubtful_list(&self, list: u32) -> bool {
-        self.doubts.as_ref().is_some_and(|d| d.lists.contains(&list))
+    pub(super) fn is_unconfirmed_list(&self, list: u32) -> bool {
+        self.unconfirmed.as_ref().is_some_and(|d| d.lists.contains(&list))
     }
 
     /// Backends that clients of the frontend may still use.
@@ -158,32 +158,34 @@ impl Known {
     }
 
     /// Marks the rows of these steps as unconfirmed: the steps were handed out, and their outcome is unknown.
-    pub(super) fn doubt(&mut self, steps: &[ServiceStep]) {
-        let mut doubts = self.doubts.take().unwrap_or_default();
+    pub(super) fn mark_unconfirmed(&mut self, steps: &[ServiceStep]) {
+        let mut unconfirmed = self.unconfirmed.take().unwrap_or_default();
         for step in steps {
             match step {
                 ServiceStep::PutBackends(rows) => {
-                    doubts.lists.extend(rows.iter().map(|(key, _)| key.backends));
+                    unconfirmed.lists.extend(rows.iter().map(|(key, _)| key.backends));
                     self.tables.backends.extend(rows.iter().copied());
                 }
                 ServiceStep::PutServices(rows) => {
                     for (key, value) in rows {
-                        doubts.services.insert(*key, Some(*value));
+                        unconfirmed.services.insert(*key, Some(*value));
                         self.use_list(*key, value.backends);
                     }
                 }
                 // The row may still exist: a recreated frontend keeps its id.
                 ServiceStep::RemoveServices(keys) => {
                     for key in keys {
-                        doubts.services.entry(*key).or_default();
+                        unconfirmed.services.entry(*key).or_default();
                     }
                 }
-                ServiceStep::PutAddresses(rows) | ServiceStep::RemoveAddresses(rows) => doubts.addresses.extend(rows),
+                ServiceStep::PutAddresses(rows) | ServiceStep::RemoveAddresses(rows) => {
+                    unconfirmed.addresses.extend(rows)
+                }
                 // These are planned again in any case.
-                ServiceStep::Forget(_) | ServiceStep::RemoveBackends(_) => {}
+                ServiceStep::RemoveFlows(_) | ServiceStep::RemoveBackends(_) => {}
             }
         }
-        self.doubts = Some(doubts);
+        self.unconfirmed = Some(unconfirmed);
     }
 
     /// Records that the step was carried out.
@@ -210,7 +212,7 @@ impl Known {
                     self.remove_service(&key);
                 }
             }
-            ServiceStep::Forget(gone) => {
+            ServiceStep::RemoveFlows(gone) => {
                 for gone in gone {
                     if let Some(used) = self.used.get_mut(&gone.service) {
                         used.backends.remove(&gone.backend);
@@ -226,8 +228,8 @@ impl Known {
     }
 
     /// Records that the whole plan was carried out: all rows are confirmed, and unreferenced lists retire now.
-    pub(super) fn settle(&mut self) {
-        self.doubts = None;
+    pub(super) fn confirm_all(&mut self) {
+        self.unconfirmed = None;
         let rows = self.tables.services.values().filter(|row| row.count != 0);
         let named: BTreeSet<u32> = rows.map(|row| row.backends).collect();
         let before = std::mem::take(&mut self.retired);

@@ -34,7 +34,7 @@ fn gone(world: &World, addresses: &[&str]) -> Vec<GoneBackend> {
 fn flows_to_an_endpoint_that_is_gone_move() {
     let mut world = World::new(vec![dns()], endpoints(vec![ready("10.0.0.1"), ready("10.0.0.2")]));
     let steps = world.set_slices(endpoints(vec![ready("10.0.0.2"), ready("10.0.0.3")]));
-    assert_eq!(forgotten(&steps), gone(&world, &["10.0.0.1"]));
+    assert_eq!(is_expired(&steps), gone(&world, &["10.0.0.1"]));
     assert!(world.reconcile().is_empty(), "once");
 }
 
@@ -43,9 +43,9 @@ fn flows_stay_while_the_endpoint_serves() {
     let mut world = World::new(vec![dns()], endpoints(vec![ready("10.0.0.1"), ready("10.0.0.2")]));
     let steps = world.set_slices(endpoints(vec![draining("10.0.0.1"), ready("10.0.0.2")]));
     assert_eq!(world.reach(&frontend()), ["10.0.0.2:8080"], "no new ones");
-    assert!(forgotten(&steps).is_empty());
+    assert!(is_expired(&steps).is_empty());
     let steps = world.set_slices(endpoints(vec![down("10.0.0.1"), ready("10.0.0.2")]));
-    assert_eq!(steps, [ServiceStep::Forget(gone(&world, &["10.0.0.1"]))]);
+    assert_eq!(steps, [ServiceStep::RemoveFlows(gone(&world, &["10.0.0.1"]))]);
 }
 
 #[test]
@@ -58,26 +58,26 @@ fn an_endpoint_of_another_node_keeps_its_flows_when_the_policy_becomes_local() {
     };
     let steps = world.set_services(vec![local]);
     assert_eq!(world.reach(&frontend()), ["10.0.0.2:8080"]);
-    assert!(forgotten(&steps).is_empty());
+    assert!(is_expired(&steps).is_empty());
 }
 
 #[test]
 fn without_any_endpoint_nothing_is_forgotten_until_there_is_one() {
     let mut world = World::new(vec![dns()], endpoints(vec![ready("10.0.0.1"), ready("10.0.0.2")]));
-    assert!(forgotten(&world.set_slices(endpoints(vec![]))).is_empty());
-    assert!(forgotten(&world.set_slices(endpoints(vec![down("10.0.0.1")]))).is_empty());
+    assert!(is_expired(&world.set_slices(endpoints(vec![]))).is_empty());
+    assert!(is_expired(&world.set_slices(endpoints(vec![down("10.0.0.1")]))).is_empty());
     let steps = world.set_slices(endpoints(vec![ready("10.0.0.2"), ready("10.0.0.3")]));
-    assert_eq!(forgotten(&steps), gone(&world, &["10.0.0.1"]));
+    assert_eq!(is_expired(&steps), gone(&world, &["10.0.0.1"]));
 }
 
 #[test]
 fn a_service_made_anew_takes_over_the_udp_flows() {
     let mut world = World::new(vec![dns()], endpoints(vec![ready("10.0.0.1")]));
-    assert!(forgotten(&world.set_services(vec![])).is_empty());
+    assert!(is_expired(&world.set_services(vec![])).is_empty());
     world.tick();
     world.engine.set_services(vec![dns()]);
     let steps = world.set_slices(endpoints(vec![ready("10.0.0.2")]));
-    assert_eq!(forgotten(&steps), gone(&world, &["10.0.0.1"]));
+    assert_eq!(is_expired(&steps), gone(&world, &["10.0.0.1"]));
 
     world.set_services(vec![]);
     for _ in 0..300 {
@@ -85,7 +85,7 @@ fn a_service_made_anew_takes_over_the_udp_flows() {
     }
     world.engine.set_services(vec![dns()]);
     let steps = world.set_slices(endpoints(vec![ready("10.0.0.3")]));
-    assert!(forgotten(&steps).is_empty(), "not remembered for ever");
+    assert!(is_expired(&steps).is_empty(), "not remembered for ever");
 }
 
 #[test]
@@ -100,10 +100,10 @@ fn affinities_are_forgotten_for_every_protocol() {
             vec![slice]
         };
         let mut world = World::new(vec![sticky], slices("10.0.0.1"));
-        let forgotten = forgotten(&world.set_slices(slices("10.0.0.2")));
-        assert_eq!(forgotten.len(), 1);
-        assert_eq!(forgotten[0].service, key(1, DNS, protocol, 80));
-        assert_eq!(forgotten[0].backend, backend("10.0.0.1", 8080));
+        let is_expired = is_expired(&world.set_slices(slices("10.0.0.2")));
+        assert_eq!(is_expired.len(), 1);
+        assert_eq!(is_expired[0].service, key(1, DNS, protocol, 80));
+        assert_eq!(is_expired[0].backend, backend("10.0.0.1", 8080));
     }
 }
 
@@ -121,11 +121,11 @@ fn a_client_with_affinity_opens_no_connections_to_what_is_on_its_way_out() {
         let mut world = World::new(vec![sticky], slices(vec![ready("10.0.0.1"), ready("10.0.0.2")]));
         // The draining backend is used while it is the only one that serves.
         let steps = world.set_slices(slices(vec![draining("10.0.0.1"), down("10.0.0.2")]));
-        assert_eq!(forgotten(&steps).len(), 1, "{steps:?}");
+        assert_eq!(is_expired(&steps).len(), 1, "{steps:?}");
         let steps = world.set_slices(slices(vec![draining("10.0.0.1"), ready("10.0.0.3")]));
-        let forgotten = forgotten(&steps);
-        assert_eq!(forgotten.len(), 1, "{steps:?}");
-        assert_eq!(forgotten[0].backend, backend("10.0.0.1", 8080));
+        let is_expired = is_expired(&steps);
+        assert_eq!(is_expired.len(), 1, "{steps:?}");
+        assert_eq!(is_expired[0].backend, backend("10.0.0.1", 8080));
         assert!(world.reconcile().is_empty(), "once");
     }
 }

@@ -22,7 +22,7 @@ pub(super) struct Kind<K, V> {
     /// Name for messages.
     pub(super) name: &'static str,
     pub(super) table: fn(&mut Tables) -> &mut Table<V>,
-    pub(super) keep: fn(K) -> Option<V>,
+    pub(super) convert: fn(K) -> Option<V>,
     /// Whether the kind may be missing in a cluster.
     pub(super) optional: bool,
 }
@@ -33,12 +33,12 @@ where
     V: PartialEq + Send + 'static,
 {
     /// Follows all objects of the kind for as long as the agent runs.
-    pub(super) async fn follow(self, api: Api<K>, known: ClusterCache) {
-        self.follow_some(api, watcher::Config::default(), known).await;
+    pub(super) async fn reflect(self, api: Api<K>, cache: ClusterCache) {
+        self.reflect_selected(api, watcher::Config::default(), cache).await;
     }
 
-    /// [`Self::follow`] for the objects that `config` selects.
-    pub(super) async fn follow_some(self, api: Api<K>, config: watcher::Config, known: ClusterCache) {
+    /// [`Self::reflect`] for the objects that `config` selects.
+    pub(super) async fn reflect_selected(self, api: Api<K>, config: watcher::Config, cache: ClusterCache) {
         let mut last_error = String::new();
         loop {
             let mut events = watcher(api.clone(), config.clone()).default_backoff().boxed();
@@ -47,7 +47,7 @@ where
                 match event {
                     Ok(event) => {
                         last_error.clear();
-                        self.take(event, &known);
+                        self.take(event, &cache);
                     }
                     Err(error) if self.optional && is_absent(&error) => {
                         absent = true;
@@ -58,7 +58,7 @@ where
             }
             if absent {
                 // The kind is missing, so its table is complete and empty.
-                known.change(|tables| {
+                cache.change(|tables| {
                     let table = (self.table)(tables);
                     table.begin();
                     table.complete();
@@ -68,15 +68,15 @@ where
         }
     }
 
-    fn take(&self, event: Event<K>, known: &ClusterCache) {
-        known.change(|tables| {
+    fn take(&self, event: Event<K>, cache: &ClusterCache) {
+        cache.change(|tables| {
             let table = (self.table)(tables);
             match event {
                 Event::Init => table.begin(),
                 Event::InitDone => table.complete(),
                 Event::InitApply(object) | Event::Apply(object) => {
                     let key = key_of(&object);
-                    table.put(key, (self.keep)(object));
+                    table.put(key, (self.convert)(object));
                 }
                 Event::Delete(object) => table.remove(&key_of(&object)),
             }

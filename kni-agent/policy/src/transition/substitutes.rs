@@ -1,4 +1,4 @@
-//! Computes the rows for the intermediate states: decisions of removed sets about new identities, and stand-ins where
+//! Computes the rows for the intermediate states: decisions of removed sets about new identities, and substitutes where
 //! these decisions conflict.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,17 +14,17 @@ use crate::{
 };
 
 /// The decision of a set about an identity in each direction.
-type Said = [PolicyValue; 3];
+type Decisions = [PolicyValue; 3];
 
-/// The stand-ins of a plan and the rows for the intermediate states.
+/// The substitutes of a plan and the rows for the intermediate states.
 #[derive(Debug, Default)]
-pub(super) struct StandIns {
+pub(super) struct Substitutes {
     pub(super) rows: BTreeMap<PolicyKey, PolicyValue>,
     /// By network, old and new identity.
     identities: BTreeMap<(u32, u32, u32), u32>,
     /// By network, old and new set.
     sets: BTreeMap<(u32, u32, u32), u32>,
-    /// Stand-in sets, each with the set that it replaces.
+    /// Substitute sets, each with the set that it replaces.
     pub(super) named: Vec<(u32, u32)>,
 }
 
@@ -37,10 +37,10 @@ struct Between<'a> {
     network: u32,
     moves: &'a BTreeSet<(u32, u32)>,
     taken: BTreeSet<u32>,
-    found: &'a mut StandIns,
+    found: &'a mut Substitutes,
 }
 
-impl StandIns {
+impl Substitutes {
     pub(super) fn new(
         from: &PolicyTables,
         to: &PolicyTables,
@@ -81,7 +81,7 @@ impl StandIns {
         self.identities.get(&(network, old, new)).copied().unwrap_or(new)
     }
 
-    /// The stand-in set to switch to before identities change, if any.
+    /// The substitute set to switch to before identities change, if any.
     pub(super) fn leaving(&self, moved: &MovedEndpoint) -> Option<u32> {
         let old = moved.old?.policy;
         self.sets.get(&(moved.network, old, moved.new.policy)).copied()
@@ -95,17 +95,17 @@ impl Between<'_> {
         let mut leaving = Vec::new();
         let mut copies: BTreeMap<u32, u32> = BTreeMap::new();
         for (old, new) in sets.iter().filter(|(old, new)| old != new && staying.contains(old)) {
-            let hears_a_third_answer = self.moves.iter().any(|(before, after)| {
-                let between = said(self.to, *old, *after);
-                let then = said(self.from, *old, *before)
+            let has_third_decision = self.moves.iter().any(|(before, after)| {
+                let between = decisions(self.to, *old, *after);
+                let then = decisions(self.from, *old, *before)
                     .into_iter()
-                    .zip(said(self.to, *new, *after));
+                    .zip(decisions(self.to, *new, *after));
                 between
                     .into_iter()
                     .zip(then)
                     .any(|(between, (before, after))| between != before && between != after)
             });
-            if !hears_a_third_answer {
+            if !has_third_decision {
                 continue;
             }
             let copy = *copies.entry(*old).or_insert_with(|| {
@@ -126,42 +126,48 @@ impl Between<'_> {
 
     /// Gives the removed sets the rows of the old identity for the new identity.
     fn identities(&mut self, leaving: &[Leaving], staying: &BTreeSet<u32>, carried: &BTreeSet<u32>) {
-        let mut answers: BTreeMap<u32, Vec<Said>> = BTreeMap::new();
+        let mut answers: BTreeMap<u32, Vec<Decisions>> = BTreeMap::new();
         for (old, new) in self.moves {
-            let heard = self.heard(leaving, *old);
+            let previous = self.previous(leaving, *old);
             let is_known = *new == IDENTITY_ANY
                 || carried.contains(new)
                 || leaving.iter().any(|(set, _)| has_rows(self.from, *set, *new));
             let known = answers
                 .entry(*new)
-                .or_insert_with(|| if is_known { Vec::new() } else { heard.clone() });
+                .or_insert_with(|| if is_known { Vec::new() } else { previous.clone() });
             if known.is_empty() {
                 *known = leaving
                     .iter()
-                    .map(|(_, source)| said(self.from, *source, *new))
+                    .map(|(_, source)| decisions(self.from, *source, *new))
                     .collect();
             }
-            if *known == heard {
-                self.alias(leaving, *new, &heard);
+            if *known == previous {
+                self.alias(leaving, *new, &previous);
             } else {
-                self.stand_in(leaving, staying, (*old, *new), &heard);
+                self.substitute(leaving, staying, (*old, *new), &previous);
             }
         }
     }
 
-    fn heard(&self, leaving: &[Leaving], identity: u32) -> Vec<Said> {
+    fn previous(&self, leaving: &[Leaving], identity: u32) -> Vec<Decisions> {
         leaving
             .iter()
-            .map(|(_, source)| said(self.from, *source, identity))
+            .map(|(_, source)| decisions(self.from, *source, identity))
             .collect()
     }
 
-    fn stand_in(&mut self, leaving: &[Leaving], staying: &BTreeSet<u32>, (old, new): (u32, u32), heard: &[Said]) {
+    fn substitute(
+        &mut self,
+        leaving: &[Leaving],
+        staying: &BTreeSet<u32>,
+        (old, new): (u32, u32),
+        previous: &[Decisions],
+    ) {
         let content = ("moving", self.network, old, new);
         let number = stable::number(&content, 1, |number| self.taken.contains(&number));
         self.taken.insert(number);
         self.found.identities.insert((self.network, old, new), number);
-        self.alias(leaving, number, heard);
+        self.alias(leaving, number, previous);
         for set in staying {
             for direction in DIRECTIONS {
                 let row = self.to.policy.get(&row_key(*set, new, direction.code()));
@@ -173,16 +179,16 @@ impl Between<'_> {
     }
 
     /// Writes rows that give the removed sets the decisions about another identity for this one.
-    fn alias(&mut self, leaving: &[Leaving], identity: u32, heard: &[Said]) {
+    fn alias(&mut self, leaving: &[Leaving], identity: u32, previous: &[Decisions]) {
         if identity == IDENTITY_ANY {
             return;
         }
-        for ((set, source), heard) in leaving.iter().zip(heard) {
-            let now = said(self.from, *source, identity);
-            for (direction, (heard, now)) in DIRECTIONS.into_iter().zip(heard.iter().zip(now)) {
+        for ((set, source), previous) in leaving.iter().zip(previous) {
+            let now = decisions(self.from, *source, identity);
+            for (direction, (previous, now)) in DIRECTIONS.into_iter().zip(previous.iter().zip(now)) {
                 let key = row_key(*set, identity, direction.code());
-                if *heard != now {
-                    self.found.rows.insert(key, *heard);
+                if *previous != now {
+                    self.found.rows.insert(key, *previous);
                 }
             }
         }
@@ -202,7 +208,7 @@ fn has_rows(tables: &PolicyTables, set: u32, identity: u32) -> bool {
     directions.any(|direction| tables.policy.contains_key(&row_key(set, identity, direction.code())))
 }
 
-fn said(tables: &PolicyTables, set: u32, identity: u32) -> Said {
+fn decisions(tables: &PolicyTables, set: u32, identity: u32) -> Decisions {
     DIRECTIONS.map(|direction| {
         if set == 0 {
             return UNRESTRICTED;
