@@ -42,8 +42,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Check the layers of kni-agent, and the words of everything
-    Arch(arch::Args),
+    /// Check layers, dependencies and cycles of files, and look for retired words in code and pages
+    Arch,
     /// Measure KNI beside other ways to connect pods
     Bench(bench::Args),
     /// Build the CNI plugin into target/x86_64-unknown-linux-gnu/release/kni-cni
@@ -74,7 +74,7 @@ enum Task {
 
 fn main() -> ExitCode {
     match Cli::parse().task {
-        Task::Arch(args) => report(arch::command(&args)),
+        Task::Arch => report(arch::check_all()),
         Task::Bench(args) => report(bench::command(&args)),
         Task::BuildCni => report(build_cni::command()),
         Task::Chart(args) => report(chart::command(&args)),

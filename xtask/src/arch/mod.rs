@@ -38,22 +38,6 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Arguments of `arch`.
-#[derive(clap::Args)]
-pub(crate) struct Args {
-    /// Look for retired words only, in these files and folders or everywhere
-    #[arg(long, num_args = 0.., value_name = "PATH")]
-    words: Option<Vec<PathBuf>>,
-}
-
-/// Runs the command.
-pub(crate) fn command(args: &Args) -> Result<()> {
-    match &args.words {
-        Some(only) => vocabulary::print(only),
-        None => check_all(),
-    }
-}
-
 /// All checks of the architecture.
 pub(crate) fn check_all() -> Result<()> {
     let members = manifest::members(root())?;
@@ -77,14 +61,15 @@ pub(crate) fn check_all() -> Result<()> {
             violations.extend(cycles::find(&modules, root()));
         }
     }
+    violations.extend(vocabulary::violations()?);
     for violation in &violations {
         say(&violation.to_string());
     }
     if !violations.is_empty() {
-        bail!("{} places break the rules of the architecture", violations.len());
+        bail!("{} violations of the rules of the architecture", violations.len());
     }
     say(&format!(
-        "layers: {} crates with {files} files, no dependency breaks the rules, no circle",
+        "arch: {} crates with {files} files: layers, cycles and words follow the rules",
         members.len()
     ));
     Ok(())

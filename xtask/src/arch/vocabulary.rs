@@ -1,50 +1,32 @@
 //! Checks that no declared name, comment or page contains a retired word.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::{
     Violation, comments, declarations, tokens,
     words::{PHRASES, Phrase, WORDS, Word},
 };
-use crate::{progress::say, workspace::root};
+use crate::workspace::root;
 
 /// Folders without source of this project.
 const SKIPPED: [&str; 3] = ["target", "node_modules", "vendor"];
 /// The list itself.
 const LIST: &str = "xtask/src/arch/words.rs";
 
-/// Prints every retired word below the folders `only`, or everywhere, and their number per file.
-pub(super) fn print(only: &[PathBuf]) -> Result<()> {
-    let found = violations(only)?;
-    let mut counts: BTreeMap<&Path, usize> = BTreeMap::new();
-    for violation in &found {
-        say(&violation.to_string());
-        *counts.entry(&violation.path).or_default() += 1;
-    }
-    for (path, count) in &counts {
-        say(&format!("{count:5} {}", path.display()));
-    }
-    if !found.is_empty() {
-        bail!("{} retired words in {} files", found.len(), counts.len());
-    }
-    say("words: no retired word");
-    Ok(())
-}
-
 /// Every retired word of the repository, by file and line.
-pub(super) fn violations(only: &[PathBuf]) -> Result<BTreeSet<Violation>> {
+pub(super) fn violations() -> Result<BTreeSet<Violation>> {
     let mut files = Vec::new();
     list(root(), &mut files)?;
     let mut found = BTreeSet::new();
     for path in files {
         let relative = path.strip_prefix(root()).unwrap_or(&path);
-        if relative == Path::new(LIST) || !(only.is_empty() || only.iter().any(|folder| relative.starts_with(folder))) {
+        if relative == Path::new(LIST) {
             continue;
         }
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -30,27 +30,21 @@ const fn word_in(parts: &'static [&'static str], instead: &'static str, only_in:
     }
 }
 
-const fn word_but(parts: &'static [&'static str], instead: &'static str, allowed: &'static [&'static str]) -> Word {
-    Word {
-        parts,
-        instead,
-        only_in: &[],
-        allowed,
-    }
-}
-
 /// Words of identifiers.
 pub(super) const WORDS: &[Word] = &[
     word(&["story"], "trace, or flow event"),
     word(&["stories"], "traces, or flow events"),
     word(&["seat"], "attach point"),
+    word(&["seats"], "attach points"),
     word(&["hasty"], "provisional"),
     word(&["haste"], "provisional"),
     word(&["promise"], "commit_ready"),
+    word(&["promised"], "commit_ready"),
     word(&["settle"], "wait_for_carrier"),
     word_in(&["touch"], "note_activity", &["kni-agent"]),
     word(&["speed", "up"], "attach_xdp"),
     word(&["lend"], "move_device"),
+    word(&["lent"], "move_device"),
     word(&["further"], "additional"),
     // Not in kni-common: a field of the event records keeps its name, which maps show (BTF).
     word_in(
@@ -78,6 +72,24 @@ pub(super) const WORDS: &[Word] = &[
         "the noun: Decisions, answer",
         &["kni-agent", "kni-ebpf", "kni-common"],
     ),
+    word_in(
+        &["led"],
+        "the noun: ServiceBackend",
+        &["kni-agent", "kni-ebpf", "kni-common"],
+    ),
+    word_in(
+        &["left"],
+        "foreign, masqueraded",
+        &["kni-agent/model", "kni-agent/crd", "kni-ebpf", "kni-common"],
+    ),
+    word_in(
+        &["known"],
+        "cache, state",
+        &["kni-agent/controllers", "kni-agent/cluster"],
+    ),
+    word(&["standin"], "substitute"),
+    word(&["stand", "in"], "substitute"),
+    word(&["stand", "ins"], "substitutes"),
     word(&["hungry"], "needs_block"),
     word(&["starving"], "needs_block"),
     word(&["reborn"], "recreated"),
@@ -101,12 +113,10 @@ pub(super) const WORDS: &[Word] = &[
     word(&["in", "force"], "applied, enforced, active"),
     word_in(&["standing"], "health, status", &["kni-agent"]),
     word(&["policy", "sync"], "enforcement"),
-    word_in(
-        &["feed"],
-        "sync",
-        &["kni-agent/controllers", "kni-agent/src/controllers"],
-    ),
-    word_but(&["house"], "the project, the node", &[]),
+    word_in(&["feed"], "sync", &["kni-agent/controllers"]),
+    word_in(&["follow"], "watch, reflect", &["kni-agent/controllers"]),
+    word_in(&["kinds"], "resources", &["kni-agent/controllers"]),
+    word(&["house"], "the project, the node"),
 ];
 
 /// A phrase that comments and pages must not contain.
@@ -165,4 +175,21 @@ pub(super) const PHRASES: &[Phrase] = &[
     phrase("story", "trace, flow event"),
     phrase("stories", "traces, flow events"),
     phrase("hasty", "provisional"),
+    phrase("tell", "report, show, describe, distinguish"),
+    phrase("stand-in", "substitute"),
+    phrase("stand-ins", "substitutes"),
+    phrase("forgets", "removes, evicts, releases"),
+    phrase("forgotten", "removed, evicted, released"),
+    phrase("forget", "remove, evict, release"),
+    phrase("in doubt", "unconfirmed"),
+    phrase("doubtful", "unconfirmed"),
+    phrase("heard", "received, reported"),
+    phrase("hears", "receives"),
+    phrase("someone", "another process, a user"),
+    phrase("everyone", "all, every client"),
+    phrase("anybody", "any process, any client"),
+    phrase("further interface", "additional interface"),
+    phrase("further interfaces", "additional interfaces"),
+    phrase("complain", "report"),
+    phrase("complains", "reports"),
 ];
