@@ -1,4 +1,4 @@
-//! The command line of kni-agent; every default has its reason beside it.
+//! The command line of kni-agent, with the reasons for the defaults.
 //! Layer: root.
 
 use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, str::FromStr, time::Duration};
@@ -12,242 +12,242 @@ use kni_dataplane::{HookChoice, XdpChoice};
 #[derive(Debug, Parser)]
 #[command(version, args_conflicts_with_subcommands = true)]
 pub struct Cli {
-    /// What to do; without it the agent serves.
+    /// The command; without one the agent serves.
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// How to serve.
+    /// Options of the agent.
     #[command(flatten)]
     pub serve: ServeArgs,
 }
 
-/// Other things than serving.
+/// Commands other than serving.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Remove everything the agent ever made on this node. Pods lose their interfaces.
+    /// Remove everything that the agent created on this node. Pods lose their interfaces.
     Cleanup(PathArgs),
-    /// Put the CNI plugin and its configuration in place, for container runtimes that look for files.
+    /// Install the CNI plugin and its configuration, for container runtimes that use CNI.
     InstallCni(CniInstallArgs),
-    /// Remove what install-cni put there. Pods keep their interfaces, but no runtime can take them away any more.
+    /// Remove the files that install-cni wrote. Pods keep their interfaces, but the runtime can no longer delete them.
     UninstallCni(CniInstallArgs),
-    /// Remove what the agents wrote into the cluster: their objects, finalizers, annotations, taints and resources. The
-    /// agents must be gone from the nodes; networks and policies, which are yours, stay.
+    /// Remove what the agents wrote to the API server: their objects, finalizers, annotations, taints and extended
+    /// resources. No agent may run any more; networks and policies of users stay.
     Uninstall(UninstallArgs),
-    /// Do nothing until SIGTERM or SIGINT: the task of the agent's pod on a node that was cleaned up.
+    /// Wait for SIGTERM or SIGINT: the task of the agent's pod on a node after the cleanup.
     #[command(hide = true)]
     Rest(RestArgs),
 }
 
-/// What is taken out of the cluster.
+/// Options of `uninstall`.
 #[derive(Debug, Clone, Args)]
 pub struct UninstallArgs {
     /// The cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Options from a file; see --help of the agent itself.
+    /// File with options; see `kni-agent --help`.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Seconds to wait until no node has an agent any more; what an agent that runs would write again is left otherwise.
+    /// Seconds to wait until no node runs an agent. Afterwards, objects that a running agent would write again stay.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     pub wait: u32,
-    /// What to log, in the syntax of tracing's `EnvFilter`.
+    /// Log filter, in the syntax of tracing's `EnvFilter`.
     #[arg(long, value_name = "FILTER", env = "KNI_LOG", default_value = "info")]
     pub log: String,
 }
 
-/// Nothing to choose.
+/// Options of `rest`.
 #[derive(Debug, Clone, Args)]
 pub struct RestArgs {
-    /// What to log, in the syntax of tracing's `EnvFilter`.
+    /// Log filter, in the syntax of tracing's `EnvFilter`.
     #[arg(long, value_name = "FILTER", env = "KNI_LOG", default_value = "info")]
     pub log: String,
 }
 
-/// Where things are.
+/// Paths of the agent.
 #[derive(Debug, Clone, Args)]
 pub struct PathArgs {
-    /// Options from a file: a YAML mapping of their long names to values, lists for those that may be repeated, `true`
-    /// for those without a value. Options on the command line take precedence.
+    /// File with options: a YAML mapping from long names to values, lists for options that may be repeated, `true` for
+    /// options without a value. Options on the command line take precedence.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// State of the agent. On tmpfs, so that a reboot, which ends all namespaces, clears it too.
+    /// Directory of the agent's state. On tmpfs, so that a reboot, which removes all namespaces, clears it too.
     #[arg(long, value_name = "DIR", default_value = "/run/kni")]
     pub state_dir: PathBuf,
-    /// Pins of programs and maps, on bpffs.
+    /// Directory of pinned programs and maps, on bpffs.
     #[arg(long, value_name = "DIR", default_value = "/sys/fs/bpf/kni")]
     pub bpf_root: PathBuf,
-    /// Where network namespaces are mounted; `ip netns` looks here.
+    /// Directory where network namespaces are mounted; the default is that of `ip netns`.
     #[arg(long, value_name = "DIR", default_value = "/run/netns")]
     pub netns_dir: PathBuf,
-    /// Socket to serve on; may be repeated. The second default is the fixed path of the KNI kubelet, which no
-    /// configuration changes.
+    /// Socket to serve on; may be repeated. The second default is the path of the KNI kubelet, which cannot be
+    /// configured.
     #[arg(long = "socket", value_name = "PATH", default_values = ["/run/kni/kni.sock", "/tmp/kni.sock"])]
     pub sockets: Vec<PathBuf>,
     /// Socket for containerd's pod network service; may be repeated.
     #[arg(long = "pod-network-socket", value_name = "PATH", default_values = ["/run/kni/pod-network.sock"])]
     pub pod_network_sockets: Vec<PathBuf>,
-    /// Where CNI plugins keep the deletes that the agent has still to do; their `stateDir`. Not on tmpfs.
+    /// Directory of pending deletes that the CNI plugin recorded while no agent ran; its `stateDir`. Not on tmpfs.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kni")]
     pub cni_state_dir: PathBuf,
-    /// What to log, in the syntax of tracing's `EnvFilter`.
+    /// Log filter, in the syntax of tracing's `EnvFilter`.
     #[arg(long, value_name = "FILTER", env = "KNI_LOG", default_value = "info")]
     pub log: String,
 }
 
-/// Where runtimes look for CNI plugins.
+/// Directory where runtimes search for CNI plugins.
 const CNI_BIN_DIR: &str = "/opt/cni/bin";
-/// Where runtimes look for CNI configurations.
+/// Directory where runtimes search for CNI configurations.
 const CNI_CONF_DIR: &str = "/etc/cni/net.d";
-/// Before the names that other networks choose.
+/// Sorts before the usual names of other networks.
 const CNI_CONF_NAME: &str = "10-kni.conflist";
 
-/// What is installed for CNI runtimes, and where.
+/// Options of `install-cni` and `uninstall-cni`.
 #[derive(Debug, Clone, Args)]
 pub struct CniInstallArgs {
-    /// Options from a file; see --help of the agent itself.
+    /// File with options; see `kni-agent --help`.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Where the runtime looks for plugins.
+    /// Directory where the runtime searches for plugins.
     #[arg(long, alias = "install-cni-bin-dir", value_name = "DIR", default_value = CNI_BIN_DIR)]
     pub bin_dir: PathBuf,
-    /// Where the runtime looks for configurations.
+    /// Directory where the runtime searches for configurations.
     #[arg(long, alias = "install-cni-conf-dir", value_name = "DIR", default_value = CNI_CONF_DIR)]
     pub conf_dir: PathBuf,
-    /// Name of the configuration. Runtimes take the first one by name.
+    /// File name of the configuration. Runtimes use the first one by name.
     #[arg(long, alias = "install-cni-conf-name", value_name = "NAME", default_value = CNI_CONF_NAME,
         value_parser = file_name)]
     pub conf_name: String,
-    /// The plugin. Without it, the one beside this program.
+    /// Path of the plugin. Default: the one in the directory of this program.
     #[arg(long, value_name = "PATH")]
     pub shim: Option<PathBuf>,
     /// The agent's socket.
     #[arg(long, value_name = "PATH", default_value = "/run/kni/kni.sock")]
     pub socket: PathBuf,
-    /// Name of the network as the runtime knows it.
+    /// Name of the network in the CNI configuration.
     #[arg(long, value_name = "NAME", default_value = "kni")]
     pub network_name: String,
-    /// Where the plugin keeps deletes while no agent runs; the agent's own --cni-state-dir.
+    /// Directory where the plugin records deletes while no agent runs; the same as --cni-state-dir of the agent.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kni")]
     pub cni_state_dir: PathBuf,
-    /// What to log, in the syntax of tracing's `EnvFilter`.
+    /// Log filter, in the syntax of tracing's `EnvFilter`.
     #[arg(long, value_name = "FILTER", env = "KNI_LOG", default_value = "info")]
     pub log: String,
 }
 
-/// How to serve.
+/// Options of the agent.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Work without a cluster: networks, policies and services come from the folder of --manifests.
+    /// Run without a cluster: networks, policies and services come from the directory --manifests.
     #[arg(long, requires = "manifests", conflicts_with = "kubeconfig")]
     pub standalone: bool,
-    /// The cluster, where the agent is not standalone.
+    /// Options of the cluster; unused with --standalone.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Folder of manifests (YAML or JSON): networks, policies, namespaces, services and their endpoints; watched.
+    /// Directory of manifests (YAML or JSON): networks, policies, namespaces, services and their endpoints. Changes of
+    /// files are applied.
     #[arg(long, value_name = "DIR")]
     pub manifests: Option<PathBuf>,
-    /// Where things are.
+    /// Paths of the agent.
     #[command(flatten)]
     pub paths: PathArgs,
     /// eBPF object to load instead of the embedded one.
     #[arg(long, value_name = "PATH", env = "KNI_EBPF_OBJECT")]
     pub ebpf_object: Option<PathBuf>,
-    /// Sandboxes kept ready, so that a pod does not wait for the kernel's slow paths. 8 absorbs the burst of a
-    /// deployment; each costs about 30 kB of kernel memory.
+    /// Number of sandboxes created in advance, so that a pod does not wait for the kernel's slow paths. 8 absorbs the
+    /// burst of a Deployment; each uses about 30 kB of kernel memory.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(0..=256))]
     pub warm_sandboxes: u32,
-    /// Interfaces that fit on the node. The kubelet runs 110 pods by default.
+    /// Maximum number of pod interfaces on the node. The kubelet runs at most 110 pods by default.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_ENDPOINTS,
         value_parser = clap::value_parser!(u32).range(2..=65_536))]
     pub max_endpoints: u32,
     /// Flows.
     #[command(flatten)]
     pub flows: FlowArgs,
-    /// Rows of policy sets, of port sets and of peers each. Pods that the same policies select share theirs; the default
-    /// is enough for a thousand policies with as many different peers. A full table refuses new pods.
+    /// Size of each policy table: policy sets, port sets and peers. Pods that the same policies select share rows; the
+    /// default suffices for a thousand policies with as many different peers. If a table is full, new pods are refused.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_POLICY_ROWS,
         value_parser = clap::value_parser!(u32).range(64..=4_194_304))]
     pub max_policy_rows: u32,
-    /// Service ports by virtual address; four times as many endpoints of services fit.
+    /// Maximum number of service ports, by virtual address; the limit for endpoints is four times as large.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_SERVICES,
         value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
     pub max_services: u32,
-    /// Name of this node, as endpoints of services name it. Without it, the host's name in small letters, as the
-    /// kubelet does.
+    /// Name of this node, as in EndpointSlices. Default: the hostname in lower case, as for the kubelet.
     #[arg(long, value_name = "NAME")]
     pub node_name: Option<String>,
-    /// Zone of this node, for services that prefer endpoints of their client's zone.
+    /// Zone of this node, for services that prefer endpoints in the zone of the client.
     #[arg(long, value_name = "ZONE")]
     pub zone: Option<String>,
     /// Egress of the node.
     #[command(flatten)]
     pub uplink: UplinkArgs,
-    /// CNI plugins behind the agent.
+    /// CNI plugins that the agent runs.
     #[command(flatten)]
     pub plugins: PluginArgs,
-    /// Our own CNI plugin in front of it.
+    /// Installation of KNI's own CNI plugin.
     #[command(flatten)]
     pub install: ServeInstallArgs,
-    /// Where the metrics page is served, or "none". The default is for the node alone.
+    /// Address of the metrics page, or "none". The default is reachable from the node only.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9630")]
     pub metrics_address: MetricsAddress,
-    /// Measure how often and how long the programs run, for the metrics page. Off, because it costs every BPF program of
-    /// the node two readings of the clock per run.
+    /// Measure number and duration of program runs, for the metrics page. Off by default, because it adds two clock
+    /// reads to each run of every BPF program on the node.
     #[arg(long)]
     pub measure_programs: bool,
-    /// How programs are attached.
+    /// Type of hook that programs are attached to.
     #[arg(long, value_enum, default_value_t = HookArg::Auto)]
     pub hook: HookArg,
 }
 
-/// The cluster that the agent belongs to.
+/// Options of the cluster.
 #[derive(Debug, Clone, Args)]
 pub struct ClusterArgs {
-    /// How to reach the API server. Without it, the file that KUBECONFIG names, else the service account of the pod.
+    /// Kubeconfig for the API server. Default: the file in KUBECONFIG, else the service account of the pod.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Namespace of the Lease by which the agents choose the one that writes what concerns no single node.
+    /// Namespace of the Lease for the election of the leader, which writes the status of cluster-wide objects.
     #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", default_value = "kni-system")]
     pub namespace: String,
-    /// Services that pods of every network with egress reach by their virtual address, as NAMESPACE/NAME: those that
-    /// all pods need. Their endpoints must not be pods.
+    /// Services that pods of every network with egress reach by their virtual address, as NAMESPACE/NAME. Their
+    /// endpoints must not be pods.
     #[arg(long = "shared-service", value_name = "NAMESPACE/NAME", value_delimiter = ',',
         default_values = ["default/kubernetes", "kube-system/kube-dns"])]
     pub shared_services: Vec<String>,
 }
 
-/// Whether the agent puts its CNI plugin in place when it starts, and where.
+/// Installation of the CNI plugin at the start of the agent.
 #[derive(Debug, Clone, Args)]
 pub struct ServeInstallArgs {
-    /// Do what install-cni does, at the start; nothing is taken away at the end. Off, because a kubelet that speaks KNI
-    /// needs no plugin.
+    /// Run install-cni at the start; nothing is uninstalled at the end. Off by default, because a kubelet with KNI
+    /// support needs no plugin.
     #[arg(long)]
     pub install_cni: bool,
-    /// Where the runtime looks for plugins.
+    /// Directory where the runtime searches for plugins.
     #[arg(long, value_name = "DIR", default_value = CNI_BIN_DIR)]
     pub install_cni_bin_dir: PathBuf,
-    /// Where the runtime looks for configurations.
+    /// Directory where the runtime searches for configurations.
     #[arg(long, value_name = "DIR", default_value = CNI_CONF_DIR)]
     pub install_cni_conf_dir: PathBuf,
-    /// Name of the configuration. Runtimes take the first one by name.
+    /// File name of the configuration. Runtimes use the first one by name.
     #[arg(long, value_name = "NAME", default_value = CNI_CONF_NAME, value_parser = file_name)]
     pub install_cni_conf_name: String,
 }
 
-/// CNI plugins behind the agent.
+/// CNI plugins that the agent runs.
 #[derive(Debug, Clone, Args)]
 pub struct PluginArgs {
-    /// Run CNI plugins for networks with provider CNI. Off, because plugins need capabilities that the agent itself gives
-    /// up.
+    /// Run CNI plugins for networks with provider CNI. Off by default, because plugins need capabilities that the agent
+    /// otherwise drops.
     #[arg(long)]
     pub cni_backend: bool,
-    /// Folder of plugins; may be repeated, the first that has one wins.
+    /// Directory of plugins; may be repeated, the first directory that contains the plugin is used.
     #[arg(long = "cni-bin-dir", value_name = "DIR", default_values = ["/opt/cni/bin"])]
     pub cni_bin_dirs: Vec<PathBuf>,
-    /// Folder of their configurations.
+    /// Directory of their configurations.
     #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
     pub cni_conf_dir: PathBuf,
-    /// Folder of what is needed to undo what they made. Durable, as is what plugins themselves keep: after a reboot their
-    /// leases are there still.
+    /// Directory of results that are needed to delete interfaces. Persistent, like the state of the plugins: their
+    /// leases outlive a reboot.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kni/cni/results")]
     pub cni_cache_dir: PathBuf,
 }
@@ -255,21 +255,20 @@ pub struct PluginArgs {
 /// Egress and ingress of the node.
 #[derive(Debug, Clone, Args)]
 pub struct UplinkArgs {
-    /// Interface through which masqueraded packets leave the node. Without it, where the default route leads.
+    /// Interface for masqueraded packets that leave the node. Default: the interface of the default route.
     #[arg(long, value_name = "INTERFACE")]
     pub uplink: Option<String>,
-    /// Ports that masquerading may take. The default lies above what Linux gives to the node's own clients.
+    /// Source ports for masquerading. The default is above the ephemeral ports of Linux.
     #[arg(long, value_name = "FIRST-LAST", default_value = "61000-65535", value_parser = port_range)]
     pub masquerade_ports: RangeInclusive<u16>,
-    /// Sources whose packets are dropped at the node's uplink, without an answer to the sender; may be repeated.
+    /// Sources whose packets are dropped at the node's uplink, without a reply to the sender; may be repeated.
     #[arg(long, value_name = "CIDR")]
     pub deny_source: Vec<IpNet>,
-    /// Drop packets at the uplink whose source address is in a pod network that does not route. Off, because hosts
-    /// outside may use addresses of such a network.
+    /// Drop packets at the uplink whose source address is in a pod network that is not routed. Off by default, because
+    /// external hosts may use addresses of such a network.
     #[arg(long)]
     pub drop_bogons: bool,
-    /// Whether the XDP program runs at the uplink, and where. Without it: auto where --deny-source or --drop-bogons need
-    /// it, else off.
+    /// Mode of the XDP program at the uplink. Default: auto if --deny-source or --drop-bogons need it, else off.
     #[arg(long, value_enum, value_name = "MODE")]
     pub uplink_xdp: Option<XdpArg>,
 }
@@ -277,13 +276,13 @@ pub struct UplinkArgs {
 /// [`XdpChoice`] on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum XdpArg {
-    /// In the driver where it can, else in front of the stack.
+    /// Native if the driver supports it, else generic.
     Auto,
-    /// In the driver or nothing.
+    /// Native, or an error.
     Native,
-    /// In front of the stack.
+    /// Generic: in front of the network stack.
     Generic,
-    /// Not at all.
+    /// No XDP program.
     Off,
 }
 
@@ -298,30 +297,30 @@ impl From<XdpArg> for XdpChoice {
     }
 }
 
-/// How many flows there may be, for how long, and who hears of them.
+/// Number, lifetimes and events of flows.
 #[derive(Debug, Clone, Args)]
 pub struct FlowArgs {
-    /// Rows of each flow table; a connection takes two. The oldest give way.
+    /// Size of each flow table; a connection uses two rows. The least recently used flows are evicted.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_FLOWS,
         value_parser = clap::value_parser!(u32).range(1024..=16_777_216))]
     pub max_flows: u32,
-    /// Flows that one pod interface may open and keep; 0 for no limit. Without it an eighth of --max-flows: a pod that
-    /// opens flows without end then has a quarter of a table, and the flows of others stay.
+    /// Maximum number of flows that one pod interface opens; 0 for no limit. Default: an eighth of --max-flows, so that
+    /// one pod uses at most a quarter of a table and does not evict the flows of others.
     #[arg(long, value_name = "N")]
     pub max_flows_per_endpoint: Option<u32>,
-    /// Reports of new flows per second, pod interface and CPU; 0 for none. Drops have a rate of their own.
+    /// Maximum number of events about new flows per second, pod interface and CPU; 0 for none. Drops have a separate
+    /// limit.
     #[arg(long, value_name = "N", default_value_t = 250, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub flow_events_per_second: u32,
-    /// Seconds that an established TCP connection lives without a packet. RFC 5382 asks for 2 h 4 min at least.
+    /// Idle timeout of established TCP connections in seconds. RFC 5382 requires at least 2 h 4 min.
     #[arg(long, value_name = "SECONDS", default_value = "7440")]
     pub tcp_timeout: Seconds,
-    /// Seconds that a UDP flow that was answered lives without a packet. RFC 4787 asks for 2 min at least and recommends
-    /// 5.
+    /// Idle timeout of UDP flows with replies in seconds. RFC 4787 requires at least 2 min and recommends 5.
     #[arg(long, value_name = "SECONDS", default_value = "300")]
     pub udp_timeout: Seconds,
 }
 
-/// A time of at least one second, and at most thirty days.
+/// A duration between one second and thirty days.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seconds(pub Duration);
 
@@ -338,7 +337,7 @@ impl FromStr for Seconds {
     }
 }
 
-/// Address of the metrics page; none is served without one.
+/// Address of the metrics page; `None`: the page is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MetricsAddress(pub Option<SocketAddr>);
 
@@ -356,7 +355,7 @@ impl FromStr for MetricsAddress {
     }
 }
 
-/// A name that leads into no other folder, and that runtimes take for a list of plugins.
+/// A file name without a directory, with the extension of a list of plugins.
 fn file_name(text: &str) -> Result<String, String> {
     if text.contains('/') || text.starts_with('.') || !text.ends_with(".conflist") {
         return Err("not the name of a .conflist file".to_owned());
@@ -376,9 +375,9 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
 /// [`HookChoice`] on the command line.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum HookArg {
-    /// TCX from Linux 6.6 on, clsact below.
+    /// TCX since Linux 6.6, clsact before.
     Auto,
-    /// TCX or nothing.
+    /// TCX, or an error.
     Tcx,
     /// clsact.
     Clsact,
