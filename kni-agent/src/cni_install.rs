@@ -45,12 +45,12 @@ pub fn install(args: &CniInstallArgs) -> Result<()> {
     if let Some(there) = read_if_there(&to)?
         && !is_plugin(&there)
     {
-        bail!("{} is somebody else's: it stays as it is", to.display());
+        bail!("{} does not belong to KNI: it is left unchanged", to.display());
     }
     if let Some(there) = read_if_there(&conflist)?
         && !is_ours(&there)
     {
-        bail!("{} is somebody else's: it stays as it is", conflist.display());
+        bail!("{} does not belong to KNI: it is left unchanged", conflist.display());
     }
     put(&to, &program, 0o755)?;
     put(&conflist, &configuration(args)?, 0o644)
@@ -170,7 +170,7 @@ fn remove_if(path: &Path, ours: fn(&[u8]) -> bool) -> Result<()> {
         return Ok(());
     };
     if !ours(&there) {
-        tracing::warn!(path = %path.display(), "left in place: it is somebody else's");
+        tracing::warn!(path = %path.display(), "left in place: it does not belong to KNI");
         return Ok(());
     }
     fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;

@@ -82,7 +82,7 @@ pub(crate) struct DropsArgs {
 }
 
 impl DropsArgs {
-    /// The form of the output, whichever way it was asked for.
+    /// The form of the output, by either option.
     pub(crate) fn format(&self) -> Format {
         if self.json { Format::Json } else { self.output.format }
     }

@@ -25,7 +25,7 @@ const CHANGES: [(&str, &str); 10] = [
     ("maxUnavailable: 10%", "maxUnavailable: {{ .Values.maxUnavailable }}"),
     (
         "        kni.dev/task: serve\n",
-        "        kni.dev/task: serve\n      annotations:\n        # Whoever changes the configuration rolls the agents over.\n        \
+        "        kni.dev/task: serve\n      annotations:\n        # A change of the configuration rolls out the agents.\n        \
          kni.dev/config: {{ include (print $.Template.BasePath \"/configmap.yaml\") . | sha256sum }}\n",
     ),
     (

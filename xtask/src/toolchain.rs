@@ -102,7 +102,7 @@ fn check(rustc: PathBuf, cargo: PathBuf) -> Result<Toolchain> {
             "{shown}: has LLVM {other}, but bpf-linker is built for LLVM {LLVM_MAJOR} (feature llvm-{LLVM_MAJOR}) \
              and reads only that version's bitcode"
         ),
-        None => bail!("{shown}: does not tell its LLVM version"),
+        None => bail!("{shown}: does not report its LLVM version"),
     }
 }
 

@@ -68,19 +68,19 @@ impl Cluster {
                 let made = self.attacher.attach_complete(*request).await;
                 match made {
                     Ok(_) => {
-                        tracing::info!(%pod, sandbox = %id, "a further interface was added");
+                        tracing::info!(%pod, sandbox = %id, "an additional interface was added");
                         None
                     }
                     Err(error) => {
-                        tracing::warn!(%error, "cannot add a further interface; trying again");
+                        tracing::warn!(%error, "cannot add an additional interface; retrying");
                         Some(id)
                     }
                 }
             }
             Step::Take(id) => {
                 match self.attacher.detach(id.clone()).await {
-                    Ok(()) => tracing::info!(sandbox = %id, "a further interface was taken away"),
-                    Err(error) => tracing::warn!(%error, "cannot take a further interface away; trying again"),
+                    Ok(()) => tracing::info!(sandbox = %id, "an additional interface was removed"),
+                    Err(error) => tracing::warn!(%error, "cannot remove an additional interface; retrying"),
                 }
                 None
             }
@@ -129,7 +129,7 @@ impl Cluster {
         let mut kept = Vec::new();
         for facts in selected {
             let Some(request) = joining::additional_of(sandbox, facts) else {
-                tracing::warn!(sandbox = %sandbox.id, ifname = %facts.ifname, "the sandbox's id is too long for a further interface");
+                tracing::warn!(sandbox = %sandbox.id, ifname = %facts.ifname, "the sandbox's id is too long for an additional interface");
                 continue;
             };
             match children.iter().find(|child| child.id == request.sandbox) {

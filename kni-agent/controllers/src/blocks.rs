@@ -163,7 +163,7 @@ impl Cluster {
             {
                 Ok(written) => {
                     tracing::info!(network = %name, ?step, blocks = ?blocks_of(&written, &self.node), "address blocks");
-                    self.known_network(written);
+                    self.cache_network(written);
                     return Ok(());
                 }
                 Err(kube::Error::Api(status)) if status.code == 409 => {

@@ -19,9 +19,7 @@ pub enum ClientError {
         source: Box<kube::config::KubeconfigError>,
     },
     /// There is neither a kubeconfig nor a service account.
-    #[error(
-        "neither --kubeconfig, nor KUBECONFIG, nor the service account of a pod tells how to reach the API server: {0}"
-    )]
+    #[error("cannot reach the API server with --kubeconfig, KUBECONFIG or the service account of the pod: {0}")]
     Infer(#[source] Box<kube::config::InferConfigError>),
     /// Certificates or keys cannot be used.
     #[error("making the client: {0}")]

@@ -241,7 +241,7 @@ fn conditions(view: &InterfaceView, not_enforced: Option<&str>) -> Vec<Condition
         ("Unhealthy", view.problems.join("; "))
     };
     let policy = match (view.attachment.kind.has_row(), not_enforced) {
-        (true, None) => ("Enforced", "the policies that select the pod are in force"),
+        (true, None) => ("Enforced", "the policies that select the pod are enforced"),
         (true, Some(problem)) => ("NotInForce", problem),
         (false, _) => ("NoPrograms", "no policy holds at an interface of this kind"),
     };

@@ -46,8 +46,8 @@ struct Memory {
     egress: BTreeMap<Key, EgressPolicyStatus>,
     /// When nodes with leftovers were first seen to be gone.
     gone: BTreeMap<String, Instant>,
-    /// The watches of all nodes.
-    watches: Option<JoinSet<()>>,
+    /// The reflectors of all nodes.
+    reflectors: Option<JoinSet<()>>,
 }
 
 impl Cluster {
@@ -76,8 +76,8 @@ impl Cluster {
     }
 
     async fn write_all(&self, memory: &mut Memory) {
-        if memory.watches.is_none() {
-            memory.watches = Some(reflect_nodes(&self.client, &self.cache));
+        if memory.reflectors.is_none() {
+            memory.reflectors = Some(reflect_nodes(&self.client, &self.cache));
         }
         let known = {
             let tables = self.cache.tables();
@@ -120,7 +120,7 @@ impl Cluster {
                     ..PodNetwork::clone(&object)
                 };
                 match api.replace_status(&name, &PostParams::default(), &desired).await {
-                    Ok(written) => self.known_network(written),
+                    Ok(written) => self.cache_network(written),
                     // A node has allocated a block meanwhile, or the network is gone.
                     Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
                     Err(error) => return Err(error),
@@ -164,7 +164,7 @@ impl Cluster {
             .and_then(|known| known.resource_version());
         let patch = serde_json::json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
         match api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await {
-            Ok(written) if wants => self.known_network(written),
+            Ok(written) if wants => self.cache_network(written),
             Ok(_) => {}
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
             Err(error) => return Err(error),

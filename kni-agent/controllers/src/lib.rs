@@ -207,7 +207,7 @@ impl Shared {
     }
 
     /// Records a written object before the watch reports it.
-    fn known_network(&self, object: PodNetwork) {
+    fn cache_network(&self, object: PodNetwork) {
         let name = object.metadata.name.clone().unwrap_or_default();
         self.cache
             .change(|tables| tables.networks.put(Key::new("", &name), Some(Arc::new(object))));

@@ -57,7 +57,7 @@ impl Cluster {
             ] {
                 if let Err(error) = done {
                     // The next round retries.
-                    tracing::debug!(%error, "cannot write what the node tells of itself");
+                    tracing::debug!(%error, "cannot write the status of the node");
                 }
             }
         }

@@ -90,7 +90,7 @@ where
             tracing::warn!(
                 kind = self.name,
                 error = text,
-                "cannot follow the API server; what is known stays"
+                "cannot watch the API server; the cached objects stay"
             );
             *last = text;
         }

@@ -30,7 +30,7 @@ impl Cluster {
             self.networks(&tables).desired
         };
         if let Err(error) = (self.apply)(desired).await {
-            tracing::error!(%error, "cannot put the cluster's networks into force");
+            tracing::error!(%error, "cannot apply the cluster's networks");
         }
     }
 
@@ -130,7 +130,7 @@ impl Cluster {
             sync.sync()
         });
         if let Err(error) = done.await {
-            tracing::error!(%error, "cannot take note of the cluster's services");
+            tracing::error!(%error, "cannot process the cluster's services");
         }
     }
 
@@ -181,7 +181,7 @@ impl Cluster {
         for (id, pod) in changed {
             let done = self.attacher.relabel(id, pod.labels.clone(), pod.ports.clone());
             if let Err(error) = done.await {
-                tracing::warn!(%error, "cannot take note of a pod's labels");
+                tracing::warn!(%error, "cannot update a pod's labels");
             }
         }
     }
@@ -221,7 +221,7 @@ impl Cluster {
         let sync = Arc::clone(&self.sync);
         let done = tokio::task::spawn_blocking(move || apply_peers(&sync, new, &gone));
         if let Err(error) = done.await {
-            tracing::error!(%error, "cannot take note of the pods of other nodes");
+            tracing::error!(%error, "cannot process the pods of other nodes");
         }
     }
 }

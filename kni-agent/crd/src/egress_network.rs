@@ -25,8 +25,8 @@ pub(super) fn read_egress(spec: &PodNetworkSpec, ours: &[IpNet]) -> Result<(Egre
         None => EgressMode::implied(spec.default),
     };
     if mode == EgressMode::Route && !spec.default {
-        let reason = "Route is for the default network: others may use the same addresses, so nobody outside could \
-                      answer; write Masquerade or None";
+        let reason = "Route is for the default network: other networks may use the same addresses, so replies could \
+                      not be routed back; set Masquerade or None";
         return Err(at("spec.egress.mode", reason));
     }
     let field = "spec.egress.addresses";

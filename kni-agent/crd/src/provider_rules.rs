@@ -141,7 +141,7 @@ fn tap(given: &ProviderSpec) -> Result<Tap, FieldError> {
         if id == Some(NO_ID) {
             return Err(at(
                 format!("spec.provider.{name}"),
-                format!("{NO_ID} is nobody's number"),
+                format!("{NO_ID} is not a valid ID"),
             ));
         }
     }
@@ -275,7 +275,7 @@ mod tests {
         (
             r#"{"provider":{"type":"Tap","owner":4294967295}}"#,
             "spec.provider.owner",
-            "nobody",
+            "not a valid ID",
         ),
         (
             r#"{"provider":{"type":"HostDevice"}}"#,

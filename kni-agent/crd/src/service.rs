@@ -108,7 +108,10 @@ fn read_ports(ports: &[PortObject]) -> Result<Vec<ServicePort>, FieldError> {
     let read = read_each(FIELD, ports, |path, port| {
         let name = port.name.clone().unwrap_or_default();
         if name.is_empty() && ports.len() > 1 {
-            return Err(at(format!("{path}.name"), "is missing; it tells several ports apart"));
+            return Err(at(
+                format!("{path}.name"),
+                "is missing; it is required for more than one port",
+            ));
         }
         if !name.is_empty() && !is_dns_label(&name) {
             return Err(at(

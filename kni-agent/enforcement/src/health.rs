@@ -54,7 +54,7 @@ impl Attempts {
     fn ended(&mut self, what: &'static str, error: Option<&DataplaneError>) {
         let Some(error) = error else {
             if self.failed.take().is_some() {
-                tracing::info!("{what} are in force again");
+                tracing::info!("{what} are applied again");
             }
             return;
         };
@@ -62,7 +62,7 @@ impl Attempts {
         let pause = self.failed.as_ref().map_or(SHORTEST_PAUSE, |before| {
             before.pause.saturating_mul(2).min(LONGEST_PAUSE)
         });
-        tracing::error!(reason, retry = ?pause, "{what} cannot be put into force");
+        tracing::error!(reason, retry = ?pause, "{what} cannot be applied");
         self.count += 1;
         self.failed = Some(Failure {
             reason,
@@ -121,7 +121,7 @@ impl Health {
     /// Why services are not applied, or flows are not counted.
     pub(super) fn other_problems(&self) -> Vec<String> {
         let services = self.services.failed.as_ref();
-        let services = services.map(|failure| format!("services are not in force: {}", failure.reason));
+        let services = services.map(|failure| format!("services are not applied: {}", failure.reason));
         let sweep = self.sweep.as_ref();
         let sweep = sweep.map(|reason| format!("flows are not counted: {reason}"));
         services.into_iter().chain(sweep).collect()
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(
             problems,
             [
-                "services are not in force: kernel: no",
+                "services are not applied: kernel: no",
                 "flows are not counted: kernel: no"
             ]
         );

@@ -216,7 +216,7 @@ impl Enforcer {
         };
         if applied.is_ok() && !steps.is_empty() {
             side.engine.confirm();
-            tracing::debug!(rows, steps = steps.len(), ?planned, took = ?started.elapsed(), "policies are in force");
+            tracing::debug!(rows, steps = steps.len(), ?planned, took = ?started.elapsed(), "policies are applied");
         }
         let took = (!steps.is_empty()).then(|| started.elapsed());
         lock(&self.health).policy_ended(took, applied.as_ref().err());
@@ -238,7 +238,7 @@ impl Enforcer {
         };
         if applied.is_ok() && !steps.is_empty() {
             side.engine.confirm();
-            tracing::debug!(rows, steps = steps.len(), took = ?started.elapsed(), "services are in force");
+            tracing::debug!(rows, steps = steps.len(), took = ?started.elapsed(), "services are applied");
         }
         // Rows of a service take precedence over a route: a service that moves to KNI has its rows by now. A service
         // that moves to another proxy has neither for a moment, and the sender retransmits.

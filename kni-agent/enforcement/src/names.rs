@@ -180,7 +180,7 @@ fn service_view(frontend: &FrontendView) -> ServiceView {
 /// Parses the message of the engine: `Service namespace/name: reason`.
 fn refused_view(text: &str) -> ServiceView {
     let named = text.strip_prefix("Service ").unwrap_or(text);
-    let (service, problem) = named.split_once(": ").unwrap_or((named, "not in force"));
+    let (service, problem) = named.split_once(": ").unwrap_or((named, "not applied"));
     ServiceView {
         service: service.to_owned(),
         network: String::new(),

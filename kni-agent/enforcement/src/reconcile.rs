@@ -39,7 +39,7 @@ impl Enforcer {
             };
             if let Err(error) = done {
                 // A panic is a bug; the next round starts from the inputs again.
-                tracing::error!(%error, "keeping policies and services in force");
+                tracing::error!(%error, "the update of policies and services panicked");
             }
         }
     }
@@ -59,7 +59,7 @@ impl Enforcer {
         if number.is_multiple_of(HITS_EVERY)
             && let Err(error) = self.remove_unused_hits()
         {
-            tracing::warn!(%error, "cannot forget hits of policy sets that are gone");
+            tracing::warn!(%error, "cannot remove hits of removed policy sets");
         }
     }
 

@@ -236,7 +236,7 @@ fn a_default_deny_names_the_policies_that_isolate() {
     );
     assert_eq!((flow.network.as_str(), flow.ifname.as_str()), ("main", "eth0"));
     assert_eq!(flow.source.pod.unwrap().to_string(), "x/a");
-    assert_eq!((flow.egress, flow.external), (None, None), "nobody was asked");
+    assert_eq!((flow.egress, flow.external), (None, None), "no policy was consulted");
     assert!(!flow.ingress.unwrap().allowed);
 }
 

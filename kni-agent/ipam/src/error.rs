@@ -65,14 +65,14 @@ pub enum IpamError {
         reason: LeaseError,
     },
     /// More than one address of one family was requested.
-    #[error("{wanted} {family} addresses were asked for in network {network}, an interface has one")]
+    #[error("{count} {family} addresses were requested in network {network}; an interface has one")]
     TooManyAddresses {
         /// The network.
         network: NetworkName,
         /// The family.
         family: Family,
         /// How many were requested.
-        wanted: usize,
+        count: usize,
     },
 }
 

@@ -192,7 +192,7 @@ fn one_of(network: &NetworkName, family: Family, wanted: &[IpAddr]) -> Result<Op
         more => Err(IpamError::TooManyAddresses {
             network: network.clone(),
             family,
-            wanted: more.saturating_add(1),
+            count: more.saturating_add(1),
         }),
     }
 }

@@ -91,7 +91,7 @@ fn fixed_addresses_must_be_leasable() {
         IpamError::TooManyAddresses {
             network: name("blue"),
             family: Family::Ipv4,
-            wanted: 2
+            count: 2
         }
     );
 }

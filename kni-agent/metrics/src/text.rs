@@ -152,10 +152,10 @@ impl Out<'_> {
             return Ok(());
         };
         let rows = policy.rows.iter().map(|(table, rows)| ([("table", *table)], *rows));
-        self.gauges("kni_policy_rows", "Rows of policy in force", rows)?;
-        let help = "Time to put a change of policies, pods or services into force";
+        self.gauges("kni_policy_rows", "Rows of the policy tables", rows)?;
+        let help = "Time to apply a change of policies, pods or services";
         self.histogram("kni_policy_sync", help, &policy.sync)?;
-        let help = "Changes of policies, pods or services that could not be put into force at once";
+        let help = "Changes of policies, pods or services that could not be applied at once";
         self.counters("kni_policy_sync_failures", help, [([], policy.failures)])
     }
 

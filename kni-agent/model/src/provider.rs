@@ -95,7 +95,7 @@ pub enum InterfaceKind {
     /// A macvlan interface, created in the pod's namespace.
     Macvlan(Macvlan),
     /// An interface of the node, moved into the pod.
-    HostDevice(LentDevice),
+    HostDevice(MovedDevice),
     /// A persistent tap device in the pod's namespace.
     Tap(Tap),
     /// An interface created by CNI plugins.
@@ -137,7 +137,7 @@ impl InterfaceKind {
 
 /// The properties of a node's device before it was moved into a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LentDevice {
+pub struct MovedDevice {
     /// Its name on the node.
     pub device: IfName,
     /// Its MAC address.

@@ -105,7 +105,7 @@ fn parse_one(annotation: &'static str, value: &str, json_allowed: bool) -> Resul
 /// Checks the rules across items: their number, one name per interface, one default route.
 fn check_together(found: &[Located]) -> Result<(), SelectionError> {
     if let Some(first_too_many) = found.get(MAX_NETWORKS) {
-        return Err(first_too_many.error("", format!("a pod may join at most {MAX_NETWORKS} further networks")));
+        return Err(first_too_many.error("", format!("a pod may join at most {MAX_NETWORKS} additional networks")));
     }
     let mut names = BTreeSet::new();
     let mut default_route = false;
@@ -113,7 +113,7 @@ fn check_together(found: &[Located]) -> Result<(), SelectionError> {
         if let Some(ifname) = &item.selection.ifname {
             names::check_explicit(ifname).map_err(|reason| item.error("interface", reason))?;
             if !names.insert(ifname) {
-                return Err(item.error("interface", format!("interface {ifname} is asked for twice")));
+                return Err(item.error("interface", format!("interface {ifname} is requested twice")));
             }
         }
         if item.selection.default_route && std::mem::replace(&mut default_route, true) {

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 
-use kni_model::{IfName, provider::LentDevice};
+use kni_model::{IfName, provider::MovedDevice};
 use netlink_packet_route::{
     RouteNetlinkMessage,
     link::{LinkAttribute, LinkFlags, LinkMessage},
@@ -17,15 +17,15 @@ const MAX_ALIAS: usize = 255;
 
 /// The alias with the original settings of a device. The kernel keeps it with the device in every namespace, also when the
 /// device returns to the node because a namespace ended.
-pub fn moved_device_alias(lent: &LentDevice) -> String {
-    let LentDevice {
+pub fn moved_device_alias(moved: &MovedDevice) -> String {
+    let MovedDevice {
         device,
         mac,
         mtu,
         up,
         alias,
         physical: _,
-    } = lent;
+    } = moved;
     let state = if *up { "up" } else { "down" };
     let own = alias.as_deref().unwrap_or_default();
     let text = format!("{PREFIX} {device} {mac} {mtu} {state} {own}");
@@ -37,12 +37,12 @@ pub fn moved_device_alias(lent: &LentDevice) -> String {
 }
 
 /// The original settings of a moved device; none for other links.
-pub fn moved_device_from_alias(link: &Link) -> Option<LentDevice> {
+pub fn moved_device_from_alias(link: &Link) -> Option<MovedDevice> {
     let mut words = link.alias.as_deref()?.splitn(6, ' ');
     if words.next() != Some(PREFIX) {
         return None;
     }
-    Some(LentDevice {
+    Some(MovedDevice {
         device: words.next()?.parse().ok()?,
         mac: words.next()?.parse().ok()?,
         mtu: words.next()?.parse().ok()?,
@@ -83,22 +83,23 @@ impl Netlink {
     }
 
     /// Restores the settings of a device that is back on the node; the alias last, as it marks an unfinished restore.
-    pub async fn restore_moved_device(&self, ifindex: u32, lent: &LentDevice) -> Result<()> {
-        self.set_mtu(ifindex, lent.mtu).await?;
-        self.set_mac(ifindex, lent.mac).await?;
-        if lent.up {
+    pub async fn restore_moved_device(&self, ifindex: u32, moved: &MovedDevice) -> Result<()> {
+        self.set_mtu(ifindex, moved.mtu).await?;
+        self.set_mac(ifindex, moved.mac).await?;
+        if moved.up {
             self.set_up(ifindex).await?;
         } else {
             self.set_down(ifindex).await?;
         }
-        self.set_alias(ifindex, lent.alias.as_deref().unwrap_or_default()).await
+        self.set_alias(ifindex, moved.alias.as_deref().unwrap_or_default())
+            .await
     }
 
     /// The moved devices in this connection's namespace.
-    pub async fn list_moved_devices(&self) -> Result<Vec<(Link, LentDevice)>> {
+    pub async fn list_moved_devices(&self) -> Result<Vec<(Link, MovedDevice)>> {
         let links = self.list_links().await?.into_iter();
         Ok(links
-            .filter_map(|link| moved_device_from_alias(&link).map(|lent| (link, lent)))
+            .filter_map(|link| moved_device_from_alias(&link).map(|moved| (link, moved)))
             .collect())
     }
 }
@@ -110,7 +111,7 @@ mod tests {
     #[test]
     fn the_alias_has_the_settings_of_the_device() {
         for alias in [None, Some("port 7 of rack 2".to_owned())] {
-            let lent = LentDevice {
+            let moved = MovedDevice {
                 device: "enp3s0f1".parse().unwrap(),
                 mac: "02:00:00:00:00:07".parse().unwrap(),
                 mtu: 9000,
@@ -119,11 +120,11 @@ mod tests {
                 physical: true,
             };
             let mut link = link();
-            link.alias = Some(moved_device_alias(&lent));
-            assert_eq!(moved_device_from_alias(&link), Some(lent.clone()));
-            let long = LentDevice {
+            link.alias = Some(moved_device_alias(&moved));
+            assert_eq!(moved_device_from_alias(&link), Some(moved.clone()));
+            let long = MovedDevice {
                 alias: Some("é".repeat(200)),
-                ..lent
+                ..moved
             };
             assert!(moved_device_alias(&long).len() <= MAX_ALIAS);
         }

@@ -45,14 +45,14 @@ pub(super) async fn begin(node: Node, watches: Reflectors, cluster: Cluster, cha
     watches.synced().await;
     let objects = watches.objects();
     let sync = Arc::clone(&node.sync);
-    let told = tokio::task::spawn_blocking(move || {
+    let done = tokio::task::spawn_blocking(move || {
         sync.set_objects(objects.policies, objects.namespaces, objects.services, objects.slices);
     });
-    if let Err(error) = told.await {
-        tracing::error!(%error, "cannot take note of the cluster's policies and services");
+    if let Err(error) = done.await {
+        tracing::error!(%error, "cannot process the cluster's policies and services");
     }
     if let Err(error) = apply_networks(&node, objects.networks).await {
-        tracing::error!(%error, "cannot put the cluster's networks into force");
+        tracing::error!(%error, "cannot apply the cluster's networks");
     }
     tokio::spawn(Arc::clone(&node.uplink).keep(changes));
     tracing::info!("the cluster is known; pods can be attached");

@@ -204,9 +204,9 @@ impl Uplink {
         let problem = done.as_ref().err().map(ToString::to_string);
         if state.problem != problem {
             if let Some(reason) = &problem {
-                tracing::error!(reason, "the way out of the node is not in force");
+                tracing::error!(reason, "egress of the node is not applied");
             } else {
-                tracing::info!("the way out of the node is in force again");
+                tracing::info!("egress of the node is applied again");
             }
             state.problem = problem;
         }
@@ -245,7 +245,7 @@ impl Uplink {
     pub fn problem(&self) -> Option<String> {
         let state = self.state();
         if let Some(reason) = &state.problem {
-            return Some(format!("the way out of the node is not in force: {reason}"));
+            return Some(format!("egress of the node is not applied: {reason}"));
         }
         if !Self::needs_programs(&state) || !state.is_complete() {
             return None;

@@ -97,8 +97,8 @@ fn judge(console: &str) -> Result<()> {
     let mut lines = console.lines().map(str::trim);
     match lines.clone().find(|line| line.starts_with("KNI-VM: ")) {
         Some(PASS) if lines.any(|line| line == CLEAN_EXIT) => Ok(()),
-        Some(PASS) => bail!("the test program said `{PASS}`, but then did not end with exit code 0"),
-        Some(line) => bail!("the machine said `{line}`"),
+        Some(PASS) => bail!("the test program reported `{PASS}`, but did not exit with code 0"),
+        Some(line) => bail!("the machine reported `{line}`"),
         None => bail!("the machine ended without `{PASS}`"),
     }
 }

@@ -36,7 +36,7 @@ pub(super) fn egress_conditions(tables: &Tables, key: &Key) -> Vec<Condition> {
         })
     });
     let behind: Vec<&str> = behind.map(|(key, _)| key.name.as_str()).collect();
-    let counts = format!("in force on {} of {} nodes", nodes.len() - behind.len(), nodes.len());
+    let counts = format!("applied on {} of {} nodes", nodes.len() - behind.len(), nodes.len());
     let programmed = if behind.is_empty() {
         condition("Programmed", true, "AllNodes", &counts, generation)
     } else {
@@ -44,13 +44,7 @@ pub(super) fn egress_conditions(tables: &Tables, key: &Key) -> Vec<Condition> {
         condition("Programmed", false, "NodesMissing", &message, generation)
     };
     vec![
-        condition(
-            "Accepted",
-            true,
-            "Valid",
-            "the policy can be put into force",
-            generation,
-        ),
+        condition("Accepted", true, "Valid", "the policy is valid", generation),
         programmed,
     ]
 }

@@ -82,7 +82,7 @@ fn conditions(
     let generation = object.metadata.generation;
     let make = |kind: &str, holds, reason: &str, message: &str| condition(kind, holds, reason, message, generation);
     let accepted = match refused {
-        None => make("Accepted", true, "Valid", "the network can be put into force"),
+        None => make("Accepted", true, "Valid", "the network is valid"),
         Some(why) => make("Accepted", false, "Refused", why),
     };
     let ready = if refused.is_some() {
@@ -104,8 +104,8 @@ fn conditions(
     } else {
         make("Ready", true, "Accepting", "pods can join")
     };
-    let in_force = nodes - missing.len();
-    let counts = format!("in force on {in_force} of {nodes} nodes");
+    let applied = nodes - missing.len();
+    let counts = format!("applied on {applied} of {nodes} nodes");
     let programmed = match (refused.is_some(), missing.is_empty() && nodes > 0) {
         (true, _) => make("Programmed", false, "NotAccepted", "see condition Accepted"),
         (false, true) => make("Programmed", true, "AllNodes", &counts),

@@ -53,7 +53,7 @@ fn addresses(list: &str) -> Result<Vec<IpAddr>, Refusal> {
             .parse()
             .map_err(|_not_an_address| refuse(IPS, format!("{:?} is not an address without prefix", quote())))?;
         if ips.contains(&ip) {
-            return Err(refuse(IPS, format!("{ip} is asked for twice")));
+            return Err(refuse(IPS, format!("{ip} is requested twice")));
         }
         if ips.len() == MAX_IPS {
             return Err(refuse(IPS, format!("more than {MAX_IPS} addresses")));

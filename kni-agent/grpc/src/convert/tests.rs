@@ -181,7 +181,7 @@ fn refused_annotations() {
         ("annotations[\"kni.dev/ips\"]: \"\" is not", |r| {
             r.annotations = entries([("kni.dev/ips", "10.0.0.1,,")]);
         }),
-        ("annotations[\"kni.dev/ips\"]: fd00::1 is asked for twice", |r| {
+        ("annotations[\"kni.dev/ips\"]: fd00::1 is requested twice", |r| {
             r.annotations = entries([("kni.dev/ips", "fd00::1,fd00:0::1")]);
         }),
         ("annotations[\"kni.dev/ips\"]: more than 16", |r| {

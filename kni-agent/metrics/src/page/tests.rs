@@ -103,13 +103,13 @@ kni_flow_events_lost_total 7
 # TYPE kni_flows gauge
 kni_flows{family="ipv4"} 12
 kni_flows{family="ipv6"} 3
-# HELP kni_policy_rows Rows of policy in force
+# HELP kni_policy_rows Rows of the policy tables
 # TYPE kni_policy_rows gauge
 kni_policy_rows{table="policy"} 40
 kni_policy_rows{table="ports"} 2
 "#;
 
-const REST: &str = r#"# HELP kni_policy_sync_failures Changes of policies, pods or services that could not be put into force at once
+const REST: &str = r#"# HELP kni_policy_sync_failures Changes of policies, pods or services that could not be applied at once
 # TYPE kni_policy_sync_failures counter
 kni_policy_sync_failures_total 1
 # HELP kni_map_entries Rows in use

@@ -24,7 +24,7 @@ pub fn assign_interface_names(selections: &[NetworkSelection]) -> Result<Vec<IfN
                 return Err(refuse(
                     index,
                     selection,
-                    format!("interface {ifname} is asked for twice"),
+                    format!("interface {ifname} is requested twice"),
                 ));
             }
         }

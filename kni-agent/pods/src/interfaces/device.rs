@@ -10,7 +10,7 @@ use std::{
 
 use kni_model::{
     AttachRequest, Attachment, IfName, InterfaceKind,
-    provider::{HostDevices, LentDevice},
+    provider::{HostDevices, MovedDevice},
 };
 use kni_netlink::{self as netlink, Link, Netlink, Netns};
 
@@ -63,10 +63,10 @@ fn holder(state: &State, device: &IfName) -> Option<String> {
 }
 
 /// The current settings of a device that may move into a pod.
-pub(super) async fn offer(kernel: &Kernel, device: &IfName) -> Result<LentDevice, DeviceRefusal> {
+pub(super) async fn offer(kernel: &Kernel, device: &IfName) -> Result<MovedDevice, DeviceRefusal> {
     let link = kernel.netlink.get_link(device).await?.ok_or(DeviceRefusal::Missing)?;
     refuse_used(kernel, &link).await?;
-    Ok(LentDevice {
+    Ok(MovedDevice {
         device: device.clone(),
         mac: link.mac.ok_or(DeviceRefusal::NoEthernet)?,
         mtu: link.mtu,
@@ -106,7 +106,7 @@ async fn refuse_used(kernel: &Kernel, link: &Link) -> Result<(), DeviceRefusal> 
 pub(super) async fn make(
     kernel: &Kernel,
     build: &Build<'_>,
-    moved: &LentDevice,
+    moved: &MovedDevice,
     attachment: &mut Attachment,
 ) -> Result<(), AttachError> {
     let subject = build.subject;
@@ -146,7 +146,7 @@ pub(super) async fn make(
 pub(super) async fn take_back(
     home: &Netns,
     netlink: &Netlink,
-    moved: &LentDevice,
+    moved: &MovedDevice,
     netns: Option<&Netns>,
 ) -> netlink::Result<()> {
     if let Some(netns) = netns {
@@ -176,7 +176,7 @@ pub(super) async fn take_back(
 }
 
 /// Gives a device that is on the node its name and its settings.
-async fn restore(netlink: &Netlink, link: &Link, moved: &LentDevice) -> netlink::Result<()> {
+async fn restore(netlink: &Netlink, link: &Link, moved: &MovedDevice) -> netlink::Result<()> {
     if link.name != moved.device.as_str() {
         netlink.set_down(link.ifindex).await?;
         netlink.set_name(link.ifindex, &moved.device).await?;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use kni_model::{IfName, error_chain, provider::LentDevice};
+use kni_model::{IfName, error_chain, provider::MovedDevice};
 use kni_netlink as netlink;
 use kni_plugins::{Call, Configuration};
 
@@ -11,7 +11,7 @@ use kni_plugins::{Call, Configuration};
 #[derive(Debug, Default)]
 pub(crate) struct Offers {
     /// Devices of the node, or why each cannot move into a pod.
-    pub(super) devices: BTreeMap<IfName, Result<LentDevice, DeviceRefusal>>,
+    pub(super) devices: BTreeMap<IfName, Result<MovedDevice, DeviceRefusal>>,
     /// Plugin calls by interface.
     pub(super) calls: BTreeMap<IfName, (Configuration, Call)>,
 }

@@ -162,7 +162,7 @@ fn check(engine: &PolicyEngine, world: &World) -> Result<(), TestCaseError> {
                     if trail.rule != 0 {
                         prop_assert!(rule.is_some(), "a rule without a name");
                     } else if !allowed {
-                        prop_assert!(!isolating.is_empty(), "a denial by nobody");
+                        prop_assert!(!isolating.is_empty(), "a denial without a policy");
                     }
                 }
             }

@@ -196,7 +196,7 @@ pub(crate) fn converge(engine: &mut PolicyEngine) -> Vec<PolicyStep> {
     engine.confirm();
     let desired = engine.tables();
     tables.endpoints.retain(|id, _| desired.endpoints.contains_key(id));
-    assert_eq!(&tables, desired, "the steps do not lead where the engine says");
+    assert_eq!(&tables, desired, "the steps do not lead to the engine's tables");
     assert_eq!(engine.plan(), [], "nothing is left to do");
     steps
 }

@@ -42,7 +42,7 @@ fn they_have_no_rows_and_their_addresses_are_told() {
     );
     assert!(
         world.engine.refused().is_empty(),
-        "what another proxy's Service says is not ours to complain about"
+        "problems of another proxy's Service are not reported"
     );
     assert!(world.engine.frontends().is_empty());
 }

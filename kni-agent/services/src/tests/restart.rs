@@ -94,7 +94,7 @@ fn lists_that_nobody_names_go_after_two_ticks() {
         .map(|row| row.backends)
         .filter(|list| *list != 0)
         .min();
-    assert!(first_new > Some(4000), "beyond every number that was there");
+    assert!(first_new > Some(4000), "above every adopted number");
 }
 
 #[test]

@@ -286,7 +286,7 @@ fn the_first_by_name_wins_an_address() {
     }
     assert!(
         world.maps.services.contains_key(&key(1, WEB, TCP, 81)),
-        "its other port is in force"
+        "its other port is applied"
     );
 
     let id = world.row(&web()).service;

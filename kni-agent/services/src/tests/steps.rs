@@ -19,7 +19,7 @@ fn kinds(steps: &[ServiceStep]) -> Vec<&'static str> {
         ServiceStep::PutAddresses(_) => "put addresses",
         ServiceStep::RemoveAddresses(_) => "remove addresses",
         ServiceStep::RemoveServices(_) => "remove services",
-        ServiceStep::RemoveFlows(_) => "forget",
+        ServiceStep::RemoveFlows(_) => "remove flows",
         ServiceStep::RemoveBackends(_) => "remove backends",
     });
     kinds.collect()
@@ -63,7 +63,7 @@ fn steps_come_in_an_order_that_serves_every_packet() {
             "put addresses",
             "remove addresses",
             "remove services",
-            "forget",
+            "remove flows",
             "remove backends"
         ]
     );
@@ -74,14 +74,14 @@ fn a_list_changes_only_by_being_replaced() {
     let mut world = World::new(vec![service("web", &[WEB])], endpoints(&["10.0.0.1", "10.0.0.2"]));
     let first = world.row(&web());
     let steps = world.set_slices(endpoints(&["10.0.0.2"]));
-    assert_eq!(kinds(&steps), ["put backends", "put services", "forget"]);
+    assert_eq!(kinds(&steps), ["put backends", "put services", "remove flows"]);
     let second = world.row(&web());
     assert_eq!(first.service, second.service);
     assert_ne!(first.backends, second.backends);
     assert_eq!(
         world.maps.list(first.backends).len(),
         2,
-        "whoever read the old row finds its list"
+        "a reader of the old row finds its list"
     );
 
     world.set_slices(endpoints(&["10.0.0.1", "10.0.0.2"]));
@@ -171,7 +171,7 @@ fn what_a_failed_plan_may_have_done_is_undone() {
     let steps = world.set_slices(endpoints(&["10.0.0.1"]));
     assert_eq!(
         kinds(&steps),
-        ["put services", "remove addresses", "remove services", "forget"],
+        ["put services", "remove addresses", "remove services", "remove flows"],
         "flows may have reached the other backend"
     );
     world.tick();

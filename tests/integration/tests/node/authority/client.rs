@@ -64,7 +64,7 @@ struct Counts {
 }
 
 /// The name that the client of h2 accepts instead of a socket path. Its Huffman code has the same length.
-fn stand_in(authority: &str) -> String {
+fn substitute(authority: &str) -> String {
     authority.replace(['/', '%'], "-")
 }
 
@@ -88,7 +88,7 @@ impl Connection {
             counts: Arc::clone(&counts),
             blocks: 0,
         };
-        let names = authorities(socket).map(|name| (huffman(&stand_in(&name)), huffman(&name)));
+        let names = authorities(socket).map(|name| (huffman(&substitute(&name)), huffman(&name)));
         tokio::spawn(proxy.run(from_client, names));
         tokio::spawn(copy(from_agent, to_client));
         let (client, connection) = h2::client::Builder::new()
@@ -117,7 +117,7 @@ impl Connection {
         message: &[u8],
         trace: Option<&str>,
     ) -> Result<Vec<u8>> {
-        let name = stand_in(authority);
+        let name = substitute(authority);
         let mut request = http::Request::post(format!("http://{name}{path}"))
             .header("content-type", "application/grpc")
             .header("te", "trailers");
