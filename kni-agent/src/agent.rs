@@ -169,7 +169,7 @@ async fn start(
     if let ObjectSource::Manifests(manifests, _) = source {
         apply_networks(&node, desired_networks(manifests))
             .await
-            .context("putting the networks into force")?;
+            .context("applying the networks")?;
     }
     tokio::spawn(Arc::clone(&node.sync).reconcile());
     tokio::spawn(Arc::clone(&node.flows).follow(events));
@@ -216,13 +216,13 @@ async fn follow_manifests(node: Node, mut desired: watch::Receiver<ManifestSet>)
     while desired.changed().await.is_ok() {
         let set = desired.borrow_and_update().clone();
         let sync = Arc::clone(&node.sync);
-        let told = set.clone();
-        let known = tokio::task::spawn_blocking(move || set_objects(&sync, &told)).await;
-        if let Err(error) = known {
-            tracing::error!(%error, "cannot take note of the changed policies and services");
+        let objects = set.clone();
+        let done = tokio::task::spawn_blocking(move || set_objects(&sync, &objects)).await;
+        if let Err(error) = done {
+            tracing::error!(%error, "cannot process the changed policies and services");
         }
         if let Err(error) = apply_networks(&node, desired_networks(&set)).await {
-            tracing::error!(%error, "cannot put the changed networks into force");
+            tracing::error!(%error, "cannot apply the changed networks");
         }
     }
 }
@@ -256,14 +256,14 @@ async fn apply_networks(node: &Node, desired: DesiredNetworks) -> Result<()> {
         let report = sync.sync();
         // After the policies, which may request addresses.
         if let Err(error) = uplink.sync() {
-            tracing::debug!(%error, "the way out of the node is not in force yet");
+            tracing::debug!(%error, "egress of the node is not applied yet");
         }
         report
     });
     match synced.await? {
-        Ok(report) => tracing::debug!(?report, "what is wanted is in force"),
+        Ok(report) => tracing::debug!(?report, "the desired state is applied"),
         // The service itself logs the cause.
-        Err(error) => tracing::debug!(%error, "what is wanted is not in force yet"),
+        Err(error) => tracing::debug!(%error, "the desired state is not applied yet"),
     }
     Ok(applied?)
 }

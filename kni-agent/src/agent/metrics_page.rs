@@ -29,14 +29,14 @@ pub(super) async fn serve(address: SocketAddr, node: Node) {
 }
 
 async fn bind(address: SocketAddr) -> TcpListener {
-    let mut told = false;
+    let mut logged = false;
     loop {
         match TcpListener::bind(address).await {
             Ok(listener) => return listener,
             Err(error) => {
-                if !told {
+                if !logged {
                     tracing::warn!(%address, %error, "cannot serve metrics yet, will try again");
-                    told = true;
+                    logged = true;
                 }
                 tokio::time::sleep(RETRY).await;
             }
