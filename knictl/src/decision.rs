@@ -1,10 +1,10 @@
 //! Renders the decisions of policies as text.
 
-use crate::view::flow::{Decision, Policy, Rule};
+use kni_proto::runtime::{Policy, PolicyDecision, Rule};
 
 /// The deciding policy and rule, and the decision; empty when no policy was consulted. Not escaped.
-pub(crate) fn text(decision: Option<&Decision>) -> String {
-    let Some(Decision {
+pub(crate) fn text(decision: Option<&PolicyDecision>) -> String {
+    let Some(PolicyDecision {
         allowed,
         rule: decided,
         isolating,
@@ -23,7 +23,8 @@ pub(crate) fn text(decision: Option<&Decision>) -> String {
 
 /// `NetworkPolicy shop/web ingress[0]`.
 pub(crate) fn rule(rule: &Rule) -> String {
-    format!("{} {}[{}]", policy(&rule.policy), rule.direction, rule.index)
+    let policies: String = rule.policy.iter().map(policy).collect();
+    format!("{policies} {}[{}]", rule.direction, rule.index)
 }
 
 /// `NetworkPolicy shop/web, NetworkPolicy shop/all`.
@@ -50,13 +51,13 @@ mod tests {
     #[test]
     fn decisions_name_what_decided() {
         let rule = Rule {
-            policy: policy("web"),
+            policy: Some(policy("web")),
             direction: "ingress".to_owned(),
             index: 3,
         };
         let said = |allowed, rule, isolating: &[&str]| {
             let isolating = isolating.iter().map(|name| policy(name)).collect();
-            text(Some(&Decision {
+            text(Some(&PolicyDecision {
                 allowed,
                 isolating,
                 rule,

@@ -9,6 +9,7 @@ mod decision;
 mod document;
 mod error;
 mod escape;
+mod event;
 #[cfg(test)]
 mod fake;
 mod human;
@@ -20,7 +21,6 @@ mod table;
 mod terminal;
 #[cfg(test)]
 mod tests;
-mod view;
 
 use std::{env, io, process::ExitCode};
 

@@ -2,10 +2,21 @@
 
 #![forbid(unsafe_code)]
 
+use serde::{Serialize, Serializer};
+
 pub mod cni;
 
 /// Encoded `FileDescriptorSet` of all services, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// Serializes an absent message as its default.
+#[expect(clippy::ref_option, reason = "serde passes a reference to the field")]
+fn or_default<T: Serialize + Default, S: Serializer>(message: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
+    match message {
+        Some(message) => message.serialize(serializer),
+        None => T::default().serialize(serializer),
+    }
+}
 
 /// `kni`: the Kubernetes Networking Interface (KEP-4410).
 #[expect(

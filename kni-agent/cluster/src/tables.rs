@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::Taint;
 use kni_api::EgressPolicySummary;
-use kni_crd::{AttachmentFacts, NodeNetwork, PodFacts, PodInterface, PodNetwork, PodNetworkAttachment};
+use kni_crd::{AttachmentFacts, InvalidObject, NodeNetwork, PodFacts, PodInterface, PodNetwork, PodNetworkAttachment};
 use kni_model::{
     NetworkName,
     policy::{Labels, Policy},
@@ -17,7 +17,7 @@ use super::table::Table;
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyRow {
     /// Its rules, or why it is not valid.
-    pub policy: Result<Arc<Policy>, String>,
+    pub policy: Result<Arc<Policy>, InvalidObject>,
     /// The object's resource version, as a number; 0 where it is none.
     pub version: u64,
     /// The object's generation.
@@ -32,7 +32,7 @@ pub struct AttachmentRow {
     /// The object.
     pub object: Arc<PodNetworkAttachment>,
     /// Its contents, or why they are not valid.
-    pub facts: Result<AttachmentFacts, String>,
+    pub facts: Result<AttachmentFacts, InvalidObject>,
 }
 
 /// A node of the cluster.
@@ -66,9 +66,9 @@ pub struct Tables {
     /// Labels of namespaces.
     pub namespaces: Table<Labels>,
     /// Services.
-    pub services: Table<Result<Service, String>>,
+    pub services: Table<Result<Service, InvalidObject>>,
     /// Endpoint slices.
-    pub slices: Table<Result<EndpointSlice, String>>,
+    pub slices: Table<Result<EndpointSlice, InvalidObject>>,
     /// Pods.
     pub pods: Table<Arc<PodFacts>>,
     /// The agent's own node.

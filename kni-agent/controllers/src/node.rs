@@ -179,7 +179,7 @@ impl Cluster {
                         kind: kind.to_owned(),
                         namespace: key.namespace.clone(),
                         name: key.name.clone(),
-                        reason: reason.clone(),
+                        reason: reason.to_string(),
                     });
                 }
             }

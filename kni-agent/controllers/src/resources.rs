@@ -44,7 +44,7 @@ fn reflect_networks(client: &Client, cache: &ClusterCache) {
         table: |tables| &mut tables.attachments,
         convert: |object| {
             Some(AttachmentRow {
-                facts: read_attachment(&object).map_err(|invalid| invalid.to_string()),
+                facts: read_attachment(&object),
                 object: Arc::new(object),
             })
         },
@@ -131,14 +131,14 @@ fn reflect_core(client: &Client, cache: &ClusterCache) {
     let kind = Kind::<Service, _> {
         name: "services",
         table: |tables| &mut tables.services,
-        convert: |object| flip(read_service(&object)),
+        convert: |object| read_service(&object).transpose(),
         optional: false,
     };
     tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
     let kind = Kind::<EndpointSlice, _> {
         name: "endpointslices",
         table: |tables| &mut tables.slices,
-        convert: |object| flip(read_endpoint_slice(&object)),
+        convert: |object| read_endpoint_slice(&object).transpose(),
         optional: false,
     };
     tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
@@ -201,20 +201,10 @@ where
 {
     let version = object.resource_version().unwrap_or_default();
     PolicyRow {
-        policy: Policy::from_object(object)
-            .map(Arc::new)
-            .map_err(|invalid| invalid.to_string()),
+        policy: Policy::from_object(object).map(Arc::new),
         version: version.parse().unwrap_or(0),
         generation: object.meta().generation.unwrap_or(0),
         summary: EgressPolicySummary::default(),
-    }
-}
-
-/// Valid objects that KNI does not serve are dropped.
-fn flip<V>(read: Result<Option<V>, InvalidObject>) -> Option<Result<V, String>> {
-    match read {
-        Ok(value) => value.map(Ok),
-        Err(invalid) => Some(Err(invalid.to_string())),
     }
 }
 

@@ -1,19 +1,10 @@
 //! Watches a folder of manifests: inotify for speed, a periodic scan for certainty.
 
-use std::{
-    io,
-    os::fd::{AsFd as _, AsRawFd, RawFd},
-    path::Path,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, path::Path, sync::Arc, time::Duration};
 
-use nix::{
-    errno::Errno,
-    sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor},
-};
+use futures::StreamExt as _;
+use inotify::{EventStream, Inotify, WatchDescriptor, WatchMask};
 use tokio::{
-    io::{Interest, unix::AsyncFd},
     sync::watch,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
@@ -30,6 +21,22 @@ const RESCAN: Duration = Duration::from_secs(5);
 /// A folder that changes without a pause is read at least after this many debounce times.
 const MAX_DEBOUNCES: u32 = 10;
 
+/// The events of a folder that may mean a change of its manifests.
+const CHANGES: WatchMask = WatchMask::CLOSE_WRITE
+    .union(WatchMask::MODIFY)
+    .union(WatchMask::ATTRIB)
+    .union(WatchMask::CREATE)
+    .union(WatchMask::DELETE)
+    .union(WatchMask::MOVE)
+    .union(WatchMask::DELETE_SELF)
+    .union(WatchMask::MOVE_SELF)
+    .union(WatchMask::ONLYDIR);
+
+/// Bytes of events that are read at once; one event has at most 272.
+const BUFFER: usize = 4096;
+
+type Events = EventStream<[u8; BUFFER]>;
+
 impl ManifestSource {
     /// Reads the folder and watches it. The receiver holds the current content of the folder and is notified only when
     /// it changes, `debounce` after the last of a series of changes. If the folder becomes unreadable, the last content
@@ -40,10 +47,10 @@ impl ManifestSource {
             path: self.dir.clone(),
             source,
         };
-        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).map_err(|e| fail(e.into()))?;
+        let inotify = Inotify::init().map_err(fail)?;
         // Before the first read, so that no change is missed in between.
-        let watched = add_watch(&inotify, &self.dir).map_err(fail)?;
-        let events = Events(inotify).register().map_err(fail)?;
+        let watched = inotify.watches().add(&self.dir, CHANGES).map_err(fail)?;
+        let events = inotify.into_event_stream([0; BUFFER]).map_err(fail)?;
         let (texts, set) = self.read(None).await?.unwrap_or_default();
         let (sender, receiver) = watch::channel(set);
         tokio::spawn(self.follow(events, watched, (sender, texts), debounce));
@@ -73,7 +80,7 @@ impl ManifestSource {
 
     async fn follow(
         self,
-        events: AsyncFd<Events>,
+        mut events: Events,
         mut watched: WatchDescriptor,
         (sender, mut texts): (watch::Sender<ManifestSet>, Arc<Texts>),
         debounce: Duration,
@@ -85,8 +92,8 @@ impl ManifestSource {
         loop {
             tokio::select! {
                 () = sender.closed() => return,
-                result = changed(&events) => match result {
-                    Ok(()) => wait_for_quiet(&events, debounce).await,
+                result = changed(&mut events) => match result {
+                    Ok(()) => wait_for_quiet(&mut events, debounce).await,
                     // Without events, the periodic scan continues alone.
                     Err(error) => {
                         report(&self.dir, &mut last_error, &error);
@@ -97,11 +104,11 @@ impl ManifestSource {
             }
             // Adding the watch again costs nothing if the folder is the same, and watches the new one if it was
             // replaced.
-            let read = match add_watch(&events.get_ref().0, &self.dir) {
+            let read = match events.watches().add(&self.dir, CHANGES) {
                 Ok(now) => {
                     if now != watched {
                         // The replaced folder; if it was deleted, its watch is gone already.
-                        events.get_ref().0.rm_watch(watched).ok();
+                        events.watches().remove(watched).ok();
                         watched = now;
                     }
                     self.read(Some(Arc::clone(&texts))).await
@@ -140,52 +147,16 @@ fn report(dir: &Path, last: &mut Option<String>, error: &dyn std::error::Error) 
     }
 }
 
-/// The inotify descriptor as a type that tokio can register.
-struct Events(Inotify);
-
-impl Events {
-    fn register(self) -> io::Result<AsyncFd<Self>> {
-        // SAFETY: the descriptor is owned by the value that is handed over, always the same one, and closed only when
-        // that value is dropped, which `AsyncFd` does after it has deregistered the descriptor.
-        unsafe { AsyncFd::register_with_interest(self, Interest::READABLE) }.map_err(io::Error::from)
-    }
-}
-
-impl AsRawFd for Events {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
-    }
-}
-
-fn add_watch(inotify: &Inotify, dir: &Path) -> io::Result<WatchDescriptor> {
-    let flags = AddWatchFlags::IN_CLOSE_WRITE
-        | AddWatchFlags::IN_MODIFY
-        | AddWatchFlags::IN_ATTRIB
-        | AddWatchFlags::IN_CREATE
-        | AddWatchFlags::IN_DELETE
-        | AddWatchFlags::IN_MOVE
-        | AddWatchFlags::IN_DELETE_SELF
-        | AddWatchFlags::IN_MOVE_SELF
-        | AddWatchFlags::IN_ONLYDIR;
-    inotify.add_watch(dir, flags).map_err(io::Error::from)
-}
-
-/// Waits for at least one event and drains the queue. The events are not evaluated: the folder is read again.
-async fn changed(events: &AsyncFd<Events>) -> io::Result<()> {
-    loop {
-        let mut ready = events.readable().await?;
-        let taken = ready.try_io(|fd| fd.get_ref().0.read_events().map_err(io::Error::from));
-        match taken {
-            Ok(Ok(_)) => return Ok(()),
-            Ok(Err(error)) if error.raw_os_error() == Some(Errno::EINTR as i32) => {}
-            Ok(Err(error)) => return Err(error),
-            Err(_would_block) => {}
-        }
-    }
+/// Waits for an event. The events are not evaluated: the folder is read again.
+async fn changed(events: &mut Events) -> io::Result<()> {
+    let event = events.next().await;
+    event
+        .unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()))
+        .map(drop)
 }
 
 /// Waits until no event has arrived for `debounce`, but not indefinitely.
-async fn wait_for_quiet(events: &AsyncFd<Events>, debounce: Duration) {
+async fn wait_for_quiet(events: &mut Events, debounce: Duration) {
     let limit = Instant::now() + debounce * MAX_DEBOUNCES;
     loop {
         let quiet = (Instant::now() + debounce).min(limit);

@@ -41,7 +41,7 @@ pub use egress::DefaultRoute;
 pub use error::{Error, Existing, Place, Refusal};
 pub use host::OurRoute;
 pub use inside::{InterfaceFacts, look_inside};
-pub use link::{Link, LinkKey, OurLink, host_link_exists};
+pub use link::{Link, LinkKey, OurLink};
 pub use macvlan::MacvlanSpec;
 pub use netns::Netns;
 pub use offload::prepare_xdp_pod_interface;

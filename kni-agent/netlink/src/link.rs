@@ -110,11 +110,6 @@ pub struct OurLink {
     pub peer_netnsid: Option<i32>,
 }
 
-/// Whether a link of the caller's namespace has both this name and this index. One system call, no rtnetlink.
-pub fn host_link_exists(name: &IfName, ifindex: u32) -> bool {
-    nix::net::if_::if_nametoindex(name.as_str()).is_ok_and(|found| found == ifindex)
-}
-
 impl Netlink {
     /// The link, or none.
     pub async fn get_link<'a>(&self, key: impl Into<LinkKey<'a>> + Send) -> Result<Option<Link>> {

@@ -12,7 +12,7 @@ use kni_model::{
     network::EgressMode,
     view::{AddressUse, DesiredNetworks, NetworkView, RefusedManifest},
 };
-use kni_plugins::Plugins;
+use kni_plugins::{NotReady, Plugins};
 use kni_store::Change;
 
 use crate::{
@@ -21,6 +21,15 @@ use crate::{
     kernel::Kernel,
     registry::{KnownNetwork, Locked, Registry, State},
 };
+
+/// Why the plugins of a network cannot be run.
+#[derive(Debug, thiserror::Error)]
+enum PluginProblem {
+    #[error("{NO_BACKEND}")]
+    NoBackend,
+    #[error(transparent)]
+    NotReady(#[from] NotReady),
+}
 
 /// The networks of the node.
 pub(crate) struct NetworkRegistry {
@@ -142,7 +151,7 @@ impl NetworkRegistry {
             }),
             Some(Err(reason)) if view.ready => {
                 view.ready = false;
-                view.reason = reason;
+                view.reason = reason.to_string();
             }
             // No plugins, or the network has a reason of its own.
             None | Some(Err(_)) => {}
@@ -157,16 +166,14 @@ impl NetworkRegistry {
             .default_network()
             .map(|known| known.network.spec.clone())?;
         let reason = self.plugin_readiness(&default.provider)?.err()?;
-        Some((default.name, reason))
+        Some((default.name, reason.to_string()))
     }
 
     /// Whether the plugins of a network can be run, and the capabilities that they declare.
-    fn plugin_readiness(&self, provider: &Provider) -> Option<Result<BTreeSet<String>, String>> {
+    fn plugin_readiness(&self, provider: &Provider) -> Option<Result<BTreeSet<String>, PluginProblem>> {
         let Provider::Cni(source) = provider else { return None };
-        match &self.plugins {
-            Some(plugins) => Some(plugins.readiness(source).map_err(|error| error.to_string())),
-            None => Some(Err(NO_BACKEND.to_owned())),
-        }
+        let plugins = self.plugins.as_ref().ok_or(PluginProblem::NoBackend);
+        Some(plugins.and_then(|plugins| Ok(plugins.readiness(source)?)))
     }
 }
 

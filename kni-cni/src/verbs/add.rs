@@ -1,9 +1,6 @@
 //! ADD: calls `AttachInterface` and converts its result for the runtime.
 
-use std::{
-    collections::BTreeMap,
-    hash::{BuildHasher as _, RandomState},
-};
+use std::collections::BTreeMap;
 
 use kni_proto::{
     cni,
@@ -30,7 +27,7 @@ pub(super) async fn run(client: Client<'_>, environment: &Environment, config: &
         let msg = format!("network namespace {} (CNI_NETNS) does not exist", environment.netns);
         return Err(CniError::new(ErrorCode::InvalidNetns, msg));
     }
-    let invocation = random_text();
+    let invocation = random_text()?;
     let wanted = request(environment, config, &invocation)?;
     let patience = Patience {
         connect: config.timeouts.connect(),
@@ -141,11 +138,12 @@ fn mapping(mapping: &config::PortMapping) -> Result<PortMapping, CniError> {
     })
 }
 
-/// 128 bits that are unique to the call: the standard library's hash keys are random.
-fn random_text() -> String {
-    let seed = (std::process::id(), std::time::SystemTime::now());
-    let (high, low) = (RandomState::new().hash_one(seed), RandomState::new().hash_one(seed));
-    format!("{high:016x}{low:016x}")
+/// 128 random bits, unique to the call.
+fn random_text() -> Result<String, CniError> {
+    let mut bits = [0; 16];
+    getrandom::fill(&mut bits)
+        .map_err(|error| CniError::new(ErrorCode::Io, format!("no random number for the call: {error}")))?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bits)))
 }
 
 #[cfg(test)]
@@ -237,7 +235,8 @@ mod tests {
 
     #[test]
     fn each_call_is_another_one() {
-        assert_eq!(random_text().len(), 32);
-        assert_ne!(random_text(), random_text());
+        let [one, other] = [random_text().unwrap(), random_text().unwrap()];
+        assert_eq!(one.len(), 32);
+        assert_ne!(one, other);
     }
 }

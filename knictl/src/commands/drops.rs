@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use kni_proto::runtime::{self as proto, ListDropsRequest, WatchDropsRequest};
+use kni_proto::runtime::{DropCount, DropEvent, ListDropsRequest, WatchDropsRequest};
 
 use crate::{
     cli::{DropsArgs, Format},
@@ -10,10 +10,10 @@ use crate::{
     commands::{List, Outcome, stream},
     document,
     error::Error,
+    event::Timed,
     packet,
     table::{Column, cell},
     terminal::Terminal,
-    view::{DropCount, DropEvent, Drops, TimedDropEvent},
 };
 
 const COLUMNS: &[Column<DropCount>] = &[
@@ -23,14 +23,14 @@ const COLUMNS: &[Column<DropCount>] = &[
     Column::new("IFNAME", |d| d.ifname.clone()),
     Column::new("DIRECTION", |d| d.direction.clone()),
     Column::new("REASON", |d| d.reason.clone()),
-    Column::new("PACKETS", |d| d.count.packets.to_string()),
-    Column::new("BYTES", |d| d.count.bytes.to_string()),
+    Column::new("PACKETS", |d| d.count.unwrap_or_default().packets.to_string()),
+    Column::new("BYTES", |d| d.count.unwrap_or_default().bytes.to_string()),
     Column::new("EXPLANATION", |d| d.explanation.clone()),
 ];
 
 /// Shows the drops so far.
 pub(crate) async fn run(args: &DropsArgs, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
-    let document: Drops = answer("ListDrops", agent.list_drops(ListDropsRequest {})).await?.into();
+    let document = answer("ListDrops", agent.list_drops(ListDropsRequest {})).await?;
     let list = List {
         document: &document,
         rows: &document.drops,
@@ -48,7 +48,7 @@ pub(crate) async fn follow(
     stop: impl Future<Output = ()>,
 ) -> Result<Outcome, Error> {
     let format = args.format();
-    let text = |event: proto::DropEvent| line(&event.into(), format);
+    let text = |event: DropEvent| line(&event.into(), format);
     stream::follow(
         "WatchDrops",
         agent.watch_drops(WatchDropsRequest {}),
@@ -60,7 +60,7 @@ pub(crate) async fn follow(
 }
 
 /// One event: a line, or with YAML a document.
-fn line(timed: &TimedDropEvent, format: Format) -> Result<String, Error> {
+fn line(timed: &Timed<DropEvent>, format: Format) -> Result<String, Error> {
     match format {
         Format::Json => document::json_line(timed),
         Format::Yaml => Ok(format!("---\n{}", document::yaml(timed)?)),
@@ -68,7 +68,7 @@ fn line(timed: &TimedDropEvent, format: Format) -> Result<String, Error> {
     }
 }
 
-fn people(TimedDropEvent { time, event }: &TimedDropEvent) -> String {
+fn people(Timed { time, event }: &Timed<DropEvent>) -> String {
     let fields = [
         time.clone(),
         cell(&event.network),
@@ -104,8 +104,8 @@ fn tuple(event: &DropEvent) -> String {
 mod tests {
     use super::*;
 
-    fn event() -> proto::DropEvent {
-        proto::DropEvent {
+    fn event() -> DropEvent {
+        DropEvent {
             time_ns: 1_700_000_000_123_456_789,
             network: "blue".to_owned(),
             pod_namespace: "shop".to_owned(),
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn packets_without_ports_have_none() {
-        let icmp = proto::DropEvent {
+        let icmp = DropEvent {
             protocol: "ICMPv6".to_owned(),
             ..event()
         };
@@ -146,7 +146,7 @@ mod tests {
             people(&icmp.into()),
             format!("{WHERE} ICMPv6 fd00::5 > fd00::6 len 90 spoofed\n")
         );
-        let fragment = proto::DropEvent {
+        let fragment = DropEvent {
             source_port: 0,
             destination_port: 0,
             ..event()
@@ -155,7 +155,7 @@ mod tests {
             people(&fragment.into()),
             format!("{WHERE} UDP fd00::5 > fd00::6 len 90 spoofed\n")
         );
-        let arp = proto::DropEvent {
+        let arp = DropEvent {
             source: String::new(),
             destination: String::new(),
             ethertype: 0x0806,
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn hostile_names_stay_on_the_line() {
-        let hostile = proto::DropEvent {
+        let hostile = DropEvent {
             pod_name: "a\nb\u{1b}[2J".to_owned(),
             network: String::new(),
             ..event()

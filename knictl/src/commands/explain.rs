@@ -1,6 +1,7 @@
 //! `knictl explain`: shows the verdict on a packet, and the policies behind it.
 
-use kni_proto::runtime::ExplainRequest;
+use kni_proto::runtime::{ExplainRequest, ExplainResponse, Flow};
+use serde::Serialize;
 
 use crate::{
     cli::{ExplainArgs, Format},
@@ -8,10 +9,18 @@ use crate::{
     commands::{Outcome, flows},
     decision, document,
     error::Error,
+    event::Timed,
     table::sheet,
     terminal::Terminal,
-    view::flow::{Explanation, Flow},
 };
+
+/// The answer, its flow with a time.
+#[derive(Serialize)]
+struct Explanation {
+    allowed: bool,
+    flow: Timed<Flow>,
+    steps: Vec<String>,
+}
 
 /// Sends the request and shows the answer. A packet that would be dropped is not an error.
 pub(crate) async fn run(args: ExplainArgs, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
@@ -22,7 +31,9 @@ pub(crate) async fn run(args: ExplainArgs, agent: &mut Runtime, terminal: &mut T
         port: args.target.port.into(),
         network: args.network.unwrap_or_default(),
     };
-    let explanation: Explanation = answer("Explain", agent.explain(request)).await?.into();
+    let ExplainResponse { allowed, flow, steps } = answer("Explain", agent.explain(request)).await?;
+    let flow = flow.unwrap_or_default().into();
+    let explanation = Explanation { allowed, flow, steps };
     let text = match args.output.format {
         Format::Json => document::json(&explanation)?,
         Format::Yaml => document::yaml(&explanation)?,
@@ -34,7 +45,7 @@ pub(crate) async fn run(args: ExplainArgs, agent: &mut Runtime, terminal: &mut T
 
 fn people(explanation: &Explanation) -> String {
     let Explanation { allowed, flow, steps } = explanation;
-    let flow = &flow.flow;
+    let flow = &flow.event;
     let word = if *allowed { "allowed" } else { "dropped" };
     sheet(&[
         ("Verdict", vec![format!("{word}: {}", flow.verdict)]),

@@ -2,7 +2,8 @@
 
 use std::future::Future;
 
-use kni_proto::runtime::{FlowFilter, ListFlowsRequest, WatchFlowsRequest};
+use kni_proto::runtime::{Flow, FlowFilter, ListFlowsRequest, Peer, SocketAddress, WatchFlowsRequest};
+use serde::Serialize;
 
 use crate::{
     cli::{FlowsArgs, Format},
@@ -10,34 +11,40 @@ use crate::{
     commands::{List, Outcome, stream},
     decision, document,
     error::Error,
+    event::Timed,
     packet,
     table::{Column, cell},
     terminal::Terminal,
-    view::flow::{Flow, Flows, Peer, SocketAddress, TimedFlow},
 };
 
-const COLUMNS: &[Column<TimedFlow>] = &[
+/// The flows, with their times.
+#[derive(Serialize)]
+struct Flows {
+    flows: Vec<Timed<Flow>>,
+}
+
+const COLUMNS: &[Column<Timed<Flow>>] = &[
     Column::new("TIME", |f| f.time.clone()),
-    Column::new("VERDICT", |f| f.flow.verdict.clone()),
-    Column::new("NETWORK", |f| f.flow.network.clone()),
-    Column::new("PROTOCOL", |f| f.flow.protocol.clone()),
-    Column::new("SOURCE", |f| peer(&f.flow, &f.flow.source)),
-    Column::new("DESTINATION", |f| peer(&f.flow, &f.flow.destination)),
-    Column::new("SERVICE", |f| f.flow.service.clone()),
-    Column::wide("DIRECTION", |f| f.flow.direction.clone()),
-    Column::wide("POD", |f| name(&f.flow.pod_namespace, &f.flow.pod_name)),
-    Column::wide("IFNAME", |f| f.flow.ifname.clone()),
-    Column::wide("LENGTH", |f| f.flow.length.to_string()),
+    Column::new("VERDICT", |f| f.event.verdict.clone()),
+    Column::new("NETWORK", |f| f.event.network.clone()),
+    Column::new("PROTOCOL", |f| f.event.protocol.clone()),
+    Column::new("SOURCE", |f| peer(&f.event, f.event.source.as_ref())),
+    Column::new("DESTINATION", |f| peer(&f.event, f.event.destination.as_ref())),
+    Column::new("SERVICE", |f| f.event.service.clone()),
+    Column::wide("DIRECTION", |f| f.event.direction.clone()),
+    Column::wide("POD", |f| name(&f.event.pod_namespace, &f.event.pod_name)),
+    Column::wide("IFNAME", |f| f.event.ifname.clone()),
+    Column::wide("LENGTH", |f| f.event.length.to_string()),
     Column::wide("TRANSLATED-SOURCE", |f| {
-        translated(&f.flow, f.flow.translated_source.as_ref())
+        translated(&f.event, f.event.translated_source.as_ref())
     }),
     Column::wide("TRANSLATED-DESTINATION", |f| {
-        translated(&f.flow, f.flow.translated_destination.as_ref())
+        translated(&f.event, f.event.translated_destination.as_ref())
     }),
-    Column::wide("EGRESS", |f| decision::text(f.flow.egress.as_ref())),
-    Column::wide("INGRESS", |f| decision::text(f.flow.ingress.as_ref())),
-    Column::wide("BEYOND", |f| decision::text(f.flow.beyond.as_ref())),
-    Column::new("EXPLANATION", |f| f.flow.explanation.clone()),
+    Column::wide("EGRESS", |f| decision::text(f.event.egress.as_ref())),
+    Column::wide("INGRESS", |f| decision::text(f.event.ingress.as_ref())),
+    Column::wide("BEYOND", |f| decision::text(f.event.beyond.as_ref())),
+    Column::new("EXPLANATION", |f| f.event.explanation.clone()),
 ];
 
 /// Shows the agent's history.
@@ -46,7 +53,9 @@ pub(crate) async fn run(args: FlowsArgs, agent: &mut Runtime, terminal: &mut Ter
     let request = ListFlowsRequest {
         filter: Some(filter(args)),
     };
-    let document: Flows = answer("ListFlows", agent.list_flows(request)).await?.into();
+    let answer = answer("ListFlows", agent.list_flows(request)).await?;
+    let flows = answer.flows.into_iter().map(Timed::from).collect();
+    let document = Flows { flows };
     List {
         document: &document,
         rows: &document.flows,
@@ -67,7 +76,7 @@ pub(crate) async fn follow(
     let request = WatchFlowsRequest {
         filter: Some(filter(args)),
     };
-    let text = |flow: kni_proto::runtime::Flow| line(&flow.into(), format);
+    let text = |flow: Flow| line(&flow.into(), format);
     stream::follow("WatchFlows", agent.watch_flows(request), text, terminal, stop).await
 }
 
@@ -82,7 +91,7 @@ fn filter(args: FlowsArgs) -> FlowFilter {
 }
 
 /// One flow: a line, or with YAML a document.
-fn line(timed: &TimedFlow, format: Format) -> Result<String, Error> {
+fn line(timed: &Timed<Flow>, format: Format) -> Result<String, Error> {
     match format {
         Format::Json => document::json_line(timed),
         Format::Yaml => Ok(format!("---\n{}", document::yaml(timed)?)),
@@ -91,7 +100,7 @@ fn line(timed: &TimedFlow, format: Format) -> Result<String, Error> {
     }
 }
 
-fn people(TimedFlow { time, flow }: &TimedFlow, wide: bool) -> String {
+fn people(Timed { time, event: flow }: &Timed<Flow>, wide: bool) -> String {
     let mut line = format!(
         "{time} {} {} {} {}",
         cell(&flow.network),
@@ -120,22 +129,23 @@ fn people(TimedFlow { time, flow }: &TimedFlow, wide: bool) -> String {
 /// The packet: `TCP 10.0.0.1:4000 (x/a) > 10.96.0.1:80 (x/web:http) > 10.0.0.2:8080 len 74`, or the ethertype where no
 /// address was read.
 pub(crate) fn tuple(flow: &Flow) -> String {
-    let packet = if flow.source.ip.is_empty() && flow.destination.ip.is_empty() {
+    let (source, destination) = (peer(flow, flow.source.as_ref()), peer(flow, flow.destination.as_ref()));
+    let packet = if source.is_empty() && destination.is_empty() {
         format!("ethertype 0x{:04x}", flow.ethertype)
     } else {
-        let source = cell(&peer(flow, &flow.source));
         format!(
-            "{} {source}{} > {}",
+            "{} {}{} > {}",
             cell(&flow.protocol),
+            cell(&source),
             via(flow, flow.translated_source.as_ref()),
-            target(flow)
+            target(flow, &destination)
         )
     };
     format!("{packet} len {}", flow.length)
 }
 
-fn target(flow: &Flow) -> String {
-    let mut text = cell(&peer(flow, &flow.destination));
+fn target(flow: &Flow, destination: &str) -> String {
+    let mut text = cell(destination);
     if !flow.service.is_empty() {
         text = format!("{text} ({})", cell(&flow.service));
     }
@@ -150,10 +160,10 @@ fn via(flow: &Flow, translated_to: Option<&SocketAddress>) -> String {
 }
 
 /// Address, port and pod, as far as they are known: `10.0.0.1:4000 (shop/web-0)`. Not escaped.
-fn peer(flow: &Flow, peer: &Peer) -> String {
-    if peer.ip.is_empty() {
+fn peer(flow: &Flow, peer: Option<&Peer>) -> String {
+    let Some(peer) = peer.filter(|peer| !peer.ip.is_empty()) else {
         return String::new();
-    }
+    };
     let socket = packet::socket(&peer.ip, port(flow, peer.port));
     match name(&peer.pod_namespace, &peer.pod_name) {
         pod if pod.is_empty() => socket,
@@ -168,7 +178,9 @@ fn translated(flow: &Flow, address: Option<&SocketAddress>) -> String {
 }
 
 fn port(flow: &Flow, port: u32) -> Option<u32> {
-    packet::has_ports(&flow.protocol, (flow.source.port, flow.destination.port)).then_some(port)
+    let port_of = |peer: &Option<Peer>| peer.as_ref().map_or(0, |peer| peer.port);
+    let ports = (port_of(&flow.source), port_of(&flow.destination));
+    packet::has_ports(&flow.protocol, ports).then_some(port)
 }
 
 fn name(namespace: &str, name: &str) -> String {

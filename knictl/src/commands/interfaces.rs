@@ -1,6 +1,6 @@
 //! `knictl interfaces`: lists every interface of every attached pod.
 
-use kni_proto::runtime::ListInterfacesRequest;
+use kni_proto::runtime::{Counter, Interface, ListInterfacesRequest, Program};
 
 use crate::{
     cli::InterfacesArgs,
@@ -10,7 +10,6 @@ use crate::{
     human,
     table::Column,
     terminal::Terminal,
-    view::{Counter, Interface, Interfaces, Program},
 };
 
 const COLUMNS: &[Column<Interface>] = &[
@@ -33,9 +32,9 @@ const COLUMNS: &[Column<Interface>] = &[
     Column::wide("PROGRAMS", |i| {
         i.programs.iter().map(program).collect::<Vec<_>>().join(",")
     }),
-    Column::wide("FROM-POD", |i| traffic(&i.from_pod)),
-    Column::wide("TO-POD", |i| traffic(&i.to_pod)),
-    Column::wide("DROPPED", |i| traffic(&i.dropped)),
+    Column::wide("FROM-POD", |i| traffic(i.from_pod)),
+    Column::wide("TO-POD", |i| traffic(i.to_pod)),
+    Column::wide("DROPPED", |i| traffic(i.dropped)),
     Column::wide("POLICY", |i| {
         if i.policy_enforced { "enforced" } else { "not enforced" }.to_owned()
     }),
@@ -54,7 +53,7 @@ pub(crate) async fn run(
         network: args.network.unwrap_or_default(),
         sandbox_id: args.sandbox.unwrap_or_default(),
     };
-    let document: Interfaces = answer("ListInterfaces", agent.list_interfaces(request)).await?.into();
+    let document = answer("ListInterfaces", agent.list_interfaces(request)).await?;
     let list = List {
         document: &document,
         rows: &document.interfaces,
@@ -69,6 +68,7 @@ fn program(program: &Program) -> String {
 }
 
 /// Packets and bytes, `12/1.4KiB`.
-fn traffic(counter: &Counter) -> String {
+fn traffic(counter: Option<Counter>) -> String {
+    let counter = counter.unwrap_or_default();
     format!("{}/{}", counter.packets, human::bytes(counter.bytes))
 }

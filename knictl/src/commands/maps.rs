@@ -1,6 +1,6 @@
 //! `knictl maps`: lists the pinned BPF maps.
 
-use kni_proto::runtime::ListMapsRequest;
+use kni_proto::runtime::{ListMapsRequest, Map};
 
 use crate::{
     cli::OutputArgs,
@@ -9,7 +9,6 @@ use crate::{
     error::Error,
     table::Column,
     terminal::Terminal,
-    view::{Map, Maps},
 };
 
 const COLUMNS: &[Column<Map>] = &[
@@ -25,7 +24,7 @@ const COLUMNS: &[Column<Map>] = &[
 
 /// Shows the maps.
 pub(crate) async fn run(args: &OutputArgs, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
-    let document: Maps = answer("ListMaps", agent.list_maps(ListMapsRequest {})).await?.into();
+    let document = answer("ListMaps", agent.list_maps(ListMapsRequest {})).await?;
     List {
         document: &document,
         rows: &document.maps,

@@ -1,6 +1,6 @@
 //! `knictl networks`: lists the node's networks and the refused manifests.
 
-use kni_proto::runtime::ListNetworksRequest;
+use kni_proto::runtime::{ListNetworksRequest, ListNetworksResponse, NetworkStatus};
 
 use crate::{
     cli::{Format, OutputArgs},
@@ -10,10 +10,9 @@ use crate::{
     human,
     table::Column,
     terminal::Terminal,
-    view::{Network, Networks},
 };
 
-const COLUMNS: &[Column<Network>] = &[
+const COLUMNS: &[Column<NetworkStatus>] = &[
     Column::new("NAME", |n| n.name.clone()),
     Column::new("ID", |n| n.id.to_string()),
     Column::new("DEFAULT", |n| n.default.to_string()),
@@ -36,9 +35,7 @@ const COLUMNS: &[Column<Network>] = &[
 
 /// Shows the networks; beside a table, lists those that are not ready and refused manifests.
 pub(crate) async fn run(args: &OutputArgs, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
-    let document: Networks = answer("ListNetworks", agent.list_networks(ListNetworksRequest {}))
-        .await?
-        .into();
+    let document = answer("ListNetworks", agent.list_networks(ListNetworksRequest {})).await?;
     let list = List {
         document: &document,
         rows: &document.networks,
@@ -53,7 +50,7 @@ pub(crate) async fn run(args: &OutputArgs, agent: &mut Runtime, terminal: &mut T
 }
 
 /// Writes to the error stream, so that the output remains a single table for tools that parse it.
-fn remark(document: &Networks, terminal: &mut Terminal<'_>) {
+fn remark(document: &ListNetworksResponse, terminal: &mut Terminal<'_>) {
     for network in document.networks.iter().filter(|network| !network.ready) {
         terminal.note(&format!("Network {} is not ready: {}", network.name, network.reason));
     }

@@ -1,6 +1,6 @@
 //! `knictl policy`: lists the rules enforced at a pod's interfaces, and how often each decided.
 
-use kni_proto::runtime::GetPolicyRequest;
+use kni_proto::runtime::{EffectiveRule, GetPolicyRequest, InterfacePolicy};
 
 use crate::{
     cli::PolicyArgs,
@@ -10,7 +10,6 @@ use crate::{
     error::Error,
     table::Column,
     terminal::Terminal,
-    view::flow::{EffectiveRule, InterfacePolicy, PodPolicy},
 };
 
 /// A rule and its interface.
@@ -38,7 +37,7 @@ pub(crate) async fn run(args: PolicyArgs, agent: &mut Runtime, terminal: &mut Te
         pod_namespace: args.pod.namespace,
         pod_name: args.pod.name,
     };
-    let document: PodPolicy = answer("GetPolicy", agent.get_policy(request)).await?.into();
+    let document = answer("GetPolicy", agent.get_policy(request)).await?;
     let interfaces = document.interfaces.iter();
     let rows: Vec<Row<'_>> = interfaces
         .flat_map(|interface| interface.rules.iter().map(move |rule| Row { interface, rule }))

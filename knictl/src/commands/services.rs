@@ -1,6 +1,6 @@
 //! `knictl services`: lists virtual addresses and their backends.
 
-use kni_proto::runtime::ListServicesRequest;
+use kni_proto::runtime::{ListServicesRequest, ServicePort};
 
 use crate::{
     cli::OutputArgs,
@@ -10,7 +10,6 @@ use crate::{
     packet,
     table::Column,
     terminal::Terminal,
-    view::flow::{ServicePort, Services},
 };
 
 const COLUMNS: &[Column<ServicePort>] = &[
@@ -32,9 +31,7 @@ const COLUMNS: &[Column<ServicePort>] = &[
 
 /// Shows the services.
 pub(crate) async fn run(args: &OutputArgs, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
-    let document: Services = answer("ListServices", agent.list_services(ListServicesRequest {}))
-        .await?
-        .into();
+    let document = answer("ListServices", agent.list_services(ListServicesRequest {})).await?;
     List {
         document: &document,
         rows: &document.services,

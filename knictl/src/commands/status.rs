@@ -1,6 +1,6 @@
 //! `knictl status`: shows the agent's health and its components.
 
-use kni_proto::runtime::GetStatusRequest;
+use kni_proto::runtime::{GetStatusRequest, GetStatusResponse, Program, Uplink};
 
 use crate::{
     cli::{Format, OutputArgs},
@@ -11,12 +11,11 @@ use crate::{
     human,
     table::sheet,
     terminal::Terminal,
-    view::{Program, Status, Uplink},
 };
 
 /// Shows the agent's status; [`Outcome::NotReady`] when pods cannot be attached.
 pub(crate) async fn run(args: &OutputArgs, agent: &mut Runtime, terminal: &mut Terminal<'_>) -> Result<Outcome, Error> {
-    let status: Status = answer("GetStatus", agent.get_status(GetStatusRequest {})).await?.into();
+    let status = answer("GetStatus", agent.get_status(GetStatusRequest {})).await?;
     let text = match args.format {
         Format::Json => document::json(&status)?,
         Format::Yaml => document::yaml(&status)?,
@@ -26,7 +25,7 @@ pub(crate) async fn run(args: &OutputArgs, agent: &mut Runtime, terminal: &mut T
     Ok(if status.ready { Outcome::Done } else { Outcome::NotReady })
 }
 
-fn people(status: &Status) -> String {
+fn people(status: &GetStatusResponse) -> String {
     let mut rows = vec![
         ("Ready", vec![status.ready.to_string()]),
         ("Reasons", status.reasons.clone()),

@@ -1,5 +1,6 @@
 //! Tests the formats for programs: names, types, and empty lists.
 
+use kni_proto::runtime::{DropCount, ListDropsResponse};
 use serde_json::{Value, json};
 
 use super::{answers, knictl};
@@ -103,5 +104,33 @@ async fn empty_lists_are_lists() {
             document(&agent, &["networks", "-o", form]).await,
             json!({ "networks": [], "refused": [] })
         );
+    }
+}
+
+#[tokio::test]
+async fn absent_messages_have_their_defaults() {
+    let drops = ListDropsResponse {
+        drops: vec![DropCount::default()],
+    };
+    let agent = Agent::serve(Answers {
+        drops,
+        ..Answers::default()
+    });
+    for form in ["json", "yaml"] {
+        let drops = document(&agent, &["drops", "-o", form]).await;
+        assert_eq!(
+            drops["drops"][0]["count"],
+            json!({ "packets": 0, "bytes": 0 }),
+            "{form}"
+        );
+        let explanation = document(&agent, &["explain", "x/a", "x/b", "tcp/80", "-o", form]).await;
+        let nobody = json!({ "ip": "", "port": 0, "podNamespace": "", "podName": "" });
+        let flow = &explanation["flow"];
+        assert_eq!((&flow["source"], &flow["destination"]), (&nobody, &nobody), "{form}");
+        assert_eq!(
+            (&flow["egress"], &flow["translatedSource"]),
+            (&Value::Null, &Value::Null)
+        );
+        assert_eq!(flow["time"], "1970-01-01T00:00:00.000000Z");
     }
 }

@@ -12,7 +12,7 @@ pub(super) fn attachment_status(tables: &Tables, row: &AttachmentRow) -> PodNetw
     let generation = row.object.metadata.generation;
     let network = tables.networks.get("", &row.object.spec.pod_network_name);
     let (accepted, reason, message) = match (&row.facts, network) {
-        (Err(why), _) => (false, "Refused", why.clone()),
+        (Err(why), _) => (false, "Refused", why.to_string()),
         (Ok(_), None) => {
             let message = format!("network {} does not exist", row.object.spec.pod_network_name);
             (false, "NetworkNotFound", message)

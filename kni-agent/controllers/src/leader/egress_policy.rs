@@ -15,7 +15,7 @@ pub(super) fn egress_conditions(tables: &Tables, key: &Key) -> Vec<Condition> {
     let generation = Some(row.generation);
     if let Err(why) = &row.policy {
         return vec![
-            condition("Accepted", false, "Refused", why, generation),
+            condition("Accepted", false, "Refused", &why.to_string(), generation),
             condition("Programmed", false, "NotAccepted", "see condition Accepted", generation),
         ];
     }
