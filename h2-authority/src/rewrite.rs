@@ -117,7 +117,7 @@ impl Rewriter {
                 self.block = Block::open(frame, payload);
                 self.block.is_some()
             }
-            (CONTINUATION, Some(block)) if block.frame.stream == frame.stream => {
+            (CONTINUATION, Some(block)) if block.frame.stream_id() == frame.stream_id() => {
                 block.fragment.extend_from_slice(payload);
                 true
             }

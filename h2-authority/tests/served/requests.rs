@@ -5,7 +5,7 @@ use bytes::Bytes;
 use crate::{
     client::{Answer, ESCAPED, RAW, block, exchange, exchange_bare, fields, legal},
     encoder::{Encoder, GRPC_GO, Indexing, Style},
-    wire::{DATA, END_STREAM, Framing, PADDED, frame, header_frames},
+    wire::{CONTINUATION, DATA, END_HEADERS, END_STREAM, Framing, HEADERS, PADDED, RESERVED, frame, header_frames},
 };
 
 const PROTOCOL_ERROR: u32 = 1;
@@ -125,6 +125,19 @@ async fn a_block_split_at_every_byte_is_served() {
         seen.iter()
             .all(|request| request.authority.as_deref() == Some("localhost"))
     );
+}
+
+#[tokio::test]
+async fn the_reserved_bit_of_a_stream_is_ignored() {
+    let block = block(&mut Encoder::new(), &fields(RAW), GRPC_GO);
+    let (head, tail) = block.split_at(block.len() / 2);
+    for (first, second) in [(0, RESERVED), (RESERVED, 0), (RESERVED, RESERVED)] {
+        let mut bytes = frame(HEADERS, END_STREAM, 1 | first, head);
+        bytes.extend(frame(CONTINUATION, END_HEADERS, 1 | second, tail));
+        let (answers, seen) = exchange([bytes.as_slice()]).await;
+        assert_eq!((answers, seen.len()), (all_done(1), 1));
+        assert_eq!(seen[0].authority.as_deref(), Some("localhost"));
+    }
 }
 
 #[tokio::test]

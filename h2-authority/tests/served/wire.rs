@@ -19,6 +19,9 @@ pub(crate) const END_HEADERS: u8 = 0x4;
 pub(crate) const PADDED: u8 = 0x8;
 pub(crate) const HAS_PRIORITY: u8 = 0x20;
 
+/// The reserved bit of a stream identifier, which receivers ignore (RFC 9113, section 4.1).
+pub(crate) const RESERVED: u32 = 1 << 31;
+
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let mut out = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
     out.extend_from_slice(&[kind, flags]);
