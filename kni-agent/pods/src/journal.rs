@@ -15,7 +15,11 @@ use kni_model::{InvalidId, SandboxId};
 use kni_proto::cni::PendingDelete;
 use tokio::sync::Mutex;
 
-use crate::{error::AttachError, registry::Registry, sandboxes::Sandboxes};
+use crate::{
+    error::{AttachError, Subject},
+    registry::Registry,
+    sandboxes::Sandboxes,
+};
 
 /// How often the agent looks for files while it runs: plugins whose calls to the agent timed out write them too.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -94,10 +98,17 @@ impl DeleteJournal {
                 return Ok(());
             }
         };
-        match pending.invocation {
-            Some(invocation) => self.sandboxes.undo_invocation(&sandbox, &invocation).await?,
-            None => self.sandboxes.detach(&sandbox).await?,
-        }
+        let (sandboxes, detached) = (Arc::clone(&self.sandboxes), sandbox.clone());
+        // On a task of its own: a panic leaves the file for the next round and does not end the rounds.
+        let detach = tokio::spawn(async move {
+            match pending.invocation {
+                Some(invocation) => sandboxes.undo_invocation(&detached, &invocation).await,
+                None => sandboxes.detach(&detached).await,
+            }
+        });
+        detach
+            .await
+            .unwrap_or_else(|ended| Err(Subject::node().ended(&ended)))?;
         if let Err(error) = fs::remove_file(file) {
             tracing::error!(file = %file.display(), %error, "a delete is done, but its file stays");
         }
