@@ -172,7 +172,8 @@ impl Uplink {
         Ok(())
     }
 
-    /// Removes a pod. Does not block: its rows were removed with its endpoints, the rest is removed in the background.
+    /// Removes a pod: its rows were removed with its endpoints, the rest is removed in the background. Waits for a change
+    /// that is being carried out, which may take as long as the kernel's answers.
     pub fn leave(&self, sandbox: &SandboxId) {
         let mut state = self.state();
         let gone = state.pods.remove(sandbox);
@@ -183,7 +184,7 @@ impl Uplink {
         }
     }
 
-    /// Replaces the networks. [`Self::sync`] applies them. Does not block.
+    /// Replaces the networks. [`Self::sync`] applies them. Waits for a change that is being carried out.
     pub fn set_networks(&self, networks: BTreeMap<NetworkName, NetworkSpec>) {
         self.state().networks = Some(networks);
     }
