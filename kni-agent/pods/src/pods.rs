@@ -25,7 +25,7 @@ use crate::{
     prepare::{Preparation, Prepared},
     reaper::Reaper,
     registry::Registry,
-    sandboxes::{DeleteRequest, Garbage, GarbageRequest, Gate, Sandboxes},
+    sandboxes::{DeleteRequest, Garbage, GarbageRequest, Gate, KeyedLocks, Sandboxes},
     takeover::Takeover,
 };
 
@@ -68,11 +68,15 @@ pub(crate) struct Service {
     pub(crate) sandboxes: Arc<Sandboxes>,
     journal: Arc<DeleteJournal>,
     cluster: Option<ClusterCache>,
+    /// Attaches with additional interfaces, by the pod's own sandbox. Taken before the locks of the sandboxes.
+    attaching: KeyedLocks,
 }
 
 impl Service {
     /// Pending deletes first, then the pod's own sandbox, then its additional interfaces. All or nothing.
     async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
+        // A repeated call must not take a sandbox that the first call is about to undo.
+        let _one_at_a_time = self.attaching.lock(request.sandbox.as_str()).await;
         if request.cni.is_some() {
             self.journal.complete(&request.sandbox).await?;
         }
@@ -85,6 +89,10 @@ impl Service {
             networks: &self.networks,
         };
         let Prepared { request, additional } = preparation.complete(request).await?;
+        // The preparation may have waited for the cluster.
+        if self.registry.is_stopping() {
+            return Err(Subject::from(&request).error(ErrorKind::Stopping));
+        }
         let known = self.query(&request.sandbox).is_some();
         let sandbox = self.sandboxes.attach(&request).await?;
         for child in additional {
@@ -102,7 +110,8 @@ impl Service {
             }
             return Err(error);
         }
-        Ok(self.query(&sandbox.id).unwrap_or(sandbox))
+        self.query(&sandbox.id)
+            .ok_or_else(|| Subject::from(&request).not_ready("it was detached while it was attached"))
     }
 
     /// A completely attached sandbox, with its additional interfaces.
@@ -169,6 +178,7 @@ impl Pods {
                 sandboxes,
                 journal,
                 cluster,
+                attaching: KeyedLocks::default(),
             }),
         })
     }

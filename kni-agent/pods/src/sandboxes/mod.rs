@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kni_model::durations::Durations;
 
 pub(crate) use self::gate::Gate;
-use self::lock::KeyedLocks;
+pub(crate) use self::lock::KeyedLocks;
 pub use self::{
     delete::DeleteRequest,
     garbage::{Garbage, GarbageRequest},

@@ -1,17 +1,18 @@
 //! Tests additional interfaces of running pods: added and removed under traffic, without leftovers.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result};
 use kni_api::{PodInterface, PodNetworkAttachment};
 use kni_integration::{
     Cluster, Pod,
-    cluster::{PATIENCE, objects},
+    cluster::{HELD, PATIENCE, objects},
+    kubelet::Sandbox,
     require,
     traffic::{Servers, Stream, tcp_get},
     wait,
 };
-use kube::Api;
+use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
 use super::scene::{
@@ -233,5 +234,57 @@ async fn definitions_of_multus_lead_to_networks() -> Result<()> {
         .await?;
     let early = cluster.running("plain", "early").await?;
     assert_eq!(kernel_addresses(&early, "net1")?.len(), 2);
+    Ok(())
+}
+
+/// A call that is repeated while the first one is still undone must not report a pod that is about to be detached.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn overlapping_attaches_agree_where_an_additional_interface_fails() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let cluster = Cluster::start("cluster-overlap", 1).await?;
+    tenants_with(&cluster, &json!({ "perNodePrefix": { "ipv4": 16, "ipv6": 64 } })).await?;
+    cluster
+        .apply(&[objects::attachment_definition("plain", "storage", "blue")])
+        .await?;
+    let networks = "k8s.v1.cni.cncf.io/networks";
+    let wish = r#"[{"name":"storage","interface":"data0","ips":["10.10.7.7"]}]"#;
+    let taken = json!({ "annotations": { networks: wish } });
+    let holder = objects::pod_with("plain", "holder", "node1", &taken);
+    cluster.run(&[holder]).await?;
+    let kubelet = &cluster.nodes[0].kubelet;
+    kubelet.hold();
+    let mut late = objects::pod_with("plain", "late", "node1", &taken);
+    late["metadata"]["labels"] = json!({ HELD: "yes" });
+    cluster.create_pods(&[late]).await?;
+    wait::until("the node knows the pod", PATIENCE, async || {
+        Ok(kubelet.knows("plain", "late"))
+    })
+    .await?;
+
+    let api: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(cluster.client.clone(), "plain");
+    let uid = api.get("late").await?.uid().context("uid")?;
+    let kni = kubelet.kni();
+    for _round in 0..20 {
+        let netns = kni.create_network("plain", "late").await?;
+        let mut sandbox = Sandbox::new("plain", "late", &netns);
+        sandbox.uid.clone_from(&uid);
+        sandbox.annotate(&[(networks, wish)]);
+        // Spread over the duration of an attach, so that some arrive between its steps.
+        let calls = (0..12).map(async |delay| {
+            tokio::time::sleep(Duration::from_millis(delay)).await;
+            kni.attach(&sandbox).await
+        });
+        let attached = futures::future::join_all(calls).await;
+        for answer in attached {
+            let refusal = answer.err().context("attached, though its address is taken")?;
+            assert!(refusal.message().contains("10.10.7.7"), "{refusal}");
+        }
+        kni.delete_network(&sandbox.id).await?;
+    }
+    assert_eq!(
+        leased(&cluster.nodes[0], "default").await?,
+        2,
+        "those of the pod that holds the address"
+    );
     Ok(())
 }
