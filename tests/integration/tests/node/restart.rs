@@ -4,4 +4,5 @@
 mod chaos;
 mod takeover;
 mod under_policy;
+mod upgrade;
 mod xdp;

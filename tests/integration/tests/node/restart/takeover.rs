@@ -16,7 +16,7 @@ const INTERREGNUM: Duration = Duration::from_secs(2);
 const LEAVE: Duration = Duration::from_secs(10);
 
 /// Streams of both transports to both addresses of a pod.
-fn streams(from: &Namespaces, to: &Pod) -> Result<Vec<(String, Stream)>> {
+pub(super) fn streams(from: &Namespaces, to: &Pod) -> Result<Vec<(String, Stream)>> {
     let mut streams = Vec::new();
     for ip in to.ips() {
         let at = SocketAddr::new(ip, 8080);
