@@ -179,7 +179,7 @@ impl MapState {
                     }
                 }
                 ServiceStep::PutAddresses(rows) | ServiceStep::RemoveAddresses(rows) => {
-                    unconfirmed.addresses.extend(rows)
+                    unconfirmed.addresses.extend(rows);
                 }
                 // These are planned again in any case.
                 ServiceStep::RemoveFlows(_) | ServiceStep::RemoveBackends(_) => {}

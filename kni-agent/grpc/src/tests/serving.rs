@@ -62,52 +62,38 @@ async fn health_follows_readiness() {
 
 const SERVICES: [&str; 3] = ["grpc.health.v1.Health", "kni.KNI", "kni.runtime.v1.Runtime"];
 
+/// The services that one version of reflection lists.
+macro_rules! reflected {
+    ($version:ident, $channel:expr) => {{
+        use $version::{
+            ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+            server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+        };
+        let request = ServerReflectionRequest {
+            host: String::new(),
+            message_request: Some(MessageRequest::ListServices(String::new())),
+        };
+        let mut client = ServerReflectionClient::new($channel);
+        let sent = client.server_reflection_info(futures::stream::iter([request])).await;
+        let answer = sent.unwrap().into_inner().message().await.unwrap().unwrap();
+        let Some(MessageResponse::ListServicesResponse(list)) = answer.message_response else {
+            panic!()
+        };
+        list.service.into_iter().map(|service| service.name).collect()
+    }};
+}
+
 #[tokio::test]
 async fn reflection_in_both_versions() {
     let served = Served::start().await;
-    let request = v1::ServerReflectionRequest {
-        host: String::new(),
-        message_request: Some(v1::server_reflection_request::MessageRequest::ListServices(
-            String::new(),
-        )),
-    };
-    let mut client = v1::server_reflection_client::ServerReflectionClient::new(served.connect("one").await);
-    let mut answers = client
-        .server_reflection_info(futures::stream::iter([request]))
-        .await
-        .unwrap()
-        .into_inner();
-    let answer = answers.message().await.unwrap().unwrap().message_response.unwrap();
-    let v1::server_reflection_response::MessageResponse::ListServicesResponse(list) = answer else {
-        panic!()
-    };
-    let names: Vec<String> = list.service.into_iter().map(|service| service.name).collect();
-    assert!(
-        SERVICES.iter().all(|name| names.iter().any(|found| found == name)),
-        "{names:?}"
-    );
-
-    let request = v1alpha::ServerReflectionRequest {
-        host: String::new(),
-        message_request: Some(v1alpha::server_reflection_request::MessageRequest::ListServices(
-            String::new(),
-        )),
-    };
-    let mut client = v1alpha::server_reflection_client::ServerReflectionClient::new(served.connect("one").await);
-    let mut answers = client
-        .server_reflection_info(futures::stream::iter([request]))
-        .await
-        .unwrap()
-        .into_inner();
-    let answer = answers.message().await.unwrap().unwrap().message_response.unwrap();
-    let v1alpha::server_reflection_response::MessageResponse::ListServicesResponse(list) = answer else {
-        panic!()
-    };
-    let names: Vec<String> = list.service.into_iter().map(|service| service.name).collect();
-    assert!(
-        SERVICES.iter().all(|name| names.iter().any(|found| found == name)),
-        "{names:?}"
-    );
+    let v1: Vec<String> = reflected!(v1, served.connect("one").await);
+    let v1alpha: Vec<String> = reflected!(v1alpha, served.connect("one").await);
+    for names in [v1, v1alpha] {
+        assert!(
+            SERVICES.iter().all(|name| names.iter().any(|found| found == name)),
+            "{names:?}"
+        );
+    }
     served.stop().await;
 }
 
