@@ -68,8 +68,8 @@ pub(crate) const PACKAGES: &[Package] = &[
     ),
     package(
         "nftables",
-        &[Purpose::Test, Purpose::Node],
-        "makes the DNAT rules of a foreign proxy",
+        &[Purpose::Demo, Purpose::Test, Purpose::Bench, Purpose::Node],
+        "shows the rules of the node, and makes the DNAT rules of a foreign proxy",
     ),
     package("runc", &[Purpose::Node], "runs the containers of a node"),
     package("strace", &[Purpose::Test], "shows what an agent executes"),
