@@ -157,8 +157,15 @@ fn without_api_server(scene: &mut Scene, address: &str) -> Result<()> {
         Ok(node.kubectl(&ready)? == "ok")
     })?;
     scene.wait_for_pods("condition=Ready")?;
-    let known = scene.addresses("known")?[0].to_string();
-    assert_eq!(scene.ask("client", &known, PORT, "tcp")?, "known");
+    // Until the kubelet has reported the new sandbox, the API server still has the address of the killed one.
+    scene
+        .machine
+        .local
+        .wait("the reported address of the pod answers", PATIENCE, |node| {
+            let ip = node.kubectl(&["get", "pod/known", "-o", "jsonpath={.status.podIP}"])?;
+            let ask = ["/kni-probe", "ask", &ip, &port, "--timeout-ms", "1000"];
+            Ok(running(node, "client")?.exec(node, &ask)?.starts_with("known "))
+        })?;
     wait_for_answers(scene)
 }
 
