@@ -81,7 +81,7 @@ fn publish(name: &str) -> Result<()> {
     let fresh = folder.join(format!(".{name}.new"));
     let mut strip = Command::new("objcopy");
     // The debug link contains the file name without its folder.
-    strip.current_dir(&folder).arg("--strip-debug");
+    strip.current_dir(&folder).arg("--strip-all");
     output(
         strip
             .arg(format!("--add-gnu-debuglink={name}.debug"))
