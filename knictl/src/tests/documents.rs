@@ -124,9 +124,9 @@ async fn absent_messages_have_their_defaults() {
             "{form}"
         );
         let explanation = document(&agent, &["explain", "x/a", "x/b", "tcp/80", "-o", form]).await;
-        let nobody = json!({ "ip": "", "port": 0, "podNamespace": "", "podName": "" });
+        let unset = json!({ "ip": "", "port": 0, "podNamespace": "", "podName": "" });
         let flow = &explanation["flow"];
-        assert_eq!((&flow["source"], &flow["destination"]), (&nobody, &nobody), "{form}");
+        assert_eq!((&flow["source"], &flow["destination"]), (&unset, &unset), "{form}");
         assert_eq!(
             (&flow["egress"], &flow["translatedSource"]),
             (&Value::Null, &Value::Null)
