@@ -11,7 +11,7 @@ mod uninstall;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, bail};
 pub use clean_up::clean_up;
 use kni_cluster::ClusterCache;
 use kni_controllers::Reflectors;
@@ -91,10 +91,8 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
         pod_network: grpc::bind(&args.paths.pod_network_sockets).context("making the sockets")?,
     };
     let options = settings::dataplane_options(&args)?;
-    let (dataplane, events) = Dataplane::open(&options).map_err(chained("opening the dataplane"))?;
-    dataplane
-        .configure(&config)
-        .map_err(chained("telling the programs about the node"))?;
+    let (dataplane, events) = Dataplane::open(&options).context("opening the dataplane")?;
+    dataplane.configure(&config).context("configuring the programs")?;
     let (node, uplink_changes) = start(&args, dataplane, events, store, &source).await?;
     // Before the first client is served: pending deletes must not conflict with new attaches.
     node.attacher.replay_deletes().await;
@@ -125,11 +123,9 @@ async fn start(
         .measure_programs
         .then(|| dataplane.count_program_runs())
         .transpose();
-    let counting = counting
-        .map_err(chained("counting the runs of programs"))?
-        .map(Arc::new);
+    let counting = counting.context("counting the runs of programs")?.map(Arc::new);
     let sync = Enforcer::new(Arc::clone(&dataplane), settings::place(args));
-    let sync = Arc::new(sync.map_err(chained("reading the tables of policies and services"))?);
+    let sync = Arc::new(sync.context("reading the tables of policies and services")?);
     if let ObjectSource::Manifests(manifests, _) = source {
         set_objects(&sync, manifests);
     }
@@ -315,19 +311,6 @@ async fn follow_health(inspector: Inspector, health: Health) {
             Ok(ready) => health.set_ready(ready).await,
             Err(ended) => tracing::error!(%ended, "the status of the node cannot be read"),
         }
-    }
-}
-
-/// Adds the causes: the outermost message of aya's errors is the least specific one.
-fn chained<E: std::error::Error>(context: &'static str) -> impl FnOnce(E) -> anyhow::Error {
-    move |error| {
-        let mut text = error.to_string();
-        let mut source = error.source();
-        while let Some(cause) = source {
-            text = format!("{text}: {cause}");
-            source = cause.source();
-        }
-        anyhow!("{context}: {text}")
     }
 }
 

@@ -9,7 +9,6 @@ use kni_pods::{cleanup, remove_pending_deletes};
 use kni_store::Store;
 use kni_uplink as uplink;
 
-use super::chained;
 use crate::{cli::PathArgs, footprint::Footprint};
 
 /// Removes everything that the agent made from the node.
@@ -29,7 +28,7 @@ pub async fn clean_up(paths: &PathArgs) -> Result<()> {
     if let Some(store) = &store {
         uplink::cleanup(store).await.context("leaving the uplink")?;
     }
-    dataplane::remove_pins(&paths.bpf_root).map_err(chained("removing the pins"))?;
+    dataplane::remove_pins(&paths.bpf_root).context("removing the pins")?;
     drop(store);
     remove_files(paths)?;
     remove_pending_deletes(&paths.cni_state_dir);

@@ -7,13 +7,12 @@ use kni_plugins::{PluginOptions, Plugins};
 use kni_uplink::UplinkOptions;
 use nix::sys::utsname::uname;
 
-use super::chained;
 use crate::cli::{PluginArgs, ServeArgs, UplinkArgs};
 
 pub(super) fn dataplane_options(args: &ServeArgs) -> Result<DataplaneOptions> {
     let object = match &args.ebpf_object {
         Some(path) => std::fs::read(path).with_context(|| format!("reading {}", path.display()))?,
-        None => kni_object::embedded().map_err(chained("the eBPF object"))?,
+        None => kni_object::embedded().context("the eBPF object")?,
     };
     Ok(DataplaneOptions {
         object,
