@@ -25,6 +25,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Whether the agent works, and with what; exit code 1 when it is not ready
     Status(OutputArgs),
+    /// What is wrong on this node and what to do about it; exit code 1 when something does not work
+    Doctor(OutputArgs),
     /// The node's networks, refused manifests included
     Networks(OutputArgs),
     /// The interfaces of all attached pods

@@ -3,6 +3,7 @@
 
 mod agent;
 mod cli;
+mod doctor;
 mod find;
 mod objects;
 
@@ -45,6 +46,9 @@ pub(crate) async fn run(
     let client = connect(&cli).await?;
     let node = cli.node.as_deref();
     let words = match cli.command {
+        Command::Doctor(args) => {
+            return doctor::run(&client, &cli.kni_namespace, node, &args, terminal).await;
+        }
         Command::Status(args) if node.is_none() => return objects::status(&client, &args, terminal).await,
         Command::Networks(args) if node.is_none() => return objects::networks(&client, &args, terminal).await,
         Command::Interfaces(args) if node.is_none() => {

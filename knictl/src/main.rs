@@ -6,6 +6,7 @@ mod cli;
 mod client;
 mod commands;
 mod decision;
+mod doctor;
 mod document;
 mod error;
 mod escape;

@@ -7,7 +7,7 @@ use clap::Parser as _;
 use crate::{
     cli::{Cli, Command},
     client,
-    commands::{Outcome, drops, explain, flows, interfaces, maps, networks, policy, services, status},
+    commands::{Outcome, doctor, drops, explain, flows, interfaces, maps, networks, policy, services, status},
     error::Error,
     kube,
     terminal::Terminal,
@@ -15,7 +15,7 @@ use crate::{
 
 /// The command succeeded.
 const SUCCESS: u8 = 0;
-/// The command failed, or `status` found the agent not ready.
+/// The command failed, `status` found the agent not ready, or `doctor` found something that does not work.
 const FAILURE: u8 = 1;
 /// The command line is not valid.
 const USAGE: u8 = 2;
@@ -53,6 +53,7 @@ async fn dispatch(cli: Cli, terminal: &mut Terminal<'_>, stop: impl Future<Outpu
     let mut agent = client::connect(&cli.socket).await?;
     match cli.command {
         Command::Status(args) => status::run(&args, &mut agent, terminal).await,
+        Command::Doctor(args) => doctor::run(&args, &mut agent, terminal).await,
         Command::Networks(args) => networks::run(&args, &mut agent, terminal).await,
         Command::Interfaces(args) => interfaces::run(args, &mut agent, terminal).await,
         Command::Drops(args) if args.follow => drops::follow(&args, &mut agent, terminal, stop).await,

@@ -1,5 +1,6 @@
 //! Implements the commands, one module each, and their common list output.
 
+pub(crate) mod doctor;
 pub(crate) mod drops;
 pub(crate) mod explain;
 pub(crate) mod flows;
@@ -26,7 +27,7 @@ use crate::{
 pub(crate) enum Outcome {
     /// It succeeded.
     Done,
-    /// It found the agent not ready.
+    /// It found the agent not ready, or something that does not work.
     NotReady,
     /// It ran in an agent's pod and ended there with this code.
     Ended(u8),

@@ -34,6 +34,8 @@ pub(crate) struct Cli {
 pub(super) enum Command {
     /// The nodes' agents; exit code 1 when one is not ready
     Status(OutputArgs),
+    /// What is wrong in the cluster and on its nodes, and what to do about it; exit code 1 when something does not work
+    Doctor(OutputArgs),
     /// The networks, with what the nodes make of them
     Networks(OutputArgs),
     /// The interfaces of pods
@@ -94,6 +96,7 @@ pub(super) fn about(words: &[String]) -> Result<About, Error> {
         agent::Command::Flows(args) => args.pod.map_or(About::Node, About::Pod),
         agent::Command::Explain(args) => ends(&args.source, &args.destination),
         agent::Command::Status(_)
+        | agent::Command::Doctor(_)
         | agent::Command::Networks(_)
         | agent::Command::Interfaces(_)
         | agent::Command::Drops(_)

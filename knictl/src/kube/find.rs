@@ -72,7 +72,7 @@ pub(super) async fn agent(client: &Client, kni_namespace: &str, node: &str) -> R
 }
 
 /// Names and nodes of the agents' running pods that are not being deleted.
-async fn agents(client: &Client, kni_namespace: &str) -> Result<Vec<(String, String)>, Error> {
+pub(super) async fn agents(client: &Client, kni_namespace: &str) -> Result<Vec<(String, String)>, Error> {
     let api: Api<Pod> = Api::namespaced(client.clone(), kni_namespace);
     let listed = api.list(&ListParams::default().labels(AGENTS)).await;
     let listed = listed.map_err(Error::of_request("listing the agents' pods"))?;

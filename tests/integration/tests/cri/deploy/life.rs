@@ -124,6 +124,14 @@ fn ask_as_operator(scene: &Scene) -> Result<()> {
     let ips: Vec<&str> = ips.iter().filter_map(|address| address["ip"].as_str()).collect();
     let addresses: Vec<String> = scene.addresses("web")?.iter().map(ToString::to_string).collect();
     assert_eq!(ips, addresses);
+    let report = scene.plugin(&knictl, &["doctor"])?;
+    println!("$ kubectl kni doctor\n{report}");
+    ensure!(
+        report.contains("All networks work")
+            && report.contains("The agent attaches pods")
+            && report.contains(" 0 failed"),
+        "kubectl kni doctor:\n{report}"
+    );
     for words in [
         &["status"][..],
         &["--node", "node1", "status"],

@@ -1,0 +1,254 @@
+//! Checks the networks of a cluster and the address blocks of its nodes. Pure.
+
+use std::collections::BTreeMap;
+
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Namespace;
+use kni_api::{Condition, ConditionStatus, PodNetwork};
+use kube::{
+    ResourceExt,
+    core::{Selector, SelectorExt as _},
+};
+
+use super::Finding;
+
+/// Conditions that hold for a network that works, with what an operator can do where one does not.
+const CONDITIONS: [(&str, &str); 4] = [
+    ("Accepted", "correct the field that the message names"),
+    (
+        "Ready",
+        "remove the cause that the message names; pods that wait are attached then",
+    ),
+    ("Programmed", "see which nodes are missing: kubectl get nodenetworks"),
+    ("AddressesAvailable", "add a subnet to the network, or remove pods"),
+];
+
+/// A cluster has exactly one default network.
+pub(super) fn default_network(networks: &[PodNetwork]) -> Vec<Finding> {
+    let defaults = networks.iter().filter(|network| network.spec.default);
+    let names: Vec<String> = defaults.map(ResourceExt::name_any).collect();
+    match names.as_slice() {
+        [_] => Vec::new(),
+        [] => vec![Finding::failure(
+            "default network",
+            "no network has spec.default: true, so pods without a network of their own cannot start",
+            "kubectl apply -f deploy/examples/networks/default.yaml",
+        )],
+        several => vec![Finding::failure(
+            "default network",
+            format!("{} all have spec.default: true", several.join(", ")),
+            "keep one of them; the others must be made again without the field",
+        )],
+    }
+}
+
+/// Conditions of the networks that do not hold.
+pub(super) fn conditions(networks: &[PodNetwork]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for network in networks {
+        let object = format!("network {}", network.name_any());
+        let Some(status) = &network.status else {
+            let remedy = "see whether kni-controller runs: kubectl -n kni-system get deployment kni-controller";
+            findings.push(Finding::failure(object, "nothing has reported its status yet", remedy));
+            continue;
+        };
+        for (type_, remedy) in CONDITIONS {
+            if let Some(problem) = lacking(&status.conditions, type_) {
+                findings.push(Finding::failure(&object, problem, remedy));
+            }
+        }
+    }
+    findings
+}
+
+/// The problem of a condition that should hold and does not.
+pub(super) fn lacking(conditions: &[Condition], type_: &str) -> Option<String> {
+    let found = conditions.iter().find(|condition| condition.type_ == type_)?;
+    if found.status == ConditionStatus::True {
+        return None;
+    }
+    let status = if found.status == ConditionStatus::False {
+        "False"
+    } else {
+        "Unknown"
+    };
+    Some(format!("{type_} is {status} ({}): {}", found.reason, found.message))
+}
+
+/// Selectors that select nothing, and namespaces that several networks select.
+pub(super) fn selectors(networks: &[PodNetwork], namespaces: &[Namespace]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut selected: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for network in networks {
+        let Some(selector) = &network.spec.namespace_selector else {
+            continue;
+        };
+        let object = format!("network {}", network.name_any());
+        let Ok(selector) = Selector::try_from(selector.clone()) else {
+            let remedy = "operators are In, NotIn, Exists and DoesNotExist";
+            findings.push(Finding::failure(object, "spec.namespaceSelector is not valid", remedy));
+            continue;
+        };
+        let matching = namespaces
+            .iter()
+            .filter(|namespace| selector.matches(namespace.labels()));
+        let names: Vec<String> = matching.map(ResourceExt::name_any).collect();
+        if names.is_empty() {
+            let remedy = "label the namespaces that it is meant for, or correct the selector";
+            findings.push(Finding::warning(
+                object,
+                "spec.namespaceSelector selects no namespace",
+                remedy,
+            ));
+        }
+        for name in names {
+            selected.entry(name).or_default().push(network.name_any());
+        }
+    }
+    for (namespace, networks) in selected.iter().filter(|(_, networks)| networks.len() > 1) {
+        findings.push(Finding::warning(
+            format!("namespace {namespace}"),
+            format!(
+                "networks {} all select it; the oldest of them has it",
+                networks.join(", ")
+            ),
+            "make the selectors exclude each other",
+        ));
+    }
+    findings
+}
+
+/// Address blocks that overlap, lie outside their network, or belong to nodes that are gone.
+pub(super) fn blocks(networks: &[PodNetwork], nodes: &[String]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for network in networks {
+        let object = format!("network {}", network.name_any());
+        let subnets: Vec<IpNet> = network.spec.subnets.iter().filter_map(|net| net.parse().ok()).collect();
+        let rows = network.status.iter().flat_map(|status| &status.blocks);
+        let mut blocks: Vec<(IpNet, &str)> = rows
+            .filter_map(|block| Some((block.cidr.parse().ok()?, block.node.as_str())))
+            .collect();
+        blocks.sort_unstable();
+        for pair in blocks.windows(2) {
+            let [(first, one), (second, other)] = pair else {
+                continue;
+            };
+            if first.contains(second) {
+                let problem = format!("block {first} of node {one} and block {second} of node {other} overlap");
+                let remedy = "drain one of the two nodes, then delete its block";
+                findings.push(Finding::failure(&object, problem, remedy));
+            }
+        }
+        for (block, node) in blocks {
+            if !subnets.iter().any(|subnet| subnet.contains(&block)) {
+                let problem = format!("block {block} of node {node} is in none of its subnets");
+                let remedy = "add the subnet again, or remove the node's pods of this network";
+                findings.push(Finding::failure(&object, problem, remedy));
+            }
+            if !nodes.iter().any(|known| known == node) {
+                let problem = format!("block {block} belongs to node {node}, which does not exist");
+                let remedy = "kni-controller frees it a minute after the last pod of the node is gone";
+                findings.push(Finding::warning(&object, problem, remedy));
+            }
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::doctor::Severity;
+
+    #[expect(clippy::needless_pass_by_value, reason = "the callers write the values in place")]
+    fn network(name: &str, spec: Value, status: Value) -> PodNetwork {
+        let object = json!({
+            "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": {"name": name},
+            "spec": spec, "status": status,
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "the callers write the values in place")]
+    fn namespace(name: &str, labels: Value) -> Namespace {
+        serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}})).unwrap()
+    }
+
+    #[test]
+    fn one_network_is_the_default() {
+        let default = |name| network(name, json!({"default": true}), json!({}));
+        assert_eq!(default_network(&[default("a"), network("b", json!({}), json!({}))]), []);
+        assert!(default_network(&[])[0].problem.contains("no network"));
+        assert!(
+            default_network(&[default("a"), default("b")])[0]
+                .problem
+                .starts_with("a, b all")
+        );
+    }
+
+    #[test]
+    fn conditions_that_do_not_hold_are_told_with_reason_and_message() {
+        let condition = |type_: &str, status: &str| {
+            json!({"type": type_, "status": status, "reason": "Because", "message": "of this",
+                   "lastTransitionTime": "2026-01-01T00:00:00Z"})
+        };
+        let good = json!({"conditions": [condition("Accepted", "True"), condition("InUse", "False")]});
+        assert_eq!(conditions(&[network("a", json!({}), good)]), []);
+        let bad = json!({"conditions": [condition("Accepted", "True"), condition("Ready", "Unknown")]});
+        let findings = conditions(&[network("a", json!({}), bad)]);
+        assert_eq!(findings.len(), 1);
+        assert_eq!(findings[0].problem, "Ready is Unknown (Because): of this");
+        assert!(
+            conditions(&[network("a", json!({}), Value::Null)])[0]
+                .problem
+                .contains("status")
+        );
+    }
+
+    #[test]
+    fn selectors_select_something_and_nothing_twice() {
+        let blue = json!({"namespaceSelector": {"matchLabels": {"tenant": "blue"}}});
+        let any = json!({"namespaceSelector": {"matchExpressions": [{"key": "tenant", "operator": "Exists"}]}});
+        let namespaces = [namespace("shop", json!({"tenant": "blue"}))];
+        assert_eq!(selectors(&[network("a", blue.clone(), json!({}))], &namespaces), []);
+        let findings = selectors(
+            &[network("a", blue.clone(), json!({})), network("b", any, json!({}))],
+            &namespaces,
+        );
+        assert_eq!(findings[0].object, "namespace shop");
+        assert!(
+            selectors(&[network("a", blue, json!({}))], &[])[0]
+                .problem
+                .contains("no namespace")
+        );
+    }
+
+    #[test]
+    fn blocks_overlap_stray_or_outlive_their_node() {
+        let status = |blocks: &[(&str, &str)]| {
+            let rows: Vec<Value> = blocks
+                .iter()
+                .map(|(cidr, node)| json!({"cidr": cidr, "node": node}))
+                .collect();
+            json!({ "blocks": rows })
+        };
+        let spec = json!({"subnets": ["10.0.0.0/16"]});
+        let nodes = ["n1".to_owned(), "n2".to_owned()];
+        let found = |rows: &[(&str, &str)]| blocks(&[network("a", spec.clone(), status(rows))], &nodes);
+        assert_eq!(found(&[("10.0.0.0/26", "n1"), ("10.0.0.64/26", "n2")]), []);
+        let findings = found(&[("10.0.0.64/26", "n2"), ("10.0.0.0/24", "n1")]);
+        assert_eq!(
+            findings[0].problem,
+            "block 10.0.0.0/24 of node n1 and block 10.0.0.64/26 of node n2 overlap"
+        );
+        assert!(
+            found(&[("10.1.0.0/26", "n1")])[0]
+                .problem
+                .contains("none of its subnets")
+        );
+        let findings = found(&[("10.0.0.0/26", "gone")]);
+        assert_eq!((findings.len(), findings[0].severity), (1, Severity::Warning));
+    }
+}

@@ -1,0 +1,121 @@
+//! `kubectl kni doctor`: checks the cluster by its objects, and every node by its agent.
+
+use std::{fmt::Debug, future::pending};
+
+use kube::{Api, Client, Resource, api::ListParams, core::PartialObjectMeta};
+use serde::de::DeserializeOwned;
+
+use super::{agent, cli::OutputArgs, find};
+use crate::{
+    commands::{self, Outcome},
+    doctor::{
+        Check, Finding, Report,
+        cluster::{Snapshot, checks},
+    },
+    error::Error,
+    terminal::Terminal,
+};
+
+/// Objects per request, so that a large cluster is not one answer.
+const PAGE: u32 = 500;
+
+/// Shows what is wrong in the cluster, and what to do; [`Outcome::NotReady`] when something does not work. With `node`
+/// only that node's agent is asked.
+pub(super) async fn run(
+    client: &Client,
+    kni_namespace: &str,
+    node: Option<&str>,
+    args: &OutputArgs,
+    terminal: &mut Terminal<'_>,
+) -> Result<Outcome, Error> {
+    let mut report = Report {
+        checks: checks(&snapshot(client).await?),
+    };
+    for (pod, on) in find::agents(client, kni_namespace).await? {
+        if node.is_none_or(|node| node == on) {
+            report.checks.extend(of_agent(client, kni_namespace, &pod, &on).await);
+        }
+    }
+    commands::doctor::show(&report, args.format, terminal)
+}
+
+/// The checks of a node, by knictl in its agent's pod. An agent that cannot be asked is a finding.
+async fn of_agent(client: &Client, namespace: &str, pod: &str, node: &str) -> Vec<Check> {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let words = ["doctor", "-o", "json"].map(str::to_owned);
+    let ran = {
+        let mut terminal = Terminal::new(&mut out, &mut err);
+        agent::run(client, namespace, pod, &words, &mut terminal, pending()).await
+    };
+    let scope = format!("node {node}");
+    let problem = match (ran, serde_json::from_slice::<Report>(&out)) {
+        (Ok(_), Ok(report)) => {
+            let checks = report.checks.into_iter();
+            return checks
+                .map(|check| Check {
+                    scope: scope.clone(),
+                    ..check
+                })
+                .collect();
+        }
+        (Err(error), _) => error.to_string(),
+        (Ok(_), Err(_)) => String::from_utf8_lossy(&err).trim().to_owned(),
+    };
+    let remedy = format!("kubectl -n {namespace} logs {pod}");
+    let finding = Finding::failure(format!("pod {namespace}/{pod}"), problem, remedy);
+    vec![Check::new(&scope, "agent-answers", "The agent answers", vec![finding])]
+}
+
+async fn snapshot(client: &Client) -> Result<Snapshot, Error> {
+    Ok(Snapshot {
+        definitions: list(client).await?,
+        nodes: list(client).await?,
+        namespaces: list(client).await?,
+        pods: list_metadata(client).await?,
+        networks: list(client).await?,
+        attachments: list(client).await?,
+        egress_policies: list(client).await?,
+        interfaces: list(client).await?,
+        node_networks: list(client).await?,
+    })
+}
+
+/// All objects of a kind; none if the kind is not installed, which the check of definitions reports.
+async fn list<K>(client: &Client) -> Result<Vec<K>, Error>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let api: Api<K> = Api::all(client.clone());
+    let mut items = Vec::new();
+    let mut params = ListParams::default().limit(PAGE);
+    loop {
+        let page = match api.list(&params).await {
+            Ok(page) => page,
+            Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(items),
+            Err(error) => return Err(Error::of_request(format!("listing {}", K::plural(&())))(error)),
+        };
+        items.extend(page.items);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(items),
+        }
+    }
+}
+
+async fn list_metadata<K>(client: &Client) -> Result<Vec<PartialObjectMeta<K>>, Error>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let api: Api<K> = Api::all(client.clone());
+    let mut items = Vec::new();
+    let mut params = ListParams::default().limit(PAGE);
+    loop {
+        let page = api.list_metadata(&params).await;
+        let page = page.map_err(Error::of_request(format!("listing {}", K::plural(&()))))?;
+        items.extend(page.items);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(items),
+        }
+    }
+}
