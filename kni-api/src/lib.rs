@@ -4,6 +4,7 @@
 //! object together, can get wrong is refused by the API server itself; problems that depend on other objects or on a
 //! node are reported in conditions.
 
+pub mod access;
 mod conditions;
 pub mod egress_policy;
 pub mod node_network;
@@ -15,6 +16,7 @@ mod rules;
 mod schema;
 mod summary;
 
+pub use access::{Access, NamespaceAccess, NamespacesFrom};
 pub use conditions::{Condition, ConditionStatus, set_condition};
 pub use egress_policy::{EgressPolicy, EgressPolicySpec, EgressPolicyStatus};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

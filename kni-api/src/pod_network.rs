@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Condition, PodNetworkSummary,
+    access::Access,
     provider::ProviderSpec,
     rules,
     schema::{self, Cidr, HostAddress, Selector, Subnet},
@@ -113,6 +114,12 @@ pub struct PodNetworkSpec {
     /// that ask for one are scheduled where there are some.
     #[serde(default)]
     pub extended_resource: bool,
+    /// Who may join, and what pods that join may choose. Absent: the pods of the namespaces that `namespaceSelector`
+    /// selects, in the default network those of all namespaces, and no others; they choose neither addresses nor MAC
+    /// addresses nor default routes. Networks of a provider other than Ebpf hand out devices of the node and have to
+    /// name their namespaces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<Access>,
 }
 
 /// Prefix lengths of the address blocks of nodes.
@@ -281,6 +288,7 @@ mod tests {
         assert_eq!(
             names,
             [
+                "access",
                 "default",
                 "egress",
                 "enabled",

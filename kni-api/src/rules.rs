@@ -1,5 +1,6 @@
 //! Builds the validation rules for the API server, in CEL. Each message describes what to change.
 
+pub(crate) mod access;
 pub(crate) mod attachment;
 pub(crate) mod egress_policy;
 pub(crate) mod interface;

@@ -123,6 +123,7 @@ mod tests {
                 namespace_selector: None,
                 per_node_prefix: None,
                 extended_resource: false,
+                access: None,
             },
         )
     }

@@ -19,7 +19,7 @@ pub(crate) fn name() -> Rule {
 
 /// Rules of the whole spec.
 pub(crate) fn spec() -> Vec<Rule> {
-    [ranges(), egress(), meaningless(), blocks(), changes()].concat()
+    [ranges(), egress(), meaningless(), blocks(), access(), changes()].concat()
 }
 
 /// The subnets, as a list.
@@ -147,6 +147,30 @@ fn blocks() -> Vec<Rule> {
         )
     };
     vec![fits("ipv4", 4), fits("ipv6", 6)]
+}
+
+/// Objects that were there before these rules stay valid until their spec changes.
+fn access() -> Vec<Rule> {
+    vec![
+        rule_at(
+            ".access",
+            &format!("{PROVIDER} == 'Ebpf' || (has(self.access) && has(self.access.namespaces))"),
+            "the provider hands out devices of the node: name the namespaces that may join in access.namespaces, such as \
+             {from: Selected, selector: {matchLabels: {team: storage}}}",
+        ),
+        rule_at(
+            ".access.addressRanges",
+            "!has(self.access) || !has(self.access.addressRanges) || self.access.addressRanges.all(r, !isCIDR(r) || \
+             self.subnets.exists(s, isCIDR(s) && cidr(s).containsCIDR(r)))",
+            "has a range that is not inside any of the subnets: remove it, or write a part of a subnet",
+        ),
+        rule_at(
+            ".access.lockNamespaces",
+            "!has(self.access) || !self.access.lockNamespaces || self.default || has(self.namespaceSelector)",
+            "only a network that is the primary one of namespaces can lock them: add namespaceSelector, or remove \
+             lockNamespaces",
+        ),
+    ]
 }
 
 fn changes() -> Vec<Rule> {

@@ -43,21 +43,41 @@ const EDGES: &[(&str, &str)] = &[
     ),
     (
         "PodNetwork",
-        "{provider: {type: Macvlan, parent: eth1.7, mode: Passthru}}",
+        "{provider: {type: Macvlan, parent: eth1.7, mode: Passthru}, access: {namespaces: {from: None}}}",
     ),
     (
         "PodNetwork",
-        "{provider: {type: HostDevice, devices: [eth1, a_b-c.d], gateways: [10.0.0.1]}, subnets: [10.0.0.0/24]}",
+        "{provider: {type: HostDevice, devices: [eth1, a_b-c.d], gateways: [10.0.0.1]}, subnets: [10.0.0.0/24], access: \
+         {namespaces: {from: Selected, selector: {matchLabels: {team: storage}}}}}",
     ),
     (
         "PodNetwork",
-        "{provider: {type: Tap, owner: 4294967294, group: 0, multiQueue: false, devices: []}}",
+        "{provider: {type: Tap, owner: 4294967294, group: 0, multiQueue: false, devices: []}, access: {namespaces: {from: \
+         All}}}",
     ),
     (
         "PodNetwork",
-        "{default: true, provider: {type: CNI, confName: 'my network'}}",
+        "{default: true, provider: {type: CNI, confName: 'my network'}, access: {namespaces: {from: All}}}",
     ),
-    ("PodNetwork", "{provider: {type: CNI, file: 10-x.conflist}}"),
+    (
+        "PodNetwork",
+        "{provider: {type: CNI, file: 10-x.conflist}, access: {namespaces: {from: All}}}",
+    ),
+    ("PodNetwork", "{subnets: [10.0.0.0/24], access: {}}"),
+    (
+        "PodNetwork",
+        "{subnets: [10.0.0.0/24, 'fd00::/64'], access: {namespaces: {from: Selected, selector: {}}, allowAddresses: true, \
+         addressRanges: [10.0.0.0/24, 'fd00::/112'], allowMac: true, allowDefaultRoute: true, requireJoin: true, revoke: \
+         true}}",
+    ),
+    (
+        "PodNetwork",
+        "{subnets: [10.0.0.0/24], namespaceSelector: {}, access: {allowAddresses: true, lockNamespaces: true}}",
+    ),
+    (
+        "PodNetwork",
+        "{default: true, subnets: [10.0.0.0/24], access: {lockNamespaces: true, addressRanges: []}}",
+    ),
     (
         "PodNetworkAttachment",
         "{podNetworkName: b23456789-123456789-123456789-123456789-123456789, podSelector: {}, interfaceName: \

@@ -54,7 +54,7 @@ const EGRESS: &str = "EgressPolicy";
 const INTERFACE: &str = "PodInterface";
 const PLAIN: &str = "{subnets: [10.1.0.0/16, 'fd10::/64']}";
 const BLOCKS: &str = "{subnets: [10.1.0.0/16], perNodePrefix: {ipv4: 26}}";
-const MACVLAN: &str = "{provider: {type: Macvlan, parent: eth1}}";
+const MACVLAN: &str = "{provider: {type: Macvlan, parent: eth1}, access: {namespaces: {from: None}}}";
 const FIXED: &str = "{podNetworkName: blue, podSelector: {}, interfaceName: net1, mac: '02:00:00:00:00:01', \
                      addresses: [10.10.0.7]}";
 const JOINED: &str = "{podNetworkName: blue, podSelector: {}, interfaceName: net1}";
@@ -128,6 +128,15 @@ pub(crate) const CHANGES: &[Change] = &[
     ),
     taken(NETWORK, PLAIN, "{subnets: ['fd10::/64', 10.1.0.0/16, 10.2.0.0/16]}"),
     taken(NETWORK, PLAIN, "{provider: {type: Ebpf}}"),
+    taken(NETWORK, PLAIN, "{access: {namespaces: {from: All}}}"),
+    taken(NETWORK, MACVLAN, "{access: {namespaces: {from: All}, revoke: true}}"),
+    refused(
+        NETWORK,
+        MACVLAN,
+        "{access: null}",
+        "spec.access",
+        "name the namespaces that may join",
+    ),
     taken(
         NETWORK,
         PLAIN,

@@ -484,6 +484,54 @@ pub(crate) const INVALID: &[Invalid] = &[
     ),
     // Attachments.
     (
+        NETWORK,
+        "device of the node for unnamed namespaces",
+        "{provider: {type: Macvlan, parent: eth1}}",
+        &["spec.access", "name the namespaces that may join"],
+    ),
+    (
+        NETWORK,
+        "device of the node with an access that names none",
+        "{provider: {type: HostDevice, devices: [eth1]}, access: {allowMac: true}}",
+        &["spec.access", "name the namespaces that may join"],
+    ),
+    (
+        NETWORK,
+        "selected without a selector",
+        "{subnets: [10.1.0.0/16], access: {namespaces: {from: Selected}}}",
+        &["spec.access.namespaces.selector", "add one, or write All or None"],
+    ),
+    (
+        NETWORK,
+        "selector without a meaning",
+        "{subnets: [10.1.0.0/16], access: {namespaces: {from: All, selector: {}}}}",
+        &["spec.access.namespaces.selector", "remove it, or write Selected"],
+    ),
+    (
+        NETWORK,
+        "from elsewhere",
+        "{subnets: [10.1.0.0/16], access: {namespaces: {from: Same}}}",
+        &["spec.access.namespaces.from", "\"All\", \"Selected\", \"None\""],
+    ),
+    (
+        NETWORK,
+        "ranges of addresses that may not be chosen",
+        "{subnets: [10.1.0.0/16], access: {addressRanges: [10.1.1.0/24]}}",
+        &["spec.access.addressRanges", "set allowAddresses to true"],
+    ),
+    (
+        NETWORK,
+        "range outside the subnets",
+        "{subnets: [10.1.0.0/16], access: {allowAddresses: true, addressRanges: [10.2.0.0/24]}}",
+        &["spec.access.addressRanges", "not inside any of the subnets"],
+    ),
+    (
+        NETWORK,
+        "locked namespaces of no network",
+        "{subnets: [10.1.0.0/16], access: {lockNamespaces: true}}",
+        &["spec.access.lockNamespaces", "add namespaceSelector, or remove"],
+    ),
+    (
         ATTACHMENT,
         "no network",
         "{podSelector: {}, interfaceName: net1}",
