@@ -205,7 +205,7 @@ pub struct ClusterArgs {
     /// Kubeconfig for the API server. Default: the file in KUBECONFIG, else the service account of the pod.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Namespace of the Lease for the election of the leader, which writes the status of cluster-wide objects.
+    /// Namespace of the agents and of kni-controller, for `uninstall`.
     #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", default_value = "kni-system")]
     pub namespace: String,
     /// Services that pods of every network with egress reach by their virtual address, as NAMESPACE/NAME. Their

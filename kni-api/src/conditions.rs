@@ -1,6 +1,6 @@
 //! Conditions: what holds of an object, since when and why.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +41,22 @@ pub enum ConditionStatus {
 impl From<bool> for ConditionStatus {
     fn from(holds: bool) -> Self {
         if holds { Self::True } else { Self::False }
+    }
+}
+
+impl Condition {
+    /// A condition that begins now.
+    pub fn now(kind: &str, holds: bool, reason: &str, message: &str, generation: Option<i64>) -> Self {
+        // The API server stores whole seconds; values that are compared with its objects must too.
+        let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
+        Self {
+            type_: kind.to_owned(),
+            status: holds.into(),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            last_transition_time: Time(now),
+            observed_generation: generation,
+        }
     }
 }
 

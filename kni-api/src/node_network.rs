@@ -154,6 +154,10 @@ pub struct NodeNetworkEntry {
     /// Pods that have addresses.
     #[serde(default)]
     pub used: i64,
+    /// The count of the network's extended resource: pods that have addresses, plus those that still fit. Absent where
+    /// the network has no extended resource.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocatable: Option<i64>,
     /// Whether no address is left, and no additional block is available.
     #[serde(default)]
     pub exhausted: bool,

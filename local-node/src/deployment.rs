@@ -1,4 +1,5 @@
-//! Prepares a cluster for an agent: applies the objects of `deploy/` except the agent's own `DaemonSet`.
+//! Prepares a cluster for an agent: applies the objects of `deploy/` except the pods of the agent and of
+//! kni-controller, which run as processes of the node.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -7,11 +8,11 @@ use anyhow::{Context as _, Result};
 use crate::{config, local::LocalNode};
 
 const PATIENCE: Duration = Duration::from_mins(1);
-/// Files of `deploy/base` apart from those of the agent's pods.
-const BASE: [&str; 3] = ["namespace.yaml", "rbac.yaml", "in-use.yaml"];
+/// Files of `deploy/base` apart from those of pods.
+const BASE: [&str; 4] = ["namespace.yaml", "rbac.yaml", "controller-rbac.yaml", "in-use.yaml"];
 
 impl LocalNode {
-    /// Applies the definitions, the agent's RBAC rules and the networks of the examples in the folder `deploy`.
+    /// Applies the definitions, RBAC rules and the networks of the examples in the folder `deploy`.
     pub fn apply_deployment(&mut self, deploy: &Path) -> Result<()> {
         let mut objects = folder(&deploy.join("crds"))?;
         for name in BASE {
@@ -23,6 +24,14 @@ impl LocalNode {
         self.wait("the networks are created", PATIENCE, |node| {
             node.apply_text(&networks).map(|()| true)
         })
+    }
+
+    /// Starts the program of kni-controller, which is at `program` inside the node, with the permissions of
+    /// `deploy/base`.
+    pub fn start_controller(&mut self, program: &Path) -> Result<()> {
+        let mut command = self.command(program);
+        command.args(["--kubeconfig", &config::pki("controller.conf")]);
+        self.start_as("kni-controller", command)
     }
 
     /// The kubeconfig of the agent, inside the node: its user has the permissions of `deploy/base`.

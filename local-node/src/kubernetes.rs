@@ -14,6 +14,8 @@ use crate::{
 const PATIENCE: Duration = Duration::from_mins(2);
 /// The agent's user: the service account to which `deploy/base` grants the agent's rights.
 const AGENT: &str = "system:serviceaccount:kni-system:kni-agent";
+/// The user of kni-controller.
+const CONTROLLER: &str = "system:serviceaccount:kni-system:kni-controller";
 
 impl LocalNode {
     /// The node's name in the cluster.
@@ -109,6 +111,7 @@ fn certificates(server: &str) -> Result<(BTreeMap<PathBuf, String>, String)> {
         API_SERVER,
     )?;
     pki.issue_kubeconfig(&client("agent", AGENT, ""), API_SERVER)?;
+    pki.issue_kubeconfig(&client("controller", CONTROLLER, ""), API_SERVER)?;
     let outside = client("outside", "admin", "system:masters");
     let kubeconfig = pki.issue_kubeconfig(&outside, server).context("kubeconfig")?;
     Ok((texts(&pki), kubeconfig))

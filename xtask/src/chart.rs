@@ -9,10 +9,16 @@ use crate::workspace::root;
 /// First line of a generated file.
 const NOTICE: &str = "{{- /* Generated from deploy/base by `cargo xtask chart`; do not edit. */}}\n";
 /// Files of `deploy/base` that become templates.
-const FILES: [&str; 3] = ["rbac.yaml", "daemonset.yaml", "in-use.yaml"];
+const FILES: [&str; 5] = [
+    "rbac.yaml",
+    "controller-rbac.yaml",
+    "daemonset.yaml",
+    "controller.yaml",
+    "in-use.yaml",
+];
 
 /// Text of a file of `deploy/base`, and its replacement in the template. Each text is in at least one file.
-const CHANGES: [(&str, &str); 10] = [
+const CHANGES: [(&str, &str); 12] = [
     ("namespace: kni-system", "namespace: {{ .Release.Namespace }}"),
     (
         "image: kni.local/kni-agent:0.1.0",
@@ -32,6 +38,11 @@ const CHANGES: [(&str, &str); 10] = [
         "            requests:\n              cpu: 50m\n              memory: 100Mi\n",
         "            {{- toYaml .Values.resources | nindent 12 }}\n",
     ),
+    (
+        "            requests:\n              cpu: 20m\n              memory: 50Mi\n",
+        "            {{- toYaml .Values.controller.resources | nindent 12 }}\n",
+    ),
+    ("replicas: 2", "replicas: {{ .Values.controller.replicas }}"),
     ("privileged: false", "privileged: {{ eq .Values.mode \"kni\" }}"),
     (
         "mountPropagation: HostToContainer",

@@ -41,9 +41,11 @@ pub(crate) fn command(args: &Args) -> Result<()> {
         build_ebpf::build(false).map(drop)
     })?;
     progress.step("agent and tools", || {
-        programs(profile, &["kni-agent", "kni-image", "knictl"])
+        programs(profile, &["kni-agent", "kni-controller", "kni-image", "knictl"])
     })?;
-    let mut contents = vec![profile.program("kni-agent"), profile.program("knictl")];
+    let mut contents: Vec<PathBuf> = ["kni-agent", "kni-controller", "knictl"]
+        .map(|name| profile.program(name))
+        .into();
     contents.push(progress.step("CNI plugin", build_cni::build)?);
     progress.step("image", || {
         let mut image = Command::new(profile.program("kni-image"));

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The programs of this project that a node runs, and the program that runs the node.
-const PROGRAMS: [&str; 4] = ["kni-agent", "kni-cni", "kni-node", "knictl"];
+const PROGRAMS: [&str; 5] = ["kni-agent", "kni-cni", "kni-controller", "kni-node", "knictl"];
 
 /// The profile of the tests and of `demo`, so that one build serves all commands.
 const PROFILE: Profile = Profile::Dev;

@@ -4,7 +4,9 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::Taint;
 use kni_api::EgressPolicySummary;
-use kni_crd::{AttachmentFacts, InvalidObject, NodeNetwork, PodFacts, PodInterface, PodNetwork, PodNetworkAttachment};
+use kni_crd::{
+    AttachmentFacts, EgressPolicy, InvalidObject, NodeNetwork, PodFacts, PodInterface, PodNetwork, PodNetworkAttachment,
+};
 use kni_model::{
     NetworkName,
     policy::{Labels, Policy},
@@ -75,16 +77,18 @@ pub struct Tables {
     pub own_node: Table<NodeRow>,
     /// The object of the agent's own node.
     pub own_network: Table<Arc<NodeNetwork>>,
-    /// All nodes; only the leader watches them.
+    /// All nodes; only kni-controller follows them.
     pub nodes: Table<NodeRow>,
+    /// Egress policies with their status; only kni-controller follows them in this form.
+    pub egress_objects: Table<Arc<EgressPolicy>>,
     /// Network definitions of other tools.
     pub definitions: Table<NetworkName>,
 }
 
 impl Tables {
-    /// The kinds whose first list is not complete yet.
+    /// The kinds that an agent needs whose first list is not complete yet.
     pub fn missing(&self) -> Vec<&'static str> {
-        let all = [
+        unsynced(&[
             ("podnetworks", self.networks.is_synced()),
             ("podnetworkattachments", self.attachments.is_synced()),
             ("podinterfaces", self.interfaces.is_synced()),
@@ -98,15 +102,25 @@ impl Tables {
             ("nodes", self.own_node.is_synced()),
             ("nodenetworks", self.own_network.is_synced()),
             ("network-attachment-definitions", self.definitions.is_synced()),
-        ];
-        all.iter()
-            .filter(|(_, synced)| !synced)
-            .map(|(name, _)| *name)
-            .collect()
+        ])
+    }
+
+    /// The kinds that kni-controller needs whose first list is not complete yet.
+    pub fn missing_of_cluster(&self) -> Vec<&'static str> {
+        unsynced(&[
+            ("podnetworks", self.networks.is_synced()),
+            ("podnetworkattachments", self.attachments.is_synced()),
+            ("podinterfaces", self.interfaces.is_synced()),
+            ("egresspolicies", self.egress_objects.is_synced()),
+            ("namespaces", self.namespaces.is_synced()),
+            ("pods", self.pods.is_synced()),
+            ("nodes", self.nodes.is_synced()),
+            ("nodenetworks", self.node_networks.is_synced()),
+        ])
     }
 
     /// Changes with every change.
-    pub(super) fn version(&self) -> u64 {
+    pub fn version(&self) -> u64 {
         [
             self.networks.version(),
             self.attachments.version(),
@@ -120,6 +134,7 @@ impl Tables {
             self.own_node.version(),
             self.own_network.version(),
             self.nodes.version(),
+            self.egress_objects.version(),
             self.definitions.version(),
         ]
         .into_iter()
@@ -137,4 +152,10 @@ impl Tables {
     pub fn policy_version(&self) -> u64 {
         self.egress_policies.version() + self.network_policies.version() + self.multi_policies.version()
     }
+}
+
+/// The names of the kinds that are not complete.
+fn unsynced(kinds: &[(&'static str, bool)]) -> Vec<&'static str> {
+    let missing = kinds.iter().filter(|(_, synced)| !synced);
+    missing.map(|(name, _)| *name).collect()
 }

@@ -9,10 +9,7 @@ use std::{
 
 use fnv::FnvHasher;
 use futures::{StreamExt as _, stream};
-use k8s_openapi::{
-    apimachinery::pkg::apis::meta::v1::{OwnerReference, Time},
-    jiff::Timestamp,
-};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kni_api::{
     Condition, NETWORK_LABEL, NODE_LABEL, PodInterface, PodInterfaceSpec, PodInterfaceStatus,
     pod_interface::{AttachedProgram, InterfaceAddress, InterfaceRoute},
@@ -246,8 +243,8 @@ fn conditions(view: &InterfaceView, not_enforced: Option<&str>) -> Vec<Condition
         (false, _) => ("NoPrograms", "no policy holds at an interface of this kind"),
     };
     vec![
-        condition("Ready", healthy, reason, &message, None),
-        condition("PolicyEnforced", policy.0 == "Enforced", policy.0, policy.1, None),
+        Condition::now("Ready", healthy, reason, &message, None),
+        Condition::now("PolicyEnforced", policy.0 == "Enforced", policy.0, policy.1, None),
     ]
 }
 
@@ -295,23 +292,9 @@ fn status_of(view: &InterfaceView, not_enforced: Option<&str>) -> PodInterfaceSt
     }
 }
 
-/// A condition with the current time.
-pub(super) fn condition(kind: &str, holds: bool, reason: &str, message: &str, generation: Option<i64>) -> Condition {
-    // The API server stores whole seconds; values that are compared with its objects must too.
-    let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
-    Condition {
-        type_: kind.to_owned(),
-        status: holds.into(),
-        reason: reason.to_owned(),
-        message: message.to_owned(),
-        last_transition_time: Time(now),
-        observed_generation: generation,
-    }
-}
-
 /// `POD.IFNAME`. Interface names that are invalid in object names, and names that are too long, are replaced by a hash
 /// of both.
-pub(super) fn object_name(pod: &str, ifname: &str) -> String {
+fn object_name(pod: &str, ifname: &str) -> String {
     let plain = |name: &str| name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     let name = format!("{pod}.{ifname}");
     if plain(ifname) && name.len() <= MAX_NAME {

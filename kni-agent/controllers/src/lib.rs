@@ -14,14 +14,9 @@
 
 mod attachments;
 mod blocks;
-mod client;
 mod interfaces;
-mod leader;
-mod lease;
 mod network_status;
 mod node;
-mod reflector;
-mod resources;
 mod sync;
 
 use std::{
@@ -32,7 +27,6 @@ use std::{
     },
 };
 
-pub use client::{ClientError, connect};
 use futures::future::BoxFuture;
 use kni_crd::PodNetwork;
 use kni_enforcement::Enforcer;
@@ -43,6 +37,7 @@ use kni_model::{
     view::DesiredNetworks,
 };
 use kni_pods::Pods;
+use kni_reflectors::reflect_node;
 use kube::Client;
 use tokio::sync::Notify;
 
@@ -53,8 +48,6 @@ use kni_cluster::{ClusterCache, Key, Networks, Tables};
 pub struct ClusterOptions {
     /// Name of the node.
     pub node: String,
-    /// Namespace of the Lease.
-    pub namespace: String,
     /// Services, as `namespace/name`, that pods of every network with egress reach by their address.
     pub shared_services: BTreeSet<String>,
 }
@@ -89,7 +82,8 @@ impl Reflectors {
     /// Starts to follow the API server. Call it inside a tokio runtime.
     pub fn start(client: Client, options: ClusterOptions) -> Self {
         let cache = ClusterCache::new(&options.node);
-        resources::reflect_all(&client, &cache, &options.node);
+        // They end with the runtime.
+        reflect_node(&client, &cache, &options.node).detach_all();
         Self { client, options, cache }
     }
 
@@ -131,7 +125,6 @@ impl Reflectors {
             shared: Arc::new(Shared {
                 client: self.client.clone(),
                 node: self.options.node.clone(),
-                namespace: self.options.namespace.clone(),
                 services_of_all: self.options.shared_services.clone(),
                 cache: self.cache.clone(),
                 attacher,
@@ -163,7 +156,6 @@ impl std::ops::Deref for Cluster {
 pub struct Shared {
     client: Client,
     node: String,
-    namespace: String,
     services_of_all: BTreeSet<String>,
     cache: ClusterCache,
     attacher: Pods,
@@ -187,7 +179,6 @@ impl Cluster {
         tokio::spawn(self.clone().reconcile_attachments());
         tokio::spawn(self.clone().reconcile_interfaces());
         tokio::spawn(self.clone().reconcile_node());
-        tokio::spawn(self.clone().lead());
     }
 
     /// The kinds that were not read yet, by name.

@@ -1,4 +1,5 @@
-//! Reports the state of the node: its `NodeNetwork`, the taint of a node without addresses, and its extended resources.
+//! Reports the state of the node in its `NodeNetwork`, by which kni-controller sets the node's taint and extended
+//! resources.
 
 use std::{
     collections::BTreeMap,
@@ -6,9 +7,8 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::api::core::v1::{Node, Taint};
 use kni_api::{
-    EXHAUSTED_TAINT, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus, NodeNetworkSummary, RESOURCE_PREFIX,
+    Condition, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus, NodeNetworkSummary,
     node_network::{NodeNetworkEntry, PolicySummary, RefusedPolicy},
     set_condition,
 };
@@ -19,12 +19,8 @@ use kube::{
 };
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::{
-    Cluster,
-    interfaces::{FIELD_MANAGER, condition},
-    resources::node_row,
-};
-use kni_cluster::{Key, NodeRow, Tables, needs_block};
+use super::{Cluster, interfaces::FIELD_MANAGER};
+use kni_cluster::{Key, Tables, needs_block};
 
 /// Interval of the periodic round.
 const ROUND: Duration = Duration::from_secs(1);
@@ -50,15 +46,9 @@ impl Cluster {
                 continue;
             };
             let views = self.attacher.networks();
-            for done in [
-                self.write_node_network(&status, &views).await,
-                self.write_taint(&views).await,
-                self.write_resources(&views).await,
-            ] {
-                if let Err(error) = done {
-                    // The next round retries.
-                    tracing::debug!(%error, "cannot write the status of the node");
-                }
+            if let Err(error) = self.write_node_network(&status, &views).await {
+                // The next round retries.
+                tracing::debug!(%error, "cannot write the status of the node");
             }
         }
     }
@@ -120,8 +110,8 @@ impl Cluster {
         };
         let mut status = NodeNetworkStatus {
             conditions: vec![
-                condition("Ready", agent.ready, ready.0, &ready.1, None),
-                condition("Degraded", degraded, why, &message, None),
+                Condition::now("Ready", agent.ready, ready.0, &ready.1, None),
+                Condition::now("Degraded", degraded, why, &message, None),
             ],
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             tunnel_endpoints: addresses,
@@ -153,6 +143,9 @@ impl Cluster {
             blocks: spec.blocks.iter().flatten().map(ToString::to_string).collect(),
             capacity: fits.min().map_or(0, saturate),
             used: view.attachments.into(),
+            allocatable: object
+                .filter(|object| object.spec.extended_resource)
+                .map(|_requested| self.pods_that_fit(tables, view)),
             exhausted: self.is_used_up(view),
             network_id: view.network.id.get(),
         }
@@ -193,82 +186,6 @@ impl Cluster {
         }
     }
 
-    /// Sets or removes the taint. Running pods stay; new ones are scheduled elsewhere.
-    async fn write_taint(&self, views: &[NetworkView]) -> Result<(), kube::Error> {
-        let full: Option<String> = {
-            let tables = self.cache.tables();
-            let networks = self.networks(&tables);
-            let mut full = views
-                .iter()
-                .filter(|view| networks.is_primary(&view.network.spec.name) && self.is_used_up(view));
-            let full = full.next().map(|view| view.network.spec.name.to_string());
-            let Some(row) = tables.own_node.get("", &self.node) else {
-                return Ok(());
-            };
-            if with_taint(row, full.as_deref()).is_none() {
-                return Ok(());
-            }
-            full
-        };
-        let api: Api<Node> = Api::all(self.client.clone());
-        // The list is replaced as a whole, with the resource version that was read, so that concurrent changes are not
-        // lost.
-        let current = api.get(&self.node).await?;
-        let version = current.metadata.resource_version.clone();
-        let Some(taints) = with_taint(&node_row(current), full.as_deref()) else {
-            return Ok(());
-        };
-        let patch = serde_json::json!({
-            "metadata": {"resourceVersion": version},
-            "spec": {"taints": taints},
-        });
-        api.patch(&self.node, &PatchParams::default(), &Patch::Merge(&patch))
-            .await
-            .map(drop)
-    }
-
-    async fn write_resources(&self, views: &[NetworkView]) -> Result<(), kube::Error> {
-        let desired: BTreeMap<String, String> = {
-            let tables = self.cache.tables();
-            let asks = |name: &str| {
-                let object = tables.networks.get("", name);
-                object.is_some_and(|object| object.spec.extended_resource)
-            };
-            let asking = views.iter().filter(|view| asks(view.network.spec.name.as_str()));
-            asking
-                .map(|view| {
-                    let name = &view.network.spec.name;
-                    (
-                        format!("{RESOURCE_PREFIX}{name}"),
-                        self.pods_that_fit(&tables, view).to_string(),
-                    )
-                })
-                .collect()
-        };
-        let known = {
-            let tables = self.cache.tables();
-            let Some(row) = tables.own_node.get("", &self.node) else {
-                return Ok(());
-            };
-            row.resources.clone()
-        };
-        if known == desired {
-            return Ok(());
-        }
-        let mut capacity = serde_json::Map::new();
-        for name in known.keys().filter(|name| !desired.contains_key(*name)) {
-            capacity.insert(name.clone(), serde_json::Value::Null);
-        }
-        for (name, count) in desired {
-            capacity.insert(name, count.into());
-        }
-        let patch = serde_json::json!({"status": {"capacity": capacity, "allocatable": capacity}});
-        let api: Api<Node> = Api::all(self.client.clone());
-        api.patch_status(&self.node, &PatchParams::default(), &Patch::Merge(&patch))
-            .await
-            .map(drop)
-    }
-
     /// The number of pods that have addresses, plus those for which addresses are free: in the node's blocks, and in
     /// blocks that it could still allocate.
     fn pods_that_fit(&self, tables: &Tables, view: &NetworkView) -> i64 {
@@ -306,23 +223,6 @@ impl Cluster {
     }
 }
 
-/// The desired taints of the node; `None` if they are up to date.
-fn with_taint(node: &NodeRow, network: Option<&str>) -> Option<Vec<Taint>> {
-    let is_ours = |taint: &&Taint| taint.key == EXHAUSTED_TAINT;
-    let present = node.taints.iter().find(is_ours);
-    if present.is_some() == network.is_some() {
-        return None;
-    }
-    let mut taints: Vec<Taint> = node.taints.iter().filter(|taint| !is_ours(taint)).cloned().collect();
-    taints.extend(network.map(|network| Taint {
-        key: EXHAUSTED_TAINT.to_owned(),
-        value: Some(network.to_owned()),
-        effect: "NoSchedule".to_owned(),
-        time_added: None,
-    }));
-    Some(taints)
-}
-
 fn features(agent: &StatusView) -> BTreeMap<String, String> {
     let mut features: BTreeMap<String, String> = [("hook".to_owned(), agent.hook.clone())].into();
     if !agent.uplink.ifname.is_empty() {
@@ -336,37 +236,6 @@ fn features(agent: &StatusView) -> BTreeMap<String, String> {
 }
 
 /// The API uses signed 64-bit numbers.
-pub(super) fn saturate(number: u128) -> i64 {
+fn saturate(number: u128) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn taint(key: &str) -> Taint {
-        Taint {
-            key: key.to_owned(),
-            effect: "NoSchedule".to_owned(),
-            ..Taint::default()
-        }
-    }
-
-    #[test]
-    fn the_taint_comes_and_goes_and_others_stay() {
-        let mut node = NodeRow {
-            taints: vec![taint("other")],
-            ..NodeRow::default()
-        };
-        assert_eq!(with_taint(&node, None), None);
-        let tainted = with_taint(&node, Some("red")).unwrap();
-        let keys: Vec<_> = tainted
-            .iter()
-            .map(|taint| (taint.key.as_str(), taint.value.as_deref()))
-            .collect();
-        assert_eq!(keys, [("other", None), (EXHAUSTED_TAINT, Some("red"))]);
-        node.taints = tainted;
-        assert_eq!(with_taint(&node, Some("red")), None);
-        assert_eq!(with_taint(&node, None), Some(vec![taint("other")]));
-    }
 }

@@ -4,7 +4,6 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use futures::FutureExt as _;
-use kni_controllers as controllers;
 use kni_controllers::{Apply, Cluster, ClusterOptions, Reflectors};
 use kni_netlink::Changes as UplinkChanges;
 
@@ -13,12 +12,11 @@ use crate::cli::ServeArgs;
 
 /// Starts to watch the API server.
 pub(super) async fn watches(args: &ServeArgs) -> Result<Reflectors> {
-    let client = controllers::connect(args.cluster.kubeconfig.as_deref())
+    let client = kni_reflectors::connect(args.cluster.kubeconfig.as_deref())
         .await
         .context("the cluster (without one: --standalone --manifests DIR)")?;
     let options = ClusterOptions {
         node: settings::place(args).name,
-        namespace: args.cluster.namespace.clone(),
         shared_services: args.cluster.shared_services.iter().cloned().collect::<BTreeSet<_>>(),
     };
     Ok(Reflectors::start(client, options))

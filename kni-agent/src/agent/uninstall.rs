@@ -1,4 +1,4 @@
-//! Removes the agents' writes from the cluster when no node has an agent any more.
+//! Removes the writes of the agents and of kni-controller from the cluster when neither runs any more.
 
 use std::{
     fmt::Debug,
@@ -15,7 +15,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry,
 };
 use kni_api::{EgressPolicy, GROUP, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment, RESOURCE_PREFIX};
-use kni_controllers::connect;
+use kni_reflectors::connect;
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams},
@@ -26,8 +26,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::UninstallArgs;
 
-/// Name of the agents' `DaemonSet` and of their `Lease`, and prefix of their field managers' names.
+/// Name of the agents' `DaemonSet`, prefix of their field managers' names, and name of the `Lease` of earlier releases.
 const AGENT: &str = "kni-agent";
+/// Name of the controller's `Deployment` and of its `Lease`.
+const CONTROLLER: &str = "kni-controller";
 /// Label of the `DaemonSet`'s pods that clean up instead of serving.
 const TASK_LABEL: &str = "kni.dev/task";
 /// Annotation of pods with the status of their interfaces; agents of other networks write it as well.
@@ -39,7 +41,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Removes everything that the agents wrote from the cluster; objects of users stay.
 pub async fn uninstall(args: &UninstallArgs) -> Result<()> {
     let client = connect(args.cluster.kubeconfig.as_deref()).await?;
-    wait_for_agents(&client, args).await?;
+    let deadline = Instant::now() + Duration::from_secs(args.wait.into());
+    wait_for_controller(&client, args, deadline).await?;
+    wait_for_agents(&client, args, deadline).await?;
     release::<PodNetwork>(&client).await?;
     release::<PodNetworkAttachment>(&client).await?;
     release::<EgressPolicy>(&client).await?;
@@ -56,8 +60,10 @@ pub async fn uninstall(args: &UninstallArgs) -> Result<()> {
         restore_pod(&client, &pod).await?;
     }
     let leases: Api<Lease> = Api::namespaced(client, &args.cluster.namespace);
-    let deleted = leases.delete(AGENT, &DeleteParams::default()).await;
-    if_there(deleted).with_context(|| format!("deleting Lease {AGENT}"))?;
+    for name in [AGENT, CONTROLLER] {
+        let deleted = leases.delete(name, &DeleteParams::default()).await;
+        if_there(deleted).with_context(|| format!("deleting Lease {name}"))?;
+    }
     tracing::info!("the cluster is as without agents");
     Ok(())
 }
@@ -73,9 +79,26 @@ pub async fn rest() -> Result<()> {
     Ok(())
 }
 
+/// Waits until no pod of kni-controller is left.
+async fn wait_for_controller(client: &Client, args: &UninstallArgs, deadline: Instant) -> Result<()> {
+    let namespace = &args.cluster.namespace;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let controllers = ListParams::default().labels(&format!("app.kubernetes.io/name={CONTROLLER}"));
+    while let Some(pod) = pods.list_metadata(&controllers).await?.items.first() {
+        ensure!(
+            Instant::now() < deadline,
+            "pod {namespace}/{} still runs: delete Deployment {CONTROLLER}, or apply overlays/uninstall; what it would \
+             write again stays in the cluster",
+            pod.name_any()
+        );
+        tracing::info!("waiting for the end of pod {namespace}/{}", pod.name_any());
+        tokio::time::sleep(PAUSE).await;
+    }
+    Ok(())
+}
+
 /// Waits until the agents' `DaemonSet` is gone, or its pods clean up instead.
-async fn wait_for_agents(client: &Client, args: &UninstallArgs) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(args.wait.into());
+async fn wait_for_agents(client: &Client, args: &UninstallArgs, deadline: Instant) -> Result<()> {
     let namespace = &args.cluster.namespace;
     let sets: Api<DaemonSet> = Api::namespaced(client.clone(), namespace);
     loop {

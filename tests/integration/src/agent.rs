@@ -220,6 +220,11 @@ pub fn agent_binary() -> Result<PathBuf> {
     built("kni-agent", "KNI_AGENT_BIN")
 }
 
+/// kni-controller: `KNI_CONTROLLER_BIN`, or the one beside the running test, built by cargo once per process.
+pub fn controller_binary() -> Result<PathBuf> {
+    built("kni-controller", "KNI_CONTROLLER_BIN")
+}
+
 /// knictl: `KNI_KNICTL_BIN`, or the one beside the running test, built by cargo once per process.
 pub fn knictl_binary() -> Result<PathBuf> {
     built("knictl", "KNI_KNICTL_BIN")

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use kni_local_node::{LocalNode, Programs, StaticPrograms};
 
 use crate::{
-    agent::{Agent, AgentOptions, Membership, agent_binary, profile_folder, shim_binary},
+    agent::{Agent, AgentOptions, Membership, agent_binary, controller_binary, profile_folder, shim_binary},
     eventually_sync,
     manifest::Manifest,
     node::Node,
@@ -54,7 +54,7 @@ impl Machine {
     }
 
     /// [`Self::start_agent`] with an agent that watches the API server, to which the objects of `deploy/` are applied
-    /// first.
+    /// first, and kni-controller.
     pub fn start_member(&mut self) -> Result<Agent> {
         self.local.apply_deployment(Path::new(DEPLOY))?;
         let cluster = Membership {
@@ -67,6 +67,8 @@ impl Machine {
         };
         let agent = Agent::start(&self.node, options)?;
         self.install_cni()?;
+        let controller = self.node.install(&controller_binary()?)?;
+        self.local.start_controller(&controller)?;
         Ok(agent)
     }
 

@@ -60,6 +60,7 @@ pub(super) const CRATES: &[(&str, Layer)] = &[
     ("kni-agent/cluster", Layer::Service(1)),
     ("kni-agent/enforcement", Layer::Service(1)),
     ("kni-agent/flows", Layer::Service(1)),
+    ("kni-agent/reflectors", Layer::Service(2)),
     ("kni-agent/uplink", Layer::Service(2)),
     ("kni-agent/pods", Layer::Service(3)),
     ("kni-agent/inspect", Layer::Service(4)),
@@ -69,6 +70,7 @@ pub(super) const CRATES: &[(&str, Layer)] = &[
     ("kni-agent/manifests", Layer::Edge),
     ("kni-agent", Layer::Root),
     ("kni-cni", Layer::Program),
+    ("kni-controller", Layer::Program),
     ("kni-ebpf", Layer::Program),
     ("knictl", Layer::Program),
     ("local-node", Layer::Program),
@@ -150,11 +152,11 @@ const OUTSIDE: &[Outside] = &[
     },
     Outside {
         pattern: "kube",
-        who: Who::OnlyAndRoot(&["cluster", "controllers", "crd", "manifests"]),
+        who: Who::OnlyAndRoot(&["cluster", "controllers", "crd", "manifests", "reflectors"]),
     },
     Outside {
         pattern: "kube_*",
-        who: Who::OnlyAndRoot(&["cluster", "controllers", "crd", "manifests"]),
+        who: Who::OnlyAndRoot(&["cluster", "controllers", "crd", "manifests", "reflectors"]),
     },
     Outside {
         // The tests of the driver inspect the kernel with iproute2.

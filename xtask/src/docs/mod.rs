@@ -25,10 +25,11 @@ use crate::{
 };
 
 /// Programs with documented options, and their names in the pages.
-const PROGRAMS: [&str; 7] = [
+const PROGRAMS: [&str; 8] = [
     "kni-agent",
     "kni-bench",
     "kni-cni",
+    "kni-controller",
     "kni-demo",
     "kni-image",
     "kni-node",

@@ -9,12 +9,13 @@ use std::{
 use anyhow::{Context, Result};
 
 /// Crates and folders whose keys are visible to users.
-const PRODUCT: [&str; 7] = [
+const PRODUCT: [&str; 8] = [
     "deploy",
     "kni-agent",
     "kni-api",
     "kni-cni",
     "kni-common",
+    "kni-controller",
     "knictl",
     "proto",
 ];

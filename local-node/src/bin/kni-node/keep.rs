@@ -70,6 +70,10 @@ fn start_agent(local: &mut LocalNode, folders: &Folders, standalone: bool) -> Re
         command.args(["--node-name", LocalNode::NAME]);
     }
     local.start_as("kni-agent", command)?;
+    if !standalone {
+        let controller = local.inside().install(&folders.ours("kni-controller")?)?;
+        local.start_controller(&controller)?;
+    }
     let knictl = local.inside().install(&folders.ours("knictl")?)?;
     local.wait("the agent serves", AGENT_PATIENCE, |node| {
         let status = node.command(&knictl).arg("status").output().context("run knictl")?;

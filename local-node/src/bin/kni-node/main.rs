@@ -49,7 +49,7 @@ struct Folders {
     /// Folder of the programs of a node, which are built once
     #[arg(long, value_name = "DIR")]
     tools: PathBuf,
-    /// Folder of our own programs: kni-agent, kni-cni, knictl
+    /// Folder of our own programs: kni-agent, kni-cni, kni-controller, knictl
     #[arg(long, value_name = "DIR")]
     programs: PathBuf,
 }

@@ -2,6 +2,7 @@
 
 mod api_access;
 pub mod audit;
+mod controller;
 mod definitions;
 mod fake_kubelet;
 mod member;
@@ -15,6 +16,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, Result};
 pub use api_access::connect;
+pub use controller::Controller;
 pub use definitions::deployed;
 pub use fake_kubelet::FakeKubelet;
 use k8s_openapi::api::core::v1::Pod as PodObject;
@@ -40,6 +42,8 @@ pub const PATIENCE: Duration = Duration::from_mins(1);
 pub struct Cluster {
     /// The nodes; the first one is `node1`.
     pub nodes: Vec<Member>,
+    /// The replicas of kni-controller; [`Cluster::start_controller`] adds one.
+    pub controllers: Vec<Controller>,
     /// The client of the administrator.
     pub client: Client,
     /// The API server and its dependencies.
@@ -58,21 +62,33 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Only the control plane, with the definitions of all objects and the permissions of agents.
+    /// Only the control plane, with the definitions of all objects, the permissions of the deployment, and one replica
+    /// of kni-controller.
     pub async fn without_nodes(name: &str) -> Result<Self> {
         let fabric = Fabric::new(name)?;
         let logs = tools()?.join("logs").join(format!("{}-{name}", std::process::id()));
         let mut control = ControlPlane::start(&fabric, &programs()?, &static_programs()?, &logs)?;
         let client = connect(fabric.inside(), &control.kubeconfig("test", "system:masters")?).await?;
-        let cluster = Self {
+        let mut cluster = Self {
             nodes: Vec::new(),
+            controllers: Vec::new(),
             client,
             control,
             fabric,
         };
         definitions::install(&cluster.client).await?;
         rights::grant(&cluster.client).await?;
+        cluster.start_controller()?;
         Ok(cluster)
+    }
+
+    /// Starts another replica of kni-controller, beside the API server.
+    pub fn start_controller(&mut self) -> Result<&mut Controller> {
+        let kubeconfig = self.control.kubeconfig(controller::USER, controller::GROUP)?;
+        let name = format!("controller{}", self.controllers.len() + 1);
+        let started = Controller::start(self.control.node(), &name, &kubeconfig)?;
+        self.controllers.push(started);
+        self.controllers.last_mut().context("just pushed")
     }
 
     /// Registers a node at the API server, and starts its agent and its fake kubelet.

@@ -1,4 +1,5 @@
-//! Grants the agents' group the permissions that the deployment grants to the service account.
+//! Grants the groups of the agents and of kni-controller the permissions that the deployment grants to their service
+//! accounts.
 
 use std::{
     fs,
@@ -14,18 +15,24 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{
+    controller,
     definitions::{deploy, documents},
     member::AGENTS,
 };
 
-/// Applies the deployment's roles and binds them to the group of the agents.
+/// Applies the deployment's roles and binds them to the groups.
 pub(super) async fn grant(client: &Client) -> Result<()> {
     let (cluster, local): (Vec<Value>, Vec<Value>) =
         roles()?.into_iter().partition(|role| role["kind"] == "ClusterRole");
     ensure!(!cluster.is_empty(), "the deployment has no ClusterRole");
     let params = PatchParams::apply("test").force();
-    let group = json!([{ "kind": "Group", "name": AGENTS, "apiGroup": "rbac.authorization.k8s.io" }]);
     let binding = |kind: &str, role: &Value| {
+        // A role has the name of its service account.
+        let group = if role["metadata"]["name"] == "kni-controller" {
+            controller::GROUP
+        } else {
+            AGENTS
+        };
         json!({
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": format!("{kind}Binding"),
@@ -35,7 +42,7 @@ pub(super) async fn grant(client: &Client) -> Result<()> {
                 "kind": kind,
                 "name": role["metadata"]["name"],
             },
-            "subjects": group,
+            "subjects": [{ "kind": "Group", "name": group, "apiGroup": "rbac.authorization.k8s.io" }],
         })
     };
     for role in &cluster {

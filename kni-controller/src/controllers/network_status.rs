@@ -1,5 +1,7 @@
 //! Computes the status of a network over all nodes: its conditions and counts.
 
+use std::collections::BTreeSet;
+
 use kni_api::{
     Condition, PodNetworkStatus, PodNetworkSummary,
     pod_network::{AddressCounts, NodeCounts},
@@ -8,66 +10,43 @@ use kni_api::{
 use kni_crd::PodNetwork;
 use kube::ResourceExt as _;
 
-use super::{count, listed, users};
-use kni_cluster::{Networks, Tables};
-
-use crate::{interfaces::condition, node::saturate};
+use super::{count, listed, overview::Overview};
 
 /// Maximum number of namespaces in the status of a network.
 const MOST_NAMESPACES: usize = 100;
 
 /// The desired status of a network: its blocks without those of removed nodes, its conditions and its counts.
 pub(super) fn network_status(
-    tables: &Tables,
-    networks: &Networks,
+    overview: &Overview<'_>,
+    refused: Option<&str>,
     object: &PodNetwork,
-    is_expired: impl Fn(&str) -> bool,
+    gone: &BTreeSet<String>,
 ) -> PodNetworkStatus {
     let name = object.name_any();
     let mut status = object.status.clone().unwrap_or_default();
-    status.blocks.retain(|block| !is_expired(&block.node));
-    let entries: Vec<(&str, Option<&kni_api::node_network::NodeNetworkEntry>)> = tables
-        .node_networks
-        .rows()
-        .iter()
-        .filter(|(key, _)| tables.nodes.get("", &key.name).is_some())
-        .map(|(key, row)| {
-            let entries = row.status.iter().flat_map(|status| &status.networks);
-            (key.name.as_str(), entries.into_iter().find(|entry| entry.name == name))
-        })
-        .collect();
+    status.blocks.retain(|block| !gone.contains(&block.node));
+    let entries = overview.entries(&name);
     let generation = object.metadata.generation.unwrap_or(0);
-    let programmed: Vec<&str> = entries
-        .iter()
-        .filter(|(_, entry)| entry.is_some_and(|entry| entry.generation == generation))
-        .map(|(node, _)| *node)
-        .collect();
-    let ready = entries
-        .iter()
-        .filter(|(_, entry)| entry.is_some_and(|entry| entry.ready))
-        .count();
-    let full: Vec<&str> = entries
-        .iter()
-        .filter(|(_, entry)| entry.is_some_and(|entry| entry.exhausted))
-        .map(|(node, _)| *node)
-        .collect();
+    let programmed = entries.iter().filter(|(_, entry)| entry.generation == generation);
+    let programmed: BTreeSet<&str> = programmed.map(|(node, _)| *node).collect();
+    let ready = entries.iter().filter(|(_, entry)| entry.ready).count();
+    let full = entries.iter().filter(|(_, entry)| entry.exhausted);
+    let full: Vec<&str> = full.map(|(node, _)| *node).collect();
+    let nodes = &overview.nodes;
     status.nodes = NodeCounts {
         ready: count(ready),
-        total: count(entries.len()),
+        total: count(nodes.len()),
     };
-    status.interfaces = count(users(tables, &name));
-    status.addresses = addresses(tables, object, &status);
-    status.namespaces = namespaces(tables, networks, &name);
-    let missing: Vec<&str> = entries
-        .iter()
-        .map(|(node, _)| *node)
-        .filter(|node| !programmed.contains(node))
-        .collect();
-    let refused = networks.refused.get(&name).map(String::as_str);
-    for condition in conditions(object, refused, &missing, &full, entries.len()) {
+    status.interfaces = count(overview.interfaces(&name).len());
+    status.addresses = addresses(overview, object, &status);
+    let namespaces = overview.namespaces(&name).iter().take(MOST_NAMESPACES);
+    status.namespaces = namespaces.cloned().collect();
+    let missing = nodes.iter().filter(|node| !programmed.contains(*node));
+    let missing: Vec<&str> = missing.copied().collect();
+    for condition in conditions(object, refused, &missing, &full, nodes.len()) {
         set_condition(&mut status.conditions, condition);
     }
-    set_condition(&mut status.conditions, in_use(tables, object, &name));
+    set_condition(&mut status.conditions, in_use(overview, object, &name));
     status.summary = PodNetworkSummary::new(&object.spec, &status);
     status
 }
@@ -80,7 +59,8 @@ fn conditions(
     nodes: usize,
 ) -> Vec<Condition> {
     let generation = object.metadata.generation;
-    let make = |kind: &str, holds, reason: &str, message: &str| condition(kind, holds, reason, message, generation);
+    let make =
+        |kind: &str, holds, reason: &str, message: &str| Condition::now(kind, holds, reason, message, generation);
     let accepted = match refused {
         None => make("Accepted", true, "Valid", "the network is valid"),
         Some(why) => make("Accepted", false, "Refused", why),
@@ -134,15 +114,14 @@ fn conditions(
 }
 
 /// The condition for interfaces that prevent the deletion of a network.
-fn in_use(tables: &Tables, object: &PodNetwork, name: &str) -> Condition {
-    let rows = tables.interfaces.rows().iter();
+fn in_use(overview: &Overview<'_>, object: &PodNetwork, name: &str) -> Condition {
+    let rows = overview.interfaces(name).iter();
     let users: Vec<String> = rows
-        .filter(|(_, row)| row.spec.pod_network_name == name)
         .map(|(key, row)| format!("{}/{}", key.namespace, row.spec.pod_name))
         .collect();
     let generation = object.metadata.generation;
     if users.is_empty() {
-        return condition(
+        return Condition::now(
             "InUse",
             false,
             "NoInterfaces",
@@ -157,13 +136,13 @@ fn in_use(tables: &Tables, object: &PodNetwork, name: &str) -> Condition {
             "the network cannot be deleted while pods have interfaces in it, and works on for them: {}",
             listed(&names)
         );
-        return condition("InUse", true, "DeletionRefused", &message, generation);
+        return Condition::now("InUse", true, "DeletionRefused", &message, generation);
     }
     // Without pod names: they would change with every pod.
-    condition("InUse", true, "HasInterfaces", "pods have interfaces in it", generation)
+    Condition::now("InUse", true, "HasInterfaces", "pods have interfaces in it", generation)
 }
 
-fn addresses(tables: &Tables, object: &PodNetwork, status: &PodNetworkStatus) -> AddressCounts {
+fn addresses(overview: &Overview<'_>, object: &PodNetwork, status: &PodNetworkStatus) -> AddressCounts {
     let size = |cidr: &str| -> u128 {
         let net: Result<ipnet::IpNet, _> = cidr.parse();
         net.map_or(0, |net| {
@@ -173,10 +152,9 @@ fn addresses(tables: &Tables, object: &PodNetwork, status: &PodNetworkStatus) ->
     };
     let sum = |sizes: &mut dyn Iterator<Item = u128>| saturate(sizes.fold(0, u128::saturating_add));
     let name = object.name_any();
-    let rows = tables.interfaces.rows().values();
+    let rows = overview.interfaces(&name).iter();
     let used = rows
-        .filter(|row| row.spec.pod_network_name == name)
-        .filter_map(|row| row.status.as_ref())
+        .filter_map(|(_, row)| row.status.as_ref())
         .map(|status| status.addresses.len())
         .sum();
     AddressCounts {
@@ -186,14 +164,6 @@ fn addresses(tables: &Tables, object: &PodNetwork, status: &PodNetworkStatus) ->
     }
 }
 
-fn namespaces(tables: &Tables, networks: &Networks, name: &str) -> Vec<String> {
-    let rows = tables.namespaces.rows().iter();
-    rows.filter(|(_, labels)| {
-        networks
-            .default_of(labels)
-            .is_some_and(|network| network.as_str() == name)
-    })
-    .map(|(key, _)| key.name.clone())
-    .take(MOST_NAMESPACES)
-    .collect()
+fn saturate(number: u128) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }

@@ -23,22 +23,45 @@ use tokio::task::JoinSet;
 use super::reflector::Kind;
 use kni_cluster::{AttachmentRow, ClusterCache, NodeRow, PolicyRow};
 
-/// Follows the kinds that every agent needs. The tasks end with the runtime.
-pub(super) fn reflect_all(client: &Client, cache: &ClusterCache, node: &str) {
-    reflect_networks(client, cache);
-    reflect_policies(client, cache);
-    reflect_core(client, cache);
-    reflect_own(client, cache, node);
+/// Follows the kinds that the agent of `node` needs. Ends when the set is dropped.
+pub fn reflect_node(client: &Client, cache: &ClusterCache, node: &str) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    reflect_networks(&mut tasks, client, cache);
+    reflect_definitions(&mut tasks, client, cache);
+    reflect_policies(&mut tasks, client, cache);
+    reflect_core(&mut tasks, client, cache);
+    reflect_services(&mut tasks, client, cache);
+    reflect_own(&mut tasks, client, cache, node);
+    tasks
 }
 
-fn reflect_networks(client: &Client, cache: &ClusterCache) {
+/// Follows the kinds that kni-controller needs. Ends when the set is dropped.
+pub fn reflect_cluster(client: &Client, cache: &ClusterCache) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    reflect_networks(&mut tasks, client, cache);
+    reflect_core(&mut tasks, client, cache);
+    reflect_nodes(&mut tasks, client, cache);
+    let kind = Kind::<EgressPolicy, _> {
+        name: "egresspolicies",
+        table: |tables| &mut tables.egress_objects,
+        convert: |mut object| {
+            object.metadata.managed_fields = None;
+            Some(Arc::new(object))
+        },
+        optional: false,
+    };
+    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+    tasks
+}
+
+fn reflect_networks(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache) {
     let kind = Kind::<PodNetwork, _> {
         name: "podnetworks",
         table: |tables| &mut tables.networks,
         convert: |object| Some(Arc::new(object)),
         optional: false,
     };
-    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
     let kind = Kind::<PodNetworkAttachment, _> {
         name: "podnetworkattachments",
         table: |tables| &mut tables.attachments,
@@ -50,7 +73,7 @@ fn reflect_networks(client: &Client, cache: &ClusterCache) {
         },
         optional: false,
     };
-    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
     let kind = Kind::<PodInterface, _> {
         name: "podinterfaces",
         table: |tables| &mut tables.interfaces,
@@ -60,7 +83,11 @@ fn reflect_networks(client: &Client, cache: &ClusterCache) {
         },
         optional: false,
     };
-    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+}
+
+/// Follows the network definitions of other tools.
+fn reflect_definitions(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache) {
     let definition = GroupVersionKind::gvk("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition");
     let resource = ApiResource::from_gvk_with_plural(&definition, "network-attachment-definitions");
     let kind = Kind::<DynamicObject, _> {
@@ -72,10 +99,10 @@ fn reflect_networks(client: &Client, cache: &ClusterCache) {
         },
         optional: true,
     };
-    tokio::spawn(kind.reflect(Api::all_with(client.clone(), &resource), cache.clone()));
+    tasks.spawn(kind.reflect(Api::all_with(client.clone(), &resource), cache.clone()));
 }
 
-fn reflect_policies(client: &Client, cache: &ClusterCache) {
+fn reflect_policies(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache) {
     let kind = Kind::<EgressPolicy, _> {
         name: "egresspolicies",
         table: |tables| &mut tables.egress_policies,
@@ -87,15 +114,15 @@ fn reflect_policies(client: &Client, cache: &ClusterCache) {
         },
         optional: false,
     };
-    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
     let kind = Kind::<NetworkPolicy, _> {
         name: "networkpolicies",
         table: |tables| &mut tables.network_policies,
         convert: |object| Some(policy_row(&object)),
         optional: false,
     };
-    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
-    tokio::spawn(reflect_multi_policies(client.clone(), cache.clone()));
+    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+    tasks.spawn(reflect_multi_policies(client.clone(), cache.clone()));
 }
 
 /// The API server converts between the versions that it serves, so one is enough: the newer one if it is served.
@@ -120,39 +147,44 @@ async fn reflect_multi_policies(client: Client, cache: ClusterCache) {
     kind.reflect(Api::all(client), cache).await;
 }
 
-fn reflect_core(client: &Client, cache: &ClusterCache) {
+/// Follows namespaces and pods.
+fn reflect_core(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache) {
     let kind = Kind::<Namespace, _> {
         name: "namespaces",
         table: |tables| &mut tables.namespaces,
         convert: |object| Some(object.metadata.labels.unwrap_or_default()),
         optional: false,
     };
-    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
-    let kind = Kind::<Service, _> {
-        name: "services",
-        table: |tables| &mut tables.services,
-        convert: |object| read_service(&object).transpose(),
-        optional: false,
-    };
-    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
-    let kind = Kind::<EndpointSlice, _> {
-        name: "endpointslices",
-        table: |tables| &mut tables.slices,
-        convert: |object| read_endpoint_slice(&object).transpose(),
-        optional: false,
-    };
-    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
     let kind = Kind::<Pod, _> {
         name: "pods",
         table: |tables| &mut tables.pods,
         convert: |object| Some(Arc::new(read_pod(object))),
         optional: false,
     };
-    tokio::spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+}
+
+/// Follows Services and their endpoints.
+fn reflect_services(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache) {
+    let kind = Kind::<Service, _> {
+        name: "services",
+        table: |tables| &mut tables.services,
+        convert: |object| read_service(&object).transpose(),
+        optional: false,
+    };
+    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+    let kind = Kind::<EndpointSlice, _> {
+        name: "endpointslices",
+        table: |tables| &mut tables.slices,
+        convert: |object| read_endpoint_slice(&object).transpose(),
+        optional: false,
+    };
+    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
 }
 
 /// Follows the objects that belong to the node itself.
-fn reflect_own(client: &Client, cache: &ClusterCache, node: &str) {
+fn reflect_own(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache, node: &str) {
     let own = watcher::Config::default().fields(&format!("metadata.name={node}"));
     let kind = Kind::<Node, _> {
         name: "this node",
@@ -160,19 +192,18 @@ fn reflect_own(client: &Client, cache: &ClusterCache, node: &str) {
         convert: |object| Some(node_row(object)),
         optional: false,
     };
-    tokio::spawn(kind.reflect_selected(Api::all(client.clone()), own.clone(), cache.clone()));
+    tasks.spawn(kind.reflect_selected(Api::all(client.clone()), own.clone(), cache.clone()));
     let kind = Kind::<NodeNetwork, _> {
         name: "this node's nodenetwork",
         table: |tables| &mut tables.own_network,
         convert: |object| Some(node_network(object)),
         optional: false,
     };
-    tokio::spawn(kind.reflect_selected(Api::all(client.clone()), own, cache.clone()));
+    tasks.spawn(kind.reflect_selected(Api::all(client.clone()), own, cache.clone()));
 }
 
-/// Follows the nodes and their status, which only the leader needs. Ends when the set is dropped.
-pub(super) fn reflect_nodes(client: &Client, cache: &ClusterCache) -> JoinSet<()> {
-    let mut tasks = JoinSet::new();
+/// Follows the nodes, and what their agents report.
+fn reflect_nodes(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache) {
     let kind = Kind::<Node, _> {
         name: "nodes",
         table: |tables| &mut tables.nodes,
@@ -187,7 +218,6 @@ pub(super) fn reflect_nodes(client: &Client, cache: &ClusterCache) -> JoinSet<()
         optional: false,
     };
     tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
-    tasks
 }
 
 fn node_network(mut object: NodeNetwork) -> Arc<NodeNetwork> {
@@ -209,7 +239,7 @@ where
 }
 
 /// The retained fields of a node.
-pub(super) fn node_row(object: Node) -> NodeRow {
+pub fn node_row(object: Node) -> NodeRow {
     let status = object.status.unwrap_or_default();
     let addresses = status.addresses.unwrap_or_default().into_iter();
     let resources = status.capacity.unwrap_or_default().into_iter();

@@ -1,4 +1,4 @@
-//! Follows the API server with one watch per kind, which is restarted for as long as the agent runs.
+//! Follows the API server with one watch per kind, which is restarted for as long as the process runs.
 
 use std::{fmt::Debug, time::Duration};
 
@@ -32,7 +32,7 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     V: PartialEq + Send + 'static,
 {
-    /// Follows all objects of the kind for as long as the agent runs.
+    /// Follows all objects of the kind until the task is aborted.
     pub(super) async fn reflect(self, api: Api<K>, cache: ClusterCache) {
         self.reflect_selected(api, watcher::Config::default(), cache).await;
     }

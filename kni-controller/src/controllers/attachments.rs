@@ -1,0 +1,103 @@
+//! Writes the status of attachments: the selected pods, and those that have the interface.
+
+use std::collections::BTreeMap;
+
+use kni_api::{
+    AttachmentSummary, Condition, PodInterface, PodNetworkAttachment, PodNetworkAttachmentStatus, set_condition,
+};
+use kni_cluster::{AttachmentRow, Key, Networks, Tables};
+use kni_policy::matches;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+
+use super::reconcile::{Context, Reconciler, ignore_gone};
+
+/// The controller.
+pub(super) struct AttachmentStatus;
+
+/// Interfaces by UID of the pod and name.
+type Interfaces<'a> = BTreeMap<(&'a str, &'a str), &'a PodInterface>;
+
+impl Reconciler for AttachmentStatus {
+    const NAME: &'static str = "attachments";
+    type Write = PodNetworkAttachmentStatus;
+
+    fn version(tables: &Tables) -> u64 {
+        [
+            tables.attachments.version(),
+            tables.networks.version(),
+            tables.interfaces.version(),
+            tables.pods.version(),
+        ]
+        .into_iter()
+        .sum()
+    }
+
+    fn plan(&mut self, tables: &Tables, _networks: &Networks) -> Vec<(Key, PodNetworkAttachmentStatus)> {
+        if tables.attachments.rows().is_empty() {
+            return Vec::new();
+        }
+        let interfaces = tables.interfaces.rows().values();
+        let interfaces: Interfaces<'_> = interfaces
+            .map(|row| ((row.spec.pod_uid.as_str(), row.spec.interface_name.as_str()), &**row))
+            .collect();
+        let rows = tables.attachments.rows().iter();
+        rows.map(|(key, row)| (key, row, attachment_status(tables, &interfaces, row)))
+            .filter(|(_, row, status)| row.object.status.as_ref() != Some(status))
+            .map(|(key, _, status)| (key.clone(), status))
+            .collect()
+    }
+
+    async fn write(context: Context, key: Key, status: PodNetworkAttachmentStatus) -> kube::Result<()> {
+        let api: Api<PodNetworkAttachment> = Api::namespaced(context.client.clone(), &key.namespace);
+        let patch = Patch::Merge(serde_json::json!({"status": status}));
+        ignore_gone(api.patch_status(&key.name, &PatchParams::default(), &patch).await)
+    }
+}
+
+/// The desired status of an attachment.
+fn attachment_status(tables: &Tables, interfaces: &Interfaces<'_>, row: &AttachmentRow) -> PodNetworkAttachmentStatus {
+    let mut status = row.object.status.clone().unwrap_or_default();
+    let generation = row.object.metadata.generation;
+    let network = tables.networks.get("", &row.object.spec.pod_network_name);
+    let (accepted, reason, message) = match (&row.facts, network) {
+        (Err(why), _) => (false, "Refused", why.to_string()),
+        (Ok(_), None) => {
+            let message = format!("network {} does not exist", row.object.spec.pod_network_name);
+            (false, "NetworkNotFound", message)
+        }
+        (Ok(_), Some(network)) if !network.spec.enabled => {
+            (false, "NetworkDisabled", "the network takes no new pods".to_owned())
+        }
+        (Ok(_), Some(_)) => (true, "Valid", "the network takes pods".to_owned()),
+    };
+    let (mut selected, mut attached) = (0, 0);
+    if let Ok(facts) = &row.facts {
+        for (key, pod) in tables.pods.rows() {
+            let runs = !pod.node.is_empty() && !pod.finished && !pod.host_network;
+            if key.namespace != facts.namespace || !runs || !matches(&facts.pods, &pod.labels) {
+                continue;
+            }
+            selected += 1;
+            let there = interfaces.get(&(pod.uid.as_str(), facts.ifname.as_str()));
+            attached += i64::from(there.is_some_and(|there| there.spec.pod_network_name == facts.network.as_str()));
+        }
+    }
+    status.selected = selected;
+    status.attached = attached;
+    status.summary = AttachmentSummary::new(&row.object.spec);
+    set_condition(
+        &mut status.conditions,
+        Condition::now("Accepted", accepted, reason, &message, generation),
+    );
+    let ready = selected == attached && accepted;
+    let counts = format!("{attached} of {selected} pods have the interface");
+    let why = if ready { "AllPods" } else { "PodsMissing" };
+    set_condition(
+        &mut status.conditions,
+        Condition::now("Ready", ready, why, &counts, generation),
+    );
+    status
+}

@@ -1,0 +1,59 @@
+//! Lists the controllers of the cluster. Each is a module of its own, with an entry in [`start`].
+//!
+//! A controller implements [`Reconciler`]: it compares the tables with the objects, and names the writes. One that does
+//! not fit is an `async fn` of its own that takes a [`Context`]; it runs until the term ends and its task is dropped at
+//! any await.
+
+mod attachments;
+mod egress_policies;
+mod extended_resources;
+mod gone_nodes;
+mod network_status;
+mod networks;
+mod overview;
+mod reconcile;
+mod taints;
+
+use kni_cluster::ClusterCache;
+use kni_reflectors::reflect_cluster;
+use kube::Client;
+use tokio::task::JoinSet;
+
+use self::reconcile::{Context, reconcile};
+
+/// Maximum number of pods and nodes that a message names.
+const MOST_NAMED: usize = 8;
+
+/// Starts the watches and all controllers of one term, with empty tables. They end when the set is dropped.
+pub(crate) fn start(client: &Client) -> JoinSet<()> {
+    let context = Context {
+        client: client.clone(),
+        // No node: the networks have no blocks of their own here.
+        cache: ClusterCache::new(""),
+    };
+    let mut tasks = JoinSet::new();
+    let mut reflectors = reflect_cluster(client, &context.cache);
+    // A watch never ends by itself.
+    tasks.spawn(async move { drop(reflectors.join_next().await) });
+    tasks.spawn(reconcile(context.clone(), networks::NetworkStatus::default()));
+    tasks.spawn(reconcile(context.clone(), attachments::AttachmentStatus));
+    tasks.spawn(reconcile(context.clone(), egress_policies::EgressStatus::default()));
+    tasks.spawn(reconcile(context.clone(), gone_nodes::GoneNodes::default()));
+    tasks.spawn(reconcile(context.clone(), taints::Taints));
+    tasks.spawn(reconcile(context, extended_resources::ExtendedResources));
+    tasks
+}
+
+/// The first names, and the number of the others.
+fn listed(names: &[&str]) -> String {
+    let shown: Vec<&str> = names.iter().copied().take(MOST_NAMED).collect();
+    match names.len().saturating_sub(shown.len()) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// The API uses signed 64-bit numbers.
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

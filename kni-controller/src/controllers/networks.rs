@@ -1,0 +1,141 @@
+//! Writes the status of networks, and keeps networks that are being deleted until their last interface is gone.
+
+use std::sync::Arc;
+
+use kni_api::{IN_USE_FINALIZER, PodNetworkStatus};
+use kni_cluster::{Key, Networks, Tables};
+use kni_crd::PodNetwork;
+use kube::{
+    Api, ResourceExt as _,
+    api::{Patch, PatchParams, PostParams},
+};
+
+use super::{
+    gone_nodes::Missing,
+    network_status::network_status,
+    overview::Overview,
+    reconcile::{Context, Reconciler, unless_changed},
+};
+
+/// The controller.
+#[derive(Debug, Default)]
+pub(super) struct NetworkStatus {
+    missing: Missing,
+}
+
+/// The change of one network.
+#[derive(Debug)]
+pub(super) struct Write {
+    object: Arc<PodNetwork>,
+    /// `None`: the status is as it should be.
+    status: Option<PodNetworkStatus>,
+    finalizer: Option<Finalizer>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Finalizer {
+    Add,
+    Remove,
+}
+
+impl Reconciler for NetworkStatus {
+    const NAME: &'static str = "networks";
+    type Write = Write;
+
+    fn version(tables: &Tables) -> u64 {
+        [
+            tables.networks.version(),
+            tables.interfaces.version(),
+            tables.node_networks.version(),
+            tables.nodes.version(),
+            tables.namespaces.version(),
+        ]
+        .into_iter()
+        .sum()
+    }
+
+    fn plan(&mut self, tables: &Tables, networks: &Networks) -> Vec<(Key, Write)> {
+        let gone = self.missing.gone(tables);
+        let overview = Overview::of(tables, networks);
+        let mut writes = Vec::new();
+        for (key, object) in tables.networks.rows() {
+            let refused = networks.refused.get(&key.name).map(String::as_str);
+            let status = network_status(&overview, refused, object, &gone);
+            let status = (object.status.as_ref() != Some(&status)).then_some(status);
+            let finalizer = finalizer(object, !overview.interfaces(&key.name).is_empty());
+            if status.is_some() || finalizer.is_some() {
+                let object = Arc::clone(object);
+                writes.push((
+                    key.clone(),
+                    Write {
+                        object,
+                        status,
+                        finalizer,
+                    },
+                ));
+            }
+        }
+        writes
+    }
+
+    async fn write(context: Context, key: Key, write: Write) -> kube::Result<()> {
+        let api: Api<PodNetwork> = Api::all(context.client.clone());
+        let mut object = write.object;
+        if let Some(status) = write.status {
+            let desired = PodNetwork {
+                status: Some(status),
+                ..PodNetwork::clone(&object)
+            };
+            let written = api.replace_status(&key.name, &PostParams::default(), &desired).await;
+            // A node has allocated a block meanwhile, or the network is gone.
+            let Some(written) = unless_changed(written)? else {
+                return Ok(());
+            };
+            let written = Arc::new(written);
+            remember(&context, &key, &object, &written);
+            object = written;
+        }
+        let Some(finalizer) = write.finalizer else {
+            return Ok(());
+        };
+        let mut finalizers: Vec<String> = object.finalizers().to_vec();
+        finalizers.retain(|name| name != IN_USE_FINALIZER);
+        match finalizer {
+            Finalizer::Add => finalizers.push(IN_USE_FINALIZER.to_owned()),
+            Finalizer::Remove => {
+                tracing::info!(network = key.name, "the deleted network has no interfaces any more");
+            }
+        }
+        let version = object.resource_version();
+        let patch = serde_json::json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
+        let written = api
+            .patch(&key.name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await;
+        if let Some(written) = unless_changed(written)?
+            && finalizer == Finalizer::Add
+        {
+            remember(&context, &key, &object, &Arc::new(written));
+        }
+        Ok(())
+    }
+}
+
+/// Records a written object before the watch reports it, unless the watch has reported this or a later one already.
+fn remember(context: &Context, key: &Key, before: &PodNetwork, written: &Arc<PodNetwork>) {
+    context.cache.change(|tables| {
+        let known = tables.networks.rows().get(key);
+        if known.is_some_and(|known| known.resource_version() == before.resource_version()) {
+            tables.networks.put(key.clone(), Some(Arc::clone(written)));
+        }
+    });
+}
+
+/// The necessary change: a network that is being deleted keeps its finalizer until its last interface is gone.
+fn finalizer(object: &PodNetwork, in_use: bool) -> Option<Finalizer> {
+    let has = object.finalizers().iter().any(|name| name == IN_USE_FINALIZER);
+    match (object.metadata.deletion_timestamp.is_some(), has) {
+        (false, false) => Some(Finalizer::Add),
+        (true, true) if !in_use => Some(Finalizer::Remove),
+        _ => None,
+    }
+}

@@ -1,0 +1,249 @@
+//! Runs one controller: plans writes whenever its tables change, and retries each object by itself.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use futures::{StreamExt as _, stream::FuturesUnordered};
+use kni_cluster::{ClusterCache, Key, Networks, Tables};
+use kube::Client;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+/// Interval of the periodic round.
+const ROUND: Duration = Duration::from_secs(3);
+/// Changes that arrive within this time are processed together.
+const GATHER: Duration = Duration::from_millis(300);
+/// Maximum number of concurrent writes of one controller.
+const AT_ONCE: usize = 16;
+/// Pause after the first failure; it doubles with each further one.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_mins(1);
+
+/// What every controller works with, for one term.
+#[derive(Clone)]
+pub(crate) struct Context {
+    /// Refuses writes once the term has ended.
+    pub(crate) client: Client,
+    /// Filled in this term: a replica that acts again begins with empty tables.
+    pub(crate) cache: ClusterCache,
+}
+
+/// One duty: the comparison of tables with objects, and the writes that make them agree.
+pub(crate) trait Reconciler: Send + 'static {
+    /// Name for messages.
+    const NAME: &'static str;
+    /// The change of one object.
+    type Write: Send + 'static;
+
+    /// Changes with every row that [`Self::plan`] reads.
+    fn version(tables: &Tables) -> u64;
+
+    /// The necessary writes by object; empty if all is as desired. Pure but for the reconciler's own memory. Called
+    /// after changes, and every three seconds.
+    fn plan(&mut self, tables: &Tables, networks: &Networks) -> Vec<(Key, Self::Write)>;
+
+    /// Carries out one write. An error affects only this object; it is planned again after a pause.
+    fn write(context: Context, key: Key, write: Self::Write) -> impl Future<Output = kube::Result<()>> + Send;
+}
+
+/// Runs a controller for as long as its task.
+pub(crate) async fn reconcile<R: Reconciler>(context: Context, mut reconciler: R) {
+    context.synced().await;
+    let mut changes = context.cache.changes();
+    let mut ticks = interval(ROUND);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut work = Work::default();
+    let mut running = FuturesUnordered::new();
+    let mut seen = None;
+    loop {
+        while running.len() < AT_ONCE
+            && let Some((key, write)) = work.begin()
+        {
+            let context = context.clone();
+            running.push(async move { (key.clone(), R::write(context, key, write).await) });
+        }
+        let must = tokio::select! {
+            _ = ticks.tick() => true,
+            sent = changes.changed() => {
+                if sent.is_err() { return }
+                tokio::time::sleep(GATHER).await;
+                false
+            }
+            Some((key, done)) = running.next() => work.ended(R::NAME, &key, done, Instant::now()),
+        };
+        changes.mark_unchanged();
+        // The comparison may take long in a large cluster.
+        tokio::task::block_in_place(|| {
+            let tables = context.cache.tables();
+            let version = R::version(&tables);
+            if must || seen != Some(version) {
+                seen = Some(version);
+                let networks = context.cache.networks(&tables);
+                work.replace(reconciler.plan(&tables, &networks), Instant::now());
+            }
+        });
+    }
+}
+
+/// The writes of a controller that are planned, run and failed.
+struct Work<W> {
+    planned: BTreeMap<Key, W>,
+    running: BTreeSet<Key>,
+    /// Objects that changed while a write of them ran.
+    changed: BTreeSet<Key>,
+    failed: BTreeMap<Key, Failure>,
+}
+
+struct Failure {
+    times: u32,
+    next: Instant,
+    /// The last error: each is logged once.
+    error: String,
+}
+
+impl<W> Default for Work<W> {
+    fn default() -> Self {
+        Self {
+            planned: BTreeMap::new(),
+            running: BTreeSet::new(),
+            changed: BTreeSet::new(),
+            failed: BTreeMap::new(),
+        }
+    }
+}
+
+impl<W> Work<W> {
+    fn replace(&mut self, writes: Vec<(Key, W)>, now: Instant) {
+        let mut desired = BTreeSet::new();
+        self.planned.clear();
+        for (key, write) in writes {
+            desired.insert(key.clone());
+            if self.running.contains(&key) {
+                self.changed.insert(key);
+            } else if self.failed.get(&key).is_none_or(|failure| failure.next <= now) {
+                self.planned.insert(key, write);
+            }
+        }
+        // Objects that need no write any more.
+        let running = &self.running;
+        self.failed
+            .retain(|key, _| desired.contains(key) || running.contains(key));
+    }
+
+    fn begin(&mut self) -> Option<(Key, W)> {
+        let (key, write) = self.planned.pop_first()?;
+        self.running.insert(key.clone());
+        Some((key, write))
+    }
+
+    /// Notes the end of a write; whether the object must be compared again.
+    fn ended(&mut self, controller: &str, key: &Key, done: kube::Result<()>, now: Instant) -> bool {
+        self.running.remove(key);
+        let changed = self.changed.remove(key);
+        let Err(error) = done else {
+            self.failed.remove(key);
+            return changed;
+        };
+        let error = error.to_string();
+        let before = self.failed.remove(key);
+        if before.as_ref().is_none_or(|before| before.error != error) {
+            tracing::warn!(controller, object = %key, error, "cannot write an object; trying again");
+        }
+        let times = before.map_or(0, |before| before.times.saturating_add(1));
+        let pause = FIRST_PAUSE.saturating_mul(1_u32.checked_shl(times).unwrap_or(u32::MAX));
+        self.failed.insert(
+            key.clone(),
+            Failure {
+                times,
+                next: now + pause.min(LONGEST_PAUSE),
+                error,
+            },
+        );
+        false
+    }
+}
+
+impl Context {
+    /// Waits until every kind was read once in this term.
+    async fn synced(&self) {
+        let mut changes = self.cache.changes();
+        loop {
+            let missing = self.cache.tables().missing_of_cluster();
+            if missing.is_empty() {
+                return;
+            }
+            tracing::debug!(?missing, "waiting for the API server");
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Success where the object is gone meanwhile.
+pub(crate) fn ignore_gone<T>(done: kube::Result<T>) -> kube::Result<()> {
+    match done {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// `None` where the object has changed meanwhile, or is gone: the next plan is made of its new state.
+pub(crate) fn unless_changed<T>(done: kube::Result<T>) -> kube::Result<Option<T>> {
+    match done {
+        Ok(written) => Ok(Some(written)),
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> Key {
+        Key::new("", name)
+    }
+
+    fn refused() -> kube::Result<()> {
+        Err(kube::Error::Service("refused".into()))
+    }
+
+    #[test]
+    fn an_object_that_fails_pauses_alone() {
+        let mut work = Work::default();
+        let mut now = Instant::now();
+        let plan = || vec![(key("a"), ()), (key("b"), ())];
+        work.replace(plan(), now);
+        assert_eq!(work.begin().unwrap().0, key("a"));
+        assert_eq!(work.begin().unwrap().0, key("b"));
+        assert!(!work.ended("test", &key("a"), refused(), now));
+        work.ended("test", &key("b"), Ok(()), now);
+        for pause in [1, 2, 4, 8, 16, 32, 60, 60] {
+            work.replace(plan(), now);
+            assert_eq!(work.begin().unwrap().0, key("b"), "a still pauses");
+            work.ended("test", &key("b"), Ok(()), now);
+            now += Duration::from_secs(pause);
+            work.replace(plan(), now);
+            assert_eq!(work.begin().unwrap().0, key("a"), "after {pause} s");
+            work.ended("test", &key("a"), refused(), now);
+        }
+        work.replace(Vec::new(), now);
+        work.replace(plan(), now);
+        assert_eq!(work.begin().unwrap().0, key("a"), "it needed no write in between");
+    }
+
+    #[test]
+    fn an_object_has_one_write_at_a_time() {
+        let mut work = Work::default();
+        let now = Instant::now();
+        work.replace(vec![(key("a"), 1)], now);
+        assert_eq!(work.begin(), Some((key("a"), 1)));
+        work.replace(vec![(key("a"), 2)], now);
+        assert_eq!(work.begin(), None);
+        assert!(work.ended("test", &key("a"), Ok(()), now), "it must be compared again");
+    }
+}

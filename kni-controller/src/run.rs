@@ -1,0 +1,98 @@
+//! Connects, elects, and starts and stops the controllers with each term.
+
+use std::io::Write as _;
+
+use anyhow::{Context as _, Result, bail};
+use kube::Client;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+
+use crate::{
+    cli::Args,
+    controllers,
+    election::{Election, Leadership},
+    fence::fenced,
+};
+
+/// Worker threads of the runtime.
+pub(crate) const THREADS: usize = 4;
+
+/// Runs until SIGTERM or SIGINT. An error means that a task has ended that must not; another replica takes over.
+pub(crate) async fn serve(args: &Args) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let client = kni_reflectors::connect(args.kubeconfig.as_deref()).await?;
+    let election = Election::new(client.clone(), &args.namespace, &replica(args)?);
+    let leadership = election.leadership();
+    let (stop, stopping) = watch::channel(());
+    let (stopped, all_stopped) = watch::channel(());
+    let mut electing = tokio::spawn(election.run(closed(stopping.clone()), closed(all_stopped)));
+    announce(args)?;
+    let acting = act(&client, &leadership, closed(stopping));
+    tokio::pin!(acting);
+    let outcome = tokio::select! {
+        outcome = &mut acting => outcome,
+        ended = &mut electing => bail!("the election has ended: {ended:?}"),
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    };
+    drop(stop);
+    if outcome.is_ok() {
+        tracing::info!("stopping");
+        acting.await?;
+    }
+    drop(stopped);
+    electing.await.context("the election")?;
+    outcome
+}
+
+/// Runs the controllers in each term until `stop` resolves.
+async fn act(client: &Client, leadership: &Leadership, stop: impl Future<Output = ()>) -> Result<()> {
+    tokio::pin!(stop);
+    loop {
+        let term = tokio::select! {
+            term = leadership.won() => term,
+            () = &mut stop => return Ok(()),
+        };
+        let mut tasks = controllers::start(&fenced(client, term.clone()));
+        let stops = tokio::select! {
+            () = term.lost() => false,
+            () = &mut stop => true,
+            // Each runs for as long as the term.
+            ended = tasks.join_next() => bail!("a controller has ended: {ended:?}"),
+        };
+        tasks.shutdown().await;
+        if stops {
+            return Ok(());
+        }
+        tracing::warn!("this replica no longer holds the Lease, and writes nothing");
+    }
+}
+
+/// Resolves when the sender is dropped.
+async fn closed(mut receiver: watch::Receiver<()>) {
+    while receiver.changed().await.is_ok() {}
+}
+
+fn replica(args: &Args) -> Result<String> {
+    if let Some(name) = &args.name {
+        return Ok(name.clone());
+    }
+    let read = std::fs::read_to_string("/proc/sys/kernel/hostname").context("reading the hostname")?;
+    Ok(read.trim().to_owned())
+}
+
+/// Prints the line that a supervisor, or a person, waits for.
+fn announce(args: &Args) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
+        "kni-controller: candidate for Lease {}/{}",
+        args.namespace,
+        crate::election::LEASE
+    )?;
+    out.flush()?;
+    Ok(())
+}
