@@ -1,4 +1,4 @@
-//! Builds the programs of a node from Go modules, once, into a folder of the caller's choice.
+//! Builds the programs of a node, and Helm, from Go modules, once, into a folder of the caller's choice.
 
 mod assets;
 mod go;
@@ -22,6 +22,8 @@ const UNFINISHED: &str = ".new";
 #[derive(Debug, Clone)]
 pub struct Programs {
     bin: PathBuf,
+    module: &'static go::Module,
+    table: &'static [Program],
 }
 
 impl Programs {
@@ -31,11 +33,32 @@ impl Programs {
     /// Concurrent processes build once: one builds and the others wait. A second call returns immediately. Fails with
     /// advice if no suitable Go is installed.
     pub fn build(folder: &Path, report: &mut dyn FnMut(&str)) -> Result<Self> {
-        let programs = Self { bin: folder.join(BIN) };
-        if programs.missing().is_empty() {
-            return Ok(programs);
+        Self::of_node(folder).complete(folder, report)
+    }
+
+    /// [`Self::build`] for Helm, the program `helm`.
+    pub fn build_helm(folder: &Path, report: &mut dyn FnMut(&str)) -> Result<Self> {
+        let programs = Self {
+            bin: folder.join(BIN),
+            module: &go::HELM,
+            table: table::HELM,
+        };
+        programs.complete(folder, report)
+    }
+
+    fn of_node(folder: &Path) -> Self {
+        Self {
+            bin: folder.join(BIN),
+            module: &go::NODE,
+            table: PROGRAMS,
         }
-        fs::create_dir_all(&programs.bin).with_context(|| format!("create {}", programs.bin.display()))?;
+    }
+
+    fn complete(self, folder: &Path, report: &mut dyn FnMut(&str)) -> Result<Self> {
+        if self.missing().is_empty() {
+            return Ok(self);
+        }
+        fs::create_dir_all(&self.bin).with_context(|| format!("create {}", self.bin.display()))?;
         let path = folder.join("lock");
         let lock = File::create(&path).with_context(|| format!("create {}", path.display()))?;
         // Locked until the file is closed, at the latest when the process ends.
@@ -43,26 +66,26 @@ impl Programs {
             report("waiting for another process that builds the node's programs");
             lock.lock().with_context(|| format!("lock {}", path.display()))?;
         }
-        let missing = programs.missing();
+        let missing = self.missing();
         if !missing.is_empty() {
-            programs.make(&missing, &folder.join("build.log"), report)?;
+            self.make(&missing, &folder.join("build.log"), report)?;
         }
-        Ok(programs)
+        Ok(self)
     }
 
     /// Programs that are missing or were built from other sources.
     pub fn missing(&self) -> Vec<&'static Program> {
-        let current = go::fingerprint();
+        let current = go::fingerprint(self.module);
         let is_current = |program: &Program| {
             let built = fs::read_to_string(self.stamp(program)).unwrap_or_default();
             built == current && self.path(program.name).is_file()
         };
-        PROGRAMS.iter().filter(|program| !is_current(program)).collect()
+        self.table.iter().filter(|program| !is_current(program)).collect()
     }
 
     /// Programs of `folder` that [`Self::build`] would build.
     pub fn missing_in(folder: &Path) -> Vec<&'static Program> {
-        Self { bin: folder.join(BIN) }.missing()
+        Self::of_node(folder).missing()
     }
 
     /// The folder of the programs.
@@ -86,7 +109,7 @@ impl Programs {
             fs::remove_dir_all(&unfinished).with_context(|| format!("remove {}", unfinished.display()))?;
         }
         fs::create_dir(&unfinished).with_context(|| format!("create {}", unfinished.display()))?;
-        go::build(missing, &unfinished, log, report)?;
+        go::build(self.module, missing, &unfinished, log, report)?;
         for program in missing {
             // The stamp is removed first and written last, so that an interrupted replacement is repeated.
             let stamp = self.stamp(program);
@@ -95,7 +118,7 @@ impl Programs {
             }
             let (from, to) = (unfinished.join(program.built_name()), self.path(program.name));
             fs::rename(&from, to).with_context(|| format!("rename {}", from.display()))?;
-            fs::write(&stamp, go::fingerprint()).with_context(|| format!("write {}", stamp.display()))?;
+            fs::write(&stamp, go::fingerprint(self.module)).with_context(|| format!("write {}", stamp.display()))?;
         }
         fs::remove_dir(&unfinished).with_context(|| format!("remove {}", unfinished.display()))
     }

@@ -18,11 +18,12 @@ const FILES: [&str; 5] = [
 ];
 
 /// Text of a file of `deploy/base`, and its replacement in the template. Each text is in at least one file.
-const CHANGES: [(&str, &str); 12] = [
+const CHANGES: [(&str, &str); 11] = [
     ("namespace: kni-system", "namespace: {{ .Release.Namespace }}"),
     (
         "image: kni.local/kni-agent:0.1.0",
-        "image: \"{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}\"",
+        "image: \"{{ .Values.image.repository }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ \
+         .Values.image.tag | default .Chart.AppVersion }}{{ end }}\"",
     ),
     (
         "imagePullPolicy: IfNotPresent",
@@ -32,7 +33,8 @@ const CHANGES: [(&str, &str); 12] = [
     (
         "        kni.dev/task: serve\n",
         "        kni.dev/task: serve\n      annotations:\n        # A change of the configuration rolls out the agents.\n        \
-         kni.dev/config: {{ include (print $.Template.BasePath \"/configmap.yaml\") . | sha256sum }}\n",
+         kni.dev/config: {{ include (print $.Template.BasePath \"/configmap.yaml\") . | sha256sum }}\n        \
+         {{- with .Values.podAnnotations }}\n        {{- toYaml . | nindent 8 }}\n        {{- end }}\n",
     ),
     (
         "            requests:\n              cpu: 50m\n              memory: 100Mi\n",
@@ -42,7 +44,6 @@ const CHANGES: [(&str, &str); 12] = [
         "            requests:\n              cpu: 20m\n              memory: 50Mi\n",
         "            {{- toYaml .Values.controller.resources | nindent 12 }}\n",
     ),
-    ("replicas: 2", "replicas: {{ .Values.controller.replicas }}"),
     ("privileged: false", "privileged: {{ eq .Values.mode \"kni\" }}"),
     (
         "mountPropagation: HostToContainer",
@@ -50,6 +51,61 @@ const CHANGES: [(&str, &str); 12] = [
     ),
     ("path: /opt/cni/bin\n", "path: {{ .Values.cni.binDir }}\n"),
     ("path: /etc/cni/net.d\n", "path: {{ .Values.cni.confDir }}\n"),
+];
+
+/// Changes of one file: the file, its text, and the replacement.
+const CHANGES_OF: [(&str, &str, &str); 9] = [
+    (
+        "daemonset.yaml",
+        "      priorityClassName: system-node-critical\n",
+        "      priorityClassName: {{ .Values.priorityClassName }}\n      {{- with .Values.image.pullSecrets }}\n      \
+         imagePullSecrets:\n        {{- toYaml . | nindent 8 }}\n      {{- end }}\n",
+    ),
+    (
+        "daemonset.yaml",
+        "        kubernetes.io/os: linux\n",
+        "        {{- toYaml .Values.nodeSelector | nindent 8 }}\n",
+    ),
+    (
+        "daemonset.yaml",
+        "        - operator: Exists\n",
+        "        {{- toYaml .Values.tolerations | nindent 8 }}\n      {{- with .Values.affinity }}\n      affinity:\n        \
+         {{- toYaml . | nindent 8 }}\n      {{- end }}\n",
+    ),
+    (
+        "controller.yaml",
+        "      priorityClassName: system-cluster-critical\n",
+        "      priorityClassName: {{ .Values.controller.priorityClassName }}\n      {{- with .Values.image.pullSecrets \
+         }}\n      imagePullSecrets:\n        {{- toYaml . | nindent 8 }}\n      {{- end }}\n",
+    ),
+    (
+        "controller.yaml",
+        "        kubernetes.io/os: linux\n",
+        "        {{- toYaml .Values.controller.nodeSelector | nindent 8 }}\n",
+    ),
+    (
+        "controller.yaml",
+        "  template:\n    metadata:\n",
+        "  template:\n    metadata:\n      {{- with .Values.controller.podAnnotations }}\n      annotations:\n        {{- \
+         toYaml . | nindent 8 }}\n      {{- end }}\n",
+    ),
+    (
+        "controller.yaml",
+        "      affinity:\n",
+        "        {{- with .Values.controller.tolerations }}\n        {{- toYaml . | nindent 8 }}\n        {{- end }}\n      \
+         {{- with .Values.controller.affinity }}\n      affinity:\n        {{- toYaml . | nindent 8 }}\n      {{- else }}\n      \
+         affinity:\n",
+    ),
+    (
+        "controller.yaml",
+        "      terminationGracePeriodSeconds: 10\n",
+        "      {{- end }}\n      terminationGracePeriodSeconds: 10\n",
+    ),
+    (
+        "controller.yaml",
+        "replicas: 2",
+        "replicas: {{ .Values.controller.replicas }}",
+    ),
 ];
 
 /// Line ranges of the `DaemonSet` for one mode only: the first line, the line after the last one, and the replacement
@@ -102,7 +158,12 @@ fn templates() -> PathBuf {
 fn template(file: &str) -> Result<String> {
     let path = root().join("deploy/base").join(file);
     let base = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-    let changed = CHANGES.iter().fold(base, |text, (from, to)| text.replace(from, to));
+    let mut changed = CHANGES.iter().fold(base, |text, (from, to)| text.replace(from, to));
+    let own = CHANGES_OF.iter().filter(|(of, _, _)| *of == file);
+    for (_, from, to) in own {
+        ensure!(changed.contains(from), "deploy/base/{file} has no {from:?}");
+        changed = changed.replacen(from, to, 1);
+    }
     let changed = if file == "daemonset.yaml" {
         with_choices(changed)?
     } else {

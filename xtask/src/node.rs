@@ -71,14 +71,15 @@ fn prepare() -> Result<()> {
     setup::run(Goal::Node, &mut progress)?;
     progress.step("eBPF programs", || build_ebpf::build(false))?;
     progress.step("agent and tools", || programs(PROFILE, &PROGRAMS))?;
-    build_programs(&mut progress)
+    build_programs(&mut progress, &[])
 }
 
-/// Builds the missing programs of a node, including the Go programs, as one step of `progress`.
-pub(crate) fn build_programs(progress: &mut Progress) -> Result<()> {
+/// Builds the missing programs of a node, including the Go programs, as one step of `progress`; `options` are those of
+/// `kni-node build`.
+pub(crate) fn build_programs(progress: &mut Progress, options: &[&str]) -> Result<()> {
     progress.step("programs of a node", || {
         programs(PROFILE, &["kni-node"])?;
-        relay(kni_node().arg("build"))
+        relay(kni_node().arg("build").args(options))
     })
 }
 

@@ -1,4 +1,4 @@
-//! Runs Go: checks its version, and builds programs of the module in `go`.
+//! Runs Go: checks its version, and builds programs of the modules in `go`.
 
 use std::{
     fmt::Write as _,
@@ -14,15 +14,35 @@ use sha2::{Digest as _, Sha256};
 
 use super::table::Program;
 
-/// The module that requires the modules of all programs.
-const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/go");
 const GO_MOD: &str = include_str!("../../go/go.mod");
-/// The sources that determine the build result.
-const SOURCES: [&str; 3] = [
-    GO_MOD,
-    include_str!("../../go/go.sum"),
-    include_str!("../../go/coredns/main.go"),
-];
+
+/// A Go module that requires the modules of programs.
+#[derive(Debug)]
+pub(super) struct Module {
+    folder: &'static str,
+    /// The sources that determine the build result.
+    sources: &'static [&'static str],
+}
+
+/// The module of the programs of a node.
+pub(super) static NODE: Module = Module {
+    folder: concat!(env!("CARGO_MANIFEST_DIR"), "/go"),
+    sources: &[
+        GO_MOD,
+        include_str!("../../go/go.sum"),
+        include_str!("../../go/coredns/main.go"),
+    ],
+};
+
+/// The module of Helm. Apart from that of the node, whose programs it would move to other versions of their
+/// dependencies; the versions that both name are the same, so that shared packages are compiled once.
+pub(super) static HELM: Module = Module {
+    folder: concat!(env!("CARGO_MANIFEST_DIR"), "/go/helm"),
+    sources: &[
+        include_str!("../../go/helm/go.mod"),
+        include_str!("../../go/helm/go.sum"),
+    ],
+};
 /// How often the folder is searched for finished programs.
 const POLL: Duration = Duration::from_secs(1);
 
@@ -53,10 +73,10 @@ fn parse(version: &str) -> Option<Vec<u32>> {
     version.split('.').map(number).collect()
 }
 
-/// Identifies the sources of every program.
-pub(super) fn fingerprint() -> String {
+/// Identifies the sources of every program of a module.
+pub(super) fn fingerprint(module: &Module) -> String {
     let mut hash = Sha256::new();
-    for source in SOURCES {
+    for source in module.sources {
         hash.update(source);
     }
     hash.finalize().iter().fold(String::new(), |mut text, byte| {
@@ -77,10 +97,16 @@ pub(crate) fn version(module: &str) -> Option<&'static str> {
 /// Builds `programs` into the empty folder `output`, all in one run: shared packages are compiled once, and linking one
 /// program overlaps with compiling others. Reports each program when it is finished; the messages of Go go to the file
 /// `log`.
-pub(super) fn build(programs: &[&Program], output: &Path, log: &Path, report: &mut dyn FnMut(&str)) -> Result<()> {
+pub(super) fn build(
+    module: &Module,
+    programs: &[&Program],
+    output: &Path,
+    log: &Path,
+    report: &mut dyn FnMut(&str),
+) -> Result<()> {
     let start = Instant::now();
     let file = File::create(log).with_context(|| format!("create {}", log.display()))?;
-    let mut child = command(programs, output, file)?.spawn().context("run go")?;
+    let mut child = command(module, programs, output, file)?.spawn().context("run go")?;
     let mut waiting: Vec<&Program> = programs.to_vec();
     let mut downloading = false;
     loop {
@@ -110,10 +136,10 @@ pub(super) fn build(programs: &[&Program], output: &Path, log: &Path, report: &m
     }
 }
 
-fn command(programs: &[&Program], output: &Path, log: File) -> Result<Command> {
+fn command(module: &Module, programs: &[&Program], output: &Path, log: File) -> Result<Command> {
     let mut command = Command::new("go");
     command
-        .current_dir(MODULE)
+        .current_dir(module.folder)
         .env("CGO_ENABLED", "0")
         .env("GOWORK", "off")
         // An outdated Go is an error with advice and must not download another version.
@@ -169,7 +195,8 @@ mod tests {
     #[test]
     fn every_part_of_kubernetes_is_replaced_by_the_published_one() {
         let number = version("k8s.io/kubernetes").unwrap().strip_prefix("v1.").unwrap();
-        for line in GO_MOD.lines().filter(|line| line.contains(" => ")) {
+        let helm = include_str!("../../go/helm/go.mod");
+        for line in GO_MOD.lines().chain(helm.lines()).filter(|line| line.contains(" => ")) {
             assert!(line.ends_with(&format!(" v0.{number}")), "{line}");
         }
         assert!(linker_flags().unwrap().contains(".gitMinor=36"));

@@ -21,6 +21,9 @@ impl Program {
     }
 }
 
+/// The programs of [`super::go::HELM`].
+pub(super) const HELM: &[Program] = &[program("helm", "helm.sh/helm/v4/cmd/helm")];
+
 /// Every program of a node except runc, which the system provides: its seccomp support needs a C library.
 pub const PROGRAMS: &[Program] = &[
     program("bridge", "github.com/containernetworking/plugins/plugins/main/bridge"),

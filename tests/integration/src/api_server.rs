@@ -138,6 +138,22 @@ impl ApiServer {
         String::from_utf8(output.stderr).context("kubectl does not answer in UTF-8")
     }
 
+    /// The administrator's file for clients that run in the network namespace of the server.
+    pub fn kubeconfig(&self) -> String {
+        self.path("kubeconfig").display().to_string()
+    }
+
+    /// Runs a client of the API server in its network namespace, with the server's folder as its home, and returns its
+    /// output.
+    pub fn run_program(&self, program: &Path, args: &[&str]) -> Result<String> {
+        let mut client = self.inside.command(program);
+        client.args(args).env("HOME", self.folder.path()).stdin(Stdio::null());
+        let done = client.output().with_context(|| format!("run {}", program.display()))?;
+        let said = String::from_utf8_lossy(&done.stderr);
+        ensure!(done.status.success(), "{} {args:?}: {said}", program.display());
+        String::from_utf8(done.stdout).context("not UTF-8")
+    }
+
     fn run(&self, args: &[&str], input: &str) -> Result<Output> {
         let mut kubectl = self.inside.command(self.programs.path("kubectl"));
         let cache = format!("cache-{}", self.cache.load(Ordering::Relaxed));

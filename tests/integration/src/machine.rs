@@ -132,6 +132,11 @@ pub fn programs() -> Result<Programs> {
     Programs::build(&tools()?, &mut |line| eprintln!("{line}"))
 }
 
+/// Helm, the program `helm` of the folder; built like [`programs`].
+pub fn helm() -> Result<Programs> {
+    Programs::build_helm(&tools()?, &mut |line| eprintln!("{line}"))
+}
+
 /// The static programs of the images, built once per process.
 pub fn static_programs() -> Result<StaticPrograms> {
     static BUILT: OnceLock<StaticPrograms> = OnceLock::new();

@@ -103,7 +103,7 @@ fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
         progress.step("eBPF programs", || build_ebpf::build(false))?;
         progress.step("CNI plugin", || build_cni::build().map(drop))?;
         // Built before the tests, so that the build time is not part of the first test that needs them.
-        node::build_programs(&mut progress)?;
+        node::build_programs(&mut progress, &["--helm"])?;
     }
     let tests = progress.step("tests", || {
         let content = cargo_test(plan, tally)?;

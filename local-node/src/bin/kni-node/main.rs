@@ -57,7 +57,11 @@ struct Folders {
 #[derive(Subcommand)]
 enum Action {
     /// Build the programs of a node that are missing
-    Build,
+    Build {
+        /// Also build Helm, which the tests of the chart use
+        #[arg(long)]
+        helm: bool,
+    },
     /// Start the node
     Up {
         /// Give the agent a folder of manifests in place of the API server
@@ -93,13 +97,23 @@ impl Folders {
         let statics = StaticPrograms::build(&self.tools.join("static"))?;
         Ok((programs, statics))
     }
+
+    /// [`Self::build`] with its progress on standard output, and Helm.
+    fn build_all(&self, helm: bool) -> Result<()> {
+        let mut report = |line: &str| println!("    {line}");
+        self.build(&mut report)?;
+        if helm {
+            Programs::build_helm(&self.tools, &mut report)?;
+        }
+        Ok(())
+    }
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let folders = &cli.folders;
     let result = match cli.action {
-        Action::Build => folders.build(&mut |line| println!("    {line}")).map(drop),
+        Action::Build { helm } => folders.build_all(helm),
         Action::Up { standalone } => up(folders, standalone),
         Action::Down => down(folders),
         Action::Status => status(folders),

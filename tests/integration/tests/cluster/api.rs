@@ -7,3 +7,5 @@ mod invalid;
 mod refused;
 mod scene;
 mod shown;
+
+pub(crate) use scene::repository;

@@ -1,4 +1,5 @@
-//! Tests with an API server: the definitions of `kni.dev`, and several nodes whose agents watch it.
+//! Tests with an API server: the definitions of `kni.dev`, the Helm chart, and several nodes whose agents watch it.
 
 mod api;
+mod chart;
 mod cluster;
