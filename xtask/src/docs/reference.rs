@@ -12,7 +12,11 @@ const FOLDER: &str = "docs/reference";
 /// Suffixes of a metric after the name of its family.
 const SUFFIXES: [&str; 5] = ["", "_total", "_seconds", "_seconds_total", "_info"];
 /// Types that several kinds share: their fields are listed in a separate section.
-const SHARED: [(&str, &str); 2] = [("Selector.", "LabelSelector"), ("conditions[].", "Condition")];
+const SHARED: [(&str, &str); 3] = [
+    ("Selector.", "LabelSelector"),
+    (".selector.", "LabelSelector"),
+    ("conditions[].", "Condition"),
+];
 
 /// Compares one page with the facts.
 type Check = fn(&Page, &Facts) -> Vec<String>;
