@@ -6,6 +6,8 @@
 
 pub mod access;
 mod conditions;
+pub mod egress_address_claim;
+pub mod egress_address_pool;
 pub mod egress_policy;
 pub mod node_network;
 pub mod pod_interface;
@@ -18,6 +20,10 @@ mod summary;
 
 pub use access::{Access, NamespaceAccess, NamespacesFrom};
 pub use conditions::{Condition, ConditionStatus, set_condition};
+pub use egress_address_claim::{EgressAddressClaim, EgressAddressClaimSpec, EgressAddressClaimStatus};
+pub use egress_address_pool::{
+    EgressAddressPool, EgressAddressPoolSpec, EgressAddressPoolStatus, EgressAddressPoolSummary,
+};
 pub use egress_policy::{EgressPolicy, EgressPolicySpec, EgressPolicyStatus};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
@@ -29,8 +35,10 @@ pub use provider::ProviderSpec;
 pub use summary::{AttachmentSummary, EgressPolicySummary, NodeNetworkSummary, PodNetworkSummary};
 
 /// The definitions of all kinds, in the order of their names.
-pub fn definitions() -> [CustomResourceDefinition; 5] {
+pub fn definitions() -> [CustomResourceDefinition; 7] {
     [
+        EgressAddressClaim::crd(),
+        EgressAddressPool::crd(),
         EgressPolicy::crd(),
         NodeNetwork::crd(),
         PodInterface::crd(),

@@ -3,6 +3,7 @@
 pub(crate) mod access;
 pub(crate) mod attachment;
 pub(crate) mod egress_policy;
+pub(crate) mod egress_pool;
 pub(crate) mod interface;
 pub(crate) mod pod_network;
 pub(crate) mod provider;

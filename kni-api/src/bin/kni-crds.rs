@@ -193,6 +193,8 @@ mod tests {
         assert_eq!(
             names,
             [
+                "egressaddressclaims.yaml",
+                "egressaddresspools.yaml",
                 "egresspolicies.yaml",
                 "kustomization.yaml",
                 "nodenetworks.yaml",

@@ -14,6 +14,8 @@ pub fn locate(object: &Value) -> Result<(ApiResource, Option<String>, String)> {
     let plural = match kind.kind.as_str() {
         "NetworkPolicy" => "networkpolicies".into(),
         "EgressPolicy" => "egresspolicies".into(),
+        "EgressAddressPool" => "egressaddresspools".into(),
+        "EgressAddressClaim" => "egressaddressclaims".into(),
         "ValidatingAdmissionPolicy" => "validatingadmissionpolicies".into(),
         "MultiNetworkPolicy" => "multi-networkpolicies".into(),
         "NetworkAttachmentDefinition" => "network-attachment-definitions".into(),

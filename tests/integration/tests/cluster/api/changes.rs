@@ -52,6 +52,7 @@ const NETWORK: &str = "PodNetwork";
 const ATTACHMENT: &str = "PodNetworkAttachment";
 const EGRESS: &str = "EgressPolicy";
 const INTERFACE: &str = "PodInterface";
+const CLAIM: &str = "EgressAddressClaim";
 const PLAIN: &str = "{subnets: [10.1.0.0/16, 'fd10::/64']}";
 const BLOCKS: &str = "{subnets: [10.1.0.0/16], perNodePrefix: {ipv4: 26}}";
 const MACVLAN: &str = "{provider: {type: Macvlan, parent: eth1}, access: {namespaces: {from: None}}}";
@@ -77,6 +78,13 @@ pub(crate) const CHANGES: &[Change] = &[
         "subnets can be added",
     ),
     refused(NETWORK, PLAIN, "{subnets: []}", "spec.subnets", "subnets can be added"),
+    refused(
+        CLAIM,
+        "{address: 192.0.2.1, podNetworkName: blue}",
+        "{address: 192.0.2.2}",
+        "spec.address",
+        "address cannot be changed",
+    ),
     refused(
         NETWORK,
         PLAIN,

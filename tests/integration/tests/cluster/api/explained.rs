@@ -6,12 +6,14 @@ use serde_json::Value;
 
 use super::scene::server;
 
-const KINDS: [&str; 5] = [
+const KINDS: [&str; 7] = [
     "PodNetwork",
     "PodNetworkAttachment",
     "PodInterface",
     "NodeNetwork",
     "EgressPolicy",
+    "EgressAddressPool",
+    "EgressAddressClaim",
 ];
 
 #[test]

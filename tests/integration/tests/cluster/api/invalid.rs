@@ -15,6 +15,8 @@ const NETWORK: &str = "PodNetwork";
 const ATTACHMENT: &str = "PodNetworkAttachment";
 const EGRESS: &str = "EgressPolicy";
 const INTERFACE: &str = "PodInterface";
+const POOL: &str = "EgressAddressPool";
+const CLAIM: &str = "EgressAddressClaim";
 
 /// At least one object per rule.
 pub(crate) const INVALID: &[Invalid] = &[
@@ -761,6 +763,54 @@ pub(crate) const INVALID: &[Invalid] = &[
         "two of a family",
         "{podSelector: {}, egressAddresses: [192.0.2.1, 192.0.2.2]}",
         &["spec.egressAddresses", "keep at most one IPv4"],
+    ),
+    (
+        POOL,
+        "no ranges",
+        "{ranges: [], access: {namespaces: {from: All}}}",
+        &["spec.ranges", "should have at least 1 items"],
+    ),
+    (
+        POOL,
+        "no access",
+        "{ranges: [192.0.2.0/28]}",
+        &["spec.access", "Required value"],
+    ),
+    (
+        POOL,
+        "an address",
+        "{ranges: [192.0.2.1], access: {namespaces: {from: All}}}",
+        &["spec.ranges[0]", "write it in CIDR notation"],
+    ),
+    (
+        POOL,
+        "ranges that overlap",
+        "{ranges: [192.0.2.0/28, 192.0.2.8/29], access: {namespaces: {from: All}}}",
+        &["spec.ranges", "overlap each other"],
+    ),
+    (
+        POOL,
+        "a whole network",
+        "{ranges: [10.0.0.0/8], access: {namespaces: {from: All}}}",
+        &["spec.ranges", "larger than /16"],
+    ),
+    (
+        POOL,
+        "loopback",
+        "{ranges: [127.0.0.0/24], access: {namespaces: {from: All}}}",
+        &["spec.ranges", "loopback"],
+    ),
+    (
+        POOL,
+        "selected by nothing",
+        "{ranges: [192.0.2.0/28], access: {namespaces: {from: Selected}}}",
+        &["spec.access.namespaces", "needs a selector"],
+    ),
+    (
+        CLAIM,
+        "without a user",
+        "{address: 192.0.2.1}",
+        &["spec", "write either egressPolicy or podNetworkName"],
     ),
     // Objects that agents write.
     (
