@@ -1,9 +1,10 @@
 //! Drives the kernel's network configuration: namespaces, links, addresses, routes and rules. No other crate does.
 //! Layer: driver.
 //!
-//! Uses rtnetlink and a few files below `/proc/sys/net`; executes no program. A new process recognises every object that
-//! this crate creates (see [`own`]). Functions are idempotent where their documentation states it. Interface indexes
-//! are those of the namespace of the [`Netlink`] handle.
+//! Uses rtnetlink, a few files below `/proc/sys/net`, and packet sockets to look for other hosts with an address;
+//! executes no program. A new process recognises every object that this crate creates (see [`own`]). Functions are
+//! idempotent where their documentation states it. Interface indexes are those of the namespace of the [`Netlink`]
+//! handle.
 //!
 //! Dropping a future does not cancel its request: the kernel may still perform it.
 
@@ -13,17 +14,20 @@ mod delete;
 mod device;
 mod egress;
 mod error;
+mod frames;
 mod host;
 mod inside;
 mod link;
 mod macvlan;
 mod message;
+mod neighbours;
 pub mod netns;
 mod offload;
 pub mod own;
 mod plain;
 mod pod;
 mod pod_state;
+mod probe;
 mod rule;
 mod shaper;
 mod sysctl;
@@ -43,6 +47,7 @@ pub use host::OurRoute;
 pub use inside::{InterfaceFacts, look_inside};
 pub use link::{Link, LinkKey, OurLink};
 pub use macvlan::MacvlanSpec;
+pub use neighbours::Neighbour;
 pub use netns::Netns;
 pub use offload::prepare_xdp_pod_interface;
 pub use plain::PlainConfig;
