@@ -6,13 +6,13 @@ use k8s_openapi::{
     api::core::v1::{Namespace, Node, Pod},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
-use kni_api::{EgressPolicy, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment};
+use kni_api::{EgressAddressPool, EgressPolicy, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment};
 use kube::{
     ResourceExt,
     core::{PartialObjectMeta, Selector, SelectorExt as _},
 };
 
-use super::{Check, Finding, definitions, networks};
+use super::{Check, Finding, definitions, egress, networks};
 
 /// The objects of a cluster.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +25,7 @@ pub(crate) struct Snapshot {
     pub(crate) networks: Vec<PodNetwork>,
     pub(crate) attachments: Vec<PodNetworkAttachment>,
     pub(crate) egress_policies: Vec<EgressPolicy>,
+    pub(crate) egress_pools: Vec<EgressAddressPool>,
     pub(crate) interfaces: Vec<PodInterface>,
     pub(crate) node_networks: Vec<NodeNetwork>,
 }
@@ -94,6 +95,11 @@ fn of_pods(snapshot: &Snapshot) -> Vec<Check> {
             attachments(snapshot),
         ),
         check("policies", "All policies are enforced", policies(snapshot)),
+        check(
+            "egress-addresses",
+            "Egress addresses are in pools that admit their policies",
+            egress::addresses(&snapshot.egress_policies, &snapshot.egress_pools, &snapshot.namespaces),
+        ),
         check(
             "interface-addresses",
             "No two interfaces of a network have one address",
@@ -392,6 +398,7 @@ mod tests {
                 json!({"podSelector": {}}),
                 fine,
             )],
+            egress_pools: Vec::new(),
             interfaces: vec![interface("web.eth0", "u1", "10.0.0.1")],
             node_networks: vec![report("n1")],
         }

@@ -2,6 +2,7 @@
 
 pub(crate) mod cluster;
 mod definitions;
+mod egress;
 mod networks;
 pub(crate) mod node;
 

@@ -75,6 +75,7 @@ async fn snapshot(client: &Client) -> Result<Snapshot, Error> {
         networks: list(client).await?,
         attachments: list(client).await?,
         egress_policies: list(client).await?,
+        egress_pools: list(client).await?,
         interfaces: list(client).await?,
         node_networks: list(client).await?,
     })
