@@ -137,6 +137,9 @@ async fn start(
     )
     .await
     .context("looking for the uplink")?;
+    if let ObjectSource::Manifests(manifests, _) = source {
+        let _version = uplink.set_rights(manifests.egress.clone());
+    }
     let attacher = start_pods(args, source, store, &dataplane, &sync, &uplink).await?;
     let names = Names {
         attacher: attacher.clone(),
@@ -217,6 +220,7 @@ async fn follow_manifests(node: Node, mut desired: watch::Receiver<ManifestSet>)
         if let Err(error) = done {
             tracing::error!(%error, "cannot process the changed policies and services");
         }
+        let _version = node.uplink.set_rights(set.egress.clone());
         if let Err(error) = apply_networks(&node, desired_networks(&set)).await {
             tracing::error!(%error, "cannot apply the changed networks");
         }

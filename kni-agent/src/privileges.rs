@@ -4,11 +4,13 @@
 use caps::{CapSet, Capability, CapsHashSet, errors::CapsError};
 
 /// Capabilities of the agent itself, with their reasons.
-const KEPT: [Capability; 5] = [
+const KEPT: [Capability; 6] = [
     // Namespaces: setns, unshare, mount; bpffs.
     Capability::CAP_SYS_ADMIN,
     // Links, addresses, routes, rules; attaching programs.
     Capability::CAP_NET_ADMIN,
+    // Packet sockets: looking on the link for another host with an egress address. CNI plugins use them as well.
+    Capability::CAP_NET_RAW,
     // Programs and maps.
     Capability::CAP_BPF,
     // Verifier features that need it: pointer comparisons, no speculation barriers.
@@ -19,9 +21,7 @@ const KEPT: [Capability; 5] = [
 
 /// Additional capabilities of CNI plugins. They run as root, but under `no_new_privs` they get no more capabilities
 /// than the agent has.
-const FOR_PLUGINS: [Capability; 2] = [
-    // Raw sockets: legacy iptables, gratuitous ARP, DHCP.
-    Capability::CAP_NET_RAW,
+const FOR_PLUGINS: [Capability; 1] = [
     // Files of plugins in folders of other users, such as those of daemons that write their configuration.
     Capability::CAP_DAC_OVERRIDE,
 ];

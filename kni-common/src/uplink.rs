@@ -9,7 +9,7 @@ map_types! {
         pub ipv4: [u8; 4],
         /// First port, host byte order.
         pub first: u16,
-        /// Last port, 0 where the endpoint is not masqueraded.
+        /// Last port, 0 where no packet of the endpoint leaves the node.
         pub last: u16,
         /// IPv6 address, network byte order, 0 for none.
         pub ipv6: [u8; 16],
@@ -57,6 +57,10 @@ map_types! {
         pub verdict: u32,
     }
 }
+
+/// [`Masquerade::first`] of an endpoint that no packet of leaves the node because the address that it must leave with
+/// may not be used here; `last` is 0.
+pub const EGRESS_REFUSED: u16 = 1;
 
 /// Network id of destinations outside the node: flows across the uplink have their outer row there.
 pub const OUTSIDE: u32 = 0;

@@ -171,6 +171,8 @@ verdicts! {
     BogonSource = 48, "bogon_source", "came from outside with a source address of a pod network";
     /// From outside, from an address of the deny list.
     DenyListed = 49, "deny_listed", "the source address is on the node's deny list";
+    /// The address that an egress policy or the network demands is not this node's to use.
+    EgressAddress = 50, "egress_address", "the address that the pod must leave with may not be used on this node";
 }
 
 impl Verdict {

@@ -11,7 +11,7 @@ use kni_common::{
     Verdict,
     address::{bytes, mapped, words},
     flow::{FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FROM, FLOW_REPLY, FLOW_TO, FlowValue, KIND_UPLINK, Ports, swapped},
-    uplink::{Masquerade, OUTSIDE},
+    uplink::{EGRESS_REFUSED, Masquerade, OUTSIDE},
 };
 
 use crate::{
@@ -36,6 +36,7 @@ const STRIDE: u32 = 1237;
 fn entry(endpoint: u32) -> Result<&'static Masquerade, Verdict> {
     match MASQUERADE.get(endpoint) {
         Some(out) if out.last != 0 => Ok(out),
+        Some(out) if out.first == EGRESS_REFUSED => Err(Verdict::EgressAddress),
         _ => Err(Verdict::MasqueradeAddress),
     }
 }
@@ -58,6 +59,24 @@ fn source(out: &Masquerade, v4: bool) -> Result<[u32; 4], Verdict> {
 #[inline(always)]
 fn is_through_service(packet: &Packet, work: &Work) -> bool {
     packet.destination != work.to.destination
+}
+
+/// Whether the address that a flow of the endpoint left with is still the one that the endpoint leaves with. Another
+/// node may have the former one by now.
+///
+/// VERIFIER: not inlined, to save stack.
+#[inline(never)]
+pub fn keeps_source(endpoint: u32, v4: bool, found: &FlowValue) -> Result<(), Verdict> {
+    let source = source(entry(endpoint)?, v4)?;
+    let recorded = words(found.address);
+    let same = if found.flags & (FLOW_TO | FLOW_FROM) == FLOW_TO | FLOW_FROM {
+        // Only IPv4 has both addresses in one row, the source first.
+        let ([.., last], [first, ..]) = (source, recorded);
+        last == first
+    } else {
+        source == recorded
+    };
+    if same { Ok(()) } else { Err(Verdict::EgressAddress) }
 }
 
 /// Two IPv4 addresses in one row, see `FlowValue::address`.

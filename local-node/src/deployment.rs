@@ -9,7 +9,13 @@ use crate::{config, local::LocalNode};
 
 const PATIENCE: Duration = Duration::from_mins(1);
 /// Files of `deploy/base` apart from those of pods.
-const BASE: [&str; 4] = ["namespace.yaml", "rbac.yaml", "controller-rbac.yaml", "in-use.yaml"];
+const BASE: [&str; 5] = [
+    "namespace.yaml",
+    "rbac.yaml",
+    "controller-rbac.yaml",
+    "in-use.yaml",
+    "egress-claims.yaml",
+];
 
 impl LocalNode {
     /// Applies the definitions, RBAC rules and the networks of the examples in the folder `deploy`.

@@ -5,6 +5,7 @@
 
 mod blocks;
 mod cache;
+pub mod egress;
 pub mod joining;
 mod networks;
 mod table;

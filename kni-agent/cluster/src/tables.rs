@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::Taint;
-use kni_api::EgressPolicySummary;
+use kni_api::{EgressAddressClaim, EgressAddressPool, EgressPolicySummary};
 use kni_crd::{
     AttachmentFacts, EgressPolicy, InvalidObject, NodeNetwork, PodFacts, PodInterface, PodNetwork, PodNetworkAttachment,
 };
@@ -42,8 +42,14 @@ pub struct AttachmentRow {
 pub struct NodeRow {
     /// Its taints.
     pub taints: Vec<Taint>,
+    /// UID.
+    pub uid: String,
+    /// Whether its kubelet reports that it is ready.
+    pub ready: bool,
     /// Internal addresses.
     pub addresses: Vec<String>,
+    /// External addresses.
+    pub external_addresses: Vec<String>,
     /// KNI's extended resources.
     pub resources: BTreeMap<String, String>,
 }
@@ -61,6 +67,10 @@ pub struct Tables {
     pub node_networks: Table<Arc<NodeNetwork>>,
     /// Egress policies.
     pub egress_policies: Table<PolicyRow>,
+    /// Pools of egress addresses.
+    pub egress_pools: Table<Arc<EgressAddressPool>>,
+    /// Claims of egress addresses.
+    pub egress_claims: Table<Arc<EgressAddressClaim>>,
     /// Kubernetes policies.
     pub network_policies: Table<PolicyRow>,
     /// Policies of additional networks.
@@ -93,6 +103,8 @@ impl Tables {
             ("podnetworkattachments", self.attachments.is_synced()),
             ("podinterfaces", self.interfaces.is_synced()),
             ("egresspolicies", self.egress_policies.is_synced()),
+            ("egressaddresspools", self.egress_pools.is_synced()),
+            ("egressaddressclaims", self.egress_claims.is_synced()),
             ("networkpolicies", self.network_policies.is_synced()),
             ("multi-networkpolicies", self.multi_policies.is_synced()),
             ("namespaces", self.namespaces.is_synced()),
@@ -112,6 +124,10 @@ impl Tables {
             ("podnetworkattachments", self.attachments.is_synced()),
             ("podinterfaces", self.interfaces.is_synced()),
             ("egresspolicies", self.egress_objects.is_synced()),
+            ("egressaddresspools", self.egress_pools.is_synced()),
+            ("egressaddressclaims", self.egress_claims.is_synced()),
+            ("services", self.services.is_synced()),
+            ("endpointslices", self.slices.is_synced()),
             ("namespaces", self.namespaces.is_synced()),
             ("pods", self.pods.is_synced()),
             ("nodes", self.nodes.is_synced()),
@@ -127,6 +143,8 @@ impl Tables {
             self.interfaces.version(),
             self.node_networks.version(),
             self.policy_version(),
+            self.egress_pools.version(),
+            self.egress_claims.version(),
             self.namespaces.version(),
             self.services.version(),
             self.slices.version(),

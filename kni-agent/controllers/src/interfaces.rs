@@ -15,7 +15,10 @@ use kni_api::{
     pod_interface::{AttachedProgram, InterfaceAddress, InterfaceRoute},
     set_condition,
 };
-use kni_model::view::{InterfaceFilter, InterfaceView};
+use kni_model::{
+    egress::RefusedAddress,
+    view::{InterfaceFilter, InterfaceView},
+};
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams},
@@ -34,6 +37,8 @@ const GATHER: Duration = Duration::from_millis(50);
 const AT_ONCE: usize = 16;
 /// Maximum length of an object's name.
 const MAX_NAME: usize = 253;
+/// The condition of [`egress_condition`].
+const EGRESS_READY: &str = "EgressReady";
 /// Field manager for server-side apply.
 pub(super) const FIELD_MANAGER: &str = "kni-agent";
 
@@ -81,12 +86,17 @@ impl Cluster {
 
     fn interface_writes(&self, views: &[InterfaceView]) -> Vec<Write> {
         let enforced = self.sync.policy_problem();
+        let refused = self.uplink.refused_interfaces();
         let tables = self.cache.tables();
         let mut desired: BTreeMap<Key, PodInterface> = BTreeMap::new();
         for view in views {
-            let Some(object) = self.object_of(view, &tables, enforced.as_deref()) else {
+            let Some(mut object) = self.object_of(view, &tables, enforced.as_deref()) else {
                 continue;
             };
+            let refused = refused.get(&view.attachment.endpoint).map(Vec::as_slice);
+            if let Some(status) = &mut object.status {
+                status.conditions.extend(egress_condition(refused.unwrap_or_default()));
+            }
             let key = Key::new(&object.namespace().unwrap_or_default(), &object.name_any());
             desired.insert(key, object);
         }
@@ -221,13 +231,32 @@ fn updated(known: &PodInterface, mut desired: PodInterface) -> Option<PodInterfa
         .as_ref()
         .map(|status| status.conditions.clone())
         .unwrap_or_default();
+    let has_egress = now.conditions.iter().any(|condition| condition.type_ == EGRESS_READY);
     for condition in now.conditions {
         set_condition(&mut conditions, condition);
+    }
+    if !has_egress {
+        conditions.retain(|condition| condition.type_ != EGRESS_READY);
     }
     let status = PodInterfaceStatus { conditions, ..now };
     let same = known.status.as_ref() == Some(&status) && known.spec == desired.spec && same_metadata(known, &desired);
     desired.status = Some(status);
     (!same).then_some(desired)
+}
+
+/// The condition of an interface that nothing leaves the node from, because it may not use an address that it would have
+/// to leave with. Other interfaces do not have it.
+fn egress_condition(refused: &[RefusedAddress]) -> Option<Condition> {
+    let first = refused.first()?;
+    let all: Vec<String> = refused.iter().map(ToString::to_string).collect();
+    let message = format!("nothing leaves the node: {}", all.join("; "));
+    Some(Condition::now(
+        EGRESS_READY,
+        false,
+        first.refusal.reason(),
+        &message,
+        None,
+    ))
 }
 
 fn conditions(view: &InterfaceView, not_enforced: Option<&str>) -> Vec<Condition> {

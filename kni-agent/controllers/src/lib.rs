@@ -14,6 +14,7 @@
 
 mod attachments;
 mod blocks;
+mod egress;
 mod interfaces;
 mod network_status;
 mod node;
@@ -38,6 +39,7 @@ use kni_model::{
 };
 use kni_pods::Pods;
 use kni_reflectors::reflect_node;
+use kni_uplink::Uplink;
 use kube::Client;
 use tokio::sync::Notify;
 
@@ -120,7 +122,14 @@ impl Reflectors {
     }
 
     /// Creates the controllers of the node.
-    pub fn controllers(&self, attacher: Pods, inspector: Inspector, sync: Arc<Enforcer>, apply: Apply) -> Cluster {
+    pub fn controllers(
+        &self,
+        attacher: Pods,
+        inspector: Inspector,
+        sync: Arc<Enforcer>,
+        uplink: Arc<Uplink>,
+        apply: Apply,
+    ) -> Cluster {
         Cluster {
             shared: Arc::new(Shared {
                 client: self.client.clone(),
@@ -130,6 +139,7 @@ impl Reflectors {
                 attacher,
                 inspector,
                 sync,
+                uplink,
                 apply,
                 applied_policies: AtomicU64::new(0),
                 node_changed: Notify::new(),
@@ -161,6 +171,7 @@ pub struct Shared {
     attacher: Pods,
     inspector: Inspector,
     sync: Arc<Enforcer>,
+    uplink: Arc<Uplink>,
     apply: Apply,
     /// The newest policy version that was applied.
     applied_policies: AtomicU64,
@@ -179,6 +190,7 @@ impl Cluster {
         tokio::spawn(self.clone().reconcile_attachments());
         tokio::spawn(self.clone().reconcile_interfaces());
         tokio::spawn(self.clone().reconcile_node());
+        tokio::spawn(self.clone().reconcile_egress());
     }
 
     /// The kinds that were not read yet, by name.

@@ -76,10 +76,7 @@ pub(super) fn check_range(range: &IpNet, others: &[IpNet]) -> Result<(), String>
         let (min, max) = (lengths.start(), lengths.end());
         return Err(format!("{range} has a prefix length outside {min} to {max}"));
     }
-    if let Some((reserved, what)) = reserved_ranges()
-        .into_iter()
-        .find(|(reserved, _)| overlap(reserved, range))
-    {
+    if let Some((reserved, what)) = reserved_range(range) {
         return Err(format!("{range} overlaps {reserved}, which is {what}"));
     }
     match others.iter().find(|other| overlap(other, range)) {
@@ -115,6 +112,13 @@ fn reserved_ranges() -> [(IpNet, &'static str); 10] {
         (v6(0xfe80 << 112, 10), "link-local"),
         (v6(0xff00 << 112, 8), "multicast"),
     ]
+}
+
+/// The reserved range that a range overlaps, and what it is.
+pub(super) fn reserved_range(range: &IpNet) -> Option<(IpNet, &'static str)> {
+    reserved_ranges()
+        .into_iter()
+        .find(|(reserved, _)| overlap(reserved, range))
 }
 
 fn mapped() -> IpNet {

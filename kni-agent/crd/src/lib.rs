@@ -4,6 +4,7 @@
 mod cidr;
 mod cluster;
 mod egress_network;
+mod egress_pool;
 mod egress_rules;
 mod endpoint_slice;
 mod from_object;
@@ -26,8 +27,8 @@ pub use endpoint_slice::read_endpoint_slice;
 pub use from_object::FromObject;
 pub use invalid::InvalidObject;
 pub use kni_api::{
-    EgressPolicy, EgressPolicySpec, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment, PodNetworkSpec,
-    ProviderSpec, Topology, egress_policy, pod_network, provider,
+    EgressAddressClaim, EgressAddressPool, EgressPolicy, EgressPolicySpec, NodeNetwork, PodInterface, PodNetwork,
+    PodNetworkAttachment, PodNetworkSpec, ProviderSpec, Topology, egress_policy, pod_network, provider,
 };
 pub use multi_network_policy::{v1beta1, v1beta2};
 pub use namespace::read_namespace;

@@ -164,6 +164,16 @@ impl EndpointMaps {
         Ok(changed)
     }
 
+    /// Makes the programs evaluate the flows of a published endpoint again.
+    pub(super) fn renew_generation(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        let row = self.row(endpoint)?;
+        if row.network == 0 {
+            return Ok(());
+        }
+        let generation = self.next_generation();
+        self.endpoints.put(&endpoint.0, &EndpointRow { generation, ..row })
+    }
+
     /// The incarnation of a published endpoint.
     pub(super) fn incarnation(&self, endpoint: EndpointId) -> Result<Option<u32>, DataplaneError> {
         let row = self.row(endpoint)?;

@@ -55,7 +55,7 @@ use kni_model::{
 pub use routes::{NetworkRoutes, NodeRoutes, RouteEgress};
 pub use settings::{FlowLifetimes, NodeConfig};
 pub use stats::{CountingRuns, ProgramStats};
-pub use uplink::{EgressSource, HostPort, host_port_key, remove_uplink_filters};
+pub use uplink::{EgressRow, EgressSource, HostPort, host_port_key, remove_uplink_filters};
 pub use xdp::{NotAttached, XdpChoice, XdpMode};
 
 use self::{

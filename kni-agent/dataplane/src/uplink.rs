@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use kni_common::{
     Verdict,
     address::from_ip,
-    uplink::{HostPortKey, HostPortValue, Masquerade, SourceData, SourceKey, SourceValue},
+    uplink::{EGRESS_REFUSED, HostPortKey, HostPortValue, Masquerade, SourceData, SourceKey, SourceValue},
 };
 use kni_model::{EndpointId, view::ProgramView};
 
@@ -34,6 +34,30 @@ pub struct EgressSource {
     pub first: u16,
     /// Last port, not smaller, not 0.
     pub last: u16,
+}
+
+/// What happens to packets of an endpoint that would leave the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EgressRow {
+    /// They are dropped: the node has no address for them (`masquerade_address`).
+    None,
+    /// They are dropped: the address that they must have may not be used here (`egress_address`).
+    Refused,
+    /// They leave.
+    From(EgressSource),
+}
+
+impl EgressRow {
+    fn row(&self) -> Masquerade {
+        match self {
+            Self::None => Masquerade::default(),
+            Self::Refused => Masquerade {
+                first: EGRESS_REFUSED,
+                ..Masquerade::default()
+            },
+            Self::From(source) => source.row(),
+        }
+    }
 }
 
 impl EgressSource {
@@ -79,7 +103,7 @@ impl UplinkMaps {
 
     /// Removes an endpoint's rows, which its next owner must not find.
     pub(super) fn remove(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        self.set_masquerade(endpoint, Masquerade::default())?;
+        let _changed = self.set_masquerade(endpoint, Masquerade::default())?;
         let ports = self.mapped.iter().filter(|(_, value)| value.endpoint == endpoint.0);
         let ports: Vec<HostPortKey> = ports.map(|(key, _)| *key).collect();
         if ports.is_empty() {
@@ -98,11 +122,13 @@ impl UplinkMaps {
         Ok(())
     }
 
-    fn set_masquerade(&self, endpoint: EndpointId, row: Masquerade) -> Result<(), DataplaneError> {
+    /// Whether the row has changed.
+    fn set_masquerade(&self, endpoint: EndpointId, row: Masquerade) -> Result<bool, DataplaneError> {
         if self.masquerade.get(&endpoint.0)? == Some(row) {
-            return Ok(());
+            return Ok(false);
         }
-        self.masquerade.put(&endpoint.0, &row)
+        self.masquerade.put(&endpoint.0, &row)?;
+        Ok(true)
     }
 }
 
@@ -182,10 +208,15 @@ impl Dataplane {
         (views, mode, problems)
     }
 
-    /// Sets the egress source of an endpoint; with `None` no packet leaves the node. Existing flows keep theirs.
-    pub fn set_masquerade(&self, endpoint: EndpointId, source: Option<&EgressSource>) -> Result<(), DataplaneError> {
-        let row = source.map(EgressSource::row).unwrap_or_default();
-        lock(&self.uplink).set_masquerade(endpoint, row)
+    /// Sets the egress of an endpoint. When it returns, no packet leaves with an address that the endpoint had before:
+    /// a flow that began with another address is dropped.
+    pub fn set_masquerade(&self, endpoint: EndpointId, egress: &EgressRow) -> Result<(), DataplaneError> {
+        let tables = lock(&self.uplink);
+        if tables.set_masquerade(endpoint, egress.row())? {
+            // After the row, so that a flow that is evaluated again finds it.
+            lock(&self.endpoints).renew_generation(endpoint)?;
+        }
+        Ok(())
     }
 
     /// Replaces the host ports of all pods. Those of unpublished endpoints are omitted.

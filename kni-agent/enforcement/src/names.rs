@@ -82,8 +82,8 @@ impl Enforcer {
             .collect()
     }
 
-    /// The source addresses that the egress policies of an endpoint request.
-    pub fn egress_addresses(&self, endpoint: EndpointId) -> Vec<IpAddr> {
+    /// The source addresses that the egress policies of an endpoint request, each with its policy.
+    pub fn egress_addresses(&self, endpoint: EndpointId) -> Vec<(IpAddr, PolicyRef)> {
         lock(&self.policy).engine.egress_addresses(endpoint)
     }
 

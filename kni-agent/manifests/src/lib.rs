@@ -5,16 +5,19 @@
 use std::{
     collections::BTreeMap,
     fmt, io,
+    net::IpAddr,
     path::{Path, PathBuf},
 };
 
 use kni_model::{
     NetworkSpec,
+    egress::{EgressPool, EgressRefusal, EgressUser},
     policy::{Labels, Policy},
     service::{EndpointSlice, Service},
 };
 
 mod document;
+mod egress;
 mod fidelity;
 mod folder;
 mod node;
@@ -88,6 +91,10 @@ pub struct ManifestSet {
     pub networks: Vec<(NetworkSpec, Origin)>,
     /// Policies of every kind.
     pub policies: Vec<(Policy, Origin)>,
+    /// Pools of egress addresses.
+    pub pools: Vec<(EgressPool, Origin)>,
+    /// Who may use which egress address; policies that may not use one of theirs are also in `refused`.
+    pub egress: BTreeMap<(EgressUser, IpAddr), Result<(), EgressRefusal>>,
     /// Labels of namespaces, including the label of the name; a namespace without a manifest is missing.
     pub namespaces: BTreeMap<String, Labels>,
     /// Services with virtual addresses.

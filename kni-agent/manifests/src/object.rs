@@ -6,11 +6,12 @@ use k8s_openapi::api::{
     networking::v1::NetworkPolicy,
 };
 use kni_crd::{
-    EgressPolicy, FromObject, InvalidObject, PodNetwork, read_endpoint_slice, read_namespace, read_service, v1beta1,
-    v1beta2,
+    EgressAddressPool, EgressPolicy, FromObject, InvalidObject, PodNetwork, read_endpoint_slice, read_namespace,
+    read_service, v1beta1, v1beta2,
 };
 use kni_model::{
     NetworkSpec,
+    egress::EgressPool,
     policy::{Labels, Policy},
     service::{EndpointSlice, Service},
 };
@@ -26,6 +27,7 @@ pub(super) type FieldError = (String, String);
 pub(super) enum Object {
     Network(Box<NetworkSpec>),
     Policy(Box<Policy>),
+    Pool(Box<EgressPool>),
     Namespace(Labels),
     Service(Option<Box<Service>>),
     Slice(Option<Box<EndpointSlice>>),
@@ -40,9 +42,10 @@ pub(super) struct Kind {
     read: fn(&Node) -> Result<Object, FieldError>,
 }
 
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 9] = [
     kind("kni.dev/v1alpha1", "PodNetwork", false, read_network),
     kind("kni.dev/v1alpha1", "EgressPolicy", true, read_policy::<EgressPolicy>),
+    kind("kni.dev/v1alpha1", "EgressAddressPool", false, read_pool),
     kind(
         "networking.k8s.io/v1",
         "NetworkPolicy",
@@ -140,6 +143,13 @@ where
     let object: T = read_faithful(node)?;
     Policy::from_object(&object)
         .map(|policy| Object::Policy(Box::new(policy)))
+        .map_err(of_field)
+}
+
+fn read_pool(node: &Node) -> Result<Object, FieldError> {
+    let object: EgressAddressPool = read_faithful(node)?;
+    EgressPool::from_object(&object)
+        .map(|pool| Object::Pool(Box::new(pool)))
         .map_err(of_field)
 }
 

@@ -83,6 +83,7 @@ fn read_object(path: &Path, node: &Node) -> Read {
         name_line: node.line_of("metadata.name"),
         default_line: node.line_of("spec.default"),
         address_line: node.line_of("spec.clusterIP"),
+        egress_lines: [0, 1].map(|index| node.line_of(&format!("spec.egressAddresses[{index}]"))),
     })
 }
 

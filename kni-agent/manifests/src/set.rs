@@ -1,11 +1,15 @@
 //! Enforces the rules between manifests: one object per kind and name, one default network, one Service per virtual
-//! address.
+//! address, one tenant per egress address.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
 use kni_model::{NetworkName, service::Service};
 
-use super::{ManifestSet, Origin, Refusal, object::Object};
+use super::{
+    ManifestSet, Origin, Refusal,
+    egress::{self, Lines},
+    object::Object,
+};
 
 /// An object that is valid on its own.
 #[derive(Debug)]
@@ -22,6 +26,8 @@ pub(super) struct Candidate {
     pub(super) default_line: u32,
     /// Line of `spec.clusterIP`.
     pub(super) address_line: u32,
+    /// Lines of the items of `spec.egressAddresses`.
+    pub(super) egress_lines: [u32; 2],
 }
 
 impl Candidate {
@@ -61,6 +67,7 @@ pub(super) fn combine(read: impl IntoIterator<Item = Result<Candidate, Box<Refus
     let mut names: BTreeMap<Key, Origin> = BTreeMap::new();
     let mut default: Option<(NetworkName, Origin)> = None;
     let mut with_addresses = Vec::new();
+    let mut lines = Lines::new();
     for item in read {
         let candidate = match item {
             Ok(candidate) => candidate,
@@ -86,6 +93,9 @@ pub(super) fn combine(read: impl IntoIterator<Item = Result<Candidate, Box<Refus
             default = Some((spec.name.clone(), candidate.origin.clone()));
         }
         names.insert(key, candidate.origin.clone());
+        if let Object::Policy(policy) = &candidate.object {
+            lines.insert(policy.reference.clone(), candidate.egress_lines);
+        }
         if let Object::Service(Some(_)) = &candidate.object {
             // The network of an address, and so its conflicts, are known once the default network is.
             with_addresses.push(candidate);
@@ -94,6 +104,7 @@ pub(super) fn combine(read: impl IntoIterator<Item = Result<Candidate, Box<Refus
         }
     }
     add_services(&mut set, with_addresses, default.as_ref().map(|(name, _)| name));
+    egress::decide(&mut set, &lines);
     set
 }
 
@@ -105,6 +116,7 @@ impl ManifestSet {
         match object {
             Object::Network(spec) => self.networks.push((*spec, origin)),
             Object::Policy(policy) => self.policies.push((*policy, origin)),
+            Object::Pool(pool) => self.pools.push((*pool, origin)),
             Object::Namespace(labels) => {
                 self.namespaces.insert(name, labels);
             }

@@ -3,6 +3,7 @@
 
 pub mod bandwidth;
 pub mod durations;
+pub mod egress;
 pub mod enforcement;
 pub mod error_chain;
 pub mod flow_view;

@@ -143,15 +143,14 @@ fn selects(policy: &Policy, pod: &PolicyPod) -> bool {
 }
 
 /// The source addresses that egress policies request: per family the first one, by policy name.
-pub(super) fn egress_addresses<'a>(policies: impl IntoIterator<Item = &'a Listed>) -> Vec<IpAddr> {
-    let mut found: Vec<IpAddr> = Vec::new();
-    for address in policies
-        .into_iter()
-        .filter_map(|listed| listed.policy.external.as_ref())
-        .flat_map(|b| &b.egress_addresses)
-    {
-        if found.iter().all(|known| known.is_ipv4() != address.is_ipv4()) {
-            found.push(*address);
+pub(super) fn egress_addresses<'a>(policies: impl IntoIterator<Item = &'a Listed>) -> Vec<(IpAddr, PolicyRef)> {
+    let mut found: Vec<(IpAddr, PolicyRef)> = Vec::new();
+    for listed in policies {
+        let external = listed.policy.external.as_ref();
+        for address in external.into_iter().flat_map(|rules| &rules.egress_addresses) {
+            if found.iter().all(|(other, _)| other.is_ipv4() != address.is_ipv4()) {
+                found.push((*address, listed.policy.reference.clone()));
+            }
         }
     }
     found.sort_unstable();

@@ -7,6 +7,7 @@ mod body;
 mod catalog;
 mod desired;
 mod effective;
+mod egress_rights;
 mod external;
 mod identity;
 mod judge;
@@ -35,7 +36,12 @@ use self::{
     pods::{Pods, Sets},
     transition::Unconfirmed,
 };
-pub use self::{effective::EffectiveRule, judge::judge, selector::matches};
+pub use self::{
+    effective::EffectiveRule,
+    egress_rights::{EgressFacts, EgressPools, EgressRight, egress_rights},
+    judge::judge,
+    selector::matches,
+};
 
 /// Turns policies, namespaces and pods into the policy tables.
 ///
@@ -187,8 +193,8 @@ impl PolicyEngine {
     }
 
     /// The source addresses that egress policies request for an endpoint: per family the address of the first policy,
-    /// by name, that has one.
-    pub fn egress_addresses(&self, endpoint: EndpointId) -> Vec<IpAddr> {
+    /// by name, that has one, and that policy.
+    pub fn egress_addresses(&self, endpoint: EndpointId) -> Vec<(IpAddr, PolicyRef)> {
         let selected = self.pods.selected(endpoint);
         selected
             .map(|selected| selected.egress_addresses.clone())

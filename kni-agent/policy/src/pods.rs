@@ -9,7 +9,7 @@ use std::{
 
 use kni_model::{
     EndpointId, SandboxId,
-    policy::{Labels, PolicyInterface, PolicyPod},
+    policy::{Labels, PolicyInterface, PolicyPod, PolicyRef},
 };
 
 use super::{
@@ -72,7 +72,7 @@ pub(super) struct Pod {
 pub(super) struct Selected {
     /// `None`: no policy selects it.
     pub(super) set: Option<Arc<PolicySet>>,
-    pub(super) egress_addresses: Vec<IpAddr>,
+    pub(super) egress_addresses: Vec<(IpAddr, PolicyRef)>,
 }
 
 impl Pod {
@@ -224,7 +224,7 @@ fn selected(pod: &PolicyPod, catalog: &Catalog, sets: &mut Sets) -> Vec<Selected
 }
 
 /// The labels of a namespace, also of an unknown one.
-fn labels_of<'a>(namespaces: &'a BTreeMap<String, Labels>, namespace: &str) -> Cow<'a, Labels> {
+pub(super) fn labels_of<'a>(namespaces: &'a BTreeMap<String, Labels>, namespace: &str) -> Cow<'a, Labels> {
     match namespaces.get(namespace) {
         Some(known) => Cow::Borrowed(known),
         None => Cow::Owned([(NAMESPACE_NAME.to_owned(), namespace.to_owned())].into()),

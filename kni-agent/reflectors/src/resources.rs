@@ -9,8 +9,9 @@ use k8s_openapi::api::{
 };
 use kni_api::EgressPolicySummary;
 use kni_crd::{
-    EgressPolicy, FromObject, InvalidObject, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment,
-    read_attachment, read_attachment_definition, read_endpoint_slice, read_pod, read_service, v1beta1, v1beta2,
+    EgressAddressClaim, EgressAddressPool, EgressPolicy, FromObject, InvalidObject, NodeNetwork, PodInterface,
+    PodNetwork, PodNetworkAttachment, read_attachment, read_attachment_definition, read_endpoint_slice, read_pod,
+    read_service, v1beta1, v1beta2,
 };
 use kni_model::policy::Policy;
 use kube::{
@@ -29,6 +30,7 @@ pub fn reflect_node(client: &Client, cache: &ClusterCache, node: &str) -> JoinSe
     reflect_networks(&mut tasks, client, cache);
     reflect_definitions(&mut tasks, client, cache);
     reflect_policies(&mut tasks, client, cache);
+    reflect_egress(&mut tasks, client, cache);
     reflect_core(&mut tasks, client, cache);
     reflect_services(&mut tasks, client, cache);
     reflect_own(&mut tasks, client, cache, node);
@@ -41,6 +43,9 @@ pub fn reflect_cluster(client: &Client, cache: &ClusterCache) -> JoinSet<()> {
     reflect_networks(&mut tasks, client, cache);
     reflect_core(&mut tasks, client, cache);
     reflect_nodes(&mut tasks, client, cache);
+    reflect_egress(&mut tasks, client, cache);
+    // Their addresses are never egress addresses.
+    reflect_services(&mut tasks, client, cache);
     let kind = Kind::<EgressPolicy, _> {
         name: "egresspolicies",
         table: |tables| &mut tables.egress_objects,
@@ -123,6 +128,31 @@ fn reflect_policies(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCac
     };
     tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
     tasks.spawn(reflect_multi_policies(client.clone(), cache.clone()));
+}
+
+/// Follows the pools of egress addresses and their owners. An API server with definitions of an earlier release has
+/// neither: then no policy may use an address.
+fn reflect_egress(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache) {
+    let kind = Kind::<EgressAddressPool, _> {
+        name: "egressaddresspools",
+        table: |tables| &mut tables.egress_pools,
+        convert: |mut object| {
+            object.metadata.managed_fields = None;
+            Some(Arc::new(object))
+        },
+        optional: true,
+    };
+    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+    let kind = Kind::<EgressAddressClaim, _> {
+        name: "egressaddressclaims",
+        table: |tables| &mut tables.egress_claims,
+        convert: |mut object| {
+            object.metadata.managed_fields = None;
+            Some(Arc::new(object))
+        },
+        optional: true,
+    };
+    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
 }
 
 /// The API server converts between the versions that it serves, so one is enough: the newer one if it is served.
@@ -241,14 +271,21 @@ where
 /// The retained fields of a node.
 pub fn node_row(object: Node) -> NodeRow {
     let status = object.status.unwrap_or_default();
-    let addresses = status.addresses.unwrap_or_default().into_iter();
-    let resources = status.capacity.unwrap_or_default().into_iter();
+    let of_type = |name: &str| {
+        let addresses = status.addresses.iter().flatten();
+        let matching = addresses.filter(|address| address.type_ == name);
+        matching.map(|address| address.address.clone()).collect()
+    };
+    let conditions = status.conditions.iter().flatten();
+    let resources = status.capacity.clone().unwrap_or_default().into_iter();
     NodeRow {
+        uid: object.metadata.uid.unwrap_or_default(),
+        ready: conditions
+            .into_iter()
+            .any(|condition| condition.type_ == "Ready" && condition.status == "True"),
         taints: object.spec.and_then(|spec| spec.taints).unwrap_or_default(),
-        addresses: addresses
-            .filter(|address| address.type_ == "InternalIP")
-            .map(|address| address.address)
-            .collect(),
+        addresses: of_type("InternalIP"),
+        external_addresses: of_type("ExternalIP"),
         resources: resources
             .filter(|(name, _)| name.starts_with(kni_api::RESOURCE_PREFIX))
             .map(|(name, quantity)| (name, quantity.0))

@@ -35,7 +35,8 @@ pub(super) fn join(node: &Node, watches: &Reflectors) -> Cluster {
         .boxed()
     });
     let (pods, inspector) = (node.attacher.clone(), node.inspector.clone());
-    watches.controllers(pods, inspector, Arc::clone(&node.sync), apply)
+    let (sync, uplink) = (Arc::clone(&node.sync), Arc::clone(&node.uplink));
+    watches.controllers(pods, inspector, sync, uplink, apply)
 }
 
 /// Waits for the API server; then applies policies first, as at every start, networks and services next.
@@ -49,6 +50,7 @@ pub(super) async fn begin(node: Node, watches: Reflectors, cluster: Cluster, cha
     if let Err(error) = done.await {
         tracing::error!(%error, "cannot process the cluster's policies and services");
     }
+    cluster.apply_egress_rights();
     if let Err(error) = apply_networks(&node, objects.networks).await {
         tracing::error!(%error, "cannot apply the cluster's networks");
     }

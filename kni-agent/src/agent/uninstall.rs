@@ -14,7 +14,10 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry,
 };
-use kni_api::{EgressPolicy, GROUP, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment, RESOURCE_PREFIX};
+use kni_api::{
+    EgressAddressClaim, EgressAddressPool, EgressPolicy, GROUP, NodeNetwork, PodInterface, PodNetwork,
+    PodNetworkAttachment, RESOURCE_PREFIX,
+};
 use kni_reflectors::connect;
 use kube::{
     Api, Client, Resource, ResourceExt as _,
@@ -51,6 +54,8 @@ pub async fn uninstall(args: &UninstallArgs) -> Result<()> {
     clear_status::<PodNetwork>(&client).await?;
     clear_status::<PodNetworkAttachment>(&client).await?;
     clear_status::<EgressPolicy>(&client).await?;
+    clear_status::<EgressAddressPool>(&client).await?;
+    delete_all::<EgressAddressClaim>(&client).await?;
     delete_all::<PodInterface>(&client).await?;
     delete_all::<NodeNetwork>(&client).await?;
     for node in all::<Node>(&client).await? {

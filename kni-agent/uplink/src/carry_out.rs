@@ -8,30 +8,40 @@ use std::{
 };
 
 use kni_common::uplink::HostPortKey;
-use kni_dataplane::{HostPort, XdpChoice};
-use kni_model::{EndpointId, network::EgressMode, policy::PolicyPod};
-use kni_netlink as netlink;
+use kni_dataplane::{EgressRow, HostPort, XdpChoice};
+use kni_model::{
+    EndpointId,
+    egress::{EgressRefusal, RefusedAddress},
+    network::EgressMode,
+    policy::PolicyPod,
+};
 use kni_store::{Change, UplinkRecord};
 
 use super::{
-    State, Uplink, UplinkError,
+    EgressRights, State, Uplink, UplinkError,
     desired::{self, Egress},
     has_host_port, log_uplink,
     node::{self, NodeNetwork, UplinkLink},
 };
 
-/// Addresses that could not be added to the uplink, with the reasons.
-type Refused = BTreeMap<IpAddr, netlink::Error>;
+/// Addresses that are not on the uplink although their users have the right to them, with the reasons.
+type Missing = BTreeMap<IpAddr, EgressRefusal>;
 
 fn dedicated_of(egress: &[(EndpointId, Egress)]) -> BTreeSet<IpAddr> {
     egress
         .iter()
-        .flat_map(|(_, egress)| egress.dedicated.iter().copied())
+        .flat_map(|(_, egress)| egress.dedicated.keys().copied())
         .collect()
 }
 
-fn first(refused: Refused) -> Result<(), UplinkError> {
-    refused.into_values().next().map_or(Ok(()), |error| Err(error.into()))
+/// An address that the kernel refused is added later. Others wait for what they depend on.
+fn first_failure(missing: &Missing) -> Result<(), UplinkError> {
+    let mut failed = missing
+        .iter()
+        .filter(|(_, refusal)| matches!(refusal, EgressRefusal::NotAdded(_)));
+    failed.next().map_or(Ok(()), |(address, refusal)| {
+        Err(UplinkError::Address(refusal.message(*address)))
+    })
 }
 
 impl Uplink {
@@ -48,38 +58,69 @@ impl Uplink {
         }
         let pods = state.pods.values();
         let egress: Vec<_> = pods.flat_map(|known| self.egress_of(state, &known.pod)).collect();
-        let dedicated = dedicated_of(&egress);
-        let mut refused = Refused::new();
+        let version = state.rights_version.0;
+        let mut dedicated = dedicated_of(&egress);
+        let mut missing = Missing::new();
         if let Some(uplink) = state.node.uplink.clone() {
-            refused = self.prepare(state, &uplink, &dedicated)?;
+            missing = self.prepare(state, &uplink, &dedicated)?;
         }
         self.set_host_ports(state)?;
-        self.set_egress(&egress, &refused)?;
+        state
+            .refused
+            .retain(|endpoint, _| egress.iter().any(|(other, _)| other == endpoint));
+        self.set_egress(state, &egress, &missing)?;
+        dedicated.retain(|address| !missing.contains_key(address));
         if let Some(uplink) = state.node.uplink.clone() {
             self.tidy(state, &uplink, &dedicated)?;
         }
-        first(refused)
+        state.rights_version.1 = version;
+        first_failure(&missing)
     }
 
     /// Applies the egress of one pod that is about to be published.
     pub(super) fn carry_out_pod(&self, state: &mut State, pod: &PolicyPod) -> Result<(), UplinkError> {
         let egress = self.egress_of(state, pod);
-        let mut refused = Refused::new();
+        let mut missing = Missing::new();
         if let Some(uplink) = state.node.uplink.clone() {
-            refused = self.add_addresses(state, &uplink, &dedicated_of(&egress))?;
+            missing = self.add_addresses(state, &uplink, &dedicated_of(&egress))?;
         }
-        self.set_egress(&egress, &refused)?;
-        first(refused)
+        self.set_egress(state, &egress, &missing)?;
+        first_failure(&missing)
     }
 
     /// Without one of its dedicated addresses an interface has no egress, instead of egress with another address.
-    fn set_egress(&self, egress: &[(EndpointId, Egress)], refused: &Refused) -> Result<(), UplinkError> {
+    fn set_egress(
+        &self,
+        state: &mut State,
+        egress: &[(EndpointId, Egress)],
+        missing: &Missing,
+    ) -> Result<(), UplinkError> {
         for (endpoint, egress) in egress {
-            let is_whole = !egress.dedicated.iter().any(|address| refused.contains_key(address));
-            let source = egress.source.as_ref().filter(|_| is_whole);
-            self.dataplane.set_masquerade(*endpoint, source)?;
+            let mut refused = egress.refused.clone();
+            refused.extend(egress.dedicated.iter().filter_map(|(address, user)| {
+                let refusal = missing.get(address)?.clone();
+                Some(RefusedAddress {
+                    address: *address,
+                    user: user.clone(),
+                    refusal,
+                })
+            }));
+            let row = match &egress.source {
+                _ if !refused.is_empty() => EgressRow::Refused,
+                Some(source) => EgressRow::From(source.clone()),
+                None => EgressRow::None,
+            };
+            self.dataplane.set_masquerade(*endpoint, &row)?;
+            state.set_refused(*endpoint, &refused);
         }
         Ok(())
+    }
+
+    /// The addresses that the pods may use and that are not the node's own.
+    pub(super) fn desired_addresses(&self, state: &State) -> BTreeSet<IpAddr> {
+        let pods = state.pods.values();
+        let egress: Vec<_> = pods.flat_map(|known| self.egress_of(state, &known.pod)).collect();
+        dedicated_of(&egress)
     }
 
     /// Applies the host ports after a pod with host ports has been published.
@@ -90,7 +131,7 @@ impl Uplink {
         self.set_host_ports(state)
     }
 
-    fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
+    pub(super) fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime.block_on(work)
     }
 
@@ -102,13 +143,19 @@ impl Uplink {
 
     fn egress_of(&self, state: &State, pod: &PolicyPod) -> Vec<(EndpointId, Egress)> {
         let own = state.node.own(&state.record.addresses);
+        let none = EgressRights::new();
+        let facts = desired::Facts {
+            node: &state.node,
+            own: &own,
+            ports: &self.options.ports,
+            rights: state.rights.as_ref().unwrap_or(&none),
+        };
         let interfaces = pod.interfaces.iter();
         let egress = interfaces.filter_map(|interface| {
             let endpoint = interface.endpoint?;
             let spec = state.networks.as_ref()?.get(&interface.network)?;
             let requested = self.policies.egress_addresses(endpoint);
-            let egress = desired::egress(&state.node, &own, spec, interface, &requested, &self.options.ports);
-            Some((endpoint, egress))
+            Some((endpoint, facts.egress(spec, interface, &requested)))
         });
         egress.collect()
     }
@@ -126,14 +173,14 @@ impl Uplink {
         state: &mut State,
         uplink: &UplinkLink,
         dedicated: &BTreeSet<IpAddr>,
-    ) -> Result<Refused, UplinkError> {
+    ) -> Result<Missing, UplinkError> {
         self.leave_former(state, uplink)?;
-        let refused = self.add_addresses(state, uplink, dedicated)?;
+        let missing = self.add_addresses(state, uplink, dedicated)?;
         if Self::needs_programs(state) {
             self.attach(state, uplink)?;
         }
         self.keep_out(state, uplink)?;
-        Ok(refused)
+        Ok(missing)
     }
 
     fn attach(&self, state: &mut State, uplink: &UplinkLink) -> Result<(), UplinkError> {
@@ -183,26 +230,41 @@ impl Uplink {
         state: &mut State,
         uplink: &UplinkLink,
         desired: &BTreeSet<IpAddr>,
-    ) -> Result<Refused, UplinkError> {
+    ) -> Result<Missing, UplinkError> {
         let is_there =
             |address: &IpAddr| state.node.has(uplink.ifindex, *address) && state.record.addresses.contains(address);
-        let missing: Vec<IpAddr> = desired.iter().filter(|address| !is_there(address)).copied().collect();
-        let mut refused = Refused::new();
-        if missing.is_empty() {
-            return Ok(refused);
+        let absent = desired.iter().filter(|address| !is_there(address));
+        let checked: Vec<_> = absent
+            .map(|address| (*address, state.may_add(uplink, *address)))
+            .collect();
+        let mut missing = Missing::new();
+        let mut new = BTreeSet::new();
+        for (address, checked) in checked {
+            match checked {
+                Ok(()) => drop(new.insert(address)),
+                Err(refusal) => drop(missing.insert(address, refusal)),
+            }
+        }
+        if missing.values().any(|refusal| *refusal == EgressRefusal::Unverified) {
+            // The background task verifies them.
+            self.wake.notify_one();
+        }
+        if new.is_empty() {
+            return Ok(missing);
         }
         // Recorded before they are added (I5): a restarted agent must not take them for addresses of the node.
-        let recorded = state.record.addresses.iter().chain(&missing).copied().collect();
-        self.record(state, uplink, recorded)?;
-        for address in missing {
+        self.record(state, uplink, &state.record.addresses | &new)?;
+        for address in new {
             tracing::info!(%address, ifname = %uplink.ifname, "adding an egress address");
-            if let Err(error) = self.block_on(self.netlink.add_egress_address(uplink.ifindex, address)) {
-                refused.insert(address, error);
+            state.verified.remove(&address);
+            match self.block_on(self.netlink.add_egress_address(uplink.ifindex, address)) {
+                Ok(()) => drop(state.added.insert(address)),
+                Err(error) => drop(missing.insert(address, EgressRefusal::NotAdded(error.to_string()))),
             }
         }
         state.node.addresses = self.block_on(node::read_addresses(&self.netlink))?;
         self.dataplane.set_node_routes(state.node.routes())?;
-        Ok(refused)
+        Ok(missing)
     }
 
     /// Removes everything that is no longer needed.

@@ -11,11 +11,12 @@ use kni_common::{Verdict, uplink::HostPortKey};
 use kni_dataplane::{EgressSource, HostPort, host_port_key};
 use kni_model::{
     NetworkSpec, PortMapping, PortProtocol,
+    egress::{EgressRefusal, EgressUser, RefusedAddress},
     network::EgressMode,
-    policy::{PolicyInterface, PolicyPod},
+    policy::{PolicyInterface, PolicyPod, PolicyRef},
 };
 
-use super::node::NodeNetwork;
+use super::{EgressRights, node::NodeNetwork};
 
 /// Ports of an address that only pods use: all except the privileged ones.
 const DEDICATED_PORTS: RangeInclusive<u16> = 1024..=65535;
@@ -27,47 +28,93 @@ pub(super) struct UplinkPod {
     pub(super) mappings: Vec<PortMapping>,
 }
 
-/// The source address of an interface for egress, and the addresses of it that are not the node's own.
+/// The egress of an interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Egress {
+    /// Its source address; `None` without one.
     pub(super) source: Option<EgressSource>,
-    pub(super) dedicated: BTreeSet<IpAddr>,
+    /// Addresses of it that are not the node's own and that it may use.
+    pub(super) dedicated: BTreeMap<IpAddr, EgressUser>,
+    /// Addresses that it must leave with and may not use: nothing of it leaves.
+    pub(super) refused: Vec<RefusedAddress>,
 }
 
-/// Computes the egress of an interface. `requested` are the addresses that policies request; `own` are the node's own.
-pub(super) fn egress(
-    node: &NodeNetwork,
-    own: &BTreeSet<IpAddr>,
-    spec: &NetworkSpec,
-    interface: &PolicyInterface,
-    requested: &[IpAddr],
-    ports: &RangeInclusive<u16>,
-) -> Egress {
-    let Some(uplink) = node.uplink.as_ref().filter(|_| spec.egress == EgressMode::Masquerade) else {
-        return Egress::default();
-    };
-    let chosen = |v4: bool, nodes: Option<IpAddr>| {
-        let of_family = |list: &[IpAddr]| list.iter().find(|address| address.is_ipv4() == v4).copied();
-        of_family(requested)
-            .or_else(|| of_family(&spec.egress_addresses))
-            .or(nodes)
-    };
-    // Only the families that the pod has: both share one range of ports.
-    let v4 = interface.ipv4.and_then(|_| chosen(true, uplink.ipv4.map(IpAddr::V4)));
-    let v6 = interface.ipv6.and_then(|_| chosen(false, uplink.ipv6.map(IpAddr::V6)));
-    let used = || v4.into_iter().chain(v6);
-    let dedicated: BTreeSet<IpAddr> = used().filter(|address| !own.contains(address)).collect();
-    let all_dedicated = !dedicated.is_empty() && used().all(|address| dedicated.contains(&address));
-    let ports = if all_dedicated { &DEDICATED_PORTS } else { ports };
-    let source = EgressSource {
-        ipv4: v4.and_then(|address| if let IpAddr::V4(v4) = address { Some(v4) } else { None }),
-        ipv6: v6.and_then(|address| if let IpAddr::V6(v6) = address { Some(v6) } else { None }),
-        first: *ports.start(),
-        last: *ports.end(),
-    };
-    Egress {
-        source: used().next().map(|_any| source),
-        dedicated,
+/// What the egress of interfaces depends on.
+pub(super) struct Facts<'a> {
+    pub(super) node: &'a NodeNetwork,
+    /// The node's own addresses.
+    pub(super) own: &'a BTreeSet<IpAddr>,
+    /// Ports of the node's own addresses.
+    pub(super) ports: &'a RangeInclusive<u16>,
+    pub(super) rights: &'a EgressRights,
+}
+
+impl Facts<'_> {
+    /// Computes the egress of an interface. `requested` are the addresses that policies request.
+    pub(super) fn egress(
+        &self,
+        spec: &NetworkSpec,
+        interface: &PolicyInterface,
+        requested: &[(IpAddr, PolicyRef)],
+    ) -> Egress {
+        let uplink = self.node.uplink.as_ref();
+        let Some(uplink) = uplink.filter(|_| spec.egress == EgressMode::Masquerade) else {
+            return Egress::default();
+        };
+        let mut egress = Egress::default();
+        // Only the families that the pod has: both share one range of ports.
+        let v4 = interface.ipv4.and_then(|_| {
+            let chosen = self.chosen(true, spec, requested, &mut egress);
+            chosen.or(uplink.ipv4.map(IpAddr::V4))
+        });
+        let v6 = interface.ipv6.and_then(|_| {
+            let chosen = self.chosen(false, spec, requested, &mut egress);
+            chosen.or(uplink.ipv6.map(IpAddr::V6))
+        });
+        let used = || v4.into_iter().chain(v6);
+        let all_dedicated = used().all(|address| egress.dedicated.contains_key(&address));
+        let ports = if all_dedicated { &DEDICATED_PORTS } else { self.ports };
+        let source = EgressSource {
+            ipv4: v4.and_then(|address| if let IpAddr::V4(v4) = address { Some(v4) } else { None }),
+            ipv6: v6.and_then(|address| if let IpAddr::V6(v6) = address { Some(v6) } else { None }),
+            first: *ports.start(),
+            last: *ports.end(),
+        };
+        // Without one of its addresses nothing leaves, instead of packets with another address.
+        let leaves = egress.refused.is_empty() && used().next().is_some();
+        egress.source = leaves.then_some(source);
+        egress
+    }
+
+    /// The address of a family that a policy or the network demands. `None` where none does.
+    fn chosen(
+        &self,
+        v4: bool,
+        spec: &NetworkSpec,
+        requested: &[(IpAddr, PolicyRef)],
+        egress: &mut Egress,
+    ) -> Option<IpAddr> {
+        let of_policy = requested.iter().find(|(address, _)| address.is_ipv4() == v4);
+        let of_policy = of_policy.map(|(address, policy)| (*address, EgressUser::Policy(policy.clone())));
+        let (address, user) = of_policy.or_else(|| {
+            let address = spec.egress_addresses.iter().find(|address| address.is_ipv4() == v4)?;
+            Some((*address, EgressUser::Network(spec.name.clone())))
+        })?;
+        let right = match (&user, self.own.contains(&address)) {
+            // The administrator chose one of the node's addresses.
+            (EgressUser::Network(_), true) => return Some(address),
+            (EgressUser::Policy(_), true) => Err(EgressRefusal::Reserved("an address of this node".to_owned())),
+            (_, false) => self
+                .rights
+                .get(&(user.clone(), address))
+                .cloned()
+                .unwrap_or(Err(EgressRefusal::Unassigned)),
+        };
+        match right {
+            Ok(()) => drop(egress.dedicated.insert(address, user)),
+            Err(refusal) => egress.refused.push(RefusedAddress { address, user, refusal }),
+        }
+        Some(address)
     }
 }
 
@@ -142,7 +189,7 @@ pub(super) fn sources<'a>(
 
 #[cfg(test)]
 mod tests {
-    use kni_model::{EndpointId, PodRef};
+    use kni_model::{EndpointId, PodRef, policy::PolicyKind};
 
     use super::*;
     use crate::node::UplinkLink;
@@ -192,10 +239,63 @@ mod tests {
         }
     }
 
+    fn policy() -> PolicyRef {
+        PolicyRef {
+            kind: PolicyKind::EgressPolicy,
+            namespace: "team".to_owned(),
+            name: "policy".to_owned(),
+        }
+    }
+
+    /// With the right to all addresses but those that end in 99.
     fn out(spec: &NetworkSpec, interface: &PolicyInterface, requested: &[&str]) -> Egress {
         let own = [ip("192.0.2.9"), ip("192.0.2.10")].into();
-        let requested: Vec<IpAddr> = requested.iter().map(|text| ip(text)).collect();
-        egress(&node(), &own, spec, interface, &requested, &(61_000..=65_535))
+        let requested: Vec<_> = requested.iter().map(|text| (ip(text), policy())).collect();
+        let of_policy = requested
+            .iter()
+            .map(|(address, _)| (EgressUser::Policy(policy()), *address));
+        let of_network = spec.egress_addresses.iter();
+        let of_network = of_network.map(|address| (EgressUser::Network(spec.name.clone()), *address));
+        let right = |address: IpAddr| {
+            let granted = !address.to_string().ends_with("99");
+            granted.then_some(()).ok_or(EgressRefusal::NotInPool)
+        };
+        let rights = of_policy
+            .chain(of_network)
+            .map(|(user, address)| ((user, address), right(address)));
+        let facts = Facts {
+            node: &node(),
+            own: &own,
+            ports: &(61_000..=65_535),
+            rights: &rights.collect(),
+        };
+        facts.egress(spec, interface, &requested)
+    }
+
+    fn dedicated(egress: &Egress) -> Vec<String> {
+        egress.dedicated.keys().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn an_interface_that_may_not_use_one_of_its_addresses_does_not_leave_with_another() {
+        let both = interface(Some("10.1.0.5"), Some("fd01::5"));
+        let refusals = |spec: &NetworkSpec, requested: &[&str]| {
+            let egress = out(spec, &both, requested);
+            assert_eq!(egress.source, None);
+            egress.refused.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let plain = spec(EgressMode::Masquerade, &[]);
+        let pool = "is in no EgressAddressPool: add it to a pool that admits the namespace, or remove it";
+        let of_policy = format!("EgressPolicy team/policy: 192.0.2.99 {pool}");
+        for requested in [&["192.0.2.99"][..], &["192.0.2.99", "2001:db8::50"]] {
+            assert_eq!(refusals(&plain, requested), [of_policy.as_str()]);
+        }
+        let own = "EgressPolicy team/policy: 192.0.2.10 is an address of this node";
+        assert_eq!(refusals(&plain, &["192.0.2.10"]), [own]);
+        let network = spec(EgressMode::Masquerade, &["192.0.2.99"]);
+        assert_eq!(refusals(&network, &[]), [format!("PodNetwork blue: 192.0.2.99 {pool}")]);
+        let both = out(&network, &interface(None, Some("fd01::5")), &[]);
+        assert!(both.refused.is_empty(), "the interface has no address of that family");
     }
 
     #[test]
@@ -210,13 +310,10 @@ mod tests {
         assert_eq!(source(&plain, &[]), ("192.0.2.9".to_owned(), 61_000));
         assert_eq!(source(&with, &[]), ("192.0.2.50".to_owned(), 1024));
         assert_eq!(source(&with, &["192.0.2.60"]), ("192.0.2.60".to_owned(), 1024));
-        assert_eq!(
-            source(&plain, &["192.0.2.10"]),
-            ("192.0.2.10".to_owned(), 61_000),
-            "the node's own"
-        );
-        assert_eq!(out(&with, &v4, &[]).dedicated, [ip("192.0.2.50")].into());
-        assert!(out(&plain, &v4, &["192.0.2.10"]).dedicated.is_empty());
+        let own = spec(EgressMode::Masquerade, &["192.0.2.10"]);
+        assert_eq!(source(&own, &[]), ("192.0.2.10".to_owned(), 61_000), "the node's own");
+        assert_eq!(dedicated(&out(&with, &v4, &[])), ["192.0.2.50"]);
+        assert!(out(&own, &v4, &[]).dedicated.is_empty());
     }
 
     #[test]
@@ -230,8 +327,8 @@ mod tests {
         // One family dedicated, the other the node's: the ports of the node.
         let both = interface(Some("10.1.0.5"), Some("fd01::5"));
         let mixed = out(&spec(EgressMode::Masquerade, &["2001:db8::50"]), &both, &[]);
+        assert_eq!(dedicated(&mixed), ["2001:db8::50"]);
         assert_eq!(mixed.source.unwrap().first, 61_000);
-        assert_eq!(mixed.dedicated, [ip("2001:db8::50")].into());
     }
 
     #[test]

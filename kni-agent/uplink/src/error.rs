@@ -17,4 +17,7 @@ pub enum UplinkError {
     /// The record of the changes to the uplink.
     #[error("{}", error_chain(.0))]
     Store(#[from] StoreError),
+    /// An address that the kernel does not add.
+    #[error("{0}")]
+    Address(String),
 }

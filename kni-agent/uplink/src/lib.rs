@@ -14,9 +14,11 @@ mod cleanup;
 mod desired;
 mod error;
 mod node;
+mod rights;
+mod verify;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     ops::RangeInclusive,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -28,12 +30,20 @@ pub use error::UplinkError;
 use ipnet::IpNet;
 use kni_dataplane::{Dataplane, XdpChoice};
 use kni_enforcement::Enforcer;
-use kni_model::{NetworkName, NetworkSpec, PortMapping, Sandbox, SandboxId, policy::PolicyPod, view::UplinkView};
+use kni_model::{
+    EndpointId, NetworkName, NetworkSpec, PortMapping, Sandbox, SandboxId, egress::RefusedAddress, policy::PolicyPod,
+    view::UplinkView,
+};
 use kni_netlink::{Changes, Netlink};
 use kni_store::{Store, UplinkRecord};
+pub use rights::EgressRights;
 use tokio::sync::Notify;
 
-use self::{desired::UplinkPod, node::NodeNetwork};
+use self::{
+    desired::UplinkPod,
+    node::NodeNetwork,
+    verify::{LOOK_AGAIN, Verified},
+};
 
 /// Changes of the node's network come in bursts.
 const DEBOUNCE: Duration = Duration::from_millis(100);
@@ -60,8 +70,10 @@ pub struct UplinkOptions {
 ///
 /// # Guarantees
 /// - When [`Self::admit`] returns, the egress of the pod is applied.
-/// - A row never uses an address that neither the operator nor a policy requested: if an address cannot be added, the
-///   family has no egress.
+/// - A row never uses an address that neither the operator nor a policy requested: an interface that may not use one of
+///   its addresses, or whose address cannot be added, has no egress.
+/// - An address is on the uplink only while a user has the right to it ([`Uplink::set_rights`]), and only if no other
+///   host answered for it before it was added.
 pub struct Uplink {
     options: UplinkOptions,
     dataplane: Arc<Dataplane>,
@@ -86,6 +98,16 @@ struct State {
     pods: BTreeMap<SandboxId, UplinkPod>,
     record: UplinkRecord,
     problem: Option<String>,
+    /// `None` until they are known.
+    rights: Option<EgressRights>,
+    /// Increases whenever the rights are replaced; the second number is that of the rights that were applied last.
+    rights_version: (u64, u64),
+    /// What is known of addresses that are not on the uplink.
+    verified: BTreeMap<IpAddr, Verified>,
+    /// Addresses added since the last announcement.
+    added: BTreeSet<IpAddr>,
+    /// The interfaces that nothing leaves, with the addresses that they would have to leave with.
+    refused: BTreeMap<EndpointId, Vec<RefusedAddress>>,
     /// Connected subnets that were already logged as an exception from the bogon filter.
     logged: Vec<IpNet>,
     host_ports: usize,
@@ -93,7 +115,7 @@ struct State {
 
 impl State {
     fn is_complete(&self) -> bool {
-        self.networks.is_some() && self.has_pods
+        self.networks.is_some() && self.has_pods && self.rights.is_some()
     }
 }
 
@@ -218,12 +240,15 @@ impl Uplink {
     pub async fn keep(self: Arc<Self>, mut changes: Changes) {
         let mut pause = SHORTEST_PAUSE;
         loop {
-            let failed = self.state().problem.is_some();
+            let again = {
+                let state = self.state();
+                let conflict = state.has_conflict().then_some(LOOK_AGAIN);
+                state.problem.as_ref().map(|_| pause).or(conflict)
+            };
             let retry = async {
-                if failed {
-                    tokio::time::sleep(pause).await;
-                } else {
-                    std::future::pending::<()>().await;
+                match again {
+                    Some(pause) => tokio::time::sleep(pause).await,
+                    None => std::future::pending::<()>().await,
                 }
             };
             tokio::select! {
@@ -233,7 +258,13 @@ impl Uplink {
             }
             tokio::time::sleep(DEBOUNCE).await;
             let uplink = Arc::clone(&self);
-            let synced = tokio::task::spawn_blocking(move || uplink.sync()).await;
+            let synced = tokio::task::spawn_blocking(move || {
+                uplink.verify();
+                let synced = uplink.sync();
+                uplink.announce();
+                synced
+            })
+            .await;
             pause = if matches!(synced, Ok(Ok(()))) {
                 SHORTEST_PAUSE
             } else {

@@ -1,20 +1,28 @@
 //! Writes the status of egress policies: whether each is accepted, and applied on every node.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
-use kni_api::{Condition, EgressPolicy, EgressPolicyStatus, EgressPolicySummary, set_condition};
-use kni_cluster::{Key, Networks, Tables};
+use kni_api::{
+    Condition, ConditionStatus, EgressAddressClaim, EgressPolicy, EgressPolicyStatus, EgressPolicySummary,
+    set_condition,
+};
+use kni_cluster::{Key, Networks, Tables, egress::claim_of};
 use kni_crd::FromObject as _;
-use kni_model::policy::Policy;
+use kni_model::{egress::EgressUser, policy::Policy};
 use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams},
 };
 
 use super::{
+    egress_claims::{egress_version, valid_policies},
+    egress_owners::{EgressOverview, Use},
     listed,
     reconcile::{Context, Reconciler, ignore_gone},
 };
+
+/// The condition of a policy with egress addresses: whether all its pods leave with them.
+const ADDRESSES_READY: &str = "AddressesReady";
 
 /// The controller.
 #[derive(Debug, Default)]
@@ -37,17 +45,24 @@ impl Reconciler for EgressStatus {
     type Write = EgressPolicyStatus;
 
     fn version(tables: &Tables) -> u64 {
-        tables.egress_objects.version() + tables.node_networks.version() + tables.nodes.version()
+        egress_version(tables) + tables.node_networks.version()
     }
 
-    fn plan(&mut self, tables: &Tables, _networks: &Networks) -> Vec<(Key, EgressPolicyStatus)> {
+    fn plan(&mut self, tables: &Tables, networks: &Networks) -> Vec<(Key, EgressPolicyStatus)> {
+        let overview = EgressOverview::of(tables, networks, &valid_policies(tables));
         let objects = tables.egress_objects.rows();
         self.first.retain(|key, _| objects.contains_key(key));
         let mut writes = Vec::new();
         for (key, object) in objects {
             let version = self.first(key, object);
             let mut status = object.status.clone().unwrap_or_default();
-            for condition in egress_conditions(tables, object, version) {
+            let addresses = address_conditions(tables, &overview, key, object.metadata.generation);
+            if addresses.is_empty() {
+                status.conditions.retain(|condition| condition.type_ != ADDRESSES_READY);
+            }
+            let mut desired = egress_conditions(tables, object, version);
+            desired.retain(|condition| addresses.iter().all(|other| other.type_ != condition.type_));
+            for condition in desired.into_iter().chain(addresses) {
                 set_condition(&mut status.conditions, condition);
             }
             status.summary = EgressPolicySummary::new(&object.spec);
@@ -62,6 +77,104 @@ impl Reconciler for EgressStatus {
         let api: Api<EgressPolicy> = Api::namespaced(context.client.clone(), &key.namespace);
         let patch = Patch::Merge(serde_json::json!({"status": status}));
         ignore_gone(api.patch_status(&key.name, &PatchParams::default(), &patch).await)
+    }
+}
+
+/// The conditions of a policy with egress addresses, beside those of every policy: a refused address makes it not
+/// accepted.
+fn address_conditions(
+    tables: &Tables,
+    overview: &EgressOverview,
+    key: &Key,
+    generation: Option<i64>,
+) -> Vec<Condition> {
+    let mut refusals: Vec<(&'static str, String)> = Vec::new();
+    let mut waiting: Vec<(String, String)> = Vec::new();
+    let mut owned: Vec<String> = Vec::new();
+    for ((user, address), right) in &overview.rights {
+        let EgressUser::Policy(policy) = user else { continue };
+        if policy.namespace != key.namespace || policy.name != key.name {
+            continue;
+        }
+        if let Err(refusal) = right {
+            refusals.push((refusal.reason(), refusal.message(*address)));
+            continue;
+        }
+        let Some(found) = overview.uses.get(address) else {
+            owned.push(format!("no pod leaves with {address}"));
+            continue;
+        };
+        match claim_of(tables, *address) {
+            Some(claim) => standing(claim, found, *address, &mut owned, &mut waiting),
+            None => waiting.push(("AddressNotAssigned".to_owned(), format!("no node owns {address} yet"))),
+        }
+    }
+    let ready =
+        |holds, reason: &str, message: &str| Condition::now(ADDRESSES_READY, holds, reason, message, generation);
+    if let Some((reason, _)) = refusals.first() {
+        let all: Vec<&str> = refusals.iter().map(|(_, message)| message.as_str()).collect();
+        let message = format!("{}; the pods do not leave the node", all.join("; "));
+        return vec![
+            Condition::now("Accepted", false, reason, &message, generation),
+            ready(false, reason, "see condition Accepted"),
+        ];
+    }
+    let all: Vec<&str> = waiting
+        .iter()
+        .map(|(_, message)| message.as_str())
+        .chain(owned.iter().map(String::as_str))
+        .collect();
+    match waiting.first() {
+        Some((reason, _)) => vec![ready(false, reason, &all.join("; "))],
+        None if owned.is_empty() => Vec::new(),
+        None => vec![ready(true, "Owned", &all.join("; "))],
+    }
+}
+
+/// Sorts out whether all pods leave with an address.
+fn standing(
+    claim: &EgressAddressClaim,
+    found: &Use,
+    address: IpAddr,
+    owned: &mut Vec<String>,
+    waiting: &mut Vec<(String, String)>,
+) {
+    let node = &claim.spec.node_name;
+    let status = claim.status.clone().unwrap_or_default();
+    let report = status
+        .conditions
+        .into_iter()
+        .find(|condition| condition.type_ == "Ready");
+    match (status.holder, report) {
+        (Some(holder), Some(report)) if holder.node_name == *node && report.status == ConditionStatus::True => {
+            let others: Vec<&str> = found
+                .nodes
+                .keys()
+                .filter(|other| *other != node)
+                .map(String::as_str)
+                .collect();
+            if others.is_empty() {
+                owned.push(format!("{address} is on node {node}"));
+            } else {
+                let message = format!(
+                    "{address} belongs to node {node}; pods on {} do not leave",
+                    listed(&others)
+                );
+                waiting.push(("PodsOnOtherNodes".to_owned(), message));
+            }
+        }
+        (Some(holder), Some(report)) if holder.node_name == *node => waiting.push((report.reason, report.message)),
+        (Some(holder), _) => {
+            let message = format!(
+                "{address} moves to node {node}, and node {} has not released it",
+                holder.node_name
+            );
+            waiting.push(("AddressNotReleased".to_owned(), message));
+        }
+        (None, _) => {
+            let message = format!("{address} belongs to node {node}, which has not taken it yet");
+            waiting.push(("AddressNotTaken".to_owned(), message));
+        }
     }
 }
 

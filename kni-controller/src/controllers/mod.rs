@@ -5,7 +5,10 @@
 //! any await.
 
 mod attachments;
+mod egress_claims;
+mod egress_owners;
 mod egress_policies;
+mod egress_pools;
 mod extended_resources;
 mod gone_nodes;
 mod network_status;
@@ -38,6 +41,8 @@ pub(crate) fn start(client: &Client) -> JoinSet<()> {
     tasks.spawn(reconcile(context.clone(), networks::NetworkStatus::default()));
     tasks.spawn(reconcile(context.clone(), attachments::AttachmentStatus));
     tasks.spawn(reconcile(context.clone(), egress_policies::EgressStatus::default()));
+    tasks.spawn(reconcile(context.clone(), egress_claims::EgressClaims));
+    tasks.spawn(reconcile(context.clone(), egress_pools::EgressPoolStatus));
     tasks.spawn(reconcile(context.clone(), gone_nodes::GoneNodes::default()));
     tasks.spawn(reconcile(context.clone(), taints::Taints));
     tasks.spawn(reconcile(context, extended_resources::ExtendedResources));

@@ -141,6 +141,9 @@ fn review_stack(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work:
             work.to.policy_port(),
             &mut work.event
         ));
+        if found.kind == KIND_UPLINK {
+            attempt!(masquerade::keeps_source(work.event.endpoint, packet.v4, found));
+        }
     } else if found.flags & FLOW_NODE == 0 {
         let identity = policy::identity_at(row.network, packet.v4, &packet.destination);
         attempt!(policy::entering(

@@ -4,6 +4,7 @@ mod churn;
 mod errors;
 mod host_ports;
 mod leave;
+mod owners;
 mod policies;
 mod ports;
 mod quoted_fragments;

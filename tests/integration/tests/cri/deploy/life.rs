@@ -150,7 +150,7 @@ fn ask_as_operator(scene: &Scene) -> Result<()> {
     privileges(scene)
 }
 
-/// Checks that the agent runs with five capabilities, and is not privileged.
+/// Checks that the agent runs with six capabilities, and is not privileged.
 fn privileges(scene: &Scene) -> Result<()> {
     let path = "jsonpath={.items[0].status.containerStatuses[0].containerID}";
     let label = "app.kubernetes.io/name=kni-agent";
@@ -166,8 +166,8 @@ fn privileges(scene: &Scene) -> Result<()> {
         let line = status.lines().find(|line| line.starts_with(name));
         line.and_then(|line| line.split_whitespace().nth(1)).map(str::to_owned)
     };
-    // SYS_ADMIN 21, NET_ADMIN 12, SYS_PTRACE 19, PERFMON 38, BPF 39.
-    let wanted = [12, 19, 21, 38, 39].iter().fold(0_u64, |mask, bit| mask | 1 << bit);
+    // SYS_ADMIN 21, NET_ADMIN 12, NET_RAW 13, SYS_PTRACE 19, PERFMON 38, BPF 39.
+    let wanted = [12, 13, 19, 21, 38, 39].iter().fold(0_u64, |mask, bit| mask | 1 << bit);
     let effective = field("CapEff:").context("CapEff")?;
     assert_eq!(u64::from_str_radix(&effective, 16)?, wanted, "CapEff of the agent");
     assert_eq!(field("NoNewPrivs:").as_deref(), Some("1"));

@@ -32,6 +32,7 @@ const NOT_YET: &[Verdict] = &[
     Verdict::Untranslated,
     Verdict::BogonSource,
     Verdict::DenyListed,
+    Verdict::EgressAddress,
 ];
 /// Tested by [`a_table_that_takes_nothing_drops`], because it needs two concurrent programs.
 const BY_ITSELF: &[Verdict] = &[Verdict::FlowTableFull];

@@ -12,7 +12,7 @@ use kni_integration::{
 
 use super::{
     FAMILIES, PORT,
-    world::{PATIENCE, World, masquerading, server},
+    world::{PATIENCE, World, masquerading, pool, server},
 };
 
 const SHORT: Duration = Duration::from_millis(400);
@@ -135,7 +135,8 @@ async fn an_egress_address_is_what_the_server_sees() -> Result<()> {
         );
     }
     let body = "  podNetworkNames: [default]\n  egressAddresses: [198.51.100.70, \"2001:db8:100::70\"]\n";
-    Manifest::apply(&[policy("address", body)], &world.stage.node)?;
+    let pool = pool("team", &["198.51.100.64/28", "2001:db8:100::40/122"], "team");
+    Manifest::apply(&[pool, policy("address", body)], &world.stage.node)?;
     for (v4, expected) in [(true, "198.51.100.70"), (false, "2001:db8:100::70")] {
         let to = server(v4).ip();
         world

@@ -106,10 +106,13 @@ async fn an_uplink_that_comes_back_is_taken_again() -> Result<()> {
         assert!(told.is_ok(), "the agent stays ready: {told:?}");
         connect(&world.stage.node, &world.outside.router, here, there)?;
         let uplink = world
-            .wait_for_uplink(|uplink| uplink.ifname == here && uplink.programs.len() == 3 && uplink.sources.len() == 2)
+            .wait_for_uplink(|uplink| {
+                // The new link is searched for other hosts with the addresses first.
+                let complete = uplink.sources.len() == 2 && uplink.dedicated == before.dedicated;
+                uplink.ifname == here && uplink.programs.len() == 3 && complete
+            })
             .await?;
         assert_ne!(uplink.ifindex, before.ifindex);
-        assert_eq!(uplink.dedicated, before.dedicated);
         // Duplicate address detection of link-local addresses comes first.
         tokio::time::sleep(Duration::from_secs(2)).await;
         all_reach().with_context(|| format!("by {here}"))?;

@@ -26,6 +26,18 @@ pub(crate) fn masquerading() -> Vec<Manifest> {
         .collect()
 }
 
+/// A pool whose addresses policies of one namespace may use.
+pub(crate) fn pool(name: &str, ranges: &[&str], namespace: &str) -> Manifest {
+    let labels = format!("{{kubernetes.io/metadata.name: {namespace}}}");
+    let access = format!("{{namespaces: {{from: Selected, selector: {{matchLabels: {labels}}}}}}}");
+    Manifest::file(
+        &format!("pool-{name}.yaml"),
+        format!(
+            "apiVersion: kni.dev/v1alpha1\nkind: EgressAddressPool\nmetadata: {{name: {name}}}\nspec:\n  ranges: {ranges:?}\n  access: {access}\n"
+        ),
+    )
+}
+
 impl World {
     pub(crate) async fn start(name: &str, manifests: Vec<Manifest>, args: &[&str]) -> Result<Self> {
         let node = Node::new(name)?;

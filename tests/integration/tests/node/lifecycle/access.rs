@@ -18,8 +18,9 @@ use kni_integration::{
 use crate::watched::Watched;
 
 /// The capabilities that the agent retains, with their numbers in Linux.
-const KEPT: [(&str, u32); 5] = [
+const KEPT: [(&str, u32); 6] = [
     ("CAP_NET_ADMIN", 12),
+    ("CAP_NET_RAW", 13),
     ("CAP_SYS_PTRACE", 19),
     ("CAP_SYS_ADMIN", 21),
     ("CAP_PERFMON", 38),

@@ -1,0 +1,258 @@
+//! Derives from the objects of the cluster who may use which egress addresses, and which node owns each. Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use kni_api::{
+    EgressAddressClaim,
+    egress_address_claim::{Holder, name_of},
+};
+use kni_crd::{EgressAddressPool, FromObject};
+use kni_model::{
+    NetworkName,
+    egress::{EgressPool, EgressRefusal, EgressUser},
+    policy::{Policy, PolicyKind, PolicyRef},
+};
+use kni_policy::{EgressFacts, EgressPools, EgressRight, egress_rights};
+use kube::ResourceExt as _;
+
+use super::{networks::Networks, tables::Tables};
+
+/// Users and the addresses that they request.
+pub type EgressRequests = BTreeSet<(EgressUser, IpAddr)>;
+
+/// The pools of the cluster, and why others do not count, by name.
+pub fn egress_pools(tables: &Tables) -> EgressPools {
+    let read = |object: &Arc<EgressAddressPool>| EgressPool::from_object(object.as_ref());
+    let rows = tables.egress_pools.rows().values();
+    let (valid, invalid): (Vec<_>, Vec<_>) = rows
+        .map(|object| (object.name_any(), read(object)))
+        .partition(|(_, pool)| pool.is_ok());
+    let mut pools = EgressPools::new(valid.into_iter().filter_map(|(_, pool)| pool.ok()).collect());
+    let invalid = invalid
+        .into_iter()
+        .filter_map(|(name, pool)| Some((name, pool.err()?.to_string())));
+    pools.refused.extend(invalid);
+    pools
+}
+
+/// The addresses that policies and networks request.
+pub fn egress_requests<'a>(policies: impl Iterator<Item = &'a Policy>, networks: &Networks) -> EgressRequests {
+    let of_policies = policies.flat_map(|policy| {
+        let addresses = policy.external.iter().flat_map(|rules| &rules.egress_addresses);
+        addresses.map(|address| (EgressUser::Policy(policy.reference.clone()), *address))
+    });
+    let of_networks = networks.desired.networks.iter().flat_map(|(spec, _)| {
+        let addresses = spec.egress_addresses.iter();
+        addresses.map(|address| (EgressUser::Network(spec.name.clone()), *address))
+    });
+    of_policies.chain(of_networks).collect()
+}
+
+/// The rights of the users by the objects of the cluster, whichever node owns an address.
+pub fn cluster_egress_rights(
+    tables: &Tables,
+    networks: &Networks,
+    requests: &EgressRequests,
+) -> BTreeMap<(EgressUser, IpAddr), EgressRight> {
+    let namespaces = tables.namespaces.rows().iter();
+    let facts = EgressFacts {
+        pools: &egress_pools(tables),
+        namespaces: &namespaces
+            .map(|(key, labels)| (key.name.clone(), labels.clone()))
+            .collect(),
+        reserved: &|address| reserved(tables, networks, address),
+        holder: &|address| claim_of(tables, address).and_then(user_of),
+    };
+    egress_rights(requests, &facts)
+}
+
+/// The rights on one node: those by the objects, where the node owns the address.
+pub fn node_egress_rights(
+    tables: &Tables,
+    networks: &Networks,
+    requests: &EgressRequests,
+    node: &Holder,
+) -> BTreeMap<(EgressUser, IpAddr), Result<(), EgressRefusal>> {
+    let rights = cluster_egress_rights(tables, networks, requests).into_iter();
+    let on_node = rights.map(|((user, address), right)| {
+        let right = right.and_then(|_pool| ownership(claim_of(tables, address), &user, node));
+        ((user, address), right)
+    });
+    on_node.collect()
+}
+
+/// Whether the node owns the address of a claim for a user.
+fn ownership(claim: Option<&EgressAddressClaim>, user: &EgressUser, node: &Holder) -> Result<(), EgressRefusal> {
+    let Some(claim) = claim else {
+        return Err(EgressRefusal::Unassigned);
+    };
+    match user_of(claim) {
+        Some(other) if !other.shares_with(user) => return Err(EgressRefusal::InUse(other.to_string())),
+        Some(_) | None => {}
+    }
+    let holder = claim.status.as_ref().and_then(|status| status.holder.as_ref());
+    let is_leaving = claim.metadata.deletion_timestamp.is_some();
+    match (is_assigned_to(claim, node), holder) {
+        (true, Some(holder)) if is_same_node(holder, node) && !is_leaving => Ok(()),
+        (true, Some(holder)) if !is_same_node(holder, node) => Err(EgressRefusal::NotReleased {
+            node: holder.node_name.clone(),
+        }),
+        (true, _) => Err(EgressRefusal::Unassigned),
+        (false, _) if claim.spec.node_name.is_empty() => Err(EgressRefusal::Unassigned),
+        (false, _) => Err(EgressRefusal::Elsewhere {
+            node: claim.spec.node_name.clone(),
+        }),
+    }
+}
+
+/// Whether a claim assigns its address to a node. A node that has joined again under its name is another node.
+pub fn is_assigned_to(claim: &EgressAddressClaim, node: &Holder) -> bool {
+    !node.node_uid.is_empty() && claim.spec.node_name == node.node_name && claim.spec.node_uid == node.node_uid
+}
+
+/// Whether both are the same node of the cluster.
+pub fn is_same_node(one: &Holder, other: &Holder) -> bool {
+    !one.node_uid.is_empty() && one.node_name == other.node_name && one.node_uid == other.node_uid
+}
+
+/// The claim of an address.
+pub fn claim_of(tables: &Tables, address: IpAddr) -> Option<&EgressAddressClaim> {
+    tables.egress_claims.get("", &name_of(address)).map(AsRef::as_ref)
+}
+
+/// Who uses the address of a claim. `None` for a claim that names no user.
+pub fn user_of(claim: &EgressAddressClaim) -> Option<EgressUser> {
+    let policy = claim.spec.egress_policy.as_ref().map(|policy| {
+        EgressUser::Policy(PolicyRef {
+            kind: PolicyKind::EgressPolicy,
+            namespace: policy.namespace.clone(),
+            name: policy.name.clone(),
+        })
+    });
+    let network = || claim.spec.pod_network_name.as_ref()?.parse::<NetworkName>().ok();
+    policy.or_else(|| network().map(EgressUser::Network))
+}
+
+/// What an address is where it belongs to a part of the cluster. Agents do not follow other nodes; kni-controller, which
+/// does, creates no claim for their addresses.
+pub fn reserved(tables: &Tables, networks: &Networks, address: IpAddr) -> Option<String> {
+    let text = address.to_string();
+    let is_it = |other: &String| other.parse::<IpAddr>().is_ok_and(|other| other == address);
+    let nodes = tables.nodes.rows().iter().chain(tables.own_node.rows());
+    for (key, node) in nodes {
+        if node.addresses.iter().chain(&node.external_addresses).any(is_it) {
+            return Some(format!("the address of node {}", key.name));
+        }
+    }
+    let slices = tables.slices.rows().values().filter_map(|row| row.as_ref().ok());
+    let mut of_api_server = slices.filter(|slice| slice.namespace == "default" && slice.service == "kubernetes");
+    if of_api_server.any(|slice| {
+        slice
+            .endpoints
+            .iter()
+            .any(|endpoint| endpoint.addresses.contains(&address))
+    }) {
+        return Some("the address of the API server".to_owned());
+    }
+    let services = tables.services.rows().values().filter_map(|row| row.as_ref().ok());
+    for service in services {
+        if service.cluster_ips.contains(&address) {
+            return Some(format!("the address of Service {}", service.reference));
+        }
+    }
+    let reports = tables.node_networks.rows().iter();
+    for (key, report) in reports {
+        let ends = report.status.as_ref().map(|status| &status.tunnel_endpoints);
+        if ends.is_some_and(|ends| ends.contains(&text)) {
+            return Some(format!("the address of node {}", key.name));
+        }
+    }
+    networks.desired.networks.iter().find_map(|(spec, _)| {
+        let mut ranges = spec.subnets.iter().chain(&spec.service_subnets);
+        let range = ranges.find(|range| range.contains(&address))?;
+        Some(format!("inside {range} of PodNetwork {}", spec.name))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::Key;
+
+    fn claim(spec: &serde_json::Value, holder: Option<(&str, &str)>) -> EgressAddressClaim {
+        let holder = holder.map(|(name, uid)| json!({ "nodeName": name, "nodeUid": uid, "epoch": 1 }));
+        let mut object = json!({
+            "apiVersion": "kni.dev/v1alpha1", "kind": "EgressAddressClaim", "metadata": { "name": "192.0.2.25" },
+            "spec": { "address": "192.0.2.25", "egressPolicy": { "namespace": "red", "name": "p" } },
+        });
+        for (name, value) in spec.as_object().unwrap() {
+            object["spec"][name] = value.clone();
+        }
+        if let Some(holder) = holder {
+            object["status"] = json!({ "holder": holder });
+        }
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn policy(namespace: &str) -> EgressUser {
+        EgressUser::Policy(PolicyRef {
+            kind: PolicyKind::EgressPolicy,
+            namespace: namespace.to_owned(),
+            name: "q".to_owned(),
+        })
+    }
+
+    #[test]
+    fn a_node_owns_what_it_is_assigned_and_has_confirmed() {
+        let node = Holder {
+            node_name: "n1".to_owned(),
+            node_uid: "u1".to_owned(),
+            epoch: 0,
+        };
+        let here = json!({ "nodeName": "n1", "nodeUid": "u1" });
+        let again = json!({ "nodeName": "n1", "nodeUid": "u0" });
+        let there = json!({ "nodeName": "n2", "nodeUid": "u2" });
+        let reason = |spec, holder| {
+            let claim = claim(spec, holder);
+            ownership(Some(&claim), &policy("red"), &node).map_err(|refusal| refusal.reason())
+        };
+        for (spec, holder, expected) in [
+            (&here, Some(("n1", "u1")), Ok(())),
+            (&here, None, Err("AddressNotAssigned")),
+            (&here, Some(("n2", "u2")), Err("AddressNotReleased")),
+            (&here, Some(("n1", "u0")), Err("AddressNotReleased")),
+            (&again, Some(("n1", "u1")), Err("AddressOnOtherNode")),
+            (&there, Some(("n1", "u1")), Err("AddressOnOtherNode")),
+            (&json!({}), None, Err("AddressNotAssigned")),
+        ] {
+            assert_eq!(reason(spec, holder), expected, "{spec} {holder:?}");
+        }
+        let claim = claim(&here, Some(("n1", "u1")));
+        assert_eq!(ownership(None, &policy("red"), &node), Err(EgressRefusal::Unassigned));
+        let other = ownership(Some(&claim), &policy("blue"), &node);
+        assert_eq!(other, Err(EgressRefusal::InUse("EgressPolicy red/p".to_owned())));
+        let unregistered = Holder::default();
+        assert!(ownership(Some(&claim), &policy("red"), &unregistered).is_err());
+    }
+
+    #[test]
+    fn addresses_of_the_cluster_are_reserved() {
+        let mut tables = Tables::default();
+        let node = crate::NodeRow {
+            addresses: vec!["192.0.2.1".to_owned()],
+            external_addresses: vec!["2001:DB8:0::1".to_owned()],
+            ..crate::NodeRow::default()
+        };
+        tables.nodes.put(Key::new("", "n1"), Some(node));
+        let what = |text: &str| reserved(&tables, &Networks::default(), text.parse().unwrap());
+        assert_eq!(what("192.0.2.1").as_deref(), Some("the address of node n1"));
+        assert_eq!(what("2001:db8::1").as_deref(), Some("the address of node n1"));
+        assert_eq!(what("192.0.2.2"), None);
+    }
+}

@@ -1,0 +1,282 @@
+//! Tests that an egress address has one owner at any time: in a capture of everything that the nodes answer and announce.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::{core::v1::Node as NodeObject, events::v1::Event};
+use kni_api::{EgressAddressClaim, EgressPolicy, PodInterface};
+use kni_integration::{
+    Cluster, Pod,
+    cluster::{PATIENCE, objects},
+    frames::{Mac, PacketSocket, arp_request, parse_mac},
+    require,
+    traffic::{Servers, udp_ask},
+    wait,
+};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams},
+};
+use serde_json::{Value, json};
+
+use super::{
+    egress_refused, egress_writes,
+    scene::{PORT, SILENCE, tenants},
+};
+
+/// The address that moves.
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 70);
+/// The host on the fabric that pods reach.
+const OUTSIDE: &str = "198.51.100.1";
+/// A MAC address of no host; the fabric delivers answers to it to every port.
+const ASKING: Mac = [2, 0, 0, 0, 0, 0x77];
+/// Pause between two questions who has the address.
+const ASK_EVERY: Duration = Duration::from_millis(20);
+
+/// Asks all the time who has [`ADDRESS`], and records every claim to it on the fabric.
+struct Watch {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<Seen>>,
+}
+
+/// The MAC addresses that claimed the address, in order and without repetitions; and questions with two answers.
+#[derive(Debug, Default)]
+struct Seen {
+    owners: Vec<Mac>,
+    frames: usize,
+    doubles: usize,
+}
+
+impl Watch {
+    fn start(cluster: &Cluster) -> Result<Self> {
+        let inside = cluster.fabric.inside().clone();
+        let asking = PacketSocket::open(&inside, "fabric0")?;
+        let ports = [
+            PacketSocket::open(&inside, "port11")?,
+            PacketSocket::open(&inside, "port12")?,
+        ];
+        let stop = Arc::new(AtomicBool::new(false));
+        let ending = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            let mut seen = Seen::default();
+            while !ending.load(Ordering::Relaxed) {
+                asking.send(&arp_request(ASKING, Ipv4Addr::new(198, 51, 100, 250), ADDRESS))?;
+                let mut answers = BTreeSet::new();
+                for port in &ports {
+                    while let Some(frame) = port.receive(ASK_EVERY / 2, |frame| claim(frame).is_some())? {
+                        let mac = claim(&frame).context("just found")?;
+                        seen.frames += 1;
+                        answers.insert(mac);
+                        if seen.owners.last() != Some(&mac) {
+                            seen.owners.push(mac);
+                        }
+                    }
+                }
+                seen.doubles += usize::from(answers.len() > 1);
+            }
+            Ok(seen)
+        });
+        Ok(Self { stop, thread })
+    }
+
+    fn finish(self) -> Result<Seen> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("a watch does not panic")
+    }
+}
+
+/// The MAC address that claims [`ADDRESS`] in a frame: the sender of ARP, or of an IPv4 packet.
+fn claim(frame: &[u8]) -> Option<Mac> {
+    let address = match frame.get(12..14)? {
+        [0x08, 0x06] => frame.get(28..32)?,
+        [0x08, 0x00] => frame.get(26..30)?,
+        _ => return None,
+    };
+    (address == ADDRESS.octets()).then(|| frame.get(6..12)?.try_into().ok())?
+}
+
+async fn claim_object(cluster: &Cluster) -> Result<EgressAddressClaim> {
+    let claims: Api<EgressAddressClaim> = Api::all(cluster.client.clone());
+    Ok(claims.get(&ADDRESS.to_string()).await?)
+}
+
+/// Waits until a node holds the address and has it on its uplink; `None`: whichever. Returns the node's position.
+async fn wait_for_owner(cluster: &Cluster, node: Option<usize>) -> Result<usize> {
+    let found = wait::until_some("the address has an owner", PATIENCE, async || {
+        let claim = claim_object(cluster).await?;
+        let status = claim.status.context("no status")?;
+        let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready");
+        let holder = status.holder.context("no holder")?.node_name;
+        let ready = ready.is_some_and(|ready| ready.reason == "OnUplink");
+        let position = cluster.nodes.iter().position(|node| node.name == holder);
+        let right = ready && holder == claim.spec.node_name && node.is_none_or(|node| Some(node) == position);
+        ensure!(right, "holder {holder}, spec {:?}, {:?}", claim.spec, status.conditions);
+        Ok(position)
+    });
+    found.await
+}
+
+/// Whether a pod leaves with the address. With another one is an error.
+fn leaves(pod: &Pod) -> Result<bool> {
+    match udp_ask(&pod.inside, OUTSIDE.parse()?, PORT, SILENCE) {
+        Ok(answer) if answer.client.ip() == IpAddr::V4(ADDRESS) => Ok(true),
+        Ok(answer) => anyhow::bail!("{} left with {}", pod.name, answer.client),
+        Err(_) => Ok(false),
+    }
+}
+
+async fn wait_until_only(pods: [&Pod; 2], leaving: usize) -> Result<()> {
+    wait::until("only the pod of the owner leaves", PATIENCE, async || {
+        Ok(leaves(pods[leaving])? && !leaves(pods[1 - leaving])?)
+    })
+    .await
+    .map(drop)
+}
+
+/// Waits until policy, interface and an event of a pod that is refused name the owner.
+async fn wait_for_reports(cluster: &Cluster, pod: &Pod, owner: &str) -> Result<()> {
+    let needle = format!("{ADDRESS} belongs to node {owner}");
+    let client = &cluster.client;
+    let policies: Api<EgressPolicy> = Api::namespaced(client.clone(), "red-team");
+    let interfaces: Api<PodInterface> = Api::namespaced(client.clone(), "red-team");
+    let events: Api<Event> = Api::namespaced(client.clone(), "red-team");
+    wait::until("policy, interface and event name the owner", PATIENCE, async || {
+        let status = policies.get("web").await?.status.context("no status")?;
+        let policy = status
+            .conditions
+            .iter()
+            .find(|condition| condition.type_ == "AddressesReady");
+        let policy = policy.context("no condition AddressesReady")?;
+        ensure!(
+            policy.reason == "PodsOnOtherNodes" && policy.message.contains(&needle),
+            "{policy:?}"
+        );
+        let interface = interfaces.get(&format!("{}.eth0", pod.name)).await?;
+        let status = interface.status.context("no status")?;
+        let egress = status
+            .conditions
+            .iter()
+            .find(|condition| condition.type_ == "EgressReady");
+        let egress = egress.context("no condition EgressReady")?;
+        ensure!(
+            egress.reason == "AddressOnOtherNode" && egress.message.contains(&needle),
+            "{egress:?}"
+        );
+        let listed = events.list(&ListParams::default()).await?;
+        let event = listed.items.iter().find(|event| {
+            let regarding = event.regarding.as_ref().and_then(|object| object.name.as_deref());
+            regarding == Some(&pod.name) && event.note.as_ref().is_some_and(|note| note.contains(&needle))
+        });
+        let event = event.context("no event")?;
+        println!(
+            "policy: {}\ninterface: {}\nevent: {:?}",
+            policy.message, egress.message, event.note
+        );
+        Ok(true)
+    })
+    .await
+    .map(drop)
+}
+
+fn mac(cluster: &Cluster, node: usize) -> Result<Mac> {
+    let shown = cluster.nodes[node]
+        .node
+        .run("ip", &["link", "show", "dev", "uplink0"])?;
+    let text = shown
+        .split("link/ether ")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next());
+    parse_mac(text.context("no MAC address")?).context("a MAC address")
+}
+
+fn web(name: &str, node: &str) -> Value {
+    objects::pod_with("red-team", name, node, &json!({ "labels": { "app": "web" } }))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[expect(clippy::too_many_lines, reason = "the life of one address, in order")]
+async fn an_address_has_one_owner_at_any_time() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let mut cluster = Cluster::start("cluster-egress-owners", 2).await?;
+    tenants(&cluster).await?;
+    egress_refused::addresses_of_others_are_refused_with_the_reason(&cluster).await?;
+    let _server = Servers::start(cluster.fabric.inside(), "outside", PORT)?;
+    let watch = Watch::start(&cluster)?;
+    let policy = json!({
+        "apiVersion": "kni.dev/v1alpha1", "kind": "EgressPolicy",
+        "metadata": { "name": "web", "namespace": "red-team" },
+        "spec": { "podSelector": { "matchLabels": { "app": "web" } }, "egressAddresses": [ADDRESS] },
+    });
+    cluster.apply(&[policy]).await?;
+    let mut pods = cluster.run(&[web("web-0", "node1"), web("web-1", "node2")]).await?;
+    let first = wait_for_owner(&cluster, None).await?;
+    let second = 1 - first;
+    let names = [0, 1].map(|node: usize| cluster.nodes[node].name.clone());
+    wait_until_only([&pods[0], &pods[1]], first).await?;
+    wait_for_reports(&cluster, &pods[second], &names[first]).await?;
+    egress_writes::an_agent_writes_only_itself(&cluster, &ADDRESS.to_string(), &names[first], &names[second]).await?;
+
+    // An agent that is killed keeps the address: nothing else could remove it from the uplink.
+    cluster.nodes[first].agent.kill9()?;
+    for _ in 0..5 {
+        assert!(leaves(&pods[first])?, "the node needs no agent for it");
+        assert!(!leaves(&pods[second])?);
+    }
+    assert_eq!(claim_object(&cluster).await?.spec.node_name, names[first]);
+    cluster.nodes[first].agent.restart()?;
+    wait_for_owner(&cluster, Some(first)).await?;
+    wait_until_only([&pods[0], &pods[1]], first).await?;
+
+    // Without pods there, it moves.
+    cluster.remove("red-team", &[&format!("web-{first}")]).await?;
+    wait_for_owner(&cluster, Some(second)).await?;
+    pods[first] = cluster.run(&[web("web-again", &names[first])]).await?.remove(0);
+    wait_until_only([&pods[0], &pods[1]], second).await?;
+
+    // A node that is removed while its agent is dead still answers: the next owner finds that out.
+    cluster.nodes[second].agent.kill9()?;
+    let nodes: Api<NodeObject> = Api::all(cluster.client.clone());
+    nodes.delete(&names[second], &DeleteParams::default()).await?;
+    wait::until(
+        "the next owner finds the host that has the address",
+        PATIENCE,
+        async || {
+            let claim = claim_object(&cluster).await?;
+            let status = claim.status.context("no status")?;
+            let conflict = status
+                .conditions
+                .iter()
+                .find(|condition| condition.reason == "AddressConflict");
+            let conflict = conflict.with_context(|| format!("{:?}", status.conditions))?;
+            println!("claim: {}", conflict.message);
+            Ok(claim.spec.node_name == names[first])
+        },
+    )
+    .await?;
+    assert!(!leaves(&pods[first])?, "not before the address is free");
+    cluster.nodes[second].agent.restart()?;
+    wait_for_owner(&cluster, Some(first)).await?;
+    wait::until("the pod of the owner leaves", PATIENCE, async || leaves(&pods[first])).await?;
+    assert!(!leaves(&pods[second])?, "its node is no longer in the cluster");
+
+    let seen = watch.finish()?;
+    println!("{seen:02x?}");
+    let expected = [first, second, first].map(|node| mac(&cluster, node));
+    let expected: Vec<Mac> = expected.into_iter().collect::<Result<_>>()?;
+    assert_eq!(
+        seen.owners, expected,
+        "the owners in the order in which they claimed the address"
+    );
+    assert_eq!(seen.doubles, 0, "two nodes answered at once");
+    assert!(seen.frames > 100, "{seen:?}");
+    Ok(())
+}
