@@ -21,7 +21,11 @@ use kni_flows::Flows;
 use kni_grpc::{self as grpc, Health, Sockets};
 use kni_inspect::Inspector;
 use kni_manifests::{ManifestSet, ManifestSource};
-use kni_model::view::{DesiredNetworks, RefusedManifest};
+use kni_model::{
+    access,
+    service::Service,
+    view::{DesiredNetworks, RefusedManifest},
+};
 use kni_netlink::Changes as UplinkChanges;
 use kni_pods::{Pods, PodsOptions};
 use kni_store::Store;
@@ -163,6 +167,7 @@ async fn start(
     };
     // In a cluster this waits for the API server; until then attached pods stay as they are.
     if let ObjectSource::Manifests(manifests, _) = source {
+        node.attacher.set_namespaces(manifests.namespaces.clone());
         apply_networks(&node, desired_networks(manifests))
             .await
             .context("applying the networks")?;
@@ -217,6 +222,7 @@ async fn follow_manifests(node: Node, mut desired: watch::Receiver<ManifestSet>)
         if let Err(error) = done {
             tracing::error!(%error, "cannot process the changed policies and services");
         }
+        node.attacher.set_namespaces(set.namespaces.clone());
         if let Err(error) = apply_networks(&node, desired_networks(&set)).await {
             tracing::error!(%error, "cannot apply the changed networks");
         }
@@ -227,9 +233,26 @@ fn set_objects(sync: &Enforcer, set: &ManifestSet) {
     sync.set_objects(
         set.policies.iter().map(|(policy, _)| policy.clone()).collect(),
         set.namespaces.clone(),
-        set.services.iter().map(|(service, _)| service.clone()).collect(),
+        admitted_services(set),
         set.slices.iter().map(|(slice, _)| slice.clone()).collect(),
     );
+}
+
+/// The Services that the networks admit. Those of networks that are not there stay: there is nothing to put them into.
+fn admitted_services(set: &ManifestSet) -> Vec<Service> {
+    let networks = || set.networks.iter().map(|(spec, _)| spec);
+    let admitted = |service: &Service| {
+        let namespace = &service.reference.namespace;
+        let labels = set.namespaces.get(namespace).cloned();
+        let labels = labels.unwrap_or_else(|| access::unknown_namespace(namespace));
+        let refusal = access::admits_service(networks(), service, &labels).err();
+        if let Some(refusal) = &refusal {
+            tracing::warn!(service = %service.reference, %refusal, "the Service is not applied");
+        }
+        refusal.is_none()
+    };
+    let services = set.services.iter().map(|(service, _)| service);
+    services.filter(|service| admitted(service)).cloned().collect()
 }
 
 /// Applies networks first, then the objects that refer to them. Failed policies and services are retried in the

@@ -1,7 +1,10 @@
 //! Defines who may use a cluster-scoped object: the namespaces, and for networks what their pods may choose.
 
+mod in_use;
+
 use std::collections::BTreeMap;
 
+pub use in_use::{InUse, Interface};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -24,8 +27,8 @@ pub const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(extend("x-kubernetes-validations" = rules::access::spec()))]
 pub struct Access {
-    /// The namespaces whose pods, attachments and Services may join. Absent: those that `namespaceSelector` selects; for
-    /// the default network all.
+    /// The namespaces whose pods, attachments and Services may join, beside those that `namespaceSelector` selects.
+    /// Absent: no others; for the default network all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespaces: Option<NamespaceAccess>,
     /// Whether pods may choose their addresses, by annotation or attachment.

@@ -140,6 +140,7 @@ pub struct PodInterfaceSpec {
 #[schemars(transform = schema::plain)]
 pub struct PodInterfaceStatus {
     /// Ready: it is there and its programs run. `PolicyEnforced`: the network policies that select the pod hold at it.
+    /// Authorized: the network would let the pod in again.
     #[serde(default)]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

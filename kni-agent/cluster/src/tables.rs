@@ -9,6 +9,7 @@ use kni_crd::{
 };
 use kni_model::{
     NetworkName,
+    access::NAMESPACE_NAME_LABEL,
     policy::{Labels, Policy},
     service::{EndpointSlice, Service},
 };
@@ -117,6 +118,31 @@ impl Tables {
             ("nodes", self.nodes.is_synced()),
             ("nodenetworks", self.node_networks.is_synced()),
         ])
+    }
+
+    /// The networks that require the verb `join`, and whose status lists the service account.
+    pub fn joinable(&self, namespace: &str, account: &str) -> Vec<NetworkName> {
+        let asking = self.networks.rows().values().filter(|object| {
+            let access = object.spec.access.as_ref();
+            access.is_some_and(|access| access.require_join)
+        });
+        let full = format!("{namespace}/{account}");
+        asking
+            .filter(|object| {
+                object
+                    .status
+                    .as_ref()
+                    .is_some_and(|status| status.join_accounts.contains(&full))
+            })
+            .filter_map(|object| object.metadata.name.as_ref()?.parse().ok())
+            .collect()
+    }
+
+    /// The labels of a namespace, with that of its name; `None` while it is not known.
+    pub fn namespace_labels(&self, name: &str) -> Option<Labels> {
+        let mut labels = self.namespaces.get("", name)?.clone();
+        labels.insert(NAMESPACE_NAME_LABEL.to_owned(), name.to_owned());
+        Some(labels)
     }
 
     /// Changes with every change.

@@ -4,11 +4,12 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::{StreamExt as _, stream};
 use kni_model::{AttachRequest, IfName, Sandbox, SandboxId};
+use kni_pods::ErrorKind;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use kni_cluster::joining;
 
-use super::Cluster;
+use super::{Cluster, rights::NOT_AUTHORIZED};
 
 /// Interval of the periodic round, and of retries after a failure.
 const ROUND: Duration = Duration::from_secs(2);
@@ -41,7 +42,12 @@ impl Cluster {
             };
             let versions = {
                 let tables = self.cache.tables();
-                (tables.attachments.version(), tables.pods.version())
+                // Networks admit pods by the labels of namespaces.
+                (
+                    tables.attachments.version(),
+                    tables.pods.version(),
+                    tables.namespaces.version(),
+                )
             };
             // Policies and services change most often, and do not affect interfaces.
             if only_told && seen == Some(versions) {
@@ -73,6 +79,10 @@ impl Cluster {
                     }
                     Err(error) => {
                         tracing::warn!(%error, "cannot add an additional interface; retrying");
+                        if let ErrorKind::NotAuthorized(refusal) = error.kind() {
+                            let note = format!("an additional interface is refused: {refusal}");
+                            self.events.warn_pod(&pod, NOT_AUTHORIZED, "Join", &note);
+                        }
                         Some(id)
                     }
                 }

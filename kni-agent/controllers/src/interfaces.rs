@@ -16,6 +16,7 @@ use kni_api::{
     set_condition,
 };
 use kni_model::view::{InterfaceFilter, InterfaceView};
+use kni_pods::LostRight;
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams},
@@ -81,12 +82,17 @@ impl Cluster {
 
     fn interface_writes(&self, views: &[InterfaceView]) -> Vec<Write> {
         let enforced = self.sync.policy_problem();
+        let lost = self.attacher.lost_rights();
         let tables = self.cache.tables();
         let mut desired: BTreeMap<Key, PodInterface> = BTreeMap::new();
         for view in views {
-            let Some(object) = self.object_of(view, &tables, enforced.as_deref()) else {
+            let Some(mut object) = self.object_of(view, &tables, enforced.as_deref()) else {
                 continue;
             };
+            let right = lost.get(&(view.sandbox.id.clone(), view.attachment.ifname.clone()));
+            if let Some(status) = &mut object.status {
+                status.conditions.push(authorized(right));
+            }
             let key = Key::new(&object.namespace().unwrap_or_default(), &object.name_any());
             desired.insert(key, object);
         }
@@ -246,6 +252,16 @@ fn conditions(view: &InterfaceView, not_enforced: Option<&str>) -> Vec<Condition
         Condition::now("Ready", healthy, reason, &message, None),
         Condition::now("PolicyEnforced", policy.0 == "Enforced", policy.0, policy.1, None),
     ]
+}
+
+/// Whether the pod would get the interface again.
+fn authorized(lost: Option<&LostRight>) -> Condition {
+    match lost {
+        None => Condition::now("Authorized", true, "Admitted", "the network admits the pod", None),
+        Some(LostRight { refusal, .. }) => {
+            Condition::now("Authorized", false, refusal.rule.reason(), &refusal.to_string(), None)
+        }
+    }
 }
 
 fn status_of(view: &InterfaceView, not_enforced: Option<&str>) -> PodInterfaceStatus {

@@ -14,9 +14,11 @@
 
 mod attachments;
 mod blocks;
+mod events;
 mod interfaces;
 mod network_status;
 mod node;
+mod rights;
 mod sync;
 
 use std::{
@@ -27,6 +29,7 @@ use std::{
     },
 };
 
+use events::Events;
 use futures::future::BoxFuture;
 use kni_crd::PodNetwork;
 use kni_enforcement::Enforcer;
@@ -123,6 +126,7 @@ impl Reflectors {
     pub fn controllers(&self, attacher: Pods, inspector: Inspector, sync: Arc<Enforcer>, apply: Apply) -> Cluster {
         Cluster {
             shared: Arc::new(Shared {
+                events: Events::new(self.client.clone(), &self.options.node),
                 client: self.client.clone(),
                 node: self.options.node.clone(),
                 services_of_all: self.options.shared_services.clone(),
@@ -155,6 +159,7 @@ impl std::ops::Deref for Cluster {
 /// The state that the controllers of a node share.
 pub struct Shared {
     client: Client,
+    events: Events,
     node: String,
     services_of_all: BTreeSet<String>,
     cache: ClusterCache,
@@ -177,6 +182,7 @@ impl Cluster {
         tokio::spawn(self.clone().sync_pods());
         tokio::spawn(self.clone().reconcile_blocks());
         tokio::spawn(self.clone().reconcile_attachments());
+        tokio::spawn(self.clone().reconcile_rights());
         tokio::spawn(self.clone().reconcile_interfaces());
         tokio::spawn(self.clone().reconcile_node());
     }

@@ -9,7 +9,7 @@ use std::{
 use kni_crd::PodInterface;
 use kni_enforcement::Enforcer;
 use kni_model::{
-    NetworkName, PodRef, Sandbox, SandboxId,
+    AccessRefusal, NetworkName, PodRef, Sandbox, SandboxId, access,
     network::EgressMode,
     policy::{PolicyInterface, PolicyPod},
     service::{EndpointSlice, Service},
@@ -106,7 +106,12 @@ impl Cluster {
         loop {
             let versions = {
                 let tables = self.cache.tables();
-                (tables.services.version(), tables.slices.version())
+                // Networks admit Services by the labels of namespaces.
+                (
+                    tables.services.version(),
+                    tables.slices.version(),
+                    tables.namespaces.version(),
+                )
             };
             if seen != Some(versions) {
                 seen = Some(versions);
@@ -287,8 +292,13 @@ fn services(tables: &Tables, networks: &Networks, shared: &BTreeSet<String>) -> 
         .collect();
     let mut services = Vec::new();
     for service in tables.services.rows().values().filter_map(|row| row.as_ref().ok()) {
-        services.push(service.clone());
         let is_shared = shared.contains(&service.reference.to_string());
+        // The operator shares a Service, so no network refuses it.
+        if !is_shared && let Err(refusal) = admitted(tables, networks, service) {
+            tracing::debug!(service = %service.reference, %refusal, "the Service is not applied");
+            continue;
+        }
+        services.push(service.clone());
         if is_shared && service.network.is_none() && !service.foreign {
             services.extend(leaving.iter().map(|network| Service {
                 network: Some((*network).clone()),
@@ -298,6 +308,15 @@ fn services(tables: &Tables, networks: &Networks, shared: &BTreeSet<String>) -> 
     }
     let slices = tables.slices.rows().values().filter_map(|row| row.as_ref().ok());
     (services, slices.cloned().collect())
+}
+
+/// Whether the network of a Service admits its namespace. A namespace that is not known yet has no labels.
+fn admitted(tables: &Tables, networks: &Networks, service: &Service) -> Result<(), AccessRefusal> {
+    let namespace = &service.reference.namespace;
+    let labels = tables.namespace_labels(namespace);
+    let labels = labels.unwrap_or_else(|| access::unknown_namespace(namespace));
+    let specs = networks.desired.networks.iter().map(|(spec, _)| spec);
+    access::admits_service(specs, service, &labels)
 }
 
 fn newest_policy(tables: &Tables) -> u64 {

@@ -1,6 +1,7 @@
 //! Reads and validates the Kubernetes objects that the agent uses.
 //! Layer: model.
 
+mod access;
 mod cidr;
 mod cluster;
 mod egress_network;

@@ -58,6 +58,9 @@ pub trait Naming: Send + Sync + 'static {
     /// The sandbox of a pod, by namespace and name.
     fn sandbox_of(&self, namespace: &str, name: &str) -> Option<Arc<Sandbox>>;
 
+    /// Why a network refused the last attach of a pod; `None` where none did.
+    fn refusal_of(&self, namespace: &str, name: &str) -> Option<String>;
+
     /// An endpoint's attachment and its sandbox.
     fn attachment(&self, endpoint: EndpointId) -> Option<(Arc<Sandbox>, Attachment)>;
 

@@ -25,6 +25,8 @@ fn code(kind: &ErrorKind) -> Code {
         ErrorKind::NoDefaultNetwork | ErrorKind::NetworkDisabled(_) | ErrorKind::Provider { retryable: false, .. } => {
             Code::FailedPrecondition
         }
+        // The kubelet repeats the call: the namespace or the network may have changed by then.
+        ErrorKind::NotAuthorized(_) => Code::PermissionDenied,
         ErrorKind::AddressesExhausted { .. } | ErrorKind::EndpointsExhausted { .. } => Code::ResourceExhausted,
         ErrorKind::AddressUnavailable { in_use: true, .. }
         | ErrorKind::Conflict(_)

@@ -24,6 +24,7 @@ fn network(subnets: &[&str], excludes: &[&str]) -> NetworkSpec {
         xdp: false,
         provider: kni_model::Provider::Ebpf,
         blocks: None,
+        access: kni_model::Access::default(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Defines the agent's types: identifiers, networks, attachments; no behaviour beyond parsing and display.
 //! Layer: model.
 
+pub mod access;
 pub mod bandwidth;
 pub mod durations;
 pub mod enforcement;
@@ -17,6 +18,7 @@ pub mod selection;
 pub mod service;
 pub mod view;
 
+pub use access::{Access, AccessRefusal, AccessRule};
 pub use bandwidth::{Bandwidth, Rate};
 pub use enforcement::{Enforcement, GoneBackend, PolicyStep, PolicyTables, ServiceStep, ServiceTables};
 pub use error_chain::error_chain;

@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf, time::Duration};
 
 use kni_enforcement::SyncError;
-use kni_model::{AttachRequest, NetworkName, PodRef, Sandbox, SelectionError, error_chain};
+use kni_model::{AccessRefusal, AttachRequest, NetworkName, PodRef, Sandbox, SelectionError, error_chain};
 use kni_uplink::UplinkError;
 
 /// Why a call of [`Pods`](crate::Pods) failed.
@@ -39,6 +39,9 @@ pub enum ErrorKind {
     /// The network takes no new attachments.
     #[error("network {0} is disabled (spec.enabled: false)")]
     NetworkDisabled(NetworkName),
+    /// A network does not let the pod in, or not with what it chooses.
+    #[error("{0}")]
+    NotAuthorized(Box<AccessRefusal>),
     /// An annotation of the pod is not valid.
     #[error("{0}")]
     InvalidSelection(Box<SelectionError>),

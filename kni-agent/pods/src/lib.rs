@@ -43,4 +43,4 @@ pub use interfaces::{host_end_exists, problems_without_row};
 pub use journal::remove_pending_deletes;
 pub use pods::{Pods, PodsOptions};
 pub use queries::Counts;
-pub use sandboxes::{DeleteRequest, Garbage, GarbageRequest};
+pub use sandboxes::{DeleteRequest, Garbage, GarbageRequest, LostRight};

@@ -224,7 +224,7 @@ fn number(
     desired: Vec<(NetworkSpec, String)>,
 ) -> Result<BTreeMap<NetworkName, KnownNetwork>, AttachError> {
     let mut known = BTreeMap::new();
-    for (spec, origin) in desired {
+    for (rank, (spec, origin)) in desired.into_iter().enumerate() {
         let name = spec.name.clone();
         let id = match state.network_ids.get(&name) {
             Some(id) => *id,
@@ -243,6 +243,7 @@ fn number(
                 network,
                 origin,
                 orphaned,
+                rank,
             },
         );
     }

@@ -1,12 +1,12 @@
 //! Serves attach, detach and delete of pod sandboxes, each on a task of its own.
 
-use std::{future::Future, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, future::Future, path::PathBuf, sync::Arc};
 
 use kni_cluster::ClusterCache;
 use kni_dataplane::Dataplane;
 use kni_enforcement::Enforcer;
 use kni_model::{
-    AttachRequest, PodRef, Sandbox, SandboxId,
+    AttachRequest, IfName, PodRef, Sandbox, SandboxId,
     policy::{ContainerPort, Labels},
     view::DesiredNetworks,
 };
@@ -25,7 +25,7 @@ use crate::{
     prepare::{Preparation, Prepared},
     reaper::Reaper,
     registry::Registry,
-    sandboxes::{DeleteRequest, Garbage, GarbageRequest, Gate, KeyedLocks, Sandboxes},
+    sandboxes::{DeleteRequest, Garbage, GarbageRequest, Gate, JoiningNamespaces, KeyedLocks, LostRight, Sandboxes},
     takeover::Takeover,
 };
 
@@ -68,19 +68,22 @@ pub(crate) struct Service {
     pub(crate) sandboxes: Arc<Sandboxes>,
     journal: Arc<DeleteJournal>,
     cluster: Option<ClusterCache>,
+    access: Arc<JoiningNamespaces>,
     /// Attaches with additional interfaces, by the pod's own sandbox. Taken before the locks of the sandboxes.
     attaching: KeyedLocks,
 }
 
 impl Service {
     /// Pending deletes first, then the pod's own sandbox, then its additional interfaces. All or nothing.
-    async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
+    async fn attach(&self, mut request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
         // A repeated call must not take a sandbox that the first call is about to undo.
         let _one_at_a_time = self.attaching.lock(request.sandbox.as_str()).await;
         if request.cni.is_some() {
             self.journal.complete(&request.sandbox).await?;
         }
         let Some(cluster) = &self.cluster else {
+            let annotated = std::mem::take(&mut request.annotated_labels);
+            request.labels.extend(annotated);
             return self.sandboxes.attach(&request).await;
         };
         let preparation = Preparation {
@@ -144,6 +147,7 @@ impl Pods {
         let reaper = Arc::new(Reaper::new(&registry, &kernel));
         let namespaces = Arc::new(NamespacePool::new(&registry, &kernel, netns_dir, warm_sandboxes));
         let gate = Gate::new(policies, uplink);
+        let access = Arc::new(JoiningNamespaces::new(cluster.clone()));
         let sandboxes = Arc::new(Sandboxes::new(
             &registry,
             &kernel,
@@ -151,6 +155,7 @@ impl Pods {
             &namespaces,
             &reaper,
             gate,
+            &access,
         ));
         let takeover = Takeover {
             registry: &registry,
@@ -178,6 +183,7 @@ impl Pods {
                 sandboxes,
                 journal,
                 cluster,
+                access,
                 attaching: KeyedLocks::default(),
             }),
         })
@@ -237,6 +243,16 @@ impl Pods {
     pub async fn apply_networks(&self, networks: DesiredNetworks) -> Result<(), AttachError> {
         self.run(|service| async move { service.networks.apply(networks).await })
             .await
+    }
+
+    /// Replaces the namespaces of manifests, by which networks decide who may join. A cluster's are in its cache.
+    pub fn set_namespaces(&self, namespaces: BTreeMap<String, Labels>) {
+        self.service.access.set(namespaces);
+    }
+
+    /// The rights that running pods have no longer: why they would not get these interfaces again.
+    pub fn lost_rights(&self) -> BTreeMap<(SandboxId, IfName), LostRight> {
+        self.service.sandboxes.lost_rights()
     }
 
     /// Gives a sandbox other labels and named ports, and enforces the policies that select it then. Unknown sandboxes,

@@ -100,6 +100,11 @@ impl Pods {
         self.service.registry.lock().sandbox_of(namespace, name)
     }
 
+    /// Why a network refused the last attach of a pod; `None` where none did.
+    pub fn refusal_of(&self, namespace: &str, name: &str) -> Option<String> {
+        self.service.sandboxes.refusal_of(namespace, name)
+    }
+
     /// Every complete sandbox.
     pub fn sandboxes(&self) -> Vec<Arc<Sandbox>> {
         self.service.registry.lock().ready().map(Arc::clone).collect()

@@ -183,6 +183,7 @@ fn adopt_networks(state: &mut State, networks: Vec<Network>) {
                 network,
                 origin: "an earlier agent".to_owned(),
                 orphaned: true,
+                rank: usize::MAX,
             };
             state.networks.insert(name, known);
         }

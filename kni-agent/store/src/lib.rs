@@ -221,6 +221,7 @@ mod tests {
             xdp: false,
             provider: kni_model::Provider::Ebpf,
             blocks: None,
+            access: kni_model::Access::default(),
         };
         Network {
             id: id.try_into().unwrap(),

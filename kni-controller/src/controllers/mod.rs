@@ -8,10 +8,12 @@ mod attachments;
 mod egress_policies;
 mod extended_resources;
 mod gone_nodes;
+mod joins;
 mod network_status;
 mod networks;
 mod overview;
 mod reconcile;
+mod stated_access;
 mod taints;
 
 use kni_cluster::ClusterCache;
@@ -36,6 +38,8 @@ pub(crate) fn start(client: &Client) -> JoinSet<()> {
     // A watch never ends by itself.
     tasks.spawn(async move { drop(reflectors.join_next().await) });
     tasks.spawn(reconcile(context.clone(), networks::NetworkStatus::default()));
+    tasks.spawn(reconcile(context.clone(), stated_access::StatedAccess));
+    tasks.spawn(reconcile(context.clone(), joins::Joins::default()));
     tasks.spawn(reconcile(context.clone(), attachments::AttachmentStatus));
     tasks.spawn(reconcile(context.clone(), egress_policies::EgressStatus::default()));
     tasks.spawn(reconcile(context.clone(), gone_nodes::GoneNodes::default()));

@@ -156,6 +156,7 @@ fn network(name: &str, default: bool, ready: bool) -> NetworkView {
         xdp: false,
         provider: kni_model::Provider::Ebpf,
         blocks: None,
+        access: kni_model::Access::default(),
     };
     let reason = if ready { String::new() } else { "disabled".to_owned() };
     NetworkView {

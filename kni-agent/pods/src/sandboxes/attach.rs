@@ -1,4 +1,4 @@
-//! Attaches one sandbox: bind, plan, compare, reserve, build, commit.
+//! Attaches one sandbox: bind, plan, compare, authorize, reserve, build, commit.
 
 use std::{
     path::Path,
@@ -44,6 +44,7 @@ impl Sandboxes {
         if let Some(attached) = self.existing(attempt, &planned).await? {
             return Ok(attached);
         }
+        self.authorize(request, &planned)?;
         let offers = self.clear(attempt, &planned).await?;
         let mut sandbox = self.reserve(attempt, &offers)?;
         let built = self.build(&mut sandbox, attempt, &offers, started).await;

@@ -9,6 +9,6 @@ mod exhaustion;
 mod figures;
 mod quiet;
 mod reports;
-mod scene;
+pub(crate) mod scene;
 mod standing;
 mod tenants;
