@@ -5,6 +5,7 @@ mod clean_up;
 mod cluster;
 mod metrics_page;
 mod names;
+mod record_copy;
 mod settings;
 mod source;
 mod uninstall;
@@ -28,7 +29,7 @@ use kni_model::{
 };
 use kni_netlink::Changes as UplinkChanges;
 use kni_pods::{Pods, PodsOptions};
-use kni_store::Store;
+use kni_store::{Contents, Store};
 use kni_uplink::Uplink;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -36,7 +37,7 @@ use tokio::{
 };
 pub use uninstall::{rest, uninstall};
 
-use self::names::Names;
+use self::{names::Names, record_copy::KernelCopy};
 use crate::{
     cli::{MetricsAddress, PathArgs, ServeArgs},
     footprint::Footprint,
@@ -123,6 +124,8 @@ async fn start(
     source: &ObjectSource,
 ) -> Result<(Node, UplinkChanges)> {
     let dataplane = Arc::new(dataplane);
+    let copy = Box::new(KernelCopy(Arc::clone(&dataplane)));
+    let contents = store.load(Some(copy)).context("reading the state")?;
     let counting = args
         .measure_programs
         .then(|| dataplane.count_program_runs())
@@ -141,7 +144,7 @@ async fn start(
     )
     .await
     .context("looking for the uplink")?;
-    let attacher = start_pods(args, source, store, &dataplane, &sync, &uplink).await?;
+    let attacher = start_pods(args, source, (store, contents), &dataplane, &sync, &uplink).await?;
     let names = Names {
         attacher: attacher.clone(),
         sync: Arc::clone(&sync),
@@ -181,7 +184,7 @@ async fn start(
 async fn start_pods(
     args: &ServeArgs,
     source: &ObjectSource,
-    store: Store,
+    (store, contents): (Store, Contents),
     dataplane: &Arc<Dataplane>,
     sync: &Arc<Enforcer>,
     uplink: &Arc<Uplink>,
@@ -192,9 +195,10 @@ async fn start_pods(
         plugins: settings::plugins(args),
         cni_state_dir: args.paths.cni_state_dir.clone(),
         cluster: source.cache(),
+        force_sweep: args.force_sweep,
     };
     let (dataplane, sync, uplink) = (Arc::clone(dataplane), Arc::clone(sync), Arc::clone(uplink));
-    let pods = Pods::start(options, dataplane, sync, uplink, store).await;
+    let pods = Pods::start(options, dataplane, sync, uplink, store, contents).await;
     pods.context("taking over the node's state")
 }
 

@@ -187,6 +187,11 @@ pub struct ServeArgs {
     /// Installation of KNI's own CNI plugin.
     #[command(flatten)]
     pub install: ServeInstallArgs,
+    /// Remove interfaces and other objects that are in no record, however many. Without it, the agent removes a few
+    /// leftovers at its start, and takes more for the interfaces of running pods whose records were lost. Pods whose
+    /// interfaces are removed lose their network.
+    #[arg(long)]
+    pub force_sweep: bool,
     /// Address of the metrics page, or "none". The default is reachable from the node only.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9630")]
     pub metrics_address: MetricsAddress,

@@ -61,7 +61,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
             Some(Command::Rest(_)) => agent::rest().await,
             // The other subcommands have returned.
             Some(Command::InstallCni(_) | Command::UninstallCni(_)) => Ok(()),
-            None => agent::serve(cli.serve).await,
+            None => Box::pin(agent::serve(cli.serve)).await,
         }
     })
 }

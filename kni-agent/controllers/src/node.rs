@@ -112,6 +112,7 @@ impl Cluster {
             conditions: vec![
                 Condition::now("Ready", agent.ready, ready.0, &ready.1, None),
                 Condition::now("Degraded", degraded, why, &message, None),
+                state_lost(agent),
             ],
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             tunnel_endpoints: addresses,
@@ -238,4 +239,12 @@ fn features(agent: &StatusView) -> BTreeMap<String, String> {
 /// The API uses signed 64-bit numbers.
 fn saturate(number: u128) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// Whether the agent found its state lost at its start.
+fn state_lost(agent: &StatusView) -> Condition {
+    match &agent.state_lost {
+        Some(report) => Condition::now("StateLost", true, "Recovered", report, None),
+        None => Condition::now("StateLost", false, "AsExpected", "the state is complete", None),
+    }
 }

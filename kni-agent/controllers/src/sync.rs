@@ -169,7 +169,9 @@ impl Cluster {
         }
     }
 
-    async fn relabel(&self) {
+    /// Updates labels and named ports of the attached pods from the API server. Before the first policies this also gives
+    /// pods theirs whose records were rebuilt.
+    pub async fn relabel(&self) {
         let sandboxes = self.attacher.sandboxes();
         let changed: Vec<(SandboxId, _)> = {
             let tables = self.cache.tables();

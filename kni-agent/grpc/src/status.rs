@@ -16,6 +16,7 @@ fn code(kind: &ErrorKind) -> Code {
         ErrorKind::NotInSync
         | ErrorKind::NotReady(_)
         | ErrorKind::Stopping
+        | ErrorKind::Unwritable(_)
         | ErrorKind::Gate(GateError::Policies(_) | GateError::Egress(_) | GateError::HostPorts(_))
         | ErrorKind::Provider { retryable: true, .. } => Code::Unavailable,
         ErrorKind::UnknownNetwork(_) | ErrorKind::NetnsNotFound(_) => Code::NotFound,

@@ -3,7 +3,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use kni_metrics::{PolicyState, Snapshot};
+use kni_metrics::{PolicyState, Snapshot, StateUse};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     sync::oneshot,
@@ -26,6 +26,7 @@ impl Source for Nothing {
             programs: Ok(Vec::new()),
             endpoints: Ok(Vec::new()),
             attach: Ok(None),
+            state: StateUse::default(),
         }
     }
 }

@@ -134,10 +134,17 @@ impl Inspector {
         let ready = reasons.is_empty();
         reasons.extend(self.policies.other_problems());
         reasons.extend(self.uplink.problem());
+        reasons.extend(self.pods.closed_interfaces());
+        let recovery = self.pods.recovery();
+        reasons.extend(recovery.reports());
         let counts = self.pods.counts();
         StatusView {
             ready,
             reasons,
+            state_lost: recovery
+                .lost
+                .as_ref()
+                .and_then(|_| recovery.reports().into_iter().next()),
             hook: self.dataplane.hook().as_str().to_owned(),
             pin_path: self.dataplane.pin_path(),
             sandboxes: count(counts.sandboxes),

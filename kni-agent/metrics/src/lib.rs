@@ -39,6 +39,17 @@ pub struct Snapshot {
     pub endpoints: Part<Vec<(String, u64)>>,
     /// How long attaching pods took; `None` where it is not measured.
     pub attach: Part<Option<Durations>>,
+    /// The agent's own state, and what was repaired.
+    pub state: StateUse,
+}
+
+/// The agent's own state, and what was repaired.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StateUse {
+    /// Current problems by kind; 0 where there is none.
+    pub problems: Vec<(&'static str, u64)>,
+    /// Repairs since the start, by the kind of object.
+    pub repairs: Vec<(&'static str, u64)>,
 }
 
 /// A counter of one attachment.

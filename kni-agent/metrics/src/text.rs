@@ -201,6 +201,12 @@ impl Out<'_> {
                 .map(|(network, count)| ([("network", network.as_str())], *count));
             self.gauges("kni_endpoints", "Pod interfaces", rows)?;
         }
+        let problems = snapshot.state.problems.iter();
+        let problems = problems.map(|(problem, count)| ([("problem", *problem)], *count));
+        self.gauges("kni_state_problems", "Problems of the agent's own state", problems)?;
+        let repairs = snapshot.state.repairs.iter();
+        let repairs = repairs.map(|(object, count)| ([("object", *object)], *count));
+        self.counters("kni_repairs", "Objects that other processes took away", repairs)?;
         match &snapshot.attach {
             Ok(Some(attach)) => self.histogram("kni_attach", "Time to attach a pod", attach),
             Ok(None) | Err(_) => Ok(()),
@@ -232,6 +238,7 @@ fn parts(snapshot: &Snapshot) -> [(&'static str, Option<&String>); 9] {
         programs,
         endpoints,
         attach,
+        state: _,
     } = snapshot;
     [
         ("traffic", traffic.as_ref().err()),

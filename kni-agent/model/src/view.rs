@@ -225,6 +225,8 @@ pub struct StatusView {
     pub ready: bool,
     /// Why pods cannot be attached, or what is degraded.
     pub reasons: Vec<String>,
+    /// Why the state of an earlier agent was lost, and what became of its records; `None` if it was not.
+    pub state_lost: Option<String>,
     /// "tcx" or "clsact".
     pub hook: String,
     /// Folder of the pins.

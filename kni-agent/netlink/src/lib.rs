@@ -13,6 +13,7 @@ mod delete;
 mod device;
 mod egress;
 mod error;
+mod filter;
 mod host;
 mod inside;
 mod link;

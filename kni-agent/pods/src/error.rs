@@ -19,6 +19,15 @@ impl AttachError {
     pub fn kind(&self) -> &ErrorKind {
         &self.kind
     }
+
+    /// Names the pod and sandbox in an error that names none.
+    pub(crate) fn about(self, subject: &Subject) -> Self {
+        if self.subject == Subject::node() {
+            subject.error(self.kind)
+        } else {
+            self
+        }
+    }
 }
 
 /// The cause of an [`AttachError`].
@@ -131,7 +140,10 @@ pub enum ErrorKind {
     /// Policies, egress or host ports of the pod are not enforced, so its traffic may not begin.
     #[error(transparent)]
     Gate(#[from] GateError),
-    /// The state could not be written.
+    /// The state cannot be written for now, so nothing that must be recorded first may begin.
+    #[error("state cannot be written: {0}: try again")]
+    Unwritable(String),
+    /// The state failed.
     #[error("state: {0}")]
     Store(String),
 }

@@ -233,7 +233,7 @@ fn number(
         let network = Network { id, spec };
         // The next agent must know the number even if the network's manifest is gone by then.
         if state.networks.get(&name).is_none_or(|known| known.network != network) {
-            state.commit(Change::new().network(&network))?;
+            state.commit_deferred(Change::new().network(&network))?;
             state.network_ids.insert(name.clone(), id);
         }
         let orphaned = false;

@@ -11,7 +11,7 @@ use kni_model::{
     view::DesiredNetworks,
 };
 use kni_plugins::Plugins;
-use kni_store::Store;
+use kni_store::{Contents, Store};
 use kni_uplink::Uplink;
 
 use crate::{
@@ -24,7 +24,9 @@ use crate::{
     networks::NetworkRegistry,
     prepare::{Preparation, Prepared},
     reaper::Reaper,
+    recovery::Recovery,
     registry::Registry,
+    repair::Repair,
     sandboxes::{DeleteRequest, Garbage, GarbageRequest, Gate, JoiningNamespaces, KeyedLocks, LostRight, Sandboxes},
     takeover::Takeover,
 };
@@ -42,6 +44,8 @@ pub struct PodsOptions {
     pub cni_state_dir: PathBuf,
     /// The cluster, where there is one: it completes requests.
     pub cluster: Option<ClusterCache>,
+    /// Whether objects without a record are removed at the start, however many they are. A lost state makes them so.
+    pub force_sweep: bool,
 }
 
 /// The attach service. Clones share it.
@@ -67,6 +71,8 @@ pub(crate) struct Service {
     pub(crate) namespaces: Arc<NamespacePool>,
     pub(crate) sandboxes: Arc<Sandboxes>,
     journal: Arc<DeleteJournal>,
+    pub(crate) recovery: Recovery,
+    pub(crate) repair: Arc<Repair>,
     cluster: Option<ClusterCache>,
     access: Arc<JoiningNamespaces>,
     /// Attaches with additional interfaces, by the pod's own sandbox. Taken before the locks of the sandboxes.
@@ -132,6 +138,7 @@ impl Pods {
         policies: Arc<Enforcer>,
         uplink: Arc<Uplink>,
         store: Store,
+        contents: Contents,
     ) -> Result<Self, AttachError> {
         let PodsOptions {
             netns_dir,
@@ -139,14 +146,14 @@ impl Pods {
             plugins,
             cni_state_dir,
             cluster,
+            force_sweep,
         } = options;
-        let (registry, contents) = Registry::open(store, dataplane.capacity())?;
-        let registry = Arc::new(registry);
+        let registry = Arc::new(Registry::new(store, dataplane.capacity()));
         let kernel = Arc::new(Kernel::open(dataplane)?);
         let interfaces = Arc::new(Interfaces::new(&kernel, plugins.clone()));
         let reaper = Arc::new(Reaper::new(&registry, &kernel));
         let namespaces = Arc::new(NamespacePool::new(&registry, &kernel, netns_dir, warm_sandboxes));
-        let gate = Gate::new(policies, uplink);
+        let gate = Gate::new(policies, Arc::clone(&uplink));
         let access = Arc::new(JoiningNamespaces::new(cluster.clone()));
         let sandboxes = Arc::new(Sandboxes::new(
             &registry,
@@ -163,8 +170,11 @@ impl Pods {
             interfaces: &interfaces,
             namespaces: &namespaces,
             sandboxes: &sandboxes,
+            force_sweep,
         };
-        takeover.run(contents).await?;
+        let recovery = takeover.run(contents).await?;
+        let repair = Arc::new(Repair::new(&registry, &kernel, &sandboxes, uplink));
+        tokio::spawn(Arc::clone(&repair).run());
         tokio::spawn(reaper.run());
         tokio::spawn(background::run(
             Arc::clone(&registry),
@@ -182,6 +192,8 @@ impl Pods {
                 namespaces,
                 sandboxes,
                 journal,
+                recovery,
+                repair,
                 cluster,
                 access,
                 attaching: KeyedLocks::default(),

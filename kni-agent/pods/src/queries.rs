@@ -9,7 +9,7 @@ use kni_model::{
 };
 use tokio::sync::watch;
 
-use crate::pods::Pods;
+use crate::{pods::Pods, recovery::Recovery};
 
 /// Numbers of sandboxes, attachments and pending work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,6 +41,8 @@ impl Pods {
         let plugins = self.service.networks.default_problem();
         let plugins = plugins.map(|(network, reason)| format!("network {network}: {reason}"));
         let mut obstacles: Vec<String> = plugins.into_iter().collect();
+        let unwritable = self.service.registry.store_problem();
+        obstacles.extend(unwritable.map(|reason| format!("state cannot be written: {reason}")));
         let state = self.service.registry.lock();
         if !state.in_sync {
             obstacles.push("the agent has not applied its networks yet".to_owned());
@@ -51,6 +53,26 @@ impl Pods {
             obstacles.push("the agent is stopping".to_owned());
         }
         obstacles
+    }
+
+    /// Why the state cannot be written for now.
+    pub fn state_problem(&self) -> Option<String> {
+        self.service.registry.store_problem()
+    }
+
+    /// What the start found about lost or damaged state.
+    pub fn recovery(&self) -> &Recovery {
+        &self.service.recovery
+    }
+
+    /// Interfaces that are closed because their programs cannot be attached, one sentence each.
+    pub fn closed_interfaces(&self) -> Vec<String> {
+        self.service.repair.problems()
+    }
+
+    /// How often programs were attached again, and pins made again, that another process had removed.
+    pub fn repairs(&self) -> (u64, u64) {
+        self.service.repair.counts()
     }
 
     /// An attached sandbox, with its additional interfaces.

@@ -80,7 +80,7 @@ impl Reaper {
     /// Frees the endpoint numbers.
     fn release(&self, gone: &[&Removal]) -> Result<(), AttachError> {
         let mut state = self.registry.lock();
-        state.commit(gone.iter().copied().fold(Change::new(), Change::remove_removal))?;
+        state.commit_deferred(gone.iter().copied().fold(Change::new(), Change::remove_removal))?;
         for removal in gone {
             state.removals.remove(&removal.endpoint);
             state.slots.free(removal.endpoint);

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt::Display};
 
 use kni_dataplane::DataplaneError;
-use kni_metrics::{MapUse, Part, PolicyState, PortUse, ProgramUse, Snapshot, Source, Traffic};
+use kni_metrics::{MapUse, Part, PolicyState, PortUse, ProgramUse, Snapshot, Source, StateUse, Traffic};
 use kni_model::{Attachment, EndpointId, Sandbox};
 
 use super::Node;
@@ -21,6 +21,7 @@ impl Source for Node {
             programs: part(self.program_runs()),
             endpoints: Ok(self.endpoints()),
             attach: Ok(Some(self.attacher.attach_times())),
+            state: self.state(),
         }
     }
 }
@@ -63,6 +64,21 @@ impl Node {
             });
         }
         Ok(rows)
+    }
+
+    fn state(&self) -> StateUse {
+        let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+        let recovery = self.attacher.recovery();
+        let (programs, pins) = self.attacher.repairs();
+        StateUse {
+            problems: vec![
+                ("lost", u64::from(recovery.lost.is_some())),
+                ("quarantined_rows", count(recovery.quarantined.len())),
+                ("unwritable", u64::from(self.attacher.state_problem().is_some())),
+                ("closed_interfaces", count(self.attacher.closed_interfaces().len())),
+            ],
+            repairs: vec![("programs", programs), ("pins", pins)],
+        }
     }
 
     fn policy_state(&self) -> PolicyState {

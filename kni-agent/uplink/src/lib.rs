@@ -109,7 +109,7 @@ impl Uplink {
         // Subscribed before the first read, so that no change is missed.
         let changes = Netlink::watch()?;
         let netlink = Netlink::new()?;
-        let record = store.load()?.uplink;
+        let record = store.uplink();
         let node = node::read(&netlink, options.interface.as_deref(), &record.addresses).await?;
         dataplane.set_node_routes(node.routes())?;
         log_uplink(&node);
@@ -239,6 +239,22 @@ impl Uplink {
             } else {
                 pause.saturating_mul(2).min(LONGEST_PAUSE)
             };
+        }
+    }
+
+    /// Attaches the programs again, in the background, if another process has detached them.
+    pub fn check_programs(&self) {
+        let Ok(state) = self.state.try_lock() else {
+            return;
+        };
+        let used = Self::needs_programs(&state) && state.is_complete() && state.problem.is_none();
+        let Some(uplink) = state.node.uplink.clone().filter(|_| used) else {
+            return;
+        };
+        drop(state);
+        if !self.dataplane.uplink_is_attached(&uplink.ifname, uplink.ifindex) {
+            tracing::warn!(ifname = %uplink.ifname, "the programs of the uplink are detached; attaching them again");
+            self.wake.notify_one();
         }
     }
 

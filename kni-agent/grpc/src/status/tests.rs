@@ -46,9 +46,10 @@ fn position(kind: &ErrorKind) -> usize {
         ErrorKind::NotReady(_) => 20,
         ErrorKind::Gate(GateError::Egress(_)) => 21,
         ErrorKind::NotAuthorized(_) => 22,
+        ErrorKind::Unwritable(_) => 23,
     }
 }
-const KINDS: usize = 23;
+const KINDS: usize = 24;
 
 fn network() -> NetworkName {
     "blue".parse().unwrap()
@@ -156,6 +157,7 @@ fn own() -> Vec<(ErrorKind, Code)> {
         (timeout, Code::DeadlineExceeded),
         (refused, Code::Internal),
         (ErrorKind::Store(because()), Code::Internal),
+        (ErrorKind::Unwritable(because()), Code::Unavailable),
     ]
 }
 

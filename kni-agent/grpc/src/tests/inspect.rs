@@ -165,6 +165,7 @@ impl Inspect for Fake {
         StatusView {
             ready: true,
             reasons: vec!["one manifest is refused".to_owned()],
+            state_lost: None,
             hook: "tcx".to_owned(),
             pin_path: PathBuf::from("/sys/fs/bpf/kni/v1"),
             sandboxes: 1,

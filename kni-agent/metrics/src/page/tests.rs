@@ -4,7 +4,7 @@ use kni_common::{Direction, Verdict};
 use kni_model::durations::Durations;
 
 use super::*;
-use crate::{MapUse, PolicyState, PortUse, ProgramUse, Snapshot, Traffic};
+use crate::{MapUse, PolicyState, PortUse, ProgramUse, Snapshot, StateUse, Traffic};
 
 /// Returns the values of the test, and counts its calls.
 struct Fake {
@@ -60,6 +60,10 @@ fn full() -> Snapshot {
         }]),
         endpoints: Ok(vec![("blue".to_owned(), 2), ("red".to_owned(), 0)]),
         attach: Ok(Some(sync)),
+        state: StateUse {
+            problems: vec![("lost", 1)],
+            repairs: vec![("pins", 2)],
+        },
     }
 }
 
@@ -132,6 +136,12 @@ kni_masquerade_ports{family="ipv4",protocol="tcp"} 5
 # TYPE kni_endpoints gauge
 kni_endpoints{network="blue"} 2
 kni_endpoints{network="red"} 0
+# HELP kni_state_problems Problems of the agent's own state
+# TYPE kni_state_problems gauge
+kni_state_problems{problem="lost"} 1
+# HELP kni_repairs Objects that other processes took away
+# TYPE kni_repairs counter
+kni_repairs_total{object="pins"} 2
 "#;
 
 #[test]

@@ -70,7 +70,7 @@ impl Sandboxes {
         while !self.registry.is_stopping() {
             ticks.tick().await;
             let mut now_gone = BTreeMap::new();
-            for (sandbox, _) in self.cni_sandboxes() {
+            for sandbox in self.watched_sandboxes() {
                 if has_its_path(&sandbox) {
                     continue;
                 }
@@ -110,6 +110,15 @@ impl Sandboxes {
         settled
             .filter_map(|found| Some((Arc::clone(found), found.cni.clone()?)))
             .collect()
+    }
+
+    /// Those of CNI runtimes, and those whose id was lost, which no client can detach.
+    fn watched_sandboxes(&self) -> Vec<Arc<Sandbox>> {
+        let state = self.registry.lock();
+        let settled = state.sandboxes.values().filter(|found| found.phase != Phase::Pending);
+        let watched =
+            settled.filter(|found| found.cni.is_some() || found.id.as_str().starts_with(namespaces::RECOVERED_PREFIX));
+        watched.map(Arc::clone).collect()
     }
 
     /// Detaches a sandbox unless its id belongs to another attachment by now.

@@ -10,6 +10,7 @@ mod gate;
 mod host_ports;
 mod lock;
 mod relabel;
+mod repair;
 mod reserve;
 mod upgrade;
 
