@@ -5,6 +5,7 @@
 //! node are reported in conditions.
 
 pub mod access;
+pub mod address_block;
 mod conditions;
 pub mod egress_policy;
 pub mod node_network;
@@ -17,6 +18,7 @@ mod schema;
 mod summary;
 
 pub use access::{Access, NamespaceAccess, NamespacesFrom};
+pub use address_block::{AddressBlock, AddressBlockSpec};
 pub use conditions::{Condition, ConditionStatus, set_condition};
 pub use egress_policy::{EgressPolicy, EgressPolicySpec, EgressPolicyStatus};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -29,8 +31,9 @@ pub use provider::ProviderSpec;
 pub use summary::{AttachmentSummary, EgressPolicySummary, NodeNetworkSummary, PodNetworkSummary};
 
 /// The definitions of all kinds, in the order of their names.
-pub fn definitions() -> [CustomResourceDefinition; 5] {
+pub fn definitions() -> [CustomResourceDefinition; 6] {
     [
+        AddressBlock::crd(),
         EgressPolicy::crd(),
         NodeNetwork::crd(),
         PodInterface::crd(),
@@ -47,6 +50,8 @@ pub const NETWORK_ANNOTATION: &str = "kni.dev/network";
 pub const NO_NETWORK: &str = "none";
 /// Finalizer that keeps a `PodNetwork` until its last attachment is gone.
 pub const IN_USE_FINALIZER: &str = "kni.dev/in-use";
+/// Finalizer that keeps an `AddressBlock` while its node may have assigned addresses of it.
+pub const LEASES_FINALIZER: &str = "kni.dev/leases";
 /// Taint of a node whose addresses of a primary network are used up; effect `NoSchedule`.
 pub const EXHAUSTED_TAINT: &str = "kni.dev/addresses-exhausted";
 /// Label of objects that an agent writes: the node they are about.

@@ -2,6 +2,7 @@
 
 pub(crate) mod access;
 pub(crate) mod attachment;
+pub(crate) mod block;
 pub(crate) mod egress_policy;
 pub(crate) mod interface;
 pub(crate) mod pod_network;

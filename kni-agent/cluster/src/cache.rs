@@ -7,23 +7,17 @@ use tokio::sync::watch;
 use super::{blocks::BlockDemand, networks::Networks, tables::Tables};
 
 /// The cache. Clones share it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct ClusterCache {
     tables: Arc<Mutex<Tables>>,
     changes: watch::Sender<()>,
-    node: Arc<str>,
     blocks: Arc<BlockDemand>,
 }
 
 impl ClusterCache {
-    /// An empty cache of a node.
-    pub fn new(node: &str) -> Self {
-        Self {
-            tables: Arc::default(),
-            changes: watch::Sender::new(()),
-            node: node.into(),
-            blocks: Arc::default(),
-        }
+    /// An empty cache.
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// The cached objects. Held for microseconds, never across an await.
@@ -52,7 +46,7 @@ impl ClusterCache {
 
     /// The networks as the node sees them.
     pub fn networks(&self, tables: &Tables) -> Networks {
-        Networks::of(tables, &self.node, &self.blocks.withheld())
+        Networks::of(tables, &self.blocks.held())
     }
 
     /// The node's demand for address blocks.

@@ -10,7 +10,7 @@ mod networks;
 mod table;
 mod tables;
 
-pub use blocks::{BlockDemand, needs_block};
+pub use blocks::{BlockDemand, HeldBlocks, needs_block};
 pub use cache::ClusterCache;
 pub use networks::{Networks, blocks_of};
 pub use table::{Key, Table};

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::Taint;
-use kni_api::EgressPolicySummary;
+use kni_api::{AddressBlock, EgressPolicySummary};
 use kni_crd::{
     AttachmentFacts, EgressPolicy, InvalidObject, NodeNetwork, PodFacts, PodInterface, PodNetwork, PodNetworkAttachment,
 };
@@ -41,6 +41,8 @@ pub struct AttachmentRow {
 /// A node of the cluster.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeRow {
+    /// Its uid.
+    pub uid: String,
     /// Its taints.
     pub taints: Vec<Taint>,
     /// Internal addresses.
@@ -78,6 +80,9 @@ pub struct Tables {
     pub own_node: Table<NodeRow>,
     /// The object of the agent's own node.
     pub own_network: Table<Arc<NodeNetwork>>,
+    /// Address blocks: of the agent's own node, and in kni-controller of all nodes. Attach does not wait for them: the
+    /// kind may be missing.
+    pub blocks: Table<Arc<AddressBlock>>,
     /// All nodes; only kni-controller follows them.
     pub nodes: Table<NodeRow>,
     /// Egress policies with their status; only kni-controller follows them in this form.
@@ -159,6 +164,7 @@ impl Tables {
             self.pods.version(),
             self.own_node.version(),
             self.own_network.version(),
+            self.blocks.version(),
             self.nodes.version(),
             self.egress_objects.version(),
             self.definitions.version(),

@@ -31,7 +31,6 @@ use std::{
 
 use events::Events;
 use futures::future::BoxFuture;
-use kni_crd::PodNetwork;
 use kni_enforcement::Enforcer;
 use kni_inspect::Inspector;
 use kni_model::{
@@ -44,7 +43,7 @@ use kni_reflectors::reflect_node;
 use kube::Client;
 use tokio::sync::Notify;
 
-use kni_cluster::{ClusterCache, Key, Networks, Tables};
+use kni_cluster::{ClusterCache, Networks, Tables};
 
 /// The identity of the agent in the cluster, and its options.
 #[derive(Debug, Clone)]
@@ -84,7 +83,7 @@ pub struct Reflectors {
 impl Reflectors {
     /// Starts to follow the API server. Call it inside a tokio runtime.
     pub fn start(client: Client, options: ClusterOptions) -> Self {
-        let cache = ClusterCache::new(&options.node);
+        let cache = ClusterCache::new();
         // They end with the runtime.
         reflect_node(&client, &cache, &options.node).detach_all();
         Self { client, options, cache }
@@ -201,12 +200,5 @@ impl Shared {
     fn applied_policies(&self, newest: u64) {
         self.applied_policies.store(newest, Ordering::Relaxed);
         self.node_changed.notify_one();
-    }
-
-    /// Records a written object before the watch reports it.
-    fn cache_network(&self, object: PodNetwork) {
-        let name = object.metadata.name.clone().unwrap_or_default();
-        self.cache
-            .change(|tables| tables.networks.put(Key::new("", &name), Some(Arc::new(object))));
     }
 }

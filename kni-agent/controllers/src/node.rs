@@ -101,6 +101,14 @@ impl Cluster {
         } else {
             ("AsExpected", "everything works".to_owned())
         };
+        let degraded = Condition::now("Degraded", degraded, why, &message, None);
+        let conflicts = self.cache.blocks().conflicts();
+        let (reason, message) = if conflicts.is_empty() {
+            ("NoConflict", "no pod has an address of another node's block".to_owned())
+        } else {
+            ("OtherNodesBlock", conflicts.join("; "))
+        };
+        let conflict = Condition::now("AddressConflict", !conflicts.is_empty(), reason, &message, None);
         let sources = &agent.uplink.sources;
         let addresses: Vec<String> = if sources.is_empty() {
             let node = tables.own_node.get("", &self.node);
@@ -111,7 +119,8 @@ impl Cluster {
         let mut status = NodeNetworkStatus {
             conditions: vec![
                 Condition::now("Ready", agent.ready, ready.0, &ready.1, None),
-                Condition::now("Degraded", degraded, why, &message, None),
+                degraded,
+                conflict,
                 state_lost(agent),
             ],
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),

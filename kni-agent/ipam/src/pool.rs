@@ -108,6 +108,11 @@ impl Pool {
         }
     }
 
+    /// The leased addresses, in order.
+    pub(super) fn leased(&self) -> impl Iterator<Item = u128> {
+        self.leases.keys().copied()
+    }
+
     pub(super) fn is_unused(&self) -> bool {
         self.leases.is_empty()
     }

@@ -1,6 +1,6 @@
 //! Answers queries about sandboxes, endpoints and networks from memory.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use kni_model::{
     Attachment, EndpointId, NetworkId, NetworkName, Phase, Sandbox, SandboxId,
@@ -83,6 +83,11 @@ impl Pods {
     /// The networks, the default one first, then by name.
     pub fn networks(&self) -> Vec<NetworkView> {
         self.service.networks.views()
+    }
+
+    /// Every leased address, by network, including those of attachments that are being made or removed.
+    pub fn leases(&self) -> BTreeMap<NetworkName, Vec<IpAddr>> {
+        self.service.registry.lock().ipam.leases()
     }
 
     /// Manifests that were refused.

@@ -7,7 +7,7 @@ use k8s_openapi::api::{
     discovery::v1::EndpointSlice,
     networking::v1::NetworkPolicy,
 };
-use kni_api::EgressPolicySummary;
+use kni_api::{AddressBlock, EgressPolicySummary};
 use kni_crd::{
     EgressPolicy, FromObject, InvalidObject, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment,
     read_attachment, read_attachment_definition, read_endpoint_slice, read_pod, read_service, v1beta1, v1beta2,
@@ -32,6 +32,8 @@ pub fn reflect_node(client: &Client, cache: &ClusterCache, node: &str) -> JoinSe
     reflect_core(&mut tasks, client, cache);
     reflect_services(&mut tasks, client, cache);
     reflect_own(&mut tasks, client, cache, node);
+    let own = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+    reflect_blocks(&mut tasks, client, cache, own);
     tasks
 }
 
@@ -41,6 +43,7 @@ pub fn reflect_cluster(client: &Client, cache: &ClusterCache) -> JoinSet<()> {
     reflect_networks(&mut tasks, client, cache);
     reflect_core(&mut tasks, client, cache);
     reflect_nodes(&mut tasks, client, cache);
+    reflect_blocks(&mut tasks, client, cache, watcher::Config::default());
     let kind = Kind::<EgressPolicy, _> {
         name: "egresspolicies",
         table: |tables| &mut tables.egress_objects,
@@ -202,6 +205,21 @@ fn reflect_own(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache, n
     tasks.spawn(kind.reflect_selected(Api::all(client.clone()), own, cache.clone()));
 }
 
+/// Follows the address blocks that `config` selects.
+fn reflect_blocks(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache, config: watcher::Config) {
+    let kind = Kind::<AddressBlock, _> {
+        name: "addressblocks",
+        table: |tables| &mut tables.blocks,
+        convert: |mut object| {
+            object.metadata.managed_fields = None;
+            Some(Arc::new(object))
+        },
+        // Agents of a new release may run before its definitions are installed.
+        optional: true,
+    };
+    tasks.spawn(kind.reflect_selected(Api::all(client.clone()), config, cache.clone()));
+}
+
 /// Follows the nodes, and what their agents report.
 fn reflect_nodes(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache) {
     let kind = Kind::<Node, _> {
@@ -244,6 +262,7 @@ pub fn node_row(object: Node) -> NodeRow {
     let addresses = status.addresses.unwrap_or_default().into_iter();
     let resources = status.capacity.unwrap_or_default().into_iter();
     NodeRow {
+        uid: object.metadata.uid.unwrap_or_default(),
         taints: object.spec.and_then(|spec| spec.taints).unwrap_or_default(),
         addresses: addresses
             .filter(|address| address.type_ == "InternalIP")

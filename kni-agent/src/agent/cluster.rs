@@ -38,11 +38,12 @@ pub(super) fn join(node: &Node, watches: &Reflectors) -> Cluster {
     watches.controllers(pods, inspector, Arc::clone(&node.sync), apply)
 }
 
-/// Waits for the API server; then applies policies first, as at every start, networks and services next.
+/// Waits for the API server and confirms the node's address blocks; then applies policies first, as at every start, networks and services next.
 pub(super) async fn begin(node: Node, watches: Reflectors, cluster: Cluster, changes: UplinkChanges) {
     watches.synced().await;
     // Before policies take effect: an adopted pod may have other labels by now, and a rebuilt record has none.
     cluster.relabel().await;
+    cluster.load_blocks().await;
     let objects = watches.objects();
     let sync = Arc::clone(&node.sync);
     let done = tokio::task::spawn_blocking(move || {

@@ -14,7 +14,9 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry,
 };
-use kni_api::{EgressPolicy, GROUP, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment, RESOURCE_PREFIX};
+use kni_api::{
+    AddressBlock, EgressPolicy, GROUP, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment, RESOURCE_PREFIX,
+};
 use kni_reflectors::connect;
 use kube::{
     Api, Client, Resource, ResourceExt as _,
@@ -44,6 +46,7 @@ pub async fn uninstall(args: &UninstallArgs) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(args.wait.into());
     wait_for_controller(&client, args, deadline).await?;
     wait_for_agents(&client, args, deadline).await?;
+    release::<AddressBlock>(&client).await?;
     release::<PodNetwork>(&client).await?;
     release::<PodNetworkAttachment>(&client).await?;
     release::<EgressPolicy>(&client).await?;
@@ -51,6 +54,7 @@ pub async fn uninstall(args: &UninstallArgs) -> Result<()> {
     clear_status::<PodNetwork>(&client).await?;
     clear_status::<PodNetworkAttachment>(&client).await?;
     clear_status::<EgressPolicy>(&client).await?;
+    delete_all::<AddressBlock>(&client).await?;
     delete_all::<PodInterface>(&client).await?;
     delete_all::<NodeNetwork>(&client).await?;
     for node in all::<Node>(&client).await? {

@@ -7,6 +7,7 @@
 mod attachments;
 mod egress_policies;
 mod extended_resources;
+mod gone_blocks;
 mod gone_nodes;
 mod joins;
 mod network_status;
@@ -30,8 +31,7 @@ const MOST_NAMED: usize = 8;
 pub(crate) fn start(client: &Client) -> JoinSet<()> {
     let context = Context {
         client: client.clone(),
-        // No node: the networks have no blocks of their own here.
-        cache: ClusterCache::new(""),
+        cache: ClusterCache::new(),
     };
     let mut tasks = JoinSet::new();
     let mut reflectors = reflect_cluster(client, &context.cache);
@@ -43,6 +43,7 @@ pub(crate) fn start(client: &Client) -> JoinSet<()> {
     tasks.spawn(reconcile(context.clone(), attachments::AttachmentStatus));
     tasks.spawn(reconcile(context.clone(), egress_policies::EgressStatus::default()));
     tasks.spawn(reconcile(context.clone(), gone_nodes::GoneNodes::default()));
+    tasks.spawn(reconcile(context.clone(), gone_blocks::GoneBlocks::default()));
     tasks.spawn(reconcile(context.clone(), taints::Taints));
     tasks.spawn(reconcile(context, extended_resources::ExtendedResources));
     tasks

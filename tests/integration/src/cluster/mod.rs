@@ -3,6 +3,7 @@
 mod api_access;
 pub mod audit;
 mod controller;
+mod data;
 mod definitions;
 mod fake_kubelet;
 mod member;
