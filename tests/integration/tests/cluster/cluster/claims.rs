@@ -9,10 +9,13 @@ use std::{collections::BTreeSet, time::Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
-use kni_api::{AddressBlock, PodNetwork};
+use kni_api::{AddressBlock, PodNetwork, pod_network::NodeBlock};
 use kni_claims::{Claim, Claims, NetworkRef, NodeRef};
 use kni_integration::{Cluster, cluster::objects, require};
-use kube::{Api, ResourceExt as _, api::ListParams};
+use kube::{
+    Api, ResourceExt as _,
+    api::{ListParams, PostParams},
+};
 use serde_json::json;
 
 use self::{
@@ -37,6 +40,7 @@ async fn a_block_has_one_owner_whatever_is_lost() -> Result<()> {
     )
     .await?;
     a_lost_reply_is_settled_by_reading(&cluster, &network).await?;
+    two_owners_are_noticed(&cluster).await?;
     a_network_made_again_has_no_blocks_of_the_first(&cluster).await?;
     losses(&cluster, &network).await?;
     latency(&cluster).await?;
@@ -92,6 +96,39 @@ async fn a_lost_reply_is_settled_by_reading(cluster: &Cluster, network: &Network
         theirs.release(&network.name, &unit).await?;
     }
     ensure!(left(cluster, network).await?.is_empty(), "nothing is left");
+    Ok(())
+}
+
+/// The previous release leased again from a block whose give-back had failed, whatever had become of it. The test must
+/// notice that.
+async fn two_owners_are_noticed(cluster: &Cluster) -> Result<()> {
+    let red = network(cluster, "lossy", &["10.30.0.0/24"], &json!({ "ipv4": 28 })).await?;
+    let block: IpNet = "10.30.0.16/28".parse()?;
+    let leasing = Leasing::default();
+    let (client, faults) = losing(&cluster.client);
+    let networks: Api<PodNetwork> = Api::all(client);
+    let mut object = networks.get("lossy").await?;
+    object.status.get_or_insert_default().blocks.push(NodeBlock {
+        cidr: block.to_string(),
+        node: "old".to_owned(),
+    });
+    let mut object = networks
+        .replace_status("lossy", &PostParams::default(), &object)
+        .await?;
+    leasing.begin(block, "old")?;
+    leasing.end(&block);
+    object.status.get_or_insert_default().blocks.clear();
+    faults.lose_reply(0);
+    let given_back = networks.replace_status("lossy", &PostParams::default(), &object).await;
+    ensure!(given_back.is_err(), "the reply was to be lost");
+    leasing.begin(block, "old")?;
+    let claims = Claims::new(cluster.client.clone(), node("new"));
+    ensure!(
+        claims.claim(&red, &block).await? == Claim::Ours,
+        "the give-back had its effect"
+    );
+    let noticed = leasing.begin(block, "new").err().context("nothing was noticed")?;
+    println!("the previous release: {noticed}");
     Ok(())
 }
 

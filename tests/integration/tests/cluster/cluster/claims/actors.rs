@@ -22,7 +22,8 @@ struct State {
 }
 
 impl Leasing {
-    fn begin(&self, block: IpNet, node: &str) -> Result<()> {
+    /// A node begins to lease from a block; an error if another one does.
+    pub(crate) fn begin(&self, block: IpNet, node: &str) -> Result<()> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(other) = state.by.insert(block, node.to_owned()) {
             ensure!(other == node, "{block} has two owners: {other} and {node}");
@@ -31,7 +32,8 @@ impl Leasing {
         Ok(())
     }
 
-    fn end(&self, block: &IpNet) {
+    /// Nobody leases from the block any more.
+    pub(crate) fn end(&self, block: &IpNet) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).by.remove(block);
     }
 
