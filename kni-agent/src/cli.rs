@@ -184,6 +184,9 @@ pub struct ServeArgs {
     /// CNI plugins that the agent runs.
     #[command(flatten)]
     pub plugins: PluginArgs,
+    /// For tests.
+    #[command(flatten)]
+    pub test: TestArgs,
     /// Installation of KNI's own CNI plugin.
     #[command(flatten)]
     pub install: ServeInstallArgs,
@@ -218,6 +221,20 @@ pub struct ClusterArgs {
     #[arg(long = "shared-service", value_name = "NAMESPACE/NAME", value_delimiter = ',',
         default_values = ["default/kubernetes", "kube-system/kube-dns"])]
     pub shared_services: Vec<String>,
+}
+
+/// Options for tests; nothing uses them in operation.
+#[derive(Debug, Clone, Args)]
+pub struct TestArgs {
+    /// File with requests for faults of background tasks.
+    #[arg(long = "test-task-faults", value_name = "FILE", hide = true)]
+    pub task_faults: Option<PathBuf>,
+    /// Seconds that a background task may work without progress.
+    #[arg(long = "test-task-limit", value_name = "SECONDS", hide = true)]
+    pub task_limit: Option<u64>,
+    /// Seconds that a request to the API server may take; a watch may be silent for twenty times as long.
+    #[arg(long = "test-api-limit", value_name = "SECONDS", hide = true)]
+    pub api_limit: Option<u64>,
 }
 
 /// Installation of the CNI plugin at the start of the agent.

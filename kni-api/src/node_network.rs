@@ -176,9 +176,13 @@ pub struct PolicySummary {
     /// Whether the node enforces all valid policies.
     #[serde(default)]
     pub programmed: bool,
-    /// The highest resource version of an enforced policy: policies that are not newer and not in `refused` are enforced.
+    /// The resource version of `EgressPolicy` in `resourceVersions`.
     #[serde(default)]
     pub resource_version: String,
+    /// By kind, the resource version up to which all changes are enforced, deletions included: policies that are not newer
+    /// and not in `refused` are enforced.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub resource_versions: BTreeMap<String, String>,
     /// Policies that are not enforced, and why; the first 64.
     #[serde(default)]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]

@@ -23,7 +23,9 @@ pub(crate) const THREADS: usize = 4;
 pub(crate) async fn serve(args: &Args) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let client = kni_reflectors::connect(args.kubeconfig.as_deref()).await?;
+    let limits = kni_reflectors::RequestLimits::default();
+    let connection = kni_reflectors::connect(args.kubeconfig.as_deref(), limits).await?;
+    let client = connection.client;
     let election = Election::new(client.clone(), &args.namespace, &replica(args)?);
     let leadership = election.leadership();
     let (stop, stopping) = watch::channel(());

@@ -4,20 +4,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use super::{blocks::BlockDemand, networks::Networks, tables::Tables};
+use super::{blocks::BlockDemand, networks::Networks, table::Written, tables::Tables};
 
 /// The cache. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct ClusterCache {
     tables: Arc<Mutex<Tables>>,
     changes: watch::Sender<()>,
+    restores: watch::Sender<()>,
     blocks: Arc<BlockDemand>,
 }
 
 impl ClusterCache {
     /// An empty cache.
     pub fn new() -> Self {
-        Self::default()
+        Self {
+            tables: Arc::default(),
+            changes: watch::Sender::new(()),
+            restores: watch::Sender::new(()),
+            blocks: Arc::default(),
+        }
     }
 
     /// The cached objects. Held for microseconds, never across an await.
@@ -42,6 +48,22 @@ impl ClusterCache {
     /// Notifies of every change from now on; the receiver compares versions to see which.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
+    }
+
+    /// Records an object that the agent has written. If its resource version is lower than one that the watch of its kind
+    /// has reported, the API server's storage was restored from a backup, and every watch lists again.
+    pub fn change_written(&self, change: impl FnOnce(&mut Tables) -> Written) {
+        let mut written = Written::Newest;
+        self.change(|tables| written = change(tables));
+        if written == Written::AfterRestore {
+            tracing::warn!("the API server's storage was restored to an earlier state; every kind is read again");
+            self.restores.send_replace(());
+        }
+    }
+
+    /// Notifies of restores of the API server's storage from now on.
+    pub fn restores(&self) -> watch::Receiver<()> {
+        self.restores.subscribe()
     }
 
     /// The networks as the node sees them.

@@ -32,6 +32,11 @@ pub fn attachments<'a>(
     found
 }
 
+/// Whether a request may name a definition of another tool. All others are complete without them.
+pub fn may_name_definition(request: &AttachRequest) -> bool {
+    !request.networks.is_empty() || request.hints.annotations.contains_key(DEFAULT_NETWORK_ANNOTATION)
+}
+
 /// Fills in the namespace's defaults, and replaces other tools' definitions by networks.
 pub fn fill_in(request: &mut AttachRequest, tables: &Tables, networks: &Networks, namespace: &Labels) {
     let pod_namespace = request.pod.namespace.clone();

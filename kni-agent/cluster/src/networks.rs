@@ -61,7 +61,19 @@ impl Networks {
                 Err((field, reason)) => networks.refuse(&name, &field, reason),
             }
         }
+        networks.add_undecoded(tables);
         networks
+    }
+
+    /// Objects of a newer version of the API: the last version that this agent understood counts, if not of this process,
+    /// then of an earlier one.
+    fn add_undecoded(&mut self, tables: &Tables) {
+        for (key, reason) in tables.networks.refused() {
+            if !tables.networks.rows().contains_key(key) {
+                self.desired.retained.extend(key.name.parse().ok());
+            }
+            self.refuse(&key.name, "object", format!("is not understood: {reason}"));
+        }
     }
 
     fn add(&mut self, object: &PodNetwork, spec: NetworkSpec, selector: Option<Selector>, held: &HeldBlocks) {

@@ -35,11 +35,14 @@ impl Cluster {
         let mut failed: BTreeMap<SandboxId, Instant> = BTreeMap::new();
         let mut seen = None;
         loop {
-            let only_told = tokio::select! {
-                _ = ticks.tick() => false,
-                _ = known.changed() => { tokio::time::sleep(GATHER).await; true }
-                _ = attached.changed() => { tokio::time::sleep(GATHER).await; false }
-            };
+            let only_told = kni_tasks::waiting(async {
+                tokio::select! {
+                    _ = ticks.tick() => false,
+                    _ = known.changed() => { tokio::time::sleep(GATHER).await; true }
+                    _ = attached.changed() => { tokio::time::sleep(GATHER).await; false }
+                }
+            })
+            .await;
             let versions = {
                 let tables = self.cache.tables();
                 // Networks admit pods by the labels of namespaces.

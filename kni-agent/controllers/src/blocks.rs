@@ -94,12 +94,15 @@ impl Cluster {
         let mut attached = self.attacher.changes();
         let mut memory = Memory::default();
         loop {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                () = self.cache.blocks().demanded() => {}
-                _ = known.changed() => tokio::time::sleep(GATHER).await,
-                _ = attached.changed() => {}
-            }
+            kni_tasks::waiting(async {
+                tokio::select! {
+                    _ = ticks.tick() => {}
+                    () = self.cache.blocks().demanded() => {}
+                    _ = known.changed() => tokio::time::sleep(GATHER).await,
+                    _ = attached.changed() => {}
+                }
+            })
+            .await;
             match self.round(&mut memory).await {
                 Err(error) => memory.report(&error.to_string()),
                 Ok(()) if memory.claims.is_none() => memory.report("the cluster has no Node object of this node"),
@@ -125,7 +128,7 @@ impl Cluster {
                     }
                 }
             }
-            tokio::time::sleep(ROUND).await;
+            kni_tasks::waiting(tokio::time::sleep(ROUND)).await;
         }
     }
 
@@ -257,6 +260,7 @@ impl Cluster {
     ) -> (Claimed, Vec<IpNet>) {
         let mut foreign = Vec::new();
         for attempt in 0..TRIES {
+            kni_tasks::progress();
             // A claim whose outcome is not known is settled before another unit is chosen.
             let Some(unit) = first.take().or_else(|| units.next(&self.node, ipv4, attempt)) else {
                 return (Claimed::NoneLeft, foreign);
@@ -325,6 +329,7 @@ impl Cluster {
         let empty: Vec<Block> = memory.leaving.iter().filter(is_empty).cloned().collect();
         let mut failed = Ok(());
         for (network, block) in empty {
+            kni_tasks::progress();
             match within(claims.release(&network, &block)).await {
                 Ok(Some(())) => {
                     tracing::info!(%network, %block, "released an address block");

@@ -17,6 +17,7 @@ use kni_api::{
 };
 use kni_model::view::{InterfaceFilter, InterfaceView};
 use kni_pods::LostRight;
+use kni_reflectors::version_of;
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams},
@@ -25,7 +26,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use kni_cluster::{Key, Tables};
 
-use super::Cluster;
+use super::{Cluster, retry::Retries};
 
 /// Interval of the kernel reads: programs and links change without a notification.
 const ROUND: Duration = Duration::from_secs(1);
@@ -42,7 +43,7 @@ pub(super) const FIELD_MANAGER: &str = "kni-agent";
 #[derive(Debug)]
 enum Write {
     Put(Box<PodInterface>),
-    Delete(Key),
+    Delete,
 }
 
 impl Cluster {
@@ -53,12 +54,16 @@ impl Cluster {
         let mut attached = self.attacher.changes();
         let mut known = self.cache.changes();
         let mut seen = None;
+        let mut retries = Retries::default();
         loop {
-            let ticked = tokio::select! {
-                _ = ticks.tick() => true,
-                _ = attached.changed() => { tokio::time::sleep(GATHER).await; true }
-                _ = known.changed() => { tokio::time::sleep(GATHER).await; false }
-            };
+            let ticked = kni_tasks::waiting(async {
+                tokio::select! {
+                    _ = ticks.tick() => true,
+                    _ = attached.changed() => { tokio::time::sleep(GATHER).await; true }
+                    _ = known.changed() => { tokio::time::sleep(GATHER).await; false }
+                }
+            })
+            .await;
             let versions = {
                 let tables = self.cache.tables();
                 (tables.interfaces.version(), tables.pods.version())
@@ -72,15 +77,19 @@ impl Cluster {
             let views = tokio::task::spawn_blocking(move || asked.interfaces(&InterfaceFilter::default())).await;
             let Ok(views) = views else { continue };
             let writes = self.interface_writes(&views);
-            stream::iter(writes.into_iter().map(|write| self.write_interface(write)))
-                .buffer_unordered(AT_ONCE)
-                .collect::<()>()
-                .await;
+            retries.retain(|key| writes.contains_key(key));
+            let due = writes.into_iter().filter(|(key, _)| retries.is_due(key));
+            let due: Vec<_> = due.map(|(key, write)| self.write_interface(key, write)).collect();
+            let mut done = stream::iter(due).buffer_unordered(AT_ONCE);
+            while let Some((key, succeeded)) = done.next().await {
+                retries.ended(key, succeeded);
+                kni_tasks::progress();
+            }
             self.write_network_status(&views).await;
         }
     }
 
-    fn interface_writes(&self, views: &[InterfaceView]) -> Vec<Write> {
+    fn interface_writes(&self, views: &[InterfaceView]) -> BTreeMap<Key, Write> {
         let enforced = self.sync.policy_problem();
         let lost = self.attacher.lost_rights();
         let tables = self.cache.tables();
@@ -99,7 +108,7 @@ impl Cluster {
         let rows = tables.interfaces.rows();
         let ours = rows.iter().filter(|(_, row)| row.spec.node_name == self.node);
         let gone = ours.filter(|(key, _)| !desired.contains_key(*key));
-        let mut writes: Vec<Write> = gone.map(|(key, _)| Write::Delete(key.clone())).collect();
+        let mut writes: BTreeMap<Key, Write> = gone.map(|(key, _)| (key.clone(), Write::Delete)).collect();
         for (key, object) in desired {
             let object = match rows.get(&key) {
                 Some(known) => match updated(known, object) {
@@ -108,7 +117,7 @@ impl Cluster {
                 },
                 None => object,
             };
-            writes.push(Write::Put(Box::new(object)));
+            writes.insert(key, Write::Put(Box::new(object)));
         }
         writes
     }
@@ -155,15 +164,17 @@ impl Cluster {
         Some(object)
     }
 
-    async fn write_interface(&self, write: Write) {
+    /// Returns the object and whether it was written.
+    async fn write_interface(&self, key: Key, write: Write) -> (Key, bool) {
         let done = match &write {
             Write::Put(object) => self.put_interface(object).await,
-            Write::Delete(key) => self.delete_interface(key).await,
+            Write::Delete => self.delete_interface(&key).await,
         };
-        if let Err(error) = done {
-            // The next round retries.
-            tracing::debug!(%error, "cannot write a PodInterface");
+        if let Err(error) = &done {
+            tracing::debug!(object = %key, %error, "cannot write a PodInterface; trying again");
         }
+        let succeeded = done.is_ok();
+        (key, succeeded)
     }
 
     async fn put_interface(&self, object: &PodInterface) -> Result<(), kube::Error> {
@@ -173,7 +184,11 @@ impl Cluster {
         let apply = PatchParams::apply(FIELD_MANAGER).force();
         let mut body = object.clone();
         body.status = None;
-        let known = self.cache.tables().interfaces.get(&namespace, &name).cloned();
+        let (since, known) = {
+            let tables = self.cache.tables();
+            let known = tables.interfaces.get(&namespace, &name).cloned();
+            (tables.interfaces.newest(), known)
+        };
         if known
             .as_ref()
             .is_some_and(|known| known.spec.pod_uid != object.spec.pod_uid)
@@ -186,10 +201,12 @@ impl Cluster {
         }
         body.status.clone_from(&object.status);
         let written = api.patch_status(&name, &apply, &Patch::Apply(&body)).await?;
-        self.cache.change(|tables| {
+        let version = version_of(&written.metadata);
+        self.cache.change_written(|tables| {
+            let row = Arc::new(without_managers(written));
             tables
                 .interfaces
-                .put(Key::new(&namespace, &name), Some(Arc::new(without_managers(written))));
+                .put_written(Key::new(&namespace, &name), since, version, Some(row))
         });
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -13,6 +13,7 @@ use kni_api::{
     set_condition,
 };
 use kni_model::view::{NetworkView, StatusView};
+use kni_reflectors::version_of;
 use kube::{
     Api,
     api::{Patch, PatchParams},
@@ -29,18 +30,33 @@ const GATHER: Duration = Duration::from_millis(100);
 /// Maximum number of refused policies that are listed.
 const MOST_REFUSED: usize = 64;
 
+/// The last written status of the node.
+#[derive(Debug)]
+pub(super) struct SentStatus {
+    sent: NodeNetworkStatus,
+    /// What the API server made of it.
+    stored: Option<NodeNetworkStatus>,
+}
+
 impl Cluster {
+    fn sent_status(&self) -> MutexGuard<'_, Option<SentStatus>> {
+        self.sent_status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Writes the node's state for as long as the agent runs.
     pub(super) async fn reconcile_node(self) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut attached = self.attacher.changes();
         loop {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                _ = attached.changed() => tokio::time::sleep(GATHER).await,
-                () = self.node_changed.notified() => tokio::time::sleep(GATHER).await,
-            }
+            kni_tasks::waiting(async {
+                tokio::select! {
+                    _ = ticks.tick() => {}
+                    _ = attached.changed() => tokio::time::sleep(GATHER).await,
+                    () = self.node_changed.notified() => tokio::time::sleep(GATHER).await,
+                }
+            })
+            .await;
             let inspector = self.inspector.clone();
             let Ok(status) = tokio::task::spawn_blocking(move || inspector.status()).await else {
                 continue;
@@ -54,10 +70,15 @@ impl Cluster {
     }
 
     async fn write_node_network(&self, agent: &StatusView, views: &[NetworkView]) -> Result<(), kube::Error> {
-        let (known, mut status) = {
+        let (since, known, mut status) = {
             let tables = self.cache.tables();
+            if !tables.own_network.is_synced() {
+                // Without the present conditions, their times would be lost.
+                return Ok(());
+            }
             let known = tables.own_network.get("", &self.node).cloned();
-            (known, self.node_status(&tables, agent, views))
+            let status = self.node_status(&tables, agent, views);
+            (tables.own_network.newest(), known, status)
         };
         let before = known.as_ref().and_then(|known| known.status.clone());
         let mut conditions = before
@@ -68,7 +89,9 @@ impl Cluster {
             set_condition(&mut conditions, condition);
         }
         status.conditions = conditions;
-        if before.as_ref() == Some(&status) {
+        // Definitions of an earlier release drop fields, so that the object never equals the status.
+        let dropped = |sent: &SentStatus| before == sent.stored && sent.sent == status;
+        if before.as_ref() == Some(&status) || self.sent_status().as_ref().is_some_and(dropped) {
             return Ok(());
         }
         let api: Api<NodeNetwork> = Api::all(self.client.clone());
@@ -77,13 +100,19 @@ impl Cluster {
         if known.is_none() {
             api.patch(&self.node, &apply, &Patch::Apply(&object)).await?;
         }
-        object.status = Some(status);
+        object.status = Some(status.clone());
         let mut written = api.patch_status(&self.node, &apply, &Patch::Apply(&object)).await?;
         written.metadata.managed_fields = None;
-        self.cache.change(|tables| {
+        *self.sent_status() = Some(SentStatus {
+            sent: status,
+            stored: written.status.clone(),
+        });
+        let version = version_of(&written.metadata);
+        self.cache.change_written(|tables| {
+            let key = Key::new("", &self.node);
             tables
                 .own_network
-                .put(Key::new("", &self.node), Some(Arc::new(written)));
+                .put_written(key, since, version, Some(Arc::new(written)))
         });
         Ok(())
     }
@@ -175,6 +204,13 @@ impl Cluster {
         let mut refused = Vec::new();
         let mut known = 0;
         for (kind, table) in kinds {
+            let undecoded = table.refused().iter();
+            refused.extend(undecoded.map(|(key, reason)| RefusedPolicy {
+                kind: kind.to_owned(),
+                namespace: key.namespace.clone(),
+                name: key.name.clone(),
+                reason: reason.clone(),
+            }));
             for (key, row) in table.rows() {
                 known += 1;
                 if let Err(reason) = &row.policy {
@@ -188,10 +224,13 @@ impl Cluster {
             }
         }
         refused.truncate(MOST_REFUSED);
+        let versions = self.policy_versions();
         PolicySummary {
             known,
             programmed: self.sync.policy_problem().is_none(),
-            resource_version: self.applied_policies.load(Ordering::Relaxed).to_string(),
+            // Earlier releases compare this one with egress policies only.
+            resource_version: versions.egress.to_string(),
+            resource_versions: versions.by_kind(),
             refused,
         }
     }

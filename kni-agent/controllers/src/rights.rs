@@ -28,11 +28,14 @@ impl Cluster {
         let mut reported = Lost::new();
         let mut seen = None;
         loop {
-            let ticked = tokio::select! {
-                _ = ticks.tick() => true,
-                _ = known.changed() => { tokio::time::sleep(GATHER).await; false }
-                _ = attached.changed() => { tokio::time::sleep(GATHER).await; true }
+            let next = async {
+                tokio::select! {
+                    _ = ticks.tick() => true,
+                    _ = known.changed() => { tokio::time::sleep(GATHER).await; false }
+                    _ = attached.changed() => { tokio::time::sleep(GATHER).await; true }
+                }
             };
+            let ticked = kni_tasks::waiting(next).await;
             let versions = {
                 let tables = self.cache.tables();
                 (tables.namespaces.version(), tables.networks.version())
@@ -49,6 +52,7 @@ impl Cluster {
             }
             for ((sandbox, _), right) in &lost {
                 if right.revoke {
+                    kni_tasks::progress();
                     self.revoke(sandbox).await;
                 }
             }

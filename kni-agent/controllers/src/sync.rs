@@ -11,46 +11,93 @@ use kni_enforcement::Enforcer;
 use kni_model::{
     AccessRefusal, NetworkName, PodRef, Sandbox, SandboxId, access,
     network::EgressMode,
-    policy::{PolicyInterface, PolicyPod},
+    policy::{PolicyInterface, PolicyKind, PolicyPod},
     service::{EndpointSlice, Service},
+    view::DesiredNetworks,
 };
 
 use kni_cluster::{Networks, Tables};
 
-use super::Cluster;
+use super::{Cluster, retry::Retry};
 
 /// Changes of networks, services and pods that arrive within this time are processed together. Policies do not wait.
 const GATHER: Duration = Duration::from_millis(20);
 
+/// How long policies that could not be applied wait for the next attempt. The enforcement service has pauses of its own.
+const CHECK: Duration = Duration::from_secs(1);
+
+/// The resource version of each kind of policy up to which all changes are known, deletions included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct PolicyVersions {
+    pub(super) egress: u64,
+    network: u64,
+    multi: u64,
+}
+
+impl PolicyVersions {
+    fn of(tables: &Tables) -> Self {
+        Self {
+            egress: tables.egress_policies.newest(),
+            network: tables.network_policies.newest(),
+            multi: tables.multi_policies.newest(),
+        }
+    }
+
+    /// The versions as they are reported.
+    pub(super) fn by_kind(self) -> BTreeMap<String, String> {
+        let kinds = [
+            (PolicyKind::EgressPolicy, self.egress),
+            (PolicyKind::NetworkPolicy, self.network),
+            (PolicyKind::MultiNetworkPolicy, self.multi),
+        ];
+        kinds
+            .map(|(kind, version)| (kind.as_str().to_owned(), version.to_string()))
+            .into()
+    }
+}
+
 impl Cluster {
-    /// Applies the current networks. Failures are logged and retried with the next change.
-    pub(super) async fn apply_networks(&self) {
+    /// Applies the current networks; returns whether that succeeded. Failures are logged.
+    pub(super) async fn apply_networks(&self) -> bool {
         let desired = {
             let tables = self.cache.tables();
             self.networks(&tables).desired
         };
-        if let Err(error) = (self.apply)(desired).await {
-            tracing::error!(%error, "cannot apply the cluster's networks");
-        }
+        self.apply_these(desired).await
     }
 
-    /// Applies changes of networks for as long as the agent runs.
+    async fn apply_these(&self, desired: DesiredNetworks) -> bool {
+        let done = (self.apply)(desired).await;
+        if let Err(error) = &done {
+            tracing::error!(%error, "cannot apply the cluster's networks");
+        }
+        done.is_ok()
+    }
+
+    /// Applies changes of networks for as long as the agent runs, and repeats what fails.
     pub(super) async fn sync_networks(self) {
         let mut changes = self.cache.changes();
-        let mut seen = None;
+        let mut tried = None;
+        let mut retry = Retry::default();
         loop {
             // The status of networks changes with every pod; their specification rarely does.
             let desired = {
                 let tables = self.cache.tables();
                 self.networks(&tables).desired
             };
-            if seen.as_ref() != Some(&desired) {
-                seen = Some(desired);
-                self.apply_networks().await;
+            if tried.as_ref() != Some(&desired) || retry.is_over() {
+                tried = Some(desired.clone());
+                retry.ended(self.apply_these(desired).await);
                 // Services depend on networks.
                 self.apply_services().await;
             }
-            if changes.changed().await.is_err() {
+            let next = async {
+                tokio::select! {
+                    sent = changes.changed() => sent.is_ok(),
+                    () = retry.wait() => true,
+                }
+            };
+            if !kni_tasks::waiting(next).await {
                 return;
             }
             tokio::time::sleep(GATHER).await;
@@ -62,6 +109,7 @@ impl Cluster {
     pub(super) async fn sync_policies(self) {
         let mut changes = self.cache.changes();
         let mut seen = (None, None);
+        let mut waits = false;
         loop {
             let (policies, namespaces, versions, newest) = {
                 let tables = self.cache.tables();
@@ -74,10 +122,10 @@ impl Cluster {
                     let rows = tables.namespaces.rows().iter();
                     rows.map(|(key, labels)| (key.name.clone(), labels.clone())).collect()
                 });
-                (policies, namespaces, versions, newest_policy(&tables))
+                (policies, namespaces, versions, PolicyVersions::of(&tables))
             };
-            if policies.is_some() || namespaces.is_some() {
-                seen = versions;
+            // After a failure, the enforcement service retries; this asks whether it succeeded.
+            if policies.is_some() || namespaces.is_some() || (waits && self.sync.policy_problem().is_none()) {
                 let sync = Arc::clone(&self.sync);
                 let done = tokio::task::spawn_blocking(move || {
                     if let Some(namespaces) = namespaces {
@@ -88,12 +136,27 @@ impl Cluster {
                     }
                     sync.sync_policies()
                 });
-                // The enforcement service logs and retries failures.
-                if let Ok(Ok(_rows)) = done.await {
-                    self.applied_policies(newest);
+                match done.await {
+                    Ok(result) => {
+                        seen = versions;
+                        waits = result.is_err();
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, "cannot process the cluster's policies");
+                        waits = true;
+                    }
                 }
             }
-            if changes.changed().await.is_err() {
+            if !waits {
+                self.applied_policies(newest);
+            }
+            let next = async {
+                tokio::select! {
+                    sent = changes.changed() => sent.is_ok(),
+                    () = tokio::time::sleep(CHECK), if waits => true,
+                }
+            };
+            if !kni_tasks::waiting(next).await {
                 return;
             }
         }
@@ -117,7 +180,7 @@ impl Cluster {
                 seen = Some(versions);
                 self.apply_services().await;
             }
-            if changes.changed().await.is_err() {
+            if kni_tasks::waiting(changes.changed()).await.is_err() {
                 return;
             }
             tokio::time::sleep(GATHER).await;
@@ -146,6 +209,7 @@ impl Cluster {
         let mut attached = self.attacher.changes();
         let mut seen = None;
         let mut peers = BTreeMap::new();
+        let mut retry = Retry::default();
         loop {
             let versions = {
                 let tables = self.cache.tables();
@@ -156,22 +220,29 @@ impl Cluster {
                 );
                 (versions, *attached.borrow_and_update())
             };
-            if seen != Some(versions) {
+            if seen != Some(versions) || retry.is_over() {
                 seen = Some(versions);
-                self.relabel().await;
-                self.sync_peers(&mut peers).await;
+                let relabeled = self.relabel().await;
+                let known = self.sync_peers(&mut peers).await;
+                retry.ended(relabeled && known);
             }
-            tokio::select! {
-                sent = changes.changed() => if sent.is_err() { return },
-                sent = attached.changed() => if sent.is_err() { return },
+            let next = async {
+                tokio::select! {
+                    sent = changes.changed() => sent.is_ok(),
+                    sent = attached.changed() => sent.is_ok(),
+                    () = retry.wait() => true,
+                }
+            };
+            if !kni_tasks::waiting(next).await {
+                return;
             }
             tokio::time::sleep(GATHER).await;
         }
     }
 
     /// Updates labels and named ports of the attached pods from the API server. Before the first policies this also gives
-    /// pods theirs whose records were rebuilt.
-    pub async fn relabel(&self) {
+    /// pods theirs whose records were rebuilt. Returns whether all of them could be updated.
+    pub async fn relabel(&self) -> bool {
         let sandboxes = self.attacher.sandboxes();
         let changed: Vec<(SandboxId, _)> = {
             let tables = self.cache.tables();
@@ -185,15 +256,20 @@ impl Cluster {
             all.filter_map(|sandbox| Some((sandbox.id.clone(), facts(sandbox)?)))
                 .collect()
         };
+        let mut succeeded = true;
         for (id, pod) in changed {
             let done = self.attacher.relabel(id, pod.labels.clone(), pod.ports.clone());
             if let Err(error) = done.await {
-                tracing::warn!(%error, "cannot update a pod's labels");
+                tracing::warn!(%error, "cannot update a pod's labels; trying again");
+                succeeded = false;
             }
+            kni_tasks::progress();
         }
+        succeeded
     }
 
-    async fn sync_peers(&self, known: &mut BTreeMap<SandboxId, PolicyPod>) {
+    /// Updates the pods of other nodes; returns whether that succeeded.
+    async fn sync_peers(&self, known: &mut BTreeMap<SandboxId, PolicyPod>) -> bool {
         let numbers: BTreeMap<NetworkName, _> = {
             let views = self.attacher.networks().into_iter();
             views.map(|view| (view.network.spec.name, view.network.id)).collect()
@@ -222,14 +298,15 @@ impl Cluster {
             .cloned()
             .collect();
         if gone.is_empty() && new.is_empty() {
-            return;
+            return true;
         }
-        *known = desired;
         let sync = Arc::clone(&self.sync);
-        let done = tokio::task::spawn_blocking(move || apply_peers(&sync, new, &gone));
-        if let Err(error) = done.await {
-            tracing::error!(%error, "cannot process the pods of other nodes");
+        let done = tokio::task::spawn_blocking(move || apply_peers(&sync, new, &gone)).await;
+        match &done {
+            Ok(()) => *known = desired,
+            Err(error) => tracing::error!(%error, "cannot process the pods of other nodes; trying again"),
         }
+        done.is_ok()
     }
 }
 
@@ -319,10 +396,6 @@ fn admitted(tables: &Tables, networks: &Networks, service: &Service) -> Result<(
     let labels = labels.unwrap_or_else(|| access::unknown_namespace(namespace));
     let specs = networks.desired.networks.iter().map(|(spec, _)| spec);
     access::admits_service(specs, service, &labels)
-}
-
-fn newest_policy(tables: &Tables) -> u64 {
-    tables.policies().map(|row| row.version).max().unwrap_or(0)
 }
 
 /// The initial objects for the agent, before it serves.

@@ -3,6 +3,7 @@
 
 mod access;
 mod cidr;
+mod closed;
 mod cluster;
 mod egress_network;
 mod egress_rules;
@@ -20,6 +21,7 @@ mod provider_rules;
 mod service;
 mod validate;
 
+pub use closed::closed_policy;
 pub use cluster::{
     AttachmentFacts, PodFacts, read_attachment, read_attachment_definition, read_namespace_selector, read_pod,
 };

@@ -92,7 +92,7 @@ impl Flows {
     /// Reads events for as long as the agent runs.
     pub async fn follow(self: Arc<Self>, mut events: EventStream) {
         loop {
-            match events.next().await {
+            match kni_tasks::waiting(events.next()).await {
                 Ok(records) => {
                     let flows = Arc::clone(&self);
                     // Naming waits for locks that policy changes hold.

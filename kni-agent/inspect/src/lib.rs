@@ -137,6 +137,7 @@ impl Inspector {
         reasons.extend(self.pods.closed_interfaces());
         let recovery = self.pods.recovery();
         reasons.extend(recovery.reports());
+        reasons.extend(self.cluster.iter().flat_map(|cluster| cluster.tables().problems()));
         let counts = self.pods.counts();
         StatusView {
             ready,

@@ -1,10 +1,12 @@
 //! Defines the values of the metrics page and the trait that provides them. Values are read on request.
 //! Layer: model.
 
+mod control_plane;
 mod page;
 mod text;
 mod totals;
 
+pub use control_plane::{ControlPlane, RequestUse, TaskUse, WatchUse};
 use kni_common::{Direction, Verdict};
 use kni_model::durations::Durations;
 pub use page::Page;
@@ -41,6 +43,8 @@ pub struct Snapshot {
     pub attach: Part<Option<Durations>>,
     /// The agent's own state, and what was repaired.
     pub state: StateUse,
+    /// The control plane.
+    pub control_plane: ControlPlane,
 }
 
 /// The agent's own state, and what was repaired.

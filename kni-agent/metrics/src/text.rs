@@ -54,14 +54,15 @@ impl Collector for Facts {
         out.policy(snapshot)?;
         out.maps(snapshot)?;
         out.programs(snapshot)?;
-        out.rest(snapshot)
+        out.rest(snapshot)?;
+        out.control_plane(&snapshot.control_plane)
     }
 }
 
-struct Out<'a>(DescriptorEncoder<'a>);
+pub(super) struct Out<'a>(pub(super) DescriptorEncoder<'a>);
 
 impl Out<'_> {
-    fn counters<'a, const N: usize>(
+    pub(super) fn counters<'a, const N: usize>(
         &mut self,
         name: &str,
         help: &str,
@@ -79,7 +80,7 @@ impl Out<'_> {
         Ok(())
     }
 
-    fn gauges<'a, const N: usize>(
+    pub(super) fn gauges<'a, const N: usize>(
         &mut self,
         name: &str,
         help: &str,
@@ -238,7 +239,9 @@ fn parts(snapshot: &Snapshot) -> [(&'static str, Option<&String>); 9] {
         programs,
         endpoints,
         attach,
+        // Read from memory.
         state: _,
+        control_plane: _,
     } = snapshot;
     [
         ("traffic", traffic.as_ref().err()),

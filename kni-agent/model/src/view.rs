@@ -1,6 +1,6 @@
 //! Defines the views of the node for operators and clients: plain values without any wire type.
 
-use std::{net::IpAddr, path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, net::IpAddr, path::PathBuf, sync::Arc};
 
 use kni_common::{Direction, Verdict};
 
@@ -64,6 +64,8 @@ pub struct DesiredNetworks {
     pub networks: Vec<(NetworkSpec, String)>,
     /// The refused manifests.
     pub refused: Vec<RefusedManifest>,
+    /// Networks that exist, but whose objects cannot be read: one that an earlier agent applied stays as it is.
+    pub retained: BTreeSet<NetworkName>,
 }
 
 /// The owner of an endpoint.

@@ -51,7 +51,15 @@ impl NetworkRegistry {
     pub(crate) async fn apply(&self, desired: DesiredNetworks) -> Result<(), AttachError> {
         let rules = {
             let mut state = self.registry.lock();
-            let DesiredNetworks { networks, mut refused } = desired;
+            let DesiredNetworks {
+                mut networks,
+                mut refused,
+                retained,
+            } = desired;
+            let known = retained.iter().filter_map(|name| state.networks.get(name));
+            // Before the first call, every network of an earlier agent is without an object.
+            let known = known.filter(|known| !known.orphaned || !state.in_sync);
+            networks.extend(known.map(|known| (known.network.spec.clone(), known.origin.clone())));
             let networks = retain_default(&state, networks, &mut refused);
             let networks = retain_providers(&state, networks, &mut refused);
             let known = number(&mut state, networks)?;

@@ -1,6 +1,6 @@
 //! Serves attach, detach and delete of pod sandboxes, each on a task of its own.
 
-use std::{collections::BTreeMap, future::Future, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, future::Future, path::PathBuf, sync::Arc, time::Duration};
 
 use kni_cluster::ClusterCache;
 use kni_dataplane::Dataplane;
@@ -12,6 +12,7 @@ use kni_model::{
 };
 use kni_plugins::Plugins;
 use kni_store::{Contents, Store};
+use kni_tasks::Tasks;
 use kni_uplink::Uplink;
 
 use crate::{
@@ -31,6 +32,9 @@ use crate::{
     takeover::Takeover,
 };
 
+/// How long a step of the removal of interfaces may take: each is bounded by the time limits of netlink requests.
+const STEP_LIMIT: Duration = Duration::from_mins(5);
+
 /// Settings of the service.
 #[derive(Debug, Clone)]
 pub struct PodsOptions {
@@ -44,6 +48,8 @@ pub struct PodsOptions {
     pub cni_state_dir: PathBuf,
     /// The cluster, where there is one: it completes requests.
     pub cluster: Option<ClusterCache>,
+    /// Supervises the background work.
+    pub tasks: Tasks,
     /// Whether objects without a record are removed at the start, however many they are. A lost state makes them so.
     pub force_sweep: bool,
 }
@@ -71,6 +77,7 @@ pub(crate) struct Service {
     pub(crate) namespaces: Arc<NamespacePool>,
     pub(crate) sandboxes: Arc<Sandboxes>,
     journal: Arc<DeleteJournal>,
+    tasks: Tasks,
     pub(crate) recovery: Recovery,
     pub(crate) repair: Arc<Repair>,
     cluster: Option<ClusterCache>,
@@ -146,6 +153,7 @@ impl Pods {
             plugins,
             cni_state_dir,
             cluster,
+            tasks,
             force_sweep,
         } = options;
         let registry = Arc::new(Registry::new(store, dataplane.capacity()));
@@ -174,15 +182,16 @@ impl Pods {
         };
         let recovery = takeover.run(contents).await?;
         let repair = Arc::new(Repair::new(&registry, &kernel, &sandboxes, uplink));
-        tokio::spawn(Arc::clone(&repair).run());
-        tokio::spawn(reaper.run());
-        tokio::spawn(background::run(
-            Arc::clone(&registry),
-            Arc::clone(&sandboxes),
-            Arc::clone(&namespaces),
-        ));
-        tokio::spawn(Arc::clone(&namespaces).collect_unclaimed());
-        tokio::spawn(Arc::clone(&sandboxes).watch_namespaces());
+        tasks.spawn("repair", Arc::clone(&repair).run());
+        tasks.spawn_slow("removals", STEP_LIMIT, reaper.run());
+        let prepare = background::run(Arc::clone(&registry), Arc::clone(&sandboxes), Arc::clone(&namespaces));
+        tasks.spawn_finite("preparation", prepare);
+        tasks.spawn_slow(
+            "unclaimed-namespaces",
+            STEP_LIMIT,
+            Arc::clone(&namespaces).collect_unclaimed(),
+        );
+        tasks.spawn_finite("gone-namespaces", Arc::clone(&sandboxes).watch_namespaces());
         let journal = Arc::new(DeleteJournal::new(&sandboxes, cni_state_dir));
         let networks = NetworkRegistry::new(&registry, &kernel, plugins);
         Ok(Self {
@@ -192,6 +201,7 @@ impl Pods {
                 namespaces,
                 sandboxes,
                 journal,
+                tasks,
                 recovery,
                 repair,
                 cluster,
@@ -281,9 +291,14 @@ impl Pods {
 
     /// Performs the deletes that CNI plugins wrote down while the agent was away, and follows new ones from then on.
     pub async fn replay_deletes(&self) {
-        let Service { journal, registry, .. } = &*self.service;
+        let Service {
+            journal,
+            registry,
+            tasks,
+            ..
+        } = &*self.service;
         journal.replay().await;
-        tokio::spawn(Arc::clone(journal).follow(Arc::clone(registry)));
+        tasks.spawn_finite("delete-journal", Arc::clone(journal).follow(Arc::clone(registry)));
     }
 
     /// Refuses new work from now on; attached sandboxes stay.

@@ -69,11 +69,12 @@ impl Repair {
         let mut ticks = tokio::time::interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !self.registry.is_stopping() {
-            ticks.tick().await;
+            kni_tasks::waiting(ticks.tick()).await;
             let this = Arc::clone(&self);
             match tokio::task::spawn_blocking(move || this.look()).await {
                 Ok(damaged) => {
                     for (sandbox, attachment) in damaged {
+                        kni_tasks::progress();
                         self.repair(&sandbox, &attachment).await;
                     }
                 }

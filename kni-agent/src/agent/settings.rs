@@ -1,9 +1,12 @@
 //! Converts the command line to settings of the dataplane and the services.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, bail};
 use kni_dataplane::{DataplaneOptions, FlowLifetimes, NodeConfig, XdpChoice};
 use kni_model::service::NodePlace;
 use kni_plugins::{PluginOptions, Plugins};
+use kni_reflectors::RequestLimits;
 use kni_uplink::UplinkOptions;
 use nix::sys::utsname::uname;
 
@@ -34,6 +37,18 @@ pub(super) fn node_config(args: &ServeArgs) -> NodeConfig {
             udp_established: args.flows.udp_timeout.0,
             ..FlowLifetimes::default()
         },
+    }
+}
+
+pub(super) fn request_limits(args: &ServeArgs) -> RequestLimits {
+    let limits = RequestLimits::default();
+    match args.test.api_limit {
+        Some(seconds) => RequestLimits {
+            call: Duration::from_secs(seconds),
+            list: Duration::from_secs(seconds),
+            watch_idle: Duration::from_secs(seconds * 20),
+        },
+        None => limits,
     }
 }
 

@@ -17,7 +17,7 @@ use k8s_openapi::{
 use kni_api::{
     AddressBlock, EgressPolicy, GROUP, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment, RESOURCE_PREFIX,
 };
-use kni_reflectors::connect;
+use kni_reflectors::{RequestLimits, connect};
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams},
@@ -42,7 +42,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Removes everything that the agents wrote from the cluster; objects of users stay.
 pub async fn uninstall(args: &UninstallArgs) -> Result<()> {
-    let client = connect(args.cluster.kubeconfig.as_deref()).await?;
+    let connection = connect(args.cluster.kubeconfig.as_deref(), RequestLimits::default()).await?;
+    let client = connection.client;
     let deadline = Instant::now() + Duration::from_secs(args.wait.into());
     wait_for_controller(&client, args, deadline).await?;
     wait_for_agents(&client, args, deadline).await?;

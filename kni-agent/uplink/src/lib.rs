@@ -226,11 +226,14 @@ impl Uplink {
                     std::future::pending::<()>().await;
                 }
             };
-            tokio::select! {
-                () = changes.changed() => {}
-                () = self.wake.notified() => {}
-                () = retry => {}
-            }
+            kni_tasks::waiting(async {
+                tokio::select! {
+                    () = changes.changed() => {}
+                    () = self.wake.notified() => {}
+                    () = retry => {}
+                }
+            })
+            .await;
             tokio::time::sleep(DEBOUNCE).await;
             let uplink = Arc::clone(&self);
             let synced = tokio::task::spawn_blocking(move || uplink.sync()).await;

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use kni_api::{Condition, EgressPolicy, EgressPolicyStatus, EgressPolicySummary, set_condition};
+use kni_api::{
+    Condition, EgressPolicy, EgressPolicyStatus, EgressPolicySummary, node_network::PolicySummary, set_condition,
+};
 use kni_cluster::{Key, Networks, Tables};
 use kni_crd::FromObject as _;
-use kni_model::policy::Policy;
+use kni_model::policy::{Policy, PolicyKind};
 use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams},
@@ -98,13 +100,7 @@ fn egress_conditions(tables: &Tables, object: &EgressPolicy, version: u64) -> Ve
         .collect();
     let behind = nodes.iter().filter(|(_, node)| {
         let policies = node.status.as_ref().map(|status| &status.policies);
-        !policies.is_some_and(|policies| {
-            policies.programmed
-                && policies
-                    .resource_version
-                    .parse::<u64>()
-                    .is_ok_and(|seen| seen >= version)
-        })
+        !policies.is_some_and(|policies| is_enforced(policies, object, version))
     });
     let behind: Vec<&str> = behind.map(|(key, _)| key.name.as_str()).collect();
     let counts = format!("applied on {} of {} nodes", nodes.len() - behind.len(), nodes.len());
@@ -118,4 +114,54 @@ fn egress_conditions(tables: &Tables, object: &EgressPolicy, version: u64) -> Ve
         Condition::now("Accepted", true, "Valid", "the policy is valid", generation),
         programmed,
     ]
+}
+
+/// Whether a node enforces an egress policy of a resource version. Versions are compared within the kind only: watches of
+/// different kinds are not ordered among each other.
+fn is_enforced(node: &PolicySummary, object: &EgressPolicy, version: u64) -> bool {
+    let kind = PolicyKind::EgressPolicy.as_str();
+    // Agents of an earlier release report one version.
+    let seen = node.resource_versions.get(kind).unwrap_or(&node.resource_version);
+    let refused = node.refused.iter().any(|refused| {
+        refused.kind == kind
+            && Some(&refused.namespace) == object.metadata.namespace.as_ref()
+            && Some(&refused.name) == object.metadata.name.as_ref()
+    });
+    node.programmed && !refused && seen.parse::<u64>().is_ok_and(|seen| seen >= version)
+}
+
+#[cfg(test)]
+mod tests {
+    use kni_api::node_network::RefusedPolicy;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_version_of_another_kind_proves_nothing() {
+        let object = json!({
+            "apiVersion": "kni.dev/v1alpha1", "kind": "EgressPolicy",
+            "metadata": {"namespace": "x", "name": "p"}, "spec": {"podSelector": {}},
+        });
+        let object: EgressPolicy = serde_json::from_value(object).unwrap();
+        let mut node = PolicySummary {
+            programmed: true,
+            resource_version: "200".to_owned(),
+            ..PolicySummary::default()
+        };
+        assert!(is_enforced(&node, &object, 100), "an agent of an earlier release");
+        let versions = [("NetworkPolicy", "200"), ("EgressPolicy", "99")];
+        node.resource_versions = versions
+            .map(|(kind, version)| (kind.to_owned(), version.to_owned()))
+            .into();
+        assert!(!is_enforced(&node, &object, 100));
+        assert!(is_enforced(&node, &object, 99));
+        node.refused.push(RefusedPolicy {
+            kind: "EgressPolicy".to_owned(),
+            namespace: "x".to_owned(),
+            name: "p".to_owned(),
+            reason: "spec.zzz: unknown field".to_owned(),
+        });
+        assert!(!is_enforced(&node, &object, 99), "the node does not understand it");
+    }
 }

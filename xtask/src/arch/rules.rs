@@ -58,6 +58,7 @@ pub(super) const CRATES: &[(&str, Layer)] = &[
     ("kni-agent/plugins", Layer::Driver),
     ("kni-agent/store", Layer::Driver),
     ("kni-agent/claims", Layer::Service(1)),
+    ("kni-agent/tasks", Layer::Service(0)),
     ("kni-agent/cluster", Layer::Service(1)),
     ("kni-agent/enforcement", Layer::Service(1)),
     ("kni-agent/flows", Layer::Service(1)),

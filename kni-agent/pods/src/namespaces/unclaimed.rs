@@ -18,7 +18,7 @@ impl NamespacePool {
         let mut ticks = tokio::time::interval(INTERVAL);
         ticks.tick().await;
         loop {
-            ticks.tick().await;
+            kni_tasks::waiting(ticks.tick()).await;
             for record in self.unclaimed_for_long() {
                 let Some(identity) = record.identity else { continue };
                 if in_use(identity).await {

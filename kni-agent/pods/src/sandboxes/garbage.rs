@@ -68,7 +68,7 @@ impl Sandboxes {
         let mut ticks = tokio::time::interval(ROUND);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         while !self.registry.is_stopping() {
-            ticks.tick().await;
+            kni_tasks::waiting(ticks.tick()).await;
             let mut now_gone = BTreeMap::new();
             for sandbox in self.watched_sandboxes() {
                 if has_its_path(&sandbox) {

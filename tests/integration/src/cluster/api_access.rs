@@ -39,7 +39,7 @@ pub async fn connect(ns: &Namespaces, kubeconfig: &str) -> Result<Client> {
     Ok(Client::new(service, config.default_namespace))
 }
 
-async fn dial(inside: Namespaces, uri: &Uri) -> io::Result<TokioIo<tokio::net::TcpStream>> {
+pub(super) async fn dial(inside: Namespaces, uri: &Uri) -> io::Result<TokioIo<tokio::net::TcpStream>> {
     let host = uri.host().ok_or_else(|| io::Error::other("no host"))?;
     let address = host.parse().map_err(io::Error::other)?;
     let address = SocketAddr::new(address, uri.port_u16().unwrap_or(443));

@@ -11,7 +11,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::fake_kubelet::FakeKubelet;
+use super::{fake_kubelet::FakeKubelet, fault_proxy::FaultProxy};
 use crate::{
     agent::{Agent, AgentOptions, KUBELET_SOCKET, Membership},
     kubelet::Kubelet,
@@ -33,6 +33,8 @@ pub struct MemberOptions {
     pub args: Vec<String>,
     /// The manifests of a standalone agent: a fake kubelet of a cluster without an agent of the cluster.
     pub standalone: Option<Vec<Manifest>>,
+    /// Whether a proxy with faults is between the agent and the API server.
+    pub proxied: bool,
 }
 
 impl Default for MemberOptions {
@@ -40,6 +42,7 @@ impl Default for MemberOptions {
         Self {
             args: vec!["--warm-sandboxes".into(), "0".into()],
             standalone: None,
+            proxied: false,
         }
     }
 }
@@ -56,6 +59,8 @@ pub struct Member {
     pub name: String,
     /// The agent's user at the API server.
     pub user: String,
+    /// The proxy between the agent and the API server, if the options demand one.
+    pub proxy: Option<FaultProxy>,
 }
 
 impl Member {
@@ -70,7 +75,12 @@ impl Member {
         let user = format!("kni-agent-{name}");
         let node = Node::on(fabric, &name, u8::try_from(BEFORE_FIRST + number)?)?;
         node.forward()?;
-        let kubeconfig = control.kubeconfig(&user, AGENTS)?;
+        let mut kubeconfig = control.kubeconfig(&user, AGENTS)?;
+        let mut proxy = None;
+        if options.proxied {
+            let (started, redirected) = FaultProxy::start(&node, fabric.inside(), &kubeconfig).await?;
+            (proxy, kubeconfig) = (Some(started), redirected);
+        }
         node.enter(|| {
             fs::create_dir_all("/run/node")?;
             fs::write(KUBECONFIG, &kubeconfig)
@@ -90,6 +100,7 @@ impl Member {
             node,
             name,
             user,
+            proxy,
         })
     }
 

@@ -4,8 +4,9 @@ mod api_access;
 pub mod audit;
 mod controller;
 mod data;
-mod definitions;
+pub mod definitions;
 mod fake_kubelet;
+mod fault_proxy;
 mod member;
 pub mod objects;
 mod pod_worker;
@@ -20,6 +21,7 @@ pub use api_access::connect;
 pub use controller::Controller;
 pub use definitions::deployed;
 pub use fake_kubelet::FakeKubelet;
+pub use fault_proxy::{Fault, FaultProxy, Faults, Rule};
 use k8s_openapi::api::core::v1::Pod as PodObject;
 use kni_local_node::{ControlPlane, Fabric, Part};
 use kube::{

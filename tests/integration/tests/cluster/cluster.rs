@@ -11,5 +11,6 @@ mod figures;
 mod quiet;
 mod reports;
 pub(crate) mod scene;
+mod skew;
 mod standing;
 mod tenants;
