@@ -28,7 +28,7 @@ use kni_grpc::{self as grpc, Health, Sockets};
 use kni_inspect::Inspector;
 use kni_manifests::{ManifestSet, ManifestSource};
 use kni_model::{
-    access,
+    joining,
     service::Service,
     view::{DesiredNetworks, RefusedManifest},
 };
@@ -275,8 +275,8 @@ fn admitted_services(set: &ManifestSet) -> Vec<Service> {
     let admitted = |service: &Service| {
         let namespace = &service.reference.namespace;
         let labels = set.namespaces.get(namespace).cloned();
-        let labels = labels.unwrap_or_else(|| access::unknown_namespace(namespace));
-        let refusal = access::admits_service(networks(), service, &labels).err();
+        let labels = labels.unwrap_or_else(|| joining::unknown_namespace(namespace));
+        let refusal = joining::admits_service(networks(), service, &labels).err();
         if let Some(refusal) = &refusal {
             tracing::warn!(service = %service.reference, %refusal, "the Service is not applied");
         }

@@ -1,10 +1,7 @@
 //! Defines who may use a cluster-scoped object: the namespaces, and for networks what their pods may choose.
 
-mod in_use;
-
 use std::collections::BTreeMap;
 
-pub use in_use::{InUse, Interface};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

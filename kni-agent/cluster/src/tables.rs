@@ -9,7 +9,7 @@ use kni_crd::{
 };
 use kni_model::{
     NetworkName,
-    access::NAMESPACE_NAME_LABEL,
+    joining::NAMESPACE_NAME_LABEL,
     policy::{Labels, Policy},
     service::{EndpointSlice, Service},
 };

@@ -38,7 +38,7 @@ use kni_model::{
     view::DesiredNetworks,
 };
 use kni_pods::Pods;
-use kni_reflectors::{Connection, RequestCount, WatchState, WatchView, reflect_node, version_of};
+use kni_reflectors::{Connection, RequestCount, WatchState, WatchView, reflect_node};
 use kni_tasks::Tasks;
 use kube::Client;
 use tokio::sync::Notify;
@@ -236,5 +236,9 @@ impl Shared {
             *applied = versions;
             self.node_changed.notify_one();
         }
+    }
+
+    fn policy_versions(&self) -> PolicyVersions {
+        *self.applied_policies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

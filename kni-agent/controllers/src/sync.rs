@@ -9,7 +9,7 @@ use std::{
 use kni_crd::PodInterface;
 use kni_enforcement::Enforcer;
 use kni_model::{
-    AccessRefusal, NetworkName, PodRef, Sandbox, SandboxId, access,
+    AccessRefusal, NetworkName, PodRef, Sandbox, SandboxId, joining,
     network::EgressMode,
     policy::{PolicyInterface, PolicyKind, PolicyPod},
     service::{EndpointSlice, Service},
@@ -393,9 +393,9 @@ fn services(tables: &Tables, networks: &Networks, shared: &BTreeSet<String>) -> 
 fn admitted(tables: &Tables, networks: &Networks, service: &Service) -> Result<(), AccessRefusal> {
     let namespace = &service.reference.namespace;
     let labels = tables.namespace_labels(namespace);
-    let labels = labels.unwrap_or_else(|| access::unknown_namespace(namespace));
+    let labels = labels.unwrap_or_else(|| joining::unknown_namespace(namespace));
     let specs = networks.desired.networks.iter().map(|(spec, _)| spec);
-    access::admits_service(specs, service, &labels)
+    joining::admits_service(specs, service, &labels)
 }
 
 /// The initial objects for the agent, before it serves.

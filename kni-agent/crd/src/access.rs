@@ -49,14 +49,14 @@ pub(super) fn read_access(spec: &PodNetworkSpec, subnets: &[IpNet]) -> Result<Ac
 
 /// The namespaces where the network names none.
 const fn implied(default: bool) -> Admitted {
-    if default { Admitted::All } else { Admitted::Nobody }
+    if default { Admitted::All } else { Admitted::None }
 }
 
 fn read_namespaces(namespaces: &NamespaceAccess) -> Result<Admitted, FieldError> {
     let field = "spec.access.namespaces.selector";
     match (namespaces.from, &namespaces.selector) {
         (NamespacesFrom::All, None) => Ok(Admitted::All),
-        (NamespacesFrom::None, None) => Ok(Admitted::Nobody),
+        (NamespacesFrom::None, None) => Ok(Admitted::None),
         (NamespacesFrom::Selected, Some(selector)) => read_selector(field, selector).map(Admitted::Selected),
         (NamespacesFrom::Selected, None) => Err(at(field, "is missing: from Selected needs a selector")),
         (NamespacesFrom::All | NamespacesFrom::None, Some(_)) => Err(at(field, "has a meaning with Selected only")),

@@ -21,6 +21,7 @@
 //! | `interfaces` | one provider for each kind of interface |
 //! | `registry` | the state in memory and its store, under one lock |
 
+mod alias;
 mod background;
 mod cleanup;
 mod error;

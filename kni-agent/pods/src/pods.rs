@@ -182,16 +182,7 @@ impl Pods {
         };
         let recovery = takeover.run(contents).await?;
         let repair = Arc::new(Repair::new(&registry, &kernel, &sandboxes, uplink));
-        tasks.spawn("repair", Arc::clone(&repair).run());
-        tasks.spawn_slow("removals", STEP_LIMIT, reaper.run());
-        let prepare = background::run(Arc::clone(&registry), Arc::clone(&sandboxes), Arc::clone(&namespaces));
-        tasks.spawn_finite("preparation", prepare);
-        tasks.spawn_slow(
-            "unclaimed-namespaces",
-            STEP_LIMIT,
-            Arc::clone(&namespaces).collect_unclaimed(),
-        );
-        tasks.spawn_finite("gone-namespaces", Arc::clone(&sandboxes).watch_namespaces());
+        start_tasks(&tasks, &registry, &sandboxes, &namespaces, &repair, reaper);
         let journal = Arc::new(DeleteJournal::new(&sandboxes, cni_state_dir));
         let networks = NetworkRegistry::new(&registry, &kernel, plugins);
         Ok(Self {
@@ -319,4 +310,22 @@ impl Pods {
         let task = tokio::spawn(work(Arc::clone(&self.service)));
         task.await.unwrap_or_else(|ended| Err(Subject::node().ended(&ended)))
     }
+}
+
+/// Starts the work of the attach service that runs beside requests.
+fn start_tasks(
+    tasks: &Tasks,
+    registry: &Arc<Registry>,
+    sandboxes: &Arc<Sandboxes>,
+    namespaces: &Arc<NamespacePool>,
+    repair: &Arc<Repair>,
+    reaper: Arc<Reaper>,
+) {
+    tasks.spawn_finite("repair", Arc::clone(repair).run());
+    tasks.spawn_slow("removals", STEP_LIMIT, reaper.run());
+    let prepare = background::run(Arc::clone(registry), Arc::clone(sandboxes), Arc::clone(namespaces));
+    tasks.spawn_finite("preparation", prepare);
+    let unclaimed = Arc::clone(namespaces).collect_unclaimed();
+    tasks.spawn_slow("unclaimed-namespaces", STEP_LIMIT, unclaimed);
+    tasks.spawn_finite("gone-namespaces", Arc::clone(sandboxes).watch_namespaces());
 }

@@ -3,7 +3,6 @@
 //! Objects with the agent's marks and without a record are leftovers of a killed agent, a few at most. After the loss of
 //! the state they are the interfaces of running pods.
 
-mod alias;
 mod namespaces;
 mod rebuild;
 
@@ -13,7 +12,6 @@ use kni_model::{EndpointId, error_chain};
 use kni_netlink::OurLink;
 use kni_store::Contents;
 
-pub(crate) use self::alias::alias;
 use self::rebuild::Rebuild;
 use crate::{
     error::{AttachError, Subject},

@@ -411,7 +411,7 @@ fn make_folder(dir: &Path) -> std::io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
-/// Identifies this boot of the node; empty where the kernel does not tell.
+/// Identifies this boot of the node; empty where the kernel does not report it.
 fn boot_id() -> String {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     text.trim().to_owned()

@@ -31,8 +31,8 @@ fn sandbox(id: &str) -> Sandbox {
 struct Kernel(Arc<Mutex<Option<CopiedRows>>>);
 
 impl Kernel {
-    fn boxed(&self) -> Option<Box<dyn RecordCopy>> {
-        Some(Box::new(self.clone()))
+    fn boxed(&self) -> Box<dyn RecordCopy> {
+        Box::new(self.clone())
     }
 }
 
@@ -64,7 +64,7 @@ fn two_sandboxes() -> (tempfile::TempDir, Kernel) {
     let dir = tempfile::tempdir().unwrap();
     let kernel = Kernel::default();
     let store = Store::open(dir.path()).unwrap();
-    let contents = store.load(kernel.boxed()).unwrap();
+    let contents = store.load(Some(kernel.boxed())).unwrap();
     assert!(contents.lost.is_none() && contents.incomplete.unwrap().contains("missing"));
     for id in ["one", "two"] {
         store.commit(Change::new().sandbox(&sandbox(id))).unwrap();
@@ -86,7 +86,7 @@ fn a_lost_file_is_made_again_from_the_copy() {
                     .open(file)
                     .unwrap()
                     .set_len(5000)
-                    .unwrap()
+                    .unwrap();
             },
             "cannot be read",
         ),
@@ -94,7 +94,9 @@ fn a_lost_file_is_made_again_from_the_copy() {
             "garbled",
             |file| {
                 let mut bytes = fs::read(file).unwrap();
-                bytes.iter_mut().for_each(|byte| *byte ^= 0x5a);
+                for byte in &mut bytes {
+                    *byte ^= 0x5a;
+                }
                 fs::write(file, bytes).unwrap();
             },
             "cannot be read",
@@ -103,7 +105,7 @@ fn a_lost_file_is_made_again_from_the_copy() {
     for (what, harm, reason) in harms {
         let (dir, kernel) = two_sandboxes();
         harm(&dir.path().join(file::NAME));
-        let contents = Store::open(dir.path()).unwrap().load(kernel.boxed()).unwrap();
+        let contents = Store::open(dir.path()).unwrap().load(Some(kernel.boxed())).unwrap();
         assert_eq!(ids(&contents), ["one", "two"], "{what}");
         let lost = contents.lost.unwrap();
         assert!(lost.contains(reason), "{what}: {lost}");
@@ -130,13 +132,13 @@ fn an_older_file_loses_against_the_copy_and_a_newer_one_wins() {
     let path = dir.path().join(file::NAME);
     let old = fs::read(&path).unwrap();
     let store = Store::open(dir.path()).unwrap();
-    store.load(kernel.boxed()).unwrap();
+    store.load(Some(kernel.boxed())).unwrap();
     store.commit(Change::new().sandbox(&sandbox("three"))).unwrap();
     drop(store);
     let new = fs::read(&path).unwrap();
     let copied = kernel.0.lock().unwrap().clone();
     fs::write(&path, &old).unwrap();
-    let contents = Store::open(dir.path()).unwrap().load(kernel.boxed()).unwrap();
+    let contents = Store::open(dir.path()).unwrap().load(Some(kernel.boxed())).unwrap();
     assert_eq!(ids(&contents), ["one", "three", "two"]);
     assert!(contents.lost.unwrap().contains("older than its copy"));
     // The agent was killed between the file and the copy.
@@ -145,7 +147,7 @@ fn an_older_file_loses_against_the_copy_and_a_newer_one_wins() {
     behind.rows.remove(&SANDBOXES.id("three"));
     *kernel.0.lock().unwrap() = Some(behind);
     fs::write(&path, &new).unwrap();
-    let contents = Store::open(dir.path()).unwrap().load(kernel.boxed()).unwrap();
+    let contents = Store::open(dir.path()).unwrap().load(Some(kernel.boxed())).unwrap();
     assert_eq!(ids(&contents), ["one", "three", "two"]);
     assert_eq!(contents.lost, None);
     assert!(
@@ -184,7 +186,7 @@ fn a_row_that_cannot_be_decoded_is_quarantined_and_the_rest_is_served() {
     let newer = SANDBOX.replacen("\"version\":1", "\"version\":2", 1);
     for (row, endpoints, labelled) in [
         (newer.as_str(), vec![7, 8], true),
-        (&SANDBOX[..SANDBOX.len() - 9], vec![7, 8], false),
+        (SANDBOX.split_at(SANDBOX.len() - 9).0, vec![7, 8], false),
         ("\u{1}\u{2}", vec![], false),
     ] {
         let (dir, _) = two_sandboxes();
@@ -239,7 +241,7 @@ fn a_row_that_cannot_be_decoded_is_quarantined_and_the_rest_is_served() {
 fn a_damaged_row_is_taken_from_the_copy() {
     let (dir, kernel) = two_sandboxes();
     write_row(dir.path(), SANDBOXES.id("two"), b"{");
-    let contents = Store::open(dir.path()).unwrap().load(kernel.boxed()).unwrap();
+    let contents = Store::open(dir.path()).unwrap().load(Some(kernel.boxed())).unwrap();
     assert_eq!((ids(&contents), contents.quarantined.len()), (vec!["one", "two"], 0));
 }
 
@@ -247,7 +249,7 @@ fn a_damaged_row_is_taken_from_the_copy() {
 fn a_file_that_is_removed_while_the_agent_runs_is_written_again() {
     let (dir, kernel) = two_sandboxes();
     let store = Store::open(dir.path()).unwrap();
-    store.load(kernel.boxed()).unwrap();
+    store.load(Some(kernel.boxed())).unwrap();
     fs::remove_file(dir.path().join(file::NAME)).unwrap();
     store.maintain();
     assert_eq!(store.problem(), None);

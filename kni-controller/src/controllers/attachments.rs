@@ -9,7 +9,7 @@ use kni_cluster::{AttachmentRow, Key, Networks, Tables};
 use kni_crd::AttachmentFacts;
 use kni_model::{
     AccessRefusal,
-    access::{Joiner, Wish},
+    joining::{Joiner, Wish},
 };
 use kni_policy::matches;
 use kube::{

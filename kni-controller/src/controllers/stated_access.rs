@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kni_api::{
     Access, PodNetwork,
-    access::{InUse, Interface},
+    access_in_use::{InUse, Interface},
 };
 use kni_cluster::{Key, Networks, Tables};
 use kube::{
@@ -93,7 +93,7 @@ fn in_use(tables: &Tables, network: &str) -> InUse {
     )
 }
 
-/// Reports the change of the spec, which nobody asked for.
+/// Reports the change of the spec, which no user requested.
 async fn report(context: &Context, network: &PodNetwork, access: &Access) {
     let written = serde_json::to_string(access).unwrap_or_default();
     tracing::info!(

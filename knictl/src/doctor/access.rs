@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kni_api::{
     PodNetwork,
-    access::{InUse, Interface},
+    access_in_use::{InUse, Interface},
 };
 use kube::ResourceExt as _;
 

@@ -10,9 +10,9 @@ use kni_netlink::{self as netlink, Netlink, Netns, PodInterfaceConfig, VethSpec}
 
 use super::{bandwidth, context::Build, xdp};
 use crate::{
+    alias::alias,
     error::{AttachError, Subject},
     kernel::Kernel,
-    recovery::alias,
 };
 
 /// MTU of prewarmed interfaces; the network's own is set when it is known.

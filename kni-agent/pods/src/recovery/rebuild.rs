@@ -15,11 +15,9 @@ use kni_model::{
 use kni_netlink::{Netlink, Netns, OurLink, PodInterface, PodRoute, own};
 use kni_store::{Contents, NamespaceRecord, NamespaceUse, Quarantined, WarmInterface};
 
-use super::{
-    alias::{Owner, parent_of},
-    endpoint_of, namespaces,
-};
+use super::{endpoint_of, namespaces};
 use crate::{
+    alias::{Owner, parent_of},
     error::{AttachError, Subject},
     kernel::Kernel,
     namespaces::{RECOVERED_PREFIX, is_own_path, now},
@@ -206,7 +204,7 @@ impl<'a> Rebuild<'a> {
         })
     }
 
-    /// A prewarmed interface: whether a client has its namespace already is unknown, so nobody else gets it.
+    /// A prewarmed interface: whether a client has its namespace already is unknown, so no other client gets it.
     fn prewarmed(
         &self,
         link: &OurLink,

@@ -8,7 +8,7 @@ use std::{
 use kni_cluster::ClusterCache;
 use kni_model::{
     AccessRefusal, AttachRequest, CniAttachment, IfName, NetworkName, NetworkSpec, PodRef, Sandbox, SandboxId,
-    access::{Joiner, Wish, primary_of, unknown_namespace},
+    joining::{Joiner, Wish, primary_of, unknown_namespace},
     policy::Labels,
     selection::PRIMARY_IFNAME,
 };

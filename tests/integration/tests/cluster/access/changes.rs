@@ -14,7 +14,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::table::event;
+use super::scene::event;
 use crate::cluster::scene::interface_names;
 
 /// Labels of namespaces and access of networks change while pods run. `cluster` is that of the scene.

@@ -1,12 +1,14 @@
 //! Provides the tenants, the networks and the definitions of the tenancy table.
 
 use anyhow::Result;
+use k8s_openapi::api::events::v1::Event;
 use kni_integration::{
     Cluster,
     cluster::{PATIENCE, objects},
     wait,
 };
 use kni_proto::runtime::ListNetworksRequest;
+use kube::{Api, api::ListParams};
 use serde_json::{Value, json};
 
 /// A cluster of one node with the networks, the namespaces and the definitions of the table.
@@ -118,4 +120,15 @@ fn provided() -> Vec<Value> {
         of("nic", &json!({ "type": "HostDevice", "devices": ["nic0"] })),
         of("chain", &json!({ "type": "CNI", "confName": "chain" })),
     ]
+}
+
+/// The note of the event by which the agent reports a refusal at a running pod.
+pub(crate) async fn event(cluster: &Cluster, namespace: &str, pod: &str) -> Result<Option<String>> {
+    let api: Api<Event> = Api::namespaced(cluster.client.clone(), namespace);
+    let listed = api.list(&ListParams::default()).await?;
+    let found = listed.items.into_iter().find(|event| {
+        let about = event.regarding.as_ref().and_then(|regarding| regarding.name.as_deref());
+        about == Some(pod) && event.reason.as_deref() == Some("NotAuthorized")
+    });
+    Ok(found.and_then(|event| event.note))
 }

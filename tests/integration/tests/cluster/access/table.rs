@@ -211,21 +211,9 @@ async fn hot_add(cluster: &Cluster, number: usize, row: &Row) -> Result<Result<S
         if let Some(network) = network_of(cluster, row, &name).await? {
             return Ok(Some(Ok(network)));
         }
-        Ok(event(cluster, row.who, &name).await?.map(Err))
+        Ok(scene::event(cluster, row.who, &name).await?.map(Err))
     })
     .await
-}
-
-/// The note of the event by which the agent reports a refusal at a running pod.
-pub(crate) async fn event(cluster: &Cluster, namespace: &str, pod: &str) -> Result<Option<String>> {
-    use k8s_openapi::api::events::v1::Event;
-    let api: Api<Event> = Api::namespaced(cluster.client.clone(), namespace);
-    let listed = api.list(&kube::api::ListParams::default()).await?;
-    let found = listed.items.into_iter().find(|event| {
-        let about = event.regarding.as_ref().and_then(|regarding| regarding.name.as_deref());
-        about == Some(pod) && event.reason.as_deref() == Some("NotAuthorized")
-    });
-    Ok(found.and_then(|event| event.note))
 }
 
 /// The answer for a request of a runtime, as it is.

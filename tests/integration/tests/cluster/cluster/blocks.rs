@@ -177,7 +177,7 @@ async fn compared_at_the_start(cluster: &mut Cluster) -> Result<()> {
     cluster.nodes[1].agent.kill9()?;
     let mut object = take_away(cluster, &lost).await?;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
-    object.spec.node_name = "node3".to_owned();
+    "node3".clone_into(&mut object.spec.node_name);
     object.spec.node_uid = nodes.get("node3").await?.uid().context("no uid")?;
     let api: Api<AddressBlock> = Api::all(cluster.client.clone());
     api.create(&PostParams::default(), &object).await?;

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use http::Method;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kni_integration::{
     Cluster, Pod,
     cluster::{Fault, Faults, MemberOptions, PATIENCE, Rule, definitions, objects},
     require, wait,
 };
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, api::DeleteParams};
 use serde_json::{Value, json};
 
@@ -19,19 +19,24 @@ use super::scene::{ask, identity, serve, tenants, wait_for_silence, wait_for_tru
 const SOON: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-#[expect(clippy::too_many_lines, reason = "one fault after the other in one scene")]
 async fn no_policy_is_lost_and_nothing_hangs_whatever_fails() -> Result<()> {
     require!(exclusive, root, netns, bpf, machine);
     let mut scene = Scene::start().await?;
 
     // Replies of writes are dropped after the API server has executed them.
     let dropped = |method| Rule::of(method, "/apis/kni.dev/", Fault::DropReply);
-    scene.faults().set([Method::PATCH, Method::POST, Method::PUT, Method::DELETE].map(dropped).into());
+    scene.faults().set(
+        [Method::PATCH, Method::POST, Method::PUT, Method::DELETE]
+            .map(dropped)
+            .into(),
+    );
     scene.replace_pod().await?;
     scene.recovered("replies of writes dropped").await?;
 
-    // Writes of one kind hang; everything else goes on.
-    scene.faults().set(vec![Rule::of(Method::PATCH, "/podinterfaces/", Fault::Hang)]);
+    // Writes of one kind hang; everything else continues.
+    scene
+        .faults()
+        .set(vec![Rule::of(Method::PATCH, "/podinterfaces/", Fault::Hang)]);
     scene.replace_pod().await?;
     scene.toggle_policy(SOON).await?;
     scene.toggle_policy(SOON).await?;
@@ -39,7 +44,9 @@ async fn no_policy_is_lost_and_nothing_hangs_whatever_fails() -> Result<()> {
 
     for code in [403, 404, 409, 429, 500] {
         let refused = |part: &str| Rule::of(Method::PATCH, part, Fault::Answer(code));
-        scene.faults().set(vec![refused("/podinterfaces/"), refused("/nodenetworks/")]);
+        scene
+            .faults()
+            .set(vec![refused("/podinterfaces/"), refused("/nodenetworks/")]);
         scene.replace_pod().await?;
         scene.toggle_policy(SOON).await?;
         scene.recovered(&format!("writes answered {code}")).await?;
@@ -58,7 +65,9 @@ async fn no_policy_is_lost_and_nothing_hangs_whatever_fails() -> Result<()> {
     scene.recovered("watches hang").await?;
 
     // Definitions of other tools cannot be read: only pods that name one wait.
-    scene.faults().set(vec![Rule::any("network-attachment-definitions", Fault::Answer(403))]);
+    scene
+        .faults()
+        .set(vec![Rule::any("network-attachment-definitions", Fault::Answer(403))]);
     scene.restart_agent()?;
     scene.replace_pod().await?;
     let named = json!({ "annotations": { "k8s.v1.cni.cncf.io/networks": "blue" } });
@@ -151,12 +160,19 @@ impl Scene {
 
     /// Waits until the policy is applied, or not, as desired.
     async fn applied(&self, patience: Duration) -> Result<Duration> {
-        let answers = |from: &Pod| ask(from, &self.pods[0]).into_iter().all(|answer| answer == Ok(identity(&self.pods[0])));
+        let answers = |from: &Pod| {
+            ask(from, &self.pods[0])
+                .into_iter()
+                .all(|answer| answer == Ok(identity(&self.pods[0])))
+        };
         let start = Instant::now();
         if self.closed {
             wait_for_silence(&self.pods[2], &self.pods[0]).await?;
         } else {
-            wait::until("the stranger reaches the server", PATIENCE, async || Ok(answers(&self.pods[2]))).await?;
+            wait::until("the stranger reaches the server", PATIENCE, async || {
+                Ok(answers(&self.pods[2]))
+            })
+            .await?;
         }
         ensure!(start.elapsed() < patience, "it took {:?}", start.elapsed());
         ensure!(answers(&self.pods[1]), "the friend does not reach the server");
@@ -195,7 +211,9 @@ impl Scene {
         let pod = format!("red-team/{name}");
         wait::until_some("the agent refuses the pod", PATIENCE, async || {
             let mut refusals = self.cluster.nodes[0].kubelet.refusals().into_iter();
-            Ok(refusals.find(|refusal| refusal.pod == pod).map(|refusal| refusal.to_string()))
+            Ok(refusals
+                .find(|refusal| refusal.pod == pod)
+                .map(|refusal| refusal.to_string()))
         })
         .await
     }
@@ -215,7 +233,7 @@ impl Scene {
             "spec": Self::policy()["spec"],
         });
         wait::until("the API server serves v1beta2", PATIENCE, async || {
-            Ok(self.cluster.apply(&[closed.clone()]).await.is_ok())
+            Ok(self.cluster.apply(std::slice::from_ref(&closed)).await.is_ok())
         })
         .await?;
         self.closed = true;
@@ -223,17 +241,20 @@ impl Scene {
         println!("MultiNetworkPolicy of v1beta2 is applied");
 
         // An agent that starts while the API server does not answer.
-        self.faults().set(vec![Rule::any("/apis/k8s.cni.cncf.io/", Fault::Answer(500))]);
+        self.faults()
+            .set(vec![Rule::any("/apis/k8s.cni.cncf.io/", Fault::Answer(500))]);
         self.restart_agent()?;
         wait_for_injected(self.faults(), "refused", 3).await?;
         self.applied(SOON).await?;
         self.faults().clear();
         self.replace_pod().await?;
         self.applied(SOON).await?;
-        self.recovered("versions of MultiNetworkPolicy answered 500 at the start").await?;
+        self.recovered("versions of MultiNetworkPolicy answered 500 at the start")
+            .await?;
 
         // The API server answers that there is no such kind, though there was.
-        self.faults().set(vec![Rule::any("/apis/k8s.cni.cncf.io/", Fault::Answer(404))]);
+        self.faults()
+            .set(vec![Rule::any("/apis/k8s.cni.cncf.io/", Fault::Answer(404))]);
         self.faults().cut();
         wait::until("the node reports the absence", PATIENCE, async || {
             let nodes: Api<kni_api::NodeNetwork> = Api::all(self.cluster.client.clone());
@@ -258,7 +279,7 @@ impl Scene {
     /// Changes policies and pods while requests fail at random; returns the time of the recovery.
     async fn random_run(&mut self, seed: u64) -> Result<Duration> {
         self.faults().randomize(seed, 0.3);
-        if seed % 3 == 0 {
+        if seed.is_multiple_of(3) {
             self.faults().cut();
         }
         let start = Instant::now();

@@ -18,7 +18,9 @@ use kni_integration::{
 };
 use serde_json::json;
 
-use super::scene::{PORT, address, assert_reached, assert_silent, identity, serve, tenants, wait_for_silence, wait_for_truth};
+use super::scene::{
+    PORT, address, assert_reached, assert_silent, identity, serve, tenants, wait_for_silence, wait_for_truth,
+};
 
 /// Where the agent reads the faults of the test.
 const FAULTS: &str = "/run/node/faults";
@@ -84,10 +86,17 @@ async fn no_task_ends_or_hangs_unnoticed() -> Result<()> {
         ensure!(!status.success(), "{fault} {task}: {status}");
         let how = if fault == "panic" { "panicked" } else { "ended" };
         let told = format!("task {task} {how}; the agent must start again");
-        ensure!(agent.log().contains(&told), "{told:?} is not in the log:\n{}", agent.log());
+        ensure!(
+            agent.log().contains(&told),
+            "{told:?} is not in the log:\n{}",
+            agent.log()
+        );
         agent.restart()?;
         wait_until_complete(&cluster.nodes[0], &tasks).await?;
-        println!("{fault:5} {task:38} exit after {exited:>9.1?}, complete after {:>9.1?}", start.elapsed());
+        println!(
+            "{fault:5} {task:38} exit after {exited:>9.1?}, complete after {:>9.1?}",
+            start.elapsed()
+        );
         assert_reached(&pods[1], &pods[0]);
     }
     assert_silent(&pods[2], &pods[0]);
@@ -146,7 +155,8 @@ fn tasks(member: &Member) -> Result<BTreeSet<String>> {
 }
 
 fn inject(member: &Member, faults: &[(&str, &String)]) -> Result<()> {
-    let text: String = faults.iter().map(|(fault, task)| format!("{fault} {task}\n")).collect();
+    let lines: Vec<String> = faults.iter().map(|(fault, task)| format!("{fault} {task}")).collect();
+    let text = lines.join("\n");
     member
         .node
         .enter(|| {

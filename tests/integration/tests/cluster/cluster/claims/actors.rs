@@ -32,7 +32,7 @@ impl Leasing {
         Ok(())
     }
 
-    /// Nobody leases from the block any more.
+    /// The block has no lessee any more.
     pub(crate) fn end(&self, block: &IpNet) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).by.remove(block);
     }

@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::{Access, NamespaceAccess, selects};
-use crate::{PodNetwork, PodNetworkAttachment};
+use crate::{
+    PodNetwork, PodNetworkAttachment,
+    access::{Access, NamespaceAccess, selects},
+};
 
 /// Annotations by which a pod chooses for its primary interface.
 const IPS: &str = "kni.dev/ips";

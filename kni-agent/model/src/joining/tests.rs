@@ -1,7 +1,7 @@
 //! Tests the rule with every field, alone and together.
 
 use super::*;
-use crate::policy::{Operator, Requirement};
+use crate::policy::{Operator, Requirement, Selector};
 
 fn labels(tenant: &str) -> Labels {
     [("tenant".to_owned(), tenant.to_owned())].into()
@@ -45,7 +45,7 @@ fn namespaces_are_admitted_and_refused() {
         (Admitted::Selected(tenant("red")), true),
         (Admitted::Selected(tenant("blue")), false),
         (Admitted::Selected(Selector::default()), true),
-        (Admitted::Nobody, false),
+        (Admitted::None, false),
     ] {
         let network = network(
             "net",
