@@ -9,12 +9,14 @@ use crate::workspace::root;
 /// First line of a generated file.
 const NOTICE: &str = "{{- /* Generated from deploy/base by `cargo xtask chart`; do not edit. */}}\n";
 /// Files of `deploy/base` that become templates.
-const FILES: [&str; 5] = [
+const FILES: [&str; 7] = [
     "rbac.yaml",
     "controller-rbac.yaml",
     "daemonset.yaml",
     "controller.yaml",
     "in-use.yaml",
+    "agent-writes.yaml",
+    "tenants.yaml",
 ];
 
 /// Text of a file of `deploy/base`, and its replacement in the template. Each text is in at least one file.

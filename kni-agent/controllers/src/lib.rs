@@ -17,6 +17,7 @@ mod blocks;
 mod interfaces;
 mod network_status;
 mod node;
+mod peers;
 mod sync;
 
 use std::{

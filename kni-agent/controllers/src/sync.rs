@@ -6,18 +6,17 @@ use std::{
     time::Duration,
 };
 
-use kni_crd::PodInterface;
 use kni_enforcement::Enforcer;
 use kni_model::{
-    NetworkName, PodRef, Sandbox, SandboxId,
+    NetworkName, Sandbox, SandboxId,
     network::EgressMode,
-    policy::{PolicyInterface, PolicyPod},
+    policy::PolicyPod,
     service::{EndpointSlice, Service},
 };
 
-use kni_cluster::{Networks, Tables};
+use kni_cluster::{Key, Networks, Tables};
 
-use super::Cluster;
+use super::{Cluster, peers::Peers};
 
 /// Changes of networks, services and pods that arrive within this time are processed together. Policies do not wait.
 const GATHER: Duration = Duration::from_millis(20);
@@ -140,7 +139,7 @@ impl Cluster {
         let mut changes = self.cache.changes();
         let mut attached = self.attacher.changes();
         let mut seen = None;
-        let mut peers = BTreeMap::new();
+        let (mut peers, mut refused) = (BTreeMap::new(), BTreeMap::new());
         loop {
             let versions = {
                 let tables = self.cache.tables();
@@ -154,7 +153,7 @@ impl Cluster {
             if seen != Some(versions) {
                 seen = Some(versions);
                 self.relabel().await;
-                self.sync_peers(&mut peers).await;
+                self.sync_peers(&mut peers, &mut refused).await;
             }
             tokio::select! {
                 sent = changes.changed() => if sent.is_err() { return },
@@ -186,28 +185,22 @@ impl Cluster {
         }
     }
 
-    async fn sync_peers(&self, known: &mut BTreeMap<SandboxId, PolicyPod>) {
+    async fn sync_peers(&self, known: &mut BTreeMap<SandboxId, PolicyPod>, reported: &mut BTreeMap<Key, String>) {
         let numbers: BTreeMap<NetworkName, _> = {
             let views = self.attacher.networks().into_iter();
             views.map(|view| (view.network.spec.name, view.network.id)).collect()
         };
-        let desired = {
+        let Peers { pods: desired, refused } = {
             let tables = self.cache.tables();
-            let mut pods: BTreeMap<SandboxId, PolicyPod> = BTreeMap::new();
-            for object in tables.interfaces.rows().values() {
-                if object.spec.node_name == self.node {
-                    continue;
-                }
-                let Some((pod, interface)) = peer(&tables, object, &numbers) else {
-                    continue;
-                };
-                pods.entry(pod.sandbox.clone())
-                    .or_insert(pod)
-                    .interfaces
-                    .push(interface);
-            }
-            pods
+            Peers::of(&tables, &self.networks(&tables), &self.node, &numbers)
         };
+        for (interface, reason) in refused
+            .iter()
+            .filter(|(key, reason)| reported.get(*key) != Some(*reason))
+        {
+            tracing::warn!(%interface, reason, "a PodInterface gives no identity");
+        }
+        *reported = refused;
         let gone: BTreeSet<SandboxId> = known.keys().filter(|id| !desired.contains_key(*id)).cloned().collect();
         let new: Vec<PolicyPod> = desired
             .values()
@@ -235,47 +228,6 @@ fn apply_peers(sync: &Enforcer, new: Vec<PolicyPod>, gone: &BTreeSet<SandboxId>)
     }
     // The enforcement service logs and retries failures.
     let _told = sync.sync_policies().is_ok();
-}
-
-/// A pod of another node without its interfaces, and one of the interfaces.
-fn peer(
-    tables: &Tables,
-    object: &PodInterface,
-    numbers: &BTreeMap<NetworkName, kni_model::NetworkId>,
-) -> Option<(PolicyPod, PolicyInterface)> {
-    let namespace = object.metadata.namespace.as_deref()?;
-    let pod = tables.pods.get(namespace, &object.spec.pod_name)?;
-    let network: NetworkName = object.spec.pod_network_name.parse().ok()?;
-    let status = object.status.as_ref()?;
-    let addresses = || status.addresses.iter().filter_map(|address| address.ip.parse().ok());
-    let ifname: kni_model::IfName = object.spec.interface_name.parse().ok()?;
-    let interface = PolicyInterface {
-        endpoint: None,
-        primary: ifname.as_str() == kni_model::selection::PRIMARY_IFNAME,
-        ifname,
-        network_id: *numbers.get(&network)?,
-        network,
-        ipv4: addresses().find_map(|ip| match ip {
-            std::net::IpAddr::V4(v4) => Some(v4),
-            std::net::IpAddr::V6(_) => None,
-        }),
-        ipv6: addresses().find_map(|ip| match ip {
-            std::net::IpAddr::V6(v6) => Some(v6),
-            std::net::IpAddr::V4(_) => None,
-        }),
-    };
-    let pod = PolicyPod {
-        sandbox: format!("peer:{}", object.spec.pod_uid).parse().ok()?,
-        pod: PodRef {
-            namespace: namespace.to_owned(),
-            name: object.spec.pod_name.clone(),
-            uid: object.spec.pod_uid.clone(),
-        },
-        labels: pod.labels.clone(),
-        ports: pod.ports.clone(),
-        interfaces: Vec::new(),
-    };
-    Some((pod, interface))
 }
 
 /// The Services, with a copy of each shared one for every network with egress.

@@ -16,7 +16,7 @@ pub struct Audit {
 /// An answered request; a watch is recorded at its start and at its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// The requesting user.
+    /// The requesting user; `USER@NODE` for a token that names a node.
     pub user: String,
     /// Verb and path, such as `patch /api/v1/...`.
     pub what: String,
@@ -36,8 +36,10 @@ impl Cluster {
                 continue;
             };
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let node = &event["user"]["extra"]["authentication.kubernetes.io/node-name"][0];
+            let user = text(&event["user"]["username"]);
             requests.push(Request {
-                user: text(&event["user"]["username"]),
+                user: node.as_str().map_or(user.clone(), |node| format!("{user}@{node}")),
                 what: format!("{} {}", text(&event["verb"]), text(&event["requestURI"])),
                 code: event["responseStatus"]["code"].as_u64().unwrap_or(0),
                 received: text(&event["requestReceivedTimestamp"]),

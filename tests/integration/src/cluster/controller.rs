@@ -17,10 +17,8 @@ use tempfile::TempDir;
 
 use crate::{agent::controller_binary, namespaces::Namespaces};
 
-/// The user at the API server.
-pub(super) const USER: &str = "kni-controller";
-/// The group at the API server.
-pub(super) const GROUP: &str = "kni:controllers";
+/// The service account.
+pub(super) const ACCOUNT: &str = "kni-controller";
 
 /// A running replica. It is killed when the value is dropped.
 #[derive(Debug)]

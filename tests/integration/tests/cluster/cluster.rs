@@ -9,6 +9,7 @@ mod exhaustion;
 mod figures;
 mod quiet;
 mod reports;
+mod rights;
 mod scene;
 mod standing;
 mod tenants;
