@@ -20,16 +20,19 @@ use kube::Client;
 use tokio::task::JoinSet;
 
 use self::reconcile::{Context, reconcile};
+use crate::{events::Events, health::Health};
 
 /// Maximum number of pods and nodes that a message names.
 const MOST_NAMED: usize = 8;
 
 /// Starts the watches and all controllers of one term, with empty tables. They end when the set is dropped.
-pub(crate) fn start(client: &Client) -> JoinSet<()> {
+pub(crate) fn start(client: &Client, health: &Health) -> JoinSet<()> {
     let context = Context {
         client: client.clone(),
         // No node: the networks have no blocks of their own here.
         cache: ClusterCache::new(""),
+        events: Events::new(client.clone()),
+        health: health.clone(),
     };
     let mut tasks = JoinSet::new();
     let mut reflectors = reflect_cluster(client, &context.cache);
