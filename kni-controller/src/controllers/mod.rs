@@ -7,6 +7,7 @@
 mod attachments;
 mod egress_policies;
 mod extended_resources;
+mod false_interfaces;
 mod gone_nodes;
 mod network_status;
 mod networks;
@@ -42,6 +43,7 @@ pub(crate) fn start(client: &Client, health: &Health) -> JoinSet<()> {
     tasks.spawn(reconcile(context.clone(), attachments::AttachmentStatus));
     tasks.spawn(reconcile(context.clone(), egress_policies::EgressStatus::default()));
     tasks.spawn(reconcile(context.clone(), gone_nodes::GoneNodes::default()));
+    tasks.spawn(reconcile(context.clone(), false_interfaces::FalseInterfaces));
     tasks.spawn(reconcile(context.clone(), taints::Taints));
     tasks.spawn(reconcile(context, extended_resources::ExtendedResources));
     tasks

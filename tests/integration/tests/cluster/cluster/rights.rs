@@ -1,5 +1,5 @@
 //! Tests what each account may write, with real tokens: a table of account, verb and object; and that a false
-//! `PodInterface` gives nobody an identity.
+//! `PodInterface` gives no address an identity.
 
 mod forged;
 mod request;
@@ -175,13 +175,12 @@ impl Outcome {
 impl Names {
     async fn new(cluster: &Cluster, own: &Pod, foreign: &Pod) -> Result<Self> {
         let red = objects::network("red", &[], &json!({}));
-        let mut before = None;
         // Its status follows the pods a moment later; an update must be of the latest version.
         let network = wait::until_some("network red is at rest", PATIENCE, async || {
+            let before = cluster.get(&red).await?.context("network red")?;
             tokio::time::sleep(REST).await;
             let network = cluster.get(&red).await?.context("network red")?;
-            let last = before.replace(network.metadata.resource_version.clone());
-            Ok((last == before).then_some(network))
+            Ok((before.metadata.resource_version == network.metadata.resource_version).then_some(network))
         })
         .await?;
         let name = |pod: &Pod| kni_api::pod_interface::name(&pod.name, &pod.uid, "eth0");

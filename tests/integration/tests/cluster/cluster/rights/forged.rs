@@ -1,16 +1,17 @@
-//! Tests that an agent believes no `PodInterface` whose claims other objects contradict, whoever was able to write it.
+//! Tests that an agent believes no `PodInterface` whose claims other objects contradict, also if RBAC and admission let it pass.
 
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
+use k8s_openapi::api::events::v1::Event;
 use kni_api::PodInterface;
 use kni_integration::{
     Cluster, Pod,
     cluster::{PATIENCE, objects},
     wait,
 };
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, ListParams, Patch, PatchParams};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -19,12 +20,12 @@ use serde_json::{Value, json};
 
 use super::super::scene::{address, network_object};
 
-/// Holds the agent of node2, which would remove objects of node2 that it did not write; it continues when dropped.
+/// Holds a process that would remove false objects; it continues when dropped.
 struct Held(Pid);
 
 impl Held {
-    fn new(cluster: &Cluster) -> Result<Self> {
-        let pid = Pid::from_raw(cluster.nodes[1].agent.pid().cast_signed());
+    fn new(pid: u32) -> Result<Self> {
+        let pid = Pid::from_raw(i32::try_from(pid)?);
         kill(pid, Signal::SIGSTOP)?;
         Ok(Self(pid))
     }
@@ -32,7 +33,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // The signal fails for an agent that has ended.
+        // The signal fails for a process that has ended.
         kill(self.0, Signal::SIGCONT).ok();
     }
 }
@@ -50,7 +51,8 @@ pub(super) async fn no_identity(cluster: &Cluster, [_web, admin, stranger, local
         Ok(reaches(cluster, known)? && !reaches(cluster, other)?)
     })
     .await?;
-    let _held = Held::new(cluster)?;
+    let _agent = Held::new(cluster.nodes[1].agent.pid())?;
+    let controller = Held::new(cluster.controllers[0].pid())?;
     let free = free_addresses(cluster, "node2").await?;
     let nobodys: IpAddr = "10.244.255.77".parse()?;
     let local = address(local, true);
@@ -63,7 +65,8 @@ pub(super) async fn no_identity(cluster: &Cluster, [_web, admin, stranger, local
         ("there is no such pod", &ghost, uid, "node2", other),
     ];
     for ((what, pod, uid, node, victim), number) in claims.into_iter().zip(1..) {
-        claim(cluster, "forged", (pod, uid, node), victim).await?;
+        let name = format!("forged{number}");
+        claim(cluster, &name, (pod, uid, node), victim).await?;
         // A claim that is true arrives after the false one, by the same watch.
         let canary = *free.get(number).context("a free address of node2")?;
         claim(cluster, "true", (&admin.name, &admin.uid, "node2"), canary).await?;
@@ -75,7 +78,29 @@ pub(super) async fn no_identity(cluster: &Cluster, [_web, admin, stranger, local
         println!("{what}: {victim} gets no identity; {canary} does by a true claim");
     }
     ensure!(reaches(cluster, known)?, "admin keeps its own");
-    Ok(())
+
+    // The next interface of a pod of node2 has no object yet; its name is taken.
+    let taken = kni_api::pod_interface::name(&stranger.name, &stranger.uid, "net9");
+    claim(cluster, &taken, (&ghost, uid, "node3"), nobodys).await?;
+    drop(controller);
+    let interfaces: Api<PodInterface> = Api::namespaced(cluster.client.clone(), "plain");
+    wait::until(
+        "kni-controller removes the claims of another node",
+        PATIENCE,
+        async || Ok(interfaces.get_opt("forged1").await?.is_none() && interfaces.get_opt(&taken).await?.is_none()),
+    )
+    .await?;
+    wait::until("an event names the claim", PATIENCE, async || {
+        let events: Api<Event> = Api::namespaced(cluster.client.clone(), "plain");
+        let events = events.list(&ListParams::default()).await?;
+        let notes = events
+            .into_iter()
+            .filter(|event| event.reason.as_deref() == Some("FalseInterface"));
+        let mut notes = notes.filter_map(|event| event.note);
+        Ok(notes.any(|note| note.contains("plain/forged1") && note.contains("node3")))
+    })
+    .await
+    .map(drop)
 }
 
 /// Whether the policies of node1 let a packet from an address reach pod `web`.
@@ -88,12 +113,13 @@ fn reaches(cluster: &Cluster, from: IpAddr) -> Result<bool> {
 
 /// Writes an object that gives an address to a pod on a node, with the rights of an administrator.
 async fn claim(cluster: &Cluster, name: &str, (pod, uid, node): (&str, &str, &str), address: IpAddr) -> Result<()> {
+    let ifname: String = name.chars().take(15).collect();
     let object = json!({
         "apiVersion": "kni.dev/v1alpha1",
         "kind": "PodInterface",
         "metadata": { "name": name, "namespace": "plain" },
         "spec": {
-            "podName": pod, "podUid": uid, "nodeName": node, "podNetworkName": "default", "interfaceName": name,
+            "podName": pod, "podUid": uid, "nodeName": node, "podNetworkName": "default", "interfaceName": ifname,
             "sandboxId": "0",
         },
     });

@@ -1,4 +1,4 @@
-//! Sends single requests to the API server, and tells how it answered.
+//! Sends single requests to the API server, and shows how it answered.
 
 use std::fmt;
 
@@ -99,6 +99,9 @@ impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.replace("/apis/kni.dev/v1alpha1", "");
         write!(f, "{:?} {path}", self.verb)?;
+        if self.verb == Verb::Patch {
+            write!(f, " {}", self.body)?;
+        }
         if let Some(user) = self.as_user {
             write!(f, " as {user}")?;
         }

@@ -321,6 +321,7 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
                     json!({ "status": { "capacity": { "kni.dev/network-red": "7" } } }),
                 ),
                 Request::new(Verb::Delete, &format!("{KNI}/nodenetworks/node2"), Value::Null),
+                Request::new(Verb::Delete, &own, Value::Null),
             ],
         ),
         (
