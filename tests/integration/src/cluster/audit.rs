@@ -18,6 +18,8 @@ pub struct Audit {
 pub struct Request {
     /// The requesting user; `USER@NODE` for a token that names a node.
     pub user: String,
+    /// The token, if it was one: the id that the API server gives it.
+    pub credential: String,
     /// Verb and path, such as `patch /api/v1/...`.
     pub what: String,
     /// HTTP status of the answer, 0 for none.
@@ -40,6 +42,7 @@ impl Cluster {
             let user = text(&event["user"]["username"]);
             requests.push(Request {
                 user: node.as_str().map_or(user.clone(), |node| format!("{user}@{node}")),
+                credential: text(&event["user"]["extra"]["authentication.kubernetes.io/credential-id"][0]),
                 what: format!("{} {}", text(&event["verb"]), text(&event["requestURI"])),
                 code: event["responseStatus"]["code"].as_u64().unwrap_or(0),
                 received: text(&event["requestReceivedTimestamp"]),

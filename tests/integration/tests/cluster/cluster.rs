@@ -5,6 +5,7 @@ mod away;
 mod bed;
 mod blocks;
 mod churn;
+mod controllers;
 mod exhaustion;
 mod figures;
 mod quiet;
