@@ -250,6 +250,7 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
                         blocks.push(json!({ "cidr": "10.10.200.0/26", "node": "node1" }));
                     }),
                 ),
+                Request::new(Verb::Patch, &format!("{network}/status"), json!({ "status": {} })),
             ],
         ),
         // Also about its own node and pods: no more than that.
@@ -285,6 +286,16 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
                 Request::new(Verb::Create, &attachments, attachment("new")),
                 Request::new(Verb::Create, &policies, egress.clone()),
                 Request::new(Verb::Get, "/api/v1/namespaces/red-team/secrets", Value::Null),
+                Request::new(
+                    Verb::Patch,
+                    &format!("{network}/status"),
+                    json!({ "status": { "namespaces": ["plain"] } }),
+                ),
+                Request::new(
+                    Verb::Patch,
+                    &format!("{network}/status"),
+                    json!({ "status": { "interfaces": 0 } }),
+                ),
                 token_of("node1"),
             ],
         ),
