@@ -9,7 +9,7 @@ use crate::workspace::root;
 /// First line of a generated file.
 const NOTICE: &str = "{{- /* Generated from deploy/base by `cargo xtask chart`; do not edit. */}}\n";
 /// Files of `deploy/base` that become templates.
-const FILES: [&str; 7] = [
+const FILES: [&str; 9] = [
     "rbac.yaml",
     "controller-rbac.yaml",
     "daemonset.yaml",
@@ -17,6 +17,8 @@ const FILES: [&str; 7] = [
     "in-use.yaml",
     "access.yaml",
     "addressblocks.yaml",
+    "agent-writes.yaml",
+    "tenants.yaml",
 ];
 
 /// Text of a file of `deploy/base`, and its replacement in the template. Each text is in at least one file.

@@ -1,18 +1,16 @@
 //! Writes `PodInterface` objects: one per interface of the node's pods, as read from the kernel.
 
 use std::{
-    collections::BTreeMap,
-    hash::{Hash as _, Hasher as _},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::Duration,
 };
 
-use fnv::FnvHasher;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kni_api::{
     Condition, NETWORK_LABEL, NODE_LABEL, PodInterface, PodInterfaceSpec, PodInterfaceStatus,
-    pod_interface::{AttachedProgram, InterfaceAddress, InterfaceRoute},
+    pod_interface::{self, AttachedProgram, InterfaceAddress, InterfaceRoute},
     set_condition,
 };
 use kni_model::view::{InterfaceFilter, InterfaceView};
@@ -34,9 +32,9 @@ const ROUND: Duration = Duration::from_secs(1);
 const GATHER: Duration = Duration::from_millis(50);
 /// Maximum number of concurrent requests.
 const AT_ONCE: usize = 16;
-/// Maximum length of an object's name.
-const MAX_NAME: usize = 253;
-/// Field manager for server-side apply.
+/// Maximum length of a field manager's name.
+const MAX_MANAGER: usize = 128;
+/// Field manager for server-side apply, and prefix of those that name the node.
 pub(super) const FIELD_MANAGER: &str = "kni-agent";
 
 /// A write to the API server.
@@ -76,20 +74,23 @@ impl Cluster {
             // Takes some microseconds in the kernel for each interface.
             let views = tokio::task::spawn_blocking(move || asked.interfaces(&InterfaceFilter::default())).await;
             let Ok(views) = views else { continue };
-            let writes = self.interface_writes(&views);
-            retries.retain(|key| writes.contains_key(key));
-            let due = writes.into_iter().filter(|(key, _)| retries.is_due(key));
-            let due: Vec<_> = due.map(|(key, write)| self.write_interface(key, write)).collect();
-            let mut done = stream::iter(due).buffer_unordered(AT_ONCE);
-            while let Some((key, succeeded)) = done.next().await {
-                retries.ended(key, succeeded);
-                kni_tasks::progress();
+            let sets = self.interface_writes(&views);
+            retries.retain(|key| sets.iter().any(|writes| writes.contains_key(key)));
+            for writes in sets {
+                let due = writes.into_iter().filter(|(key, _)| retries.is_due(key));
+                let due: Vec<_> = due.map(|(key, write)| self.write_interface(key, write)).collect();
+                let mut done = stream::iter(due).buffer_unordered(AT_ONCE);
+                while let Some((key, succeeded)) = done.next().await {
+                    retries.ended(key, succeeded);
+                    kni_tasks::progress();
+                }
             }
             self.write_network_status(&views).await;
         }
     }
 
-    fn interface_writes(&self, views: &[InterfaceView]) -> BTreeMap<Key, Write> {
+    /// The necessary writes, in the order of the sets.
+    fn interface_writes(&self, views: &[InterfaceView]) -> [BTreeMap<Key, Write>; 3] {
         let enforced = self.sync.policy_problem();
         let lost = self.attacher.lost_rights();
         let tables = self.cache.tables();
@@ -108,7 +109,18 @@ impl Cluster {
         let rows = tables.interfaces.rows();
         let ours = rows.iter().filter(|(_, row)| row.spec.node_name == self.node);
         let gone = ours.filter(|(key, _)| !desired.contains_key(*key));
-        let mut writes: BTreeMap<Key, Write> = gone.map(|(key, _)| (key.clone(), Write::Delete)).collect();
+        // Other nodes must know an interface at any time: an object under the name of an earlier release stays until the
+        // one under its present name is there.
+        let interface = |spec: &PodInterfaceSpec| (spec.pod_uid.clone(), spec.interface_name.clone());
+        let there: BTreeSet<_> = desired.values().map(|object| interface(&object.spec)).collect();
+        let (renamed, gone): (Vec<_>, Vec<_>) = gone.partition(|(_, row)| there.contains(&interface(&row.spec)));
+        let delete = |rows: Vec<(&Key, _)>| -> BTreeMap<Key, Write> {
+            rows.into_iter()
+                .map(|(key, _): (&Key, &Arc<PodInterface>)| (key.clone(), Write::Delete))
+                .collect()
+        };
+        let (gone, renamed) = (delete(gone), delete(renamed));
+        let mut writes = BTreeMap::new();
         for (key, object) in desired {
             let object = match rows.get(&key) {
                 Some(known) => match updated(known, object) {
@@ -119,7 +131,7 @@ impl Cluster {
             };
             writes.insert(key, Write::Put(Box::new(object)));
         }
-        writes
+        [gone, writes, renamed]
     }
 
     /// The object of an interface; `None` for pods that are not in the cluster's state, or no longer.
@@ -134,7 +146,7 @@ impl Cluster {
         let own = sandbox.parent.as_ref().unwrap_or(&sandbox.id);
         let ifname = attachment.ifname.as_str();
         let mut object = PodInterface::new(
-            &object_name(&sandbox.pod.name, ifname),
+            &pod_interface::name(&sandbox.pod.name, &pod.uid, ifname),
             PodInterfaceSpec {
                 pod_name: sandbox.pod.name.clone(),
                 pod_uid: pod.uid.clone(),
@@ -164,6 +176,12 @@ impl Cluster {
         Some(object)
     }
 
+    /// The field manager for objects that no other node writes.
+    fn field_manager(&self) -> String {
+        let manager = format!("{FIELD_MANAGER}/{}", self.node);
+        manager.chars().take(MAX_MANAGER).collect()
+    }
+
     /// Returns the object and whether it was written.
     async fn write_interface(&self, key: Key, write: Write) -> (Key, bool) {
         let done = match &write {
@@ -181,7 +199,7 @@ impl Cluster {
         let namespace = object.namespace().unwrap_or_default();
         let api: Api<PodInterface> = Api::namespaced(self.client.clone(), &namespace);
         let name = object.name_any();
-        let apply = PatchParams::apply(FIELD_MANAGER).force();
+        let apply = PatchParams::apply(&self.field_manager()).force();
         let mut body = object.clone();
         body.status = None;
         let (since, known) = {
@@ -189,13 +207,6 @@ impl Cluster {
             let known = tables.interfaces.get(&namespace, &name).cloned();
             (tables.interfaces.newest(), known)
         };
-        if known
-            .as_ref()
-            .is_some_and(|known| known.spec.pod_uid != object.spec.pod_uid)
-        {
-            // The object belongs to an earlier pod of that name.
-            self.delete_interface(&Key::new(&namespace, &name)).await?;
-        }
         if known.is_none_or(|known| known.spec != object.spec || !same_metadata(&known, object)) {
             api.patch(&name, &apply, &Patch::Apply(&body)).await?;
         }
@@ -322,38 +333,5 @@ fn status_of(view: &InterfaceView, not_enforced: Option<&str>) -> PodInterfaceSt
             .collect(),
         endpoint_id: attachment.endpoint.0,
         network_id: attachment.network_id.get(),
-    }
-}
-
-/// `POD.IFNAME`. Interface names that are invalid in object names, and names that are too long, are replaced by a hash
-/// of both.
-fn object_name(pod: &str, ifname: &str) -> String {
-    let plain = |name: &str| name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    let name = format!("{pod}.{ifname}");
-    if plain(ifname) && name.len() <= MAX_NAME {
-        return name;
-    }
-    let mut hasher = FnvHasher::default();
-    (pod, ifname).hash(&mut hasher);
-    let pod: String = pod.chars().take(MAX_NAME - 18).collect();
-    // An interface name has at most 15 characters, so this form is unambiguous.
-    format!("{}.{:016x}", pod.trim_end_matches(['.', '-']), hasher.finish())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_tell_pods_and_interfaces_apart() {
-        assert_eq!(object_name("web-0", "eth0"), "web-0.eth0");
-        let odd = object_name("web-0", "Net_1");
-        assert!(
-            odd.starts_with("web-0.") && odd != object_name("web-0", "net_1"),
-            "{odd}"
-        );
-        let long = "a".repeat(253);
-        assert!(object_name(&long, "eth0").len() <= MAX_NAME);
-        assert_ne!(object_name(&long, "eth0"), object_name(&long, "net1"));
     }
 }

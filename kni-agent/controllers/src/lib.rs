@@ -18,6 +18,7 @@ mod events;
 mod interfaces;
 mod network_status;
 mod node;
+mod peers;
 mod retry;
 mod rights;
 mod sync;

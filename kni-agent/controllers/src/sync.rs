@@ -6,19 +6,18 @@ use std::{
     time::Duration,
 };
 
-use kni_crd::PodInterface;
 use kni_enforcement::Enforcer;
 use kni_model::{
-    AccessRefusal, NetworkName, PodRef, Sandbox, SandboxId, joining,
+    AccessRefusal, NetworkName, Sandbox, SandboxId, joining,
     network::EgressMode,
-    policy::{PolicyInterface, PolicyKind, PolicyPod},
+    policy::{PolicyKind, PolicyPod},
     service::{EndpointSlice, Service},
     view::DesiredNetworks,
 };
 
-use kni_cluster::{Networks, Tables};
+use kni_cluster::{Key, Networks, Tables};
 
-use super::{Cluster, retry::Retry};
+use super::{Cluster, peers::Peers, retry::Retry};
 
 /// Changes of networks, services and pods that arrive within this time are processed together. Policies do not wait.
 const GATHER: Duration = Duration::from_millis(20);
@@ -208,8 +207,8 @@ impl Cluster {
         let mut changes = self.cache.changes();
         let mut attached = self.attacher.changes();
         let mut seen = None;
-        let mut peers = BTreeMap::new();
         let mut retry = Retry::default();
+        let (mut peers, mut refused) = (BTreeMap::new(), BTreeMap::new());
         loop {
             let versions = {
                 let tables = self.cache.tables();
@@ -223,7 +222,7 @@ impl Cluster {
             if seen != Some(versions) || retry.is_over() {
                 seen = Some(versions);
                 let relabeled = self.relabel().await;
-                let known = self.sync_peers(&mut peers).await;
+                let known = self.sync_peers(&mut peers, &mut refused).await;
                 retry.ended(relabeled && known);
             }
             let next = async {
@@ -269,28 +268,26 @@ impl Cluster {
     }
 
     /// Updates the pods of other nodes; returns whether that succeeded.
-    async fn sync_peers(&self, known: &mut BTreeMap<SandboxId, PolicyPod>) -> bool {
+    async fn sync_peers(
+        &self,
+        known: &mut BTreeMap<SandboxId, PolicyPod>,
+        reported: &mut BTreeMap<Key, String>,
+    ) -> bool {
         let numbers: BTreeMap<NetworkName, _> = {
             let views = self.attacher.networks().into_iter();
             views.map(|view| (view.network.spec.name, view.network.id)).collect()
         };
-        let desired = {
+        let Peers { pods: desired, refused } = {
             let tables = self.cache.tables();
-            let mut pods: BTreeMap<SandboxId, PolicyPod> = BTreeMap::new();
-            for object in tables.interfaces.rows().values() {
-                if object.spec.node_name == self.node {
-                    continue;
-                }
-                let Some((pod, interface)) = peer(&tables, object, &numbers) else {
-                    continue;
-                };
-                pods.entry(pod.sandbox.clone())
-                    .or_insert(pod)
-                    .interfaces
-                    .push(interface);
-            }
-            pods
+            Peers::of(&tables, &self.networks(&tables), &self.node, &numbers)
         };
+        for (interface, reason) in refused
+            .iter()
+            .filter(|(key, reason)| reported.get(*key) != Some(*reason))
+        {
+            tracing::warn!(%interface, reason, "a PodInterface gives no identity");
+        }
+        *reported = refused;
         let gone: BTreeSet<SandboxId> = known.keys().filter(|id| !desired.contains_key(*id)).cloned().collect();
         let new: Vec<PolicyPod> = desired
             .values()
@@ -319,47 +316,6 @@ fn apply_peers(sync: &Enforcer, new: Vec<PolicyPod>, gone: &BTreeSet<SandboxId>)
     }
     // The enforcement service logs and retries failures.
     let _told = sync.sync_policies().is_ok();
-}
-
-/// A pod of another node without its interfaces, and one of the interfaces.
-fn peer(
-    tables: &Tables,
-    object: &PodInterface,
-    numbers: &BTreeMap<NetworkName, kni_model::NetworkId>,
-) -> Option<(PolicyPod, PolicyInterface)> {
-    let namespace = object.metadata.namespace.as_deref()?;
-    let pod = tables.pods.get(namespace, &object.spec.pod_name)?;
-    let network: NetworkName = object.spec.pod_network_name.parse().ok()?;
-    let status = object.status.as_ref()?;
-    let addresses = || status.addresses.iter().filter_map(|address| address.ip.parse().ok());
-    let ifname: kni_model::IfName = object.spec.interface_name.parse().ok()?;
-    let interface = PolicyInterface {
-        endpoint: None,
-        primary: ifname.as_str() == kni_model::selection::PRIMARY_IFNAME,
-        ifname,
-        network_id: *numbers.get(&network)?,
-        network,
-        ipv4: addresses().find_map(|ip| match ip {
-            std::net::IpAddr::V4(v4) => Some(v4),
-            std::net::IpAddr::V6(_) => None,
-        }),
-        ipv6: addresses().find_map(|ip| match ip {
-            std::net::IpAddr::V6(v6) => Some(v6),
-            std::net::IpAddr::V4(_) => None,
-        }),
-    };
-    let pod = PolicyPod {
-        sandbox: format!("peer:{}", object.spec.pod_uid).parse().ok()?,
-        pod: PodRef {
-            namespace: namespace.to_owned(),
-            name: object.spec.pod_name.clone(),
-            uid: object.spec.pod_uid.clone(),
-        },
-        labels: pod.labels.clone(),
-        ports: pod.ports.clone(),
-        interfaces: Vec::new(),
-    };
-    Some((pod, interface))
 }
 
 /// The Services, with a copy of each shared one for every network with egress.

@@ -1,6 +1,6 @@
 //! Writes the status of egress policies: whether each is accepted, and applied on every node.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use kni_api::{
     Condition, EgressPolicy, EgressPolicyStatus, EgressPolicySummary, node_network::PolicySummary, set_condition,
@@ -17,6 +17,7 @@ use super::{
     listed,
     reconcile::{Context, Reconciler, ignore_gone},
 };
+use crate::events::failed;
 
 /// The controller.
 #[derive(Debug, Default)]
@@ -36,13 +37,13 @@ struct Version {
 
 impl Reconciler for EgressStatus {
     const NAME: &'static str = "egress-policies";
-    type Write = EgressPolicyStatus;
+    type Write = (Arc<EgressPolicy>, EgressPolicyStatus);
 
     fn version(tables: &Tables) -> u64 {
         tables.egress_objects.version() + tables.node_networks.version() + tables.nodes.version()
     }
 
-    fn plan(&mut self, tables: &Tables, _networks: &Networks) -> Vec<(Key, EgressPolicyStatus)> {
+    fn plan(&mut self, tables: &Tables, _networks: &Networks) -> Vec<(Key, Self::Write)> {
         let objects = tables.egress_objects.rows();
         self.first.retain(|key, _| objects.contains_key(key));
         let mut writes = Vec::new();
@@ -54,16 +55,24 @@ impl Reconciler for EgressStatus {
             }
             status.summary = EgressPolicySummary::new(&object.spec);
             if object.status.as_ref() != Some(&status) {
-                writes.push((key.clone(), status));
+                writes.push((key.clone(), (Arc::clone(object), status)));
             }
         }
         writes
     }
 
-    async fn write(context: Context, key: Key, status: EgressPolicyStatus) -> kube::Result<()> {
+    async fn write(context: Context, key: Key, (object, status): Self::Write) -> kube::Result<()> {
         let api: Api<EgressPolicy> = Api::namespaced(context.client.clone(), &key.namespace);
         let patch = Patch::Merge(serde_json::json!({"status": status}));
-        ignore_gone(api.patch_status(&key.name, &PatchParams::default(), &patch).await)
+        ignore_gone(api.patch_status(&key.name, &PatchParams::default(), &patch).await)?;
+        let before = object.status.as_ref().map_or(&[][..], |status| &status.conditions);
+        if let Some(refused) = failed(before, &status.conditions, "Accepted") {
+            let events = &context.events;
+            events
+                .warning(&*object, "PolicyRefused", "Validate", &refused.message)
+                .await;
+        }
+        Ok(())
     }
 }
 

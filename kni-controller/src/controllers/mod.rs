@@ -7,6 +7,7 @@
 mod attachments;
 mod egress_policies;
 mod extended_resources;
+mod false_interfaces;
 mod gone_blocks;
 mod gone_nodes;
 mod joins;
@@ -23,15 +24,18 @@ use kube::Client;
 use tokio::task::JoinSet;
 
 use self::reconcile::{Context, reconcile};
+use crate::{events::Events, health::Health};
 
 /// Maximum number of pods and nodes that a message names.
 const MOST_NAMED: usize = 8;
 
 /// Starts the watches and all controllers of one term, with empty tables. They end when the set is dropped.
-pub(crate) fn start(client: &Client) -> JoinSet<()> {
+pub(crate) fn start(client: &Client, health: &Health) -> JoinSet<()> {
     let context = Context {
         client: client.clone(),
         cache: ClusterCache::new(),
+        events: Events::new(client.clone()),
+        health: health.clone(),
     };
     let mut tasks = JoinSet::new();
     let mut reflectors = reflect_cluster(client, &context.cache);
@@ -44,6 +48,7 @@ pub(crate) fn start(client: &Client) -> JoinSet<()> {
     tasks.spawn(reconcile(context.clone(), egress_policies::EgressStatus::default()));
     tasks.spawn(reconcile(context.clone(), gone_nodes::GoneNodes::default()));
     tasks.spawn(reconcile(context.clone(), gone_blocks::GoneBlocks::default()));
+    tasks.spawn(reconcile(context.clone(), false_interfaces::FalseInterfaces));
     tasks.spawn(reconcile(context.clone(), taints::Taints));
     tasks.spawn(reconcile(context, extended_resources::ExtendedResources));
     tasks

@@ -60,7 +60,7 @@ impl Units {
 }
 
 /// The network's `perNodePrefix`.
-pub(super) fn prefixes(object: &PodNetwork) -> Prefixes {
+pub(crate) fn prefixes(object: &PodNetwork) -> Prefixes {
     let asked = object.spec.per_node_prefix.unwrap_or_default();
     Prefixes {
         ipv4: asked.ipv4,

@@ -14,7 +14,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use tonic::transport::Uri;
-use tower::ServiceBuilder;
+use tower::{BoxError, ServiceBuilder};
 
 use crate::namespaces::Namespaces;
 
@@ -34,8 +34,12 @@ pub async fn connect(ns: &Namespaces, kubeconfig: &str) -> Result<Client> {
     });
     let connector = config.rustls_https_connector_with_connector(connector)?;
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build::<_, Body>(connector);
-    // The certificate identifies the user; requests need no token.
-    let service = ServiceBuilder::new().layer(config.base_uri_layer()).service(http);
+    // A certificate or a token identifies the user.
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .map_err(BoxError::from)
+        .service(http);
     Ok(Client::new(service, config.default_namespace))
 }
 

@@ -11,7 +11,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{fake_kubelet::FakeKubelet, fault_proxy::FaultProxy};
+use super::{fake_kubelet::FakeKubelet, fault_proxy::FaultProxy, rights::token};
 use crate::{
     agent::{Agent, AgentOptions, KUBELET_SOCKET, Membership},
     kubelet::Kubelet,
@@ -19,8 +19,8 @@ use crate::{
     node::Node,
 };
 
-/// The group of the agents at the API server.
-pub const AGENTS: &str = "kni:agents";
+/// The service account of the agents.
+const ACCOUNT: &str = "kni-agent";
 /// The number on the fabric before that of the first node.
 const BEFORE_FIRST: usize = 10;
 const KUBECONFIG: &str = "/run/node/agent.conf";
@@ -57,7 +57,7 @@ pub struct Member {
     pub node: Node,
     /// Its name in the cluster.
     pub name: String,
-    /// The agent's user at the API server.
+    /// The agent's user in the audit log.
     pub user: String,
     /// The proxy between the agent and the API server, if the options demand one.
     pub proxy: Option<FaultProxy>,
@@ -66,16 +66,17 @@ pub struct Member {
 impl Member {
     pub(super) async fn join(
         fabric: &Fabric,
-        control: &mut ControlPlane,
+        control: &ControlPlane,
         client: &Client,
         number: usize,
         options: MemberOptions,
     ) -> Result<Self> {
         let name = format!("node{number}");
-        let user = format!("kni-agent-{name}");
+        let user = format!("system:serviceaccount:kni-system:{ACCOUNT}@{name}");
         let node = Node::on(fabric, &name, u8::try_from(BEFORE_FIRST + number)?)?;
         node.forward()?;
-        let mut kubeconfig = control.kubeconfig(&user, AGENTS)?;
+        register(client, &name, node.addresses()).await?;
+        let mut kubeconfig = control.token_kubeconfig(&token(client, ACCOUNT, Some(&name)).await?);
         let mut proxy = None;
         if options.proxied {
             let (started, redirected) = FaultProxy::start(&node, fabric.inside(), &kubeconfig).await?;
@@ -86,7 +87,6 @@ impl Member {
             fs::write(KUBECONFIG, &kubeconfig)
         })?
         .context("write the agent's kubeconfig")?;
-        register(client, &name, node.addresses()).await?;
         let agent = Agent::start(&node, agent_options(&name, options))?;
         let kubelet = FakeKubelet::start(
             client.clone(),
