@@ -305,11 +305,11 @@ async fn follow_health(inspector: Inspector, health: Health) {
     loop {
         ticks.tick().await;
         let inspector = inspector.clone();
-        // The status reads links and pins, which may take some milliseconds.
-        let status = tokio::task::spawn_blocking(move || inspector.status().ready);
-        match status.await {
+        // May read files of plugins.
+        let ready = tokio::task::spawn_blocking(move || inspector.obstacles().is_empty());
+        match ready.await {
             Ok(ready) => health.set_ready(ready).await,
-            Err(ended) => tracing::error!(%ended, "the status of the node cannot be read"),
+            Err(ended) => tracing::error!(%ended, "the readiness of the node cannot be read"),
         }
     }
 }

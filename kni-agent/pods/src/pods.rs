@@ -63,7 +63,7 @@ pub struct Pods {
 /// The owners.
 pub(crate) struct Service {
     pub(crate) registry: Arc<Registry>,
-    pub(crate) networks: NetworkRegistry,
+    pub(crate) networks: Arc<NetworkRegistry>,
     pub(crate) namespaces: Arc<NamespacePool>,
     pub(crate) sandboxes: Arc<Sandboxes>,
     journal: Arc<DeleteJournal>,
@@ -169,7 +169,7 @@ impl Pods {
         tokio::spawn(Arc::clone(&namespaces).collect_unclaimed());
         tokio::spawn(Arc::clone(&sandboxes).watch_namespaces());
         let journal = Arc::new(DeleteJournal::new(&sandboxes, cni_state_dir));
-        let networks = NetworkRegistry::new(&registry, &kernel, plugins);
+        let networks = Arc::new(NetworkRegistry::new(&registry, &kernel, plugins));
         Ok(Self {
             service: Arc::new(Service {
                 registry,

@@ -36,11 +36,12 @@ impl Pods {
         }
     }
 
-    /// Why pods cannot be attached, one sentence each; empty when they can.
+    /// Why no pod can be attached to the default network, one sentence each; empty when they can. Exhausted addresses
+    /// are no such reason.
     pub fn obstacles(&self) -> Vec<String> {
-        let plugins = self.service.networks.default_problem();
-        let plugins = plugins.map(|(network, reason)| format!("network {network}: {reason}"));
-        let mut obstacles: Vec<String> = plugins.into_iter().collect();
+        let default = self.service.networks.default_problem();
+        let default = default.map(|(network, reason)| format!("network {network}: {reason}"));
+        let mut obstacles: Vec<String> = default.into_iter().collect();
         let state = self.service.registry.lock();
         if !state.in_sync {
             obstacles.push("the agent has not applied its networks yet".to_owned());
@@ -58,9 +59,14 @@ impl Pods {
         self.service.query(sandbox)
     }
 
-    /// The networks, the default one first, then by name.
+    /// The networks, the default one first, then by name, without what their plugins report. Does not block.
     pub fn networks(&self) -> Vec<NetworkView> {
         self.service.networks.views()
+    }
+
+    /// [`Self::networks`] with the readiness and the features of their plugins. Reads the files of plugins.
+    pub fn networks_with_plugins(&self) -> Vec<NetworkView> {
+        self.service.networks.views_with_plugins()
     }
 
     /// Manifests that were refused.
