@@ -84,7 +84,13 @@ impl Cluster {
         let tables = self.cache.tables();
         let mut desired: BTreeMap<Key, PodInterface> = BTreeMap::new();
         for view in views {
-            let Some(object) = self.object_of(view, &tables, enforced.as_deref()) else {
+            let closed = self.sync.closed_endpoint(view.attachment.endpoint);
+            let not_enforced = match (&enforced, &closed) {
+                (Some(problem), _) => Some(("NotInForce", problem.as_str())),
+                (None, Some(reason)) => Some(("QuotaExceeded", reason.as_str())),
+                (None, None) => None,
+            };
+            let Some(object) = self.object_of(view, &tables, not_enforced) else {
                 continue;
             };
             let key = Key::new(&object.namespace().unwrap_or_default(), &object.name_any());
@@ -108,7 +114,12 @@ impl Cluster {
     }
 
     /// The object of an interface; `None` for pods that are not in the cluster's state, or no longer.
-    fn object_of(&self, view: &InterfaceView, tables: &Tables, not_enforced: Option<&str>) -> Option<PodInterface> {
+    fn object_of(
+        &self,
+        view: &InterfaceView,
+        tables: &Tables,
+        not_enforced: Option<NotEnforced<'_>>,
+    ) -> Option<PodInterface> {
         let InterfaceView {
             sandbox, attachment, ..
         } = view;
@@ -200,6 +211,9 @@ impl Cluster {
     }
 }
 
+/// Why the policies of an interface are not enforced: the reason of the condition, and its message.
+type NotEnforced<'a> = (&'static str, &'a str);
+
 fn without_managers(mut object: PodInterface) -> PodInterface {
     object.metadata.managed_fields = None;
     object
@@ -230,7 +244,7 @@ fn updated(known: &PodInterface, mut desired: PodInterface) -> Option<PodInterfa
     (!same).then_some(desired)
 }
 
-fn conditions(view: &InterfaceView, not_enforced: Option<&str>) -> Vec<Condition> {
+fn conditions(view: &InterfaceView, not_enforced: Option<NotEnforced<'_>>) -> Vec<Condition> {
     let healthy = view.problems.is_empty();
     let (reason, message) = if healthy {
         ("Attached", "the interface is there and its programs run".to_owned())
@@ -239,7 +253,7 @@ fn conditions(view: &InterfaceView, not_enforced: Option<&str>) -> Vec<Condition
     };
     let policy = match (view.attachment.kind.has_row(), not_enforced) {
         (true, None) => ("Enforced", "the policies that select the pod are enforced"),
-        (true, Some(problem)) => ("NotInForce", problem),
+        (true, Some(problem)) => problem,
         (false, _) => ("NoPrograms", "no policy holds at an interface of this kind"),
     };
     vec![
@@ -248,7 +262,7 @@ fn conditions(view: &InterfaceView, not_enforced: Option<&str>) -> Vec<Condition
     ]
 }
 
-fn status_of(view: &InterfaceView, not_enforced: Option<&str>) -> PodInterfaceStatus {
+fn status_of(view: &InterfaceView, not_enforced: Option<NotEnforced<'_>>) -> PodInterfaceStatus {
     let InterfaceView {
         sandbox,
         attachment,

@@ -14,6 +14,7 @@ mod peer;
 mod pods;
 mod ports;
 mod prefix;
+mod quota;
 mod row;
 mod selector;
 mod set;
@@ -33,9 +34,15 @@ use self::{
     catalog::Catalog,
     desired::{Compiler, Desired},
     pods::{Pods, Sets},
+    quota::Limiter,
     transition::Unconfirmed,
 };
-pub use self::{effective::EffectiveRule, judge::judge, selector::matches};
+pub use self::{
+    effective::EffectiveRule,
+    judge::judge,
+    quota::{Overrun, PolicyTable, Quota},
+    selector::matches,
+};
 
 /// Turns policies, namespaces and pods into the policy tables.
 ///
@@ -48,6 +55,7 @@ pub struct PolicyEngine {
     sets: Sets,
     pods: Pods,
     compiler: Compiler,
+    limiter: Limiter,
     /// The current tables.
     tables: PolicyTables,
     /// The desired tables as of the last plan.
@@ -66,6 +74,13 @@ impl PolicyEngine {
             is_stale: true,
             ..Self::default()
         }
+    }
+
+    /// Limits the rows of a namespace. Without a quota, tables have no limits.
+    #[must_use]
+    pub fn with_quota(mut self, quota: Quota) -> Self {
+        self.limiter = Limiter::new(quota);
+        self
     }
 
     /// Replaces all policies.
@@ -124,7 +139,7 @@ impl PolicyEngine {
     /// plan.
     pub fn plan(&mut self) -> Vec<PolicyStep> {
         if self.is_stale {
-            self.compiler.compile(&self.pods, &mut self.desired);
+            self.compile();
             self.is_stale = false;
         }
         let plan = transition::plan(
@@ -142,6 +157,39 @@ impl PolicyEngine {
         plan.steps
     }
 
+    /// Compiles until the tables have room for all rows and no namespace has more than its share.
+    fn compile(&mut self) {
+        self.limiter.begin(&self.pods);
+        loop {
+            let limiter = &self.limiter;
+            self.compiler
+                .compile(&self.pods, |namespace| limiter.is_closed(namespace), &mut self.desired);
+            let fits = self.limiter.check(&self.compiler, &self.desired.tables, &self.tables);
+            if fits {
+                return;
+            }
+        }
+    }
+
+    /// The namespaces whose policies exceed their quota, by name. Their pods are denied what these policies would
+    /// allow.
+    pub fn overruns(&self) -> impl Iterator<Item = &Overrun> {
+        self.limiter.overruns()
+    }
+
+    /// The endpoints that policies of such namespaces select, with their namespaces.
+    pub fn closed_endpoints(&self) -> impl Iterator<Item = (EndpointId, &str)> {
+        let selected = self.desired.tables.endpoints.iter().filter(|(_, row)| row.policy != 0);
+        let named = selected.filter_map(|(endpoint, _)| Some((*endpoint, self.pods.namespace_of(*endpoint)?)));
+        named.filter(|(_, namespace)| self.limiter.is_closed(namespace))
+    }
+
+    /// Whether the last plan left out a change for which the tables had no room beside the rows that it removed. The
+    /// next plan has it.
+    pub fn has_postponed(&self) -> bool {
+        self.is_stale
+    }
+
     /// Marks the last plan as carried out.
     pub fn confirm(&mut self) {
         self.tables.clone_from(&self.desired.tables);
@@ -150,6 +198,7 @@ impl PolicyEngine {
         self.sets
             .retain(|number| tables.endpoints.values().any(|endpoint| endpoint.policy == number));
         self.compiler.retain(tables);
+        self.is_stale |= self.limiter.resume();
     }
 
     /// The current tables: as of the last [`Self::confirm`].
@@ -181,7 +230,14 @@ impl PolicyEngine {
 
     /// Every rule enforced at an endpoint, and its default denies. Empty where no policy selects it.
     pub fn effective(&self, endpoint: EndpointId) -> Vec<EffectiveRule> {
-        let selected = self.pods.selected(endpoint).and_then(|selected| selected.set.as_ref());
+        let closed = self
+            .pods
+            .namespace_of(endpoint)
+            .is_some_and(|name| self.limiter.is_closed(name));
+        let selected = self
+            .pods
+            .selected(endpoint)
+            .and_then(|selected| selected.enforced(closed));
         let rules = selected.map(|set| effective::of_set(set, &self.desired.tables, &self.compiler.references));
         rules.unwrap_or_default()
     }

@@ -99,7 +99,14 @@ fn egress_conditions(tables: &Tables, object: &EgressPolicy, version: u64) -> Ve
     let behind = nodes.iter().filter(|(_, node)| {
         let policies = node.status.as_ref().map(|status| &status.policies);
         !policies.is_some_and(|policies| {
-            policies.programmed
+            // A namespace beyond its quota has no rules on the node.
+            let namespace = object.metadata.namespace.as_deref();
+            let is_closed = policies
+                .closed
+                .iter()
+                .any(|closed| Some(&*closed.namespace) == namespace);
+            !is_closed
+                && policies.programmed
                 && policies
                     .resource_version
                     .parse::<u64>()

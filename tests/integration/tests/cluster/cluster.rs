@@ -8,6 +8,7 @@ mod churn;
 mod exhaustion;
 mod figures;
 mod quiet;
+mod quota;
 mod reports;
 mod scene;
 mod standing;
