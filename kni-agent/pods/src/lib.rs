@@ -22,6 +22,7 @@
 
 mod background;
 mod cleanup;
+mod clock;
 mod error;
 mod interfaces;
 mod journal;

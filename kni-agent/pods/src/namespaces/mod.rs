@@ -6,7 +6,6 @@ mod unclaimed;
 use std::{
     path::{Component, Path, PathBuf},
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use kni_model::{NetnsIdentity, PodRef, SandboxId, error_chain};
@@ -15,6 +14,7 @@ use kni_store::{Change, NamespaceRecord, NamespaceUse, Removal, WarmInterface};
 
 pub(crate) use self::unclaimed::in_use;
 use crate::{
+    clock::since_boot,
     error::{AttachError, Subject},
     kernel::Kernel,
     registry::Registry,
@@ -260,9 +260,19 @@ fn removal_of(record: &NamespaceRecord, warm: &WarmInterface) -> Removal {
     }
 }
 
-/// Seconds since the Unix epoch.
+/// Seconds since the node's boot.
 fn now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
+    since_boot().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_that_of_the_kernel_since_its_boot_which_is_never_set() {
+        let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+        let seconds: u64 = uptime.split('.').next().unwrap().parse().unwrap();
+        assert!(now().abs_diff(seconds) <= 1, "{} at {seconds} s", now());
+    }
 }
