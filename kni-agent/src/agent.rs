@@ -242,13 +242,13 @@ async fn apply_networks(node: &Node, desired: DesiredNetworks) -> Result<()> {
         .map(|view| (view.network.spec.name.clone(), view.network.id))
         .collect();
     let default = networks.iter().find(|view| view.network.spec.default);
-    node.sync
-        .set_networks(numbers, default.map(|view| view.network.spec.name.clone()));
+    let default = default.map(|view| view.network.spec.name.clone());
     let specs = networks.iter().map(|view| view.network.spec.clone());
-    node.uplink
-        .set_networks(specs.map(|spec| (spec.name.clone(), spec)).collect());
+    let specs: BTreeMap<_, _> = specs.map(|spec| (spec.name.clone(), spec)).collect();
     let (sync, uplink) = (Arc::clone(&node.sync), Arc::clone(&node.uplink));
     let synced = tokio::task::spawn_blocking(move || {
+        sync.set_networks(numbers, default);
+        uplink.set_networks(specs);
         let report = sync.sync();
         // After the policies, which may request addresses.
         if let Err(error) = uplink.sync() {
