@@ -61,6 +61,10 @@ pub struct PolicyEngine {
     /// The desired tables as of the last plan.
     desired: Desired,
     unconfirmed: Unconfirmed,
+    /// The state that the last plan leads to, if the tables have no room for a direct way to the desired one.
+    interim: Option<PolicyTables>,
+    /// Whether the last plan led to such a state.
+    has_postponed: bool,
     /// Whether an input changed since the last plan.
     is_stale: bool,
 }
@@ -135,19 +139,23 @@ impl PolicyEngine {
     /// rewrites every row that it may have changed.
     ///
     /// After each step, every packet is judged as before the first step or as after the last one, for each direction
-    /// separately. The plan removes endpoints of adopted tables whose pods were not put: put all pods before the first
+    /// separately. Where [`Self::has_postponed`], it may be denied instead. The plan removes endpoints of adopted tables whose pods were not put: put all pods before the first
     /// plan.
     pub fn plan(&mut self) -> Vec<PolicyStep> {
         if self.is_stale {
             self.compile();
             self.is_stale = false;
         }
-        let plan = transition::plan(
-            &self.tables,
-            &self.desired.tables,
-            &self.desired.networks,
-            &self.unconfirmed,
-        );
+        let plan_to = |to: &PolicyTables| transition::plan(&self.tables, to, &self.desired.networks, &self.unconfirmed);
+        let mut plan = plan_to(&self.desired.tables);
+        self.interim = None;
+        if self.limiter.overflows(&self.tables, &plan.steps)
+            && let Some(interim) = transition::toward(&self.tables, &self.desired.tables)
+        {
+            plan = plan_to(&interim);
+            self.interim = Some(interim);
+        }
+        self.has_postponed = self.interim.is_some();
         for (substitute, set) in plan.substitutes {
             if let Some(content) = self.sets.contents.get(set).cloned() {
                 self.sets.contents.also(substitute, content);
@@ -164,8 +172,7 @@ impl PolicyEngine {
             let limiter = &self.limiter;
             self.compiler
                 .compile(&self.pods, |namespace| limiter.is_closed(namespace), &mut self.desired);
-            let fits = self.limiter.check(&self.compiler, &self.desired.tables, &self.tables);
-            if fits {
+            if self.limiter.check(&self.compiler, &self.desired.tables) {
                 return;
             }
         }
@@ -184,21 +191,24 @@ impl PolicyEngine {
         named.filter(|(_, namespace)| self.limiter.is_closed(namespace))
     }
 
-    /// Whether the last plan left out a change for which the tables had no room beside the rows that it removed. The
-    /// next plan has it.
+    /// Whether the last plan only made room: the tables cannot hold the new rows beside the old ones. The next plan
+    /// continues. Until then the endpoints whose rows change are denied everything.
     pub fn has_postponed(&self) -> bool {
-        self.is_stale
+        self.has_postponed
     }
 
     /// Marks the last plan as carried out.
     pub fn confirm(&mut self) {
-        self.tables.clone_from(&self.desired.tables);
         self.unconfirmed = Unconfirmed::default();
+        if let Some(interim) = self.interim.take() {
+            self.tables = interim;
+            return;
+        }
+        self.tables.clone_from(&self.desired.tables);
         let tables = &self.tables;
         self.sets
             .retain(|number| tables.endpoints.values().any(|endpoint| endpoint.policy == number));
         self.compiler.retain(tables);
-        self.is_stale |= self.limiter.resume();
     }
 
     /// The current tables: as of the last [`Self::confirm`].

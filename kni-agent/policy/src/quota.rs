@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use kni_model::{PolicyTables, policy::PolicyRef};
+use kni_model::{PolicyStep, PolicyTables, policy::PolicyRef};
 
 use self::charges::Charges;
 use super::{blocks, desired::Compiler, pods::Pods, prefix::Prefix, set::PolicySet};
@@ -128,10 +128,8 @@ pub(super) struct Limiter {
     used: BTreeMap<String, Used>,
     ranges: BTreeMap<String, Ranges>,
     closed: BTreeMap<String, Closed>,
-    /// Namespaces whose new rows wait until the last plan has removed rows.
-    postponed: BTreeSet<String>,
-    /// Rows in the tables after the last compilation.
-    totals: [usize; 3],
+    /// Namespaces that were opened since the last change of an input, because others need fewer rows.
+    opened: BTreeSet<String>,
 }
 
 /// The ranges of a namespace's policies.
@@ -160,16 +158,18 @@ impl Limiter {
 
     /// Whether the policies of a namespace are enforced without rules.
     pub(super) fn is_closed(&self, namespace: &str) -> bool {
-        self.closed.contains_key(namespace) || self.postponed.contains(namespace)
+        self.closed.contains_key(namespace)
     }
 
     pub(super) fn overruns(&self) -> impl Iterator<Item = &Overrun> {
         self.closed.values().map(|closed| &closed.overrun)
     }
 
-    /// Ends the postponement of rows; returns whether there were any.
-    pub(super) fn resume(&mut self) -> bool {
-        !std::mem::take(&mut self.postponed).is_empty()
+    /// Whether the tables have no room for the new rows of these steps beside the current ones.
+    pub(super) fn overflows(&self, current: &PolicyTables, steps: &[PolicyStep]) -> bool {
+        charges::peak(current, steps)
+            .into_iter()
+            .any(|rows| rows > self.quota.capacity)
     }
 
     /// Closes the namespaces whose ranges alone exceed the quota, before they are compiled, and opens those that may
@@ -181,13 +181,9 @@ impl Limiter {
         self.used = used(pods);
         let used = &self.used;
         self.ranges.retain(|namespace, _| used.contains_key(namespace));
-        let (usable, totals) = (self.quota.usable(), self.totals);
-        self.closed.retain(|namespace, closed| {
-            let same = used.get(namespace).is_some_and(|sets| sets.keys().eq(&closed.sets));
-            let total = closed.overrun.table.of(totals);
-            let fits = closed.overrun.share.is_none() && total.saturating_add(closed.overrun.rows) <= usable;
-            same && !fits
-        });
+        self.opened.clear();
+        self.closed
+            .retain(|namespace, closed| used.get(namespace).is_some_and(|sets| sets.keys().eq(&closed.sets)));
         let mut exceeding = Vec::new();
         for (namespace, sets) in used {
             let known = self.ranges.get(namespace);
@@ -211,12 +207,13 @@ impl Limiter {
         }
     }
 
-    /// Whether the compiled tables fit. If not, another namespace is closed, and they must be compiled again.
-    pub(super) fn check(&mut self, compiler: &Compiler, desired: &PolicyTables, current: &PolicyTables) -> bool {
+    /// Whether the compiled tables fit. If not, another namespace is closed; if there is room for one that was closed,
+    /// that one is opened. Then they must be compiled again.
+    pub(super) fn check(&mut self, compiler: &Compiler, desired: &PolicyTables) -> bool {
         if self.quota == Quota::default() {
             return true;
         }
-        self.totals = charges::totals(desired);
+        let totals = charges::totals(desired);
         let charges = Charges {
             used: &self.used,
             compiler,
@@ -225,7 +222,7 @@ impl Limiter {
         let above = |limit: usize| {
             PolicyTable::ALL
                 .into_iter()
-                .zip(self.totals)
+                .zip(totals)
                 .filter(move |(_, n)| *n > limit)
         };
         for (table, _) in above(self.quota.share) {
@@ -239,23 +236,26 @@ impl Limiter {
             }
         }
         for (table, _) in above(self.quota.usable()) {
-            let caused = charges.caused(table, &self.ranges_of(table), |_| true);
+            let caused = charges.caused(table, &self.ranges_of(table));
             if let Some((namespace, rows)) = self.largest(caused) {
                 self.close(&namespace, table, rows, None);
                 return false;
             }
         }
-        for table in PolicyTable::ALL {
-            let new = charges::new_rows(table, desired, current);
-            let there = table.of(charges::totals(current));
-            if there.saturating_add(new) <= self.quota.capacity - self.quota.capacity / 32 {
-                continue;
-            }
-            let caused = charges.caused(table, &BTreeMap::new(), |key| !current.policy.contains_key(key));
-            if let Some((namespace, _)) = self.largest(caused) {
-                self.postponed.insert(namespace);
-                return false;
-            }
+        // At most once each: what a namespace needs is estimated from the rows at the time of its closing.
+        let usable = self.quota.usable();
+        let fits = |closed: &Closed| {
+            let overrun = &closed.overrun;
+            overrun.share.is_none() && overrun.table.of(totals).saturating_add(overrun.rows) <= usable
+        };
+        let open = self
+            .closed
+            .iter()
+            .find(|(name, closed)| fits(closed) && !self.opened.contains(*name));
+        if let Some(name) = open.map(|(name, _)| name.clone()) {
+            self.closed.remove(&name);
+            self.opened.insert(name);
+            return false;
         }
         true
     }

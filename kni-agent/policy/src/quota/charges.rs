@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use kni_common::policy::{PORTS_ALL, PolicyKey};
-use kni_model::PolicyTables;
+use kni_common::policy::PORTS_ALL;
+use kni_model::{PolicyStep, PolicyTables};
 
 use super::{PolicyTable, Used};
 use crate::desired::Compiler;
@@ -40,21 +40,21 @@ impl<'a> Charges<'a> {
                 }
                 named(own)
             }
-            PolicyTable::Ports => self.ports(&of_set, |_| true),
+            PolicyTable::Ports => self.ports(&of_set),
             // The ranges of a namespace are known before they are compiled.
             PolicyTable::Identities => Rows::new(),
         }
     }
 
     /// Rows that exist because of each namespace: a row about a part of a range counts for the namespaces that name
-    /// this part. `ranges`: prefixes that a namespace needs at least; `counted`: which rows of `POLICY` count.
-    pub(super) fn caused(&self, table: PolicyTable, ranges: &Rows, counted: impl Fn(&PolicyKey) -> bool) -> Rows {
+    /// this part. `ranges`: rows that the ranges of a namespace need at least.
+    pub(super) fn caused(&self, table: PolicyTable, ranges: &Rows) -> Rows {
         let of_set = self.namespaces();
         match table {
             PolicyTable::Policy => {
                 let mut caused: BTreeMap<&str, usize> = BTreeMap::new();
                 let mut narrowest = HashMap::new();
-                for key in self.desired.policy.keys().filter(|key| counted(key)) {
+                for key in self.desired.policy.keys() {
                     let owners = narrowest
                         .entry(key.identity)
                         .or_insert_with(|| self.owners(key.identity, &of_set));
@@ -65,7 +65,7 @@ impl<'a> Charges<'a> {
                 }
                 named(caused)
             }
-            PolicyTable::Ports => self.ports(&of_set, counted),
+            PolicyTable::Ports => self.ports(&of_set),
             PolicyTable::Identities => {
                 let mut caused: BTreeMap<&str, usize> = BTreeMap::new();
                 for identity in self.desired.identities.values() {
@@ -97,12 +97,12 @@ impl<'a> Charges<'a> {
         sets.filter_map(|set| of_set.get(set).copied()).collect()
     }
 
-    fn ports(&self, of_set: &HashMap<u32, &'a str>, counted: impl Fn(&PolicyKey) -> bool) -> Rows {
+    fn ports(&self, of_set: &HashMap<u32, &'a str>) -> Rows {
         let mut sizes: BTreeMap<u32, usize> = BTreeMap::new();
         for key in self.desired.ports.keys() {
             *sizes.entry(u32::from_be_bytes(key.data.ports)).or_default() += 1;
         }
-        let rows = self.desired.policy.iter().filter(|(key, _)| counted(key));
+        let rows = self.desired.policy.iter();
         let used: BTreeSet<(&str, u32)> = rows
             .filter(|(_, row)| row.ports > PORTS_ALL)
             .filter_map(|(key, row)| Some((*of_set.get(&key.set)?, row.ports)))
@@ -120,17 +120,25 @@ pub(super) fn totals(tables: &PolicyTables) -> [usize; 3] {
     [tables.policy.len(), tables.ports.len(), tables.identities.len()]
 }
 
-/// The number of rows that are desired and not there yet.
-pub(super) fn new_rows(table: PolicyTable, desired: &PolicyTables, current: &PolicyTables) -> usize {
-    match table {
-        PolicyTable::Policy => missing(desired.policy.keys(), |key| current.policy.contains_key(key)),
-        PolicyTable::Ports => missing(desired.ports.keys(), |key| current.ports.contains_key(key)),
-        PolicyTable::Identities => missing(desired.identities.keys(), |key| current.identities.contains_key(key)),
+/// The numbers of rows after all new rows of these steps were written, and before any is removed.
+pub(super) fn peak(current: &PolicyTables, steps: &[PolicyStep]) -> [usize; 3] {
+    let [mut policy, mut ports, mut identities] = totals(current);
+    for step in steps {
+        match step {
+            PolicyStep::PutPolicy(rows) => policy += missing(rows, |key| current.policy.contains_key(key)),
+            PolicyStep::PutPorts(rows) => ports += missing(rows, |key| current.ports.contains_key(key)),
+            PolicyStep::PutIdentities(rows) => identities += missing(rows, |key| current.identities.contains_key(key)),
+            PolicyStep::Enforce(_)
+            | PolicyStep::RemoveIdentities(_)
+            | PolicyStep::RemovePolicy(_)
+            | PolicyStep::RemovePorts(_) => {}
+        }
     }
+    [policy, ports, identities]
 }
 
-fn missing<'k, K: 'k>(keys: impl Iterator<Item = &'k K>, known: impl Fn(&K) -> bool) -> usize {
-    keys.filter(|key| !known(key)).count()
+fn missing<K, V>(rows: &[(K, V)], known: impl Fn(&K) -> bool) -> usize {
+    rows.iter().filter(|(key, _)| !known(key)).count()
 }
 
 fn named(rows: BTreeMap<&str, usize>) -> Rows {
