@@ -102,9 +102,19 @@ fn reasons(machine: &mut Machine) -> Result<()> {
         next = node.kubectl(&["get", "pod", "next", "-o", scheduled])?;
         let events = ["get", "events", "--field-selector", "involvedObject.name=late"];
         late = node.kubectl(&[&events[..], &["-o", "jsonpath={.items[*].message}"]].concat())?;
-        Ok(next.contains("kni.dev/addresses-exhausted") && late.contains("network small has no free IPv4"))
+        Ok(next.contains("untolerated taint") && late.contains("network small has no free IPv4"))
     })?;
-    println!("next is Pending: {next}\nlate is Pending: {late}");
+    // The scheduler does not name the taint, but the node has no other one.
+    let keys = ["get", "node", LocalNode::NAME, "-o", "jsonpath={.spec.taints[*].key}"];
+    let keys = machine.local.kubectl(&keys)?;
+    ensure!(keys == "kni.dev/addresses-exhausted", "taints {keys}");
+    let available = "jsonpath={.status.conditions[?(@.type==\"AddressesAvailable\")]['status','message']}";
+    let mut condition = String::new();
+    wait_until(machine, "the network reports it", |node| {
+        condition = node.kubectl(&["get", "podnetwork", "small", "-o", available])?;
+        Ok(condition.starts_with("False"))
+    })?;
+    println!("next is Pending: {next}\nlate is Pending: {late}\nPodNetwork small, AddressesAvailable: {condition}");
     Ok(())
 }
 
