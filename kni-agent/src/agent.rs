@@ -152,7 +152,7 @@ async fn start(
         .then(|| dataplane.count_program_runs())
         .transpose();
     let counting = counting.context("counting the runs of programs")?.map(Arc::new);
-    let sync = Enforcer::new(Arc::clone(&dataplane), settings::place(args));
+    let sync = Enforcer::new(Arc::clone(&dataplane), settings::place(args), settings::quota(args));
     let sync = Arc::new(sync.context("reading the tables of policies and services")?);
     if let ObjectSource::Manifests(manifests, _) = source {
         set_objects(&sync, manifests);
@@ -296,13 +296,13 @@ async fn apply_networks(node: &Node, desired: DesiredNetworks) -> Result<()> {
         .map(|view| (view.network.spec.name.clone(), view.network.id))
         .collect();
     let default = networks.iter().find(|view| view.network.spec.default);
-    node.sync
-        .set_networks(numbers, default.map(|view| view.network.spec.name.clone()));
+    let default = default.map(|view| view.network.spec.name.clone());
     let specs = networks.iter().map(|view| view.network.spec.clone());
-    node.uplink
-        .set_networks(specs.map(|spec| (spec.name.clone(), spec)).collect());
+    let specs: BTreeMap<_, _> = specs.map(|spec| (spec.name.clone(), spec)).collect();
     let (sync, uplink) = (Arc::clone(&node.sync), Arc::clone(&node.uplink));
     let synced = tokio::task::spawn_blocking(move || {
+        sync.set_networks(numbers, default);
+        uplink.set_networks(specs);
         let report = sync.sync();
         // After the policies, which may request addresses.
         if let Err(error) = uplink.sync() {
@@ -366,11 +366,11 @@ async fn follow_health(inspector: Inspector, health: Health) {
     loop {
         kni_tasks::waiting(ticks.tick()).await;
         let inspector = inspector.clone();
-        // The status reads links and pins, which may take some milliseconds.
-        let status = tokio::task::spawn_blocking(move || inspector.status().ready);
-        match status.await {
+        // May read files of plugins.
+        let ready = tokio::task::spawn_blocking(move || inspector.obstacles().is_empty());
+        match ready.await {
             Ok(ready) => health.set_ready(ready).await,
-            Err(ended) => tracing::error!(%ended, "the status of the node cannot be read"),
+            Err(ended) => tracing::error!(%ended, "the readiness of the node cannot be read"),
         }
     }
 }

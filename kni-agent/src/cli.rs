@@ -164,10 +164,15 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub flows: FlowArgs,
     /// Size of each policy table: policy sets, port sets and peers. Pods that the same policies select share rows; the
-    /// default suffices for a thousand policies with as many different peers. If a table is full, new pods are refused.
+    /// default suffices for a thousand policies with as many different peers.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_POLICY_ROWS,
         value_parser = clap::value_parser!(u32).range(64..=4_194_304))]
     pub max_policy_rows: u32,
+    /// Rows of each policy table that the policies of one namespace may need; by default an eighth of the table. The
+    /// policies of a namespace that needs more allow nothing to the pods that they select; other namespaces are not
+    /// affected.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(8..=4_194_304))]
+    pub max_policy_rows_per_namespace: Option<u32>,
     /// Maximum number of service ports, by virtual address; the limit for endpoints is four times as large.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_SERVICES,
         value_parser = clap::value_parser!(u32).range(16..=1_048_576))]

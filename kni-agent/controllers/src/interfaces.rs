@@ -96,7 +96,13 @@ impl Cluster {
         let tables = self.cache.tables();
         let mut desired: BTreeMap<Key, PodInterface> = BTreeMap::new();
         for view in views {
-            let Some(mut object) = self.object_of(view, &tables, enforced.as_deref()) else {
+            let closed = self.sync.closed_endpoint(view.attachment.endpoint);
+            let not_enforced = match (&enforced, &closed) {
+                (Some(problem), _) => Some(("NotInForce", problem.as_str())),
+                (None, Some(reason)) => Some(("QuotaExceeded", reason.as_str())),
+                (None, None) => None,
+            };
+            let Some(mut object) = self.object_of(view, &tables, not_enforced) else {
                 continue;
             };
             let right = lost.get(&(view.sandbox.id.clone(), view.attachment.ifname.clone()));
@@ -135,7 +141,12 @@ impl Cluster {
     }
 
     /// The object of an interface; `None` for pods that are not in the cluster's state, or no longer.
-    fn object_of(&self, view: &InterfaceView, tables: &Tables, not_enforced: Option<&str>) -> Option<PodInterface> {
+    fn object_of(
+        &self,
+        view: &InterfaceView,
+        tables: &Tables,
+        not_enforced: Option<NotEnforced<'_>>,
+    ) -> Option<PodInterface> {
         let InterfaceView {
             sandbox, attachment, ..
         } = view;
@@ -234,6 +245,9 @@ impl Cluster {
     }
 }
 
+/// Why the policies of an interface are not enforced: the reason of the condition, and its message.
+type NotEnforced<'a> = (&'static str, &'a str);
+
 fn without_managers(mut object: PodInterface) -> PodInterface {
     object.metadata.managed_fields = None;
     object
@@ -264,7 +278,7 @@ fn updated(known: &PodInterface, mut desired: PodInterface) -> Option<PodInterfa
     (!same).then_some(desired)
 }
 
-fn conditions(view: &InterfaceView, not_enforced: Option<&str>) -> Vec<Condition> {
+fn conditions(view: &InterfaceView, not_enforced: Option<NotEnforced<'_>>) -> Vec<Condition> {
     let healthy = view.problems.is_empty();
     let (reason, message) = if healthy {
         ("Attached", "the interface is there and its programs run".to_owned())
@@ -273,7 +287,7 @@ fn conditions(view: &InterfaceView, not_enforced: Option<&str>) -> Vec<Condition
     };
     let policy = match (view.attachment.kind.has_row(), not_enforced) {
         (true, None) => ("Enforced", "the policies that select the pod are enforced"),
-        (true, Some(problem)) => ("NotInForce", problem),
+        (true, Some(problem)) => problem,
         (false, _) => ("NoPrograms", "no policy holds at an interface of this kind"),
     };
     vec![
@@ -292,7 +306,7 @@ fn authorized(lost: Option<&LostRight>) -> Condition {
     }
 }
 
-fn status_of(view: &InterfaceView, not_enforced: Option<&str>) -> PodInterfaceStatus {
+fn status_of(view: &InterfaceView, not_enforced: Option<NotEnforced<'_>>) -> PodInterfaceStatus {
     let InterfaceView {
         sandbox,
         attachment,

@@ -9,7 +9,7 @@ use std::{
 
 use kni_api::{
     Condition, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus, NodeNetworkSummary,
-    node_network::{NodeNetworkEntry, PolicySummary, RefusedPolicy},
+    node_network::{ClosedNamespace, NodeNetworkEntry, PolicySummary, RefusedPolicy},
     set_condition,
 };
 use kni_model::view::{NetworkView, StatusView};
@@ -27,7 +27,7 @@ use kni_cluster::{Key, Tables, needs_block};
 const ROUND: Duration = Duration::from_secs(1);
 /// Changes that arrive within this time are written together.
 const GATHER: Duration = Duration::from_millis(100);
-/// Maximum number of refused policies that are listed.
+/// Maximum number of refused policies, and of namespaces beyond their quota, that are listed.
 const MOST_REFUSED: usize = 64;
 
 /// The last written status of the node.
@@ -58,10 +58,10 @@ impl Cluster {
             })
             .await;
             let inspector = self.inspector.clone();
-            let Ok(status) = tokio::task::spawn_blocking(move || inspector.status()).await else {
+            let read = tokio::task::spawn_blocking(move || (inspector.status(), inspector.networks()));
+            let Ok((status, views)) = read.await else {
                 continue;
             };
-            let views = self.attacher.networks();
             if let Err(error) = self.write_node_network(&status, &views).await {
                 // The next round retries.
                 tracing::debug!(%error, "cannot write the status of the node");
@@ -145,18 +145,20 @@ impl Cluster {
         } else {
             sources.iter().map(ToString::to_string).collect()
         };
+        let networks: Vec<NodeNetworkEntry> = views.iter().map(|view| self.entry(tables, view)).collect();
         let mut status = NodeNetworkStatus {
             conditions: vec![
                 Condition::now("Ready", agent.ready, ready.0, &ready.1, None),
                 degraded,
                 conflict,
                 state_lost(agent),
+                addresses_available(&networks),
             ],
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             tunnel_endpoints: addresses,
             features: features(agent),
             network_names: views.iter().map(|view| view.network.spec.name.to_string()).collect(),
-            networks: views.iter().map(|view| self.entry(tables, view)).collect(),
+            networks,
             policies: self.policy_summary(tables),
             interfaces: agent.attachments.into(),
             summary: NodeNetworkSummary::default(),
@@ -225,6 +227,7 @@ impl Cluster {
         }
         refused.truncate(MOST_REFUSED);
         let versions = self.policy_versions();
+        let closed = self.sync.closed_namespaces().into_iter().take(MOST_REFUSED);
         PolicySummary {
             known,
             programmed: self.sync.policy_problem().is_none(),
@@ -232,6 +235,9 @@ impl Cluster {
             resource_version: versions.egress.to_string(),
             resource_versions: versions.by_kind(),
             refused,
+            closed: closed
+                .map(|(namespace, reason)| ClosedNamespace { namespace, reason })
+                .collect(),
         }
     }
 
@@ -269,6 +275,21 @@ impl Cluster {
         let has = |ipv4: bool| spec.subnets.iter().any(|net| net.addr().is_ipv4() == ipv4);
         let least = [true, false].into_iter().filter(|ipv4| has(*ipv4)).map(room).min();
         used.saturating_add(least.map_or(0, saturate))
+    }
+}
+
+/// Whether every network has an address for another pod. Those that have none are named: new pods of theirs wait.
+fn addresses_available(networks: &[NodeNetworkEntry]) -> Condition {
+    let full = networks.iter().filter(|entry| entry.exhausted);
+    let full: Vec<String> = full
+        .map(|entry| format!("{} (0 of {} free)", entry.name, entry.capacity))
+        .collect();
+    if full.is_empty() {
+        let message = "every network has a free address, or can get an address block";
+        Condition::now("AddressesAvailable", true, "Available", message, None)
+    } else {
+        let message = format!("no address is left in network {}", full.join(", "));
+        Condition::now("AddressesAvailable", false, "Exhausted", &message, None)
     }
 }
 

@@ -66,11 +66,11 @@ pub enum ErrorKind {
     #[error("network namespace {} does not exist", .0.display())]
     NetnsNotFound(PathBuf),
     /// A network has no address left.
-    #[error("network {network}: {reason}")]
+    #[error("{reason}")]
     AddressesExhausted {
         /// The network.
         network: NetworkName,
-        /// The exhausted address family.
+        /// The network, the exhausted address family and its figures.
         reason: String,
     },
     /// A requested address is not available.

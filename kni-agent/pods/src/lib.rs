@@ -24,6 +24,7 @@
 mod alias;
 mod background;
 mod cleanup;
+mod clock;
 mod error;
 mod interfaces;
 mod journal;

@@ -73,7 +73,7 @@ pub struct Pods {
 /// The owners.
 pub(crate) struct Service {
     pub(crate) registry: Arc<Registry>,
-    pub(crate) networks: NetworkRegistry,
+    pub(crate) networks: Arc<NetworkRegistry>,
     pub(crate) namespaces: Arc<NamespacePool>,
     pub(crate) sandboxes: Arc<Sandboxes>,
     journal: Arc<DeleteJournal>,
@@ -184,7 +184,7 @@ impl Pods {
         let repair = Arc::new(Repair::new(&registry, &kernel, &sandboxes, uplink));
         start_tasks(&tasks, &registry, &sandboxes, &namespaces, &repair, reaper);
         let journal = Arc::new(DeleteJournal::new(&sandboxes, cni_state_dir));
-        let networks = NetworkRegistry::new(&registry, &kernel, plugins);
+        let networks = Arc::new(NetworkRegistry::new(&registry, &kernel, plugins));
         Ok(Self {
             service: Arc::new(Service {
                 registry,

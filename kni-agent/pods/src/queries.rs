@@ -36,11 +36,12 @@ impl Pods {
         }
     }
 
-    /// Why pods cannot be attached, one sentence each; empty when they can.
+    /// Why no pod can be attached to the default network, one sentence each; empty when they can. Exhausted addresses
+    /// are no such reason.
     pub fn obstacles(&self) -> Vec<String> {
-        let plugins = self.service.networks.default_problem();
-        let plugins = plugins.map(|(network, reason)| format!("network {network}: {reason}"));
-        let mut obstacles: Vec<String> = plugins.into_iter().collect();
+        let default = self.service.networks.default_problem();
+        let default = default.map(|(network, reason)| format!("network {network}: {reason}"));
+        let mut obstacles: Vec<String> = default.into_iter().collect();
         let unwritable = self.service.registry.store_problem();
         obstacles.extend(unwritable.map(|reason| format!("state cannot be written: {reason}")));
         let state = self.service.registry.lock();
@@ -80,7 +81,7 @@ impl Pods {
         self.service.query(sandbox)
     }
 
-    /// The networks, the default one first, then by name.
+    /// The networks, the default one first, then by name, without what their plugins report. Does not block.
     pub fn networks(&self) -> Vec<NetworkView> {
         self.service.networks.views()
     }
@@ -88,6 +89,11 @@ impl Pods {
     /// Every leased address, by network, including those of attachments that are being made or removed.
     pub fn leases(&self) -> BTreeMap<NetworkName, Vec<IpAddr>> {
         self.service.registry.lock().ipam.leases()
+    }
+
+    /// [`Self::networks`] with the readiness and the features of their plugins. Reads the files of plugins.
+    pub fn networks_with_plugins(&self) -> Vec<NetworkView> {
+        self.service.networks.views_with_plugins()
     }
 
     /// Manifests that were refused.

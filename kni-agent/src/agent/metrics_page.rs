@@ -18,11 +18,11 @@ pub(super) async fn serve(address: SocketAddr, node: Node) {
     tracing::info!(%address, "serving metrics");
     let inspector = node.inspector.clone();
     let readiness: Probe = Arc::new(move || {
-        let status = inspector.status();
-        if status.ready {
+        let obstacles = inspector.obstacles();
+        if obstacles.is_empty() {
             Ok(())
         } else {
-            Err(status.reasons.join("; "))
+            Err(obstacles.join("; "))
         }
     });
     let tasks = node.tasks.clone();

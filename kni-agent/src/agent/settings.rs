@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use kni_dataplane::{DataplaneOptions, FlowLifetimes, NodeConfig, XdpChoice};
+use kni_enforcement::Quota;
 use kni_model::service::NodePlace;
 use kni_plugins::{PluginOptions, Plugins};
 use kni_reflectors::RequestLimits;
@@ -26,6 +27,15 @@ pub(super) fn dataplane_options(args: &ServeArgs) -> Result<DataplaneOptions> {
         max_services: args.max_services,
         hook: args.hook.into(),
     })
+}
+
+/// The rows of the policy tables, and those of one namespace.
+pub(super) fn quota(args: &ServeArgs) -> Quota {
+    let rows = |rows: u32| usize::try_from(rows).unwrap_or(usize::MAX);
+    Quota {
+        capacity: rows(args.max_policy_rows),
+        share: rows(args.max_policy_rows_per_namespace.unwrap_or(args.max_policy_rows / 8)),
+    }
 }
 
 pub(super) fn node_config(args: &ServeArgs) -> NodeConfig {

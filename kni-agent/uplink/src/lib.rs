@@ -73,7 +73,13 @@ pub struct Uplink {
     /// long.
     syncing: Mutex<()>,
     state: Mutex<State>,
+    /// Detached pods that `state` still has: detaching a pod does not wait for a change that is being carried out.
+    departed: Mutex<Vec<SandboxId>>,
+    /// The last answers of [`Self::problem`] and [`Self::view`], for the time in which `state` is held.
+    last: Mutex<(Option<String>, UplinkView)>,
     wake: Notify,
+    /// Pods were detached.
+    gone: Notify,
 }
 
 #[derive(Default)]
@@ -89,6 +95,8 @@ struct State {
     /// Connected subnets that were already logged as an exception from the bogon filter.
     logged: Vec<IpNet>,
     host_ports: usize,
+    /// Whether a detached pod left something behind that the next sync removes.
+    is_stale: bool,
 }
 
 impl State {
@@ -126,14 +134,23 @@ impl Uplink {
                 record,
                 ..State::default()
             }),
+            departed: Mutex::default(),
+            last: Mutex::default(),
             wake: Notify::new(),
+            gone: Notify::new(),
         };
         Ok((Arc::new(uplink), changes))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic while it was held is a bug; the next sync starts from the state of the kernel.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut state = lock(&self.state);
+        for sandbox in std::mem::take(&mut *lock(&self.departed)) {
+            let gone = state.pods.remove(&sandbox);
+            // Most pods have no host ports and no dedicated addresses.
+            let had_ports = gone.is_some_and(|known| has_host_port(&known.mappings));
+            state.is_stale |= had_ports || !state.record.addresses.is_empty();
+        }
+        state
     }
 
     /// Applies the egress of a pod, before its traffic begins. Until all inputs are known the pod is only recorded.
@@ -172,16 +189,10 @@ impl Uplink {
         Ok(())
     }
 
-    /// Removes a pod: its rows were removed with its endpoints, the rest is removed in the background. Waits for a change
-    /// that is being carried out, which may take as long as the kernel's answers.
+    /// Removes a pod: its rows were removed with its endpoints, the rest is removed in the background. Does not block.
     pub fn leave(&self, sandbox: &SandboxId) {
-        let mut state = self.state();
-        let gone = state.pods.remove(sandbox);
-        let had_ports = gone.is_some_and(|known| has_host_port(&known.mappings));
-        // Most pods have no host ports and no dedicated addresses.
-        if had_ports || !state.record.addresses.is_empty() {
-            self.wake.notify_one();
-        }
+        lock(&self.departed).push(sandbox.clone());
+        self.gone.notify_one();
     }
 
     /// Replaces the networks. [`Self::sync`] applies them. Waits for a change that is being carried out.
@@ -191,7 +202,7 @@ impl Uplink {
 
     /// Reads the node's network again and applies the whole desired state.
     pub fn sync(&self) -> Result<(), UplinkError> {
-        let _one_at_a_time = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock(&self.syncing);
         let (mut state, node) = loop {
             let ours = self.state().record.addresses.clone();
             let node = self.read_node(&ours);
@@ -201,6 +212,7 @@ impl Uplink {
                 break (state, node);
             }
         };
+        state.is_stale = false;
         let done = node.and_then(|node| self.carry_out(&mut state, node));
         let problem = done.as_ref().err().map(ToString::to_string);
         if state.problem != problem {
@@ -218,7 +230,9 @@ impl Uplink {
     pub async fn keep(self: Arc<Self>, mut changes: Changes) {
         let mut pause = SHORTEST_PAUSE;
         loop {
-            let failed = self.state().problem.is_some();
+            let asked = Arc::clone(&self);
+            let failed = tokio::task::spawn_blocking(move || asked.state().problem.is_some());
+            let failed = failed.await.unwrap_or(true);
             let retry = async {
                 if failed {
                     tokio::time::sleep(pause).await;
@@ -226,14 +240,23 @@ impl Uplink {
                     std::future::pending::<()>().await;
                 }
             };
-            kni_tasks::waiting(async {
+            let due = kni_tasks::waiting(async {
                 tokio::select! {
-                    () = changes.changed() => {}
-                    () = self.wake.notified() => {}
-                    () = retry => {}
+                    () = changes.changed() => true,
+                    () = self.wake.notified() => true,
+                    () = self.gone.notified() => {
+                        let asked = Arc::clone(&self);
+                        let stale = tokio::task::spawn_blocking(move || asked.state().is_stale);
+                        // While a retry is due, its pause must not begin anew with each pod.
+                        stale.await.unwrap_or(true) || failed
+                    }
+                    () = retry => true,
                 }
             })
             .await;
+            if !due {
+                continue;
+            }
             tokio::time::sleep(DEBOUNCE).await;
             let uplink = Arc::clone(&self);
             let synced = tokio::task::spawn_blocking(move || uplink.sync()).await;
@@ -261,9 +284,17 @@ impl Uplink {
         }
     }
 
-    /// The current problem, if there is one.
+    /// The current problem, if there is one; while a change is being carried out, that before it. Does not wait for it.
     pub fn problem(&self) -> Option<String> {
-        let state = self.state();
+        let Ok(state) = self.state.try_lock() else {
+            return lock(&self.last).0.clone();
+        };
+        let problem = self.problem_of(state);
+        lock(&self.last).0.clone_from(&problem);
+        problem
+    }
+
+    fn problem_of(&self, state: MutexGuard<'_, State>) -> Option<String> {
         if let Some(reason) = &state.problem {
             return Some(format!("egress of the node is not applied: {reason}"));
         }
@@ -278,9 +309,17 @@ impl Uplink {
         (!problems.is_empty()).then(|| problems.join("; "))
     }
 
-    /// The state of the uplink for operators.
+    /// The state of the uplink for operators; while a change is being carried out, that before it. Does not wait for it.
     pub fn view(&self) -> UplinkView {
-        let state = self.state();
+        let Ok(state) = self.state.try_lock() else {
+            return lock(&self.last).1.clone();
+        };
+        let view = self.view_of(state);
+        lock(&self.last).1.clone_from(&view);
+        view
+    }
+
+    fn view_of(&self, state: MutexGuard<'_, State>) -> UplinkView {
         let Some(uplink) = state.node.uplink.clone() else {
             return UplinkView::default();
         };
@@ -303,6 +342,11 @@ impl Uplink {
             host_ports,
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic while it was held is a bug; the next sync starts from the state of the kernel.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn has_host_port(mappings: &[PortMapping]) -> bool {

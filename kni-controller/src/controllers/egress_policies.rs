@@ -136,7 +136,10 @@ fn is_enforced(node: &PolicySummary, object: &EgressPolicy, version: u64) -> boo
             && Some(&refused.namespace) == object.metadata.namespace.as_ref()
             && Some(&refused.name) == object.metadata.name.as_ref()
     });
-    node.programmed && !refused && seen.parse::<u64>().is_ok_and(|seen| seen >= version)
+    // A namespace beyond its quota has no rules on the node.
+    let namespace = object.metadata.namespace.as_deref();
+    let closed = node.closed.iter().any(|closed| Some(&*closed.namespace) == namespace);
+    node.programmed && !refused && !closed && seen.parse::<u64>().is_ok_and(|seen| seen >= version)
 }
 
 #[cfg(test)]

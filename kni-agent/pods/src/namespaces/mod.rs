@@ -6,7 +6,6 @@ mod unclaimed;
 use std::{
     path::{Component, Path, PathBuf},
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use kni_model::{NetnsIdentity, PodRef, SandboxId, error_chain};
@@ -20,6 +19,7 @@ pub(crate) const RECOVERED_PREFIX: &str = "recovered-";
 /// Beginning of the names of namespaces.
 const NAME_PREFIX: &str = "kni-";
 use crate::{
+    clock::since_boot,
     error::{AttachError, Subject},
     kernel::Kernel,
     registry::Registry,
@@ -285,9 +285,19 @@ pub(crate) fn is_own_path(path: &Path) -> bool {
     number.len() == 16 && number.chars().all(|c| c.is_ascii_hexdigit()) && !path.starts_with("/proc")
 }
 
-/// Seconds since the Unix epoch.
+/// Seconds since the node's boot.
 pub(crate) fn now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
+    since_boot().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_that_of_the_kernel_since_its_boot_which_is_never_set() {
+        let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+        let seconds: u64 = uptime.split('.').next().unwrap().parse().unwrap();
+        assert!(now().abs_diff(seconds) <= 1, "{} at {seconds} s", now());
+    }
 }

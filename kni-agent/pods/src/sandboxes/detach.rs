@@ -62,7 +62,7 @@ impl Sandboxes {
             problems.extend(self.interfaces.dismantle(sandbox, attachment).await.err());
         }
         // Its rows are withdrawn; where withdrawing failed, its policies stay in the kernel unchanged.
-        self.gate.leave(&sandbox.id).await;
+        self.gate.leave(&sandbox.id);
         if problems.is_empty() {
             return self.remove(sandbox);
         }

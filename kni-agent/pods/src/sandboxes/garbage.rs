@@ -8,10 +8,9 @@ use std::{
 
 use kni_model::{CniAttachment, Phase, Sandbox, SandboxId};
 use kni_netlink as netlink;
-use nix::time::{ClockId, clock_gettime};
 
 use super::Sandboxes;
-use crate::{error::AttachError, namespaces};
+use crate::{clock::since_boot, error::AttachError, namespaces};
 
 /// How often namespaces are checked.
 const ROUND: Duration = Duration::from_secs(5);
@@ -140,8 +139,7 @@ fn has_its_path(sandbox: &Sandbox) -> bool {
     netlink::netns::identity(&sandbox.netns).is_ok_and(|found| found == sandbox.netns_identity)
 }
 
-/// Nanoseconds since the node's boot, including suspend; all processes of the node share this clock.
+/// Nanoseconds since the node's boot.
 pub(super) fn since_boot_ns() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from);
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+    u64::try_from(since_boot().as_nanos()).unwrap_or(u64::MAX)
 }

@@ -11,6 +11,7 @@ mod exhaustion;
 mod faults;
 mod figures;
 mod quiet;
+mod quota;
 mod reports;
 mod rights;
 pub(crate) mod scene;
