@@ -3,13 +3,19 @@
 
 mod clean_up;
 mod cluster;
+mod faults;
 mod metrics_page;
 mod names;
+mod record_copy;
 mod settings;
 mod source;
 mod uninstall;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail};
 pub use clean_up::clean_up;
@@ -21,18 +27,23 @@ use kni_flows::Flows;
 use kni_grpc::{self as grpc, Health, Sockets};
 use kni_inspect::Inspector;
 use kni_manifests::{ManifestSet, ManifestSource};
-use kni_model::view::{DesiredNetworks, RefusedManifest};
+use kni_model::{
+    joining,
+    service::Service,
+    view::{DesiredNetworks, RefusedManifest},
+};
 use kni_netlink::Changes as UplinkChanges;
 use kni_pods::{Pods, PodsOptions};
-use kni_store::Store;
+use kni_store::{Contents, Store};
+use kni_tasks::Tasks;
 use kni_uplink::Uplink;
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::watch,
+    sync::{oneshot, watch},
 };
 pub use uninstall::{rest, uninstall};
 
-use self::names::Names;
+use self::{names::Names, record_copy::KernelCopy};
 use crate::{
     cli::{MetricsAddress, PathArgs, ServeArgs},
     footprint::Footprint,
@@ -53,6 +64,9 @@ struct Node {
     sync: Arc<Enforcer>,
     uplink: Arc<Uplink>,
     flows: Arc<Flows>,
+    tasks: Tasks,
+    /// The watches of the API server, where there is one.
+    reflectors: Option<Reflectors>,
     /// While held, the kernel counts runs of programs.
     counting: Option<Arc<CountingRuns>>,
 }
@@ -66,6 +80,13 @@ enum ObjectSource {
 }
 
 impl ObjectSource {
+    fn reflectors(&self) -> Option<Reflectors> {
+        match self {
+            Self::Manifests(..) => None,
+            Self::Cluster(watches) => Some(watches.clone()),
+        }
+    }
+
     fn cache(&self) -> Option<ClusterCache> {
         match self {
             Self::Manifests(..) => None,
@@ -81,7 +102,11 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
     }
     let config = settings::node_config(&args);
     settings::uplink(&args)?;
-    let source = object_source(&args).await?;
+    let tasks = Tasks::new(args.test.task_limit.map_or(kni_tasks::LIMIT, Duration::from_secs));
+    if let Some(file) = &args.test.task_faults {
+        tasks.spawn("task-faults", faults::follow(file.clone(), tasks.clone()));
+    }
+    let source = object_source(&args, &tasks).await?;
     let store = Store::open(&args.paths.state_dir).context("opening the state")?;
     Footprint::record(&args.paths).context("recording what was here before")?;
     // Before the node is changed: a file at a socket's path must not leave half an agent behind. Clients that connect
@@ -93,17 +118,18 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
     let options = settings::dataplane_options(&args)?;
     let (dataplane, events) = Dataplane::open(&options).context("opening the dataplane")?;
     dataplane.configure(&config).context("configuring the programs")?;
-    let (node, uplink_changes) = start(&args, dataplane, events, store, &source).await?;
+    let (node, uplink_changes) = start(&args, &tasks, (dataplane, events), store, &source).await?;
     // Before the first client is served: pending deletes must not conflict with new attaches.
     node.attacher.replay_deletes().await;
     match source {
         ObjectSource::Manifests(_, desired) => {
-            tokio::spawn(Arc::clone(&node.uplink).keep(uplink_changes));
-            tokio::spawn(follow_manifests(node.clone(), desired));
+            tasks.spawn("uplink", Arc::clone(&node.uplink).keep(uplink_changes));
+            tasks.spawn("sync-manifests", follow_manifests(node.clone(), desired));
         }
         ObjectSource::Cluster(watches) => {
             let cluster = cluster::join(&node, &watches);
-            tokio::spawn(cluster::begin(node.clone(), watches, cluster, uplink_changes));
+            let begin = cluster::begin(node.clone(), watches, cluster, uplink_changes);
+            tasks.spawn_finite("first-sync", begin);
         }
     }
     serve_clients(&args.paths, args.metrics_address, sockets, node).await
@@ -113,18 +139,20 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
 /// policies than desired; services wait for the numbers of the networks (I3).
 async fn start(
     args: &ServeArgs,
-    dataplane: Dataplane,
-    events: EventStream,
+    tasks: &Tasks,
+    (dataplane, events): (Dataplane, EventStream),
     store: Store,
     source: &ObjectSource,
 ) -> Result<(Node, UplinkChanges)> {
     let dataplane = Arc::new(dataplane);
+    let copy = Box::new(KernelCopy(Arc::clone(&dataplane)));
+    let contents = store.load(Some(copy)).context("reading the state")?;
     let counting = args
         .measure_programs
         .then(|| dataplane.count_program_runs())
         .transpose();
     let counting = counting.context("counting the runs of programs")?.map(Arc::new);
-    let sync = Enforcer::new(Arc::clone(&dataplane), settings::place(args));
+    let sync = Enforcer::new(Arc::clone(&dataplane), settings::place(args), settings::quota(args));
     let sync = Arc::new(sync.context("reading the tables of policies and services")?);
     if let ObjectSource::Manifests(manifests, _) = source {
         set_objects(&sync, manifests);
@@ -140,7 +168,7 @@ async fn start(
     if let ObjectSource::Manifests(manifests, _) = source {
         let _version = uplink.set_rights(manifests.egress.clone());
     }
-    let attacher = start_pods(args, source, store, &dataplane, &sync, &uplink).await?;
+    let attacher = start_pods(args, (source, tasks), (store, contents), &dataplane, &sync, &uplink).await?;
     let names = Names {
         attacher: attacher.clone(),
         sync: Arc::clone(&sync),
@@ -162,24 +190,27 @@ async fn start(
         sync,
         uplink,
         flows,
+        tasks: tasks.clone(),
+        reflectors: source.reflectors(),
         counting,
     };
     // In a cluster this waits for the API server; until then attached pods stay as they are.
     if let ObjectSource::Manifests(manifests, _) = source {
+        node.attacher.set_namespaces(manifests.namespaces.clone());
         apply_networks(&node, desired_networks(manifests))
             .await
             .context("applying the networks")?;
     }
-    tokio::spawn(Arc::clone(&node.sync).reconcile());
-    tokio::spawn(Arc::clone(&node.flows).follow(events));
+    tasks.spawn("enforcement", Arc::clone(&node.sync).reconcile());
+    tasks.spawn("flow-events", Arc::clone(&node.flows).follow(events));
     Ok((node, changes))
 }
 
 /// Takes over the attached pods of an earlier agent.
 async fn start_pods(
     args: &ServeArgs,
-    source: &ObjectSource,
-    store: Store,
+    (source, tasks): (&ObjectSource, &Tasks),
+    (store, contents): (Store, Contents),
     dataplane: &Arc<Dataplane>,
     sync: &Arc<Enforcer>,
     uplink: &Arc<Uplink>,
@@ -190,29 +221,34 @@ async fn start_pods(
         plugins: settings::plugins(args),
         cni_state_dir: args.paths.cni_state_dir.clone(),
         cluster: source.cache(),
+        force_sweep: args.force_sweep,
+        tasks: tasks.clone(),
     };
     let (dataplane, sync, uplink) = (Arc::clone(dataplane), Arc::clone(sync), Arc::clone(uplink));
-    let pods = Pods::start(options, dataplane, sync, uplink, store).await;
+    let pods = Pods::start(options, dataplane, sync, uplink, store, contents).await;
     pods.context("taking over the node's state")
 }
 
 /// A folder that cannot be read stops the agent; an API server that cannot be reached does not.
-async fn object_source(args: &ServeArgs) -> Result<ObjectSource> {
+async fn object_source(args: &ServeArgs, tasks: &Tasks) -> Result<ObjectSource> {
     if args.standalone {
         let folder = args
             .manifests
             .as_deref()
             .context("--standalone needs --manifests DIR")?;
         let source = ManifestSource::new(folder);
-        let mut desired = source.watch(MANIFEST_DEBOUNCE).await.context("reading the manifests")?;
+        let mut desired = source
+            .watch(MANIFEST_DEBOUNCE, tasks)
+            .await
+            .context("reading the manifests")?;
         let current = desired.borrow_and_update().clone();
         return Ok(ObjectSource::Manifests(current, desired));
     }
-    cluster::watches(args).await.map(ObjectSource::Cluster)
+    cluster::watches(args, tasks).await.map(ObjectSource::Cluster)
 }
 
 async fn follow_manifests(node: Node, mut desired: watch::Receiver<ManifestSet>) {
-    while desired.changed().await.is_ok() {
+    while kni_tasks::waiting(desired.changed()).await.is_ok() {
         let set = desired.borrow_and_update().clone();
         let sync = Arc::clone(&node.sync);
         let objects = set.clone();
@@ -221,6 +257,7 @@ async fn follow_manifests(node: Node, mut desired: watch::Receiver<ManifestSet>)
             tracing::error!(%error, "cannot process the changed policies and services");
         }
         let _version = node.uplink.set_rights(set.egress.clone());
+        node.attacher.set_namespaces(set.namespaces.clone());
         if let Err(error) = apply_networks(&node, desired_networks(&set)).await {
             tracing::error!(%error, "cannot apply the changed networks");
         }
@@ -231,9 +268,26 @@ fn set_objects(sync: &Enforcer, set: &ManifestSet) {
     sync.set_objects(
         set.policies.iter().map(|(policy, _)| policy.clone()).collect(),
         set.namespaces.clone(),
-        set.services.iter().map(|(service, _)| service.clone()).collect(),
+        admitted_services(set),
         set.slices.iter().map(|(slice, _)| slice.clone()).collect(),
     );
+}
+
+/// The Services that the networks admit. Those of networks that are not there stay: there is nothing to put them into.
+fn admitted_services(set: &ManifestSet) -> Vec<Service> {
+    let networks = || set.networks.iter().map(|(spec, _)| spec);
+    let admitted = |service: &Service| {
+        let namespace = &service.reference.namespace;
+        let labels = set.namespaces.get(namespace).cloned();
+        let labels = labels.unwrap_or_else(|| joining::unknown_namespace(namespace));
+        let refusal = joining::admits_service(networks(), service, &labels).err();
+        if let Some(refusal) = &refusal {
+            tracing::warn!(service = %service.reference, %refusal, "the Service is not applied");
+        }
+        refusal.is_none()
+    };
+    let services = set.services.iter().map(|(service, _)| service);
+    services.filter(|service| admitted(service)).cloned().collect()
 }
 
 /// Applies networks first, then the objects that refer to them. Failed policies and services are retried in the
@@ -246,13 +300,13 @@ async fn apply_networks(node: &Node, desired: DesiredNetworks) -> Result<()> {
         .map(|view| (view.network.spec.name.clone(), view.network.id))
         .collect();
     let default = networks.iter().find(|view| view.network.spec.default);
-    node.sync
-        .set_networks(numbers, default.map(|view| view.network.spec.name.clone()));
+    let default = default.map(|view| view.network.spec.name.clone());
     let specs = networks.iter().map(|view| view.network.spec.clone());
-    node.uplink
-        .set_networks(specs.map(|spec| (spec.name.clone(), spec)).collect());
+    let specs: BTreeMap<_, _> = specs.map(|spec| (spec.name.clone(), spec)).collect();
     let (sync, uplink) = (Arc::clone(&node.sync), Arc::clone(&node.uplink));
     let synced = tokio::task::spawn_blocking(move || {
+        sync.set_networks(numbers, default);
+        uplink.set_networks(specs);
         let report = sync.sync();
         // After the policies, which may request addresses.
         if let Err(error) = uplink.sync() {
@@ -272,27 +326,34 @@ async fn serve_clients(paths: &PathArgs, metrics: MetricsAddress, sockets: Socke
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let health = Health::new().await;
-    let follower = tokio::spawn(follow_health(node.inspector.clone(), health.clone()));
-    let page = metrics
-        .0
-        .map(|address| tokio::spawn(metrics_page::serve(address, node.clone())));
+    let tasks = node.tasks.clone();
+    tasks.spawn("health", follow_health(node.inspector.clone(), health.clone()));
+    if let Some(address) = metrics.0 {
+        tasks.spawn("metrics", metrics_page::serve(address, node.clone()));
+    }
     let serving: Vec<String> = paths.sockets.iter().map(|path| path.display().to_string()).collect();
     announce(&serving.join(", "))?;
     let stop = node.attacher.clone();
+    let (ended, mut first_ended) = oneshot::channel();
     let served = grpc::serve(sockets, node.attacher, Arc::new(node.inspector), health, async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
+            task = tasks.ended() => {
+                tracing::error!(task = task.task, how = %task.how, "a background task is gone");
+                ended.send(task).ok();
+            }
         }
         tracing::info!("stopping; pods keep their interfaces");
         stop.stop();
     })
     .await;
-    follower.abort();
-    if let Some(page) = page {
-        page.abort();
+    served.context("serving")?;
+    // A new process takes over without an interruption; this one would stay incomplete.
+    match first_ended.try_recv() {
+        Ok(task) => bail!("{task}; the agent must start again"),
+        Err(_asked_to_stop) => Ok(()),
     }
-    served.context("serving")
 }
 
 /// Prints the line that a supervisor, or a person, waits for.
@@ -307,13 +368,13 @@ fn announce(sockets: &str) -> Result<()> {
 async fn follow_health(inspector: Inspector, health: Health) {
     let mut ticks = tokio::time::interval(HEALTH_INTERVAL);
     loop {
-        ticks.tick().await;
+        kni_tasks::waiting(ticks.tick()).await;
         let inspector = inspector.clone();
-        // The status reads links and pins, which may take some milliseconds.
-        let status = tokio::task::spawn_blocking(move || inspector.status().ready);
-        match status.await {
+        // May read files of plugins.
+        let ready = tokio::task::spawn_blocking(move || inspector.obstacles().is_empty());
+        match ready.await {
             Ok(ready) => health.set_ready(ready).await,
-            Err(ended) => tracing::error!(%ended, "the status of the node cannot be read"),
+            Err(ended) => tracing::error!(%ended, "the readiness of the node cannot be read"),
         }
     }
 }
@@ -337,5 +398,9 @@ fn desired_networks(set: &ManifestSet) -> DesiredNetworks {
             }
         })
         .collect();
-    DesiredNetworks { networks, refused }
+    DesiredNetworks {
+        networks,
+        refused,
+        retained: BTreeSet::new(),
+    }
 }

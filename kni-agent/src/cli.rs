@@ -164,10 +164,15 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub flows: FlowArgs,
     /// Size of each policy table: policy sets, port sets and peers. Pods that the same policies select share rows; the
-    /// default suffices for a thousand policies with as many different peers. If a table is full, new pods are refused.
+    /// default suffices for a thousand policies with as many different peers.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_POLICY_ROWS,
         value_parser = clap::value_parser!(u32).range(64..=4_194_304))]
     pub max_policy_rows: u32,
+    /// Rows of each policy table that the policies of one namespace may need; by default an eighth of the table. The
+    /// policies of a namespace that needs more allow nothing to the pods that they select; other namespaces are not
+    /// affected.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(8..=4_194_304))]
+    pub max_policy_rows_per_namespace: Option<u32>,
     /// Maximum number of service ports, by virtual address; the limit for endpoints is four times as large.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_SERVICES,
         value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
@@ -184,9 +189,17 @@ pub struct ServeArgs {
     /// CNI plugins that the agent runs.
     #[command(flatten)]
     pub plugins: PluginArgs,
+    /// For tests.
+    #[command(flatten)]
+    pub test: TestArgs,
     /// Installation of KNI's own CNI plugin.
     #[command(flatten)]
     pub install: ServeInstallArgs,
+    /// Remove interfaces and other objects that are in no record, however many. Without it, the agent removes a few
+    /// leftovers at its start, and takes more for the interfaces of running pods whose records were lost. Pods whose
+    /// interfaces are removed lose their network.
+    #[arg(long)]
+    pub force_sweep: bool,
     /// Address of the metrics page, or "none". The default is reachable from the node only.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9630")]
     pub metrics_address: MetricsAddress,
@@ -213,6 +226,20 @@ pub struct ClusterArgs {
     #[arg(long = "shared-service", value_name = "NAMESPACE/NAME", value_delimiter = ',',
         default_values = ["default/kubernetes", "kube-system/kube-dns"])]
     pub shared_services: Vec<String>,
+}
+
+/// Options for tests; nothing uses them in operation.
+#[derive(Debug, Clone, Args)]
+pub struct TestArgs {
+    /// File with requests for faults of background tasks.
+    #[arg(long = "test-task-faults", value_name = "FILE", hide = true)]
+    pub task_faults: Option<PathBuf>,
+    /// Seconds that a background task may work without progress.
+    #[arg(long = "test-task-limit", value_name = "SECONDS", hide = true)]
+    pub task_limit: Option<u64>,
+    /// Seconds that a request to the API server may take; a watch may be silent for twenty times as long.
+    #[arg(long = "test-api-limit", value_name = "SECONDS", hide = true)]
+    pub api_limit: Option<u64>,
 }
 
 /// Installation of the CNI plugin at the start of the agent.

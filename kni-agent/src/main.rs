@@ -1,12 +1,15 @@
 //! Runs kni-agent: arguments, privileges, runtime, exit code.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use kni_agent::{
     agent,
     cli::{Cli, Command},
     cni_install, config_file, container, privileges, telemetry,
 };
+
+/// How long blocking work may delay the end of the process.
+const SHUTDOWN: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     let cli = match config_file::parse(std::env::args_os()) {
@@ -54,14 +57,17 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         privileges::drop_unneeded(cli.command.is_some() || cli.serve.plugins.cni_backend)?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let done = runtime.block_on(async {
         match cli.command {
             Some(Command::Cleanup(paths)) => agent::clean_up(&paths).await,
             Some(Command::Uninstall(args)) => agent::uninstall(&args).await,
             Some(Command::Rest(_)) => agent::rest().await,
             // The other subcommands have returned.
             Some(Command::InstallCni(_) | Command::UninstallCni(_)) => Ok(()),
-            None => agent::serve(cli.serve).await,
+            None => Box::pin(agent::serve(cli.serve)).await,
         }
-    })
+    });
+    // Blocking work that hangs must not keep the process.
+    runtime.shutdown_timeout(SHUTDOWN);
+    done
 }

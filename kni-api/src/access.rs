@@ -24,8 +24,8 @@ pub const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(extend("x-kubernetes-validations" = rules::access::spec()))]
 pub struct Access {
-    /// The namespaces whose pods, attachments and Services may join. Absent: those that `namespaceSelector` selects; for
-    /// the default network all.
+    /// The namespaces whose pods, attachments and Services may join, beside those that `namespaceSelector` selects.
+    /// Absent: no others; for the default network all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespaces: Option<NamespaceAccess>,
     /// Whether pods may choose their addresses, by annotation or attachment.

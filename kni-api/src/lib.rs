@@ -5,6 +5,8 @@
 //! node are reported in conditions.
 
 pub mod access;
+pub mod access_in_use;
+pub mod address_block;
 mod conditions;
 pub mod egress_address_claim;
 pub mod egress_address_pool;
@@ -19,6 +21,7 @@ mod schema;
 mod summary;
 
 pub use access::{Access, NamespaceAccess, NamespacesFrom};
+pub use address_block::{AddressBlock, AddressBlockSpec};
 pub use conditions::{Condition, ConditionStatus, set_condition};
 pub use egress_address_claim::{EgressAddressClaim, EgressAddressClaimSpec, EgressAddressClaimStatus};
 pub use egress_address_pool::{
@@ -35,8 +38,9 @@ pub use provider::ProviderSpec;
 pub use summary::{AttachmentSummary, EgressPolicySummary, NodeNetworkSummary, PodNetworkSummary};
 
 /// The definitions of all kinds, in the order of their names.
-pub fn definitions() -> [CustomResourceDefinition; 7] {
+pub fn definitions() -> [CustomResourceDefinition; 8] {
     [
+        AddressBlock::crd(),
         EgressAddressClaim::crd(),
         EgressAddressPool::crd(),
         EgressPolicy::crd(),
@@ -55,6 +59,8 @@ pub const NETWORK_ANNOTATION: &str = "kni.dev/network";
 pub const NO_NETWORK: &str = "none";
 /// Finalizer that keeps a `PodNetwork` until its last attachment is gone.
 pub const IN_USE_FINALIZER: &str = "kni.dev/in-use";
+/// Finalizer that keeps an `AddressBlock` while its node may have assigned addresses of it.
+pub const LEASES_FINALIZER: &str = "kni.dev/leases";
 /// Taint of a node whose addresses of a primary network are used up; effect `NoSchedule`.
 pub const EXHAUSTED_TAINT: &str = "kni.dev/addresses-exhausted";
 /// Label of objects that an agent writes: the node they are about.

@@ -97,6 +97,7 @@ pub struct NodeNetworkSpec {}
 #[schemars(transform = schema::plain)]
 pub struct NodeNetworkStatus {
     /// Ready: the agent attaches pods. Degraded: something does not work as it should; the message describes it.
+    /// `AddressesAvailable`: every network has an address for another pod.
     #[serde(default)]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -176,13 +177,32 @@ pub struct PolicySummary {
     /// Whether the node enforces all valid policies.
     #[serde(default)]
     pub programmed: bool,
-    /// The highest resource version of an enforced policy: policies that are not newer and not in `refused` are enforced.
+    /// The resource version of `EgressPolicy` in `resourceVersions`.
     #[serde(default)]
     pub resource_version: String,
+    /// By kind, the resource version up to which all changes are enforced, deletions included: policies that are not newer
+    /// and not in `refused` are enforced.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub resource_versions: BTreeMap<String, String>,
     /// Policies that are not enforced, and why; the first 64.
     #[serde(default)]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub refused: Vec<RefusedPolicy>,
+    /// Namespaces whose policies need more rows than their quota: until they have fewer rules, their policies allow nothing
+    /// to the pods that they select; the first 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["namespace"]))]
+    pub closed: Vec<ClosedNamespace>,
+}
+
+/// A namespace whose policies exceed its quota.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ClosedNamespace {
+    /// Its name.
+    pub namespace: String,
+    /// The figures, and the policy with the most peers.
+    pub reason: String,
 }
 
 /// A policy that is not enforced.

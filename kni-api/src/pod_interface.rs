@@ -1,5 +1,8 @@
 //! Defines `PodInterface`: one interface of one pod on its node.
 
+use std::hash::{Hash as _, Hasher as _};
+
+use fnv::FnvHasher;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -140,6 +143,7 @@ pub struct PodInterfaceSpec {
 #[schemars(transform = schema::plain)]
 pub struct PodInterfaceStatus {
     /// Ready: it is there and its programs run. `PolicyEnforced`: the network policies that select the pod hold at it.
+    /// Authorized: the network would let the pod in again.
     #[serde(default)]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -214,4 +218,57 @@ pub struct AttachedProgram {
     pub program_id: u32,
     /// The kernel's id of the link; 0 where the hook has none.
     pub link_id: u32,
+}
+
+/// Maximum length of an object's name.
+const MAX_NAME: usize = 253;
+
+/// The name of the object of an interface: `POD.IFNAME.` and the first 8 characters of the pod's UID, so that pods that
+/// have a name one after the other, on any nodes, have different objects. Where such a name is too long or not valid,
+/// a hash takes the place of what follows the pod's name.
+pub fn name(pod: &str, uid: &str, ifname: &str) -> String {
+    let is_plain = |text: &str| text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    let short = uid.get(..8).unwrap_or(uid);
+    let name = format!("{pod}.{ifname}.{short}");
+    if is_plain(ifname) && !short.is_empty() && is_plain(short) && name.len() <= MAX_NAME {
+        return name;
+    }
+    let mut hasher = FnvHasher::default();
+    (pod, uid, ifname).hash(&mut hasher);
+    let pod: String = pod.chars().take(MAX_NAME - 18).collect();
+    // An interface name has at most 15 characters, so this form is unambiguous.
+    format!("{}.{:016x}", pod.trim_end_matches(['.', '-']), hasher.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_pods_and_interfaces_apart() {
+        let (first, second) = (
+            "1a2b3c4d-0000-4000-8000-000000000000",
+            "5e6f7a8b-0000-4000-8000-000000000000",
+        );
+        assert_eq!(name("web-0", first, "eth0"), "web-0.eth0.1a2b3c4d");
+        assert_ne!(name("web-0", first, "eth0"), name("web-0", second, "eth0"));
+        let odd = name("web-0", first, "Net_1");
+        assert!(
+            odd.starts_with("web-0.") && odd != name("web-0", first, "net_1"),
+            "{odd}"
+        );
+        assert_ne!(odd, name("web-0", second, "Net_1"));
+        let long = "a".repeat(253);
+        assert!(name(&long, first, "eth0").len() <= MAX_NAME);
+        assert_ne!(name(&long, first, "eth0"), name(&long, first, "net1"));
+        assert_ne!(name(&long, first, "eth0"), name(&long, second, "eth0"));
+        for uid in ["", "A", "x/y", "static-pod"] {
+            let name = name("web-0", uid, "eth0");
+            assert!(
+                name.bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || b == b'.' || b == b'-'),
+                "{name}"
+            );
+        }
+    }
 }

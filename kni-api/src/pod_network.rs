@@ -163,6 +163,15 @@ pub struct PodNetworkStatus {
     #[serde(default)]
     #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "set"))]
     pub namespaces: Vec<String>,
+    /// With `access.requireJoin`: service accounts, as namespace/name, of pods in admitted namespaces that have the verb
+    /// join on the network.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    pub join_accounts: Vec<String>,
+    /// Whether the network was examined for interfaces from before it had `access`. Once it is, nothing is written into
+    /// its spec.
+    #[serde(default)]
+    pub access_reviewed: bool,
     /// Texts for the columns of `kubectl get`.
     #[serde(default)]
     pub summary: PodNetworkSummary,

@@ -2,6 +2,7 @@
 
 pub(crate) mod access;
 pub(crate) mod attachment;
+pub(crate) mod block;
 pub(crate) mod egress_policy;
 pub(crate) mod egress_pool;
 pub(crate) mod interface;

@@ -1,6 +1,6 @@
 //! Defines the command line of kni-controller.
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Parser;
 use tracing_subscriber::{EnvFilter, filter::ParseError};
@@ -20,6 +20,9 @@ pub(crate) struct Args {
     /// Name of this replica in the Lease, with a random suffix. Default: the hostname.
     #[arg(long, value_name = "NAME", env = "POD_NAME")]
     pub(crate) name: Option<String>,
+    /// Address of `/healthz`. The default is reachable from the node only; of two replicas on one node, one has it.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9631")]
+    pub(crate) health_address: SocketAddr,
     /// Log filter, in the syntax of tracing's `EnvFilter`.
     #[arg(long, value_name = "FILTER", env = "KNI_LOG", default_value = "info", value_parser = filter)]
     pub(crate) log: String,

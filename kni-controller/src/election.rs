@@ -16,6 +16,8 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval},
 };
 
+use crate::health::Heartbeat;
+
 /// Name of the Lease.
 pub(crate) const LEASE: &str = "kni-controller";
 /// How long a Lease without renewals is valid, in seconds.
@@ -73,12 +75,18 @@ impl Election {
     }
 
     /// Acquires and renews the Lease until `stop` resolves; then gives it up, after `stopped` resolves.
-    pub(crate) async fn run(mut self, stop: impl Future<Output = ()>, stopped: impl Future<Output = ()>) {
+    pub(crate) async fn run(
+        mut self,
+        heartbeat: Heartbeat,
+        stop: impl Future<Output = ()>,
+        stopped: impl Future<Output = ()>,
+    ) {
         let renewing = async {
             let mut ticks = interval(RENEW);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
+                heartbeat.beat();
                 self.round().await;
             }
         };

@@ -4,7 +4,9 @@
 mod cli;
 mod controllers;
 mod election;
+mod events;
 mod fence;
+mod health;
 mod run;
 
 use std::{io::IsTerminal as _, process::ExitCode};

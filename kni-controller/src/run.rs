@@ -14,6 +14,7 @@ use crate::{
     controllers,
     election::{Election, Leadership},
     fence::fenced,
+    health::Health,
 };
 
 /// Worker threads of the runtime.
@@ -23,14 +24,19 @@ pub(crate) const THREADS: usize = 4;
 pub(crate) async fn serve(args: &Args) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let client = kni_reflectors::connect(args.kubeconfig.as_deref()).await?;
+    let limits = kni_reflectors::RequestLimits::default();
+    let connection = kni_reflectors::connect(args.kubeconfig.as_deref(), limits).await?;
+    let client = connection.client;
     let election = Election::new(client.clone(), &args.namespace, &replica(args)?);
     let leadership = election.leadership();
+    let health = Health::default();
+    tokio::spawn(health.clone().serve(args.health_address));
     let (stop, stopping) = watch::channel(());
     let (stopped, all_stopped) = watch::channel(());
-    let mut electing = tokio::spawn(election.run(closed(stopping.clone()), closed(all_stopped)));
+    let mut electing =
+        tokio::spawn(election.run(health.expect("election"), closed(stopping.clone()), closed(all_stopped)));
     announce(args)?;
-    let acting = act(&client, &leadership, closed(stopping));
+    let acting = act(&client, &leadership, &health, closed(stopping));
     tokio::pin!(acting);
     let outcome = tokio::select! {
         outcome = &mut acting => outcome,
@@ -49,14 +55,14 @@ pub(crate) async fn serve(args: &Args) -> Result<()> {
 }
 
 /// Runs the controllers in each term until `stop` resolves.
-async fn act(client: &Client, leadership: &Leadership, stop: impl Future<Output = ()>) -> Result<()> {
+async fn act(client: &Client, leadership: &Leadership, health: &Health, stop: impl Future<Output = ()>) -> Result<()> {
     tokio::pin!(stop);
     loop {
         let term = tokio::select! {
             term = leadership.won() => term,
             () = &mut stop => return Ok(()),
         };
-        let mut tasks = controllers::start(&fenced(client, term.clone()));
+        let mut tasks = controllers::start(&fenced(client, term.clone()), health);
         let stops = tokio::select! {
             () = term.lost() => false,
             () = &mut stop => true,

@@ -75,6 +75,12 @@ impl ControlPlane {
         self.pki.issue_kubeconfig(&subject, &server)
     }
 
+    /// A kubeconfig with a token of a service account, with the API server's address on the fabric.
+    pub fn token_kubeconfig(&self, token: &str) -> String {
+        let server = format!("https://{}:6443", self.address);
+        self.pki.token_kubeconfig(token, &server)
+    }
+
     /// The audit log of the API server: a line of JSON (`audit.k8s.io/v1`) per answered request.
     pub fn audit_log(&self) -> Result<String> {
         let bytes = self.node.enter(|| fs::read(config::AUDIT_LOG))?;

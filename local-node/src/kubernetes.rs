@@ -12,10 +12,6 @@ use crate::{
 };
 
 const PATIENCE: Duration = Duration::from_mins(2);
-/// The agent's user: the service account to which `deploy/base` grants the agent's rights.
-const AGENT: &str = "system:serviceaccount:kni-system:kni-agent";
-/// The user of kni-controller.
-const CONTROLLER: &str = "system:serviceaccount:kni-system:kni-controller";
 
 impl LocalNode {
     /// The node's name in the cluster.
@@ -65,21 +61,27 @@ impl LocalNode {
 
     /// Creates or updates the objects of a manifest, YAML or JSON.
     pub fn apply_text(&self, manifest: &str) -> Result<()> {
+        self.kubectl_with_input(&["apply", "--server-side", "-f", "-"], manifest)
+            .map(drop)
+    }
+
+    /// [`Self::kubectl`] with standard input.
+    pub(crate) fn kubectl_with_input(&self, args: &[&str], input: &str) -> Result<String> {
         let mut kubectl = self.kubectl_command();
-        kubectl.args(["apply", "--server-side", "-f", "-"]);
+        kubectl.args(args);
         kubectl
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut child = kubectl.spawn().context("run kubectl")?;
         let mut stdin = child.stdin.take().context("no stdin")?;
         // A kubectl that rejects its input stops reading; its message contains the reason.
-        drop(stdin.write_all(manifest.as_bytes()));
+        drop(stdin.write_all(input.as_bytes()));
         drop(stdin);
         let done = child.wait_with_output().context("wait for kubectl")?;
         let stderr = String::from_utf8_lossy(&done.stderr);
-        ensure!(done.status.success(), "kubectl apply: {}", stderr.trim());
-        Ok(())
+        ensure!(done.status.success(), "kubectl {}: {}", args.join(" "), stderr.trim());
+        String::from_utf8(done.stdout).context("kubectl does not answer in UTF-8")
     }
 
     /// Waits until the condition Ready of the node is `ready`.
@@ -110,8 +112,6 @@ fn certificates(server: &str) -> Result<(BTreeMap<PathBuf, String>, String)> {
         },
         API_SERVER,
     )?;
-    pki.issue_kubeconfig(&client("agent", AGENT, ""), API_SERVER)?;
-    pki.issue_kubeconfig(&client("controller", CONTROLLER, ""), API_SERVER)?;
     let outside = client("outside", "admin", "system:masters");
     let kubeconfig = pki.issue_kubeconfig(&outside, server).context("kubeconfig")?;
     Ok((texts(&pki), kubeconfig))

@@ -93,6 +93,11 @@ impl Pki {
         Ok(text)
     }
 
+    /// A kubeconfig with a token, such as that of a service account, for the API server at `server`.
+    pub(crate) fn token_kubeconfig(&self, token: &str, server: &str) -> String {
+        with_user(&self.authority, &json!({ "token": token }), server)
+    }
+
     /// The issued files, by name.
     pub(crate) fn files(&self) -> &BTreeMap<String, String> {
         &self.files
@@ -101,6 +106,14 @@ impl Pki {
 
 /// A self-contained kubeconfig; JSON is YAML as well.
 fn kubeconfig(authority: &str, certificate: &str, key: &str, server: &str) -> String {
+    let user = json!({
+        "client-certificate-data": base64(certificate.as_bytes()),
+        "client-key-data": base64(key.as_bytes()),
+    });
+    with_user(authority, &user, server)
+}
+
+fn with_user(authority: &str, user: &serde_json::Value, server: &str) -> String {
     json!({
         "apiVersion": "v1",
         "kind": "Config",
@@ -108,10 +121,7 @@ fn kubeconfig(authority: &str, certificate: &str, key: &str, server: &str) -> St
             "server": server,
             "certificate-authority-data": base64(authority.as_bytes()),
         }}],
-        "users": [{ "name": "local", "user": {
-            "client-certificate-data": base64(certificate.as_bytes()),
-            "client-key-data": base64(key.as_bytes()),
-        }}],
+        "users": [{ "name": "local", "user": user }],
         "contexts": [{ "name": "local", "context": { "cluster": "local", "user": "local" }}],
         "current-context": "local",
     })

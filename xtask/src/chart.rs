@@ -9,18 +9,26 @@ use crate::workspace::root;
 /// First line of a generated file.
 const NOTICE: &str = "{{- /* Generated from deploy/base by `cargo xtask chart`; do not edit. */}}\n";
 /// Files of `deploy/base` that become templates.
-const FILES: [&str; 6] = [
+const FILES: [&str; 10] = [
     "rbac.yaml",
     "controller-rbac.yaml",
     "daemonset.yaml",
     "controller.yaml",
     "in-use.yaml",
+    "access.yaml",
+    "addressblocks.yaml",
+    "agent-writes.yaml",
+    "tenants.yaml",
     "egress-claims.yaml",
 ];
 
 /// Text of a file of `deploy/base`, and its replacement in the template. Each text is in at least one file.
-const CHANGES: [(&str, &str); 11] = [
+const CHANGES: [(&str, &str); 12] = [
     ("namespace: kni-system", "namespace: {{ .Release.Namespace }}"),
+    (
+        "system:serviceaccount:kni-system:",
+        "system:serviceaccount:{{ .Release.Namespace }}:",
+    ),
     (
         "image: kni.local/kni-agent:0.1.0",
         "image: \"{{ .Values.image.repository }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ \

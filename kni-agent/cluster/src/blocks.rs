@@ -1,15 +1,21 @@
-//! Tracks which networks need address blocks of the node: requested by attach, taken and released by a controller.
+//! Tracks the address blocks of the node: requested by attach, claimed and released by a controller, leased from.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use ipnet::IpNet;
 use kni_model::{NetworkName, view::NetworkView};
 use tokio::sync::Notify;
 
+/// Blocks by network, in order.
+pub type HeldBlocks = BTreeMap<NetworkName, BTreeSet<IpNet>>;
+
 /// The demand for blocks, and the controller's results.
+///
+/// Blocks from which the node leases are held here and are not derived from cached objects: an older event of a watch
+/// must not bring back a block that was released.
 #[derive(Debug, Default)]
 pub struct BlockDemand {
     state: Mutex<State>,
@@ -20,8 +26,8 @@ pub struct BlockDemand {
 struct State {
     demanded: BTreeSet<NetworkName>,
     exhausted: BTreeSet<NetworkName>,
-    /// Blocks of each network that are being released.
-    withheld: BTreeMap<NetworkName, Vec<IpNet>>,
+    held: Arc<HeldBlocks>,
+    conflicts: Vec<String>,
 }
 
 impl BlockDemand {
@@ -60,19 +66,41 @@ impl BlockDemand {
         }
     }
 
-    /// Blocks from which no address is leased any more.
-    pub fn withheld(&self) -> Vec<IpNet> {
-        self.state().withheld.values().flatten().copied().collect()
+    /// The blocks from which addresses are leased.
+    pub fn held(&self) -> Arc<HeldBlocks> {
+        Arc::clone(&self.state().held)
     }
 
-    /// Withholds these blocks of a network, and no others.
-    pub fn withhold(&self, network: &NetworkName, blocks: &[IpNet]) {
+    /// Leases from a block from the next application of the networks on. Only for a block that a reply of the API
+    /// server has just confirmed.
+    pub fn hold(&self, network: &NetworkName, block: IpNet) {
         let mut state = self.state();
-        if blocks.is_empty() {
-            state.withheld.remove(network);
-        } else {
-            state.withheld.insert(network.clone(), blocks.to_vec());
+        Arc::make_mut(&mut state.held)
+            .entry(network.clone())
+            .or_default()
+            .insert(block);
+    }
+
+    /// Leases no longer from a block, from the next application of the networks on.
+    pub fn unhold(&self, network: &NetworkName, block: &IpNet) {
+        let mut state = self.state();
+        let held = Arc::make_mut(&mut state.held);
+        if let Some(blocks) = held.get_mut(network) {
+            blocks.remove(block);
+            if blocks.is_empty() {
+                held.remove(network);
+            }
         }
+    }
+
+    /// Addresses of pods of this node that lie in blocks of others, one sentence per block.
+    pub fn conflicts(&self) -> Vec<String> {
+        self.state().conflicts.clone()
+    }
+
+    /// Replaces the conflicts.
+    pub fn set_conflicts(&self, conflicts: Vec<String>) {
+        self.state().conflicts = conflicts;
     }
 }
 

@@ -4,24 +4,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use super::{blocks::BlockDemand, networks::Networks, tables::Tables};
+use super::{blocks::BlockDemand, networks::Networks, table::Written, tables::Tables};
 
 /// The cache. Clones share it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct ClusterCache {
     tables: Arc<Mutex<Tables>>,
     changes: watch::Sender<()>,
-    node: Arc<str>,
+    restores: watch::Sender<()>,
     blocks: Arc<BlockDemand>,
 }
 
 impl ClusterCache {
-    /// An empty cache of a node.
-    pub fn new(node: &str) -> Self {
+    /// An empty cache.
+    pub fn new() -> Self {
         Self {
             tables: Arc::default(),
             changes: watch::Sender::new(()),
-            node: node.into(),
+            restores: watch::Sender::new(()),
             blocks: Arc::default(),
         }
     }
@@ -50,9 +50,25 @@ impl ClusterCache {
         self.changes.subscribe()
     }
 
+    /// Records an object that the agent has written. If its resource version is lower than one that the watch of its kind
+    /// has reported, the API server's storage was restored from a backup, and every watch lists again.
+    pub fn change_written(&self, change: impl FnOnce(&mut Tables) -> Written) {
+        let mut written = Written::Newest;
+        self.change(|tables| written = change(tables));
+        if written == Written::AfterRestore {
+            tracing::warn!("the API server's storage was restored to an earlier state; every kind is read again");
+            self.restores.send_replace(());
+        }
+    }
+
+    /// Notifies of restores of the API server's storage from now on.
+    pub fn restores(&self) -> watch::Receiver<()> {
+        self.restores.subscribe()
+    }
+
     /// The networks as the node sees them.
     pub fn networks(&self, tables: &Tables) -> Networks {
-        Networks::of(tables, &self.node, &self.blocks.withheld())
+        Networks::of(tables, &self.blocks.held())
     }
 
     /// The node's demand for address blocks.

@@ -32,6 +32,11 @@ pub fn attachments<'a>(
     found
 }
 
+/// Whether a request may name a definition of another tool. All others are complete without them.
+pub fn may_name_definition(request: &AttachRequest) -> bool {
+    !request.networks.is_empty() || request.hints.annotations.contains_key(DEFAULT_NETWORK_ANNOTATION)
+}
+
 /// Fills in the namespace's defaults, and replaces other tools' definitions by networks.
 pub fn fill_in(request: &mut AttachRequest, tables: &Tables, networks: &Networks, namespace: &Labels) {
     let pod_namespace = request.pod.namespace.clone();
@@ -77,6 +82,7 @@ pub fn additional(of: &AttachRequest, facts: &AttachmentFacts, default_route: bo
         pod: of.pod.clone(),
         netns: of.netns.clone(),
         labels: of.labels.clone(),
+        annotated_labels: Labels::new(),
         primary: PrimarySelection {
             network: Some(facts.network.clone()),
             none: false,
@@ -102,6 +108,7 @@ pub fn additional_of(sandbox: &Sandbox, facts: &AttachmentFacts) -> Option<Attac
         pod: sandbox.pod.clone(),
         netns: sandbox.netns.clone(),
         labels: sandbox.labels.clone(),
+        annotated_labels: Labels::new(),
         primary: PrimarySelection::default(),
         networks: Vec::new(),
         port_mappings: Vec::new(),
@@ -115,7 +122,8 @@ pub fn additional_of(sandbox: &Sandbox, facts: &AttachmentFacts) -> Option<Attac
     additional(&of, facts, false)
 }
 
-/// The networks that a pod which is assigned to the node will join.
+/// The networks that a pod which is assigned to the node will join: of those that it names, the ones that admit its
+/// namespace. No other gives the node addresses for it.
 pub fn networks_of(tables: &Tables, networks: &Networks, namespace: &str, pod: &PodFacts) -> Vec<NetworkName> {
     let mut joined = Vec::new();
     match pod.annotations.get(kni_api::NETWORK_ANNOTATION).map(|name| name.trim()) {
@@ -137,5 +145,11 @@ pub fn networks_of(tables: &Tables, networks: &Networks, namespace: &str, pod: &
     }
     let selected = attachments(tables, namespace, &pod.labels, &[]);
     joined.extend(selected.into_iter().map(|facts| facts.network.clone()));
+    let labels = tables.namespace_labels(namespace).unwrap_or_default();
+    joined.retain(|name| {
+        networks
+            .spec(name)
+            .is_none_or(|spec| spec.admits(namespace, &labels).is_ok())
+    });
     joined
 }

@@ -11,8 +11,8 @@ mod networks;
 mod table;
 mod tables;
 
-pub use blocks::{BlockDemand, needs_block};
+pub use blocks::{BlockDemand, HeldBlocks, needs_block};
 pub use cache::ClusterCache;
 pub use networks::{Networks, blocks_of};
-pub use table::{Key, Table};
+pub use table::{ABSENCE_GRACE, Key, Table, Written};
 pub use tables::{AttachmentRow, NodeRow, PolicyRow, Tables};

@@ -12,7 +12,7 @@ use kni_model::{
 use kni_policy::matches;
 use kube::ResourceExt as _;
 
-use super::tables::Tables;
+use super::{blocks::HeldBlocks, tables::Tables};
 
 /// The networks of the cluster as one node sees them.
 #[derive(Debug, Default)]
@@ -28,8 +28,8 @@ pub struct Networks {
 impl Networks {
     /// Combines the objects; where two exclude each other, the older one takes precedence.
     ///
-    /// `withheld` are blocks that are being released: no address is leased from them any more.
-    pub fn of(tables: &Tables, node: &str, withheld: &[IpNet]) -> Self {
+    /// `held` are the blocks from which the node leases.
+    pub fn of(tables: &Tables, held: &HeldBlocks) -> Self {
         let mut objects: Vec<&PodNetwork> = tables.networks.rows().values().map(AsRef::as_ref).collect();
         objects.sort_by_key(|object| (object.creation_timestamp().map(|time| time.0), object.name_any()));
         let mut networks = Self::default();
@@ -56,21 +56,27 @@ impl Networks {
                     if spec.default {
                         default = Some(name.clone());
                     }
-                    networks.add(object, spec, selector, (node, withheld));
+                    networks.add(object, spec, selector, held);
                 }
                 Err((field, reason)) => networks.refuse(&name, &field, reason),
             }
         }
+        networks.add_undecoded(tables);
         networks
     }
 
-    fn add(
-        &mut self,
-        object: &PodNetwork,
-        spec: NetworkSpec,
-        selector: Option<Selector>,
-        (node, withheld): (&str, &[IpNet]),
-    ) {
+    /// Objects of a newer version of the API: the last version that this agent understood counts, if not of this process,
+    /// then of an earlier one.
+    fn add_undecoded(&mut self, tables: &Tables) {
+        for (key, reason) in tables.networks.refused() {
+            if !tables.networks.rows().contains_key(key) {
+                self.desired.retained.extend(key.name.parse().ok());
+            }
+            self.refuse(&key.name, "object", format!("is not understood: {reason}"));
+        }
+    }
+
+    fn add(&mut self, object: &PodNetwork, spec: NetworkSpec, selector: Option<Selector>, held: &HeldBlocks) {
         if let Some(selector) = selector {
             self.selecting.push((spec.name.clone(), selector));
         }
@@ -79,10 +85,7 @@ impl Networks {
         let enabled = spec.enabled && object.metadata.deletion_timestamp.is_none();
         let spec = NetworkSpec {
             enabled,
-            blocks: leased.then(|| {
-                let blocks = blocks_of(object, node).into_iter();
-                blocks.filter(|block| !withheld.contains(block)).collect()
-            }),
+            blocks: leased.then(|| held.get(&spec.name).into_iter().flatten().copied().collect()),
             ..spec
         };
         let origin = format!("PodNetwork {}", spec.name);
@@ -124,7 +127,7 @@ impl Networks {
     }
 }
 
-/// The blocks that a node has of a network.
+/// The blocks that a node has of a network according to its status.
 pub fn blocks_of(object: &PodNetwork, node: &str) -> Vec<IpNet> {
     let all = object.status.iter().flat_map(|status| &status.blocks);
     let ours = all.filter(|block| block.node == node);
@@ -165,13 +168,16 @@ mod tests {
     }
 
     #[test]
-    fn a_node_has_its_own_blocks() {
+    fn a_node_leases_from_the_blocks_that_it_holds_whatever_the_status_says() {
         let tables = tables(&[("red", 1, selecting("red"))]);
-        let networks = Networks::of(&tables, "n1", &[]);
-        let (spec, _) = &networks.desired.networks[0];
-        assert_eq!(spec.blocks, Some(vec!["10.0.0.64/26".parse().unwrap()]));
-        let networks = Networks::of(&tables, "n3", &[]);
+        let block: IpNet = "10.0.0.192/26".parse().unwrap();
+        let held = HeldBlocks::from([("red".parse().unwrap(), [block].into())]);
+        let networks = Networks::of(&tables, &held);
+        assert_eq!(networks.desired.networks[0].0.blocks, Some(vec![block]));
+        let networks = Networks::of(&tables, &HeldBlocks::new());
         assert_eq!(networks.desired.networks[0].0.blocks, Some(vec![]));
+        let object = tables.networks.get("", "red").unwrap();
+        assert_eq!(blocks_of(object, "n1"), ["10.0.0.64/26".parse().unwrap()]);
     }
 
     #[test]
@@ -181,7 +187,7 @@ mod tests {
             ("b", 2, selecting("red")),
             ("c", 3, selecting("blue")),
         ]);
-        let networks = Networks::of(&tables, "n1", &[]);
+        let networks = Networks::of(&tables, &HeldBlocks::new());
         let of = |tenant: &str| networks.default_of(&[("tenant".to_owned(), tenant.to_owned())].into());
         assert_eq!(of("red").map(NetworkName::as_str), Some("b"));
         assert_eq!(of("blue").map(NetworkName::as_str), Some("c"));
@@ -193,7 +199,7 @@ mod tests {
         let default = serde_json::json!({"subnets": ["10.0.0.0/16"], "default": true});
         let bad = serde_json::json!({"subnets": ["10.0.0.1/16"]});
         let tables = tables(&[("young", 1, default.clone()), ("old", 2, default), ("bad", 3, bad)]);
-        let networks = Networks::of(&tables, "n1", &[]);
+        let networks = Networks::of(&tables, &HeldBlocks::new());
         assert_eq!(networks.default_network().map(NetworkName::as_str), Some("old"));
         assert!(networks.refused["young"].contains("network old is already the default"));
         assert!(networks.refused["bad"].contains("spec.subnets[0]"));

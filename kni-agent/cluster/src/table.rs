@@ -2,8 +2,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    time::{Duration, Instant},
 };
+
+/// How long the objects of a kind that the API server no longer serves stay.
+pub const ABSENCE_GRACE: Duration = Duration::from_mins(5);
 
 /// Names an object: its namespace, empty where the kind has none, and its name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,8 +27,8 @@ impl Key {
     }
 }
 
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.namespace.is_empty() {
             f.write_str(&self.name)
         } else {
@@ -34,16 +37,47 @@ impl fmt::Display for Key {
     }
 }
 
+/// What a write's resource version shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Written {
+    /// It is the newest of its kind.
+    Newest,
+    /// The watch has reported a newer one: the API server's storage was restored from a backup.
+    AfterRestore,
+}
+
 /// The objects of one kind.
 ///
-/// While a list is being read, earlier objects stay; objects that the list does not contain are removed when it is
-/// complete. So an API server that is unavailable, or restarts, removes nothing.
+/// # Guarantees
+/// - While a list is being read, earlier objects stay; objects that the list does not contain are removed when it is
+///   complete. So an API server that is unavailable, or restarts, removes nothing.
+/// - An event that is older than the agent's own write of the object does not undo the write. Resource versions of one
+///   kind are compared as numbers, and only until the next list: after a restore of etcd they may be lower.
+/// - An object that cannot be decoded keeps its last understood version, and is listed in [`Self::refused`].
+/// - A kind that the API server no longer serves keeps its objects for [`ABSENCE_GRACE`].
 #[derive(Debug)]
 pub struct Table<V> {
     rows: BTreeMap<Key, V>,
     synced: bool,
-    listing: Option<BTreeSet<Key>>,
+    listing: Option<Listing>,
     version: u64,
+    /// Resource versions of the agent's own writes that the watch has not reported yet.
+    written: BTreeMap<Key, u64>,
+    /// Objects that cannot be decoded, and why.
+    refused: BTreeMap<Key, String>,
+    /// Why the kind cannot be watched.
+    problem: Option<String>,
+    /// When the API server was first seen not to serve the kind.
+    absent: Option<Instant>,
+    /// The highest resource version that the API server has reported.
+    newest: u64,
+}
+
+/// A list that is being read.
+#[derive(Debug, Default)]
+struct Listing {
+    keys: BTreeSet<Key>,
+    newest: u64,
 }
 
 impl<V> Default for Table<V> {
@@ -53,6 +87,11 @@ impl<V> Default for Table<V> {
             synced: false,
             listing: None,
             version: 0,
+            written: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            problem: None,
+            absent: None,
+            newest: 0,
         }
     }
 }
@@ -78,44 +117,164 @@ impl<V: PartialEq> Table<V> {
         self.version
     }
 
+    /// Objects that the agent cannot decode, and why. An object that is also a row has its last understood version there.
+    pub fn refused(&self) -> &BTreeMap<Key, String> {
+        &self.refused
+    }
+
+    /// Why the kind cannot be watched at present; the rows are those of earlier.
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// Notes why the kind cannot be watched, or that it can.
+    pub fn set_problem(&mut self, problem: Option<String>) {
+        self.problem = problem;
+    }
+
+    /// The highest resource version among the reported events, deletions included; 0 if there were none. Every change up
+    /// to this version is in the rows.
+    pub fn newest(&self) -> u64 {
+        self.newest
+    }
+
     /// Replaces an object; `None` for an existing object without relevant contents.
     pub fn put(&mut self, key: Key, value: Option<V>) {
-        if let Some(listing) = &mut self.listing {
-            listing.insert(key.clone());
-        }
         let changed = match value {
             Some(value) if self.rows.get(&key) == Some(&value) => false,
             Some(value) => {
-                self.rows.insert(key, value);
+                self.rows.insert(key.clone(), value);
                 true
             }
             None => self.rows.remove(&key).is_some(),
         };
-        self.version += u64::from(changed);
+        let understood = self.refused.remove(&key).is_some();
+        if let Some(listing) = &mut self.listing {
+            listing.keys.insert(key);
+        }
+        self.version += u64::from(changed || understood);
+    }
+
+    /// [`Self::put`] of an object that the agent has written, as the API server returned it with resource version
+    /// `version`. Earlier events of the watch are ignored from now on. `since` is [`Self::newest`] before the write was
+    /// sent.
+    pub fn put_written(&mut self, key: Key, since: u64, version: u64, value: Option<V>) -> Written {
+        let restored = version != 0 && version < since && self.newest != 0;
+        if restored {
+            // Until the next list, which is under way.
+            self.newest = 0;
+        } else {
+            self.written.insert(key.clone(), version);
+        }
+        self.put(key, value);
+        if restored {
+            Written::AfterRestore
+        } else {
+            Written::Newest
+        }
+    }
+
+    /// [`Self::put`] of an object that the watch reports with resource version `version`, 0 if it is no number.
+    pub fn put_reported(&mut self, key: Key, version: u64, value: Option<V>) {
+        if self.is_current(&key, version) {
+            self.put(key, value);
+        }
+    }
+
+    /// Removes an object that the watch reports as deleted.
+    pub fn remove_reported(&mut self, key: &Key, version: u64) {
+        if self.is_current(key, version) {
+            self.remove(key);
+        }
+    }
+
+    /// Notes that an object which the watch reports cannot be decoded. Its last understood version stays; without one,
+    /// `substitute` takes its place.
+    pub fn refuse(&mut self, key: Key, version: u64, reason: String, substitute: impl FnOnce() -> Option<V>) {
+        if !self.is_current(&key, version) {
+            return;
+        }
+        if let Some(listing) = &mut self.listing {
+            listing.keys.insert(key.clone());
+        }
+        if !self.rows.contains_key(&key)
+            && let Some(row) = substitute()
+        {
+            self.rows.insert(key.clone(), row);
+        }
+        let before = self.refused.insert(key, reason.clone());
+        self.version += u64::from(before != Some(reason));
+    }
+
+    /// Notes the event's version; whether the event is not older than the agent's own write of the object.
+    fn is_current(&mut self, key: &Key, version: u64) -> bool {
+        let newest = match &mut self.listing {
+            Some(listing) => &mut listing.newest,
+            None => &mut self.newest,
+        };
+        *newest = version.max(*newest);
+        match self.written.get(key) {
+            Some(written) if version != 0 && version < *written => {
+                if let Some(listing) = &mut self.listing {
+                    listing.keys.insert(key.clone());
+                }
+                false
+            }
+            Some(_) => {
+                self.written.remove(key);
+                true
+            }
+            None => true,
+        }
     }
 
     /// Removes a deleted object.
     pub fn remove(&mut self, key: &Key) {
         if let Some(listing) = &mut self.listing {
-            listing.remove(key);
+            listing.keys.remove(key);
         }
-        self.version += u64::from(self.rows.remove(key).is_some());
+        self.written.remove(key);
+        let refused = self.refused.remove(key).is_some();
+        self.version += u64::from(self.rows.remove(key).is_some() || refused);
     }
 
-    /// Begins a list.
+    /// Begins a list, which is read after all writes until now.
     pub fn begin(&mut self) {
-        self.listing = Some(BTreeSet::new());
+        self.listing = Some(Listing::default());
+        self.written.clear();
     }
 
     /// Completes the list.
     pub fn complete(&mut self) {
-        if let Some(listed) = self.listing.take() {
+        if let Some(Listing { keys, newest }) = self.listing.take() {
             let before = self.rows.len();
-            self.rows.retain(|key, _| listed.contains(key));
+            self.rows.retain(|key, _| keys.contains(key));
+            self.refused.retain(|key, _| keys.contains(key));
             self.version += u64::from(self.rows.len() != before);
+            self.newest = newest;
         }
         self.version += u64::from(!self.synced);
         self.synced = true;
+        self.absent = None;
+        self.problem = None;
+    }
+
+    /// Notes that the API server answered at `now` that it does not serve the kind. An empty table is complete then; the
+    /// objects of any other stay for [`ABSENCE_GRACE`]. Returns how many stay.
+    pub fn absent(&mut self, now: Instant) -> usize {
+        let since = *self.absent.get_or_insert(now);
+        if self.rows.is_empty() || now.saturating_duration_since(since) >= ABSENCE_GRACE {
+            self.begin();
+            self.complete();
+            // A kind that stays away has no further grace.
+            self.absent = Some(since);
+        }
+        self.rows.len()
+    }
+
+    /// Notes that the API server serves the kind.
+    pub fn served(&mut self) {
+        self.absent = None;
     }
 }
 
@@ -173,5 +332,84 @@ mod tests {
         table.remove(&key("a"));
         table.complete();
         assert!(table.rows().is_empty());
+    }
+
+    #[test]
+    fn an_older_event_does_not_undo_the_agents_own_write() {
+        let mut table = Table::default();
+        table.begin();
+        table.put_reported(key("a"), 5, Some("five"));
+        table.complete();
+        assert_eq!(table.put_written(key("a"), 5, 8, Some("ours")), Written::Newest);
+        table.put_reported(key("a"), 7, Some("older"));
+        table.remove_reported(&key("a"), 6);
+        assert_eq!(table.get("ns", "a"), Some(&"ours"));
+        table.put_reported(key("a"), 8, Some("ours"));
+        table.put_reported(key("a"), 10, Some("newer"));
+        assert_eq!(
+            table.get("ns", "a"),
+            Some(&"newer"),
+            "10 is more than 8, also as a number"
+        );
+    }
+
+    #[test]
+    fn a_list_after_a_restore_of_etcd_counts_although_its_versions_are_lower() {
+        let mut table = Table::default();
+        assert_eq!(table.put_written(key("a"), 0, 100, Some(1)), Written::Newest);
+        table.begin();
+        table.put_reported(key("a"), 40, Some(2));
+        assert_eq!(table.put_written(key("b"), 0, 50, Some(3)), Written::Newest);
+        table.put_reported(key("b"), 45, Some(4));
+        table.complete();
+        assert_eq!((table.get("ns", "a"), table.get("ns", "b")), (Some(&2), Some(&3)));
+        assert_eq!(table.newest(), 45);
+        assert_eq!(
+            table.put_written(key("a"), 44, 44, Some(5)),
+            Written::Newest,
+            "45 was reported meanwhile"
+        );
+        assert_eq!(table.put_written(key("a"), 45, 44, Some(5)), Written::AfterRestore);
+        assert_eq!(
+            table.put_written(key("a"), 45, 44, Some(5)),
+            Written::Newest,
+            "it is reported once"
+        );
+    }
+
+    #[test]
+    fn an_object_that_is_not_understood_keeps_its_last_version() {
+        let mut table = Table::default();
+        table.put_reported(key("a"), 1, Some("good"));
+        let version = table.version();
+        table.refuse(key("a"), 2, "spec.zzz: unknown field".to_owned(), || Some("closed"));
+        table.refuse(key("b"), 3, "spec.zzz: unknown field".to_owned(), || Some("closed"));
+        assert_eq!(
+            (table.get("ns", "a"), table.get("ns", "b")),
+            (Some(&"good"), Some(&"closed"))
+        );
+        assert!(table.version() > version && table.refused().len() == 2);
+        table.begin();
+        table.refuse(key("a"), 2, "spec.zzz: unknown field".to_owned(), || None);
+        table.complete();
+        assert_eq!((table.rows().len(), table.refused().len()), (1, 1), "b is gone");
+        table.put_reported(key("a"), 4, Some("better"));
+        assert!(table.refused().is_empty());
+    }
+
+    #[test]
+    fn objects_outlive_the_absence_of_their_kind_for_a_while() {
+        let mut table = Table::<u8>::default();
+        let start = Instant::now();
+        assert_eq!(table.absent(start), 0);
+        assert!(table.is_synced(), "there are none, and that is known");
+        table.served();
+        table.put(key("a"), Some(1));
+        assert_eq!(table.absent(start), 1);
+        assert_eq!(table.absent(start + ABSENCE_GRACE / 2), 1);
+        assert_eq!(table.absent(start + ABSENCE_GRACE), 0);
+        table.put(key("a"), Some(1));
+        table.served();
+        assert_eq!(table.absent(start + ABSENCE_GRACE * 2), 1, "the grace begins anew");
     }
 }

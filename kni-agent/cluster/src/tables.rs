@@ -3,17 +3,18 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::Taint;
-use kni_api::{EgressAddressClaim, EgressAddressPool, EgressPolicySummary};
+use kni_api::{AddressBlock, EgressAddressClaim, EgressAddressPool, EgressPolicySummary};
 use kni_crd::{
     AttachmentFacts, EgressPolicy, InvalidObject, NodeNetwork, PodFacts, PodInterface, PodNetwork, PodNetworkAttachment,
 };
 use kni_model::{
     NetworkName,
+    joining::NAMESPACE_NAME_LABEL,
     policy::{Labels, Policy},
     service::{EndpointSlice, Service},
 };
 
-use super::table::Table;
+use super::table::{Key, Table};
 
 /// A policy as last reported: its rules, or why it has none.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,10 +41,10 @@ pub struct AttachmentRow {
 /// A node of the cluster.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeRow {
+    /// Its uid.
+    pub uid: String,
     /// Its taints.
     pub taints: Vec<Taint>,
-    /// UID.
-    pub uid: String,
     /// Whether its kubelet reports that it is ready.
     pub ready: bool,
     /// Internal addresses.
@@ -87,6 +88,9 @@ pub struct Tables {
     pub own_node: Table<NodeRow>,
     /// The object of the agent's own node.
     pub own_network: Table<Arc<NodeNetwork>>,
+    /// Address blocks: of the agent's own node, and in kni-controller of all nodes. Attach does not wait for them: the
+    /// kind may be missing.
+    pub blocks: Table<Arc<AddressBlock>>,
     /// All nodes; only kni-controller follows them.
     pub nodes: Table<NodeRow>,
     /// Egress policies with their status; only kni-controller follows them in this form.
@@ -95,68 +99,150 @@ pub struct Tables {
     pub definitions: Table<NetworkName>,
 }
 
+/// What the tables of all kinds have in common.
+trait Kept {
+    fn is_synced(&self) -> bool;
+    fn version(&self) -> u64;
+    fn len(&self) -> usize;
+    fn refused(&self) -> &BTreeMap<Key, String>;
+    fn problem(&self) -> Option<&str>;
+}
+
+impl<V: PartialEq> Kept for Table<V> {
+    fn is_synced(&self) -> bool {
+        Self::is_synced(self)
+    }
+
+    fn version(&self) -> u64 {
+        Self::version(self)
+    }
+
+    fn len(&self) -> usize {
+        self.rows().len()
+    }
+
+    fn refused(&self) -> &BTreeMap<Key, String> {
+        Self::refused(self)
+    }
+
+    fn problem(&self) -> Option<&str> {
+        Self::problem(self)
+    }
+}
+
+/// How many refused objects of a kind are listed by name.
+const MOST_LISTED: usize = 8;
+
 impl Tables {
-    /// The kinds that an agent needs whose first list is not complete yet.
+    /// The kinds without which no pod is attached.
+    fn needed(&self) -> [(&'static str, &dyn Kept); 12] {
+        [
+            ("podnetworks", &self.networks),
+            ("podnetworkattachments", &self.attachments),
+            ("podinterfaces", &self.interfaces),
+            ("egresspolicies", &self.egress_policies),
+            ("egressaddresspools", &self.egress_pools),
+            ("egressaddressclaims", &self.egress_claims),
+            ("networkpolicies", &self.network_policies),
+            ("multi-networkpolicies", &self.multi_policies),
+            ("namespaces", &self.namespaces),
+            ("services", &self.services),
+            ("endpointslices", &self.slices),
+            ("pods", &self.pods),
+        ]
+    }
+
+    /// The kinds that attach can do without: reports, and the definitions of other tools, for which only pods that name
+    /// one wait.
+    fn others(&self) -> [(&'static str, &dyn Kept); 4] {
+        [
+            ("nodes", &self.own_node),
+            ("nodenetworks", &self.own_network),
+            ("network-attachment-definitions", &self.definitions),
+            ("addressblocks", &self.blocks),
+        ]
+    }
+
+    /// The kinds whose first list is not complete yet, and without which no pod is attached.
     pub fn missing(&self) -> Vec<&'static str> {
-        unsynced(&[
-            ("podnetworks", self.networks.is_synced()),
-            ("podnetworkattachments", self.attachments.is_synced()),
-            ("podinterfaces", self.interfaces.is_synced()),
-            ("egresspolicies", self.egress_policies.is_synced()),
-            ("egressaddresspools", self.egress_pools.is_synced()),
-            ("egressaddressclaims", self.egress_claims.is_synced()),
-            ("networkpolicies", self.network_policies.is_synced()),
-            ("multi-networkpolicies", self.multi_policies.is_synced()),
-            ("namespaces", self.namespaces.is_synced()),
-            ("services", self.services.is_synced()),
-            ("endpointslices", self.slices.is_synced()),
-            ("pods", self.pods.is_synced()),
-            ("nodes", self.own_node.is_synced()),
-            ("nodenetworks", self.own_network.is_synced()),
-            ("network-attachment-definitions", self.definitions.is_synced()),
-        ])
+        let behind = self.needed().into_iter().filter(|(_, table)| !table.is_synced());
+        behind.map(|(name, _)| name).collect()
     }
 
     /// The kinds that kni-controller needs whose first list is not complete yet.
     pub fn missing_of_cluster(&self) -> Vec<&'static str> {
-        unsynced(&[
-            ("podnetworks", self.networks.is_synced()),
-            ("podnetworkattachments", self.attachments.is_synced()),
-            ("podinterfaces", self.interfaces.is_synced()),
-            ("egresspolicies", self.egress_objects.is_synced()),
-            ("egressaddresspools", self.egress_pools.is_synced()),
-            ("egressaddressclaims", self.egress_claims.is_synced()),
-            ("services", self.services.is_synced()),
-            ("endpointslices", self.slices.is_synced()),
-            ("namespaces", self.namespaces.is_synced()),
-            ("pods", self.pods.is_synced()),
-            ("nodes", self.nodes.is_synced()),
-            ("nodenetworks", self.node_networks.is_synced()),
-        ])
+        let needed: [(&'static str, &dyn Kept); 12] = [
+            ("podnetworks", &self.networks),
+            ("podnetworkattachments", &self.attachments),
+            ("podinterfaces", &self.interfaces),
+            ("egresspolicies", &self.egress_objects),
+            ("egressaddresspools", &self.egress_pools),
+            ("egressaddressclaims", &self.egress_claims),
+            ("services", &self.services),
+            ("endpointslices", &self.slices),
+            ("namespaces", &self.namespaces),
+            ("pods", &self.pods),
+            ("nodes", &self.nodes),
+            ("nodenetworks", &self.node_networks),
+        ];
+        let behind = needed.into_iter().filter(|(_, table)| !table.is_synced());
+        behind.map(|(name, _)| name).collect()
+    }
+
+    /// What the agent cannot watch or decode, and what is used instead; empty if the cache is what the cluster has.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        for (name, table) in self.needed().into_iter().chain(self.others()) {
+            problems.extend(table.problem().map(|problem| format!("{name}: {problem}")));
+            for (key, reason) in table.refused().iter().take(MOST_LISTED) {
+                problems.push(format!("{name} {key} is not understood: {reason}"));
+            }
+            let more = table.refused().len().saturating_sub(MOST_LISTED);
+            if more > 0 {
+                problems.push(format!("{name}: {more} more objects are not understood"));
+            }
+        }
+        let behind = self.others().into_iter().filter(|(_, table)| !table.is_synced());
+        problems.extend(behind.map(|(name, _)| format!("{name} were not read yet")));
+        problems
+    }
+
+    /// The number of cached objects by kind.
+    pub fn counts(&self) -> Vec<(&'static str, usize)> {
+        let all = self.needed().into_iter().chain(self.others());
+        all.map(|(name, table)| (name, table.len())).collect()
+    }
+
+    /// The networks that require the verb `join`, and whose status lists the service account.
+    pub fn joinable(&self, namespace: &str, account: &str) -> Vec<NetworkName> {
+        let asking = self.networks.rows().values().filter(|object| {
+            let access = object.spec.access.as_ref();
+            access.is_some_and(|access| access.require_join)
+        });
+        let full = format!("{namespace}/{account}");
+        asking
+            .filter(|object| {
+                object
+                    .status
+                    .as_ref()
+                    .is_some_and(|status| status.join_accounts.contains(&full))
+            })
+            .filter_map(|object| object.metadata.name.as_ref()?.parse().ok())
+            .collect()
+    }
+
+    /// The labels of a namespace, with that of its name; `None` while it is not known.
+    pub fn namespace_labels(&self, name: &str) -> Option<Labels> {
+        let mut labels = self.namespaces.get("", name)?.clone();
+        labels.insert(NAMESPACE_NAME_LABEL.to_owned(), name.to_owned());
+        Some(labels)
     }
 
     /// Changes with every change.
     pub fn version(&self) -> u64 {
-        [
-            self.networks.version(),
-            self.attachments.version(),
-            self.interfaces.version(),
-            self.node_networks.version(),
-            self.policy_version(),
-            self.egress_pools.version(),
-            self.egress_claims.version(),
-            self.namespaces.version(),
-            self.services.version(),
-            self.slices.version(),
-            self.pods.version(),
-            self.own_node.version(),
-            self.own_network.version(),
-            self.nodes.version(),
-            self.egress_objects.version(),
-            self.definitions.version(),
-        ]
-        .into_iter()
-        .sum()
+        let all = self.needed().into_iter().chain(self.others());
+        let all: u64 = all.map(|(_, table)| table.version()).sum();
+        all + self.node_networks.version() + self.nodes.version() + self.egress_objects.version()
     }
 
     /// The policies of every kind.
@@ -170,10 +256,4 @@ impl Tables {
     pub fn policy_version(&self) -> u64 {
         self.egress_policies.version() + self.network_policies.version() + self.multi_policies.version()
     }
-}
-
-/// The names of the kinds that are not complete.
-fn unsynced(kinds: &[(&'static str, bool)]) -> Vec<&'static str> {
-    let missing = kinds.iter().filter(|(_, synced)| !synced);
-    missing.map(|(name, _)| *name).collect()
 }

@@ -1,90 +1,107 @@
 //! Adds and removes additional interfaces of running pods as attachments and labels change.
 
+mod work;
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use futures::{StreamExt as _, stream};
 use kni_model::{AttachRequest, IfName, Sandbox, SandboxId};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use kni_pods::ErrorKind;
+use tokio::time::{MissedTickBehavior, interval};
 
 use kni_cluster::joining;
 
-use super::Cluster;
+use self::work::Work;
+use super::{Cluster, rights::NOT_AUTHORIZED};
 
-/// Interval of the periodic round, and of retries after a failure.
+/// Interval of the periodic round.
 const ROUND: Duration = Duration::from_secs(2);
 /// Changes that arrive within this time are processed together.
 const GATHER: Duration = Duration::from_millis(20);
-/// Maximum number of interfaces that are added or removed concurrently.
-const AT_ONCE: usize = 8;
 
 /// A change to one interface.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Step {
     Make(Box<AttachRequest>),
     Take(SandboxId),
 }
 
+impl Step {
+    /// The sandbox that is the interface.
+    fn sandbox(&self) -> &SandboxId {
+        match self {
+            Self::Make(request) => &request.sandbox,
+            Self::Take(id) => id,
+        }
+    }
+}
+
 impl Cluster {
-    /// Adds and removes interfaces for as long as the agent runs.
+    /// Adds and removes interfaces for as long as the agent runs. Each interface has a task of its own, so that none
+    /// waits for another.
     pub(super) async fn reconcile_attachments(self) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut known = self.cache.changes();
         let mut attached = self.attacher.changes();
-        let mut failed: BTreeMap<SandboxId, Instant> = BTreeMap::new();
+        let mut work = Work::default();
         let mut seen = None;
         loop {
-            let only_told = tokio::select! {
-                _ = ticks.tick() => false,
-                _ = known.changed() => { tokio::time::sleep(GATHER).await; true }
-                _ = attached.changed() => { tokio::time::sleep(GATHER).await; false }
-            };
+            let only_told = kni_tasks::waiting(async {
+                tokio::select! {
+                    _ = ticks.tick() => false,
+                    _ = known.changed() => { tokio::time::sleep(GATHER).await; true }
+                    _ = attached.changed() => { tokio::time::sleep(GATHER).await; false }
+                    () = work.ended() => false,
+                }
+            })
+            .await;
             let versions = {
                 let tables = self.cache.tables();
-                (tables.attachments.version(), tables.pods.version())
+                // Networks admit pods by the labels of namespaces.
+                (
+                    tables.attachments.version(),
+                    tables.pods.version(),
+                    tables.namespaces.version(),
+                )
             };
             // Policies and services change most often, and do not affect interfaces.
             if only_told && seen == Some(versions) {
                 continue;
             }
             seen = Some(versions);
-            failed.retain(|_, since| since.elapsed() < ROUND);
-            let steps = self.attachment_steps().into_iter();
-            let due =
-                steps.filter(|step| !matches!(step, Step::Make(request) if failed.contains_key(&request.sandbox)));
-            let done: Vec<Option<SandboxId>> = stream::iter(due.map(|step| self.attachment_step(step)))
-                .buffer_unordered(AT_ONCE)
-                .collect()
-                .await;
-            failed.extend(done.into_iter().flatten().map(|id| (id, Instant::now())));
+            let steps = self.attachment_steps();
+            work.retain(&steps);
+            for step in steps {
+                work.begin(step, |step| {
+                    let cluster = self.clone();
+                    async move { cluster.attachment_step(step).await }
+                });
+            }
         }
     }
 
-    /// Carries out a step; returns the sandbox if it could not be added.
-    async fn attachment_step(&self, step: Step) -> Option<SandboxId> {
+    /// Carries out a step; the error is the reason of its failure.
+    async fn attachment_step(&self, step: Step) -> Result<(), String> {
         match step {
             Step::Make(request) => {
                 let (id, pod) = (request.sandbox.clone(), request.pod.clone());
                 let made = self.attacher.attach_complete(*request).await;
-                match made {
-                    Ok(_) => {
-                        tracing::info!(%pod, sandbox = %id, "an additional interface was added");
-                        None
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot add an additional interface; retrying");
-                        Some(id)
-                    }
+                if let Err(error) = &made
+                    && let ErrorKind::NotAuthorized(refusal) = error.kind()
+                {
+                    let note = format!("an additional interface is refused: {refusal}");
+                    self.events.warn_pod(&pod, NOT_AUTHORIZED, "Join", &note);
                 }
+                made.map_err(|error| error.to_string())?;
+                tracing::info!(%pod, sandbox = %id, "an additional interface was added");
             }
             Step::Take(id) => {
-                match self.attacher.detach(id.clone()).await {
-                    Ok(()) => tracing::info!(sandbox = %id, "an additional interface was removed"),
-                    Err(error) => tracing::warn!(%error, "cannot remove an additional interface; retrying"),
-                }
-                None
+                let taken = self.attacher.detach(id.clone()).await;
+                taken.map_err(|error| error.to_string())?;
+                tracing::info!(sandbox = %id, "an additional interface was removed");
             }
         }
+        Ok(())
     }
 
     fn attachment_steps(&self) -> Vec<Step> {

@@ -1,246 +1,364 @@
-//! Manages the address blocks of the node: allocates a block before it is needed and releases unused ones.
+//! Manages the address blocks of the node: claims a block before it is needed, and releases empty ones.
 //!
-//! The table of blocks is the status of the network. A block is allocated by replacing the status with the resource
-//! version that was read: if two nodes choose the same block, the API server refuses the second one, which chooses
-//! again. So no leader is needed, and no address is ever in two blocks.
+//! The agent leases from the blocks that it holds ([`kni_cluster::BlockDemand`]). A block is held from the reply that
+//! confirms the claim until the first request to release it; whatever happens to that request, only another confirmed
+//! claim brings it back. Each minute, at the start and when the watch shows a loss, [`checks`] compares held blocks,
+//! objects and leases.
+
+mod checks;
+mod desired;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    hash::{Hash as _, Hasher as _},
+    future::Future,
     time::Duration,
 };
 
-use fnv::FnvHasher;
+use futures::{StreamExt as _, stream};
 use ipnet::IpNet;
-use kni_crd::{FromObject, PodNetwork};
-use kni_ipam::blocks::next_block;
-use kni_model::{
-    NetworkName, NetworkSpec,
-    view::{AddressUse, NetworkView},
-};
-use kube::{Api, api::PostParams};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use kni_claims::{Claim, ClaimError, Claims, NetworkRef, NodeRef};
+use kni_model::NetworkName;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use kni_cluster::{blocks_of, joining::networks_of};
-
+pub(crate) use self::desired::prefixes;
+use self::desired::{Step, Units};
 use super::Cluster;
 
 /// Interval of the periodic round.
 const ROUND: Duration = Duration::from_secs(1);
 /// Changes that arrive within this time are processed together.
 const GATHER: Duration = Duration::from_millis(20);
-/// A block that was unused for this long is released.
-const GRACE: Duration = Duration::from_secs(15);
-/// The next block is allocated when less than one quarter of the addresses is free.
-const SPARE: u128 = 4;
-/// Maximum number of attempts to allocate a block before other networks get their turn.
+/// Interval of the checks.
+const CHECK: Duration = Duration::from_mins(1);
+/// The same while another node has a block with addresses of this node's pods.
+const CONFLICT_CHECK: Duration = Duration::from_secs(5);
+/// Maximum duration of a claim or a release; one that takes longer is repeated.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Pause after a failure.
+const PAUSE: Duration = Duration::from_millis(250);
+/// How long a unit of another node is not tried again.
+const FOREIGN: Duration = Duration::from_secs(10);
+/// Maximum number of claims for a network before other networks get their turn.
 const TRIES: u32 = 16;
+/// Maximum number of networks for which blocks are claimed concurrently.
+const AT_ONCE: usize = 8;
 
-/// A change to the blocks of one network.
-#[derive(Debug, PartialEq, Eq)]
-enum Step {
-    /// Allocate an additional block of these families.
-    Take { ipv4: bool, ipv6: bool },
-    /// Release these blocks.
-    GiveBack(Vec<IpNet>),
+/// A block of a network.
+type Block = (NetworkName, IpNet);
+
+/// The state between rounds.
+#[derive(Default)]
+struct Memory {
+    /// The claims of this node, once its object is known.
+    claims: Option<Claims>,
+    /// The networks of the held blocks.
+    networks: BTreeMap<NetworkName, NetworkRef>,
+    /// Blocks that are being released: nothing is leased from them.
+    leaving: BTreeSet<Block>,
+    /// Since when a held block has no lease.
+    empty: BTreeMap<Block, Instant>,
+    /// Units of other nodes, and when they were tried.
+    foreign: BTreeMap<Block, Instant>,
+    /// Claims whose outcome is not known, by network and family.
+    unsettled: BTreeMap<(NetworkName, bool), IpNet>,
+    /// Networks whose last claim failed, and when.
+    failed: BTreeMap<NetworkName, Instant>,
+    /// The last complete check, and the last attempt.
+    checked: Option<Instant>,
+    attempted: Option<Instant>,
+    /// The last attempt to release blocks.
+    released: Option<Instant>,
+    /// Whether a check is due because a block may have been lost.
+    lost: bool,
+    /// Objects of held blocks that the watch has shown, and the version of its table.
+    seen: BTreeSet<String>,
+    seen_version: Option<u64>,
+    /// The last failure, which is logged once.
+    failure: String,
+}
+
+/// The outcome of the claims for one network and family.
+enum Claimed {
+    Held(IpNet),
+    NoneLeft,
+    /// Another round continues.
+    Later,
+    Failed(IpNet, ClaimError),
 }
 
 impl Cluster {
-    /// Allocates and releases blocks for as long as the agent runs.
+    /// Claims and releases blocks for as long as the agent runs.
     pub(super) async fn reconcile_blocks(self) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut known = self.cache.changes();
         let mut attached = self.attacher.changes();
-        let mut idle: BTreeMap<NetworkName, Instant> = BTreeMap::new();
+        let mut memory = Memory::default();
         loop {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                () = self.cache.blocks().demanded() => {}
-                _ = known.changed() => tokio::time::sleep(GATHER).await,
-                _ = attached.changed() => {}
+            kni_tasks::waiting(async {
+                tokio::select! {
+                    _ = ticks.tick() => {}
+                    () = self.cache.blocks().demanded() => {}
+                    _ = known.changed() => tokio::time::sleep(GATHER).await,
+                    _ = attached.changed() => {}
+                }
+            })
+            .await;
+            match self.round(&mut memory).await {
+                Err(error) => memory.report(&error.to_string()),
+                Ok(()) if memory.claims.is_none() => memory.report("the cluster has no Node object of this node"),
+                Ok(()) => memory.failure.clear(),
             }
-            for (name, step) in self.steps(&mut idle) {
-                let done = match &step {
-                    Step::Take { .. } => self.carry_out(&name, &step).await,
-                    Step::GiveBack(blocks) => self.give_back(&name, blocks, &step).await,
-                };
-                if let Err(error) = done {
-                    tracing::warn!(network = %name, %error, "cannot change the node's address blocks; trying again");
+        }
+    }
+
+    /// Claims the blocks that the node has according to its earlier processes and releases, before the networks are
+    /// applied for the first time. Repeats until the API server replies.
+    pub async fn load_blocks(&self) {
+        let mut memory = Memory::default();
+        loop {
+            self.find_node(&mut memory);
+            // The caller applies the networks.
+            match self.check(&mut memory).await {
+                (_, Ok(())) => return,
+                (_, Err(error)) => {
+                    memory.report(&error.to_string());
+                    // Attached pods must not wait for permissions.
+                    if matches!(error, ClaimError::Refused { .. }) {
+                        return;
+                    }
                 }
             }
+            kni_tasks::waiting(tokio::time::sleep(ROUND)).await;
         }
     }
 
-    fn steps(&self, idle: &mut BTreeMap<NetworkName, Instant>) -> Vec<(NetworkName, Step)> {
-        let demanded = self.cache.blocks().take_demanded();
-        let views = self.attacher.networks();
-        let needed = self.needed(&views, &demanded);
-        let tables = self.cache.tables();
-        let networks = self.networks(&tables);
-        let mut steps = Vec::new();
-        for view in views {
-            let name = view.network.spec.name.clone();
-            let (Some(spec), Some(object)) = (networks.spec(&name), tables.networks.get("", name.as_str())) else {
-                continue;
-            };
-            if spec.blocks.is_none() || spec.subnets.is_empty() {
-                continue;
+    async fn round(&self, memory: &mut Memory) -> Result<(), ClaimError> {
+        self.find_node(memory);
+        memory.foreign.retain(|_, tried| tried.elapsed() < FOREIGN);
+        memory.failed.retain(|_, failed| failed.elapsed() < PAUSE);
+        let lost = self.lost_one(memory);
+        memory.lost |= lost;
+        let pause = if self.cache.blocks().conflicts().is_empty() {
+            CHECK
+        } else {
+            CONFLICT_CHECK
+        };
+        let is_due = memory.lost || memory.checked.is_none_or(|last| last.elapsed() >= pause);
+        let checked = if is_due && memory.attempted.is_none_or(|last| last.elapsed() >= PAUSE) {
+            memory.attempted = Some(Instant::now());
+            let (changed, checked) = self.check(memory).await;
+            if changed {
+                self.apply_networks().await;
             }
-            // Skip the network while its pools do not have the latest blocks yet.
-            if spec.blocks != view.network.spec.blocks {
-                continue;
-            }
-            let step = if needed.contains(&name) {
-                idle.remove(&name);
-                let step = take(&view, demanded.contains(&name));
-                if step.is_none() {
-                    self.cache.blocks().set_exhausted(&name, false);
-                }
-                step
-            } else {
-                let since = *idle.entry(name.clone()).or_insert_with(Instant::now);
-                let blocks = blocks_of(object, &self.node);
-                let unused = view.attachments == 0 && view.used_addresses == 0 && !blocks.is_empty();
-                (unused && since.elapsed() >= GRACE).then_some(Step::GiveBack(blocks))
-            };
-            steps.extend(step.map(|step| (name, step)));
-        }
-        steps
-    }
-
-    /// Networks that have pods on this node, or that pods are about to join.
-    fn needed(&self, views: &[NetworkView], demanded: &BTreeSet<NetworkName>) -> BTreeSet<NetworkName> {
-        let mut needed = demanded.clone();
-        for view in views {
-            if view.attachments > 0 || view.network.spec.default {
-                needed.insert(view.network.spec.name.clone());
-            }
-        }
-        let tables = self.cache.tables();
-        let networks = self.networks(&tables);
-        for (key, pod) in tables.pods.rows() {
-            if pod.node == self.node && !pod.host_network && !pod.finished {
-                needed.extend(networks_of(&tables, &networks, &key.namespace, pod));
-            }
-        }
-        needed
-    }
-
-    /// Stops leasing from the blocks first, then checks that no address was leased: a pod may have been attached in
-    /// between.
-    async fn give_back(&self, name: &NetworkName, blocks: &[IpNet], step: &Step) -> Result<(), kube::Error> {
-        self.cache.blocks().withhold(name, blocks);
-        self.apply_networks().await;
-        let views = self.attacher.networks();
-        let unused = views
-            .iter()
-            .any(|view| view.network.spec.name == *name && view.used_addresses == 0 && view.total_addresses == 0);
-        let done = if unused {
-            self.carry_out(name, step).await
+            checked
         } else {
             Ok(())
         };
-        self.cache.blocks().withhold(name, &[]);
-        self.apply_networks().await;
-        done
-    }
-
-    async fn carry_out(&self, name: &NetworkName, step: &Step) -> Result<(), kube::Error> {
-        let api: Api<PodNetwork> = Api::all(self.client.clone());
-        let cached = self.cache.tables().networks.get("", name.as_str()).cloned();
-        let mut object = match cached {
-            Some(object) => PodNetwork::clone(&object),
-            None => return Ok(()),
+        let Some(claims) = memory.claims.clone() else {
+            return checked;
         };
-        for attempt in 0..TRIES {
-            let Some(desired) = self.changed_object(&object, step, attempt) else {
-                return Ok(());
+        let mut searches = Vec::new();
+        let mut idle = Vec::new();
+        for (network, step) in self.steps(memory) {
+            match step {
+                Step::Take { ipv4, ipv6 } => {
+                    let families = [(ipv4, true), (ipv6, false)].into_iter().filter(|(short, _)| *short);
+                    searches.extend(families.map(|(_, family)| (network.clone(), family)));
+                }
+                Step::GiveBack(blocks) => idle.extend(blocks.into_iter().map(|block| (network.name.clone(), block))),
+            }
+        }
+        let claimed = self.take(&claims, memory, searches).await;
+        self.stop_leasing(memory, idle).await;
+        let released = self.release(&claims, memory).await;
+        checked.and(claimed).and(released)
+    }
+
+    /// The claims belong to the node's object; another object of the name has other blocks.
+    fn find_node(&self, memory: &mut Memory) {
+        let uid = {
+            let tables = self.cache.tables();
+            tables.own_node.get("", &self.node).map(|row| row.uid.clone())
+        };
+        let Some(uid) = uid.filter(|uid| !uid.is_empty()) else {
+            return;
+        };
+        if memory.claims.as_ref().is_none_or(|claims| claims.node().uid != uid) {
+            let node = NodeRef {
+                name: self.node.clone(),
+                uid,
             };
-            match api
-                .replace_status(name.as_str(), &PostParams::default(), &desired)
-                .await
-            {
-                Ok(written) => {
-                    tracing::info!(network = %name, ?step, blocks = ?blocks_of(&written, &self.node), "address blocks");
-                    self.cache_network(written);
-                    return Ok(());
-                }
-                Err(kube::Error::Api(status)) if status.code == 409 => {
-                    let pause = Duration::from_millis(fastrand::u64(0..=10 * u64::from(attempt + 1)));
-                    tokio::time::sleep(pause).await;
-                    object = api.get(name.as_str()).await?;
-                }
-                Err(error) => return Err(error),
-            }
+            memory.claims = Some(Claims::new(self.client.clone(), node));
+            memory.checked = None;
         }
-        Ok(())
     }
 
-    /// The object to write; `None` if nothing changes.
-    fn changed_object(&self, object: &PodNetwork, step: &Step, attempt: u32) -> Option<PodNetwork> {
-        let mut desired = object.clone();
-        let status = desired.status.get_or_insert_default();
-        let before = status.blocks.clone();
-        match step {
-            Step::Take { ipv4, ipv6 } => {
-                let spec = NetworkSpec::from_object(object).ok()?;
-                let mut exhausted = false;
-                for family in [true, false] {
-                    if !(if family { *ipv4 } else { *ipv6 }) {
-                        continue;
-                    }
-                    match self.choose(object, &spec, &status.blocks, family, attempt) {
-                        Some(cidr) => status.blocks.push(kni_api::pod_network::NodeBlock {
-                            cidr: cidr.to_string(),
-                            node: self.node.clone(),
-                        }),
-                        None => exhausted = true,
-                    }
-                }
-                self.cache.blocks().set_exhausted(&spec.name, exhausted);
-            }
-            Step::GiveBack(blocks) => {
-                let gone: Vec<String> = blocks.iter().map(ToString::to_string).collect();
-                status
-                    .blocks
-                    .retain(|block| block.node != self.node || !gone.contains(&block.cidr));
-            }
-        }
-        status.blocks.sort();
-        (status.blocks != before).then_some(desired)
-    }
-
-    fn choose(
+    /// Claims a block for each of these networks and families.
+    async fn take(
         &self,
-        object: &PodNetwork,
-        spec: &NetworkSpec,
-        taken: &[kni_api::pod_network::NodeBlock],
+        claims: &Claims,
+        memory: &mut Memory,
+        takes: Vec<(NetworkRef, bool)>,
+    ) -> Result<(), ClaimError> {
+        let searches: Vec<_> = takes
+            .into_iter()
+            .filter_map(|(network, ipv4)| {
+                let units = self.units(memory, &network.name)?;
+                let first = memory.unsettled.get(&(network.name.clone(), ipv4)).copied();
+                Some(async move {
+                    let (outcome, foreign) = self.claim_one(claims, &network, ipv4, first, units).await;
+                    (network, ipv4, outcome, foreign)
+                })
+            })
+            .collect();
+        let outcomes: Vec<_> = stream::iter(searches).buffer_unordered(AT_ONCE).collect().await;
+        let mut failed = Ok(());
+        let mut changed = false;
+        let tried: BTreeSet<NetworkName> = outcomes.iter().map(|(network, ..)| network.name.clone()).collect();
+        for name in tried {
+            let mut of_network = outcomes.iter().filter(|(network, ..)| network.name == name);
+            let none_left = of_network.any(|(_, _, outcome, _)| matches!(outcome, Claimed::NoneLeft));
+            self.cache.blocks().set_exhausted(&name, none_left);
+        }
+        for (network, ipv4, outcome, foreign) in outcomes {
+            let name = network.name.clone();
+            let now = Instant::now();
+            memory
+                .foreign
+                .extend(foreign.into_iter().map(|unit| ((name.clone(), unit), now)));
+            memory.unsettled.remove(&(name.clone(), ipv4));
+            match outcome {
+                Claimed::Held(unit) => {
+                    tracing::info!(network = %name, block = %unit, "claimed an address block");
+                    self.hold(memory, network, unit);
+                    changed = true;
+                }
+                Claimed::Failed(unit, error) => {
+                    memory.failed.insert(name.clone(), now);
+                    if matches!(error, ClaimError::Unknown { .. } | ClaimError::Contended { .. }) {
+                        memory.unsettled.insert((name, ipv4), unit);
+                    }
+                    failed = Err(error);
+                }
+                Claimed::NoneLeft | Claimed::Later => {}
+            }
+        }
+        if changed {
+            self.apply_networks().await;
+        }
+        failed
+    }
+
+    /// Tries units until one is claimed; also returns those of other nodes.
+    async fn claim_one(
+        &self,
+        claims: &Claims,
+        network: &NetworkRef,
         ipv4: bool,
-        attempt: u32,
-    ) -> Option<IpNet> {
-        let prefixes = object.spec.per_node_prefix.unwrap_or_default();
-        let prefix = if ipv4 { prefixes.ipv4 } else { prefixes.ipv6 };
-        let mut taken: Vec<IpNet> = taken.iter().filter_map(|block| block.cidr.parse().ok()).collect();
-        // A block is still useful if only a part of it is excluded.
-        taken.extend(spec.exclude_subnets.iter().filter(|exclude| {
-            let subnet = spec.subnets.iter().find(|subnet| subnet.contains(*exclude));
-            subnet.is_some_and(|subnet| exclude.prefix_len() <= kni_ipam::blocks::block_prefix(subnet, prefix))
-        }));
-        // The same seed in every network, so that the blocks of a node are similar where possible.
-        let mut hasher = FnvHasher::default();
-        (self.node.as_str(), attempt).hash(&mut hasher);
-        next_block(&spec.subnets, &taken, ipv4, prefix, hasher.finish())
+        mut first: Option<IpNet>,
+        mut units: Units,
+    ) -> (Claimed, Vec<IpNet>) {
+        let mut foreign = Vec::new();
+        for attempt in 0..TRIES {
+            kni_tasks::progress();
+            // A claim whose outcome is not known is settled before another unit is chosen.
+            let Some(unit) = first.take().or_else(|| units.next(&self.node, ipv4, attempt)) else {
+                return (Claimed::NoneLeft, foreign);
+            };
+            match within(claims.claim(network, &unit)).await {
+                Ok(Some(Claim::Ours)) => return (Claimed::Held(unit), foreign),
+                Ok(Some(Claim::Taken(by))) => {
+                    tracing::debug!(network = %network.name, block = %unit, by, "the address block is taken");
+                    units.taken.insert(&unit);
+                    foreign.push(unit);
+                }
+                Ok(None) => return (Claimed::Later, foreign),
+                Err(error) => return (Claimed::Failed(unit, error), foreign),
+            }
+        }
+        (Claimed::Later, foreign)
+    }
+
+    fn hold(&self, memory: &mut Memory, network: NetworkRef, unit: IpNet) {
+        memory.leaving.remove(&(network.name.clone(), unit));
+        self.cache.blocks().hold(&network.name, unit);
+        memory.networks.insert(network.name.clone(), network);
+    }
+
+    /// Stops leasing from empty blocks; a block of which an address was leased meanwhile stays.
+    async fn stop_leasing(&self, memory: &mut Memory, idle: Vec<Block>) {
+        if idle.is_empty() {
+            return;
+        }
+        for (network, block) in &idle {
+            self.cache.blocks().unhold(network, block);
+        }
+        self.apply_networks().await;
+        let leases = self.attacher.leases();
+        let mut returned = false;
+        for (network, block) in idle {
+            memory.empty.remove(&(network.clone(), block));
+            let used = leases
+                .get(&network)
+                .is_some_and(|leases| leases.iter().any(|ip| block.contains(ip)));
+            if used {
+                // No request was sent yet, so it is still the node's.
+                self.cache.blocks().hold(&network, block);
+                returned = true;
+            } else {
+                memory.leaving.insert((network, block));
+                memory.released = None;
+            }
+        }
+        if returned {
+            self.apply_networks().await;
+        }
+    }
+
+    /// Releases the blocks that are not leased from and have no lease left.
+    async fn release(&self, claims: &Claims, memory: &mut Memory) -> Result<(), ClaimError> {
+        if memory.leaving.is_empty() || memory.released.is_some_and(|last| last.elapsed() < ROUND) {
+            return Ok(());
+        }
+        memory.released = Some(Instant::now());
+        let leases = self.attacher.leases();
+        let is_empty = |(network, block): &&Block| {
+            let mut leases = leases.get(network).into_iter().flatten();
+            !leases.any(|ip| block.contains(ip))
+        };
+        let empty: Vec<Block> = memory.leaving.iter().filter(is_empty).cloned().collect();
+        let mut failed = Ok(());
+        for (network, block) in empty {
+            kni_tasks::progress();
+            match within(claims.release(&network, &block)).await {
+                Ok(Some(())) => {
+                    tracing::info!(%network, %block, "released an address block");
+                    memory.leaving.remove(&(network, block));
+                }
+                // The next round continues.
+                Ok(None) => {}
+                Err(error) => failed = Err(error),
+            }
+        }
+        failed
     }
 }
 
-/// Whether a network that is in use needs an additional block.
-fn take(view: &NetworkView, demanded: bool) -> Option<Step> {
-    let short = |usage: &AddressUse, has: bool| {
-        has && (usage.free == 0 || (!demanded && usage.free < usage.total / SPARE) || usage.total == 0)
-    };
-    let has = |ipv4: bool| view.network.spec.subnets.iter().any(|net| net.addr().is_ipv4() == ipv4);
-    let ipv4 = short(&view.ipv4, has(true));
-    let ipv6 = short(&view.ipv6, has(false));
-    (ipv4 || ipv6).then_some(Step::Take { ipv4, ipv6 })
+impl Memory {
+    /// Logs each failure once: every round repeats what failed.
+    fn report(&mut self, error: &str) {
+        if self.failure != error {
+            tracing::warn!(error, "cannot change the node's address blocks; trying again");
+            error.clone_into(&mut self.failure);
+        }
+    }
+}
+
+/// `None` if it takes too long.
+async fn within<T>(request: impl Future<Output = Result<T, ClaimError>>) -> Result<Option<T>, ClaimError> {
+    match timeout(PATIENCE, request).await {
+        Ok(done) => done.map(Some),
+        Err(_elapsed) => Ok(None),
+    }
 }

@@ -56,12 +56,17 @@ impl Cluster {
         let recorder = Recorder::new(self.client.clone(), reporter);
         let mut published = BTreeMap::new();
         loop {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                sent = changes.changed() => {
-                    if sent.is_err() { return }
-                    tokio::time::sleep(GATHER).await;
+            let next = async {
+                tokio::select! {
+                    _ = ticks.tick() => true,
+                    sent = changes.changed() => {
+                        tokio::time::sleep(GATHER).await;
+                        sent.is_ok()
+                    }
                 }
+            };
+            if !kni_tasks::waiting(next).await {
+                return;
             }
             changes.mark_unchanged();
             self.write_claims().await;

@@ -1,24 +1,24 @@
 //! Writes `PodInterface` objects: one per interface of the node's pods, as read from the kernel.
 
 use std::{
-    collections::BTreeMap,
-    hash::{Hash as _, Hasher as _},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::Duration,
 };
 
-use fnv::FnvHasher;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kni_api::{
     Condition, NETWORK_LABEL, NODE_LABEL, PodInterface, PodInterfaceSpec, PodInterfaceStatus,
-    pod_interface::{AttachedProgram, InterfaceAddress, InterfaceRoute},
+    pod_interface::{self, AttachedProgram, InterfaceAddress, InterfaceRoute},
     set_condition,
 };
 use kni_model::{
     egress::RefusedAddress,
     view::{InterfaceFilter, InterfaceView},
 };
+use kni_pods::LostRight;
+use kni_reflectors::version_of;
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams},
@@ -27,7 +27,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use kni_cluster::{Key, Tables};
 
-use super::Cluster;
+use super::{Cluster, retry::Retries};
 
 /// Interval of the kernel reads: programs and links change without a notification.
 const ROUND: Duration = Duration::from_secs(1);
@@ -35,18 +35,18 @@ const ROUND: Duration = Duration::from_secs(1);
 const GATHER: Duration = Duration::from_millis(50);
 /// Maximum number of concurrent requests.
 const AT_ONCE: usize = 16;
-/// Maximum length of an object's name.
-const MAX_NAME: usize = 253;
 /// The condition of [`egress_condition`].
 const EGRESS_READY: &str = "EgressReady";
-/// Field manager for server-side apply.
+/// Maximum length of a field manager's name.
+const MAX_MANAGER: usize = 128;
+/// Field manager for server-side apply, and prefix of those that name the node.
 pub(super) const FIELD_MANAGER: &str = "kni-agent";
 
 /// A write to the API server.
 #[derive(Debug)]
 enum Write {
     Put(Box<PodInterface>),
-    Delete(Key),
+    Delete,
 }
 
 impl Cluster {
@@ -57,12 +57,16 @@ impl Cluster {
         let mut attached = self.attacher.changes();
         let mut known = self.cache.changes();
         let mut seen = None;
+        let mut retries = Retries::default();
         loop {
-            let ticked = tokio::select! {
-                _ = ticks.tick() => true,
-                _ = attached.changed() => { tokio::time::sleep(GATHER).await; true }
-                _ = known.changed() => { tokio::time::sleep(GATHER).await; false }
-            };
+            let ticked = kni_tasks::waiting(async {
+                tokio::select! {
+                    _ = ticks.tick() => true,
+                    _ = attached.changed() => { tokio::time::sleep(GATHER).await; true }
+                    _ = known.changed() => { tokio::time::sleep(GATHER).await; false }
+                }
+            })
+            .await;
             let versions = {
                 let tables = self.cache.tables();
                 (tables.interfaces.version(), tables.pods.version())
@@ -75,26 +79,42 @@ impl Cluster {
             // Takes some microseconds in the kernel for each interface.
             let views = tokio::task::spawn_blocking(move || asked.interfaces(&InterfaceFilter::default())).await;
             let Ok(views) = views else { continue };
-            let writes = self.interface_writes(&views);
-            stream::iter(writes.into_iter().map(|write| self.write_interface(write)))
-                .buffer_unordered(AT_ONCE)
-                .collect::<()>()
-                .await;
+            let sets = self.interface_writes(&views);
+            retries.retain(|key| sets.iter().any(|writes| writes.contains_key(key)));
+            for writes in sets {
+                let due = writes.into_iter().filter(|(key, _)| retries.is_due(key));
+                let due: Vec<_> = due.map(|(key, write)| self.write_interface(key, write)).collect();
+                let mut done = stream::iter(due).buffer_unordered(AT_ONCE);
+                while let Some((key, succeeded)) = done.next().await {
+                    retries.ended(key, succeeded);
+                    kni_tasks::progress();
+                }
+            }
             self.write_network_status(&views).await;
         }
     }
 
-    fn interface_writes(&self, views: &[InterfaceView]) -> Vec<Write> {
+    /// The necessary writes, in the order of the sets.
+    fn interface_writes(&self, views: &[InterfaceView]) -> [BTreeMap<Key, Write>; 3] {
         let enforced = self.sync.policy_problem();
+        let lost = self.attacher.lost_rights();
         let refused = self.uplink.refused_interfaces();
         let tables = self.cache.tables();
         let mut desired: BTreeMap<Key, PodInterface> = BTreeMap::new();
         for view in views {
-            let Some(mut object) = self.object_of(view, &tables, enforced.as_deref()) else {
+            let closed = self.sync.closed_endpoint(view.attachment.endpoint);
+            let not_enforced = match (&enforced, &closed) {
+                (Some(problem), _) => Some(("NotInForce", problem.as_str())),
+                (None, Some(reason)) => Some(("QuotaExceeded", reason.as_str())),
+                (None, None) => None,
+            };
+            let Some(mut object) = self.object_of(view, &tables, not_enforced) else {
                 continue;
             };
-            let refused = refused.get(&view.attachment.endpoint).map(Vec::as_slice);
+            let right = lost.get(&(view.sandbox.id.clone(), view.attachment.ifname.clone()));
             if let Some(status) = &mut object.status {
+                status.conditions.push(authorized(right));
+                let refused = refused.get(&view.attachment.endpoint).map(Vec::as_slice);
                 status.conditions.extend(egress_condition(refused.unwrap_or_default()));
             }
             let key = Key::new(&object.namespace().unwrap_or_default(), &object.name_any());
@@ -103,7 +123,18 @@ impl Cluster {
         let rows = tables.interfaces.rows();
         let ours = rows.iter().filter(|(_, row)| row.spec.node_name == self.node);
         let gone = ours.filter(|(key, _)| !desired.contains_key(*key));
-        let mut writes: Vec<Write> = gone.map(|(key, _)| Write::Delete(key.clone())).collect();
+        // Other nodes must know an interface at any time: an object under the name of an earlier release stays until the
+        // one under its present name is there.
+        let interface = |spec: &PodInterfaceSpec| (spec.pod_uid.clone(), spec.interface_name.clone());
+        let there: BTreeSet<_> = desired.values().map(|object| interface(&object.spec)).collect();
+        let (renamed, gone): (Vec<_>, Vec<_>) = gone.partition(|(_, row)| there.contains(&interface(&row.spec)));
+        let delete = |rows: Vec<(&Key, _)>| -> BTreeMap<Key, Write> {
+            rows.into_iter()
+                .map(|(key, _): (&Key, &Arc<PodInterface>)| (key.clone(), Write::Delete))
+                .collect()
+        };
+        let (gone, renamed) = (delete(gone), delete(renamed));
+        let mut writes = BTreeMap::new();
         for (key, object) in desired {
             let object = match rows.get(&key) {
                 Some(known) => match updated(known, object) {
@@ -112,13 +143,18 @@ impl Cluster {
                 },
                 None => object,
             };
-            writes.push(Write::Put(Box::new(object)));
+            writes.insert(key, Write::Put(Box::new(object)));
         }
-        writes
+        [gone, writes, renamed]
     }
 
     /// The object of an interface; `None` for pods that are not in the cluster's state, or no longer.
-    fn object_of(&self, view: &InterfaceView, tables: &Tables, not_enforced: Option<&str>) -> Option<PodInterface> {
+    fn object_of(
+        &self,
+        view: &InterfaceView,
+        tables: &Tables,
+        not_enforced: Option<NotEnforced<'_>>,
+    ) -> Option<PodInterface> {
         let InterfaceView {
             sandbox, attachment, ..
         } = view;
@@ -129,7 +165,7 @@ impl Cluster {
         let own = sandbox.parent.as_ref().unwrap_or(&sandbox.id);
         let ifname = attachment.ifname.as_str();
         let mut object = PodInterface::new(
-            &object_name(&sandbox.pod.name, ifname),
+            &pod_interface::name(&sandbox.pod.name, &pod.uid, ifname),
             PodInterfaceSpec {
                 pod_name: sandbox.pod.name.clone(),
                 pod_uid: pod.uid.clone(),
@@ -159,41 +195,48 @@ impl Cluster {
         Some(object)
     }
 
-    async fn write_interface(&self, write: Write) {
+    /// The field manager for objects that no other node writes.
+    fn field_manager(&self) -> String {
+        let manager = format!("{FIELD_MANAGER}/{}", self.node);
+        manager.chars().take(MAX_MANAGER).collect()
+    }
+
+    /// Returns the object and whether it was written.
+    async fn write_interface(&self, key: Key, write: Write) -> (Key, bool) {
         let done = match &write {
             Write::Put(object) => self.put_interface(object).await,
-            Write::Delete(key) => self.delete_interface(key).await,
+            Write::Delete => self.delete_interface(&key).await,
         };
-        if let Err(error) = done {
-            // The next round retries.
-            tracing::debug!(%error, "cannot write a PodInterface");
+        if let Err(error) = &done {
+            tracing::debug!(object = %key, %error, "cannot write a PodInterface; trying again");
         }
+        let succeeded = done.is_ok();
+        (key, succeeded)
     }
 
     async fn put_interface(&self, object: &PodInterface) -> Result<(), kube::Error> {
         let namespace = object.namespace().unwrap_or_default();
         let api: Api<PodInterface> = Api::namespaced(self.client.clone(), &namespace);
         let name = object.name_any();
-        let apply = PatchParams::apply(FIELD_MANAGER).force();
+        let apply = PatchParams::apply(&self.field_manager()).force();
         let mut body = object.clone();
         body.status = None;
-        let known = self.cache.tables().interfaces.get(&namespace, &name).cloned();
-        if known
-            .as_ref()
-            .is_some_and(|known| known.spec.pod_uid != object.spec.pod_uid)
-        {
-            // The object belongs to an earlier pod of that name.
-            self.delete_interface(&Key::new(&namespace, &name)).await?;
-        }
+        let (since, known) = {
+            let tables = self.cache.tables();
+            let known = tables.interfaces.get(&namespace, &name).cloned();
+            (tables.interfaces.newest(), known)
+        };
         if known.is_none_or(|known| known.spec != object.spec || !same_metadata(&known, object)) {
             api.patch(&name, &apply, &Patch::Apply(&body)).await?;
         }
         body.status.clone_from(&object.status);
         let written = api.patch_status(&name, &apply, &Patch::Apply(&body)).await?;
-        self.cache.change(|tables| {
+        let version = version_of(&written.metadata);
+        self.cache.change_written(|tables| {
+            let row = Arc::new(without_managers(written));
             tables
                 .interfaces
-                .put(Key::new(&namespace, &name), Some(Arc::new(without_managers(written))));
+                .put_written(Key::new(&namespace, &name), since, version, Some(row))
         });
         Ok(())
     }
@@ -209,6 +252,9 @@ impl Cluster {
         Ok(())
     }
 }
+
+/// Why the policies of an interface are not enforced: the reason of the condition, and its message.
+type NotEnforced<'a> = (&'static str, &'a str);
 
 fn without_managers(mut object: PodInterface) -> PodInterface {
     object.metadata.managed_fields = None;
@@ -259,7 +305,7 @@ fn egress_condition(refused: &[RefusedAddress]) -> Option<Condition> {
     ))
 }
 
-fn conditions(view: &InterfaceView, not_enforced: Option<&str>) -> Vec<Condition> {
+fn conditions(view: &InterfaceView, not_enforced: Option<NotEnforced<'_>>) -> Vec<Condition> {
     let healthy = view.problems.is_empty();
     let (reason, message) = if healthy {
         ("Attached", "the interface is there and its programs run".to_owned())
@@ -268,7 +314,7 @@ fn conditions(view: &InterfaceView, not_enforced: Option<&str>) -> Vec<Condition
     };
     let policy = match (view.attachment.kind.has_row(), not_enforced) {
         (true, None) => ("Enforced", "the policies that select the pod are enforced"),
-        (true, Some(problem)) => ("NotInForce", problem),
+        (true, Some(problem)) => problem,
         (false, _) => ("NoPrograms", "no policy holds at an interface of this kind"),
     };
     vec![
@@ -277,7 +323,17 @@ fn conditions(view: &InterfaceView, not_enforced: Option<&str>) -> Vec<Condition
     ]
 }
 
-fn status_of(view: &InterfaceView, not_enforced: Option<&str>) -> PodInterfaceStatus {
+/// Whether the pod would get the interface again.
+fn authorized(lost: Option<&LostRight>) -> Condition {
+    match lost {
+        None => Condition::now("Authorized", true, "Admitted", "the network admits the pod", None),
+        Some(LostRight { refusal, .. }) => {
+            Condition::now("Authorized", false, refusal.rule.reason(), &refusal.to_string(), None)
+        }
+    }
+}
+
+fn status_of(view: &InterfaceView, not_enforced: Option<NotEnforced<'_>>) -> PodInterfaceStatus {
     let InterfaceView {
         sandbox,
         attachment,
@@ -318,38 +374,5 @@ fn status_of(view: &InterfaceView, not_enforced: Option<&str>) -> PodInterfaceSt
             .collect(),
         endpoint_id: attachment.endpoint.0,
         network_id: attachment.network_id.get(),
-    }
-}
-
-/// `POD.IFNAME`. Interface names that are invalid in object names, and names that are too long, are replaced by a hash
-/// of both.
-fn object_name(pod: &str, ifname: &str) -> String {
-    let plain = |name: &str| name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    let name = format!("{pod}.{ifname}");
-    if plain(ifname) && name.len() <= MAX_NAME {
-        return name;
-    }
-    let mut hasher = FnvHasher::default();
-    (pod, ifname).hash(&mut hasher);
-    let pod: String = pod.chars().take(MAX_NAME - 18).collect();
-    // An interface name has at most 15 characters, so this form is unambiguous.
-    format!("{}.{:016x}", pod.trim_end_matches(['.', '-']), hasher.finish())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_tell_pods_and_interfaces_apart() {
-        assert_eq!(object_name("web-0", "eth0"), "web-0.eth0");
-        let odd = object_name("web-0", "Net_1");
-        assert!(
-            odd.starts_with("web-0.") && odd != object_name("web-0", "net_1"),
-            "{odd}"
-        );
-        let long = "a".repeat(253);
-        assert!(object_name(&long, "eth0").len() <= MAX_NAME);
-        assert_ne!(object_name(&long, "eth0"), object_name(&long, "net1"));
     }
 }

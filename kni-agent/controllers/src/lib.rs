@@ -15,21 +15,23 @@
 mod attachments;
 mod blocks;
 mod egress;
+mod events;
 mod interfaces;
 mod network_status;
 mod node;
+mod peers;
+mod retry;
+mod rights;
 mod sync;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
+use events::Events;
 use futures::future::BoxFuture;
-use kni_crd::PodNetwork;
 use kni_enforcement::Enforcer;
 use kni_inspect::Inspector;
 use kni_model::{
@@ -38,12 +40,18 @@ use kni_model::{
     view::DesiredNetworks,
 };
 use kni_pods::Pods;
-use kni_reflectors::reflect_node;
+use kni_reflectors::{Connection, RequestCount, WatchState, WatchView, reflect_node};
+use kni_tasks::Tasks;
 use kni_uplink::Uplink;
 use kube::Client;
 use tokio::sync::Notify;
 
-use kni_cluster::{ClusterCache, Key, Networks, Tables};
+use kni_cluster::{ClusterCache, Networks, Tables};
+
+use self::{node::SentStatus, sync::PolicyVersions};
+
+/// How long a round of attaches may take.
+const ATTACH_LIMIT: Duration = Duration::from_mins(5);
 
 /// The identity of the agent in the cluster, and its options.
 #[derive(Debug, Clone)]
@@ -52,6 +60,8 @@ pub struct ClusterOptions {
     pub node: String,
     /// Services, as `namespace/name`, that pods of every network with egress reach by their address.
     pub shared_services: BTreeSet<String>,
+    /// How long a watch waits at most after failures, where tests demand less than usual.
+    pub longest_pause: Option<Duration>,
 }
 
 /// The initial objects of the cluster, before anything is applied.
@@ -75,18 +85,38 @@ pub type Apply = Arc<dyn Fn(DesiredNetworks) -> BoxFuture<'static, Result<(), St
 /// The watches of the API server, without the controllers of the node.
 #[derive(Clone)]
 pub struct Reflectors {
-    client: Client,
+    connection: Connection,
     options: ClusterOptions,
     cache: ClusterCache,
+    counts: WatchState,
+    tasks: Tasks,
 }
 
 impl Reflectors {
     /// Starts to follow the API server. Call it inside a tokio runtime.
-    pub fn start(client: Client, options: ClusterOptions) -> Self {
-        let cache = ClusterCache::new(&options.node);
-        // They end with the runtime.
-        reflect_node(&client, &cache, &options.node).detach_all();
-        Self { client, options, cache }
+    pub fn start(connection: Connection, options: ClusterOptions, tasks: Tasks) -> Self {
+        let cache = ClusterCache::new();
+        let counts = options.longest_pause.map_or_else(WatchState::default, WatchState::new);
+        for reflector in reflect_node(&connection.client, &cache, &counts, &options.node) {
+            tasks.spawn(reflector.task, reflector.run);
+        }
+        Self {
+            connection,
+            options,
+            cache,
+            counts,
+            tasks,
+        }
+    }
+
+    /// The state of each watch.
+    pub fn watches(&self) -> Vec<WatchView> {
+        self.counts.view()
+    }
+
+    /// The requests until now, by result.
+    pub fn requests(&self) -> Vec<RequestCount> {
+        self.connection.requests.view()
     }
 
     /// The cache that the watches fill.
@@ -103,7 +133,7 @@ impl Reflectors {
                 return;
             }
             tracing::debug!(?missing, "waiting for the API server");
-            if changes.changed().await.is_err() {
+            if kni_tasks::waiting(changes.changed()).await.is_err() {
                 return;
             }
         }
@@ -132,7 +162,9 @@ impl Reflectors {
     ) -> Cluster {
         Cluster {
             shared: Arc::new(Shared {
-                client: self.client.clone(),
+                events: Events::new(self.connection.client.clone(), &self.options.node),
+                client: self.connection.client.clone(),
+                tasks: self.tasks.clone(),
                 node: self.options.node.clone(),
                 services_of_all: self.options.shared_services.clone(),
                 cache: self.cache.clone(),
@@ -141,7 +173,8 @@ impl Reflectors {
                 sync,
                 uplink,
                 apply,
-                applied_policies: AtomicU64::new(0),
+                sent_status: Mutex::default(),
+                applied_policies: Mutex::default(),
                 node_changed: Notify::new(),
             }),
         }
@@ -165,6 +198,8 @@ impl std::ops::Deref for Cluster {
 /// The state that the controllers of a node share.
 pub struct Shared {
     client: Client,
+    events: Events,
+    tasks: Tasks,
     node: String,
     services_of_all: BTreeSet<String>,
     cache: ClusterCache,
@@ -173,24 +208,28 @@ pub struct Shared {
     sync: Arc<Enforcer>,
     uplink: Arc<Uplink>,
     apply: Apply,
-    /// The newest policy version that was applied.
-    applied_policies: AtomicU64,
+    sent_status: Mutex<Option<SentStatus>>,
+    /// The changes of policies that are applied.
+    applied_policies: Mutex<PolicyVersions>,
     /// Notifies that the status of the node's object has changed.
     node_changed: Notify,
 }
 
 impl Cluster {
-    /// Starts the controllers, after everything was read; see [`Reflectors::synced`]. The tasks end with the runtime.
+    /// Starts the controllers, after everything was read; see [`Reflectors::synced`].
     pub fn run(&self) {
-        tokio::spawn(self.clone().sync_networks());
-        tokio::spawn(self.clone().sync_policies());
-        tokio::spawn(self.clone().sync_services());
-        tokio::spawn(self.clone().sync_pods());
-        tokio::spawn(self.clone().reconcile_blocks());
-        tokio::spawn(self.clone().reconcile_attachments());
-        tokio::spawn(self.clone().reconcile_interfaces());
-        tokio::spawn(self.clone().reconcile_node());
-        tokio::spawn(self.clone().reconcile_egress());
+        let tasks = &self.tasks;
+        tasks.spawn("sync-networks", self.clone().sync_networks());
+        tasks.spawn("sync-policies", self.clone().sync_policies());
+        tasks.spawn("sync-services", self.clone().sync_services());
+        tasks.spawn("sync-pods", self.clone().sync_pods());
+        tasks.spawn("address-blocks", self.clone().reconcile_blocks());
+        // Each of its steps is an attach.
+        tasks.spawn_slow("attachments", ATTACH_LIMIT, self.clone().reconcile_attachments());
+        tasks.spawn("rights", self.clone().reconcile_rights());
+        tasks.spawn("podinterfaces", self.clone().reconcile_interfaces());
+        tasks.spawn("egress-claims", self.clone().reconcile_egress());
+        tasks.spawn("node-status", self.clone().reconcile_node());
     }
 
     /// The kinds that were not read yet, by name.
@@ -204,15 +243,15 @@ impl Shared {
         self.cache.networks(tables)
     }
 
-    fn applied_policies(&self, newest: u64) {
-        self.applied_policies.store(newest, Ordering::Relaxed);
-        self.node_changed.notify_one();
+    fn applied_policies(&self, versions: PolicyVersions) {
+        let mut applied = self.applied_policies.lock().unwrap_or_else(PoisonError::into_inner);
+        if *applied != versions {
+            *applied = versions;
+            self.node_changed.notify_one();
+        }
     }
 
-    /// Records a written object before the watch reports it.
-    fn cache_network(&self, object: PodNetwork) {
-        let name = object.metadata.name.clone().unwrap_or_default();
-        self.cache
-            .change(|tables| tables.networks.put(Key::new("", &name), Some(Arc::new(object))));
+    fn policy_versions(&self) -> PolicyVersions {
+        *self.applied_policies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

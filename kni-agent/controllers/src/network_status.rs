@@ -70,7 +70,8 @@ impl Cluster {
             field_manager: Some(super::interfaces::FIELD_MANAGER.to_owned()),
             ..PatchParams::default()
         };
-        if let Err(error) = api.patch_metadata(&name, &params, &Patch::Merge(&patch)).await {
+        // The account may change annotations by way of the status only: neither labels nor the specification.
+        if let Err(error) = api.patch_status(&name, &params, &Patch::Merge(&patch)).await {
             // The next round retries, if the pod still exists.
             tracing::debug!(namespace, name, %error, "cannot write the pod's network status");
         }

@@ -3,16 +3,17 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use kni_api::{
     Condition, NodeNetwork, NodeNetworkSpec, NodeNetworkStatus, NodeNetworkSummary,
-    node_network::{NodeNetworkEntry, PolicySummary, RefusedPolicy},
+    node_network::{ClosedNamespace, NodeNetworkEntry, PolicySummary, RefusedPolicy},
     set_condition,
 };
 use kni_model::view::{NetworkView, StatusView};
+use kni_reflectors::version_of;
 use kube::{
     Api,
     api::{Patch, PatchParams},
@@ -26,26 +27,41 @@ use kni_cluster::{Key, Tables, needs_block};
 const ROUND: Duration = Duration::from_secs(1);
 /// Changes that arrive within this time are written together.
 const GATHER: Duration = Duration::from_millis(100);
-/// Maximum number of refused policies that are listed.
+/// Maximum number of refused policies, and of namespaces beyond their quota, that are listed.
 const MOST_REFUSED: usize = 64;
 
+/// The last written status of the node.
+#[derive(Debug)]
+pub(super) struct SentStatus {
+    sent: NodeNetworkStatus,
+    /// What the API server made of it.
+    stored: Option<NodeNetworkStatus>,
+}
+
 impl Cluster {
+    fn sent_status(&self) -> MutexGuard<'_, Option<SentStatus>> {
+        self.sent_status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Writes the node's state for as long as the agent runs.
     pub(super) async fn reconcile_node(self) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut attached = self.attacher.changes();
         loop {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                _ = attached.changed() => tokio::time::sleep(GATHER).await,
-                () = self.node_changed.notified() => tokio::time::sleep(GATHER).await,
-            }
+            kni_tasks::waiting(async {
+                tokio::select! {
+                    _ = ticks.tick() => {}
+                    _ = attached.changed() => tokio::time::sleep(GATHER).await,
+                    () = self.node_changed.notified() => tokio::time::sleep(GATHER).await,
+                }
+            })
+            .await;
             let inspector = self.inspector.clone();
-            let Ok(status) = tokio::task::spawn_blocking(move || inspector.status()).await else {
+            let read = tokio::task::spawn_blocking(move || (inspector.status(), inspector.networks()));
+            let Ok((status, views)) = read.await else {
                 continue;
             };
-            let views = self.attacher.networks();
             if let Err(error) = self.write_node_network(&status, &views).await {
                 // The next round retries.
                 tracing::debug!(%error, "cannot write the status of the node");
@@ -54,10 +70,15 @@ impl Cluster {
     }
 
     async fn write_node_network(&self, agent: &StatusView, views: &[NetworkView]) -> Result<(), kube::Error> {
-        let (known, mut status) = {
+        let (since, known, mut status) = {
             let tables = self.cache.tables();
+            if !tables.own_network.is_synced() {
+                // Without the present conditions, their times would be lost.
+                return Ok(());
+            }
             let known = tables.own_network.get("", &self.node).cloned();
-            (known, self.node_status(&tables, agent, views))
+            let status = self.node_status(&tables, agent, views);
+            (tables.own_network.newest(), known, status)
         };
         let before = known.as_ref().and_then(|known| known.status.clone());
         let mut conditions = before
@@ -68,7 +89,9 @@ impl Cluster {
             set_condition(&mut conditions, condition);
         }
         status.conditions = conditions;
-        if before.as_ref() == Some(&status) {
+        // Definitions of an earlier release drop fields, so that the object never equals the status.
+        let dropped = |sent: &SentStatus| before == sent.stored && sent.sent == status;
+        if before.as_ref() == Some(&status) || self.sent_status().as_ref().is_some_and(dropped) {
             return Ok(());
         }
         let api: Api<NodeNetwork> = Api::all(self.client.clone());
@@ -77,13 +100,19 @@ impl Cluster {
         if known.is_none() {
             api.patch(&self.node, &apply, &Patch::Apply(&object)).await?;
         }
-        object.status = Some(status);
+        object.status = Some(status.clone());
         let mut written = api.patch_status(&self.node, &apply, &Patch::Apply(&object)).await?;
         written.metadata.managed_fields = None;
-        self.cache.change(|tables| {
+        *self.sent_status() = Some(SentStatus {
+            sent: status,
+            stored: written.status.clone(),
+        });
+        let version = version_of(&written.metadata);
+        self.cache.change_written(|tables| {
+            let key = Key::new("", &self.node);
             tables
                 .own_network
-                .put(Key::new("", &self.node), Some(Arc::new(written)));
+                .put_written(key, since, version, Some(Arc::new(written)))
         });
         Ok(())
     }
@@ -101,6 +130,14 @@ impl Cluster {
         } else {
             ("AsExpected", "everything works".to_owned())
         };
+        let degraded = Condition::now("Degraded", degraded, why, &message, None);
+        let conflicts = self.cache.blocks().conflicts();
+        let (reason, message) = if conflicts.is_empty() {
+            ("NoConflict", "no pod has an address of another node's block".to_owned())
+        } else {
+            ("OtherNodesBlock", conflicts.join("; "))
+        };
+        let conflict = Condition::now("AddressConflict", !conflicts.is_empty(), reason, &message, None);
         let sources = &agent.uplink.sources;
         let addresses: Vec<String> = if sources.is_empty() {
             let node = tables.own_node.get("", &self.node);
@@ -108,16 +145,20 @@ impl Cluster {
         } else {
             sources.iter().map(ToString::to_string).collect()
         };
+        let networks: Vec<NodeNetworkEntry> = views.iter().map(|view| self.entry(tables, view)).collect();
         let mut status = NodeNetworkStatus {
             conditions: vec![
                 Condition::now("Ready", agent.ready, ready.0, &ready.1, None),
-                Condition::now("Degraded", degraded, why, &message, None),
+                degraded,
+                conflict,
+                state_lost(agent),
+                addresses_available(&networks),
             ],
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             tunnel_endpoints: addresses,
             features: features(agent),
             network_names: views.iter().map(|view| view.network.spec.name.to_string()).collect(),
-            networks: views.iter().map(|view| self.entry(tables, view)).collect(),
+            networks,
             policies: self.policy_summary(tables),
             interfaces: agent.attachments.into(),
             summary: NodeNetworkSummary::default(),
@@ -165,6 +206,13 @@ impl Cluster {
         let mut refused = Vec::new();
         let mut known = 0;
         for (kind, table) in kinds {
+            let undecoded = table.refused().iter();
+            refused.extend(undecoded.map(|(key, reason)| RefusedPolicy {
+                kind: kind.to_owned(),
+                namespace: key.namespace.clone(),
+                name: key.name.clone(),
+                reason: reason.clone(),
+            }));
             for (key, row) in table.rows() {
                 known += 1;
                 if let Err(reason) = &row.policy {
@@ -178,11 +226,18 @@ impl Cluster {
             }
         }
         refused.truncate(MOST_REFUSED);
+        let versions = self.policy_versions();
+        let closed = self.sync.closed_namespaces().into_iter().take(MOST_REFUSED);
         PolicySummary {
             known,
             programmed: self.sync.policy_problem().is_none(),
-            resource_version: self.applied_policies.load(Ordering::Relaxed).to_string(),
+            // Earlier releases compare this one with egress policies only.
+            resource_version: versions.egress.to_string(),
+            resource_versions: versions.by_kind(),
             refused,
+            closed: closed
+                .map(|(namespace, reason)| ClosedNamespace { namespace, reason })
+                .collect(),
         }
     }
 
@@ -223,6 +278,21 @@ impl Cluster {
     }
 }
 
+/// Whether every network has an address for another pod. Those that have none are named: new pods of theirs wait.
+fn addresses_available(networks: &[NodeNetworkEntry]) -> Condition {
+    let full = networks.iter().filter(|entry| entry.exhausted);
+    let full: Vec<String> = full
+        .map(|entry| format!("{} (0 of {} free)", entry.name, entry.capacity))
+        .collect();
+    if full.is_empty() {
+        let message = "every network has a free address, or can get an address block";
+        Condition::now("AddressesAvailable", true, "Available", message, None)
+    } else {
+        let message = format!("no address is left in network {}", full.join(", "));
+        Condition::now("AddressesAvailable", false, "Exhausted", &message, None)
+    }
+}
+
 fn features(agent: &StatusView) -> BTreeMap<String, String> {
     let mut features: BTreeMap<String, String> = [("hook".to_owned(), agent.hook.clone())].into();
     if !agent.uplink.ifname.is_empty() {
@@ -238,4 +308,12 @@ fn features(agent: &StatusView) -> BTreeMap<String, String> {
 /// The API uses signed 64-bit numbers.
 fn saturate(number: u128) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// Whether the agent found its state lost at its start.
+fn state_lost(agent: &StatusView) -> Condition {
+    match &agent.state_lost {
+        Some(report) => Condition::now("StateLost", true, "Recovered", report, None),
+        None => Condition::now("StateLost", false, "AsExpected", "the state is complete", None),
+    }
 }

@@ -6,51 +6,97 @@ use std::{
     time::Duration,
 };
 
-use kni_crd::PodInterface;
 use kni_enforcement::Enforcer;
 use kni_model::{
-    NetworkName, PodRef, Sandbox, SandboxId,
+    AccessRefusal, NetworkName, Sandbox, SandboxId, joining,
     network::EgressMode,
-    policy::{PolicyInterface, PolicyPod},
+    policy::{PolicyKind, PolicyPod},
     service::{EndpointSlice, Service},
+    view::DesiredNetworks,
 };
 
-use kni_cluster::{Networks, Tables};
+use kni_cluster::{Key, Networks, Tables};
 
-use super::Cluster;
+use super::{Cluster, peers::Peers, retry::Retry};
 
 /// Changes of networks, services and pods that arrive within this time are processed together. Policies do not wait.
 const GATHER: Duration = Duration::from_millis(20);
 
+/// How long policies that could not be applied wait for the next attempt. The enforcement service has pauses of its own.
+const CHECK: Duration = Duration::from_secs(1);
+
+/// The resource version of each kind of policy up to which all changes are known, deletions included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct PolicyVersions {
+    pub(super) egress: u64,
+    network: u64,
+    multi: u64,
+}
+
+impl PolicyVersions {
+    fn of(tables: &Tables) -> Self {
+        Self {
+            egress: tables.egress_policies.newest(),
+            network: tables.network_policies.newest(),
+            multi: tables.multi_policies.newest(),
+        }
+    }
+
+    /// The versions as they are reported.
+    pub(super) fn by_kind(self) -> BTreeMap<String, String> {
+        let kinds = [
+            (PolicyKind::EgressPolicy, self.egress),
+            (PolicyKind::NetworkPolicy, self.network),
+            (PolicyKind::MultiNetworkPolicy, self.multi),
+        ];
+        kinds
+            .map(|(kind, version)| (kind.as_str().to_owned(), version.to_string()))
+            .into()
+    }
+}
+
 impl Cluster {
-    /// Applies the current networks. Failures are logged and retried with the next change.
-    pub(super) async fn apply_networks(&self) {
+    /// Applies the current networks; returns whether that succeeded. Failures are logged.
+    pub(super) async fn apply_networks(&self) -> bool {
         let desired = {
             let tables = self.cache.tables();
             self.networks(&tables).desired
         };
-        if let Err(error) = (self.apply)(desired).await {
-            tracing::error!(%error, "cannot apply the cluster's networks");
-        }
+        self.apply_these(desired).await
     }
 
-    /// Applies changes of networks for as long as the agent runs.
+    async fn apply_these(&self, desired: DesiredNetworks) -> bool {
+        let done = (self.apply)(desired).await;
+        if let Err(error) = &done {
+            tracing::error!(%error, "cannot apply the cluster's networks");
+        }
+        done.is_ok()
+    }
+
+    /// Applies changes of networks for as long as the agent runs, and repeats what fails.
     pub(super) async fn sync_networks(self) {
         let mut changes = self.cache.changes();
-        let mut seen = None;
+        let mut tried = None;
+        let mut retry = Retry::default();
         loop {
             // The status of networks changes with every pod; their specification rarely does.
             let desired = {
                 let tables = self.cache.tables();
                 self.networks(&tables).desired
             };
-            if seen.as_ref() != Some(&desired) {
-                seen = Some(desired);
-                self.apply_networks().await;
+            if tried.as_ref() != Some(&desired) || retry.is_over() {
+                tried = Some(desired.clone());
+                retry.ended(self.apply_these(desired).await);
                 // Services depend on networks.
                 self.apply_services().await;
             }
-            if changes.changed().await.is_err() {
+            let next = async {
+                tokio::select! {
+                    sent = changes.changed() => sent.is_ok(),
+                    () = retry.wait() => true,
+                }
+            };
+            if !kni_tasks::waiting(next).await {
                 return;
             }
             tokio::time::sleep(GATHER).await;
@@ -62,6 +108,7 @@ impl Cluster {
     pub(super) async fn sync_policies(self) {
         let mut changes = self.cache.changes();
         let mut seen = (None, None);
+        let mut waits = false;
         loop {
             let (policies, namespaces, versions, newest) = {
                 let tables = self.cache.tables();
@@ -74,10 +121,10 @@ impl Cluster {
                     let rows = tables.namespaces.rows().iter();
                     rows.map(|(key, labels)| (key.name.clone(), labels.clone())).collect()
                 });
-                (policies, namespaces, versions, newest_policy(&tables))
+                (policies, namespaces, versions, PolicyVersions::of(&tables))
             };
-            if policies.is_some() || namespaces.is_some() {
-                seen = versions;
+            // After a failure, the enforcement service retries; this asks whether it succeeded.
+            if policies.is_some() || namespaces.is_some() || (waits && self.sync.policy_problem().is_none()) {
                 let sync = Arc::clone(&self.sync);
                 let done = tokio::task::spawn_blocking(move || {
                     if let Some(namespaces) = namespaces {
@@ -88,12 +135,27 @@ impl Cluster {
                     }
                     sync.sync_policies()
                 });
-                // The enforcement service logs and retries failures.
-                if let Ok(Ok(_rows)) = done.await {
-                    self.applied_policies(newest);
+                match done.await {
+                    Ok(result) => {
+                        seen = versions;
+                        waits = result.is_err();
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, "cannot process the cluster's policies");
+                        waits = true;
+                    }
                 }
             }
-            if changes.changed().await.is_err() {
+            if !waits {
+                self.applied_policies(newest);
+            }
+            let next = async {
+                tokio::select! {
+                    sent = changes.changed() => sent.is_ok(),
+                    () = tokio::time::sleep(CHECK), if waits => true,
+                }
+            };
+            if !kni_tasks::waiting(next).await {
                 return;
             }
         }
@@ -106,13 +168,18 @@ impl Cluster {
         loop {
             let versions = {
                 let tables = self.cache.tables();
-                (tables.services.version(), tables.slices.version())
+                // Networks admit Services by the labels of namespaces.
+                (
+                    tables.services.version(),
+                    tables.slices.version(),
+                    tables.namespaces.version(),
+                )
             };
             if seen != Some(versions) {
                 seen = Some(versions);
                 self.apply_services().await;
             }
-            if changes.changed().await.is_err() {
+            if kni_tasks::waiting(changes.changed()).await.is_err() {
                 return;
             }
             tokio::time::sleep(GATHER).await;
@@ -140,7 +207,8 @@ impl Cluster {
         let mut changes = self.cache.changes();
         let mut attached = self.attacher.changes();
         let mut seen = None;
-        let mut peers = BTreeMap::new();
+        let mut retry = Retry::default();
+        let (mut peers, mut refused) = (BTreeMap::new(), BTreeMap::new());
         loop {
             let versions = {
                 let tables = self.cache.tables();
@@ -151,20 +219,29 @@ impl Cluster {
                 );
                 (versions, *attached.borrow_and_update())
             };
-            if seen != Some(versions) {
+            if seen != Some(versions) || retry.is_over() {
                 seen = Some(versions);
-                self.relabel().await;
-                self.sync_peers(&mut peers).await;
+                let relabeled = self.relabel().await;
+                let known = self.sync_peers(&mut peers, &mut refused).await;
+                retry.ended(relabeled && known);
             }
-            tokio::select! {
-                sent = changes.changed() => if sent.is_err() { return },
-                sent = attached.changed() => if sent.is_err() { return },
+            let next = async {
+                tokio::select! {
+                    sent = changes.changed() => sent.is_ok(),
+                    sent = attached.changed() => sent.is_ok(),
+                    () = retry.wait() => true,
+                }
+            };
+            if !kni_tasks::waiting(next).await {
+                return;
             }
             tokio::time::sleep(GATHER).await;
         }
     }
 
-    async fn relabel(&self) {
+    /// Updates labels and named ports of the attached pods from the API server. Before the first policies this also gives
+    /// pods theirs whose records were rebuilt. Returns whether all of them could be updated.
+    pub async fn relabel(&self) -> bool {
         let sandboxes = self.attacher.sandboxes();
         let changed: Vec<(SandboxId, _)> = {
             let tables = self.cache.tables();
@@ -178,36 +255,39 @@ impl Cluster {
             all.filter_map(|sandbox| Some((sandbox.id.clone(), facts(sandbox)?)))
                 .collect()
         };
+        let mut succeeded = true;
         for (id, pod) in changed {
             let done = self.attacher.relabel(id, pod.labels.clone(), pod.ports.clone());
             if let Err(error) = done.await {
-                tracing::warn!(%error, "cannot update a pod's labels");
+                tracing::warn!(%error, "cannot update a pod's labels; trying again");
+                succeeded = false;
             }
+            kni_tasks::progress();
         }
+        succeeded
     }
 
-    async fn sync_peers(&self, known: &mut BTreeMap<SandboxId, PolicyPod>) {
+    /// Updates the pods of other nodes; returns whether that succeeded.
+    async fn sync_peers(
+        &self,
+        known: &mut BTreeMap<SandboxId, PolicyPod>,
+        reported: &mut BTreeMap<Key, String>,
+    ) -> bool {
         let numbers: BTreeMap<NetworkName, _> = {
             let views = self.attacher.networks().into_iter();
             views.map(|view| (view.network.spec.name, view.network.id)).collect()
         };
-        let desired = {
+        let Peers { pods: desired, refused } = {
             let tables = self.cache.tables();
-            let mut pods: BTreeMap<SandboxId, PolicyPod> = BTreeMap::new();
-            for object in tables.interfaces.rows().values() {
-                if object.spec.node_name == self.node {
-                    continue;
-                }
-                let Some((pod, interface)) = peer(&tables, object, &numbers) else {
-                    continue;
-                };
-                pods.entry(pod.sandbox.clone())
-                    .or_insert(pod)
-                    .interfaces
-                    .push(interface);
-            }
-            pods
+            Peers::of(&tables, &self.networks(&tables), &self.node, &numbers)
         };
+        for (interface, reason) in refused
+            .iter()
+            .filter(|(key, reason)| reported.get(*key) != Some(*reason))
+        {
+            tracing::warn!(%interface, reason, "a PodInterface gives no identity");
+        }
+        *reported = refused;
         let gone: BTreeSet<SandboxId> = known.keys().filter(|id| !desired.contains_key(*id)).cloned().collect();
         let new: Vec<PolicyPod> = desired
             .values()
@@ -215,14 +295,15 @@ impl Cluster {
             .cloned()
             .collect();
         if gone.is_empty() && new.is_empty() {
-            return;
+            return true;
         }
-        *known = desired;
         let sync = Arc::clone(&self.sync);
-        let done = tokio::task::spawn_blocking(move || apply_peers(&sync, new, &gone));
-        if let Err(error) = done.await {
-            tracing::error!(%error, "cannot process the pods of other nodes");
+        let done = tokio::task::spawn_blocking(move || apply_peers(&sync, new, &gone)).await;
+        match &done {
+            Ok(()) => *known = desired,
+            Err(error) => tracing::error!(%error, "cannot process the pods of other nodes; trying again"),
         }
+        done.is_ok()
     }
 }
 
@@ -237,47 +318,6 @@ fn apply_peers(sync: &Enforcer, new: Vec<PolicyPod>, gone: &BTreeSet<SandboxId>)
     let _told = sync.sync_policies().is_ok();
 }
 
-/// A pod of another node without its interfaces, and one of the interfaces.
-fn peer(
-    tables: &Tables,
-    object: &PodInterface,
-    numbers: &BTreeMap<NetworkName, kni_model::NetworkId>,
-) -> Option<(PolicyPod, PolicyInterface)> {
-    let namespace = object.metadata.namespace.as_deref()?;
-    let pod = tables.pods.get(namespace, &object.spec.pod_name)?;
-    let network: NetworkName = object.spec.pod_network_name.parse().ok()?;
-    let status = object.status.as_ref()?;
-    let addresses = || status.addresses.iter().filter_map(|address| address.ip.parse().ok());
-    let ifname: kni_model::IfName = object.spec.interface_name.parse().ok()?;
-    let interface = PolicyInterface {
-        endpoint: None,
-        primary: ifname.as_str() == kni_model::selection::PRIMARY_IFNAME,
-        ifname,
-        network_id: *numbers.get(&network)?,
-        network,
-        ipv4: addresses().find_map(|ip| match ip {
-            std::net::IpAddr::V4(v4) => Some(v4),
-            std::net::IpAddr::V6(_) => None,
-        }),
-        ipv6: addresses().find_map(|ip| match ip {
-            std::net::IpAddr::V6(v6) => Some(v6),
-            std::net::IpAddr::V4(_) => None,
-        }),
-    };
-    let pod = PolicyPod {
-        sandbox: format!("peer:{}", object.spec.pod_uid).parse().ok()?,
-        pod: PodRef {
-            namespace: namespace.to_owned(),
-            name: object.spec.pod_name.clone(),
-            uid: object.spec.pod_uid.clone(),
-        },
-        labels: pod.labels.clone(),
-        ports: pod.ports.clone(),
-        interfaces: Vec::new(),
-    };
-    Some((pod, interface))
-}
-
 /// The Services, with a copy of each shared one for every network with egress.
 fn services(tables: &Tables, networks: &Networks, shared: &BTreeSet<String>) -> (Vec<Service>, Vec<EndpointSlice>) {
     let leaving = networks.desired.networks.iter().map(|(spec, _)| spec);
@@ -287,8 +327,13 @@ fn services(tables: &Tables, networks: &Networks, shared: &BTreeSet<String>) -> 
         .collect();
     let mut services = Vec::new();
     for service in tables.services.rows().values().filter_map(|row| row.as_ref().ok()) {
-        services.push(service.clone());
         let is_shared = shared.contains(&service.reference.to_string());
+        // The operator shares a Service, so no network refuses it.
+        if !is_shared && let Err(refusal) = admitted(tables, networks, service) {
+            tracing::debug!(service = %service.reference, %refusal, "the Service is not applied");
+            continue;
+        }
+        services.push(service.clone());
         if is_shared && service.network.is_none() && !service.foreign {
             services.extend(leaving.iter().map(|network| Service {
                 network: Some((*network).clone()),
@@ -300,8 +345,13 @@ fn services(tables: &Tables, networks: &Networks, shared: &BTreeSet<String>) -> 
     (services, slices.cloned().collect())
 }
 
-fn newest_policy(tables: &Tables) -> u64 {
-    tables.policies().map(|row| row.version).max().unwrap_or(0)
+/// Whether the network of a Service admits its namespace. A namespace that is not known yet has no labels.
+fn admitted(tables: &Tables, networks: &Networks, service: &Service) -> Result<(), AccessRefusal> {
+    let namespace = &service.reference.namespace;
+    let labels = tables.namespace_labels(namespace);
+    let labels = labels.unwrap_or_else(|| joining::unknown_namespace(namespace));
+    let specs = networks.desired.networks.iter().map(|(spec, _)| spec);
+    joining::admits_service(specs, service, &labels)
 }
 
 /// The initial objects for the agent, before it serves.

@@ -24,6 +24,8 @@ pub struct PodFacts {
     pub annotations: BTreeMap<String, String>,
     /// The node it is on; empty before it is scheduled.
     pub node: String,
+    /// Its service account.
+    pub service_account: String,
     /// Whether it uses the network namespace of the node.
     pub host_network: bool,
     /// Whether its containers have terminated for good.
@@ -55,6 +57,9 @@ pub struct AttachmentFacts {
 
 /// Prefixes of the retained annotations.
 const KEPT_ANNOTATIONS: [&str; 4] = ["kni.dev/", "kni.io/", "k8s.v1.cni.cncf.io/", "v1.multus-cni.io/"];
+
+/// The service account of pods that name none.
+const DEFAULT_ACCOUNT: &str = "default";
 
 /// Reduces a pod to the fields that the agent uses.
 pub fn read_pod(pod: Pod) -> PodFacts {
@@ -95,6 +100,10 @@ pub fn read_pod(pod: Pod) -> PodFacts {
         labels: metadata.labels.unwrap_or_default(),
         annotations,
         node: spec.node_name.unwrap_or_default(),
+        service_account: spec
+            .service_account_name
+            .filter(|name| !name.is_empty())
+            .unwrap_or_else(|| DEFAULT_ACCOUNT.to_owned()),
         host_network: spec.host_network.unwrap_or_default(),
         finished: phase == "Succeeded" || phase == "Failed",
         ports,

@@ -1,7 +1,9 @@
 //! Reads and validates the Kubernetes objects that the agent uses.
 //! Layer: model.
 
+mod access;
 mod cidr;
+mod closed;
 mod cluster;
 mod egress_network;
 mod egress_pool;
@@ -20,6 +22,7 @@ mod provider_rules;
 mod service;
 mod validate;
 
+pub use closed::closed_policy;
 pub use cluster::{
     AttachmentFacts, PodFacts, read_attachment, read_attachment_definition, read_namespace_selector, read_pod,
 };

@@ -103,7 +103,7 @@ fn convert(metadata: &ObjectMeta, rules: Rules<'_>) -> Result<Policy, FieldError
     rules.into_policy(reference, scope)
 }
 
-fn read_networks(metadata: &ObjectMeta) -> Result<BTreeSet<NetworkName>, FieldError> {
+pub(super) fn read_networks(metadata: &ObjectMeta) -> Result<BTreeSet<NetworkName>, FieldError> {
     let annotation = metadata.annotations.as_ref().and_then(|all| all.get(POLICY_FOR));
     let Some(list) = annotation else {
         let reason = format!("does not say which networks: write {POLICY_FOR}: \"network-a, network-b\"");

@@ -5,6 +5,7 @@ use kube::ResourceExt as _;
 
 use super::{
     PodNetwork, Topology,
+    access::read_access,
     cidr::{check_range, read_cidrs},
     egress_network::{read_egress, read_service_subnets},
     from_object::FromObject,
@@ -81,6 +82,7 @@ fn convert(object: &PodNetwork) -> Result<NetworkSpec, FieldError> {
     } else {
         (EgressMode::None, Vec::new())
     };
+    let access = read_access(spec, &subnets)?;
     Ok(NetworkSpec {
         name,
         default: spec.default,
@@ -94,6 +96,7 @@ fn convert(object: &PodNetwork) -> Result<NetworkSpec, FieldError> {
         xdp: spec.xdp,
         provider,
         blocks: None,
+        access,
     })
 }
 

@@ -37,8 +37,17 @@ impl Dataplane {
         let mut programs = lock(&self.programs);
         for point in AttachPoint::of_endpoint(&self.pins, ifname, endpoint) {
             hook::attach(&mut programs, hook, &point)?;
+            self.hold_link(hook, &point);
         }
         Ok(())
+    }
+
+    /// Holds the link of an attach point, where the hook has links.
+    pub(super) fn hold_link(&self, hook: Hook, point: &AttachPoint<'_>) {
+        match hook {
+            Hook::Tcx => self.held.hold(&point.path),
+            Hook::Clsact => self.held.release(&point.path),
+        }
     }
 
     /// Whether the endpoint runs on clsact filters until [`Self::upgrade`].
@@ -65,7 +74,11 @@ impl Dataplane {
         let mut programs = lock(&self.programs);
         lock(&self.endpoints).hand_over(endpoint, true)?;
         let mut points = AttachPoint::of_endpoint(&self.pins, ifname, endpoint).into_iter();
-        let adopted = points.try_for_each(|point| hook::adopt(&mut programs, self.hook, &point));
+        let adopted = points.try_for_each(|point| {
+            hook::adopt(&mut programs, self.hook, &point)?;
+            self.hold_link(self.hook, &point);
+            Ok(())
+        });
         lock(&self.endpoints).hand_over(endpoint, false)?;
         adopted
     }
@@ -74,13 +87,18 @@ impl Dataplane {
     /// taken over in place. The pod end must be prepared before: the packets it sends must have finished checksums, and it
     /// must accept frames that are no `sk_buff`s. About 20 us for a new link. Idempotent.
     pub fn attach_xdp(&self, ifname: &str, ifindex: u32, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        xdp::set_pod(&mut lock(&self.programs), &self.pins, ifname, ifindex, endpoint)
+        xdp::set_pod(&mut lock(&self.programs), &self.pins, ifname, ifindex, endpoint)?;
+        self.held.hold(&self.pins.xdp_link(endpoint));
+        Ok(())
     }
 
     /// Removes the pins of an endpoint. Call it after the interface is gone: while it exists, this detaches, which
     /// costs as much as attaching.
     pub fn unpin(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
         lock(&self.provisional).remove(&endpoint);
+        for path in self.pins.links(endpoint) {
+            self.held.release(&path);
+        }
         self.pins.remove_links(endpoint)
     }
 

@@ -51,6 +51,24 @@ impl From<&Attachment> for EndpointConfig {
 }
 
 impl EndpointConfig {
+    /// The configuration that a row was written for; `None` for a free row.
+    pub(super) fn of_row(endpoint: EndpointId, row: &EndpointRow) -> Option<Self> {
+        let has = |flag| row.flags & flag != 0;
+        let (ipv4, ipv6) = (Ipv4Addr::from(row.ipv4), Ipv6Addr::from(row.ipv6));
+        Some(Self {
+            endpoint,
+            network: NetworkId::try_from(row.network).ok()?,
+            ipv4: Some(ipv4).filter(|ip| !ip.is_unspecified()),
+            ipv6: Some(ipv6).filter(|ip| !ip.is_unspecified()),
+            mac: MacAddr(row.mac),
+            host_mac: MacAddr(row.host_mac),
+            host_access: has(FLAG_HOST_ACCESS),
+            xdp: has(FLAG_XDP),
+            plugin: has(FLAG_PLUGIN).then_some(row.ifindex),
+            shaped: has(FLAG_SHAPED),
+        })
+    }
+
     pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
     }

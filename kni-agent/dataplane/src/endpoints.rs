@@ -77,6 +77,11 @@ impl EndpointMaps {
         })
     }
 
+    /// The configuration of a published endpoint.
+    pub(super) fn config_of(&self, endpoint: EndpointId) -> Result<Option<EndpointConfig>, DataplaneError> {
+        Ok(EndpointConfig::of_row(endpoint, &self.row(endpoint)?))
+    }
+
     /// The row that the endpoint should have.
     fn desired(
         &self,

@@ -45,7 +45,7 @@ pub enum Hook {
 }
 
 /// Priority of KNI's filters in clsact, by which a new process finds and replaces exactly them.
-const FILTER_PRIORITY: u16 = 75;
+pub const FILTER_PRIORITY: u16 = 75;
 const FILTER_HANDLE: TcHandle = TcHandle::new(0, 75);
 
 impl Hook {

@@ -13,6 +13,7 @@ mod error;
 mod events;
 mod flow_list;
 mod flows;
+mod held;
 mod hook;
 mod inspect;
 mod membarrier;
@@ -21,6 +22,8 @@ mod pin;
 mod policy;
 mod program;
 mod program_log;
+mod records;
+mod repair;
 mod routes;
 mod services;
 mod settings;
@@ -46,12 +49,13 @@ pub use error::DataplaneError;
 pub use events::{EventStream, FlowRecord};
 pub use flow_list::{FlowRecordView, FlowTuple};
 pub use flows::FlowCensus;
-pub use hook::{Hook, HookChoice};
+pub use hook::{FILTER_PRIORITY, Hook, HookChoice};
 use kni_common::{Direction, Verdict, counter::HitKey, event::Explanation, layout::MapSpec};
 use kni_model::{
     EndpointId, NetworkId, PolicyStep, PolicyTables, ServiceStep, ServiceTables,
     view::{Count, EndpointCounts, MapView},
 };
+pub use records::{CopiedRecord, RecordMap};
 pub use routes::{NetworkRoutes, NodeRoutes, RouteEgress};
 pub use settings::{FlowLifetimes, NodeConfig};
 pub use stats::{CountingRuns, ProgramStats};
@@ -59,8 +63,8 @@ pub use uplink::{EgressRow, EgressSource, HostPort, host_port_key, remove_uplink
 pub use xdp::{NotAttached, XdpChoice, XdpMode};
 
 use self::{
-    clock::Ticks, dry_run::DryRun, endpoints::EndpointMaps, flows::FlowTables, pin::Pins, policy::PolicyMaps,
-    services::ServiceMaps, uplink::UplinkMaps,
+    clock::Ticks, dry_run::DryRun, endpoints::EndpointMaps, flows::FlowTables, held::HeldPins, pin::Pins,
+    policy::PolicyMaps, services::ServiceMaps, uplink::UplinkMaps,
 };
 
 /// How the dataplane is opened.
@@ -103,7 +107,10 @@ pub struct Dataplane {
     /// Result of the last sweep.
     census: Mutex<Option<FlowCensus>>,
     ticks: Ticks,
+    root: PathBuf,
     pins: Pins,
+    held: HeldPins,
+    records: RecordMap,
     specs: Vec<MapSpec>,
     hook: Hook,
     /// Endpoints on clsact filters that wait for TCX links.
@@ -127,6 +134,12 @@ impl Dataplane {
         program_log::forward(&mut ebpf);
         let events = EventStream::new(&mut ebpf)?;
         let hook = Hook::choose(options.hook)?;
+        let records = RecordMap::open(&options.root, options.max_endpoints)?;
+        let held = HeldPins::new();
+        for spec in &specs {
+            held.hold(&pins.map(spec.name));
+        }
+        held.hold(&RecordMap::pin(&options.root));
         let dataplane = Self {
             program_ids: object::ids(&ebpf),
             programs: Mutex::new(ebpf),
@@ -138,7 +151,10 @@ impl Dataplane {
             dry_run: Mutex::new(DryRun::new(options.object.clone(), specs.clone(), &pins)?),
             census: Mutex::default(),
             ticks: Ticks::of_kernel()?,
+            root: options.root.clone(),
             pins,
+            held,
+            records,
             specs,
             hook,
             provisional: Mutex::default(),
@@ -151,6 +167,11 @@ impl Dataplane {
     /// Endpoints that fit (row 0 is none).
     pub fn capacity(&self) -> u32 {
         self.max_endpoints.saturating_sub(1)
+    }
+
+    /// The copy of the agent's records.
+    pub fn records(&self) -> &RecordMap {
+        &self.records
     }
 
     /// Folder of the pinned maps.
@@ -183,6 +204,11 @@ impl Dataplane {
     /// them without a row that refers to them. For the start, after [`Self::republish`] of all kept endpoints.
     pub fn remove_stale_addresses(&self) -> Result<(), DataplaneError> {
         lock(&self.endpoints).remove_stale_addresses()
+    }
+
+    /// The endpoint of a row, whichever agent wrote it; `None` if the row is free.
+    pub fn published(&self, endpoint: EndpointId) -> Result<Option<EndpointConfig>, DataplaneError> {
+        lock(&self.endpoints).config_of(endpoint)
     }
 
     /// Endpoints with a row or an address, of any agent.

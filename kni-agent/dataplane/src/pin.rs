@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! ROOT/v1/ENDPOINTS ...            maps of layout 1, bpftool shows their field names
+//! ROOT/records                     copy of the agent's records, of no layout
 //! ROOT/links/5-from_pod            TCX link of endpoint 5, TC ingress of its host interface
 //! ROOT/links/5-to_pod              likewise, TC egress
 //! ROOT/links/5-xdp_pod             XDP link of its host interface, where its network enables XDP
@@ -107,10 +108,17 @@ impl Pins {
         Ok(())
     }
 
+    /// The links of an endpoint, whether they exist or not.
+    pub(super) fn links(&self, endpoint: EndpointId) -> [PathBuf; 3] {
+        [
+            self.link(endpoint, Direction::FromPod),
+            self.link(endpoint, Direction::ToPod),
+            self.xdp_link(endpoint),
+        ]
+    }
+
     pub(super) fn remove_links(&self, endpoint: EndpointId) -> Result<(), DataplaneError> {
-        Self::remove_link(&self.link(endpoint, Direction::FromPod))?;
-        Self::remove_link(&self.link(endpoint, Direction::ToPod))?;
-        Self::remove_link(&self.xdp_link(endpoint))
+        self.links(endpoint).iter().try_for_each(|path| Self::remove_link(path))
     }
 
     /// Path of a new link's pin until it replaces another one. bpffs accepts no names with a dot.

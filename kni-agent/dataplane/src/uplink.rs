@@ -176,6 +176,7 @@ impl Dataplane {
             } else {
                 hook::attach(&mut programs, self.hook, &point)?;
             }
+            self.hold_link(self.hook, &point);
         }
         Ok(())
     }
@@ -184,6 +185,7 @@ impl Dataplane {
     /// gone.
     pub fn detach_uplink(&self, ifname: Option<&str>) -> Result<(), DataplaneError> {
         for point in AttachPoint::of_uplink(&self.pins, ifname.unwrap_or_default()) {
+            self.held.release(&point.path);
             link::detach(&point.path);
             Pins::remove_link(&point.path)?;
         }

@@ -1,13 +1,19 @@
 //! Tracks the health of the enforcement: failures, retry times and durations.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use kni_dataplane::DataplaneError;
-use kni_model::{durations::Durations, error_chain};
+use kni_model::{EndpointId, durations::Durations, error_chain};
+use kni_policy::Overrun;
 
 /// Pause after the first failure; each additional one doubles it, up to [`LONGEST_PAUSE`].
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Maximum number of namespaces beyond their quota that the status lists.
+const MOST_CLOSED: usize = 16;
 
 /// An update that could not be applied. It is retried in the background.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +93,10 @@ pub(super) struct Health {
     pub(super) services: Attempts,
     times: Durations,
     sweep: Option<String>,
+    /// Namespaces whose policies are enforced without rules, and why.
+    closed: BTreeMap<String, String>,
+    /// The endpoints that this affects, with their namespaces.
+    closed_endpoints: BTreeMap<EndpointId, String>,
 }
 
 impl Health {
@@ -113,6 +123,40 @@ impl Health {
         self.sweep = reason;
     }
 
+    /// Records the namespaces that exceed their quota of policy rows. Changes are logged once.
+    pub(super) fn closed<'a>(
+        &mut self,
+        overruns: impl Iterator<Item = &'a Overrun>,
+        endpoints: impl Iterator<Item = (EndpointId, &'a str)>,
+    ) {
+        let closed: BTreeMap<String, String> = overruns
+            .map(|overrun| (overrun.namespace.clone(), overrun.to_string()))
+            .collect();
+        for (namespace, reason) in closed.iter().filter(|(name, _)| !self.closed.contains_key(*name)) {
+            tracing::warn!(
+                namespace,
+                reason,
+                "the policies of a namespace are enforced without their rules"
+            );
+        }
+        for namespace in self.closed.keys().filter(|name| !closed.contains_key(*name)) {
+            tracing::info!(
+                namespace,
+                "the policies of the namespace are enforced with their rules again"
+            );
+        }
+        self.closed_endpoints = endpoints.map(|(endpoint, name)| (endpoint, name.to_owned())).collect();
+        self.closed = closed;
+    }
+
+    pub(super) fn closed_namespaces(&self) -> &BTreeMap<String, String> {
+        &self.closed
+    }
+
+    pub(super) fn closed_endpoint(&self, endpoint: EndpointId) -> Option<&String> {
+        self.closed.get(self.closed_endpoints.get(&endpoint)?)
+    }
+
     /// Why policies are not enforced.
     pub(super) fn policy_problem(&self) -> Option<String> {
         self.policy.failed.as_ref().map(|failure| failure.reason.clone())
@@ -124,7 +168,9 @@ impl Health {
         let services = services.map(|failure| format!("services are not applied: {}", failure.reason));
         let sweep = self.sweep.as_ref();
         let sweep = sweep.map(|reason| format!("flows are not counted: {reason}"));
-        services.into_iter().chain(sweep).collect()
+        let closed = self.closed.values().take(MOST_CLOSED);
+        let closed = closed.map(|reason| format!("policies are enforced without rules: {reason}"));
+        services.into_iter().chain(sweep).chain(closed).collect()
     }
 
     pub(super) fn counts(&self) -> PolicyCounts {

@@ -26,6 +26,7 @@ use kni_model::{
     service::{EndpointSlice, NodePlace, Service},
 };
 use kni_policy::PolicyEngine;
+pub use kni_policy::Quota;
 use kni_services::ServiceEngine;
 pub use names::PolicySummary;
 use tokio::sync::Notify;
@@ -80,9 +81,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Enforcer {
     /// Takes over the current content of the dataplane's tables. Changes nothing until all inputs are known: for
     /// policies after [`Self::set_objects`] and [`Self::adopted`], for services after [`Self::set_objects`] and
-    /// [`Self::set_networks`].
-    pub fn new(dataplane: Arc<Dataplane>, place: NodePlace) -> Result<Self, DataplaneError> {
-        let policy = PolicyEngine::new(dataplane.policy_tables()?);
+    /// [`Self::set_networks`]. `quota`: the rows that policies may need.
+    pub fn new(dataplane: Arc<Dataplane>, place: NodePlace, quota: Quota) -> Result<Self, DataplaneError> {
+        let policy = PolicyEngine::new(dataplane.policy_tables()?).with_quota(quota);
         let services = ServiceEngine::new(dataplane.service_tables()?, place, dataplane.hz());
         Ok(Self {
             dataplane,
@@ -205,22 +206,36 @@ impl Enforcer {
         if !(side.has_objects && side.has_pods) {
             return Ok(0);
         }
-        let started = Instant::now();
-        let steps = side.engine.plan();
-        let rows = steps.iter().map(policy_rows).sum();
-        let planned = started.elapsed();
-        let applied = if steps.is_empty() {
-            Ok(())
-        } else {
-            self.dataplane.apply_policy(&steps)
-        };
-        if applied.is_ok() && !steps.is_empty() {
+        let mut rows = 0;
+        let applied = loop {
+            let started = Instant::now();
+            let steps = side.engine.plan();
+            let planned = started.elapsed();
+            if steps.is_empty() {
+                lock(&self.health).policy_ended(None, None);
+                break Ok(rows);
+            }
+            let changed: usize = steps.iter().map(policy_rows).sum();
+            let applied = self.dataplane.apply_policy(&steps);
+            lock(&self.health).policy_ended(Some(started.elapsed()), applied.as_ref().err());
+            if let Err(error) = applied {
+                break Err(error);
+            }
             side.engine.confirm();
-            tracing::debug!(rows, steps = steps.len(), ?planned, took = ?started.elapsed(), "policies are applied");
-        }
-        let took = (!steps.is_empty()).then(|| started.elapsed());
-        lock(&self.health).policy_ended(took, applied.as_ref().err());
-        applied.map(|()| rows).map_err(SyncError::Policy)
+            rows += changed;
+            tracing::debug!(
+                rows = changed,
+                steps = steps.len(),
+                ?planned,
+                took = ?started.elapsed(),
+                "policies are applied"
+            );
+            if !side.engine.has_postponed() {
+                break Ok(rows);
+            }
+        };
+        lock(&self.health).closed(side.engine.overruns(), side.engine.closed_endpoints());
+        applied.map_err(SyncError::Policy)
     }
 
     fn sync_services(&self) -> Result<usize, SyncError> {

@@ -101,6 +101,18 @@ impl Enforcer {
         lock(&self.health).policy_problem()
     }
 
+    /// Namespaces whose policies exceed their quota and are enforced without rules, each with the reason. Does not
+    /// block.
+    pub fn closed_namespaces(&self) -> BTreeMap<String, String> {
+        lock(&self.health).closed_namespaces().clone()
+    }
+
+    /// Why the policies of an endpoint are enforced without rules; `None` if they are enforced as they are. Does not
+    /// block.
+    pub fn closed_endpoint(&self, endpoint: EndpointId) -> Option<String> {
+        lock(&self.health).closed_endpoint(endpoint).cloned()
+    }
+
     /// Problems that do not prevent the attachment of pods.
     pub fn other_problems(&self) -> Vec<String> {
         lock(&self.health).other_problems()

@@ -25,10 +25,13 @@ impl Enforcer {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut number = 0_u64;
         loop {
-            let ticked = tokio::select! {
-                _ = ticks.tick() => true,
-                () = self.wake.notified() => false,
-            };
+            let ticked = kni_tasks::waiting(async {
+                tokio::select! {
+                    _ = ticks.tick() => true,
+                    () = self.wake.notified() => false,
+                }
+            })
+            .await;
             let sync = Arc::clone(&self);
             let done = if ticked {
                 number += 1;

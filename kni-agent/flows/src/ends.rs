@@ -167,6 +167,8 @@ fn first_interface(
                 .map(|network| format!(" to network {network}"))
                 .unwrap_or_default();
             what = format!("{what}{interface}{network}");
+        } else if let Some(refusal) = naming.refusal_of(namespace, name) {
+            what = format!("{what} was refused ({refusal}), so it");
         }
         QuestionError::NotFound { what }
     })

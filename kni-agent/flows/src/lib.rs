@@ -58,6 +58,9 @@ pub trait Naming: Send + Sync + 'static {
     /// The sandbox of a pod, by namespace and name.
     fn sandbox_of(&self, namespace: &str, name: &str) -> Option<Arc<Sandbox>>;
 
+    /// Why a network refused the last attach of a pod; `None` where none did.
+    fn refusal_of(&self, namespace: &str, name: &str) -> Option<String>;
+
     /// An endpoint's attachment and its sandbox.
     fn attachment(&self, endpoint: EndpointId) -> Option<(Arc<Sandbox>, Attachment)>;
 
@@ -89,7 +92,7 @@ impl Flows {
     /// Reads events for as long as the agent runs.
     pub async fn follow(self: Arc<Self>, mut events: EventStream) {
         loop {
-            match events.next().await {
+            match kni_tasks::waiting(events.next()).await {
                 Ok(records) => {
                     let flows = Arc::clone(&self);
                     // Naming waits for locks that policy changes hold.

@@ -140,6 +140,10 @@ impl Naming for Fake {
         })
     }
 
+    fn refusal_of(&self, _namespace: &str, name: &str) -> Option<String> {
+        (name == "refused").then(|| "network blue: spec.access.namespaces: no".to_owned())
+    }
+
     fn sandbox_of(&self, namespace: &str, name: &str) -> Option<Arc<Sandbox>> {
         self.0
             .iter()
@@ -170,6 +174,7 @@ impl Naming for Fake {
                     xdp: false,
                     provider: kni_model::Provider::Ebpf,
                     blocks: None,
+                    access: kni_model::Access::default(),
                 },
             })
             .into()

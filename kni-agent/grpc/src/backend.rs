@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use kni_model::{AttachRequest, PodRef, Sandbox, SandboxId, view::NetworkView};
+use kni_model::{AttachRequest, PodRef, Sandbox, SandboxId};
 use kni_pods::{AttachError, DeleteRequest, Garbage, GarbageRequest, Pods};
 
 /// The operations behind the services. Cheap to clone. Methods that change state run to completion even when the
@@ -36,9 +36,6 @@ pub trait Backend: Clone + Send + Sync + 'static {
 
     /// A sandbox that is completely attached. Does not block.
     fn query(&self, sandbox: &SandboxId) -> Option<Arc<Sandbox>>;
-
-    /// The networks, the default one first. Does not block.
-    fn networks(&self) -> Vec<NetworkView>;
 }
 
 impl Backend for Pods {
@@ -72,9 +69,5 @@ impl Backend for Pods {
 
     fn query(&self, sandbox: &SandboxId) -> Option<Arc<Sandbox>> {
         Self::query(self, sandbox)
-    }
-
-    fn networks(&self) -> Vec<NetworkView> {
-        Self::networks(self)
     }
 }

@@ -6,12 +6,17 @@ use kni_inspect::Inspector;
 use kni_model::{
     PodRef,
     flow_view::{ExplainQuestion, ExplainView, FlowFilter, FlowView, PolicyOfInterface, QuestionError, ServiceView},
-    view::{DropEventView, DropView, InterfaceFilter, InterfaceView, MapView, RefusedManifest, StatusView},
+    view::{
+        DropEventView, DropView, InterfaceFilter, InterfaceView, MapView, NetworkView, RefusedManifest, StatusView,
+    },
 };
 use tokio::sync::broadcast;
 
 /// Reads the node. All methods are read-only. Those that do not say otherwise may block for some milliseconds.
 pub trait Inspect: Send + Sync + 'static {
+    /// The networks, the default one first. None of them is ready while the node is not.
+    fn networks(&self) -> Vec<NetworkView>;
+
     /// The refused manifests.
     fn refused(&self) -> Vec<RefusedManifest>;
 
@@ -48,6 +53,10 @@ pub trait Inspect: Send + Sync + 'static {
 }
 
 impl Inspect for Inspector {
+    fn networks(&self) -> Vec<NetworkView> {
+        Self::networks(self)
+    }
+
     fn refused(&self) -> Vec<RefusedManifest> {
         Self::refused(self)
     }

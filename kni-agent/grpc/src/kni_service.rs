@@ -1,5 +1,7 @@
 //! Implements `kni.KNI`, the Kubernetes Networking Interface: all methods of all its published versions.
 
+use std::sync::Arc;
+
 use kni_model::PodRef;
 use kni_proto::kni::{
     AttachInterfaceRequest, AttachInterfaceResponse, CreateNetworkRequest, CreateNetworkResponse, DeleteNetworkRequest,
@@ -9,17 +11,24 @@ use kni_proto::kni::{
 };
 use tonic::{Request, Response, Status};
 
-use super::{backend::Backend, call::Call, convert, status::IntoStatus};
+use super::{
+    backend::Backend,
+    call::Call,
+    convert,
+    inspect::Inspect,
+    status::{IntoStatus, one_line},
+};
 
-/// The service over a backend.
-#[derive(Debug, Clone)]
+/// The service over a backend and an inspector.
+#[derive(Clone)]
 pub(super) struct KniService<B> {
     backend: B,
+    inspector: Arc<dyn Inspect>,
 }
 
 impl<B: Backend> KniService<B> {
-    pub(super) fn new(backend: B) -> Self {
-        Self { backend }
+    pub(super) fn new(backend: B, inspector: Arc<dyn Inspect>) -> Self {
+        Self { backend, inspector }
     }
 
     async fn create(
@@ -198,12 +207,14 @@ impl<B: Backend> Kni for KniService<B> {
         &self,
         request: Request<QueryNodeNetworksRequest>,
     ) -> Result<Response<QueryNodeNetworksResponse>, Status> {
-        let backend = self.backend.clone();
+        let inspector = Arc::clone(&self.inspector);
         Call::query("QueryNodeNetworks", &request)
             .run(async move {
-                let networks = convert::node_networks(&backend.networks());
+                let views = tokio::task::spawn_blocking(move || inspector.networks()).await;
+                let views =
+                    views.map_err(|error| Status::internal(one_line(&format!("QueryNodeNetworks: {error}"))))?;
                 Ok(QueryNodeNetworksResponse {
-                    networks,
+                    networks: convert::node_networks(&views),
                     ..QueryNodeNetworksResponse::default()
                 })
             })

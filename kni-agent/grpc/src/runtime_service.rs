@@ -126,10 +126,9 @@ impl<B: Backend> Runtime for RuntimeService<B> {
         &self,
         request: Request<ListNetworksRequest>,
     ) -> Result<Response<ListNetworksResponse>, Status> {
-        let backend = self.backend.clone();
         self.ask("ListNetworks", &request, move |inspector| {
             Ok(ListNetworksResponse {
-                networks: backend.networks().iter().map(runtime_answer::network).collect(),
+                networks: inspector.networks().iter().map(runtime_answer::network).collect(),
                 refused: inspector.refused().into_iter().map(runtime_answer::refused).collect(),
             })
         })

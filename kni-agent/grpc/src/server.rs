@@ -116,7 +116,8 @@ fn routes<B: Backend>(
     health: &Health,
     stopping: watch::Receiver<bool>,
 ) -> Result<Routes, tonic_reflection::server::Error> {
-    let kni = KniServer::new(KniService::new(backend.clone())).max_decoding_message_size(MAX_REQUEST);
+    let kni =
+        KniServer::new(KniService::new(backend.clone(), Arc::clone(&inspector))).max_decoding_message_size(MAX_REQUEST);
     let runtime = RuntimeService::new(backend, inspector, sockets, stopping);
     let runtime = RuntimeServer::new(runtime).max_decoding_message_size(MAX_REQUEST);
     // Older tools ask for reflection by its v1alpha name.

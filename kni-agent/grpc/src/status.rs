@@ -16,6 +16,7 @@ fn code(kind: &ErrorKind) -> Code {
         ErrorKind::NotInSync
         | ErrorKind::NotReady(_)
         | ErrorKind::Stopping
+        | ErrorKind::Unwritable(_)
         | ErrorKind::Gate(GateError::Policies(_) | GateError::Egress(_) | GateError::HostPorts(_))
         | ErrorKind::Provider { retryable: true, .. } => Code::Unavailable,
         ErrorKind::UnknownNetwork(_) | ErrorKind::NetnsNotFound(_) => Code::NotFound,
@@ -25,6 +26,8 @@ fn code(kind: &ErrorKind) -> Code {
         ErrorKind::NoDefaultNetwork | ErrorKind::NetworkDisabled(_) | ErrorKind::Provider { retryable: false, .. } => {
             Code::FailedPrecondition
         }
+        // The kubelet repeats the call: the namespace or the network may have changed by then.
+        ErrorKind::NotAuthorized(_) => Code::PermissionDenied,
         ErrorKind::AddressesExhausted { .. } | ErrorKind::EndpointsExhausted { .. } => Code::ResourceExhausted,
         ErrorKind::AddressUnavailable { in_use: true, .. }
         | ErrorKind::Conflict(_)

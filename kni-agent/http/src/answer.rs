@@ -10,7 +10,7 @@ use http::{
 use http_body_util::Full;
 use kni_metrics::Page;
 
-use super::Readiness;
+use super::{Probe, Probes};
 
 const OPENMETRICS: HeaderValue = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
@@ -20,14 +20,14 @@ type Answer = Response<Full<Bytes>>;
 /// The pages of the server.
 pub(super) struct Pages {
     metrics: Arc<Page>,
-    readiness: Readiness,
+    probes: Probes,
 }
 
 impl Pages {
-    pub(super) fn new(metrics: Page, readiness: Readiness) -> Self {
+    pub(super) fn new(metrics: Page, probes: Probes) -> Self {
         Self {
             metrics: Arc::new(metrics),
-            readiness,
+            probes,
         }
     }
 
@@ -43,8 +43,8 @@ impl Pages {
                 answer
             }
             "/metrics" => self.metrics().await,
-            "/readyz" => self.readiness().await,
-            _ => plain(StatusCode::OK, "ok"),
+            "/readyz" => probe(&self.probes.readiness, StatusCode::SERVICE_UNAVAILABLE).await,
+            _ => probe(&self.probes.liveness, StatusCode::INTERNAL_SERVER_ERROR).await,
         };
         answer
             .headers_mut()
@@ -63,17 +63,17 @@ impl Pages {
             ),
         }
     }
+}
 
-    async fn readiness(&self) -> Answer {
-        let readiness = Arc::clone(&self.readiness);
-        match tokio::task::spawn_blocking(move || readiness()).await {
-            Ok(Ok(())) => plain(StatusCode::OK, "ok"),
-            Ok(Err(reason)) => plain(StatusCode::SERVICE_UNAVAILABLE, &reason),
-            Err(_panicked) => plain(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "readiness cannot be read; see the log",
-            ),
-        }
+async fn probe(probe: &Probe, failed: StatusCode) -> Answer {
+    let probe = Arc::clone(probe);
+    match tokio::task::spawn_blocking(move || probe()).await {
+        Ok(Ok(())) => plain(StatusCode::OK, "ok"),
+        Ok(Err(reason)) => plain(failed, &reason),
+        Err(_panicked) => plain(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the probe cannot be answered; see the log",
+        ),
     }
 }
 

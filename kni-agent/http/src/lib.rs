@@ -30,22 +30,31 @@ const MAX_HEADER: usize = 16 * 1024;
 /// Pause after a failed accept, for example because of missing file descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Whether pods can be attached; an error holds the reason. May block for some milliseconds.
-pub type Readiness = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+/// Answers a probe; an error holds the reason of a failure. May block for some milliseconds.
+pub type Probe = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// The answers to the probes of the kubelet.
+#[derive(Clone)]
+pub struct Probes {
+    /// Whether pods can be attached.
+    pub readiness: Probe,
+    /// Whether the agent works; if not, it must be started again.
+    pub liveness: Probe,
+}
 
 /// Serves until `shutdown` resolves; open connections end with it. Never fails: errors of a connection only affect its
 /// client.
 pub async fn serve(
     listener: TcpListener,
     source: Arc<dyn Source>,
-    readiness: Readiness,
+    probes: Probes,
     shutdown: impl Future<Output = ()> + Send,
 ) {
     let Ok(page) = tokio::task::spawn_blocking(move || Page::new(source)).await else {
         tracing::error!("the metrics cannot be read; nothing is served over HTTP");
         return;
     };
-    let pages = Arc::new(answer::Pages::new(page, readiness));
+    let pages = Arc::new(answer::Pages::new(page, probes));
     tokio::select! {
         () = shutdown => {}
         () = accept(listener, pages) => {}

@@ -3,7 +3,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use kni_metrics::{PolicyState, Snapshot};
+use kni_metrics::{ControlPlane, PolicyState, Snapshot, StateUse};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     sync::oneshot,
@@ -26,6 +26,8 @@ impl Source for Nothing {
             programs: Ok(Vec::new()),
             endpoints: Ok(Vec::new()),
             attach: Ok(None),
+            state: StateUse::default(),
+            control_plane: ControlPlane::default(),
         }
     }
 }
@@ -33,6 +35,7 @@ impl Source for Nothing {
 struct Served {
     address: SocketAddr,
     ready: Arc<AtomicBool>,
+    alive: Arc<AtomicBool>,
     stop: oneshot::Sender<()>,
     server: JoinHandle<()>,
 }
@@ -43,20 +46,31 @@ impl Served {
         let address = listener.local_addr().unwrap();
         let ready = Arc::new(AtomicBool::new(true));
         let asked = Arc::clone(&ready);
-        let readiness: Readiness = Arc::new(move || {
+        let alive = Arc::new(AtomicBool::new(true));
+        let live = Arc::clone(&alive);
+        let readiness: Probe = Arc::new(move || {
             if asked.load(Ordering::Relaxed) {
                 Ok(())
             } else {
                 Err("no default network".to_owned())
             }
         });
+        let liveness: Probe = Arc::new(move || {
+            if live.load(Ordering::Relaxed) {
+                Ok(())
+            } else {
+                Err("no progress: removals".to_owned())
+            }
+        });
+        let probes = Probes { readiness, liveness };
         let (stop, stopped) = oneshot::channel();
-        let server = tokio::spawn(serve(listener, Arc::new(Nothing), readiness, async {
+        let server = tokio::spawn(serve(listener, Arc::new(Nothing), probes, async {
             stopped.await.unwrap();
         }));
         Self {
             address,
             ready,
+            alive,
             stop,
             server,
         }
@@ -113,6 +127,10 @@ async fn health_and_readiness() {
     assert!(text.starts_with("HTTP/1.1 503 "), "{text}");
     assert!(text.ends_with("\r\n\r\nno default network\n"), "{text}");
     assert!(served.get("/healthz").await.starts_with("HTTP/1.1 200 "));
+    served.alive.store(false, Ordering::Relaxed);
+    let text = served.get("/healthz").await;
+    assert!(text.starts_with("HTTP/1.1 500 "), "{text}");
+    assert!(text.ends_with("\r\n\r\nno progress: removals\n"), "{text}");
 }
 
 #[tokio::test]

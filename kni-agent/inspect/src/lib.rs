@@ -13,7 +13,7 @@ use kni_flows::Flows;
 use kni_model::{
     Attachment, PodRef,
     flow_view::{PolicyOfInterface, QuestionError, ServiceView},
-    view::{DropView, MapView, RefusedManifest, StatusView},
+    view::{DropView, MapView, NetworkView, RefusedManifest, StatusView},
 };
 use kni_netlink::Netlink;
 use kni_pods::Pods;
@@ -122,22 +122,50 @@ impl Inspector {
         })
     }
 
-    /// The state of the agent. No pod can be attached while policies cannot be enforced; problems of services and of the
-    /// uplink do not prevent it.
-    pub fn status(&self) -> StatusView {
-        let mut reasons = self.pods.obstacles();
+    /// Why the node is not ready, one sentence each; empty while it is. Every report of readiness derives from this one:
+    /// `GetStatus`, `QueryNodeNetworks`, STATUS of CNI, health checks, `/readyz` and `NodeNetwork`.
+    ///
+    /// Only faults of the whole node count. A network without addresses does not, because running pods are healthy, and
+    /// nodes that are not ready evict them.
+    pub fn obstacles(&self) -> Vec<String> {
+        let mut obstacles = self.pods.obstacles();
         let policies = self.policies.policy_problem();
-        reasons.extend(policies.map(|reason| format!("policies are not enforced: {reason}")));
+        obstacles.extend(policies.map(|reason| format!("policies are not enforced: {reason}")));
         let missing = self.cluster.as_ref().map(|cluster| cluster.tables().missing());
         let missing = missing.filter(|missing| !missing.is_empty());
-        reasons.extend(missing.map(|missing| format!("waiting for the API server: {}", missing.join(", "))));
+        obstacles.extend(missing.map(|missing| format!("waiting for the API server: {}", missing.join(", "))));
+        obstacles
+    }
+
+    /// The networks, the default one first. None of them is ready while the node is not.
+    pub fn networks(&self) -> Vec<NetworkView> {
+        let obstacles = self.obstacles();
+        let mut views = self.pods.networks_with_plugins();
+        for view in views.iter_mut().filter(|view| view.ready && !obstacles.is_empty()) {
+            view.ready = false;
+            view.reason = obstacles.join("; ");
+        }
+        views
+    }
+
+    /// The state of the agent.
+    pub fn status(&self) -> StatusView {
+        let mut reasons = self.obstacles();
         let ready = reasons.is_empty();
         reasons.extend(self.policies.other_problems());
         reasons.extend(self.uplink.problem());
+        reasons.extend(self.pods.closed_interfaces());
+        let recovery = self.pods.recovery();
+        reasons.extend(recovery.reports());
+        reasons.extend(self.cluster.iter().flat_map(|cluster| cluster.tables().problems()));
         let counts = self.pods.counts();
         StatusView {
             ready,
             reasons,
+            state_lost: recovery
+                .lost
+                .as_ref()
+                .and_then(|_| recovery.reports().into_iter().next()),
             hook: self.dataplane.hook().as_str().to_owned(),
             pin_path: self.dataplane.pin_path(),
             sandboxes: count(counts.sandboxes),

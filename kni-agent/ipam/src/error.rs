@@ -37,12 +37,14 @@ pub enum IpamError {
         network: NetworkName,
     },
     /// Every address of the family is leased.
-    #[error("network {network} has no free {family} address left")]
+    #[error("network {network} has no free {family} address: of {total} on this node, 0 are free")]
     Exhausted {
         /// The network.
         network: NetworkName,
         /// The family that has run out.
         family: Family,
+        /// Addresses of the family that can be leased on this node, in use or not.
+        total: u128,
     },
     /// The address is leased to another owner.
     #[error("address {address} of network {network} is in use by {owner}")]
@@ -112,7 +114,7 @@ impl fmt::Display for LeaseError {
 /// An error of a single pool, without network and family.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PoolError {
-    Exhausted,
+    Exhausted { total: u128 },
     InUse { address: u128, owner: String },
     NotHere { address: u128, reason: LeaseError },
 }
@@ -125,7 +127,7 @@ impl PoolError {
             Family::Ipv6 => IpAddr::V6(Ipv6Addr::from(number)),
         };
         match self {
-            Self::Exhausted => IpamError::Exhausted { network, family },
+            Self::Exhausted { total } => IpamError::Exhausted { network, family, total },
             Self::InUse { address, owner } => IpamError::AddressInUse {
                 network,
                 address: ip(address),

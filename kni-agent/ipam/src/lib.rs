@@ -171,6 +171,19 @@ impl Ipam {
         })
     }
 
+    /// Every leased address, by network.
+    pub fn leases(&self) -> BTreeMap<NetworkName, Vec<IpAddr>> {
+        let of = |pools: &Pools| {
+            let v4 = pools.ipv4.leased().map(|number| IpAddr::V4(to_v4(number)));
+            let v6 = pools.ipv6.leased().map(|number| IpAddr::V6(number.into()));
+            v4.chain(v6).collect()
+        };
+        self.networks
+            .iter()
+            .map(|(name, pools)| (name.clone(), of(pools)))
+            .collect()
+    }
+
     fn remove_if_empty(&mut self, network: &NetworkName) {
         let empty = |pools: &Pools| !pools.served && pools.ipv4.is_unused() && pools.ipv6.is_unused();
         if self.networks.get(network).is_some_and(empty) {

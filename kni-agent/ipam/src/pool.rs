@@ -65,7 +65,8 @@ impl Pool {
             return Ok(None);
         }
         let found = self.fresh.next_cyclic(self.cursor).or_else(|| self.resting.longest());
-        found.map(Some).ok_or(PoolError::Exhausted)
+        let total = self.usable.addresses.count();
+        found.map(Some).ok_or(PoolError::Exhausted { total })
     }
 
     /// Leases an address that [`Self::choose`] found. A requested address does not move the cursor.
@@ -106,6 +107,11 @@ impl Pool {
             self.resting.remove(oldest);
             self.fresh.insert(oldest, oldest);
         }
+    }
+
+    /// The leased addresses, in order.
+    pub(super) fn leased(&self) -> impl Iterator<Item = u128> {
+        self.leases.keys().copied()
     }
 
     pub(super) fn is_unused(&self) -> bool {

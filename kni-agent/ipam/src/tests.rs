@@ -24,6 +24,7 @@ fn network(subnets: &[&str], excludes: &[&str]) -> NetworkSpec {
         xdp: false,
         provider: kni_model::Provider::Ebpf,
         blocks: None,
+        access: kni_model::Access::default(),
     }
 }
 
@@ -121,10 +122,14 @@ fn a_lease_is_all_or_nothing() {
         error,
         IpamError::Exhausted {
             network: name("blue"),
-            family: Family::Ipv6
+            family: Family::Ipv6,
+            total: 2,
         }
     );
-    assert_eq!(error.to_string(), "network blue has no free IPv6 address left");
+    assert_eq!(
+        error.to_string(),
+        "network blue has no free IPv6 address: of 2 on this node, 0 are free"
+    );
     assert_eq!(ipam.usage(&name("blue")), before);
     assert_eq!(
         ipam.lease(&name("red"), "b", &[]),

@@ -4,6 +4,7 @@ use std::{io, path::Path, sync::Arc, time::Duration};
 
 use futures::StreamExt as _;
 use inotify::{EventStream, Inotify, WatchDescriptor, WatchMask};
+use kni_tasks::Tasks;
 use tokio::{
     sync::watch,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
@@ -41,8 +42,8 @@ impl ManifestSource {
     /// Reads the folder and watches it. The receiver holds the current content of the folder and is notified only when
     /// it changes, `debounce` after the last of a series of changes. If the folder becomes unreadable, the last content
     /// stays, so that an unmounted folder does not remove all networks. Ends when the last receiver is dropped. Needs a
-    /// tokio runtime.
-    pub async fn watch(self, debounce: Duration) -> Result<watch::Receiver<ManifestSet>, ManifestError> {
+    /// tokio runtime; `tasks` supervises the work.
+    pub async fn watch(self, debounce: Duration, tasks: &Tasks) -> Result<watch::Receiver<ManifestSet>, ManifestError> {
         let fail = |source| ManifestError::Watch {
             path: self.dir.clone(),
             source,
@@ -53,7 +54,7 @@ impl ManifestSource {
         let events = inotify.into_event_stream([0; BUFFER]).map_err(fail)?;
         let (texts, set) = self.read(None).await?.unwrap_or_default();
         let (sender, receiver) = watch::channel(set);
-        tokio::spawn(self.follow(events, watched, (sender, texts), debounce));
+        tasks.spawn_finite("manifests", self.follow(events, watched, (sender, texts), debounce));
         Ok(receiver)
     }
 
@@ -90,6 +91,7 @@ impl ManifestSource {
         rescan.reset();
         let mut last_error = None;
         loop {
+            kni_tasks::progress();
             tokio::select! {
                 () = sender.closed() => return,
                 result = changed(&mut events) => match result {

@@ -1,10 +1,12 @@
 //! Defines the values of the metrics page and the trait that provides them. Values are read on request.
 //! Layer: model.
 
+mod control_plane;
 mod page;
 mod text;
 mod totals;
 
+pub use control_plane::{ControlPlane, RequestUse, TaskUse, WatchUse};
 use kni_common::{Direction, Verdict};
 use kni_model::durations::Durations;
 pub use page::Page;
@@ -39,6 +41,19 @@ pub struct Snapshot {
     pub endpoints: Part<Vec<(String, u64)>>,
     /// How long attaching pods took; `None` where it is not measured.
     pub attach: Part<Option<Durations>>,
+    /// The agent's own state, and what was repaired.
+    pub state: StateUse,
+    /// The control plane.
+    pub control_plane: ControlPlane,
+}
+
+/// The agent's own state, and what was repaired.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StateUse {
+    /// Current problems by kind; 0 where there is none.
+    pub problems: Vec<(&'static str, u64)>,
+    /// Repairs since the start, by the kind of object.
+    pub repairs: Vec<(&'static str, u64)>,
 }
 
 /// A counter of one attachment.

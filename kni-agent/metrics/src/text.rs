@@ -54,14 +54,15 @@ impl Collector for Facts {
         out.policy(snapshot)?;
         out.maps(snapshot)?;
         out.programs(snapshot)?;
-        out.rest(snapshot)
+        out.rest(snapshot)?;
+        out.control_plane(&snapshot.control_plane)
     }
 }
 
-struct Out<'a>(DescriptorEncoder<'a>);
+pub(super) struct Out<'a>(pub(super) DescriptorEncoder<'a>);
 
 impl Out<'_> {
-    fn counters<'a, const N: usize>(
+    pub(super) fn counters<'a, const N: usize>(
         &mut self,
         name: &str,
         help: &str,
@@ -79,7 +80,7 @@ impl Out<'_> {
         Ok(())
     }
 
-    fn gauges<'a, const N: usize>(
+    pub(super) fn gauges<'a, const N: usize>(
         &mut self,
         name: &str,
         help: &str,
@@ -201,6 +202,12 @@ impl Out<'_> {
                 .map(|(network, count)| ([("network", network.as_str())], *count));
             self.gauges("kni_endpoints", "Pod interfaces", rows)?;
         }
+        let problems = snapshot.state.problems.iter();
+        let problems = problems.map(|(problem, count)| ([("problem", *problem)], *count));
+        self.gauges("kni_state_problems", "Problems of the agent's own state", problems)?;
+        let repairs = snapshot.state.repairs.iter();
+        let repairs = repairs.map(|(object, count)| ([("object", *object)], *count));
+        self.counters("kni_repairs", "Objects that other processes took away", repairs)?;
         match &snapshot.attach {
             Ok(Some(attach)) => self.histogram("kni_attach", "Time to attach a pod", attach),
             Ok(None) | Err(_) => Ok(()),
@@ -232,6 +239,9 @@ fn parts(snapshot: &Snapshot) -> [(&'static str, Option<&String>); 9] {
         programs,
         endpoints,
         attach,
+        // Read from memory.
+        state: _,
+        control_plane: _,
     } = snapshot;
     [
         ("traffic", traffic.as_ref().err()),

@@ -1,6 +1,7 @@
 //! Defines the agent's types: identifiers, networks, attachments; no behaviour beyond parsing and display.
 //! Layer: model.
 
+pub mod access;
 pub mod bandwidth;
 pub mod durations;
 pub mod egress;
@@ -8,6 +9,7 @@ pub mod enforcement;
 pub mod error_chain;
 pub mod flow_view;
 pub mod id;
+pub mod joining;
 pub mod network;
 pub mod policy;
 mod port_mapping;
@@ -18,10 +20,12 @@ pub mod selection;
 pub mod service;
 pub mod view;
 
+pub use access::Access;
 pub use bandwidth::{Bandwidth, Rate};
 pub use enforcement::{Enforcement, GoneBackend, PolicyStep, PolicyTables, ServiceStep, ServiceTables};
 pub use error_chain::error_chain;
 pub use id::{EndpointId, IfName, InvalidId, MacAddr, NetworkId, NetworkName, PodRef, SandboxId};
+pub use joining::{AccessRefusal, AccessRule};
 pub use network::{Network, NetworkSpec};
 pub use port_mapping::{PortMapping, PortProtocol};
 pub use provider::{Feature, InterfaceKind, Provider};

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::{NetworkId, NetworkName, Provider};
+use super::{Access, NetworkId, NetworkName, Provider};
 
 /// A validated network, as in its manifest. Any number of networks may use the same subnets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +39,8 @@ pub struct NetworkSpec {
     pub provider: Provider,
     /// The parts of `subnets` that this node leases addresses from; `None` if the node is alone and uses all of them.
     pub blocks: Option<Vec<IpNet>>,
+    /// Who may join.
+    pub access: Access,
 }
 
 /// How packets of a network's pods leave the node.
@@ -80,6 +82,9 @@ struct StoredSpec {
     provider: Provider,
     #[serde(default)]
     blocks: Option<Vec<IpNet>>,
+    /// Absent in older records: no pod joins until the network is read again.
+    #[serde(default)]
+    access: Access,
 }
 
 impl From<StoredSpec> for NetworkSpec {
@@ -97,6 +102,7 @@ impl From<StoredSpec> for NetworkSpec {
             xdp: stored.xdp,
             provider: stored.provider,
             blocks: stored.blocks,
+            access: stored.access,
         }
     }
 }
@@ -152,6 +158,12 @@ mod tests {
             xdp: true,
             provider: Provider::Tap(crate::provider::Tap::default()),
             blocks: Some(vec!["10.0.2.0/24".parse().unwrap()]),
+            access: Access {
+                namespaces: crate::access::Admitted::All,
+                addresses: crate::access::Choice::Within(vec!["10.0.3.0/24".parse().unwrap()]),
+                revoke: true,
+                ..Access::default()
+            },
         };
         let row = serde_json::to_vec(&spec).unwrap();
         assert_eq!(serde_json::from_slice::<NetworkSpec>(&row).unwrap(), spec);

@@ -102,14 +102,29 @@ impl PolicyDirection {
 }
 
 /// A selector over labels: every requirement must hold. Without requirements it selects everything.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Selector {
     /// The requirements; all must hold.
     pub requirements: Vec<Requirement>,
 }
 
+impl Selector {
+    /// Whether all requirements hold. An empty selector matches everything.
+    pub fn matches(&self, labels: &Labels) -> bool {
+        self.requirements.iter().all(|requirement| {
+            let value = labels.get(&requirement.key);
+            match &requirement.operator {
+                Operator::In(values) => value.is_some_and(|value| values.contains(value)),
+                Operator::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
+                Operator::Exists => value.is_some(),
+                Operator::DoesNotExist => value.is_none(),
+            }
+        })
+    }
+}
+
 /// One requirement of a selector (apimachinery `labels.Requirement`).
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Requirement {
     /// The label's key.
     pub key: String,
@@ -118,7 +133,7 @@ pub struct Requirement {
 }
 
 /// The condition of a requirement on a label.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Operator {
     /// The label is present and has one of these values. An entry of `matchLabels` is this with one value.
     In(BTreeSet<String>),

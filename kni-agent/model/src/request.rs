@@ -18,6 +18,9 @@ pub struct AttachRequest {
     pub netns: PathBuf,
     /// Labels of the pod (for policy in standalone mode).
     pub labels: BTreeMap<String, String>,
+    /// Labels of the annotation `kni.dev/labels`, for requests without labels of the pod. Its author writes them, so
+    /// they count without a cluster only.
+    pub annotated_labels: BTreeMap<String, String>,
     /// The requested properties of the primary interface.
     pub primary: PrimarySelection,
     /// Name of the primary interface inside the pod; the default is `eth0`.

@@ -1,6 +1,6 @@
 //! Defines the views of the node for operators and clients: plain values without any wire type.
 
-use std::{net::IpAddr, path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, net::IpAddr, path::PathBuf, sync::Arc};
 
 use kni_common::{Direction, Verdict};
 
@@ -64,6 +64,8 @@ pub struct DesiredNetworks {
     pub networks: Vec<(NetworkSpec, String)>,
     /// The refused manifests.
     pub refused: Vec<RefusedManifest>,
+    /// Networks that exist, but whose objects cannot be read: one that an earlier agent applied stays as it is.
+    pub retained: BTreeSet<NetworkName>,
 }
 
 /// The owner of an endpoint.
@@ -225,6 +227,8 @@ pub struct StatusView {
     pub ready: bool,
     /// Why pods cannot be attached, or what is degraded.
     pub reasons: Vec<String>,
+    /// Why the state of an earlier agent was lost, and what became of its records; `None` if it was not.
+    pub state_lost: Option<String>,
     /// "tcx" or "clsact".
     pub hook: String,
     /// Folder of the pins.

@@ -14,6 +14,7 @@ mod delete;
 mod device;
 mod egress;
 mod error;
+mod filter;
 mod frames;
 mod host;
 mod inside;

@@ -14,10 +14,10 @@ const QUIET: Duration = Duration::from_millis(150);
 pub(crate) async fn run(registry: Arc<Registry>, sandboxes: Arc<Sandboxes>, namespaces: Arc<NamespacePool>) {
     while !registry.is_stopping() {
         if !sandboxes.has_provisional() && !namespaces.needs_prewarming() {
-            registry.background.notified().await;
+            kni_tasks::waiting(registry.background.notified()).await;
             continue;
         }
-        wait_for_quiet(&registry).await;
+        kni_tasks::waiting(wait_for_quiet(&registry)).await;
         let done = match sandboxes.take_provisional() {
             Some(sandbox) => sandboxes.upgrade(&sandbox).await,
             None => namespaces.prewarm().await,

@@ -15,7 +15,7 @@ use crate::{
 pub async fn cleanup(store: Option<&Store>) -> Result<(), AttachError> {
     let node = Subject::node();
     let contents = match store {
-        Some(store) => store.load().map_err(|error| store_error(&error))?,
+        Some(store) => store.load(None).map_err(|error| store_error(&error))?,
         None => Contents::default(),
     };
     let netlink = Netlink::for_teardown().map_err(node.failed("connecting to rtnetlink"))?;

@@ -3,7 +3,7 @@
 use std::{fmt, path::PathBuf, time::Duration};
 
 use kni_enforcement::SyncError;
-use kni_model::{AttachRequest, NetworkName, PodRef, Sandbox, SelectionError, error_chain};
+use kni_model::{AccessRefusal, AttachRequest, NetworkName, PodRef, Sandbox, SelectionError, error_chain};
 use kni_uplink::UplinkError;
 
 /// Why a call of [`Pods`](crate::Pods) failed.
@@ -18,6 +18,15 @@ impl AttachError {
     /// The cause.
     pub fn kind(&self) -> &ErrorKind {
         &self.kind
+    }
+
+    /// Names the pod and sandbox in an error that names none.
+    pub(crate) fn about(self, subject: &Subject) -> Self {
+        if self.subject == Subject::node() {
+            subject.error(self.kind)
+        } else {
+            self
+        }
     }
 }
 
@@ -39,6 +48,9 @@ pub enum ErrorKind {
     /// The network takes no new attachments.
     #[error("network {0} is disabled (spec.enabled: false)")]
     NetworkDisabled(NetworkName),
+    /// A network does not let the pod in, or not with what it chooses.
+    #[error("{0}")]
+    NotAuthorized(Box<AccessRefusal>),
     /// An annotation of the pod is not valid.
     #[error("{0}")]
     InvalidSelection(Box<SelectionError>),
@@ -54,11 +66,11 @@ pub enum ErrorKind {
     #[error("network namespace {} does not exist", .0.display())]
     NetnsNotFound(PathBuf),
     /// A network has no address left.
-    #[error("network {network}: {reason}")]
+    #[error("{reason}")]
     AddressesExhausted {
         /// The network.
         network: NetworkName,
-        /// The exhausted address family.
+        /// The network, the exhausted address family and its figures.
         reason: String,
     },
     /// A requested address is not available.
@@ -128,7 +140,10 @@ pub enum ErrorKind {
     /// Policies, egress or host ports of the pod are not enforced, so its traffic may not begin.
     #[error(transparent)]
     Gate(#[from] GateError),
-    /// The state could not be written.
+    /// The state cannot be written for now, so nothing that must be recorded first may begin.
+    #[error("state cannot be written: {0}: try again")]
+    Unwritable(String),
+    /// The state failed.
     #[error("state: {0}")]
     Store(String),
 }

@@ -76,7 +76,7 @@ impl DeleteJournal {
     pub(crate) async fn follow(self: Arc<Self>, registry: Arc<Registry>) {
         let mut ticks = tokio::time::interval(INTERVAL);
         while !registry.is_stopping() {
-            ticks.tick().await;
+            kni_tasks::waiting(ticks.tick()).await;
             self.replay().await;
         }
     }

@@ -13,15 +13,18 @@
 //! | from top to bottom | owns |
 //! |---|---|
 //! | [`Pods`], `prepare`, `journal` | the calls of clients, completed from the cluster, after pending deletes |
-//! | `takeover`, `background` | the start, the work for later pods |
+//! | `takeover`, `recovery` | the start; records that were lost |
+//! | `background`, `repair` | the work for later pods; detached programs, lost pins and the state's file |
 //! | `sandboxes` | attach and detach of one sandbox, and its lock |
 //! | `namespaces` | the namespaces that the agent makes, and the prewarmed ones |
 //! | `reaper`, `networks` | queued removals; networks and their numbers |
 //! | `interfaces` | one provider for each kind of interface |
 //! | `registry` | the state in memory and its store, under one lock |
 
+mod alias;
 mod background;
 mod cleanup;
+mod clock;
 mod error;
 mod interfaces;
 mod journal;
@@ -33,7 +36,9 @@ mod pods;
 mod prepare;
 mod queries;
 mod reaper;
+mod recovery;
 mod registry;
+mod repair;
 mod sandboxes;
 mod takeover;
 
@@ -43,4 +48,5 @@ pub use interfaces::{host_end_exists, problems_without_row};
 pub use journal::remove_pending_deletes;
 pub use pods::{Pods, PodsOptions};
 pub use queries::Counts;
-pub use sandboxes::{DeleteRequest, Garbage, GarbageRequest};
+pub use recovery::Recovery;
+pub use sandboxes::{DeleteRequest, Garbage, GarbageRequest, LostRight};

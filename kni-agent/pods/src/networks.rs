@@ -1,20 +1,23 @@
 //! Owns the networks: numbers, address pools, dataplane routes, the node's routing rules, and their views.
 
+mod views;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
+use ipnet::IpNet;
 use kni_dataplane::{NetworkRoutes, RouteEgress};
-use kni_ipam::{FamilyUsage, Usage};
 use kni_model::{
     Feature, Network, NetworkId, NetworkName, NetworkSpec, Provider,
     network::EgressMode,
-    view::{AddressUse, DesiredNetworks, NetworkView, RefusedManifest},
+    view::{DesiredNetworks, NetworkView, RefusedManifest},
 };
 use kni_plugins::{NotReady, Plugins};
 use kni_store::Change;
 
+use self::views::{closed, view};
 use crate::{
     error::{AttachError, ErrorKind, Subject},
     interfaces::NO_BACKEND,
@@ -36,6 +39,9 @@ pub(crate) struct NetworkRegistry {
     registry: Arc<Registry>,
     kernel: Arc<Kernel>,
     plugins: Option<Plugins>,
+    /// The routes in the dataplane's tables, as this process wrote them. Held by one [`Self::apply`] at a time, before the
+    /// state's lock: routes of hundreds of networks are written without the latter.
+    routes: Mutex<BTreeMap<NetworkId, NetworkRoutes>>,
 }
 
 impl NetworkRegistry {
@@ -44,25 +50,15 @@ impl NetworkRegistry {
             registry: Arc::clone(registry),
             kernel: Arc::clone(kernel),
             plugins,
+            routes: Mutex::default(),
         }
     }
 
     /// Replaces the networks. Attaching begins to work with the first call.
-    pub(crate) async fn apply(&self, desired: DesiredNetworks) -> Result<(), AttachError> {
-        let rules = {
-            let mut state = self.registry.lock();
-            let DesiredNetworks { networks, mut refused } = desired;
-            let networks = retain_default(&state, networks, &mut refused);
-            let networks = retain_providers(&state, networks, &mut refused);
-            let known = number(&mut state, networks)?;
-            self.replace(&mut state, known)?;
-            state.refused = refused;
-            state
-                .default_network()
-                .filter(|known| known.network.spec.provider.is_ebpf())
-                .map(|known| known.network.spec.subnets.clone())
-                .unwrap_or_default()
-        };
+    pub(crate) async fn apply(self: &Arc<Self>, desired: DesiredNetworks) -> Result<(), AttachError> {
+        let networks = Arc::clone(self);
+        let replaced = tokio::task::spawn_blocking(move || networks.replace(desired)).await;
+        let rules = replaced.map_err(|error| Subject::node().ended(&error))??;
         let written = self.kernel.netlink.ensure_rules(&rules).await;
         written.map_err(Subject::node().failed("writing the host's routing rules"))?;
         self.registry.lock().in_sync = true;
@@ -70,10 +66,58 @@ impl NetworkRegistry {
         Ok(())
     }
 
+    /// Makes the desired networks the known ones; returns the subnets of the default one that the node's stack routes.
+    fn replace(&self, desired: DesiredNetworks) -> Result<Vec<IpNet>, AttachError> {
+        let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        let (known, refused) = {
+            let mut state = self.registry.lock();
+            let DesiredNetworks {
+                mut networks,
+                mut refused,
+                retained,
+            } = desired;
+            let known = retained.iter().filter_map(|name| state.networks.get(name));
+            // Before the first call, every network of an earlier agent is without an object.
+            let known = known.filter(|known| !known.orphaned || !state.in_sync);
+            networks.extend(known.map(|known| (known.network.spec.clone(), known.origin.clone())));
+            let networks = retain_default(&state, networks, &mut refused);
+            let networks = retain_providers(&state, networks, &mut refused);
+            (number(&mut state, networks)?, refused)
+        };
+        self.write_routes(&mut routes, &known)?;
+        let mut state = self.registry.lock();
+        self.know(&mut state, &mut routes, known)?;
+        state.refused = refused;
+        let default = state.default_network().map(|known| &known.network.spec);
+        let default = default.filter(|spec| spec.provider.is_ebpf());
+        Ok(default.map(|spec| spec.subnets.clone()).unwrap_or_default())
+    }
+
+    /// Writes the routes that differ from the written ones.
+    fn write_routes(
+        &self,
+        written: &mut BTreeMap<NetworkId, NetworkRoutes>,
+        desired: &BTreeMap<NetworkName, KnownNetwork>,
+    ) -> Result<(), AttachError> {
+        for known in desired.values().filter(|known| has_rows(&known.network.spec)) {
+            let Network { id, spec } = &known.network;
+            let routes = routes_of(spec);
+            if written.get(id) == Some(&routes) {
+                continue;
+            }
+            written.remove(id);
+            let done = self.kernel.dataplane.set_routes(*id, &routes);
+            done.map_err(Subject::node().failed("writing the dataplane's routes"))?;
+            written.insert(*id, routes);
+        }
+        Ok(())
+    }
+
     /// Makes `desired` the known networks. One that is no longer desired but has attachments stays, closed to new ones.
-    fn replace(
+    fn know(
         &self,
         state: &mut Locked<'_>,
+        routes: &mut BTreeMap<NetworkId, NetworkRoutes>,
         mut desired: BTreeMap<NetworkName, KnownNetwork>,
     ) -> Result<(), AttachError> {
         let gone: Vec<NetworkName> = state
@@ -98,19 +142,14 @@ impl NetworkRegistry {
                 state.ipam.remove_network(&name);
             }
         }
-        for known in desired.values() {
-            let Network { id, spec } = &known.network;
-            if !known.orphaned {
-                state.ipam.set_network(spec);
-            }
-            if !has_rows(spec) {
-                continue;
-            }
-            let written = self.kernel.dataplane.set_routes(*id, &routes_of(spec));
-            written.map_err(Subject::node().failed("writing the dataplane's routes"))?;
+        for known in desired.values().filter(|known| !known.orphaned) {
+            state.ipam.set_network(&known.network.spec);
         }
+        // Those of an orphan that an earlier agent left.
+        self.write_routes(routes, &desired)?;
         let ours = desired.values().filter(|known| has_rows(&known.network.spec));
         let ids: Vec<NetworkId> = ours.map(|known| known.network.id).collect();
+        routes.retain(|id, _| ids.contains(id));
         let retained = self.kernel.dataplane.retain_routes(&ids);
         retained.map_err(Subject::node().failed("removing routes of networks"))?;
         state.networks = desired;
@@ -118,19 +157,24 @@ impl NetworkRegistry {
         Ok(())
     }
 
-    /// The networks, the default one first, then by name.
+    /// The networks, the default one first, then by name, without what their plugins report. Does not block.
     pub(crate) fn views(&self) -> Vec<NetworkView> {
         let state = self.registry.lock();
         let mut views: Vec<NetworkView> = state.networks.values().map(|known| view(&state, known)).collect();
         drop(state);
-        for view in &mut views {
-            self.add_readiness(view);
-        }
         views.sort_by_key(|view| !view.network.spec.default);
         views
     }
 
-    /// Adds the readiness of a network's plugins. Without the state's lock: it may read files.
+    /// [`Self::views`] with the readiness and the features of their plugins. Reads the files of plugins.
+    pub(crate) fn views_with_plugins(&self) -> Vec<NetworkView> {
+        let mut views = self.views();
+        for view in &mut views {
+            self.add_readiness(view);
+        }
+        views
+    }
+
     fn add_readiness(&self, view: &mut NetworkView) {
         match self.plugin_readiness(&view.network.spec.provider) {
             Some(Ok(capabilities)) => view.features.retain(|feature| match feature {
@@ -158,13 +202,16 @@ impl NetworkRegistry {
         }
     }
 
-    /// The default network, and why its plugins cannot be run.
+    /// The default network, and why no pod can be attached to it. May read the files of plugins.
     pub(crate) fn default_problem(&self) -> Option<(NetworkName, String)> {
-        let default = self
-            .registry
-            .lock()
-            .default_network()
-            .map(|known| known.network.spec.clone())?;
+        let (default, closed) = {
+            let state = self.registry.lock();
+            let known = state.default_network()?;
+            (known.network.spec.clone(), closed(known))
+        };
+        if let Some(reason) = closed {
+            return Some((default.name, reason.to_owned()));
+        }
         let reason = self.plugin_readiness(&default.provider)?.err()?;
         Some((default.name, reason.to_string()))
     }
@@ -177,64 +224,25 @@ impl NetworkRegistry {
     }
 }
 
-fn view(state: &State, known: &KnownNetwork) -> NetworkView {
-    let spec = &known.network.spec;
-    let usage = state.ipam.usage(&spec.name);
-    let reason = match (state.in_sync, known.orphaned, spec.enabled) {
-        (false, _, _) => "the agent has not applied its networks yet",
-        (true, true, _) => "its manifest is gone; it goes with its last attachment",
-        (true, false, false) => "disabled (spec.enabled: false)",
-        (true, false, true) => "",
-    };
-    NetworkView {
-        network: known.network.clone(),
-        ready: reason.is_empty(),
-        reason: reason.to_owned(),
-        attachments: u32::try_from(state.attachments_of(&spec.name)).unwrap_or(u32::MAX),
-        total_addresses: usage.as_ref().map_or(0, |usage| usage.total),
-        used_addresses: usage.as_ref().map_or(0, |usage| usage.used),
-        ipv4: usage.as_ref().map(|usage| family(&usage.ipv4)).unwrap_or_default(),
-        ipv6: usage.as_ref().map(|usage| family(&usage.ipv6)).unwrap_or_default(),
-        exhausted: usage.as_ref().map(exhausted).unwrap_or_default(),
-        origin: known.origin.clone(),
-        features: spec.provider.features(),
-    }
-}
-
-fn family(usage: &FamilyUsage) -> AddressUse {
-    AddressUse {
-        total: usage.total,
-        used: usage.used,
-        free: usage.free,
-    }
-}
-
-/// Each family of a network gives an address to each pod, so an exhausted one prevents new pods.
-fn exhausted(usage: &Usage) -> String {
-    let families = [("IPv4", &usage.ipv4), ("IPv6", &usage.ipv6)];
-    let full = families
-        .into_iter()
-        .filter(|(_, family)| family.total > 0 && family.free == 0);
-    full.map(|(name, _)| name).collect::<Vec<_>>().join(" and ")
-}
-
-/// Gives every network its number: its earlier one, or a new one.
+/// Gives every network its number: its earlier one, or a new one. All of them are recorded in one transaction.
 fn number(
     state: &mut Locked<'_>,
     desired: Vec<(NetworkSpec, String)>,
 ) -> Result<BTreeMap<NetworkName, KnownNetwork>, AttachError> {
     let mut known = BTreeMap::new();
-    for (spec, origin) in desired {
+    let mut ids = state.network_ids.clone();
+    let mut change = None;
+    for (rank, (spec, origin)) in desired.into_iter().enumerate() {
         let name = spec.name.clone();
-        let id = match state.network_ids.get(&name) {
+        let id = match ids.get(&name) {
             Some(id) => *id,
-            None => unused_id(&state.network_ids)?,
+            None => unused_id(&ids)?,
         };
         let network = Network { id, spec };
         // The next agent must know the number even if the network's manifest is gone by then.
         if state.networks.get(&name).is_none_or(|known| known.network != network) {
-            state.commit(Change::new().network(&network))?;
-            state.network_ids.insert(name.clone(), id);
+            change = Some(change.unwrap_or_else(Change::new).network(&network));
+            ids.insert(name.clone(), id);
         }
         let orphaned = false;
         known.insert(
@@ -243,8 +251,13 @@ fn number(
                 network,
                 origin,
                 orphaned,
+                rank,
             },
         );
+    }
+    if let Some(change) = change {
+        state.commit_deferred(change)?;
+        state.network_ids = ids;
     }
     Ok(known)
 }

@@ -149,6 +149,7 @@ mod tests {
             xdp: false,
             provider: kni_model::Provider::Ebpf,
             blocks: None,
+            access: kni_model::Access::default(),
         };
         let network = Network {
             id: id.try_into().unwrap(),
@@ -160,6 +161,7 @@ mod tests {
                 network,
                 origin: String::new(),
                 orphaned: false,
+                rank: 0,
             },
         )
     }
@@ -179,6 +181,7 @@ mod tests {
             pod: PodRef::default(),
             netns: "/run/netns/x".into(),
             labels: BTreeMap::new(),
+            annotated_labels: BTreeMap::new(),
             primary: PrimarySelection {
                 network: primary.map(|n| n.parse().unwrap()),
                 ..Default::default()

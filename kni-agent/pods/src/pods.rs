@@ -1,17 +1,18 @@
 //! Serves attach, detach and delete of pod sandboxes, each on a task of its own.
 
-use std::{future::Future, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, future::Future, path::PathBuf, sync::Arc, time::Duration};
 
 use kni_cluster::ClusterCache;
 use kni_dataplane::Dataplane;
 use kni_enforcement::Enforcer;
 use kni_model::{
-    AttachRequest, PodRef, Sandbox, SandboxId,
+    AttachRequest, IfName, PodRef, Sandbox, SandboxId,
     policy::{ContainerPort, Labels},
     view::DesiredNetworks,
 };
 use kni_plugins::Plugins;
-use kni_store::Store;
+use kni_store::{Contents, Store};
+use kni_tasks::Tasks;
 use kni_uplink::Uplink;
 
 use crate::{
@@ -24,10 +25,15 @@ use crate::{
     networks::NetworkRegistry,
     prepare::{Preparation, Prepared},
     reaper::Reaper,
+    recovery::Recovery,
     registry::Registry,
-    sandboxes::{DeleteRequest, Garbage, GarbageRequest, Gate, KeyedLocks, Sandboxes},
+    repair::Repair,
+    sandboxes::{DeleteRequest, Garbage, GarbageRequest, Gate, JoiningNamespaces, KeyedLocks, LostRight, Sandboxes},
     takeover::Takeover,
 };
+
+/// How long a step of the removal of interfaces may take: each is bounded by the time limits of netlink requests.
+const STEP_LIMIT: Duration = Duration::from_mins(5);
 
 /// Settings of the service.
 #[derive(Debug, Clone)]
@@ -42,6 +48,10 @@ pub struct PodsOptions {
     pub cni_state_dir: PathBuf,
     /// The cluster, where there is one: it completes requests.
     pub cluster: Option<ClusterCache>,
+    /// Supervises the background work.
+    pub tasks: Tasks,
+    /// Whether objects without a record are removed at the start, however many they are. A lost state makes them so.
+    pub force_sweep: bool,
 }
 
 /// The attach service. Clones share it.
@@ -63,24 +73,30 @@ pub struct Pods {
 /// The owners.
 pub(crate) struct Service {
     pub(crate) registry: Arc<Registry>,
-    pub(crate) networks: NetworkRegistry,
+    pub(crate) networks: Arc<NetworkRegistry>,
     pub(crate) namespaces: Arc<NamespacePool>,
     pub(crate) sandboxes: Arc<Sandboxes>,
     journal: Arc<DeleteJournal>,
+    tasks: Tasks,
+    pub(crate) recovery: Recovery,
+    pub(crate) repair: Arc<Repair>,
     cluster: Option<ClusterCache>,
+    access: Arc<JoiningNamespaces>,
     /// Attaches with additional interfaces, by the pod's own sandbox. Taken before the locks of the sandboxes.
     attaching: KeyedLocks,
 }
 
 impl Service {
     /// Pending deletes first, then the pod's own sandbox, then its additional interfaces. All or nothing.
-    async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
+    async fn attach(&self, mut request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
         // A repeated call must not take a sandbox that the first call is about to undo.
         let _one_at_a_time = self.attaching.lock(request.sandbox.as_str()).await;
         if request.cni.is_some() {
             self.journal.complete(&request.sandbox).await?;
         }
         let Some(cluster) = &self.cluster else {
+            let annotated = std::mem::take(&mut request.annotated_labels);
+            request.labels.extend(annotated);
             return self.sandboxes.attach(&request).await;
         };
         let preparation = Preparation {
@@ -129,6 +145,7 @@ impl Pods {
         policies: Arc<Enforcer>,
         uplink: Arc<Uplink>,
         store: Store,
+        contents: Contents,
     ) -> Result<Self, AttachError> {
         let PodsOptions {
             netns_dir,
@@ -136,14 +153,16 @@ impl Pods {
             plugins,
             cni_state_dir,
             cluster,
+            tasks,
+            force_sweep,
         } = options;
-        let (registry, contents) = Registry::open(store, dataplane.capacity())?;
-        let registry = Arc::new(registry);
+        let registry = Arc::new(Registry::new(store, dataplane.capacity()));
         let kernel = Arc::new(Kernel::open(dataplane)?);
         let interfaces = Arc::new(Interfaces::new(&kernel, plugins.clone()));
         let reaper = Arc::new(Reaper::new(&registry, &kernel));
         let namespaces = Arc::new(NamespacePool::new(&registry, &kernel, netns_dir, warm_sandboxes));
-        let gate = Gate::new(policies, uplink);
+        let gate = Gate::new(policies, Arc::clone(&uplink));
+        let access = Arc::new(JoiningNamespaces::new(cluster.clone()));
         let sandboxes = Arc::new(Sandboxes::new(
             &registry,
             &kernel,
@@ -151,6 +170,7 @@ impl Pods {
             &namespaces,
             &reaper,
             gate,
+            &access,
         ));
         let takeover = Takeover {
             registry: &registry,
@@ -158,18 +178,13 @@ impl Pods {
             interfaces: &interfaces,
             namespaces: &namespaces,
             sandboxes: &sandboxes,
+            force_sweep,
         };
-        takeover.run(contents).await?;
-        tokio::spawn(reaper.run());
-        tokio::spawn(background::run(
-            Arc::clone(&registry),
-            Arc::clone(&sandboxes),
-            Arc::clone(&namespaces),
-        ));
-        tokio::spawn(Arc::clone(&namespaces).collect_unclaimed());
-        tokio::spawn(Arc::clone(&sandboxes).watch_namespaces());
+        let recovery = takeover.run(contents).await?;
+        let repair = Arc::new(Repair::new(&registry, &kernel, &sandboxes, uplink));
+        start_tasks(&tasks, &registry, &sandboxes, &namespaces, &repair, reaper);
         let journal = Arc::new(DeleteJournal::new(&sandboxes, cni_state_dir));
-        let networks = NetworkRegistry::new(&registry, &kernel, plugins);
+        let networks = Arc::new(NetworkRegistry::new(&registry, &kernel, plugins));
         Ok(Self {
             service: Arc::new(Service {
                 registry,
@@ -177,7 +192,11 @@ impl Pods {
                 namespaces,
                 sandboxes,
                 journal,
+                tasks,
+                recovery,
+                repair,
                 cluster,
+                access,
                 attaching: KeyedLocks::default(),
             }),
         })
@@ -239,6 +258,16 @@ impl Pods {
             .await
     }
 
+    /// Replaces the namespaces of manifests, by which networks decide who may join. A cluster's are in its cache.
+    pub fn set_namespaces(&self, namespaces: BTreeMap<String, Labels>) {
+        self.service.access.set(namespaces);
+    }
+
+    /// The rights that running pods have no longer: why they would not get these interfaces again.
+    pub fn lost_rights(&self) -> BTreeMap<(SandboxId, IfName), LostRight> {
+        self.service.sandboxes.lost_rights()
+    }
+
     /// Gives a sandbox other labels and named ports, and enforces the policies that select it then. Unknown sandboxes,
     /// and those that have them already, succeed.
     pub async fn relabel(
@@ -253,9 +282,14 @@ impl Pods {
 
     /// Performs the deletes that CNI plugins wrote down while the agent was away, and follows new ones from then on.
     pub async fn replay_deletes(&self) {
-        let Service { journal, registry, .. } = &*self.service;
+        let Service {
+            journal,
+            registry,
+            tasks,
+            ..
+        } = &*self.service;
         journal.replay().await;
-        tokio::spawn(Arc::clone(journal).follow(Arc::clone(registry)));
+        tasks.spawn_finite("delete-journal", Arc::clone(journal).follow(Arc::clone(registry)));
     }
 
     /// Refuses new work from now on; attached sandboxes stay.
@@ -276,4 +310,22 @@ impl Pods {
         let task = tokio::spawn(work(Arc::clone(&self.service)));
         task.await.unwrap_or_else(|ended| Err(Subject::node().ended(&ended)))
     }
+}
+
+/// Starts the work of the attach service that runs beside requests.
+fn start_tasks(
+    tasks: &Tasks,
+    registry: &Arc<Registry>,
+    sandboxes: &Arc<Sandboxes>,
+    namespaces: &Arc<NamespacePool>,
+    repair: &Arc<Repair>,
+    reaper: Arc<Reaper>,
+) {
+    tasks.spawn_finite("repair", Arc::clone(repair).run());
+    tasks.spawn_slow("removals", STEP_LIMIT, reaper.run());
+    let prepare = background::run(Arc::clone(registry), Arc::clone(sandboxes), Arc::clone(namespaces));
+    tasks.spawn_finite("preparation", prepare);
+    let unclaimed = Arc::clone(namespaces).collect_unclaimed();
+    tasks.spawn_slow("unclaimed-namespaces", STEP_LIMIT, unclaimed);
+    tasks.spawn_finite("gone-namespaces", Arc::clone(sandboxes).watch_namespaces());
 }

@@ -42,6 +42,11 @@ impl Preparation<'_> {
         let (namespace, facts) = self.facts(&request, deadline).await?;
         let additional = {
             let tables = self.cluster.tables();
+            if !tables.definitions.is_synced() && joining::may_name_definition(&request) {
+                let reason = "the agent has not read the cluster's network-attachment-definitions yet, and the pod may \
+                              name one";
+                return Err(Subject::from(&request).not_ready(reason.to_owned()));
+            }
             let networks = self.cluster.networks(&tables);
             if let Some(facts) = facts {
                 request.labels.clone_from(&facts.labels);

@@ -1,6 +1,6 @@
 //! Answers queries about sandboxes, endpoints and networks from memory.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use kni_model::{
     Attachment, EndpointId, NetworkId, NetworkName, Phase, Sandbox, SandboxId,
@@ -9,7 +9,7 @@ use kni_model::{
 };
 use tokio::sync::watch;
 
-use crate::pods::Pods;
+use crate::{pods::Pods, recovery::Recovery};
 
 /// Numbers of sandboxes, attachments and pending work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -36,11 +36,14 @@ impl Pods {
         }
     }
 
-    /// Why pods cannot be attached, one sentence each; empty when they can.
+    /// Why no pod can be attached to the default network, one sentence each; empty when they can. Exhausted addresses
+    /// are no such reason.
     pub fn obstacles(&self) -> Vec<String> {
-        let plugins = self.service.networks.default_problem();
-        let plugins = plugins.map(|(network, reason)| format!("network {network}: {reason}"));
-        let mut obstacles: Vec<String> = plugins.into_iter().collect();
+        let default = self.service.networks.default_problem();
+        let default = default.map(|(network, reason)| format!("network {network}: {reason}"));
+        let mut obstacles: Vec<String> = default.into_iter().collect();
+        let unwritable = self.service.registry.store_problem();
+        obstacles.extend(unwritable.map(|reason| format!("state cannot be written: {reason}")));
         let state = self.service.registry.lock();
         if !state.in_sync {
             obstacles.push("the agent has not applied its networks yet".to_owned());
@@ -53,14 +56,44 @@ impl Pods {
         obstacles
     }
 
+    /// Why the state cannot be written for now.
+    pub fn state_problem(&self) -> Option<String> {
+        self.service.registry.store_problem()
+    }
+
+    /// What the start found about lost or damaged state.
+    pub fn recovery(&self) -> &Recovery {
+        &self.service.recovery
+    }
+
+    /// Interfaces that are closed because their programs cannot be attached, one sentence each.
+    pub fn closed_interfaces(&self) -> Vec<String> {
+        self.service.repair.problems()
+    }
+
+    /// How often programs were attached again, and pins made again, that another process had removed.
+    pub fn repairs(&self) -> (u64, u64) {
+        self.service.repair.counts()
+    }
+
     /// An attached sandbox, with its additional interfaces.
     pub fn query(&self, sandbox: &SandboxId) -> Option<Arc<Sandbox>> {
         self.service.query(sandbox)
     }
 
-    /// The networks, the default one first, then by name.
+    /// The networks, the default one first, then by name, without what their plugins report. Does not block.
     pub fn networks(&self) -> Vec<NetworkView> {
         self.service.networks.views()
+    }
+
+    /// Every leased address, by network, including those of attachments that are being made or removed.
+    pub fn leases(&self) -> BTreeMap<NetworkName, Vec<IpAddr>> {
+        self.service.registry.lock().ipam.leases()
+    }
+
+    /// [`Self::networks`] with the readiness and the features of their plugins. Reads the files of plugins.
+    pub fn networks_with_plugins(&self) -> Vec<NetworkView> {
+        self.service.networks.views_with_plugins()
     }
 
     /// Manifests that were refused.
@@ -98,6 +131,11 @@ impl Pods {
     /// The sandbox of a pod, by namespace and name; one that is completely attached where there are several.
     pub fn sandbox_of(&self, namespace: &str, name: &str) -> Option<Arc<Sandbox>> {
         self.service.registry.lock().sandbox_of(namespace, name)
+    }
+
+    /// Why a network refused the last attach of a pod; `None` where none did.
+    pub fn refusal_of(&self, namespace: &str, name: &str) -> Option<String> {
+        self.service.sandboxes.refusal_of(namespace, name)
     }
 
     /// Every complete sandbox.

@@ -39,9 +39,10 @@ impl Reaper {
         loop {
             let queued: Vec<Removal> = self.registry.lock().removals.values().cloned().collect();
             if queued.is_empty() {
-                self.registry.reaper.notified().await;
+                kni_tasks::waiting(self.registry.reaper.notified()).await;
                 continue;
             }
+            kni_tasks::progress();
             if let Err(error) = self.remove(&queued).await {
                 tracing::warn!(%error, "cannot remove interfaces, will try again");
                 tokio::time::sleep(RETRY).await;
@@ -80,7 +81,7 @@ impl Reaper {
     /// Frees the endpoint numbers.
     fn release(&self, gone: &[&Removal]) -> Result<(), AttachError> {
         let mut state = self.registry.lock();
-        state.commit(gone.iter().copied().fold(Change::new(), Change::remove_removal))?;
+        state.commit_deferred(gone.iter().copied().fold(Change::new(), Change::remove_removal))?;
         for removal in gone {
             state.removals.remove(&removal.endpoint);
             state.slots.free(removal.endpoint);

@@ -1,19 +1,21 @@
 //! Takes over from an earlier agent: adopts whole interfaces, finishes interrupted calls, sweeps the rest.
 //!
-//! Order: records, then policies, then adoption, then the sweep; nothing is swept before every record was read (I3).
+//! Order: records, then policies, then adoption, then the sweep; nothing is swept before every record was read, and
+//! nothing at all after the loss of the state, when missing records are rebuilt from the kernel (I3).
 //! Traffic of adopted interfaces never stops: their rows stay as they are and their links move to the new programs in place.
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use kni_dataplane::DataplaneError;
 use kni_model::{EndpointId, Network, Phase, Sandbox, error_chain};
-use kni_store::Contents;
+use kni_store::{Change, Contents};
 
 use crate::{
     error::{AttachError, Subject},
     interfaces::Interfaces,
     kernel::Kernel,
     namespaces::NamespacePool,
+    recovery::{Recovery, recover},
     registry::{KnownNetwork, Registry, State},
     sandboxes::Sandboxes,
 };
@@ -25,10 +27,13 @@ pub(crate) struct Takeover<'a> {
     pub(crate) interfaces: &'a Interfaces,
     pub(crate) namespaces: &'a NamespacePool,
     pub(crate) sandboxes: &'a Sandboxes,
+    /// Whether the operator wants objects without a record removed, however many.
+    pub(crate) force_sweep: bool,
 }
 
 impl Takeover<'_> {
-    pub(crate) async fn run(&self, contents: Contents) -> Result<(), AttachError> {
+    pub(crate) async fn run(&self, mut contents: Contents) -> Result<Recovery, AttachError> {
+        let recovery = self.recover(&mut contents).await?;
         let unfinished = read(&mut self.registry.lock(), contents);
         let (ready, namespaces) = {
             let state = self.registry.lock();
@@ -53,9 +58,34 @@ impl Takeover<'_> {
                 tracing::error!(path = %record.path.display(), %error, "cannot restore a namespace");
             }
         }
-        self.interfaces.delete_unrecorded(self.registry).await;
-        self.sweep().await?;
-        self.interfaces.return_strays(self.registry).await
+        if recovery.sweeps() {
+            self.interfaces.delete_unrecorded(self.registry).await;
+            self.sweep().await?;
+        }
+        self.interfaces.return_strays(self.registry).await?;
+        Ok(recovery)
+    }
+
+    /// Rebuilds missing records and writes them. Endpoints that remain without one keep their numbers.
+    async fn recover(&self, contents: &mut Contents) -> Result<Recovery, AttachError> {
+        let before = (contents.sandboxes.len(), contents.namespaces.len());
+        let recovery = recover(self.kernel, self.namespaces.dir(), contents, self.force_sweep).await?;
+        let change = contents
+            .sandboxes
+            .iter()
+            .skip(before.0)
+            .fold(Change::new(), Change::sandbox);
+        let change = contents
+            .namespaces
+            .iter()
+            .skip(before.1)
+            .fold(change, Change::namespace);
+        let mut state = self.registry.lock();
+        state.commit_deferred(change)?;
+        for endpoint in &recovery.kept {
+            state.slots.adopt(*endpoint);
+        }
+        Ok(recovery)
     }
 
     /// Removes everything that carries the agent's marks and is in no record.
@@ -132,10 +162,14 @@ fn read(state: &mut State, contents: Contents) -> Vec<Sandbox> {
         namespaces,
         removals,
         networks,
-        uplink: _,
+        ..
     } = contents;
     let ids = networks.iter().map(|network| (network.spec.name.clone(), network.id));
     state.network_ids.extend(ids);
+    // A network may be without a record of its own.
+    let attached = sandboxes.iter().flat_map(|sandbox| &sandbox.attachments);
+    let numbers = attached.map(|attachment| (attachment.network.clone(), attachment.network_id));
+    state.network_ids.extend(numbers);
     for removal in removals {
         state.slots.adopt(removal.endpoint);
         state.removals.insert(removal.endpoint, removal);
@@ -183,6 +217,7 @@ fn adopt_networks(state: &mut State, networks: Vec<Network>) {
                 network,
                 origin: "an earlier agent".to_owned(),
                 orphaned: true,
+                rank: usize::MAX,
             };
             state.networks.insert(name, known);
         }

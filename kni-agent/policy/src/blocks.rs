@@ -27,6 +27,11 @@ pub(super) struct Region {
     identity: Option<u32>,
 }
 
+/// The prefixes at the boundaries of a peer; none if it is not a block.
+pub(super) fn edges(peer: &Peer) -> Vec<Prefix> {
+    Shape::of(peer).map_or_else(Vec::new, |shape| shape.edges().collect())
+}
+
 /// A block as a list of prefixes.
 struct Shape {
     whole: Prefix,

@@ -20,6 +20,8 @@ use super::{
 pub(super) struct Body {
     hash: u64,
     pub(super) content: Content,
+    /// The body that replaces it while its namespace exceeds its quota; `None` if it has no rule anyway.
+    closed: Option<Arc<Self>>,
 }
 
 /// The content that determines equality.
@@ -69,6 +71,25 @@ pub(super) enum Ports {
 pub(super) struct NamedPort {
     pub(super) name: String,
     pub(super) protocol: u8,
+}
+
+impl Content {
+    fn closed(&self) -> Self {
+        Self {
+            reference: self.reference.clone(),
+            egress: self.egress.as_ref().map(|_| Vec::new()),
+            ingress: self.ingress.as_ref().map(|_| Vec::new()),
+            external: self.external.as_ref().map(|_| External {
+                rules: Vec::new(),
+                otherwise_allow: false,
+                otherwise: Arc::new(RuleRef {
+                    policy: self.reference.clone(),
+                    direction: PolicyDirection::External,
+                    index: 0,
+                }),
+            }),
+        }
+    }
 }
 
 impl PartialEq for Body {
@@ -130,10 +151,22 @@ impl Body {
             ingress,
             external,
         };
-        Some(Self {
+        let closed = content.closed();
+        let closed = (closed != content).then(|| Arc::new(Self::new(closed, None)));
+        Some(Self::new(content, closed))
+    }
+
+    fn new(content: Content, closed: Option<Arc<Self>>) -> Self {
+        Self {
             hash: stable::hash(&content),
             content,
-        })
+            closed,
+        }
+    }
+
+    /// The policy without its rules: it isolates in the same directions and allows nothing in them.
+    pub(super) fn closed(self: &Arc<Self>) -> Arc<Self> {
+        Arc::clone(self.closed.as_ref().unwrap_or(self))
     }
 
     /// The allow rules of a direction; `None`: the policy does not isolate in it. Egress policies have none.

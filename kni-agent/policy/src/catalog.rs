@@ -77,6 +77,8 @@ impl Catalog {
             self.index();
             let bodies = self.policies.iter().filter_map(|listed| listed.body.as_deref());
             let named = bodies.flat_map(Body::rules).flat_map(|rule| &rule.peers);
+            // Blocks, of which a policy may name thousands, match no labels.
+            let named = named.filter(|peer| !peer.is_block());
             replaced.peers = self.peers.set_named(named);
         }
         replaced

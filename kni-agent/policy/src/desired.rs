@@ -69,9 +69,9 @@ impl Default for Compiler {
 }
 
 impl Compiler {
-    /// Updates the tables for these pods.
-    pub(super) fn compile(&mut self, pods: &Pods, desired: &mut Desired) {
-        let mut needs = needs(pods);
+    /// Updates the tables for these pods. Those of `closed` namespaces have their policies without rules.
+    pub(super) fn compile(&mut self, pods: &Pods, closed: impl Fn(&str) -> bool, desired: &mut Desired) {
+        let mut needs = needs(pods, closed);
         for network in self.networks.keys() {
             needs.entry(*network).or_default();
         }
@@ -190,6 +190,28 @@ impl Compiler {
         self.ports = used;
     }
 
+    /// The sets that refer to the narrowest range of addresses of an identity; none if it has no range.
+    pub(super) fn narrowest(&self, identity: u32) -> &[u32] {
+        let Some(content) = self.identities.get(identity) else {
+            return &[];
+        };
+        let narrowest = content.peers.iter().max_by_key(|peer| peer.range_length());
+        let narrowest = narrowest.filter(|peer| peer.is_block());
+        let index = self.networks.get(&content.network).map(|network| &network.index);
+        let users = narrowest.and_then(|peer| index?.users(peer));
+        users.unwrap_or_default()
+    }
+
+    /// The sets that refer to any peer of an identity.
+    pub(super) fn referring(&self, identity: u32) -> Vec<u32> {
+        let content = self.identities.get(identity);
+        let sets = content.and_then(|content| {
+            let network = self.networks.get(&content.network)?;
+            Some(network.index.sets_of(content))
+        });
+        sets.into_iter().flatten().map(|set| set.number).collect()
+    }
+
     /// Retires numbers that the tables do not use.
     pub(super) fn retain(&mut self, tables: &PolicyTables) {
         let networks: Vec<&Network> = self.networks.values().collect();
@@ -252,14 +274,15 @@ impl Network {
     }
 }
 
-fn needs(pods: &Pods) -> BTreeMap<u32, Needs<'_>> {
+fn needs(pods: &Pods, closed: impl Fn(&str) -> bool) -> BTreeMap<u32, Needs<'_>> {
     let mut needs: BTreeMap<u32, Needs<'_>> = BTreeMap::new();
     for (endpoint, pod, interface, selected) in pods.local() {
         let needs = needs.entry(interface.network_id.get()).or_default();
-        if let Some(set) = &selected.set {
+        let enforced = selected.enforced(closed(&pod.object.pod.namespace));
+        if let Some(set) = enforced {
             needs.sets.entry(set.number).or_insert_with(|| Arc::clone(set));
         }
-        let policy = selected.set.as_ref().map_or(0, |set| set.number);
+        let policy = enforced.map_or(0, |set| set.number);
         let addresses = [interface.ipv4.map(IpAddr::V4), interface.ipv6.map(IpAddr::V6)];
         let addresses = addresses.map(|address| address.map(|address| pod.at(address)));
         needs.local.push((endpoint, policy, addresses));

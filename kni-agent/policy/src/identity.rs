@@ -116,6 +116,11 @@ impl PeerIndex {
         sets.flat_map(|set| &set.peers).collect()
     }
 
+    /// The active sets that refer to a peer.
+    pub(super) fn users(&self, peer: &Arc<Peer>) -> Option<&[u32]> {
+        self.by_peer.get(peer).map(Vec::as_slice)
+    }
+
     /// The sets that may have rows for an identity of their own, by number.
     pub(super) fn sets_of<'a>(&'a self, identity: &Identity) -> Vec<&'a Arc<PolicySet>> {
         let by_peer = identity

@@ -15,6 +15,7 @@ mod peer;
 mod pods;
 mod ports;
 mod prefix;
+mod quota;
 mod row;
 mod selector;
 mod set;
@@ -34,12 +35,14 @@ use self::{
     catalog::Catalog,
     desired::{Compiler, Desired},
     pods::{Pods, Sets},
+    quota::Limiter,
     transition::Unconfirmed,
 };
 pub use self::{
     effective::EffectiveRule,
     egress_rights::{EgressFacts, EgressPools, EgressRight, egress_rights},
     judge::judge,
+    quota::{Overrun, PolicyTable, Quota},
     selector::matches,
 };
 
@@ -54,11 +57,16 @@ pub struct PolicyEngine {
     sets: Sets,
     pods: Pods,
     compiler: Compiler,
+    limiter: Limiter,
     /// The current tables.
     tables: PolicyTables,
     /// The desired tables as of the last plan.
     desired: Desired,
     unconfirmed: Unconfirmed,
+    /// The state that the last plan leads to, if the tables have no room for a direct way to the desired one.
+    interim: Option<PolicyTables>,
+    /// Whether the last plan led to such a state.
+    has_postponed: bool,
     /// Whether an input changed since the last plan.
     is_stale: bool,
 }
@@ -72,6 +80,13 @@ impl PolicyEngine {
             is_stale: true,
             ..Self::default()
         }
+    }
+
+    /// Limits the rows of a namespace. Without a quota, tables have no limits.
+    #[must_use]
+    pub fn with_quota(mut self, quota: Quota) -> Self {
+        self.limiter = Limiter::new(quota);
+        self
     }
 
     /// Replaces all policies.
@@ -126,19 +141,23 @@ impl PolicyEngine {
     /// rewrites every row that it may have changed.
     ///
     /// After each step, every packet is judged as before the first step or as after the last one, for each direction
-    /// separately. The plan removes endpoints of adopted tables whose pods were not put: put all pods before the first
+    /// separately. Where [`Self::has_postponed`], it may be denied instead. The plan removes endpoints of adopted tables whose pods were not put: put all pods before the first
     /// plan.
     pub fn plan(&mut self) -> Vec<PolicyStep> {
         if self.is_stale {
-            self.compiler.compile(&self.pods, &mut self.desired);
+            self.compile();
             self.is_stale = false;
         }
-        let plan = transition::plan(
-            &self.tables,
-            &self.desired.tables,
-            &self.desired.networks,
-            &self.unconfirmed,
-        );
+        let plan_to = |to: &PolicyTables| transition::plan(&self.tables, to, &self.desired.networks, &self.unconfirmed);
+        let mut plan = plan_to(&self.desired.tables);
+        self.interim = None;
+        if self.limiter.overflows(&self.tables, &plan.steps)
+            && let Some(interim) = transition::toward(&self.tables, &self.desired.tables)
+        {
+            plan = plan_to(&interim);
+            self.interim = Some(interim);
+        }
+        self.has_postponed = self.interim.is_some();
         for (substitute, set) in plan.substitutes {
             if let Some(content) = self.sets.contents.get(set).cloned() {
                 self.sets.contents.also(substitute, content);
@@ -148,10 +167,46 @@ impl PolicyEngine {
         plan.steps
     }
 
+    /// Compiles until the tables have room for all rows and no namespace has more than its share.
+    fn compile(&mut self) {
+        self.limiter.begin(&self.pods);
+        loop {
+            let limiter = &self.limiter;
+            self.compiler
+                .compile(&self.pods, |namespace| limiter.is_closed(namespace), &mut self.desired);
+            if self.limiter.check(&self.compiler, &self.desired.tables) {
+                return;
+            }
+        }
+    }
+
+    /// The namespaces whose policies exceed their quota, by name. Their pods are denied what these policies would
+    /// allow.
+    pub fn overruns(&self) -> impl Iterator<Item = &Overrun> {
+        self.limiter.overruns()
+    }
+
+    /// The endpoints that policies of such namespaces select, with their namespaces.
+    pub fn closed_endpoints(&self) -> impl Iterator<Item = (EndpointId, &str)> {
+        let selected = self.desired.tables.endpoints.iter().filter(|(_, row)| row.policy != 0);
+        let named = selected.filter_map(|(endpoint, _)| Some((*endpoint, self.pods.namespace_of(*endpoint)?)));
+        named.filter(|(_, namespace)| self.limiter.is_closed(namespace))
+    }
+
+    /// Whether the last plan only made room: the tables cannot hold the new rows beside the old ones. The next plan
+    /// continues. Until then the endpoints whose rows change are denied everything.
+    pub fn has_postponed(&self) -> bool {
+        self.has_postponed
+    }
+
     /// Marks the last plan as carried out.
     pub fn confirm(&mut self) {
-        self.tables.clone_from(&self.desired.tables);
         self.unconfirmed = Unconfirmed::default();
+        if let Some(interim) = self.interim.take() {
+            self.tables = interim;
+            return;
+        }
+        self.tables.clone_from(&self.desired.tables);
         let tables = &self.tables;
         self.sets
             .retain(|number| tables.endpoints.values().any(|endpoint| endpoint.policy == number));
@@ -187,7 +242,14 @@ impl PolicyEngine {
 
     /// Every rule enforced at an endpoint, and its default denies. Empty where no policy selects it.
     pub fn effective(&self, endpoint: EndpointId) -> Vec<EffectiveRule> {
-        let selected = self.pods.selected(endpoint).and_then(|selected| selected.set.as_ref());
+        let closed = self
+            .pods
+            .namespace_of(endpoint)
+            .is_some_and(|name| self.limiter.is_closed(name));
+        let selected = self
+            .pods
+            .selected(endpoint)
+            .and_then(|selected| selected.enforced(closed));
         let rules = selected.map(|set| effective::of_set(set, &self.desired.tables, &self.compiler.references));
         rules.unwrap_or_default()
     }

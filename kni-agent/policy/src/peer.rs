@@ -39,6 +39,19 @@ impl Peer {
         (self.hash, self.number)
     }
 
+    /// Whether it is a range of addresses.
+    pub(super) fn is_block(&self) -> bool {
+        matches!(self.what, Matcher::Block(..))
+    }
+
+    /// The length of its prefix, in bits of an IPv6 address; 0 if it is no range.
+    pub(super) fn range_length(&self) -> u8 {
+        match &self.what {
+            Matcher::Block(cidr, _) => cidr.prefix_len() + if cidr.addr().is_ipv4() { 96 } else { 0 },
+            Matcher::PodsOf(..) | Matcher::Pods(..) => 0,
+        }
+    }
+
     /// Whether a pod with these labels, in this namespace, matches.
     fn is_about(&self, namespace: &str, namespace_labels: &Labels, labels: &Labels) -> bool {
         match &self.what {

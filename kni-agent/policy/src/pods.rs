@@ -72,7 +72,20 @@ pub(super) struct Pod {
 pub(super) struct Selected {
     /// `None`: no policy selects it.
     pub(super) set: Option<Arc<PolicySet>>,
+    /// The set that replaces it while the pod's namespace exceeds its quota.
+    closed: Option<Arc<PolicySet>>,
     pub(super) egress_addresses: Vec<(IpAddr, PolicyRef)>,
+}
+
+impl Selected {
+    /// The enforced policies; `closed`: the pod's namespace exceeds its quota.
+    pub(super) fn enforced(&self, closed: bool) -> Option<&Arc<PolicySet>> {
+        if closed {
+            self.closed.as_ref()
+        } else {
+            self.set.as_ref()
+        }
+    }
 }
 
 impl Pod {
@@ -195,6 +208,12 @@ impl Pods {
         local.find(|(id, ..)| *id == endpoint).map(|(_, _, selected)| selected)
     }
 
+    /// The namespace of an endpoint's pod.
+    pub(super) fn namespace_of(&self, endpoint: EndpointId) -> Option<&str> {
+        let pod = self.by_sandbox.get(self.owners.get(&endpoint)?)?;
+        Some(&pod.object.pod.namespace)
+    }
+
     fn judged(&self, pod: PolicyPod, catalog: &Catalog, sets: &mut Sets) -> Pod {
         let namespace = &pod.pod.namespace;
         let of_namespace = labels_of(&self.namespaces, namespace);
@@ -215,7 +234,9 @@ fn selected(pod: &PolicyPod, catalog: &Catalog, sets: &mut Sets) -> Vec<Selected
         }
         let about = || selecting.iter().copied().filter(|listed| listed.is_about(interface));
         let content = SetContent::new(about().filter_map(|listed| listed.body.clone()).collect(), &pod.ports);
+        let closed = content.closed();
         Selected {
+            closed: (!closed.is_empty()).then(|| sets.intern(closed)),
             set: (!content.is_empty()).then(|| sets.intern(content)),
             egress_addresses: egress_addresses(about()),
         }

@@ -6,15 +6,7 @@ use kni_model::policy::{Labels, Operator, Selector};
 
 /// Whether all requirements hold. An empty selector matches everything.
 pub fn matches(selector: &Selector, labels: &Labels) -> bool {
-    selector.requirements.iter().all(|requirement| {
-        let value = labels.get(&requirement.key);
-        match &requirement.operator {
-            Operator::In(values) => value.is_some_and(|value| values.contains(value)),
-            Operator::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
-            Operator::Exists => value.is_some(),
-            Operator::DoesNotExist => value.is_none(),
-        }
-    })
+    selector.matches(labels)
 }
 
 /// Finds the selectors that may match without trying all: most require a label with one of a few values.

@@ -42,6 +42,20 @@ impl SetContent {
         Self { bodies, names }
     }
 
+    /// The same policies without their rules.
+    pub(super) fn closed(&self) -> Self {
+        Self {
+            bodies: self.bodies.iter().map(Body::closed).collect(),
+            names: Vec::new(),
+        }
+    }
+
+    /// The namespace of the policies, which select pods of their own namespace only.
+    pub(super) fn namespace(&self) -> &str {
+        let first = self.bodies.first();
+        first.map_or("", |body| body.content.reference.namespace.as_str())
+    }
+
     /// Whether no policy has an effect.
     pub(super) fn is_empty(&self) -> bool {
         self.bodies.is_empty()
@@ -167,6 +181,11 @@ impl PolicySet {
 
     fn rule(&self, direction: PolicyDirection, (policy, position): Place) -> Option<&Rule> {
         self.content.bodies.get(policy)?.allows(direction)?.get(position)
+    }
+
+    /// Rules about a peer and a direction: each may need a row of its own for each part of the peer.
+    pub(super) fn by_peer(&self) -> impl Iterator<Item = &Arc<Peer>> {
+        self.by_peer.iter().flat_map(HashMap::keys).chain(&self.external)
     }
 
     /// The named ports of the selected pod that rules refer to.

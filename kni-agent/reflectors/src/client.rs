@@ -4,8 +4,11 @@ use std::path::Path;
 
 use kube::{
     Client, Config,
+    client::ClientBuilder,
     config::{KubeConfigOptions, Kubeconfig},
 };
+
+use super::requests::{Bounded, RequestCounts, RequestLimits};
 
 /// Why no client could be created. The API server itself is not contacted: it may be unavailable.
 #[derive(Debug, thiserror::Error)]
@@ -26,15 +29,33 @@ pub enum ClientError {
     Client(#[source] Box<kube::Error>),
 }
 
+/// A client, with the counters of its requests.
+#[derive(Clone)]
+pub struct Connection {
+    /// The client. Every request ends within the limits.
+    pub client: Client,
+    /// Counts its requests.
+    pub requests: RequestCounts,
+}
+
 /// Creates a client. Sends nothing.
-pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
+pub async fn connect(kubeconfig: Option<&Path>, limits: RequestLimits) -> Result<Connection, ClientError> {
     let config = match kubeconfig {
         Some(path) => from_file(path).await?,
         None => Config::infer()
             .await
             .map_err(|error| ClientError::Infer(Box::new(error)))?,
     };
-    Client::try_from(config).map_err(|error| ClientError::Client(Box::new(error)))
+    let requests = RequestCounts::default();
+    let bounded = Bounded {
+        limits,
+        counts: requests.clone(),
+    };
+    let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Client(Box::new(error)))?;
+    Ok(Connection {
+        client: builder.with_layer(&bounded).build(),
+        requests,
+    })
 }
 
 async fn from_file(path: &Path) -> Result<Config, ClientError> {

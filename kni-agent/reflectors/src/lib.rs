@@ -4,8 +4,15 @@
 //! kni-agent and kni-controller share it. It decides nothing and writes nothing.
 
 mod client;
+mod decoded;
 mod reflector;
+mod requests;
 mod resources;
+mod served;
+mod watches;
 
-pub use client::{ClientError, connect};
-pub use resources::{node_row, reflect_cluster, reflect_node};
+pub use client::{ClientError, Connection, connect};
+pub use reflector::version_of;
+pub use requests::{RequestCount, RequestCounts, RequestLimits};
+pub use resources::{Reflector, node_row, reflect_cluster, reflect_node};
+pub use watches::{WatchState, WatchView};

@@ -1,10 +1,12 @@
-//! Follows the API server with one watch per kind, which is restarted for as long as the process runs.
+//! Follows the API server with one watch per kind, which is restarted for as long as the agent runs.
 
-use std::{fmt::Debug, time::Duration};
+use std::{fmt::Debug, pin::pin, time::Duration};
 
 use futures::StreamExt as _;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kni_cluster::{ClusterCache, Key, Table, Tables};
 use kube::{
-    Api, Resource, ResourceExt as _,
+    Api, Resource,
     runtime::{
         WatchStreamExt as _,
         watcher::{self, Event, watcher},
@@ -12,75 +14,161 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-use kni_cluster::{ClusterCache, Key, Table, Tables};
+use super::{
+    decoded::{Decoded, Undecoded},
+    watches::WatchState,
+};
 
-/// Interval of the checks for a kind that the API server does not have.
-const ABSENT_PAUSE: Duration = Duration::from_secs(10);
+/// Pause after a refusal.
+const REFUSED_PAUSE: Duration = Duration::from_secs(2);
 
 /// A watched kind: its table, and the conversion of its objects.
 pub(super) struct Kind<K, V> {
     /// Name for messages.
-    pub(super) name: &'static str,
-    pub(super) table: fn(&mut Tables) -> &mut Table<V>,
-    pub(super) convert: fn(K) -> Option<V>,
-    /// Whether the kind may be missing in a cluster.
-    pub(super) optional: bool,
+    name: &'static str,
+    table: fn(&mut Tables) -> &mut Table<V>,
+    convert: fn(K) -> Option<V>,
+    /// Stands for an object that cannot be decoded and has no earlier version.
+    substitute: fn(&Undecoded) -> Option<V>,
 }
+
+impl<K, V> Clone for Kind<K, V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K, V> Copy for Kind<K, V> {}
 
 impl<K, V> Kind<K, V>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     V: PartialEq + Send + 'static,
 {
-    /// Follows all objects of the kind until the task is aborted.
-    pub(super) async fn reflect(self, api: Api<K>, cache: ClusterCache) {
-        self.reflect_selected(api, watcher::Config::default(), cache).await;
-    }
-
-    /// [`Self::reflect`] for the objects that `config` selects.
-    pub(super) async fn reflect_selected(self, api: Api<K>, config: watcher::Config, cache: ClusterCache) {
-        let mut last_error = String::new();
-        loop {
-            let mut events = watcher(api.clone(), config.clone()).default_backoff().boxed();
-            let mut absent = false;
-            while let Some(event) = events.next().await {
-                match event {
-                    Ok(event) => {
-                        last_error.clear();
-                        self.take(event, &cache);
-                    }
-                    Err(error) if self.optional && is_absent(&error) => {
-                        absent = true;
-                        break;
-                    }
-                    Err(error) => self.report(&mut last_error, &error),
-                }
-            }
-            if absent {
-                // The kind is missing, so its table is complete and empty.
-                cache.change(|tables| {
-                    let table = (self.table)(tables);
-                    table.begin();
-                    table.complete();
-                });
-            }
-            tokio::time::sleep(ABSENT_PAUSE).await;
+    /// A kind named `name` in messages.
+    pub(super) const fn new(
+        name: &'static str,
+        table: fn(&mut Tables) -> &mut Table<V>,
+        convert: fn(K) -> Option<V>,
+    ) -> Self {
+        Self {
+            name,
+            table,
+            convert,
+            substitute: |_| None,
         }
     }
 
-    fn take(&self, event: Event<K>, cache: &ClusterCache) {
+    /// Puts `substitute` in the place of objects that cannot be decoded and have no earlier version.
+    pub(super) const fn with_substitute(self, substitute: fn(&Undecoded) -> Option<V>) -> Self {
+        Self { substitute, ..self }
+    }
+
+    /// Follows the objects of the kind that `config` selects until the task is aborted.
+    pub(super) async fn reflect_selected(
+        self,
+        api: Api<Decoded<K>>,
+        config: watcher::Config,
+        cache: ClusterCache,
+        counts: WatchState,
+    ) {
+        loop {
+            // A list shows whether the API server still refuses; a watch that is resumed does not.
+            self.watch(api.clone(), config.clone(), &cache, &counts).await;
+            kni_tasks::waiting(tokio::time::sleep(REFUSED_PAUSE)).await;
+        }
+    }
+
+    /// Follows all objects until the API server refuses to list or to watch the kind, or its storage was restored.
+    pub(super) async fn reflect_while_served(
+        self,
+        api: Api<Decoded<K>>,
+        config: watcher::Config,
+        cache: ClusterCache,
+        counts: WatchState,
+    ) {
+        self.watch(api, config, &cache, &counts).await;
+    }
+
+    /// Lists and watches until the API server refuses, or its storage was restored.
+    async fn watch(&self, api: Api<Decoded<K>>, config: watcher::Config, cache: &ClusterCache, counts: &WatchState) {
+        let mut last_error = String::new();
+        let mut restores = cache.restores();
+        let mut events = pin!(watcher(api, config).backoff(counts.pauses()));
+        loop {
+            let next = async {
+                tokio::select! {
+                    event = events.next() => event,
+                    _ = restores.changed() => None,
+                }
+            };
+            let Some(event) = kni_tasks::waiting(next).await else {
+                return;
+            };
+            let refused = event.as_ref().is_err_and(is_refusal);
+            self.process(event, cache, counts, &mut last_error);
+            if refused {
+                return;
+            }
+        }
+    }
+
+    fn process(
+        &self,
+        event: Result<Event<Decoded<K>>, watcher::Error>,
+        cache: &ClusterCache,
+        counts: &WatchState,
+        last_error: &mut String,
+    ) {
+        match event {
+            Ok(event) => {
+                last_error.clear();
+                counts.event(self.name);
+                self.take(event, cache);
+            }
+            Err(error) => {
+                counts.restart(self.name);
+                if is_refusal(&error) {
+                    let text = format!("{error}; the cached objects stay");
+                    cache.change(|tables| (self.table)(tables).set_problem(Some(text)));
+                }
+                self.report(last_error, &error);
+            }
+        }
+    }
+
+    fn take(&self, event: Event<Decoded<K>>, cache: &ClusterCache) {
         cache.change(|tables| {
             let table = (self.table)(tables);
             match event {
                 Event::Init => table.begin(),
                 Event::InitDone => table.complete(),
-                Event::InitApply(object) | Event::Apply(object) => {
-                    let key = key_of(&object);
-                    table.put(key, (self.convert)(object));
+                Event::InitApply(Decoded(object)) | Event::Apply(Decoded(object)) => match object {
+                    Ok(object) => {
+                        let (key, version) = (key_of(object.meta()), version_of(object.meta()));
+                        table.put_reported(key, version, (self.convert)(object));
+                    }
+                    Err(undecoded) => self.refuse(table, &undecoded),
+                },
+                Event::Delete(object) => {
+                    table.remove_reported(&key_of(object.meta()), version_of(object.meta()));
                 }
-                Event::Delete(object) => table.remove(&key_of(&object)),
             }
         });
+    }
+
+    fn refuse(&self, table: &mut Table<V>, undecoded: &Undecoded) {
+        let key = key_of(&undecoded.metadata);
+        if table.refused().get(&key) != Some(&undecoded.reason) {
+            tracing::error!(
+                kind = self.name,
+                object = %key,
+                reason = undecoded.reason,
+                "the object is not understood; its last understood version stays"
+            );
+        }
+        let version = version_of(&undecoded.metadata);
+        table.refuse(key, version, undecoded.reason.clone(), || (self.substitute)(undecoded));
     }
 
     /// Logs each error once: the watch restarts by itself.
@@ -97,19 +185,26 @@ where
     }
 }
 
-fn key_of<K: Resource>(object: &K) -> Key {
+fn key_of(metadata: &ObjectMeta) -> Key {
     Key {
-        namespace: object.namespace().unwrap_or_default(),
-        name: object.name_any(),
+        namespace: metadata.namespace.clone().unwrap_or_default(),
+        name: metadata.name.clone().unwrap_or_default(),
     }
 }
 
-fn is_absent(error: &watcher::Error) -> bool {
-    let (watcher::Error::InitialListFailed(cause)
-    | watcher::Error::WatchStartFailed(cause)
-    | watcher::Error::WatchFailed(cause)) = error
+/// The resource version of an object as a number; 0 if it is none.
+pub fn version_of(metadata: &ObjectMeta) -> u64 {
+    let version = metadata.resource_version.as_deref();
+    version.and_then(|version| version.parse().ok()).unwrap_or(0)
+}
+
+/// Whether the API server does not serve the kind, or not to this agent. All other errors are retried where the watch
+/// ended.
+fn is_refusal(error: &watcher::Error) -> bool {
+    let (watcher::Error::InitialListFailed(kube::Error::Api(status))
+    | watcher::Error::WatchStartFailed(kube::Error::Api(status))) = error
     else {
         return false;
     };
-    matches!(cause, kube::Error::Api(status) if status.code == 404)
+    matches!(status.code, 401 | 403 | 404)
 }

@@ -1,253 +1,416 @@
 //! Lists the watched kinds and the retained fields of their objects.
 
-use std::sync::Arc;
+use std::{fmt::Debug, sync::Arc};
 
+use futures::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::api::{
     core::v1::{Namespace, Node, Pod, Service},
     discovery::v1::EndpointSlice,
     networking::v1::NetworkPolicy,
 };
-use kni_api::EgressPolicySummary;
+use kni_api::{AddressBlock, EgressPolicySummary, GROUP};
 use kni_crd::{
     EgressAddressClaim, EgressAddressPool, EgressPolicy, FromObject, InvalidObject, NodeNetwork, PodInterface,
-    PodNetwork, PodNetworkAttachment, read_attachment, read_attachment_definition, read_endpoint_slice, read_pod,
-    read_service, v1beta1, v1beta2,
+    PodNetwork, PodNetworkAttachment, closed_policy, read_attachment, read_attachment_definition, read_endpoint_slice,
+    read_pod, read_service, v1beta1, v1beta2,
 };
-use kni_model::policy::Policy;
+use kni_model::policy::{Policy, PolicyKind};
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::{ApiResource, DynamicObject, GroupVersionKind},
     runtime::watcher,
 };
+use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 
-use super::reflector::Kind;
+use super::{
+    decoded::{Decoded, Undecoded},
+    reflector::{Kind, version_of},
+    served::{Optional, Version},
+    watches::WatchState,
+};
 use kni_cluster::{AttachmentRow, ClusterCache, NodeRow, PolicyRow};
 
-/// Follows the kinds that the agent of `node` needs. Ends when the set is dropped.
-pub fn reflect_node(client: &Client, cache: &ClusterCache, node: &str) -> JoinSet<()> {
-    let mut tasks = JoinSet::new();
-    reflect_networks(&mut tasks, client, cache);
-    reflect_definitions(&mut tasks, client, cache);
-    reflect_policies(&mut tasks, client, cache);
-    reflect_egress(&mut tasks, client, cache);
-    reflect_core(&mut tasks, client, cache);
-    reflect_services(&mut tasks, client, cache);
-    reflect_own(&mut tasks, client, cache, node);
-    tasks
+/// The version of our own API group.
+const VERSION: &str = "v1alpha1";
+/// The API group of the Network Plumbing Working Group.
+const NPWG: &str = "k8s.cni.cncf.io";
+
+/// A watch that runs for as long as its task: its name, and its work.
+pub struct Reflector {
+    /// The name of the task.
+    pub task: &'static str,
+    /// Never ends.
+    pub run: BoxFuture<'static, ()>,
+}
+
+/// The reflectors that are being collected, and what they share.
+struct Watches<'a> {
+    client: &'a Client,
+    cache: &'a ClusterCache,
+    counts: WatchState,
+    all: Vec<Reflector>,
+}
+
+impl Watches<'_> {
+    /// Adds the watch of all objects of a kind.
+    fn reflect<K, V>(&mut self, task: &'static str, kind: Kind<K, V>)
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+        V: PartialEq + Send + 'static,
+    {
+        self.reflect_selected(task, kind, watcher::Config::default());
+    }
+
+    fn reflect_selected<K, V>(&mut self, task: &'static str, kind: Kind<K, V>, config: watcher::Config)
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+        V: PartialEq + Send + 'static,
+    {
+        let (cache, counts) = (self.cache.clone(), self.counts.clone());
+        let run = kind.reflect_selected(Api::all(self.client.clone()), config, cache, counts);
+        self.all.push(Reflector { task, run: run.boxed() });
+    }
+
+    /// Adds the watch of a kind that may be missing.
+    fn reflect_optional(&mut self, task: &'static str, kind: Optional, versions: Vec<Version>) {
+        let run = kind.reflect(self.client.clone(), self.cache.clone(), versions);
+        self.all.push(Reflector { task, run: run.boxed() });
+    }
+
+    /// One version of an optional kind.
+    fn version<K, V>(&self, name: &'static str, kind: Kind<K, V>, api: Api<Decoded<K>>) -> Version
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+        K::DynamicType: Clone + Send + Sync,
+        V: PartialEq + Send + 'static,
+    {
+        self.version_selected(name, kind, api, watcher::Config::default())
+    }
+
+    fn version_selected<K, V>(
+        &self,
+        name: &'static str,
+        kind: Kind<K, V>,
+        api: Api<Decoded<K>>,
+        config: watcher::Config,
+    ) -> Version
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+        K::DynamicType: Clone + Send + Sync,
+        V: PartialEq + Send + 'static,
+    {
+        let (cache, counts) = (self.cache.clone(), self.counts.clone());
+        let watch = move || {
+            kind.reflect_while_served(api.clone(), config.clone(), cache.clone(), counts.clone())
+                .boxed()
+        };
+        (name, Arc::new(watch))
+    }
+}
+
+/// The watches of the kinds that the agent of `node` needs.
+pub fn reflect_node(client: &Client, cache: &ClusterCache, counts: &WatchState, node: &str) -> Vec<Reflector> {
+    let mut watches = Watches {
+        client,
+        cache,
+        counts: counts.clone(),
+        all: Vec::new(),
+    };
+    reflect_networks(&mut watches);
+    reflect_definitions(&mut watches);
+    reflect_policies(&mut watches);
+    reflect_core(&mut watches);
+    reflect_services(&mut watches);
+    reflect_egress(&mut watches);
+    reflect_own(&mut watches, node);
+    let own = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+    reflect_blocks(&mut watches, own);
+    watches.all
 }
 
 /// Follows the kinds that kni-controller needs. Ends when the set is dropped.
 pub fn reflect_cluster(client: &Client, cache: &ClusterCache) -> JoinSet<()> {
-    let mut tasks = JoinSet::new();
-    reflect_networks(&mut tasks, client, cache);
-    reflect_core(&mut tasks, client, cache);
-    reflect_nodes(&mut tasks, client, cache);
-    reflect_egress(&mut tasks, client, cache);
+    let mut watches = Watches {
+        client,
+        cache,
+        counts: WatchState::default(),
+        all: Vec::new(),
+    };
+    reflect_networks(&mut watches);
+    reflect_core(&mut watches);
+    reflect_nodes(&mut watches);
+    reflect_blocks(&mut watches, watcher::Config::default());
+    reflect_egress(&mut watches);
     // Their addresses are never egress addresses.
-    reflect_services(&mut tasks, client, cache);
-    let kind = Kind::<EgressPolicy, _> {
-        name: "egresspolicies",
-        table: |tables| &mut tables.egress_objects,
-        convert: |mut object| {
-            object.metadata.managed_fields = None;
-            Some(Arc::new(object))
-        },
-        optional: false,
-    };
-    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
-    tasks
+    reflect_services(&mut watches);
+    watches.reflect(
+        "watch-egresspolicies",
+        Kind::<EgressPolicy, _>::new(
+            "egresspolicies",
+            |tables| &mut tables.egress_objects,
+            |mut object| {
+                object.metadata.managed_fields = None;
+                Some(Arc::new(object))
+            },
+        ),
+    );
+    watches.all.into_iter().map(|reflector| reflector.run).collect()
 }
 
-fn reflect_networks(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache) {
-    let kind = Kind::<PodNetwork, _> {
-        name: "podnetworks",
-        table: |tables| &mut tables.networks,
-        convert: |object| Some(Arc::new(object)),
-        optional: false,
-    };
-    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
-    let kind = Kind::<PodNetworkAttachment, _> {
-        name: "podnetworkattachments",
-        table: |tables| &mut tables.attachments,
-        convert: |object| {
-            Some(AttachmentRow {
-                facts: read_attachment(&object),
-                object: Arc::new(object),
-            })
-        },
-        optional: false,
-    };
-    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
-    let kind = Kind::<PodInterface, _> {
-        name: "podinterfaces",
-        table: |tables| &mut tables.interfaces,
-        convert: |mut object| {
-            object.metadata.managed_fields = None;
-            Some(Arc::new(object))
-        },
-        optional: false,
-    };
-    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+fn reflect_networks(watches: &mut Watches<'_>) {
+    watches.reflect(
+        "watch-podnetworks",
+        Kind::<PodNetwork, _>::new(
+            "podnetworks",
+            |tables| &mut tables.networks,
+            |object| Some(Arc::new(object)),
+        ),
+    );
+    watches.reflect(
+        "watch-podnetworkattachments",
+        Kind::<PodNetworkAttachment, _>::new(
+            "podnetworkattachments",
+            |tables| &mut tables.attachments,
+            |object| {
+                Some(AttachmentRow {
+                    facts: read_attachment(&object),
+                    object: Arc::new(object),
+                })
+            },
+        ),
+    );
+    watches.reflect(
+        "watch-podinterfaces",
+        Kind::<PodInterface, _>::new(
+            "podinterfaces",
+            |tables| &mut tables.interfaces,
+            |mut object| {
+                object.metadata.managed_fields = None;
+                Some(Arc::new(object))
+            },
+        ),
+    );
 }
 
-/// Follows the network definitions of other tools.
-fn reflect_definitions(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache) {
-    let definition = GroupVersionKind::gvk("k8s.cni.cncf.io", "v1", "NetworkAttachmentDefinition");
+/// Definitions of other tools; only pods that name one wait for them.
+fn reflect_definitions(watches: &mut Watches<'_>) {
+    let definition = GroupVersionKind::gvk(NPWG, "v1", "NetworkAttachmentDefinition");
     let resource = ApiResource::from_gvk_with_plural(&definition, "network-attachment-definitions");
-    let kind = Kind::<DynamicObject, _> {
-        name: "network-attachment-definitions",
-        table: |tables| &mut tables.definitions,
-        convert: |object| {
+    let kind = Kind::<DynamicObject, _>::new(
+        "network-attachment-definitions",
+        |tables| &mut tables.definitions,
+        |object| {
             let config = object.data.pointer("/spec/config").and_then(|config| config.as_str());
             read_attachment_definition(&object.name_any(), config)
         },
-        optional: true,
+    );
+    let versions = vec![watches.version("v1", kind, Api::all_with(watches.client.clone(), &resource))];
+    let optional = Optional {
+        group: NPWG,
+        plural: "network-attachment-definitions",
+        absent: |tables, now| tables.definitions.absent(now),
+        served: |tables| tables.definitions.served(),
+        problem: |tables, text| tables.definitions.set_problem(Some(text)),
     };
-    tasks.spawn(kind.reflect(Api::all_with(client.clone(), &resource), cache.clone()));
+    watches.reflect_optional("watch-network-attachment-definitions", optional, versions);
 }
 
-fn reflect_policies(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache) {
-    let kind = Kind::<EgressPolicy, _> {
-        name: "egresspolicies",
-        table: |tables| &mut tables.egress_policies,
-        convert: |object| {
+fn reflect_policies(watches: &mut Watches<'_>) {
+    let egress = Kind::<EgressPolicy, _>::new(
+        "egresspolicies",
+        |tables| &mut tables.egress_policies,
+        |object| {
             Some(PolicyRow {
                 summary: EgressPolicySummary::new(&object.spec),
                 ..policy_row(&object)
             })
         },
-        optional: false,
-    };
-    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
-    let kind = Kind::<NetworkPolicy, _> {
-        name: "networkpolicies",
-        table: |tables| &mut tables.network_policies,
-        convert: |object| Some(policy_row(&object)),
-        optional: false,
-    };
-    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
-    tasks.spawn(reflect_multi_policies(client.clone(), cache.clone()));
+    );
+    watches.reflect(
+        "watch-egresspolicies",
+        egress.with_substitute(|object| closed(PolicyKind::EgressPolicy, object)),
+    );
+    let network = Kind::<NetworkPolicy, _>::new(
+        "networkpolicies",
+        |tables| &mut tables.network_policies,
+        |object| Some(policy_row(&object)),
+    );
+    watches.reflect(
+        "watch-networkpolicies",
+        network.with_substitute(|object| closed(PolicyKind::NetworkPolicy, object)),
+    );
+    reflect_multi_policies(watches);
 }
 
 /// Follows the pools of egress addresses and their owners. An API server with definitions of an earlier release has
 /// neither: then no policy may use an address.
-fn reflect_egress(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache) {
-    let kind = Kind::<EgressAddressPool, _> {
-        name: "egressaddresspools",
-        table: |tables| &mut tables.egress_pools,
-        convert: |mut object| {
+fn reflect_egress(watches: &mut Watches<'_>) {
+    let pools = Kind::<EgressAddressPool, _>::new(
+        "egressaddresspools",
+        |tables| &mut tables.egress_pools,
+        |mut object| {
             object.metadata.managed_fields = None;
             Some(Arc::new(object))
         },
-        optional: true,
+    );
+    let version = watches.version(VERSION, pools, Api::all(watches.client.clone()));
+    let optional = Optional {
+        group: GROUP,
+        plural: "egressaddresspools",
+        absent: |tables, now| tables.egress_pools.absent(now),
+        served: |tables| tables.egress_pools.served(),
+        problem: |tables, text| tables.egress_pools.set_problem(Some(text)),
     };
-    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
-    let kind = Kind::<EgressAddressClaim, _> {
-        name: "egressaddressclaims",
-        table: |tables| &mut tables.egress_claims,
-        convert: |mut object| {
+    watches.reflect_optional("watch-egressaddresspools", optional, vec![version]);
+    let claims = Kind::<EgressAddressClaim, _>::new(
+        "egressaddressclaims",
+        |tables| &mut tables.egress_claims,
+        |mut object| {
             object.metadata.managed_fields = None;
             Some(Arc::new(object))
         },
-        optional: true,
+    );
+    let version = watches.version(VERSION, claims, Api::all(watches.client.clone()));
+    let optional = Optional {
+        group: GROUP,
+        plural: "egressaddressclaims",
+        absent: |tables, now| tables.egress_claims.absent(now),
+        served: |tables| tables.egress_claims.served(),
+        problem: |tables, text| tables.egress_claims.set_problem(Some(text)),
     };
-    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+    watches.reflect_optional("watch-egressaddressclaims", optional, vec![version]);
 }
 
 /// The API server converts between the versions that it serves, so one is enough: the newer one if it is served.
-async fn reflect_multi_policies(client: Client, cache: ClusterCache) {
-    let newer: Api<v1beta2::MultiNetworkPolicy> = Api::all(client.clone());
-    let one = kube::api::ListParams::default().limit(1);
-    if newer.list_metadata(&one).await.is_ok() {
-        let kind = Kind {
-            name: "multi-networkpolicies of v1beta2",
-            table: |tables| &mut tables.multi_policies,
-            convert: |object: v1beta2::MultiNetworkPolicy| Some(policy_row(&object)),
-            optional: true,
-        };
-        return kind.reflect(newer, cache).await;
-    }
-    let kind = Kind {
-        name: "multi-networkpolicies of v1beta1",
-        table: |tables| &mut tables.multi_policies,
-        convert: |object: v1beta1::MultiNetworkPolicy| Some(policy_row(&object)),
-        optional: true,
+fn reflect_multi_policies(watches: &mut Watches<'_>) {
+    let newer = Kind::new(
+        "multi-networkpolicies",
+        |tables| &mut tables.multi_policies,
+        |object: v1beta2::MultiNetworkPolicy| Some(policy_row(&object)),
+    );
+    let older = Kind::new(
+        "multi-networkpolicies",
+        |tables| &mut tables.multi_policies,
+        |object: v1beta1::MultiNetworkPolicy| Some(policy_row(&object)),
+    );
+    let newer = newer.with_substitute(|object| closed(PolicyKind::MultiNetworkPolicy, object));
+    let older = older.with_substitute(|object| closed(PolicyKind::MultiNetworkPolicy, object));
+    let versions = vec![
+        watches.version("v1beta2", newer, Api::all(watches.client.clone())),
+        watches.version("v1beta1", older, Api::all(watches.client.clone())),
+    ];
+    let optional = Optional {
+        group: NPWG,
+        plural: "multi-networkpolicies",
+        absent: |tables, now| tables.multi_policies.absent(now),
+        served: |tables| tables.multi_policies.served(),
+        problem: |tables, text| tables.multi_policies.set_problem(Some(text)),
     };
-    kind.reflect(Api::all(client), cache).await;
+    watches.reflect_optional("watch-multi-networkpolicies", optional, versions);
 }
 
-/// Follows namespaces and pods.
-fn reflect_core(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache) {
-    let kind = Kind::<Namespace, _> {
-        name: "namespaces",
-        table: |tables| &mut tables.namespaces,
-        convert: |object| Some(object.metadata.labels.unwrap_or_default()),
-        optional: false,
-    };
-    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
-    let kind = Kind::<Pod, _> {
-        name: "pods",
-        table: |tables| &mut tables.pods,
-        convert: |object| Some(Arc::new(read_pod(object))),
-        optional: false,
-    };
-    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+fn reflect_core(watches: &mut Watches<'_>) {
+    watches.reflect(
+        "watch-namespaces",
+        Kind::<Namespace, _>::new(
+            "namespaces",
+            |tables| &mut tables.namespaces,
+            |object| Some(object.metadata.labels.unwrap_or_default()),
+        ),
+    );
+    watches.reflect(
+        "watch-pods",
+        Kind::<Pod, _>::new(
+            "pods",
+            |tables| &mut tables.pods,
+            |object| Some(Arc::new(read_pod(object))),
+        ),
+    );
 }
 
-/// Follows Services and their endpoints.
-fn reflect_services(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache) {
-    let kind = Kind::<Service, _> {
-        name: "services",
-        table: |tables| &mut tables.services,
-        convert: |object| read_service(&object).transpose(),
-        optional: false,
-    };
-    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
-    let kind = Kind::<EndpointSlice, _> {
-        name: "endpointslices",
-        table: |tables| &mut tables.slices,
-        convert: |object| read_endpoint_slice(&object).transpose(),
-        optional: false,
-    };
-    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+fn reflect_services(watches: &mut Watches<'_>) {
+    watches.reflect(
+        "watch-services",
+        Kind::<Service, _>::new(
+            "services",
+            |tables| &mut tables.services,
+            |object| read_service(&object).transpose(),
+        ),
+    );
+    watches.reflect(
+        "watch-endpointslices",
+        Kind::<EndpointSlice, _>::new(
+            "endpointslices",
+            |tables| &mut tables.slices,
+            |object| read_endpoint_slice(&object).transpose(),
+        ),
+    );
 }
 
 /// Follows the objects that belong to the node itself.
-fn reflect_own(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache, node: &str) {
+fn reflect_own(watches: &mut Watches<'_>, node: &str) {
     let own = watcher::Config::default().fields(&format!("metadata.name={node}"));
-    let kind = Kind::<Node, _> {
-        name: "this node",
-        table: |tables| &mut tables.own_node,
-        convert: |object| Some(node_row(object)),
-        optional: false,
-    };
-    tasks.spawn(kind.reflect_selected(Api::all(client.clone()), own.clone(), cache.clone()));
-    let kind = Kind::<NodeNetwork, _> {
-        name: "this node's nodenetwork",
-        table: |tables| &mut tables.own_network,
-        convert: |object| Some(node_network(object)),
-        optional: false,
-    };
-    tasks.spawn(kind.reflect_selected(Api::all(client.clone()), own, cache.clone()));
+    let kind = Kind::<Node, _>::new(
+        "this node",
+        |tables| &mut tables.own_node,
+        |object| Some(node_row(object)),
+    );
+    watches.reflect_selected("watch-own-node", kind, own.clone());
+    let kind = Kind::<NodeNetwork, _>::new(
+        "this node's nodenetwork",
+        |tables| &mut tables.own_network,
+        |object| Some(node_network(object)),
+    );
+    watches.reflect_selected("watch-own-nodenetwork", kind, own);
 }
 
-/// Follows the nodes, and what their agents report.
-fn reflect_nodes(tasks: &mut JoinSet<()>, client: &Client, cache: &ClusterCache) {
-    let kind = Kind::<Node, _> {
-        name: "nodes",
-        table: |tables| &mut tables.nodes,
-        convert: |object| Some(node_row(object)),
-        optional: false,
+/// Follows the address blocks that `config` selects. Agents of a new release may run before its definitions are
+/// installed.
+fn reflect_blocks(watches: &mut Watches<'_>, config: watcher::Config) {
+    let kind = Kind::<AddressBlock, _>::new(
+        "addressblocks",
+        |tables| &mut tables.blocks,
+        |mut object| {
+            object.metadata.managed_fields = None;
+            Some(Arc::new(object))
+        },
+    );
+    let version = watches.version_selected(VERSION, kind, Api::all(watches.client.clone()), config);
+    let optional = Optional {
+        group: GROUP,
+        plural: "addressblocks",
+        absent: |tables, now| tables.blocks.absent(now),
+        served: |tables| tables.blocks.served(),
+        problem: |tables, text| tables.blocks.set_problem(Some(text)),
     };
-    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
-    let kind = Kind::<NodeNetwork, _> {
-        name: "nodenetworks",
-        table: |tables| &mut tables.node_networks,
-        convert: |object| Some(node_network(object)),
-        optional: false,
-    };
-    tasks.spawn(kind.reflect(Api::all(client.clone()), cache.clone()));
+    watches.reflect_optional("watch-addressblocks", optional, vec![version]);
+}
+
+fn reflect_nodes(watches: &mut Watches<'_>) {
+    watches.reflect(
+        "watch-nodes",
+        Kind::<Node, _>::new("nodes", |tables| &mut tables.nodes, |object| Some(node_row(object))),
+    );
+    watches.reflect(
+        "watch-nodenetworks",
+        Kind::<NodeNetwork, _>::new(
+            "nodenetworks",
+            |tables| &mut tables.node_networks,
+            |object| Some(node_network(object)),
+        ),
+    );
+}
+
+/// The policy that isolates the pods of one that cannot be decoded, until a version of it is understood.
+fn closed(kind: PolicyKind, object: &Undecoded) -> Option<PolicyRow> {
+    let policy = closed_policy(kind, &object.metadata, object.object.get("spec"))?;
+    Some(PolicyRow {
+        policy: Ok(Arc::new(policy)),
+        version: version_of(&object.metadata),
+        generation: object.metadata.generation.unwrap_or(0),
+        summary: EgressPolicySummary::default(),
+    })
 }
 
 fn node_network(mut object: NodeNetwork) -> Arc<NodeNetwork> {
@@ -259,10 +422,9 @@ fn policy_row<K: Resource>(object: &K) -> PolicyRow
 where
     Policy: FromObject<K, Error = InvalidObject>,
 {
-    let version = object.resource_version().unwrap_or_default();
     PolicyRow {
         policy: Policy::from_object(object).map(Arc::new),
-        version: version.parse().unwrap_or(0),
+        version: version_of(object.meta()),
         generation: object.meta().generation.unwrap_or(0),
         summary: EgressPolicySummary::default(),
     }
@@ -276,13 +438,11 @@ pub fn node_row(object: Node) -> NodeRow {
         let matching = addresses.filter(|address| address.type_ == name);
         matching.map(|address| address.address.clone()).collect()
     };
-    let conditions = status.conditions.iter().flatten();
+    let mut conditions = status.conditions.iter().flatten();
     let resources = status.capacity.clone().unwrap_or_default().into_iter();
     NodeRow {
         uid: object.metadata.uid.unwrap_or_default(),
-        ready: conditions
-            .into_iter()
-            .any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+        ready: conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True"),
         taints: object.spec.and_then(|spec| spec.taints).unwrap_or_default(),
         addresses: of_type("InternalIP"),
         external_addresses: of_type("ExternalIP"),

@@ -1,6 +1,6 @@
 //! Removes everything that the agent made from the node, with the agent stopped.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use kni_dataplane as dataplane;
@@ -44,8 +44,9 @@ fn remove_files(paths: &PathArgs) -> Result<()> {
             tracing::warn!(%error, "left in place");
         }
     }
-    for file in ["state.redb", Footprint::FILE] {
-        remove_if_there(&paths.state_dir.join(file))?;
+    remove_if_there(&paths.state_dir.join(Footprint::FILE))?;
+    for file in state_files(&paths.state_dir) {
+        remove_if_there(&file)?;
     }
     match std::fs::remove_dir(&paths.state_dir) {
         Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
@@ -57,6 +58,16 @@ fn remove_files(paths: &PathArgs) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// The state, and files that were kept aside because they could not be read.
+fn state_files(state_dir: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(state_dir) else {
+        return Vec::new();
+    };
+    let entries = entries.filter_map(Result::ok);
+    let ours = entries.filter(|entry| entry.file_name().to_str().is_some_and(kni_store::is_state_file));
+    ours.map(|entry| entry.path()).collect()
 }
 
 fn remove_if_there(path: &Path) -> Result<()> {

@@ -1,25 +1,28 @@
 //! Connects the controllers with the node, and applies the cluster's objects when the first lists are complete.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use futures::FutureExt as _;
 use kni_controllers::{Apply, Cluster, ClusterOptions, Reflectors};
 use kni_netlink::Changes as UplinkChanges;
+use kni_tasks::Tasks;
 
 use super::{Node, apply_networks, settings};
 use crate::cli::ServeArgs;
 
 /// Starts to watch the API server.
-pub(super) async fn watches(args: &ServeArgs) -> Result<Reflectors> {
-    let client = kni_reflectors::connect(args.cluster.kubeconfig.as_deref())
+pub(super) async fn watches(args: &ServeArgs, tasks: &Tasks) -> Result<Reflectors> {
+    let limits = settings::request_limits(args);
+    let connection = kni_reflectors::connect(args.cluster.kubeconfig.as_deref(), limits)
         .await
         .context("the cluster (without one: --standalone --manifests DIR)")?;
     let options = ClusterOptions {
         node: settings::place(args).name,
         shared_services: args.cluster.shared_services.iter().cloned().collect::<BTreeSet<_>>(),
+        longest_pause: args.test.api_limit.map(Duration::from_secs),
     };
-    Ok(Reflectors::start(client, options))
+    Ok(Reflectors::start(connection, options, tasks.clone()))
 }
 
 /// The controllers, not yet running.
@@ -39,9 +42,13 @@ pub(super) fn join(node: &Node, watches: &Reflectors) -> Cluster {
     watches.controllers(pods, inspector, sync, uplink, apply)
 }
 
-/// Waits for the API server; then applies policies first, as at every start, networks and services next.
+/// Waits for the API server and confirms the node's address blocks; then applies policies first, as at every start,
+/// networks and services next.
 pub(super) async fn begin(node: Node, watches: Reflectors, cluster: Cluster, changes: UplinkChanges) {
     watches.synced().await;
+    // Before policies take effect: an adopted pod may have other labels by now, and a rebuilt record has none.
+    cluster.relabel().await;
+    cluster.load_blocks().await;
     let objects = watches.objects();
     let sync = Arc::clone(&node.sync);
     let done = tokio::task::spawn_blocking(move || {
@@ -54,7 +61,7 @@ pub(super) async fn begin(node: Node, watches: Reflectors, cluster: Cluster, cha
     if let Err(error) = apply_networks(&node, objects.networks).await {
         tracing::error!(%error, "cannot apply the cluster's networks");
     }
-    tokio::spawn(Arc::clone(&node.uplink).keep(changes));
+    node.tasks.spawn("uplink", Arc::clone(&node.uplink).keep(changes));
     tracing::info!("the cluster is known; pods can be attached");
     cluster.run();
 }

@@ -3,7 +3,7 @@
 use std::{future::pending, net::SocketAddr, sync::Arc, time::Duration};
 
 use kni_http as http;
-use kni_http::Readiness;
+use kni_http::{Probe, Probes};
 use tokio::net::TcpListener;
 
 use super::Node;
@@ -14,18 +14,28 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// Ends when its task is aborted. An unavailable address delays no pod: it is retried until it is available.
 pub(super) async fn serve(address: SocketAddr, node: Node) {
-    let listener = bind(address).await;
+    let listener = kni_tasks::waiting(bind(address)).await;
     tracing::info!(%address, "serving metrics");
     let inspector = node.inspector.clone();
-    let readiness: Readiness = Arc::new(move || {
-        let status = inspector.status();
-        if status.ready {
+    let readiness: Probe = Arc::new(move || {
+        let obstacles = inspector.obstacles();
+        if obstacles.is_empty() {
             Ok(())
         } else {
-            Err(status.reasons.join("; "))
+            Err(obstacles.join("; "))
         }
     });
-    http::serve(listener, Arc::new(node), readiness, pending()).await;
+    let tasks = node.tasks.clone();
+    let liveness: Probe = Arc::new(move || {
+        let stale = tasks.stale();
+        if stale.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("these tasks make no progress: {}", stale.join(", ")))
+        }
+    });
+    let probes = Probes { readiness, liveness };
+    kni_tasks::waiting(http::serve(listener, Arc::new(node), probes, pending())).await;
 }
 
 async fn bind(address: SocketAddr) -> TcpListener {

@@ -37,6 +37,10 @@ impl Naming for Names {
         self.sync.trail(trail, direction, allowed)
     }
 
+    fn refusal_of(&self, namespace: &str, name: &str) -> Option<String> {
+        self.attacher.refusal_of(namespace, name)
+    }
+
     fn sandbox_of(&self, namespace: &str, name: &str) -> Option<Arc<Sandbox>> {
         self.attacher.sandbox_of(namespace, name)
     }

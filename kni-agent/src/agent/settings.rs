@@ -1,9 +1,13 @@
 //! Converts the command line to settings of the dataplane and the services.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, bail};
 use kni_dataplane::{DataplaneOptions, FlowLifetimes, NodeConfig, XdpChoice};
+use kni_enforcement::Quota;
 use kni_model::service::NodePlace;
 use kni_plugins::{PluginOptions, Plugins};
+use kni_reflectors::RequestLimits;
 use kni_uplink::UplinkOptions;
 use nix::sys::utsname::uname;
 
@@ -25,6 +29,15 @@ pub(super) fn dataplane_options(args: &ServeArgs) -> Result<DataplaneOptions> {
     })
 }
 
+/// The rows of the policy tables, and those of one namespace.
+pub(super) fn quota(args: &ServeArgs) -> Quota {
+    let rows = |rows: u32| usize::try_from(rows).unwrap_or(usize::MAX);
+    Quota {
+        capacity: rows(args.max_policy_rows),
+        share: rows(args.max_policy_rows_per_namespace.unwrap_or(args.max_policy_rows / 8)),
+    }
+}
+
 pub(super) fn node_config(args: &ServeArgs) -> NodeConfig {
     NodeConfig {
         flow_events_per_second: args.flows.flow_events_per_second,
@@ -34,6 +47,18 @@ pub(super) fn node_config(args: &ServeArgs) -> NodeConfig {
             udp_established: args.flows.udp_timeout.0,
             ..FlowLifetimes::default()
         },
+    }
+}
+
+pub(super) fn request_limits(args: &ServeArgs) -> RequestLimits {
+    let limits = RequestLimits::default();
+    match args.test.api_limit {
+        Some(seconds) => RequestLimits {
+            call: Duration::from_secs(seconds),
+            list: Duration::from_secs(seconds),
+            watch_idle: Duration::from_secs(seconds * 20),
+        },
+        None => limits,
     }
 }
 

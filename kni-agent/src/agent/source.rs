@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, fmt::Display};
 
 use kni_dataplane::DataplaneError;
-use kni_metrics::{MapUse, Part, PolicyState, PortUse, ProgramUse, Snapshot, Source, Traffic};
+use kni_metrics::{
+    ControlPlane, MapUse, Part, PolicyState, PortUse, ProgramUse, RequestUse, Snapshot, Source, StateUse, TaskUse,
+    Traffic, WatchUse,
+};
 use kni_model::{Attachment, EndpointId, Sandbox};
 
 use super::Node;
@@ -21,6 +24,8 @@ impl Source for Node {
             programs: part(self.program_runs()),
             endpoints: Ok(self.endpoints()),
             attach: Ok(Some(self.attacher.attach_times())),
+            state: self.state(),
+            control_plane: self.control_plane(),
         }
     }
 }
@@ -63,6 +68,53 @@ impl Node {
             });
         }
         Ok(rows)
+    }
+
+    fn state(&self) -> StateUse {
+        let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+        let recovery = self.attacher.recovery();
+        let (programs, pins) = self.attacher.repairs();
+        StateUse {
+            problems: vec![
+                ("lost", u64::from(recovery.lost.is_some())),
+                ("quarantined_rows", count(recovery.quarantined.len())),
+                ("unwritable", u64::from(self.attacher.state_problem().is_some())),
+                ("closed_interfaces", count(self.attacher.closed_interfaces().len())),
+            ],
+            repairs: vec![("programs", programs), ("pins", pins)],
+        }
+    }
+
+    fn control_plane(&self) -> ControlPlane {
+        let tasks = self.tasks.view().into_iter().map(|view| TaskUse {
+            task: view.task,
+            last_run: view.last_run,
+        });
+        let mut state = ControlPlane {
+            tasks: tasks.collect(),
+            ..ControlPlane::default()
+        };
+        let Some(reflectors) = &self.reflectors else {
+            return state;
+        };
+        let requests = reflectors.requests().into_iter().map(|count| RequestUse {
+            verb: count.verb,
+            resource: count.resource,
+            code: count.code,
+            count: count.count,
+        });
+        state.requests = requests.collect();
+        let watches = reflectors.watches().into_iter().map(|view| WatchUse {
+            kind: view.kind,
+            last_event: view.last_event,
+            restarts: view.restarts,
+        });
+        state.watches = watches.collect();
+        let objects = reflectors.cache().tables().counts().into_iter();
+        state.objects = objects
+            .map(|(kind, count)| (kind, u64::try_from(count).unwrap_or(u64::MAX)))
+            .collect();
+        state
     }
 
     fn policy_state(&self) -> PolicyState {

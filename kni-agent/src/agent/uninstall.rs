@@ -15,10 +15,10 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry,
 };
 use kni_api::{
-    EgressAddressClaim, EgressAddressPool, EgressPolicy, GROUP, NodeNetwork, PodInterface, PodNetwork,
+    AddressBlock, EgressAddressClaim, EgressAddressPool, EgressPolicy, GROUP, NodeNetwork, PodInterface, PodNetwork,
     PodNetworkAttachment, RESOURCE_PREFIX,
 };
-use kni_reflectors::connect;
+use kni_reflectors::{RequestLimits, connect};
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams},
@@ -43,10 +43,12 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Removes everything that the agents wrote from the cluster; objects of users stay.
 pub async fn uninstall(args: &UninstallArgs) -> Result<()> {
-    let client = connect(args.cluster.kubeconfig.as_deref()).await?;
+    let connection = connect(args.cluster.kubeconfig.as_deref(), RequestLimits::default()).await?;
+    let client = connection.client;
     let deadline = Instant::now() + Duration::from_secs(args.wait.into());
     wait_for_controller(&client, args, deadline).await?;
     wait_for_agents(&client, args, deadline).await?;
+    release::<AddressBlock>(&client).await?;
     release::<PodNetwork>(&client).await?;
     release::<PodNetworkAttachment>(&client).await?;
     release::<EgressPolicy>(&client).await?;
@@ -56,6 +58,7 @@ pub async fn uninstall(args: &UninstallArgs) -> Result<()> {
     clear_status::<EgressPolicy>(&client).await?;
     clear_status::<EgressAddressPool>(&client).await?;
     delete_all::<EgressAddressClaim>(&client).await?;
+    delete_all::<AddressBlock>(&client).await?;
     delete_all::<PodInterface>(&client).await?;
     delete_all::<NodeNetwork>(&client).await?;
     for node in all::<Node>(&client).await? {

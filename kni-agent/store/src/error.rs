@@ -19,6 +19,9 @@ pub enum StoreError {
     /// The database failed.
     #[error("state database: {0}")]
     Database(#[source] Box<redb::Error>),
+    /// The file cannot be written, so nothing that must be recorded first may begin.
+    #[error("state cannot be written: {0}")]
+    Unwritable(String),
     /// A row cannot be read or written.
     #[error("state row {table}/{key}: {reason}")]
     Record {

@@ -1,33 +1,47 @@
 //! Keeps the agent's records across restarts of the agent, but not of the node.
 //! Layer: driver.
 //!
-//! One redb file on tmpfs. Each row is JSON with a version, so that a newer agent can read an older one's rows. A
-//! commit is complete when the call returns: killing the agent at any time loses nothing (I5).
+//! One redb file on tmpfs, and a copy in memory of the kernel ([`RecordCopy`]). Each row is JSON with a version, so that
+//! a newer agent can read an older one's rows. A commit is complete when the call returns: killing the agent at any time
+//! loses nothing (I5). A file that is lost, damaged or older than the copy is replaced by the copy; rows that cannot be
+//! decoded are quarantined.
 
+mod choose;
+mod copy;
 mod error;
+mod file;
+mod quarantine;
 mod record;
-mod table;
+mod row;
 
 use std::{
-    fs,
-    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
-    path::Path,
-    sync::Arc,
+    fmt, fs,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
+pub use copy::{CopiedRows, RecordCopy};
 pub use error::StoreError;
 use kni_model::{Network, Sandbox, SandboxId};
+pub use quarantine::{Quarantined, SandboxParts};
 pub use record::{NamespaceRecord, NamespaceUse, Removal, UplinkRecord, WarmInterface};
-use redb::{Database, ReadableDatabase as _};
+pub use row::{Edit, RowId, Rows};
 
-use self::table::{Edit, NAMESPACES, NETWORKS, REMOVALS, SANDBOXES, UPLINK};
+use self::{
+    choose::{Origin, choose},
+    file::{FileContents, Found, Refusal, StateFile},
+    row::{NAMESPACES, NETWORKS, REMOVALS, SANDBOXES, UPLINK},
+};
 
 /// The only key of [`UPLINK`].
 const UPLINK_KEY: &str = "uplink";
-
 /// How long a starting agent waits for its predecessor to close the file (rolling update).
 const LOCK_WAIT: Duration = Duration::from_secs(10);
+/// Pause after the first failed attempt to open the file again; each additional one doubles it.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// All records, as read at start.
 #[derive(Debug, Default)]
@@ -42,12 +56,19 @@ pub struct Contents {
     pub networks: Vec<Network>,
     /// The agent's configuration of the uplink.
     pub uplink: UplinkRecord,
+    /// Rows that this agent cannot decode.
+    pub quarantined: Vec<Quarantined>,
+    /// Why the file could not be used and the records come from the copy.
+    pub lost: Option<String>,
+    /// Why records may be missing: the file could not be used, and there is no copy. Nothing that carries the agent's
+    /// marks may be removed then. A node without such objects never had an agent.
+    pub incomplete: Option<String>,
 }
 
 /// A set of changes that is applied whole or not at all.
 #[derive(Default)]
 pub struct Change {
-    edits: Vec<Edit>,
+    edits: Vec<Result<Edit, StoreError>>,
 }
 
 impl Change {
@@ -56,7 +77,7 @@ impl Change {
         Self::default()
     }
 
-    fn edit(mut self, edit: Edit) -> Self {
+    fn edit(mut self, edit: Result<Edit, StoreError>) -> Self {
         self.edits.push(edit);
         self
     }
@@ -70,7 +91,7 @@ impl Change {
     /// Removes a sandbox.
     #[must_use]
     pub fn remove_sandbox(self, id: &SandboxId) -> Self {
-        self.edit(SANDBOXES.remove(id.to_string()))
+        self.edit(Ok(Edit::remove(SANDBOXES.id(id.to_string()))))
     }
 
     /// Writes a namespace.
@@ -82,19 +103,19 @@ impl Change {
     /// Removes a namespace.
     #[must_use]
     pub fn remove_namespace(self, path: &Path) -> Self {
-        self.edit(NAMESPACES.remove(path_key(path)))
+        self.edit(Ok(Edit::remove(NAMESPACES.id(path_key(path)))))
     }
 
     /// Writes an interface that is to be removed.
     #[must_use]
     pub fn removal(self, removal: &Removal) -> Self {
-        self.edit(REMOVALS.put(removal.endpoint.0, removal))
+        self.edit(REMOVALS.put(removal.endpoint.0.to_string(), removal))
     }
 
     /// Removes the record of an interface that is gone.
     #[must_use]
     pub fn remove_removal(self, removal: &Removal) -> Self {
-        self.edit(REMOVALS.remove(removal.endpoint.0))
+        self.edit(Ok(Edit::remove(REMOVALS.id(removal.endpoint.0.to_string()))))
     }
 
     /// Writes a network.
@@ -108,266 +129,298 @@ impl Change {
     pub fn uplink(self, record: &UplinkRecord) -> Self {
         self.edit(UPLINK.put(UPLINK_KEY.to_owned(), record))
     }
+
+    fn edits(self, rows: &Rows) -> Result<Vec<Edit>, StoreError> {
+        let mut edits: Vec<Edit> = self.edits.into_iter().collect::<Result<_, _>>()?;
+        // With a sandbox, its quarantined row goes too.
+        let removed = edits.iter().filter(|edit| edit.row.is_none());
+        let held: Vec<RowId> = removed.map(|edit| quarantine::quarantine_id(&edit.id)).collect();
+        edits.extend(held.into_iter().filter(|id| rows.contains_key(id)).map(Edit::remove));
+        Ok(edits)
+    }
 }
 
 fn path_key(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// The state file. Clones share it.
-#[derive(Debug, Clone)]
+/// The state. Clones share it.
+#[derive(Clone)]
 pub struct Store {
-    database: Arc<Database>,
+    inner: Arc<Inner>,
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("dir", &self.inner.dir)
+            .finish_non_exhaustive()
+    }
+}
+
+struct Inner {
+    dir: PathBuf,
+    boot: String,
+    held: Mutex<Held>,
+}
+
+/// The rows, and where they are kept.
+#[derive(Default)]
+struct Held {
+    rows: Rows,
+    /// Number of the last change.
+    sequence: u64,
+    /// `None` while it cannot be written.
+    file: Option<StateFile>,
+    failure: Option<Failure>,
+    copy: Option<Box<dyn RecordCopy>>,
+    /// The copy lacks a change and is written anew with the next one.
+    copy_is_behind: bool,
+    /// As the file was found, until [`Store::load`].
+    opened: Option<(Found, FileContents)>,
+}
+
+struct Failure {
+    reason: String,
+    retry_at: Instant,
+    pause: Duration,
 }
 
 impl Store {
-    /// Opens or creates the file `state.redb` in `dir` (0700). Waits up to 10 s for another agent to end.
+    /// Opens or creates the file `state.redb` in `dir` (0700). Waits up to 10 s for another agent to end. A file that
+    /// cannot be read is kept under another name.
     pub fn open(dir: &Path) -> Result<Self, StoreError> {
-        let at = |path: &Path| {
-            let path = path.to_owned();
-            move |source| StoreError::Path { path, source }
-        };
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(dir)
-            .map_err(at(dir))?;
-        let path = dir.join("state.redb");
-        let deadline = Instant::now() + LOCK_WAIT;
-        let database = loop {
-            match Database::create(&path) {
-                Err(redb::DatabaseError::DatabaseAlreadyOpen) if Instant::now() < deadline => {
-                    std::thread::sleep(Duration::from_millis(100));
+        make_folder(dir).map_err(|source| StoreError::Path {
+            path: dir.to_owned(),
+            source,
+        })?;
+        let mut held = Held::default();
+        match StateFile::open(dir, LOCK_WAIT) {
+            Ok((file, found, contents)) => {
+                if let Found::SetAside { kept, reason } = &found {
+                    tracing::error!(reason, kept = %kept.display(), "the state cannot be read; the file is kept aside");
                 }
-                Err(redb::DatabaseError::DatabaseAlreadyOpen) => return Err(StoreError::InUse(path)),
-                other => break other?,
+                held.file = Some(file);
+                held.opened = Some((found, contents));
             }
-        };
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(at(&path))?;
-        Ok(Self {
-            database: Arc::new(database),
-        })
-    }
-
-    /// Reads all records.
-    pub fn load(&self) -> Result<Contents, StoreError> {
-        // A write transaction creates missing tables, so that an empty file reads as empty.
-        let transaction = self.database.begin_write()?;
-        SANDBOXES.create(&transaction)?;
-        NAMESPACES.create(&transaction)?;
-        REMOVALS.create(&transaction)?;
-        NETWORKS.create(&transaction)?;
-        UPLINK.create(&transaction)?;
-        transaction.commit()?;
-
-        let read = self.database.begin_read()?;
-        Ok(Contents {
-            sandboxes: SANDBOXES.rows(&read)?,
-            namespaces: NAMESPACES.rows(&read)?,
-            removals: REMOVALS.rows(&read)?,
-            networks: NETWORKS.rows(&read)?,
-            uplink: UPLINK.rows(&read)?.pop().unwrap_or_default(),
-        })
-    }
-
-    /// Applies a change; it is durable when this returns.
-    pub fn commit(&self, change: Change) -> Result<(), StoreError> {
-        let transaction = self.database.begin_write()?;
-        for edit in change.edits {
-            edit(&transaction)?;
+            Err(Refusal::InUse) => return Err(StoreError::InUse(dir.join(file::NAME))),
+            Err(Refusal::Io(reason) | Refusal::Unreadable(reason)) => held.fail(reason),
         }
-        Ok(transaction.commit()?)
+        Ok(Self {
+            inner: Arc::new(Inner {
+                dir: dir.to_owned(),
+                boot: boot_id(),
+                held: Mutex::new(held),
+            }),
+        })
     }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        // A panic while it was held is a bug; the rows are changed only after every step that can fail.
+        self.inner.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads all records, from the file or from the copy, whichever is newer, and brings the other up to date. Call it
+    /// once, before any commit.
+    pub fn load(&self, copy: Option<Box<dyn RecordCopy>>) -> Result<Contents, StoreError> {
+        let mut held = self.held();
+        let copied = match copy.as_ref().map(|copy| copy.read()) {
+            Some(Ok(rows)) => rows,
+            Some(Err(reason)) => {
+                tracing::error!(reason, "the copy of the state in the kernel cannot be read");
+                None
+            }
+            None => None,
+        };
+        let (found, contents) = match held.opened.take() {
+            Some(opened) => opened,
+            // Another file system may be full: nothing was there. A file that exists must not be ignored.
+            None if copied.is_some() || !self.inner.dir.join(file::NAME).exists() => {
+                (Found::Missing, FileContents::default())
+            }
+            None => return Err(StoreError::Unwritable(held.problem().unwrap_or_default())),
+        };
+        let before = contents.rows.clone();
+        let chosen = choose(&found, contents, copied, &self.inner.boot);
+        let mut rows = chosen.rows;
+        let quarantined = quarantine::sort_out(&mut rows, chosen.spare.as_ref());
+        held.rows = rows;
+        held.sequence = chosen.sequence.saturating_add(1);
+        held.copy = copy;
+        held.copy_is_behind = true;
+        let edits = row::difference(&before, &held.rows);
+        held.write_file(&edits, &self.inner.boot);
+        held.write_copy(&[]);
+        let (lost, incomplete) = match chosen.origin {
+            Origin::File => (None, None),
+            Origin::Copy(reason) => (Some(reason), None),
+            Origin::Nothing(reason) => (None, Some(reason)),
+        };
+        if let Some(reason) = &lost {
+            tracing::error!(reason, "the state was lost; its copy in the kernel is used");
+        }
+        Ok(Contents {
+            sandboxes: SANDBOXES.records(&held.rows),
+            namespaces: NAMESPACES.records(&held.rows),
+            removals: REMOVALS.records(&held.rows),
+            networks: NETWORKS.records(&held.rows),
+            uplink: held.uplink(),
+            quarantined,
+            lost,
+            incomplete,
+        })
+    }
+
+    /// The agent's configuration of the uplink.
+    pub fn uplink(&self) -> UplinkRecord {
+        self.held().uplink()
+    }
+
+    /// Applies a change; it is durable when this returns. [`StoreError::Unwritable`] if the file cannot be written: then
+    /// nothing is changed, and the effect that it would record must not happen (I5).
+    pub fn commit(&self, change: Change) -> Result<(), StoreError> {
+        let mut held = self.held();
+        let edits = change.edits(&held.rows)?;
+        if held.file.is_none() {
+            return Err(StoreError::Unwritable(held.problem().unwrap_or_default()));
+        }
+        held.sequence = held.sequence.saturating_add(1);
+        if let Some(reason) = held.write_file(&edits, &self.inner.boot) {
+            return Err(StoreError::Unwritable(reason));
+        }
+        row::apply(&mut held.rows, &edits);
+        held.write_copy(&edits);
+        Ok(())
+    }
+
+    /// Applies a change that must not wait for the file, such as the end of a sandbox: at once in memory and in the copy,
+    /// and in the file as soon as that can be written.
+    pub fn commit_deferred(&self, change: Change) -> Result<(), StoreError> {
+        let mut held = self.held();
+        let edits = change.edits(&held.rows)?;
+        held.sequence = held.sequence.saturating_add(1);
+        row::apply(&mut held.rows, &edits);
+        held.write_file(&edits, &self.inner.boot);
+        held.write_copy(&edits);
+        Ok(())
+    }
+
+    /// Why the file cannot be written.
+    pub fn problem(&self) -> Option<String> {
+        self.held().problem()
+    }
+
+    /// Looks after the file: opens it again after a failure, with increasing pauses, compares it with the rows in memory
+    /// and writes the differences; replaces a file that was removed or replaced. Call it a few times per second. Blocks.
+    pub fn maintain(&self) {
+        let mut held = self.held();
+        if held.file.as_ref().is_some_and(|file| !file.is_in_place()) {
+            held.fail("the file was removed or replaced".to_owned());
+            if let Some(failure) = &mut held.failure {
+                failure.retry_at = Instant::now();
+            }
+        }
+        let due = held
+            .failure
+            .as_ref()
+            .is_some_and(|failure| failure.retry_at <= Instant::now());
+        if due {
+            self.reopen(&mut held);
+        }
+        if held.copy_is_behind {
+            held.write_copy(&[]);
+        }
+    }
+
+    fn reopen(&self, held: &mut Held) {
+        if let Err(error) = make_folder(&self.inner.dir) {
+            return held.fail(error.to_string());
+        }
+        let (file, found, contents) = match StateFile::open(&self.inner.dir, Duration::ZERO) {
+            Ok(opened) => opened,
+            Err(Refusal::InUse) => return held.fail("another process has the file open".to_owned()),
+            Err(Refusal::Io(reason) | Refusal::Unreadable(reason)) => return held.fail(reason),
+        };
+        if let Found::SetAside { kept, reason } = found {
+            tracing::error!(reason, kept = %kept.display(), "the state file cannot be read; it is kept aside");
+        }
+        held.file = Some(file);
+        let edits = row::difference(&contents.rows, &held.rows);
+        held.sequence = held.sequence.saturating_add(1);
+        if held.write_file(&edits, &self.inner.boot).is_none() {
+            held.failure = None;
+            held.copy_is_behind = true;
+            tracing::info!(rows = edits.len(), "the state can be written again");
+        }
+    }
+}
+
+impl Held {
+    fn uplink(&self) -> UplinkRecord {
+        UPLINK.records(&self.rows).pop().unwrap_or_default()
+    }
+
+    fn problem(&self) -> Option<String> {
+        self.failure.as_ref().map(|failure| failure.reason.clone())
+    }
+
+    /// Writes the file, where it can be written. Returns the reason of a failure.
+    fn write_file(&mut self, edits: &[Edit], boot: &str) -> Option<String> {
+        let written = self.file.as_ref()?.write(edits, self.sequence, boot);
+        let reason = kni_model::error_chain(&written.err()?);
+        self.fail(reason.clone());
+        Some(reason)
+    }
+
+    /// The database refuses everything after one failure, so that it is closed here and opened again later.
+    fn fail(&mut self, reason: String) {
+        let known = self.failure.as_ref();
+        if known.is_none_or(|known| known.reason != reason) {
+            tracing::error!(reason, "the state cannot be written");
+        }
+        let pause = known.map_or(SHORTEST_PAUSE, |known| known.pause.saturating_mul(2).min(LONGEST_PAUSE));
+        self.file = None;
+        self.failure = Some(Failure {
+            reason,
+            retry_at: Instant::now() + pause,
+            pause,
+        });
+    }
+
+    /// Writes the copy; anew as a whole where it lacks an earlier change.
+    fn write_copy(&mut self, edits: &[Edit]) {
+        let Some(copy) = &self.copy else { return };
+        let written = if self.copy_is_behind {
+            copy.replace(&CopiedRows {
+                sequence: self.sequence,
+                rows: self.rows.clone(),
+            })
+        } else {
+            copy.write(self.sequence, edits)
+        };
+        let was_behind = std::mem::replace(&mut self.copy_is_behind, written.is_err());
+        if let Err(reason) = written
+            && !was_behind
+        {
+            tracing::error!(reason, "the copy of the state in the kernel cannot be written");
+        }
+    }
+}
+
+fn make_folder(dir: &Path) -> std::io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
+}
+
+/// Identifies this boot of the node; empty where the kernel does not report it.
+fn boot_id() -> String {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    text.trim().to_owned()
+}
+
+/// Whether a file in the folder of the state is one that the store made, under its own name or kept aside.
+pub fn is_state_file(name: &str) -> bool {
+    name == file::NAME || name.starts_with(&format!("{}.unreadable-", file::NAME))
 }
 
 #[cfg(test)]
-mod tests {
-    use kni_model::{EndpointId, NetnsIdentity, NetworkSpec, Phase, PodRef};
-    use serde_json::json;
-
-    use super::*;
-
-    fn sandbox(id: &str) -> Sandbox {
-        Sandbox {
-            id: id.parse().unwrap(),
-            pod: PodRef {
-                namespace: "ns".into(),
-                name: "pod".into(),
-                uid: "u".into(),
-            },
-            phase: Phase::Pending,
-            netns: "/run/netns/x".into(),
-            netns_identity: NetnsIdentity { dev: 4, inode: 5 },
-            labels: [("a".to_owned(), "b".to_owned())].into(),
-            port_mappings: Vec::new(),
-            container_ports: Vec::new(),
-            attachments: Vec::new(),
-            cni: None,
-            parent: None,
-        }
-    }
-
-    fn network(name: &str, id: u32) -> Network {
-        let spec = NetworkSpec {
-            name: name.parse().unwrap(),
-            default: true,
-            enabled: true,
-            subnets: vec!["10.0.0.0/24".parse().unwrap()],
-            exclude_subnets: Vec::new(),
-            mtu: 1500,
-            egress: kni_model::network::EgressMode::Route,
-            egress_addresses: Vec::new(),
-            service_subnets: Vec::new(),
-            xdp: false,
-            provider: kni_model::Provider::Ebpf,
-            blocks: None,
-        };
-        Network {
-            id: id.try_into().unwrap(),
-            spec,
-        }
-    }
-
-    fn removal(endpoint: u32) -> Removal {
-        Removal {
-            endpoint: EndpointId(endpoint),
-            host_ifname: "kni1".parse().unwrap(),
-            host_ifindex: 7,
-            netns: None,
-        }
-    }
-
-    #[test]
-    fn committed_records_are_there_after_reopening() {
-        let dir = tempfile::tempdir().unwrap();
-        let blue = network("blue", 9);
-        let uplink = UplinkRecord {
-            ifname: "eth0".to_owned(),
-            ifindex: 2,
-            addresses: ["192.0.2.7".parse().unwrap()].into(),
-        };
-        {
-            let store = Store::open(dir.path()).unwrap();
-            assert!(store.load().unwrap().sandboxes.is_empty());
-            assert_eq!(store.load().unwrap().uplink, UplinkRecord::default());
-            store
-                .commit(
-                    Change::new()
-                        .sandbox(&sandbox("one"))
-                        .sandbox(&sandbox("two"))
-                        .removal(&removal(3)),
-                )
-                .unwrap();
-            store
-                .commit(
-                    Change::new()
-                        .remove_sandbox(&"one".parse().unwrap())
-                        .removal(&removal(4)),
-                )
-                .unwrap();
-            store
-                .commit(Change::new().remove_removal(&removal(3)).network(&blue).uplink(&uplink))
-                .unwrap();
-        }
-        let contents = Store::open(dir.path()).unwrap().load().unwrap();
-        assert_eq!(contents.sandboxes, [sandbox("two")]);
-        assert_eq!(contents.removals, [removal(4)]);
-        assert_eq!(contents.networks, [blue]);
-        assert_eq!(contents.uplink, uplink);
-    }
-
-    #[test]
-    fn sandboxes_of_an_agent_without_policy_have_no_container_ports() {
-        let mut row = serde_json::to_value(sandbox("old")).unwrap();
-        assert!(row.as_object_mut().unwrap().remove("container_ports").is_some());
-        let bytes = serde_json::to_vec(&json!({ "version": 1, "record": row })).unwrap();
-        assert_eq!(SANDBOXES.decode(&"old".to_owned(), &bytes).unwrap(), sandbox("old"));
-    }
-
-    #[test]
-    fn the_file_is_for_root_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = dir.path().join("state");
-        let _store = Store::open(&state).unwrap();
-        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!(mode(&state), 0o700);
-        assert_eq!(mode(&state.join("state.redb")), 0o600);
-    }
-
-    #[test]
-    fn rows_of_another_version_are_refused_by_name() {
-        let row = json!({ "version": 99, "record": removal(1) }).to_string();
-        let error = REMOVALS.decode(&1, row.as_bytes()).unwrap_err().to_string();
-        assert!(error.contains("removals/1") && error.contains("99"), "{error}");
-    }
-
-    // Rows as an earlier agent wrote them: names of fields and variants.
-    const SANDBOX: &str = r#"{"version":1,"record":{"id":"s1","pod":{"namespace":"shop","name":"web-0","uid":"u-1"},
-            "phase":"Ready","netns":"/run/netns/kni-1","netns_identity":{"dev":4,"inode":5},"labels":{"app":"web"},
-            "port_mappings":[],"attachments":[
-            {"endpoint":7,"network":"blue","network_id":9,"ifname":"eth0","ifindex":2,"host_ifname":"kni7",
-            "host_ifindex":1007,"mac":"02:00:00:00:00:07","host_mac":"02:00:00:00:00:08","ipv4":"10.0.0.7","ipv6":null,
-            "mtu":1500,"default_route":true,"host_access":true},
-            {"endpoint":8,"network":"storage","network_id":10,"ifname":"net1","ifindex":3,"host_ifname":"kni8",
-            "host_ifindex":1008,"mac":"02:00:00:00:00:09","host_mac":"02:00:00:00:00:0a","ipv4":null,"ipv6":null,
-            "mtu":9000,"default_route":false,"host_access":false,"kind":{"HostDevice":{"device":"enp3s0f1",
-            "mac":"02:00:00:00:00:09","mtu":1500,"up":true,"alias":null,"physical":true}}}]}}"#;
-    const NAMESPACE: &str = r#"{"version":1,"record":{"path":"/run/netns/kni-1","identity":{"dev":4,"inode":5},
-            "used_by":{"Bound":{"sandbox":"s1"}},"warm":null}}"#;
-    const WARM: &str = r#"{"version":1,"record":{"path":"/run/netns/kni-2","identity":null,"used_by":"Warm",
-            "warm":{"endpoint":6,"ifname":"eth0","ifindex":2,"host_ifname":"kni6","host_ifindex":1006,
-            "mac":"02:00:00:00:00:06","host_mac":"02:00:00:00:00:07"}}}"#;
-    const GIVEN: &str = r#"{"version":1,"record":{"path":"/run/netns/kni-3","identity":null,
-            "used_by":{"Given":{"pod":{"namespace":"a","name":"b","uid":""},"since":7}},"warm":null}}"#;
-    const REMOVAL: &str = r#"{"version":1,"record":{"endpoint":3,"host_ifname":"kni1","host_ifindex":7,"netns":null}}"#;
-    const NETWORK: &str = r#"{"version":1,"record":{"id":9,"spec":{"name":"blue","default":true,"enabled":true,
-            "subnets":["10.0.0.0/24"],"exclude_subnets":[],"mtu":1500,"egress":"Route"}}}"#;
-    const UPLINK: &str = r#"{"version":1,"record":{"ifname":"eth0","ifindex":2,"addresses":["192.0.2.7"]}}"#;
-
-    /// Names of tables and keys also stay those of earlier agents.
-    #[test]
-    fn rows_of_an_earlier_agent_are_read() {
-        type Rows = redb::TableDefinition<'static, &'static str, &'static [u8]>;
-
-        let dir = tempfile::tempdir().unwrap();
-        let database = Database::create(dir.path().join("state.redb")).unwrap();
-        let transaction = database.begin_write().unwrap();
-        for (table, key, row) in [
-            ("sandboxes", "s1", SANDBOX),
-            ("namespaces", "/run/netns/kni-1", NAMESPACE),
-            ("namespaces", "/run/netns/kni-2", WARM),
-            ("namespaces", "/run/netns/kni-3", GIVEN),
-            ("networks", "blue", NETWORK),
-            ("uplink", "uplink", UPLINK),
-        ] {
-            let mut rows = transaction.open_table(Rows::new(table)).unwrap();
-            rows.insert(key, row.as_bytes()).unwrap();
-        }
-        let removals: redb::TableDefinition<'_, u32, &[u8]> = redb::TableDefinition::new("removals");
-        transaction
-            .open_table(removals)
-            .unwrap()
-            .insert(3, REMOVAL.as_bytes())
-            .unwrap();
-        transaction.commit().unwrap();
-        drop(database);
-
-        let contents = Store::open(dir.path()).unwrap().load().unwrap();
-        let [sandbox] = contents.sandboxes.try_into().unwrap();
-        assert_eq!((sandbox.phase, sandbox.pod.name.as_str()), (Phase::Ready, "web-0"));
-        let kinds: Vec<bool> = sandbox.attachments.iter().map(|one| one.kind.is_ebpf()).collect();
-        assert_eq!(kinds, [true, false]);
-        assert_eq!(sandbox.attachments[0].ipv4, Some([10, 0, 0, 7].into()));
-        let uses: Vec<NamespaceUse> = contents.namespaces.iter().map(|one| one.used_by.clone()).collect();
-        let given = NamespaceUse::Given {
-            pod: PodRef::named("a", "b"),
-            since: 7,
-        };
-        let bound = NamespaceUse::Bound { sandbox: sandbox.id };
-        assert_eq!(uses, [bound, NamespaceUse::Warm, given]);
-        assert_eq!(contents.namespaces[1].warm.as_ref().unwrap().host_ifindex, 1006);
-        assert_eq!(contents.removals, [removal(3)]);
-        assert_eq!(contents.networks, [network("blue", 9)]);
-        assert_eq!(contents.uplink.addresses, ["192.0.2.7".parse().unwrap()].into());
-    }
-}
+mod tests;

@@ -35,7 +35,7 @@ pub enum NamespaceUse {
     Given {
         /// For this pod (may be unnamed).
         pod: PodRef,
-        /// Seconds since the Unix epoch.
+        /// Seconds since the node's boot.
         since: u64,
     },
     /// Belongs to a sandbox.

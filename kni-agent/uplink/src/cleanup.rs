@@ -8,7 +8,7 @@ use super::UplinkError;
 
 /// Removes marked and recorded addresses, and filters. Links are removed with their pins. Succeeds if there are none.
 pub async fn cleanup(store: &Store) -> Result<(), UplinkError> {
-    let record = store.load()?.uplink;
+    let record = store.uplink();
     let netlink = Netlink::for_teardown()?;
     for found in netlink.list_addresses().await?.iter().filter(|found| found.ours) {
         netlink.del_egress_address(found.ifindex, found.address).await?;

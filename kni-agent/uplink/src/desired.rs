@@ -224,6 +224,7 @@ mod tests {
             xdp: false,
             provider: kni_model::Provider::Ebpf,
             blocks: None,
+            access: kni_model::Access::default(),
         }
     }
 

@@ -85,7 +85,13 @@ pub struct Uplink {
     /// long.
     syncing: Mutex<()>,
     state: Mutex<State>,
+    /// Detached pods that `state` still has: detaching a pod does not wait for a change that is being carried out.
+    departed: Mutex<Vec<SandboxId>>,
+    /// The last answers of [`Self::problem`] and [`Self::view`], for the time in which `state` is held.
+    last: Mutex<(Option<String>, UplinkView)>,
     wake: Notify,
+    /// Pods were detached.
+    gone: Notify,
 }
 
 #[derive(Default)]
@@ -111,6 +117,8 @@ struct State {
     /// Connected subnets that were already logged as an exception from the bogon filter.
     logged: Vec<IpNet>,
     host_ports: usize,
+    /// Whether a detached pod left something behind that the next sync removes.
+    is_stale: bool,
 }
 
 impl State {
@@ -131,7 +139,7 @@ impl Uplink {
         // Subscribed before the first read, so that no change is missed.
         let changes = Netlink::watch()?;
         let netlink = Netlink::new()?;
-        let record = store.load()?.uplink;
+        let record = store.uplink();
         let node = node::read(&netlink, options.interface.as_deref(), &record.addresses).await?;
         dataplane.set_node_routes(node.routes())?;
         log_uplink(&node);
@@ -148,14 +156,23 @@ impl Uplink {
                 record,
                 ..State::default()
             }),
+            departed: Mutex::default(),
+            last: Mutex::default(),
             wake: Notify::new(),
+            gone: Notify::new(),
         };
         Ok((Arc::new(uplink), changes))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic while it was held is a bug; the next sync starts from the state of the kernel.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut state = lock(&self.state);
+        for sandbox in std::mem::take(&mut *lock(&self.departed)) {
+            let gone = state.pods.remove(&sandbox);
+            // Most pods have no host ports and no dedicated addresses.
+            let had_ports = gone.is_some_and(|known| has_host_port(&known.mappings));
+            state.is_stale |= had_ports || !state.record.addresses.is_empty();
+        }
+        state
     }
 
     /// Applies the egress of a pod, before its traffic begins. Until all inputs are known the pod is only recorded.
@@ -194,16 +211,10 @@ impl Uplink {
         Ok(())
     }
 
-    /// Removes a pod: its rows were removed with its endpoints, the rest is removed in the background. Waits for a change
-    /// that is being carried out, which may take as long as the kernel's answers.
+    /// Removes a pod: its rows were removed with its endpoints, the rest is removed in the background. Does not block.
     pub fn leave(&self, sandbox: &SandboxId) {
-        let mut state = self.state();
-        let gone = state.pods.remove(sandbox);
-        let had_ports = gone.is_some_and(|known| has_host_port(&known.mappings));
-        // Most pods have no host ports and no dedicated addresses.
-        if had_ports || !state.record.addresses.is_empty() {
-            self.wake.notify_one();
-        }
+        lock(&self.departed).push(sandbox.clone());
+        self.gone.notify_one();
     }
 
     /// Replaces the networks. [`Self::sync`] applies them. Waits for a change that is being carried out.
@@ -213,7 +224,7 @@ impl Uplink {
 
     /// Reads the node's network again and applies the whole desired state.
     pub fn sync(&self) -> Result<(), UplinkError> {
-        let _one_at_a_time = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock(&self.syncing);
         let (mut state, node) = loop {
             let ours = self.state().record.addresses.clone();
             let node = self.read_node(&ours);
@@ -223,6 +234,7 @@ impl Uplink {
                 break (state, node);
             }
         };
+        state.is_stale = false;
         let done = node.and_then(|node| self.carry_out(&mut state, node));
         let problem = done.as_ref().err().map(ToString::to_string);
         if state.problem != problem {
@@ -240,21 +252,36 @@ impl Uplink {
     pub async fn keep(self: Arc<Self>, mut changes: Changes) {
         let mut pause = SHORTEST_PAUSE;
         loop {
-            let again = {
-                let state = self.state();
+            let asked = Arc::clone(&self);
+            let again = tokio::task::spawn_blocking(move || {
+                let state = asked.state();
                 let conflict = state.has_conflict().then_some(LOOK_AGAIN);
                 state.problem.as_ref().map(|_| pause).or(conflict)
-            };
+            });
+            let again = again.await.unwrap_or(Some(pause));
+            let failed = again.is_some();
             let retry = async {
                 match again {
                     Some(pause) => tokio::time::sleep(pause).await,
                     None => std::future::pending::<()>().await,
                 }
             };
-            tokio::select! {
-                () = changes.changed() => {}
-                () = self.wake.notified() => {}
-                () = retry => {}
+            let due = kni_tasks::waiting(async {
+                tokio::select! {
+                    () = changes.changed() => true,
+                    () = self.wake.notified() => true,
+                    () = self.gone.notified() => {
+                        let asked = Arc::clone(&self);
+                        let stale = tokio::task::spawn_blocking(move || asked.state().is_stale);
+                        // While a retry is due, its pause must not begin anew with each pod.
+                        stale.await.unwrap_or(true) || failed
+                    }
+                    () = retry => true,
+                }
+            })
+            .await;
+            if !due {
+                continue;
             }
             tokio::time::sleep(DEBOUNCE).await;
             let uplink = Arc::clone(&self);
@@ -273,9 +300,33 @@ impl Uplink {
         }
     }
 
-    /// The current problem, if there is one.
+    /// Attaches the programs again, in the background, if another process has detached them.
+    pub fn check_programs(&self) {
+        let Ok(state) = self.state.try_lock() else {
+            return;
+        };
+        let used = Self::needs_programs(&state) && state.is_complete() && state.problem.is_none();
+        let Some(uplink) = state.node.uplink.clone().filter(|_| used) else {
+            return;
+        };
+        drop(state);
+        if !self.dataplane.uplink_is_attached(&uplink.ifname, uplink.ifindex) {
+            tracing::warn!(ifname = %uplink.ifname, "the programs of the uplink are detached; attaching them again");
+            self.wake.notify_one();
+        }
+    }
+
+    /// The current problem, if there is one; while a change is being carried out, that before it. Does not wait for it.
     pub fn problem(&self) -> Option<String> {
-        let state = self.state();
+        let Ok(state) = self.state.try_lock() else {
+            return lock(&self.last).0.clone();
+        };
+        let problem = self.problem_of(state);
+        lock(&self.last).0.clone_from(&problem);
+        problem
+    }
+
+    fn problem_of(&self, state: MutexGuard<'_, State>) -> Option<String> {
         if let Some(reason) = &state.problem {
             return Some(format!("egress of the node is not applied: {reason}"));
         }
@@ -290,9 +341,17 @@ impl Uplink {
         (!problems.is_empty()).then(|| problems.join("; "))
     }
 
-    /// The state of the uplink for operators.
+    /// The state of the uplink for operators; while a change is being carried out, that before it. Does not wait for it.
     pub fn view(&self) -> UplinkView {
-        let state = self.state();
+        let Ok(state) = self.state.try_lock() else {
+            return lock(&self.last).1.clone();
+        };
+        let view = self.view_of(state);
+        lock(&self.last).1.clone_from(&view);
+        view
+    }
+
+    fn view_of(&self, state: MutexGuard<'_, State>) -> UplinkView {
         let Some(uplink) = state.node.uplink.clone() else {
             return UplinkView::default();
         };
@@ -315,6 +374,11 @@ impl Uplink {
             host_ports,
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic while it was held is a bug; the next sync starts from the state of the kernel.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn has_host_port(mappings: &[PortMapping]) -> bool {

@@ -6,6 +6,11 @@ use kni_api::{
     AttachmentSummary, Condition, PodInterface, PodNetworkAttachment, PodNetworkAttachmentStatus, set_condition,
 };
 use kni_cluster::{AttachmentRow, Key, Networks, Tables};
+use kni_crd::AttachmentFacts;
+use kni_model::{
+    AccessRefusal,
+    joining::{Joiner, Wish},
+};
 use kni_policy::matches;
 use kube::{
     Api,
@@ -30,12 +35,13 @@ impl Reconciler for AttachmentStatus {
             tables.networks.version(),
             tables.interfaces.version(),
             tables.pods.version(),
+            tables.namespaces.version(),
         ]
         .into_iter()
         .sum()
     }
 
-    fn plan(&mut self, tables: &Tables, _networks: &Networks) -> Vec<(Key, PodNetworkAttachmentStatus)> {
+    fn plan(&mut self, tables: &Tables, networks: &Networks) -> Vec<(Key, PodNetworkAttachmentStatus)> {
         if tables.attachments.rows().is_empty() {
             return Vec::new();
         }
@@ -44,7 +50,7 @@ impl Reconciler for AttachmentStatus {
             .map(|row| ((row.spec.pod_uid.as_str(), row.spec.interface_name.as_str()), &**row))
             .collect();
         let rows = tables.attachments.rows().iter();
-        rows.map(|(key, row)| (key, row, attachment_status(tables, &interfaces, row)))
+        rows.map(|(key, row)| (key, row, attachment_status(tables, networks, &interfaces, row)))
             .filter(|(_, row, status)| row.object.status.as_ref() != Some(status))
             .map(|(key, _, status)| (key.clone(), status))
             .collect()
@@ -58,7 +64,12 @@ impl Reconciler for AttachmentStatus {
 }
 
 /// The desired status of an attachment.
-fn attachment_status(tables: &Tables, interfaces: &Interfaces<'_>, row: &AttachmentRow) -> PodNetworkAttachmentStatus {
+fn attachment_status(
+    tables: &Tables,
+    networks: &Networks,
+    interfaces: &Interfaces<'_>,
+    row: &AttachmentRow,
+) -> PodNetworkAttachmentStatus {
     let mut status = row.object.status.clone().unwrap_or_default();
     let generation = row.object.metadata.generation;
     let network = tables.networks.get("", &row.object.spec.pod_network_name);
@@ -71,7 +82,10 @@ fn attachment_status(tables: &Tables, interfaces: &Interfaces<'_>, row: &Attachm
         (Ok(_), Some(network)) if !network.spec.enabled => {
             (false, "NetworkDisabled", "the network takes no new pods".to_owned())
         }
-        (Ok(_), Some(_)) => (true, "Valid", "the network takes pods".to_owned()),
+        (Ok(facts), Some(_)) => match refusal(tables, networks, facts) {
+            Some(refusal) => (false, refusal.rule.reason(), refusal.to_string()),
+            None => (true, "Valid", "the network takes pods".to_owned()),
+        },
     };
     let (mut selected, mut attached) = (0, 0);
     if let Ok(facts) = &row.facts {
@@ -100,4 +114,24 @@ fn attachment_status(tables: &Tables, interfaces: &Interfaces<'_>, row: &Attachm
         Condition::now("Ready", ready, why, &counts, generation),
     );
     status
+}
+
+/// Why the network refuses every pod that the attachment selects.
+fn refusal(tables: &Tables, networks: &Networks, facts: &AttachmentFacts) -> Option<AccessRefusal> {
+    let spec = networks.spec(&facts.network)?;
+    let labels = tables.namespace_labels(&facts.namespace)?;
+    let joiner = Joiner {
+        namespace: &facts.namespace,
+        labels: &labels,
+        account: "",
+        // It depends on the pod.
+        has_verb: true,
+    };
+    let wish = Wish {
+        primary: false,
+        ips: &facts.ips,
+        mac: facts.mac.is_some(),
+        default_route: facts.default_route,
+    };
+    spec.authorize(joiner, wish, None).err()
 }

@@ -1,14 +1,17 @@
 //! Writes the status of egress policies: whether each is accepted, and applied on every node.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use kni_api::{
     Condition, ConditionStatus, EgressAddressClaim, EgressPolicy, EgressPolicyStatus, EgressPolicySummary,
-    set_condition,
+    node_network::PolicySummary, set_condition,
 };
 use kni_cluster::{Key, Networks, Tables, egress::claim_of};
 use kni_crd::FromObject as _;
-use kni_model::{egress::EgressUser, policy::Policy};
+use kni_model::{
+    egress::EgressUser,
+    policy::{Policy, PolicyKind},
+};
 use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams},
@@ -20,6 +23,7 @@ use super::{
     listed,
     reconcile::{Context, Reconciler, ignore_gone},
 };
+use crate::events::failed;
 
 /// The condition of a policy with egress addresses: whether all its pods leave with them.
 const ADDRESSES_READY: &str = "AddressesReady";
@@ -42,13 +46,13 @@ struct Version {
 
 impl Reconciler for EgressStatus {
     const NAME: &'static str = "egress-policies";
-    type Write = EgressPolicyStatus;
+    type Write = (Arc<EgressPolicy>, EgressPolicyStatus);
 
     fn version(tables: &Tables) -> u64 {
         egress_version(tables) + tables.node_networks.version()
     }
 
-    fn plan(&mut self, tables: &Tables, networks: &Networks) -> Vec<(Key, EgressPolicyStatus)> {
+    fn plan(&mut self, tables: &Tables, networks: &Networks) -> Vec<(Key, Self::Write)> {
         let overview = EgressOverview::of(tables, networks, &valid_policies(tables));
         let objects = tables.egress_objects.rows();
         self.first.retain(|key, _| objects.contains_key(key));
@@ -67,16 +71,24 @@ impl Reconciler for EgressStatus {
             }
             status.summary = EgressPolicySummary::new(&object.spec);
             if object.status.as_ref() != Some(&status) {
-                writes.push((key.clone(), status));
+                writes.push((key.clone(), (Arc::clone(object), status)));
             }
         }
         writes
     }
 
-    async fn write(context: Context, key: Key, status: EgressPolicyStatus) -> kube::Result<()> {
+    async fn write(context: Context, key: Key, (object, status): Self::Write) -> kube::Result<()> {
         let api: Api<EgressPolicy> = Api::namespaced(context.client.clone(), &key.namespace);
         let patch = Patch::Merge(serde_json::json!({"status": status}));
-        ignore_gone(api.patch_status(&key.name, &PatchParams::default(), &patch).await)
+        ignore_gone(api.patch_status(&key.name, &PatchParams::default(), &patch).await)?;
+        let before = object.status.as_ref().map_or(&[][..], |status| &status.conditions);
+        if let Some(refused) = failed(before, &status.conditions, "Accepted") {
+            let events = &context.events;
+            events
+                .warning(&*object, "PolicyRefused", "Validate", &refused.message)
+                .await;
+        }
+        Ok(())
     }
 }
 
@@ -211,13 +223,7 @@ fn egress_conditions(tables: &Tables, object: &EgressPolicy, version: u64) -> Ve
         .collect();
     let behind = nodes.iter().filter(|(_, node)| {
         let policies = node.status.as_ref().map(|status| &status.policies);
-        !policies.is_some_and(|policies| {
-            policies.programmed
-                && policies
-                    .resource_version
-                    .parse::<u64>()
-                    .is_ok_and(|seen| seen >= version)
-        })
+        !policies.is_some_and(|policies| is_enforced(policies, object, version))
     });
     let behind: Vec<&str> = behind.map(|(key, _)| key.name.as_str()).collect();
     let counts = format!("applied on {} of {} nodes", nodes.len() - behind.len(), nodes.len());
@@ -231,4 +237,57 @@ fn egress_conditions(tables: &Tables, object: &EgressPolicy, version: u64) -> Ve
         Condition::now("Accepted", true, "Valid", "the policy is valid", generation),
         programmed,
     ]
+}
+
+/// Whether a node enforces an egress policy of a resource version. Versions are compared within the kind only: watches of
+/// different kinds are not ordered among each other.
+fn is_enforced(node: &PolicySummary, object: &EgressPolicy, version: u64) -> bool {
+    let kind = PolicyKind::EgressPolicy.as_str();
+    // Agents of an earlier release report one version.
+    let seen = node.resource_versions.get(kind).unwrap_or(&node.resource_version);
+    let refused = node.refused.iter().any(|refused| {
+        refused.kind == kind
+            && Some(&refused.namespace) == object.metadata.namespace.as_ref()
+            && Some(&refused.name) == object.metadata.name.as_ref()
+    });
+    // A namespace beyond its quota has no rules on the node.
+    let namespace = object.metadata.namespace.as_deref();
+    let closed = node.closed.iter().any(|closed| Some(&*closed.namespace) == namespace);
+    node.programmed && !refused && !closed && seen.parse::<u64>().is_ok_and(|seen| seen >= version)
+}
+
+#[cfg(test)]
+mod tests {
+    use kni_api::node_network::RefusedPolicy;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_version_of_another_kind_proves_nothing() {
+        let object = json!({
+            "apiVersion": "kni.dev/v1alpha1", "kind": "EgressPolicy",
+            "metadata": {"namespace": "x", "name": "p"}, "spec": {"podSelector": {}},
+        });
+        let object: EgressPolicy = serde_json::from_value(object).unwrap();
+        let mut node = PolicySummary {
+            programmed: true,
+            resource_version: "200".to_owned(),
+            ..PolicySummary::default()
+        };
+        assert!(is_enforced(&node, &object, 100), "an agent of an earlier release");
+        let versions = [("NetworkPolicy", "200"), ("EgressPolicy", "99")];
+        node.resource_versions = versions
+            .map(|(kind, version)| (kind.to_owned(), version.to_owned()))
+            .into();
+        assert!(!is_enforced(&node, &object, 100));
+        assert!(is_enforced(&node, &object, 99));
+        node.refused.push(RefusedPolicy {
+            kind: "EgressPolicy".to_owned(),
+            namespace: "x".to_owned(),
+            name: "p".to_owned(),
+            reason: "spec.zzz: unknown field".to_owned(),
+        });
+        assert!(!is_enforced(&node, &object, 99), "the node does not understand it");
+    }
 }

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use kni_api::NodeNetwork;
 use kni_cluster::{Key, Networks, Tables};
 use kube::{Api, api::DeleteParams};
@@ -63,6 +64,14 @@ impl Reconciler for GoneNodes {
             node = key.name,
             "the node has left the cluster; its NodeNetwork is removed"
         );
+        let node = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(key.name),
+            ..ObjectReference::default()
+        };
+        let message = "the node has left the cluster: its NodeNetwork and its address blocks are removed";
+        context.events.normal(&node, "NodeRemoved", "RemoveNode", message).await;
         Ok(())
     }
 }

@@ -10,11 +10,15 @@ mod egress_owners;
 mod egress_policies;
 mod egress_pools;
 mod extended_resources;
+mod false_interfaces;
+mod gone_blocks;
 mod gone_nodes;
+mod joins;
 mod network_status;
 mod networks;
 mod overview;
 mod reconcile;
+mod stated_access;
 mod taints;
 
 use kni_cluster::ClusterCache;
@@ -23,27 +27,33 @@ use kube::Client;
 use tokio::task::JoinSet;
 
 use self::reconcile::{Context, reconcile};
+use crate::{events::Events, health::Health};
 
 /// Maximum number of pods and nodes that a message names.
 const MOST_NAMED: usize = 8;
 
 /// Starts the watches and all controllers of one term, with empty tables. They end when the set is dropped.
-pub(crate) fn start(client: &Client) -> JoinSet<()> {
+pub(crate) fn start(client: &Client, health: &Health) -> JoinSet<()> {
     let context = Context {
         client: client.clone(),
-        // No node: the networks have no blocks of their own here.
-        cache: ClusterCache::new(""),
+        cache: ClusterCache::new(),
+        events: Events::new(client.clone()),
+        health: health.clone(),
     };
     let mut tasks = JoinSet::new();
     let mut reflectors = reflect_cluster(client, &context.cache);
     // A watch never ends by itself.
     tasks.spawn(async move { drop(reflectors.join_next().await) });
     tasks.spawn(reconcile(context.clone(), networks::NetworkStatus::default()));
+    tasks.spawn(reconcile(context.clone(), stated_access::StatedAccess));
+    tasks.spawn(reconcile(context.clone(), joins::Joins::default()));
     tasks.spawn(reconcile(context.clone(), attachments::AttachmentStatus));
     tasks.spawn(reconcile(context.clone(), egress_policies::EgressStatus::default()));
     tasks.spawn(reconcile(context.clone(), egress_claims::EgressClaims));
     tasks.spawn(reconcile(context.clone(), egress_pools::EgressPoolStatus));
     tasks.spawn(reconcile(context.clone(), gone_nodes::GoneNodes::default()));
+    tasks.spawn(reconcile(context.clone(), gone_blocks::GoneBlocks::default()));
+    tasks.spawn(reconcile(context.clone(), false_interfaces::FalseInterfaces));
     tasks.spawn(reconcile(context.clone(), taints::Taints));
     tasks.spawn(reconcile(context, extended_resources::ExtendedResources));
     tasks

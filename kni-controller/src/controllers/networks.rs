@@ -16,6 +16,7 @@ use super::{
     overview::Overview,
     reconcile::{Context, Reconciler, unless_changed},
 };
+use crate::events::failed;
 
 /// The controller.
 #[derive(Debug, Default)]
@@ -92,6 +93,7 @@ impl Reconciler for NetworkStatus {
                 return Ok(());
             };
             let written = Arc::new(written);
+            publish(&context, &object, &written).await;
             remember(&context, &key, &object, &written);
             object = written;
         }
@@ -117,6 +119,24 @@ impl Reconciler for NetworkStatus {
             remember(&context, &key, &object, &Arc::new(written));
         }
         Ok(())
+    }
+}
+
+/// Publishes what turned for the worse.
+async fn publish(context: &Context, before: &PodNetwork, written: &PodNetwork) {
+    let conditions = |object: &PodNetwork| object.status.as_ref().map(|status| status.conditions.clone());
+    let (before, after) = (
+        conditions(before).unwrap_or_default(),
+        conditions(written).unwrap_or_default(),
+    );
+    for (kind, reason, action) in [
+        ("Accepted", "NetworkRefused", "Validate"),
+        ("AddressesAvailable", "AddressesExhausted", "AllocateBlock"),
+    ] {
+        if let Some(condition) = failed(&before, &after, kind) {
+            let note = &condition.message;
+            context.events.warning(written, reason, action, note).await;
+        }
     }
 }
 

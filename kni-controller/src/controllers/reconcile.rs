@@ -10,6 +10,8 @@ use kni_cluster::{ClusterCache, Key, Networks, Tables};
 use kube::Client;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use crate::{events::Events, health::Health};
+
 /// Interval of the periodic round.
 const ROUND: Duration = Duration::from_secs(3);
 /// Changes that arrive within this time are processed together.
@@ -28,6 +30,10 @@ pub(crate) struct Context {
     pub(crate) client: Client,
     /// Filled in this term: a replica that acts again begins with empty tables.
     pub(crate) cache: ClusterCache,
+    /// Events of this term.
+    pub(crate) events: Events,
+    /// Where every loop reports that it goes round.
+    pub(crate) health: Health,
 }
 
 /// One duty: the comparison of tables with objects, and the writes that make them agree.
@@ -51,6 +57,7 @@ pub(crate) trait Reconciler: Send + 'static {
 /// Runs a controller for as long as its task.
 pub(crate) async fn reconcile<R: Reconciler>(context: Context, mut reconciler: R) {
     context.synced().await;
+    let heartbeat = context.health.expect(R::NAME);
     let mut changes = context.cache.changes();
     let mut ticks = interval(ROUND);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -58,6 +65,7 @@ pub(crate) async fn reconcile<R: Reconciler>(context: Context, mut reconciler: R
     let mut running = FuturesUnordered::new();
     let mut seen = None;
     loop {
+        heartbeat.beat();
         while running.len() < AT_ONCE
             && let Some((key, write)) = work.begin()
         {

@@ -1,5 +1,6 @@
 //! Describes what checks found, and prints them as a report.
 
+pub(crate) mod access;
 pub(crate) mod cluster;
 mod definitions;
 mod egress;

@@ -35,7 +35,7 @@ pub(super) enum Command {
     /// The nodes' agents; exit code 1 when one is not ready
     Status(OutputArgs),
     /// What is wrong in the cluster and on its nodes, and what to do about it; exit code 1 when something does not work
-    Doctor(OutputArgs),
+    Doctor(DoctorArgs),
     /// The networks, with what the nodes make of them
     Networks(OutputArgs),
     /// The interfaces of pods
@@ -43,6 +43,16 @@ pub(super) enum Command {
     /// A command of knictl, with its arguments
     #[command(external_subcommand)]
     Agent(Vec<String>),
+}
+
+/// Which checks run.
+#[derive(Debug, Args)]
+pub(super) struct DoctorArgs {
+    /// Only what an upgrade would refuse: pods in networks without spec.access, which a later agent does not let in again
+    #[arg(long)]
+    pub(super) upgrade: bool,
+    #[command(flatten)]
+    pub(super) output: OutputArgs,
 }
 
 /// How the answer is written.

@@ -5,11 +5,11 @@ use std::{fmt::Debug, future::pending};
 use kube::{Api, Client, Resource, api::ListParams, core::PartialObjectMeta};
 use serde::de::DeserializeOwned;
 
-use super::{agent, cli::OutputArgs, find};
+use super::{agent, cli::DoctorArgs, find};
 use crate::{
     commands::{self, Outcome},
     doctor::{
-        Check, Finding, Report,
+        Check, Finding, Report, access,
         cluster::{Snapshot, checks},
     },
     error::Error,
@@ -25,18 +25,25 @@ pub(super) async fn run(
     client: &Client,
     kni_namespace: &str,
     node: Option<&str>,
-    args: &OutputArgs,
+    args: &DoctorArgs,
     terminal: &mut Terminal<'_>,
 ) -> Result<Outcome, Error> {
+    let snapshot = snapshot(client).await?;
+    if args.upgrade {
+        let report = Report {
+            checks: vec![access::upgrade(&snapshot)],
+        };
+        return commands::doctor::show(&report, args.output.format, terminal);
+    }
     let mut report = Report {
-        checks: checks(&snapshot(client).await?),
+        checks: checks(&snapshot),
     };
     for (pod, on) in find::agents(client, kni_namespace).await? {
         if node.is_none_or(|node| node == on) {
             report.checks.extend(of_agent(client, kni_namespace, &pod, &on).await);
         }
     }
-    commands::doctor::show(&report, args.format, terminal)
+    commands::doctor::show(&report, args.output.format, terminal)
 }
 
 /// The checks of a node, by knictl in its agent's pod. An agent that cannot be asked is a finding.

@@ -9,6 +9,10 @@ use crate::namespaces::Namespaces;
 /// The manifests folder, inside the node.
 pub const MANIFESTS: &str = "/run/kni-manifests";
 
+/// Lets pods of every namespace join, with everything that they may choose.
+pub const OPEN: &str =
+    "access: { namespaces: { from: All }, allowAddresses: true, allowMac: true, allowDefaultRoute: true }";
+
 /// One file of the manifests folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
@@ -27,8 +31,8 @@ pub fn network_policy(namespace: &str, name: &str, spec: &str) -> String {
 }
 
 impl Manifest {
-    /// A network with the given subnets.
-    pub fn network(name: &str, subnets: &[&str]) -> Self {
+    /// A network with the given subnets, and nothing about who may join.
+    pub fn without_access(name: &str, subnets: &[&str]) -> Self {
         let list = subnets
             .iter()
             .fold(String::new(), |list, subnet| list + "    - " + subnet + "\n");
@@ -39,6 +43,12 @@ impl Manifest {
             file: format!("{name}.yaml"),
             text,
         }
+    }
+
+    /// [`Self::without_access`] that pods of every namespace may join, with addresses, MAC addresses and default routes
+    /// of their choice.
+    pub fn network(name: &str, subnets: &[&str]) -> Self {
+        Self::without_access(name, subnets).spec(OPEN)
     }
 
     /// The network that pods join by default.

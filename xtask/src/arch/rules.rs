@@ -57,6 +57,8 @@ pub(super) const CRATES: &[(&str, Layer)] = &[
     ("kni-agent/netlink", Layer::Driver),
     ("kni-agent/plugins", Layer::Driver),
     ("kni-agent/store", Layer::Driver),
+    ("kni-agent/claims", Layer::Service(1)),
+    ("kni-agent/tasks", Layer::Service(0)),
     ("kni-agent/cluster", Layer::Service(1)),
     ("kni-agent/enforcement", Layer::Service(1)),
     ("kni-agent/flows", Layer::Service(1)),
@@ -152,11 +154,11 @@ const OUTSIDE: &[Outside] = &[
     },
     Outside {
         pattern: "kube",
-        who: Who::OnlyAndRoot(&["cluster", "controllers", "crd", "manifests", "reflectors"]),
+        who: Who::OnlyAndRoot(&["claims", "cluster", "controllers", "crd", "manifests", "reflectors"]),
     },
     Outside {
         pattern: "kube_*",
-        who: Who::OnlyAndRoot(&["cluster", "controllers", "crd", "manifests", "reflectors"]),
+        who: Who::OnlyAndRoot(&["claims", "cluster", "controllers", "crd", "manifests", "reflectors"]),
     },
     Outside {
         // The tests of the driver inspect the kernel with iproute2.

@@ -1,4 +1,4 @@
-//! Finds the interface of a pinned link and detaches links, which aya does not support.
+//! Opens and pins objects by descriptor, finds the interface of a link and detaches links, which aya does not support.
 
 use std::{
     ffi::CString,
@@ -41,8 +41,8 @@ struct DetachAttr {
 
 /// The beginning of `struct bpf_link_info`, as XDP and TCX links fill it.
 #[repr(C)]
-#[derive(Default)]
-struct LinkInfo {
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct LinkInfo {
     kind: u32,
     id: u32,
     program: u32,
@@ -51,7 +51,24 @@ struct LinkInfo {
     rest: [u32; 3],
 }
 
-fn open(path: &Path) -> io::Result<OwnedFd> {
+impl LinkInfo {
+    fn is_of_interface(&self) -> bool {
+        matches!(self.kind, XDP | TCX)
+    }
+
+    /// Whether it is a link of an interface that is gone, or that it was detached from.
+    pub(crate) fn is_detached(&self) -> bool {
+        self.is_of_interface() && self.ifindex == 0
+    }
+
+    /// Whether it runs the program at the interface.
+    pub(crate) fn runs(&self, program: u32, ifindex: u32) -> bool {
+        self.is_of_interface() && self.program == program && self.ifindex == ifindex
+    }
+}
+
+/// Opens a pinned object.
+pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = ObjectAttr {
         path: path.as_ptr().addr() as u64,
@@ -64,6 +81,53 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Pins an object; the path must not exist.
+pub(crate) fn pin(object: &OwnedFd, path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = ObjectAttr {
+        path: path.as_ptr().addr() as u64,
+        fd: object.as_raw_fd().cast_unsigned(),
+        flags: 0,
+    };
+    // SAFETY: the address is that of a zero-terminated string, which lives until the call ends.
+    unsafe { sys_bpf(Command::ObjPin, &mut attr) }.map(drop)
+}
+
+/// Raises the limit of open descriptors as far as the process may; returns the limit.
+pub(crate) fn raise_descriptor_limit() -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is ours to write.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        return 0;
+    }
+    let raised = libc::rlimit {
+        rlim_cur: limit.rlim_max,
+        ..limit
+    };
+    // SAFETY: the kernel only reads `raised`.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) } == 0 {
+        raised.rlim_cur
+    } else {
+        limit.rlim_cur
+    }
+}
+
+/// The properties of a link; of another object, an error or properties that no link of an interface has.
+pub(crate) fn info(link: &OwnedFd) -> io::Result<LinkInfo> {
+    let mut info = LinkInfo::default();
+    let mut attr = InfoAttr {
+        fd: link.as_raw_fd().cast_unsigned(),
+        length: u32::try_from(size_of::<LinkInfo>()).unwrap_or(0),
+        info: std::ptr::from_mut(&mut info).addr() as u64,
+    };
+    // SAFETY: the address is that of `info`, which has the length in the attribute and is valid with any bytes.
+    unsafe { sys_bpf(Command::ObjGetInfoByFd, &mut attr) }?;
+    Ok(info)
+}
+
 /// Index of the interface of a pinned XDP or TCX link. `None` where there is no pin, the link is of another kind, or its
 /// interface is gone.
 pub(crate) fn ifindex(path: &Path) -> io::Result<Option<u32>> {
@@ -71,15 +135,8 @@ pub(crate) fn ifindex(path: &Path) -> io::Result<Option<u32>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other?,
     };
-    let mut info = LinkInfo::default();
-    let mut attr = InfoAttr {
-        fd: fd.as_raw_fd().cast_unsigned(),
-        length: u32::try_from(size_of::<LinkInfo>()).unwrap_or(0),
-        info: std::ptr::from_mut(&mut info).addr() as u64,
-    };
-    // SAFETY: the address is that of `info`, which has the length in the attribute and is valid with any bytes.
-    unsafe { sys_bpf(Command::ObjGetInfoByFd, &mut attr) }?;
-    Ok(Some(info.ifindex).filter(|index| matches!(info.kind, XDP | TCX) && *index != 0))
+    let info = info(&fd)?;
+    Ok(Some(info.ifindex).filter(|index| info.is_of_interface() && *index != 0))
 }
 
 /// Detaches a pinned link from its interface (Linux 5.9). Unpinning alone detaches it only some time later, and until

@@ -14,6 +14,7 @@ enum Command {
     MapUpdateElem = 2,
     MapDeleteElem = 3,
     MapGetNextKey = 4,
+    ObjPin = 6,
     ObjGet = 7,
     ObjGetInfoByFd = 15,
     MapLookupBatch = 24,

@@ -74,12 +74,12 @@ pub(crate) fn attach_request(request: AttachInterfaceRequest) -> Result<AttachRe
             primary,
             cni,
             bandwidth::requested(&extradata, &annotations)?,
-            labels::of_pod(labels.clone(), &annotations)?,
+            labels::annotated(&labels, &annotations)?,
             ports::mappings(&port_mappings)?,
             container_ports::named(&annotations)?,
         ))
     };
-    let (sandbox, netns, primary, cni, bandwidth, labels, port_mappings, container_ports) =
+    let (sandbox, netns, primary, cni, bandwidth, annotated_labels, port_mappings, container_ports) =
         fields().map_err(|refusal: Refusal| refusal.of(&pod, &id))?;
     // A CNI call that adds an additional interface implements one of the pod's annotations, so the annotations request
     // no further ones.
@@ -97,6 +97,7 @@ pub(crate) fn attach_request(request: AttachInterfaceRequest) -> Result<AttachRe
         pod,
         netns,
         labels,
+        annotated_labels,
         primary,
         networks,
         port_mappings,

@@ -14,10 +14,11 @@ const MAX_PREFIX: usize = 253;
 
 type Entries = BTreeMap<String, String>;
 
-/// The labels of a request, and those of the annotation if the request has none of the pod's own.
-pub(super) fn of_pod(mut labels: Entries, annotations: &Entries) -> Result<Entries, Refusal> {
-    let has_own = labels.keys().any(|key| !key.starts_with(RUNTIME_PREFIX));
+/// The labels of the annotation, if the request has none of the pod's own.
+pub(super) fn annotated(own: &Entries, annotations: &Entries) -> Result<Entries, Refusal> {
+    let has_own = own.keys().any(|key| !key.starts_with(RUNTIME_PREFIX));
     let list = annotations.get(ANNOTATION).map(|list| list.trim()).unwrap_or_default();
+    let mut labels = Entries::new();
     if has_own || list.is_empty() {
         return Ok(labels);
     }
@@ -76,7 +77,7 @@ fn refuse(text: &str, reason: &str) -> Refusal {
 mod tests {
     use super::*;
 
-    fn annotated(list: &str) -> Entries {
+    fn annotation(list: &str) -> Entries {
         [(ANNOTATION.to_owned(), list.to_owned())].into()
     }
 
@@ -86,26 +87,23 @@ mod tests {
 
     #[test]
     fn the_annotation_speaks_where_the_runtime_does_not() {
-        let labels = of_pod(
-            runtimes(),
-            &annotated(" app=web, example.com/tier = front ,empty=,bare"),
-        )
-        .unwrap();
-        assert_eq!(labels.len(), 5);
+        let list = annotation(" app=web, example.com/tier = front ,empty=,bare");
+        let labels = annotated(&runtimes(), &list).unwrap();
+        assert_eq!(labels.len(), 4);
         assert_eq!(
             (labels["app"].as_str(), labels["example.com/tier"].as_str()),
             ("web", "front")
         );
         assert_eq!((labels["empty"].as_str(), labels["bare"].as_str()), ("", ""));
         for nothing in ["", "  "] {
-            assert_eq!(of_pod(runtimes(), &annotated(nothing)).unwrap(), runtimes());
+            assert_eq!(annotated(&runtimes(), &annotation(nothing)).unwrap(), Entries::new());
         }
     }
 
     #[test]
     fn labels_of_the_request_come_first() {
         let own: Entries = [("app".to_owned(), "db".to_owned())].into();
-        assert_eq!(of_pod(own.clone(), &annotated("app=web,more=1")).unwrap(), own);
+        assert_eq!(annotated(&own, &annotation("app=web,more=1")).unwrap(), Entries::new());
     }
 
     #[test]
@@ -124,7 +122,7 @@ mod tests {
             ("app=web,app=db".to_owned(), "occurs twice"),
             ("io.kubernetes.pod.uid=1".to_owned(), "belongs to the runtime"),
         ] {
-            let refusal = of_pod(runtimes(), &annotated(&list)).unwrap_err();
+            let refusal = annotated(&runtimes(), &annotation(&list)).unwrap_err();
             assert!(refusal.reason.ends_with(reason), "{list}: {refusal:?}");
         }
     }

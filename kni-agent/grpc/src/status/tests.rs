@@ -45,9 +45,11 @@ fn position(kind: &ErrorKind) -> usize {
         ErrorKind::Provider { .. } => 19,
         ErrorKind::NotReady(_) => 20,
         ErrorKind::Gate(GateError::Egress(_)) => 21,
+        ErrorKind::NotAuthorized(_) => 22,
+        ErrorKind::Unwritable(_) => 23,
     }
 }
-const KINDS: usize = 22;
+const KINDS: usize = 24;
 
 fn network() -> NetworkName {
     "blue".parse().unwrap()
@@ -63,10 +65,16 @@ fn requested() -> Vec<(ErrorKind, Code)> {
         field: "netns",
         reason: because(),
     };
+    let refusal = kni_model::AccessRefusal {
+        network: network(),
+        rule: kni_model::AccessRule::Namespaces,
+        reason: because(),
+    };
     vec![
         (ErrorKind::NoDefaultNetwork, Code::FailedPrecondition),
         (ErrorKind::UnknownNetwork(network()), Code::NotFound),
         (ErrorKind::NetworkDisabled(network()), Code::FailedPrecondition),
+        (ErrorKind::NotAuthorized(Box::new(refusal)), Code::PermissionDenied),
         (
             ErrorKind::InvalidSelection(Box::new(selection())),
             Code::InvalidArgument,
@@ -149,6 +157,7 @@ fn own() -> Vec<(ErrorKind, Code)> {
         (timeout, Code::DeadlineExceeded),
         (refused, Code::Internal),
         (ErrorKind::Store(because()), Code::Internal),
+        (ErrorKind::Unwritable(because()), Code::Unavailable),
     ]
 }
 

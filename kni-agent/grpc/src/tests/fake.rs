@@ -136,10 +136,6 @@ impl Backend for Fake {
     fn query(&self, sandbox: &SandboxId) -> Option<Arc<Sandbox>> {
         self.sandboxes.lock().unwrap().get(sandbox).cloned()
     }
-
-    fn networks(&self) -> Vec<NetworkView> {
-        self.networks.lock().unwrap().clone()
-    }
 }
 
 fn network(name: &str, default: bool, ready: bool) -> NetworkView {
@@ -156,6 +152,7 @@ fn network(name: &str, default: bool, ready: bool) -> NetworkView {
         xdp: false,
         provider: kni_model::Provider::Ebpf,
         blocks: None,
+        access: kni_model::Access::default(),
     };
     let reason = if ready { String::new() } else { "disabled".to_owned() };
     NetworkView {

@@ -11,8 +11,8 @@ use kni_model::{
     },
     policy::{PolicyDirection, PolicyKind, PolicyRef, RuleRef},
     view::{
-        Count, DropEventView, DropView, EndpointCounts, InterfaceFilter, InterfaceView, MapView, ProgramView,
-        RefusedManifest, StatusView, UplinkView,
+        Count, DropEventView, DropView, EndpointCounts, InterfaceFilter, InterfaceView, MapView, NetworkView,
+        ProgramView, RefusedManifest, StatusView, UplinkView,
     },
 };
 use kni_proto::runtime::{
@@ -107,6 +107,10 @@ fn program() -> ProgramView {
 }
 
 impl Inspect for Fake {
+    fn networks(&self) -> Vec<NetworkView> {
+        self.networks.lock().unwrap().clone()
+    }
+
     fn refused(&self) -> Vec<RefusedManifest> {
         let (file, field, reason) = ("bad.yaml".to_owned(), "spec.mtu".to_owned(), "too small".to_owned());
         vec![RefusedManifest {
@@ -165,6 +169,7 @@ impl Inspect for Fake {
         StatusView {
             ready: true,
             reasons: vec!["one manifest is refused".to_owned()],
+            state_lost: None,
             hook: "tcx".to_owned(),
             pin_path: PathBuf::from("/sys/fs/bpf/kni/v1"),
             sandboxes: 1,

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kni_tasks::Tasks;
 use tokio::sync::watch::Receiver;
 
 use super::{ManifestError, ManifestSet, ManifestSource, manifest, names};
@@ -14,7 +15,10 @@ use super::{ManifestError, ManifestSet, ManifestSource, manifest, names};
 const DEBOUNCE: Duration = Duration::from_millis(100);
 
 async fn follow(dir: &Path) -> Receiver<ManifestSet> {
-    ManifestSource::new(dir).watch(DEBOUNCE).await.unwrap()
+    ManifestSource::new(dir)
+        .watch(DEBOUNCE, &Tasks::default())
+        .await
+        .unwrap()
 }
 
 /// Waits for the next notification and returns the names in it.
@@ -143,6 +147,8 @@ async fn a_changed_link_target_and_a_replaced_folder_are_found_by_the_periodic_l
 #[tokio::test]
 async fn a_folder_that_is_not_there_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let missing = ManifestSource::new(dir.path().join("missing")).watch(DEBOUNCE).await;
+    let missing = ManifestSource::new(dir.path().join("missing"))
+        .watch(DEBOUNCE, &Tasks::default())
+        .await;
     assert!(matches!(missing, Err(ManifestError::Watch { .. })));
 }

@@ -4,7 +4,9 @@ use kni_common::{Direction, Verdict};
 use kni_model::durations::Durations;
 
 use super::*;
-use crate::{MapUse, PolicyState, PortUse, ProgramUse, Snapshot, Traffic};
+use crate::{
+    ControlPlane, MapUse, PolicyState, PortUse, ProgramUse, RequestUse, Snapshot, StateUse, TaskUse, Traffic, WatchUse,
+};
 
 /// Returns the values of the test, and counts its calls.
 struct Fake {
@@ -60,6 +62,28 @@ fn full() -> Snapshot {
         }]),
         endpoints: Ok(vec![("blue".to_owned(), 2), ("red".to_owned(), 0)]),
         attach: Ok(Some(sync)),
+        state: StateUse {
+            problems: vec![("lost", 1)],
+            repairs: vec![("pins", 2)],
+        },
+        control_plane: ControlPlane {
+            requests: vec![RequestUse {
+                verb: "patch",
+                resource: "podinterfaces/status".to_owned(),
+                code: "409".to_owned(),
+                count: 3,
+            }],
+            watches: vec![WatchUse {
+                kind: "pods",
+                last_event: Some(Duration::from_millis(1500)),
+                restarts: 2,
+            }],
+            objects: vec![("pods", 30)],
+            tasks: vec![TaskUse {
+                task: "removals",
+                last_run: Duration::from_millis(250),
+            }],
+        },
     }
 }
 
@@ -132,6 +156,12 @@ kni_masquerade_ports{family="ipv4",protocol="tcp"} 5
 # TYPE kni_endpoints gauge
 kni_endpoints{network="blue"} 2
 kni_endpoints{network="red"} 0
+# HELP kni_state_problems Problems of the agent's own state
+# TYPE kni_state_problems gauge
+kni_state_problems{problem="lost"} 1
+# HELP kni_repairs Objects that other processes took away
+# TYPE kni_repairs counter
+kni_repairs_total{object="pins"} 2
 "#;
 
 #[test]
@@ -158,6 +188,12 @@ fn the_page_letter_by_letter() {
         "kni_policy_sync_seconds_bucket{le=\"10.0\"} 1",
         "kni_policy_sync_seconds_bucket{le=\"+Inf\"} 2",
         "kni_attach_seconds_count 2",
+        "kni_task_last_run_seconds{task=\"removals\"} 0.25",
+        "kni_api_requests_total{verb=\"patch\",kind=\"podinterfaces/status\",code=\"409\"} 3",
+        "kni_api_conflicts_total{kind=\"podinterfaces/status\"} 3",
+        "kni_watch_last_event_seconds{kind=\"pods\"} 1.5",
+        "kni_watch_restarts_total{kind=\"pods\"} 2",
+        "kni_objects{kind=\"pods\"} 30",
         "# EOF",
     ] {
         assert!(text.lines().any(|have| have == line), "{line}\n{text}");

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use kni_model::{AttachRequest, Attachment, NetworkSpec};
+use kni_model::{AttachRequest, Attachment, CniAttachment, NetworkSpec};
 use kni_netlink::{Netlink, Netns};
 
 use super::offers::Offers;
@@ -43,6 +43,8 @@ pub(crate) struct Build<'a> {
     /// Its position among the pod's interfaces.
     pub(crate) position: usize,
     pub(crate) link: Link,
+    /// The CNI call, if it is one.
+    pub(crate) cni: Option<&'a CniAttachment>,
 }
 
 impl Build<'_> {

@@ -11,6 +11,7 @@ mod plain;
 mod plugin_veth;
 mod plugins;
 mod presence;
+mod repair;
 mod tap;
 mod veth;
 mod xdp;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use kni_common::IFINDEX_BASE;
 use kni_dataplane::{DataplaneError, EndpointConfig};
-use kni_model::{Attachment, EndpointId, IfName, MacAddr, error_chain};
+use kni_model::{Attachment, EndpointId, IfName, MacAddr};
 use kni_netlink::{self as netlink, Netlink, Netns, PodInterfaceConfig, VethSpec};
 
 use super::{bandwidth, context::Build, xdp};
 use crate::{
+    alias::alias,
     error::{AttachError, Subject},
     kernel::Kernel,
 };
@@ -42,7 +43,13 @@ pub(crate) enum Made {
 pub(super) async fn make(kernel: &Kernel, build: &Build<'_>, attachment: &mut Attachment) -> Result<(), AttachError> {
     let subject = build.subject;
     let pod = build.enter().await?;
-    let alias = alias(subject, attachment);
+    let alias = alias(
+        &subject.pod,
+        &subject.sandbox,
+        &attachment.ifname,
+        &attachment.network,
+        build.cni,
+    );
     if attachment.ifindex == 0 {
         let pair = Pair {
             endpoint: attachment.endpoint,
@@ -162,7 +169,11 @@ async fn fit_prewarmed(
 }
 
 /// Routes the pod's addresses from the node to the host end, where the node has access to the pod. Idempotent.
-async fn ensure_host_routes(kernel: &Kernel, attachment: &Attachment, subject: &Subject) -> Result<(), AttachError> {
+pub(super) async fn ensure_host_routes(
+    kernel: &Kernel,
+    attachment: &Attachment,
+    subject: &Subject,
+) -> Result<(), AttachError> {
     let addresses = attachment.addresses().filter(|_| attachment.host_access);
     for address in addresses {
         kernel
@@ -188,11 +199,9 @@ pub(super) async fn adopt(kernel: &Kernel, attachment: &Attachment, subject: &Su
         .and_then(|()| dataplane.adopt(attachment.host_ifname.as_str(), attachment.endpoint))
         .and_then(|()| xdp::adopt(kernel, attachment))
         .map_err(subject.failed("adopting the interface"));
-    if adopted.is_err()
-        && let Err(error) = kernel.netlink.set_down(attachment.host_ifindex).await
-    {
-        // The state of its programs is unknown: no traffic is better than traffic without policy (I1).
-        tracing::error!(ifname = %attachment.host_ifname, error = error_chain(&error), "cannot set it down either");
+    if adopted.is_err() {
+        // The state of its programs is unknown.
+        kernel.close(attachment).await;
     }
     let routed = ensure_host_routes(kernel, attachment, subject).await;
     for error in [adopted.err(), routed.err()].into_iter().flatten() {
@@ -217,23 +226,4 @@ fn pod_config(attachment: &Attachment, build: &Build<'_>) -> PodInterfaceConfig 
         routes,
         route_metric: build.metric(),
     }
-}
-
-/// The owner of the interface, as `ip link` shows it (I4). At most 255 bytes (`IFALIASZ`).
-fn alias(subject: &Subject, attachment: &Attachment) -> String {
-    let text = format!(
-        "{}{}/{} {} {}",
-        netlink::own::IFALIAS_PREFIX,
-        subject.pod.namespace,
-        subject.pod.name,
-        attachment.ifname,
-        attachment.network
-    );
-    text.chars()
-        .filter(|c| !c.is_control())
-        .scan(0, |bytes, c| {
-            *bytes += c.len_utf8();
-            (*bytes <= 255).then_some(c)
-        })
-        .collect()
 }

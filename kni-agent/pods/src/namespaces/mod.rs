@@ -6,7 +6,6 @@ mod unclaimed;
 use std::{
     path::{Component, Path, PathBuf},
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use kni_model::{NetnsIdentity, PodRef, SandboxId, error_chain};
@@ -14,7 +13,13 @@ use kni_netlink::{self as netlink, Netns};
 use kni_store::{Change, NamespaceRecord, NamespaceUse, Removal, WarmInterface};
 
 pub(crate) use self::unclaimed::in_use;
+
+/// Beginning of the ids of sandboxes whose own id was lost.
+pub(crate) const RECOVERED_PREFIX: &str = "recovered-";
+/// Beginning of the names of namespaces.
+const NAME_PREFIX: &str = "kni-";
 use crate::{
+    clock::since_boot,
     error::{AttachError, Subject},
     kernel::Kernel,
     registry::Registry,
@@ -40,6 +45,11 @@ impl NamespacePool {
         }
     }
 
+    /// Where namespaces are mounted.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.netns_dir
+    }
+
     /// Gives a namespace to a client: a prewarmed one where there is one and the client has no path of its own.
     pub(crate) async fn create(&self, pod: PodRef, prefix: &str) -> Result<PathBuf, AttachError> {
         self.registry.note_activity();
@@ -62,7 +72,8 @@ impl NamespacePool {
         match netlink::netns::create(&path).await {
             Ok(identity) => {
                 let used_by = NamespaceUse::Given { pod, since: now() };
-                self.record(NamespaceRecord {
+                // Made already: it must be known, whether the file can be written or not.
+                self.record_deferred(NamespaceRecord {
                     identity: Some(identity),
                     used_by,
                     ..making
@@ -78,7 +89,7 @@ impl NamespacePool {
 
     /// An unused path: it contains no pod name, so paths of two pods never collide.
     fn fresh_path(&self) -> PathBuf {
-        self.netns_dir.join(format!("kni-{:016x}", fastrand::u64(..)))
+        self.netns_dir.join(format!("{NAME_PREFIX}{:016x}", fastrand::u64(..)))
     }
 
     /// The path for a prefix that is outside the usual folder.
@@ -96,7 +107,7 @@ impl NamespacePool {
         if !prefix.starts_with('/') || !plain || prefix.contains("//") || prefix.chars().any(char::is_control) {
             return Err(invalid("must be an absolute path without '.' and '..'"));
         }
-        let path = PathBuf::from(format!("{prefix}kni-{:016x}", fastrand::u64(..)));
+        let path = PathBuf::from(format!("{prefix}{NAME_PREFIX}{:016x}", fastrand::u64(..)));
         let dir = path.parent().ok_or_else(|| invalid("names no folder"))?;
         let usual = |dir: &Path| dir == self.netns_dir || dir == Path::new("/var/run/netns");
         if usual(dir) && prefix.ends_with('/') {
@@ -174,7 +185,7 @@ impl NamespacePool {
         };
         let removal = removal_of(record, warm);
         let mut state = self.registry.lock();
-        state.commit(Change::new().namespace(&kept).removal(&removal))?;
+        state.commit_deferred(Change::new().namespace(&kept).removal(&removal))?;
         state.namespaces.insert(kept.path.clone(), kept);
         state.queue([removal]);
         Ok(())
@@ -196,7 +207,7 @@ impl NamespacePool {
         let change = removal
             .iter()
             .fold(Change::new().remove_namespace(&record.path), Change::removal);
-        state.commit(change)?;
+        state.commit_deferred(change)?;
         state.namespaces.remove(&record.path);
         state.queue(removal);
         drop(state);
@@ -222,6 +233,13 @@ impl NamespacePool {
 
     fn record(&self, record: NamespaceRecord) -> Result<(), AttachError> {
         self.registry.lock().put_namespace(record)
+    }
+
+    fn record_deferred(&self, record: NamespaceRecord) -> Result<(), AttachError> {
+        let mut state = self.registry.lock();
+        state.commit_deferred(Change::new().namespace(&record))?;
+        state.namespaces.insert(record.path.clone(), record);
+        Ok(())
     }
 
     /// Keeps the namespaces that clients have, adopts prewarmed ones, removes those that were being made.
@@ -260,9 +278,26 @@ fn removal_of(record: &NamespaceRecord, warm: &WarmInterface) -> Removal {
     }
 }
 
-/// Seconds since the Unix epoch.
-fn now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
+/// Whether the name of a namespace is one that the agent gives: 16 hexadecimal digits.
+pub(crate) fn is_own_path(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let number = name.strip_prefix(NAME_PREFIX).unwrap_or_default();
+    number.len() == 16 && number.chars().all(|c| c.is_ascii_hexdigit()) && !path.starts_with("/proc")
+}
+
+/// Seconds since the node's boot.
+pub(crate) fn now() -> u64 {
+    since_boot().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_that_of_the_kernel_since_its_boot_which_is_never_set() {
+        let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+        let seconds: u64 = uptime.split('.').next().unwrap().parse().unwrap();
+        assert!(now().abs_diff(seconds) <= 1, "{} at {seconds} s", now());
+    }
 }

@@ -29,7 +29,7 @@ impl NamespacePool {
             return Ok(());
         };
         match self.build(&making, warm).await {
-            Ok(record) => self.record(record),
+            Ok(record) => self.record_deferred(record),
             Err(error) => {
                 self.remove(&making).await?;
                 Err(error)

@@ -18,7 +18,8 @@ impl NamespacePool {
         let mut ticks = tokio::time::interval(INTERVAL);
         ticks.tick().await;
         loop {
-            ticks.tick().await;
+            kni_tasks::waiting(ticks.tick()).await;
+            self.date_given();
             for record in self.unclaimed_for_long() {
                 let Some(identity) = record.identity else { continue };
                 if in_use(identity).await {
@@ -28,6 +29,25 @@ impl NamespacePool {
                     Ok(()) => tracing::info!(path = %record.path.display(), "removed an unclaimed namespace"),
                     Err(error) => tracing::warn!(%error, "cannot remove an unclaimed namespace"),
                 }
+            }
+        }
+    }
+
+    /// Earlier agents recorded wall-clock times, which are later than any time since the boot: their namespaces count as
+    /// given now.
+    fn date_given(&self) {
+        let now = now();
+        let mut state = self.registry.lock();
+        let later =
+            |record: &&NamespaceRecord| matches!(&record.used_by, NamespaceUse::Given { since, .. } if *since > now);
+        let records: Vec<NamespaceRecord> = state.namespaces.values().filter(later).cloned().collect();
+        for record in records {
+            let NamespaceUse::Given { pod, .. } = record.used_by else {
+                continue;
+            };
+            let used_by = NamespaceUse::Given { pod, since: now };
+            if let Err(error) = state.put_namespace(NamespaceRecord { used_by, ..record }) {
+                tracing::warn!(%error, "cannot record the time at which a namespace was given");
             }
         }
     }

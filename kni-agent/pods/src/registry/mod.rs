@@ -14,7 +14,7 @@ use std::{
 };
 
 use kni_model::{Sandbox, error_chain};
-use kni_store::{Change, Contents, NamespaceRecord, Removal, Store, StoreError};
+use kni_store::{Change, NamespaceRecord, Removal, Store, StoreError};
 use tokio::sync::{Notify, watch};
 
 pub(crate) use self::{
@@ -39,10 +39,9 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    /// Reads the store. The contents enter the state when the caller adopts them.
-    pub(crate) fn open(store: Store, capacity: u32) -> Result<(Self, Contents), AttachError> {
-        let contents = store.load().map_err(|error| store_error(&error))?;
-        let registry = Self {
+    /// The contents of the store enter the state when the caller adopts them.
+    pub(crate) fn new(store: Store, capacity: u32) -> Self {
+        Self {
             state: Mutex::new(State::new(capacity)),
             store,
             changes: watch::Sender::new(0),
@@ -50,8 +49,17 @@ impl Registry {
             reaper: Notify::new(),
             removed: Notify::new(),
             background: Notify::new(),
-        };
-        Ok((registry, contents))
+        }
+    }
+
+    /// Why the state cannot be written.
+    pub(crate) fn store_problem(&self) -> Option<String> {
+        self.store.problem()
+    }
+
+    /// Looks after the state's file. Blocks.
+    pub(crate) fn maintain_store(&self) {
+        self.store.maintain();
     }
 
     /// The state, and the right to change it.
@@ -110,6 +118,21 @@ impl Locked<'_> {
         committed.map_err(|error| store_error(&error))
     }
 
+    /// As [`Self::commit`], for changes that must not wait for the file: in memory at once, in the file when it can be
+    /// written. For everything that ends or follows an effect.
+    pub(crate) fn commit_deferred(&self, change: Change) -> Result<(), AttachError> {
+        let committed = self.registry.store.commit_deferred(change);
+        committed.map_err(|error| store_error(&error))
+    }
+
+    /// Writes a sandbox by a deferred commit.
+    pub(crate) fn put_sandbox_deferred(&mut self, sandbox: Sandbox) -> Result<Arc<Sandbox>, AttachError> {
+        self.commit_deferred(Change::new().sandbox(&sandbox))?;
+        let sandbox = Arc::new(sandbox);
+        self.sandboxes.insert(sandbox.id.clone(), Arc::clone(&sandbox));
+        Ok(sandbox)
+    }
+
     /// Writes a sandbox.
     pub(crate) fn put_sandbox(&mut self, sandbox: Sandbox) -> Result<Arc<Sandbox>, AttachError> {
         self.commit(Change::new().sandbox(&sandbox))?;
@@ -127,7 +150,7 @@ impl Locked<'_> {
 
     /// Removes the record of a namespace.
     pub(crate) fn remove_namespace(&mut self, path: &Path) -> Result<(), AttachError> {
-        self.commit(Change::new().remove_namespace(path))?;
+        self.commit_deferred(Change::new().remove_namespace(path))?;
         self.namespaces.remove(path);
         Ok(())
     }
@@ -148,5 +171,10 @@ impl Locked<'_> {
 
 /// The error of a store.
 pub(crate) fn store_error(error: &StoreError) -> AttachError {
-    Subject::node().error(ErrorKind::Store(error_chain(error)))
+    Subject::node().error(match error {
+        StoreError::Unwritable(reason) => ErrorKind::Unwritable(reason.clone()),
+        StoreError::InUse(_) | StoreError::Path { .. } | StoreError::Database(_) | StoreError::Record { .. } => {
+            ErrorKind::Store(error_chain(error))
+        }
+    })
 }

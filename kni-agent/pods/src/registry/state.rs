@@ -23,6 +23,8 @@ pub(crate) struct KnownNetwork {
     pub(crate) origin: String,
     /// Its manifest is gone, but attachments remain.
     pub(crate) orphaned: bool,
+    /// Its position among the networks, the oldest first.
+    pub(crate) rank: usize,
 }
 
 /// The state of the service.

@@ -1,4 +1,4 @@
-//! Attaches one sandbox: bind, plan, compare, reserve, build, commit.
+//! Attaches one sandbox: bind, plan, compare, authorize, reserve, build, commit.
 
 use std::{
     path::Path,
@@ -39,13 +39,16 @@ impl Sandboxes {
             netns,
             subject,
         };
-        self.namespaces.bind(&request.sandbox, netns)?;
+        self.namespaces
+            .bind(&request.sandbox, netns)
+            .map_err(|error| error.about(subject))?;
         let planned = self.plan(request)?;
         if let Some(attached) = self.existing(attempt, &planned).await? {
             return Ok(attached);
         }
+        self.authorize(request, &planned)?;
         let offers = self.clear(attempt, &planned).await?;
-        let mut sandbox = self.reserve(attempt, &offers)?;
+        let mut sandbox = self.reserve(attempt, &offers).map_err(|error| error.about(subject))?;
         let built = self.build(&mut sandbox, attempt, &offers, started).await;
         let ready = built.and_then(|()| self.commit_ready(&sandbox));
         self.attach_times
@@ -140,6 +143,7 @@ impl Sandboxes {
                 offers,
                 position,
                 link,
+                cni: sandbox.cni.as_ref(),
             };
             self.interfaces.make(&build, attachment).await?;
         }

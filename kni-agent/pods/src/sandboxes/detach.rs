@@ -52,7 +52,8 @@ impl Sandboxes {
     pub(crate) async fn detach_locked(&self, sandbox: &Sandbox) -> Result<(), AttachError> {
         // Boxed because of the recursion: children have no children, but the compiler cannot know.
         Box::pin(self.detach_children(&sandbox.id)).await?;
-        self.registry.lock().put_sandbox(Sandbox {
+        // Traffic must stop even while the file cannot be written.
+        self.registry.lock().put_sandbox_deferred(Sandbox {
             phase: Phase::Deleting,
             ..sandbox.clone()
         })?;
@@ -61,7 +62,7 @@ impl Sandboxes {
             problems.extend(self.interfaces.dismantle(sandbox, attachment).await.err());
         }
         // Its rows are withdrawn; where withdrawing failed, its policies stay in the kernel unchanged.
-        self.gate.leave(&sandbox.id).await;
+        self.gate.leave(&sandbox.id);
         if problems.is_empty() {
             return self.remove(sandbox);
         }
@@ -79,8 +80,9 @@ impl Sandboxes {
         let change = Change::new().remove_sandbox(&sandbox.id);
         let change = removals.iter().fold(change, Change::removal);
         let mut state = self.registry.lock();
-        state.commit(change)?;
+        state.commit_deferred(change)?;
         for attachment in &sandbox.attachments {
+            self.kernel.reopened(attachment.endpoint);
             if attachment.kind.is_leased() {
                 let ipam = &mut state.ipam;
                 ipam.release(&attachment.network, attachment.ipv4, attachment.ipv6);

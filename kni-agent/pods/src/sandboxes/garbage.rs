@@ -8,10 +8,9 @@ use std::{
 
 use kni_model::{CniAttachment, Phase, Sandbox, SandboxId};
 use kni_netlink as netlink;
-use nix::time::{ClockId, clock_gettime};
 
 use super::Sandboxes;
-use crate::{error::AttachError, namespaces};
+use crate::{clock::since_boot, error::AttachError, namespaces};
 
 /// How often namespaces are checked.
 const ROUND: Duration = Duration::from_secs(5);
@@ -68,9 +67,9 @@ impl Sandboxes {
         let mut ticks = tokio::time::interval(ROUND);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         while !self.registry.is_stopping() {
-            ticks.tick().await;
+            kni_tasks::waiting(ticks.tick()).await;
             let mut now_gone = BTreeMap::new();
-            for (sandbox, _) in self.cni_sandboxes() {
+            for sandbox in self.watched_sandboxes() {
                 if has_its_path(&sandbox) {
                     continue;
                 }
@@ -112,6 +111,15 @@ impl Sandboxes {
             .collect()
     }
 
+    /// Those of CNI runtimes, and those whose id was lost, which no client can detach.
+    fn watched_sandboxes(&self) -> Vec<Arc<Sandbox>> {
+        let state = self.registry.lock();
+        let settled = state.sandboxes.values().filter(|found| found.phase != Phase::Pending);
+        let watched =
+            settled.filter(|found| found.cni.is_some() || found.id.as_str().starts_with(namespaces::RECOVERED_PREFIX));
+        watched.map(Arc::clone).collect()
+    }
+
     /// Detaches a sandbox unless its id belongs to another attachment by now.
     async fn detach_unchanged(&self, seen: &Sandbox) -> Result<bool, AttachError> {
         let _one_at_a_time = self.locks.lock(seen.id.as_str()).await;
@@ -131,8 +139,7 @@ fn has_its_path(sandbox: &Sandbox) -> bool {
     netlink::netns::identity(&sandbox.netns).is_ok_and(|found| found == sandbox.netns_identity)
 }
 
-/// Nanoseconds since the node's boot, including suspend; all processes of the node share this clock.
+/// Nanoseconds since the node's boot.
 pub(super) fn since_boot_ns() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from);
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+    u64::try_from(since_boot().as_nanos()).unwrap_or(u64::MAX)
 }

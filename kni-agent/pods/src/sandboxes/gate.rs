@@ -75,16 +75,9 @@ impl Gate {
     }
 
     /// Ends the enforcement for a pod whose traffic has ended. Its rows are removed in the background.
-    pub(super) async fn leave(&self, sandbox: &SandboxId) {
-        let (gate, sandbox) = (self.clone(), sandbox.clone());
-        // Waits for changes of the uplink, which wait for the kernel.
-        let left = tokio::task::spawn_blocking(move || {
-            gate.policies.leave(&sandbox);
-            gate.uplink.leave(&sandbox);
-        });
-        if let Err(ended) = left.await {
-            tracing::error!(%ended, "policies and egress still have a detached pod");
-        }
+    pub(super) fn leave(&self, sandbox: &SandboxId) {
+        self.policies.leave(sandbox);
+        self.uplink.leave(sandbox);
     }
 
     /// Runs on a blocking thread: the services may block for some tens of milliseconds.

@@ -1,5 +1,6 @@
 //! Owns the sandboxes: their order of steps, their locks and the undo of a failed attach.
 
+mod access;
 mod attach;
 mod delete;
 mod detach;
@@ -9,6 +10,7 @@ mod gate;
 mod host_ports;
 mod lock;
 mod relabel;
+mod repair;
 mod reserve;
 mod upgrade;
 
@@ -16,6 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kni_model::durations::Durations;
 
+pub use self::access::LostRight;
+pub(crate) use self::access::Namespaces as JoiningNamespaces;
 pub(crate) use self::gate::Gate;
 pub(crate) use self::lock::KeyedLocks;
 pub use self::{
@@ -32,6 +36,8 @@ pub(crate) struct Sandboxes {
     namespaces: Arc<NamespacePool>,
     reaper: Arc<Reaper>,
     gate: Gate,
+    access: Arc<JoiningNamespaces>,
+    refusals: access::Refusals,
     locks: KeyedLocks,
     attach_times: Mutex<Durations>,
 }
@@ -44,6 +50,7 @@ impl Sandboxes {
         namespaces: &Arc<NamespacePool>,
         reaper: &Arc<Reaper>,
         gate: Gate,
+        access: &Arc<JoiningNamespaces>,
     ) -> Self {
         Self {
             registry: Arc::clone(registry),
@@ -52,6 +59,8 @@ impl Sandboxes {
             namespaces: Arc::clone(namespaces),
             reaper: Arc::clone(reaper),
             gate,
+            access: Arc::clone(access),
+            refusals: access::Refusals::default(),
             locks: KeyedLocks::default(),
             attach_times: Mutex::default(),
         }

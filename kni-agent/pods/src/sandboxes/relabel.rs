@@ -30,7 +30,7 @@ impl Sandboxes {
                 container_ports: ports,
                 ..Sandbox::clone(known)
             };
-            state.put_sandbox(relabelled)?
+            state.put_sandbox_deferred(relabelled)?
         };
         self.gate.admit(&sandbox, &Subject::from(&*sandbox)).await
     }

@@ -164,7 +164,13 @@ fn ipam_error(subject: &Subject, error: IpamError) -> AttachError {
     let reason = error.to_string();
     subject.error(match error {
         IpamError::UnknownNetwork { network } => ErrorKind::UnknownNetwork(network),
-        IpamError::Exhausted { network, .. } => ErrorKind::AddressesExhausted { network, reason },
+        IpamError::Exhausted { network, .. } => ErrorKind::AddressesExhausted {
+            reason: format!(
+                "{reason}; the pod is attached when another pod of the network leaves the node; more subnets in the \
+                 PodNetwork's spec.subnets give more addresses"
+            ),
+            network,
+        },
         IpamError::AddressInUse { network, .. } => ErrorKind::AddressUnavailable {
             network,
             reason,

@@ -17,14 +17,14 @@ fn allow(to: &[&str], ports: &[PolicyPort]) -> ExternalRule {
     }
 }
 
-fn deny(to: &[&str], ports: &[PolicyPort]) -> ExternalRule {
+pub(super) fn deny(to: &[&str], ports: &[PolicyPort]) -> ExternalRule {
     ExternalRule {
         allow: false,
         ..allow(to, ports)
     }
 }
 
-fn egress_policy(name: &str, rules: &[ExternalRule], otherwise_allow: bool) -> Policy {
+pub(super) fn egress_policy(name: &str, rules: &[ExternalRule], otherwise_allow: bool) -> Policy {
     let mut found = policy(name, "pod=a");
     found.reference.kind = PolicyKind::EgressPolicy;
     found.scope = PolicyScope::All;

@@ -1,4 +1,5 @@
-//! Checks every intermediate state of a plan: after each single row, every packet is judged as before or as after.
+//! Checks every intermediate state of a plan: after each single row, every packet is judged as before or as after, or
+//! denied while the tables have no room for both.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -8,9 +9,9 @@ use proptest::prelude::*;
 use super::{
     oracle::World,
     random::{Slots, any_history, apply_changes},
-    world::{ICMP, TCP, UDP, apply, external_identity, ingress, pod, pods, rule},
+    world::{ICMP, TCP, UDP, apply, block, external_identity, ingress, pod, pods, rule},
 };
-use crate::{PolicyEngine, judge};
+use crate::{PolicyEngine, Quota, judge};
 
 const PROTOCOLS: [(u8, u16); 4] = [(TCP, 80), (TCP, 81), (UDP, 80), (ICMP, 0)];
 const OUTSIDE: [&str; 6] = [
@@ -156,6 +157,59 @@ fn watch(engine: &mut PolicyEngine, before: &World, world: &World) -> Result<(),
     Ok(())
 }
 
+/// The largest table.
+fn rows_of(tables: &PolicyTables) -> usize {
+    let PolicyTables {
+        policy,
+        ports,
+        identities,
+        ..
+    } = tables;
+    policy.len().max(ports.len()).max(identities.len())
+}
+
+/// Moves from one world to the next in tables with `capacity` rows: no intermediate state needs more, and none allows
+/// what neither world allows. Returns the number of plans.
+fn watch_without_room(
+    engine: &mut PolicyEngine,
+    capacity: usize,
+    before: &World,
+    world: &World,
+) -> Result<usize, TestCaseError> {
+    apply_changes(engine, before, world);
+    let mut tables = engine.tables().clone();
+    let (lookups, first) = (Lookups::new(before, world), rows_of(&tables));
+    let old = lookups.answers(&tables);
+    let mut moments = Vec::new();
+    let mut plans = 0;
+    loop {
+        let steps = engine.plan();
+        for row in steps.iter().flat_map(rows) {
+            nothing_changes_its_meaning(&tables, &row)?;
+            apply(&mut tables, &row);
+            moments.push((lookups.answers(&tables), rows_of(&tables), row));
+        }
+        engine.confirm();
+        plans += 1;
+        prop_assert!(plans < 8, "no end");
+        if !engine.has_postponed() {
+            break;
+        }
+    }
+    let (new, last) = (lookups.answers(engine.tables()), rows_of(engine.tables()));
+    prop_assert_eq!(lookups.answers(&tables), new.clone());
+    for (now, count, row) in moments {
+        let mut answers = now.iter().zip(old.iter().zip(&new));
+        let is_safe = answers.all(|(now, (old, new))| {
+            let is_one = now == old || now == new;
+            is_one || (plans > 1 && !now)
+        });
+        prop_assert!(is_safe, "after {:?}, in {} plans", row, plans);
+        prop_assert!(count <= capacity.max(first).max(last), "{} rows after {:?}", count, row);
+    }
+    Ok(plans)
+}
+
 /// A pod leaves a policy set that another pod keeps, while a peer of both changes its labels: another policy allows it
 /// before and after, so it must be allowed at all times.
 #[test]
@@ -178,6 +232,45 @@ fn who_leaves_a_set_that_others_keep_does_not_see_its_future() {
     watch(&mut engine, &after, &before).unwrap();
 }
 
+/// Six namespaces name the same ranges, so another one that names a range around them changes the identities in the sets
+/// of all.
+#[test]
+fn a_change_of_most_rows_is_made_where_they_do_not_fit_twice() {
+    const CAPACITY: usize = 576;
+    let names = ["a", "b", "c", "d", "e", "f", "mover"];
+    let world = |second: u32| {
+        let about = |name: &&str| {
+            let peers = if *name == "mover" {
+                vec![block(&format!("10.{second}.0.0/16"))]
+            } else {
+                (0..64).map(|third| block(&format!("10.1.{third}.0/24"))).collect()
+            };
+            ingress(&format!("{name}/p"), "", &[rule(&peers, &[])])
+        };
+        let pods = names.iter().zip(1..);
+        World {
+            namespaces: BTreeMap::new(),
+            policies: names.iter().map(about).collect(),
+            pods: pods
+                .map(|(name, number)| pod(&format!("{name}/pod"), "", number, &["default"]))
+                .collect(),
+        }
+    };
+    let quota = Quota {
+        capacity: CAPACITY,
+        share: CAPACITY,
+    };
+    let mut engine = PolicyEngine::new(PolicyTables::default()).with_quota(quota);
+    let mut before = World::default();
+    for (second, is_postponed) in [(2, false), (1, true), (2, true)] {
+        let after = world(second);
+        let plans = watch_without_room(&mut engine, CAPACITY, &before, &after).unwrap();
+        assert_eq!(plans > 1, is_postponed, "{plans} plans to 10.{second}.0.0/16");
+        assert_eq!(engine.overruns().count(), 0);
+        before = after;
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
@@ -191,6 +284,37 @@ proptest! {
             }
             let world = slots.world();
             watch(&mut engine, &before, &world)?;
+            before = world;
+        }
+    }
+
+    /// Much changes at once, because the worlds of two histories take turns, and the tables have hardly more rows than
+    /// the larger of two successive worlds needs.
+    #[test]
+    fn without_room_every_moment_is_before_or_after_or_denied(
+        one in any_history(),
+        other in any_history(),
+        spare in 0..4_usize,
+    ) {
+        let mut engine = PolicyEngine::new(PolicyTables::default());
+        // The same worlds with room for everything.
+        let mut direct = PolicyEngine::new(PolicyTables::default());
+        let (mut slots, mut before) = ([Slots::default(), Slots::default()], World::default());
+        for (number, batch) in one.iter().zip(&other).flat_map(|(one, other)| [(0, one), (1, other)]) {
+            for change in batch {
+                slots[number].change(change);
+            }
+            let world = slots[number].world();
+            apply_changes(&mut direct, &before, &world);
+            direct.plan();
+            direct.confirm();
+            let most = rows_of(direct.tables()).max(rows_of(engine.tables()));
+            // No namespace is closed up to seven eighths.
+            let capacity = most + most / 7 + 1 + spare;
+            engine = engine.with_quota(Quota { capacity, share: capacity });
+            watch_without_room(&mut engine, capacity, &before, &world)?;
+            // The way there leaves no trace.
+            prop_assert_eq!(direct.tables(), engine.tables());
             before = world;
         }
     }

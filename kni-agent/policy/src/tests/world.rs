@@ -186,14 +186,21 @@ pub(crate) fn nine_pod(name: &str, number: u16) -> PolicyPod {
     pod
 }
 
-/// Carries out the plan on a copy of the tables, compares the result, and confirms.
+/// Carries out plans on a copy of the tables until nothing is postponed, confirms each, and compares the result.
 pub(crate) fn converge(engine: &mut PolicyEngine) -> Vec<PolicyStep> {
     let mut tables = engine.tables().clone();
-    let steps = engine.plan();
-    for step in &steps {
-        apply(&mut tables, step);
+    let mut steps = Vec::new();
+    loop {
+        let plan = engine.plan();
+        for step in &plan {
+            apply(&mut tables, step);
+        }
+        engine.confirm();
+        steps.extend(plan);
+        if !engine.has_postponed() {
+            break;
+        }
     }
-    engine.confirm();
     let desired = engine.tables();
     tables.endpoints.retain(|id, _| desired.endpoints.contains_key(id));
     assert_eq!(&tables, desired, "the steps do not lead to the engine's tables");

@@ -8,6 +8,7 @@
 mod around;
 mod carriers;
 mod enforce;
+mod interim;
 mod substitutes;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kni_common::policy::{IdentityKey, PolicyKey, PolicyValue, PortKey};
 use kni_model::{EndpointId, PolicyStep, PolicyTables};
 
+pub(super) use self::interim::toward;
 use self::{carriers::Carriers, substitutes::Substitutes};
 
 /// Rows whose presence is unknown, because a plan that changed them was not confirmed.

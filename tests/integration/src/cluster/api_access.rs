@@ -14,7 +14,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use tonic::transport::Uri;
-use tower::ServiceBuilder;
+use tower::{BoxError, ServiceBuilder};
 
 use crate::namespaces::Namespaces;
 
@@ -34,12 +34,16 @@ pub async fn connect(ns: &Namespaces, kubeconfig: &str) -> Result<Client> {
     });
     let connector = config.rustls_https_connector_with_connector(connector)?;
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build::<_, Body>(connector);
-    // The certificate identifies the user; requests need no token.
-    let service = ServiceBuilder::new().layer(config.base_uri_layer()).service(http);
+    // A certificate or a token identifies the user.
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .map_err(BoxError::from)
+        .service(http);
     Ok(Client::new(service, config.default_namespace))
 }
 
-async fn dial(inside: Namespaces, uri: &Uri) -> io::Result<TokioIo<tokio::net::TcpStream>> {
+pub(super) async fn dial(inside: Namespaces, uri: &Uri) -> io::Result<TokioIo<tokio::net::TcpStream>> {
     let host = uri.host().ok_or_else(|| io::Error::other("no host"))?;
     let address = host.parse().map_err(io::Error::other)?;
     let address = SocketAddr::new(address, uri.port_u16().unwrap_or(443));

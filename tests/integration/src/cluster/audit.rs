@@ -16,8 +16,10 @@ pub struct Audit {
 /// An answered request; a watch is recorded at its start and at its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// The requesting user.
+    /// The requesting user; `USER@NODE` for a token that names a node.
     pub user: String,
+    /// The token, if it was one: the id that the API server gives it.
+    pub credential: String,
     /// Verb and path, such as `patch /api/v1/...`.
     pub what: String,
     /// HTTP status of the answer, 0 for none.
@@ -36,8 +38,11 @@ impl Cluster {
                 continue;
             };
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let node = &event["user"]["extra"]["authentication.kubernetes.io/node-name"][0];
+            let user = text(&event["user"]["username"]);
             requests.push(Request {
-                user: text(&event["user"]["username"]),
+                user: node.as_str().map_or(user.clone(), |node| format!("{user}@{node}")),
+                credential: text(&event["user"]["extra"]["authentication.kubernetes.io/credential-id"][0]),
                 what: format!("{} {}", text(&event["verb"]), text(&event["requestURI"])),
                 code: event["responseStatus"]["code"].as_u64().unwrap_or(0),
                 received: text(&event["requestReceivedTimestamp"]),

@@ -17,10 +17,8 @@ use tempfile::TempDir;
 
 use crate::{agent::controller_binary, namespaces::Namespaces};
 
-/// The user at the API server.
-pub(super) const USER: &str = "kni-controller";
-/// The group at the API server.
-pub(super) const GROUP: &str = "kni:controllers";
+/// The service account.
+pub(super) const ACCOUNT: &str = "kni-controller";
 
 /// A running replica. It is killed when the value is dropped.
 #[derive(Debug)]
@@ -58,9 +56,14 @@ impl Controller {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
+    /// The id of the process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a signal; SIGSTOP makes it hang, SIGCONT continues it.
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        let pid = Pid::from_raw(i32::try_from(self.child.id())?);
+        let pid = Pid::from_raw(i32::try_from(self.pid())?);
         kill(pid, signal).with_context(|| format!("{signal} to {}", self.name))
     }
 

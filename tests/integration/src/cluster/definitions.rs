@@ -1,12 +1,15 @@
 //! Installs the custom resource definitions that agents of a cluster need.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
-    Api, Client,
-    api::{Patch, PatchParams},
+    Api, Client, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams},
     runtime::{conditions, wait::await_condition},
 };
 use serde_json::{Value, json};
@@ -16,10 +19,20 @@ use super::{PATIENCE, objects};
 /// Installs the definitions of `deploy/crds` and of other projects, and the namespace of the agents, and waits until
 /// their objects can be created.
 pub(super) async fn install(client: &Client) -> Result<()> {
-    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     let mut all = ours()?;
     ensure!(all.len() >= 5, "deploy/crds has {} definitions only", all.len());
     all.extend(of_others());
+    apply(client, all).await?;
+    let home = objects::namespace("kni-system", &json!({}));
+    let params = PatchParams::apply("test").force();
+    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client.clone());
+    namespaces.patch("kni-system", &params, &Patch::Apply(&home)).await?;
+    Ok(())
+}
+
+/// Applies definitions and waits until their objects can be created.
+pub async fn apply(client: &Client, all: Vec<Value>) -> Result<()> {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     let params = PatchParams::apply("test").force();
     let mut names = Vec::new();
     for definition in all {
@@ -33,10 +46,46 @@ pub(super) async fn install(client: &Client) -> Result<()> {
         let waited = tokio::time::timeout(PATIENCE, established).await;
         waited.with_context(|| format!("{name} is not established"))??;
     }
-    let home = objects::namespace("kni-system", &json!({}));
-    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client.clone());
-    namespaces.patch("kni-system", &params, &Patch::Apply(&home)).await?;
     Ok(())
+}
+
+/// The definitions of the earlier release that an upgrade begins with.
+pub fn earlier() -> Result<Vec<Value>> {
+    read(&PathBuf::from(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/fixtures/earlier-crds"
+    )))
+}
+
+/// The current definitions with a new field, `spec.zzz`, in those whose specifications agents read.
+pub fn later() -> Result<Vec<Value>> {
+    let mut all = ours()?;
+    for definition in &mut all {
+        let versions = definition["spec"]["versions"].as_array_mut().context("no versions")?;
+        for version in versions {
+            let spec = &mut version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
+            if let Some(fields) = spec.as_object_mut() {
+                fields.insert("zzz".to_owned(), json!({ "type": "string" }));
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Makes these the definitions of kni.dev: others are deleted.
+pub async fn replace(client: &Client, definitions: Vec<Value>) -> Result<()> {
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let names: Vec<&str> = definitions
+        .iter()
+        .filter_map(|definition| definition["metadata"]["name"].as_str())
+        .collect();
+    for known in api.list(&ListParams::default()).await? {
+        let name = known.name_any();
+        if known.spec.group == kni_api::GROUP && !names.contains(&name.as_str()) {
+            api.delete(&name, &DeleteParams::default()).await?;
+        }
+    }
+    apply(client, definitions).await
 }
 
 /// The folder with the deployment's manifests.
@@ -63,9 +112,13 @@ pub fn deployed(path: &str) -> Result<Vec<Value>> {
 }
 
 fn ours() -> Result<Vec<Value>> {
-    let folder = deploy().join("crds");
+    read(&deploy().join("crds"))
+}
+
+/// The definitions in the files of a folder.
+fn read(folder: &Path) -> Result<Vec<Value>> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
         let path = entry?.path();
         let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         let all = documents(&text).with_context(|| path.display().to_string())?;
@@ -77,31 +130,37 @@ fn ours() -> Result<Vec<Value>> {
     Ok(found)
 }
 
+/// The definition of `MultiNetworkPolicy` in one version.
+pub fn multi_network_policy(version: &str) -> Value {
+    foreign("MultiNetworkPolicy", "multi-networkpolicies", version)
+}
+
 /// Kinds of other projects that agents read. Their content is not validated.
 fn of_others() -> [Value; 2] {
-    let definition = |kind: &str, plural: &str, version: &str| {
-        json!({
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": { "name": format!("{plural}.k8s.cni.cncf.io") },
-            "spec": {
-                "group": "k8s.cni.cncf.io",
-                "scope": "Namespaced",
-                "names": { "kind": kind, "plural": plural },
-                "versions": [{
-                    "name": version,
-                    "served": true,
-                    "storage": true,
-                    "schema": { "openAPIV3Schema": {
-                        "type": "object",
-                        "x-kubernetes-preserve-unknown-fields": true,
-                    }},
-                }],
-            },
-        })
-    };
     [
-        definition("NetworkAttachmentDefinition", "network-attachment-definitions", "v1"),
-        definition("MultiNetworkPolicy", "multi-networkpolicies", "v1beta1"),
+        foreign("NetworkAttachmentDefinition", "network-attachment-definitions", "v1"),
+        multi_network_policy("v1beta1"),
     ]
+}
+
+fn foreign(kind: &str, plural: &str, version: &str) -> Value {
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": { "name": format!("{plural}.k8s.cni.cncf.io") },
+        "spec": {
+            "group": "k8s.cni.cncf.io",
+            "scope": "Namespaced",
+            "names": { "kind": kind, "plural": plural },
+            "versions": [{
+                "name": version,
+                "served": true,
+                "storage": true,
+                "schema": { "openAPIV3Schema": {
+                    "type": "object",
+                    "x-kubernetes-preserve-unknown-fields": true,
+                }},
+            }],
+        },
+    })
 }

@@ -11,7 +11,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::fake_kubelet::FakeKubelet;
+use super::{fake_kubelet::FakeKubelet, fault_proxy::FaultProxy, rights::token};
 use crate::{
     agent::{Agent, AgentOptions, KUBELET_SOCKET, Membership},
     kubelet::Kubelet,
@@ -19,8 +19,8 @@ use crate::{
     node::Node,
 };
 
-/// The group of the agents at the API server.
-pub const AGENTS: &str = "kni:agents";
+/// The service account of the agents.
+const ACCOUNT: &str = "kni-agent";
 /// The number on the fabric before that of the first node.
 const BEFORE_FIRST: usize = 10;
 const KUBECONFIG: &str = "/run/node/agent.conf";
@@ -33,6 +33,8 @@ pub struct MemberOptions {
     pub args: Vec<String>,
     /// The manifests of a standalone agent: a fake kubelet of a cluster without an agent of the cluster.
     pub standalone: Option<Vec<Manifest>>,
+    /// Whether a proxy with faults is between the agent and the API server.
+    pub proxied: bool,
 }
 
 impl Default for MemberOptions {
@@ -40,6 +42,7 @@ impl Default for MemberOptions {
         Self {
             args: vec!["--warm-sandboxes".into(), "0".into()],
             standalone: None,
+            proxied: false,
         }
     }
 }
@@ -54,29 +57,36 @@ pub struct Member {
     pub node: Node,
     /// Its name in the cluster.
     pub name: String,
-    /// The agent's user at the API server.
+    /// The agent's user in the audit log.
     pub user: String,
+    /// The proxy between the agent and the API server, if the options demand one.
+    pub proxy: Option<FaultProxy>,
 }
 
 impl Member {
     pub(super) async fn join(
         fabric: &Fabric,
-        control: &mut ControlPlane,
+        control: &ControlPlane,
         client: &Client,
         number: usize,
         options: MemberOptions,
     ) -> Result<Self> {
         let name = format!("node{number}");
-        let user = format!("kni-agent-{name}");
+        let user = format!("system:serviceaccount:kni-system:{ACCOUNT}@{name}");
         let node = Node::on(fabric, &name, u8::try_from(BEFORE_FIRST + number)?)?;
         node.forward()?;
-        let kubeconfig = control.kubeconfig(&user, AGENTS)?;
+        register(client, &name, node.addresses()).await?;
+        let mut kubeconfig = control.token_kubeconfig(&token(client, ACCOUNT, Some(&name)).await?);
+        let mut proxy = None;
+        if options.proxied {
+            let (started, redirected) = FaultProxy::start(&node, fabric.inside(), &kubeconfig).await?;
+            (proxy, kubeconfig) = (Some(started), redirected);
+        }
         node.enter(|| {
             fs::create_dir_all("/run/node")?;
             fs::write(KUBECONFIG, &kubeconfig)
         })?
         .context("write the agent's kubeconfig")?;
-        register(client, &name, node.addresses()).await?;
         let agent = Agent::start(&node, agent_options(&name, options))?;
         let kubelet = FakeKubelet::start(
             client.clone(),
@@ -90,6 +100,7 @@ impl Member {
             node,
             name,
             user,
+            proxy,
         })
     }
 

@@ -3,8 +3,10 @@
 mod api_access;
 pub mod audit;
 mod controller;
-mod definitions;
+mod data;
+pub mod definitions;
 mod fake_kubelet;
+mod fault_proxy;
 mod member;
 pub mod objects;
 mod pod_worker;
@@ -19,13 +21,15 @@ pub use api_access::connect;
 pub use controller::Controller;
 pub use definitions::deployed;
 pub use fake_kubelet::FakeKubelet;
+pub use fault_proxy::{Fault, FaultProxy, Faults, Rule};
 use k8s_openapi::api::core::v1::Pod as PodObject;
 use kni_local_node::{ControlPlane, Fabric, Part};
 use kube::{
     Api, Client, ResourceExt as _,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
 };
-pub use member::{AGENTS, Member, MemberOptions};
+pub use member::{Member, MemberOptions};
+pub use rights::token;
 use serde_json::Value;
 pub use tended::{HELD, Refusal};
 
@@ -78,13 +82,14 @@ impl Cluster {
         };
         definitions::install(&cluster.client).await?;
         rights::grant(&cluster.client).await?;
-        cluster.start_controller()?;
+        cluster.start_controller().await?;
         Ok(cluster)
     }
 
     /// Starts another replica of kni-controller, beside the API server.
-    pub fn start_controller(&mut self) -> Result<&mut Controller> {
-        let kubeconfig = self.control.kubeconfig(controller::USER, controller::GROUP)?;
+    pub async fn start_controller(&mut self) -> Result<&mut Controller> {
+        let token = token(&self.client, controller::ACCOUNT, None).await?;
+        let kubeconfig = self.control.token_kubeconfig(&token);
         let name = format!("controller{}", self.controllers.len() + 1);
         let started = Controller::start(self.control.node(), &name, &kubeconfig)?;
         self.controllers.push(started);
@@ -94,7 +99,7 @@ impl Cluster {
     /// Registers a node at the API server, and starts its agent and its fake kubelet.
     pub async fn add_node(&mut self, options: MemberOptions) -> Result<&mut Member> {
         let number = self.nodes.len() + 1;
-        let member = Member::join(&self.fabric, &mut self.control, &self.client, number, options).await?;
+        let member = Member::join(&self.fabric, &self.control, &self.client, number, options).await?;
         self.nodes.push(member);
         self.nodes.last_mut().context("just pushed")
     }

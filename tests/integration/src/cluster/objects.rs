@@ -36,8 +36,18 @@ pub fn namespace(name: &str, labels: &Value) -> Value {
     json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name, "labels": labels } })
 }
 
-/// A network with these subnets; `more` is merged into its spec.
+/// A network with these subnets that pods of every namespace may join, with everything that they may choose; `more` is
+/// merged into its spec.
 pub fn network(name: &str, subnets: &[&str], more: &Value) -> Value {
+    let mut open = json!({ "access": {
+        "namespaces": { "from": "All" }, "allowAddresses": true, "allowMac": true, "allowDefaultRoute": true,
+    } });
+    merge(&mut open, more);
+    network_without_access(name, subnets, &open)
+}
+
+/// A network with these subnets, and nothing about who may join unless `more` has it; `more` is merged into its spec.
+pub fn network_without_access(name: &str, subnets: &[&str], more: &Value) -> Value {
     let mut spec = json!({ "subnets": subnets });
     merge(&mut spec, more);
     json!({ "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": { "name": name }, "spec": spec })

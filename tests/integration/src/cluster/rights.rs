@@ -1,95 +1,61 @@
-//! Grants the groups of the agents and of kni-controller the permissions that the deployment grants to their service
-//! accounts.
-
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+//! Creates the service accounts, roles and admission policies of the deployment, and tokens of its accounts.
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use kube::{
     Api, Client,
-    api::{Patch, PatchParams},
+    api::{DynamicObject, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 
-use super::{
-    controller,
-    definitions::{deploy, documents},
-    member::AGENTS,
-};
+use super::{definitions::deployed, objects};
 
-/// Applies the deployment's roles and binds them to the groups.
+/// Files of the deployment with permissions. Its policy about networks in use is the subject of a test.
+const FILES: [&str; 6] = [
+    "base/rbac.yaml",
+    "base/controller-rbac.yaml",
+    "base/agent-writes.yaml",
+    "base/addressblocks.yaml",
+    "base/egress-claims.yaml",
+    "base/tenants.yaml",
+];
+/// How long tokens are valid.
+const TOKEN_SECONDS: u32 = 24 * 3600;
+
+/// Applies the permissions of the deployment.
 pub(super) async fn grant(client: &Client) -> Result<()> {
-    let (cluster, local): (Vec<Value>, Vec<Value>) =
-        roles()?.into_iter().partition(|role| role["kind"] == "ClusterRole");
-    ensure!(!cluster.is_empty(), "the deployment has no ClusterRole");
     let params = PatchParams::apply("test").force();
-    let binding = |kind: &str, role: &Value| {
-        // A role has the name of its service account.
-        let group = if role["metadata"]["name"] == "kni-controller" {
-            controller::GROUP
-        } else {
-            AGENTS
-        };
-        json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": format!("{kind}Binding"),
-            "metadata": { "name": role["metadata"]["name"] },
-            "roleRef": {
-                "apiGroup": "rbac.authorization.k8s.io",
-                "kind": kind,
-                "name": role["metadata"]["name"],
-            },
-            "subjects": [{ "kind": "Group", "name": group, "apiGroup": "rbac.authorization.k8s.io" }],
-        })
-    };
-    for role in &cluster {
-        let name = name(role)?;
-        let roles: Api<ClusterRole> = Api::all(client.clone());
-        roles.patch(name, &params, &Patch::Apply(role)).await.context("role")?;
-        let bindings: Api<ClusterRoleBinding> = Api::all(client.clone());
-        let bound = Patch::Apply(binding("ClusterRole", role));
-        bindings.patch(name, &params, &bound).await.context("binding")?;
-    }
-    for role in &local {
-        let name = name(role)?;
-        let roles: Api<Role> = Api::namespaced(client.clone(), "kni-system");
-        roles.patch(name, &params, &Patch::Apply(role)).await.context("role")?;
-        let bindings: Api<RoleBinding> = Api::namespaced(client.clone(), "kni-system");
-        let bound = Patch::Apply(binding("Role", role));
-        bindings.patch(name, &params, &bound).await.context("binding")?;
-    }
-    Ok(())
-}
-
-fn name(role: &Value) -> Result<&str> {
-    role["metadata"]["name"].as_str().context("a role's name")
-}
-
-/// Every role of the deployment's base.
-fn roles() -> Result<Vec<Value>> {
-    let mut files = Vec::new();
-    yaml_files(&deploy().join("base"), &mut files)?;
-    let mut found = Vec::new();
-    for path in files {
-        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let all = documents(&text).with_context(|| path.display().to_string())?;
-        let is_role = |object: &Value| object["kind"] == "ClusterRole" || object["kind"] == "Role";
-        found.extend(all.into_iter().filter(is_role));
-    }
-    Ok(found)
-}
-
-fn yaml_files(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
-        let path = entry?.path();
-        if path.is_dir() {
-            yaml_files(&path, found)?;
-        } else if path.extension().is_some_and(|extension| extension == "yaml") {
-            found.push(path);
+    for file in FILES {
+        let objects = deployed(file)?;
+        ensure!(!objects.is_empty(), "{file} is empty");
+        for object in objects {
+            let (resource, namespace, name) = objects::locate(&object)?;
+            let api: Api<DynamicObject> = match namespace {
+                Some(namespace) => Api::namespaced_with(client.clone(), &namespace, &resource),
+                None => Api::all_with(client.clone(), &resource),
+            };
+            let applied = api.patch(&name, &params, &Patch::Apply(&object)).await;
+            applied.with_context(|| format!("{file}: {name}"))?;
         }
     }
     Ok(())
+}
+
+/// A token of a service account of the deployment, bound to a node, whose name it contains then as that of a pod does.
+pub async fn token(client: &Client, account: &str, node: Option<&str>) -> Result<String> {
+    let bound = node.map(|node| json!({ "kind": "Node", "apiVersion": "v1", "name": node }));
+    let body = json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": { "audiences": [], "boundObjectRef": bound, "expirationSeconds": TOKEN_SECONDS },
+    });
+    let path = format!("/api/v1/namespaces/kni-system/serviceaccounts/{account}/token");
+    let request = http::Request::post(path)
+        .header("content-type", "application/json")
+        .body(serde_json::to_vec(&body)?)?;
+    let answer: Value = client
+        .request(request)
+        .await
+        .with_context(|| format!("token of {account}"))?;
+    let token = answer["status"]["token"].as_str().context("no token")?;
+    Ok(token.to_owned())
 }

@@ -101,7 +101,10 @@ impl Cluster {
                 let what = format!("{}/{} on {}", pod.namespace, pod.name, member.name);
                 let truth = interfaces(&member.node, &pod).with_context(|| what.clone())?;
                 for (name, interface) in &truth {
-                    let key = (pod.namespace.clone(), format!("{}.{name}", pod.name));
+                    let key = (
+                        pod.namespace.clone(),
+                        kni_api::pod_interface::name(&pod.name, &pod.uid, name),
+                    );
                     let Some(object) = objects.remove(&key) else {
                         wrong.push(format!("{what}: {name} has no PodInterface"));
                         continue;

@@ -72,6 +72,11 @@ impl Servers {
         self.shared.seen.lock().expect("no server panics").contains(token)
     }
 
+    /// How many different requests arrived.
+    pub fn seen(&self) -> usize {
+        self.shared.seen.lock().expect("no server panics").len()
+    }
+
     /// Waits until [`Self::saw`]: the recording lags behind the answers of the kernel.
     pub fn saw_within(&self, token: &str, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;

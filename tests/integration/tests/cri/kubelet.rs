@@ -1,6 +1,7 @@
 //! Tests a real kubelet in a cluster of one node, whose containerd reaches the agent through KNI's CNI plugin.
 
 mod churn;
+mod exhaustion;
 mod joined;
 mod pods;
 mod ready;

@@ -11,6 +11,7 @@ mod generated;
 mod live;
 mod node;
 mod overlap;
+mod quota;
 mod replies;
 mod table;
 

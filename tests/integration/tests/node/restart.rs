@@ -2,6 +2,7 @@
 //! nothing leaks.
 
 mod chaos;
+mod lost_state;
 mod takeover;
 mod under_policy;
 mod upgrade;

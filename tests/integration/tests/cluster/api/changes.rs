@@ -53,6 +53,9 @@ const ATTACHMENT: &str = "PodNetworkAttachment";
 const EGRESS: &str = "EgressPolicy";
 const INTERFACE: &str = "PodInterface";
 const CLAIM: &str = "EgressAddressClaim";
+const BLOCK: &str = "AddressBlock";
+/// The name that a block's range gives it.
+const BLOCK_NAME: &str = "blue.v4-10-1-0-64-26";
 const PLAIN: &str = "{subnets: [10.1.0.0/16, 'fd10::/64']}";
 const BLOCKS: &str = "{subnets: [10.1.0.0/16], perNodePrefix: {ipv4: 26}}";
 const MACVLAN: &str = "{provider: {type: Macvlan, parent: eth1}, access: {namespaces: {from: None}}}";
@@ -253,6 +256,13 @@ pub(crate) const CHANGES: &[Change] = &[
         "interfaceName cannot be changed",
     ),
     taken(INTERFACE, MADE, "{sandboxId: t}"),
+    refused(
+        BLOCK,
+        "{network: blue, networkUID: u, cidr: 10.1.0.64/26, nodeName: n1, nodeUID: v}",
+        "{nodeName: n2}",
+        "spec",
+        "an address block cannot be changed",
+    ),
 ];
 
 #[test]
@@ -260,7 +270,11 @@ fn what_cannot_change_is_refused_and_the_rest_is_taken() -> Result<()> {
     require!(root, netns, api_server);
     let server = server()?;
     for (number, change) in CHANGES.iter().enumerate() {
-        let name = format!("change-{number}");
+        let name = if change.kind == BLOCK {
+            BLOCK_NAME.to_owned()
+        } else {
+            format!("change-{number}")
+        };
         let what = || format!("{} {}: {}", change.kind, change.before, change.patch);
         server
             .create(&manifest(change.kind, &name, change.before))

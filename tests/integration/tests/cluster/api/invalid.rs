@@ -17,6 +17,7 @@ const EGRESS: &str = "EgressPolicy";
 const INTERFACE: &str = "PodInterface";
 const POOL: &str = "EgressAddressPool";
 const CLAIM: &str = "EgressAddressClaim";
+const BLOCK: &str = "AddressBlock";
 
 /// At least one object per rule.
 pub(crate) const INVALID: &[Invalid] = &[
@@ -824,5 +825,29 @@ pub(crate) const INVALID: &[Invalid] = &[
         "interface of no name",
         "{podName: p, podUid: u, nodeName: n1, podNetworkName: blue, interfaceName: a/b, sandboxId: s}",
         &["spec.interfaceName", "write 1 to 15 of A-Z"],
+    ),
+    (
+        BLOCK,
+        "name of another range",
+        "{network: blue, networkUID: u, cidr: 10.1.0.0/26, nodeName: n1, nodeUID: v}",
+        &["metadata.name is not that of the range", "blue.v4-10-10-0-64-26"],
+    ),
+    (
+        BLOCK,
+        "range in another form",
+        "{network: blue, networkUID: u, cidr: 'FD10:0::40/122', nodeName: n1, nodeUID: v}",
+        &["spec.cidr", "as the API server prints it"],
+    ),
+    (
+        BLOCK,
+        "host bits",
+        "{network: blue, networkUID: u, cidr: 10.1.0.1/26, nodeName: n1, nodeUID: v}",
+        &["spec.cidr", "write the first address"],
+    ),
+    (
+        BLOCK,
+        "no node",
+        "{network: blue, networkUID: u, cidr: 10.1.0.0/26, nodeUID: v}",
+        &["spec.nodeName", "Required value"],
     ),
 ];

@@ -5,7 +5,7 @@ use kni_integration::{api_server::ApiServer, require};
 
 use super::scene::{manifest, server};
 
-/// An object with a status, the columns of a wide list without the age, and their values.
+/// An object with a status where its kind has one, the columns of a wide list without the age, and their values.
 struct Shown {
     kind: &'static str,
     short: &'static str,
@@ -15,7 +15,15 @@ struct Shown {
     wide: &'static [(&'static str, &'static str)],
 }
 
-const SHOWN: [Shown; 5] = [
+const SHOWN: [Shown; 6] = [
+    Shown {
+        kind: "AddressBlock",
+        short: "abl",
+        spec: "{network: shown, networkUID: u-1, cidr: 'fd10::40/122', nodeName: node1, nodeUID: u-2}",
+        status: "",
+        columns: &[("NETWORK", "shown"), ("CIDR", "fd10::40/122"), ("NODE", "node1")],
+        wide: &[("NETWORK-UID", "u-1"), ("NODE-UID", "u-2")],
+    },
     Shown {
         kind: "PodNetwork",
         short: "pnw",
@@ -121,20 +129,33 @@ const SHOWN: [Shown; 5] = [
     },
 ];
 
+impl Shown {
+    /// The object's name.
+    fn name(&self) -> &'static str {
+        if self.kind == "AddressBlock" {
+            "shown.v6-fd10--40-122"
+        } else {
+            "shown"
+        }
+    }
+}
+
 #[test]
 fn lists_show_what_matters() -> Result<()> {
     require!(root, netns, api_server);
     let server = server()?;
     for shown in &SHOWN {
-        server.create(&manifest(shown.kind, "shown", shown.spec))?;
-        write_status(&server, shown)?;
-        let narrow = list(&server, shown.short, &[])?;
-        let wide = list(&server, shown.short, &["-o", "wide"])?;
+        server.create(&manifest(shown.kind, shown.name(), shown.spec))?;
+        if !shown.status.is_empty() {
+            write_status(&server, shown)?;
+        }
+        let narrow = list(&server, shown, &[])?;
+        let wide = list(&server, shown, &["-o", "wide"])?;
         let age = (
             "AGE",
             wide.get(1 + shown.columns.len()).map_or("", |(_, cell)| cell.as_str()),
         );
-        let expected = [&[("NAME", "shown")], shown.columns, &[age], shown.wide].concat();
+        let expected = [&[("NAME", shown.name())], shown.columns, &[age], shown.wide].concat();
         let expected: Vec<_> = expected
             .iter()
             .map(|(name, cell)| ((*name).to_owned(), (*cell).to_owned()))
@@ -149,15 +170,15 @@ fn lists_show_what_matters() -> Result<()> {
             shown.kind
         );
     }
-    let all = server.kubectl(&["get", "pnw,pna,pif,nnw,egp", "--all-namespaces", "-o", "wide"])?;
+    let all = server.kubectl(&["get", "abl,pnw,pna,pif,nnw,egp", "--all-namespaces", "-o", "wide"])?;
     for shown in &SHOWN {
-        let object = format!("{}.kni.dev/shown", shown.kind.to_lowercase());
+        let object = format!("{}.kni.dev/{}", shown.kind.to_lowercase(), shown.name());
         ensure!(all.contains(&object), "{object} is not in\n{all}");
     }
     let category = server.kubectl(&["get", "kni", "--all-namespaces", "-o", "name"])?;
     for shown in &SHOWN {
         ensure!(
-            category.contains(&format!("{}.kni.dev/shown", shown.kind.to_lowercase())),
+            category.contains(&format!("{}.kni.dev/{}", shown.kind.to_lowercase(), shown.name())),
             "{category}"
         );
     }
@@ -191,9 +212,9 @@ fn write_status(server: &ApiServer, shown: &Shown) -> Result<()> {
     Ok(())
 }
 
-/// Column names and cells in the line of the object `shown`.
-fn list(server: &ApiServer, kind: &str, more: &[&str]) -> Result<Vec<(String, String)>> {
-    let text = server.kubectl(&[&["get", kind, "shown"], more].concat())?;
+/// Column names and cells in the line of the object.
+fn list(server: &ApiServer, shown: &Shown, more: &[&str]) -> Result<Vec<(String, String)>> {
+    let text = server.kubectl(&[&["get", shown.short, shown.name()], more].concat())?;
     let mut lines = text.lines();
     let heads = lines.next().context("no heads")?;
     let cells = lines.next().context("no object")?;

@@ -211,8 +211,9 @@ async fn definitions_of_multus_lead_to_networks() -> Result<()> {
         .await?;
     wait_for_truth(&cluster).await?;
     let api: Api<PodInterface> = Api::namespaced(cluster.client.clone(), "plain");
-    for (object, network) in [("short.data0", "blue"), ("short.net2", "red"), ("long.data1", "blue")] {
-        let found = api.get(object).await.with_context(|| object.to_owned())?;
+    for (pod, ifname, network) in [(0, "data0", "blue"), (0, "net2", "red"), (1, "data1", "blue")] {
+        let object = kni_api::pod_interface::name(&pods[pod].name, &pods[pod].uid, ifname);
+        let found = api.get(&object).await.with_context(|| object.clone())?;
         assert_eq!(found.spec.pod_network_name, network, "{object}");
     }
     let addresses = kernel_addresses(&pods[1], "data1")?;

@@ -1,26 +1,37 @@
 //! Tests address blocks: claimed by nodes on demand, never by two nodes, and released.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Instant,
+};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
+use k8s_openapi::api::core::v1::Node;
+use kni_api::{AddressBlock, ConditionStatus, NodeNetwork};
 use kni_integration::{
-    Cluster,
-    cluster::{PATIENCE, objects},
+    Cluster, Pod,
+    cluster::{HELD, PATIENCE, objects},
     require, wait,
+};
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 
-use super::scene::{network_object, tenants, wait_for_condition, wait_for_truth};
+use super::scene::{entry, network_object, tenants, wait_for_condition, wait_for_truth};
 
 const NODES: usize = 4;
 const PODS: usize = 16;
+/// Pods of the last node: they need two blocks.
+const LATE: usize = 24;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-#[expect(clippy::too_many_lines, reason = "blocks from none to none, in order")]
 async fn blocks_of_nodes_never_overlap_and_are_given_back() -> Result<()> {
     require!(exclusive, root, netns, bpf, machine);
-    let cluster = Cluster::start("cluster-blocks", NODES).await?;
+    let mut cluster = Cluster::start("cluster-blocks", NODES).await?;
     tenants(&cluster).await?;
     // Sixteen small blocks: all nodes claim two or three of them concurrently.
     let more = json!({
@@ -49,29 +60,19 @@ async fn blocks_of_nodes_never_overlap_and_are_given_back() -> Result<()> {
         NODES - 1,
         taken.len()
     );
-    for (index, (block, node)) in taken.iter().enumerate() {
-        for (other, owner) in taken.iter().skip(index + 1) {
-            let apart = !block.contains(other) && !other.contains(block);
-            ensure!(apart, "{block} of {node} and {other} of {owner} overlap");
-        }
-    }
-    let mut owners: BTreeMap<IpAddr, &str> = BTreeMap::new();
-    for pod in &running {
-        let node = pod.name.split('-').next().unwrap_or_default().replace('p', "node");
-        for ip in pod.ips() {
-            let owned = taken.iter().any(|(block, owner)| block.contains(&ip) && *owner == node);
-            ensure!(owned, "{ip} of {} is in no block of {node}: {taken:?}", pod.name);
-            let before = owners.insert(ip, &pod.name);
-            ensure!(before.is_none(), "{ip} belongs to {} and {before:?}", pod.name);
-        }
-    }
-    ensure!(owners.len() == 2 * running.len(), "both families");
+    let owners = owned(&taken, &running)?;
+    ensure!(owners == 2 * running.len(), "both families");
     let idle = format!("node{NODES}");
     ensure!(
         taken.iter().all(|(_, node)| *node != idle),
         "{idle} needs none: {taken:?}"
     );
 
+    let late = restored(&mut cluster, &running).await?;
+    compared_at_the_start(&mut cluster).await?;
+    cluster
+        .remove("crowd", &late.iter().map(String::as_str).collect::<Vec<_>>())
+        .await?;
     let names: Vec<&str> = running.iter().map(|pod| pod.name.as_str()).collect();
     cluster.remove("crowd", &names).await?;
     wait::until_right("all blocks are given back", 2 * PATIENCE, async || {
@@ -83,6 +84,156 @@ async fn blocks_of_nodes_never_overlap_and_are_given_back() -> Result<()> {
     })
     .await?;
     Ok(())
+}
+
+/// Checks that blocks do not overlap, and that each address is in a block of its pod's node; returns their number.
+fn owned(taken: &[(IpNet, String)], running: &[Pod]) -> Result<usize> {
+    for (index, (block, node)) in taken.iter().enumerate() {
+        for (other, owner) in taken.iter().skip(index + 1) {
+            let apart = !block.contains(other) && !other.contains(block);
+            ensure!(apart, "{block} of {node} and {other} of {owner} overlap");
+        }
+    }
+    let mut owners: BTreeMap<IpAddr, &str> = BTreeMap::new();
+    for pod in running {
+        let node = pod.name.split('-').next().unwrap_or_default().replace('p', "node");
+        for ip in pod.ips() {
+            let owned = taken.iter().any(|(block, owner)| block.contains(&ip) && *owner == node);
+            ensure!(owned, "{ip} of {} is in no block of {node}: {taken:?}", pod.name);
+            let before = owners.insert(ip, &pod.name);
+            ensure!(before.is_none(), "{ip} belongs to {} and {before:?}", pod.name);
+        }
+    }
+    Ok(owners.len())
+}
+
+/// Restores the data of the API server to a state before the last blocks were claimed: the node claims them again, and no
+/// other node gets them. Returns the names of the pods in them.
+async fn restored(cluster: &mut Cluster, running: &[Pod]) -> Result<Vec<String>> {
+    let node = format!("node{NODES}");
+    let kubelet = NODES - 1;
+    cluster.nodes[kubelet].kubelet.hold();
+    let held = json!({ "labels": { HELD: "yes" } });
+    let names: Vec<String> = (0..LATE).map(|number| format!("p{NODES}-{number}")).collect();
+    let pods: Vec<Value> = names
+        .iter()
+        .map(|name| objects::pod_with("crowd", name, &node, &held))
+        .collect();
+    cluster.create_pods(&pods).await?;
+    wait::until("the node has its first blocks", PATIENCE, async || {
+        Ok(claimed(cluster, &node).await?.len() == 2)
+    })
+    .await?;
+    cluster.save_data()?;
+    cluster.nodes[kubelet].kubelet.release();
+    let mut late = Vec::new();
+    for name in &names {
+        late.push(cluster.running("crowd", name).await?);
+    }
+    let before = claimed(cluster, &node).await?;
+    ensure!(before.len() >= 4, "two of each family: {before:?}");
+    cluster.restore_data()?;
+    let start = Instant::now();
+    let lost = wait::until_some("the API server has read its data", PATIENCE, async || {
+        Ok(claimed(cluster, &node).await.ok())
+    })
+    .await?;
+    wait::until("the node has its blocks again", 2 * PATIENCE, async || {
+        Ok(claimed(cluster, &node).await?.is_superset(&before))
+    })
+    .await?;
+    println!(
+        "of {} blocks {} were lost; claimed again after {:?}",
+        before.len(),
+        before.len() - lost.len(),
+        start.elapsed()
+    );
+    wait_for_truth(cluster).await?;
+    late.extend(running.iter().cloned());
+    owned(&blocks(cluster).await?, &late)?;
+    Ok(names)
+}
+
+/// An agent that finds its blocks in the status only, as the previous release leaves them, creates the objects. One that
+/// finds a block at another node names it, and assigns nothing of it.
+async fn compared_at_the_start(cluster: &mut Cluster) -> Result<()> {
+    let before = claimed(cluster, "node1").await?;
+    cluster.nodes[0].agent.kill9()?;
+    for cidr in &before {
+        take_away(cluster, cidr).await?;
+    }
+    ensure!(claimed(cluster, "node1").await?.is_empty());
+    cluster.nodes[0].agent.restart()?;
+    wait::until("the objects are made of the status", PATIENCE, async || {
+        Ok(claimed(cluster, "node1").await? == before)
+    })
+    .await?;
+
+    let lost = claimed(cluster, "node2").await?;
+    let lost = lost
+        .into_iter()
+        .find(|cidr| cidr.contains('.'))
+        .context("no IPv4 block")?;
+    cluster.nodes[1].agent.kill9()?;
+    let mut object = take_away(cluster, &lost).await?;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    "node3".clone_into(&mut object.spec.node_name);
+    object.spec.node_uid = nodes.get("node3").await?.uid().context("no uid")?;
+    let api: Api<AddressBlock> = Api::all(cluster.client.clone());
+    api.create(&PostParams::default(), &object).await?;
+    cluster.nodes[1].agent.restart()?;
+    let reports: Api<NodeNetwork> = Api::all(cluster.client.clone());
+    let told = wait::until_some("the node reports the conflict", PATIENCE, async || {
+        let status = reports.get("node2").await?.status.context("no status yet")?;
+        let found = status
+            .conditions
+            .into_iter()
+            .find(|condition| condition.type_ == "AddressConflict");
+        Ok(found
+            .filter(|condition| condition.status == ConditionStatus::True)
+            .map(|condition| condition.message))
+    })
+    .await?;
+    println!("{told}");
+    ensure!(
+        told.contains("of pod crowd/p2-") && told.contains(&object.name_any()) && told.contains("node3"),
+        "{told}"
+    );
+    let entry = entry(cluster, "node2", "crowd").await?.context("no entry")?;
+    ensure!(
+        !entry.blocks.contains(&lost),
+        "the node assigns nothing of {lost}: {:?}",
+        entry.blocks
+    );
+    // The block goes back with the object, and the pods keep their addresses.
+    api.delete(&object.name_any(), &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// Removes the object of a block while its agent does not run.
+async fn take_away(cluster: &Cluster, cidr: &str) -> Result<AddressBlock> {
+    let api: Api<AddressBlock> = Api::all(cluster.client.clone());
+    let network = "crowd".parse()?;
+    let name = kni_ipam::blocks::object_name(&network, &cidr.parse()?);
+    let patch = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+    let object = api.patch(&name, &PatchParams::default(), &patch).await?;
+    api.delete(&name, &DeleteParams::default()).await?;
+    let mut bare = AddressBlock::new(&name, object.spec);
+    bare.metadata.labels = object.metadata.labels;
+    Ok(bare)
+}
+
+/// The ranges of a node's objects.
+async fn claimed(cluster: &Cluster, node: &str) -> Result<BTreeSet<String>> {
+    let api: Api<AddressBlock> = Api::all(cluster.client.clone());
+    let own = ListParams::default().fields(&format!("spec.nodeName={node},spec.network=crowd"));
+    Ok(api
+        .list(&own)
+        .await?
+        .items
+        .into_iter()
+        .map(|object| object.spec.cidr)
+        .collect())
 }
 
 async fn blocks(cluster: &Cluster) -> Result<Vec<(IpNet, String)>> {

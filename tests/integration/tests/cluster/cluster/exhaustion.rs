@@ -1,4 +1,4 @@
-//! Tests a network without free addresses: the node's report to the scheduler.
+//! Tests a node that runs out of something: addresses, with its report to the scheduler, and rows of policies.
 
 use std::time::Instant;
 
@@ -16,6 +16,7 @@ use kube::Api;
 use serde_json::{Value, json};
 use tonic::Code;
 
+use super::quota::a_tenant_above_its_quota_closes_its_own_pods;
 use super::scene::{
     PORT, PROMPT, address, entry, identity, interface_names, serve, tenants, wait_for_condition, wait_for_truth,
 };
@@ -116,6 +117,8 @@ async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
     );
     stream.stop().assert_whole(&identity(&first[1]));
     wait_for_truth(&cluster).await?;
+
+    a_tenant_above_its_quota_closes_its_own_pods(&cluster).await?;
 
     // The resource is removed when it is no longer requested.
     let wish = json!({ "spec": { "extendedResource": false } });

@@ -69,7 +69,8 @@ async fn an_attach_asks_nobody_and_runs_nothing() -> Result<()> {
     for pod in &pods {
         silence(&cluster, &member.user).await?;
         let (window, id) = attach(member, pod).await?;
-        let name = format!("{}.eth0", pod.name_any());
+        let uid = pod.uid().context("a pod without UID")?;
+        let name = kni_api::pod_interface::name(&pod.name_any(), &uid, "eth0");
         wait::until("it is told of afterwards", PATIENCE, async || {
             Ok(told.get_opt(&name).await?.is_some())
         })
@@ -83,11 +84,7 @@ async fn an_attach_asks_nobody_and_runs_nothing() -> Result<()> {
     let mut looked_at = 0;
     for window in &windows {
         let within = |request: &&&Request| request.received >= window.begin && request.received <= window.end;
-        // The lease is renewed periodically, independent of other events.
-        let within = asked
-            .iter()
-            .filter(|request| !request.what.contains("/leases/"))
-            .filter(within);
+        let within = asked.iter().filter(within);
         let quick = window.took < GATHERED;
         looked_at += usize::from(quick);
         let within: Vec<_> = within
@@ -100,7 +97,7 @@ async fn an_attach_asks_nobody_and_runs_nothing() -> Result<()> {
     ensure!(
         asked
             .iter()
-            .any(|request| request.what.contains("podinterfaces/p-0.eth0")),
+            .any(|request| request.what.contains("podinterfaces/p-0.eth0.")),
         "the log has what the agent asks for"
     );
 
@@ -166,15 +163,11 @@ fn signal_api_server(cluster: &mut Cluster, signal: Signal) -> Result<()> {
     Ok(kill(Pid::from_raw(process.cast_signed()), signal)?)
 }
 
-/// Waits until the agent has sent only lease requests for half a second.
+/// Waits until the agent has sent no request for half a second.
 async fn silence(cluster: &Cluster, user: &str) -> Result<()> {
     let count = || -> Result<usize> {
         let audit = cluster.audit()?;
-        let asked = audit
-            .of(user)
-            .into_iter()
-            .filter(|request| !request.what.contains("/leases/"));
-        Ok(asked.count())
+        Ok(audit.of(user).len())
     };
     let (mut last, mut since) = (count()?, Instant::now());
     wait::until("the agent is silent", PATIENCE, || {

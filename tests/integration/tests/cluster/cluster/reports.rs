@@ -36,7 +36,8 @@ async fn what_is_told_of_interfaces_is_right_within_two_seconds() -> Result<()> 
     right("pods were started", &cluster).await?;
 
     let interfaces: Api<PodInterface> = Api::namespaced(cluster.client.clone(), "plain");
-    interfaces.delete("a.eth0", &DeleteParams::default()).await?;
+    let name = |ifname: &str| kni_api::pod_interface::name("a", &pods[0].uid, ifname);
+    interfaces.delete(&name("eth0"), &DeleteParams::default()).await?;
     right("an object was deleted", &cluster).await?;
 
     let params = PatchParams::default();
@@ -48,14 +49,14 @@ async fn what_is_told_of_interfaces_is_right_within_two_seconds() -> Result<()> 
         ("conditions were taken away", json!({ "conditions": [] })),
     ] {
         interfaces
-            .patch_status("a.data0", &params, &status(&lie))
+            .patch_status(&name("data0"), &params, &status(&lie))
             .await
             .context(what)?;
         right(what, &cluster).await?;
     }
     let unlabelled =
         Patch::Merge(json!({ "metadata": { "labels": { "kni.dev/node": null }, "ownerReferences": null } }));
-    interfaces.patch("a.eth0", &params, &unlabelled).await?;
+    interfaces.patch(&name("eth0"), &params, &unlabelled).await?;
     right("label and owner were taken away", &cluster).await?;
     let foreign = json!({
         "apiVersion": "kni.dev/v1alpha1",
@@ -68,6 +69,15 @@ async fn what_is_told_of_interfaces_is_right_within_two_seconds() -> Result<()> 
     });
     cluster.apply(&[foreign]).await?;
     right("an object of no pod was made", &cluster).await?;
+    let present = interfaces.get(&name("eth0")).await?;
+    let earlier = json!({
+        "apiVersion": "kni.dev/v1alpha1",
+        "kind": "PodInterface",
+        "metadata": { "name": "a.eth0", "namespace": "plain", "labels": present.metadata.labels },
+        "spec": present.spec,
+    });
+    cluster.apply(&[earlier]).await?;
+    right("an object had the name of an earlier release", &cluster).await?;
 
     for (what, annotation) in [
         ("the annotation was taken away", Value::Null),

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Service;
 use kni_api::PodInterface;
 use kni_integration::{
     Cluster, Pod,
-    cluster::{AGENTS, PATIENCE, connect, objects},
+    cluster::{PATIENCE, connect, objects},
     require,
     traffic::{Servers, udp_ask},
     wait,
@@ -94,7 +94,7 @@ async fn pods_of_a_namespace_land_in_its_network_and_reach_what_they_did_before(
 
 /// Uses the address of its service, as every client in a pod does.
 async fn reach_the_api_server(cluster: &mut Cluster, pods: &[&Pod]) -> Result<()> {
-    let kubeconfig = cluster.control.kubeconfig("pod", AGENTS)?;
+    let kubeconfig = cluster.control.kubeconfig("pod", "pods")?;
     let kubeconfig = kubeconfig.replace("https://198.51.100.10:6443", "https://10.96.0.1");
     assert!(kubeconfig.contains("https://10.96.0.1\""), "{kubeconfig}");
     for pod in pods {
@@ -136,7 +136,7 @@ fn with_network(namespace: &str, name: &str, network: &str) -> serde_json::Value
 /// The network of a pod's `eth0`, from its object.
 async fn network_of(cluster: &Cluster, pod: &Pod) -> Result<String> {
     let api: Api<PodInterface> = Api::namespaced(cluster.client.clone(), &pod.namespace);
-    let name = format!("{}.eth0", pod.name);
+    let name = kni_api::pod_interface::name(&pod.name, &pod.uid, "eth0");
     wait::until_some(&format!("PodInterface {name}"), PATIENCE, async || {
         let object = api.get_opt(&name).await?;
         Ok(object.map(|object| object.spec.pod_network_name))

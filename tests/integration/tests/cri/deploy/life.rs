@@ -181,9 +181,10 @@ fn replace(scene: &mut Scene, tag: &str) -> Result<()> {
     scene.apply_folder(&kustomization)?;
     scene.wait_for_agents()?;
     let path = "jsonpath={.items[*].spec.containers[0].image}";
+    let label = "app.kubernetes.io/name=kni-agent";
     let images = scene
         .local()
-        .kubectl(&["-n", "kni-system", "get", "pods", "-o", path])?;
+        .kubectl(&["-n", "kni-system", "get", "pods", "-l", label, "-o", path])?;
     assert_eq!(images, format!("{}:{tag}", image::NAME));
     watch::nothing_lost(scene, &format!("with image {tag}"))?;
     // The new agent can attach and detach, too.
@@ -199,8 +200,10 @@ fn replace(scene: &mut Scene, tag: &str) -> Result<()> {
 }
 
 fn delete_agents(scene: &mut Scene) -> Result<()> {
-    let agents = ["-n", "kni-system", "delete", "daemonset", "kni-agent", "--timeout=60s"];
-    scene.local().kubectl(&agents)?;
+    let programs = ["daemonset/kni-agent", "deployment/kni-controller", "--timeout=60s"];
+    scene
+        .local()
+        .kubectl(&[&["-n", "kni-system", "delete"], &programs[..]].concat())?;
     let pods = [
         "-n",
         "kni-system",

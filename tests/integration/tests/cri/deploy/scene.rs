@@ -93,11 +93,14 @@ impl Scene {
         self.local().kubectl(&["apply", "--server-side", "-k", &folder])
     }
 
-    /// Waits until all pods of the `DaemonSet` have the latest template and are ready.
+    /// Waits until all pods of the agent and of kni-controller have the latest template and are ready.
     pub(crate) fn wait_for_agents(&self) -> Result<()> {
         let timeout = format!("--timeout={}s", PATIENCE.as_secs());
-        let rollout = ["-n", "kni-system", "rollout", "status", "daemonset/kni-agent", &timeout];
-        self.local().kubectl(&rollout).map(drop).with_context(|| self.agents())
+        for programs in ["daemonset/kni-agent", "deployment/kni-controller"] {
+            let rollout = ["-n", "kni-system", "rollout", "status", programs, &timeout];
+            self.local().kubectl(&rollout).with_context(|| self.agents())?;
+        }
+        Ok(())
     }
 
     /// The descriptions and logs of the agents, for error messages.
@@ -106,7 +109,7 @@ impl Scene {
             let asked = self.local().kubectl(&[&["-n", "kni-system"], args].concat());
             asked.unwrap_or_else(|error| format!("{error:#}"))
         };
-        let label = "app.kubernetes.io/name in (kni-agent, kni-uninstall)";
+        let label = "app.kubernetes.io/name in (kni-agent, kni-controller, kni-uninstall)";
         let described = ask(&["describe", "pods"]);
         let logs = ask(&["logs", "-l", label, "--tail=60", "--all-containers", "--prefix"]);
         format!("{described}\n{logs}")

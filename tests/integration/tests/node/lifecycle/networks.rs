@@ -127,7 +127,7 @@ async fn an_invalid_manifest_is_named_and_the_rest_works() -> Result<()> {
     for (file, line, field) in [
         ("bad.yaml", 8, "spec.subnets[1]"),
         ("worse.yaml", 7, "mut"),
-        ("zweite.yaml", 8, "spec.default"),
+        ("zweite.yaml", 9, "spec.default"),
     ] {
         let refused = now.refused.iter().find(|refused| refused.file.ends_with(file));
         let refused = refused.unwrap_or_else(|| panic!("{file} is not in {:?}", now.refused));

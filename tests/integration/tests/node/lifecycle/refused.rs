@@ -10,7 +10,7 @@ const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Annotations, the code of the refusal, and texts that its message must contain.
 type Case = (&'static [(&'static str, &'static str)], Code, &'static [&'static str]);
 
-const CASES: [Case; 16] = [
+const CASES: [Case; 21] = [
     (&[("kni.dev/network", "nope")], Code::NotFound, &["network nope"]),
     (&[(NETWORKS, "blue,nope")], Code::NotFound, &["network nope"]),
     (
@@ -71,6 +71,32 @@ const CASES: [Case; 16] = [
         &["network tiny"],
     ),
     (&[(NETWORKS, "blue,tiny")], Code::ResourceExhausted, &["network tiny"]),
+    // Networks that do not let the pod in.
+    (
+        &[("kni.dev/network", "nobodys")],
+        Code::PermissionDenied,
+        &["network nobodys", "spec.access.namespaces", "namespace team"],
+    ),
+    (
+        &[(NETWORKS, "blue,others")],
+        Code::PermissionDenied,
+        &["network others", "spec.access.namespaces", "namespace team"],
+    ),
+    (
+        &[("kni.dev/network", "plain"), ("kni.dev/ips", "10.43.0.7")],
+        Code::PermissionDenied,
+        &["network plain", "spec.access.allowAddresses", "10.43.0.7"],
+    ),
+    (
+        &[("kni.dev/network", "plain"), ("kni.dev/mac", "02:00:00:00:00:07")],
+        Code::PermissionDenied,
+        &["network plain", "spec.access.allowMac"],
+    ),
+    (
+        &[(NETWORKS, r#"[{"name":"plain","default-route":["169.254.1.1"]}]"#)],
+        Code::PermissionDenied,
+        &["network plain", "spec.access.allowDefaultRoute"],
+    ),
 ];
 
 /// The overlapping networks, a disabled one, and one with space for one pod.
@@ -79,10 +105,66 @@ fn options(sandboxes: u32) -> AgentOptions {
     manifests.push(Manifest::network("closed", &["10.20.0.0/16"]).spec("enabled: false"));
     // Without the network address, the broadcast and the gateway's address.
     manifests.push(Manifest::network("tiny", &["10.30.0.0/30"]));
+    manifests.extend(guarded());
     AgentOptions {
         manifests,
         ..warm(sandboxes)
     }
+}
+
+/// Networks that let some namespaces in, by the label of their name and by a label of a manifest.
+fn guarded() -> Vec<Manifest> {
+    let selecting = |label: &str| {
+        format!("access: {{ namespaces: {{ from: Selected, selector: {{ matchLabels: {{ {label} }} }} }} }}")
+    };
+    vec![
+        Manifest::without_access("nobodys", &["10.41.0.0/16"]),
+        Manifest::without_access("others", &["10.42.0.0/16"]).spec(&selecting("kubernetes.io/metadata.name: other")),
+        Manifest::without_access("plain", &["10.43.0.0/16"]).spec("access: { namespaces: { from: All } }"),
+        Manifest::without_access("labelled", &["10.44.0.0/16"]).spec(&selecting("tenant: shop")),
+        Manifest::file(
+            "namespaces.yaml",
+            "apiVersion: v1\nkind: Namespace\nmetadata: { name: shop, labels: { tenant: shop } }\n",
+        ),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn namespaces_of_manifests_are_let_in_and_unknown_ones_by_name() -> Result<()> {
+    require!(root, netns, bpf, ip, nft, tc, bpftool);
+    let stage = Watched::with("let-in", options(0)).await?;
+    for (namespace, network, admitted) in [
+        ("other", "others", true),
+        ("shop", "others", false),
+        ("shop", "labelled", true),
+        ("other", "labelled", false),
+    ] {
+        let answer = stage
+            .kubelet
+            .run_pod(namespace, "web", &[("kni.dev/network", network)])
+            .await;
+        match answer {
+            Ok(pod) if admitted => stage.kubelet.kill_pod(pod).await?,
+            Err(status) if !admitted => assert_eq!(status.code(), Code::PermissionDenied, "{status:?}"),
+            answer => panic!("{namespace} joins {network}: {answer:?}"),
+        }
+    }
+    // A manifest that changes applies to the next pod.
+    let changed = Manifest::file(
+        "namespaces.yaml",
+        "apiVersion: v1\nkind: Namespace\nmetadata: { name: other, labels: { tenant: shop } }\n",
+    );
+    Manifest::apply(&[changed], &stage.node)?;
+    let pod = eventually(std::time::Duration::from_secs(5), async || {
+        let pod = stage
+            .kubelet
+            .run_pod("other", "web", &[("kni.dev/network", "labelled")])
+            .await;
+        Ok(pod?)
+    })
+    .await?;
+    stage.kubelet.kill_pod(pod).await?;
+    Ok(())
 }
 
 async fn used_addresses(stage: &Watched) -> Result<Vec<String>> {

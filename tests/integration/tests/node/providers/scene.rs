@@ -48,7 +48,7 @@ pub(crate) fn networks() -> Vec<Manifest> {
 pub(crate) fn bridged(name: &str, default: bool) -> Manifest {
     let text = format!(
         "apiVersion: kni.dev/v1alpha1\nkind: PodNetwork\nmetadata:\n  name: {name}\nspec:\n  default: {default}\n  \
-         provider: {{ type: CNI, confName: chain }}\n"
+         provider: {{ type: CNI, confName: chain }}\n  access: {{ namespaces: {{ from: All }} }}\n"
     );
     Manifest::file(&format!("{name}.yaml"), text)
 }

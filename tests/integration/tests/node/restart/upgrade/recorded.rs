@@ -162,7 +162,7 @@ impl Recorded {
 
 /// The rows of a state file, as the store of this release reads them and would write them.
 pub(super) fn rows(folder: &Path) -> Result<Rows> {
-    let contents = Store::open(folder)?.load()?;
+    let contents = Store::open(folder)?.load(None)?;
     let mut tables = Rows::new();
     let mut put = |table: &str, key: String, record: Value| {
         let row = json!({ "version": 1, "record": record });

@@ -1,0 +1,51 @@
+//! Defines why a claim or a release did not come to an end.
+
+/// Why a claim or a release did not come to an end.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// The API server refuses the request as it is, by a rule or a missing permission. Nothing was changed.
+    #[error("{step}: the API server refuses it: {reason}")]
+    Refused {
+        /// The step.
+        step: &'static str,
+        /// The API server's message.
+        reason: String,
+    },
+    /// Whether the request had an effect is not known.
+    #[error("{step}: {source}")]
+    Unknown {
+        /// The step.
+        step: &'static str,
+        /// The cause.
+        source: Box<kube::Error>,
+    },
+    /// Other changes of the network's status came first each time.
+    #[error("the status of network {network} changes too often")]
+    Contended {
+        /// The network.
+        network: String,
+    },
+    /// The network is gone, or another one has its name.
+    #[error("network {network} was deleted")]
+    NetworkGone {
+        /// The network.
+        network: String,
+    },
+}
+
+impl ClaimError {
+    pub(crate) fn of(step: &'static str, error: kube::Error) -> Self {
+        if let kube::Error::Api(status) = &error
+            && matches!(status.code, 400 | 403 | 422)
+        {
+            return Self::Refused {
+                step,
+                reason: status.message.clone(),
+            };
+        }
+        Self::Unknown {
+            step,
+            source: Box::new(error),
+        }
+    }
+}

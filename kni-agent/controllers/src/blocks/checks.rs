@@ -1,0 +1,198 @@
+//! Compares the blocks that the node leases from with the objects of the API server, and its leases with both.
+//!
+//! Objects disappear: by an etcd restore, with a network that is deleted and made again, or because the node counted as
+//! gone. A lost block is claimed again before another address of it is leased. If another node has it by then, the
+//! addresses of its pods are reported.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use ipnet::IpNet;
+use kni_api::AddressBlock;
+use kni_claims::{Claim, ClaimError, Claims};
+use kni_ipam::blocks::{is_unit, object_name, parse_object_name, unit_of};
+use kni_model::NetworkName;
+use kube::ResourceExt as _;
+use tokio::time::Instant;
+
+use kni_cluster::blocks_of;
+
+use super::{Block, Cluster, Memory, desired::prefixes, within};
+
+impl Cluster {
+    /// Whether a held block may have been lost: its network is gone or was made again, or the watch has shown its end.
+    pub(super) fn lost_one(&self, memory: &mut Memory) -> bool {
+        let held = self.cache.blocks().held();
+        let replaced = held
+            .keys()
+            .any(|name| self.network_ref(name).as_ref() != memory.networks.get(name));
+        let tables = self.cache.tables();
+        let version = Some(tables.blocks.version());
+        if memory.seen_version == version {
+            return replaced;
+        }
+        memory.seen_version = version;
+        let mut lost = false;
+        for (network, block) in held
+            .iter()
+            .flat_map(|(name, blocks)| blocks.iter().map(move |block| (name, block)))
+        {
+            let name = object_name(network, block);
+            let row = tables.blocks.get("", &name);
+            if row.is_some_and(|row| row.metadata.deletion_timestamp.is_none()) {
+                memory.seen.insert(name);
+            } else {
+                // A claim that the watch has not reported yet is no loss.
+                lost |= memory.seen.remove(&name) || row.is_some();
+            }
+        }
+        replaced || lost
+    }
+
+    /// Compares, and claims what is missing. Returns whether the held blocks have changed, also beside an error.
+    pub(super) async fn check(&self, memory: &mut Memory) -> (bool, Result<(), ClaimError>) {
+        let Some(claims) = memory.claims.clone() else {
+            return (false, Ok(()));
+        };
+        let own = match within(claims.own()).await {
+            Ok(Some(own)) => own,
+            Ok(None) => return (false, Ok(())),
+            Err(error) => return (false, Err(error)),
+        };
+        let valid = own.as_deref().map(|own| self.valid(&claims, own));
+        let mut changed = false;
+        if let Some(valid) = &valid {
+            changed = self.unhold_lost(valid);
+            let invalid = own
+                .iter()
+                .flatten()
+                .filter_map(block_of)
+                .filter(|block| !valid.contains(block));
+            memory.leaving.extend(invalid);
+        }
+        let mut conflicts = Vec::new();
+        let mut failed = Ok(());
+        for (name, unit) in self.missing_blocks(memory, valid.unwrap_or_default()) {
+            let Some(network) = self.network_ref(&name) else {
+                continue;
+            };
+            match within(claims.claim(&network, &unit)).await {
+                Ok(Some(Claim::Ours)) => {
+                    tracing::info!(network = %name, block = %unit, "the node has this address block");
+                    self.hold(memory, network, unit);
+                    changed = true;
+                }
+                Ok(Some(Claim::Taken(by))) => conflicts.extend(self.conflict(&name, &unit, &by)),
+                Ok(None) => {}
+                Err(error) => failed = Err(error),
+            }
+        }
+        if matches!(failed, Ok(()) | Err(ClaimError::Refused { .. })) {
+            memory.lost = false;
+            self.cache.blocks().set_conflicts(conflicts);
+            let held = self.cache.blocks().held();
+            memory.networks = held
+                .keys()
+                .filter_map(|name| Some((name.clone(), self.network_ref(name)?)))
+                .collect();
+            memory.checked = Some(Instant::now());
+        }
+        (changed, failed)
+    }
+
+    /// The blocks whose objects belong to this node and to the present networks.
+    fn valid(&self, claims: &Claims, own: &[AddressBlock]) -> BTreeSet<Block> {
+        let valid = own.iter().filter_map(|object| {
+            let (name, range) = block_of(object)?;
+            let network = self.network_ref(&name)?;
+            (claims.is_valid(object, &network) && self.is_unit(&name, &range)).then_some((name, range))
+        });
+        valid.collect()
+    }
+
+    /// Stops leasing from held blocks that are not the node's any more. Returns whether there were any.
+    fn unhold_lost(&self, valid: &BTreeSet<Block>) -> bool {
+        let held = self.cache.blocks().held();
+        let held = held
+            .iter()
+            .flat_map(|(name, blocks)| blocks.iter().map(move |block| (name.clone(), *block)));
+        let lost: Vec<Block> = held.filter(|block| !valid.contains(block)).collect();
+        for (network, block) in &lost {
+            tracing::warn!(%network, %block, "the node has lost an address block");
+            self.cache.blocks().unhold(network, block);
+        }
+        !lost.is_empty()
+    }
+
+    /// Blocks that the node should have and does not hold: with an object, in the status of an earlier release, or with
+    /// leases.
+    fn missing_blocks(&self, memory: &Memory, valid: BTreeSet<Block>) -> BTreeSet<Block> {
+        let mut missing = valid;
+        {
+            let tables = self.cache.tables();
+            for object in tables.networks.rows().values() {
+                let Ok(name) = object.name_any().parse::<NetworkName>() else {
+                    continue;
+                };
+                let entered = blocks_of(object, &self.node)
+                    .into_iter()
+                    .map(|block| (name.clone(), block));
+                missing.extend(entered);
+            }
+        }
+        for (name, leases) in self.attacher.leases() {
+            let units: Vec<IpNet> = leases.iter().filter_map(|ip| self.unit_of(&name, *ip)).collect();
+            missing.extend(units.into_iter().map(|unit| (name.clone(), unit)));
+        }
+        let held = self.cache.blocks().held();
+        missing.retain(|block| {
+            let is_held = held.get(&block.0).is_some_and(|blocks| blocks.contains(&block.1));
+            !is_held && !memory.leaving.contains(block) && self.is_unit(&block.0, &block.1)
+        });
+        missing
+    }
+
+    fn unit_of(&self, name: &NetworkName, address: IpAddr) -> Option<IpNet> {
+        let tables = self.cache.tables();
+        let object = tables.networks.get("", name.as_str())?;
+        let networks = self.networks(&tables);
+        let spec = networks.spec(name).filter(|spec| spec.blocks.is_some())?;
+        unit_of(&spec.subnets, prefixes(object), address)
+    }
+
+    fn is_unit(&self, name: &NetworkName, block: &IpNet) -> bool {
+        let tables = self.cache.tables();
+        let networks = self.networks(&tables);
+        let object = tables.networks.get("", name.as_str());
+        let spec = networks.spec(name).filter(|spec| spec.blocks.is_some());
+        let known = object.zip(spec);
+        known.is_some_and(|(object, spec)| is_unit(&spec.subnets, prefixes(object), block))
+    }
+
+    /// The addresses of this node's pods in a block of another node.
+    fn conflict(&self, name: &NetworkName, unit: &IpNet, by: &str) -> Option<String> {
+        let owners: Vec<String> = self
+            .attacher
+            .attachments()
+            .iter()
+            .filter(|(_, attachment)| attachment.network == *name)
+            .flat_map(|(sandbox, attachment)| {
+                let inside = attachment.addresses().filter(|ip| unit.contains(ip));
+                inside.map(|ip| format!("{ip} of pod {}/{}", sandbox.pod.namespace, sandbox.pod.name))
+            })
+            .collect();
+        if owners.is_empty() {
+            return None;
+        }
+        let object = object_name(name, unit);
+        let text = format!(
+            "network {name}: {} in AddressBlock {object}, which {by} has",
+            owners.join(", ")
+        );
+        tracing::error!(network = %name, block = %unit, "{text}");
+        Some(text)
+    }
+}
+
+fn block_of(object: &AddressBlock) -> Option<Block> {
+    parse_object_name(&object.name_any())
+}

@@ -1,0 +1,58 @@
+//! Reports to users what happened to their pods, as Events of events.k8s.io.
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kni_model::PodRef;
+use kube::{
+    Client,
+    runtime::events::{Event, EventType, Recorder, Reporter},
+};
+
+/// Maximum length of a note, in bytes (the API server's limit).
+const MAX_NOTE: usize = 1024;
+
+/// Writes events in the background. Clones share the deduplication.
+#[derive(Clone)]
+pub(super) struct Events {
+    recorder: Recorder,
+}
+
+impl Events {
+    /// The events of the agent of a node.
+    pub(super) fn new(client: Client, node: &str) -> Self {
+        let reporter = Reporter {
+            controller: "kni.dev/kni-agent".to_owned(),
+            instance: Some(node.to_owned()),
+        };
+        Self {
+            recorder: Recorder::new(client, reporter),
+        }
+    }
+
+    /// Reports something about a pod that its owner must know. An event that cannot be written is lost: conditions and
+    /// the log have the same content.
+    pub(super) fn warn_pod(&self, pod: &PodRef, reason: &str, action: &str, note: &str) {
+        let mut note = note.to_owned();
+        note.truncate(note.floor_char_boundary(MAX_NOTE));
+        let event = Event {
+            type_: EventType::Warning,
+            reason: reason.to_owned(),
+            note: Some(note),
+            action: action.to_owned(),
+            secondary: None,
+        };
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(pod.namespace.clone()),
+            name: Some(pod.name.clone()),
+            uid: Some(pod.uid.clone()).filter(|uid| !uid.is_empty()),
+            ..ObjectReference::default()
+        };
+        let recorder = self.recorder.clone();
+        tokio::spawn(async move {
+            if let Err(error) = recorder.publish(&event, &about).await {
+                tracing::debug!(%error, "cannot write an event");
+            }
+        });
+    }
+}

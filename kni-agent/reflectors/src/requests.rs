@@ -1,0 +1,340 @@
+//! Bounds every request to the API server in time, and counts the answers.
+//!
+//! A watch may stay open for as long as something arrives: the API server sends a bookmark about once a minute. Any other
+//! request is complete within a fixed time, answer included, or fails; its caller repeats it.
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{Method, Request, Response};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use kube::client::Body;
+use tokio::time::{Instant, Sleep, sleep, timeout};
+use tower::{BoxError, Layer, Service};
+
+/// How long requests may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestLimits {
+    /// A request that reads or writes one object.
+    pub call: Duration,
+    /// A page of a list, and the beginning of a watch.
+    pub list: Duration,
+    /// How long a watch may be silent. Longer than the interval of the API server's bookmarks.
+    pub watch_idle: Duration,
+}
+
+impl Default for RequestLimits {
+    fn default() -> Self {
+        Self {
+            call: Duration::from_secs(10),
+            list: Duration::from_secs(30),
+            watch_idle: Duration::from_secs(100),
+        }
+    }
+}
+
+/// The API server did not answer in time.
+#[derive(Debug, thiserror::Error)]
+#[error("the API server did not answer {verb} {resource} within {limit:?}")]
+struct NoAnswer {
+    verb: &'static str,
+    resource: String,
+    limit: Duration,
+}
+
+/// Number of requests with one result.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RequestCount {
+    /// Verb of the API, such as `get` or `patch`.
+    pub verb: &'static str,
+    /// Resource, with its subresource: `podnetworks/status`.
+    pub resource: String,
+    /// HTTP status; `timeout` and `error` where there was none.
+    pub code: String,
+    /// Requests.
+    pub count: u64,
+}
+
+type Results = BTreeMap<(&'static str, String, String), u64>;
+
+/// The counters of requests. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct RequestCounts {
+    results: Arc<Mutex<Results>>,
+}
+
+impl RequestCounts {
+    /// All counters.
+    pub fn view(&self) -> Vec<RequestCount> {
+        let results = self.lock();
+        let counts = results.iter().map(|((verb, resource, code), count)| RequestCount {
+            verb,
+            resource: resource.clone(),
+            code: code.clone(),
+            count: *count,
+        });
+        counts.collect()
+    }
+
+    fn add(&self, call: &Call, code: &str) {
+        let key = (call.verb, call.resource.clone(), code.to_owned());
+        *self.lock().entry(key).or_default() += 1;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Results> {
+        // Each entry is complete.
+        self.results.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a request asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Call {
+    verb: &'static str,
+    resource: String,
+}
+
+impl Call {
+    fn of(method: &Method, path: &str, query: &str) -> Self {
+        let mut parts = path.trim_matches('/').split('/');
+        // /api/v1/..., /apis/GROUP/VERSION/...
+        let group = match parts.next() {
+            Some("api") => parts.by_ref().nth(0).is_some(),
+            Some("apis") => parts.by_ref().nth(1).is_some(),
+            _ => false,
+        };
+        let mut rest: Vec<&str> = parts.collect();
+        if rest.len() > 2
+            && rest.first() == Some(&"namespaces")
+            && !matches!(rest.get(2), Some(&"status" | &"finalize"))
+        {
+            rest.drain(..2);
+        }
+        let resource = match (group, rest.as_slice()) {
+            (true, [resource]) => (*resource).to_owned(),
+            (true, [resource, _name]) => (*resource).to_owned(),
+            (true, [resource, _name, sub, ..]) => format!("{resource}/{sub}"),
+            _ => "discovery".to_owned(),
+        };
+        let named = rest.len() > 1;
+        let watches = query
+            .split('&')
+            .any(|part| matches!(part, "watch=true" | "watch=1" | "watch"));
+        let verb = match *method {
+            Method::GET if watches => "watch",
+            Method::GET if named || resource == "discovery" => "get",
+            Method::GET => "list",
+            Method::POST => "create",
+            Method::PUT => "update",
+            Method::PATCH => "patch",
+            Method::DELETE => "delete",
+            _ => "other",
+        };
+        Self { verb, resource }
+    }
+}
+
+/// Adds the limits and the counters to a client.
+#[derive(Debug, Clone)]
+pub(super) struct Bounded {
+    pub(super) limits: RequestLimits,
+    pub(super) counts: RequestCounts,
+}
+
+impl<S> Layer<S> for Bounded {
+    type Service = BoundedService<S>;
+
+    fn layer(&self, inner: S) -> BoundedService<S> {
+        BoundedService {
+            inner,
+            bounds: self.clone(),
+        }
+    }
+}
+
+/// A client with limits and counters.
+pub(super) struct BoundedService<S> {
+    inner: S,
+    bounds: Bounded,
+}
+
+impl<S, B> Service<Request<Body>> for BoundedService<S>
+where
+    S: Service<Request<Body>, Response = Response<B>>,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError>,
+    B: HttpBody<Data = Bytes> + Send + 'static,
+{
+    type Response = Response<BoundedBody<B>>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let uri = request.uri();
+        let call = Call::of(request.method(), uri.path(), uri.query().unwrap_or_default());
+        let Bounded { limits, counts } = self.bounds.clone();
+        let limit = match call.verb {
+            "list" | "watch" => limits.list,
+            _ => limits.call,
+        };
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let deadline = Instant::now() + limit;
+            match timeout(limit, answer).await {
+                Ok(Ok(response)) => {
+                    counts.add(&call, response.status().as_str());
+                    let bound = match call.verb {
+                        "watch" => Bound::Idle(limits.watch_idle),
+                        _ => Bound::Deadline(deadline),
+                    };
+                    Ok(response.map(|body| BoundedBody::new(body, bound, limit, call, counts)))
+                }
+                Ok(Err(error)) => {
+                    counts.add(&call, "error");
+                    Err(error.into())
+                }
+                Err(_elapsed) => {
+                    counts.add(&call, "timeout");
+                    let Call { verb, resource } = call;
+                    Err(NoAnswer { verb, resource, limit }.into())
+                }
+            }
+        })
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Bound {
+    /// The whole body arrives until then.
+    Deadline(Instant),
+    /// A part of it arrives at least this often.
+    Idle(Duration),
+}
+
+/// The body of an answer that fails when it takes too long.
+pub(super) struct BoundedBody<B> {
+    inner: Pin<Box<B>>,
+    timer: Pin<Box<Sleep>>,
+    idle: Option<Duration>,
+    limit: Duration,
+    call: Call,
+    counts: RequestCounts,
+}
+
+impl<B> BoundedBody<B> {
+    fn new(inner: B, bound: Bound, limit: Duration, call: Call, counts: RequestCounts) -> Self {
+        let (timer, idle) = match bound {
+            Bound::Deadline(at) => (tokio::time::sleep_until(at), None),
+            Bound::Idle(idle) => (sleep(idle), Some(idle)),
+        };
+        Self {
+            inner: Box::pin(inner),
+            timer: Box::pin(timer),
+            idle,
+            limit: idle.unwrap_or(limit),
+            call,
+            counts,
+        }
+    }
+}
+
+impl<B> HttpBody for BoundedBody<B>
+where
+    B: HttpBody<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Poll::Ready(frame) = self.inner.as_mut().poll_frame(cx) {
+            if let Some(idle) = self.idle {
+                self.timer.as_mut().reset(Instant::now() + idle);
+            }
+            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+        }
+        ready!(self.timer.as_mut().poll(cx));
+        self.counts.add(&self.call, "timeout");
+        let Call { verb, resource } = self.call.clone();
+        let limit = self.limit;
+        Poll::Ready(Some(Err(NoAnswer { verb, resource, limit }.into())))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_named_as_in_the_audit_log() {
+        for (method, path, query, verb, resource) in [
+            (Method::GET, "/api/v1/pods", "&limit=500", "list", "pods"),
+            (
+                Method::GET,
+                "/api/v1/pods",
+                "&watch=true&timeoutSeconds=290",
+                "watch",
+                "pods",
+            ),
+            (Method::GET, "/api/v1/nodes/a", "", "get", "nodes"),
+            (Method::GET, "/api/v1/namespaces", "", "list", "namespaces"),
+            (Method::GET, "/api/v1/namespaces/a", "", "get", "namespaces"),
+            (Method::PATCH, "/api/v1/namespaces/a/pods/b", "", "patch", "pods"),
+            (
+                Method::PATCH,
+                "/apis/kni.dev/v1alpha1/namespaces/a/podinterfaces/b.eth0/status",
+                "",
+                "patch",
+                "podinterfaces/status",
+            ),
+            (
+                Method::PUT,
+                "/apis/kni.dev/v1alpha1/podnetworks/red/status",
+                "",
+                "update",
+                "podnetworks/status",
+            ),
+            (
+                Method::DELETE,
+                "/apis/kni.dev/v1alpha1/nodenetworks/a",
+                "",
+                "delete",
+                "nodenetworks",
+            ),
+            (
+                Method::POST,
+                "/apis/coordination.k8s.io/v1/namespaces/kni-system/leases",
+                "",
+                "create",
+                "leases",
+            ),
+            (Method::GET, "/apis/k8s.cni.cncf.io/v1beta1", "", "get", "discovery"),
+        ] {
+            let expected = Call {
+                verb,
+                resource: resource.to_owned(),
+            };
+            assert_eq!(Call::of(&method, path, query), expected, "{method} {path}");
+        }
+    }
+}

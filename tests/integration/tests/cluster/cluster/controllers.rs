@@ -1,0 +1,130 @@
+//! Tests replicas of kni-controller: one acts, another one takes over, and an object that cannot be written holds up no
+//! other.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::coordination::v1::Lease;
+use kni_integration::{
+    Cluster,
+    cluster::{PATIENCE, audit::Audit, objects},
+    require, wait,
+};
+use kube::Api;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use super::scene::{network_object, wait_for_condition};
+
+/// The network whose status cannot be written.
+const STUCK: &str = "a-stuck";
+const USER: &str = "system:serviceaccount:kni-system:kni-controller";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn one_replica_acts_and_one_object_holds_up_no_other() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let mut cluster = Cluster::without_nodes("cluster-controllers").await?;
+    wait_for_holder(&cluster, "controller1").await?;
+    cluster.apply(&no_status_for(STUCK)).await?;
+    let network = |name: &str, subnet: &str| objects::network(name, &[subnet], &json!({}));
+    wait::until("the status of the network cannot be written", PATIENCE, async || {
+        cluster.delete(&network(STUCK, "10.1.0.0/16")).await?;
+        cluster.apply(&[network(STUCK, "10.1.0.0/16")]).await?;
+        let refused = cluster
+            .audit()?
+            .of(USER)
+            .iter()
+            .any(|request| request.code == 422 && request.what.contains(&format!("podnetworks/{STUCK}/status")));
+        Ok(refused)
+    })
+    .await?;
+    cluster.apply(&[network("b", "10.2.0.0/16")]).await?;
+    wait_for_condition(&cluster, "b", "Accepted", true).await?;
+    ensure!(network_object(&cluster, STUCK).await?.status.is_none(), "it is stuck");
+    let first = writers(&cluster.audit()?);
+    ensure!(first.len() == 1, "one replica has written: {first:?}");
+
+    // A replica that hangs is replaced when its Lease expires.
+    cluster.start_controller().await?;
+    cluster.controllers[0].signal(Signal::SIGSTOP)?;
+    let start = Instant::now();
+    wait_for_holder(&cluster, "controller2").await?;
+    println!("a replica that hangs is replaced after {:?}", start.elapsed());
+    cluster.apply(&[network("c", "10.3.0.0/16")]).await?;
+    wait_for_condition(&cluster, "c", "Accepted", true).await?;
+    let before = cluster.audit()?;
+    cluster.controllers[0].signal(Signal::SIGCONT)?;
+    cluster.apply(&[network("d", "10.4.0.0/16")]).await?;
+    wait_for_condition(&cluster, "d", "Accepted", true).await?;
+    wait::until("the first replica knows", PATIENCE, async || {
+        Ok(cluster.controllers[0].log().contains("writes nothing"))
+    })
+    .await?;
+    let since = writers(&cluster.audit()?.since(&before)?);
+    ensure!(
+        !since.is_empty() && !since.contains(&first[0]),
+        "{since:?} of which {first:?}"
+    );
+
+    // An orderly stop hands over at once.
+    cluster.controllers[1].signal(Signal::SIGTERM)?;
+    let start = Instant::now();
+    wait_for_holder(&cluster, "controller1").await?;
+    let took = start.elapsed();
+    println!("a replica that is stopped is replaced after {took:?}");
+    ensure!(took < Duration::from_secs(8), "{took:?}");
+    cluster.apply(&[network("e", "10.5.0.0/16")]).await?;
+    wait_for_condition(&cluster, "e", "Accepted", true).await?;
+    Ok(())
+}
+
+async fn wait_for_holder(cluster: &Cluster, name: &str) -> Result<()> {
+    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kni-system");
+    wait::until(&format!("{name} holds the Lease"), PATIENCE, async || {
+        let lease = leases.get_opt("kni-controller").await?.context("no Lease yet")?;
+        let holder = lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
+        ensure!(holder.starts_with(&format!("{name}_")), "it is held by {holder:?}");
+        Ok(true)
+    })
+    .await
+    .map(drop)
+}
+
+/// The tokens with which objects but the Lease were written.
+fn writers(audit: &Audit) -> Vec<String> {
+    let requests = audit.of(USER).into_iter();
+    let writes = requests.filter(|request| {
+        let reads = ["get ", "list ", "watch "]
+            .iter()
+            .any(|verb| request.what.starts_with(verb));
+        !reads && !request.what.contains("/leases")
+    });
+    let mut tokens: Vec<String> = writes.map(|request| request.credential.clone()).collect();
+    tokens.sort();
+    tokens.dedup();
+    tokens
+}
+
+/// An admission policy that refuses every status of one network.
+fn no_status_for(network: &str) -> [Value; 2] {
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": { "name": "stuck" },
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": { "resourceRules": [{
+                "apiGroups": ["kni.dev"], "apiVersions": ["v1alpha1"], "operations": ["UPDATE"],
+                "resources": ["podnetworks/status"],
+            }]},
+            "validations": [{ "expression": format!("object.metadata.name != '{network}'") }],
+        },
+    });
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": { "name": "stuck" },
+        "spec": { "policyName": "stuck", "validationActions": ["Deny"] },
+    });
+    [policy, binding]
+}

@@ -1,0 +1,393 @@
+//! The table: which requests of which accounts are accepted.
+
+use serde_json::{Value, json};
+
+use super::request::{Request, Verb};
+
+/// What the API server must answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Expected {
+    Accepted,
+    Refused,
+}
+
+/// Objects of pod red-team/a on node1 and of pod red-team/b on node2.
+pub(super) struct Names {
+    /// The `PodInterface` of the pod on node1.
+    pub(super) own: String,
+    /// The `PodInterface` of the pod on node2.
+    pub(super) foreign: String,
+    pub(super) own_uid: String,
+    pub(super) foreign_uid: String,
+    /// Network red.
+    pub(super) network: Value,
+}
+
+const KNI: &str = "/apis/kni.dev/v1alpha1";
+const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
+
+fn interfaces() -> String {
+    format!("{KNI}/namespaces/red-team/podinterfaces")
+}
+
+fn interface(name: &str, pod: &str, uid: &str, node: &str) -> Value {
+    json!({
+        "apiVersion": "kni.dev/v1alpha1",
+        "kind": "PodInterface",
+        "metadata": { "name": name },
+        "spec": {
+            "podName": pod, "podUid": uid, "nodeName": node, "podNetworkName": "red", "interfaceName": "eth0",
+            "sandboxId": "0",
+        },
+    })
+}
+
+fn with_status(mut object: Value, address: &str) -> Value {
+    object["status"] = json!({ "addresses": [{ "ip": address, "family": "IPv4" }] });
+    object
+}
+
+fn node_network(name: &str) -> Value {
+    json!({ "apiVersion": "kni.dev/v1alpha1", "kind": "NodeNetwork", "metadata": { "name": name }, "spec": {} })
+}
+
+fn pod(name: &str, rest: &str) -> String {
+    format!("/api/v1/namespaces/red-team/pods/{name}{rest}")
+}
+
+/// Network red with changed blocks.
+fn blocks(names: &Names, change: impl Fn(&mut Vec<Value>)) -> Value {
+    let mut network = names.network.clone();
+    network["metadata"]["managedFields"] = Value::Null;
+    if let Some(blocks) = network["status"]["blocks"].as_array_mut() {
+        change(blocks);
+    }
+    network
+}
+
+fn annotations(value: &Value) -> Value {
+    json!({ "metadata": { "annotations": value } })
+}
+
+fn labels() -> Value {
+    json!({ "metadata": { "labels": { "role": "admin" } } })
+}
+
+fn image() -> Value {
+    json!({ "spec": { "containers": [{ "name": "main", "image": "evil.invalid/evil" }] } })
+}
+
+fn attachment(name: &str) -> Value {
+    json!({
+        "apiVersion": "kni.dev/v1alpha1",
+        "kind": "PodNetworkAttachment",
+        "metadata": { "name": name },
+        "spec": { "podNetworkName": "red", "interfaceName": "red9", "podSelector": { "matchLabels": { "none": "none" } } },
+    })
+}
+
+fn token_of(node: &str) -> Request {
+    let body = json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": { "boundObjectRef": { "kind": "Node", "apiVersion": "v1", "name": node } },
+    });
+    let path = "/api/v1/namespaces/kni-system/serviceaccounts/kni-agent/token";
+    Request::new(Verb::Create, path, body)
+}
+
+/// What the token of node1 tries about node2.
+#[expect(clippy::too_many_lines, reason = "one row after the other")]
+pub(super) fn foreign(names: &Names) -> Vec<Request> {
+    let object = format!("{}/{}", interfaces(), names.foreign);
+    let same = interface(&names.foreign, "b", &names.foreign_uid, "node2");
+    let (node, report) = ("/api/v1/nodes/node2", format!("{KNI}/nodenetworks/node2"));
+    let network = format!("{KNI}/podnetworks/red");
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/kni-system/leases";
+    let lease = json!({ "spec": { "holderIdentity": "node1" } });
+    let other_namespace = format!("{KNI}/namespaces/plain/podinterfaces");
+    let ready = json!({ "status": { "conditions": [] } });
+    vec![
+        Request::new(Verb::Patch, &object, labels()),
+        Request::new(Verb::Apply, &object, same.clone()),
+        // The object changes hands.
+        Request::new(
+            Verb::Apply,
+            &object,
+            interface(&names.foreign, "b", &names.foreign_uid, "node1"),
+        ),
+        Request::new(
+            Verb::Patch,
+            &format!("{object}/status"),
+            json!({ "status": { "addresses": [] } }),
+        ),
+        Request::new(
+            Verb::Apply,
+            &format!("{object}/status"),
+            with_status(same.clone(), "10.10.9.9"),
+        ),
+        Request::new(Verb::Update, &object, same),
+        Request::new(Verb::Delete, &object, Value::Null),
+        Request::new(Verb::Delete, &format!("{}?", interfaces()), Value::Null),
+        Request::new(
+            Verb::Create,
+            &interfaces(),
+            interface("forged", "b", &names.foreign_uid, "node2"),
+        ),
+        Request::new(
+            Verb::Apply,
+            &format!("{}/forged", interfaces()),
+            interface("forged", "b", &names.foreign_uid, "node2"),
+        ),
+        Request::new(Verb::Create, &other_namespace, interface("forged", "web", "0", "node2")),
+        Request::new(Verb::Create, &interfaces(), interface("forged", "c", "0", "nowhere")),
+        Request::new(Verb::Patch, &report, labels()),
+        Request::new(Verb::Apply, &report, node_network("node2")),
+        Request::new(Verb::Patch, &format!("{report}/status"), ready.clone()),
+        Request::new(
+            Verb::Apply,
+            &format!("{report}/status"),
+            json!({
+                "apiVersion": "kni.dev/v1alpha1", "kind": "NodeNetwork", "metadata": { "name": "node2" },
+                "status": { "conditions": [] },
+            }),
+        ),
+        Request::new(Verb::Delete, &report, Value::Null),
+        Request::new(Verb::Create, &format!("{KNI}/nodenetworks"), node_network("node3")),
+        Request::new(Verb::Patch, &pod("b", "/status"), annotations(&json!({ STATUS: "[]" }))),
+        Request::new(Verb::Patch, &pod("b", "/status"), ready.clone()),
+        Request::new(Verb::Patch, &pod("b", "/status"), labels()),
+        Request::new(Verb::Patch, &pod("b", ""), image()),
+        Request::new(Verb::Patch, &pod("b", ""), labels()),
+        Request::new(Verb::Patch, &pod("b", "/ephemeralcontainers"), image()),
+        Request::new(Verb::Delete, &pod("b", ""), Value::Null),
+        Request::new(
+            Verb::Create,
+            &pod("b", "/eviction"),
+            json!({ "apiVersion": "policy/v1", "kind": "Eviction", "metadata": { "name": "b" } }),
+        ),
+        Request::new(
+            Verb::Update,
+            &format!("{network}/status"),
+            blocks(names, |blocks| blocks.retain(|block| block["node"] != "node2")),
+        ),
+        Request::new(
+            Verb::Update,
+            &format!("{network}/status"),
+            blocks(names, |blocks| {
+                for block in blocks {
+                    block["node"] = "node1".into();
+                }
+            }),
+        ),
+        Request::new(
+            Verb::Update,
+            &format!("{network}/status"),
+            blocks(names, |blocks| {
+                blocks.push(json!({ "cidr": "10.10.200.0/26", "node": "node2" }));
+            }),
+        ),
+        Request::new(Verb::Patch, &format!("{network}/status"), ready),
+        Request::new(Verb::Patch, &network, labels()),
+        Request::new(Verb::Delete, &network, Value::Null),
+        Request::new(Verb::Patch, node, json!({ "spec": { "unschedulable": true } })),
+        Request::new(
+            Verb::Patch,
+            &format!("{node}/status"),
+            json!({ "status": { "capacity": { "pods": "0" } } }),
+        ),
+        Request::new(Verb::Delete, node, Value::Null),
+        Request::new(Verb::Patch, &format!("{leases}/kni-controller"), lease),
+        Request::new(Verb::Delete, &format!("{leases}/kni-controller"), Value::Null),
+        token_of("node2"),
+        Request::new(Verb::Get, node, Value::Null).impersonating("system:node:node2"),
+    ]
+}
+
+/// The rest of the table.
+#[expect(clippy::too_many_lines, reason = "one row after the other")]
+pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)> {
+    use Expected::{Accepted, Refused};
+    let own = format!("{}/{}", interfaces(), names.own);
+    let object = interface(&names.own, "a", &names.own_uid, "node1");
+    let new = interface("new", "a", &names.own_uid, "node1");
+    let network = format!("{KNI}/podnetworks/red");
+    let attachments = format!("{KNI}/namespaces/red-team/podnetworkattachments");
+    let elsewhere = format!("{KNI}/namespaces/blue-team/podnetworkattachments");
+    let policies = format!("{KNI}/namespaces/red-team/egresspolicies");
+    let egress = json!({
+        "apiVersion": "kni.dev/v1alpha1", "kind": "EgressPolicy", "metadata": { "name": "new" },
+        "spec": { "podSelector": {}, "defaultAction": "Deny" },
+    });
+    let red = json!({
+        "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": { "name": "mine" },
+        "spec": { "subnets": ["10.99.0.0/24"] },
+    });
+    let taint = json!({ "spec": { "taints": [{ "key": "kni.dev/addresses-exhausted", "effect": "NoSchedule" }] } });
+    let nobody = |requests: Vec<Request>| [("viewer", Refused, requests.clone()), ("editor", Refused, requests)];
+    let mut rows = vec![
+        (
+            "agent of node1",
+            Accepted,
+            vec![
+                Request::new(Verb::Get, &interfaces(), Value::Null),
+                Request::new(Verb::Create, &interfaces(), new.clone()),
+                Request::new(Verb::Apply, &own, object.clone()),
+                Request::new(Verb::Apply, &format!("{own}/status"), with_status(object, "10.10.0.9")),
+                Request::new(Verb::Delete, &own, Value::Null),
+                Request::new(Verb::Apply, &format!("{KNI}/nodenetworks/node1"), node_network("node1")),
+                Request::new(
+                    Verb::Patch,
+                    &format!("{KNI}/nodenetworks/node1/status"),
+                    json!({ "status": {} }),
+                ),
+                Request::new(Verb::Patch, &pod("a", "/status"), annotations(&json!({ STATUS: "[]" }))),
+                Request::new(Verb::Patch, &pod("a", "/status"), annotations(&json!({ STATUS: null }))),
+                Request::new(
+                    Verb::Update,
+                    &format!("{network}/status"),
+                    blocks(names, |blocks| {
+                        blocks.push(json!({ "cidr": "10.10.200.0/26", "node": "node1" }));
+                    }),
+                ),
+                Request::new(Verb::Patch, &format!("{network}/status"), json!({ "status": {} })),
+            ],
+        ),
+        // Also about its own node and pods: no more than that.
+        (
+            "agent of node1",
+            Refused,
+            vec![
+                Request::new(Verb::Patch, &pod("a", ""), annotations(&json!({ STATUS: "[]" }))),
+                Request::new(Verb::Patch, &pod("a", ""), image()),
+                Request::new(Verb::Patch, &pod("a", "/status"), labels()),
+                Request::new(
+                    Verb::Patch,
+                    &pod("a", "/status"),
+                    annotations(&json!({ "kni.dev/network": "blue" })),
+                ),
+                Request::new(
+                    Verb::Patch,
+                    &pod("a", "/status"),
+                    json!({ "metadata": { "finalizers": ["kni.dev/x"] } }),
+                ),
+                Request::new(
+                    Verb::Patch,
+                    &pod("a", "/status"),
+                    json!({ "status": { "podIP": "10.10.0.250", "podIPs": [{ "ip": "10.10.0.250" }] } }),
+                ),
+                Request::new(Verb::Patch, "/api/v1/nodes/node1", taint.clone()),
+                Request::new(
+                    Verb::Patch,
+                    "/api/v1/nodes/node1/status",
+                    json!({ "status": { "capacity": {} } }),
+                ),
+                Request::new(Verb::Create, &format!("{KNI}/podnetworks"), red.clone()),
+                Request::new(Verb::Create, &attachments, attachment("new")),
+                Request::new(Verb::Create, &policies, egress.clone()),
+                Request::new(Verb::Get, "/api/v1/namespaces/red-team/secrets", Value::Null),
+                Request::new(
+                    Verb::Patch,
+                    &format!("{network}/status"),
+                    json!({ "status": { "namespaces": ["plain"] } }),
+                ),
+                Request::new(
+                    Verb::Patch,
+                    &format!("{network}/status"),
+                    json!({ "status": { "interfaces": 0 } }),
+                ),
+                token_of("node1"),
+            ],
+        ),
+        (
+            "agent, token of no node",
+            Refused,
+            vec![
+                Request::new(Verb::Create, &interfaces(), new.clone()),
+                Request::new(Verb::Delete, &own, Value::Null),
+                Request::new(
+                    Verb::Patch,
+                    &format!("{KNI}/nodenetworks/node1/status"),
+                    json!({ "status": {} }),
+                ),
+                Request::new(Verb::Patch, &pod("a", "/status"), annotations(&json!({ STATUS: "[]" }))),
+                Request::new(Verb::Update, &format!("{network}/status"), names.network.clone()),
+            ],
+        ),
+        (
+            "kni-controller",
+            Accepted,
+            vec![
+                Request::new(Verb::Get, &interfaces(), Value::Null),
+                Request::new(
+                    Verb::Patch,
+                    &format!("{network}/status"),
+                    json!({ "status": { "interfaces": 7 } }),
+                ),
+                Request::new(Verb::Patch, &network, labels()),
+                Request::new(Verb::Patch, "/api/v1/nodes/node2", taint),
+                Request::new(
+                    Verb::Patch,
+                    "/api/v1/nodes/node2/status",
+                    json!({ "status": { "capacity": { "kni.dev/network-red": "7" } } }),
+                ),
+                Request::new(Verb::Delete, &format!("{KNI}/nodenetworks/node2"), Value::Null),
+                Request::new(Verb::Delete, &own, Value::Null),
+            ],
+        ),
+        (
+            "kni-controller",
+            Refused,
+            vec![
+                Request::new(Verb::Create, &interfaces(), new.clone()),
+                Request::new(Verb::Patch, &pod("a", ""), image()),
+                Request::new(Verb::Patch, &pod("a", "/status"), labels()),
+                Request::new(Verb::Create, &format!("{KNI}/podnetworks"), red.clone()),
+                Request::new(Verb::Delete, &network, Value::Null),
+                Request::new(Verb::Get, "/api/v1/namespaces/red-team/secrets", Value::Null),
+                Request::new(Verb::Delete, "/api/v1/nodes/node2", Value::Null),
+                token_of("node2"),
+            ],
+        ),
+        (
+            "editor",
+            Accepted,
+            vec![
+                Request::new(Verb::Get, &interfaces(), Value::Null),
+                Request::new(Verb::Get, &policies, Value::Null),
+                Request::new(Verb::Create, &attachments, attachment("new")),
+            ],
+        ),
+        (
+            "viewer",
+            Accepted,
+            vec![
+                Request::new(Verb::Get, &interfaces(), Value::Null),
+                Request::new(Verb::Get, &attachments, Value::Null),
+            ],
+        ),
+        (
+            "viewer",
+            Refused,
+            vec![Request::new(Verb::Create, &attachments, attachment("new"))],
+        ),
+    ];
+    rows.extend(nobody(vec![
+        Request::new(Verb::Create, &elsewhere, attachment("new")),
+        Request::new(Verb::Create, &format!("{KNI}/podnetworks"), red),
+        Request::new(Verb::Patch, &network, labels()),
+        Request::new(Verb::Patch, &format!("{network}/status"), json!({ "status": {} })),
+        Request::new(Verb::Delete, &network, Value::Null),
+        Request::new(Verb::Create, &interfaces(), new),
+        Request::new(Verb::Patch, &own, labels()),
+        Request::new(
+            Verb::Patch,
+            &format!("{own}/status"),
+            json!({ "status": { "addresses": [] } }),
+        ),
+        Request::new(Verb::Delete, &own, Value::Null),
+        Request::new(Verb::Patch, &format!("{KNI}/nodenetworks/node1"), labels()),
+        Request::new(Verb::Get, &format!("{KNI}/nodenetworks/node1"), Value::Null),
+    ]));
+    rows
+}
