@@ -165,9 +165,6 @@ async fn start(
     )
     .await
     .context("looking for the uplink")?;
-    if let ObjectSource::Manifests(manifests, _) = source {
-        let _version = uplink.set_rights(manifests.egress.clone());
-    }
     let attacher = start_pods(args, (source, tasks), (store, contents), &dataplane, &sync, &uplink).await?;
     let names = Names {
         attacher: attacher.clone(),
@@ -215,6 +212,9 @@ async fn start_pods(
     sync: &Arc<Enforcer>,
     uplink: &Arc<Uplink>,
 ) -> Result<Pods> {
+    if let ObjectSource::Manifests(manifests, _) = source {
+        let _version = uplink.set_rights(manifests.egress.clone());
+    }
     let options = PodsOptions {
         netns_dir: args.paths.netns_dir.clone(),
         warm_sandboxes: args.warm_sandboxes,

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     Cluster,
-    cluster::{AGENTS, PATIENCE, deployed},
+    cluster::{PATIENCE, deployed},
     wait,
 };
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ async fn refusal(cluster: &Cluster, claim: &str, node: Option<&str>, status: &Va
     let mut request = http::Request::patch(uri)
         .header("Content-Type", "application/merge-patch+json")
         .header("Impersonate-User", AGENT)
-        .header("Impersonate-Group", AGENTS);
+        .header("Impersonate-Group", "system:serviceaccounts");
     if let Some(node) = node {
         request = request.header("Impersonate-Extra-authentication.kubernetes.io%2fnode-name", node);
     }
