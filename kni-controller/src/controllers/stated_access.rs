@@ -66,6 +66,13 @@ impl Reconciler for StatedAccess {
             let Some(written) = unless_changed(written)? else {
                 return Ok(());
             };
+            if written.spec.access.is_none() {
+                tracing::warn!(
+                    network = key.name,
+                    "the API server does not store spec.access: the definitions are those of an earlier release"
+                );
+                return Ok(());
+            }
             report(&context, &written, &access).await;
         }
         let reviewed = Patch::Merge(serde_json::json!({ "status": { "accessReviewed": true } }));

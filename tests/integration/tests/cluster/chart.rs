@@ -100,9 +100,25 @@ fn objects(text: &str) -> Result<BTreeMap<(String, String), Value>> {
                 template.remove("annotations");
             }
         }
+        if let Some(pod) = object.pointer_mut("/spec/template/spec") {
+            sort_volumes(pod);
+        }
         found.insert((kind, name), object);
     }
     Ok(found)
+}
+
+/// Sorts volumes and mounts, whose order means nothing.
+fn sort_volumes(pod: &mut Value) {
+    let by = |list: &mut Value, key: &str| {
+        if let Some(list) = list.as_array_mut() {
+            list.sort_by_key(|item| item[key].as_str().map(str::to_owned));
+        }
+    };
+    by(&mut pod["volumes"], "name");
+    for container in pod["containers"].as_array_mut().into_iter().flatten() {
+        by(&mut container["volumeMounts"], "mountPath");
+    }
 }
 
 /// The objects of a kustomization of `deploy/`, but for the namespace, which Helm's user creates.

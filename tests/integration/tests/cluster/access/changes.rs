@@ -193,7 +193,7 @@ async fn access(cluster: &Cluster, network: &str, access: &Value) -> Result<()> 
 /// Waits until the pod's object has the condition: true, or false with a reason.
 async fn authorized(cluster: &Cluster, pod: &Pod, interface: &str, expected: Result<(), &str>) -> Result<()> {
     let api: Api<PodInterface> = Api::namespaced(cluster.client.clone(), &pod.namespace);
-    let name = format!("{}.{interface}", pod.name);
+    let name = kni_api::pod_interface::name(&pod.name, &pod.uid, interface);
     wait::until(&format!("{name} is authorized: {expected:?}"), PATIENCE, async || {
         let status = api.get_opt(&name).await?.and_then(|object| object.status);
         let conditions = status.map(|status| status.conditions).unwrap_or_default();

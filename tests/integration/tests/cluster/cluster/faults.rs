@@ -223,6 +223,7 @@ impl Scene {
         self.cluster.delete(&Self::policy()).await?;
         self.closed = false;
         self.applied(SOON).await?;
+        self.remove_multi_policies().await?;
         definitions::apply(&self.cluster.client, vec![definitions::multi_network_policy("v1beta2")]).await?;
         let closed = json!({
             "apiVersion": "k8s.cni.cncf.io/v1beta2", "kind": "MultiNetworkPolicy",
@@ -270,10 +271,19 @@ impl Scene {
         self.cluster.delete(&closed).await?;
         self.closed = false;
         self.applied(PATIENCE).await?;
+        self.remove_multi_policies().await
+    }
+
+    /// Deletes the definition: a version of which objects were stored cannot be taken out of it.
+    async fn remove_multi_policies(&self) -> Result<()> {
         let definitions: Api<CustomResourceDefinition> = Api::all(self.cluster.client.clone());
         let name = "multi-networkpolicies.k8s.cni.cncf.io";
         definitions.delete(name, &DeleteParams::default()).await?;
-        Ok(())
+        wait::until("the definition is gone", PATIENCE, async || {
+            Ok(definitions.get_opt(name).await?.is_none())
+        })
+        .await
+        .map(drop)
     }
 
     /// Changes policies and pods while requests fail at random; returns the time of the recovery.

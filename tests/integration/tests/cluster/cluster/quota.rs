@@ -81,10 +81,11 @@ fn holds(conditions: &[Condition], kind: &str) -> bool {
     found.is_some_and(|found| found.status == true.into())
 }
 
-async fn interface_reports_quota(cluster: &Cluster) -> Result<()> {
+async fn interface_reports_quota(cluster: &Cluster, pod: &Pod) -> Result<()> {
     wait::until("the pod's interface says why", PATIENCE, async || {
         let api: Api<PodInterface> = Api::namespaced(cluster.client.clone(), "hog");
-        let conditions = api.get("hog.eth0").await?.status.unwrap_or_default().conditions;
+        let name = kni_api::pod_interface::name(&pod.name, &pod.uid, "eth0");
+        let conditions = api.get(&name).await?.status.unwrap_or_default().conditions;
         let mut conditions = conditions.into_iter();
         let enforced = conditions.find(|condition| condition.type_ == "PolicyEnforced");
         Ok(enforced
@@ -138,7 +139,7 @@ pub(crate) async fn a_tenant_above_its_quota_closes_its_own_pods(cluster: &Clust
         "{:?}",
         node.conditions
     );
-    interface_reports_quota(cluster).await?;
+    interface_reports_quota(cluster, &hogs[0]).await?;
 
     // With fewer ranges its pods open.
     cluster.apply(&hog(10)).await?;

@@ -31,6 +31,21 @@ pub(crate) async fn tenants(cluster: &Cluster) -> Result<()> {
 
 /// [`tenants`] with `tweaks` in the specs of red and blue.
 pub(crate) async fn tenants_with(cluster: &Cluster, tweaks: &Value) -> Result<()> {
+    apply_tenants(cluster, &tenant_objects(tweaks)).await
+}
+
+/// [`tenants`] as objects from before networks stated their access.
+pub(crate) async fn tenants_of_earlier(cluster: &Cluster) -> Result<()> {
+    let mut all = tenant_objects(&json!({}));
+    for object in &mut all {
+        if let Some(spec) = object["spec"].as_object_mut() {
+            spec.remove("access");
+        }
+    }
+    apply_tenants(cluster, &all).await
+}
+
+fn tenant_objects(tweaks: &Value) -> Vec<Value> {
     let way_out = json!({ "egress": { "mode": "Masquerade" } });
     let mut default = objects::default_network();
     objects::merge(&mut default["spec"], &way_out);
@@ -42,7 +57,11 @@ pub(crate) async fn tenants_with(cluster: &Cluster, tweaks: &Value) -> Result<()
         all.push(objects::network(name, &["10.10.0.0/16", "fd10::/64"], &more));
         all.push(objects::namespace(&format!("{name}-team"), &json!({ "tenant": name })));
     }
-    cluster.apply(&all).await?;
+    all
+}
+
+async fn apply_tenants(cluster: &Cluster, all: &[Value]) -> Result<()> {
+    cluster.apply(all).await?;
     for name in ["default", "red", "blue"] {
         wait_for_condition(cluster, name, "Programmed", true).await?;
     }

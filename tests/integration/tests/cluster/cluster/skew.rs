@@ -10,7 +10,7 @@ use kni_integration::{
 use kube::{Api, ResourceExt as _, api::DynamicObject};
 use serde_json::{Value, json};
 
-use super::scene::{assert_reached, serve, tenants, wait_for_silence, wait_for_truth};
+use super::scene::{assert_reached, serve, tenants_of_earlier, wait_for_silence, wait_for_truth};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[expect(clippy::too_many_lines, reason = "the definitions of three releases, in order")]
@@ -21,7 +21,7 @@ async fn definitions_of_another_release_concern_the_objects_that_use_them() -> R
     // A new agent under the definitions of an earlier release.
     definitions::replace(&cluster.client, definitions::earlier()?).await?;
     cluster.add_node(MemberOptions::default()).await?;
-    tenants(&cluster).await?;
+    tenants_of_earlier(&cluster).await?;
     let friends = json!({
         "podSelector": { "matchLabels": { "app": "server" } },
         "ingress": [{ "from": [{ "podSelector": { "matchLabels": { "friend": "yes" } } }] }],
