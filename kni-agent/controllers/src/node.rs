@@ -18,6 +18,7 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
+use serde_json::json;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::{Cluster, interfaces::FIELD_MANAGER};
@@ -95,13 +96,20 @@ impl Cluster {
             return Ok(());
         }
         let api: Api<NodeNetwork> = Api::all(self.client.clone());
-        let apply = PatchParams::apply(FIELD_MANAGER).force();
-        let mut object = NodeNetwork::new(&self.node, NodeNetworkSpec {});
         if known.is_none() {
+            let apply = PatchParams::apply(FIELD_MANAGER).force();
+            let object = NodeNetwork::new(&self.node, NodeNetworkSpec {});
             api.patch(&self.node, &apply, &Patch::Apply(&object)).await?;
         }
-        object.status = Some(status.clone());
-        let mut written = api.patch_status(&self.node, &apply, &Patch::Apply(&object)).await?;
+        // The whole status, but not by server-side apply: that refuses fields that definitions of an earlier release do not
+        // have, while this leaves them out.
+        let patch = json!([{ "op": "add", "path": "/status", "value": status }]);
+        let patch = serde_json::from_value(patch).map_err(kube::Error::SerdeError)?;
+        let params = PatchParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        let mut written = api.patch_status(&self.node, &params, &Patch::Json::<()>(patch)).await?;
         written.metadata.managed_fields = None;
         *self.sent_status() = Some(SentStatus {
             sent: status,

@@ -78,9 +78,14 @@ async fn no_task_ends_or_hangs_unnoticed() -> Result<()> {
     ensure!(tasks.len() >= 25, "only {tasks:?}");
     // The task that carries out the faults, last of all.
     let others = tasks.iter().filter(|task| *task != "task-faults");
+    let long = std::env::var("KNI_LONG").is_ok_and(|value| value == "1");
     for (number, task) in others.chain(["task-faults".to_owned()].iter()).enumerate() {
+        // Every task hangs below; without `KNI_LONG=1` a quarter of them fail in turn.
+        if !long && number % 4 != 0 {
+            continue;
+        }
         // Tasks of the attach service may end, because they do so when the agent stops.
-        let fault = if number % 2 == 0 || FINITE.contains(&task.as_str()) {
+        let fault = if number % 8 == 0 || FINITE.contains(&task.as_str()) {
             "panic"
         } else {
             "end"

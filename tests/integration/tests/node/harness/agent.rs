@@ -47,7 +47,7 @@ fn an_agent_is_started_killed_started_again_and_stopped() -> Result<()> {
     assert!(agent.log().contains("green.yaml"), "{}", agent.log());
     let manifest = node.enter(|| fs::read_to_string(Path::new(MANIFESTS).join("green.yaml")))??;
     assert!(
-        manifest.contains("\n  subnets:\n    - 10.1.0.0/16\n  mtu: 1400\n"),
+        manifest.contains("\n  subnets:\n    - 10.1.0.0/16\n") && manifest.ends_with("\n  mtu: 1400\n"),
         "{manifest}"
     );
     let inside = node.enter(|| fs::read_link("/proc/thread-self/ns/net"))??;

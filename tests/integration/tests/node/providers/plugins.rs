@@ -252,9 +252,11 @@ async fn what_plugins_keep_on_disk_goes_when_the_records_are_lost() -> Result<()
             .iter()
             .any(|file| file.contains(&entry))
     );
-    // As after a reboot: neither namespaces nor runtime state; files on disk remain.
+    // As after a reboot: neither namespaces nor runtime state, in the file and in its copy; files on disk remain.
     stage.agent.kill9()?;
-    stage.node.enter(|| std::fs::remove_file("/run/kni/state.redb"))??;
+    for record in ["/run/kni/state.redb", "/sys/fs/bpf/kni/records"] {
+        stage.node.enter(|| std::fs::remove_file(record))??;
+    }
     stage
         .node
         .run("umount", &["-l", pod.netns.to_str().context("UTF-8")?])?;

@@ -412,7 +412,7 @@ async fn pins_and_programs_come_back(town: &mut Town) -> Result<()> {
     town.whole().await?;
     let log = town.stage.agent.log();
     let said = "its programs were detached by another process; they are attached again";
-    ensure!(log.contains(said), "{log}");
+    ensure!(log.contains(said), "{said:?} is not reported for {links:?}: {log}");
     // From the detachment to the next look, packets meet no program. That is bounded, and counted here.
     let limits = Limits {
         lost: 20_000,
