@@ -111,9 +111,11 @@ impl Tasks {
         self.start(name, self.shared.limit, false, work);
     }
 
-    /// [`Self::spawn`] of work whose steps take up to `limit`.
+    /// [`Self::spawn`] of work whose steps take up to `limit`. Where the tasks have another limit than [`LIMIT`], in tests,
+    /// this one changes in proportion.
     pub fn spawn_slow(&self, name: &'static str, limit: Duration, work: impl Future<Output = ()> + Send + 'static) {
-        self.start(name, limit.max(self.shared.limit), false, work);
+        let scale = self.shared.limit.as_secs_f64() / LIMIT.as_secs_f64();
+        self.start(name, limit.mul_f64(scale).max(self.shared.limit), false, work);
     }
 
     /// [`Self::spawn`] of work that may return when it is done, but not panic.
@@ -244,7 +246,7 @@ mod tests {
         let tasks = Tasks::new(Duration::from_millis(400));
         tasks.spawn("idle", waiting(pending::<()>()));
         tasks.spawn("stuck", pending::<()>());
-        tasks.spawn_slow("slow", LIMIT, pending::<()>());
+        tasks.spawn_slow("slow", LIMIT * 60, pending::<()>());
         tasks.spawn("busy", async {
             loop {
                 tokio::time::sleep(Duration::from_millis(20)).await;
