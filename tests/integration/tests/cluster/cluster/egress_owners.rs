@@ -160,7 +160,9 @@ async fn wait_for_reports(cluster: &Cluster, pod: &Pod, owner: &str) -> Result<(
             policy.reason == "PodsOnOtherNodes" && policy.message.contains(&needle),
             "{policy:?}"
         );
-        let interface = interfaces.get(&format!("{}.eth0", pod.name)).await?;
+        let interface = interfaces
+            .get(&kni_api::pod_interface::name(&pod.name, &pod.uid, "eth0"))
+            .await?;
         let status = interface.status.context("no status")?;
         let egress = status
             .conditions

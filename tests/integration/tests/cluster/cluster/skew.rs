@@ -140,7 +140,10 @@ async fn wait_for_report(cluster: &Cluster, named: &[&str]) -> Result<String> {
     wait::until_some("the node names the objects", PATIENCE, async || {
         let (ready, (_, message)) = conditions(cluster).await?;
         ensure!(ready == "True", "the node is not ready: {message}");
-        ensure!(named.iter().all(|name| message.contains(name)), "{message}");
+        if let Some(missing) = named.iter().find(|name| !message.contains(**name)) {
+            let stored = write_red(cluster, &json!({})).await?.data;
+            anyhow::bail!("{missing} is not in {message:?}; red is {stored}");
+        }
         ensure!(message.contains("zzz"), "the field is not named: {message}");
         Ok(Some(message))
     })

@@ -271,12 +271,21 @@ impl Town {
     }
 }
 
-/// Overwrites the beginning of a record in the file; its key stays.
-fn garble_row(file: &Path) {
+/// Overwrites the beginning of a sandbox's record in the file, also where pages that are free now have it; its key stays.
+fn garble_row(file: &Path, id: &str) {
     let mut bytes = fs::read(file).expect("the file is there");
-    let needle = br#"{"version":1,"record":{"id":""#;
-    let at = bytes.windows(needle.len()).rposition(|found| found == needle);
-    bytes[at.expect("a sandbox is in the file")] = b'#';
+    let needle = format!(r#"{{"version":1,"record":{{"id":"{id}""#);
+    let found = |(_, window): &(usize, &[u8])| *window == needle.as_bytes();
+    let places: Vec<usize> = bytes
+        .windows(needle.len())
+        .enumerate()
+        .filter(found)
+        .map(|(at, _)| at)
+        .collect();
+    assert!(!places.is_empty(), "sandbox {id} is not in the file");
+    for at in places {
+        bytes[at] = b'#';
+    }
     fs::write(file, bytes).expect("the file can be written");
 }
 
@@ -356,7 +365,8 @@ async fn records_are_rebuilt(town: &mut Town) -> Result<()> {
     let traffic = town.traffic()?;
     thread::sleep(STEADY);
     town.stage.agent.terminate()?;
-    town.stage.node.enter(|| garble_row(Path::new(STATE)))?;
+    let id = town.pods[0].id.clone();
+    town.stage.node.enter(|| garble_row(Path::new(STATE), &id))?;
     let began = Instant::now();
     town.start(&[]).await?;
     town.whole().await?;
@@ -365,8 +375,8 @@ async fn records_are_rebuilt(town: &mut Town) -> Result<()> {
     ensure!(log.contains(said), "{log}");
     town.row("one row garbled", traffic, began.elapsed(), said, Limits::default())?;
     let fault = "one row garbled, no copy";
-    town.away(fault, &[], "a row of the state is quarantined", |file| {
-        garble_row(file);
+    town.away(fault, &[], "a row of the state is quarantined", move |file| {
+        garble_row(file, &id);
         fs::remove_file("/sys/fs/bpf/kni/records").expect("unpinned");
     })
     .await
