@@ -89,7 +89,7 @@ impl Metrics {
         let (mut objects, mut free) = (Vec::new(), Vec::new());
         if let Some(cache) = &cache {
             let tables = cache.tables();
-            let counts = tables.counts().into_iter();
+            let counts = tables.counts_of_cluster().into_iter();
             objects = counts
                 .map(|(kind, count)| (kind, u64::try_from(count).unwrap_or(u64::MAX)))
                 .collect();
@@ -218,6 +218,11 @@ mod tests {
     fn objects_are_counted_during_a_term_and_controllers_over_all() {
         let metrics = Metrics::for_tests();
         let cache = ClusterCache::new();
+        cache.change(|tables| {
+            tables
+                .nodes
+                .put(Key::new("", "n1"), Some(kni_cluster::NodeRow::default()));
+        });
         cache.change(|tables| put(tables, "blue", &json!({"subnets": ["10.0.0.0/24"]}), &[]));
         metrics.begin_term(&cache);
         metrics.reconciled("taints", Duration::from_millis(1));
@@ -225,6 +230,7 @@ mod tests {
         let page = metrics.page().unwrap();
         for line in [
             "kni_objects{kind=\"podnetworks\"} 1",
+            "kni_objects{kind=\"nodes\"} 1",
             "kni_address_blocks_free{network=\"blue\",family=\"ipv4\"} 4",
             "kni_reconcile_failures_total{controller=\"taints\"} 1",
         ] {
