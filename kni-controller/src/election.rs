@@ -217,6 +217,11 @@ impl Leadership {
         }
     }
 
+    /// Whether this replica holds the Lease, in whichever term.
+    pub(crate) fn is_held(&self) -> bool {
+        self.term.borrow().is_some_and(|term| Instant::now() < term.until)
+    }
+
     /// The end of the term unless the Lease is renewed; `None` once it has ended.
     pub(crate) fn until(&self) -> Option<Instant> {
         let term = (*self.term.borrow()).filter(|term| term.number == self.number)?;
@@ -251,6 +256,15 @@ fn now() -> MicroTime {
 }
 
 #[cfg(test)]
+impl Leadership {
+    /// That of a replica that never holds the Lease.
+    pub(crate) fn for_tests() -> Self {
+        let (_, term) = watch::channel(None);
+        Self { term, number: 0 }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -273,6 +287,7 @@ mod tests {
         lost.await;
         assert!(begin.elapsed() >= ms(60), "it was renewed");
         assert_eq!(leadership.until(), None);
+        assert!(!leadership.is_held());
     }
 
     #[test]
@@ -290,6 +305,7 @@ mod tests {
         assert!(first.until().is_some());
         sender.send_replace(Some(term(2, Instant::now() + GIVE_UP)));
         assert_eq!(first.until(), None, "its tables may be old");
+        assert!(first.is_held(), "the replica does, in another term");
         first.lost().await;
         assert!(candidate.won().await.until().is_some());
     }

@@ -4,9 +4,11 @@
 mod cli;
 mod controllers;
 mod election;
+mod endpoint;
 mod events;
 mod fence;
 mod health;
+mod metrics;
 mod run;
 
 use std::{io::IsTerminal as _, process::ExitCode};

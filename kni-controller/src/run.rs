@@ -13,8 +13,10 @@ use crate::{
     cli::Args,
     controllers,
     election::{Election, Leadership},
+    endpoint::Endpoint,
     fence::fenced,
     health::Health,
+    metrics::Metrics,
 };
 
 /// Worker threads of the runtime.
@@ -30,13 +32,18 @@ pub(crate) async fn serve(args: &Args) -> Result<()> {
     let election = Election::new(client.clone(), &args.namespace, &replica(args)?);
     let leadership = election.leadership();
     let health = Health::default();
-    tokio::spawn(health.clone().serve(args.health_address));
+    let metrics = Metrics::new(connection.requests, leadership.clone());
+    let endpoint = Endpoint {
+        health: health.clone(),
+        metrics: metrics.clone(),
+    };
+    tokio::spawn(endpoint.serve(args.health_address));
     let (stop, stopping) = watch::channel(());
     let (stopped, all_stopped) = watch::channel(());
     let mut electing =
         tokio::spawn(election.run(health.expect("election"), closed(stopping.clone()), closed(all_stopped)));
     announce(args)?;
-    let acting = act(&client, &leadership, &health, closed(stopping));
+    let acting = act(&client, &leadership, (&health, &metrics), closed(stopping));
     tokio::pin!(acting);
     let outcome = tokio::select! {
         outcome = &mut acting => outcome,
@@ -55,14 +62,19 @@ pub(crate) async fn serve(args: &Args) -> Result<()> {
 }
 
 /// Runs the controllers in each term until `stop` resolves.
-async fn act(client: &Client, leadership: &Leadership, health: &Health, stop: impl Future<Output = ()>) -> Result<()> {
+async fn act(
+    client: &Client,
+    leadership: &Leadership,
+    (health, metrics): (&Health, &Metrics),
+    stop: impl Future<Output = ()>,
+) -> Result<()> {
     tokio::pin!(stop);
     loop {
         let term = tokio::select! {
             term = leadership.won() => term,
             () = &mut stop => return Ok(()),
         };
-        let mut tasks = controllers::start(&fenced(client, term.clone()), health);
+        let mut tasks = controllers::start(&fenced(client, term.clone()), health, metrics);
         let stops = tokio::select! {
             () = term.lost() => false,
             () = &mut stop => true,
@@ -70,6 +82,7 @@ async fn act(client: &Client, leadership: &Leadership, health: &Health, stop: im
             ended = tasks.join_next() => bail!("a controller has ended: {ended:?}"),
         };
         tasks.shutdown().await;
+        metrics.end_term();
         if stops {
             return Ok(());
         }

@@ -169,9 +169,9 @@ impl Tables {
         behind.map(|(name, _)| name).collect()
     }
 
-    /// The kinds that kni-controller needs whose first list is not complete yet.
-    pub fn missing_of_cluster(&self) -> Vec<&'static str> {
-        let needed: [(&'static str, &dyn Kept); 12] = [
+    /// The kinds that kni-controller needs.
+    fn of_cluster(&self) -> [(&'static str, &dyn Kept); 12] {
+        [
             ("podnetworks", &self.networks),
             ("podnetworkattachments", &self.attachments),
             ("podinterfaces", &self.interfaces),
@@ -184,8 +184,12 @@ impl Tables {
             ("pods", &self.pods),
             ("nodes", &self.nodes),
             ("nodenetworks", &self.node_networks),
-        ];
-        let behind = needed.into_iter().filter(|(_, table)| !table.is_synced());
+        ]
+    }
+
+    /// The kinds that kni-controller needs whose first list is not complete yet.
+    pub fn missing_of_cluster(&self) -> Vec<&'static str> {
+        let behind = self.of_cluster().into_iter().filter(|(_, table)| !table.is_synced());
         behind.map(|(name, _)| name).collect()
     }
 
@@ -207,7 +211,14 @@ impl Tables {
         problems
     }
 
-    /// The number of cached objects by kind.
+    /// The number of cached objects by kind that kni-controller follows.
+    pub fn counts_of_cluster(&self) -> Vec<(&'static str, usize)> {
+        let blocks: (&'static str, &dyn Kept) = ("addressblocks", &self.blocks);
+        let all = self.of_cluster().into_iter().chain([blocks]);
+        all.map(|(name, table)| (name, table.len())).collect()
+    }
+
+    /// The number of cached objects by kind that an agent follows.
     pub fn counts(&self) -> Vec<(&'static str, usize)> {
         let all = self.needed().into_iter().chain(self.others());
         all.map(|(name, table)| (name, table.len())).collect()

@@ -6,7 +6,7 @@ use prometheus_client::{metrics::MetricType, registry::Unit};
 
 use super::text::Out;
 
-/// The state of the control plane of one agent; everything but the tasks is empty without a cluster.
+/// The state of the control plane of one program; everything but the tasks is empty without a cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ControlPlane {
     /// Requests to the API server, by result.

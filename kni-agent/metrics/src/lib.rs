@@ -1,12 +1,15 @@
-//! Defines the values of the metrics page and the trait that provides them. Values are read on request.
+//! Defines the values of the metrics pages of the agent and of kni-controller, and the trait that provides the agent's.
+//! Values are read on request.
 //! Layer: model.
 
 mod control_plane;
+mod controller;
 mod page;
 mod text;
 mod totals;
 
 pub use control_plane::{ControlPlane, RequestUse, TaskUse, WatchUse};
+pub use controller::{ControllerState, ControllerUse, FreeBlocks};
 use kni_common::{Direction, Verdict};
 use kni_model::durations::Durations;
 pub use page::Page;

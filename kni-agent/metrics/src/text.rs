@@ -25,8 +25,13 @@ pub(super) struct Facts {
 
 /// Writes the page.
 pub(super) fn page(facts: Facts) -> Result<String, fmt::Error> {
+    encoded(Box::new(facts))
+}
+
+/// The page of a collector alone.
+pub(super) fn encoded(collector: Box<dyn Collector>) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(facts));
+    registry.register_collector(collector);
     let mut page = String::new();
     text::encode(&mut page, &registry)?;
     Ok(page)

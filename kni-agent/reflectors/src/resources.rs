@@ -130,11 +130,11 @@ pub fn reflect_node(client: &Client, cache: &ClusterCache, counts: &WatchState, 
 }
 
 /// Follows the kinds that kni-controller needs. Ends when the set is dropped.
-pub fn reflect_cluster(client: &Client, cache: &ClusterCache) -> JoinSet<()> {
+pub fn reflect_cluster(client: &Client, cache: &ClusterCache, counts: &WatchState) -> JoinSet<()> {
     let mut watches = Watches {
         client,
         cache,
-        counts: WatchState::default(),
+        counts: counts.clone(),
         all: Vec::new(),
     };
     reflect_networks(&mut watches);

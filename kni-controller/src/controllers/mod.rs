@@ -27,21 +27,23 @@ use kube::Client;
 use tokio::task::JoinSet;
 
 use self::reconcile::{Context, reconcile};
-use crate::{events::Events, health::Health};
+use crate::{events::Events, health::Health, metrics::Metrics};
 
 /// Maximum number of pods and nodes that a message names.
 const MOST_NAMED: usize = 8;
 
 /// Starts the watches and all controllers of one term, with empty tables. They end when the set is dropped.
-pub(crate) fn start(client: &Client, health: &Health) -> JoinSet<()> {
+pub(crate) fn start(client: &Client, health: &Health, metrics: &Metrics) -> JoinSet<()> {
     let context = Context {
         client: client.clone(),
         cache: ClusterCache::new(),
         events: Events::new(client.clone()),
         health: health.clone(),
+        metrics: metrics.clone(),
     };
+    metrics.begin_term(&context.cache);
     let mut tasks = JoinSet::new();
-    let mut reflectors = reflect_cluster(client, &context.cache);
+    let mut reflectors = reflect_cluster(client, &context.cache, metrics.watches());
     // A watch never ends by itself.
     tasks.spawn(async move { drop(reflectors.join_next().await) });
     tasks.spawn(reconcile(context.clone(), networks::NetworkStatus::default()));

@@ -10,7 +10,7 @@ use kni_cluster::{ClusterCache, Key, Networks, Tables};
 use kube::Client;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::{events::Events, health::Health};
+use crate::{events::Events, health::Health, metrics::Metrics};
 
 /// Interval of the periodic round.
 const ROUND: Duration = Duration::from_secs(3);
@@ -34,6 +34,8 @@ pub(crate) struct Context {
     pub(crate) events: Events,
     /// Where every loop reports that it goes round.
     pub(crate) health: Health,
+    /// Counts what the controllers do.
+    pub(crate) metrics: Metrics,
 }
 
 /// One duty: the comparison of tables with objects, and the writes that make them agree.
@@ -79,7 +81,12 @@ pub(crate) async fn reconcile<R: Reconciler>(context: Context, mut reconciler: R
                 tokio::time::sleep(GATHER).await;
                 false
             }
-            Some((key, done)) = running.next() => work.ended(R::NAME, &key, done, Instant::now()),
+            Some((key, done)) = running.next() => {
+                if done.is_err() {
+                    context.metrics.failed(R::NAME);
+                }
+                work.ended(R::NAME, &key, done, Instant::now())
+            }
         };
         changes.mark_unchanged();
         // The comparison may take long in a large cluster.
@@ -88,8 +95,10 @@ pub(crate) async fn reconcile<R: Reconciler>(context: Context, mut reconciler: R
             let version = R::version(&tables);
             if must || seen != Some(version) {
                 seen = Some(version);
+                let started = Instant::now();
                 let networks = context.cache.networks(&tables);
                 work.replace(reconciler.plan(&tables, &networks), Instant::now());
+                context.metrics.reconciled(R::NAME, started.elapsed());
             }
         });
     }

@@ -3,36 +3,55 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::{
-    api::core::v1::{Namespace, Node, Pod},
+    api::{
+        admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding},
+        apps::v1::Deployment,
+        coordination::v1::Lease,
+        core::v1::{Namespace, Node, Pod},
+    },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    jiff::Timestamp,
 };
-use kni_api::{EgressAddressPool, EgressPolicy, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment};
+use kni_api::{
+    AddressBlock, EgressAddressClaim, EgressAddressPool, EgressPolicy, NodeNetwork, PodInterface, PodNetwork,
+    PodNetworkAttachment,
+};
 use kube::{
     ResourceExt,
     core::{PartialObjectMeta, Selector, SelectorExt as _},
 };
 
-use super::{Check, Finding, definitions, egress, networks};
+use super::{Check, Finding, admission, blocks, controller, definitions, egress, egress_pools, networks, reports};
 
 /// The objects of a cluster.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshot {
+    /// When it was read.
+    pub(crate) now: Timestamp,
     pub(crate) definitions: Vec<CustomResourceDefinition>,
+    pub(crate) admission_policies: Vec<ValidatingAdmissionPolicy>,
+    pub(crate) admission_bindings: Vec<ValidatingAdmissionPolicyBinding>,
+    /// The Deployment of kni-controller, and the Lease of its replicas.
+    pub(crate) controller: Option<Deployment>,
+    pub(crate) lease: Option<Lease>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) namespaces: Vec<Namespace>,
     /// All pods; their metadata suffices, and is a tenth of the objects.
     pub(crate) pods: Vec<PartialObjectMeta<Pod>>,
     pub(crate) networks: Vec<PodNetwork>,
+    pub(crate) blocks: Vec<AddressBlock>,
     pub(crate) attachments: Vec<PodNetworkAttachment>,
     pub(crate) egress_policies: Vec<EgressPolicy>,
     pub(crate) egress_pools: Vec<EgressAddressPool>,
+    pub(crate) egress_claims: Vec<EgressAddressClaim>,
     pub(crate) interfaces: Vec<PodInterface>,
     pub(crate) node_networks: Vec<NodeNetwork>,
 }
 
 /// The checks of a cluster.
 pub(crate) fn checks(snapshot: &Snapshot) -> Vec<Check> {
-    let mut checks = of_nodes(snapshot);
+    let mut checks = of_installation(snapshot);
+    checks.extend(of_nodes(snapshot));
     checks.extend(of_networks(snapshot));
     checks.extend(of_pods(snapshot));
     checks
@@ -42,8 +61,12 @@ fn check(name: &str, title: &str, findings: Vec<Finding>) -> Check {
     Check::new("cluster", name, title, findings)
 }
 
-fn of_nodes(snapshot: &Snapshot) -> Vec<Check> {
-    let reports = &snapshot.node_networks;
+fn of_installation(snapshot: &Snapshot) -> Vec<Check> {
+    let (deployment, lease) = (snapshot.controller.as_ref(), snapshot.lease.as_ref());
+    let acts = match controller::holder(lease) {
+        Some(holder) => format!("A replica of kni-controller acts: {holder}"),
+        None => "A replica of kni-controller acts".to_owned(),
+    };
     vec![
         check(
             "definitions",
@@ -51,16 +74,47 @@ fn of_nodes(snapshot: &Snapshot) -> Vec<Check> {
             definitions::compare(&kni_api::definitions(), &snapshot.definitions),
         ),
         check(
+            "admission-policies",
+            "The API server refuses what no tenant and no other node may write",
+            admission::policies(&snapshot.admission_policies, &snapshot.admission_bindings),
+        ),
+        check("controller", &acts, controller::acts(deployment, lease, snapshot.now)),
+    ]
+}
+
+fn of_nodes(snapshot: &Snapshot) -> Vec<Check> {
+    let reports = &snapshot.node_networks;
+    vec![
+        check(
             "node-agents",
             "Every node has an agent that reports",
-            agents(&names(&snapshot.nodes), reports),
+            reports::agents(&names(&snapshot.nodes), reports),
         ),
         check(
             "node-ready",
             "All agents attach pods, and nothing is degraded",
-            ready(reports),
+            reports::ready(reports),
         ),
-        check("agent-versions", "All agents have one version", versions(reports)),
+        check(
+            "agent-versions",
+            "All agents have one version",
+            reports::versions(reports),
+        ),
+        check(
+            "node-state",
+            "No agent has lost its state",
+            reports::lost_state(reports),
+        ),
+        check(
+            "node-addresses",
+            "All networks have free addresses on every node",
+            reports::used_up(reports),
+        ),
+        check(
+            "address-conflicts",
+            "No pod has an address of another node's block",
+            reports::conflicts(reports),
+        ),
     ]
 }
 
@@ -83,6 +137,16 @@ fn of_networks(snapshot: &Snapshot) -> Vec<Check> {
             "Every address block has one node",
             networks::blocks(all, &names(&snapshot.nodes)),
         ),
+        check(
+            "address-block-owners",
+            "Networks and nodes of all AddressBlocks exist, and no two overlap",
+            blocks::owners(&snapshot.blocks, all, &snapshot.nodes),
+        ),
+        check(
+            "address-block-entries",
+            "AddressBlocks and status.blocks of networks agree",
+            blocks::entries(&snapshot.blocks, all, snapshot.now),
+        ),
     ]
 }
 
@@ -96,9 +160,24 @@ fn of_pods(snapshot: &Snapshot) -> Vec<Check> {
         ),
         check("policies", "All policies are enforced", policies(snapshot)),
         check(
+            "policy-quota",
+            "The policies of every namespace are within its quota",
+            reports::closed_namespaces(&snapshot.node_networks),
+        ),
+        check(
             "egress-addresses",
             "Egress addresses are in pools that admit their policies",
             egress::addresses(&snapshot.egress_policies, &snapshot.egress_pools, &snapshot.namespaces),
+        ),
+        check(
+            "egress-pools",
+            "Pools of egress addresses are accepted, and namespaces may use them",
+            egress_pools::pools(&snapshot.egress_pools, &snapshot.namespaces),
+        ),
+        check(
+            "egress-claims",
+            "The chosen nodes answer for all egress addresses in use",
+            egress_pools::claims(&snapshot.egress_claims, snapshot.now),
         ),
         check(
             "interface-addresses",
@@ -116,71 +195,6 @@ fn of_pods(snapshot: &Snapshot) -> Vec<Check> {
 
 fn names<K: ResourceExt>(objects: &[K]) -> Vec<String> {
     objects.iter().map(ResourceExt::name_any).collect()
-}
-
-fn agents(nodes: &[String], reports: &[NodeNetwork]) -> Vec<Finding> {
-    let reporting: BTreeSet<String> = reports.iter().map(ResourceExt::name_any).collect();
-    let mut findings = Vec::new();
-    for node in nodes.iter().filter(|node| !reporting.contains(*node)) {
-        let remedy = "see the agent's pod: kubectl -n kni-system get pods -o wide -l app.kubernetes.io/name=kni-agent";
-        findings.push(Finding::failure(
-            format!("node {node}"),
-            "no agent reports from it",
-            remedy,
-        ));
-    }
-    for gone in reporting.iter().filter(|name| !nodes.contains(*name)) {
-        let remedy = "kni-controller removes it when the node stays away";
-        findings.push(Finding::warning(
-            format!("nodenetwork {gone}"),
-            "there is no such node",
-            remedy,
-        ));
-    }
-    findings
-}
-
-fn ready(reports: &[NodeNetwork]) -> Vec<Finding> {
-    let remedy = "ask the agent: kubectl kni --node NODE status";
-    let mut findings = Vec::new();
-    for report in reports {
-        let object = format!("node {}", report.name_any());
-        let conditions = report.status.as_ref().map_or(&[][..], |status| &status.conditions);
-        if let Some(problem) = networks::lacking(conditions, "Ready") {
-            findings.push(Finding::failure(&object, problem, remedy));
-        } else if !conditions.iter().any(|condition| condition.type_ == "Ready") {
-            findings.push(Finding::failure(
-                &object,
-                "its agent has not reported its state",
-                remedy,
-            ));
-        }
-        let degraded = conditions.iter().filter(|condition| condition.type_ == "Degraded");
-        let degraded = degraded.filter(|condition| condition.status == kni_api::ConditionStatus::True);
-        findings.extend(degraded.map(|condition| Finding::warning(&object, condition.message.clone(), remedy)));
-    }
-    findings
-}
-
-fn versions(reports: &[NodeNetwork]) -> Vec<Finding> {
-    let mut nodes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for report in reports {
-        if let Some(status) = &report.status {
-            nodes.entry(&status.agent_version).or_default().push(report.name_any());
-        }
-    }
-    if nodes.len() < 2 {
-        return Vec::new();
-    }
-    let counts = nodes
-        .iter()
-        .map(|(version, nodes)| format!("{version} on {}", nodes.len()));
-    let problem = format!(
-        "versions and numbers of nodes: {}",
-        counts.collect::<Vec<_>>().join(", ")
-    );
-    let remedy = "finish the upgrade: kubectl -n kni-system rollout status daemonset kni-agent";
-    vec![Finding::warning("agents", problem, remedy)]
 }
 
 fn attachments(snapshot: &Snapshot) -> Vec<Finding> {
@@ -331,143 +345,4 @@ fn interfaces(interfaces: &[PodInterface]) -> Vec<Finding> {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde::de::DeserializeOwned;
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    #[expect(clippy::needless_pass_by_value, reason = "the callers write the values in place")]
-    fn object<K: DeserializeOwned>(kind: &str, metadata: Value, spec: Value, status: Value) -> K {
-        serde_json::from_value(json!({
-            "apiVersion": "kni.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec, "status": status,
-        }))
-        .unwrap()
-    }
-
-    fn condition(type_: &str, status: &str) -> Value {
-        json!({"type": type_, "status": status, "reason": "Because", "message": "of this",
-               "lastTransitionTime": "2026-01-01T00:00:00Z"})
-    }
-
-    fn interface(name: &str, uid: &str, address: &str) -> PodInterface {
-        object(
-            "PodInterface",
-            json!({"name": name, "namespace": "shop"}),
-            json!({"podName": "web", "podUid": uid, "nodeName": "n1", "podNetworkName": "blue",
-                   "interfaceName": "eth0", "sandboxId": "s"}),
-            json!({"addresses": [{"ip": address, "family": "IPv4"}], "conditions": [condition("Ready", "True")]}),
-        )
-    }
-
-    fn report(name: &str) -> NodeNetwork {
-        let status =
-            json!({"agentVersion": "1", "conditions": [condition("Ready", "True"), condition("Degraded", "False")]});
-        object("NodeNetwork", json!({"name": name}), json!({}), status)
-    }
-
-    fn healthy() -> Snapshot {
-        let mut definitions = kni_api::definitions().to_vec();
-        for definition in &mut definitions {
-            let status = json!({"conditions": [{"type": "Established", "status": "True"}],
-                                "acceptedNames": {"kind": "x", "plural": "x"}, "storedVersions": ["v1alpha1"]});
-            definition.status = Some(serde_json::from_value(status).unwrap());
-        }
-        let pod = json!({"metadata": {"name": "web", "namespace": "shop", "uid": "u1", "labels": {"app": "web"}}});
-        let fine = json!({"conditions": [condition("Accepted", "True"), condition("Ready", "True")]});
-        Snapshot {
-            definitions,
-            nodes: vec![serde_json::from_value(json!({"metadata": {"name": "n1"}})).unwrap()],
-            namespaces: vec![serde_json::from_value(json!({"metadata": {"name": "shop"}})).unwrap()],
-            pods: vec![serde_json::from_value(pod).unwrap()],
-            networks: vec![object(
-                "PodNetwork",
-                json!({"name": "blue"}),
-                json!({"default": true}),
-                fine.clone(),
-            )],
-            attachments: vec![object(
-                "PodNetworkAttachment",
-                json!({"name": "extra", "namespace": "shop"}),
-                json!({"podNetworkName": "blue", "podSelector": {"matchLabels": {"app": "web"}}, "interfaceName": "net1"}),
-                fine.clone(),
-            )],
-            egress_policies: vec![object(
-                "EgressPolicy",
-                json!({"name": "out", "namespace": "shop"}),
-                json!({"podSelector": {}}),
-                fine,
-            )],
-            egress_pools: Vec::new(),
-            interfaces: vec![interface("web.eth0", "u1", "10.0.0.1")],
-            node_networks: vec![report("n1")],
-        }
-    }
-
-    /// Names of the checks that found something.
-    fn found(snapshot: &Snapshot) -> Vec<String> {
-        let checks = checks(snapshot).into_iter();
-        checks
-            .filter(|check| !check.findings.is_empty())
-            .map(|check| check.name)
-            .collect()
-    }
-
-    #[test]
-    fn a_healthy_cluster_passes_everything() {
-        assert_eq!(found(&healthy()), Vec::<String>::new());
-    }
-
-    #[test]
-    fn each_check_finds_its_problem_and_no_other() {
-        type Damage = fn(&mut Snapshot);
-        let cases: [(&str, Damage); 14] = [
-            ("definitions", |s| s.definitions.truncate(1)),
-            ("node-agents", |s| s.node_networks.clear()),
-            ("node-agents", |s| s.node_networks.push(report("gone"))),
-            ("node-ready", |s| {
-                s.node_networks[0].status.as_mut().unwrap().conditions.clear();
-            }),
-            ("node-ready", |s| {
-                s.node_networks[0].status.as_mut().unwrap().conditions[1].status = kni_api::ConditionStatus::True;
-            }),
-            ("agent-versions", |s| {
-                s.nodes
-                    .push(serde_json::from_value(json!({"metadata": {"name": "n2"}})).unwrap());
-                let mut other = report("n2");
-                other.status.as_mut().unwrap().agent_version = "2".to_owned();
-                s.node_networks.push(other);
-            }),
-            ("default-network", |s| s.networks[0].spec.default = false),
-            ("network-conditions", |s| s.networks[0].status = None),
-            ("namespace-selectors", |s| {
-                s.networks[0].spec.namespace_selector =
-                    serde_json::from_value(json!({"matchLabels": {"a": "b"}})).unwrap();
-            }),
-            ("attachments", |s| {
-                s.attachments[0].spec.pod_network_name = "none".to_owned();
-            }),
-            ("attachments", |s| {
-                let status = json!({"conditions": [condition("Accepted", "False")]});
-                s.attachments[0].status = serde_json::from_value(status).unwrap();
-            }),
-            ("policies", |s| {
-                let refused = json!([{"kind": "NetworkPolicy", "namespace": "shop", "name": "p", "reason": "r"}]);
-                let status = s.node_networks[0].status.as_mut().unwrap();
-                status.policies.refused = serde_json::from_value(refused).unwrap();
-            }),
-            ("interface-addresses", |s| {
-                s.interfaces.push(interface("web2.eth0", "u1", "10.0.0.1"));
-            }),
-            ("interface-pods", |s| s.interfaces[0].spec.pod_uid = "u2".to_owned()),
-        ];
-        for (name, damage) in cases {
-            let mut snapshot = healthy();
-            damage(&mut snapshot);
-            assert_eq!(found(&snapshot), [name]);
-        }
-        let mut snapshot = healthy();
-        snapshot.interfaces[0].status.as_mut().unwrap().conditions[0].status = kni_api::ConditionStatus::False;
-        assert_eq!(found(&snapshot), ["interface-conditions"]);
-    }
-}
+mod tests;

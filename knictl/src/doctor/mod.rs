@@ -1,11 +1,16 @@
 //! Describes what checks found, and prints them as a report.
 
 pub(crate) mod access;
+mod admission;
+mod blocks;
 pub(crate) mod cluster;
+pub(crate) mod controller;
 mod definitions;
 mod egress;
+mod egress_pools;
 mod networks;
 pub(crate) mod node;
+mod reports;
 
 use serde::{Deserialize, Serialize};
 

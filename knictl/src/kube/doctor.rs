@@ -2,6 +2,7 @@
 
 use std::{fmt::Debug, future::pending};
 
+use k8s_openapi::{NamespaceResourceScope, jiff::Timestamp};
 use kube::{Api, Client, Resource, api::ListParams, core::PartialObjectMeta};
 use serde::de::DeserializeOwned;
 
@@ -11,6 +12,7 @@ use crate::{
     doctor::{
         Check, Finding, Report, access,
         cluster::{Snapshot, checks},
+        controller,
     },
     error::Error,
     terminal::Terminal,
@@ -28,7 +30,7 @@ pub(super) async fn run(
     args: &DoctorArgs,
     terminal: &mut Terminal<'_>,
 ) -> Result<Outcome, Error> {
-    let snapshot = snapshot(client).await?;
+    let snapshot = snapshot(client, kni_namespace).await?;
     if args.upgrade {
         let report = Report {
             checks: vec![access::upgrade(&snapshot)],
@@ -73,9 +75,15 @@ async fn of_agent(client: &Client, namespace: &str, pod: &str, node: &str) -> Ve
     vec![Check::new(&scope, "agent-answers", "The agent answers", vec![finding])]
 }
 
-async fn snapshot(client: &Client) -> Result<Snapshot, Error> {
+async fn snapshot(client: &Client, kni_namespace: &str) -> Result<Snapshot, Error> {
     Ok(Snapshot {
+        now: Timestamp::now(),
         definitions: list(client).await?,
+        admission_policies: list(client).await?,
+        admission_bindings: list(client).await?,
+        controller: get(client, kni_namespace, controller::NAME).await?,
+        lease: get(client, kni_namespace, controller::NAME).await?,
+        blocks: list(client).await?,
         nodes: list(client).await?,
         namespaces: list(client).await?,
         pods: list_metadata(client).await?,
@@ -83,9 +91,23 @@ async fn snapshot(client: &Client) -> Result<Snapshot, Error> {
         attachments: list(client).await?,
         egress_policies: list(client).await?,
         egress_pools: list(client).await?,
+        egress_claims: list(client).await?,
         interfaces: list(client).await?,
         node_networks: list(client).await?,
     })
+}
+
+/// An object of a namespace, if it exists.
+async fn get<K>(client: &Client, namespace: &str, name: &str) -> Result<Option<K>, Error>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+{
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    let found = api.get_opt(name).await;
+    found.map_err(Error::of_request(format!(
+        "reading {} {namespace}/{name}",
+        K::plural(&())
+    )))
 }
 
 /// All objects of a kind; none if the kind is not installed, which the check of definitions reports.

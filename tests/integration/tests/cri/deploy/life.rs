@@ -129,6 +129,7 @@ fn ask_as_operator(scene: &Scene) -> Result<()> {
     ensure!(
         report.contains("All networks work")
             && report.contains("The agent attaches pods")
+            && report.contains("A replica of kni-controller acts: kni-controller-")
             && report.contains(" 0 failed"),
         "kubectl kni doctor:\n{report}"
     );
