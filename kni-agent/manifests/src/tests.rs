@@ -155,7 +155,8 @@ fn other_kinds_are_refused_by_kind() {
     let refusal = refused("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x, namespace: y}\ndata: {a: b}\n");
     let text = refusal.to_string();
     let start = "a.yaml:2: ConfigMap y/x: kind: kind ConfigMap of apiVersion v1 is not served; served are \
-                 PodNetwork of kni.dev/v1alpha1, EgressPolicy of kni.dev/v1alpha1, NetworkPolicy of networking.k8s.io/v1, ";
+                 PodNetwork of kni.dev/v1alpha1, EgressPolicy of kni.dev/v1alpha1, EgressAddressPool of kni.dev/v1alpha1, \
+                 NetworkPolicy of networking.k8s.io/v1, ";
     assert!(text.starts_with(start), "{text}");
     let other = refused(&manifest("a", "10.0.0.0/16").replace("v1alpha1", "v2"));
     assert_eq!((other.line, other.field.as_deref()), (Some(1), Some("apiVersion")));

@@ -103,9 +103,10 @@ pub(super) fn holder(frame: &[u8]) -> Option<(IpAddr, MacAddr)> {
     let sender = MacAddr(bytes(frame, 6)?);
     match ethertype {
         ETHERTYPE_ARP => {
-            let (mac, address): ([u8; 6], [u8; 4]) = (bytes(frame, 22)?, bytes(frame, 28)?);
+            let (mac, address, target): ([u8; 6], [u8; 4], [u8; 4]) =
+                (bytes(frame, 22)?, bytes(frame, 28)?, bytes(frame, 38)?);
             // A probe of another host claims its target.
-            let claimed = if address == [0; 4] { bytes(frame, 38)? } else { address };
+            let claimed = if address == [0; 4] { target } else { address };
             Some((IpAddr::from(claimed), MacAddr(mac)))
         }
         ETHERTYPE_IPV6 => {
