@@ -401,7 +401,7 @@ mod tests {
         assert_eq!(map.table.rows().unwrap().len(), 2);
         // A damaged chunk.
         let (key, mut chunk) = split(95, 2, &record("c", Some(b"three"))).remove(0);
-        chunk.data[20] ^= 1;
+        chunk.data[2] ^= 1;
         map.table.put(&key, &chunk).unwrap();
         assert_eq!(map.read().unwrap().unwrap().1.len(), 1);
     }
