@@ -97,7 +97,8 @@ pub struct NodeNetworkSpec {}
 #[schemars(transform = schema::plain)]
 pub struct NodeNetworkStatus {
     /// Ready: the agent attaches pods. Degraded: something does not work as it should; the message describes it.
-    /// `AddressesAvailable`: every network has an address for another pod.
+    /// `AddressesAvailable`: every network has an address for another pod. `StateLost`: the agent rebuilt its state at
+    /// its start. `AddressConflict`: a pod has an address of another node's block.
     #[serde(default)]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

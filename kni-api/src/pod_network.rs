@@ -34,7 +34,7 @@ pub const DEFAULT_MTU: u32 = 1500;
     validation = rules::pod_network::name(),
     printcolumn(name = "Subnets", type_ = "string", json_path = r#".status.summary.subnets"#, description = "Ranges that pods get their addresses from."),
     printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#, description = "Whether pods can join."),
-    printcolumn(name = "Programmed", type_ = "string", json_path = r#".status.conditions[?(@.type=="Programmed")].status"#, description = "Whether it is applied on every node that takes pods of it."),
+    printcolumn(name = "Programmed", type_ = "string", json_path = r#".status.conditions[?(@.type=="Programmed")].status"#, description = "Whether it is applied on every node."),
     printcolumn(name = "Used", type_ = "integer", json_path = r#".status.addresses.used"#, description = "Addresses that pods have."),
     printcolumn(name = "Total", type_ = "string", json_path = r#".status.summary.total"#, description = "Addresses that pods can have."),
     printcolumn(name = "Age", type_ = "date", json_path = r#".metadata.creationTimestamp"#, description = "When the object was made."),
@@ -141,8 +141,7 @@ pub struct PerNodePrefix {
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::plain)]
 pub struct PodNetworkStatus {
-    /// Accepted: the spec is valid. Ready: pods can join. Programmed: it is applied on every node that takes pods
-    /// of it. `AddressesAvailable`: there are addresses left. `InUse`: what keeps it, once it is to be deleted.
+    /// Accepted: the spec is valid. Ready: pods can join. Programmed: it is applied on every node. `AddressesAvailable`: there are addresses left. `InUse`: what keeps it, once it is to be deleted.
     #[serde(default)]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -20,7 +20,7 @@ impl Events {
     /// The events of the agent of a node.
     pub(super) fn new(client: Client, node: &str) -> Self {
         let reporter = Reporter {
-            controller: "kni.dev/kni-agent".to_owned(),
+            controller: "kni-agent".to_owned(),
             instance: Some(node.to_owned()),
         };
         Self {

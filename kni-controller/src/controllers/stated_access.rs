@@ -12,7 +12,6 @@ use kni_cluster::{Key, Networks, Tables};
 use kube::{
     Api, Resource as _,
     api::{Patch, PatchParams},
-    runtime::events::{Event, EventType, Recorder, Reporter},
 };
 
 use super::reconcile::{Context, Reconciler, ignore_gone, unless_changed};
@@ -108,24 +107,8 @@ async fn report(context: &Context, network: &PodNetwork, access: &Access) {
         written,
         "access was written from what is in use"
     );
-    let reporter = Reporter {
-        controller: "kni.dev/kni-controller".to_owned(),
-        instance: None,
-    };
-    let mut note = format!("spec.access was absent; what is in use was written into it: {written}");
-    note.truncate(note.floor_char_boundary(1024));
-    let event = Event {
-        type_: EventType::Normal,
-        reason: "AccessWritten".to_owned(),
-        note: Some(note),
-        action: "Upgrade".to_owned(),
-        secondary: None,
-    };
+    let note = format!("spec.access was absent; what is in use was written into it: {written}");
     let about: ObjectReference = network.object_ref(&());
-    if let Err(error) = Recorder::new(context.client.clone(), reporter)
-        .publish(&event, &about)
-        .await
-    {
-        tracing::debug!(%error, "cannot write an event");
-    }
+    let events = &context.events;
+    events.normal(&about, "AccessWritten", "Upgrade", &note).await;
 }
