@@ -314,6 +314,8 @@ proptest! {
             engine = engine.with_quota(Quota { capacity, share: capacity });
             watch_without_room(&mut engine, capacity, &before, &world)?;
             // The way there leaves no trace.
+            let closed: Vec<String> = engine.overruns().map(|overrun| format!("{overrun:?}")).collect();
+            prop_assert!(closed.is_empty(), "{:?} are closed at {} rows", closed, capacity);
             prop_assert_eq!(direct.tables(), engine.tables());
             before = world;
         }

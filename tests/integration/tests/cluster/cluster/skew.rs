@@ -20,7 +20,11 @@ async fn definitions_of_another_release_concern_the_objects_that_use_them() -> R
 
     // A new agent under the definitions of an earlier release.
     definitions::replace(&cluster.client, definitions::earlier()?).await?;
-    cluster.add_node(MemberOptions::default()).await?;
+    let options = MemberOptions {
+        proxied: true,
+        ..MemberOptions::default()
+    };
+    cluster.add_node(options).await?;
     tenants_of_earlier(&cluster).await?;
     let friends = json!({
         "podSelector": { "matchLabels": { "app": "server" } },
@@ -56,6 +60,9 @@ async fn definitions_of_another_release_concern_the_objects_that_use_them() -> R
         "spec": { "podSelector": {}, "defaultAction": "Allow", "zzz": "new" },
     });
     cluster.apply(&[leave]).await?;
+    // A watch from before serves the objects without the new field until the API server ends it, after minutes.
+    let proxy = cluster.nodes[0].proxy.as_ref().context("no proxy")?;
+    proxy.faults.cut();
     let told = wait_for_report(
         &cluster,
         &["podnetworks red", "podnetworks green", "egresspolicies red-team/leave"],

@@ -2,6 +2,7 @@
 //! unevaluated, and everything is repaired.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs,
     net::SocketAddr,
     path::Path,
@@ -28,6 +29,7 @@ const PORT: u16 = 8080;
 /// A port of the node that no pod of `blue` may reach; a packet that arrives there passed no program.
 const CANARY: u16 = 7777;
 const STATE: &str = "/run/kni/state.redb";
+const LINKS: &str = "/sys/fs/bpf/kni/links";
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Time under traffic before and after a repair.
 const STEADY: Duration = Duration::from_millis(300);
@@ -406,23 +408,25 @@ async fn pins_and_programs_come_back(town: &mut Town) -> Result<()> {
     }
     let traffic = town.traffic()?;
     thread::sleep(STEADY);
-    let links = tcx_links(town)?;
+    let before = links(town).await?;
+    ensure!(before.len() >= PODS, "{before:?}");
     let began = Instant::now();
-    for id in &links {
-        town.stage
-            .node
-            .run("bpftool", &["link", "detach", "id", &id.to_string()])?;
+    for name in before.keys() {
+        let pin = format!("{LINKS}/{name}");
+        town.stage.node.run("bpftool", &["link", "detach", "pinned", &pin])?;
     }
     eventually(PATIENCE, async || {
-        let now = tcx_links(town)?.len();
-        ensure!(now == links.len(), "{now} links instead of {}", links.len());
+        let now = links(town).await?;
+        ensure!(now.keys().eq(before.keys()), "{now:?} instead of {before:?}");
+        let same = now.iter().find(|(name, id)| before.get(*name) == Some(id));
+        ensure!(same.is_none(), "{same:?} is the detached link");
         Ok(())
     })
     .await?;
     town.whole().await?;
     let log = town.stage.agent.log();
     let said = "its programs were detached by another process; they are attached again";
-    ensure!(log.contains(said), "{said:?} is not reported for {links:?}: {log}");
+    ensure!(log.contains(said), "{said:?} is not reported: {log}");
     // From the detachment to the next look, packets meet no program. That is bounded, and counted here.
     let limits = Limits {
         lost: 20_000,
@@ -502,12 +506,19 @@ fn count_files(folder: &Path) -> usize {
 }
 
 /// The ids of the attached links of pods.
-fn tcx_links(town: &Town) -> Result<Vec<u64>> {
-    let shown: serde_json::Value = serde_json::from_str(&town.stage.node.run("bpftool", &["-j", "link", "show"])?)?;
-    let links = shown.as_array().context("no list")?.iter();
-    let of_pods = links.filter(|link| {
-        let device = link["devname"].as_str().unwrap_or_default();
-        link["type"] == "tcx" && device.starts_with("kni")
-    });
-    Ok(of_pods.filter_map(|link| link["id"].as_u64()).collect())
+/// The ids of the links of pods, by the names of their pins. Pairs that no pod uses yet have links as well.
+async fn links(town: &Town) -> Result<BTreeMap<String, u64>> {
+    let interfaces = town.stage.interfaces().await?;
+    let endpoints: BTreeSet<String> = interfaces.iter().map(|found| found.endpoint_id.to_string()).collect();
+    let mut ids = BTreeMap::new();
+    for name in town.stage.node.run("ls", &[LINKS])?.lines() {
+        let endpoint = name.split_once('-').map_or(name, |(endpoint, _)| endpoint);
+        if !endpoints.contains(endpoint) {
+            continue;
+        }
+        let show = ["-j", "link", "show", "pinned", &format!("{LINKS}/{name}")];
+        let shown: serde_json::Value = serde_json::from_str(&town.stage.node.run("bpftool", &show)?)?;
+        ids.insert(name.to_owned(), shown["id"].as_u64().context("no id")?);
+    }
+    Ok(ids)
 }
