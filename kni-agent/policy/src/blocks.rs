@@ -27,14 +27,21 @@ pub(super) struct Region {
     identity: Option<u32>,
 }
 
-/// The prefixes at the boundaries of a peer; none if it is not a block.
+/// The prefixes at the boundaries of a peer; none if it matches no address. Exactly one of each prefix and the prefix
+/// around it belongs to the peer, so each has a row of its own.
 pub(super) fn edges(peer: &Peer) -> Vec<Prefix> {
     Shape::of(peer).map_or_else(Vec::new, |shape| shape.edges().collect())
+}
+
+/// The range of a peer, without its exceptions; `None`: it matches no address.
+pub(super) fn whole(peer: &Peer) -> Option<Prefix> {
+    Shape::of(peer).map(|shape| shape.whole)
 }
 
 /// A block as a list of prefixes.
 struct Shape {
     whole: Prefix,
+    /// None contains another.
     holes: Vec<Prefix>,
 }
 
@@ -56,21 +63,25 @@ impl Shape {
         if holes.iter().any(|hole| hole.contains(&whole)) {
             return None;
         }
+        if !whole.is_v4() {
+            // An IPv6 range that contains the IPv4-mapped range does not match IPv4.
+            holes.push(Prefix::v4());
+        }
         holes.retain(|hole| whole.contains(hole));
+        // A prefix sorts before everything that it contains.
+        holes.sort_unstable();
+        holes.dedup_by(|inner, outer| outer.contains(inner));
         Some(Self { whole, holes })
     }
 
     /// The prefixes at the boundaries of the block.
     fn edges(&self) -> impl Iterator<Item = Prefix> {
-        // An IPv6 range that contains the IPv4-mapped range does not match IPv4.
-        let v4 = self.whole.contains(&Prefix::v4()) && !self.whole.is_v4();
-        let v4 = v4.then_some(Prefix::v4());
-        [self.whole].into_iter().chain(self.holes.iter().copied()).chain(v4)
+        [self.whole].into_iter().chain(self.holes.iter().copied())
     }
 
     /// Whether a region inside the whole range belongs to the block.
     fn has(&self, region: &Prefix) -> bool {
-        region.is_v4() == self.whole.is_v4() && !self.holes.iter().any(|hole| hole.contains(region))
+        !self.holes.iter().any(|hole| hole.contains(region))
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 use kni_model::{PolicyStep, PolicyTables, policy::PolicyRef};
 
 use self::charges::Charges;
-use super::{blocks, desired::Compiler, pods::Pods, prefix::Prefix, set::PolicySet};
+use super::{blocks, desired::Compiler, pods::Pods, prefix::Prefix, row, set::PolicySet};
 
 /// The sizes of the policy tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -316,14 +316,14 @@ fn used(pods: &Pods) -> BTreeMap<String, Used> {
     used
 }
 
-/// Rows that the ranges of these sets need, whatever else is in the tables.
+/// Rows that the ranges of these sets need, whatever else is in the tables: never more than the compiled tables have.
 fn of_ranges(sets: &Used) -> [usize; 3] {
     let mut prefixes: BTreeMap<u32, Vec<Prefix>> = BTreeMap::new();
     let mut rows = 0;
     for ((network, _), set) in sets {
         let edges = set.peers.iter().flat_map(|peer| blocks::edges(peer));
         prefixes.entry(*network).or_default().extend(edges);
-        rows += set.by_peer().filter(|peer| peer.is_block()).count();
+        rows += row::of_ranges(set);
     }
     let identities = prefixes.into_values().map(|mut edges| {
         edges.sort_unstable();

@@ -1,16 +1,19 @@
 //! Computes the rows of a policy set for an identity.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use kni_common::policy::{PORTS_ALL, PORTS_NONE, PolicyValue};
 use kni_model::policy::{PolicyDirection, RuleRef};
 
 use super::{
+    blocks,
     body::Rule,
     external::{self, Answer},
     identity::Identity,
+    peer::Peer,
     ports::{PortRange, PortSet, allowing},
-    set::{DIRECTIONS, PolicySet},
+    prefix::Prefix,
+    set::{ALLOWING, DIRECTIONS, PolicySet},
     stable::Interner,
 };
 
@@ -82,6 +85,41 @@ pub(super) fn for_identity(set: &PolicySet, identity: &Identity, all: &Rows, ref
         }
     }
     rows
+}
+
+/// The number of rows that the ranges of a set have at least, whatever other sets name: one for each range whose rules
+/// cannot give the wildcard row.
+pub(super) fn of_ranges(set: &PolicySet) -> usize {
+    let allowing = ALLOWING.map(|direction| {
+        let ports = |rule: &Rule| resolved(set, None, direction, rule);
+        let allows_all = set.wildcard(direction).any(|rule| ports(rule).is_none());
+        let differs = |rule: &Rule| ports(rule).is_none_or(|ports| !allows_all && !ports.is_empty());
+        let of_peer = |peer: &Arc<Peer>| set.specific(direction, std::slice::from_ref(peer));
+        wholes(
+            set.named(direction)
+                .filter(|peer| of_peer(peer).into_iter().any(differs)),
+        )
+    });
+    let mut policies = set
+        .content
+        .bodies()
+        .iter()
+        .filter_map(|body| body.content.external.as_ref());
+    // Several egress policies can deny what the rules of one allow.
+    let only = policies.next().filter(|_| policies.next().is_none());
+    let rules = only.into_iter().flat_map(|external| &external.rules);
+    // A rule about everything can decide all that later rules would.
+    let first = rules.take_while(|rule| !rule.peers.is_empty()).filter(|rule| {
+        let ports = resolved(set, None, PolicyDirection::External, rule);
+        ports.is_none_or(|ports| !ports.is_empty())
+    });
+    allowing.into_iter().sum::<usize>() + wholes(first.flat_map(|rule| &rule.peers))
+}
+
+/// The number of distinct ranges among these peers.
+fn wholes<'a>(peers: impl Iterator<Item = &'a Arc<Peer>>) -> usize {
+    let distinct: BTreeSet<Prefix> = peers.filter_map(|peer| blocks::whole(peer)).collect();
+    distinct.len()
 }
 
 /// The row of a direction in which no policy isolates.

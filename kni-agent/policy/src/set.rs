@@ -183,9 +183,13 @@ impl PolicySet {
         self.content.bodies.get(policy)?.allows(direction)?.get(position)
     }
 
-    /// Rules about a peer and a direction: each may need a row of its own for each part of the peer.
-    pub(super) fn by_peer(&self) -> impl Iterator<Item = &Arc<Peer>> {
-        self.by_peer.iter().flat_map(HashMap::keys).chain(&self.external)
+    /// The peers that allow rules of a direction name.
+    pub(super) fn named(&self, direction: PolicyDirection) -> impl Iterator<Item = &Arc<Peer>> {
+        let of_direction = ALLOWING
+            .iter()
+            .zip(&self.by_peer)
+            .filter(move |(d, _)| **d == direction);
+        of_direction.flat_map(|(_, by_peer)| by_peer.keys())
     }
 
     /// The named ports of the selected pod that rules refer to.

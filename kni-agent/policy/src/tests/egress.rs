@@ -8,7 +8,7 @@ use kni_model::{
 use super::world::{ICMP, TCP, UDP, block, converge, egress, leaves, nine, policy, port, rule};
 use crate::{PolicyEngine, judge};
 
-fn allow(to: &[&str], ports: &[PolicyPort]) -> ExternalRule {
+pub(super) fn allow(to: &[&str], ports: &[PolicyPort]) -> ExternalRule {
     let to: Vec<PolicyPeer> = to.iter().map(|text| block(text)).collect();
     ExternalRule {
         allow: true,

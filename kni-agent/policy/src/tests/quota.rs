@@ -3,12 +3,17 @@
 
 use kni_model::{
     EndpointId, PolicyTables,
-    policy::{Policy, PolicyDirection},
+    policy::{ContainerPort, Policy, PolicyDirection, PolicyPort, PolicyScope},
 };
+use proptest::prelude::*;
 
 use super::{
-    egress::{deny, egress_policy},
-    world::{TCP, apply, block, converge, egress, external_identity, ingress, pod, pods, pods_of, port, rule},
+    egress::{allow, deny, egress_policy},
+    oracle::World,
+    random::{Slots, any_history, apply_changes},
+    world::{
+        TCP, UDP, apply, block, converge, egress, external_identity, ingress, named, pod, pods, pods_of, port, rule,
+    },
 };
 use crate::{Overrun, PolicyEngine, PolicyTable, Quota, judge};
 
@@ -230,4 +235,142 @@ fn peers_by_labels_count_as_they_are_compiled() {
         matches!(&found[..], [(name, _, Some(SHARE))] if name == "hog"),
         "{found:?}"
     );
+}
+
+/// The rows that these policies need without a quota, and what is closed if this is the share of a namespace.
+fn closed_at_their_own_rows(policies: &[Policy], ports: &[ContainerPort]) -> (usize, Vec<Overrun>) {
+    let scoped = policies.iter().map(|policy| Policy {
+        scope: PolicyScope::All,
+        ..policy.clone()
+    });
+    let policies: Vec<Policy> = scoped.collect();
+    let converged = |share: Option<usize>| {
+        let capacity = usize::MAX;
+        let quota = share.map_or_else(Quota::default, |share| Quota { capacity, share });
+        let mut engine = PolicyEngine::new(PolicyTables::default()).with_quota(quota);
+        // Two sets in two networks.
+        for (number, ports) in [(1, &[][..]), (2, ports)] {
+            let mut pod = pod(&format!("x/p{number}"), "pod=a", number, &["default", "net1"]);
+            pod.ports = ports.to_vec();
+            engine.put_pod(pod);
+        }
+        engine.set_policies(policies.clone());
+        converge(&mut engine);
+        engine
+    };
+    let unlimited = converged(None);
+    let tables = unlimited.tables();
+    let rows = tables.policy.len().max(tables.ports.len()).max(tables.identities.len());
+    (rows, converged(Some(rows)).overruns().cloned().collect())
+}
+
+#[test]
+fn ranges_without_rows_of_their_own_do_not_count() {
+    let by_name = [port(TCP, "web")];
+    let any = |text: &[&str], ports: &[PolicyPort]| {
+        let peers: Vec<_> = text.iter().map(|text| block(text)).collect();
+        rule(&peers, ports)
+    };
+    let cases: [(&str, Policy); 8] = [
+        (
+            "a range without addresses",
+            egress_policy("x/p", &[deny(&["10.0.0.0/8 10.0.0.0/8"], &[])], false),
+        ),
+        (
+            "an exception of an exception",
+            ingress(
+                "x/p",
+                "",
+                &[any(&["10.0.0.0/8 10.0.0.0/16 10.0.1.0/24 10.0.2.0/24"], &[])],
+            ),
+        ),
+        (
+            "exceptions around and in the IPv4-mapped range",
+            ingress("x/p", "", &[any(&["::/0 ::ffff:0:0/90 ::ffff:10.0.0.0/104"], &[])]),
+        ),
+        (
+            "the same range several times",
+            ingress(
+                "x/p",
+                "",
+                &[any(
+                    &["10.0.0.0/8", "10.0.0.0/8 192.0.2.0/24", "10.0.0.0/8 10.0.0.0/8"],
+                    &[],
+                )],
+            ),
+        ),
+        (
+            "a port by name that one pod does not have",
+            ingress("x/p", "", &[any(&["10.0.0.0/8", "192.0.2.0/24"], &by_name)]),
+        ),
+        (
+            "a port by name of a range",
+            egress("x/p", "", &[any(&["10.0.0.0/8", "192.0.2.0/24"], &by_name)]),
+        ),
+        (
+            "ports beside a rule that allows everything",
+            ingress(
+                "x/p",
+                "",
+                &[rule(&[], &[]), any(&["10.0.0.0/8", "192.0.2.0/24"], &[port(TCP, "80")])],
+            ),
+        ),
+        (
+            "rules of an egress policy after one that decides everything",
+            egress_policy(
+                "x/p",
+                &[deny(&[], &[]), deny(&["10.0.0.0/8", "192.0.2.0/24"], &[])],
+                false,
+            ),
+        ),
+    ];
+    for (what, policy) in cases {
+        // The other one makes two sets of it for these pods.
+        let other = ingress("x/q", "", &[rule(&[], &[port(UDP, "dns")])]);
+        for policies in [vec![policy.clone()], vec![policy, other]] {
+            let ports = [named("web", TCP, 80), named("dns", UDP, 53)];
+            let (rows, overruns) = closed_at_their_own_rows(&policies, &ports);
+            assert_eq!(overruns, [], "{what}, {rows} rows");
+        }
+    }
+}
+
+/// An egress policy that denies hides what another one allows.
+#[test]
+fn ranges_that_another_egress_policy_denies_do_not_count() {
+    let ranges = ["10.0.0.0/8", "192.0.2.0/24"];
+    let one = egress_policy("x/a", &[deny(&[], &[])], false);
+    let other = egress_policy("x/b", &[allow(&ranges, &[])], false);
+    let (rows, overruns) = closed_at_their_own_rows(&[one, other], &[]);
+    assert_eq!(overruns, [], "{rows} rows");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// The estimate before the compilation never exceeds what is compiled.
+    #[test]
+    fn a_share_of_all_rows_closes_nobody(history in any_history()) {
+        let mut slots = Slots::default();
+        for batch in &history {
+            for change in batch {
+                slots.change(change);
+            }
+            let world = slots.world();
+            let run = |quota: Quota| {
+                let mut engine = PolicyEngine::new(PolicyTables::default()).with_quota(quota);
+                apply_changes(&mut engine, &World::default(), &world);
+                engine.plan();
+                engine.confirm();
+                engine
+            };
+            let unlimited = run(Quota::default());
+            let tables = unlimited.tables();
+            let share = tables.policy.len().max(tables.ports.len()).max(tables.identities.len());
+            let limited = run(Quota { capacity: usize::MAX, share });
+            let closed: Vec<Overrun> = limited.overruns().cloned().collect();
+            prop_assert_eq!(closed, vec![]);
+            prop_assert_eq!(limited.tables(), tables);
+        }
+    }
 }
