@@ -264,14 +264,13 @@ fn closed_at_their_own_rows(policies: &[Policy], ports: &[ContainerPort]) -> (us
     (rows, converged(Some(rows)).overruns().cloned().collect())
 }
 
-#[test]
-fn ranges_without_rows_of_their_own_do_not_count() {
+fn with_ranges_without_rows() -> [(&'static str, Policy); 8] {
     let by_name = [port(TCP, "web")];
     let any = |text: &[&str], ports: &[PolicyPort]| {
         let peers: Vec<_> = text.iter().map(|text| block(text)).collect();
         rule(&peers, ports)
     };
-    let cases: [(&str, Policy); 8] = [
+    [
         (
             "a range without addresses",
             egress_policy("x/p", &[deny(&["10.0.0.0/8 10.0.0.0/8"], &[])], false),
@@ -323,8 +322,12 @@ fn ranges_without_rows_of_their_own_do_not_count() {
                 false,
             ),
         ),
-    ];
-    for (what, policy) in cases {
+    ]
+}
+
+#[test]
+fn ranges_without_rows_of_their_own_do_not_count() {
+    for (what, policy) in with_ranges_without_rows() {
         // The other one makes two sets of it for these pods.
         let other = ingress("x/q", "", &[rule(&[], &[port(UDP, "dns")])]);
         for policies in [vec![policy.clone()], vec![policy, other]] {
