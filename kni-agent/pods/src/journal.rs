@@ -55,6 +55,7 @@ impl DeleteJournal {
             }
         };
         for file in files {
+            kni_tasks::progress();
             if let Err(error) = self.complete_file(&file).await {
                 tracing::warn!(file = %file.display(), %error, "cannot do a delete of a CNI plugin yet");
             }

@@ -289,7 +289,8 @@ impl Pods {
             ..
         } = &*self.service;
         journal.replay().await;
-        tasks.spawn_finite("delete-journal", Arc::clone(journal).follow(Arc::clone(registry)));
+        let follow = Arc::clone(journal).follow(Arc::clone(registry));
+        tasks.spawn_finite_slow("delete-journal", STEP_LIMIT, follow);
     }
 
     /// Refuses new work from now on; attached sandboxes stay.
@@ -327,5 +328,6 @@ fn start_tasks(
     tasks.spawn_finite("preparation", prepare);
     let unclaimed = Arc::clone(namespaces).collect_unclaimed();
     tasks.spawn_slow("unclaimed-namespaces", STEP_LIMIT, unclaimed);
-    tasks.spawn_finite("gone-namespaces", Arc::clone(sandboxes).watch_namespaces());
+    let gone = Arc::clone(sandboxes).watch_namespaces();
+    tasks.spawn_finite_slow("gone-namespaces", STEP_LIMIT, gone);
 }

@@ -1,6 +1,7 @@
 //! Repairs what other processes take away while the agent runs: programs, pins, and the state's file.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -8,9 +9,9 @@ use std::{
     time::Duration,
 };
 
-use kni_model::{Attachment, Phase, Sandbox, error_chain};
+use kni_model::{Attachment, EndpointId, Phase, Sandbox, error_chain};
 use kni_uplink::Uplink;
-use tokio::time::MissedTickBehavior;
+use tokio::{task::JoinSet, time::MissedTickBehavior};
 
 use crate::{interfaces, kernel::Kernel, registry::Registry, sandboxes::Sandboxes};
 
@@ -68,19 +69,19 @@ impl Repair {
     pub(crate) async fn run(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut repairs = Repairs::default();
         while !self.registry.is_stopping() {
             kni_tasks::waiting(ticks.tick()).await;
             let this = Arc::clone(&self);
             match tokio::task::spawn_blocking(move || this.look()).await {
                 Ok(damaged) => {
                     for (sandbox, attachment) in damaged {
-                        kni_tasks::progress();
-                        self.repair(&sandbox, &attachment).await;
+                        repairs.begin(&self, sandbox, attachment);
                     }
                 }
                 Err(ended) => tracing::error!(%ended, "the check of programs and pins panicked"),
             }
-            self.check_filters().await;
+            self.check_filters(&mut repairs).await;
         }
     }
 
@@ -124,7 +125,7 @@ impl Repair {
     }
 
     /// Filters have no links that could be asked; the kernel lists them by interface.
-    async fn check_filters(&self) {
+    async fn check_filters(self: &Arc<Self>, repairs: &mut Repairs) {
         for (sandbox, attachment) in self.attached() {
             let ifindex = attachment.host_ifindex;
             if !self.kernel.dataplane.is_on_clsact(attachment.endpoint) || !interfaces::host_end_exists(&attachment) {
@@ -137,7 +138,7 @@ impl Repair {
                 .await
             {
                 Ok(true) => {}
-                Ok(false) => self.repair(&sandbox, &attachment).await,
+                Ok(false) => repairs.begin(self, sandbox, attachment),
                 Err(error) => tracing::debug!(error = error_chain(&error), "cannot list the filters of an interface"),
             }
         }
@@ -148,6 +149,36 @@ impl Repair {
         let repaired = self.sandboxes.repair(sandbox, attachment).await;
         if repaired {
             self.programs.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The repairs that run: one that waits for the lock of its sandbox delays no other.
+#[derive(Default)]
+struct Repairs {
+    running: JoinSet<EndpointId>,
+    endpoints: BTreeSet<EndpointId>,
+}
+
+impl Repairs {
+    /// Begins a repair, unless one of the interface runs.
+    fn begin(&mut self, repair: &Arc<Repair>, sandbox: Arc<Sandbox>, attachment: Attachment) {
+        while let Some(ended) = self.running.try_join_next() {
+            match ended {
+                Ok(endpoint) => drop(self.endpoints.remove(&endpoint)),
+                Err(error) => {
+                    tracing::error!(%error, "a repair panicked");
+                    // Which one is not known.
+                    self.endpoints.clear();
+                }
+            }
+        }
+        if self.endpoints.insert(attachment.endpoint) {
+            let repair = Arc::clone(repair);
+            self.running.spawn(async move {
+                repair.repair(&sandbox, &attachment).await;
+                attachment.endpoint
+            });
         }
     }
 }

@@ -114,8 +114,22 @@ impl Tasks {
     /// [`Self::spawn`] of work whose steps take up to `limit`. Where the tasks have another limit than [`LIMIT`], in tests,
     /// this one changes in proportion.
     pub fn spawn_slow(&self, name: &'static str, limit: Duration, work: impl Future<Output = ()> + Send + 'static) {
+        self.start(name, self.scaled(limit), false, work);
+    }
+
+    /// [`Self::spawn_slow`] of work that may return when it is done, but not panic.
+    pub fn spawn_finite_slow(
+        &self,
+        name: &'static str,
+        limit: Duration,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
+        self.start(name, self.scaled(limit), true, work);
+    }
+
+    fn scaled(&self, limit: Duration) -> Duration {
         let scale = self.shared.limit.as_secs_f64() / LIMIT.as_secs_f64();
-        self.start(name, limit.mul_f64(scale).max(self.shared.limit), false, work);
+        limit.mul_f64(scale).max(self.shared.limit)
     }
 
     /// [`Self::spawn`] of work that may return when it is done, but not panic.

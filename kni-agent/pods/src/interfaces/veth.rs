@@ -199,12 +199,17 @@ pub(super) async fn adopt(kernel: &Kernel, attachment: &Attachment, subject: &Su
         .and_then(|()| dataplane.adopt(attachment.host_ifname.as_str(), attachment.endpoint))
         .and_then(|()| xdp::adopt(kernel, attachment))
         .map_err(subject.failed("adopting the interface"));
-    if adopted.is_err() {
+    let opened = if adopted.is_err() {
         // The state of its programs is unknown.
         kernel.close(attachment).await;
-    }
+        Ok(())
+    } else {
+        // An earlier agent may have closed it.
+        let opened = kernel.open_again(attachment).await;
+        opened.map_err(subject.failed("setting the host end up"))
+    };
     let routed = ensure_host_routes(kernel, attachment, subject).await;
-    for error in [adopted.err(), routed.err()].into_iter().flatten() {
+    for error in [adopted.err(), opened.err(), routed.err()].into_iter().flatten() {
         tracing::error!(%error, "cannot adopt an interface fully");
     }
 }

@@ -78,6 +78,7 @@ impl Sandboxes {
                     now_gone.insert(sandbox.id.clone(), rounds);
                     continue;
                 }
+                kni_tasks::progress();
                 match self.detach_unchanged(&sandbox).await {
                     Ok(true) => {
                         tracing::info!(pod = %sandbox.pod, sandbox = %sandbox.id, netns = %sandbox.netns.display(),
