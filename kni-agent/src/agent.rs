@@ -252,11 +252,16 @@ async fn follow_manifests(node: Node, mut desired: watch::Receiver<ManifestSet>)
         let set = desired.borrow_and_update().clone();
         let sync = Arc::clone(&node.sync);
         let objects = set.clone();
-        let done = tokio::task::spawn_blocking(move || set_objects(&sync, &objects)).await;
+        let uplink = Arc::clone(&node.uplink);
+        let done = tokio::task::spawn_blocking(move || {
+            set_objects(&sync, &objects);
+            // Waits for a change of the uplink that is being carried out.
+            uplink.set_rights(objects.egress)
+        })
+        .await;
         if let Err(error) = done {
             tracing::error!(%error, "cannot process the changed policies and services");
         }
-        let _version = node.uplink.set_rights(set.egress.clone());
         node.attacher.set_namespaces(set.namespaces.clone());
         if let Err(error) = apply_networks(&node, desired_networks(&set)).await {
             tracing::error!(%error, "cannot apply the changed networks");

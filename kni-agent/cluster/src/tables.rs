@@ -135,7 +135,7 @@ const MOST_LISTED: usize = 8;
 
 impl Tables {
     /// The kinds without which no pod is attached.
-    fn needed(&self) -> [(&'static str, &dyn Kept); 12] {
+    fn needed(&self) -> [(&'static str, &dyn Kept); 13] {
         [
             ("podnetworks", &self.networks),
             ("podnetworkattachments", &self.attachments),
@@ -149,14 +149,15 @@ impl Tables {
             ("services", &self.services),
             ("endpointslices", &self.slices),
             ("pods", &self.pods),
+            // Without its UID the node would give up its egress addresses and claim no blocks.
+            ("nodes", &self.own_node),
         ]
     }
 
     /// The kinds that attach can do without: reports, and the definitions of other tools, for which only pods that name
     /// one wait.
-    fn others(&self) -> [(&'static str, &dyn Kept); 4] {
+    fn others(&self) -> [(&'static str, &dyn Kept); 3] {
         [
-            ("nodes", &self.own_node),
             ("nodenetworks", &self.own_network),
             ("network-attachment-definitions", &self.definitions),
             ("addressblocks", &self.blocks),

@@ -34,6 +34,8 @@ const CHECK: Duration = Duration::from_mins(1);
 const CONFLICT_CHECK: Duration = Duration::from_secs(5);
 /// Maximum duration of a claim or a release; one that takes longer is repeated.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum number of attempts to confirm the blocks before the networks are applied.
+const LOADS: u32 = 5;
 /// Pause after a failure.
 const PAUSE: Duration = Duration::from_millis(250);
 /// How long a unit of another node is not tried again.
@@ -113,10 +115,11 @@ impl Cluster {
     }
 
     /// Claims the blocks that the node has according to its earlier processes and releases, before the networks are
-    /// applied for the first time. Repeats until the API server replies.
+    /// applied for the first time. Ends without all of them if the API server replies, but accepts no claim: policies and
+    /// networks must not wait for that, only leases do. [`Self::reconcile_blocks`] continues.
     pub async fn load_blocks(&self) {
         let mut memory = Memory::default();
-        loop {
+        for _attempt in 0..LOADS {
             self.find_node(&mut memory);
             // The caller applies the networks.
             match self.check(&mut memory).await {

@@ -75,14 +75,19 @@ impl Cluster {
     }
 
     /// Applies the rights as they are, before the node's egress is applied for the first time.
-    pub fn apply_egress_rights(&self) {
+    pub async fn apply_egress_rights(&self) {
         let rights = {
             let tables = self.cache.tables();
             let networks = self.networks(&tables);
             let requests = requests(&tables, &networks);
             node_egress_rights(&tables, &networks, &requests, &self.own(&tables))
         };
-        let _version = self.uplink.set_rights(rights);
+        let uplink = Arc::clone(&self.uplink);
+        // Waits for a change of the uplink that is being carried out.
+        let done = tokio::task::spawn_blocking(move || uplink.set_rights(rights)).await;
+        if let Err(error) = done {
+            tracing::error!(%error, "cannot apply the rights to egress addresses");
+        }
     }
 
     /// The node as a holder. Without a UID while it is not registered: then it owns nothing.
@@ -102,7 +107,7 @@ impl Cluster {
         for (claim, step) in planned.unwrap_or_default() {
             let is_confirmation = matches!(step, Step::Confirm);
             match self.write_claim(&claim, step).await {
-                Ok(()) if is_confirmation => self.apply_egress_rights(),
+                Ok(()) if is_confirmation => self.apply_egress_rights().await,
                 Ok(()) => {}
                 // The claim has changed; the watch reports it.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
@@ -213,7 +218,10 @@ impl Cluster {
 
     /// Writes an event about each pod that nothing leaves the node from, once for each reason.
     async fn report_refusals(&self, recorder: &Recorder, published: &mut BTreeMap<(PodRef, IpAddr), String>) {
-        let refused = self.uplink.refused_interfaces();
+        let uplink = Arc::clone(&self.uplink);
+        let Ok(refused) = tokio::task::spawn_blocking(move || uplink.refused_interfaces()).await else {
+            return;
+        };
         let mut current = BTreeMap::new();
         for sandbox in self.attacher.sandboxes() {
             let endpoints = sandbox

@@ -14,6 +14,7 @@ use kni_api::{
     set_condition,
 };
 use kni_model::{
+    EndpointId,
     egress::RefusedAddress,
     view::{InterfaceFilter, InterfaceView},
 };
@@ -77,9 +78,15 @@ impl Cluster {
             seen = Some(versions);
             let asked = self.inspector.clone();
             // Takes some microseconds in the kernel for each interface.
-            let views = tokio::task::spawn_blocking(move || asked.interfaces(&InterfaceFilter::default())).await;
-            let Ok(views) = views else { continue };
-            let sets = self.interface_writes(&views);
+            let uplink = Arc::clone(&self.uplink);
+            let read = tokio::task::spawn_blocking(move || {
+                (
+                    asked.interfaces(&InterfaceFilter::default()),
+                    uplink.refused_interfaces(),
+                )
+            });
+            let Ok((views, refused)) = read.await else { continue };
+            let sets = self.interface_writes(&views, &refused);
             retries.retain(|key| sets.iter().any(|writes| writes.contains_key(key)));
             for writes in sets {
                 let due = writes.into_iter().filter(|(key, _)| retries.is_due(key));
@@ -95,10 +102,13 @@ impl Cluster {
     }
 
     /// The necessary writes, in the order of the sets.
-    fn interface_writes(&self, views: &[InterfaceView]) -> [BTreeMap<Key, Write>; 3] {
+    fn interface_writes(
+        &self,
+        views: &[InterfaceView],
+        refused: &BTreeMap<EndpointId, Vec<RefusedAddress>>,
+    ) -> [BTreeMap<Key, Write>; 3] {
         let enforced = self.sync.policy_problem();
         let lost = self.attacher.lost_rights();
-        let refused = self.uplink.refused_interfaces();
         let tables = self.cache.tables();
         let mut desired: BTreeMap<Key, PodInterface> = BTreeMap::new();
         for view in views {
@@ -159,7 +169,8 @@ impl Cluster {
             sandbox, attachment, ..
         } = view;
         let pod = tables.pods.get(&sandbox.pod.namespace, &sandbox.pod.name)?;
-        if !sandbox.pod.uid.is_empty() && sandbox.pod.uid != pod.uid {
+        // A sandbox that its client attached without a UID has the name of a pod, which may run on another node.
+        if pod.node != self.node || (!sandbox.pod.uid.is_empty() && sandbox.pod.uid != pod.uid) {
             return None;
         }
         let own = sandbox.parent.as_ref().unwrap_or(&sandbox.id);

@@ -226,7 +226,8 @@ impl Cluster {
         tasks.spawn("address-blocks", self.clone().reconcile_blocks());
         // Each of its steps is an attach.
         tasks.spawn_slow("attachments", ATTACH_LIMIT, self.clone().reconcile_attachments());
-        tasks.spawn("rights", self.clone().reconcile_rights());
+        // It may detach pods.
+        tasks.spawn_slow("rights", ATTACH_LIMIT, self.clone().reconcile_rights());
         tasks.spawn("podinterfaces", self.clone().reconcile_interfaces());
         tasks.spawn("egress-claims", self.clone().reconcile_egress());
         tasks.spawn("node-status", self.clone().reconcile_node());

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use kni_model::{IfName, SandboxId};
+use kni_model::{AccessRule, IfName, SandboxId};
 use kni_pods::LostRight;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -51,7 +51,8 @@ impl Cluster {
                 }
             }
             for ((sandbox, _), right) in &lost {
-                if right.revoke {
+                // Whether an account has the verb is an answer of kni-controller, which may be still due.
+                if right.revoke && right.refusal.rule != AccessRule::RequireJoin {
                     kni_tasks::progress();
                     self.revoke(sandbox).await;
                 }
@@ -64,7 +65,7 @@ impl Cluster {
         let Some(found) = self.attacher.query(sandbox) else {
             return;
         };
-        let end = if right.revoke {
+        let end = if right.revoke && right.refusal.rule != AccessRule::RequireJoin {
             "it is detached (spec.access.revoke)"
         } else {
             "it stays until the pod ends"

@@ -57,7 +57,7 @@ pub(super) async fn begin(node: Node, watches: Reflectors, cluster: Cluster, cha
     if let Err(error) = done.await {
         tracing::error!(%error, "cannot process the cluster's policies and services");
     }
-    cluster.apply_egress_rights();
+    cluster.apply_egress_rights().await;
     if let Err(error) = apply_networks(&node, objects.networks).await {
         tracing::error!(%error, "cannot apply the cluster's networks");
     }

@@ -14,7 +14,7 @@ use kni_model::NetworkName;
 use kube::ResourceExt as _;
 use tokio::time::Instant;
 
-use kni_cluster::blocks_of;
+use kni_cluster::{Key, blocks_of};
 
 use super::{Block, Cluster, Memory, desired::prefixes, within};
 
@@ -62,12 +62,9 @@ impl Cluster {
         let mut changed = false;
         if let Some(valid) = &valid {
             changed = self.unhold_lost(valid);
-            let invalid = own
-                .iter()
-                .flatten()
-                .filter_map(block_of)
-                .filter(|block| !valid.contains(block));
-            memory.leaving.extend(invalid);
+            let lost = own.iter().flatten().filter(|object| self.is_of_gone_network(object));
+            let lost = lost.filter_map(block_of).filter(|block| !valid.contains(block));
+            memory.leaving.extend(lost);
         }
         let mut conflicts = Vec::new();
         let mut failed = Ok(());
@@ -107,6 +104,24 @@ impl Cluster {
             (claims.is_valid(object, &network) && self.is_unit(&name, &range)).then_some((name, range))
         });
         valid.collect()
+    }
+
+    /// Whether the network of a block is known to be gone, to be another one of that name, or to have other units. While
+    /// its object is not understood or not valid, the node may lease from the block.
+    fn is_of_gone_network(&self, object: &AddressBlock) -> bool {
+        let Some((name, range)) = block_of(object) else {
+            return false;
+        };
+        let tables = self.cache.tables();
+        if tables.networks.refused().contains_key(&Key::new("", name.as_str())) {
+            return false;
+        }
+        let Some(network) = tables.networks.get("", name.as_str()) else {
+            return true;
+        };
+        let subnets: Vec<IpNet> = network.spec.subnets.iter().filter_map(|net| net.parse().ok()).collect();
+        network.metadata.uid.as_deref() != Some(object.spec.network_uid.as_str())
+            || !is_unit(&subnets, prefixes(network), &range)
     }
 
     /// Stops leasing from held blocks that are not the node's any more. Returns whether there were any.
