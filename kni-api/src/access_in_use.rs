@@ -123,15 +123,13 @@ impl InUse {
             return None;
         }
         let locked_out = self.locked_out(network, namespaces);
-        let ranges: Vec<String> = self.addresses.iter().filter_map(|ip| range(ip)).collect();
+        // Without a range, every address may be chosen: of too many, the first ones stay possible.
+        let ranges = self.addresses.iter().filter_map(|ip| range(ip)).take(MOST_RANGES);
+        let ranges: Vec<String> = ranges.collect();
         let access = Access {
             namespaces: (!locked_out.is_empty()).then(|| NamespaceAccess::of_names(locked_out)),
-            allow_addresses: !self.addresses.is_empty(),
-            address_ranges: if ranges.len() <= MOST_RANGES {
-                ranges
-            } else {
-                Vec::new()
-            },
+            allow_addresses: !ranges.is_empty(),
+            address_ranges: ranges,
             allow_mac: self.mac,
             allow_default_route: self.default_route,
             ..Access::default()

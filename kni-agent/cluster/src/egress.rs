@@ -140,7 +140,6 @@ pub fn user_of(claim: &EgressAddressClaim) -> Option<EgressUser> {
 /// What an address is where it belongs to a part of the cluster. Agents do not follow other nodes; kni-controller, which
 /// does, creates no claim for their addresses.
 pub fn reserved(tables: &Tables, networks: &Networks, address: IpAddr) -> Option<String> {
-    let text = address.to_string();
     let is_it = |other: &String| other.parse::<IpAddr>().is_ok_and(|other| other == address);
     let nodes = tables.nodes.rows().iter().chain(tables.own_node.rows());
     for (key, node) in nodes {
@@ -162,13 +161,6 @@ pub fn reserved(tables: &Tables, networks: &Networks, address: IpAddr) -> Option
     for service in services {
         if service.cluster_ips.contains(&address) {
             return Some(format!("the address of Service {}", service.reference));
-        }
-    }
-    let reports = tables.node_networks.rows().iter();
-    for (key, report) in reports {
-        let ends = report.status.as_ref().map(|status| &status.tunnel_endpoints);
-        if ends.is_some_and(|ends| ends.contains(&text)) {
-            return Some(format!("the address of node {}", key.name));
         }
     }
     networks.desired.networks.iter().find_map(|(spec, _)| {

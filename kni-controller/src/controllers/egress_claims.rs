@@ -2,6 +2,7 @@
 //!
 //! The status of a claim belongs to the node that holds the address. Only the holder of a fenced node is removed here.
 
+use k8s_openapi::api::core::v1::Node;
 use kni_api::{
     EgressAddressClaim, EgressAddressClaimSpec, EgressAddressClaimStatus,
     egress_address_claim::{HELD_FINALIZER, PolicyReference},
@@ -9,13 +10,14 @@ use kni_api::{
 use kni_cluster::{Key, Networks, Tables};
 use kni_crd::FromObject as _;
 use kni_model::{egress::EgressUser, policy::Policy};
+use kni_reflectors::node_row;
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
 };
 
 use super::{
-    egress_owners::{ClaimStep, EgressOverview, Use, claim_steps},
+    egress_owners::{ClaimStep, EgressOverview, Use, claim_steps, is_fenced},
     reconcile::{Context, Reconciler, unless_changed},
 };
 
@@ -97,6 +99,12 @@ impl Reconciler for EgressClaims {
                 unless_changed(api.patch(&key.name, &params, &patch("spec", spec)).await).map(drop)
             }
             ClaimStep::RemoveHolder(holder) => {
+                // The cache may be older than the node.
+                let nodes: Api<Node> = Api::all(context.client.clone());
+                let node = nodes.get_opt(&holder.node_name).await?.map(node_row);
+                if !is_fenced(node.as_ref(), &holder) {
+                    return Ok(());
+                }
                 tracing::warn!(
                     claim = key.name,
                     node = holder.node_name,

@@ -146,7 +146,7 @@ pub(super) fn claim_steps(tables: &Tables, overview: &EgressOverview) -> Vec<(Ke
 
 fn claim_step(tables: &Tables, overview: &EgressOverview, claim: &EgressAddressClaim) -> Option<ClaimStep> {
     let holder = claim.status.as_ref().and_then(|status| status.holder.as_ref());
-    if let Some(holder) = holder.filter(|holder| is_fenced(tables, holder)) {
+    if let Some(holder) = holder.filter(|holder| is_fenced(tables.nodes.get("", &holder.node_name), holder)) {
         return Some(ClaimStep::RemoveHolder(holder.clone()));
     }
     if claim.metadata.deletion_timestamp.is_some() {
@@ -169,7 +169,8 @@ fn claim_step(tables: &Tables, overview: &EgressOverview, claim: &EgressAddressC
         node_uid: claim.spec.node_uid.clone(),
         epoch: claim.spec.epoch,
     };
-    if found.nodes.contains_key(&assigned.node_name) && !is_fenced(tables, &assigned) {
+    if found.nodes.contains_key(&assigned.node_name) && !is_fenced(tables.nodes.get("", &assigned.node_name), &assigned)
+    {
         return None;
     }
     // Without another node the address stays where it is.
@@ -183,8 +184,8 @@ fn claim_step(tables: &Tables, overview: &EgressOverview, claim: &EgressAddressC
 
 /// Whether a node can no longer answer for an address: its object is gone, or replaced by one of the same name, or an
 /// operator has declared it to be shut down. Time alone, or a node that is not ready, never counts.
-fn is_fenced(tables: &Tables, node: &Holder) -> bool {
-    match tables.nodes.get("", &node.node_name) {
+pub(super) fn is_fenced(row: Option<&NodeRow>, node: &Holder) -> bool {
+    match row {
         None => true,
         Some(row) => row.uid != node.node_uid || is_out_of_service(row),
     }

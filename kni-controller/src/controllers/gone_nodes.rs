@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use kni_api::NodeNetwork;
 use kni_cluster::{Key, Networks, Tables};
 use kube::{Api, api::DeleteParams};
@@ -58,6 +58,11 @@ impl Reconciler for GoneNodes {
     }
 
     async fn write(context: Context, key: Key, (): ()) -> kube::Result<()> {
+        // The cache may be older than the node.
+        let nodes: Api<Node> = Api::all(context.client.clone());
+        if nodes.get_metadata_opt(&key.name).await?.is_some() {
+            return Ok(());
+        }
         let api: Api<NodeNetwork> = Api::all(context.client.clone());
         ignore_gone(api.delete(&key.name, &DeleteParams::default()).await)?;
         tracing::info!(

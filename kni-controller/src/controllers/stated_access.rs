@@ -80,17 +80,18 @@ impl Reconciler for StatedAccess {
 }
 
 fn in_use(tables: &Tables, network: &str) -> InUse {
-    let none = BTreeMap::new();
     let rows = tables.interfaces.rows().iter();
     let interfaces = rows
         .filter(|(_, row)| row.spec.pod_network_name == network)
-        .map(|(key, row)| {
-            let pod = tables.pods.get(&key.namespace, &row.spec.pod_name);
-            Interface {
+        .filter_map(|(key, row)| {
+            // A node may report an interface of a pod that is not there: it lends its namespace no right.
+            let pod = tables.pods.get(&key.namespace, &row.spec.pod_name)?;
+            let is_its = pod.uid == row.spec.pod_uid && pod.node == row.spec.node_name;
+            is_its.then_some(Interface {
                 namespace: &key.namespace,
                 name: &row.spec.interface_name,
-                annotations: pod.map_or(&none, |pod| &pod.annotations),
-            }
+                annotations: &pod.annotations,
+            })
         });
     InUse::of(
         network,
