@@ -193,6 +193,7 @@ mod tests {
         assert_eq!(
             names,
             [
+                "addressblocks.yaml",
                 "egressaddressclaims.yaml",
                 "egressaddresspools.yaml",
                 "egresspolicies.yaml",
