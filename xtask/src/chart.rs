@@ -23,12 +23,8 @@ const FILES: [&str; 10] = [
 ];
 
 /// Text of a file of `deploy/base`, and its replacement in the template. Each text is in at least one file.
-const CHANGES: [(&str, &str); 12] = [
+const CHANGES: [(&str, &str); 11] = [
     ("namespace: kni-system", "namespace: {{ .Release.Namespace }}"),
-    (
-        "system:serviceaccount:kni-system:",
-        "system:serviceaccount:{{ .Release.Namespace }}:",
-    ),
     (
         "image: kni.local/kni-agent:0.1.0",
         "image: \"{{ .Values.image.repository }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ \
