@@ -29,7 +29,7 @@ use super::{
     served::{Optional, Version},
     watches::WatchState,
 };
-use kni_cluster::{AttachmentRow, ClusterCache, NodeRow, PolicyRow};
+use kni_cluster::{AttachmentRow, ClusterCache, NodeRow, PolicyRow, Table, Tables};
 
 /// The version of our own API group.
 const VERSION: &str = "v1alpha1";
@@ -149,10 +149,7 @@ pub fn reflect_cluster(client: &Client, cache: &ClusterCache, counts: &WatchStat
         Kind::<EgressPolicy, _>::new(
             "egresspolicies",
             |tables| &mut tables.egress_objects,
-            |mut object| {
-                object.metadata.managed_fields = None;
-                Some(Arc::new(object))
-            },
+            |object| Some(whole(object)),
         ),
     );
     watches.all.into_iter().map(|reflector| reflector.run).collect()
@@ -185,10 +182,7 @@ fn reflect_networks(watches: &mut Watches<'_>) {
         Kind::<PodInterface, _>::new(
             "podinterfaces",
             |tables| &mut tables.interfaces,
-            |mut object| {
-                object.metadata.managed_fields = None;
-                Some(Arc::new(object))
-            },
+            |object| Some(whole(object)),
         ),
     );
 }
@@ -206,13 +200,7 @@ fn reflect_definitions(watches: &mut Watches<'_>) {
         },
     );
     let versions = vec![watches.version("v1", kind, Api::all_with(watches.client.clone(), &resource))];
-    let optional = Optional {
-        group: NPWG,
-        plural: "network-attachment-definitions",
-        absent: |tables, now| tables.definitions.absent(now),
-        served: |tables| tables.definitions.served(),
-        problem: |tables, text| tables.definitions.set_problem(Some(text)),
-    };
+    let optional = Optional::new(NPWG, "network-attachment-definitions", |tables| &mut tables.definitions);
     watches.reflect_optional("watch-network-attachment-definitions", optional, versions);
 }
 
@@ -243,43 +231,45 @@ fn reflect_policies(watches: &mut Watches<'_>) {
     reflect_multi_policies(watches);
 }
 
-/// Follows the pools of egress addresses and their owners. An API server with definitions of an earlier release has
-/// neither: then no policy may use an address.
+/// Follows the pools of egress addresses and their owners. Without the kinds no policy may use an address.
 fn reflect_egress(watches: &mut Watches<'_>) {
-    let pools = Kind::<EgressAddressPool, _>::new(
-        "egressaddresspools",
+    let all = watcher::Config::default;
+    reflect_recent::<EgressAddressPool>(
+        watches,
+        ("watch-egressaddresspools", "egressaddresspools"),
         |tables| &mut tables.egress_pools,
-        |mut object| {
-            object.metadata.managed_fields = None;
-            Some(Arc::new(object))
-        },
+        all(),
     );
-    let version = watches.version(VERSION, pools, Api::all(watches.client.clone()));
-    let optional = Optional {
-        group: GROUP,
-        plural: "egressaddresspools",
-        absent: |tables, now| tables.egress_pools.absent(now),
-        served: |tables| tables.egress_pools.served(),
-        problem: |tables, text| tables.egress_pools.set_problem(Some(text)),
-    };
-    watches.reflect_optional("watch-egressaddresspools", optional, vec![version]);
-    let claims = Kind::<EgressAddressClaim, _>::new(
-        "egressaddressclaims",
+    reflect_recent::<EgressAddressClaim>(
+        watches,
+        ("watch-egressaddressclaims", "egressaddressclaims"),
         |tables| &mut tables.egress_claims,
-        |mut object| {
-            object.metadata.managed_fields = None;
-            Some(Arc::new(object))
-        },
+        all(),
     );
-    let version = watches.version(VERSION, claims, Api::all(watches.client.clone()));
-    let optional = Optional {
-        group: GROUP,
-        plural: "egressaddressclaims",
-        absent: |tables, now| tables.egress_claims.absent(now),
-        served: |tables| tables.egress_claims.served(),
-        problem: |tables, text| tables.egress_claims.set_problem(Some(text)),
-    };
-    watches.reflect_optional("watch-egressaddressclaims", optional, vec![version]);
+}
+
+/// Follows the address blocks that `config` selects.
+fn reflect_blocks(watches: &mut Watches<'_>, config: watcher::Config) {
+    reflect_recent::<AddressBlock>(
+        watches,
+        ("watch-addressblocks", "addressblocks"),
+        |tables| &mut tables.blocks,
+        config,
+    );
+}
+
+/// Follows a kind of ours that an API server with definitions of an earlier release does not have.
+fn reflect_recent<K>(
+    watches: &mut Watches<'_>,
+    (task, plural): (&'static str, &'static str),
+    table: fn(&mut Tables) -> &mut Table<Arc<K>>,
+    config: watcher::Config,
+) where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + PartialEq + Send + Sync + 'static,
+{
+    let kind = Kind::<K, _>::new(plural, table, |object| Some(whole(object)));
+    let version = watches.version_selected(VERSION, kind, Api::all(watches.client.clone()), config);
+    watches.reflect_optional(task, Optional::new(GROUP, plural, table), vec![version]);
 }
 
 /// The API server converts between the versions that it serves, so one is enough: the newer one if it is served.
@@ -300,13 +290,7 @@ fn reflect_multi_policies(watches: &mut Watches<'_>) {
         watches.version("v1beta2", newer, Api::all(watches.client.clone())),
         watches.version("v1beta1", older, Api::all(watches.client.clone())),
     ];
-    let optional = Optional {
-        group: NPWG,
-        plural: "multi-networkpolicies",
-        absent: |tables, now| tables.multi_policies.absent(now),
-        served: |tables| tables.multi_policies.served(),
-        problem: |tables, text| tables.multi_policies.set_problem(Some(text)),
-    };
+    let optional = Optional::new(NPWG, "multi-networkpolicies", |tables| &mut tables.multi_policies);
     watches.reflect_optional("watch-multi-networkpolicies", optional, versions);
 }
 
@@ -360,31 +344,9 @@ fn reflect_own(watches: &mut Watches<'_>, node: &str) {
     let kind = Kind::<NodeNetwork, _>::new(
         "this node's nodenetwork",
         |tables| &mut tables.own_network,
-        |object| Some(node_network(object)),
+        |object| Some(whole(object)),
     );
     watches.reflect_selected("watch-own-nodenetwork", kind, own);
-}
-
-/// Follows the address blocks that `config` selects. Agents of a new release may run before its definitions are
-/// installed.
-fn reflect_blocks(watches: &mut Watches<'_>, config: watcher::Config) {
-    let kind = Kind::<AddressBlock, _>::new(
-        "addressblocks",
-        |tables| &mut tables.blocks,
-        |mut object| {
-            object.metadata.managed_fields = None;
-            Some(Arc::new(object))
-        },
-    );
-    let version = watches.version_selected(VERSION, kind, Api::all(watches.client.clone()), config);
-    let optional = Optional {
-        group: GROUP,
-        plural: "addressblocks",
-        absent: |tables, now| tables.blocks.absent(now),
-        served: |tables| tables.blocks.served(),
-        problem: |tables, text| tables.blocks.set_problem(Some(text)),
-    };
-    watches.reflect_optional("watch-addressblocks", optional, vec![version]);
 }
 
 fn reflect_nodes(watches: &mut Watches<'_>) {
@@ -397,7 +359,7 @@ fn reflect_nodes(watches: &mut Watches<'_>) {
         Kind::<NodeNetwork, _>::new(
             "nodenetworks",
             |tables| &mut tables.node_networks,
-            |object| Some(node_network(object)),
+            |object| Some(whole(object)),
         ),
     );
 }
@@ -413,8 +375,9 @@ fn closed(kind: PolicyKind, object: &Undecoded) -> Option<PolicyRow> {
     })
 }
 
-fn node_network(mut object: NodeNetwork) -> Arc<NodeNetwork> {
-    object.metadata.managed_fields = None;
+/// The object without the field that is largest and means nothing here.
+fn whole<K: Resource>(mut object: K) -> Arc<K> {
+    object.meta_mut().managed_fields = None;
     Arc::new(object)
 }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use kni_cluster::{ABSENCE_GRACE, ClusterCache, Tables};
+use kni_cluster::{ABSENCE_GRACE, ClusterCache, Table, Tables};
 use kube::Client;
 
 /// Interval of the questions, after an answer and after a failure.
@@ -16,20 +16,38 @@ const RETRY: Duration = Duration::from_secs(1);
 /// A kind that may be missing in a cluster.
 pub(super) struct Optional {
     /// Its API group, and its plural name.
-    pub(super) group: &'static str,
-    pub(super) plural: &'static str,
+    group: &'static str,
+    plural: &'static str,
     /// Notes that the kind is not served; returns how many objects stay.
-    pub(super) absent: fn(&mut Tables, Instant) -> usize,
+    absent: Note<Instant, usize>,
     /// Notes that it is served.
-    pub(super) served: fn(&mut Tables),
+    served: Box<dyn Fn(&mut Tables) + Send + Sync>,
     /// Notes why it is not known whether it is served, or how long its objects stay.
-    pub(super) problem: fn(&mut Tables, String),
+    problem: Note<String, ()>,
 }
+
+/// A change of the kind's table.
+type Note<T, R> = Box<dyn Fn(&mut Tables, T) -> R + Send + Sync>;
 
 /// A version of the kind: its name, and its watch, which ends when the version may no longer be served.
 pub(super) type Version = (&'static str, Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>);
 
 impl Optional {
+    /// The kind whose objects are in `table`.
+    pub(super) fn new<V: PartialEq + 'static>(
+        group: &'static str,
+        plural: &'static str,
+        table: fn(&mut Tables) -> &mut Table<V>,
+    ) -> Self {
+        Self {
+            group,
+            plural,
+            absent: Box::new(move |tables, now| table(tables).absent(now)),
+            served: Box::new(move |tables| table(tables).served()),
+            problem: Box::new(move |tables, text| table(tables).set_problem(Some(text))),
+        }
+    }
+
     /// Watches the first of `versions` that the API server serves, for as long as the agent runs. Only an answer of the
     /// discovery API decides: while there is none, the table stays as it is, and incomplete if it was never read.
     pub(super) async fn reflect(self, client: Client, cache: ClusterCache, versions: Vec<Version>) {
@@ -39,7 +57,7 @@ impl Optional {
                 Ok(Some((name, watch))) => {
                     tracing::debug!(kind = self.plural, version = name, "the API server serves the kind");
                     last.clear();
-                    cache.change(self.served);
+                    cache.change(&self.served);
                     watch().await;
                     RETRY
                 }
