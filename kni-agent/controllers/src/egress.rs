@@ -6,7 +6,6 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
-use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kni_api::{Condition, EgressAddressClaim, EgressAddressClaimStatus, egress_address_claim::Holder, set_condition};
 use kni_cluster::{
     Key, Tables,
@@ -15,15 +14,8 @@ use kni_cluster::{
         user_of,
     },
 };
-use kni_model::{
-    PodRef,
-    egress::{EgressRefusal, RefusedAddress},
-};
-use kube::{
-    Api, Resource as _, ResourceExt as _,
-    api::PostParams,
-    runtime::events::{Event, EventType, Recorder, Reporter},
-};
+use kni_model::{PodRef, egress::EgressRefusal};
+use kube::{Api, ResourceExt as _, api::PostParams};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Cluster;
@@ -49,11 +41,6 @@ impl Cluster {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut changes = self.cache.changes();
-        let reporter = Reporter {
-            controller: "kni-agent".to_owned(),
-            instance: Some(self.node.clone()),
-        };
-        let recorder = Recorder::new(self.client.clone(), reporter);
         let mut published = BTreeMap::new();
         loop {
             let next = async {
@@ -70,7 +57,7 @@ impl Cluster {
             }
             changes.mark_unchanged();
             self.write_claims().await;
-            self.report_refusals(&recorder, &mut published).await;
+            self.report_refusals(&mut published).await;
         }
     }
 
@@ -217,7 +204,7 @@ impl Cluster {
     }
 
     /// Writes an event about each pod that nothing leaves the node from, once for each reason.
-    async fn report_refusals(&self, recorder: &Recorder, published: &mut BTreeMap<(PodRef, IpAddr), String>) {
+    async fn report_refusals(&self, published: &mut BTreeMap<(PodRef, IpAddr), String>) {
         let uplink = Arc::clone(&self.uplink);
         let Ok(refused) = tokio::task::spawn_blocking(move || uplink.refused_interfaces()).await else {
             return;
@@ -242,7 +229,9 @@ impl Cluster {
             if published.get(&key) == Some(&text) {
                 continue;
             }
-            if let Err(error) = publish(recorder, &key.0, &one).await {
+            let note = format!("nothing leaves the node: {one}");
+            let reported = self.events.publish(&key.0, one.refusal.reason(), "LeaveNode", &note);
+            if let Err(error) = reported.await {
                 // The next round retries.
                 tracing::debug!(%error, "cannot write an event");
                 continue;
@@ -250,25 +239,6 @@ impl Cluster {
             published.insert(key, text);
         }
     }
-}
-
-async fn publish(recorder: &Recorder, pod: &PodRef, refused: &RefusedAddress) -> Result<(), kube::Error> {
-    let event = Event {
-        type_: EventType::Warning,
-        reason: refused.refusal.reason().to_owned(),
-        note: Some(format!("nothing leaves the node: {refused}")),
-        action: "LeaveNode".to_owned(),
-        secondary: None,
-    };
-    let reference = ObjectReference {
-        api_version: Some(Pod::api_version(&()).into_owned()),
-        kind: Some(Pod::kind(&()).into_owned()),
-        namespace: Some(pod.namespace.clone()),
-        name: Some(pod.name.clone()),
-        uid: Some(pod.uid.clone()),
-        ..ObjectReference::default()
-    };
-    recorder.publish(&event, &reference).await
 }
 
 /// Whether a refusal is worth an event: not one that passes within a second.

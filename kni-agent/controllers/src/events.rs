@@ -31,6 +31,23 @@ impl Events {
     /// Reports something about a pod that its owner must know. An event that cannot be written is lost: conditions and
     /// the log have the same content.
     pub(super) fn warn_pod(&self, pod: &PodRef, reason: &str, action: &str, note: &str) {
+        let (events, pod) = (self.clone(), pod.clone());
+        let (reason, action, note) = (reason.to_owned(), action.to_owned(), note.to_owned());
+        tokio::spawn(async move {
+            if let Err(error) = events.publish(&pod, &reason, &action, &note).await {
+                tracing::debug!(%error, "cannot write an event");
+            }
+        });
+    }
+
+    /// [`Self::warn_pod`] for a caller that tries again.
+    pub(super) async fn publish(
+        &self,
+        pod: &PodRef,
+        reason: &str,
+        action: &str,
+        note: &str,
+    ) -> Result<(), kube::Error> {
         let mut note = note.to_owned();
         note.truncate(note.floor_char_boundary(MAX_NOTE));
         let event = Event {
@@ -48,11 +65,6 @@ impl Events {
             uid: Some(pod.uid.clone()).filter(|uid| !uid.is_empty()),
             ..ObjectReference::default()
         };
-        let recorder = self.recorder.clone();
-        tokio::spawn(async move {
-            if let Err(error) = recorder.publish(&event, &about).await {
-                tracing::debug!(%error, "cannot write an event");
-            }
-        });
+        self.recorder.publish(&event, &about).await
     }
 }
