@@ -10,14 +10,13 @@ use std::{collections::BTreeMap, net::IpAddr};
 use ipnet::IpNet;
 use kni_cluster::{Key, Networks, Tables};
 use kni_crd::{PodFacts, PodInterface};
-use kni_ipam::blocks::is_unit;
 use kni_model::{
     IfName, NetworkId, NetworkName, PodRef, SandboxId,
     policy::{PolicyInterface, PolicyPod},
     selection::PRIMARY_IFNAME,
 };
 
-use super::blocks::prefixes;
+use super::blocks::is_unit_of;
 
 /// The pods of other nodes that policies may select.
 #[derive(Debug, Default)]
@@ -88,12 +87,10 @@ impl Peers {
 fn blocks(tables: &Tables) -> Blocks<'_> {
     let mut blocks = Blocks::new();
     for (key, object) in tables.networks.rows() {
-        let subnets: Vec<IpNet> = object.spec.subnets.iter().filter_map(|net| net.parse().ok()).collect();
-        let prefixes = prefixes(object);
         for block in object.status.iter().flat_map(|status| &status.blocks) {
             // The list has each range once, but not each address: a wider range would cover units of other nodes.
             if let Ok(cidr) = block.cidr.parse()
-                && is_unit(&subnets, prefixes, &cidr)
+                && is_unit_of(object, &cidr)
             {
                 blocks.entry((&key.name, &block.node)).or_default().push(cidr);
             }

@@ -16,7 +16,11 @@ use tokio::time::Instant;
 
 use kni_cluster::{Key, blocks_of};
 
-use super::{Block, Cluster, Memory, desired::prefixes, within};
+use super::{
+    Block, Cluster, Memory,
+    desired::{is_unit_of, prefixes},
+    within,
+};
 
 impl Cluster {
     /// Whether a held block may have been lost: its network is gone or was made again, or the watch has shown its end.
@@ -119,9 +123,7 @@ impl Cluster {
         let Some(network) = tables.networks.get("", name.as_str()) else {
             return true;
         };
-        let subnets: Vec<IpNet> = network.spec.subnets.iter().filter_map(|net| net.parse().ok()).collect();
-        network.metadata.uid.as_deref() != Some(object.spec.network_uid.as_str())
-            || !is_unit(&subnets, prefixes(network), &range)
+        network.metadata.uid.as_deref() != Some(object.spec.network_uid.as_str()) || !is_unit_of(network, &range)
     }
 
     /// Stops leasing from held blocks that are not the node's any more. Returns whether there were any.

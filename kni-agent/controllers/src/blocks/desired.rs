@@ -11,7 +11,7 @@ use fnv::FnvHasher;
 use ipnet::IpNet;
 use kni_claims::NetworkRef;
 use kni_crd::PodNetwork;
-use kni_ipam::blocks::{Prefixes, Taken, next_unit, unit_prefix};
+use kni_ipam::blocks::{Prefixes, Taken, is_unit, next_unit, unit_prefix};
 use kni_model::{
     NetworkName,
     view::{AddressUse, NetworkView},
@@ -60,12 +60,18 @@ impl Units {
 }
 
 /// The network's `perNodePrefix`.
-pub(crate) fn prefixes(object: &PodNetwork) -> Prefixes {
+pub(super) fn prefixes(object: &PodNetwork) -> Prefixes {
     let asked = object.spec.per_node_prefix.unwrap_or_default();
     Prefixes {
         ipv4: asked.ipv4,
         ipv6: asked.ipv6,
     }
+}
+
+/// Whether a range is a unit of the network as its object states it, also where the network is refused.
+pub(crate) fn is_unit_of(object: &PodNetwork, range: &IpNet) -> bool {
+    let subnets: Vec<IpNet> = object.spec.subnets.iter().filter_map(|net| net.parse().ok()).collect();
+    is_unit(&subnets, prefixes(object), range)
 }
 
 impl Cluster {
