@@ -62,11 +62,9 @@ pub(crate) fn failed<'a>(before: &[Condition], after: &'a [Condition], kind: &st
 }
 
 fn shortened(note: &str) -> String {
-    let mut end = note.len().min(MAX_NOTE);
-    while !note.is_char_boundary(end) {
-        end -= 1;
-    }
-    note.get(..end).unwrap_or_default().to_owned()
+    let mut note = note.to_owned();
+    note.truncate(note.floor_char_boundary(MAX_NOTE));
+    note
 }
 
 #[cfg(test)]
