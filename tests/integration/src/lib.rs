@@ -39,3 +39,8 @@ pub use outside::{LeakWatch, Outside};
 pub use snapshot::NodeSnapshot;
 pub use stage::Stage;
 pub use wait::{eventually, eventually_sync};
+
+/// Whether long proofs were asked for: `cargo xtask test --long`.
+pub fn long() -> bool {
+    std::env::var("KNI_LONG").is_ok_and(|value| value == "1")
+}

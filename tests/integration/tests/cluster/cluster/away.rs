@@ -22,7 +22,7 @@ const POD_NAMES: [&str; 4] = ["late-0", "late-1", "late-2", "late-3"];
 
 /// Duration of the outage: a minute in long tests.
 fn absence() -> Duration {
-    let long = std::env::var("KNI_LONG").is_ok_and(|value| value == "1");
+    let long = kni_integration::long();
     Duration::from_secs(if long { 60 } else { 20 })
 }
 

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
 use kni_api::{AddressBlock, PodNetwork, pod_network::NodeBlock};
 use kni_claims::{Claim, Claims, NetworkRef, NodeRef};
-use kni_integration::{Cluster, cluster::objects, require};
+use kni_integration::{Cluster, cluster::objects, long, require};
 use kube::{
     Api, ResourceExt as _,
     api::{ListParams, PostParams},
@@ -22,11 +22,6 @@ use self::{
     actors::Leasing,
     clients::{losing, unreliable},
 };
-
-/// Whether long tests were asked for.
-fn long() -> bool {
-    std::env::var("KNI_LONG").is_ok_and(|value| value == "1")
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_block_has_one_owner_whatever_is_lost() -> Result<()> {
@@ -220,7 +215,11 @@ async fn losses(cluster: &Cluster, network: &NetworkRef) -> Result<()> {
     }
     let left = left(cluster, network).await?;
     ensure!(left.is_empty(), "left: {left:?}");
-    ensure!(leasing.most() >= 8, "nobody was in anybody's way: {}", leasing.most());
+    ensure!(
+        leasing.most() >= 8,
+        "too few blocks were leased from at once: {}",
+        leasing.most()
+    );
     Ok(())
 }
 

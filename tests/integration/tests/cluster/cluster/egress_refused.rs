@@ -198,7 +198,7 @@ pub(super) async fn addresses_of_others_are_refused_with_the_reason(cluster: &Cl
 
 /// What is wrong with a pool is reported there.
 async fn pools_are_sorted_out(cluster: &Cluster) -> Result<()> {
-    let none = json!({ "from": "Selected", "selector": { "matchLabels": { "tenant": "nobody" } } });
+    let none = json!({ "from": "Selected", "selector": { "matchLabels": { "tenant": "absent" } } });
     let younger = pool("younger", &json!(["198.51.100.128/26", "198.51.100.64/26"]), &none);
     cluster.apply(&[younger]).await?;
     let pools: Api<EgressAddressPool> = Api::all(cluster.client.clone());

@@ -13,7 +13,7 @@ use kni_integration::{
 use kube::{Api, api::DeleteParams};
 use serde_json::{Value, json};
 
-use super::scene::{ask, identity, serve, tenants, wait_for_silence, wait_for_truth};
+use super::scene::{ask, friends, identity, serve, tenants, wait_for_silence, wait_for_truth};
 
 /// Time until a change is applied while other requests fail.
 const SOON: Duration = Duration::from_secs(3);
@@ -42,7 +42,7 @@ async fn no_policy_is_lost_and_nothing_hangs_whatever_fails() -> Result<()> {
     scene.toggle_policy(SOON).await?;
     scene.recovered("writes of PodInterfaces hang").await?;
 
-    let long = std::env::var("KNI_LONG").is_ok_and(|value| value == "1");
+    let long = kni_integration::long();
     let codes: &[u16] = if long { &[403, 404, 409, 429, 500] } else { &[403, 409] };
     for code in codes.iter().copied() {
         let refused = |part: &str| Rule::of(Method::PATCH, part, Fault::Answer(code));
@@ -140,20 +140,12 @@ impl Scene {
         &proxy.expect("the options demand a proxy").faults
     }
 
-    fn policy() -> Value {
-        let friends = json!({
-            "podSelector": { "matchLabels": { "app": "server" } },
-            "ingress": [{ "from": [{ "podSelector": { "matchLabels": { "friend": "yes" } } }] }],
-        });
-        objects::policy("red-team", "friends", &friends)
-    }
-
     /// Creates or deletes the policy and waits until it is applied.
     async fn toggle_policy(&mut self, patience: Duration) -> Result<()> {
         if self.closed {
-            self.cluster.delete(&Self::policy()).await?;
+            self.cluster.delete(&friends()).await?;
         } else {
-            self.cluster.apply(&[Self::policy()]).await?;
+            self.cluster.apply(&[friends()]).await?;
         }
         self.closed = !self.closed;
         self.applied(patience).await.map(drop)
@@ -221,7 +213,7 @@ impl Scene {
 
     /// The version of an optional kind is not guessed, and its absence removes nothing at once.
     async fn multi_policies(&mut self) -> Result<()> {
-        self.cluster.delete(&Self::policy()).await?;
+        self.cluster.delete(&friends()).await?;
         self.closed = false;
         self.applied(SOON).await?;
         self.remove_multi_policies().await?;
@@ -232,7 +224,7 @@ impl Scene {
                 "namespace": "red-team", "name": "friends",
                 "annotations": { "k8s.v1.cni.cncf.io/policy-for": "red" },
             },
-            "spec": Self::policy()["spec"],
+            "spec": friends()["spec"],
         });
         wait::until("the API server serves v1beta2", PATIENCE, async || {
             Ok(self.cluster.apply(std::slice::from_ref(&closed)).await.is_ok())
@@ -295,9 +287,9 @@ impl Scene {
         }
         let start = Instant::now();
         if self.closed {
-            self.cluster.delete(&Self::policy()).await?;
+            self.cluster.delete(&friends()).await?;
         } else {
-            self.cluster.apply(&[Self::policy()]).await?;
+            self.cluster.apply(&[friends()]).await?;
         }
         self.closed = !self.closed;
         // Retried by the kubelet until it succeeds; that needs no request of the agent.

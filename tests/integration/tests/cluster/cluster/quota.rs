@@ -19,7 +19,7 @@ const POLICIES: u32 = 4;
 
 /// Ranges of each policy: together more than the quota; 100 000 in long tests.
 fn ranges() -> u32 {
-    let long = std::env::var("KNI_LONG").is_ok_and(|value| value == "1");
+    let long = kni_integration::long();
     if long { 25_000 } else { 2_500 }
 }
 

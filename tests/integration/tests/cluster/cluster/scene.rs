@@ -68,6 +68,32 @@ async fn apply_tenants(cluster: &Cluster, all: &[Value]) -> Result<()> {
     Ok(())
 }
 
+/// The policy by which only friends reach the server of `red-team`.
+pub(crate) fn friends() -> Value {
+    let spec = json!({
+        "podSelector": { "matchLabels": { "app": "server" } },
+        "ingress": [{ "from": [{ "podSelector": { "matchLabels": { "friend": "yes" } } }] }],
+    });
+    objects::policy("red-team", "friends", &spec)
+}
+
+/// A server that [`friends`] guards, a friend and a stranger, once the policy holds.
+pub(crate) async fn guarded(cluster: &Cluster) -> Result<(Vec<Pod>, Servers)> {
+    cluster.apply(&[friends()]).await?;
+    let labels = |key: &str, value: &str| json!({ "labels": { key: value } });
+    let pods = cluster
+        .run(&[
+            objects::pod_with("red-team", "server", "node1", &labels("app", "server")),
+            objects::pod_with("red-team", "friend", "node1", &labels("friend", "yes")),
+            objects::pod("red-team", "stranger", "node1"),
+        ])
+        .await?;
+    let server = serve(&pods[0])?;
+    wait_for_silence(&pods[2], &pods[0]).await?;
+    assert_reached(&pods[1], &pods[0]);
+    Ok((pods, server))
+}
+
 /// Waits until a condition of a network has this status; returns its message.
 pub(crate) async fn wait_for_condition(cluster: &Cluster, network: &str, kind: &str, holds: bool) -> Result<String> {
     let what = format!("{kind} of network {network} is {holds}");

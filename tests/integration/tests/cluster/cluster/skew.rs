@@ -10,7 +10,7 @@ use kni_integration::{
 use kube::{Api, ResourceExt as _, api::DynamicObject};
 use serde_json::{Value, json};
 
-use super::scene::{assert_reached, serve, tenants_of_earlier, wait_for_silence, wait_for_truth};
+use super::scene::{assert_reached, guarded, tenants_of_earlier, wait_for_silence, wait_for_truth};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[expect(clippy::too_many_lines, reason = "the definitions of three releases, in order")]
@@ -26,24 +26,7 @@ async fn definitions_of_another_release_concern_the_objects_that_use_them() -> R
     };
     cluster.add_node(options).await?;
     tenants_of_earlier(&cluster).await?;
-    let friends = json!({
-        "podSelector": { "matchLabels": { "app": "server" } },
-        "ingress": [{ "from": [{ "podSelector": { "matchLabels": { "friend": "yes" } } }] }],
-    });
-    cluster
-        .apply(&[objects::policy("red-team", "friends", &friends)])
-        .await?;
-    let labels = |key: &str, value: &str| json!({ "labels": { key: value } });
-    let pods = cluster
-        .run(&[
-            objects::pod_with("red-team", "server", "node1", &labels("app", "server")),
-            objects::pod_with("red-team", "friend", "node1", &labels("friend", "yes")),
-            objects::pod("red-team", "stranger", "node1"),
-        ])
-        .await?;
-    let _server = serve(&pods[0])?;
-    wait_for_silence(&pods[2], &pods[0]).await?;
-    assert_reached(&pods[1], &pods[0]);
+    let (pods, _server) = guarded(&cluster).await?;
     wait_for_truth(&cluster).await?;
     let (ready, degraded) = conditions(&cluster).await?;
     ensure!(ready == "True" && degraded.0 == "False", "{ready} {degraded:?}");

@@ -16,11 +16,8 @@ use kni_integration::{
     traffic::Stream,
     wait,
 };
-use serde_json::json;
 
-use super::scene::{
-    PORT, address, assert_reached, assert_silent, identity, serve, tenants, wait_for_silence, wait_for_truth,
-};
+use super::scene::{PORT, address, assert_reached, assert_silent, guarded, identity, tenants, wait_for_truth};
 
 /// Where the agent reads the faults of the test.
 const FAULTS: &str = "/run/node/faults";
@@ -53,24 +50,7 @@ async fn no_task_ends_or_hangs_unnoticed() -> Result<()> {
     };
     cluster.add_node(options).await?;
     tenants(&cluster).await?;
-    let friends = json!({
-        "podSelector": { "matchLabels": { "app": "server" } },
-        "ingress": [{ "from": [{ "podSelector": { "matchLabels": { "friend": "yes" } } }] }],
-    });
-    cluster
-        .apply(&[objects::policy("red-team", "friends", &friends)])
-        .await?;
-    let labels = |key: &str, value: &str| json!({ "labels": { key: value } });
-    let pods = cluster
-        .run(&[
-            objects::pod_with("red-team", "server", "node1", &labels("app", "server")),
-            objects::pod_with("red-team", "friend", "node1", &labels("friend", "yes")),
-            objects::pod("red-team", "stranger", "node1"),
-        ])
-        .await?;
-    let _server = serve(&pods[0])?;
-    wait_for_silence(&pods[2], &pods[0]).await?;
-    assert_reached(&pods[1], &pods[0]);
+    let (pods, _server) = guarded(&cluster).await?;
     wait_for_truth(&cluster).await?;
     let stream = Stream::udp(&pods[1].inside, (address(&pods[0], true), PORT).into())?;
 
@@ -78,7 +58,7 @@ async fn no_task_ends_or_hangs_unnoticed() -> Result<()> {
     ensure!(tasks.len() >= 25, "only {tasks:?}");
     // The task that carries out the faults, last of all.
     let others = tasks.iter().filter(|task| *task != "task-faults");
-    let long = std::env::var("KNI_LONG").is_ok_and(|value| value == "1");
+    let long = kni_integration::long();
     for (number, task) in others.chain(["task-faults".to_owned()].iter()).enumerate() {
         // Every task hangs below; without `KNI_LONG=1` a quarter of them fail in turn.
         if !long && number % 4 != 0 {

@@ -17,7 +17,7 @@ const GRACE: u64 = 3;
 
 /// How long the network stays full: several of the kubelet's readings of the runtime's status, a minute in long tests.
 fn shortage() -> Duration {
-    let long = std::env::var("KNI_LONG").is_ok_and(|value| value == "1");
+    let long = kni_integration::long();
     Duration::from_secs(if long { 60 } else { 12 })
 }
 

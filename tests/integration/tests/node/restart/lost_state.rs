@@ -17,7 +17,7 @@ use kni_integration::{
     agent::SOCKET,
     eventually,
     kubelet::Sandbox,
-    require,
+    long, require,
     traffic::{Servers, Stream},
 };
 use tonic::Code;
@@ -289,11 +289,6 @@ fn garble_row(file: &Path, id: &str) {
         bytes[at] = b'#';
     }
     fs::write(file, bytes).expect("the file can be written");
-}
-
-/// With `KNI_LONG=1` every fault; without it, one of each kind.
-fn long() -> bool {
-    std::env::var("KNI_LONG").is_ok_and(|value| value == "1")
 }
 
 #[tokio::test(flavor = "multi_thread")]

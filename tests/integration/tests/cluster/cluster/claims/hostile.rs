@@ -10,7 +10,7 @@ use kni_claims::{NetworkRef, address_block, range_of};
 use kni_integration::{
     Cluster,
     cluster::{PATIENCE, deployed},
-    wait,
+    long, wait,
 };
 use kni_ipam::blocks::{Prefixes, is_unit};
 use kube::{
@@ -19,7 +19,7 @@ use kube::{
 };
 use serde_json::json;
 
-use super::{clients::agent_of, long, network, node};
+use super::{clients::agent_of, network, node};
 
 const SUBNETS: [&str; 3] = ["10.50.0.0/22", "10.60.0.0/24", "fd50::/116"];
 const PREFIXES: Prefixes = Prefixes {

@@ -224,7 +224,8 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
         "spec": { "subnets": ["10.99.0.0/24"] },
     });
     let taint = json!({ "spec": { "taints": [{ "key": "kni.dev/addresses-exhausted", "effect": "NoSchedule" }] } });
-    let nobody = |requests: Vec<Request>| [("viewer", Refused, requests.clone()), ("editor", Refused, requests)];
+    let tenants_refused =
+        |requests: Vec<Request>| [("viewer", Refused, requests.clone()), ("editor", Refused, requests)];
     let mut rows = vec![
         (
             "agent of node1",
@@ -372,7 +373,7 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
             vec![Request::new(Verb::Create, &attachments, attachment("new"))],
         ),
     ];
-    rows.extend(nobody(vec![
+    rows.extend(tenants_refused(vec![
         Request::new(Verb::Create, &elsewhere, attachment("new")),
         Request::new(Verb::Create, &format!("{KNI}/podnetworks"), red),
         Request::new(Verb::Patch, &network, labels()),
