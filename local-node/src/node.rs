@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 pub use crate::fabric::{FABRIC_V4, FABRIC_V6};
 use crate::{fabric::Fabric, namespaces::Namespaces};
@@ -156,6 +156,7 @@ fn mount_own() -> Result<()> {
     let none = None::<&str>;
     // Before anything else, or the mounts below would appear on the machine.
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).context("make mounts private")?;
+    unmount_below("/run/")?;
     // A sysfs shows the network namespace in which it was mounted.
     for (kind, at) in [
         ("sysfs", "/sys"),
@@ -166,4 +167,35 @@ fn mount_own() -> Result<()> {
         mount(Some(kind), at, Some(kind), MsFlags::empty(), none).with_context(|| format!("mount {kind} on {at}"))?;
     }
     Ok(())
+}
+
+/// Removes the mounts in a folder of the machine from the node. A mount over the folder would hide them, and still a
+/// container runtime would find them in the list of mounts: it looks there for how a pod's path is mounted.
+fn unmount_below(folder: &str) -> Result<()> {
+    let list = fs::read_to_string("/proc/thread-self/mountinfo").context("list of mounts")?;
+    let mut there: Vec<&str> = mount_points(&list).filter(|at| at.starts_with(folder)).collect();
+    // The inner ones first.
+    there.reverse();
+    for at in there {
+        umount2(at, MntFlags::MNT_DETACH).with_context(|| format!("unmount {at}"))?;
+    }
+    Ok(())
+}
+
+/// The mount points in the kernel's list, in the order in which they were mounted.
+fn mount_points(list: &str) -> impl Iterator<Item = &str> {
+    // 36 35 98:0 /root /mnt/point rw,noatime master:1 - ext3 /dev/root rw
+    list.lines().filter_map(|line| line.split(' ').nth(4))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_points_are_read_from_the_list() {
+        let list = "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
+                    31 27 0:4 net:[4026532209] /run/netns/a rw shared:9 - nsfs nsfs rw\n";
+        assert_eq!(mount_points(list).collect::<Vec<_>>(), ["/", "/run/netns/a"]);
+    }
 }
