@@ -327,12 +327,14 @@ impl From<XdpArg> for XdpChoice {
 /// Number, lifetimes and events of flows.
 #[derive(Debug, Clone, Args)]
 pub struct FlowArgs {
-    /// Size of each flow table; a connection uses two rows. The least recently used flows are evicted.
+    /// Size of each flow table; a connection uses one row, a translated one two. The least recently used flows are
+    /// evicted.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_FLOWS,
         value_parser = clap::value_parser!(u32).range(1024..=16_777_216))]
     pub max_flows: u32,
-    /// Maximum number of flows that one pod interface opens; 0 for no limit. Default: an eighth of --max-flows, so that
-    /// one pod uses at most a quarter of a table and does not evict the flows of others.
+    /// Maximum number of connections that one pod interface opens, and of flows that are opened to it from outside of the
+    /// node; twice as many flows of UDP and other protocols; 0 for no limit. Default: an eighth of --max-flows, so that
+    /// one pod uses at most half of a table and does not evict the flows of others.
     #[arg(long, value_name = "N")]
     pub max_flows_per_endpoint: Option<u32>,
     /// Maximum number of events about new flows per second, pod interface and CPU; 0 for none. Drops have a separate
@@ -342,7 +344,8 @@ pub struct FlowArgs {
     /// Idle timeout of established TCP connections in seconds. RFC 5382 requires at least 2 h 4 min.
     #[arg(long, value_name = "SECONDS", default_value = "7440")]
     pub tcp_timeout: Seconds,
-    /// Idle timeout of UDP flows with replies in seconds. RFC 4787 requires at least 2 min and recommends 5.
+    /// Idle timeout of UDP streams in seconds; a question with its answer lives 10 s. RFC 4787 requires at least 2 min
+    /// and recommends 5.
     #[arg(long, value_name = "SECONDS", default_value = "300")]
     pub udp_timeout: Seconds,
 }

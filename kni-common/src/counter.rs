@@ -52,7 +52,7 @@ map_types! {
 }
 
 /// Number of forwarding verdicts in `COUNTERS`.
-pub const FORWARD_VERDICTS: u32 = 8;
+pub const FORWARD_VERDICTS: u32 = 16;
 
 /// Rows of `COUNTERS` per endpoint: two directions of [`FORWARD_VERDICTS`].
 pub const COUNTERS_PER_ENDPOINT: u32 = 2 * FORWARD_VERDICTS;

@@ -1,38 +1,65 @@
-//! Defines the endpoint table: one row per attachment, found by the index of its host interface.
+//! Defines the endpoint tables: one row of each per attachment, found by the index of its host interface.
 
 use crate::map_types::map_types;
 
 map_types! {
-    /// Value of `ENDPOINTS`, indexed by endpoint id (host ifindex minus [`crate::IFINDEX_BASE`]).
+    /// The first twelve bytes of an Ethernet frame.
+    pub struct MacPair {
+        /// Destination MAC address.
+        pub destination: [u8; 6],
+        /// Source MAC address.
+        pub source: [u8; 6],
+    }
+
+    /// Value of `ENDPOINTS`, indexed by endpoint id (host ifindex minus [`crate::IFINDEX_BASE`]): what every packet
+    /// needs, in one cache line.
     pub struct EndpointRow {
+        /// The MAC addresses of a frame that the pod sends: the host end's, then the pod end's. First, so that it is
+        /// aligned to eight bytes.
+        pub from_pod: MacPair,
+        /// Those of a frame that the pod receives: the pod end's, then the host end's.
+        pub to_pod: MacPair,
         /// Network id, 0 when the row is free.
         pub network: u32,
-        /// Increases whenever the row gets a new owner, another policy or another identity; flows with another
-        /// generation are re-evaluated. Unique across rows, and kept while the row is free: neither a reused row nor an
-        /// address that moves to another row revives old flows. Written after the data that it covers.
+        /// Changes whenever the row gets a new owner, another policy or another identity; flows with another generation
+        /// are re-evaluated. Unique across rows, and kept while the row is free: neither a reused row nor an address
+        /// that moves to another row revives old flows. Written after the data that it covers.
         pub generation: u32,
-        /// The generation at which the row got its present owner. Flows with an older one belong to an earlier owner
-        /// and are ignored.
+        /// The generation at which the row got its present owner. Flows with an older one ([`is_older`]) belong to an
+        /// earlier owner and are ignored.
         pub incarnation: u32,
+        /// Generation of what the node knows about peers of the network that are no endpoint of this node. Changes
+        /// after their identities; flows to and from them carry it.
+        pub epoch: u32,
         /// Bits `FLAG_*`.
         pub flags: u32,
+        /// The endpoint's IPv4 address in network byte order, all 0 for none.
+        pub ipv4: [u8; 4],
+        /// The endpoint's IPv6 address in network byte order, all 0 for none.
+        pub ipv6: [u8; 16],
+    }
+
+    /// Value of `ENDPOINT_POLICIES`, indexed like `ENDPOINTS`: what only packets without a current flow need. Written
+    /// before the generation in `ENDPOINTS` that covers it.
+    pub struct EndpointPolicy {
         /// Active policy set, key of `POLICY`; 0 when no policy selects the endpoint.
         pub policy: u32,
         /// Identity of the endpoint's IPv4 address as a peer of others, 0 when no policy distinguishes it.
         pub identity4: u32,
         /// The same for its IPv6 address.
         pub identity6: u32,
-        /// The endpoint's IPv4 address in network byte order, all 0 for none.
-        pub ipv4: [u8; 4],
-        /// The endpoint's IPv6 address in network byte order, all 0 for none.
-        pub ipv6: [u8; 16],
-        /// MAC address of the pod end.
-        pub mac: [u8; 6],
-        /// MAC address of the host end: the gateway's, seen from the pod.
-        pub host_mac: [u8; 6],
         /// Index of the host interface: [`crate::IFINDEX_BASE`] plus the endpoint id, unless a CNI plugin created it.
         pub ifindex: u32,
     }
+}
+
+/// Whether a generation is older than another one. Generations wrap after 2^32 steps: as with serial numbers (RFC
+/// 1982), the answer is right while the two are less than 2^31 steps apart. The agent moves incarnations forward before
+/// they are that old.
+#[inline(always)]
+#[must_use]
+pub const fn is_older(generation: u32, than: u32) -> bool {
+    generation.wrapping_sub(than) & (1 << 31) != 0
 }
 
 /// Traffic may flow. Without this flag everything is dropped, in both directions.
@@ -60,6 +87,16 @@ pub const FLAG_PLUGIN: u32 = 32;
 /// A queueing discipline at the host end limits the rate towards the pod: packets must pass it.
 pub const FLAG_SHAPED: u32 = 64;
 
-/// Mark of a packet that has passed policy and is on its way through the host end of an endpoint with [`FLAG_SHAPED`].
-/// No pod can set it: a mark does not leave its network namespace.
-pub const JUDGED_MARK: u32 = 0x4b4e_494a;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generations_are_compared_across_the_wrap() {
+        assert!(is_older(1, 2));
+        assert!(!is_older(2, 2));
+        assert!(!is_older(3, 2));
+        assert!(is_older(u32::MAX, 1));
+        assert!(!is_older(1, u32::MAX));
+    }
+}

@@ -6,9 +6,9 @@ use crate::{
     address::{AddressKey, AddressValue},
     config::{Config, FlowShare},
     counter::{Counter, DropKey, EventGate, HitKey},
-    endpoint::EndpointRow,
+    endpoint::{EndpointPolicy, EndpointRow},
     event::Explanation,
-    flow::{FlowKey4, FlowKey6, FlowValue, FragmentKey, FragmentValue},
+    flow::{FlowKey4, FlowKey6, FlowValue, FragmentKey, FragmentValue, NodeRow},
     policy::{IdentityKey, IdentityValue, PolicyKey, PolicyValue, PortKey, PortValue},
     route::{RouteKey, RouteValue},
     service::{AffinityKey, AffinityValue, BackendKey, BackendValue, ServiceKey, ServiceValue},
@@ -17,7 +17,7 @@ use crate::{
 
 /// Version of everything that is pinned. Part of the pin path, so that programs of two layouts never share a map. Must
 /// increase whenever a size, an offset or a meaning in this crate changes.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// The kind of a map, by the kernel's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,14 +58,26 @@ pub struct MapSpec {
 /// Endpoints, row 0 (no endpoint) included, unless configured otherwise.
 pub const DEFAULT_MAX_ENDPOINTS: u32 = 1024;
 
-/// Flow table entries per address family, unless configured otherwise. Each connection takes two.
+/// Flow table rows per address family, unless configured otherwise. A connection takes one, a translated one two.
 pub const DEFAULT_MAX_FLOWS: u32 = 131_072;
+
+/// Rows of `NAT4` and `NAT6` each: flows across the uplink.
+pub const MAX_NAT: u32 = 65_536;
 
 /// Rows of `POLICY` and of `PORTS` each, unless configured otherwise.
 pub const DEFAULT_MAX_POLICY_ROWS: u32 = 65_536;
 
 /// Rows of `SERVICES`, unless configured otherwise; `BACKENDS` has four times as many.
 pub const DEFAULT_MAX_SERVICES: u32 = 16_384;
+
+/// Rows of `NODES`, row 0 (no node) included.
+pub const MAX_NODES: u32 = 8192;
+
+/// Rows of `FRAGMENTS` and of `FRAGMENTS_OUTSIDE`: twice as many as the lists of free rows of 64 CPUs, 128 each, take.
+pub const MAX_FRAGMENTS: u32 = 16_384;
+
+/// Bytes of a ring of events: more than 5000 of them.
+pub const RING_BYTES: u32 = 1 << 20;
 
 #[expect(clippy::cast_possible_truncation, reason = "sizes of the small types in this crate")]
 const fn spec<K, V>(name: &'static str, kind: MapKind, max_entries: u32, purpose: &'static str) -> MapSpec {
@@ -79,6 +91,17 @@ const fn spec<K, V>(name: &'static str, kind: MapKind, max_entries: u32, purpose
     }
 }
 
+const fn ring(name: &'static str, purpose: &'static str) -> MapSpec {
+    MapSpec {
+        name,
+        kind: MapKind::RingBuf,
+        key_size: 0,
+        value_size: 0,
+        max_entries: RING_BYTES,
+        purpose,
+    }
+}
+
 /// Every map of the dataplane, by name.
 pub const ALL_MAPS: &[MapSpec] = &[
     spec::<u32, EndpointRow>(
@@ -86,6 +109,12 @@ pub const ALL_MAPS: &[MapSpec] = &[
         MapKind::Array,
         DEFAULT_MAX_ENDPOINTS,
         "endpoint id -> network, addresses, MACs, readiness",
+    ),
+    spec::<u32, EndpointPolicy>(
+        "ENDPOINT_POLICIES",
+        MapKind::Array,
+        DEFAULT_MAX_ENDPOINTS,
+        "endpoint id -> policy set, identities, interface",
     ),
     spec::<u32, u32>(
         "INTERFACES",
@@ -105,19 +134,32 @@ pub const ALL_MAPS: &[MapSpec] = &[
         16_384,
         "(network, prefix) -> action for other destinations",
     ),
+    spec::<FlowKey4, FlowValue>("FLOWS4", MapKind::LruHash, DEFAULT_MAX_FLOWS, "IPv4 flows"),
+    spec::<FlowKey6, FlowValue>("FLOWS6", MapKind::LruHash, DEFAULT_MAX_FLOWS, "IPv6 flows"),
     spec::<FlowKey4, FlowValue>(
-        "FLOWS4",
-        MapKind::LruHash,
-        DEFAULT_MAX_FLOWS,
-        "IPv4 flows, one row per direction",
+        "NAT4",
+        MapKind::Hash,
+        MAX_NAT,
+        "IPv4 flows across the uplink, as seen from outside",
     ),
     spec::<FlowKey6, FlowValue>(
-        "FLOWS6",
-        MapKind::LruHash,
-        DEFAULT_MAX_FLOWS,
-        "IPv6 flows, one row per direction",
+        "NAT6",
+        MapKind::Hash,
+        MAX_NAT,
+        "IPv6 flows across the uplink, as seen from outside",
     ),
-    spec::<FragmentKey, FragmentValue>("FRAGMENTS", MapKind::LruHash, 8192, "ports of fragmented datagrams"),
+    spec::<FragmentKey, FragmentValue>(
+        "FRAGMENTS",
+        MapKind::LruHash,
+        MAX_FRAGMENTS,
+        "first fragments that pods sent",
+    ),
+    spec::<FragmentKey, FragmentValue>(
+        "FRAGMENTS_OUTSIDE",
+        MapKind::LruHash,
+        MAX_FRAGMENTS,
+        "first fragments that came to pods from the stack or from outside",
+    ),
     spec::<u32, Counter>(
         "COUNTERS",
         MapKind::PerCpuArray,
@@ -203,15 +245,15 @@ pub const ALL_MAPS: &[MapSpec] = &[
         16_384,
         "source prefix -> verdict on packets from outside",
     ),
+    spec::<u32, NodeRow>(
+        "NODES",
+        MapKind::Array,
+        MAX_NODES,
+        "number of a node -> address, interface, MTU",
+    ),
     spec::<u32, Explanation>("EXPLANATION", MapKind::Array, 1, "outcome of the last dry run"),
-    MapSpec {
-        name: "EVENTS",
-        kind: MapKind::RingBuf,
-        key_size: 0,
-        value_size: 0,
-        max_entries: 1 << 20,
-        purpose: "flow and drop events for the agent",
-    },
+    ring("DROP_EVENTS", "drop events for the agent"),
+    ring("FLOW_EVENTS", "events of new flows for the agent"),
 ];
 
 #[cfg(test)]
@@ -222,34 +264,40 @@ mod tests {
     #[test]
     fn sizes_belong_to_the_layout_version() {
         let sizes: Vec<(&str, u32, u32)> = ALL_MAPS.iter().map(|m| (m.name, m.key_size, m.value_size)).collect();
-        assert_eq!(LAYOUT_VERSION, 2);
+        assert_eq!(LAYOUT_VERSION, 3);
         assert_eq!(
             sizes,
             [
                 ("ENDPOINTS", 4, 64),
+                ("ENDPOINT_POLICIES", 4, 16),
                 ("INTERFACES", 4, 4),
                 ("ADDRESSES", 20, 8),
-                ("ROUTES", 24, 4),
-                ("FLOWS4", 20, 48),
-                ("FLOWS6", 44, 48),
-                ("FRAGMENTS", 44, 4),
+                ("ROUTES", 24, 8),
+                ("FLOWS4", 16, 64),
+                ("FLOWS6", 40, 64),
+                ("NAT4", 16, 64),
+                ("NAT6", 40, 64),
+                ("FRAGMENTS", 44, 16),
+                ("FRAGMENTS_OUTSIDE", 44, 16),
                 ("COUNTERS", 4, 16),
                 ("DROPS", 8, 16),
                 ("EVENT_GATES", 4, 24),
-                ("CONFIG", 4, 44),
-                ("FLOW_SHARES", 4, 12),
+                ("CONFIG", 4, 52),
+                ("FLOW_SHARES", 4, 32),
                 ("POLICY", 12, 8),
                 ("PORTS", 12, 4),
                 ("IDENTITIES", 24, 4),
                 ("HITS", 12, 8),
-                ("SERVICES", 24, 20),
-                ("BACKENDS", 8, 20),
+                ("SERVICES", 24, 24),
+                ("BACKENDS", 8, 24),
                 ("AFFINITY", 24, 32),
                 ("MASQUERADE", 4, 24),
                 ("HOST_PORTS", 20, 12),
                 ("SOURCES", 20, 4),
+                ("NODES", 4, 32),
                 ("EXPLANATION", 4, 176),
-                ("EVENTS", 0, 0),
+                ("DROP_EVENTS", 0, 0),
+                ("FLOW_EVENTS", 0, 0),
             ]
         );
     }

@@ -22,7 +22,11 @@ map_types! {
     /// Value of `ROUTES`.
     pub struct RouteValue {
         /// One of `ACTION_*`.
-        pub action: u32,
+        pub action: u16,
+        /// Bits `ROUTE_*`.
+        pub flags: u16,
+        /// With [`ACTION_REMOTE`]: the node, key of `NODES`. Otherwise 0.
+        pub node: u32,
     }
 }
 
@@ -30,13 +34,21 @@ map_types! {
 pub const FULL_PREFIX: u32 = 32 + 128;
 
 /// Pass the packet to the node's stack.
-pub const ACTION_STACK: u32 = 1;
+pub const ACTION_STACK: u16 = 1;
 
 /// In the network's own subnets, but no endpoint has the address: drop.
-pub const ACTION_UNREACHABLE: u32 = 2;
+pub const ACTION_UNREACHABLE: u16 = 2;
 
 /// In a range of virtual addresses, but no service has the address: drop.
-pub const ACTION_SERVICE_RANGE: u32 = 3;
+pub const ACTION_SERVICE_RANGE: u16 = 3;
 
 /// Send the packet out of the node with the node's address as source.
-pub const ACTION_MASQUERADE: u32 = 4;
+pub const ACTION_MASQUERADE: u16 = 4;
+
+/// Send the packet to the node that has the pod, and accept packets from there with such a source. No agent writes such
+/// rows yet.
+pub const ACTION_REMOTE: u16 = 5;
+
+/// With [`ACTION_REMOTE`]: through the tunnel, with the network's number as that of the virtual network. Without: through
+/// the network that the nodes share, with the pods' addresses as they are.
+pub const ROUTE_OVERLAY: u16 = 1;

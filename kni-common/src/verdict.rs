@@ -13,6 +13,8 @@ pub enum Direction {
     FromUplink = 2,
     /// Out of the node: TC egress of the uplink.
     ToUplink = 3,
+    /// From another node through the tunnel: TC ingress of the tunnel device.
+    FromOverlay = 4,
 }
 
 impl Direction {
@@ -24,6 +26,7 @@ impl Direction {
             Self::ToPod => "to_pod",
             Self::FromUplink => "from_uplink",
             Self::ToUplink => "to_uplink",
+            Self::FromOverlay => "from_overlay",
         }
     }
 
@@ -35,6 +38,7 @@ impl Direction {
             1 => Some(Self::ToPod),
             2 => Some(Self::FromUplink),
             3 => Some(Self::ToUplink),
+            4 => Some(Self::FromOverlay),
             _ => None,
         }
     }
@@ -86,98 +90,109 @@ verdicts! {
 
     /// Sent out of the node with one of the node's addresses as source.
     Masqueraded = 5, "left", "sent out of the node with an address of the node as its source";
+    /// Sent through the tunnel to the node that has the destination.
+    Tunnelled = 6, "tunnelled", "sent through the tunnel to the node of the destination pod";
+    /// Sent through the nodes' network to the node that has the destination.
+    Routed = 7, "routed", "sent through the network of the nodes to the node of the destination pod";
 
     /// No endpoint has this interface.
-    NoEndpoint = 8, "no_endpoint", "the interface belongs to no endpoint";
+    NoEndpoint = 32, "no_endpoint", "the interface belongs to no endpoint";
     /// The endpoint's row is not ready (being attached or detached).
-    EndpointNotReady = 9, "endpoint_not_ready", "the pod interface is being attached or detached";
+    EndpointNotReady = 33, "endpoint_not_ready", "the pod interface is being attached or detached";
     /// Shorter than its headers claim.
-    Truncated = 10, "truncated", "the frame is shorter than its headers indicate";
+    Truncated = 34, "truncated", "the frame is shorter than its headers indicate";
     /// A header contradicts itself.
-    Malformed = 11, "malformed", "a header contradicts itself";
+    Malformed = 35, "malformed", "a header contradicts itself";
     /// Has a VLAN tag.
-    VlanTagged = 12, "vlan_tagged", "pods may not send or receive VLAN tags";
+    VlanTagged = 36, "vlan_tagged", "pods may not send or receive VLAN tags";
     /// Neither IPv4, IPv6 nor ARP.
-    UnsupportedEthertype = 13, "unsupported_ethertype", "neither IPv4, IPv6 nor ARP";
+    UnsupportedEthertype = 37, "unsupported_ethertype", "neither IPv4, IPv6 nor ARP";
     /// The source MAC is not the pod's.
-    SourceMac = 14, "source_mac", "the source MAC address is not the pod's (spoofed)";
+    SourceMac = 38, "source_mac", "the source MAC address is not the pod's (spoofed)";
     /// The source address is not the pod's.
-    SourceAddress = 15, "source_address", "the source address is not the pod's (spoofed)";
+    SourceAddress = 39, "source_address", "the source address is not the pod's (spoofed)";
     /// The destination MAC is not the gateway's.
-    DestinationMac = 16, "destination_mac", "the destination MAC address is not the gateway's";
+    DestinationMac = 40, "destination_mac", "the destination MAC address is not the gateway's";
     /// Addressed to a pod that does not have the destination address.
-    DestinationAddress = 17, "destination_address", "the pod does not have the destination address";
+    DestinationAddress = 41, "destination_address", "the pod does not have the destination address";
     /// Multicast or broadcast, which is not supported.
-    Multicast = 18, "multicast", "multicast and broadcast are not supported";
+    Multicast = 42, "multicast", "multicast and broadcast are not supported";
     /// To an IPv6 link-local address outside link control.
-    LinkLocal = 19, "link_local", "link-local addresses are allowed in link control only";
+    LinkLocal = 43, "link_local", "link-local addresses are allowed in link control only";
     /// IPv4 source route option, or IPv6 routing header type 0 (RFC 5095, RFC 7126).
-    SourceRoute = 20, "source_route", "source routing is not allowed";
+    SourceRoute = 44, "source_route", "source routing is not allowed";
     /// More IPv6 extension headers or IPv4 options than the programs parse.
-    ExtensionHeaders = 21, "extension_headers", "too many extension headers or options";
+    ExtensionHeaders = 45, "extension_headers", "too many extension headers or options";
     /// A later fragment whose first fragment was not seen.
-    FragmentWithoutFirst = 22, "fragment_without_first", "a later fragment came without its first fragment";
+    FragmentWithoutFirst = 46, "fragment_without_first", "a later fragment came without its first fragment";
     /// An ICMP type that is not allowed between pods.
-    IcmpType = 23, "icmp_type", "an ICMP type that is not allowed between pods";
+    IcmpType = 47, "icmp_type", "an ICMP type that is not allowed between pods";
     /// An ICMP error about a packet of no known flow.
-    IcmpUnrelated = 24, "icmp_unrelated", "an ICMP error about no known flow";
+    IcmpUnrelated = 48, "icmp_unrelated", "an ICMP error about no known flow";
     /// The network has no route to the destination.
-    NoRoute = 25, "no_route", "the network has no route to the destination";
+    NoRoute = 49, "no_route", "the network has no route to the destination";
     /// The destination is in the network's subnets but no pod has it.
-    NoDestination = 26, "no_destination", "no pod of the network has the destination address";
+    NoDestination = 50, "no_destination", "no pod of the network has the destination address";
     /// The destination endpoint is being attached or detached.
-    DestinationNotReady = 27, "destination_not_ready", "the destination pod interface is being attached or detached";
+    DestinationNotReady = 51, "destination_not_ready", "the destination pod interface is being attached or detached";
     /// A pod sent a packet to its own address.
-    SelfAddressed = 28, "self_addressed", "a pod sent a packet to its own address";
+    SelfAddressed = 52, "self_addressed", "a pod sent a packet to its own address";
     /// The node's stack sent to a pod of a network without host access.
-    HostNotAllowed = 29, "host_not_allowed", "the node has no access to this network";
+    HostNotAllowed = 53, "host_not_allowed", "the node has no access to this network";
     /// The flow table rejected the entry.
-    FlowTableFull = 30, "flow_table_full", "the flow table rejected a new entry";
+    FlowTableFull = 54, "flow_table_full", "the flow table rejected a new entry";
     /// To a loopback address: with `route_localnet` (kube-proxy sets it) the node would deliver it to its own services.
-    Loopback = 31, "loopback", "loopback addresses are not allowed";
+    Loopback = 55, "loopback", "loopback addresses are not allowed";
     /// The sender's network policies allow no such egress.
-    PolicyEgress = 32, "policy_egress", "the sender's network policies do not allow it to send this";
+    PolicyEgress = 56, "policy_egress", "the sender's network policies do not allow it to send this";
     /// The receiver's network policies allow no such ingress.
-    PolicyIngress = 33, "policy_ingress", "the receiver's network policies do not allow it to receive this";
+    PolicyIngress = 57, "policy_ingress", "the receiver's network policies do not allow it to receive this";
     /// An EgressPolicy of the sender denies it.
-    PolicyExternal = 34, "policy_beyond", "an egress policy of the sender does not allow it to leave";
+    PolicyExternal = 58, "policy_beyond", "an egress policy of the sender does not allow it to leave";
     /// In the range of virtual addresses, but no service has the address.
-    NoService = 35, "no_service", "no service has this address of the service range";
+    NoService = 59, "no_service", "no service has this address of the service range";
     /// The service has no such port: refused (TCP RST, ICMP port unreachable).
-    NoServicePort = 36, "no_service_port", "the service has no such port";
+    NoServicePort = 60, "no_service_port", "the service has no such port";
     /// The service has no usable backend: refused.
-    NoBackend = 37, "no_backend", "the service has no usable backend";
+    NoBackend = 61, "no_backend", "the service has no usable backend";
     /// The service has a local traffic policy, and this node has no backend.
-    NoLocalBackend = 38, "no_local_backend", "the service has no usable backend on this node";
+    NoLocalBackend = 62, "no_local_backend", "the service has no usable backend on this node";
     /// The endpoint has reached its maximum number of flows.
-    FlowQuota = 39, "flow_quota", "the pod has reached its maximum number of flows";
+    FlowQuota = 63, "flow_quota", "the pod has reached its maximum number of flows";
     /// The replies of the translated flow would be those of another live flow.
-    TupleInUse = 40, "tuple_in_use", "another connection of the pod uses the same ports towards the same backend";
+    TupleInUse = 64, "tuple_in_use", "another connection of the pod uses the same ports towards the same backend";
     /// An ICMP error quotes a fragment of a translated flow, whose flow cannot be determined.
-    IcmpFragment = 41, "icmp_fragment", "an ICMP error quotes a fragment of a translated packet";
+    IcmpFragment = 65, "icmp_fragment", "an ICMP error quotes a fragment of a translated packet";
     /// All masquerade ports are in use for this destination.
-    MasqueradePorts = 42, "masquerade_ports", "all masquerade ports towards this destination are in use";
+    MasqueradePorts = 66, "masquerade_ports", "all masquerade ports towards this destination are in use";
     /// The protocol has no ports to masquerade with.
-    MasqueradeProtocol = 43, "masquerade_protocol", "the protocol, or IPv6 through a service with an external backend, cannot be masqueraded";
+    MasqueradeProtocol = 67, "masquerade_protocol", "the protocol, or IPv6 through a service with an external backend, cannot be masqueraded";
     /// No address to masquerade with, or no route.
-    MasqueradeAddress = 44, "masquerade_address", "the node has no address or no route to masquerade with";
-    /// The packet exceeds the uplink's MTU: answered with that MTU.
-    TooBig = 45, "too_big", "larger than the MTU of the uplink";
+    MasqueradeAddress = 68, "masquerade_address", "the node has no address or no route to masquerade with";
+    /// The packet exceeds the MTU of the uplink or towards the destination's node: answered with that MTU.
+    TooBig = 69, "too_big", "larger than the MTU of the uplink or of the way to another node";
     /// The time to live has expired: answered.
-    TimeExceeded = 46, "time_exceeded", "the time to live has expired";
+    TimeExceeded = 70, "time_exceeded", "the time to live has expired";
     /// Leaving the node with a pod's address although its network masquerades.
-    Untranslated = 47, "untranslated", "would leave the node with a pod's address as source";
+    Untranslated = 71, "untranslated", "would leave the node with a pod's address as source";
     /// From outside with a source address of a pod network.
-    BogonSource = 48, "bogon_source", "came from outside with a source address of a pod network";
+    BogonSource = 72, "bogon_source", "came from outside with a source address of a pod network";
     /// From outside, from an address of the deny list.
-    DenyListed = 49, "deny_listed", "the source address is on the node's deny list";
+    DenyListed = 73, "deny_listed", "the source address is on the node's deny list";
     /// The address that an egress policy or the network demands is not this node's to use.
-    EgressAddress = 50, "egress_address", "the address that the pod must leave with may not be used on this node";
+    EgressAddress = 74, "egress_address", "the address that the pod must leave with may not be used on this node";
+    /// `NODES` has no usable row of the node that the destination's route names.
+    NoNode = 75, "no_node", "the way to the node of the destination pod is not known";
+    /// From another node than the one that the source's route names, or by another way.
+    ForeignNode = 76, "foreign_node", "came from a node that does not have the source address";
+    /// Through the tunnel, for a network without pods here.
+    UnknownNetwork = 77, "unknown_network", "came through the tunnel for a network that this node does not have";
 }
 
 impl Verdict {
-    /// Code of the first dropping verdict.
-    pub const FIRST_DROP: u16 = 8;
+    /// Code of the first dropping verdict. Forwarding ones are below [`crate::counter::FORWARD_VERDICTS`]; the codes in
+    /// between are free.
+    pub const FIRST_DROP: u16 = 32;
 
     /// Whether the packet was dropped.
     #[inline(always)]
@@ -198,7 +213,7 @@ mod tests {
             assert_eq!(Verdict::from_code(*verdict as u16), Some(*verdict));
             assert!(!verdict.explanation().is_empty());
         }
-        assert_eq!(Verdict::from_code(7), None);
+        assert_eq!(Verdict::from_code(8), None);
         words.sort_unstable();
         words.dedup();
         assert_eq!(words.len(), Verdict::ALL.len());

@@ -2,11 +2,12 @@
 
 use aya_ebpf::{
     bindings::{TC_ACT_OK, TC_ACT_SHOT, TC_ACT_UNSPEC},
-    helpers::bpf_redirect_peer,
+    helpers::{bpf_redirect, bpf_redirect_peer},
+    programs::TcContext,
 };
 use kni_common::endpoint::FLAG_HANDOVER;
 
-use crate::endpoint;
+use crate::{endpoint, skb};
 
 /// Drops the packet.
 pub(crate) const DROP: i32 = TC_ACT_SHOT;
@@ -23,6 +24,14 @@ pub(crate) fn pass(endpoint: u32) -> i32 {
         Some(row) if row.flags & FLAG_HANDOVER != 0 => TC_ACT_OK,
         _ => NEXT,
     }
+}
+
+/// Sends the packet out of the interface that it came from.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the helper returns a TC action")]
+pub(crate) fn redirect_back(ctx: &TcContext) -> i32 {
+    // SAFETY: a helper with plain arguments.
+    unsafe { bpf_redirect(skb::ifindex(ctx), 0) as i32 }
 }
 
 /// Redirects to the pod end of a host interface: `TC_ACT_REDIRECT`, or `TC_ACT_SHOT` where the kernel refuses.

@@ -19,6 +19,18 @@ pub fn is_dry_run() -> bool {
     DRY_RUN.load() != 0
 }
 
+/// The mark of a packet that has passed policy, 0 for none.
+#[inline(always)]
+pub fn judged_mark() -> u32 {
+    get().map_or(0, |config| config.judged_mark)
+}
+
+/// Whether the mark shows that the packet has passed policy.
+#[inline(always)]
+pub fn is_judged(mark: u32) -> bool {
+    mark != 0 && mark == judged_mark()
+}
+
 /// The configuration. The agent writes it before it publishes any endpoint.
 #[inline(always)]
 pub fn get() -> Option<&'static Config> {

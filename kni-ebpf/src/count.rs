@@ -16,9 +16,14 @@ use crate::{
 /// Counts a forwarded packet.
 #[inline(always)]
 pub fn forwarded(endpoint: u32, direction: Direction, verdict: Verdict, length: u32) {
-    if config::is_dry_run() {
-        return;
+    if !config::is_dry_run() {
+        add(endpoint, direction, verdict, length);
     }
+}
+
+/// [`forwarded`], except in a dry run.
+#[inline(always)]
+pub fn add(endpoint: u32, direction: Direction, verdict: Verdict, length: u32) {
     if let Some(counter) = COUNTERS.get_ptr_mut(counter_index(endpoint, direction, verdict)) {
         // SAFETY: a per-CPU row; the program is not preempted by itself on the same CPU.
         let counter = unsafe { &mut *counter };

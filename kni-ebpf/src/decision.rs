@@ -11,6 +11,9 @@ use kni_common::Verdict;
 pub struct Decision(u32);
 
 const LOCAL: u32 = 0x1000_0000;
+// The highest two, so that one comparison finds both.
+const REMOTE: u32 = 0xe000_0000;
+const ROUTED: u32 = 0xf000_0000;
 const KIND: u32 = 0xf000_0000;
 const DROP: u32 = 0x8000_0000;
 
@@ -31,6 +34,8 @@ impl Decision {
     pub const MASQUERADE: Self = Self(0x7000_0000);
     /// Link control that ends here. Not among the kinds below `0x8000_0000`, whose comparison takes one instruction.
     pub const ABSORB: Self = Self(0x9000_0000);
+    /// To a pod of another node, by a function of its own. Like a drop, it ends other evaluation; no reason has the code 0.
+    pub const OTHER_NODE: Self = Self(DROP);
 
     /// To a local endpoint.
     #[inline(always)]
@@ -38,10 +43,37 @@ impl Decision {
         Self(LOCAL | (endpoint & !KIND))
     }
 
+    /// To or from a pod of another node, by its number: with `overlay` through the tunnel.
+    #[inline(always)]
+    pub const fn node(number: u32, overlay: bool) -> Self {
+        let kind = if overlay { REMOTE } else { ROUTED };
+        Self(kind | (number & !KIND))
+    }
+
+    /// The number of the node of [`Self::node`].
+    #[inline(always)]
+    pub const fn number(self) -> Option<u32> {
+        if self.0 >= REMOTE { Some(self.0 & !KIND) } else { None }
+    }
+
+    /// Whether the way to the node is the tunnel.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_overlay(self) -> bool {
+        self.0 & KIND == REMOTE
+    }
+
     /// Drop.
     #[inline(always)]
     pub const fn drop(reason: Verdict) -> Self {
         Self(DROP | reason as u32)
+    }
+
+    /// Drop for a reason that may come from a global function.
+    #[inline(always)]
+    pub fn refused(reason: impl Into<Reason>) -> Self {
+        let Reason(code) = reason.into();
+        Self(DROP | code)
     }
 
     /// As a plain number, for functions with the C calling convention.
@@ -89,6 +121,8 @@ impl Decision {
             Self::ANSWER => Verdict::Answered,
             Self::DELIVER => Verdict::Delivered,
             Self::UPLINK => Verdict::Masqueraded,
+            _ if self.number().is_some() && self.is_overlay() => Verdict::Tunnelled,
+            _ if self.number().is_some() => Verdict::Routed,
             _ => Verdict::Absorbed,
         }
     }
@@ -106,12 +140,47 @@ impl Decision {
     }
 }
 
+/// The code of a [`Verdict`], as a global function returns it.
+#[derive(Clone, Copy)]
+pub struct Reason(u32);
+
+impl Reason {
+    /// From what a global function returns: 0 is success.
+    #[inline(always)]
+    pub const fn check(code: u32) -> Result<(), Self> {
+        if code == 0 { Ok(()) } else { Err(Self(code & 0xffff)) }
+    }
+
+    /// What a global function returns.
+    #[inline(always)]
+    pub const fn code(result: Result<(), Verdict>) -> u32 {
+        match result {
+            Ok(()) => 0,
+            Err(reason) => reason as u32,
+        }
+    }
+
+    /// The code.
+    #[inline(always)]
+    #[must_use]
+    pub const fn word(self) -> u32 {
+        self.0
+    }
+}
+
+impl From<Verdict> for Reason {
+    #[inline(always)]
+    fn from(reason: Verdict) -> Self {
+        Self(reason as u32)
+    }
+}
+
 /// Evaluates to the value, or returns from the function with the drop.
 macro_rules! attempt {
     ($result:expr) => {
         match $result {
             Ok(value) => value,
-            Err(reason) => return $crate::decision::Decision::drop(reason),
+            Err(reason) => return $crate::decision::Decision::refused(reason),
         }
     };
 }

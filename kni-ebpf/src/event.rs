@@ -9,8 +9,8 @@ use kni_common::{
 };
 
 use crate::{
-    config, explanation,
-    maps::{EVENT_GATES, EVENTS},
+    config, event_fields, explanation,
+    maps::{DROP_EVENTS, EVENT_GATES, FLOW_EVENTS, Ring},
     time,
 };
 
@@ -24,19 +24,18 @@ pub fn dropped(event: &mut FlowEvent, verdict: u16, length: u32) {
         return;
     };
     gate.drops += 1;
-    if gate.drops > EVENTS_PER_WINDOW || !send(event, verdict, length) {
+    if gate.drops > EVENTS_PER_WINDOW || !send(&DROP_EVENTS, event, verdict, length) {
         gate.lost += 1;
     }
 }
 
 /// Reports a flow that passed policy, where flow events are enabled.
 #[inline(always)]
-pub fn new_flow(ctx: &TcContext, event: &mut FlowEvent, verdict: Verdict) {
+pub fn new_flow(ctx: &TcContext, config: &Config, event: &mut FlowEvent, verdict: Verdict) {
     if config::is_dry_run() {
         explanation::record(event, verdict as u16, ctx.len());
         return;
     }
-    let Some(config) = config::get() else { return };
     if config.flow_events != 0 {
         send_flow(ctx, event, verdict as u16, config);
     }
@@ -48,7 +47,7 @@ fn send_flow(ctx: &TcContext, event: &mut FlowEvent, verdict: u16, config: &Conf
         return 0;
     };
     gate.flows += 1;
-    if gate.flows > config.flow_events || !send(event, verdict, ctx.len()) {
+    if gate.flows > config.flow_events || !send(&FLOW_EVENTS, event, verdict, ctx.len()) {
         gate.lost += 1;
     }
     0
@@ -76,10 +75,13 @@ fn gate(endpoint: u32) -> Option<&'static mut EventGate> {
     clippy::needless_borrows_for_generic_args,
     reason = "by value it would be copied to the stack"
 )]
-fn send(event: &mut FlowEvent, verdict: u16, length: u32) -> bool {
+fn send(ring: &Ring, event: &mut FlowEvent, verdict: u16, length: u32) -> bool {
+    event_fields::complete(event);
     event.verdict = verdict;
     event.length = length;
     // SAFETY: a helper without arguments.
     event.time_ns = unsafe { bpf_ktime_get_ns() };
-    EVENTS.output(&*event, NO_WAKEUP).is_ok()
+    let sent = ring.output(&*event, NO_WAKEUP).is_ok();
+    event.reserved = event_fields::COMPLETE;
+    sent
 }

@@ -8,18 +8,21 @@
 //!
 //! A packet of an established flow costs one flow lookup (hash), two array reads and two per-CPU counters.
 
-#![cfg_attr(target_arch = "bpf", no_std)]
+#![cfg_attr(target_arch = "bpf", no_std, feature(asm_experimental_arch))]
 #![expect(
     clippy::inline_always,
     reason = "a BPF-to-BPF call costs 12 to 16 ns and loses what the verifier knows"
 )]
 
 mod action;
+mod atomic;
 pub mod config;
 pub mod count;
 pub mod decision;
+pub mod delivery;
 pub mod endpoint;
 pub mod event;
+pub mod event_fields;
 pub mod explanation;
 pub mod flow;
 pub mod fragment;
@@ -32,6 +35,7 @@ pub mod policy;
 pub mod programs;
 pub mod reject;
 pub mod related;
+pub mod remote;
 pub mod service;
 pub mod skb;
 pub mod time;

@@ -34,6 +34,12 @@ mod entry {
         programs::to_uplink::run(&ctx)
     }
 
+    /// TC ingress of the tunnel device.
+    #[classifier]
+    pub(crate) fn from_overlay(ctx: TcContext) -> i32 {
+        programs::from_overlay::run(&ctx)
+    }
+
     /// XDP of the host interface of a pod whose network wants it.
     #[xdp(frags)]
     pub(crate) fn xdp_pod(ctx: XdpContext) -> u32 {

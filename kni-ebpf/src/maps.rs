@@ -2,7 +2,7 @@
 //! them.
 
 use aya_ebpf::{
-    bindings::BPF_F_NO_PREALLOC,
+    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf},
     macros::btf_map,
 };
@@ -10,10 +10,13 @@ use kni_common::{
     address::{AddressKey, AddressValue},
     config::{Config, FlowShare},
     counter::{COUNTERS_PER_ENDPOINT, Counter, DropKey, EventGate, HitKey},
-    endpoint::EndpointRow,
+    endpoint::{EndpointPolicy, EndpointRow},
     event::{Explanation, FlowEvent},
-    flow::{FlowKey4, FlowKey6, FlowValue, FragmentKey, FragmentValue},
-    layout::{DEFAULT_MAX_ENDPOINTS, DEFAULT_MAX_FLOWS, DEFAULT_MAX_POLICY_ROWS, DEFAULT_MAX_SERVICES},
+    flow::{FlowKey4, FlowKey6, FlowValue, FragmentKey, FragmentValue, NodeRow},
+    layout::{
+        DEFAULT_MAX_ENDPOINTS, DEFAULT_MAX_FLOWS, DEFAULT_MAX_POLICY_ROWS, DEFAULT_MAX_SERVICES, MAX_FRAGMENTS,
+        MAX_NAT, MAX_NODES, RING_BYTES,
+    },
     policy::{IdentityData, IdentityValue, PolicyKey, PolicyValue, PortData, PortValue},
     route::{RouteData, RouteValue},
     service::{AffinityKey, AffinityValue, BackendKey, BackendValue, ServiceKey, ServiceValue},
@@ -22,15 +25,27 @@ use kni_common::{
 
 const ENDPOINTS_MAX: usize = DEFAULT_MAX_ENDPOINTS as usize;
 const FLOWS_MAX: usize = DEFAULT_MAX_FLOWS as usize;
+const NAT_MAX: usize = MAX_NAT as usize;
 const POLICY_MAX: usize = DEFAULT_MAX_POLICY_ROWS as usize;
 const SERVICES_MAX: usize = DEFAULT_MAX_SERVICES as usize;
+const FRAGMENTS_MAX: usize = MAX_FRAGMENTS as usize;
+const RING: usize = RING_BYTES as usize;
+/// A ring of events.
+pub type Ring = RingBuf<FlowEvent, RING>;
 const COUNTERS_MAX: usize = (DEFAULT_MAX_ENDPOINTS * COUNTERS_PER_ENDPOINT) as usize;
 /// Rows come and go with pods and reasons: memory is allocated when a row is written.
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
+/// The values of such an array begin at a page: each row of 64 bytes is exactly one cache line.
+const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
+
 /// Endpoints by id.
 #[btf_map]
-pub static ENDPOINTS: Array<EndpointRow, ENDPOINTS_MAX> = Array::new();
+pub static ENDPOINTS: Array<EndpointRow, ENDPOINTS_MAX, MMAPABLE> = Array::new();
+
+/// Policy words of endpoints by id.
+#[btf_map]
+pub static ENDPOINT_POLICIES: Array<EndpointPolicy, ENDPOINTS_MAX> = Array::new();
 
 /// Endpoints by the index of their host interface, where a CNI plugin created it.
 #[btf_map]
@@ -53,9 +68,22 @@ pub static FLOWS4: LruHashMap<FlowKey4, FlowValue, FLOWS_MAX> = LruHashMap::new(
 #[btf_map]
 pub static FLOWS6: LruHashMap<FlowKey6, FlowValue, FLOWS_MAX> = LruHashMap::new();
 
-/// Ports of fragmented datagrams.
+/// IPv4 flows across the uplink, as packets from outside find them. Preallocated, so that a claim does not fail for lack
+/// of memory.
 #[btf_map]
-pub static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue, 8192> = LruHashMap::new();
+pub static NAT4: HashMap<FlowKey4, FlowValue, NAT_MAX> = HashMap::new();
+
+/// IPv6 flows across the uplink.
+#[btf_map]
+pub static NAT6: HashMap<FlowKey6, FlowValue, NAT_MAX> = HashMap::new();
+
+/// First fragments that pods sent.
+#[btf_map]
+pub static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue, FRAGMENTS_MAX> = LruHashMap::new();
+
+/// First fragments that came to pods from the stack or from outside: no host there displaces those of pods.
+#[btf_map]
+pub static FRAGMENTS_OUTSIDE: LruHashMap<FragmentKey, FragmentValue, FRAGMENTS_MAX> = LruHashMap::new();
 
 /// Forwarded packets and bytes.
 #[btf_map]
@@ -117,10 +145,18 @@ pub static HOST_PORTS: HashMap<HostPortKey, HostPortValue, 4096, NO_PREALLOC> = 
 #[btf_map]
 pub static SOURCES: LpmTrie<SourceData, SourceValue, 16_384> = LpmTrie::new();
 
+/// Other nodes of the cluster.
+#[btf_map]
+pub static NODES: Array<NodeRow, { MAX_NODES as usize }> = Array::new();
+
 /// Outcome of the last dry run.
 #[btf_map]
 pub static EXPLANATION: Array<Explanation, 1> = Array::new();
 
-/// Flow and drop events for the agent.
+/// Drop events for the agent.
 #[btf_map]
-pub static EVENTS: RingBuf<FlowEvent, { 1 << 20 }> = RingBuf::new();
+pub static DROP_EVENTS: Ring = RingBuf::new();
+
+/// Events of new flows for the agent: a flood of drops does not displace them, nor the reverse.
+#[btf_map]
+pub static FLOW_EVENTS: Ring = RingBuf::new();

@@ -10,12 +10,17 @@ use aya_ebpf::{
 use kni_common::{
     Verdict,
     address::{bytes, mapped, words},
-    flow::{FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FROM, FLOW_REPLY, FLOW_TO, FlowValue, KIND_UPLINK, Ports, swapped},
-    uplink::{EGRESS_REFUSED, Masquerade, OUTSIDE},
+    config::Config,
+    flow::{
+        END_LOCAL, END_OUTSIDE, FLOW_CLOSED, FLOW_FROM_SECOND, FLOW_OPENED_BY_SECOND, FLOW_REPLIED, FLOW_SERVICE,
+        FLOW_TRANSLATED, FlowEnd, FlowValue, Ports, swapped,
+    },
+    uplink::{EGRESS_REFUSED, Masquerade},
 };
 
 use crate::{
-    config, flow,
+    config,
+    flow::{self, nat, scratch},
     maps::MASQUERADE,
     packet::{Packet, SCTP, TCP, UDP},
     skb, time, translate,
@@ -62,28 +67,12 @@ fn is_through_service(packet: &Packet, work: &Work) -> bool {
 }
 
 /// Whether the address that a flow of the endpoint left with is still the one that the endpoint leaves with. Another
-/// node may have the former one by now.
+/// node may have the former one by now. An error where nothing leaves.
 ///
 /// VERIFIER: not inlined, to save stack.
 #[inline(never)]
-pub fn keeps_source(endpoint: u32, v4: bool, found: &FlowValue) -> Result<(), Verdict> {
-    let source = source(entry(endpoint)?, v4)?;
-    let recorded = words(found.address);
-    let same = if found.flags & (FLOW_TO | FLOW_FROM) == FLOW_TO | FLOW_FROM {
-        // Only IPv4 has both addresses in one row, the source first.
-        let ([.., last], [first, ..]) = (source, recorded);
-        last == first
-    } else {
-        source == recorded
-    };
-    if same { Ok(()) } else { Err(Verdict::EgressAddress) }
-}
-
-/// Two IPv4 addresses in one row, see `FlowValue::address`.
-#[inline(always)]
-const fn both(source: [u32; 4], destination: [u32; 4]) -> [u8; 16] {
-    let ([.., source], [.., destination]) = (source, destination);
-    bytes([source, destination, 0, 0])
+pub fn keeps_source(endpoint: u32, v4: bool, left_with: &[u32; 4]) -> Result<bool, Verdict> {
+    Ok(source(entry(endpoint)?, v4)? == *left_with)
 }
 
 /// Reuses the address and port of an unanswered flow whose first packet is retransmitted: the reply may be in flight.
@@ -93,27 +82,31 @@ pub fn reuse(packet: &Packet, work: &mut Work) -> bool {
     let Some(own) = flow::lookup(work.event.network, packet) else {
         return false;
     };
-    let is_unanswered = own.kind == KIND_UPLINK
+    let second = flow::is_second(packet);
+    let ((from, sender), (to, _)) = (own.sender(second), own.receiver(second));
+    let is_unanswered = from == END_LOCAL
+        && to == END_OUTSIDE
         // A flow through a service chooses a backend again: the earlier one has not replied.
-        && own.flags & (FLOW_REPLY | FLOW_CONFIRMED | FLOW_CLOSED | FLOW_FROM | FLOW_TO) == FLOW_FROM
+        && own.flags & (FLOW_REPLIED | FLOW_CLOSED | FLOW_TRANSLATED | FLOW_SERVICE) == FLOW_TRANSLATED
+        && !own.is_reply(second)
         && !is_through_service(packet, work)
-        && own.source_generation == work.event.generation
+        && sender.generation == work.event.generation
         && flow::is_live(own);
     // An egress address may have been added or removed since.
     let current = entry(work.event.endpoint).and_then(|out| source(out, packet.v4));
-    if !is_unanswered || current != Ok(words(own.address)) {
+    if !is_unanswered || current != Ok(words(own.source)) {
         return false;
     }
     flow::translate(&mut work.to, own);
-    match flow::find_reply(OUTSIDE, &work.to) {
+    let reply_second = flow::is_reply_second(&work.to);
+    match nat::find_reply(&work.to) {
         Some(reply)
-            if reply.kind == KIND_UPLINK
-                && reply.destination == work.event.endpoint
+            if is_owner(reply, reply_second, work.event.endpoint)
                 && reply.ports.word() == swapped(packet.ports)
-                && words(reply.address) == packet.source =>
+                && words(reply.destination) == packet.source =>
         {
             if !config::is_dry_run() {
-                reply.last_seen = time::jiffies();
+                reply.last_seen = time::now();
             }
             true
         }
@@ -124,16 +117,19 @@ pub fn reuse(packet: &Packet, work: &mut Work) -> bool {
     }
 }
 
+/// Whether packets of the row are for the endpoint. `second`: their sender is the second end.
+#[inline(always)]
+fn is_owner(row: &FlowValue, second: bool, endpoint: u32) -> bool {
+    let (kind, receiver) = row.receiver(second);
+    kind == END_LOCAL && receiver.id == endpoint
+}
+
 /// Finds an address and a port for the packet, and leaves the translated packet in `work.to`. On success the row of the
 /// reply exists: its owner owns the port.
 #[inline(never)]
-pub fn claim(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
+pub fn claim(ctx: &TcContext, config: &Config, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
     let out = entry(work.event.endpoint)?;
     work.to.source = source(out, packet.v4)?;
-    describe_reply(packet, work);
-    if config::is_dry_run() {
-        return Ok(());
-    }
     let first = u32::from(out.first);
     let range = u32::from(out.last).wrapping_sub(first).wrapping_add(1);
     // SAFETY: a helper without arguments.
@@ -142,42 +138,26 @@ pub fn claim(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Result<(), Ve
     for number in 0..TRIES {
         offset = offset.wrapping_add(STRIDE);
         let port = first + offset.checked_rem(range).ok_or(Verdict::MasqueradeAddress)?;
-        if take(ctx, packet, work, port, number < SPARING_TRIES) {
+        if take(
+            ctx,
+            config,
+            packet,
+            work,
+            port | u32::from(number < SPARING_TRIES) << 16,
+        ) {
             return Ok(());
         }
     }
     Err(Verdict::MasqueradePorts)
 }
 
-/// Whether the packet can be masqueraded: a row has room for one IPv6 address.
+/// Tries one port, in the lower half of `port`; the upper half: whether to spare connections that have just been closed.
 ///
-/// VERIFIER: not inlined, to save stack.
+/// VERIFIER: one word, because a function has five arguments.
 #[inline(never)]
-pub fn is_possible(packet: &Packet, work: &Work) -> bool {
-    translate::has_ports(packet.protocol) && (packet.v4 || !is_through_service(packet, work))
-}
-
-/// Prepares the translation in the reply's row for [`take`].
-///
-/// VERIFIER: stored in memory that no packet of this kind needs otherwise, to save stack.
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "the three flags are below 256")]
-fn describe_reply(packet: &Packet, work: &mut Work) {
-    const ONE_END: u8 = (FLOW_REPLY | FLOW_TO) as u8;
-    const BOTH_ENDS: u8 = (FLOW_REPLY | FLOW_TO | FLOW_FROM) as u8;
-    if is_through_service(packet, work) {
-        work.inner.source = words(both(packet.destination, packet.source));
-        work.inner.tcp_flags = BOTH_ENDS;
-    } else {
-        work.inner.source = packet.source;
-        work.inner.tcp_flags = ONE_END;
-    }
-}
-
-/// Tries one port.
-#[inline(never)]
-fn take(ctx: &TcContext, packet: &Packet, work: &mut Work, port: u32, spare_closed: bool) -> bool {
-    #[expect(clippy::cast_possible_truncation, reason = "at most the last port")]
+fn take(ctx: &TcContext, config: &Config, packet: &Packet, work: &mut Work, port: u32) -> bool {
+    let spare_closed = port >> 16 != 0;
+    #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
     let [high, low] = (port as u16).to_be_bytes();
     // A service's backend has its own port.
     let [_, _, c, d] = work.to.ports.to_ne_bytes();
@@ -189,48 +169,73 @@ fn take(ctx: &TcContext, packet: &Packet, work: &mut Work, port: u32, spare_clos
     if has_socket(ctx, &work.to) {
         return false;
     }
-    let reply = FlowValue {
-        last_seen: time::jiffies(),
-        source_generation: 0,
-        destination_generation: work.event.generation,
-        destination: work.event.endpoint,
-        lifetime: flow::new_lifetime(packet),
-        kind: KIND_UPLINK,
-        flags: work.inner.tcp_flags.into(),
-        ports: Ports::from_word(swapped(packet.ports)),
-        address: bytes(work.inner.source),
+    let Some(rows) = scratch::rows() else {
+        return false;
     };
-    flow::claim_reply(OUTSIDE, &work.to, &reply, spare_closed)
+    let reply = &mut rows.reply;
+    write(reply, config, packet, work);
+    let second = flow::is_reply_second(&work.to);
+    if second {
+        // The pod, which opened the flow, is the first end, the peer the second one.
+        reply.flags |= FLOW_FROM_SECOND;
+    } else {
+        swap(reply);
+    }
+    reply.ports = Ports::from_word(swapped(packet.ports));
+    reply.source = bytes(packet.destination);
+    reply.destination = bytes(packet.source);
+    nat::claim_reply(&work.to, spare_closed)
+}
+
+/// Writes the part of both rows of a flow in which they are equal, with the pod as the first end.
+///
+/// VERIFIER: field by field; a struct literal would be assembled on the stack first.
+#[inline(always)]
+fn write(row: &mut FlowValue, config: &Config, packet: &Packet, work: &Work) {
+    row.last_seen = time::now();
+    row.lifetime = flow::new_lifetime(config, packet);
+    row.first_kind = END_LOCAL;
+    row.second_kind = END_OUTSIDE;
+    row.flags = FLOW_TRANSLATED;
+    if is_through_service(packet, work) {
+        row.flags |= FLOW_SERVICE;
+    }
+    row.first = FlowEnd {
+        id: work.event.endpoint,
+        generation: work.event.generation,
+    };
+    row.second = flow::far_end(config.uplink, work.epoch);
+}
+
+/// Makes the pod, which opened the flow, the second end.
+#[inline(always)]
+const fn swap(row: &mut FlowValue) {
+    (row.first_kind, row.second_kind) = (row.second_kind, row.first_kind);
+    (row.first, row.second) = (row.second, row.first);
+    row.flags |= FLOW_OPENED_BY_SECOND;
 }
 
 /// Writes the row of the pod's direction. Releases the port on failure.
 #[inline(never)]
-pub fn open(packet: &Packet, work: &Work) -> Result<(), Verdict> {
+pub fn open(config: &Config, packet: &Packet, work: &Work) -> Result<(), Verdict> {
     if config::is_dry_run() {
         return Ok(());
     }
-    let own = FlowValue {
-        last_seen: time::jiffies(),
-        source_generation: work.event.generation,
-        destination_generation: 0,
-        destination: 0,
-        lifetime: flow::new_lifetime(packet),
-        kind: KIND_UPLINK,
-        flags: if is_through_service(packet, work) {
-            FLOW_TO | FLOW_FROM
-        } else {
-            FLOW_FROM
-        },
-        ports: Ports::from_word(work.to.ports),
-        address: if is_through_service(packet, work) {
-            both(work.to.source, work.to.destination)
-        } else {
-            bytes(work.to.source)
-        },
+    let Some(rows) = scratch::rows() else {
+        return Err(Verdict::FlowTableFull);
     };
-    let written = flow::put(work.event.network, packet, &own);
+    let own = &mut rows.own;
+    write(own, config, packet, work);
+    if flow::is_second(packet) {
+        swap(own);
+        own.flags |= FLOW_FROM_SECOND;
+    }
+    own.ports = Ports::from_word(work.to.ports);
+    own.source = bytes(work.to.source);
+    own.destination = bytes(work.to.destination);
+    let written = flow::put(work.event.network, packet, own);
     if written.is_err() {
-        flow::release_reply(OUTSIDE, &work.to);
+        nat::release_reply(&work.to);
     }
     written
 }
@@ -298,7 +303,9 @@ fn look_up<T>(ctx: &TcContext, ends: *mut Ends<T>, protocol: u8) -> bool {
 /// Checks the packet, or each segment that it stands for, against the uplink's MTU, and decrements the hop limit.
 #[inline(never)]
 pub fn prepare_egress(ctx: &TcContext, v4: bool) -> Result<(), Verdict> {
-    if mtu(ctx) != 0 {
+    let exceeded = exceeded_mtu(ctx);
+    if exceeded != 0 {
+        skb::set_exceeded_mtu(ctx, exceeded);
         return Err(Verdict::TooBig);
     }
     translate::hop(ctx, v4)
@@ -306,7 +313,7 @@ pub fn prepare_egress(ctx: &TcContext, v4: bool) -> Result<(), Verdict> {
 
 /// The uplink's MTU where the packet is larger, else 0.
 #[inline(always)]
-pub fn mtu(ctx: &TcContext) -> u32 {
+fn exceeded_mtu(ctx: &TcContext) -> u32 {
     const SEGMENTS: u64 = 1;
     let Some(config) = config::get() else {
         return 0;

@@ -69,7 +69,7 @@ pub fn arp(ctx: &TcContext, row: &EndpointRow) -> Result<Answer, Verdict> {
     }
     let sender = word(arp.sender_ip);
     // An address probe (RFC 5227) has no sender address yet.
-    if arp.sender_mac != mac_words(&row.mac) || (sender != 0 && sender != u32::from_ne_bytes(row.ipv4)) {
+    if arp.sender_mac != mac_words(&row.from_pod.source) || (sender != 0 && sender != u32::from_ne_bytes(row.ipv4)) {
         return Err(Verdict::SourceAddress);
     }
     if arp.operation != REQUEST || word(arp.target_ip) != u32::from_ne_bytes(GATEWAY_V4) {
@@ -80,7 +80,7 @@ pub fn arp(ctx: &TcContext, row: &EndpointRow) -> Result<Answer, Verdict> {
     };
     // SAFETY: `at` proved that both headers lie in the packet.
     let Framed { eth, body: out } = unsafe { &mut *packet };
-    let gateway_mac = mac_words(&row.host_mac);
+    let gateway_mac = mac_words(&row.from_pod.destination);
     out.operation = REPLY;
     out.target_mac = arp.sender_mac;
     out.target_ip = arp.sender_ip;
@@ -157,7 +157,7 @@ pub fn solicitation(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Answ
     if ip.target != gateway || hop_limit != 255 || ip.kind_code != [SOLICITATION, 0] {
         return Answer::None;
     }
-    let gateway_mac = mac_words(&row.host_mac);
+    let gateway_mac = mac_words(&row.from_pod.destination);
     let mut total: u32 = 0;
     match u16::from_be(ip.payload_length) {
         24 => {}
@@ -193,7 +193,7 @@ pub fn solicitation(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Answ
     total = (total & 0xffff) + (total >> 16);
     total = (total & 0xffff) + (total >> 16);
     ip.checksum = !low_half(total);
-    eth.destination = mac_words(&row.mac);
+    eth.destination = mac_words(&row.from_pod.source);
     eth.source = gateway_mac;
     Answer::Ready
 }

@@ -12,7 +12,11 @@ mod transport;
 use aya_ebpf::programs::TcContext;
 use kni_common::Verdict;
 
-pub use self::{ipv4::ipv4, ipv6::ipv6, quoted::quoted};
+pub use self::{
+    ipv4::ipv4,
+    ipv6::{ipv6, is_extension},
+    quoted::quoted,
+};
 use crate::skb;
 
 /// Transport protocol numbers (IANA).
@@ -181,6 +185,12 @@ impl Packet {
     #[inline(always)]
     pub fn is_whole(&self) -> bool {
         matches!(self.fragment, Fragment::Whole)
+    }
+
+    /// Whether it is the first of several fragments.
+    #[inline(always)]
+    pub fn is_first(&self) -> bool {
+        matches!(self.fragment, Fragment::First)
     }
 
     /// Whether it is a fragment without a transport header.

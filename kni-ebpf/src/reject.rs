@@ -16,8 +16,7 @@ use kni_common::{
 };
 
 use crate::{
-    masquerade,
-    packet::{ACK, FIN, ICMP, ICMPV6, Packet, RST, SCTP, SYN, TCP, UDP},
+    packet::{ACK, Class, FIN, ICMP, ICMPV6, Packet, RST, SCTP, SYN, TCP, UDP},
     skb::{self, ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHeader},
     translate::Sum,
 };
@@ -100,9 +99,9 @@ pub(crate) extern "C" fn answer_refusal(skb: *mut __sk_buff, packet: *const Pack
     }
     let ctx = TcContext::new(skb);
     let answered = if reason == Verdict::TooBig as u32 {
-        too_big(&ctx, packet, masquerade::mtu(&ctx))
+        too_big(&ctx, packet, skb::exceeded_mtu(&ctx))
     } else if reason == Verdict::TimeExceeded as u32 {
-        time_exceeded(&ctx, packet)
+        time_exceeded(&ctx, packet, gateway(packet.v4))
     } else if !packet.is_whole() {
         return 0;
     } else {
@@ -113,6 +112,25 @@ pub(crate) extern "C" fn answer_refusal(skb: *mut __sk_buff, packet: *const Pack
         }
     };
     u32::from(answered.is_ok())
+}
+
+/// Turns a packet from outside whose time to live has expired into the error about it, in the name of the node's address
+/// that it was sent to. Returns 1 on success.
+///
+/// VERIFIER: a global function, see `global`.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn answer_expired(skb: *mut __sk_buff, packet: *const Packet) -> u32 {
+    // SAFETY: the caller's own memory, which nothing else touches meanwhile.
+    let Some(packet) = (unsafe { packet.as_ref() }) else {
+        return 0;
+    };
+    // About an error there is no other error (RFC 1122 3.2.2, RFC 4443 2.4).
+    if !packet.plain || packet.is_later() || packet.class == Class::IcmpError {
+        return 0;
+    }
+    u32::from(time_exceeded(&TcContext::new(skb), packet, packet.destination).is_ok())
 }
 
 /// Port unreachable, in the name of the destination address.
@@ -126,7 +144,7 @@ fn unreachable(ctx: &TcContext, packet: &Packet) -> Result<(), Verdict> {
     error(ctx, packet, &unreachable)
 }
 
-/// The packet exceeds `mtu`, the uplink's (RFC 1191, RFC 4443 3.2).
+/// The packet exceeds `mtu` (RFC 1191, RFC 4443 3.2).
 #[inline(always)]
 fn too_big(ctx: &TcContext, packet: &Packet, mtu: u32) -> Result<(), Verdict> {
     let too_big = Error {
@@ -139,11 +157,11 @@ fn too_big(ctx: &TcContext, packet: &Packet, mtu: u32) -> Result<(), Verdict> {
 
 /// The time to live has expired (RFC 792, RFC 4443 3.3).
 #[inline(always)]
-fn time_exceeded(ctx: &TcContext, packet: &Packet) -> Result<(), Verdict> {
+fn time_exceeded(ctx: &TcContext, packet: &Packet, source: [u32; 4]) -> Result<(), Verdict> {
     let exceeded = Error {
         kind_code: if packet.v4 { [11, 0] } else { [3, 0] },
         information: 0,
-        source: gateway(packet.v4),
+        source,
     };
     error(ctx, packet, &exceeded)
 }

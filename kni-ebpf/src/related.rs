@@ -3,7 +3,7 @@
 use aya_ebpf::programs::TcContext;
 use kni_common::{
     Verdict,
-    flow::{FLOW_FROM, FLOW_HAIRPIN, FLOW_TO, FlowValue, KIND_UPLINK},
+    flow::{FLOW_HAIRPIN, FLOW_TRANSLATED, FlowValue},
 };
 
 use crate::{
@@ -27,20 +27,9 @@ pub fn quoted(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Result<(), V
 
 /// Applies the translation of its flow to an error about `work.inner`. `row` is of the direction of the error, opposite
 /// to the quoted packet's.
-///
-/// VERIFIER: `BOTH`: whether the flow may be translated at both ends. False for errors that pods send, whose program
-/// has no stack left on Linux 6.1.
 #[inline(always)]
-pub fn translate<const BOTH: bool>(
-    ctx: &TcContext,
-    packet: &Packet,
-    work: &mut Work,
-    row: &FlowValue,
-) -> Result<(), Verdict> {
-    if !BOTH && row.kind == KIND_UPLINK && row.flags & (FLOW_TO | FLOW_FROM) == FLOW_TO | FLOW_FROM {
-        return Err(Verdict::IcmpUnrelated);
-    }
-    if row.flags & (FLOW_TO | FLOW_FROM) == 0 {
+pub fn translate(ctx: &TcContext, packet: &Packet, work: &mut Work, row: &FlowValue) -> Result<(), Verdict> {
+    if row.flags & FLOW_TRANSLATED == 0 {
         return Ok(());
     }
     if row.flags & FLOW_HAIRPIN != 0 {
@@ -51,7 +40,7 @@ pub fn translate<const BOTH: bool>(
     }
     work.to = work.inner;
     flow::reverse(&mut work.to);
-    flow::translate_if::<BOTH>(&mut work.to, row);
+    flow::translate(&mut work.to, row);
     flow::reverse(&mut work.to);
     work.outer = *packet;
     // A router's own address stays; the peer's becomes the one that the receiver knows.

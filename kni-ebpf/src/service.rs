@@ -4,7 +4,7 @@ use aya_ebpf::helpers::bpf_get_prandom_u32;
 use kni_common::{
     Verdict,
     address::{bytes, words},
-    service::{AffinityKey, AffinityValue, BackendKey, BackendValue, SERVICE_DROP_IF_EMPTY, ServiceKey, ServiceValue},
+    service::{AffinityKey, AffinityValue, BackendKey, SERVICE_DROP_IF_EMPTY, ServiceKey, ServiceValue},
 };
 
 use crate::{
@@ -15,9 +15,21 @@ use crate::{
     work::Work,
 };
 
-/// The service port that the packet is for.
+/// Lookups of a row that changes while it is read.
+const TRIES: u32 = 3;
+
+/// Id of the service port that the packet is for, 0 for none.
+#[inline(always)]
+pub fn id(network: u32, packet: &Packet, work: &mut Work) -> u32 {
+    match read(network, packet, &mut work.service) {
+        Ok(()) => work.service.service,
+        Err(_no_service) => 0,
+    }
+}
+
+/// Copies the row of the service port that the packet is for.
 #[inline(never)]
-pub fn at(network: u32, packet: &Packet) -> Option<&'static ServiceValue> {
+fn read(network: u32, packet: &Packet, service: &mut ServiceValue) -> Result<(), Verdict> {
     let [_, _, high, low] = packet.ports.to_ne_bytes();
     let key = ServiceKey {
         network,
@@ -25,26 +37,43 @@ pub fn at(network: u32, packet: &Packet) -> Option<&'static ServiceValue> {
         port: [high, low],
         protocol: u16::from(packet.protocol),
     };
-    // SAFETY: the agent replaces rows whole; a row that is replaced meanwhile stays readable (RCU).
-    unsafe { SERVICES.get(key) }
+    // VERIFIER: a bounded loop.
+    for _ in 0..TRIES {
+        let row = SERVICES.get_ptr(key).ok_or(Verdict::NoServicePort)?;
+        // SAFETY: memory of the table, copied once: the kernel may reuse a removed or replaced row for another key at
+        // once. The check word belongs to this key and these contents.
+        *service = unsafe { row.read_volatile() };
+        if service.check == service.seal(&key) {
+            return Ok(());
+        }
+    }
+    Err(Verdict::DestinationNotReady)
 }
 
 /// Rewrites the destination in `work.to` to a backend of the service port that the packet is for.
-#[inline(never)]
+///
+/// VERIFIER: two calls in a row instead of one within the other: the caller has no stack for both.
+#[inline(always)]
 pub fn choose(network: u32, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
-    let service = at(network, packet).ok_or(Verdict::NoServicePort)?;
-    work.event.service = service.service;
-    if service.affinity != 0 {
-        return stay(network, packet, &mut work.to, service);
+    read(network, packet, &mut work.service)?;
+    pick(network, packet, work)
+}
+
+#[inline(never)]
+fn pick(network: u32, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
+    work.event.service = work.service.service;
+    if work.service.affinity != 0 {
+        return stay(network, packet, work);
     }
-    let backend = any(service)?;
-    set(&mut work.to, backend.address, backend.port);
+    any(work)?;
+    set(&mut work.to, work.backend.address, work.backend.port);
     Ok(())
 }
 
 /// The client's last backend, or a new one, which is recorded.
 #[inline(always)]
-fn stay(network: u32, packet: &Packet, to: &mut Packet, service: &ServiceValue) -> Result<(), Verdict> {
+fn stay(network: u32, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
+    let service = &work.service;
     let key = AffinityKey {
         service: service.service,
         network,
@@ -61,12 +90,13 @@ fn stay(network: u32, packet: &Packet, to: &mut Packet, service: &ServiceValue) 
             if !config::is_dry_run() {
                 last.last_used = now;
             }
-            set(to, last.address, last.port);
+            set(&mut work.to, last.address, last.port);
             return Ok(());
         }
     }
-    let backend = any(service)?;
-    set(to, backend.address, backend.port);
+    any(work)?;
+    let backend = &work.backend;
+    set(&mut work.to, backend.address, backend.port);
     if !config::is_dry_run() {
         // A full table costs the client its backend next time, not this flow.
         let _lost_when_full = AFFINITY.insert(
@@ -83,8 +113,10 @@ fn stay(network: u32, packet: &Packet, to: &mut Packet, service: &ServiceValue) 
     Ok(())
 }
 
+/// Copies the row of a random backend of `work.service`.
 #[inline(always)]
-fn any(service: &ServiceValue) -> Result<&'static BackendValue, Verdict> {
+fn any(work: &mut Work) -> Result<(), Verdict> {
+    let service = &work.service;
     // SAFETY: a helper without arguments.
     let random = unsafe { bpf_get_prandom_u32() };
     // Without backends there is no remainder.
@@ -99,8 +131,15 @@ fn any(service: &ServiceValue) -> Result<&'static BackendValue, Verdict> {
         backends: service.backends,
         slot,
     };
-    // SAFETY: lists never change; a row that is removed meanwhile stays readable (RCU).
-    unsafe { BACKENDS.get(key) }.ok_or(Verdict::NoBackend)
+    let row = BACKENDS.get_ptr(key).ok_or(Verdict::NoBackend)?;
+    // SAFETY: memory of the table, copied once. Lists never change and outlive their last reference for a while; a
+    // program that was interrupted for longer notices by the check word.
+    work.backend = unsafe { row.read_volatile() };
+    if work.backend.check == work.backend.seal(&key) {
+        Ok(())
+    } else {
+        Err(Verdict::DestinationNotReady)
+    }
 }
 
 #[inline(always)]

@@ -127,6 +127,9 @@ fn rewrite(ctx: &TcContext, packet: &Packet, to: &Packet) -> Result<(), Verdict>
     };
     // A later fragment has neither ports nor a checksum.
     if packet.is_later() {
+        if !packet.v4 {
+            skb::change_sum(ctx, addresses.word());
+        }
         return Ok(());
     }
     let (field, mangled) = match packet.protocol {
@@ -139,6 +142,13 @@ fn rewrite(ctx: &TcContext, packet: &Packet, to: &Packet) -> Result<(), Verdict>
     // ICMP's checksum does not cover the addresses, unlike all others.
     if field != 0 && packet.protocol != ICMP {
         skb::replace_checksum(ctx, at, addresses.word(), mangled | u64::from(BPF_F_PSEUDO_HDR))?;
+        if !packet.v4 {
+            // The helper takes it that a header's checksum compensates the addresses in the sum over the packet, which
+            // IPv6 has not. Kernels from 2025 on have a flag instead (`BPF_F_IPV6`), which older ones refuse.
+            skb::change_sum(ctx, addresses.word());
+        }
+    } else if !packet.v4 {
+        skb::change_sum(ctx, addresses.word());
     }
     if packet.ports == to.ports {
         return Ok(());
@@ -283,13 +293,18 @@ pub fn apply_quoted(
 #[inline(never)]
 pub fn hop(ctx: &TcContext, v4: bool) -> Result<(), Verdict> {
     const IPV4_TTL: usize = ETH_LEN + 8;
+    const IPV6_NEXT: usize = ETH_LEN + 6;
     const IPV6_HOPS: usize = ETH_LEN + 7;
     if !v4 {
-        let hops: u8 = skb::read(ctx, IPV6_HOPS)?;
+        let [next, hops]: [u8; 2] = skb::read(ctx, IPV6_NEXT)?;
         if hops <= 1 {
             return Err(Verdict::TimeExceeded);
         }
-        return skb::write(ctx, IPV6_HOPS, hops - 1);
+        skb::write(ctx, IPV6_HOPS, hops - 1)?;
+        let from = u32::from(u16::from_ne_bytes([next, hops]));
+        let into = u32::from(u16::from_ne_bytes([next, hops - 1]));
+        skb::change_sum(ctx, Sum::ZERO.replacing(from, into).word());
+        return Ok(());
     }
     let [ttl, protocol]: [u8; 2] = skb::read(ctx, IPV4_TTL)?;
     if ttl <= 1 {

@@ -4,22 +4,16 @@ use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use kni_common::{
     Direction,
     address::bytes,
-    event::{EVENT_VERSION, FlowEvent, PolicyTrail},
+    event::{EVENT_VERSION, FlowEvent},
     flow::Ports,
+    service::{BackendValue, ServiceValue},
 };
 
-use crate::packet::Packet;
+use crate::{event_fields, flow::NewFlow, packet::Packet};
 
 /// One row per CPU, too large for the stack. Not pinned: only the programs use it.
 #[btf_map]
 static WORK: PerCpuArray<Work, 1> = PerCpuArray::new();
-
-const NO_POLICY: PolicyTrail = PolicyTrail {
-    set: 0,
-    identity: 0,
-    rule: 0,
-    ordinal: 0,
-};
 
 /// Endpoint, network and direction of a packet, for counters and events.
 #[derive(Clone, Copy)]
@@ -30,6 +24,8 @@ pub struct Place {
     pub network: u32,
     /// Generation of the endpoint's row.
     pub generation: u32,
+    /// Epoch of the endpoint's row.
+    pub epoch: u32,
     /// Direction.
     pub direction: Direction,
     /// EtherType, host byte order.
@@ -44,6 +40,7 @@ impl Place {
             endpoint: 0,
             network: 0,
             generation: 0,
+            epoch: 0,
             direction,
             ethertype: 0,
         }
@@ -57,18 +54,27 @@ impl Place {
 pub struct Work {
     /// The event under construction.
     pub event: FlowEvent,
+    /// Epoch of the event's endpoint.
+    pub epoch: u32,
     /// The packet after translation.
     pub to: Packet,
     /// The packet that an ICMP error quotes.
     pub inner: Packet,
     /// An ICMP error after translation.
     pub outer: Packet,
+    /// The service port that the packet is for.
+    pub service: ServiceValue,
+    /// The backend chosen from it.
+    pub backend: BackendValue,
+    /// The flow that the packet opens.
+    pub new: NewFlow,
 }
 
 impl Work {
     /// Copies the translated addresses and ports into the event.
     #[inline(always)]
     pub fn record_translation(&mut self) {
+        self.event.reserved |= event_fields::TRANSLATION;
         self.event.translated_source = bytes(self.to.source);
         self.event.translated_destination = bytes(self.to.destination);
         self.event.translated_ports = Ports::from_word(self.to.ports);
@@ -83,29 +89,22 @@ pub fn begin(place: &Place, packet: &Packet) -> Option<&'static mut Work> {
     // before first use are a valid packet.
     let work = unsafe { &mut *row };
     work.to = *packet;
+    work.epoch = place.epoch;
     // VERIFIER: field by field; a struct literal would be assembled on the stack first.
     let event = &mut work.event;
-    event.time_ns = 0;
     event.version = EVENT_VERSION;
-    event.verdict = 0;
     event.direction = place.direction as u16;
     event.ethertype = place.ethertype;
     event.endpoint = place.endpoint;
     event.network = place.network;
     event.generation = place.generation;
-    event.length = 0;
     event.source = bytes(packet.source);
     event.destination = bytes(packet.destination);
     event.ports = Ports::from_word(packet.ports);
     event.protocol = u32::from(packet.protocol);
     event.peer = 0;
     event.service = 0;
-    event.translated_source = bytes(packet.source);
-    event.translated_destination = bytes(packet.destination);
-    event.translated_ports = Ports::from_word(packet.ports);
+    // The fields that `event_fields::complete` fills where nothing else does.
     event.reserved = 0;
-    event.egress = NO_POLICY;
-    event.ingress = NO_POLICY;
-    event.beyond = NO_POLICY;
     Some(work)
 }

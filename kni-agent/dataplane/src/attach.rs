@@ -120,7 +120,7 @@ impl Dataplane {
         options: aya::TestRunOptions<'_>,
     ) -> Result<aya::TestRunResult, DataplaneError> {
         let mut programs = lock(&self.programs);
-        let ran = if program == program::XDP_POD {
+        let ran = if [program::XDP_POD, program::XDP_UPLINK].contains(&program) {
             object::xdp(&mut programs, program)?.test_run(options)
         } else {
             object::classifier(&mut programs, program)?.test_run(options)

@@ -37,11 +37,12 @@ fn lost(gates: &[EventGate]) -> u64 {
 }
 
 /// The programs that may drop an endpoint's packets.
-const DIRECTIONS: [Direction; 4] = [
+const DIRECTIONS: [Direction; 5] = [
     Direction::FromPod,
     Direction::ToPod,
     Direction::FromUplink,
     Direction::ToUplink,
+    Direction::FromOverlay,
 ];
 
 /// Every row of `DROPS` that an endpoint can have.

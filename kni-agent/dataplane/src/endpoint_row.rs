@@ -1,10 +1,13 @@
-//! Builds the row of `ENDPOINTS` from the configuration of an endpoint.
+//! Builds the rows of `ENDPOINTS` and `ENDPOINT_POLICIES` from the configuration of an endpoint.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use kni_common::{
     IFINDEX_BASE,
-    endpoint::{EndpointRow, FLAG_HOST_ACCESS, FLAG_PLUGIN, FLAG_READY, FLAG_ROUTED, FLAG_SHAPED, FLAG_XDP},
+    endpoint::{
+        EndpointPolicy, EndpointRow, FLAG_HOST_ACCESS, FLAG_PLUGIN, FLAG_READY, FLAG_ROUTED, FLAG_SHAPED, FLAG_XDP,
+        MacPair,
+    },
 };
 use kni_model::{Attachment, EndpointId, Enforcement, MacAddr, NetworkId};
 
@@ -51,8 +54,8 @@ impl From<&Attachment> for EndpointConfig {
 }
 
 impl EndpointConfig {
-    /// The configuration that a row was written for; `None` for a free row.
-    pub(super) fn of_row(endpoint: EndpointId, row: &EndpointRow) -> Option<Self> {
+    /// The configuration that the rows were written for; `None` for a free row.
+    pub(super) fn of_rows(endpoint: EndpointId, row: &EndpointRow, policy: &EndpointPolicy) -> Option<Self> {
         let has = |flag| row.flags & flag != 0;
         let (ipv4, ipv6) = (Ipv4Addr::from(row.ipv4), Ipv6Addr::from(row.ipv6));
         Some(Self {
@@ -60,11 +63,11 @@ impl EndpointConfig {
             network: NetworkId::try_from(row.network).ok()?,
             ipv4: Some(ipv4).filter(|ip| !ip.is_unspecified()),
             ipv6: Some(ipv6).filter(|ip| !ip.is_unspecified()),
-            mac: MacAddr(row.mac),
-            host_mac: MacAddr(row.host_mac),
+            mac: MacAddr(row.to_pod.destination),
+            host_mac: MacAddr(row.to_pod.source),
             host_access: has(FLAG_HOST_ACCESS),
             xdp: has(FLAG_XDP),
-            plugin: has(FLAG_PLUGIN).then_some(row.ifindex),
+            plugin: has(FLAG_PLUGIN).then_some(policy.ifindex),
             shaped: has(FLAG_SHAPED),
         })
     }
@@ -73,9 +76,18 @@ impl EndpointConfig {
         self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
     }
 
-    /// The row, with the policy words that are applied. `routed`: its network's packets leave the node with the pods' own
-    /// addresses.
-    pub(super) fn row(&self, enforcement: Enforcement, age: Age, routed: bool, ready: bool) -> EndpointRow {
+    /// The row of `ENDPOINT_POLICIES`, with the policy words that are applied.
+    pub(super) fn policy(&self, enforcement: Enforcement) -> EndpointPolicy {
+        EndpointPolicy {
+            policy: enforcement.policy,
+            identity4: enforcement.identity4,
+            identity6: enforcement.identity6,
+            ifindex: self.plugin.unwrap_or(IFINDEX_BASE + self.endpoint.0),
+        }
+    }
+
+    /// The row of `ENDPOINTS`. `routed`: its network's packets leave the node with the pods' own addresses.
+    pub(super) fn row(&self, age: Age, routed: bool, ready: bool) -> EndpointRow {
         let flag = |is_set, flag| if is_set { flag } else { 0 };
         let flags = [
             flag(ready, FLAG_READY),
@@ -87,18 +99,21 @@ impl EndpointConfig {
             flag(self.shaped, FLAG_SHAPED),
         ];
         EndpointRow {
+            from_pod: MacPair {
+                destination: self.host_mac.0,
+                source: self.mac.0,
+            },
+            to_pod: MacPair {
+                destination: self.mac.0,
+                source: self.host_mac.0,
+            },
             network: self.network.get(),
             generation: age.generation,
             incarnation: age.incarnation,
+            epoch: age.epoch,
             flags: flags.iter().sum(),
-            policy: enforcement.policy,
-            identity4: enforcement.identity4,
-            identity6: enforcement.identity6,
             ipv4: self.ipv4.map_or([0; 4], |ip| ip.octets()),
             ipv6: self.ipv6.map_or([0; 16], |ip| ip.octets()),
-            mac: self.mac.0,
-            host_mac: self.host_mac.0,
-            ifindex: self.plugin.unwrap_or(IFINDEX_BASE + self.endpoint.0),
         }
     }
 }
@@ -108,6 +123,7 @@ impl EndpointConfig {
 pub(super) struct Age {
     generation: u32,
     incarnation: u32,
+    epoch: u32,
 }
 
 impl Age {
@@ -116,6 +132,7 @@ impl Age {
         Self {
             generation,
             incarnation: generation,
+            epoch: generation,
         }
     }
 
@@ -124,6 +141,7 @@ impl Age {
         Self {
             generation: row.generation,
             incarnation: row.incarnation,
+            epoch: row.epoch,
         }
     }
 }

@@ -10,7 +10,7 @@ use kni_common::{
     address::{ADDRESS_OF_SERVICE, AddressKey, AddressValue, from_ip},
     config::{Config, FlowShare},
     counter::{Counter, DropKey, EventGate},
-    endpoint::{EndpointRow, FLAG_HANDOVER, FLAG_ROUTED},
+    endpoint::{EndpointPolicy, EndpointRow, FLAG_HANDOVER, FLAG_ROUTED},
 };
 use kni_model::{EndpointId, Enforcement, NetworkId};
 
@@ -18,6 +18,7 @@ use super::{
     DataplaneError, EndpointConfig, NetworkRoutes,
     endpoint_row::Age,
     enforce::{self, Enforced},
+    generation::Generations,
     pin::Pins,
     routes::RouteTable,
     table::{PerCpuTable, Table},
@@ -26,6 +27,8 @@ use super::{
 /// The maps with rows per endpoint.
 pub(super) struct EndpointMaps {
     pub(super) endpoints: Table<u32, EndpointRow>,
+    /// What only packets without a current flow need.
+    policies: Table<u32, EndpointPolicy>,
     /// Endpoints by the index of a host interface that a CNI plugin created.
     interfaces: Table<u32, u32>,
     pub(super) addresses: Table<AddressKey, AddressValue>,
@@ -40,16 +43,21 @@ pub(super) struct EndpointMaps {
     handovers: BTreeSet<EndpointId>,
     /// Lost events of endpoints that have been withdrawn since.
     pub(super) lost_before: u64,
-    /// The last generation of any row; see [`Self::next_generation`].
-    generation: u32,
+    generations: Generations,
+    /// The period of `generations` in which all rows were near enough.
+    reviewed: u32,
 }
 
 impl EndpointMaps {
     pub(super) fn open(pins: &Pins) -> Result<Self, DataplaneError> {
         let endpoints: Table<u32, EndpointRow> = Table::open("ENDPOINTS", &pins.map("ENDPOINTS"))?;
+        let policies: Table<u32, EndpointPolicy> = Table::open("ENDPOINT_POLICIES", &pins.map("ENDPOINT_POLICIES"))?;
         let rows = endpoints.rows()?;
+        let generations = Generations::after(&rows);
         Ok(Self {
+            enforced: Enforced::from_rows(&rows, &policies.rows()?),
             endpoints,
+            policies,
             interfaces: Table::open("INTERFACES", &pins.map("INTERFACES"))?,
             addresses: Table::open("ADDRESSES", &pins.map("ADDRESSES"))?,
             routes: RouteTable::open(&pins.map("ROUTES"))?,
@@ -58,10 +66,10 @@ impl EndpointMaps {
             gates: PerCpuTable::open("EVENT_GATES", &pins.map("EVENT_GATES"))?,
             config: Table::open("CONFIG", &pins.map("CONFIG"))?,
             shares: Table::open("FLOW_SHARES", &pins.map("FLOW_SHARES"))?,
-            enforced: Enforced::from_rows(&rows),
             handovers: BTreeSet::new(),
             lost_before: 0,
-            generation: rows.iter().map(|(_, row)| row.generation).max().unwrap_or(0),
+            generations,
+            reviewed: generations.period(),
         })
     }
 
@@ -77,21 +85,19 @@ impl EndpointMaps {
         })
     }
 
+    fn policy(&self, endpoint: EndpointId) -> Result<EndpointPolicy, DataplaneError> {
+        Ok(self.policies.get(&endpoint.0)?.unwrap_or_default())
+    }
+
     /// The configuration of a published endpoint.
     pub(super) fn config_of(&self, endpoint: EndpointId) -> Result<Option<EndpointConfig>, DataplaneError> {
-        Ok(EndpointConfig::of_row(endpoint, &self.row(endpoint)?))
+        let (row, policy) = (self.row(endpoint)?, self.policy(endpoint)?);
+        Ok(EndpointConfig::of_rows(endpoint, &row, &policy))
     }
 
     /// The row that the endpoint should have.
-    fn desired(
-        &self,
-        config: &EndpointConfig,
-        enforcement: Enforcement,
-        age: Age,
-        routed: bool,
-        ready: bool,
-    ) -> EndpointRow {
-        let mut row = config.row(enforcement, age, routed, ready);
+    fn desired(&self, config: &EndpointConfig, age: Age, routed: bool, ready: bool) -> EndpointRow {
+        let mut row = config.row(age, routed, ready);
         if self.handovers.contains(&config.endpoint) {
             row.flags |= FLAG_HANDOVER;
         }
@@ -115,31 +121,21 @@ impl EndpointMaps {
         self.endpoints.put(&endpoint.0, &EndpointRow { flags, ..row })
     }
 
-    /// A generation that no row has or had. All rows share one counter: a flow identifies its sender by address and
-    /// generation alone, and an address may be reused in another row.
-    fn next_generation(&mut self) -> u32 {
-        self.generation = self.generation.wrapping_add(1).max(1);
-        self.generation
-    }
-
-    /// Writes a new generation, not ready; then the addresses; then ready (I1, I2).
+    /// Writes a new generation, not ready; then the policy words and the addresses; then ready (I1, I2).
     pub(super) fn publish(&mut self, config: &EndpointConfig) -> Result<(), DataplaneError> {
         let enforcement = self.enforced.get(config.endpoint)?;
         self.row(config.endpoint)?;
-        let generation = self.next_generation();
+        let generation = self.generations.next();
         let age = Age::new(generation);
         let routed = self.routes.is_routed(config.network);
-        self.endpoints.put(
-            &config.endpoint.0,
-            &self.desired(config, enforcement, age, routed, false),
-        )?;
+        self.endpoints
+            .put(&config.endpoint.0, &self.desired(config, age, routed, false))?;
+        self.policies.put(&config.endpoint.0, &config.policy(enforcement))?;
         self.write_addresses(config, generation)?;
         self.write_interface(config)?;
         self.remove_early_drops(config.endpoint)?;
-        self.endpoints.put(
-            &config.endpoint.0,
-            &self.desired(config, enforcement, age, routed, true),
-        )
+        self.endpoints
+            .put(&config.endpoint.0, &self.desired(config, age, routed, true))
     }
 
     /// Keeps the generation where the row is already right, so that flows and traffic continue.
@@ -147,7 +143,8 @@ impl EndpointMaps {
         let enforcement = self.enforced.get(config.endpoint)?;
         let found = self.row(config.endpoint)?;
         let routed = self.routes.is_routed(config.network);
-        if found != self.desired(config, enforcement, Age::of(&found), routed, true) {
+        let same_policy = self.policy(config.endpoint)? == config.policy(enforcement);
+        if !same_policy || found != self.desired(config, Age::of(&found), routed, true) {
             self.remove_addresses(config.endpoint)?;
             return self.publish(config);
         }
@@ -175,7 +172,7 @@ impl EndpointMaps {
         if row.network == 0 {
             return Ok(());
         }
-        let generation = self.next_generation();
+        let generation = self.generations.next();
         self.endpoints.put(&endpoint.0, &EndpointRow { generation, ..row })
     }
 
@@ -192,20 +189,58 @@ impl EndpointMaps {
             return Err(DataplaneError::EndpointRange { id: *id, capacity });
         }
         self.enforced.record(changes);
-        let rows = if let [(endpoint, _)] = changes {
-            vec![(endpoint.0, self.row(*endpoint)?)]
+        let (rows, policies) = if let [(endpoint, _)] = changes {
+            let row = (endpoint.0, self.row(*endpoint)?);
+            (vec![row], vec![(endpoint.0, self.policy(*endpoint)?)])
         } else {
-            self.rows()?
+            (self.rows()?, self.policies.rows()?)
         };
-        for round in enforce::rounds(&rows, changes, || self.next_generation()) {
-            self.endpoints.put_all(&round)?;
+        let rounds = enforce::rounds(&rows, &policies, changes, || self.generations.next());
+        self.policies.put_all(&rounds.words)?;
+        self.endpoints.put_all(&rounds.generations)
+    }
+
+    /// Makes the programs evaluate again the flows between endpoints of these networks and peers that are no endpoint of
+    /// this node. Must come after the change of the peers' identities.
+    pub(super) fn renew_epochs(&mut self, networks: &BTreeSet<u32>) -> Result<(), DataplaneError> {
+        let rows = self.rows()?.into_iter();
+        let concerned = rows.filter(|(_, row)| row.network != 0 && networks.contains(&row.network));
+        let renewed: Vec<(u32, EndpointRow)> = concerned
+            .map(|(endpoint, row)| {
+                let epoch = self.generations.next();
+                (endpoint, EndpointRow { epoch, ..row })
+            })
+            .collect();
+        self.endpoints.put_all(&renewed)
+    }
+
+    /// Moves generations that are too far back to be compared, every 2^20 steps. Returns the endpoints with another
+    /// incarnation, whose host ports name the former one. Packets that open a flow to one of them may be dropped for some
+    /// microseconds.
+    pub(super) fn move_generations_near(&mut self) -> Result<BTreeMap<u32, u32>, DataplaneError> {
+        if self.reviewed == self.generations.period() {
+            return Ok(BTreeMap::new());
         }
-        Ok(())
+        let mut incarnations = BTreeMap::new();
+        for (endpoint, row) in self.rows()? {
+            let Some(near) = self.generations.brought_near(&row) else {
+                continue;
+            };
+            self.endpoints.put(&endpoint, &near)?;
+            if near.incarnation != row.incarnation
+                && let Some(config) = self.config_of(EndpointId(endpoint))?
+            {
+                self.write_addresses(&config, near.incarnation)?;
+                incarnations.insert(endpoint, near.incarnation);
+            }
+        }
+        self.reviewed = self.generations.period();
+        Ok(incarnations)
     }
 
     /// The enforcements of the published endpoints.
     pub(super) fn enforcements(&self) -> Result<BTreeMap<EndpointId, Enforcement>, DataplaneError> {
-        Ok(enforce::of_rows(&self.rows()?))
+        Ok(enforce::of_rows(&self.rows()?, &self.policies.rows()?))
     }
 
     fn write_addresses(&self, config: &EndpointConfig, incarnation: u32) -> Result<(), DataplaneError> {
@@ -230,7 +265,7 @@ impl EndpointMaps {
     pub(super) fn withdraw(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
         let row = self.row(endpoint)?;
         if row.network != 0 {
-            let generation = self.next_generation();
+            let generation = self.generations.next();
             let free = EndpointRow {
                 generation,
                 ..EndpointRow::default()
@@ -238,9 +273,11 @@ impl EndpointMaps {
             self.endpoints.put(&endpoint.0, &free)?;
         }
         self.enforced.remove(endpoint);
+        let ifindex = self.policy(endpoint)?.ifindex;
+        self.policies.put(&endpoint.0, &EndpointPolicy::default())?;
         // An interface that was created later may have the index by now.
-        if self.interfaces.get(&row.ifindex)? == Some(endpoint.0) {
-            self.interfaces.remove(&row.ifindex)?;
+        if self.interfaces.get(&ifindex)? == Some(endpoint.0) {
+            self.interfaces.remove(&ifindex)?;
         }
         self.remove_addresses_of(endpoint, &row)?;
         self.shares.put(&endpoint.0, &FlowShare::default())?;
@@ -278,9 +315,10 @@ impl EndpointMaps {
     /// of services stay.
     pub(super) fn remove_stale_addresses(&self) -> Result<(), DataplaneError> {
         let endpoints: BTreeMap<u32, EndpointRow> = self.rows()?.into_iter().collect();
+        let policies: BTreeMap<u32, EndpointPolicy> = self.policies.rows()?.into_iter().collect();
         let interfaces = self.interfaces.rows()?.into_iter();
         let gone = interfaces
-            .filter(|(ifindex, endpoint)| endpoints.get(endpoint).is_none_or(|row| row.ifindex != *ifindex))
+            .filter(|(ifindex, endpoint)| policies.get(endpoint).is_none_or(|row| row.ifindex != *ifindex))
             .map(|(ifindex, _)| ifindex);
         self.interfaces.remove_all(&gone.collect::<Vec<_>>())?;
         let rows = self.addresses.rows()?.into_iter();
@@ -315,8 +353,12 @@ impl EndpointMaps {
         let row = self.row(config.endpoint)?;
         let enforcement = self.enforced.get(config.endpoint)?;
         let routed = self.routes.is_routed(config.network);
-        if row != self.desired(config, enforcement, Age::of(&row), routed, true) {
+        if row != self.desired(config, Age::of(&row), routed, true) {
             let problem = format!("map ENDPOINTS has another row for endpoint {}", config.endpoint);
+            return Ok(vec![problem]);
+        }
+        if self.policy(config.endpoint)? != config.policy(enforcement) {
+            let problem = format!("map ENDPOINT_POLICIES has another row for endpoint {}", config.endpoint);
             return Ok(vec![problem]);
         }
         let mut problems = Vec::new();
@@ -339,10 +381,8 @@ impl EndpointMaps {
 
     /// Index of an endpoint's host interface in its row; of a free row, the index that it would have.
     pub(super) fn host_ifindex(&self, endpoint: EndpointId) -> Result<u32, DataplaneError> {
-        let found = self.endpoints.get(&endpoint.0)?.map(|row| row.ifindex);
-        Ok(found
-            .filter(|ifindex| *ifindex != 0)
-            .unwrap_or(IFINDEX_BASE + endpoint.0))
+        let found = self.policy(endpoint)?.ifindex;
+        Ok(if found == 0 { IFINDEX_BASE + endpoint.0 } else { found })
     }
 }
 

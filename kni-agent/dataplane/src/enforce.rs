@@ -1,8 +1,8 @@
 //! Records the enforcement of each endpoint and orders the row updates of a change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use kni_common::endpoint::EndpointRow;
+use kni_common::endpoint::{EndpointPolicy, EndpointRow};
 use kni_model::{EndpointId, enforcement::Enforcement};
 
 use super::DataplaneError;
@@ -13,8 +13,8 @@ pub(super) struct Enforced(BTreeMap<EndpointId, Enforcement>);
 
 impl Enforced {
     /// Reads the rows of an earlier agent.
-    pub(super) fn from_rows<'a>(rows: impl IntoIterator<Item = &'a (u32, EndpointRow)>) -> Self {
-        Self(of_rows(rows))
+    pub(super) fn from_rows(rows: &[(u32, EndpointRow)], policies: &[(u32, EndpointPolicy)]) -> Self {
+        Self(of_rows(rows, policies))
     }
 
     /// Fails for an endpoint without enforcement, which must not be published.
@@ -33,9 +33,13 @@ impl Enforced {
 }
 
 /// The enforcements in the rows of published endpoints.
-pub(super) fn of_rows<'a>(rows: impl IntoIterator<Item = &'a (u32, EndpointRow)>) -> BTreeMap<EndpointId, Enforcement> {
-    let published = rows.into_iter().filter(|(_, row)| row.network != 0);
-    published
+pub(super) fn of_rows(
+    rows: &[(u32, EndpointRow)],
+    policies: &[(u32, EndpointPolicy)],
+) -> BTreeMap<EndpointId, Enforcement> {
+    let published: BTreeSet<u32> = published(rows).collect();
+    let policies = policies.iter().filter(|(endpoint, _)| published.contains(endpoint));
+    policies
         .map(|(endpoint, row)| {
             let enforcement = Enforcement {
                 policy: row.policy,
@@ -47,41 +51,59 @@ pub(super) fn of_rows<'a>(rows: impl IntoIterator<Item = &'a (u32, EndpointRow)>
         .collect()
 }
 
-/// The two rounds of writes that apply other enforcements: in the first one every row gets the new policy words and
-/// keeps its generation, in the second one the generation follows. A program that reads a new generation has read words
-/// that are no older, so that no flow is ever marked as judged by policies that were not yet applied.
+fn published(rows: &[(u32, EndpointRow)]) -> impl Iterator<Item = u32> {
+    rows.iter()
+        .filter(|(_, row)| row.network != 0)
+        .map(|(endpoint, _)| *endpoint)
+}
+
+/// The rows of a change, in the order in which they must be written: first the policy words, then the generations. A
+/// program that reads a new generation reads words that are no older, so that no flow is ever marked as judged by
+/// policies that were not yet applied.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Rounds {
+    pub(super) words: Vec<(u32, EndpointPolicy)>,
+    pub(super) generations: Vec<(u32, EndpointRow)>,
+}
+
+/// The writes that apply other enforcements.
 pub(super) fn rounds(
     rows: &[(u32, EndpointRow)],
+    policies: &[(u32, EndpointPolicy)],
     changes: &[(EndpointId, Enforcement)],
     mut next_generation: impl FnMut() -> u32,
-) -> [Vec<(u32, EndpointRow)>; 2] {
-    let found: BTreeMap<u32, &EndpointRow> = rows.iter().map(|(endpoint, row)| (*endpoint, row)).collect();
+) -> Rounds {
     // Where an endpoint has two changes, the last one counts.
-    let changes: BTreeMap<EndpointId, Enforcement> = changes.iter().copied().collect();
-    let words: Vec<(u32, EndpointRow)> = changes
+    let changes: BTreeMap<u32, Enforcement> = changes.iter().map(|(endpoint, to)| (endpoint.0, *to)).collect();
+    let policies: BTreeMap<u32, EndpointPolicy> = policies.iter().copied().collect();
+    let affected: Vec<(u32, EndpointRow, Enforcement)> = rows
         .iter()
-        .filter_map(|(endpoint, enforcement)| {
-            let row = found.get(&endpoint.0).filter(|row| row.network != 0)?;
-            Some((endpoint.0, with(row, *enforcement)))
-        })
+        .filter(|(_, row)| row.network != 0)
+        .filter_map(|(endpoint, row)| Some((*endpoint, *row, *changes.get(endpoint)?)))
         .collect();
-    let generations = words
-        .iter()
-        .map(|(endpoint, row)| {
-            let generation = next_generation();
-            (*endpoint, EndpointRow { generation, ..*row })
-        })
-        .collect();
-    [words, generations]
+    let before = |endpoint: &u32| policies.get(endpoint).copied().unwrap_or_default();
+    Rounds {
+        words: affected
+            .iter()
+            .map(|(endpoint, _, enforcement)| (*endpoint, with(&before(endpoint), *enforcement)))
+            .collect(),
+        generations: affected
+            .iter()
+            .map(|(endpoint, row, _)| {
+                let generation = next_generation();
+                (*endpoint, EndpointRow { generation, ..*row })
+            })
+            .collect(),
+    }
 }
 
 /// The row with other policy words.
-pub(super) fn with(row: &EndpointRow, enforcement: Enforcement) -> EndpointRow {
-    EndpointRow {
+const fn with(row: &EndpointPolicy, enforcement: Enforcement) -> EndpointPolicy {
+    EndpointPolicy {
         policy: enforcement.policy,
         identity4: enforcement.identity4,
         identity6: enforcement.identity6,
-        ..*row
+        ifindex: row.ifindex,
     }
 }
 
@@ -89,14 +111,21 @@ pub(super) fn with(row: &EndpointRow, enforcement: Enforcement) -> EndpointRow {
 mod tests {
     use super::*;
 
-    fn row(network: u32, generation: u32, policy: u32) -> EndpointRow {
+    fn row(network: u32, generation: u32) -> EndpointRow {
         EndpointRow {
             network,
             generation,
             incarnation: 3,
-            policy,
             flags: 1,
             ..EndpointRow::default()
+        }
+    }
+
+    fn policy(policy: u32) -> EndpointPolicy {
+        EndpointPolicy {
+            policy,
+            ifindex: 9,
+            ..EndpointPolicy::default()
         }
     }
 
@@ -110,7 +139,8 @@ mod tests {
 
     #[test]
     fn words_come_before_generations_and_free_rows_are_left_alone() {
-        let rows = [(1, row(5, 10, 0)), (2, row(0, 11, 0)), (3, row(5, 12, 70))];
+        let rows = [(1, row(5, 10)), (2, row(0, 11)), (3, row(5, 12))];
+        let policies = [(1, policy(0)), (2, policy(0)), (3, policy(70))];
         let changes = [
             (EndpointId(3), words(90)),
             (EndpointId(2), words(50)),
@@ -118,37 +148,35 @@ mod tests {
             (EndpointId(9), words(60)),
         ];
         let mut generation = 20;
-        let [first, second] = rounds(&rows, &changes, || {
+        let rounds = rounds(&rows, &policies, &changes, || {
             generation += 1;
             generation
         });
-        assert_eq!(
-            first,
-            [(1, with(&rows[0].1, words(40))), (3, with(&rows[2].1, words(90)))]
-        );
-        assert_eq!(
-            first.iter().map(|(_, row)| row.generation).collect::<Vec<_>>(),
-            [10, 12]
-        );
-        assert_eq!(
-            second.iter().map(|(_, row)| row.generation).collect::<Vec<_>>(),
-            [21, 22]
-        );
-        for ((endpoint, before), (same, after)) in first.iter().zip(&second) {
-            assert_eq!(endpoint, same);
-            let generation = after.generation;
-            assert_eq!(
-                EndpointRow { generation, ..*before },
-                *after,
-                "only the generation differs"
-            );
-        }
+        let expected = [(1, with(&policy(0), words(40))), (3, with(&policy(70), words(90)))];
+        assert_eq!(rounds.words, expected);
+        let expected = [
+            (
+                1,
+                EndpointRow {
+                    generation: 21,
+                    ..row(5, 10)
+                },
+            ),
+            (
+                3,
+                EndpointRow {
+                    generation: 22,
+                    ..row(5, 12)
+                },
+            ),
+        ];
+        assert_eq!(rounds.generations, expected, "only the generation differs");
     }
 
     #[test]
     fn the_record_comes_from_published_rows_and_fails_closed() {
-        let rows = [(1, row(5, 10, 40)), (2, row(0, 11, 41))];
-        let mut enforced = Enforced::from_rows(&rows);
+        let rows = [(1, row(5, 10)), (2, row(0, 11))];
+        let mut enforced = Enforced::from_rows(&rows, &[(1, policy(40)), (2, policy(41))]);
         assert_eq!(enforced.get(EndpointId(1)).unwrap().policy, 40);
         assert!(matches!(
             enforced.get(EndpointId(2)),

@@ -1,4 +1,4 @@
-//! Reads flow and drop events from the ring buffer.
+//! Reads flow and drop events from their ring buffers.
 
 use std::time::Duration;
 
@@ -10,17 +10,15 @@ use kni_common::{
     Direction, Verdict,
     event::{EVENT_VERSION, FlowEvent},
 };
-use tokio::{
-    io::{Interest, unix::AsyncFd},
-    time::timeout,
-};
+use tokio::time::{Instant, sleep_until};
 use zerocopy::FromBytes as _;
 
 use super::DataplaneError;
 
-const NAME: &str = "EVENTS";
+/// One ring for drops and one for new flows, so that a flood of either displaces no event of the other.
+const NAMES: [&str; 2] = ["DROP_EVENTS", "FLOW_EVENTS"];
 
-/// Longest time that events wait in the ring: short enough for people who watch, and the ring holds 80 000 events a
+/// Longest time that events wait in a ring: short enough for people who watch, and each ring holds 80 000 events a
 /// second.
 const PERIOD: Duration = Duration::from_millis(50);
 
@@ -37,36 +35,32 @@ pub struct FlowRecord {
 
 /// The events of the dataplane, in order.
 pub struct EventStream {
-    ring: AsyncFd<RingBuf<MapData>>,
+    rings: [RingBuf<MapData>; 2],
+    due: Instant,
 }
 
 impl EventStream {
     /// Must be the only reader: two readers would share the events.
     pub(super) fn new(ebpf: &mut Ebpf) -> Result<Self, DataplaneError> {
-        let map = ebpf.take_map(NAME).ok_or(DataplaneError::Missing {
-            what: "map",
-            name: NAME,
-        })?;
-        let ring = RingBuf::try_from(map).map_err(DataplaneError::map(NAME, "opening"))?;
-        // SAFETY: the ring owns its descriptor, always the same one, and closes it only when it is dropped, which
-        // `AsyncFd` does after it has deregistered the descriptor.
-        let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) };
-        ring.map(|ring| Self { ring }).map_err(|error| {
-            DataplaneError::Kernel(format!("watching the EVENTS ring: {}", std::io::Error::from(error)))
+        let [drops, flows] = NAMES;
+        Ok(Self {
+            rings: [ring(ebpf, drops)?, ring(ebpf, flows)?],
+            due: Instant::now(),
         })
     }
 
-    /// Waits for events and returns all that the ring holds. Records of another version are skipped.
+    /// Waits for events and returns all that the rings hold, in the order of their times. Records of another version are
+    /// skipped. Cancellation loses none.
     ///
-    /// The programs usually do not wake the reader: a wake-up for each event would cost a connection more than the
-    /// event itself. So this polls every [`PERIOD`].
+    /// The programs do not wake the reader: a wake-up for each event would cost a connection more than the event itself.
+    /// So this polls every [`PERIOD`].
+    ///
+    /// # Errors
+    /// None at present.
     pub async fn next(&mut self) -> std::io::Result<Vec<FlowRecord>> {
         loop {
-            // After the period the ring is read even if it is not ready.
-            if let Ok(ready) = timeout(PERIOD, self.ring.readable_mut()).await {
-                // Before the ring is read: later events make it ready again.
-                ready?.clear_ready();
-            }
+            sleep_until(self.due).await;
+            self.due = Instant::now() + PERIOD;
             let records = self.drain();
             if !records.is_empty() {
                 return Ok(records);
@@ -75,13 +69,22 @@ impl EventStream {
     }
 
     fn drain(&mut self) -> Vec<FlowRecord> {
-        let ring = self.ring.get_mut();
         let mut records = Vec::new();
-        while let Some(item) = ring.next() {
-            records.extend(parse(&item));
+        for ring in &mut self.rings {
+            while let Some(item) = ring.next() {
+                records.extend(parse(&item));
+            }
         }
+        records.sort_by_key(|record| record.event.time_ns);
         records
     }
+}
+
+fn ring(ebpf: &mut Ebpf, name: &'static str) -> Result<RingBuf<MapData>, DataplaneError> {
+    let map = ebpf
+        .take_map(name)
+        .ok_or(DataplaneError::Missing { what: "map", name })?;
+    RingBuf::try_from(map).map_err(DataplaneError::map(name, "opening"))
 }
 
 fn parse(bytes: &[u8]) -> Option<FlowRecord> {

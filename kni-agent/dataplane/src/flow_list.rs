@@ -2,12 +2,15 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use kni_common::{address::to_ip, flow::FlowValue};
+use kni_common::{
+    address::to_ip,
+    flow::{END_LOCAL, FlowEnd, FlowValue},
+};
 use kni_model::EndpointId;
 
 use super::{
     clock::Ticks,
-    tuple::{Tuple, translated},
+    tuple::{Tuple, sends_second, translated},
 };
 
 /// Addresses and ports of one direction of a flow.
@@ -25,24 +28,26 @@ pub struct FlowTuple {
     pub protocol: u8,
 }
 
-/// One row of a flow table: one direction of a flow.
+/// One row of a flow table: a flow, or one direction of a translated flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowRecordView {
     /// Number of the network.
     pub network: u32,
-    /// The tuple of incoming packets.
+    /// The tuple of incoming packets, of a flow without translation in its original direction.
     pub tuple: FlowTuple,
     /// Their tuple after translation, where they are translated.
     pub translated: Option<FlowTuple>,
-    /// One of `kni_common::flow::KIND_*`.
-    pub kind: u16,
+    /// Kind of the sender, one of `kni_common::flow::END_*`.
+    pub from: u8,
+    /// Kind of the receiver.
+    pub to: u8,
     /// Bits `kni_common::flow::FLOW_*`.
     pub flags: u16,
     /// Time since the last packet.
     pub age: Duration,
     /// Age at which the row expires.
     pub lifetime: Duration,
-    /// The current endpoint of the source address.
+    /// The sending endpoint.
     pub source: Option<EndpointId>,
     /// The receiving endpoint.
     pub destination: Option<EndpointId>,
@@ -54,27 +59,29 @@ fn shown(tuple: &Tuple) -> FlowTuple {
         destination: to_ip(tuple.destination),
         source_port: u16::from_be_bytes(tuple.ports.source),
         destination_port: u16::from_be_bytes(tuple.ports.destination),
-        protocol: u8::try_from(tuple.protocol).unwrap_or(u8::MAX),
+        protocol: tuple.protocol,
     }
 }
 
-/// A row at `now` (jiffies).
-pub(super) fn view(
-    tuple: &Tuple,
-    value: &FlowValue,
-    now: u64,
-    ticks: Ticks,
-    source: Option<EndpointId>,
-) -> FlowRecordView {
+/// The endpoint of an end.
+fn endpoint((kind, end): (u8, FlowEnd)) -> Option<EndpointId> {
+    (kind == END_LOCAL).then_some(EndpointId(end.id))
+}
+
+/// A row at `now` (jiffies, low 32 bits).
+pub(super) fn view(tuple: &Tuple, value: &FlowValue, now: u32, ticks: Ticks) -> FlowRecordView {
+    let second = sends_second(value);
+    let (sender, receiver) = (value.sender(second), value.receiver(second));
     FlowRecordView {
         network: tuple.network,
         tuple: shown(tuple),
         translated: translated(tuple, value).as_ref().map(shown),
-        kind: value.kind,
+        from: sender.0,
+        to: receiver.0,
         flags: value.flags,
-        age: ticks.duration(now.saturating_sub(value.last_seen)),
+        age: ticks.duration(value.age(now).into()),
         lifetime: ticks.duration(value.lifetime.into()),
-        source,
-        destination: (value.destination != 0).then_some(EndpointId(value.destination)),
+        source: endpoint(sender),
+        destination: endpoint(receiver),
     }
 }

@@ -7,13 +7,11 @@ use std::{
 
 use kni_common::{
     address::from_ip,
-    config::{FlowShare, SHARE_WINDOW_SHIFT},
-    endpoint::EndpointRow,
-    flow::{
-        FLOW_CLOSED, FLOW_REPLY, FLOW_TO, FlowKey4, FlowKey6, FlowValue, KIND_FROM_STACK, KIND_TO_STACK, KIND_UPLINK,
-    },
+    config::{FlowCount, FlowShare, SHARE_WINDOW_SHIFT},
+    endpoint::{EndpointRow, is_older},
+    flow::{END_LOCAL, FLOW_SERVICE, FLOW_TRANSLATED, FlowEnd, FlowKey4, FlowKey6, FlowValue, WINDOW_SHIFT},
     service::ServiceKey,
-    uplink::OUTSIDE,
+    uplink::{Masquerade, OUTSIDE},
 };
 use kni_model::{EndpointId, GoneBackend, NetworkId};
 
@@ -23,8 +21,27 @@ use super::{
     flow_list,
     pin::Pins,
     table::{Row, Table},
-    tuple::{FlowKey, Tuple, translated},
+    tuple::{FlowKey, Tuple, is_reply_row, sends_second, translated},
 };
+
+/// The flows that count for an endpoint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FlowUse {
+    /// Flows of TCP and SCTP that it opened.
+    pub connections: u32,
+    /// Flows of other protocols that it opened.
+    pub datagrams: u32,
+    /// Flows that were opened to it by the node or from outside of it.
+    pub inbound: u32,
+}
+
+impl FlowUse {
+    const fn total(self) -> u32 {
+        self.connections
+            .saturating_add(self.datagrams)
+            .saturating_add(self.inbound)
+    }
+}
 
 /// The result of one sweep of the flow tables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,13 +50,17 @@ pub struct FlowCensus {
     pub flows4: u32,
     /// Rows that stay in `FLOWS6`.
     pub flows6: u32,
-    /// Removed rows of both.
+    /// Rows that stay in `NAT4`.
+    pub nat4: u32,
+    /// Rows that stay in `NAT6`.
+    pub nat6: u32,
+    /// Removed rows of all of them.
     pub removed: u32,
     /// Flows (not rows) by the endpoint they count for: the sender of the first packet, or its receiver where the
-    /// sender was no pod of this node. Endpoints without flows are omitted.
-    pub per_endpoint: BTreeMap<EndpointId, u32>,
+    /// sender was no pod of this node. Closed ones count as long as they have rows. Endpoints without flows are omitted.
+    pub per_endpoint: BTreeMap<EndpointId, FlowUse>,
     /// Ports that masquerading uses, each for one destination, by family (whether it is IPv4) and protocol number.
-    pub masquerade: BTreeMap<(bool, u32), u32>,
+    pub masquerade: BTreeMap<(bool, u8), u32>,
     /// Duration of the sweep.
     pub duration: Duration,
 }
@@ -49,6 +70,8 @@ pub struct FlowCensus {
 pub(super) struct FlowTables {
     flows4: Table<FlowKey4, FlowValue>,
     flows6: Table<FlowKey6, FlowValue>,
+    nat4: Table<FlowKey4, FlowValue>,
+    nat6: Table<FlowKey6, FlowValue>,
     shares: Table<u32, FlowShare>,
 }
 
@@ -57,40 +80,58 @@ impl FlowTables {
         Ok(Self {
             flows4: Table::open("FLOWS4", &pins.map("FLOWS4"))?,
             flows6: Table::open("FLOWS6", &pins.map("FLOWS6"))?,
+            nat4: Table::open("NAT4", &pins.map("NAT4"))?,
+            nat6: Table::open("NAT6", &pins.map("NAT6"))?,
             shares: Table::open("FLOW_SHARES", &pins.map("FLOW_SHARES"))?,
         })
     }
 
     /// Removes rows that are expired at `now` (jiffies), counts the others and publishes each endpoint's count to the
-    /// programs. A flow that opens meanwhile may be missing from the count until the next sweep.
-    pub(super) fn sweep(&self, now: u64, endpoints: &[(u32, EndpointRow)]) -> Result<FlowCensus, DataplaneError> {
+    /// programs. A flow that opens meanwhile may be missing from the count until the next sweep. `egress` are the
+    /// addresses that endpoints leave the node with.
+    pub(super) fn sweep(
+        &self,
+        now: u64,
+        endpoints: &[(u32, EndpointRow)],
+        egress: &[(u32, Masquerade)],
+    ) -> Result<FlowCensus, DataplaneError> {
         let begun = Instant::now();
-        let owners = Owners::new(endpoints);
+        let owners = Owners::new(endpoints, egress);
         let mut census = FlowCensus::default();
-        census.flows4 = sweep(&self.flows4, now, &owners, &mut census)?;
-        census.flows6 = sweep(&self.flows6, now, &owners, &mut census)?;
-        let shares = shares(now, endpoints, &census.per_endpoint);
+        let ticks = low(now);
+        census.flows4 = sweep(&self.flows4, ticks, &owners, &mut census)?;
+        census.flows6 = sweep(&self.flows6, ticks, &owners, &mut census)?;
+        census.nat4 = sweep_nat(&self.nat4, ticks, &owners, &mut census)?;
+        census.nat6 = sweep_nat(&self.nat6, ticks, &owners, &mut census)?;
+        let shares = shares(now, endpoints, &census.per_endpoint, self.flows4.capacity());
         self.shares.put_all(&shares)?;
         census.duration = begun.elapsed();
         Ok(census)
     }
 
-    /// All rows of both tables at `now` (jiffies).
-    pub(super) fn views(
-        &self,
-        now: u64,
-        ticks: Ticks,
-        endpoints: &[(u32, EndpointRow)],
-    ) -> Result<Vec<FlowRecordView>, DataplaneError> {
-        let owners = Owners::new(endpoints);
+    /// All rows of all tables at `now` (jiffies).
+    pub(super) fn views(&self, now: u64, ticks: Ticks) -> Result<Vec<FlowRecordView>, DataplaneError> {
         let mut views = Vec::new();
         let mut show = |tuple: Tuple, value: &FlowValue| {
-            let source = owners.sender(&tuple).map(EndpointId);
-            views.push(flow_list::view(&tuple, value, now, ticks, source));
+            views.push(flow_list::view(&tuple, value, low(now), ticks));
         };
         read(&self.flows4, &mut show)?;
         read(&self.flows6, &mut show)?;
+        read(&self.nat4, &mut show)?;
+        read(&self.nat6, &mut show)?;
         Ok(views)
+    }
+
+    /// Whether a flow of these packets has a row.
+    pub(super) fn contains(&self, tuple: &Tuple) -> Result<bool, DataplaneError> {
+        // Only IPv4 has a key of the first kind; as IPv6, a mapped address has no rows.
+        match FlowKey4::from_tuple(tuple) {
+            Some(key) => Ok(self.flows4.get(&key)?.is_some()),
+            None => match FlowKey6::from_tuple(tuple) {
+                Some(key) => Ok(self.flows6.get(&key)?.is_some()),
+                None => Ok(false),
+            },
+        }
     }
 
     /// Removes flows of a network that leave the node or pass its stack: the next packet of each is judged again.
@@ -102,7 +143,10 @@ impl FlowTables {
         let members = endpoints.iter().filter(|(_, row)| row.network == network.get());
         let members: HashSet<u32> = members.map(|(endpoint, _)| *endpoint).collect();
         remove_external(&self.flows4, network, &members)?;
-        remove_external(&self.flows6, network, &members)
+        remove_external(&self.flows6, network, &members)?;
+        // After the pods' own rows, which write them again.
+        remove_external(&self.nat4, network, &members)?;
+        remove_external(&self.nat6, network, &members)
     }
 
     /// Removes UDP flows through a service to a deleted backend: their clients would send to it indefinitely. TCP and
@@ -127,7 +171,7 @@ fn read<K: FlowKey + Row>(
 ) -> Result<(), DataplaneError> {
     table.walk(|keys, values| {
         for (key, value) in keys.iter().zip(values) {
-            show(key.tuple(), value);
+            show(key.tuple(value), value);
         }
         Ok(())
     })
@@ -138,14 +182,15 @@ fn remove_external<K: FlowKey + Row>(
     network: NetworkId,
     members: &HashSet<u32>,
 ) -> Result<(), DataplaneError> {
+    let network_id = network.get();
     table.walk(|keys, values| {
-        let is_members = |tuple: &Tuple, value: &FlowValue| match tuple.network {
-            OUTSIDE => members.contains(&value.destination),
-            other => other == network.get(),
+        let is_members = |network: u32, value: &FlowValue| match network {
+            OUTSIDE => local_end(value).is_some_and(|end| members.contains(&end.id)),
+            other => other == network_id,
         };
-        let is_external = |value: &FlowValue| matches!(value.kind, KIND_TO_STACK | KIND_FROM_STACK | KIND_UPLINK);
+        let is_external = |value: &FlowValue| value.first_kind != END_LOCAL || value.second_kind != END_LOCAL;
         let rows = keys.iter().zip(values);
-        let rows = rows.filter(|(key, value)| is_members(&key.tuple(), value) && is_external(value));
+        let rows = rows.filter(|(key, value)| is_members(key.ends().network, value) && is_external(value));
         table.remove_all(&rows.map(|(key, _)| *key).collect::<Vec<_>>())
     })
 }
@@ -158,7 +203,7 @@ fn remove_to_backends<K: FlowKey + Row>(
     gone: &HashSet<ServiceBackend>,
 ) -> Result<(), DataplaneError> {
     table.walk(|keys, values| {
-        let rows = keys.iter().map(FlowKey::tuple).zip(values);
+        let rows = keys.iter().zip(values).map(|(key, value)| (key.tuple(value), value));
         // The original direction first: without it the next packet chooses a backend, regardless of the reply's row.
         let stale: Vec<Tuple> = rows
             .filter(|(tuple, value)| service_backend(tuple, value).is_some_and(|backend| gone.contains(&backend)))
@@ -170,14 +215,15 @@ fn remove_to_backends<K: FlowKey + Row>(
 
 /// The service port and the backend of a translated flow in its original direction.
 fn service_backend(tuple: &Tuple, value: &FlowValue) -> Option<ServiceBackend> {
-    let is_original = value.flags & FLOW_TO != 0 && value.flags & FLOW_REPLY == 0;
+    let is_original =
+        value.flags & (FLOW_TRANSLATED | FLOW_SERVICE) == FLOW_TRANSLATED | FLOW_SERVICE && !is_reply_row(value);
     let service = ServiceKey {
         network: tuple.network,
         address: tuple.destination,
         port: tuple.ports.destination,
-        protocol: u16::try_from(tuple.protocol).ok()?,
+        protocol: tuple.protocol.into(),
     };
-    is_original.then_some((service, value.address, value.ports.destination))
+    is_original.then_some((service, value.destination, value.ports.destination))
 }
 
 /// The tuple of a translated flow's replies, as the backend sends them.
@@ -185,63 +231,78 @@ fn reply(tuple: &Tuple, value: &FlowValue) -> Tuple {
     translated(tuple, value).unwrap_or(*tuple).reversed()
 }
 
-/// Maps flows to the endpoints they count for.
+/// The low 32 bits of a time in jiffies.
+#[expect(clippy::cast_possible_truncation, reason = "the low 32 bits")]
+const fn low(jiffies: u64) -> u32 {
+    jiffies as u32
+}
+
+/// The local end of a flow with one, else the sender.
+fn local_end(value: &FlowValue) -> Option<FlowEnd> {
+    let second = sends_second(value);
+    [value.sender(second), value.receiver(second)]
+        .into_iter()
+        .find(|(kind, _)| *kind == END_LOCAL)
+        .map(|(_, end)| end)
+}
+
+/// The endpoint rows, to recognise flows of earlier owners.
 struct Owners<'a> {
-    by_address: HashMap<(u32, [u8; 16]), u32>,
     rows: HashMap<u32, &'a EndpointRow>,
+    egress: HashMap<u32, &'a Masquerade>,
 }
 
 impl<'a> Owners<'a> {
-    fn new(endpoints: &'a [(u32, EndpointRow)]) -> Self {
-        let mut by_address = HashMap::new();
-        let published = || endpoints.iter().filter(|(_, row)| row.network != 0);
-        for (endpoint, row) in published() {
-            if row.ipv4 != [0; 4] {
-                by_address.insert((row.network, from_ip(row.ipv4.into())), *endpoint);
-            }
-            if row.ipv6 != [0; 16] {
-                by_address.insert((row.network, row.ipv6), *endpoint);
-            }
+    fn new(endpoints: &'a [(u32, EndpointRow)], egress: &'a [(u32, Masquerade)]) -> Self {
+        let published = endpoints.iter().filter(|(_, row)| row.network != 0);
+        let leaving = egress.iter().filter(|(_, row)| row.last != 0);
+        Self {
+            rows: published.map(|(endpoint, row)| (*endpoint, row)).collect(),
+            egress: leaving.map(|(endpoint, row)| (*endpoint, row)).collect(),
         }
-        let rows = published().map(|(endpoint, row)| (*endpoint, row)).collect();
-        Self { by_address, rows }
     }
 
-    /// The endpoint of the source address.
-    fn sender(&self, tuple: &Tuple) -> Option<u32> {
-        self.by_address.get(&(tuple.network, tuple.source)).copied()
+    /// Whether the end is still the endpoint's.
+    fn is_current(&self, end: FlowEnd) -> bool {
+        self.rows
+            .get(&end.id)
+            .is_some_and(|row| !is_older(end.generation, row.incarnation))
     }
 
-    /// Whether a masqueraded row belonged to a deleted endpoint: it would block its port for the rest of its lifetime.
-    /// An endpoint that was added after the rows were read has flows from `now` on only.
-    fn is_orphan(&self, tuple: &Tuple, value: &FlowValue, now: u64) -> bool {
-        let is_owner = |row: &&EndpointRow| value.destination_generation >= row.incarnation;
-        let has_no_owner = || self.rows.get(&value.destination).is_none_or(|row| !is_owner(row));
-        tuple.network == OUTSIDE && value.last_seen < now && has_no_owner()
+    /// Whether a row of a flow across the uplink belonged to a deleted endpoint: it would block its port for the rest of
+    /// its lifetime. An endpoint that was added after the rows were read has flows from `now` on only.
+    fn is_orphan(&self, value: &FlowValue, now: u32) -> bool {
+        let has_no_owner = || !local_end(value).is_some_and(|end| self.is_current(end));
+        value.age(now) > 0 && has_no_owner()
     }
 
-    /// The endpoint that a row of the original direction counts for, unless the flow is of an earlier owner of its number.
-    fn of(&self, tuple: &Tuple, value: &FlowValue) -> Option<EndpointId> {
-        // A flow out of the stack counts for its receiver, even if a pod sent it into the stack before.
-        let sender = self.sender(tuple).filter(|_| value.kind != KIND_FROM_STACK);
-        let (owner, generation) = match sender {
-            Some(sender) => (sender, value.source_generation),
-            None => (value.destination, value.destination_generation),
+    /// Whether the endpoint of a masqueraded flow leaves with another address by now. The programs end the flow with its
+    /// next packet; its peer may send more to the former address.
+    fn has_moved(&self, tuple: &Tuple, value: &FlowValue) -> bool {
+        let egress = local_end(value).and_then(|end| self.egress.get(&end.id));
+        let Some(egress) = egress.filter(|_| is_reply_row(value)) else {
+            return false;
         };
-        let row = self.rows.get(&owner)?;
-        (generation >= row.incarnation).then_some(EndpointId(owner))
+        tuple.destination != from_ip(egress.ipv4.into()) && tuple.destination != egress.ipv6
+    }
+
+    /// The endpoint that the flow counts for, and whether it was opened to it from elsewhere; `None` where the flow is
+    /// of an earlier owner of its number.
+    fn of(&self, value: &FlowValue) -> Option<(EndpointId, bool)> {
+        let second = sends_second(value);
+        let opened_by_sender = !value.is_reply(second);
+        let (kind, opener) = value.sender(second == opened_by_sender);
+        let inbound = kind != END_LOCAL;
+        let (_, receiver) = value.receiver(second == opened_by_sender);
+        let owner = if inbound { receiver } else { opener };
+        self.is_current(owner).then_some((EndpointId(owner.id), inbound))
     }
 }
 
-/// Whether the row is the reply direction of a masqueraded flow, which holds a port.
-const fn takes_port(tuple: &Tuple, value: &FlowValue) -> bool {
-    tuple.network == OUTSIDE && value.kind == KIND_UPLINK && value.flags & FLOW_REPLY != 0
-}
-
-/// Removes expired and orphaned rows, adds the others to the census and returns how many rows stay.
+/// Removes expired rows, adds the others to the census and returns how many rows stay.
 fn sweep<K: FlowKey + Row>(
     table: &Table<K, FlowValue>,
-    now: u64,
+    now: u32,
     owners: &Owners<'_>,
     census: &mut FlowCensus,
 ) -> Result<u32, DataplaneError> {
@@ -249,20 +310,13 @@ fn sweep<K: FlowKey + Row>(
     table.walk(|keys, values| {
         let mut removed = Vec::new();
         for (key, value) in keys.iter().zip(values) {
-            if is_expired(value, now) || owners.is_orphan(&key.tuple(), value, now) {
+            let Tuple { protocol, .. } = key.ends();
+            if !value.is_live(now) {
                 removed.push(*key);
                 continue;
             }
             kept += 1;
-            if takes_port(&key.tuple(), value) {
-                let family = K::IS_IPV4;
-                *census.masquerade.entry((family, key.tuple().protocol)).or_default() += 1;
-            }
-            // A closed flow does not count, as in the programs.
-            let is_open = value.flags & (FLOW_REPLY | FLOW_CLOSED) == 0;
-            if let Some(owner) = is_open.then(|| owners.of(&key.tuple(), value)).flatten() {
-                *census.per_endpoint.entry(owner).or_default() += 1;
-            }
+            count(protocol, value, owners, census);
         }
         census.removed += u32::try_from(removed.len()).unwrap_or(u32::MAX);
         table.remove_all(&removed)
@@ -270,25 +324,103 @@ fn sweep<K: FlowKey + Row>(
     Ok(kept)
 }
 
-/// A program may have updated the row after `now` was read; its age is zero then.
-const fn is_expired(value: &FlowValue, now: u64) -> bool {
-    now.saturating_sub(value.last_seen) > value.lifetime as u64
+/// Adds a flow to its endpoint's count, with the row of its original direction.
+fn count(protocol: u8, value: &FlowValue, owners: &Owners<'_>, census: &mut FlowCensus) {
+    if !is_reply_row(value)
+        && let Some((owner, inbound)) = owners.of(value)
+    {
+        let used = census.per_endpoint.entry(owner).or_default();
+        *class(used, protocol, inbound) += 1;
+    }
 }
 
-/// The rows of `FLOW_SHARES`, including those of endpoints without flows.
-fn shares(now: u64, endpoints: &[(u32, EndpointRow)], counted: &BTreeMap<EndpointId, u32>) -> Vec<(u32, FlowShare)> {
-    #[expect(clippy::cast_possible_truncation, reason = "the programs compare the low 32 bits")]
-    let window = (now >> SHARE_WINDOW_SHIFT) as u32;
+/// [`sweep`] of flows across the uplink. A program may take over a dead row for another flow at any moment: rows stay
+/// until they have been dead for a while, and are read again before they are removed.
+fn sweep_nat<K: FlowKey + Row>(
+    table: &Table<K, FlowValue>,
+    now: u32,
+    owners: &Owners<'_>,
+    census: &mut FlowCensus,
+) -> Result<u32, DataplaneError> {
+    let is_dead = |value: &FlowValue| value.age(now) > value.lifetime.saturating_add(1 << WINDOW_SHIFT);
+    let mut kept = 0;
+    table.walk(|keys, values| {
+        for (key, value) in keys.iter().zip(values) {
+            let tuple = key.tuple(value);
+            if is_dead(value) || owners.is_orphan(value, now) || owners.has_moved(&tuple, value) {
+                if table.get(key)? == Some(*value) {
+                    table.remove(key)?;
+                    census.removed += 1;
+                }
+                continue;
+            }
+            kept += 1;
+            if is_reply_row(value) && value.is_live(now) {
+                *census.masquerade.entry((K::IS_IPV4, tuple.protocol)).or_default() += 1;
+            }
+            count(tuple.protocol, value, owners, census);
+        }
+        Ok(())
+    })?;
+    Ok(kept)
+}
+
+/// The count of a flow's class, as in the programs.
+fn class(used: &mut FlowUse, protocol: u8, inbound: bool) -> &mut u32 {
+    if inbound {
+        &mut used.inbound
+    } else if matches!(i32::from(protocol), libc::IPPROTO_TCP | libc::IPPROTO_SCTP) {
+        &mut used.connections
+    } else {
+        &mut used.datagrams
+    }
+}
+
+/// The rows of `FLOW_SHARES`, including those of endpoints without flows. `capacity`: rows of a flow table.
+fn shares(
+    now: u64,
+    endpoints: &[(u32, EndpointRow)],
+    counted: &BTreeMap<EndpointId, FlowUse>,
+    capacity: u32,
+) -> Vec<(u32, FlowShare)> {
+    let window = low(now >> SHARE_WINDOW_SHIFT);
+    let limits = limits(endpoints, counted, capacity);
     let published = endpoints.iter().filter(|(_, row)| row.network != 0);
     published
-        .map(|(endpoint, _)| {
+        .map(|(endpoint, row)| {
+            let used = counted.get(&EndpointId(*endpoint)).copied().unwrap_or_default();
+            let count = |counted| FlowCount { counted, opened: 0 };
             let share = FlowShare {
-                counted: counted.get(&EndpointId(*endpoint)).copied().unwrap_or(0),
-                opened: 0,
                 window,
+                limit: limits.get(&row.network).copied().unwrap_or(0),
+                connections: count(used.connections),
+                datagrams: count(used.datagrams),
+                inbound: count(used.inbound),
             };
             (*endpoint, share)
         })
+        .collect()
+}
+
+/// The limits of endpoints in networks that have more than half of a table: an equal part of that half, so that the
+/// interfaces of one tenant together leave room for all others.
+fn limits(
+    endpoints: &[(u32, EndpointRow)],
+    counted: &BTreeMap<EndpointId, FlowUse>,
+    capacity: u32,
+) -> BTreeMap<u32, u32> {
+    let mut networks: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
+    for (endpoint, row) in endpoints.iter().filter(|(_, row)| row.network != 0) {
+        let used = counted.get(&EndpointId(*endpoint)).copied().unwrap_or_default();
+        let (members, flows) = networks.entry(row.network).or_default();
+        *members += 1;
+        *flows = flows.saturating_add(used.total());
+    }
+    let several = networks.len() > 1;
+    let half = capacity / 2;
+    let crowded = networks.into_iter().filter(|(_, (_, flows))| several && *flows > half);
+    crowded
+        .map(|(network, (members, _))| (network, (half / members).max(1)))
         .collect()
 }
 
@@ -297,14 +429,16 @@ mod tests {
     use std::net::IpAddr;
 
     use kni_common::{
-        flow::{FLOW_FROM, KIND_LOCAL, KIND_TO_STACK, Ports},
+        address::from_ip,
+        flow::{END_OUTSIDE, END_STACK, FLOW_CLOSED, FLOW_FROM_SECOND, FLOW_HAIRPIN, FLOW_OPENED_BY_SECOND, Ports},
         service::BackendValue,
     };
 
     use super::*;
     use crate::table::fixture;
 
-    const UDP: u32 = 17;
+    const TCP: u8 = 6;
+    const UDP: u8 = 17;
     const NETWORK: u32 = 5;
 
     fn bytes(ip: &str) -> [u8; 16] {
@@ -324,18 +458,6 @@ mod tests {
         }
     }
 
-    fn row(flags: u16, address: &str, ports: (u16, u16)) -> FlowValue {
-        FlowValue {
-            flags,
-            address: bytes(address),
-            ports: Ports {
-                source: ports.0.to_be_bytes(),
-                destination: ports.1.to_be_bytes(),
-            },
-            ..FlowValue::default()
-        }
-    }
-
     fn gone(ip: &str, port: u16, backend: &str, backend_port: u16, protocol: u16) -> GoneBackend {
         GoneBackend {
             service: ServiceKey {
@@ -349,6 +471,7 @@ mod tests {
                 address: bytes(backend),
                 port: backend_port.to_be_bytes(),
                 zero: 0,
+                check: 0,
             },
         }
     }
@@ -357,29 +480,76 @@ mod tests {
         FlowTables {
             flows4: fixture::hash(10_000),
             flows6: fixture::hash(10_000),
+            nat4: fixture::hash(10_000),
+            nat6: fixture::hash(10_000),
             shares: fixture::array(16),
         }
     }
 
     fn put(tables: &FlowTables, tuple: &Tuple, value: FlowValue) {
+        let is_outside = tuple.network == OUTSIDE;
+        let (of_v4, of_v6) = if is_outside {
+            (&tables.nat4, &tables.nat6)
+        } else {
+            (&tables.flows4, &tables.flows6)
+        };
         match FlowKey4::from_tuple(tuple) {
-            Some(key) => tables.flows4.put(&key, &value).unwrap(),
-            None => tables
-                .flows6
-                .put(&FlowKey6::from_tuple(tuple).unwrap(), &value)
-                .unwrap(),
+            Some(key) => of_v4.put(&key, &value).unwrap(),
+            None => of_v6.put(&FlowKey6::from_tuple(tuple).unwrap(), &value).unwrap(),
         }
     }
 
     fn holds(tables: &FlowTables, tuple: &Tuple) -> bool {
+        let is_outside = tuple.network == OUTSIDE;
+        let (of_v4, of_v6) = if is_outside {
+            (&tables.nat4, &tables.nat6)
+        } else {
+            (&tables.flows4, &tables.flows6)
+        };
         match FlowKey4::from_tuple(tuple) {
-            Some(key) => tables.flows4.get(&key).unwrap().is_some(),
-            None => tables
-                .flows6
-                .get(&FlowKey6::from_tuple(tuple).unwrap())
-                .unwrap()
-                .is_some(),
+            Some(key) => of_v4.get(&key).unwrap().is_some(),
+            None => of_v6.get(&FlowKey6::from_tuple(tuple).unwrap()).unwrap().is_some(),
         }
+    }
+
+    /// The row of packets with that tuple, of a flow that their sender opened.
+    fn opened(tuple: &Tuple, from: (u8, FlowEnd), to: (u8, FlowEnd)) -> FlowValue {
+        let second = tuple.is_second();
+        let (first, last) = if second { (to, from) } else { (from, to) };
+        FlowValue {
+            first_kind: first.0,
+            second_kind: last.0,
+            first: first.1,
+            second: last.1,
+            flags: if second { FLOW_OPENED_BY_SECOND } else { 0 },
+            ..FlowValue::default()
+        }
+    }
+
+    /// The row of packets of one direction, which become packets of another tuple.
+    fn translated_row(tuple: &Tuple, to: &Tuple, flags: u16, is_reply: bool) -> FlowValue {
+        let second = tuple.is_second();
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        FlowValue {
+            flags: FLOW_TRANSLATED
+                | flags
+                | flag(second, FLOW_FROM_SECOND)
+                | flag(second != is_reply, FLOW_OPENED_BY_SECOND),
+            ports: to.ports,
+            source: to.source,
+            destination: to.destination,
+            ..FlowValue::default()
+        }
+    }
+
+    /// A flow from `question`, translated to `behind`: the tuples and rows of both directions.
+    fn service(question: Tuple, behind: Tuple, flags: u16) -> [(Tuple, FlowValue); 2] {
+        let flags = flags | FLOW_SERVICE;
+        let (answer, told) = (behind.reversed(), question.reversed());
+        [
+            (question, translated_row(&question, &behind, flags, false)),
+            (answer, translated_row(&answer, &told, flags, true)),
+        ]
     }
 
     #[test]
@@ -390,39 +560,34 @@ mod tests {
         ] {
             let tables = tables();
             let question = tuple((client, 4000), (virtual_ip, 53));
-            let answer = tuple((backend, 5353), (client, 4000));
-            put(&tables, &question, row(FLOW_TO, backend, (4000, 5353)));
-            put(&tables, &answer, row(FLOW_FROM | FLOW_REPLY, virtual_ip, (53, 4000)));
+            let through = |port, to| {
+                let question = tuple((client, port), (virtual_ip, if port == 4004 { 54 } else { 53 }));
+                service(question, tuple((client, port), to), 0)
+            };
+            let first = through(4000, (backend, 5353));
             // A pod that connects to itself: its replies go to the virtual address.
-            let hairpin = tuple((backend, 4001), (virtual_ip, 53));
-            let hairpin_answer = tuple((backend, 5353), (virtual_ip, 4001));
-            put(&tables, &hairpin, row(FLOW_TO | FLOW_FROM, backend, (4001, 5353)));
-            put(
-                &tables,
-                &hairpin_answer,
-                row(FLOW_TO | FLOW_FROM | FLOW_REPLY, backend, (53, 4001)),
+            let hairpin = service(
+                tuple((backend, 4001), (virtual_ip, 53)),
+                tuple((virtual_ip, 4001), (backend, 5353)),
+                FLOW_HAIRPIN,
             );
             // Another backend, another port of the backend, another service, and the pod by its own address.
-            let kept = [
-                (
-                    tuple((client, 4002), (virtual_ip, 53)),
-                    row(FLOW_TO, other, (4002, 5353)),
-                ),
-                (
-                    tuple((client, 4003), (virtual_ip, 53)),
-                    row(FLOW_TO, backend, (4003, 5354)),
-                ),
-                (
-                    tuple((client, 4004), (virtual_ip, 54)),
-                    row(FLOW_TO, backend, (4004, 5353)),
-                ),
-                (tuple((client, 4005), (backend, 5353)), row(0, "::", (0, 0))),
-            ];
-            for (tuple, value) in kept {
-                put(&tables, &tuple, value);
+            let direct = tuple((client, 4005), (backend, 5353));
+            let ends = ((END_LOCAL, FlowEnd::default()), (END_LOCAL, FlowEnd::default()));
+            let kept: Vec<(Tuple, FlowValue)> = [
+                through(4002, (other, 5353)),
+                through(4003, (backend, 5354)),
+                through(4004, (backend, 5353)),
+            ]
+            .into_iter()
+            .flatten()
+            .chain([(direct, opened(&direct, ends.0, ends.1))])
+            .collect();
+            for (tuple, value) in first.iter().chain(&hairpin).chain(&kept) {
+                put(&tables, tuple, *value);
             }
             let elsewhere = Tuple { network: 6, ..question };
-            put(&tables, &elsewhere, row(FLOW_TO, backend, (4000, 5353)));
+            put(&tables, &elsewhere, first[0].1);
             tables
                 .remove_to_backends(&[gone(virtual_ip, 53, backend, 5353, 6)])
                 .unwrap();
@@ -430,8 +595,8 @@ mod tests {
             tables
                 .remove_to_backends(&[gone(virtual_ip, 53, backend, 5353, 17)])
                 .unwrap();
-            for removed in [question, answer, hairpin, hairpin_answer] {
-                assert!(!holds(&tables, &removed), "{removed:?}");
+            for (removed, _) in first.iter().chain(&hairpin) {
+                assert!(!holds(&tables, removed), "{removed:?}");
             }
             assert!(kept.iter().all(|(tuple, _)| holds(&tables, tuple)));
             assert!(holds(&tables, &elsewhere), "another network's flow");
@@ -449,55 +614,77 @@ mod tests {
         }
     }
 
-    fn flow(kind: u16, flags: u16, generations: (u32, u32), destination: u32, last_seen: u64) -> FlowValue {
+    const fn local(id: u32, generation: u32) -> (u8, FlowEnd) {
+        (END_LOCAL, FlowEnd { id, generation })
+    }
+
+    const STACK: (u8, FlowEnd) = (END_STACK, FlowEnd { id: 0, generation: 12 });
+
+    fn flow(tuple: &Tuple, from: (u8, FlowEnd), to: (u8, FlowEnd), last_seen: u32) -> FlowValue {
         FlowValue {
             last_seen,
-            source_generation: generations.0,
-            destination_generation: generations.1,
-            destination,
             lifetime: 100,
-            kind,
-            flags,
-            ..FlowValue::default()
+            ..opened(tuple, from, to)
         }
     }
 
     /// 300 flows of endpoint 1 to endpoint 2, and other kinds of rows.
-    fn fill(tables: &FlowTables, now: u64) {
-        // With their replies; a third of them is expired.
+    fn fill(tables: &FlowTables, now: u32) {
+        // A third of them is expired.
         for port in 0..300_u16 {
             let last_seen = if port % 3 == 0 { now - 101 } else { now - 100 };
             let question = tuple(("10.0.0.1", port), ("10.0.0.2", 80));
-            put(tables, &question, flow(KIND_LOCAL, 0, (12, 20), 2, last_seen));
             put(
                 tables,
-                &question.reversed(),
-                flow(KIND_LOCAL, FLOW_REPLY, (20, 12), 1, last_seen),
+                &question,
+                flow(&question, local(1, 12), local(2, 20), last_seen),
             );
         }
+        let connection = |port| Tuple {
+            protocol: TCP,
+            ..tuple(("10.0.0.1", port), ("10.0.0.2", 80))
+        };
+        let outside = tuple(("192.0.2.1", 1), ("10.0.0.2", 80));
+        let through_stack = tuple(("10.0.0.1", 1002), ("10.0.0.2", 80));
+        let former = tuple(("10.0.0.1", 1003), ("10.0.0.2", 80));
+        let later = tuple(("fd00::2", 4), ("2001:db8::1", 80));
+        let closed = FlowValue {
+            flags: FLOW_CLOSED,
+            ..flow(&connection(2), local(1, 12), local(2, 20), now)
+        };
         let rows = [
+            (connection(1), flow(&connection(1), local(1, 12), local(2, 20), now)),
+            // Closed, but it still has a row.
+            (connection(2), closed),
             // From outside, and from a pod by way of the stack: the receiver's.
-            (
-                tuple(("192.0.2.1", 1), ("10.0.0.2", 80)),
-                flow(KIND_FROM_STACK, 0, (0, 20), 2, now),
-            ),
-            (
-                tuple(("10.0.0.1", 1002), ("10.0.0.2", 80)),
-                flow(KIND_FROM_STACK, 0, (0, 21), 2, now),
-            ),
+            (outside, flow(&outside, STACK, local(2, 20), now)),
+            (through_stack, flow(&through_stack, STACK, local(2, 21), now)),
             // Of an earlier owner of the same number: counts for no endpoint.
-            (
-                tuple(("10.0.0.1", 1003), ("10.0.0.2", 80)),
-                flow(KIND_LOCAL, 0, (9, 20), 2, now),
-            ),
+            (former, flow(&former, local(1, 9), local(2, 20), now)),
             // Seen after the clock was read.
-            (
-                tuple(("fd00::2", 4), ("2001:db8::1", 80)),
-                flow(KIND_TO_STACK, 0, (20, 0), 0, now + 3),
-            ),
+            (later, flow(&later, local(2, 20), STACK, now + 3)),
         ];
         for (tuple, value) in rows {
             put(tables, &tuple, value);
+        }
+        // Two rows, one flow.
+        let question = tuple(("10.0.0.2", 9), ("10.96.0.1", 53));
+        for (tuple, row) in service(question, tuple(("10.0.0.2", 9), ("10.0.0.1", 53)), 0) {
+            let is_question = tuple == question;
+            let ends = if is_question {
+                (local(2, 20), local(1, 12))
+            } else {
+                (local(1, 12), local(2, 20))
+            };
+            let sorted = flow(&tuple, ends.0, ends.1, now);
+            put(
+                tables,
+                &tuple,
+                FlowValue {
+                    flags: row.flags,
+                    ..sorted
+                },
+            );
         }
     }
 
@@ -510,48 +697,166 @@ mod tests {
             (2, endpoint([10, 0, 0, 2], "fd00::2", 20)),
             (3, EndpointRow::default()),
         ];
-        tables
-            .shares
-            .put(
-                &1,
-                &FlowShare {
-                    counted: 9,
-                    opened: 9,
-                    window: 1,
-                },
-            )
-            .unwrap();
-        fill(&tables, now);
-        let census = tables.sweep(now, &endpoints).unwrap();
-        assert_eq!((census.flows4, census.flows6, census.removed), (403, 1, 200));
-        let owners = [(EndpointId(1), 200), (EndpointId(2), 3)];
-        assert_eq!(census.per_endpoint, owners.into_iter().collect());
-        let share = |counted| FlowShare {
-            counted,
-            opened: 0,
-            window: 5,
+        fill(&tables, low(now));
+        let census = tables.sweep(now, &endpoints, &[]).unwrap();
+        assert_eq!((census.flows4, census.flows6, census.removed), (207, 1, 100));
+        let one = FlowUse {
+            connections: 2,
+            datagrams: 200,
+            inbound: 0,
         };
-        assert_eq!(tables.shares.get(&1).unwrap(), Some(share(200)));
-        assert_eq!(tables.shares.get(&2).unwrap(), Some(share(3)));
+        let two = FlowUse {
+            connections: 0,
+            datagrams: 2,
+            inbound: 2,
+        };
+        let owners = [(EndpointId(1), one), (EndpointId(2), two)];
+        assert_eq!(census.per_endpoint, owners.into_iter().collect());
+        let share = |used: FlowUse| {
+            let count = |counted| FlowCount { counted, opened: 0 };
+            FlowShare {
+                window: 5,
+                limit: 0,
+                connections: count(used.connections),
+                datagrams: count(used.datagrams),
+                inbound: count(used.inbound),
+            }
+        };
+        assert_eq!(tables.shares.get(&1).unwrap(), Some(share(one)));
+        assert_eq!(tables.shares.get(&2).unwrap(), Some(share(two)));
         assert_eq!(tables.shares.get(&3).unwrap(), Some(FlowShare::default()));
-        let again = tables.sweep(now, &endpoints).unwrap();
-        assert_eq!((again.removed, again.flows4), (0, 403));
-        assert_eq!(tables.sweep(now + 4 + 100, &endpoints).unwrap().removed, 404);
+        let again = tables.sweep(now, &endpoints, &[]).unwrap();
+        assert_eq!((again.removed, again.flows4), (0, 207));
+        assert_eq!(tables.sweep(now + 4 + 100, &endpoints, &[]).unwrap().removed, 208);
+    }
+
+    #[test]
+    fn ages_are_right_when_the_clock_wraps() {
+        let tables = tables();
+        let now = u64::from(u32::MAX) + 50;
+        let endpoints = [
+            (1, endpoint([10, 0, 0, 1], "fd00::1", 10)),
+            (2, endpoint([10, 0, 0, 2], "fd00::2", 20)),
+        ];
+        for (port, age, stays) in [(1, 60_u32, true), (2, 100, true), (3, 101, false)] {
+            let question = tuple(("10.0.0.1", port), ("10.0.0.2", 80));
+            let row = flow(&question, local(1, 12), local(2, 20), low(now).wrapping_sub(age));
+            put(&tables, &question, row);
+            tables.sweep(now, &endpoints, &[]).unwrap();
+            assert_eq!(holds(&tables, &question), stays, "{age}");
+        }
+    }
+
+    #[test]
+    fn a_network_with_more_than_half_of_the_table_is_limited() {
+        let row = |network| EndpointRow {
+            network,
+            ..EndpointRow::default()
+        };
+        let endpoints = [(1, row(1)), (2, row(1)), (3, row(2)), (4, row(0))];
+        let used = |connections| FlowUse {
+            connections,
+            ..FlowUse::default()
+        };
+        let counted = |one, other| {
+            [(EndpointId(1), used(one)), (EndpointId(2), used(other))]
+                .into_iter()
+                .collect()
+        };
+        assert_eq!(limits(&endpoints, &counted(300, 200), 1000), BTreeMap::new());
+        assert_eq!(
+            limits(&endpoints, &counted(300, 201), 1000),
+            [(1, 250)].into_iter().collect()
+        );
+        let only_one = &endpoints[..2];
+        assert_eq!(
+            limits(only_one, &counted(900, 0), 1000),
+            BTreeMap::new(),
+            "nobody else needs it"
+        );
+    }
+
+    /// The tuple of replies to port `port` of the node, and their row; the pod is endpoint 1.
+    fn masqueraded(node: &str, port: u16, generation: u32, last_seen: u32) -> (Tuple, FlowValue) {
+        let tuple = Tuple {
+            network: OUTSIDE,
+            ..tuple(("192.0.2.9", 53), (node, port))
+        };
+        let outside = (END_OUTSIDE, FlowEnd { id: 2, generation: 12 });
+        let row = FlowValue {
+            flags: translated_row(&tuple, &tuple, 0, true).flags,
+            ..flow(&tuple, outside, local(1, generation), last_seen)
+        };
+        (tuple, row)
+    }
+
+    #[test]
+    fn masqueraded_rows_of_deleted_endpoints_give_their_ports_back() {
+        let tables = tables();
+        let endpoints = [(1, endpoint([10, 0, 0, 1], "fd00::1", 10))];
+        let rows =
+            [(61_000, 12), (61_001, 9)].map(|(port, generation)| masqueraded("198.51.100.1", port, generation, 999));
+        for (tuple, row) in &rows {
+            put(&tables, tuple, *row);
+        }
+        let census = tables.sweep(1000, &endpoints, &[]).unwrap();
+        assert!(holds(&tables, &rows[0].0));
+        assert!(!holds(&tables, &rows[1].0), "of an earlier owner");
+        assert_eq!(census.masquerade, [((true, UDP), 1)].into_iter().collect());
+        assert_eq!((census.nat4, census.flows4, census.removed), (1, 0, 1));
+    }
+
+    #[test]
+    fn masqueraded_rows_stay_for_a_while_after_their_death_and_take_no_port_then() {
+        let tables = tables();
+        let endpoints = [(1, endpoint([10, 0, 0, 1], "fd00::1", 10))];
+        let (tuple, row) = masqueraded("198.51.100.1", 61_000, 12, 1000);
+        put(&tables, &tuple, row);
+        for (now, port, stays) in [(1100, 1, true), (1101, 0, true), (1356, 0, true), (1357, 0, false)] {
+            let census = tables.sweep(now, &endpoints, &[]).unwrap();
+            assert_eq!(census.masquerade.values().sum::<u32>(), port, "{now}");
+            assert_eq!(holds(&tables, &tuple), stays, "{now}");
+        }
+    }
+
+    #[test]
+    fn masqueraded_rows_of_a_former_address_are_removed() {
+        let tables = tables();
+        let endpoints = [(1, endpoint([10, 0, 0, 1], "fd00::1", 10))];
+        let (tuple, row) = masqueraded("198.51.100.1", 61_000, 12, 1000);
+        put(&tables, &tuple, row);
+        let leaves = |ipv4, last| Masquerade {
+            ipv4,
+            first: 61_000,
+            last,
+            ..Masquerade::default()
+        };
+        for (egress, stays) in [
+            (leaves([198, 51, 100, 1], 65_535), true),
+            // Nothing leaves for now: the address may come back.
+            (leaves([0; 4], 0), true),
+            (leaves([198, 51, 100, 2], 65_535), false),
+        ] {
+            tables.sweep(1000, &endpoints, &[(1, egress)]).unwrap();
+            assert_eq!(holds(&tables, &tuple), stays, "{egress:?}");
+        }
     }
 
     #[test]
     fn listed_flows_have_both_tuples_and_the_age() {
         let tables = tables();
-        let endpoints = [(1, endpoint([10, 0, 0, 1], "fd00::1", 10))];
+        let question = tuple(("10.0.0.1", 4000), ("10.96.0.10", 53));
+        let [(_, row), _] = service(question, tuple(("10.0.0.1", 4000), ("10.0.0.9", 5353)), 0);
         let value = FlowValue {
-            last_seen: 1000,
-            destination: 7,
+            flags: row.flags,
+            ports: row.ports,
+            source: row.source,
+            destination: row.destination,
             lifetime: 250,
-            kind: KIND_LOCAL,
-            ..row(FLOW_TO, "10.0.0.9", (4000, 5353))
+            ..flow(&question, local(1, 0), local(7, 0), 1000)
         };
-        put(&tables, &tuple(("10.0.0.1", 4000), ("10.96.0.10", 53)), value);
-        let views = tables.views(1250, Ticks::with_hz(250), &endpoints).unwrap();
+        put(&tables, &question, value);
+        let views = tables.views(1250, Ticks::with_hz(250)).unwrap();
         let [view] = views.try_into().unwrap();
         let before = flow_list::FlowTuple {
             source: "10.0.0.1".parse().unwrap(),
@@ -571,11 +876,8 @@ mod tests {
             (view.source, view.destination),
             (Some(EndpointId(1)), Some(EndpointId(7)))
         );
-        assert_eq!(
-            (view.age, view.lifetime),
-            (Duration::from_secs(1), Duration::from_secs(1))
-        );
-        assert_eq!((view.network, view.kind, view.flags), (NETWORK, KIND_LOCAL, FLOW_TO));
+        assert_eq!(view.lifetime, Duration::from_secs(1));
+        assert_eq!((view.network, view.from, view.to), (NETWORK, END_LOCAL, END_LOCAL));
     }
 
     /// Prints the costs that the documents quote: `cargo test -p kni-dataplane --release costs_of_a_sweep -- --ignored --nocapture`.
@@ -585,17 +887,19 @@ mod tests {
         let tables = FlowTables {
             flows4: fixture::hash(131_072),
             flows6: fixture::hash(131_072),
+            nat4: fixture::hash(65_536),
+            nat6: fixture::hash(65_536),
             shares: fixture::array(16),
         };
         let mut rows = Vec::new();
         for number in 0..100_000_u32 {
             let question = Tuple {
-                protocol: number >> 16,
+                protocol: u8::try_from(number >> 16).unwrap(),
                 ..tuple(("10.0.0.1", (number & 0xffff) as u16), ("10.0.0.2", 80))
             };
             rows.push((
                 FlowKey4::from_tuple(&question).unwrap(),
-                flow(KIND_LOCAL, 0, (12, 20), 2, 1000),
+                flow(&question, local(1, 12), local(2, 20), 1000),
             ));
         }
         tables.flows4.put_all(&rows).unwrap();
@@ -604,7 +908,7 @@ mod tests {
         tables.flows4.walk(|_, _| Ok(())).unwrap();
         println!("walked: {:?}", begun.elapsed());
         for now in [1000, 1000, 1000, 2000] {
-            println!("{:?}", tables.sweep(now, &endpoints).unwrap());
+            println!("{:?}", tables.sweep(now, &endpoints, &[]).unwrap());
         }
     }
 }

@@ -72,6 +72,8 @@ pub(super) fn pressure(
             let entries = match (spec.name, census) {
                 ("FLOWS4", Some(census)) => census.flows4,
                 ("FLOWS6", Some(census)) => census.flows6,
+                ("NAT4", Some(census)) => census.nat4,
+                ("NAT6", Some(census)) => census.nat6,
                 _ => entries(pins, endpoints, spec)?,
             };
             Ok((spec.name.to_owned(), entries, spec.max_entries))

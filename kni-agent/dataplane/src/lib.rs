@@ -4,6 +4,7 @@
 mod attach;
 mod bpf;
 mod clock;
+mod convert;
 mod counters;
 mod dry_run;
 mod endpoint_row;
@@ -13,13 +14,16 @@ mod error;
 mod events;
 mod flow_list;
 mod flows;
+mod generation;
 mod held;
 mod hook;
 mod inspect;
 mod membarrier;
 mod object;
+mod overlay;
 mod pin;
 mod policy;
+mod preemption;
 mod program;
 mod program_log;
 mod records;
@@ -36,7 +40,7 @@ mod xdp;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -48,9 +52,11 @@ pub use endpoint_row::EndpointConfig;
 pub use error::DataplaneError;
 pub use events::{EventStream, FlowRecord};
 pub use flow_list::{FlowRecordView, FlowTuple};
-pub use flows::FlowCensus;
+pub use flows::{FlowCensus, FlowUse};
 pub use hook::{FILTER_PRIORITY, Hook, HookChoice};
-use kni_common::{Direction, Verdict, counter::HitKey, event::Explanation, layout::MapSpec};
+use kni_common::{
+    Direction, Verdict, address::from_ip, counter::HitKey, event::Explanation, flow::Ports, layout::MapSpec,
+};
 use kni_model::{
     EndpointId, NetworkId, PolicyStep, PolicyTables, ServiceStep, ServiceTables,
     view::{Count, EndpointCounts, MapView},
@@ -63,8 +69,8 @@ pub use uplink::{EgressRow, EgressSource, HostPort, host_port_key, remove_uplink
 pub use xdp::{NotAttached, XdpChoice, XdpMode};
 
 use self::{
-    clock::Ticks, dry_run::DryRun, endpoints::EndpointMaps, flows::FlowTables, held::HeldPins, pin::Pins,
-    policy::PolicyMaps, services::ServiceMaps, uplink::UplinkMaps,
+    clock::Ticks, convert::Predecessor, dry_run::DryRun, endpoints::EndpointMaps, flows::FlowTables, held::HeldPins,
+    pin::Pins, policy::PolicyMaps, services::ServiceMaps, tuple::Tuple, uplink::UplinkMaps,
 };
 
 /// How the dataplane is opened.
@@ -124,13 +130,38 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Loads the programs with the pinned maps. Where a former layout has left maps, new ones begin with their rows.
+fn load(
+    options: &DataplaneOptions,
+    pins: &Pins,
+    specs: &[MapSpec],
+    predecessor: Option<&Predecessor>,
+) -> Result<Ebpf, DataplaneError> {
+    if let Some(predecessor) = predecessor.filter(|predecessor| !predecessor.is_origin_of(pins)) {
+        let staged = pins.staged()?;
+        let ebpf = object::load(&options.object, &staged, specs, object::Purpose::Traffic)?;
+        match predecessor.fill(&staged, pins) {
+            Ok(()) => return Ok(ebpf),
+            Err(error) => tracing::warn!(
+                error = kni_model::error_chain(&error),
+                "the maps of the former layout are ignored; flows are judged again"
+            ),
+        }
+        pins.remove_staged()?;
+        predecessor.unpin()?;
+    }
+    pins.check_maps(specs)?;
+    object::load(&options.object, pins, specs, object::Purpose::Traffic)
+}
+
 impl Dataplane {
     /// Loads every program through the verifier and opens or creates every map.
     pub fn open(options: &DataplaneOptions) -> Result<(Self, EventStream), DataplaneError> {
+        preemption::check()?;
         let pins = Pins::prepare(&options.root)?;
         let specs = specs::specs(options);
-        pins.check_maps(&specs)?;
-        let mut ebpf = object::load(&options.object, &pins, &specs, object::Purpose::Traffic)?;
+        let predecessor = Predecessor::find(&pins);
+        let mut ebpf = load(options, &pins, &specs, predecessor.as_ref())?;
         program_log::forward(&mut ebpf);
         let events = EventStream::new(&mut ebpf)?;
         let hook = Hook::choose(options.hook)?;
@@ -140,6 +171,15 @@ impl Dataplane {
             held.hold(&pins.map(spec.name));
         }
         held.hold(&RecordMap::pin(&options.root));
+        let mut dry_run = DryRun::new(options.object.clone(), specs.clone(), &pins)?;
+        if let Some(predecessor) = predecessor.filter(|predecessor| predecessor.is_origin_of(&pins))
+            && let Err(error) = predecessor.hand_over(&mut ebpf, &pins, || dry_run.jiffies(&pins))
+        {
+            tracing::warn!(
+                error = kni_model::error_chain(&error),
+                "the traffic of the former layout is not taken over; adoption switches the programs"
+            );
+        }
         let dataplane = Self {
             program_ids: object::ids(&ebpf),
             programs: Mutex::new(ebpf),
@@ -148,7 +188,7 @@ impl Dataplane {
             services: Mutex::new(ServiceMaps::open(&pins)?),
             uplink: Mutex::new(UplinkMaps::open(&pins)?),
             flows: FlowTables::open(&pins)?,
-            dry_run: Mutex::new(DryRun::new(options.object.clone(), specs.clone(), &pins)?),
+            dry_run: Mutex::new(dry_run),
             census: Mutex::default(),
             ticks: Ticks::of_kernel()?,
             root: options.root.clone(),
@@ -318,8 +358,8 @@ impl Dataplane {
     /// Writes the node's settings. Until then the programs have the row of an earlier agent, or zeros.
     pub fn configure(&self, config: &NodeConfig) -> Result<(), DataplaneError> {
         let endpoints = lock(&self.endpoints);
-        let uplink = endpoints.config.get(&0)?.unwrap_or_default().uplink;
-        endpoints.config.put(&0, &config.row(self.ticks, uplink))
+        let current = endpoints.config.get(&0)?.unwrap_or_default();
+        endpoints.config.put(&0, &config.row(self.ticks, current))
     }
 
     /// Timer ticks (jiffies) per second of this kernel.
@@ -332,14 +372,17 @@ impl Dataplane {
     /// numbers. Blocking, 0.3 us per row and 0.6 us more for each removed one.
     pub fn sweep_flows(&self) -> Result<FlowCensus, DataplaneError> {
         let now = self.jiffies()?;
+        let moved = lock(&self.endpoints).move_generations_near()?;
+        lock(&self.uplink).set_incarnations(&moved)?;
         let endpoints = lock(&self.endpoints).rows()?;
-        let census = self.flows.sweep(now, &endpoints)?;
+        let egress = lock(&self.uplink).egress()?;
+        let census = self.flows.sweep(now, &endpoints, &egress)?;
         *lock(&self.census) = Some(census.clone());
         Ok(census)
     }
 
     /// Ports that masquerading used at the last sweep, by family (whether it is IPv4) and protocol number.
-    pub fn masquerade_ports(&self) -> BTreeMap<(bool, u32), u32> {
+    pub fn masquerade_ports(&self) -> BTreeMap<(bool, u8), u32> {
         let census = lock(&self.census);
         census
             .as_ref()
@@ -350,8 +393,28 @@ impl Dataplane {
     /// Every row of the flow tables.
     pub fn flows(&self) -> Result<Vec<FlowRecordView>, DataplaneError> {
         let now = self.jiffies()?;
-        let endpoints = lock(&self.endpoints).rows()?;
-        self.flows.views(now, self.ticks, &endpoints)
+        self.flows.views(now, self.ticks)
+    }
+
+    /// Whether a flow of packets between these addresses and ports has a row; ICMP echo: the identifier is the source
+    /// port, and the destination port is 0.
+    pub fn has_flow(
+        &self,
+        network: NetworkId,
+        source: SocketAddr,
+        destination: SocketAddr,
+        protocol: u8,
+    ) -> Result<bool, DataplaneError> {
+        self.flows.contains(&Tuple {
+            network: network.get(),
+            source: from_ip(source.ip()),
+            destination: from_ip(destination.ip()),
+            ports: Ports {
+                source: source.port().to_be_bytes(),
+                destination: destination.port().to_be_bytes(),
+            },
+            protocol,
+        })
     }
 
     /// Events that were not sent because an endpoint had too many, or because the ring was full.

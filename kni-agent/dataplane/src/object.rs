@@ -54,7 +54,7 @@ pub(super) fn load(object: &[u8], pins: &Pins, specs: &[MapSpec], purpose: Purpo
     Ok(ebpf)
 }
 
-fn rejected(program: &'static str) -> impl FnOnce(ProgramError) -> DataplaneError {
+pub(super) fn rejected(program: &'static str) -> impl FnOnce(ProgramError) -> DataplaneError {
     move |error| DataplaneError::Load {
         program,
         reason: explain(&error),

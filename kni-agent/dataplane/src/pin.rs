@@ -1,7 +1,9 @@
 //! Owns the pins: their paths, and the comparison of pinned maps with the layout that this agent expects.
 //!
 //! ```text
-//! ROOT/v1/ENDPOINTS ...            maps of layout 1, bpftool shows their field names
+//! ROOT/v3/ENDPOINTS ...            maps of layout 3, bpftool shows their field names
+//! ROOT/v3/of-117                   empty folder: their first rows came from those of map 117 of the layout before
+//! ROOT/v3-new                      the same maps until they have these rows
 //! ROOT/records                     copy of the agent's records, of no layout
 //! ROOT/links/5-from_pod            TCX link of endpoint 5, TC ingress of its host interface
 //! ROOT/links/5-to_pod              likewise, TC egress
@@ -58,6 +60,63 @@ impl Pins {
         Ok(pins)
     }
 
+    /// The same folders for maps that are not in use yet. Removes what an agent that was killed left there.
+    pub(super) fn staged(&self) -> Result<Self, DataplaneError> {
+        self.remove_staged()?;
+        let maps = Self::fresh(&self.maps);
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&maps)
+            .map_err(DataplaneError::pin(&maps, "creating the folder"))?;
+        Ok(Self {
+            maps,
+            links: self.links.clone(),
+        })
+    }
+
+    /// Removes staged maps. Idempotent.
+    pub(super) fn remove_staged(&self) -> Result<(), DataplaneError> {
+        let maps = Self::fresh(&self.maps);
+        if maps.exists() { remove_tree(&maps) } else { Ok(()) }
+    }
+
+    /// Puts staged maps in the place of these, at once: an agent that is killed leaves either all of their rows or none.
+    pub(super) fn replace_by(&self, staged: &Self) -> Result<(), DataplaneError> {
+        if self.maps.exists() {
+            remove_tree(&self.maps)?;
+        }
+        fs::rename(&staged.maps, &self.maps).map_err(DataplaneError::pin(&self.maps, "putting the maps in place"))
+    }
+
+    /// The folder of the maps of another layout.
+    pub(super) fn other_layout(&self, version: u32) -> PathBuf {
+        self.maps.with_file_name(format!("v{version}"))
+    }
+
+    /// Records the kernel's id of the map whose rows these maps continue.
+    pub(super) fn record_origin(&self, map_id: u32) -> Result<(), DataplaneError> {
+        let path = self.origin(map_id);
+        fs::create_dir(&path).map_err(DataplaneError::pin(&path, "creating the folder"))
+    }
+
+    /// Whether these maps continue the rows of the map.
+    pub(super) fn has_origin(&self, map_id: u32) -> bool {
+        self.origin(map_id).is_dir()
+    }
+
+    fn origin(&self, map_id: u32) -> PathBuf {
+        self.maps.join(format!("of-{map_id}"))
+    }
+
+    /// Removes every record of an origin.
+    fn remove_origins(&self) -> Result<(), DataplaneError> {
+        let entries = fs::read_dir(&self.maps).map_err(DataplaneError::pin(&self.maps, "listing"))?;
+        for path in entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()) {
+            fs::remove_dir(&path).map_err(DataplaneError::pin(&path, "removing the folder"))?;
+        }
+        Ok(())
+    }
+
     pub(super) fn maps_dir(&self) -> PathBuf {
         self.maps.clone()
     }
@@ -73,6 +132,11 @@ impl Pins {
     /// Link of the XDP program at an endpoint's host interface.
     pub(super) fn xdp_link(&self, endpoint: EndpointId) -> PathBuf {
         self.links.join(format!("{endpoint}-{XDP_POD}"))
+    }
+
+    /// Link of a program at the tunnel device.
+    pub(super) fn link_of_device(&self, what: &str) -> PathBuf {
+        self.links.join(what)
     }
 
     /// Link of a program at the uplink.
@@ -158,7 +222,7 @@ impl Pins {
                 remove_tree(&path)?;
             }
         }
-        Ok(())
+        self.remove_origins()
     }
 
     pub(super) fn linked_endpoints(&self) -> Result<Vec<EndpointId>, DataplaneError> {

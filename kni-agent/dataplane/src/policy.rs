@@ -77,6 +77,10 @@ impl PolicyMaps {
                 PolicyStep::RemovePolicy(keys) => self.policy.remove_all(keys),
                 PolicyStep::RemovePorts(keys) => self.ports.remove_all(keys),
             }?;
+            let networks = networks_of_identities(step);
+            if !networks.is_empty() {
+                lock(endpoints).renew_epochs(&networks)?;
+            }
         }
         Ok(())
     }
@@ -91,6 +95,20 @@ impl PolicyMaps {
         let keys = self.hits.rows()?.into_iter().map(|(key, _)| key);
         self.hits
             .remove_all(&keys.filter(|key| gone.contains(&key.set)).collect::<Vec<_>>())
+    }
+}
+
+/// The networks whose peers' identities the step changes.
+fn networks_of_identities(step: &PolicyStep) -> BTreeSet<u32> {
+    let network = |key: &IdentityKey| u32::from_be_bytes(key.data.network);
+    match step {
+        PolicyStep::PutIdentities(rows) => rows.iter().map(|(key, _)| network(key)).collect(),
+        PolicyStep::RemoveIdentities(keys) => keys.iter().map(network).collect(),
+        PolicyStep::PutPorts(_)
+        | PolicyStep::PutPolicy(_)
+        | PolicyStep::Enforce(_)
+        | PolicyStep::RemovePolicy(_)
+        | PolicyStep::RemovePorts(_) => BTreeSet::new(),
     }
 }
 

@@ -47,7 +47,7 @@ pub enum RouteEgress {
 
 impl RouteEgress {
     /// The action of the default route.
-    const fn action(self) -> Option<u32> {
+    const fn action(self) -> Option<u16> {
         match self {
             Self::None => None,
             Self::Stack => Some(ACTION_STACK),
@@ -82,7 +82,7 @@ pub(super) struct RouteTable {
     foreign_is_written: bool,
     /// Actions of the default routes by network number. Initially those of an earlier agent, so that a restart changes
     /// nothing at the endpoints.
-    defaults: BTreeMap<u32, u32>,
+    defaults: BTreeMap<u32, u16>,
 }
 
 impl RouteTable {
@@ -187,7 +187,7 @@ fn rows(
     node: &NodeRoutes,
     foreign: Option<&BTreeSet<IpAddr>>,
 ) -> BTreeMap<RouteKey, RouteValue> {
-    let route = |net: IpNet, action: u32| {
+    let route = |net: IpNet, action: u16| {
         let offset = if matches!(net, IpNet::V4(_)) { 96 } else { 0 };
         let key = RouteKey {
             prefix_length: 32 + offset + u32::from(net.prefix_len()),
@@ -196,7 +196,11 @@ fn rows(
                 address: from_ip(net.network()),
             },
         };
-        (key, RouteValue { action })
+        let value = RouteValue {
+            action,
+            ..RouteValue::default()
+        };
+        (key, value)
     };
     let defaults = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())];
     let default_action = routes.egress.action();
@@ -338,7 +342,7 @@ mod tests {
             egress,
         };
         let network = NetworkId::try_from(7).unwrap();
-        let actions = |egress| -> Vec<(u32, u32)> {
+        let actions = |egress| -> Vec<(u32, u16)> {
             let rows = rows(network, &routes(egress), &NodeRoutes::default(), None);
             assert!(rows.keys().all(|key| key.data.network == [0, 0, 0, 7]));
             rows.into_iter()

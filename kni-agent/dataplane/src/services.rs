@@ -8,7 +8,7 @@ use kni_common::{
 };
 use kni_model::{GoneBackend, ServiceStep, ServiceTables};
 
-use super::{DataplaneError, endpoints::EndpointMaps, flows::FlowTables, lock, pin::Pins, table::Table};
+use super::{DataplaneError, endpoints::EndpointMaps, flows::FlowTables, lock, membarrier, pin::Pins, table::Table};
 
 /// The maps of services, with their own lock like the policy tables.
 pub(super) struct ServiceMaps {
@@ -30,13 +30,16 @@ impl ServiceMaps {
         let mut addresses = lock(endpoints).addresses_of_services()?;
         addresses.sort_unstable();
         Ok(ServiceTables {
-            services: self.services.rows()?.into_iter().collect(),
-            backends: self.backends.rows()?.into_iter().collect(),
+            services: self.services.rows()?.into_iter().map(unsealed_service).collect(),
+            backends: self.backends.rows()?.into_iter().map(unsealed_backend).collect(),
             addresses,
         })
     }
 
     /// As [`super::policy::PolicyMaps::apply`].
+    ///
+    /// What refers to a row is changed some milliseconds before the row is removed, and before its flows are looked for: a
+    /// program that chose an old backend may write its flow a little later.
     pub(super) fn apply(
         &mut self,
         endpoints: &Mutex<EndpointMaps>,
@@ -44,10 +47,14 @@ impl ServiceMaps {
         steps: &[ServiceStep],
     ) -> Result<(), DataplaneError> {
         let addresses = || lock(endpoints);
+        let mut moved = false;
         for step in steps {
+            if waits_before(step, &mut moved) {
+                membarrier::wait_for_programs();
+            }
             match step {
-                ServiceStep::PutBackends(rows) => self.backends.put_all(rows),
-                ServiceStep::PutServices(rows) => self.services.put_all(rows),
+                ServiceStep::PutBackends(rows) => self.backends.put_all(&sealed_backends(rows)),
+                ServiceStep::PutServices(rows) => self.services.put_all(&sealed_services(rows)),
                 ServiceStep::PutAddresses(keys) => addresses().put_service_addresses(keys),
                 ServiceStep::RemoveAddresses(keys) => addresses().remove_service_addresses(keys),
                 ServiceStep::RemoveServices(keys) => self.services.remove_all(keys),
@@ -78,6 +85,58 @@ impl ServiceMaps {
         })?;
         self.affinity.remove_all(&stale)
     }
+}
+
+/// Whether running programs must end before the step: whether `moved`, a reference was changed since the last wait, and
+/// this step removes what it may have led to, or looks for what a program wrote because of it.
+fn waits_before(step: &ServiceStep, moved: &mut bool) -> bool {
+    let (waits, changes) = match step {
+        ServiceStep::PutBackends(_) | ServiceStep::PutAddresses(_) => (false, false),
+        ServiceStep::PutServices(_) => (false, true),
+        ServiceStep::RemoveAddresses(_) | ServiceStep::RemoveServices(_) => (true, true),
+        ServiceStep::RemoveFlows(_) | ServiceStep::RemoveBackends(_) => (true, false),
+    };
+    let waits = waits && *moved;
+    *moved = changes || *moved && !waits;
+    waits
+}
+
+/// Rows with the check words that the programs compare.
+fn sealed_services(rows: &[(ServiceKey, ServiceValue)]) -> Vec<(ServiceKey, ServiceValue)> {
+    let sealed = |(key, row): &(ServiceKey, ServiceValue)| {
+        (
+            *key,
+            ServiceValue {
+                check: row.seal(key),
+                ..*row
+            },
+        )
+    };
+    rows.iter().map(sealed).collect()
+}
+
+fn sealed_backends(rows: &[(BackendKey, BackendValue)]) -> Vec<(BackendKey, BackendValue)> {
+    let sealed = |(key, row): &(BackendKey, BackendValue)| {
+        (
+            *key,
+            BackendValue {
+                check: row.seal(key),
+                ..*row
+            },
+        )
+    };
+    rows.iter().map(sealed).collect()
+}
+
+/// A row without its check word. A wrong one remains, so that the row differs from every row that is wanted.
+fn unsealed_service((key, row): (ServiceKey, ServiceValue)) -> (ServiceKey, ServiceValue) {
+    let check = row.check ^ row.seal(&key);
+    (key, ServiceValue { check, ..row })
+}
+
+fn unsealed_backend((key, row): (BackendKey, BackendValue)) -> (BackendKey, BackendValue) {
+    let check = row.check ^ row.seal(&key);
+    (key, BackendValue { check, ..row })
 }
 
 impl EndpointMaps {
@@ -118,5 +177,66 @@ impl EndpointMaps {
             }
         }
         self.addresses.remove_all(&ours)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn running_programs_end_before_what_they_may_have_read_is_removed() {
+        let put_services = ServiceStep::PutServices(Vec::new());
+        let put_backends = ServiceStep::PutBackends(Vec::new());
+        let remove_services = ServiceStep::RemoveServices(Vec::new());
+        let remove_addresses = ServiceStep::RemoveAddresses(Vec::new());
+        let remove_flows = ServiceStep::RemoveFlows(Vec::new());
+        let remove_backends = ServiceStep::RemoveBackends(Vec::new());
+        let waits = |steps: &[&ServiceStep]| {
+            let mut moved = false;
+            steps
+                .iter()
+                .map(|step| waits_before(step, &mut moved))
+                .collect::<Vec<_>>()
+        };
+        // Another backend: its flows and affinities are looked for when no program chooses the old one any more.
+        assert_eq!(
+            waits(&[&put_backends, &put_services, &remove_flows, &remove_backends]),
+            [false, false, true, false]
+        );
+        // A service that goes: address, row, flows, each when no program is on the way from the one before.
+        assert_eq!(
+            waits(&[
+                &put_services,
+                &remove_addresses,
+                &remove_services,
+                &remove_flows,
+                &remove_backends
+            ]),
+            [false, true, true, true, false]
+        );
+        // Old lists alone: nothing refers to them since an earlier call.
+        assert_eq!(waits(&[&put_backends, &remove_backends]), [false, false]);
+    }
+
+    #[test]
+    fn rows_are_read_as_they_were_written() {
+        let key = ServiceKey {
+            network: 1,
+            ..ServiceKey::default()
+        };
+        let row = ServiceValue {
+            service: 3,
+            backends: 4,
+            count: 5,
+            ..ServiceValue::default()
+        };
+        let [sealed] = sealed_services(&[(key, row)])[..] else {
+            panic!("one row")
+        };
+        assert_ne!(sealed.1.check, 0);
+        assert_eq!(unsealed_service(sealed), (key, row));
+        let torn = ServiceValue { count: 6, ..sealed.1 };
+        assert_ne!(unsealed_service((key, torn)).1, ServiceValue { count: 6, ..row });
     }
 }

@@ -11,7 +11,8 @@ use super::clock::Ticks;
 pub struct NodeConfig {
     /// Flow events per second that one endpoint may send on each CPU; 0 for none. Rounded up to whole events per window.
     pub flow_events_per_second: u32,
-    /// Flows that one endpoint may have; 0 for no limit.
+    /// Connections that one endpoint may open, and flows that may be opened to it from outside of the node, each; twice
+    /// as many flows of other protocols; 0 for no limit.
     pub flows_per_endpoint: u32,
     /// How long flows live without a packet.
     pub lifetimes: FlowLifetimes,
@@ -20,32 +21,35 @@ pub struct NodeConfig {
 /// How long flows live without a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowLifetimes {
-    /// TCP: until the first reply.
+    /// TCP: until the opener continues after the reply.
     pub tcp_new: Duration,
     /// TCP: from then on.
     pub tcp_established: Duration,
-    /// TCP: after RST, or FIN of both sides.
+    /// TCP: after FIN of both sides, or after an RST from outside of the node.
     pub tcp_closing: Duration,
-    /// UDP, ICMP and other protocols: until the first reply.
+    /// UDP, SCTP, ICMP and other protocols: until the first reply.
     pub other_new: Duration,
-    /// UDP: from then on.
+    /// UDP: after a reply. A question and its answer end here.
+    pub udp_replied: Duration,
+    /// UDP: once the opener has gone on for a while after a reply.
     pub udp_established: Duration,
-    /// SCTP: from the first reply on.
+    /// SCTP: once the opener has gone on after the reply.
     pub sctp_established: Duration,
-    /// ICMP and other protocols: from then on.
+    /// ICMP and other protocols: after a reply.
     pub other_established: Duration,
 }
 
 impl Default for FlowLifetimes {
-    /// The minima of RFC 5382 (TCP), RFC 4787 (UDP) and RFC 5508 (ICMP) for translators, and netfilter's values where the
-    /// RFCs have none.
+    /// The steps of netfilter's connection tracking, shorter where a row is soon replaced by the next packet, and the
+    /// minima of RFC 5382 (TCP), RFC 4787 (UDP streams) and RFC 5508 (ICMP) for translators.
     fn default() -> Self {
         let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
         Self {
-            tcp_new: minutes(2),
+            tcp_new: Duration::from_secs(30),
             tcp_established: minutes(2 * 60 + 4),
             tcp_closing: Duration::from_secs(10),
             other_new: Duration::from_secs(30),
+            udp_replied: Duration::from_secs(10),
             udp_established: minutes(5),
             sctp_established: minutes(2 * 60 + 4),
             other_established: minutes(1),
@@ -54,13 +58,15 @@ impl Default for FlowLifetimes {
 }
 
 impl NodeConfig {
-    /// The row, in ticks of this kernel. `uplink` is that of the current row.
-    pub(super) fn row(&self, ticks: Ticks, uplink: u32) -> Config {
+    /// The row, in ticks of this kernel. The uplink is that of the current row, and the mark too, which packets on their
+    /// way have: it is made once per boot.
+    pub(super) fn row(&self, ticks: Ticks, current: Config) -> Config {
         let FlowLifetimes {
             tcp_new,
             tcp_established,
             tcp_closing,
             other_new,
+            udp_replied,
             udp_established,
             sctp_established,
             other_established,
@@ -74,12 +80,30 @@ impl NodeConfig {
             tcp_established: ticks.count(tcp_established),
             tcp_closing: ticks.count(tcp_closing),
             other_new: ticks.count(other_new),
+            udp_replied: ticks.count(udp_replied),
             udp_established: ticks.count(udp_established),
             sctp_established: ticks.count(sctp_established),
             other_established: ticks.count(other_established),
-            uplink,
+            uplink: current.uplink,
+            judged_mark: if current.judged_mark == 0 {
+                random_mark()
+            } else {
+                current.judged_mark
+            },
         }
     }
+}
+
+/// A mark that no process can know, not 0. Without the kernel's random numbers, before they are ready, the clock has to do.
+fn random_mark() -> u32 {
+    let mut bytes = [0_u8; 4];
+    // SAFETY: `bytes` is ours to write, with its own length.
+    let read = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), libc::GRND_NONBLOCK) };
+    if usize::try_from(read) != Ok(bytes.len()) {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        bytes = now.unwrap_or_default().subsec_nanos().to_ne_bytes();
+    }
+    u32::from_ne_bytes(bytes).max(1)
 }
 
 impl Default for NodeConfig {
@@ -103,7 +127,11 @@ mod tests {
             flow_events_per_second: 1000,
             ..NodeConfig::default()
         };
-        let row = config.row(Ticks::with_hz(250), 7);
+        let current = Config {
+            uplink: 7,
+            ..Config::default()
+        };
+        let row = config.row(Ticks::with_hz(250), current);
         assert_eq!((row.hz, row.tcp_closing, row.udp_established), (250, 2500, 75_000));
         assert_eq!(row.uplink, 7);
         // 64 ticks of 4 ms: 256 events in each window make 1000 per second.
@@ -113,7 +141,21 @@ mod tests {
             flow_events_per_second,
             ..NodeConfig::default()
         };
-        assert_eq!(rate(1).row(Ticks::with_hz(1000), 0).flow_events, 1);
-        assert_eq!(rate(0).row(Ticks::with_hz(1000), 0).flow_events, 0);
+        assert_eq!(rate(1).row(Ticks::with_hz(1000), current).flow_events, 1);
+        assert_eq!(rate(0).row(Ticks::with_hz(1000), current).flow_events, 0);
+    }
+
+    #[test]
+    fn the_mark_of_judged_packets_is_made_once() {
+        let row = |current| NodeConfig::default().row(Ticks::with_hz(250), current);
+        let first = row(Config::default());
+        assert_ne!(first.judged_mark, 0, "a packet without a mark has mark 0");
+        assert_eq!(
+            row(first).judged_mark,
+            first.judged_mark,
+            "packets on their way have it"
+        );
+        let others: std::collections::BTreeSet<u32> = (0..8).map(|_| row(Config::default()).judged_mark).collect();
+        assert!(others.len() > 1, "{others:?}");
     }
 }

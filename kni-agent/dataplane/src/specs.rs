@@ -17,7 +17,9 @@ pub(super) fn specs(options: &DataplaneOptions) -> Vec<MapSpec> {
         ..
     } = *options;
     let sized = |spec: &MapSpec| match spec.name {
-        "ENDPOINTS" | "INTERFACES" | "EVENT_GATES" | "FLOW_SHARES" | "MASQUERADE" => max_endpoints,
+        "ENDPOINTS" | "ENDPOINT_POLICIES" | "INTERFACES" | "EVENT_GATES" | "FLOW_SHARES" | "MASQUERADE" => {
+            max_endpoints
+        }
         "ADDRESSES" => 2 * max_endpoints + max_services,
         "COUNTERS" => max_endpoints * COUNTERS_PER_ENDPOINT,
         "DROPS" => 16 * max_endpoints,
@@ -74,13 +76,18 @@ mod tests {
             fixed,
             [
                 "ROUTES",
+                "NAT4",
+                "NAT6",
                 "FRAGMENTS",
+                "FRAGMENTS_OUTSIDE",
                 "CONFIG",
                 "HITS",
                 "HOST_PORTS",
                 "SOURCES",
+                "NODES",
                 "EXPLANATION",
-                "EVENTS"
+                "DROP_EVENTS",
+                "FLOW_EVENTS"
             ]
         );
         assert!(

@@ -17,7 +17,7 @@ use super::{
     Dataplane, DataplaneError, Hook, XdpChoice, XdpMode,
     bpf::link,
     hook::{self, AttachPoint, Target},
-    lock,
+    lock, membarrier,
     pin::Pins,
     table::{Row, Table},
     xdp,
@@ -122,14 +122,61 @@ impl UplinkMaps {
         Ok(())
     }
 
+    /// What endpoints leave the node with.
+    pub(super) fn egress(&self) -> Result<Vec<(u32, Masquerade)>, DataplaneError> {
+        self.masquerade.rows()
+    }
+
+    /// Writes other incarnations of endpoints into their rows.
+    pub(super) fn set_incarnations(&mut self, incarnations: &BTreeMap<u32, u32>) -> Result<(), DataplaneError> {
+        for (key, value) in &mut self.mapped {
+            if let Some(incarnation) = incarnations.get(&value.endpoint) {
+                value.incarnation = *incarnation;
+                self.host_ports.put(key, value)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether the row has changed.
     fn set_masquerade(&self, endpoint: EndpointId, row: Masquerade) -> Result<bool, DataplaneError> {
-        if self.masquerade.get(&endpoint.0)? == Some(row) {
+        let current = self.masquerade.get(&endpoint.0)?.unwrap_or_default();
+        if current == row {
             return Ok(false);
         }
-        self.masquerade.put(&endpoint.0, &row)?;
+        for step in masquerade_steps(current, row) {
+            match step {
+                MasqueradeStep::Put(row) => self.masquerade.put(&endpoint.0, &row)?,
+                MasqueradeStep::Wait => membarrier::wait_for_programs(),
+            }
+        }
         Ok(true)
     }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MasqueradeStep {
+    Put(Masquerade),
+    /// For programs that have seen a row in use.
+    Wait,
+}
+
+/// How a row is replaced: the kernel copies into the row of an array, whose reader may find half of an address. So the row
+/// is out of use (`last` is 0) while its addresses change. The first eight bytes change at once: a row needs no wait if
+/// they alone differ.
+fn masquerade_steps(current: Masquerade, row: Masquerade) -> Vec<MasqueradeStep> {
+    let mut steps = Vec::new();
+    if current.last != 0 && current.ipv6 != row.ipv6 {
+        steps.extend([
+            MasqueradeStep::Put(Masquerade { last: 0, ..current }),
+            MasqueradeStep::Wait,
+        ]);
+    }
+    if row.last != 0 && current.ipv6 != row.ipv6 {
+        steps.push(MasqueradeStep::Put(Masquerade { last: 0, ..row }));
+    }
+    steps.push(MasqueradeStep::Put(row));
+    steps
 }
 
 /// Replaces a table's content: writes rows that differ, then removes surplus ones.
@@ -299,6 +346,46 @@ mod tests {
         assert_eq!(key("10.0.0.0/8").prefix_length, 104);
         assert_eq!(key("0.0.0.0/0").prefix_length, 96, "not every IPv6 address");
         assert_eq!(key("fd00::/8").prefix_length, 8);
+    }
+
+    #[test]
+    fn addresses_change_while_no_program_uses_the_row() {
+        use MasqueradeStep::{Put, Wait};
+        let row = |last_byte, ports: [u16; 2]| {
+            let [first, last] = ports;
+            let mut ipv6 = [0; 16];
+            ipv6[15] = last_byte;
+            Masquerade {
+                ipv4: [192, 0, 2, last_byte],
+                first,
+                last,
+                ipv6,
+            }
+        };
+        let range = [61_000, 65_535];
+        let out_of_use = |row| Masquerade { last: 0, ..row };
+        let (old, new) = (row(1, range), row(2, range));
+        assert_eq!(
+            masquerade_steps(old, new),
+            [Put(out_of_use(old)), Wait, Put(out_of_use(new)), Put(new)]
+        );
+        // A new endpoint's row was not in use.
+        assert_eq!(
+            masquerade_steps(Masquerade::default(), new),
+            [Put(out_of_use(new)), Put(new)]
+        );
+        // Refused: not in use afterwards.
+        let refused = Masquerade {
+            first: EGRESS_REFUSED,
+            ..Masquerade::default()
+        };
+        assert_eq!(
+            masquerade_steps(old, refused),
+            [Put(out_of_use(old)), Wait, Put(refused)]
+        );
+        // The same addresses with other ports: one word.
+        let narrow = row(1, [61_000, 62_000]);
+        assert_eq!(masquerade_steps(old, narrow), [Put(narrow)]);
     }
 
     #[test]

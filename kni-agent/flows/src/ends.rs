@@ -3,7 +3,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use kni_model::{
-    Attachment, Network, NetworkName, Sandbox,
+    Attachment, Network, NetworkId, NetworkName, Sandbox,
     flow_view::{ExplainQuestion, QuestionError},
 };
 
@@ -27,6 +27,7 @@ pub(super) struct Interface {
 
 /// Both ends in one address family.
 pub(super) struct Ends {
+    pub(super) network: NetworkId,
     pub(super) source: Option<Interface>,
     pub(super) source_ip: IpAddr,
     pub(super) destination: Option<Interface>,
@@ -55,6 +56,7 @@ pub(super) fn find(question: &ExplainQuestion, naming: &dyn Naming) -> Result<En
         reason: "both ends must have addresses of one family".to_owned(),
     })?;
     Ok(Ends {
+        network: network.id,
         source: from,
         source_ip,
         destination: to,

@@ -101,7 +101,7 @@ fn name_pods(flow: &mut FlowView, network: Option<NetworkId>, peer: EndpointId, 
     let found = (peer != EndpointId(0)).then(|| pod_of(peer)).flatten();
     let (near, far) = match flow.direction {
         Direction::FromPod | Direction::ToUplink => (&mut flow.source, &mut flow.destination),
-        Direction::ToPod | Direction::FromUplink => (&mut flow.destination, &mut flow.source),
+        Direction::ToPod | Direction::FromUplink | Direction::FromOverlay => (&mut flow.destination, &mut flow.source),
     };
     near.pod = pod_at(near.ip);
     far.pod = found.or_else(|| pod_at(far.ip));

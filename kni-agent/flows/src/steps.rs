@@ -47,7 +47,7 @@ fn begin(flow: &FlowView, ingress_ifindex: u32) -> String {
             "the node sends {traffic} from {source} to {} at {destination} by {} (network {})",
             flow.pod, flow.ifname, flow.network
         ),
-        (Direction::ToPod | Direction::FromUplink, _) => format!(
+        (Direction::ToPod | Direction::FromUplink | Direction::FromOverlay, _) => format!(
             "{traffic} from {source}, outside the node's pods, arrives for {} at {destination} by {} (network {})",
             flow.pod, flow.ifname, flow.network
         ),

@@ -156,6 +156,7 @@ pub(super) fn uplink(view: UplinkView) -> Uplink {
         programs: view.programs.into_iter().map(program).collect(),
         xdp: view.xdp,
         host_ports: view.host_ports,
+        warning: view.warning,
     }
 }
 

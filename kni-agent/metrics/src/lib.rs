@@ -57,6 +57,8 @@ pub struct StateUse {
     pub problems: Vec<(&'static str, u64)>,
     /// Repairs since the start, by the kind of object.
     pub repairs: Vec<(&'static str, u64)>,
+    /// Ports for masquerading that the kernel gives to sockets of the node, too.
+    pub shared_ports: u64,
 }
 
 /// A counter of one attachment.

@@ -93,7 +93,12 @@ impl Out<'_> {
     ) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (labels, value) in rows {
-            family.encode_family(&labels)?.encode_gauge(&value)?;
+            // As above.
+            if labels.is_empty() {
+                family.encode_gauge(&value)?;
+            } else {
+                family.encode_family(&labels)?.encode_gauge(&value)?;
+            }
         }
         Ok(())
     }
@@ -207,6 +212,9 @@ impl Out<'_> {
                 .map(|(network, count)| ([("network", network.as_str())], *count));
             self.gauges("kni_endpoints", "Pod interfaces", rows)?;
         }
+        let shared = [([], snapshot.state.shared_ports)];
+        let help = "Ports for masquerading that the kernel gives to sockets of the node, too";
+        self.gauges("kni_masquerade_ports_shared", help, shared)?;
         let problems = snapshot.state.problems.iter();
         let problems = problems.map(|(problem, count)| ([("problem", *problem)], *count));
         self.gauges("kni_state_problems", "Problems of the agent's own state", problems)?;

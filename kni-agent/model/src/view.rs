@@ -266,4 +266,6 @@ pub struct UplinkView {
     pub xdp: String,
     /// Host ports that lead to pods, one for each address.
     pub host_ports: u32,
+    /// What an operator should change, empty for nothing. The agent is ready nevertheless.
+    pub warning: String,
 }

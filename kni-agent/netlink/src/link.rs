@@ -14,7 +14,7 @@ use std::{
 use kni_model::{IfName, MacAddr};
 use netlink_packet_route::{
     RouteNetlinkMessage,
-    link::{InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, State},
+    link::{InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, State},
     nsid::{NsidAttribute, NsidMessage},
 };
 
@@ -59,6 +59,10 @@ impl<'a> From<&'a IfName> for LinkKey<'a> {
 
 /// A link as the kernel reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of its own that the kernel tells"
+)]
 pub struct Link {
     /// Interface index.
     pub ifindex: u32,
@@ -68,6 +72,8 @@ pub struct Link {
     pub alias: Option<String>,
     /// Ethernet address; none for other link layers.
     pub mac: Option<MacAddr>,
+    /// Whether its packets have Ethernet headers (`ARPHRD_ETHER`).
+    pub ethernet: bool,
     /// MTU in bytes.
     pub mtu: u32,
     /// Whether it is administratively up.
@@ -296,6 +302,7 @@ impl Link {
         let mut link = Self {
             ifindex: message.header.index,
             up: flags.contains(LinkFlags::Up),
+            ethernet: message.header.link_layer_type == LinkLayerType::Ether,
             ..Self::default()
         };
         for attribute in message.attributes {

@@ -130,7 +130,8 @@ impl Device {
         let mut name = [0; libc::IFNAMSIZ];
         let bytes = ifname.as_str().bytes().take(libc::IFNAMSIZ - 1);
         for (to, from) in name.iter_mut().zip(bytes) {
-            *to = from.cast_signed();
+            // Signed on x86-64, unsigned on arm64.
+            *to = libc::c_char::from_ne_bytes([from]);
         }
         Ok(Self { socket, name })
     }

@@ -72,7 +72,8 @@ fn make(fd: RawFd, name: &IfName, multi_queue: bool) -> nix::Result<()> {
         },
     };
     for (to, from) in request.ifr_name.iter_mut().zip(name.as_str().bytes()) {
-        *to = from.cast_signed();
+        // Signed on x86-64, unsigned on arm64.
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     // SAFETY: TUNSETIFF reads and writes one ifreq, which outlives the call; the name ends with a zero, as names have at
     // most 15 bytes.

@@ -58,6 +58,7 @@ impl Draft<'_> {
             count: backends.len().try_into().unwrap_or(u32::MAX),
             flags: if local { SERVICE_DROP_IF_EMPTY } else { 0 },
             affinity: frontend.affinity_seconds.unwrap_or(0).saturating_mul(self.hz),
+            check: 0,
         };
         if self.maps.confirmed(&key) != Some(&value) {
             self.services.push((key, value));

@@ -165,5 +165,6 @@ fn backend(address: IpAddr, port: u16) -> BackendValue {
         address: from_ip(address),
         port: port.to_be_bytes(),
         zero: 0,
+        check: 0,
     }
 }

@@ -140,6 +140,7 @@ fn backend(address: &str, port: u16) -> BackendValue {
         address: from_ip(ip(address)),
         port: port.to_be_bytes(),
         zero: 0,
+        check: 0,
     }
 }
 

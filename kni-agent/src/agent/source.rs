@@ -82,6 +82,7 @@ impl Node {
                 ("closed_interfaces", count(self.attacher.closed_interfaces().len())),
             ],
             repairs: vec![("programs", programs), ("pins", pins)],
+            shared_ports: self.uplink.shared_ports().into(),
         }
     }
 

@@ -48,7 +48,7 @@ impl Uplink {
     /// Applies the whole desired state. The rows of the pods are written last when egress is enabled, and removed first
     /// when it is disabled. An address that cannot be added affects only the pods that use it.
     pub(super) fn carry_out(&self, state: &mut State, node: NodeNetwork) -> Result<(), UplinkError> {
-        if node.uplink != state.node.uplink {
+        if (&node.uplink, &node.not_ethernet) != (&state.node.uplink, &state.node.not_ethernet) {
             log_uplink(&node);
         }
         self.dataplane.set_node_routes(node.routes())?;
@@ -74,7 +74,11 @@ impl Uplink {
             self.tidy(state, &uplink, &dedicated)?;
         }
         state.rights_version.1 = version;
-        first_failure(&missing)
+        first_failure(&missing)?;
+        match state.node.not_ethernet.clone() {
+            Some(ifname) if Self::needs_programs(state) => Err(UplinkError::NotEthernet(ifname)),
+            _ => Ok(()),
+        }
     }
 
     /// Applies the egress of one pod that is about to be published.

@@ -200,6 +200,7 @@ mod tests {
 
     fn node() -> NodeNetwork {
         NodeNetwork {
+            not_ethernet: None,
             uplink: Some(UplinkLink {
                 ifname: "eth0".to_owned(),
                 ifindex: 2,

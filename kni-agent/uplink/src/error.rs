@@ -17,6 +17,11 @@ pub enum UplinkError {
     /// The record of the changes to the uplink.
     #[error("{}", error_chain(.0))]
     Store(#[from] StoreError),
+    /// The interface towards the outside cannot be the uplink.
+    #[error(
+        "{0} cannot be the uplink: its packets have no Ethernet headers (a tunnel without them, such as tun, WireGuard or IPIP); name another interface with --uplink"
+    )]
+    NotEthernet(String),
     /// An address that the kernel does not add.
     #[error("{0}")]
     Address(String),

@@ -15,6 +15,7 @@ mod desired;
 mod error;
 mod node;
 mod rights;
+mod shown;
 mod verify;
 
 use std::{
@@ -34,7 +35,7 @@ use kni_model::{
     EndpointId, NetworkName, NetworkSpec, PortMapping, Sandbox, SandboxId, egress::RefusedAddress, policy::PolicyPod,
     view::UplinkView,
 };
-use kni_netlink::{Changes, Netlink};
+use kni_netlink::{Changes, LocalPorts, Netlink};
 use kni_store::{Store, UplinkRecord};
 pub use rights::EgressRights;
 use tokio::sync::Notify;
@@ -42,6 +43,7 @@ use tokio::sync::Notify;
 use self::{
     desired::UplinkPod,
     node::NodeNetwork,
+    shown::{Held, Shown},
     verify::{LOOK_AGAIN, Verified},
 };
 
@@ -81,14 +83,16 @@ pub struct Uplink {
     store: Store,
     policies: Arc<Enforcer>,
     runtime: tokio::runtime::Handle,
+    /// Ports for masquerading that sockets of the node get, too.
+    shared_ports: u32,
     /// Held by one sync at a time, before `state`: the node is read without the latter, because the kernel may take
     /// long.
     syncing: Mutex<()>,
     state: Mutex<State>,
     /// Detached pods that `state` still has: detaching a pod does not wait for a change that is being carried out.
     departed: Mutex<Vec<SandboxId>>,
-    /// The last answers of [`Self::problem`] and [`Self::view`], for the time in which `state` is held.
-    last: Mutex<(Option<String>, UplinkView)>,
+    /// What operators see of `state`, as of the moment at which it was last released.
+    shown: Mutex<Shown>,
     wake: Notify,
     /// Pods were detached.
     gone: Notify,
@@ -143,6 +147,12 @@ impl Uplink {
         let node = node::read(&netlink, options.interface.as_deref(), &record.addresses).await?;
         dataplane.set_node_routes(node.routes())?;
         log_uplink(&node);
+        let shared_ports = shared_ports(&options.ports);
+        let state = State {
+            node,
+            record,
+            ..State::default()
+        };
         let uplink = Self {
             options,
             dataplane,
@@ -150,22 +160,19 @@ impl Uplink {
             store,
             policies,
             runtime: tokio::runtime::Handle::current(),
+            shared_ports,
             syncing: Mutex::new(()),
-            state: Mutex::new(State {
-                node,
-                record,
-                ..State::default()
-            }),
+            shown: Mutex::new(Shown::of(&state)),
+            state: Mutex::new(state),
             departed: Mutex::default(),
-            last: Mutex::default(),
             wake: Notify::new(),
             gone: Notify::new(),
         };
         Ok((Arc::new(uplink), changes))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        let mut state = lock(&self.state);
+    fn state(&self) -> Held<'_> {
+        let mut state = Held::new(lock(&self.state), &self.shown);
         for sandbox in std::mem::take(&mut *lock(&self.departed)) {
             let gone = state.pods.remove(&sandbox);
             // Most pods have no host ports and no dedicated addresses.
@@ -318,46 +325,26 @@ impl Uplink {
 
     /// The current problem, if there is one; while a change is being carried out, that before it. Does not wait for it.
     pub fn problem(&self) -> Option<String> {
-        let Ok(state) = self.state.try_lock() else {
-            return lock(&self.last).0.clone();
-        };
-        let problem = self.problem_of(state);
-        lock(&self.last).0.clone_from(&problem);
-        problem
-    }
-
-    fn problem_of(&self, state: MutexGuard<'_, State>) -> Option<String> {
-        if let Some(reason) = &state.problem {
+        let shown = lock(&self.shown).clone();
+        if let Some(reason) = &shown.problem {
             return Some(format!("egress of the node is not applied: {reason}"));
         }
-        if !Self::needs_programs(&state) || !state.is_complete() {
+        if !shown.needs_programs {
             return None;
         }
-        let Some(uplink) = state.node.uplink.clone() else {
+        let Some(uplink) = shown.uplink else {
             return Some("the node has no uplink: nothing leaves it by masquerading".to_owned());
         };
-        drop(state);
         let (_, _, problems) = self.dataplane.uplink_programs(&uplink.ifname, uplink.ifindex);
         (!problems.is_empty()).then(|| problems.join("; "))
     }
 
     /// The state of the uplink for operators; while a change is being carried out, that before it. Does not wait for it.
     pub fn view(&self) -> UplinkView {
-        let Ok(state) = self.state.try_lock() else {
-            return lock(&self.last).1.clone();
-        };
-        let view = self.view_of(state);
-        lock(&self.last).1.clone_from(&view);
-        view
-    }
-
-    fn view_of(&self, state: MutexGuard<'_, State>) -> UplinkView {
-        let Some(uplink) = state.node.uplink.clone() else {
+        let shown = lock(&self.shown).clone();
+        let Some(uplink) = shown.uplink else {
             return UplinkView::default();
         };
-        let dedicated = state.record.addresses.iter().copied().collect();
-        let host_ports = u32::try_from(state.host_ports).unwrap_or(u32::MAX);
-        drop(state);
         let (programs, xdp, _) = self.dataplane.uplink_programs(&uplink.ifname, uplink.ifindex);
         UplinkView {
             ifname: uplink.ifname,
@@ -368,17 +355,48 @@ impl Uplink {
                 .into_iter()
                 .chain(uplink.ipv6.map(IpAddr::V6))
                 .collect(),
-            dedicated,
+            dedicated: shown.dedicated,
             programs,
             xdp: xdp.map(|mode| mode.as_str().to_owned()).unwrap_or_default(),
-            host_ports,
+            host_ports: u32::try_from(shown.host_ports).unwrap_or(u32::MAX),
+            warning: warning(self.shared_ports).unwrap_or_default(),
         }
+    }
+
+    /// Ports for masquerading that the kernel gives to sockets of the node, too, as of the start.
+    pub fn shared_ports(&self) -> u32 {
+        self.shared_ports
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic while it was held is a bug; the next sync starts from the state of the kernel.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The number of the ports that sockets of the node get, too; a connection of the node and one of a pod from the same port
+/// to the same server would take each other's answers.
+fn shared_ports(ports: &RangeInclusive<u16>) -> u32 {
+    let shared = match LocalPorts::read() {
+        Ok(local) => local.shared_with(ports),
+        Err(error) => {
+            tracing::warn!(%error, "it is unknown which ports sockets of the node get");
+            0
+        }
+    };
+    if let Some(warning) = warning(shared) {
+        tracing::warn!("{warning}");
+    }
+    shared
+}
+
+fn warning(shared: u32) -> Option<String> {
+    (shared > 0).then(|| {
+        format!(
+            "{shared} ports for masquerading are given to sockets of the node, too: reserve them in \
+             net.ipv4.ip_local_reserved_ports, or choose others with --masquerade-ports"
+        )
+    })
 }
 
 fn has_host_port(mappings: &[PortMapping]) -> bool {
@@ -388,6 +406,8 @@ fn has_host_port(mappings: &[PortMapping]) -> bool {
 fn log_uplink(node: &NodeNetwork) {
     if let Some(uplink) = &node.uplink {
         tracing::info!(ifname = %uplink.ifname, ipv4 = ?uplink.ipv4, ipv6 = ?uplink.ipv6, "the uplink of the node");
+    } else if let Some(ifname) = &node.not_ethernet {
+        tracing::warn!(%ifname, "the node has no uplink: the interface towards the outside has no Ethernet headers");
     } else {
         tracing::info!("the node has no uplink");
     }

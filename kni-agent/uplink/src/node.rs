@@ -25,6 +25,8 @@ pub(super) struct UplinkLink {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct NodeNetwork {
     pub(super) uplink: Option<UplinkLink>,
+    /// Name of the interface that would be the uplink if its packets had Ethernet headers.
+    pub(super) not_ethernet: Option<String>,
     /// Addresses of all interfaces except those of pods.
     pub(super) addresses: Vec<LinkAddress>,
 }
@@ -44,9 +46,16 @@ pub(super) async fn read(
             None => None,
         },
     };
-    let Some(link) = link.filter(is_uplink_candidate) else {
+    let link = link.filter(is_uplink_candidate);
+    let (link, not_ethernet) = match link {
+        // The programs read Ethernet headers.
+        Some(link) if !link.ethernet => (None, Some(link.name)),
+        other => (other, None),
+    };
+    let Some(link) = link else {
         return Ok(NodeNetwork {
             uplink: None,
+            not_ethernet,
             addresses,
         });
     };
@@ -67,6 +76,7 @@ pub(super) async fn read(
     };
     Ok(NodeNetwork {
         uplink: Some(uplink),
+        not_ethernet: None,
         addresses,
     })
 }
@@ -252,6 +262,7 @@ mod tests {
     #[test]
     fn the_uplinks_own_subnet_is_outside() {
         let node = NodeNetwork {
+            not_ethernet: None,
             uplink: Some(UplinkLink {
                 ifname: "eth0".to_owned(),
                 ifindex: 2,

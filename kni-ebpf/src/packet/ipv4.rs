@@ -1,10 +1,13 @@
 //! Parses the IPv4 header (RFC 791).
 
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use kni_common::{Verdict, address};
 
 use super::{Fragment, Packet, transport::transport};
-use crate::skb::{self, ETH_LEN};
+use crate::{
+    decision::Reason,
+    skb::{self, ETH_LEN},
+};
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -26,7 +29,26 @@ pub(super) const IPV4_LEN: usize = 20;
 
 /// Parses an IPv4 packet.
 #[inline(always)]
-pub fn ipv4(ctx: &TcContext, packet: &mut Packet) -> Result<(), Verdict> {
+pub fn ipv4(ctx: &TcContext, packet: &mut Packet) -> Result<(), Reason> {
+    Reason::check(packet_ipv4(ctx.skb.skb, packet))
+}
+
+/// [`ipv4`]; 0 on success, else the code of the reason.
+///
+/// VERIFIER: a global function, see `global`: what follows is verified for any packet, not for each way through here.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_ipv4(skb: *mut __sk_buff, packet: *mut Packet) -> u32 {
+    // SAFETY: the caller's own memory; nothing else touches it meanwhile.
+    let Some(packet) = (unsafe { packet.as_mut() }) else {
+        return Verdict::Malformed as u32;
+    };
+    Reason::code(parse(&TcContext::new(skb), packet))
+}
+
+#[inline(always)]
+fn parse(ctx: &TcContext, packet: &mut Packet) -> Result<(), Verdict> {
     let ip: Ipv4Header = skb::read(ctx, ETH_LEN)?;
     packet.v4 = true;
     packet.source = address::mapped(ip.source);

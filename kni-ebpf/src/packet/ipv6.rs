@@ -1,10 +1,13 @@
 //! Parses the IPv6 header and its extensions (RFC 8200).
 
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use kni_common::{Verdict, address};
 
 use super::{Fragment, Packet, inside, transport::transport};
-use crate::skb::{self, ETH_LEN};
+use crate::{
+    decision::Reason,
+    skb::{self, ETH_LEN},
+};
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -28,7 +31,26 @@ fn is_v4_mapped(address: [u32; 4]) -> bool {
 
 /// Parses an IPv6 packet.
 #[inline(always)]
-pub fn ipv6(ctx: &TcContext, packet: &mut Packet) -> Result<(), Verdict> {
+pub fn ipv6(ctx: &TcContext, packet: &mut Packet) -> Result<(), Reason> {
+    Reason::check(packet_ipv6(ctx.skb.skb, packet))
+}
+
+/// [`ipv6`]; 0 on success, else the code of the reason.
+///
+/// VERIFIER: a global function, as `packet_ipv4`.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn packet_ipv6(skb: *mut __sk_buff, packet: *mut Packet) -> u32 {
+    // SAFETY: the caller's own memory; nothing else touches it meanwhile.
+    let Some(packet) = (unsafe { packet.as_mut() }) else {
+        return Verdict::Malformed as u32;
+    };
+    Reason::code(parse(&TcContext::new(skb), packet))
+}
+
+#[inline(always)]
+fn parse(ctx: &TcContext, packet: &mut Packet) -> Result<(), Verdict> {
     let ip: Ipv6Header = skb::read(ctx, ETH_LEN)?;
     packet.v4 = false;
     packet.source = ip.source;
@@ -63,8 +85,10 @@ const FRAGMENT: u8 = 44;
 const DESTINATION: u8 = 60;
 const MAX_EXTENSIONS: usize = 6;
 
+/// Whether an extension header follows that names a next header.
 #[inline(always)]
-const fn is_extension(next: u8) -> bool {
+#[must_use]
+pub const fn is_extension(next: u8) -> bool {
     matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION)
 }
 
@@ -74,9 +98,17 @@ const fn is_extension(next: u8) -> bool {
 struct Extension {
     next: u8,
     length: u8,
-    /// Fragment header: offset and flags, network byte order. Routing header: its type in the first byte.
+    /// Fragment header: offset and flags, network byte order. Routing header: its type, and the segments left.
     info: u16,
     identification: u32,
+}
+
+/// Whether the routing header is of type 0 (RFC 5095), or of any type and names a further destination, which would be
+/// another one than the policies are asked about.
+#[inline(always)]
+fn is_source_route(header: &Extension) -> bool {
+    let [kind, segments_left] = header.info.to_ne_bytes();
+    kind == 0 || segments_left != 0
 }
 
 /// Walks IPv6 extension headers to the transport header, or to the fragment's payload.
@@ -93,7 +125,7 @@ fn extensions(ctx: &TcContext, packet: &mut Packet) -> Result<(), Verdict> {
         let mut length = (usize::from(header.length) + 1) * 8;
         match next {
             HOP_BY_HOP if position != 0 => return Err(Verdict::Malformed),
-            ROUTING if header.info.to_ne_bytes()[0] == 0 => return Err(Verdict::SourceRoute),
+            ROUTING if is_source_route(&header) => return Err(Verdict::SourceRoute),
             FRAGMENT => {
                 length = 8;
                 fragment_v6(&header, packet);

@@ -2,7 +2,7 @@
 //!
 //! - Hook: TC ingress of the host interface. Minimum kernel 5.10 (`bpf_redirect_peer`).
 //! - Reads `ENDPOINTS`, `INTERFACES`, `ADDRESSES`, `ROUTES`, `SERVICES`, `BACKENDS`, `MASQUERADE`, `POLICY`, `PORTS`,
-//!   `IDENTITIES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `AFFINITY`, `FRAGMENTS`; counts.
+//!   `IDENTITIES`, `NODES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `AFFINITY`, `FRAGMENTS`; counts.
 //! - Order: endpoint, VLAN, source MAC, ARP, headers, link control, source address, destination kind (link-local,
 //!   multicast, loopback), destination MAC, fragment, flow, then (for a packet without a current flow) service,
 //!   destination, egress policy of the sender, ingress policy of a local receiver, share of the flow tables.
@@ -10,7 +10,9 @@
 //! - At an interface that a CNI plugin created, it applies policy and passes packets on instead of redirecting or
 //!   answering.
 
+mod fast;
 mod open;
+mod to_node;
 
 use aya_ebpf::{helpers::bpf_redirect_neigh, programs::TcContext};
 use kni_common::{
@@ -18,7 +20,7 @@ use kni_common::{
     address::words,
     endpoint::{EndpointRow, FLAG_HOST_ACCESS},
     event::FlowEvent,
-    flow::{FLOW_FROM, FLOW_TO, FlowValue, KIND_LOCAL, KIND_TO_STACK, KIND_UPLINK},
+    flow::{END_LOCAL, END_OUTSIDE, END_REMOTE, END_ROUTED, END_STACK, FLOW_CLOSED, FLOW_TRANSLATED, FlowValue},
 };
 
 use crate::{
@@ -37,9 +39,19 @@ use crate::{
 /// Decides, counts and carries out.
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
+    if let Some(action) = fast::forward(ctx) {
+        return action;
+    }
+    let ctx = &skb::reread(ctx);
     let mut packet = Packet::unknown();
     let mut place = Place::unknown(Direction::FromPod);
     let mut decision = decide(ctx, &mut place, &mut packet);
+    if decision == Decision::OTHER_NODE {
+        decision = to_node::follow(ctx, &place, &packet);
+        if decision.number().is_some() && !config::is_dry_run() {
+            return to_node::send(ctx, &place, decision);
+        }
+    }
     let is_known = !decision.is_none() && decision.reason().is_none();
     if !is_known || config::is_dry_run() {
         // One row of an array: there is always one.
@@ -49,29 +61,41 @@ pub fn run(ctx: &TcContext) -> i32 {
         if decision.is_none()
             && let Some(row) = endpoint::row(place.endpoint)
         {
-            decision = slow(ctx, row, &packet, work);
+            decision = slow(ctx, row, &place, &packet, work);
         }
         if let Some(reason) = decision.reason() {
             return refuse(ctx, &packet, &mut work.event, reason);
         }
         if config::is_dry_run() {
+            if is_known {
+                explanation::follow(place.network, &packet, work);
+            }
+            if let Some(destination) = decision.endpoint() {
+                work.event.peer = destination;
+            }
             explanation::record(&mut work.event, decision.verdict() as u16, ctx.len());
             return DROP;
         }
+    }
+    if packet.is_first() {
+        fragment::record(place.network, Direction::FromPod, &packet);
     }
     carry_out(ctx, &place, decision)
 }
 
 /// Decides about packets without a current flow.
 #[inline(always)]
-fn slow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
+fn slow(ctx: &TcContext, row: &EndpointRow, place: &Place, packet: &Packet, work: &mut Work) -> Decision {
     let skb = ctx.skb.skb;
     if packet.class == Class::IcmpError {
         return Decision::from_word(open::from_pod_icmp_error(skb, row, packet, work));
     }
     let decision = Decision::from_word(open::from_pod_open(skb, row, packet, work));
+    if decision == Decision::OTHER_NODE {
+        return to_node::decide(ctx, row, place, packet, work);
+    }
     if decision == Decision::RENEWED {
-        return after_renewal(ctx, row, packet, work.event.generation);
+        return after_renewal(ctx, row, packet);
     }
     if decision == Decision::MASQUERADE {
         return Decision::from_word(open::from_pod_masquerade(skb, packet, work));
@@ -79,10 +103,36 @@ fn slow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) ->
     decision
 }
 
-/// A further change in between leaves the flow without a decision: the next packet is evaluated again.
+/// Processes a packet whose flow was re-evaluated. What it was evaluated on may have changed again: that concerns the next
+/// packet. Another flow that has replaced the row meanwhile was evaluated as well.
 #[inline(never)]
-fn after_renewal(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generation: u32) -> Decision {
-    established(ctx, row, packet, generation).or_drop(Verdict::DestinationNotReady)
+fn after_renewal(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Decision {
+    let Some(found) = flow::lookup(row.network, packet) else {
+        return Decision::drop(Verdict::DestinationNotReady);
+    };
+    let decision = leads_to(row, found, flow::is_second(packet));
+    if decision.is_none() {
+        return Decision::drop(Verdict::DestinationNotReady);
+    }
+    follow(ctx, row, packet, found, decision).or_drop(Verdict::DestinationNotReady)
+}
+
+/// Where the flow's row leads, whatever has changed since it was written. `second`: the packet's sender is the second end.
+#[inline(always)]
+fn leads_to(row: &EndpointRow, found: &FlowValue, second: bool) -> Decision {
+    let ((from, _), (to, receiver)) = (found.sender(second), found.receiver(second));
+    if from != END_LOCAL {
+        return Decision::NONE;
+    }
+    match to {
+        END_LOCAL => match endpoint::row(receiver.id) {
+            Some(there) if there.network == row.network && endpoint::is_ready(there) => Decision::local(receiver.id),
+            _ => Decision::NONE,
+        },
+        END_STACK if row.flags & FLAG_HOST_ACCESS != 0 => Decision::STACK,
+        END_OUTSIDE => Decision::UPLINK,
+        _ => Decision::NONE,
+    }
 }
 
 #[inline(always)]
@@ -90,12 +140,21 @@ fn carry_out(ctx: &TcContext, place: &Place, decision: Decision) -> i32 {
     if let Some(destination) = decision.endpoint() {
         return deliver(ctx, place, destination);
     }
+    if decision.number().is_some() {
+        return to_node::send(ctx, place, decision);
+    }
     let verdict = decision.verdict();
     count::forwarded(place.endpoint, Direction::FromPod, verdict, ctx.len());
     match decision {
-        Decision::STACK => pass(place.endpoint),
+        Decision::STACK => {
+            skb::clear_priority(ctx);
+            pass(place.endpoint)
+        }
         Decision::ANSWER => send_back(ctx),
-        Decision::UPLINK => redirect_to_uplink(),
+        Decision::UPLINK => {
+            skb::clear_priority(ctx);
+            redirect_to_uplink()
+        }
         _ => DROP,
     }
 }
@@ -137,6 +196,7 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
     place.endpoint = endpoint;
     place.network = row.network;
     place.generation = endpoint::generation(row);
+    place.epoch = endpoint::epoch(row);
     if !endpoint::is_ready(row) {
         return Decision::drop(Verdict::EndpointNotReady);
     }
@@ -145,7 +205,7 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
     if skb::has_vlan_tag(ctx) || eth.ethertype == ETHERTYPE_VLAN || eth.ethertype == ETHERTYPE_QINQ {
         return Decision::drop(Verdict::VlanTagged);
     }
-    if eth.source != mac_words(&row.mac) {
+    if eth.source != mac_words(&row.from_pod.source) {
         return Decision::drop(Verdict::SourceMac);
     }
     match eth.ethertype {
@@ -171,52 +231,55 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
     if packet.to_loopback() {
         return Decision::drop(Verdict::Loopback);
     }
-    if eth.destination != mac_words(&row.host_mac) && !endpoint::is_plugin(row) {
+    if eth.destination != mac_words(&row.from_pod.destination) && !endpoint::is_plugin(row) {
         return Decision::drop(Verdict::DestinationMac);
     }
-    if !packet.is_whole() {
-        attempt!(fragment::resolve(row.network, Direction::FromPod, packet));
+    if packet.is_later() {
+        attempt!(fragment::lookup(row.network, Direction::FromPod, packet));
     }
     if packet.class == Class::Flow {
-        return established(ctx, row, packet, place.generation);
+        return established(ctx, row, packet, [place.generation, place.epoch]);
     }
     Decision::NONE
 }
 
-/// The destination of the packet's flow, if the state that it was evaluated on is unchanged.
+/// The destination of the packet's flow, if the state that it was evaluated on is unchanged. `generations`: the
+/// endpoint's generation and epoch.
 #[inline(always)]
-fn established(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generation: u32) -> Decision {
-    let Some(found) = flow::find(row.network, packet) else {
+fn established(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generations: [u32; 2]) -> Decision {
+    let Some(found) = flow::lookup(row.network, packet) else {
         return Decision::NONE;
     };
     if !flow::is_live(found) {
         return Decision::NONE;
     }
-    let decision = current(row, generation, found);
-    if decision.is_none() {
-        return Decision::NONE;
+    let decision = current(row, generations, found, flow::is_second(packet));
+    if decision.is_none() || decision == Decision::OTHER_NODE {
+        return decision;
     }
-    follow(ctx, row.network, packet, found, decision)
+    follow(ctx, row, packet, found, decision)
 }
 
 /// Processes a packet of a current flow.
 #[inline(always)]
-fn follow(ctx: &TcContext, network: u32, packet: &Packet, found: &mut FlowValue, decision: Decision) -> Decision {
-    if flow::refresh(found) {
-        flow::refresh_other(network, packet, found);
+fn follow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, found: &mut FlowValue, decision: Decision) -> Decision {
+    let later = flow::refresh(found);
+    // The port of a connection that both sides have closed may be another flow's at any moment.
+    let may_be_lost = decision == Decision::UPLINK && found.flags & FLOW_CLOSED != 0;
+    if (later || may_be_lost) && !flow::refresh_other(row.network, packet, found) {
+        return Decision::NONE;
     }
-    if config::is_dry_run() {
-        return decision;
-    }
-    if found.kind == KIND_UPLINK {
+    if decision == Decision::UPLINK {
         attempt!(masquerade::prepare_egress(ctx, packet.v4));
     }
-    if found.flags & (FLOW_TO | FLOW_FROM) != 0 {
+    if found.flags & FLOW_TRANSLATED != 0 {
         attempt!(translate::follow(ctx, packet, found));
     }
+    // Between pods of a CNI plugin, the receiver's program sees the packet as well, and does this.
+    let again = endpoint::is_plugin(row) && decision.endpoint().is_some();
     // Last: it may remove the row.
-    if flow::changes_state(packet, found) {
-        flow::flow_change_state(network, packet, found);
+    if flow::changes_state(packet, found, later) && !again {
+        flow::flow_change_state(row.network, packet, found, u32::from(later));
     }
     decision
 }
@@ -264,37 +327,41 @@ fn link_control(ctx: &TcContext, row: &EndpointRow, packet: &Packet) -> Decision
     neighbour_decision(neighbour::solicitation(ctx, row, packet))
 }
 
-/// The destination of the flow, if the state that it was evaluated on is unchanged.
+/// The destination of the flow, if the state that it was evaluated on is unchanged. `second`: the packet's sender is the
+/// second end.
 #[inline(always)]
-fn current(row: &EndpointRow, generation: u32, found: &FlowValue) -> Decision {
-    if found.source_generation != generation {
+fn current(row: &EndpointRow, [generation, epoch]: [u32; 2], found: &FlowValue, second: bool) -> Decision {
+    // Copied once: another flow may take over the row at any moment. The checks below are on the copies.
+    let ((from, sender), (to, receiver)) = (found.sender(second), found.receiver(second));
+    if sender.generation != generation || from != END_LOCAL {
         return Decision::NONE;
     }
-    if found.kind == KIND_TO_STACK {
-        // Checked again although the flow was created by such an endpoint: a row can be evicted and refilled by another
-        // network's flow while it is read, and this check keeps isolated networks out of the stack.
-        return if row.flags & FLAG_HOST_ACCESS == 0 {
-            Decision::NONE
-        } else {
-            Decision::STACK
+    if to == END_LOCAL {
+        // bpf_redirect_peer bypasses the destination's own program: its readiness is checked here, on every packet. So
+        // is its network, which the generation implies unless the row was taken over while it was read.
+        return match endpoint::row(receiver.id) {
+            Some(there)
+                if there.generation == receiver.generation
+                    && there.network == row.network
+                    && endpoint::is_ready(there) =>
+            {
+                Decision::local(receiver.id)
+            }
+            _ => Decision::NONE,
         };
     }
-    if found.kind == KIND_UPLINK {
-        return Decision::UPLINK;
+    if to == END_REMOTE || to == END_ROUTED {
+        return Decision::OTHER_NODE;
     }
-    if found.kind != KIND_LOCAL {
+    // What is known about the far end may have changed since.
+    if receiver.generation != epoch {
         return Decision::NONE;
     }
-    // bpf_redirect_peer bypasses the destination's own program: its readiness is checked here, on every packet. So is
-    // its network, which the generation implies as long as both tables have existed equally long.
-    match endpoint::row(found.destination) {
-        Some(there)
-            if there.generation == found.destination_generation
-                && there.network == row.network
-                && endpoint::is_ready(there) =>
-        {
-            Decision::local(found.destination)
-        }
+    match to {
+        // Checked again although the flow was created by such an endpoint, for the same reason: this check keeps
+        // isolated networks out of the stack.
+        END_STACK if row.flags & FLAG_HOST_ACCESS != 0 => Decision::STACK,
+        END_OUTSIDE => Decision::UPLINK,
         _ => Decision::NONE,
     }
 }
@@ -313,14 +380,14 @@ fn deliver(ctx: &TcContext, place: &Place, destination: u32) -> i32 {
     }
     // SAFETY: `at` proved that the header lies in the packet.
     let eth = unsafe { &mut *eth };
-    eth.destination = mac_words(&row.mac);
-    eth.source = mac_words(&row.host_mac);
+    eth.destination = mac_words(&row.to_pod.destination);
+    eth.source = mac_words(&row.to_pod.source);
     count::forwarded(place.endpoint, Direction::FromPod, Verdict::Redirected, length);
     if endpoint::is_shaped(row) {
-        return endpoint::redirect_through_host_end(ctx, row.ifindex);
+        return endpoint::redirect_through_host_end(ctx, endpoint::ifindex(destination));
     }
     count::forwarded(destination, Direction::ToPod, Verdict::Redirected, length);
-    redirect_peer(row.ifindex)
+    redirect_peer(endpoint::ifindex(destination))
 }
 
 /// Sends the rewritten packet back into the pod.

@@ -1,9 +1,10 @@
-//! Forwards packets from outside to pods: replies to masqueraded flows, and packets to node ports of pods.
+//! Forwards packets from outside to pods: replies to masqueraded flows, packets to node ports of pods, and packets of other
+//! nodes' pods that come without a tunnel.
 //!
 //! - Hook: TC ingress of the uplink.
-//! - Reads `ENDPOINTS`, `HOST_PORTS`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`,
-//!   `FLOW_SHARES`, `FRAGMENTS`; counts.
-//! - Order: headers, fragment, flow, ICMP error, node port.
+//! - Reads `ENDPOINTS`, `ADDRESSES`, `ROUTES`, `NODES`, `HOST_PORTS`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and
+//!   writes `NAT4`, `NAT6`, `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`; counts.
+//! - Order: headers, fragment, flow, pod of another node, ICMP error, node port.
 //! - Falls through to: the node's stack, for everything that is not for a pod or cannot be parsed.
 
 mod open;
@@ -11,18 +12,21 @@ mod open;
 use aya_ebpf::programs::TcContext;
 use kni_common::{
     Direction, Verdict,
-    endpoint::EndpointRow,
-    flow::{FlowValue, KIND_UPLINK},
+    event::FlowEvent,
+    flow::{END_LOCAL, END_OUTSIDE, FlowValue},
     uplink::OUTSIDE,
 };
 
+use super::from_node;
 use crate::{
-    action::{DROP, NEXT, redirect_peer},
+    action::{DROP, NEXT, redirect_back},
     config, count,
     decision::{Decision, attempt},
-    endpoint, flow, fragment,
-    neighbour::mac_words,
+    delivery, endpoint,
+    flow::{self, nat},
+    fragment,
     packet::{self, Class, Packet},
+    reject,
     skb::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHeader},
     translate,
     work::{self, Place, Work},
@@ -38,24 +42,42 @@ pub fn run(ctx: &TcContext) -> i32 {
     }
     let mut decision = established(ctx, &packet);
     if decision.is_none() {
+        if let Some(action) = from_node::from_uplink(ctx, &mut place, &packet) {
+            return action;
+        }
         // One row of an array: there is always one.
         let Some(work) = work::begin(&place, &packet) else {
             return DROP;
         };
         decision = slow(ctx, &packet, work);
         if let Some(reason) = decision.reason() {
-            return count::dropped(ctx, &mut work.event, reason);
+            return refuse(ctx, &packet, &mut work.event, reason);
         }
     } else if let Some(reason) = decision.reason() {
         return match work::begin(&place, &packet) {
-            Some(work) => count::dropped(ctx, &mut work.event, reason),
+            Some(work) => refuse(ctx, &packet, &mut work.event, reason),
             None => DROP,
         };
     }
     match decision.endpoint() {
-        Some(endpoint) => deliver(ctx, endpoint),
+        Some(endpoint) => {
+            if packet.is_first() {
+                fragment::record(OUTSIDE, Direction::FromUplink, &packet);
+            }
+            delivery::deliver(ctx, endpoint)
+        }
         None => NEXT,
     }
+}
+
+/// Drops the packet, with an answer to its sender if it is its last hop here.
+#[inline(always)]
+fn refuse(ctx: &TcContext, packet: &Packet, event: &mut FlowEvent, reason: u16) -> i32 {
+    let action = count::dropped(ctx, event, reason);
+    if reason == Verdict::TimeExceeded as u16 && reject::answer_expired(ctx.skb.skb, packet) != 0 {
+        return redirect_back(ctx);
+    }
+    action
 }
 
 /// Decides about packets without a current flow.
@@ -72,15 +94,28 @@ fn slow(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     decision
 }
 
-/// A further change in between leaves the flow without a decision: the next packet is evaluated again.
+/// Processes a packet whose flow was re-evaluated. What it was evaluated on may have changed again: that concerns the next
+/// packet. Another flow that has replaced the row meanwhile was evaluated as well.
 #[inline(never)]
 fn after_renewal(ctx: &TcContext, packet: &Packet) -> Decision {
-    established(ctx, packet).or_drop(Verdict::DestinationNotReady)
+    let Some(found) = nat::lookup(packet) else {
+        return Decision::drop(Verdict::DestinationNotReady);
+    };
+    let (to, receiver) = found.receiver(flow::is_second(packet));
+    match endpoint::row(receiver.id) {
+        Some(there) if to == END_LOCAL && endpoint::is_ready(there) => follow(ctx, packet, found, receiver.id),
+        _ => Decision::drop(Verdict::DestinationNotReady),
+    }
 }
 
 /// Parses the headers. False for packets that are left to the stack.
 #[inline(always)]
 fn read(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> bool {
+    // Packets of an interface in a VLAN pass the uplink below it first: they belong to another network. A tag without a
+    // VLAN carries a priority only, and no pod expects it.
+    if skb::has_vlan_tag(ctx) && (skb::vlan(ctx) != 0 || !skb::remove_vlan_tag(ctx)) {
+        return false;
+    }
     let Ok(eth) = skb::read::<EthHeader>(ctx, 0) else {
         return false;
     };
@@ -93,7 +128,7 @@ fn read(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> bool {
     if understood.is_err() || packet.class == Class::LinkControl || packet.is_multicast() || packet.to_link_local() {
         return false;
     }
-    packet.is_whole() || fragment::resolve(OUTSIDE, Direction::FromUplink, packet).is_ok()
+    !packet.is_later() || fragment::lookup(OUTSIDE, Direction::FromUplink, packet).is_ok()
 }
 
 /// The pod of the packet's flow, if the state that the flow was evaluated on is unchanged.
@@ -102,57 +137,45 @@ fn established(ctx: &TcContext, packet: &Packet) -> Decision {
     if packet.class != Class::Flow {
         return Decision::NONE;
     }
-    let Some(found) = flow::find(OUTSIDE, packet) else {
+    let Some(found) = nat::lookup(packet) else {
         return Decision::NONE;
     };
-    match endpoint::row(found.destination) {
-        Some(there) if is_current(there, found) => follow(ctx, packet, found),
-        _ => Decision::NONE,
+    match current(found, flow::is_second(packet)) {
+        Some(endpoint) => follow(ctx, packet, found, endpoint),
+        None => Decision::NONE,
     }
 }
 
-/// Whether the row's endpoint exists and is unchanged since the flow was evaluated.
+/// The endpoint that receives the flow's packets, if it exists and is unchanged since the flow was evaluated. `second`:
+/// the packet's sender is the second end.
 #[inline(always)]
-fn is_current(there: &EndpointRow, found: &FlowValue) -> bool {
-    found.kind == KIND_UPLINK
-        && endpoint::is_ready(there)
-        && there.generation == found.destination_generation
-        && flow::is_live(found)
+fn current(found: &FlowValue, second: bool) -> Option<u32> {
+    // Copied once: another flow may take over the row at any moment. The checks below are on the copies.
+    let ((from, sender), (to, receiver)) = (found.sender(second), found.receiver(second));
+    if from != END_OUTSIDE || to != END_LOCAL || !flow::is_live(found) {
+        return None;
+    }
+    let there = endpoint::row(receiver.id)?;
+    let unchanged =
+        endpoint::is_ready(there) && there.generation == receiver.generation && there.epoch == sender.generation;
+    unchanged.then_some(receiver.id)
 }
 
-/// Processes a packet of a current flow.
+/// Processes a packet of a current flow of the endpoint.
 #[inline(always)]
-fn follow(ctx: &TcContext, packet: &Packet, found: &mut FlowValue) -> Decision {
-    if flow::refresh(found) {
-        flow::refresh_other(OUTSIDE, packet, found);
+fn follow(ctx: &TcContext, packet: &Packet, found: &mut FlowValue, endpoint: u32) -> Decision {
+    let later = flow::refresh(found);
+    if later {
+        // A pod that has opened the flow again has another row; its peer may not know yet.
+        let _of_another_flow = flow::refresh_other(OUTSIDE, packet, found);
     }
-    let endpoint = found.destination;
     if !config::is_dry_run() {
         attempt!(translate::hop(ctx, packet.v4));
         attempt!(translate::follow(ctx, packet, found));
     }
     // Last: it may remove the row.
-    if flow::changes_state(packet, found) {
-        flow::flow_change_state(OUTSIDE, packet, found);
+    if flow::changes_state(packet, found, later) {
+        flow::flow_change_state(OUTSIDE, packet, found, u32::from(later));
     }
     Decision::local(endpoint)
-}
-
-/// Writes the MAC addresses that the pod expects and sends the packet into its namespace.
-#[inline(always)]
-fn deliver(ctx: &TcContext, destination: u32) -> i32 {
-    let length = ctx.len();
-    // Both existed a moment ago, and neither goes away while the program runs.
-    let (Some(row), Some(eth)) = (endpoint::row(destination), skb::at::<EthHeader>(ctx, 0)) else {
-        return DROP;
-    };
-    // SAFETY: `at` proved that the header lies in the packet.
-    let eth = unsafe { &mut *eth };
-    eth.destination = mac_words(&row.mac);
-    eth.source = mac_words(&row.host_mac);
-    if endpoint::is_shaped(row) {
-        return endpoint::redirect_through_host_end(ctx, row.ifindex);
-    }
-    count::forwarded(destination, Direction::ToPod, Verdict::Redirected, length);
-    redirect_peer(row.ifindex)
 }

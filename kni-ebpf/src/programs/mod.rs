@@ -1,5 +1,7 @@
 //! Contains one module per program.
 
+mod from_node;
+pub mod from_overlay;
 pub mod from_pod;
 pub mod from_uplink;
 pub mod to_pod;

@@ -2,7 +2,7 @@
 //!
 //! - Hook: TC egress of the host interface. Minimum kernel 4.5 (clsact), 6.6 for TCX.
 //! - Reads `ENDPOINTS`, `ADDRESSES`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`,
-//!   `FLOW_SHARES`, `FRAGMENTS`; counts.
+//!   `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`; counts.
 //! - Order: endpoint, VLAN, ARP, headers, link control, host access, destination kind, destination address, fragment,
 //!   flow, then (for a packet without a current flow) source, ingress policy, share of the flow tables.
 //! - Packets of `bpf_redirect_peer` bypass this program; `from_pod` enforces the policies of both sides. It also does
@@ -15,8 +15,8 @@ use aya_ebpf::programs::TcContext;
 use kni_common::{
     Direction, Verdict,
     address::words,
-    endpoint::{EndpointRow, FLAG_HOST_ACCESS, JUDGED_MARK},
-    flow::{FLOW_FROM, FLOW_TO, FlowValue, KIND_FROM_STACK, KIND_LOCAL},
+    endpoint::{EndpointRow, FLAG_HOST_ACCESS},
+    flow::{END_LOCAL, END_STACK, FLOW_TRANSLATED, FlowValue},
 };
 
 use crate::{
@@ -51,9 +51,15 @@ pub fn run(ctx: &TcContext) -> i32 {
             return count::dropped(ctx, &mut work.event, reason);
         }
         if config::is_dry_run() {
+            if is_known {
+                explanation::follow(place.network, &packet, work);
+            }
             explanation::record(&mut work.event, decision.verdict() as u16, ctx.len());
             return DROP;
         }
+    }
+    if packet.is_first() {
+        fragment::record(place.network, Direction::ToPod, &packet);
     }
     carry_out(ctx, &place, decision)
 }
@@ -67,15 +73,27 @@ fn slow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) ->
     }
     let decision = Decision::from_word(open::to_pod_open(skb, row, packet, work));
     if decision == Decision::RENEWED {
-        return after_renewal(ctx, row, packet, work.event.generation);
+        return after_renewal(ctx, row, packet, work.event.endpoint);
     }
     decision
 }
 
-/// A further change in between leaves the flow without a decision: the next packet is evaluated again.
+/// Processes a packet whose flow was re-evaluated. What it was evaluated on may have changed again: that concerns the next
+/// packet. Another flow that has replaced the row meanwhile was evaluated as well.
 #[inline(never)]
-fn after_renewal(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generation: u32) -> Decision {
-    established(ctx, row, packet, generation).or_drop(Verdict::EndpointNotReady)
+fn after_renewal(ctx: &TcContext, row: &EndpointRow, packet: &Packet, endpoint: u32) -> Decision {
+    let decision = match flow::lookup(row.network, packet) {
+        Some(found) => {
+            let (to, receiver) = found.receiver(flow::is_second(packet));
+            if to == END_LOCAL && receiver.id == endpoint {
+                follow(ctx, row.network, packet, found)
+            } else {
+                Decision::NONE
+            }
+        }
+        None => Decision::NONE,
+    };
+    decision.or_drop(Verdict::EndpointNotReady)
 }
 
 #[inline(always)]
@@ -97,10 +115,11 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
     place.endpoint = endpoint;
     place.network = row.network;
     place.generation = endpoint::generation(row);
+    place.epoch = endpoint::epoch(row);
     if !endpoint::is_ready(row) {
         return Decision::drop(Verdict::EndpointNotReady);
     }
-    if endpoint::is_shaped(row) && skb::mark(ctx) == JUDGED_MARK {
+    if endpoint::is_shaped(row) && config::is_judged(skb::mark(ctx)) {
         skb::set_mark(ctx, 0);
         return Decision::DELIVER;
     }
@@ -127,12 +146,12 @@ fn decide(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Decision {
     if !has_address(row, packet) {
         return Decision::drop(Verdict::DestinationAddress);
     }
-    if !packet.is_whole() {
-        attempt!(fragment::resolve(row.network, Direction::ToPod, packet));
+    if packet.is_later() {
+        attempt!(fragment::lookup(row.network, Direction::ToPod, packet));
     }
     let opened_at_sender = packet.class == Class::Open && endpoint::is_plugin(row);
     if packet.class == Class::Flow || opened_at_sender {
-        return established(ctx, row, packet, place.generation);
+        return established(ctx, row, packet, [place.generation, place.epoch]);
     }
     Decision::NONE
 }
@@ -147,45 +166,46 @@ fn link_control(row: &EndpointRow) -> Decision {
     }
 }
 
-/// Delivers the packet if its flow exists and the state that it was evaluated on is unchanged.
+/// Delivers the packet if its flow exists and the state that it was evaluated on is unchanged. `generations`: the
+/// endpoint's generation and epoch.
 #[inline(always)]
-fn established(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generation: u32) -> Decision {
-    match flow::find(row.network, packet) {
-        Some(found)
-            if is_expected(row, packet, found)
-                && found.destination_generation == generation
-                && flow::is_live(found) =>
-        {
+fn established(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generations: [u32; 2]) -> Decision {
+    match flow::lookup(row.network, packet) {
+        Some(found) if is_current(row, packet, found, generations) && flow::is_live(found) => {
             follow(ctx, row.network, packet, found)
         }
         _ => Decision::NONE,
     }
 }
 
-/// Whether this program sees packets of the flow: from the stack, or, between pods of a CNI plugin, evaluated at the
-/// sender and forwarded by the plugin's datapath. In the latter case the first packet has a flow already: the sender's
-/// program wrote it.
+/// Whether this program sees packets of the flow, and the state that it was evaluated on is unchanged. They come from
+/// the stack, or, between pods of a CNI plugin, were evaluated at the sender and forwarded by the plugin's datapath. In
+/// the latter case the first packet has a flow already: the sender's program wrote it.
 #[inline(always)]
-fn is_expected(row: &EndpointRow, packet: &Packet, found: &FlowValue) -> bool {
-    match found.kind {
-        KIND_FROM_STACK => packet.class == Class::Flow,
-        KIND_LOCAL => endpoint::is_plugin(row),
+fn is_current(row: &EndpointRow, packet: &Packet, found: &FlowValue, [generation, epoch]: [u32; 2]) -> bool {
+    let second = flow::is_second(packet);
+    let ((from, sender), (to, receiver)) = (found.sender(second), found.receiver(second));
+    let expected = match from {
+        END_STACK => packet.class == Class::Flow && sender.generation == epoch,
+        END_LOCAL => endpoint::is_plugin(row),
         _ => false,
-    }
+    };
+    expected && to == END_LOCAL && receiver.generation == generation
 }
 
 /// Processes a packet of a current flow.
 #[inline(always)]
 fn follow(ctx: &TcContext, network: u32, packet: &Packet, found: &mut FlowValue) -> Decision {
-    if flow::refresh(found) {
+    let later = flow::refresh(found);
+    if later {
         flow::refresh_other(network, packet, found);
     }
-    if found.flags & (FLOW_TO | FLOW_FROM) != 0 && !config::is_dry_run() {
+    if found.flags & FLOW_TRANSLATED != 0 {
         attempt!(translate::follow(ctx, packet, found));
     }
     // Last: it may remove the row.
-    if flow::changes_state(packet, found) {
-        flow::flow_change_state(network, packet, found);
+    if flow::changes_state(packet, found, later) {
+        flow::flow_change_state(network, packet, found, u32::from(later));
     }
     Decision::DELIVER
 }

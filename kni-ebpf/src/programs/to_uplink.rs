@@ -1,7 +1,7 @@
 //! Drops packets that would leave the node with a pod's address although the pod's network does not route.
 //!
 //! - Hook: TC egress of the uplink.
-//! - Reads `ENDPOINTS`; counts.
+//! - Reads `ENDPOINTS`, `CONFIG`; counts.
 //! - `from_pod` translates packets before it sends them to the uplink: a packet with a pod's address came through the
 //!   stack.
 
@@ -14,7 +14,7 @@ use kni_common::{
 
 use crate::{
     action::{DROP, NEXT},
-    count, endpoint,
+    config, count, endpoint,
     packet::Packet,
     skb::{self, ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHeader},
     work::{self, Place},
@@ -30,6 +30,11 @@ pub fn run(ctx: &TcContext) -> i32 {
     let Some(row) = endpoint::row(endpoint) else {
         return NEXT;
     };
+    if config::is_judged(skb::mark(ctx)) {
+        // `from_pod` sends it to a pod of another node, which knows it by its own address.
+        skb::set_mark(ctx, 0);
+        return NEXT;
+    }
     let Ok(eth) = skb::read::<EthHeader>(ctx, 0) else {
         return NEXT;
     };

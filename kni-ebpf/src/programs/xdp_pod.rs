@@ -13,7 +13,7 @@ use kni_common::{
     Direction, IFINDEX_BASE, Verdict,
     address::{mapped, words},
     endpoint::{EndpointRow, FLAG_XDP},
-    flow::{FLOW_FROM, FLOW_TO, FlowValue, KIND_LOCAL},
+    flow::{END_LOCAL, FLOW_TRANSLATED, FlowValue},
 };
 
 use crate::{
@@ -80,7 +80,7 @@ fn try_redirect(ctx: &XdpContext) -> Option<u32> {
         return None;
     }
     let eth = xdp::read::<EthHeader>(ctx, 0)?;
-    if eth.source != mac_words(&row.mac) || eth.destination != mac_words(&row.host_mac) {
+    if eth.source != mac_words(&row.from_pod.source) || eth.destination != mac_words(&row.from_pod.destination) {
         return None;
     }
     let length = xdp::length(ctx);
@@ -94,9 +94,7 @@ fn try_redirect(ctx: &XdpContext) -> Option<u32> {
     }
     let found = flow::find(row.network, &packet)?;
     let (destination, there) = receiver(row, generation, &packet, found)?;
-    if flow::refresh(found) {
-        flow::refresh_other(row.network, &packet, found);
-    }
+    flow::refresh(found);
     write_macs(ctx, there)?;
     count::forwarded(sender, Direction::FromPod, Verdict::Redirected, length);
     count::forwarded(destination, Direction::ToPod, Verdict::Redirected, length);
@@ -106,7 +104,7 @@ fn try_redirect(ctx: &XdpContext) -> Option<u32> {
         reason = "the helper returns an XDP action"
     )]
     // SAFETY: a helper with plain arguments.
-    let action = unsafe { bpf_redirect(there.ifindex, 0) as u32 };
+    let action = unsafe { bpf_redirect(endpoint::ifindex(destination), 0) as u32 };
     Some(action)
 }
 
@@ -159,14 +157,20 @@ fn receiver(
     packet: &Packet,
     found: &FlowValue,
 ) -> Option<(u32, &'static EndpointRow)> {
-    let plain = found.kind == KIND_LOCAL && found.flags & (FLOW_TO | FLOW_FROM) == 0;
-    if !plain || found.source_generation != generation || !flow::is_live(found) || flow::changes_state(packet, found) {
+    let second = flow::is_second(packet);
+    // Copied once: another flow may take over the row at any moment.
+    let ((from, sender), (to, receiver)) = (found.sender(second), found.receiver(second));
+    let plain = from == END_LOCAL && to == END_LOCAL && found.flags & FLOW_TRANSLATED == 0;
+    if !plain
+        || sender.generation != generation
+        || !flow::is_live(found)
+        || flow::changes_state(packet, found, flow::is_later(found))
+    {
         return None;
     }
-    // Read once: another flow may take over the row at any moment.
-    let destination = found.destination;
+    let destination = receiver.id;
     let there = endpoint::row(destination)?;
-    let takes = there.generation == found.destination_generation
+    let takes = there.generation == receiver.generation
         && there.network == row.network
         && endpoint::is_ready(there)
         && there.flags & FLAG_XDP != 0;
@@ -179,7 +183,7 @@ fn write_macs(ctx: &XdpContext, there: &EndpointRow) -> Option<()> {
     let eth = xdp::at::<EthHeader>(ctx, 0)?;
     // SAFETY: `at` proved that the header lies in the packet, and nothing else refers to it.
     let eth = unsafe { &mut *eth };
-    eth.destination = mac_words(&there.mac);
-    eth.source = mac_words(&there.host_mac);
+    eth.destination = mac_words(&there.to_pod.destination);
+    eth.source = mac_words(&there.to_pod.source);
     Some(())
 }

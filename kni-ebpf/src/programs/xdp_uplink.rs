@@ -2,8 +2,8 @@
 //!
 //! - Hook: XDP of the uplink.
 //! - Reads `SOURCES`; counts.
-//! - Order: Ethernet header, IP header, source.
-//! - Falls through to: the node's stack. Packets that it cannot parse pass.
+//! - Order: Ethernet header, priority tag, IP header, source.
+//! - Falls through to: the node's stack. Packets that it cannot parse pass, and those of VLANs, which are other networks.
 
 use core::mem::size_of;
 
@@ -21,7 +21,7 @@ use kni_common::{
 
 use crate::{
     maps::{DROPS, SOURCES},
-    skb::{ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHeader},
+    skb::{ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_VLAN, EthHeader},
     xdp,
 };
 
@@ -46,6 +46,18 @@ struct Ipv6 {
     destination: [u32; 4],
 }
 
+/// What follows the EtherType of a tag.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Tag {
+    /// Priority and VLAN, network byte order.
+    control: u16,
+    ethertype: u16,
+}
+
+/// The bits of a tag's control information that name the VLAN; 0 is none.
+const VLAN_ID: u16 = 0x0fff;
+
 /// Bits of a full match.
 const FULL: u32 = 128;
 
@@ -66,10 +78,49 @@ fn judge(ctx: &XdpContext) -> Result<(), Verdict> {
     let Some(eth) = xdp::read::<EthHeader>(ctx, 0) else {
         return Err(Verdict::Truncated);
     };
-    let length = ctx.data_end() - ctx.data() - ETH_LEN;
-    match eth.ethertype {
+    if is_tag(eth.ethertype) {
+        return tagged(ctx);
+    }
+    packet(ctx, eth.ethertype, ETH_LEN)
+}
+
+/// The stack removes a tag without a VLAN and takes the packet as one without a tag, so its source counts. It would also
+/// remove further ones, which no sender has a reason for.
+#[inline(always)]
+fn tagged(ctx: &XdpContext) -> Result<(), Verdict> {
+    let tag: Tag = xdp::read(ctx, ETH_LEN).ok_or(Verdict::Truncated)?;
+    if names_vlan(tag) {
+        return Ok(());
+    }
+    let behind = ETH_LEN + size_of::<Tag>();
+    if is_tag(tag.ethertype) {
+        let second: Tag = xdp::read(ctx, behind).ok_or(Verdict::Truncated)?;
+        return if names_vlan(second) {
+            Ok(())
+        } else {
+            Err(Verdict::Malformed)
+        };
+    }
+    packet(ctx, tag.ethertype, behind)
+}
+
+#[inline(always)]
+fn is_tag(ethertype: u16) -> bool {
+    ethertype == ETHERTYPE_VLAN || ethertype == ETHERTYPE_QINQ
+}
+
+#[inline(always)]
+fn names_vlan(tag: Tag) -> bool {
+    u16::from_be(tag.control) & VLAN_ID != 0
+}
+
+/// Judges the packet that begins at the offset.
+#[inline(always)]
+fn packet(ctx: &XdpContext, ethertype: u16, start: usize) -> Result<(), Verdict> {
+    let length = ctx.data_end() - ctx.data() - start;
+    match ethertype {
         ETHERTYPE_IPV4 => {
-            let ip: Ipv4 = xdp::read(ctx, ETH_LEN).ok_or(Verdict::Truncated)?;
+            let ip: Ipv4 = xdp::read(ctx, start).ok_or(Verdict::Truncated)?;
             let header = usize::from(ip.version_length & 0xf) * 4;
             let total = usize::from(u16::from_be(ip.total_length));
             if ip.version_length >> 4 != 4 || header < size_of::<Ipv4>() || total < header {
@@ -81,7 +132,7 @@ fn judge(ctx: &XdpContext) -> Result<(), Verdict> {
             source(mapped(ip.source))
         }
         ETHERTYPE_IPV6 => {
-            let ip: Ipv6 = xdp::read(ctx, ETH_LEN).ok_or(Verdict::Truncated)?;
+            let ip: Ipv6 = xdp::read(ctx, start).ok_or(Verdict::Truncated)?;
             if u32::from_be(ip.version_class_flow) >> 28 != 6 {
                 return Err(Verdict::Malformed);
             }

@@ -54,11 +54,15 @@ fn uplink(uplink: &Uplink) -> Vec<(&'static str, Vec<String>)> {
         return Vec::new();
     }
     let program = |program: &Program| format!("{} {}", program.name, program.hook);
-    vec![
+    let mut rows = vec![
         ("Uplink", vec![uplink.ifname.clone()]),
         ("Uplink sources", uplink.sources.clone()),
         ("Egress addresses", uplink.dedicated.clone()),
         ("Uplink programs", uplink.programs.iter().map(program).collect()),
         ("Host ports", vec![uplink.host_ports.to_string()]),
-    ]
+    ];
+    if !uplink.warning.is_empty() {
+        rows.push(("Uplink warning", vec![uplink.warning.clone()]));
+    }
+    rows
 }

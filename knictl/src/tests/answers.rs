@@ -61,6 +61,7 @@ pub(super) fn status() -> GetStatusResponse {
             }],
             xdp: String::new(),
             host_ports: 3,
+            warning: String::new(),
         }),
     }
 }

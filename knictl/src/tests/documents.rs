@@ -57,7 +57,7 @@ async fn status_and_networks_keep_the_names_of_the_protocol() {
         "uplink": {
             "ifname": "uplink0", "ifindex": 2, "sources": ["192.0.2.2", "2001:db8::2"], "dedicated": [],
             "programs": [{ "name": "from_uplink", "id": 7, "hook": "tcx/ingress", "linkId": 9 }],
-            "xdp": "", "hostPorts": 3,
+            "xdp": "", "hostPorts": 3, "warning": "",
         },
     });
     let blue = json!({

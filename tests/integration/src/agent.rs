@@ -26,8 +26,9 @@ pub const SOCKET: &str = "/run/kni/kni.sock";
 pub const KUBELET_SOCKET: &str = "/tmp/kni.sock";
 
 const READY: &str = "kni-agent: serving on";
-const READY_TIMEOUT: Duration = Duration::from_secs(10);
-const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Loading the programs takes seconds of CPU time, which a busy machine shares among several agents.
+const READY_TIMEOUT: Duration = Duration::from_mins(1);
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How to run the agent.
 #[derive(Debug, Clone)]
@@ -178,10 +179,34 @@ impl Agent {
         self.wait_ready(READY_TIMEOUT)
     }
 
+    /// Starts the agent again after [`Self::kill9`], and kills it some time after a condition of the node holds.
+    pub fn start_and_kill(&mut self, when: fn() -> bool, after: Duration) -> Result<()> {
+        ensure!(self.child.try_wait()?.is_some(), "the agent still runs");
+        self.child = spawn(&self.ns, &self.options, &self.program, &self.log)?;
+        let deadline = Instant::now() + READY_TIMEOUT;
+        let holds = self.ns.enter(|| {
+            while !when() && Instant::now() < deadline {
+                thread::sleep(Duration::from_micros(200));
+            }
+            when()
+        })?;
+        thread::sleep(after);
+        self.kill9()?;
+        ensure!(holds, "it never held; the agent's log:\n{}", self.log());
+        Ok(())
+    }
+
     /// Starts another program after [`Self::kill9`] or [`Self::terminate`], with the same options, and waits until it
     /// is ready.
     pub fn replace(&mut self, program: &Path) -> Result<()> {
         self.options.embedded_programs = false;
+        self.program = self.ns.install(program)?;
+        self.restart()
+    }
+
+    /// As [`Self::replace`], with the eBPF programs that are embedded in the program.
+    pub fn replace_by_release(&mut self, program: &Path) -> Result<()> {
+        self.options.embedded_programs = true;
         self.program = self.ns.install(program)?;
         self.restart()
     }

@@ -9,10 +9,12 @@
 pub mod agent;
 pub mod api_server;
 pub mod cluster;
+pub mod earlier;
 pub mod echo;
 pub mod exclusive;
 pub mod foreign;
 pub mod frames;
+pub mod interpreter;
 pub mod kubelet;
 pub mod machine;
 pub mod manifest;

@@ -15,6 +15,8 @@ use crate::{
     node::{FABRIC_V6, NODE_V4, NODE_V6, Node},
 };
 
+const DROPS_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// A node with an agent. The agent is dropped before the node.
 #[derive(Debug)]
 pub struct Stage {
@@ -104,14 +106,20 @@ impl Stage {
             .sum())
     }
 
-    /// Waits until exactly `count` such drops are counted.
-    pub async fn wait_for_drops(&self, pod: &Pod, direction: &str, reason: &str, count: u64) -> Result<()> {
-        let counted = eventually(Duration::from_secs(3), async || {
+    /// Waits until at least `count` such drops are counted, and returns how many: of packets that their sender repeats,
+    /// such as those of TCP, there may be more.
+    pub async fn wait_for_drops_from(&self, pod: &Pod, direction: &str, reason: &str, count: u64) -> Result<u64> {
+        eventually(DROPS_TIMEOUT, async || {
             let counted = self.drops(pod, direction, reason).await?;
             ensure!(counted >= count, "{counted} are counted");
             Ok(counted)
         })
-        .await;
+        .await
+    }
+
+    /// Waits until exactly `count` such drops are counted.
+    pub async fn wait_for_drops(&self, pod: &Pod, direction: &str, reason: &str, count: u64) -> Result<()> {
+        let counted = self.wait_for_drops_from(pod, direction, reason, count).await;
         ensure!(
             counted.as_ref().is_ok_and(|counted| *counted == count),
             "{counted:?} drops of {} {direction} for {reason}, not {count}; all drops:\n{}",

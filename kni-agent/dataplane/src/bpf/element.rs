@@ -13,12 +13,12 @@ use super::{
 
 /// `union bpf_attr`, the struct of the `BPF_MAP_*_ELEM` commands.
 #[repr(C)]
-struct ElementAttr {
-    map_fd: u32,
-    padding: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
+pub(super) struct ElementAttr {
+    pub(super) map_fd: u32,
+    pub(super) padding: u32,
+    pub(super) key: u64,
+    pub(super) value: u64,
+    pub(super) flags: u64,
 }
 
 impl<T: Borrow<MapData>> BatchMap<T> {
@@ -49,6 +49,21 @@ impl<T: Borrow<MapData>> BatchMap<T> {
         attr.value = value.as_ptr() as u64;
         // SAFETY: both slices have the map's sizes; the kernel only reads them.
         unsafe { sys_bpf(Command::MapUpdateElem, &mut attr) }.map(drop)
+    }
+
+    /// Inserts an element; false when there is one with the key.
+    pub(crate) fn insert<K: Pod, V: Pod>(&self, key: &[K], value: &[V]) -> io::Result<bool> {
+        const BPF_NOEXIST: u64 = 1;
+        check(size_of_val(value), self.value_size())?;
+        let mut attr = self.element(key)?;
+        attr.value = value.as_ptr() as u64;
+        attr.flags = BPF_NOEXIST;
+        // SAFETY: both slices have the map's sizes; the kernel only reads them.
+        match unsafe { sys_bpf(Command::MapUpdateElem, &mut attr) } {
+            Ok(_) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Deletes an element; false when there was none.

@@ -3,6 +3,7 @@
 pub(super) mod batch;
 mod element;
 pub(super) mod link;
+pub(super) mod nested;
 
 use std::{io, mem::size_of};
 
@@ -10,6 +11,7 @@ use std::{io, mem::size_of};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 enum Command {
+    MapCreate = 0,
     MapLookupElem = 1,
     MapUpdateElem = 2,
     MapDeleteElem = 3,
@@ -23,7 +25,8 @@ enum Command {
     LinkDetach = 34,
 }
 
-/// The only call of bpf(2). Returns the kernel's non-negative result: a descriptor for [`Command::ObjGet`], else 0.
+/// The only call of bpf(2). Returns the kernel's non-negative result: a descriptor for [`Command::ObjGet`] and
+/// [`Command::MapCreate`], else 0.
 ///
 /// # Safety
 /// `attr` must be the struct of `union bpf_attr` that belongs to the command. Every address in it must be valid for as

@@ -186,6 +186,7 @@ impl Inspect for Fake {
                 programs: vec![program()],
                 xdp: "native".to_owned(),
                 host_ports: 3,
+                warning: String::new(),
             },
         }
     }

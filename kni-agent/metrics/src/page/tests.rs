@@ -65,6 +65,7 @@ fn full() -> Snapshot {
         state: StateUse {
             problems: vec![("lost", 1)],
             repairs: vec![("pins", 2)],
+            shared_ports: 0,
         },
         control_plane: ControlPlane {
             requests: vec![RequestUse {
@@ -156,6 +157,9 @@ kni_masquerade_ports{family="ipv4",protocol="tcp"} 5
 # TYPE kni_endpoints gauge
 kni_endpoints{network="blue"} 2
 kni_endpoints{network="red"} 0
+# HELP kni_masquerade_ports_shared Ports for masquerading that the kernel gives to sockets of the node, too
+# TYPE kni_masquerade_ports_shared gauge
+kni_masquerade_ports_shared 0
 # HELP kni_state_problems Problems of the agent's own state
 # TYPE kni_state_problems gauge
 kni_state_problems{problem="lost"} 1

@@ -4,24 +4,24 @@ use aya_ebpf::{btf_maps::lpm_trie::Key, programs::TcContext};
 use kni_common::{
     Verdict,
     address::{ADDRESS_OF_SERVICE, AddressValue, bytes, words},
-    endpoint::{EndpointRow, FLAG_HOST_ACCESS},
+    endpoint::{EndpointPolicy, EndpointRow, FLAG_HOST_ACCESS, is_older},
     flow::{
-        FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FROM, FLOW_HAIRPIN, FLOW_NODE, FLOW_REPLY, FLOW_TO, FlowValue,
-        KIND_FROM_STACK, KIND_LOCAL, KIND_TO_STACK, KIND_UPLINK,
+        END_LOCAL, END_OUTSIDE, END_REMOTE, END_ROUTED, END_STACK, FLOW_CLOSED, FLOW_HAIRPIN, FLOW_NODE, FLOW_REPLIED,
+        FLOW_SERVICE, FlowEnd, FlowValue,
     },
-    route::{ACTION_MASQUERADE, ACTION_SERVICE_RANGE, ACTION_STACK, FULL_PREFIX, RouteData},
+    route::{ACTION_MASQUERADE, ACTION_REMOTE, ACTION_SERVICE_RANGE, ACTION_STACK, FULL_PREFIX, RouteData},
 };
 
 use crate::{
     config,
     decision::{Decision, attempt},
     endpoint, event,
-    flow::{self, NewFlow},
+    flow::{self, Account, NewFlow},
     global::global,
     maps::ROUTES,
     masquerade,
     packet::{Class, Packet},
-    policy, related, service, translate,
+    policy, related, remote, service, translate,
     work::Work,
 };
 
@@ -35,11 +35,7 @@ fn decide(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) 
     if packet.class == Class::Open {
         return open(ctx, row, packet, work);
     }
-    let found = match flow::lookup(row.network, packet) {
-        Some(found) => Some(found),
-        None => lost_reply(row, packet),
-    };
-    if let Some(found) = found {
+    if let Some(found) = flow::lookup(row.network, packet) {
         let decision = review(row, packet, found, work);
         if decision.reason().is_some() || (config::is_dry_run() && !decision.is_none()) {
             return decision;
@@ -53,108 +49,134 @@ fn decide(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) 
 
 /// A retransmitted SYN stays with the first one's backend: the reply may be in flight.
 #[inline(always)]
-fn keeps_backend(row: &EndpointRow, found: &FlowValue) -> bool {
-    found.flags & (FLOW_TO | FLOW_REPLY | FLOW_CONFIRMED | FLOW_CLOSED) == FLOW_TO
-        && found.source_generation >= row.incarnation
+fn keeps_backend(row: &EndpointRow, packet: &Packet, found: &FlowValue) -> bool {
+    let second = flow::is_second(packet);
+    let (_, sender) = found.sender(second);
+    found.flags & (FLOW_SERVICE | FLOW_REPLIED | FLOW_CLOSED) == FLOW_SERVICE
+        && !found.is_reply(second)
+        && !is_older(sender.generation, row.incarnation)
         && flow::is_live(found)
-}
-
-/// Recreates the reply's row of a flow whose original row still exists.
-#[inline(always)]
-fn lost_reply(row: &EndpointRow, packet: &Packet) -> Option<&'static mut FlowValue> {
-    let original = flow::find_reply(row.network, packet)?;
-    if original.flags & (FLOW_REPLY | FLOW_TO | FLOW_FROM) != 0
-        || original.destination_generation < row.incarnation
-        || !flow::is_live(original)
-    {
-        return None;
-    }
-    match original.kind {
-        KIND_FROM_STACK => flow::repair(row.network, packet, original, KIND_TO_STACK, 0),
-        KIND_LOCAL => {
-            let client = endpoint::by_address(row.network, packet.destination)?;
-            flow::repair(row.network, packet, original, KIND_LOCAL, client.endpoint)
-        }
-        _ => None,
-    }
 }
 
 /// Re-evaluates a flow after a change, in its original direction whichever direction the packet belongs to. No decision
 /// where the row has expired or belongs to an earlier owner.
 #[inline(always)]
 fn review(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
-    if found.source_generation < row.incarnation || !flow::lives(row.network, packet, found) {
+    let second = flow::is_second(packet);
+    let ((from, sender), (to, receiver)) = (found.sender(second), found.receiver(second));
+    if from != END_LOCAL
+        || sender.id != work.event.endpoint
+        || is_older(sender.generation, row.incarnation)
+        || !flow::lives(row.network, packet, found)
+    {
         return Decision::NONE;
     }
-    match found.kind {
-        KIND_LOCAL => review_local(row, packet, found, work),
-        KIND_TO_STACK if row.flags & FLAG_HOST_ACCESS != 0 => review_stack(row, packet, found, work),
-        KIND_UPLINK => review_stack(row, packet, found, work),
+    let Some(policy) = endpoint::policy(work.event.endpoint) else {
+        return Decision::NONE;
+    };
+    match to {
+        END_LOCAL => review_local(row, policy, packet, found, receiver, work),
+        END_STACK if row.flags & FLAG_HOST_ACCESS != 0 => review_far(row, policy, packet, found, to, work),
+        END_OUTSIDE => review_far(row, policy, packet, found, to, work),
+        END_REMOTE | END_ROUTED => Decision::OTHER_NODE,
         _ => Decision::NONE,
     }
 }
 
 #[inline(always)]
-fn review_local(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
-    let Some(there) = endpoint::row(found.destination) else {
+fn review_local(
+    row: &EndpointRow,
+    policy: &EndpointPolicy,
+    packet: &Packet,
+    found: &mut FlowValue,
+    receiver: FlowEnd,
+    work: &mut Work,
+) -> Decision {
+    let Some(there) = endpoint::row(receiver.id) else {
         return Decision::NONE;
     };
     let generation = endpoint::generation(there);
-    if there.network != row.network || !endpoint::is_ready(there) || found.destination_generation < there.incarnation {
+    if there.network != row.network || !endpoint::is_ready(there) || is_older(receiver.generation, there.incarnation) {
         return Decision::NONE;
     }
+    let Some(their_policy) = endpoint::policy(receiver.id) else {
+        return Decision::NONE;
+    };
     // Not before: without a decision the packet opens a flow of its own, untranslated.
     flow::translate_out_of_line(&mut work.to, found);
     work.record_translation();
-    work.event.peer = found.destination;
+    work.event.peer = receiver.id;
     if found.flags & FLOW_HAIRPIN == 0 {
-        if found.flags & FLOW_REPLY == 0 {
+        if found.is_reply(flow::is_second(packet)) {
             attempt!(policy::between(
-                row,
-                there,
-                work.to.policy_port(),
+                their_policy,
+                policy,
+                packet.reply_policy_port(),
                 packet.v4,
                 &mut work.event
             ));
         } else {
             attempt!(policy::between(
-                there,
-                row,
-                packet.reply_policy_port(),
+                policy,
+                their_policy,
+                work.to.policy_port(),
                 packet.v4,
                 &mut work.event
             ));
         }
     }
     flow::renew(row.network, packet, found, work.event.generation, generation);
-    Decision::local(found.destination)
+    Decision::local(receiver.id)
 }
 
 #[inline(always)]
-fn review_stack(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
+fn review_far(
+    row: &EndpointRow,
+    policy: &EndpointPolicy,
+    packet: &Packet,
+    found: &mut FlowValue,
+    to: u8,
+    work: &mut Work,
+) -> Decision {
     flow::translate_out_of_line(&mut work.to, found);
     work.record_translation();
-    if found.flags & FLOW_REPLY == 0 {
+    if !found.is_reply(flow::is_second(packet)) {
         attempt!(policy::leaving(
-            row,
+            policy,
+            row.network,
             work.to.destination,
             work.to.policy_port(),
             &mut work.event
         ));
-        if found.kind == KIND_UPLINK {
-            attempt!(masquerade::keeps_source(work.event.endpoint, packet.v4, found));
+        if to == END_OUTSIDE
+            && !attempt!(masquerade::keeps_source(
+                work.event.endpoint,
+                packet.v4,
+                &work.to.source
+            ))
+        {
+            // Nothing leaves with the former address any more: the flow begins anew.
+            if !config::is_dry_run() {
+                flow::remove(row.network, packet);
+            }
+            work.to = *packet;
+            return Decision::NONE;
         }
     } else if found.flags & FLOW_NODE == 0 {
         let identity = policy::identity_at(row.network, packet.v4, &packet.destination);
         attempt!(policy::entering(
-            row,
+            policy,
             identity,
             packet.reply_policy_port(),
             &mut work.event
         ));
     }
-    flow::renew(row.network, packet, found, work.event.generation, 0);
-    if found.kind == KIND_UPLINK {
+    if !flow::refresh_other(row.network, packet, found) {
+        work.to = *packet;
+        return Decision::NONE;
+    }
+    flow::renew(row.network, packet, found, work.event.generation, work.epoch);
+    if to == END_OUTSIDE {
         Decision::UPLINK
     } else {
         Decision::STACK
@@ -164,12 +186,13 @@ fn review_stack(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work:
 /// Opens a flow.
 #[inline(always)]
 fn open(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
-    let mut found = locate(row.network, &packet.destination);
+    let mut found = located(locate(row.network, &packet.destination));
     if is_service(found) && endpoint::is_plugin(row) {
         // Its plugin's datapath leads to the node's own proxy.
         found = None;
     }
-    if is_service(found) {
+    let translated = is_service(found);
+    if translated {
         attempt!(translate_to_backend(row, packet, work));
         if work.to.destination == packet.source {
             // The pod itself: it would not accept its own packet as a reply of the service.
@@ -178,10 +201,10 @@ fn open(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) ->
             return open_hairpin(ctx, packet, work);
         }
         work.record_translation();
-        found = locate(row.network, &work.to.destination);
+        found = located(locate(row.network, &work.to.destination));
     }
     let Some(found) = found else {
-        return open_routed(ctx, row, packet, work);
+        return open_routed(ctx, row, packet, work, translated);
     };
     if found.endpoint == work.event.endpoint {
         return Decision::drop(Verdict::SelfAddressed);
@@ -194,38 +217,66 @@ fn open(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) ->
     if !endpoint::is_current(there, row.network, found) {
         return Decision::drop(Verdict::DestinationNotReady);
     }
+    let (Some(policy), Some(their_policy)) = (endpoint::policy(work.event.endpoint), endpoint::policy(found.endpoint))
+    else {
+        return Decision::drop(Verdict::DestinationNotReady);
+    };
     work.event.peer = found.endpoint;
     attempt!(policy::between(
-        row,
-        there,
+        policy,
+        their_policy,
         work.to.policy_port(),
         packet.v4,
         &mut work.event
     ));
-    let new = NewFlow {
-        kind: KIND_LOCAL,
-        reply_kind: KIND_LOCAL,
+    work.new = NewFlow {
+        source_kind: END_LOCAL,
+        destination_kind: END_LOCAL,
         flags: 0,
-        source: work.event.endpoint,
-        source_generation: work.event.generation,
-        destination: found.endpoint,
-        destination_generation: generation,
+        source: own_end(work),
+        destination: FlowEnd {
+            id: found.endpoint,
+            generation,
+        },
+        translated,
         reply_network: work.event.network,
         refuse_taken: packet.class == Class::Open,
     };
-    begin(ctx, packet, &new, work, Decision::local(found.endpoint))
+    begin(ctx, packet, work, Decision::local(found.endpoint))
 }
 
-/// The holder of the address.
+/// This endpoint as an end of a flow.
+#[inline(always)]
+pub(super) const fn own_end(work: &Work) -> FlowEnd {
+    FlowEnd {
+        id: work.event.endpoint,
+        generation: work.event.generation,
+    }
+}
+
+/// The holder of the address, as one word, 0 for none.
 ///
 /// VERIFIER: not inlined, to save stack: Linux 6.1 rounds each frame up to 32 bytes.
 #[inline(never)]
-fn locate(network: u32, address: &[u32; 4]) -> Option<&'static AddressValue> {
-    endpoint::by_address(network, *address)
+fn locate(network: u32, address: &[u32; 4]) -> u64 {
+    match endpoint::by_address(network, *address) {
+        Some(found) => u64::from(found.endpoint) | u64::from(found.incarnation) << 32,
+        None => 0,
+    }
+}
+
+/// The row in the word that [`locate`] returns; no row names endpoint 0.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "two halves")]
+fn located(word: u64) -> Option<AddressValue> {
+    (word != 0).then_some(AddressValue {
+        endpoint: word as u32,
+        incarnation: (word >> 32) as u32,
+    })
 }
 
 #[inline(always)]
-fn is_service(found: Option<&AddressValue>) -> bool {
+fn is_service(found: Option<AddressValue>) -> bool {
     matches!(found, Some(found) if found.endpoint == ADDRESS_OF_SERVICE)
 }
 
@@ -233,10 +284,10 @@ fn is_service(found: Option<&AddressValue>) -> bool {
 fn translate_to_backend(row: &EndpointRow, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
     if packet.class == Class::Open
         && let Some(found) = flow::lookup(row.network, packet)
-        && keeps_backend(row, found)
+        && keeps_backend(row, packet, found)
     {
-        work.event.service = service::at(row.network, packet).map_or(0, |service| service.service);
-        work.to.destination = words(found.address);
+        work.event.service = service::id(row.network, packet, work);
+        work.to.destination = words(found.destination);
         work.to.ports = found.ports.word();
         return Ok(());
     }
@@ -248,25 +299,24 @@ fn translate_to_backend(row: &EndpointRow, packet: &Packet, work: &mut Work) -> 
 fn open_hairpin(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     let endpoint = work.event.endpoint;
     work.event.peer = endpoint;
-    let new = NewFlow {
-        kind: KIND_LOCAL,
-        reply_kind: KIND_LOCAL,
+    work.new = NewFlow {
+        source_kind: END_LOCAL,
+        destination_kind: END_LOCAL,
         flags: FLOW_HAIRPIN,
-        source: endpoint,
-        source_generation: work.event.generation,
-        destination: endpoint,
-        destination_generation: work.event.generation,
+        source: own_end(work),
+        destination: own_end(work),
+        translated: true,
         reply_network: work.event.network,
         refuse_taken: packet.class == Class::Open,
     };
-    begin(ctx, packet, &new, work, Decision::local(endpoint))
+    begin(ctx, packet, work, Decision::local(endpoint))
 }
 
 /// The action for packets of the network to this one's destination.
 ///
 /// VERIFIER: not inlined, as [`locate`].
 #[inline(never)]
-fn route(network: u32, work: &Work) -> Option<u32> {
+fn route(network: u32, work: &Work) -> Option<u16> {
     let key = Key::new(
         FULL_PREFIX,
         RouteData {
@@ -279,7 +329,7 @@ fn route(network: u32, work: &Work) -> Option<u32> {
 
 /// Opens a flow to a destination that is not a local endpoint.
 #[inline(always)]
-fn open_routed(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
+fn open_routed(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work, translated: bool) -> Decision {
     let Some(action) = route(row.network, work) else {
         return Decision::drop(Verdict::NoRoute);
     };
@@ -287,33 +337,37 @@ fn open_routed(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut W
         ACTION_MASQUERADE => {}
         ACTION_STACK if row.flags & FLAG_HOST_ACCESS != 0 => {}
         ACTION_STACK => return Decision::drop(Verdict::NoRoute),
+        ACTION_REMOTE => return Decision::OTHER_NODE,
         ACTION_SERVICE_RANGE => return Decision::drop(Verdict::NoService),
         _ => return Decision::drop(Verdict::NoDestination),
     }
+    let Some(policy) = endpoint::policy(work.event.endpoint) else {
+        return Decision::drop(Verdict::EndpointNotReady);
+    };
     attempt!(policy::leaving(
-        row,
+        policy,
+        row.network,
         work.to.destination,
         work.to.policy_port(),
         &mut work.event
     ));
     if action == ACTION_MASQUERADE {
-        if !masquerade::is_possible(packet, work) {
+        if !translate::has_ports(packet.protocol) {
             return Decision::drop(Verdict::MasqueradeProtocol);
         }
         return Decision::MASQUERADE;
     }
-    let new = NewFlow {
-        kind: KIND_TO_STACK,
-        reply_kind: KIND_FROM_STACK,
+    work.new = NewFlow {
+        source_kind: END_LOCAL,
+        destination_kind: END_STACK,
         flags: 0,
-        source: work.event.endpoint,
-        source_generation: work.event.generation,
-        destination: 0,
-        destination_generation: 0,
+        source: own_end(work),
+        destination: flow::far_end(0, work.epoch),
+        translated,
         reply_network: work.event.network,
         refuse_taken: packet.class == Class::Open,
     };
-    begin(ctx, packet, &new, work, Decision::STACK)
+    begin(ctx, packet, work, Decision::STACK)
 }
 
 global! {
@@ -323,28 +377,36 @@ global! {
 
 #[inline(always)]
 fn open_uplink(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
+    let Some(config) = config::get() else {
+        return Decision::drop(Verdict::MasqueradeAddress);
+    };
     if !masquerade::reuse(packet, work) {
-        attempt!(flow::take_share(work.event.endpoint));
-        attempt!(masquerade::claim(ctx, packet, work));
+        let account = Account {
+            endpoint: work.event.endpoint,
+            inbound: false,
+            protocol: packet.protocol,
+        };
+        attempt!(flow::take_share(config, account));
+        attempt!(masquerade::claim(ctx, config, packet, work));
     }
-    attempt!(masquerade::open(packet, work));
+    attempt!(masquerade::open(config, packet, work));
     work.record_translation();
-    event::new_flow(ctx, &mut work.event, Verdict::Masqueraded);
-    if !config::is_dry_run() {
-        attempt!(masquerade::prepare_egress(ctx, packet.v4));
-        attempt!(translate::apply(ctx, packet, &work.to));
-    }
+    event::new_flow(ctx, config, &mut work.event, Verdict::Masqueraded);
+    attempt!(masquerade::prepare_egress(ctx, packet.v4));
+    attempt!(translate::apply(ctx, packet, &work.to));
     Decision::UPLINK
 }
 
-/// Writes a flow that passed policy, reports it, translates its first packet.
+/// Writes `work.new`, a flow that passed policy, reports it, translates its first packet.
 #[inline(always)]
-fn begin(ctx: &TcContext, packet: &Packet, new: &NewFlow, work: &mut Work, decision: Decision) -> Decision {
+pub(super) fn begin(ctx: &TcContext, packet: &Packet, work: &mut Work, decision: Decision) -> Decision {
     let network = work.event.network;
-    attempt!(flow::create(network, packet, &work.to, new));
-    event::new_flow(ctx, &mut work.event, decision.verdict());
-    let translated = packet.destination != work.to.destination || packet.ports != work.to.ports;
-    if translated && !config::is_dry_run() {
+    let Some(config) = config::get() else {
+        return Decision::drop(Verdict::FlowTableFull);
+    };
+    attempt!(flow::create(config, network, packet, &work.to, &work.new));
+    event::new_flow(ctx, config, &mut work.event, decision.verdict());
+    if work.new.translated {
         attempt!(translate::apply(ctx, packet, &work.to));
     }
     decision
@@ -365,10 +427,24 @@ fn icmp_error(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Wo
     let Some(found) = flow::find_reply(row.network, &work.inner) else {
         return Decision::drop(Verdict::IcmpUnrelated);
     };
-    let decision = super::current(row, work.event.generation, found);
+    let second = flow::is_reply_second(&work.inner);
+    let decision = current(row, work, found, second);
     if decision.is_none() || !flow::is_live(found) {
         return Decision::drop(Verdict::IcmpUnrelated);
     }
-    attempt!(related::translate::<false>(ctx, packet, work, found));
+    attempt!(related::translate(ctx, packet, work, found));
+    decision
+}
+
+/// The path of the flow's packets, if the state that it was evaluated on is unchanged.
+///
+/// VERIFIER: not inlined, to save stack.
+#[inline(never)]
+fn current(row: &EndpointRow, work: &Work, found: &FlowValue, second: bool) -> Decision {
+    let decision = super::current(row, [work.event.generation, work.epoch], found, second);
+    if decision == Decision::OTHER_NODE {
+        let (kind, end) = found.receiver(second);
+        return remote::current(kind, end, work.epoch);
+    }
     decision
 }

@@ -5,17 +5,19 @@ use aya_ebpf::programs::TcContext;
 use kni_common::{
     Verdict,
     address::{bytes, mapped, words},
-    endpoint::EndpointRow,
-    flow::{FLOW_REPLY, FlowValue, KIND_UPLINK},
+    endpoint::{EndpointRow, is_older},
+    flow::{END_LOCAL, END_OUTSIDE, FlowEnd, FlowValue},
     uplink::{HostPortKey, HostPortValue, OUTSIDE},
 };
 
 use crate::{
+    config,
     decision::{Decision, attempt},
     endpoint, event,
-    flow::{self, NewFlow},
+    flow::{self, NewFlow, nat},
     global::global,
     maps::HOST_PORTS,
+    masquerade,
     packet::{Class, Packet, SCTP, TCP, UDP},
     policy, related, translate,
     work::Work,
@@ -29,10 +31,9 @@ global! {
 #[inline(always)]
 fn decide(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     if packet.class == Class::Flow
-        && let Some(found) = flow::lookup(OUTSIDE, packet)
-        && let Some(there) = endpoint::row(found.destination)
+        && let Some(found) = nat::lookup(packet)
     {
-        let decision = review(there, packet, found, work);
+        let decision = review(packet, found, work);
         if decision.reason().is_some() {
             return decision;
         }
@@ -45,36 +46,46 @@ fn decide(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
 
 /// Re-evaluates a flow after a change, in its original direction whichever direction the packet belongs to.
 #[inline(always)]
-fn review(there: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
-    let generation = endpoint::generation(there);
-    if found.kind != KIND_UPLINK
+fn review(packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
+    let second = flow::is_second(packet);
+    let ((from, _), (to, receiver)) = (found.sender(second), found.receiver(second));
+    let endpoint = receiver.id;
+    let (Some(there), Some(policy)) = (endpoint::row(endpoint), endpoint::policy(endpoint)) else {
+        return Decision::NONE;
+    };
+    attribute(work, there, endpoint);
+    if from != END_OUTSIDE
+        || to != END_LOCAL
         || !endpoint::is_ready(there)
-        || found.destination_generation < there.incarnation
+        || is_older(receiver.generation, there.incarnation)
         || !flow::lives(OUTSIDE, packet, found)
     {
         return Decision::NONE;
     }
-    let endpoint = found.destination;
-    attribute(work, there, endpoint);
     flow::translate(&mut work.to, found);
     work.record_translation();
-    if found.flags & FLOW_REPLY != 0 {
+    if found.is_reply(second) {
         attempt!(policy::leaving(
-            there,
+            policy,
+            there.network,
             packet.source,
             packet.reply_policy_port(),
             &mut work.event
         ));
+        // Without it, a peer that continues to send to the former address would renew the flow.
+        if !attempt!(masquerade::keeps_source(endpoint, packet.v4, &packet.destination)) {
+            return Decision::drop(Verdict::EgressAddress);
+        }
     } else {
         let identity = policy::external_identity(there.network, &packet.source);
         attempt!(policy::entering(
-            there,
+            policy,
             identity,
             work.to.policy_port(),
             &mut work.event
         ));
     }
-    flow::renew(OUTSIDE, packet, found, 0, generation);
+    flow::renew(OUTSIDE, packet, found, work.epoch, work.event.generation);
     Decision::local(endpoint)
 }
 
@@ -84,6 +95,7 @@ fn attribute(work: &mut Work, there: &EndpointRow, endpoint: u32) {
     work.event.endpoint = endpoint;
     work.event.network = there.network;
     work.event.generation = endpoint::generation(there);
+    work.epoch = endpoint::epoch(there);
 }
 
 /// Opens a flow to a port of the node that is forwarded to a pod.
@@ -92,58 +104,63 @@ fn open(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     let Some(mapping) = host_port(packet) else {
         return Decision::STACK;
     };
-    let Some(there) = endpoint::row(mapping.endpoint) else {
+    let (Some(there), Some(policy)) = (endpoint::row(mapping.endpoint), endpoint::policy(mapping.endpoint)) else {
         return Decision::STACK;
     };
-    let generation = endpoint::generation(there);
+    attribute(work, there, mapping.endpoint);
     if there.incarnation != mapping.incarnation || !endpoint::is_ready(there) {
         return Decision::drop(Verdict::DestinationNotReady);
     }
-    attribute(work, there, mapping.endpoint);
-    if !set_pod_destination(packet, there, mapping, &mut work.to) {
+    if !set_pod_destination(packet, there, &mapping, &mut work.to) {
         return Decision::drop(Verdict::DestinationAddress);
     }
     work.record_translation();
     let identity = policy::external_identity(there.network, &packet.source);
     attempt!(policy::entering(
-        there,
+        policy,
         identity,
         work.to.policy_port(),
         &mut work.event
     ));
-    let new = NewFlow {
-        kind: KIND_UPLINK,
-        reply_kind: KIND_UPLINK,
-        flags: 0,
-        source: 0,
-        source_generation: 0,
-        destination: mapping.endpoint,
-        destination_generation: generation,
-        reply_network: there.network,
-        refuse_taken: false,
-    };
-    attempt!(flow::create(OUTSIDE, packet, &work.to, &new));
-    event::new_flow(ctx, &mut work.event, Verdict::Redirected);
+    // Before the flow is written: a packet on its last hop opens none.
     attempt!(translate::hop(ctx, packet.v4));
+    let Some(config) = config::get() else {
+        return Decision::STACK;
+    };
+    work.new = NewFlow {
+        source_kind: END_OUTSIDE,
+        destination_kind: END_LOCAL,
+        flags: 0,
+        source: flow::far_end(config.uplink, work.epoch),
+        destination: FlowEnd {
+            id: mapping.endpoint,
+            generation: work.event.generation,
+        },
+        translated: true,
+        reply_network: there.network,
+        refuse_taken: packet.class == Class::Open,
+    };
+    attempt!(flow::create_outside(config, packet, &work.to, &work.new));
+    event::new_flow(ctx, config, &mut work.event, Verdict::Redirected);
     attempt!(translate::apply(ctx, packet, &work.to));
     Decision::local(mapping.endpoint)
 }
 
 /// The pod and port that a port of the node is forwarded to.
 #[inline(always)]
-pub(crate) fn host_port(packet: &Packet) -> Option<&'static HostPortValue> {
+pub(crate) fn host_port(packet: &Packet) -> Option<HostPortValue> {
     if !matches!(packet.protocol, TCP | UDP | SCTP) {
         return None;
     }
     let [_, _, high, low] = packet.ports.to_ne_bytes();
-    // SAFETY: the agent replaces rows whole; one that is replaced meanwhile stays readable (RCU).
-    unsafe {
-        HOST_PORTS.get(HostPortKey {
-            address: bytes(packet.destination),
-            port: [high, low],
-            protocol: u16::from(packet.protocol),
-        })
-    }
+    let row = HOST_PORTS.get_ptr(HostPortKey {
+        address: bytes(packet.destination),
+        port: [high, low],
+        protocol: u16::from(packet.protocol),
+    })?;
+    // SAFETY: memory of the table, copied once: the kernel may reuse a removed row for another key at once. The caller
+    // compares the incarnation with the endpoint's.
+    Some(unsafe { row.read_volatile() })
 }
 
 /// Sets the destination of `to` to the pod. False when it has no address of the family.
@@ -176,17 +193,16 @@ fn icmp_error(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     if related::quoted(ctx, packet, work).is_err() {
         return Decision::STACK;
     }
-    let Some(found) = flow::find_reply(OUTSIDE, &work.inner) else {
+    let Some(found) = nat::find_reply(&work.inner) else {
         return Decision::STACK;
     };
-    let Some(there) = endpoint::row(found.destination) else {
-        return Decision::STACK;
-    };
-    if !super::is_current(there, found) {
+    let Some(endpoint) = super::current(found, flow::is_reply_second(&work.inner)) else {
         return Decision::drop(Verdict::IcmpUnrelated);
-    }
-    let endpoint = found.destination;
+    };
+    let Some(there) = endpoint::row(endpoint) else {
+        return Decision::drop(Verdict::IcmpUnrelated);
+    };
     attribute(work, there, endpoint);
-    attempt!(related::translate::<true>(ctx, packet, work, found));
+    attempt!(related::translate(ctx, packet, work, found));
     Decision::local(endpoint)
 }

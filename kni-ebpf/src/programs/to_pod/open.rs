@@ -4,8 +4,8 @@ use aya_ebpf::programs::TcContext;
 use kni_common::{
     IFINDEX_BASE, Verdict,
     address::ADDRESS_OF_SERVICE,
-    endpoint::EndpointRow,
-    flow::{FLOW_FROM, FLOW_NODE, FLOW_REPLY, FLOW_TO, FlowValue, KIND_FROM_STACK, KIND_LOCAL, KIND_TO_STACK},
+    endpoint::{EndpointPolicy, EndpointRow, is_older},
+    flow::{END_LOCAL, END_STACK, FLOW_NODE, FlowEnd, FlowValue},
 };
 
 use crate::{
@@ -29,89 +29,100 @@ global! {
 
 #[inline(always)]
 fn decide(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
-    if packet.class == Class::Flow {
-        let found = match flow::lookup(row.network, packet) {
-            Some(found) => Some(found),
-            None => lost_reply(row, packet, work.event.endpoint),
-        };
-        if let Some(found) = found {
-            let decision = review(row, packet, found, work);
-            if decision.reason().is_some() || (config::is_dry_run() && !decision.is_none()) {
-                return decision;
-            }
-            if !decision.is_none() {
-                return Decision::RENEWED;
-            }
+    let Some(policy) = endpoint::policy(work.event.endpoint) else {
+        return Decision::drop(Verdict::EndpointNotReady);
+    };
+    if packet.class == Class::Flow
+        && let Some(found) = flow::lookup(row.network, packet)
+    {
+        let decision = review(row, policy, packet, found, work);
+        if decision.reason().is_some() || (config::is_dry_run() && !decision.is_none()) {
+            return decision;
+        }
+        if !decision.is_none() {
+            return Decision::RENEWED;
         }
     }
-    open(ctx, row, packet, work)
-}
-
-/// Recreates the reply's row of a flow whose original row still exists.
-#[inline(always)]
-fn lost_reply(row: &EndpointRow, packet: &Packet, endpoint: u32) -> Option<&'static mut FlowValue> {
-    let original = flow::find_reply(row.network, packet)?;
-    if original.kind != KIND_TO_STACK
-        || original.flags & (FLOW_REPLY | FLOW_TO | FLOW_FROM) != 0
-        || original.source_generation < row.incarnation
-        || !flow::is_live(original)
-    {
-        return None;
-    }
-    flow::repair(row.network, packet, original, KIND_FROM_STACK, endpoint)
+    open(ctx, row, policy, packet, work)
 }
 
 /// Re-evaluates a flow after a change, in its original direction whichever direction the packet belongs to. No decision
 /// where the row has expired or belongs to an earlier owner.
 #[inline(always)]
-fn review(row: &EndpointRow, packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
-    if found.kind != KIND_FROM_STACK
-        || found.destination_generation < row.incarnation
+fn review(
+    row: &EndpointRow,
+    policy: &EndpointPolicy,
+    packet: &Packet,
+    found: &mut FlowValue,
+    work: &mut Work,
+) -> Decision {
+    let second = flow::is_second(packet);
+    let ((from, _), (to, receiver)) = (found.sender(second), found.receiver(second));
+    if from != END_STACK
+        || to != END_LOCAL
+        || receiver.id != work.event.endpoint
+        || is_older(receiver.generation, row.incarnation)
         || !flow::lives(row.network, packet, found)
     {
         return Decision::NONE;
     }
-    flow::translate_if::<false>(&mut work.to, found);
+    flow::translate(&mut work.to, found);
     work.record_translation();
-    if found.flags & FLOW_REPLY != 0 {
+    if found.is_reply(second) {
         attempt!(policy::leaving(
-            row,
+            policy,
+            row.network,
             packet.source,
             packet.reply_policy_port(),
             &mut work.event
         ));
     } else if found.flags & FLOW_NODE == 0 {
         let identity = policy::identity_at(row.network, packet.v4, &packet.source);
-        attempt!(policy::entering(row, identity, packet.policy_port(), &mut work.event));
+        attempt!(policy::entering(
+            policy,
+            identity,
+            packet.policy_port(),
+            &mut work.event
+        ));
     }
-    flow::renew(row.network, packet, found, 0, work.event.generation);
+    flow::renew(row.network, packet, found, work.epoch, work.event.generation);
     Decision::DELIVER
 }
 
 /// Opens a flow from the stack. The node itself may always reach its pods; for other senders the pod's policies apply.
 #[inline(always)]
-fn open(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
+fn open(ctx: &TcContext, row: &EndpointRow, policy: &EndpointPolicy, packet: &Packet, work: &mut Work) -> Decision {
     let ingress = skb::ingress_ifindex(ctx);
     let mut flags = FLOW_NODE;
     if ingress != NODE {
         flags = 0;
         let mut identity = 0;
         attempt!(sender(row, packet, ingress, &mut identity, work));
-        attempt!(policy::entering(row, identity, packet.policy_port(), &mut work.event));
+        attempt!(policy::entering(
+            policy,
+            identity,
+            packet.policy_port(),
+            &mut work.event
+        ));
     }
-    let new = NewFlow {
-        kind: KIND_FROM_STACK,
-        reply_kind: KIND_TO_STACK,
+    work.new = NewFlow {
+        source_kind: END_STACK,
+        destination_kind: END_LOCAL,
         flags,
-        source: 0,
-        source_generation: 0,
-        destination: work.event.endpoint,
-        destination_generation: work.event.generation,
+        source: flow::far_end(0, work.epoch),
+        destination: FlowEnd {
+            id: work.event.endpoint,
+            generation: work.event.generation,
+        },
+        translated: false,
         reply_network: work.event.network,
         refuse_taken: false,
     };
-    attempt!(flow::create(row.network, packet, &work.to, &new));
-    event::new_flow(ctx, &mut work.event, Verdict::Delivered);
+    let Some(config) = config::get() else {
+        return Decision::drop(Verdict::FlowTableFull);
+    };
+    attempt!(flow::create_untranslated(config, row.network, packet, &work.new));
+    event::new_flow(ctx, config, &mut work.event, Verdict::Delivered);
     Decision::DELIVER
 }
 
@@ -135,9 +146,9 @@ fn sender(
         return Err(Verdict::SourceAddress);
     }
     work.event.peer = from;
-    match endpoint::row(from) {
-        Some(there) if endpoint::is_current(there, row.network, found) => {
-            *identity = policy::identity_of(there, packet.v4);
+    match (endpoint::row(from), endpoint::policy(from)) {
+        (Some(there), Some(policy)) if endpoint::is_current(there, row.network, found) => {
+            *identity = policy::identity_of(policy, packet.v4);
             Ok(())
         }
         _ => Err(Verdict::SourceAddress),
@@ -153,18 +164,19 @@ global! {
 fn icmp_error(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
     attempt!(related::quoted(ctx, packet, work));
     let generation = work.event.generation;
-    // The row of the replies: it has the translation.
+    // The row of the replies: it has the translation. `second`: the sender of the replies.
+    let second = flow::is_reply_second(&work.inner);
     if let Some(found) = flow::find_reply(row.network, &work.inner)
-        && found.kind == KIND_FROM_STACK
-        && found.destination_generation == generation
+        && let ((END_STACK, _), (END_LOCAL, receiver)) = (found.sender(second), found.receiver(second))
+        && receiver.generation == generation
         && flow::is_live(found)
     {
-        attempt!(related::translate::<false>(ctx, packet, work, found));
+        attempt!(related::translate(ctx, packet, work, found));
         return Decision::DELIVER;
     }
     match flow::lookup(row.network, &work.inner) {
         Some(found)
-            if was_sent_to_stack(row, found) && found.source_generation == generation && flow::is_live(found) =>
+            if was_sent_to_stack(row, found, flow::is_second(&work.inner), generation) && flow::is_live(found) =>
         {
             Decision::DELIVER
         }
@@ -172,8 +184,11 @@ fn icmp_error(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Wo
     }
 }
 
-/// Whether the pod's packets of the flow went into the stack, or into a CNI plugin's datapath.
+/// Whether the pod's packets of the flow went into the stack, or into a CNI plugin's datapath. `second`: the pod is the
+/// second end.
 #[inline(always)]
-fn was_sent_to_stack(row: &EndpointRow, found: &FlowValue) -> bool {
-    found.kind == KIND_TO_STACK || found.kind == KIND_LOCAL && endpoint::is_plugin(row)
+fn was_sent_to_stack(row: &EndpointRow, found: &FlowValue, second: bool, generation: u32) -> bool {
+    let ((from, sender), (to, _)) = (found.sender(second), found.receiver(second));
+    let sent = to == END_STACK || to == END_LOCAL && endpoint::is_plugin(row);
+    sent && from == END_LOCAL && sender.generation == generation
 }

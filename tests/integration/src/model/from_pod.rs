@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::{
     Direction, Flow, Model, Outcome, Verdict, answer,
-    flows::{Entry, Kind},
+    flows::{End, Known, Opener},
     open::Opening,
     packet::{self, Content, ETHERNET, Packet},
     policy::Hits,
@@ -62,8 +62,12 @@ impl Model {
         if header[..6] != row.endpoint.host_mac {
             return Err(Verdict::DestinationMac);
         }
-        let ports = self.ports(row.endpoint.network, Direction::FromPod, &packet)?;
-        self.pass(row, &packet, ports, outcome, choose)
+        let network = row.endpoint.network;
+        let (protocol, ports) = self.flow_of(network, Direction::FromPod, &packet)?;
+        let packet = Packet { protocol, ..packet };
+        let verdict = self.pass(row, &packet, ports, outcome, choose)?;
+        self.vouch(network, Direction::FromPod, &packet);
+        Ok(verdict)
     }
 
     fn pass(
@@ -75,8 +79,8 @@ impl Model {
         choose: &mut Choose<'_>,
     ) -> Result<Verdict, Verdict> {
         if let Content::Error(at) = packet.content {
-            let (kind, to) = self.error_from_pod(row, packet, at, &mut outcome.frame)?;
-            return Ok(self.go(kind, to, outcome));
+            let to = self.error_from_pod(row, packet, at, &mut outcome.frame)?;
+            return Ok(self.go(to, outcome));
         }
         let flow = Flow {
             network: row.endpoint.network,
@@ -85,79 +89,75 @@ impl Model {
             destination: (packet.destination, ports.1),
         };
         let opens = matches!(packet.content, Content::Open(..));
-        let entry = if !opens && self.belongs_to_own(row, flow)? {
-            self.follow(flow, packet, &mut outcome.frame)?
-        } else {
-            let opening = Opening { row, flow, opens };
-            match self.open(&opening, choose) {
-                Ok(()) => {
-                    let entry = self.flows[&flow];
-                    if entry.becomes != flow {
-                        translate::apply(&mut outcome.frame, packet, &flow, &entry.becomes)?;
-                    }
-                    entry
+        if !opens && self.belongs_to_own(row, flow)? {
+            let to = self.known(flow).expect("it belongs to it").receiver();
+            self.follow(flow, packet, &mut outcome.frame)?;
+            return Ok(self.go(to, outcome));
+        }
+        let opening = Opening { row, flow, opens };
+        match self.open(&opening, choose) {
+            Ok(()) => {
+                let known = self.known(flow).expect("opened just now");
+                if known.becomes() != flow {
+                    translate::apply(&mut outcome.frame, packet, &flow, &known.becomes())?;
                 }
-                Err(reason) => {
-                    if [Verdict::NoServicePort, Verdict::NoBackend].contains(&reason)
-                        && let Some(answer) = refuse::answer(&outcome.frame, packet)
-                    {
-                        outcome.frame = answer;
-                        outcome.refused = true;
-                    }
-                    return Err(reason);
-                }
+                Ok(self.go(known.receiver(), outcome))
             }
-        };
-        Ok(self.go(entry.kind, entry.to, outcome))
+            Err(reason) => {
+                if [Verdict::NoServicePort, Verdict::NoBackend].contains(&reason)
+                    && let Some(answer) = refuse::answer(&outcome.frame, packet)
+                {
+                    outcome.frame = answer;
+                    outcome.refused = true;
+                }
+                Err(reason)
+            }
+        }
     }
 
     /// Whether an earlier decision is still valid: both ends have the same owners and policies.
-    pub(super) fn is_current_from(&self, row: &Row, entry: &Entry) -> bool {
-        let there = || {
-            let there = entry.to.and_then(|to| self.world.ready(to));
-            there.is_some_and(|there| {
-                Some(there.version) == entry.receiver && there.endpoint.network == row.endpoint.network
-            })
+    pub(super) fn is_current_from(&self, row: &Row, known: &Known) -> bool {
+        let way = match known.receiver() {
+            End::Local(to, version) => self
+                .world
+                .ready(to)
+                .is_some_and(|there| there.version == version && there.endpoint.network == row.endpoint.network),
+            End::Stack(epoch) => row.endpoint.host_access && epoch == row.epoch,
         };
-        let way = match entry.kind {
-            Kind::Local => there(),
-            Kind::ToStack => row.endpoint.host_access,
-            Kind::FromStack => false,
-        };
-        way && entry.sender == Some(row.version) && entry.is_live()
+        let mine = matches!(known.sender(), End::Local(_, version) if version == row.version);
+        way && mine && known.entry.is_live()
     }
 
     /// Whether the packet belongs to a flow; evaluates policies again if required, for the direction in which the flow
     /// was opened.
     fn belongs_to_own(&mut self, row: &Row, flow: Flow) -> Result<bool, Verdict> {
-        let known = self.flows.get(&flow).copied();
-        if known.is_some_and(|entry| self.is_current_from(row, &entry)) {
-            return Ok(true);
-        }
-        let Some(entry) = known.or_else(|| self.lost_answer(row, flow)) else {
+        let Some(known) = self.known(flow) else {
             return Ok(false);
         };
-        let mine = entry.sender.is_some_and(|version| version.same_life(row.version));
-        if !mine || !self.lives(&entry) {
+        if self.is_current_from(row, &known) {
+            return Ok(true);
+        }
+        if !known.sender().is_of(row.id, row.version) || !self.lives(&known) {
             return Ok(false);
         }
         let mut hits = Hits::new();
-        let judged = match entry.kind {
-            Kind::FromStack => return Ok(false),
-            Kind::ToStack if !row.endpoint.host_access => return Ok(false),
-            Kind::ToStack => self.judge_stack_again(row, flow, &entry, &mut hits).map(|()| None),
-            Kind::Local => {
-                let there = entry.to.and_then(|to| self.world.ready(to)).filter(|there| {
-                    there.endpoint.network == flow.network
-                        && entry.receiver.is_some_and(|version| version.same_life(there.version))
-                });
+        let judged = match known.receiver() {
+            End::Stack(_) if !row.endpoint.host_access => return Ok(false),
+            End::Stack(_) => self
+                .judge_stack_again(row, flow, &known, &mut hits)
+                .map(|()| End::Stack(row.epoch)),
+            End::Local(to, version) => {
+                let there = self
+                    .world
+                    .ready(to)
+                    .filter(|there| there.endpoint.network == flow.network && version.same_life(there.version));
                 let Some(there) = there else { return Ok(false) };
-                self.judge_local_again(row, &there, flow, &entry, &mut hits)
-                    .map(|()| Some(there.version))
+                self.judge_local_again(row, &there, flow, &known, &mut hits)
+                    .map(|()| End::Local(to, there.version))
             }
         };
         self.hit(hits);
-        self.renew(flow, Some(row.version), judged?);
+        self.renew(&known, End::Local(row.id, row.version), judged?);
         Ok(true)
     }
 
@@ -166,21 +166,21 @@ impl Model {
         row: &Row,
         there: &Row,
         flow: Flow,
-        entry: &Entry,
+        known: &Known,
         hits: &mut Hits,
     ) -> Result<(), Verdict> {
-        match (entry.opener, entry.answer) {
-            (super::flows::Opener::Itself, _) => Ok(()),
-            (_, false) => self.between(row, there, entry.becomes, hits),
+        match (known.entry.opener, known.is_reply()) {
+            (Opener::Itself, _) => Ok(()),
+            (_, false) => self.between(row, there, known.becomes(), hits),
             // The request of the other endpoint, as this one received it.
             (_, true) => self.between(there, row, flow.reversed(), hits),
         }
     }
 
-    fn judge_stack_again(&self, row: &Row, flow: Flow, entry: &Entry, hits: &mut Hits) -> Result<(), Verdict> {
-        match (entry.answer, entry.opener) {
-            (false, _) => self.leaving(row, entry.becomes, hits),
-            (true, super::flows::Opener::Node) => Ok(()),
+    fn judge_stack_again(&self, row: &Row, flow: Flow, known: &Known, hits: &mut Hits) -> Result<(), Verdict> {
+        match (known.is_reply(), known.entry.opener) {
+            (false, _) => self.leaving(row, known.becomes(), hits),
+            (true, Opener::Node) => Ok(()),
             (true, _) => {
                 let peer = self.identity_at(flow.network, flow.destination.0);
                 self.entering(row, peer, flow.reversed(), hits)
@@ -188,29 +188,11 @@ impl Model {
         }
     }
 
-    /// The reply entry of a flow whose original entry exists.
-    fn lost_answer(&mut self, row: &Row, flow: Flow) -> Option<Entry> {
-        let original = self.flows.get(&flow.reversed())?;
-        let mine = original.receiver.is_some_and(|version| version.same_life(row.version));
-        if original.answer || original.becomes != flow.reversed() || !mine || !original.is_live() {
-            return None;
-        }
-        match original.kind {
-            Kind::FromStack => Some(self.repair(flow, Kind::ToStack, None)),
-            Kind::Local => {
-                let client = self.world.endpoint_at(flow.network, flow.destination.0)?;
-                Some(self.repair(flow, Kind::Local, Some(client)))
-            }
-            Kind::ToStack => None,
-        }
-    }
-
     /// The receiver gets a frame from its own gateway.
-    fn go(&self, kind: Kind, to: Option<u32>, outcome: &mut Outcome) -> Verdict {
-        if kind != Kind::Local {
+    fn go(&self, to: End, outcome: &mut Outcome) -> Verdict {
+        let End::Local(to, _) = to else {
             return Verdict::PassedToStack;
-        }
-        let to = to.expect("a local flow has a receiver");
+        };
         let there = self.world.endpoint(to).expect("a current flow leads to an endpoint");
         outcome.frame[..6].copy_from_slice(&there.mac);
         outcome.frame[6..12].copy_from_slice(&there.host_mac);

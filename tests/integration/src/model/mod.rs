@@ -12,6 +12,7 @@
 mod answer;
 mod flows;
 mod from_pod;
+mod justified;
 mod open;
 mod packet;
 mod policy;
@@ -27,7 +28,7 @@ use std::{
     net::IpAddr,
 };
 
-pub use flows::{Entry, Kind, Lifetimes, Opener};
+pub use flows::{Class, End, Entry, Lifetimes, Opener, key_of};
 use kni_common::counter::HitKey;
 pub use kni_common::{Direction, Verdict};
 pub use policy::{ANYBODY, Allowed, Asked, Policies, PortRow};
@@ -120,7 +121,7 @@ pub struct Datagram {
     pub network: u32,
     /// The direction of the program.
     pub direction: Direction,
-    /// Transport protocol number.
+    /// Protocol number of IPv4, 0 for IPv6.
     pub protocol: u8,
     /// Identification field.
     pub identification: u32,
@@ -129,6 +130,20 @@ pub struct Datagram {
     /// Destination address.
     pub destination: IpAddr,
 }
+
+/// The first fragment of a datagram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct First {
+    /// Its transport protocol.
+    pub protocol: u8,
+    /// Its ports.
+    pub ports: (u16, u16),
+    /// Ticks since it was let through.
+    pub idle: u64,
+}
+
+/// How long a first fragment vouches for later ones, as a receiver that reassembles waits (RFC 791).
+const FRAGMENT_SECONDS: u64 = 30;
 
 /// Packets and bytes by endpoint (0 for none), direction and verdict.
 pub type Counts = BTreeMap<(u32, Direction, Verdict), (u64, u64)>;
@@ -145,11 +160,15 @@ pub struct Model {
     /// Maximum number of open flows per endpoint, 0 for no limit.
     pub flows_per_endpoint: u32,
     /// Flows that each endpoint has opened since the last count.
-    pub opened: HashMap<u32, u32>,
-    /// Flow table.
+    pub opened: HashMap<(u32, Class), u32>,
+    /// Flow table, by key ([`key_of`]).
     pub flows: HashMap<Flow, Entry>,
-    /// Ports of fragmented datagrams.
-    pub fragments: HashMap<Datagram, (u16, u16)>,
+    /// Keys and flows of entries that [`Self::complete`] completes.
+    pub unsure: Vec<(Flow, Flow)>,
+    /// First fragments that were let through.
+    pub fragments: HashMap<Datagram, First>,
+    /// Ticks per second.
+    pub hz: u32,
     /// Counters.
     pub counts: Counts,
     /// Hits of policy rules and default denials.
@@ -177,7 +196,9 @@ impl Model {
             let judged = match direction {
                 Direction::FromPod => self.judge_sent(&row, frame, &mut outcome, choose),
                 Direction::ToPod => self.judge_received(&row, ingress, frame, &mut outcome),
-                Direction::FromUplink | Direction::ToUplink => panic!("the programs of the uplink have no model"),
+                Direction::FromUplink | Direction::ToUplink | Direction::FromOverlay => {
+                    panic!("the programs of the uplink and of the tunnel have no model")
+                }
             };
             judged.unwrap_or_else(|reason| reason)
         } else {
@@ -206,7 +227,7 @@ impl Model {
     /// Removes the endpoint, its addresses, its counters and its share of the flow tables.
     pub fn withdraw(&mut self, endpoint: u32) {
         self.world.withdraw(endpoint);
-        self.opened.remove(&endpoint);
+        self.opened.retain(|(id, _), _| *id != endpoint);
         self.counts.retain(|(id, _, _), _| *id != endpoint);
     }
 
@@ -215,37 +236,60 @@ impl Model {
         for entry in self.flows.values_mut() {
             entry.idle += ticks;
         }
+        for first in self.fragments.values_mut() {
+            first.idle += ticks;
+        }
         for last in self.world.services.last.values_mut() {
             last.idle += ticks;
         }
     }
 
-    /// The ports of a packet for the flow table. Ports of first fragments are recorded for later fragments.
-    fn ports(&mut self, network: u32, direction: Direction, packet: &packet::Packet) -> Result<(u16, u16), Verdict> {
-        let own = packet.content.ports();
-        let (first, identification) = match packet.fragment {
-            packet::Fragment::Whole => return Ok(own),
-            packet::Fragment::First(id) => (true, id),
-            packet::Fragment::Later(id) => (false, id),
-        };
-        if !packet::names_flows_by_ports(packet.protocol) {
-            return Ok(own);
+    /// The protocol and ports of a packet for the flow table: a later fragment has those of its first.
+    fn flow_of(
+        &self,
+        network: u32,
+        direction: Direction,
+        packet: &packet::Packet,
+    ) -> Result<(u8, (u16, u16)), Verdict> {
+        let own = (packet.protocol, packet.content.ports());
+        let asks = packet::names_flows_by_ports(packet.protocol) || packet::is_extension(packet.protocol);
+        match packet.fragment {
+            packet::Fragment::Later(id) if asks => {
+                let datagram = datagram(network, direction, packet, id);
+                let known = self.fragments.get(&datagram).ok_or(Verdict::FragmentWithoutFirst)?;
+                if known.idle > FRAGMENT_SECONDS * u64::from(self.hz) {
+                    return Err(Verdict::FragmentWithoutFirst);
+                }
+                Ok((known.protocol, known.ports))
+            }
+            _ => Ok(own),
         }
-        let datagram = Datagram {
-            network,
-            direction,
-            protocol: packet.protocol,
-            identification,
-            source: packet.source,
-            destination: packet.destination,
+    }
+
+    /// Remembers a first fragment that was let through.
+    fn vouch(&mut self, network: u32, direction: Direction, packet: &packet::Packet) {
+        let packet::Fragment::First(id) = packet.fragment else {
+            return;
         };
-        if first {
-            self.fragments.insert(datagram, own);
-            return Ok(own);
+        if packet::names_flows_by_ports(packet.protocol) || packet.source.is_ipv6() {
+            let first = First {
+                protocol: packet.protocol,
+                ports: packet.content.ports(),
+                idle: 0,
+            };
+            self.fragments.insert(datagram(network, direction, packet, id), first);
         }
-        self.fragments
-            .get(&datagram)
-            .copied()
-            .ok_or(Verdict::FragmentWithoutFirst)
+    }
+}
+
+fn datagram(network: u32, direction: Direction, packet: &packet::Packet, identification: u32) -> Datagram {
+    Datagram {
+        network,
+        direction,
+        // The first IPv6 fragment may have another header before the transport header.
+        protocol: if packet.source.is_ipv4() { packet.protocol } else { 0 },
+        identification,
+        source: packet.source,
+        destination: packet.destination,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Flow, Model, Verdict,
-    flows::{Kind, Opener, Plan},
+    flows::{End, Opener, Plan},
     policy::Hits,
     service::{Backend, Candidate, Choice, Choose, Front, Last, Service},
     world::{Owner, Route, Row},
@@ -37,19 +37,17 @@ impl Model {
         };
         self.hit(fate.hits);
         let plan = fate.plan?;
-        *self.opened.entry(opening.row.id).or_default() += 1;
+        self.count_opened(opening.row.id, flow.protocol, false);
         self.learn(flow, &plan);
         Ok(())
     }
 
     /// A repeated SYN is sent to the backend of the first one until that has answered.
     fn kept_backend(&self, opening: &Opening<'_>) -> Option<Backend> {
-        let entry = self.flows.get(&opening.flow).filter(|_| opening.opens)?;
-        let translated = entry.becomes.destination != opening.flow.destination;
-        let waits = translated && !entry.answer && !entry.confirmed && !entry.closed;
-        let mine = entry
-            .sender
-            .is_some_and(|version| version.same_life(opening.row.version));
+        let known = self.known(opening.flow).filter(|_| opening.opens)?;
+        let entry = &known.entry;
+        let waits = entry.service && !known.is_reply() && !entry.replied && !entry.closed;
+        let mine = matches!(known.sender(), End::Local(_, version) if version.same_life(opening.row.version));
         (waits && mine && entry.is_live()).then_some(entry.becomes.destination)
     }
 
@@ -119,26 +117,19 @@ impl Model {
 
     fn plan(&self, opening: &Opening<'_>, becomes: Flow, hits: &mut Hits) -> Result<Plan, Verdict> {
         let row = opening.row;
-        let own = (row.id, row.version);
-        let local = |opener, receiver| Plan {
-            kind: Kind::Local,
+        let own = End::Local(row.id, row.version);
+        let plan = |opener, receiver| Plan {
             opener,
-            sender: Some(own),
-            receiver: Some(receiver),
+            sender: own,
+            receiver,
             becomes,
         };
         if becomes.source.0 != opening.flow.source.0 {
-            return Ok(local(Opener::Itself, own));
+            return Ok(plan(Opener::Itself, own));
         }
         let Some(owner) = self.world.owner(becomes.network, becomes.destination.0) else {
             self.plan_external(row, becomes, hits)?;
-            return Ok(Plan {
-                kind: Kind::ToStack,
-                opener: Opener::Anybody,
-                sender: Some(own),
-                receiver: None,
-                becomes,
-            });
+            return Ok(plan(Opener::Anybody, End::Stack(row.epoch)));
         };
         if matches!(owner, Owner::Endpoint(id, _) if id == row.id) {
             return Err(Verdict::SelfAddressed);
@@ -146,7 +137,7 @@ impl Model {
         let there = self.world.still(becomes.network, owner);
         let there = there.ok_or(Verdict::DestinationNotReady)?;
         self.between(row, &there, becomes, hits)?;
-        Ok(local(Opener::Anybody, (there.id, there.version)))
+        Ok(plan(Opener::Anybody, End::Local(there.id, there.version)))
     }
 
     fn plan_external(&self, row: &Row, becomes: Flow, hits: &mut Hits) -> Result<(), Verdict> {

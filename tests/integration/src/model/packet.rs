@@ -79,6 +79,11 @@ pub(super) fn names_flows_by_ports(protocol: u8) -> bool {
     [TCP, UDP, SCTP, ICMP, ICMPV6].contains(&protocol)
 }
 
+/// Whether an IPv6 header follows that has a next one.
+pub(super) fn is_extension(protocol: u8) -> bool {
+    [0, 43, 44, 60].contains(&protocol)
+}
+
 pub(super) fn take<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], Verdict> {
     let part = bytes.get(at..at + N).ok_or(Verdict::Truncated)?;
     Ok(part.try_into().expect("a slice of N bytes"))
@@ -169,14 +174,15 @@ pub(super) fn ipv6(carried: &[u8]) -> Result<Packet, Verdict> {
     let packet = carried.get(..length).ok_or(Verdict::Truncated)?;
     let (mut at, mut protocol, mut fragment) = (40, header[6], Fragment::Whole);
     let mut headers = 0;
-    while [0, 43, 44, 60].contains(&protocol) && !matches!(fragment, Fragment::Later(_)) {
+    while is_extension(protocol) && !matches!(fragment, Fragment::Later(_)) {
         if headers == MAX_EXTENSIONS {
             return Err(Verdict::ExtensionHeaders);
         }
         let extension: [u8; 8] = take(packet, at)?;
         match protocol {
             0 if headers > 0 => return Err(Verdict::Malformed),
-            43 if extension[2] == 0 => return Err(Verdict::SourceRoute),
+            // Type 0, or another node behind this one.
+            43 if extension[2] == 0 || extension[3] != 0 => return Err(Verdict::SourceRoute),
             44 => fragment = fragment_v6(extension).unwrap_or(fragment),
             _ => {}
         }

@@ -2,7 +2,7 @@
 
 use super::{
     Flow, Model, Verdict,
-    flows::{Entry, Kind, Opener},
+    flows::{End, Known, Opener},
     packet::{self, ETHERNET, Packet, Quote},
     translate::{self, Quoted},
     world::Row,
@@ -38,36 +38,36 @@ impl Model {
         packet: &Packet,
         at: usize,
         frame: &mut [u8],
-    ) -> Result<(Kind, Option<u32>), Verdict> {
+    ) -> Result<End, Verdict> {
         let (quote, quoted) = Self::quoted(row, packet, at, frame)?;
         if quoted.flow.destination.0 != packet.source {
             return Err(Verdict::IcmpUnrelated);
         }
-        let own = self.flows.get(&quoted.flow.reversed());
-        let own = own.filter(|entry| self.is_current_from(row, entry));
+        let own = self.known(quoted.flow.reversed());
+        let own = own.filter(|known| self.is_current_from(row, known));
         let own = own.ok_or(Verdict::IcmpUnrelated)?;
-        Self::translate_error(packet, &quote, &quoted, own, frame)?;
-        Ok((own.kind, own.to))
+        Self::translate_error(packet, &quote, &quoted, &own, frame)?;
+        Ok(own.receiver())
     }
 
-    /// `entry` has the direction of the error. The owner of a quoted later fragment is unknown; for a pod that reaches
+    /// `known` has the direction of the error. The owner of a quoted later fragment is unknown; for a pod that reaches
     /// itself, the pod is both ends.
     pub(super) fn translate_error(
         packet: &Packet,
         quote: &Quote,
         quoted: &Quoted,
-        entry: &Entry,
+        known: &Known,
         frame: &mut [u8],
     ) -> Result<(), Verdict> {
-        if entry.becomes == quoted.flow.reversed() {
+        if known.becomes() == quoted.flow.reversed() {
             return Ok(());
         }
-        if entry.opener == Opener::Itself {
+        if known.entry.opener == Opener::Itself {
             return Err(Verdict::IcmpUnrelated);
         }
         if !quote.whole {
             return Err(Verdict::IcmpFragment);
         }
-        translate::apply_quoted(frame, packet, quoted, &entry.becomes.reversed())
+        translate::apply_quoted(frame, packet, quoted, &known.becomes().reversed())
     }
 }

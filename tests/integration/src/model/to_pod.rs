@@ -4,7 +4,7 @@ use kni_common::IFINDEX_BASE;
 
 use super::{
     Direction, Flow, Model, Outcome, Verdict,
-    flows::{Entry, Kind, Opener, Plan},
+    flows::{End, Known, Opener, Plan},
     from_pod::is_for_many,
     packet::{self, Content, ETHERNET, Packet},
     policy::Hits,
@@ -44,9 +44,23 @@ impl Model {
         if !row.endpoint.has(packet.destination) {
             return Err(Verdict::DestinationAddress);
         }
-        let ports = self.ports(row.endpoint.network, Direction::ToPod, &packet)?;
+        let (protocol, ports) = self.flow_of(row.endpoint.network, Direction::ToPod, &packet)?;
+        let packet = packet::Packet { protocol, ..packet };
+        let verdict = self.deliver(row, ingress, &packet, ports, outcome)?;
+        self.vouch(row.endpoint.network, Direction::ToPod, &packet);
+        Ok(verdict)
+    }
+
+    fn deliver(
+        &mut self,
+        row: &Row,
+        ingress: u32,
+        packet: &packet::Packet,
+        ports: (u16, u16),
+        outcome: &mut Outcome,
+    ) -> Result<Verdict, Verdict> {
         if let Content::Error(at) = packet.content {
-            return self.error_from_stack(row, &packet, at, &mut outcome.frame);
+            return self.error_from_stack(row, packet, at, &mut outcome.frame);
         }
         let flow = Flow {
             network: row.endpoint.network,
@@ -56,34 +70,35 @@ impl Model {
         };
         let opens = matches!(packet.content, Content::Open(..));
         if !opens && self.belongs_to_known(row, flow)? {
-            self.follow(flow, &packet, &mut outcome.frame)?;
+            self.follow(flow, packet, &mut outcome.frame)?;
             return Ok(Verdict::Delivered);
         }
         self.open_from_stack(row, ingress, flow)?;
         Ok(Verdict::Delivered)
     }
 
-    fn is_current_to(row: &Row, entry: &Entry) -> bool {
-        entry.kind == Kind::FromStack && entry.receiver == Some(row.version) && entry.is_live()
+    fn is_current_to(row: &Row, known: &Known) -> bool {
+        let from = matches!(known.sender(), End::Stack(epoch) if epoch == row.epoch);
+        let to = matches!(known.receiver(), End::Local(_, version) if version == row.version);
+        from && to && known.entry.is_live()
     }
 
     /// Whether the packet belongs to a flow; evaluates policies again if required.
     fn belongs_to_known(&mut self, row: &Row, flow: Flow) -> Result<bool, Verdict> {
-        let known = self.flows.get(&flow).copied();
-        if known.is_some_and(|entry| Self::is_current_to(row, &entry)) {
-            return Ok(true);
-        }
-        let Some(entry) = known.or_else(|| self.lost_answer_from_stack(row, flow)) else {
+        let Some(known) = self.known(flow) else {
             return Ok(false);
         };
-        let mine = entry.receiver.is_some_and(|version| version.same_life(row.version));
-        if entry.kind != Kind::FromStack || !mine || !self.lives(&entry) {
+        if Self::is_current_to(row, &known) {
+            return Ok(true);
+        }
+        let mine = known.receiver().is_of(row.id, row.version);
+        if known.sender().is_local() || !mine || !self.lives(&known) {
             return Ok(false);
         }
         let mut hits = Hits::new();
-        let judged = if entry.answer {
+        let judged = if known.is_reply() {
             self.leaving(row, flow.reversed(), &mut hits)
-        } else if entry.opener == Opener::Node {
+        } else if known.entry.opener == Opener::Node {
             Ok(())
         } else {
             let peer = self.identity_at(flow.network, flow.source.0);
@@ -91,16 +106,8 @@ impl Model {
         };
         self.hit(hits);
         judged?;
-        self.renew(flow, None, Some(row.version));
+        self.renew(&known, End::Stack(row.epoch), End::Local(row.id, row.version));
         Ok(true)
-    }
-
-    fn lost_answer_from_stack(&mut self, row: &Row, flow: Flow) -> Option<Entry> {
-        let original = self.flows.get(&flow.reversed())?;
-        let mine = original.sender.is_some_and(|version| version.same_life(row.version));
-        let direct = !original.answer && original.becomes == flow.reversed();
-        let usable = original.kind == Kind::ToStack && direct && mine && original.is_live();
-        usable.then(|| self.repair(flow, Kind::FromStack, Some(row.id)))
     }
 
     fn open_from_stack(&mut self, row: &Row, ingress: u32, flow: Flow) -> Result<(), Verdict> {
@@ -113,13 +120,12 @@ impl Model {
             self.hit(hits);
             judged?;
         }
-        self.may_have_more(row.id)?;
-        *self.opened.entry(row.id).or_default() += 1;
+        self.may_have_more(row.id, flow.protocol, true)?;
+        self.count_opened(row.id, flow.protocol, true);
         let plan = Plan {
-            kind: Kind::FromStack,
             opener,
-            sender: None,
-            receiver: Some((row.id, row.version)),
+            sender: End::Stack(row.epoch),
+            receiver: End::Local(row.id, row.version),
             becomes: flow,
         };
         self.learn(flow, &plan);
@@ -139,18 +145,24 @@ impl Model {
         Ok(sender.enforced.identity(address))
     }
 
-    /// An error must be about a packet that this pod has sent to the stack.
+    /// An error must be about a packet that this pod has sent to the stack, whatever became known about the peer since.
     fn error_from_stack(&self, row: &Row, packet: &Packet, at: usize, frame: &mut [u8]) -> Result<Verdict, Verdict> {
         let (quote, quoted) = Self::quoted(row, packet, at, frame)?;
         let flow = quoted.flow;
-        if let Some(answers) = self.flows.get(&flow.reversed())
-            && Self::is_current_to(row, answers)
+        if let Some(answers) = self.known(flow.reversed())
+            && !answers.sender().is_local()
+            && matches!(answers.receiver(), End::Local(_, version) if version == row.version)
+            && answers.entry.is_live()
         {
-            Self::translate_error(packet, &quote, &quoted, answers, frame)?;
+            Self::translate_error(packet, &quote, &quoted, &answers, frame)?;
             return Ok(Verdict::Delivered);
         }
-        match self.flows.get(&flow) {
-            Some(entry) if entry.kind == Kind::ToStack && entry.sender == Some(row.version) && entry.is_live() => {
+        match self.known(flow) {
+            Some(known)
+                if !known.receiver().is_local()
+                    && matches!(known.sender(), End::Local(_, version) if version == row.version)
+                    && known.entry.is_live() =>
+            {
                 Ok(Verdict::Delivered)
             }
             _ => Err(Verdict::IcmpUnrelated),

@@ -81,6 +81,8 @@ pub(super) struct Row {
     pub(super) endpoint: Endpoint,
     pub(super) version: Version,
     pub(super) enforced: Enforced,
+    /// Number of the last change to what is known about peers outside of the node.
+    pub(super) epoch: u64,
 }
 
 /// The owner of an address.
@@ -107,6 +109,7 @@ pub enum Route {
 struct Slot {
     endpoint: Endpoint,
     version: Version,
+    epoch: u64,
     ready: bool,
 }
 
@@ -158,6 +161,7 @@ impl World {
             id,
             endpoint: slot.endpoint.clone(),
             version: slot.version,
+            epoch: slot.epoch,
             enforced: self.enforced.get(&id).copied().unwrap_or_default(),
         })
     }
@@ -169,14 +173,6 @@ impl World {
         }
         let (id, version) = self.addresses.get(&(network, address))?;
         Some(Owner::Endpoint(*id, *version))
-    }
-
-    /// The endpoint in the address table, regardless of later changes.
-    pub(super) fn endpoint_at(&self, network: u32, address: IpAddr) -> Option<u32> {
-        match self.owner(network, address)? {
-            Owner::Endpoint(id, _) => Some(id),
-            Owner::Service => None,
-        }
     }
 
     /// The ready endpoint, if it still is the owner of the address.
@@ -203,6 +199,7 @@ impl World {
         let slot = Slot {
             endpoint,
             version,
+            epoch: life,
             ready: true,
         };
         self.slots.insert(id, slot);
@@ -221,6 +218,25 @@ impl World {
         if let Some(slot) = self.slots.get_mut(&endpoint) {
             slot.version.change = change;
         }
+    }
+
+    /// What is known about peers of the network outside of the node has changed.
+    pub fn renew_epochs(&mut self, network: u32) {
+        let epoch = self.number();
+        for slot in self.slots.values_mut().filter(|slot| slot.endpoint.network == network) {
+            slot.epoch = epoch;
+        }
+    }
+
+    /// The endpoint's epoch.
+    pub fn epoch(&self, endpoint: u32) -> Option<u64> {
+        self.slots.get(&endpoint).map(|slot| slot.epoch)
+    }
+
+    /// The endpoints of a network, ready or not.
+    pub fn members(&self, network: u32) -> Vec<u32> {
+        let members = self.slots.iter().filter(|(_, slot)| slot.endpoint.network == network);
+        members.map(|(id, _)| *id).collect()
     }
 
     /// Stops or resumes the traffic of an endpoint without any other change.

@@ -9,13 +9,16 @@ use kni_common::{
         IdentityData, IdentityKey, PORTS_ALL, PORTS_NONE, PREFIX_ANY_PORT, PREFIX_ANY_PROTOCOL, PolicyKey, PolicyValue,
         PortData, PortKey, PortValue,
     },
-    service::{BackendKey, BackendValue, SERVICE_DROP_IF_EMPTY, ServiceKey, ServiceValue},
+    service::{BackendKey, BackendValue, SERVICE_DROP_IF_EMPTY, ServiceValue},
 };
 use kni_dataplane::{EndpointConfig, NetworkRoutes};
 use kni_model::{EndpointId, Enforcement, MacAddr, NetworkId, PolicyStep, ServiceStep};
 
-use super::Lockstep;
-use crate::model::{Allowed, Asked, Endpoint, Enforced, Flow, Front, Lifetimes, PortRow, Service};
+use super::{Lockstep, tables::service_key};
+use crate::model::{Allowed, Asked, Endpoint, Enforced, Flow, Front, Lifetimes, PortRow, Service, key_of};
+
+/// Rows of unused backend lists that are kept; four times as many backends fit as services.
+const MOST_UNUSED: usize = 2000;
 
 impl Lockstep {
     /// Publishes an endpoint with a new version; without policies if none were enforced before.
@@ -63,7 +66,10 @@ impl Lockstep {
 
     fn remember_generation(&mut self, id: u32) -> Result<()> {
         let version = self.model.world.version(id).context("published just now")?;
-        self.generations.insert(version, self.tables.generation(id)?);
+        let epoch = self.model.world.epoch(id).context("published just now")?;
+        let (generation, kernel_epoch) = self.tables.generations(id)?;
+        self.generations.insert(version, generation);
+        self.epochs.insert((id, epoch), kernel_epoch);
         Ok(())
     }
 
@@ -147,7 +153,9 @@ impl Lockstep {
         let step = PolicyStep::PutIdentities(vec![(key, identity)]);
         self.programs().dataplane().apply_policy(&[step])?;
         self.model.policies.identities.insert((network, prefix), identity);
-        Ok(())
+        self.model.world.renew_epochs(network);
+        let members = self.model.world.members(network);
+        members.into_iter().try_for_each(|id| self.remember_generation(id))
     }
 
     /// Adds a service port, or replaces its backends. Known flows are unchanged.
@@ -159,29 +167,46 @@ impl Lockstep {
                 address: from_ip(*address),
                 port: port.to_be_bytes(),
                 zero: 0,
+                check: 0,
             };
             (BackendKey { backends, slot }, value)
         });
+        let rows: Vec<_> = rows.collect();
+        let keys = rows.iter().map(|(key, _)| *key).collect();
+        if let Some(before) = self.backends.insert(front, keys) {
+            self.unused.extend(before);
+        }
         let row = ServiceValue {
             service: service.id,
             backends,
             count: u32::try_from(service.backends.len())?,
             flags: if service.local_only { SERVICE_DROP_IF_EMPTY } else { 0 },
             affinity: service.affinity,
+            check: 0,
         };
         let steps = [
-            ServiceStep::PutBackends(rows.collect()),
+            ServiceStep::PutBackends(rows),
             ServiceStep::PutServices(vec![(service_key(&front), row)]),
             ServiceStep::PutAddresses(vec![address_key(&front)]),
         ];
         self.programs().dataplane().apply_services(&steps)?;
         self.model.world.services.fronts.insert(front, service.clone());
-        Ok(())
+        self.remove_unused_backends()
+    }
+
+    /// Removes the rows of replaced lists, many at once because it waits for running programs.
+    fn remove_unused_backends(&mut self) -> Result<()> {
+        if self.unused.len() < MOST_UNUSED {
+            return Ok(());
+        }
+        let step = ServiceStep::RemoveBackends(std::mem::take(&mut self.unused));
+        Ok(self.programs().dataplane().apply_services(&[step])?)
     }
 
     /// Removes a service port, and its address with the last port.
     pub fn unserve(&mut self, front: Front) -> Result<()> {
         self.model.world.services.fronts.remove(&front);
+        self.unused.extend(self.backends.remove(&front).into_iter().flatten());
         let mut steps = vec![ServiceStep::RemoveServices(vec![service_key(&front)])];
         if !self.model.world.services.has_address(front.0, front.1) {
             steps.push(ServiceStep::RemoveAddresses(vec![address_key(&front)]));
@@ -198,6 +223,7 @@ impl Lockstep {
             tcp_established: lifetimes.tcp_established,
             tcp_closing: lifetimes.tcp_closing,
             other_new: lifetimes.other_new,
+            udp_replied: lifetimes.udp_replied,
             udp_established: lifetimes.udp_established,
             sctp_established: lifetimes.sctp_established,
             other_established: lifetimes.other_established,
@@ -211,11 +237,13 @@ impl Lockstep {
     pub(super) fn learn_configuration(&mut self) -> Result<()> {
         let config = self.tables.config()?;
         self.model.flows_per_endpoint = config.flows_per_endpoint;
+        self.model.hz = config.hz;
         self.model.lifetimes = Lifetimes {
             tcp_new: config.tcp_new,
             tcp_established: config.tcp_established,
             tcp_closing: config.tcp_closing,
             other_new: config.other_new,
+            udp_replied: config.udp_replied,
             udp_established: config.udp_established,
             sctp_established: config.sctp_established,
             other_established: config.other_established,
@@ -240,7 +268,10 @@ impl Lockstep {
     /// Evicts one direction of a flow, as a full table does.
     pub fn evict(&mut self, flow: &Flow) -> Result<()> {
         self.tables.evict(flow)?;
-        self.model.flows.remove(flow).context("a flow that is known")?;
+        self.model
+            .flows
+            .remove(&key_of(*flow).0)
+            .context("a flow that is known")?;
         Ok(())
     }
 
@@ -274,16 +305,6 @@ fn port_row(ports: u32, row: &PortRow) -> (PortKey, PortValue) {
         allow: row.allow.into(),
     };
     (key, value)
-}
-
-fn service_key(front: &Front) -> ServiceKey {
-    let (network, address, protocol, port) = *front;
-    ServiceKey {
-        network,
-        address: from_ip(address),
-        port: port.to_be_bytes(),
-        protocol: protocol.into(),
-    }
 }
 
 fn address_key(front: &Front) -> AddressKey {

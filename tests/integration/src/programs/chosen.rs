@@ -3,7 +3,23 @@
 use kni_common::{Direction, Verdict, counter::HitKey};
 
 use super::{Programs, Ran, action_of, tables::Tables};
-use crate::model::{Backend, Choice};
+use crate::model::{Backend, Candidate, Choice};
+
+/// As [`backend`], without counters: of a dropped packet, any backend for which it would be dropped.
+pub(super) fn any_backend(choice: &Choice<'_>, ran: &Ran, tables: &Tables) -> usize {
+    let find = |wanted: &dyn Fn(&Candidate) -> bool| choice.candidates.iter().position(wanted);
+    let flow = &choice.flow;
+    let found = if choice.service.affinity != 0 {
+        let last = tables.last_backend(choice.service.id, flow.network, flow.source.0);
+        last.ok().and_then(|last| find(&|one| one.backend == last))
+    } else if ran.action == action_of(Verdict::Truncated) {
+        find(&|one| one.fate.is_err())
+    } else {
+        let opened = tables.backend_of(flow).ok();
+        opened.and_then(|opened| find(&|one| one.backend == opened && one.fate.is_ok()))
+    };
+    found.unwrap_or(0)
+}
 
 /// Uses the affinity of the client, or the opened flow, or without a flow the counted drop reason.
 pub(super) fn backend(choice: &Choice<'_>, ran: &Ran, programs: &Programs, tables: &Tables) -> usize {

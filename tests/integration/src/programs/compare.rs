@@ -1,26 +1,26 @@
 //! Compares the tables and counters of programs and model, row by row.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use anyhow::{Result, ensure};
 use kni_common::flow::{
-    FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FIN, FLOW_FROM, FLOW_HAIRPIN, FLOW_NODE, FLOW_REPLY, FLOW_TO, FlowValue,
-    KIND_FROM_STACK, KIND_LOCAL, KIND_TO_STACK,
+    END_LOCAL, END_STACK, FLOW_AGED, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FIN_FIRST, FLOW_FIN_SECOND, FLOW_FROM_SECOND,
+    FLOW_HAIRPIN, FLOW_NODE, FLOW_OPENED_BY_SECOND, FLOW_REPLIED, FLOW_RESET, FLOW_SERVICE, FLOW_TRANSLATED, FlowEnd,
+    FlowValue,
 };
 
 use super::{Lockstep, counters::counted};
-use crate::model::{Counts, Entry, Flow, Kind, Opener, Version};
+use crate::model::{Counts, End, Entry, Opener};
 
 /// A row of a flow table without the time of its last packet.
 #[derive(Debug, PartialEq, Eq)]
 struct Fields {
-    kind: u16,
-    generations: [u32; 2],
-    destination: u32,
+    /// Kind, id and generation.
+    ends: [(u8, u32, u32); 2],
     flags: u16,
     lifetime: u32,
-    /// With a translation: address and ports.
-    translation: Option<(std::net::IpAddr, [u16; 2])>,
+    /// With a translation: source and destination.
+    translation: Option<[(std::net::IpAddr, u16); 2]>,
 }
 
 impl Lockstep {
@@ -44,63 +44,72 @@ impl Lockstep {
         }
         let mut expected = BTreeMap::new();
         for (flow, entry) in &self.model.flows {
-            expected.insert(*flow, self.row_of(flow, entry));
+            expected.insert(*flow, self.row_of(entry));
         }
         same("flows", &expected, &kernel)?;
         let fragments = self.tables.fragments()?;
+        let known = self.model.fragments.iter();
+        let expected: HashMap<_, _> = known
+            .map(|(datagram, first)| (*datagram, (first.protocol, first.ports)))
+            .collect();
         ensure!(
-            fragments == self.model.fragments,
-            "fragments: kernel {fragments:?}, model {:?}",
-            self.model.fragments
+            fragments == expected,
+            "fragments: kernel {fragments:?}, model {expected:?}"
         );
         Ok(())
     }
 
-    fn row_of(&self, flow: &Flow, entry: &Entry) -> Fields {
-        let generation = |version: Option<Version>| version.map_or(0, |version| self.generations[&version]);
-        let (becomes, to) = (&entry.becomes, entry.becomes.destination != flow.destination);
-        let from = becomes.source != flow.source;
+    fn row_of(&self, entry: &Entry) -> Fields {
         let mut flags = 0;
         for (bit, set) in [
-            (FLOW_REPLY, entry.answer),
+            (FLOW_OPENED_BY_SECOND, entry.opened_by == 1),
+            (FLOW_REPLIED, entry.replied),
             (FLOW_CONFIRMED, entry.confirmed),
-            (FLOW_FIN, entry.finished),
+            (FLOW_AGED, entry.aged),
+            (FLOW_FIN_FIRST, entry.finished[0]),
+            (FLOW_FIN_SECOND, entry.finished[1]),
             (FLOW_CLOSED, entry.closed),
+            (FLOW_RESET, entry.reset),
+            (FLOW_TRANSLATED, entry.only_from.is_some()),
+            (FLOW_FROM_SECOND, entry.only_from == Some(1)),
+            (FLOW_SERVICE, entry.service),
             (FLOW_HAIRPIN, entry.opener == Opener::Itself),
             (FLOW_NODE, entry.opener == Opener::Node),
-            (FLOW_TO, to),
-            (FLOW_FROM, from),
         ] {
             flags |= if set { bit } else { 0 };
         }
-        let address = if to { becomes.destination.0 } else { becomes.source.0 };
-        let ports = [becomes.source.1, becomes.destination.1];
         Fields {
-            kind: match entry.kind {
-                Kind::Local => KIND_LOCAL,
-                Kind::ToStack => KIND_TO_STACK,
-                Kind::FromStack => KIND_FROM_STACK,
-            },
-            generations: [generation(entry.sender), generation(entry.receiver)],
-            destination: entry.to.unwrap_or(0),
+            ends: [
+                self.end(entry.ends[0], entry.ends[1]),
+                self.end(entry.ends[1], entry.ends[0]),
+            ],
             flags,
             lifetime: u32::try_from(entry.lifetime).expect("a lifetime of the configuration"),
-            translation: (to || from).then_some((address, ports)),
+            translation: entry
+                .only_from
+                .map(|_| [entry.becomes.source, entry.becomes.destination]),
+        }
+    }
+
+    /// An end, opposite to another one.
+    fn end(&self, end: End, opposite: End) -> (u8, u32, u32) {
+        match (end, opposite) {
+            (End::Local(id, version), _) => (END_LOCAL, id, self.generations[&version]),
+            (End::Stack(epoch), End::Local(id, _)) => (END_STACK, 0, self.epochs[&(id, epoch)]),
+            (End::Stack(_), End::Stack(_)) => panic!("a flow without an endpoint"),
         }
     }
 }
 
 fn fields(row: &FlowValue) -> Fields {
-    let translated = row.flags & (FLOW_TO | FLOW_FROM) != 0;
-    let ports = [row.ports.source, row.ports.destination].map(u16::from_be_bytes);
-    let address = kni_common::address::to_ip(row.address);
+    let [from, to] = [row.ports.source, row.ports.destination].map(u16::from_be_bytes);
+    let [source, destination] = [row.source, row.destination].map(kni_common::address::to_ip);
+    let end = |kind, end: FlowEnd| (kind, end.id, end.generation);
     Fields {
-        kind: row.kind,
-        generations: [row.source_generation, row.destination_generation],
-        destination: row.destination,
+        ends: [end(row.first_kind, row.first), end(row.second_kind, row.second)],
         flags: row.flags,
         lifetime: row.lifetime,
-        translation: translated.then_some((address, ports)),
+        translation: (row.flags & FLOW_TRANSLATED != 0).then_some([(source, from), (destination, to)]),
     }
 }
 

@@ -3,11 +3,16 @@
 use std::{collections::HashMap, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use kni_common::{Direction, Verdict};
+use kni_common::{Direction, Verdict, service::BackendKey};
 use kni_dataplane::FlowRecord;
 
-use super::{CAPACITY, Programs, Ran, action_of, chosen, counters::counted, hex, tables::Tables};
-use crate::model::{Counts, Endpoint, Model, Outcome, Seen, Version, World};
+use super::{
+    CAPACITY, Programs, Ran, action_of, chosen,
+    counters::counted,
+    hex,
+    tables::{Tables, service_key},
+};
+use crate::model::{Counts, Endpoint, Front, Model, Outcome, Seen, Version, World};
 
 /// The programs and their model.
 pub struct Lockstep {
@@ -16,8 +21,13 @@ pub struct Lockstep {
     /// The model; its world is changed through this type only.
     pub model: Model,
     pub(super) generations: HashMap<Version, u32>,
+    pub(super) epochs: HashMap<(u32, u64), u32>,
     /// Number of backend lists that were written.
     pub(super) lists: u32,
+    /// The backend list of each service port.
+    pub(super) backends: HashMap<Front, Vec<BackendKey>>,
+    /// Rows of backend lists that no service port has any more.
+    pub(super) unused: Vec<BackendKey>,
 }
 
 impl Lockstep {
@@ -33,7 +43,10 @@ impl Lockstep {
             tables,
             model,
             generations: HashMap::new(),
+            epochs: HashMap::new(),
             lists: 0,
+            backends: HashMap::new(),
+            unused: Vec::new(),
         };
         step.learn_configuration()?;
         Ok(step)
@@ -49,6 +62,27 @@ impl Lockstep {
         &self.programs
     }
 
+    /// Writes a row of `SERVICES` of which each second word belongs to another service.
+    pub fn tear_service(&mut self, front: Front, other: Front) -> Result<()> {
+        self.tables.tear_service(&service_key(&front), &service_key(&other))
+    }
+
+    /// Lets every endpoint report events again, as the next window does.
+    pub fn open_event_gates(&mut self) -> Result<()> {
+        self.tables.open_event_gates()
+    }
+
+    /// Takes the counters of the kernel for the model's, after packets that the model does not know.
+    pub fn clear_counters(&mut self) -> Result<()> {
+        self.model.counts = counted(&self.programs)?;
+        Ok(())
+    }
+
+    /// Rows of first fragments that came from outside.
+    pub fn fragments_from_outside(&self) -> Result<usize> {
+        self.tables.fragments_from_outside()
+    }
+
     /// Events reported since the last call; waits for some.
     pub fn events(&mut self, patience: Duration) -> Result<Vec<FlowRecord>> {
         self.programs.events(patience)
@@ -62,20 +96,32 @@ impl Lockstep {
     /// Runs a frame in both and compares the immediate results: return value, bytes (of frames that are not dropped),
     /// and that no frame reaches an endpoint of another network.
     pub fn run_seen(&mut self, seen: Seen, frame: &[u8]) -> Result<Outcome> {
+        let ran = self.programs.run_as(seen, frame, 0)?;
+        self.compare_run(seen, frame, &ran, true)
+    }
+
+    /// Compares a run with the model's result. `counted`: the counters of both agree, so that they show a dropped packet's backend.
+    pub(super) fn compare_run(&mut self, seen: Seen, frame: &[u8], ran: &Ran, counted: bool) -> Result<Outcome> {
         let (id, direction) = (seen.endpoint, seen.direction);
         let sender = self.model.world.endpoint(id).cloned();
-        let ran = self.programs.run_as(seen, frame, 0)?;
         let Self {
             programs,
             tables,
             model,
             ..
         } = self;
+        let mut candidates = Vec::new();
         let expected = model.judge(seen, frame, &mut |choice| {
-            chosen::backend(choice, &ran, programs, tables)
+            candidates = choice.candidates.to_vec();
+            if counted {
+                chosen::backend(choice, ran, programs, tables)
+            } else {
+                chosen::any_backend(choice, ran, tables)
+            }
         });
+        model.complete(&mut |flow| tables.stream(&flow));
         let told = || format!("{} of endpoint {id}: {}", direction.as_str(), hex(frame));
-        self.isolated(sender.as_ref(), direction, &expected, &ran)
+        self.isolated(sender.as_ref(), direction, &expected, ran)
             .with_context(told)?;
         let action = if expected.refused {
             action_of(Verdict::Answered)
@@ -86,7 +132,7 @@ impl Lockstep {
         if ran.action != action || !dropped && ran.frame != expected.frame {
             let tables = self.compare_tables().err();
             bail!(
-                "{}\n model {} {:?} {}\nkernel action {} {}\ntables: {tables:?}",
+                "{}\n model {} {:?} {}\nkernel action {} {}\nbackends: {candidates:?}\ntables: {tables:?}",
                 told(),
                 expected.verdict.as_str(),
                 expected.destination,

@@ -4,15 +4,18 @@
 mod changes;
 mod chosen;
 mod compare;
+mod concurrent;
 mod counters;
 mod fast_path;
 mod lockstep;
+mod masqueraded;
 mod tables;
 
 use std::{env, fs, sync::OnceLock, time::Duration};
 
 use anyhow::{Context as _, Result};
 use aya::TestRunOptions;
+pub use concurrent::{Change, Mark, State};
 pub use counters::counted;
 use ipnet::IpNet;
 use kni_common::{Direction, IFINDEX_BASE, Verdict, event::Explanation};
@@ -22,6 +25,7 @@ use kni_dataplane::{
 };
 use kni_model::{EndpointId, Enforcement, PolicyStep};
 pub use lockstep::Lockstep;
+pub use masqueraded::{Masqueraded, Tuple};
 
 use crate::{model::Seen, node::Node};
 
@@ -38,6 +42,19 @@ pub const ROOT: &str = "/sys/fs/bpf/kni";
 const TC_ACT_UNSPEC: u32 = u32::MAX;
 const TC_ACT_SHOT: u32 = 2;
 const TC_ACT_REDIRECT: u32 = 7;
+
+/// Offsets in `struct __sk_buff` (linux/bpf.h).
+const MARK: usize = 8;
+const PRIORITY: usize = 32;
+
+/// Fields of a packet that are not in its bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Metadata {
+    /// `skb->mark`.
+    pub mark: u32,
+    /// `skb->priority`.
+    pub priority: u32,
+}
 
 /// The result of a program for a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,6 +147,30 @@ impl Programs {
         })
     }
 
+    /// Runs the program at that position on the frame with these fields; returns its action and the fields afterwards.
+    pub fn run_with(&self, seen: Seen, frame: &[u8], metadata: Metadata) -> Result<(u32, Metadata)> {
+        let mut context = context(&seen, 0);
+        let mut after = context;
+        let mut out = vec![0; frame.len() + 128];
+        for (at, word) in [(MARK, metadata.mark), (PRIORITY, metadata.priority)] {
+            context[at..at + 4].copy_from_slice(&word.to_ne_bytes());
+        }
+        let mut options = TestRunOptions::new();
+        options.data_in = Some(frame);
+        options.data_out = Some(&mut out);
+        options.ctx_in = Some(&context);
+        options.ctx_out = Some(&mut after);
+        let action = self.dataplane.test_run(seen.direction.as_str(), options)?.return_value;
+        let word = |at: usize| Ok::<_, anyhow::Error>(u32::from_ne_bytes(after[at..at + 4].try_into()?));
+        Ok((
+            action,
+            Metadata {
+                mark: word(MARK)?,
+                priority: word(PRIORITY)?,
+            },
+        ))
+    }
+
     /// Runs a program repeatedly on the frame that its last run returned.
     pub fn repeat(&self, seen: Seen, frame: &[u8], times: u32) -> Result<()> {
         let context = context(&seen, 0);
@@ -174,8 +215,8 @@ pub fn options(max_flows: u32) -> Result<DataplaneOptions> {
     })
 }
 
-/// Read once, because the folders of a node differ from those of the machine.
-fn object() -> Result<&'static [u8]> {
+/// The object that [`options`] name. Read once, because the folders of a node differ from those of the machine.
+pub fn object() -> Result<&'static [u8]> {
     static OBJECT: OnceLock<Vec<u8>> = OnceLock::new();
     if let Some(known) = OBJECT.get() {
         return Ok(known);

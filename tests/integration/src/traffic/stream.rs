@@ -80,7 +80,7 @@ impl Stream {
 
     /// One connection for all requests, each of which waits for the previous answer.
     pub fn tcp(from: &Namespaces, to: SocketAddr) -> Result<Self> {
-        let stream = from.enter(|| TcpStream::connect_timeout(&to, LINGER))?;
+        let stream = from.enter(|| TcpStream::connect_timeout(&to, TCP_PATIENCE))?;
         let stream = stream.with_context(|| format!("TCP from {} to {to}", from.name()))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(TCP_PATIENCE))?;

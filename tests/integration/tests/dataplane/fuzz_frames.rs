@@ -1,12 +1,15 @@
 //! Runs random and mutated frames through both programs while endpoints, policies and services change: every verdict is
 //! the model's, every frame is counted once, and no frame reaches another network.
 //!
-//! `KNI_FRAMES` sets the number of frames (default 1 000 000), `KNI_SEED` repeats a run.
+//! `KNI_FRAMES` sets the number of frames (default 1 000 000, 5 000 000 with `KNI_LONG=1`), `KNI_SEED` repeats a run.
 
 mod addresses;
 mod beside;
 mod changes;
+mod concurrent;
+mod explained;
 mod generate;
+mod masqueraded;
 mod mutate;
 
 use std::{collections::BTreeMap, env, fmt, time::Instant};
@@ -14,6 +17,7 @@ use std::{collections::BTreeMap, env, fmt, time::Instant};
 use anyhow::{Context as _, Result, ensure};
 use kni_common::{Direction, Verdict};
 use kni_integration::{
+    long,
     model::{Counts, Outcome},
     programs::{INTERFACES, Lockstep, counted, hex},
     require,
@@ -47,7 +51,7 @@ impl std::error::Error for Differs {}
 fn every_verdict_is_the_models() -> Result<()> {
     require!(root, netns, bpf, ip);
     let number = |name| env::var(name).ok().map(|text| text.parse::<u64>()).transpose();
-    let frames = number("KNI_FRAMES")?.unwrap_or(1_000_000);
+    let frames = number("KNI_FRAMES")?.unwrap_or(if long() { 5_000_000 } else { 1_000_000 });
     let seed = number("KNI_SEED")?.unwrap_or_else(|| fastrand::u64(..));
     println!("{frames} frames, KNI_SEED={seed}");
     let told = || format!("repeat with KNI_SEED={seed} KNI_FRAMES={frames}");
@@ -241,9 +245,10 @@ fn coverage(frames: u64, verdicts: &BTreeMap<(&str, Verdict), u64>) -> Result<()
     if frames < 100_000 {
         return Ok(());
     }
-    // No table was full, and no packet passed the uplink.
+    // No table was full, and no packet passed the uplink or went to another node.
     let never = |verdict: &Verdict| {
-        [Verdict::Masqueraded, Verdict::FlowTableFull].contains(verdict) || *verdict >= Verdict::MasqueradePorts
+        let elsewhere = [Verdict::Masqueraded, Verdict::Tunnelled, Verdict::Routed];
+        elsewhere.contains(verdict) || *verdict == Verdict::FlowTableFull || *verdict >= Verdict::MasqueradePorts
     };
     // Verdicts that need several related frames.
     let seldom = [

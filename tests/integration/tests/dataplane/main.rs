@@ -2,6 +2,9 @@
 
 mod frames;
 mod fuzz_frames;
+mod instructions;
+mod masquerade_claims;
 mod pins;
 mod policy_random;
+mod remote;
 mod xdp_pod;

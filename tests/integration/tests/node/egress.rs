@@ -1,19 +1,25 @@
 //! Tests egress of the node and ingress from outside: masquerading, host ports, egress policies, dropped sources.
 
+mod checksums;
 mod churn;
 mod errors;
+mod host_port_tuples;
 mod host_ports;
 mod leave;
+mod masquerade_full;
 mod owners;
 mod policies;
+mod port_owners;
+mod port_ranges;
 mod ports;
 mod quoted_fragments;
+mod renumbered;
 mod sequences;
 mod strict;
 mod takeover;
 mod uplink;
 mod verdicts;
-mod world;
+pub(crate) mod world;
 mod xdp;
 
 /// The port of servers.

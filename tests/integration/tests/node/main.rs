@@ -1,5 +1,6 @@
 //! Tests a node with an agent: pods and their networks, policies, services, egress, and the clients of the agent.
 
+mod attack;
 mod authority;
 mod bandwidth;
 mod cni;

@@ -2,7 +2,7 @@
 //! of the node's settings.
 
 mod capture;
-mod checksums;
+pub(crate) mod checksums;
 mod errors;
 mod first_packet;
 mod footprint;

@@ -2,6 +2,7 @@
 //! nothing leaks.
 
 mod chaos;
+mod layout;
 mod lost_state;
 mod takeover;
 mod under_policy;

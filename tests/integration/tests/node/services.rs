@@ -26,7 +26,7 @@ mod beside;
 mod external;
 mod hairpin;
 mod moved;
-mod objects;
+pub(crate) mod objects;
 mod ports;
 mod proxies;
 mod refused;

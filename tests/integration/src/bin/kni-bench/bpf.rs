@@ -2,13 +2,19 @@
 //! that only send or only drop frames.
 
 use std::{
-    io,
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    fs, io,
+    os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd},
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
+use aya::{
+    maps::MapInfo,
+    programs::{ProgramInfo, loaded_programs},
+};
 
+const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
+const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_PROG_TEST_RUN: libc::c_long = 10;
 const BPF_LINK_CREATE: libc::c_long = 28;
@@ -120,6 +126,62 @@ fn raw(fd: &OwnedFd) -> Result<u32> {
     u32::try_from(fd.as_raw_fd()).context("negative descriptor")
 }
 
+#[repr(C)]
+struct ElementAttributes {
+    map: u32,
+    padding: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+fn loaded(id: u32) -> Result<ProgramInfo> {
+    let mut loaded = loaded_programs().filter_map(Result::ok);
+    loaded.find(|info| info.id() == id).context("the program is not loaded")
+}
+
+/// Replaces these bytes wherever they occur in the arrays that a program uses: whatever the layout of its rows, an
+/// address has the same bytes everywhere.
+pub(crate) fn replace_in_arrays(program: u32, from: [u8; 6], to: [u8; 6]) -> Result<()> {
+    const BPF_MAP_TYPE_ARRAY: u32 = 2;
+    let mut replaced = 0;
+    for id in loaded(program)?.map_ids()?.context("the kernel names no maps")? {
+        let map = MapInfo::from_id(id)?;
+        let map = map.fd()?.as_fd().try_clone_to_owned()?;
+        let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_raw_fd()))?;
+        let field = |name: &str| -> Result<u32> {
+            let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            Ok(value.context("the description of a map")?.trim().parse()?)
+        };
+        if field("map_type")? != BPF_MAP_TYPE_ARRAY || info.contains("frozen:\t1") {
+            continue;
+        }
+        let mut value = vec![0; usize::try_from(field("value_size")?)?];
+        for index in 0..field("max_entries")? {
+            let mut element = ElementAttributes {
+                map: raw(&map)?,
+                padding: 0,
+                key: (&raw const index) as u64,
+                value: value.as_mut_ptr() as u64,
+                flags: 0,
+            };
+            bpf(BPF_MAP_LOOKUP_ELEM, &mut element).context("read a row")?;
+            let places = (0..value.len().saturating_sub(5)).filter(|at| value[*at..at + 6] == from);
+            let places: Vec<usize> = places.collect();
+            for at in &places {
+                value[*at..at + 6].copy_from_slice(&to);
+            }
+            if !places.is_empty() {
+                element.value = value.as_ptr() as u64;
+                bpf(BPF_MAP_UPDATE_ELEM, &mut element).context("write a row")?;
+                replaced += places.len();
+            }
+        }
+    }
+    ensure!(replaced > 0, "no row has the address {from:02x?}");
+    Ok(())
+}
+
 /// A loaded program.
 #[derive(Debug)]
 pub(crate) struct Program(OwnedFd);
@@ -217,8 +279,19 @@ impl Program {
         Ok(Attached(descriptor(fd)?))
     }
 
+    /// The program with this id of the kernel.
+    pub(crate) fn of(id: u32) -> Result<Self> {
+        let info = loaded(id)?;
+        Ok(Self(info.fd()?.as_fd().try_clone_to_owned()?))
+    }
+
     /// Runs it `repeat` times on a packet; returns the mean duration in whole nanoseconds.
     pub(crate) fn test_run(&self, packet: &[u8], context: &[u8], repeat: u32) -> Result<Duration> {
+        Ok(self.run(packet, context, repeat)?.1)
+    }
+
+    /// [`Self::test_run`], also with the return value of the last run.
+    pub(crate) fn run(&self, packet: &[u8], context: &[u8], repeat: u32) -> Result<(u32, Duration)> {
         let mut attributes = RunAttributes {
             program: raw(&self.0)?,
             data_in_size: u32::try_from(packet.len())?,
@@ -228,8 +301,11 @@ impl Program {
             repeat,
             ..RunAttributes::default()
         };
-        bpf(BPF_PROG_TEST_RUN, &mut attributes).context("run the empty program")?;
-        Ok(Duration::from_nanos(attributes.duration.into()))
+        bpf(BPF_PROG_TEST_RUN, &mut attributes).context("run a program")?;
+        Ok((
+            attributes.return_value,
+            Duration::from_nanos(attributes.duration.into()),
+        ))
     }
 
     /// Transmits `count` copies of a frame as the program decides.

@@ -2,6 +2,7 @@
 //!
 //! All work is done in separate namespaces, which end with the process in any case.
 
+mod against;
 mod attach;
 mod bpf;
 mod cpu;
@@ -13,7 +14,11 @@ mod statistics;
 mod workload;
 mod xdp;
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, ValueEnum};
@@ -25,13 +30,16 @@ use serde_json::{Map, Value};
 #[derive(Debug, Parser)]
 #[command(name = "kni-bench", about)]
 struct Args {
-    /// Rounds; in each one every path is measured once, in another order.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    rounds: u32,
-    /// Seconds per path, workload and round.
-    #[arg(long, default_value_t = 1.0)]
-    seconds: f64,
-    /// Two rounds of 0.2 s and few attachments: shows that everything works, not how fast it is.
+    /// Rounds; in each one every path is measured once, in another order. By default 5, and 20 pairs with `--against`.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: Option<u32>,
+    /// Seconds per path, workload and round. By default 1, and 0.5 with `--against`.
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// Compare with another agent instead: its binary, or a checkout in which its release was built.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["parts", "paths", "measures"])]
+    against: Option<PathBuf>,
+    /// Two rounds of 0.2 s (6 pairs of 0.1 s) and few attachments: shows that everything works, not how fast it is.
     #[arg(long, conflicts_with_all = ["rounds", "seconds"])]
     quick: bool,
     /// Measure only this; may be repeated.
@@ -96,24 +104,16 @@ fn run(args: &Args) -> Result<()> {
         geteuid().is_root(),
         "must run as root: it makes namespaces and loads eBPF programs"
     );
-    let effort = if args.quick {
-        Effort {
-            rounds: 2,
-            each: Duration::from_millis(200),
-            quick: true,
-        }
-    } else {
-        let each = Duration::try_from_secs_f64(args.seconds).context("--seconds")?;
-        ensure!(each >= Duration::from_millis(50), "--seconds: at least 0.05");
-        Effort {
-            rounds: args.rounds,
-            each,
-            quick: false,
-        }
-    };
+    let effort = effort(args)?;
     let cpus = cpu::Cpus::choose(args.cpu)?;
     let mut json = Map::new();
     report::machine(&cpus, effort, &mut json)?;
+    if let Some(other) = &args.against {
+        let new = args.agent.clone().map_or_else(agent_binary, Ok)?;
+        let old = against::agent_at(other).with_context(|| other.display().to_string())?;
+        against::measure(&cpus, effort, [&new, &old], &mut json)?;
+        return write(args.json.as_deref(), json);
+    }
     let wanted = |part| args.parts.is_empty() || args.parts.contains(&part);
     if wanted(Part::Programs) {
         program::measure(&cpus, effort, args.ebpf_object.as_deref(), &mut json)?;
@@ -138,7 +138,30 @@ fn run(args: &Args) -> Result<()> {
             xdp::measure(&cpus, effort, &agent, &mut json)?;
         }
     }
-    if let Some(path) = &args.json {
+    write(args.json.as_deref(), json)
+}
+
+fn effort(args: &Args) -> Result<Effort> {
+    let pairs = args.against.is_some();
+    if args.quick {
+        return Ok(Effort {
+            rounds: if pairs { 6 } else { 2 },
+            each: Duration::from_millis(if pairs { 100 } else { 200 }),
+            quick: true,
+        });
+    }
+    let seconds = args.seconds.unwrap_or(if pairs { 0.5 } else { 1.0 });
+    let each = Duration::try_from_secs_f64(seconds).context("--seconds")?;
+    ensure!(each >= Duration::from_millis(50), "--seconds: at least 0.05");
+    Ok(Effort {
+        rounds: args.rounds.unwrap_or(if pairs { 20 } else { 5 }),
+        each,
+        quick: false,
+    })
+}
+
+fn write(path: Option<&Path>, json: Map<String, Value>) -> Result<()> {
+    if let Some(path) = path {
         let text = serde_json::to_string_pretty(&Value::Object(json))?;
         std::fs::write(path, text + "\n").with_context(|| path.display().to_string())?;
     }

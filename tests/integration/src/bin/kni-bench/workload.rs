@@ -1,8 +1,9 @@
 //! Runs workloads over a path: transactions, connections, a stream.
 
 use std::{
+    fs,
     io::{self, ErrorKind, Read as _, Write as _},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -33,6 +34,8 @@ pub(crate) enum Workload {
     UdpTransactions,
     /// One connection per byte in each direction, closed by a reset.
     Connections,
+    /// The same, closed by FIN of both sides.
+    ClosedConnections,
     /// As many bytes as possible on one TCP connection.
     Stream,
 }
@@ -123,6 +126,16 @@ impl Workload {
                     SockRef::from(&stream).set_linger(Some(Duration::ZERO))
                 })
             }
+            Self::ClosedConnections => {
+                release_closed()?;
+                let mut turn = servers.iter().cycle();
+                repeat(time, || {
+                    let mut stream = connect(*turn.next().unwrap_or(&server))?;
+                    ping(&mut stream)?;
+                    stream.shutdown(Shutdown::Write)?;
+                    stream.read(&mut [0]).map(drop)
+                })
+            }
             Self::Stream => {
                 let mut stream = connect(server)?;
                 let block = vec![0; BLOCK];
@@ -130,6 +143,12 @@ impl Workload {
             }
         }
     }
+}
+
+/// Makes the namespace of the calling thread release connections as soon as they are closed: `TIME_WAIT` would use up its
+/// ports.
+fn release_closed() -> Result<()> {
+    Ok(fs::write("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0")?)
 }
 
 fn unspecified(like: IpAddr) -> IpAddr {

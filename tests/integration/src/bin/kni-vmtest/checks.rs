@@ -19,9 +19,9 @@ use kni_model::EndpointId;
 use super::pods::{NETWORKS, PORT, Pod, Pods, XDP, addresses, host_ifname, host_mac, mac, v4, v6};
 
 /// Long, because the machine may be emulated.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// Time to wait before no answer counts as silence.
-const SILENCE: Duration = Duration::from_millis(400);
+pub(crate) const SILENCE: Duration = Duration::from_millis(400);
 
 /// Checks that both programs are attached to every host interface, and that every row is correct.
 pub(crate) fn attached(dataplane: &Dataplane, pods: &Pods) -> Result<()> {

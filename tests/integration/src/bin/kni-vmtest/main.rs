@@ -1,11 +1,15 @@
-//! Checks isolation on a machine with only a kernel: loads all programs, attaches them with the available hook, and
-//! proves with real packets that networks with the same addresses are isolated.
+//! Checks the dataplane on a machine with only a kernel: loads all programs and reports what the verifier counted,
+//! attaches them at each hook that the kernel has, and proves with real packets that networks with the same addresses
+//! are isolated, and that policy, services, egress and VLANs work.
 //!
 //! Prints `KNI-VM: PASS`, or `KNI-VM: FAIL` with the reason. It changes network namespaces and pins of its machine: run
 //! it in a virtual machine or in separate namespaces.
 
 mod checks;
 mod pods;
+mod tables;
+mod uplink;
+mod verifier;
 
 use std::process::ExitCode;
 
@@ -33,16 +37,36 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     let _reactor = runtime.enter();
-    let node = Namespaces::current("node")?;
     let options = DataplaneOptions {
         hook: HookChoice::Auto,
         ..programs::options(4096)?
     };
-    let opened = open(&options)?;
-    let mut pods = Pods::new(node);
+    verifier::report(&options.object)?;
+    let has_tcx = KernelVersion::current()? >= KernelVersion::new(6, 6, 0);
+    // The best hook last, as Auto selects it.
+    let choices = if has_tcx {
+        vec![(HookChoice::Clsact, Hook::Clsact), (HookChoice::Auto, Hook::Tcx)]
+    } else {
+        vec![(HookChoice::Auto, Hook::Clsact)]
+    };
+    for (choice, hook) in choices {
+        let options = DataplaneOptions {
+            hook: choice,
+            ..options.clone()
+        };
+        at_hook(&runtime, &options, hook).with_context(|| format!("at hook {}", hook.as_str()))?;
+        println!("passed at hook {}", hook.as_str());
+    }
+    Ok(())
+}
+
+/// Runs all checks on new pods, and removes everything again.
+fn at_hook(runtime: &tokio::runtime::Runtime, options: &DataplaneOptions, hook: Hook) -> Result<()> {
+    let opened = open(options, hook)?;
+    let mut pods = Pods::new(Namespaces::current("node")?);
     let result = runtime
         .block_on(pods.start(&opened.0))
-        .and_then(|()| check(&runtime, &options, opened, &pods));
+        .and_then(|()| check(runtime, options, hook, opened, &pods));
     let cleaned = runtime.block_on(pods.remove());
     let unpinned = dataplane::remove_pins(&options.root);
     result?;
@@ -50,13 +74,11 @@ fn run() -> Result<()> {
     Ok(unpinned?)
 }
 
-/// Loads every program through the verifier of this kernel; the selected hook must be the best one that the kernel
-/// supports.
-fn open(options: &DataplaneOptions) -> Result<(Dataplane, EventStream)> {
+/// Loads every program through the verifier of this kernel; the selected hook must be the expected one.
+fn open(options: &DataplaneOptions, expected: Hook) -> Result<(Dataplane, EventStream)> {
     let opened = Dataplane::open(options)?;
     opened.0.configure(&NodeConfig::default())?;
-    let has_tcx = KernelVersion::current()? >= KernelVersion::new(6, 6, 0);
-    let (hook, expected) = (opened.0.hook(), if has_tcx { Hook::Tcx } else { Hook::Clsact });
+    let hook = opened.0.hook();
     println!("programs are loaded, hook {}", hook.as_str());
     ensure!(
         hook == expected,
@@ -70,6 +92,7 @@ fn open(options: &DataplaneOptions) -> Result<(Dataplane, EventStream)> {
 fn check(
     runtime: &tokio::runtime::Runtime,
     options: &DataplaneOptions,
+    hook: Hook,
     opened: (Dataplane, EventStream),
     pods: &Pods,
 ) -> Result<()> {
@@ -78,9 +101,12 @@ fn check(
     checks::fast_path(pods)?;
     checks::spoofing(&opened.0, pods)?;
     checks::every_packet_is_counted(&opened.0, pods)?;
+    tables::policy(&opened.0, pods)?;
+    tables::services(&opened.0, pods)?;
+    runtime.block_on(uplink::check(&opened.0, pods))?;
     drop(opened);
     checks::isolation(pods).context("while no agent runs")?;
-    let (dataplane, _events) = open(options).context("opening again")?;
+    let (dataplane, _events) = open(options, hook).context("opening again")?;
     runtime.block_on(pods.adopt(&dataplane))?;
     checks::attached(&dataplane, pods).context("after adoption")?;
     checks::isolation(pods).context("after adoption")?;

@@ -69,7 +69,7 @@ pub(crate) fn host_ifname(id: u32) -> String {
     format!("kni{id}")
 }
 
-fn subnets() -> [IpNet; 2] {
+pub(crate) fn subnets() -> [IpNet; 2] {
     [IpNet::new_assert(v4(0).into(), 24), IpNet::new_assert(v6(0).into(), 64)]
 }
 
@@ -237,7 +237,7 @@ impl Pods {
     }
 }
 
-fn run(program: &str, arguments: &[&str]) -> Result<()> {
+pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<()> {
     let status = Command::new(program).args(arguments).status()?;
     ensure!(status.success(), "{program} {}: {status}", arguments.join(" "));
     Ok(())

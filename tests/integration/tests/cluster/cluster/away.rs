@@ -23,7 +23,7 @@ const POD_NAMES: [&str; 4] = ["late-0", "late-1", "late-2", "late-3"];
 /// Duration of the outage: a minute in long tests.
 fn absence() -> Duration {
     let long = kni_integration::long();
-    Duration::from_secs(if long { 60 } else { 20 })
+    Duration::from_secs(if long { 60 } else { 10 })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

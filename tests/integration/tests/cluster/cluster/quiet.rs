@@ -27,7 +27,9 @@ use serde_json::json;
 
 use super::scene::tenants;
 
-const PODS: usize = 12;
+const PODS: usize = 6;
+/// More than the interval of the rounds in which the agent reports what changes without a notification.
+const SILENCE: Duration = Duration::from_millis(1300);
 /// The minimum delay of reports to the API server. An attachment that takes longer may overlap with reports about its
 /// own start, as patches; no other request is allowed.
 const GATHERED: Duration = Duration::from_millis(50);
@@ -163,7 +165,7 @@ fn signal_api_server(cluster: &mut Cluster, signal: Signal) -> Result<()> {
     Ok(kill(Pid::from_raw(process.cast_signed()), signal)?)
 }
 
-/// Waits until the agent has sent no request for half a second.
+/// Waits until the agent has sent no request for [`SILENCE`].
 async fn silence(cluster: &Cluster, user: &str) -> Result<()> {
     let count = || -> Result<usize> {
         let audit = cluster.audit()?;
@@ -175,7 +177,7 @@ async fn silence(cluster: &Cluster, user: &str) -> Result<()> {
             if now != last {
                 (last, since) = (now, Instant::now());
             }
-            since.elapsed() > Duration::from_millis(500)
+            since.elapsed() > SILENCE
         });
         async { silent }
     })

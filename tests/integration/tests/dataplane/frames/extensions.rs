@@ -21,6 +21,11 @@ fn routing(kind: u8) -> Extension {
     Extension::Routing(kind, 0, vec![0; 4])
 }
 
+/// A routing header whose packet is still on its way to the address in it.
+fn unfinished(kind: u8) -> Extension {
+    Extension::Routing(kind, 1, vec![0; 20])
+}
+
 #[test]
 fn ipv6_extension_headers_are_walked() -> Result<()> {
     require!(root, netns, bpf, ip);
@@ -50,6 +55,14 @@ fn ipv6_extension_headers_are_walked() -> Result<()> {
             (
                 "routing type 0 behind others",
                 vec![hop(), destination(), routing(0)],
+                SourceRoute,
+            ),
+            ("routing type 2 with a segment left", vec![unfinished(2)], SourceRoute),
+            ("routing type 3 with a segment left", vec![unfinished(3)], SourceRoute),
+            ("routing type 4 with a segment left", vec![unfinished(4)], SourceRoute),
+            (
+                "routing type 253 with a segment left, behind others",
+                vec![hop(), destination(), unfinished(253)],
                 SourceRoute,
             ),
             ("hop-by-hop not first", vec![destination(), hop()], Malformed),

@@ -2,14 +2,15 @@
 
 use std::net::IpAddr;
 
+use super::table::{
+    A6, B6, BLUE_A, BLUE_B, DEFAULT_A, DEFAULT_B, FAMILIES, RED_A, RED_B, Table, UNUSED4, UNUSED6, from, ip, table, to,
+};
 use anyhow::Result;
-use kni_common::Verdict::{Delivered, FragmentWithoutFirst, Redirected, Truncated};
+use kni_common::Verdict::{Delivered, FragmentWithoutFirst, HostNotAllowed, NoDestination, Redirected, Truncated};
 use kni_integration::{
     frames::{Payload, TcpFlags},
     require,
 };
-
-use super::table::{BLUE_A, BLUE_B, DEFAULT_A, DEFAULT_B, FAMILIES, RED_A, RED_B, Table, from, ip, table, to};
 
 fn parts(source: IpAddr, destination: IpAddr, id: u16, payload: &Payload) -> Vec<Vec<u8>> {
     let mut whole = ip(source, destination);
@@ -99,6 +100,72 @@ fn fragments_alone_are_judged_by_what_they_show() -> Result<()> {
                     expected,
                 )?;
             }
+        }
+        Ok(())
+    })
+}
+
+/// The two fragments of an IPv6 datagram whose transport header lies behind destination options in the first.
+fn with_options(source: IpAddr, destination: IpAddr) -> [Vec<u8>; 2] {
+    let options = [17, 0, 1, 4, 0, 0, 0, 0];
+    let header = [4000_u16, 53, 24, 0].map(u16::to_be_bytes).concat();
+    let fragment = |bytes: &[u8], offset, more| {
+        let mut whole = ip(source, destination);
+        whole.id = 9;
+        whole.fragment(60, bytes, offset, more)
+    };
+    [
+        fragment(&[&options[..], &header].concat(), 0, true),
+        fragment(&[7; 16], 16, false),
+    ]
+}
+
+#[test]
+fn later_fragments_have_the_protocol_of_their_first() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    table("fragments with options", |table| {
+        let [first, later] = with_options(A6.into(), B6.into()).map(|packet| from(BLUE_A).frame(&packet));
+        table.sent("later before the first", BLUE_A, &later, FragmentWithoutFirst)?;
+        table.reaches("first", BLUE_A, &first, BLUE_B)?;
+        table.reaches("later", BLUE_A, &later, BLUE_B)?;
+        Ok(())
+    })
+}
+
+#[test]
+fn a_refused_first_fragment_vouches_for_nothing() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    table("refused fragments", |table| {
+        let payload = Payload::udp(4000, 53, &[7; 60]);
+        for (a, b) in FAMILIES {
+            let nobody = if a.is_ipv4() { UNUSED4.into() } else { UNUSED6.into() };
+            let packets = parts(a, nobody, 1, &payload);
+            let frame = |at: usize| from(BLUE_A).frame(&packets[at]);
+            table.sent("first to nobody", BLUE_A, &frame(0), NoDestination)?;
+            table.sent("later to nobody", BLUE_A, &frame(1), FragmentWithoutFirst)?;
+            let packets = parts(b, a, 2, &payload);
+            let frame = |at: usize| to(BLUE_A).frame(&packets[at]);
+            table.received("first from the stack", BLUE_A, &frame(0), HostNotAllowed)?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_first_fragment_vouches_for_half_a_minute() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    table("old fragments", |table| {
+        let hz = table.step.programs().dataplane().hz();
+        let payload = Payload::udp(4000, 53, &[7; 60]);
+        for (a, b) in FAMILIES {
+            table.step.flush()?;
+            let packets = parts(a, b, 1, &payload);
+            let frame = |at: usize| from(BLUE_A).frame(&packets[at]);
+            table.reaches("first", BLUE_A, &frame(0), BLUE_B)?;
+            table.step.age(29 * hz)?;
+            table.reaches("later after 29 s", BLUE_A, &frame(1), BLUE_B)?;
+            table.step.age(2 * hz)?;
+            table.sent("later after 31 s", BLUE_A, &frame(2), FragmentWithoutFirst)?;
         }
         Ok(())
     })

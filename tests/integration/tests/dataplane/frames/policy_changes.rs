@@ -11,7 +11,7 @@ use kni_integration::{
 use super::{
     policy::select,
     table::{
-        BLUE, BLUE_A, BLUE_B, DEFAULT_A, FAMILIES, family, from, ip, outside_like, service, table, tcp, to,
+        BLUE, BLUE_A, BLUE_B, DEFAULT, DEFAULT_A, FAMILIES, family, from, ip, outside_like, service, table, tcp, to,
         virtual_like,
     },
 };
@@ -149,6 +149,57 @@ fn an_answer_from_beyond_is_no_new_flow() -> Result<()> {
         table.sent("question", DEFAULT_A, &question, PassedToStack)?;
         select(table.step, DEFAULT_A, NOTHING + 10)?;
         table.sent("question, leaving denied", DEFAULT_A, &question, PolicyExternal)?;
+        Ok(())
+    })
+}
+
+/// What is known about a peer of another node or beyond may change while its flows are established: its labels, or the
+/// owner of its address.
+#[test]
+fn another_identity_of_a_peer_beyond_reaches_its_established_flows() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    table("identities beyond", |table| {
+        const ELSEWHERE: u32 = 2;
+        const FRIEND: u32 = 5;
+        const SET: u32 = 35;
+        for asked in [Asked::Ingress, Asked::Egress, Asked::External] {
+            table.step.allow(SET, FRIEND, asked, Allowed::Everything, 1)?;
+        }
+        select(table.step, DEFAULT_A, SET)?;
+        for (a, _) in FAMILIES {
+            let far = outside_like(a);
+            let prefix: ipnet::IpNet = far.into();
+            let name = |rest: &str| format!("{} {rest}", family(a));
+            let inbound = |flags| to(DEFAULT_A).frame(&ip(far, a).packet(&Payload::tcp(4000, 80, flags)));
+            let reply = |flags| from(DEFAULT_A).frame(&ip(a, far).packet(&Payload::tcp(80, 4000, flags)));
+            let outbound = from(DEFAULT_A).frame(&ip(a, far).packet(&Payload::udp(4000, 53, b"")));
+            let network = DEFAULT;
+            table.step.identify(network, prefix, FRIEND)?;
+            let syn = inbound(TcpFlags::SYN);
+            table.forwarded(&name("SYN of a friend"), ELSEWHERE, DEFAULT_A, &syn, Delivered)?;
+            table.sent(&name("SYN+ACK"), DEFAULT_A, &reply(TcpFlags::SYN_ACK), PassedToStack)?;
+            let data = inbound(TcpFlags::ACK);
+            table.forwarded(&name("data of a friend"), ELSEWHERE, DEFAULT_A, &data, Delivered)?;
+            table.sent(&name("question to a friend"), DEFAULT_A, &outbound, PassedToStack)?;
+            table.step.identify(network, prefix, FRIEND + 1)?;
+            table.forwarded(&name("data of a stranger"), ELSEWHERE, DEFAULT_A, &data, PolicyIngress)?;
+            table.sent(
+                &name("reply to a stranger"),
+                DEFAULT_A,
+                &reply(TcpFlags::ACK),
+                PolicyIngress,
+            )?;
+            table.sent(&name("question to a stranger"), DEFAULT_A, &outbound, PolicyEgress)?;
+            table.step.identify(network, prefix, FRIEND)?;
+            table.forwarded(&name("a friend again"), ELSEWHERE, DEFAULT_A, &data, Delivered)?;
+            table.sent(
+                &name("reply to a friend again"),
+                DEFAULT_A,
+                &reply(TcpFlags::ACK),
+                PassedToStack,
+            )?;
+            table.sent(&name("question to a friend again"), DEFAULT_A, &outbound, PassedToStack)?;
+        }
         Ok(())
     })
 }

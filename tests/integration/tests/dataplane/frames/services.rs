@@ -3,15 +3,19 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
-use kni_common::Verdict::{self, Delivered, NoService, PassedToStack};
+use kni_common::{
+    Direction,
+    Verdict::{self, Delivered, NoService, PassedToStack},
+};
 use kni_integration::{
     frames::{Extension, Ip, Payload, TcpFlags},
+    programs::{action_of, hex},
     require,
 };
 
 use super::table::{
-    BLUE, BLUE_A, BLUE_B, DEFAULT, DEFAULT_A, FAMILIES, RED_A, Table, family, from, ip, outside_like, service, table,
-    to, virtual_like,
+    A4, B4, BLUE, BLUE_A, BLUE_B, DEFAULT, DEFAULT_A, FAMILIES, RED_A, Table, VIRTUAL4, family, from, ip, outside_like,
+    service, table, to, virtual_like,
 };
 
 /// Ports of the service and of its backend.
@@ -240,5 +244,34 @@ fn known_flows_outlive_a_change_of_the_service() -> Result<()> {
             table.refused(&name("SYN behind the end"), BLUE_A, &late, Verdict::NoServicePort)?;
         }
         Ok(())
+    })
+}
+
+/// The kernel reuses a replaced row's memory at once: a program may read a part of each row.
+#[test]
+fn a_row_that_is_half_of_another_services_chooses_nobody() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    table("torn services", |table| {
+        let (mine, others) = (
+            (BLUE, VIRTUAL4.into(), 17, FRONT),
+            (BLUE, VIRTUAL4.into(), 17, FRONT + 1),
+        );
+        table.step.serve(mine, &service(1, &[(A4.into(), BACK)]))?;
+        table.step.serve(others, &service(2, &[(B4.into(), BACK)]))?;
+        let question = from(BLUE_A).frame(&ip(A4, VIRTUAL4).packet(&Payload::udp(CLIENT, FRONT, b"")));
+        table.step.tear_service(mine, others)?;
+        let ran = table.step.programs().run(Direction::FromPod, BLUE_A, &question)?;
+        ensure!(
+            ran.action == action_of(Verdict::DestinationNotReady),
+            "action {}: {}",
+            ran.action.cast_signed(),
+            hex(&ran.frame)
+        );
+        let drops = table.step.programs().dataplane().drops()?;
+        ensure!(
+            drops.iter().any(|drop| drop.reason == Verdict::DestinationNotReady),
+            "{drops:?}"
+        );
+        table.step.clear_counters()
     })
 }

@@ -30,8 +30,12 @@ fn a_full_share_stops_only_its_owners_new_flows() -> Result<()> {
             let flood = from(BLUE_A).frame(&ip(A4, B4).packet(&Payload::tcp(5000 + port, 80, TcpFlags::SYN)));
             table.sent("beyond the share", BLUE_A, &flood, FlowQuota)?;
         }
-        let udp = from(BLUE_A).frame(&ip(A4, B4).packet(&Payload::udp(4000, 53, b"")));
-        table.sent("of another protocol", BLUE_A, &udp, FlowQuota)?;
+        // Datagrams have a share of their own, twice as large: their flows end by time only.
+        let udp = |port| from(BLUE_A).frame(&ip(A4, B4).packet(&Payload::udp(port, 53, b"")));
+        for port in 0..10 {
+            table.reaches("a datagram within its share", BLUE_A, &udp(4000 + port), BLUE_B)?;
+        }
+        table.sent("a datagram beyond its share", BLUE_A, &udp(5000), FlowQuota)?;
         // Known flows continue in both directions, as do those of other endpoints.
         let known = from(BLUE_A).frame(&ip(A4, B4).packet(&Payload::tcp(4000, 80, TcpFlags::ACK)));
         table.reaches("the flooder's established flow", BLUE_A, &known, BLUE_B)?;
@@ -46,13 +50,16 @@ fn a_full_share_stops_only_its_owners_new_flows() -> Result<()> {
         let end = |flags| from(BLUE_A).frame(&ip(A4, B4).packet(&Payload::tcp(4001, 80, flags)));
         table.reaches("RST", BLUE_A, &end(TcpFlags::RST), BLUE_B)?;
         syn(table, "in the place of it", BLUE_A, 5000, BLUE_B)?;
-        table.sent("another one", BLUE_A, &udp, FlowQuota)?;
+        let another = from(BLUE_A).frame(&ip(A4, B4).packet(&Payload::tcp(5001, 80, TcpFlags::SYN)));
+        table.sent("another one", BLUE_A, &another, FlowQuota)?;
         let fin = from(BLUE_A).frame(&ip(A4, B4).packet(&Payload::tcp(4000, 80, TcpFlags::FIN_ACK)));
         table.reaches("FIN", BLUE_A, &fin, BLUE_B)?;
-        table.sent("while it is half closed", BLUE_A, &udp, FlowQuota)?;
+        table.sent("while it is half closed", BLUE_A, &another, FlowQuota)?;
         let fin = from(BLUE_B).frame(&ip(B4, A4).packet(&Payload::tcp(80, 4000, TcpFlags::FIN_ACK)));
         table.reaches("FIN of the other side", BLUE_B, &fin, BLUE_A)?;
-        table.reaches("when it is closed", BLUE_A, &udp, BLUE_B)?;
+        table.sent("while it has a row", BLUE_A, &another, FlowQuota)?;
+        table.reaches("the last ACK", BLUE_A, &known, BLUE_B)?;
+        table.reaches("when the row is gone", BLUE_A, &another, BLUE_B)?;
         // The agent counts again and resets the share.
         table.step.flush()?;
         table.step.clear_shares()?;
@@ -60,9 +67,10 @@ fn a_full_share_stops_only_its_owners_new_flows() -> Result<()> {
     })
 }
 
-/// Flows from the stack count for the receiving pod, because external peers have no share.
+/// Flows from the stack count for the receiving pod, because external peers have no share, but take nothing of what the
+/// pod may open itself.
 #[test]
-fn flows_from_the_stack_count_for_their_receiver() -> Result<()> {
+fn flows_from_the_stack_count_for_their_receiver_apart_from_its_own() -> Result<()> {
     require!(root, netns, bpf, ip);
     table("shares of receivers", |table| {
         let lifetimes = table.step.model.lifetimes;
@@ -83,6 +91,10 @@ fn flows_from_the_stack_count_for_their_receiver() -> Result<()> {
         let answer = from(DEFAULT_A).frame(&ip(A4, OUTSIDE4).packet(&Payload::udp(53, 5000, b"")));
         table.sent("its answer", DEFAULT_A, &answer, PassedToStack)?;
         table.received("to somebody else", DEFAULT_B, &asks(6000, DEFAULT_B, B4), Delivered)?;
+        let own = from(DEFAULT_A).frame(&ip(A4, OUTSIDE4).packet(&Payload::udp(4000, 53, b"")));
+        table.sent("its own question", DEFAULT_A, &own, PassedToStack)?;
+        let own = from(DEFAULT_A).frame(&ip(A4, OUTSIDE4).packet(&Payload::tcp(4000, 80, TcpFlags::SYN)));
+        table.sent("its own connection", DEFAULT_A, &own, PassedToStack)?;
         Ok(())
     })
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use kni_common::Verdict;
 use kni_integration::{
     frames::{Payload, TcpFlags},
@@ -169,6 +169,46 @@ fn errors_from_the_stack_are_about_what_the_pod_sent_there() -> Result<()> {
         }
         let reply = to(DEFAULT_A).frame(&ip(OUTSIDE4, A4).packet(&Payload::udp(53, 4000, b"answer")));
         table.received("IPv4 answer to the question", DEFAULT_A, &reply, Verdict::Delivered)?;
+        Ok(())
+    })
+}
+
+/// An RST from outside may be forged: the pod's TCP knows, and its next packet shows it.
+#[test]
+fn a_reset_from_outside_ends_nothing() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    table("resets from outside", |table| {
+        for (a, _) in FAMILIES {
+            let far = outside(a);
+            let sent = |flags| from(DEFAULT_A).frame(&ip(a, far).packet(&Payload::tcp(4000, 80, flags)));
+            let received = |flags| to(DEFAULT_A).frame(&ip(far, a).packet(&Payload::tcp(80, 4000, flags)));
+            let times = table.step.model.lifetimes;
+            table.step.flush()?;
+            table.sent("SYN", DEFAULT_A, &sent(TcpFlags::SYN), Verdict::PassedToStack)?;
+            table.received("SYN+ACK", DEFAULT_A, &received(TcpFlags::SYN_ACK), Verdict::Delivered)?;
+            table.sent("ACK", DEFAULT_A, &sent(TcpFlags::ACK), Verdict::PassedToStack)?;
+            for live in [true, false] {
+                table.received("RST", DEFAULT_A, &received(TcpFlags::RST), Verdict::Delivered)?;
+                table.step.compare_tables()?;
+                let lifetimes: Vec<u64> = table.step.model.flows.values().map(|row| row.lifetime).collect();
+                ensure!(lifetimes == [u64::from(times.tcp_closing)], "{lifetimes:?}");
+                if live {
+                    table.sent("data", DEFAULT_A, &sent(TcpFlags::ACK), Verdict::PassedToStack)?;
+                    table.step.compare_tables()?;
+                    let lifetimes: Vec<u64> = table.step.model.flows.values().map(|row| row.lifetime).collect();
+                    ensure!(lifetimes == [u64::from(times.tcp_established)], "{lifetimes:?}");
+                }
+            }
+            // The pod's own RST ends the flow at once.
+            table.sent(
+                "RST of the pod",
+                DEFAULT_A,
+                &sent(TcpFlags::RST),
+                Verdict::PassedToStack,
+            )?;
+            ensure!(table.step.model.flows.is_empty(), "rows are left");
+            table.step.compare_tables()?;
+        }
         Ok(())
     })
 }

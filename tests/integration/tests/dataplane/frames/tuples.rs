@@ -144,6 +144,29 @@ fn a_row_that_was_evicted_is_put_back_as_it_was() -> Result<()> {
     })
 }
 
+/// Either row of a translated flow may be evicted without the other. An answer alone leads to no flow; the opener's next
+/// packet in a later window writes the row again.
+#[test]
+fn a_translated_row_that_was_evicted_is_written_again() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    each("evicted translations", |table, ends| {
+        ends.asks(table, "SYN", true, SYN)?;
+        ends.answers(table, "SYN+ACK", true, SYN_ACK)?;
+        ends.asks(table, "ACK", true, TcpFlags::ACK)?;
+        table.step.evict(&kni_integration::model::Flow {
+            network: BLUE,
+            protocol: 6,
+            source: (ends.b, 8080),
+            destination: (ends.a, 4000),
+        })?;
+        table.step.age(300)?;
+        ends.asks(table, "data behind the eviction", true, TcpFlags::ACK)?;
+        table.step.compare_tables()?;
+        ends.answers(table, "answer behind it", true, TcpFlags::ACK)?;
+        Ok(())
+    })
+}
+
 #[test]
 fn a_packet_to_the_wrong_side_of_a_service_is_a_flow_of_its_own() -> Result<()> {
     require!(root, netns, bpf, ip);

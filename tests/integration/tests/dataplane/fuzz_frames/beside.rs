@@ -6,7 +6,7 @@ use anyhow::Result;
 use fastrand::Rng;
 use ipnet::IpNet;
 use kni_integration::{
-    model::{ANYBODY, Allowed, Asked, Backend, Enforced, Front, Lifetimes, PortRow, Service},
+    model::{ANYBODY, Allowed, Asked, Backend, Enforced, Front, Lifetimes, PortRow, Service, World},
     programs::{INTERFACES, Lockstep},
 };
 
@@ -21,6 +21,7 @@ pub(super) const LIFETIMES: Lifetimes = Lifetimes {
     tcp_established: STEP * 13 / 2,
     tcp_closing: STEP * 3 / 2,
     other_new: STEP * 3 / 2,
+    udp_replied: STEP * 5 / 2,
     udp_established: STEP * 9 / 2,
     sctp_established: STEP * 11 / 2,
     other_established: STEP * 7 / 2,
@@ -29,6 +30,13 @@ pub(super) const LIFETIMES: Lifetimes = Lifetimes {
 const SETS: u32 = 6;
 const PORT_SETS: std::ops::Range<u32> = 10..14;
 const IDENTITIES: u32 = 4;
+/// Prefixes outside of the node, and their first identities.
+const OUTSIDE: [(&str, u32); 4] = [
+    ("198.51.100.0/24", 1),
+    ("198.51.100.2/32", 2),
+    ("2001:db8::/32", 1),
+    ("2001:db8::3/128", 3),
+];
 /// Virtual addresses of each family.
 pub(super) const VIRTUAL: u32 = 3;
 
@@ -76,12 +84,7 @@ pub(super) fn begin(rng: &mut Rng, step: &mut Lockstep, networks: u32) -> Result
         }
     }
     for network in 1..=networks {
-        for (prefix, identity) in [
-            ("198.51.100.0/24", 1),
-            ("198.51.100.2/32", 2),
-            ("2001:db8::/32", 1),
-            ("2001:db8::3/128", 3),
-        ] {
+        for (prefix, identity) in OUTSIDE {
             step.identify(network, prefix.parse()?, identity)?;
         }
     }
@@ -138,17 +141,29 @@ pub(super) fn one(rng: &mut Rng, step: &mut Lockstep, networks: u32) -> Result<(
 
 fn enforce(rng: &mut Rng, step: &mut Lockstep) -> Result<()> {
     let id = rng.u32(1..=INTERFACES);
-    let policy = if rng.bool() { 0 } else { rng.u32(1..=SETS) };
-    let mut identity = || rng.u32(0..IDENTITIES);
-    let enforced = Enforced {
-        policy,
-        identity4: identity(),
-        identity6: identity(),
-    };
+    let enforced = enforced(rng);
     step.enforce(id, enforced)
 }
 
-fn front(rng: &mut Rng, networks: u32) -> Front {
+/// Any policies of an endpoint.
+pub(super) fn enforced(rng: &mut Rng) -> Enforced {
+    let policy = if rng.bool() { 0 } else { rng.u32(1..=SETS) };
+    let mut identity = || rng.u32(0..IDENTITIES);
+    Enforced {
+        policy,
+        identity4: identity(),
+        identity6: identity(),
+    }
+}
+
+/// Any identity of a prefix outside of the node.
+pub(super) fn identity(rng: &mut Rng) -> (IpNet, u32) {
+    let (prefix, _) = pick(rng, &OUTSIDE);
+    (prefix.parse().expect("a prefix"), rng.u32(1..IDENTITIES))
+}
+
+/// The key of any service port.
+pub(super) fn front(rng: &mut Rng, networks: u32) -> Front {
     let host = rng.u32(1..=VIRTUAL);
     let address: IpAddr = if rng.bool() {
         virtual4(host).into()
@@ -161,29 +176,26 @@ fn front(rng: &mut Rng, networks: u32) -> Front {
 
 fn serve(rng: &mut Rng, step: &mut Lockstep, networks: u32) -> Result<()> {
     let front = front(rng, networks);
-    let known = step.model.world.services.fronts.get(&front).map(|service| service.id);
-    let next = step
-        .model
-        .world
-        .services
-        .fronts
-        .values()
-        .map(|service| service.id)
-        .max()
-        .unwrap_or(0)
-        + 1;
+    let service = service(rng, &step.model.world, &front);
+    step.serve(front, &service)
+}
+
+/// Any service port with the key.
+pub(super) fn service(rng: &mut Rng, world: &World, front: &Front) -> Service {
+    let fronts = &world.services.fronts;
+    let known = fronts.get(front).map(|service| service.id);
+    let next = fronts.values().map(|service| service.id).max().unwrap_or(0) + 1;
     let count = pick(rng, &[0, 1, 1, 1, 2, 3]);
     let mut backends: Vec<Backend> = (0..count).map(|_| backend(rng, front.1.is_ipv4())).collect();
     // A later fragment identifies the address of its destination, but not the port.
     backends.sort_unstable();
     backends.dedup_by_key(|backend| backend.0);
-    let service = Service {
+    Service {
         id: known.unwrap_or(next),
         backends,
         local_only: rng.bool(),
         affinity: if rng.u32(0..4) == 0 { STEP * 3 / 2 } else { 0 },
-    };
-    step.serve(front, &service)
+    }
 }
 
 fn backend(rng: &mut Rng, is_v4: bool) -> Backend {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use fastrand::Rng;
 use ipnet::IpNet;
 use kni_integration::{
-    model::Endpoint,
+    model::{Endpoint, World},
     programs::{INTERFACES, Lockstep},
 };
 
@@ -110,10 +110,18 @@ fn one(rng: &mut Rng, step: &mut Lockstep) -> Result<()> {
     }
 }
 
-/// Publishes the slot's next owner, in any network, with any address that is free there.
+/// Publishes the slot's next owner.
 fn join(rng: &mut Rng, step: &mut Lockstep, id: u32) -> Result<()> {
+    match newcomer(rng, &step.model.world, id) {
+        Some(endpoint) => step.publish(id, &endpoint),
+        None => Ok(()),
+    }
+}
+
+/// An owner of the slot, in any network, with any address that is free there.
+pub(super) fn newcomer(rng: &mut Rng, world: &World, id: u32) -> Option<Endpoint> {
     let taken = |network, host| {
-        let mut others = (1..=INTERFACES).filter_map(|other| step.model.world.endpoint(other));
+        let mut others = (1..=INTERFACES).filter_map(|other| world.endpoint(other));
         others.any(|other| {
             let same = other.ipv4 == Some(address4(host)) || other.ipv6 == Some(address6(host));
             other.network == network && same
@@ -126,13 +134,10 @@ fn join(rng: &mut Rng, step: &mut Lockstep, id: u32) -> Result<()> {
             free = Some((network, host));
         }
     }
-    let Some((network, host)) = free else { return Ok(()) };
+    let (network, host) = free?;
     let families = rng.u32(0..6);
     let host_access = (network == NETWORKS) != (rng.u32(0..10) == 0);
-    step.publish(
-        id,
-        &endpoint(id, network, host, families != 0, families != 1, host_access),
-    )
+    Some(endpoint(id, network, host, families != 0, families != 1, host_access))
 }
 
 fn endpoint(id: u32, network: u32, host: u32, v4: bool, v6: bool, host_access: bool) -> Endpoint {

@@ -4,10 +4,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use fastrand::Rng;
-use kni_common::IFINDEX_BASE;
+use kni_common::{Direction, IFINDEX_BASE};
 use kni_integration::{
     frames::{Extension, Ip, Link, Payload, TcpFlags, arp_request, neighbour_solicitation},
-    model::{Endpoint, Seen},
+    model::{Endpoint, Flow, Seen},
     programs::{FOREIGN, INTERFACES, Lockstep, runnable},
 };
 
@@ -93,6 +93,56 @@ pub(super) fn frame(rng: &mut Rng, id: u32, known: Option<&Endpoint>) -> Vec<u8>
         1 => arp(rng, id, from),
         2 => solicitation(rng, id, from),
         _ => link.frame(&packet(rng, from, to)),
+    }
+}
+
+/// A whole packet of a flow at that position, with any TCP flags.
+pub(super) fn packet_of(rng: &mut Rng, seen: Seen, flow: &Flow) -> Vec<u8> {
+    let ((source, from), (destination, to)) = (flow.source, flow.destination);
+    let v4 = source.is_ipv4();
+    let data = noise(rng, 40);
+    let payload = match flow.protocol {
+        6 => Payload::Tcp {
+            source_port: from,
+            destination_port: to,
+            flags: pick(
+                rng,
+                &[
+                    TcpFlags::ACK,
+                    TcpFlags::ACK,
+                    TcpFlags::ACK,
+                    TcpFlags::SYN_ACK,
+                    TcpFlags::SYN,
+                    TcpFlags::FIN_ACK,
+                    TcpFlags::FIN_ACK,
+                    TcpFlags::RST,
+                ],
+            ),
+            sequence: 1,
+            data,
+        },
+        17 => Payload::udp(from, to, &data),
+        132 => Payload::sctp_init(from, to),
+        1 | 58 if v4 == (flow.protocol == 1) => echo(rng, v4, from, to),
+        protocol => Payload::Raw { protocol, bytes: data },
+    };
+    let link = match seen.direction {
+        Direction::FromPod => Link::new(mac(seen.endpoint), host_mac(seen.endpoint)),
+        _ => Link::new(host_mac(seen.endpoint), mac(seen.endpoint)),
+    };
+    link.frame(&Ip::new(source, destination).packet(&payload))
+}
+
+/// A request, whose identifier is in place of the source port, or a reply.
+fn echo(rng: &mut Rng, v4: bool, from: u16, to: u16) -> Payload {
+    let data = noise(rng, 20);
+    if from != 0 {
+        return Payload::echo_request(v4, from, 1, &data);
+    }
+    Payload::Icmp {
+        kind: if v4 { 0 } else { 129 },
+        code: 0,
+        body: [&to.to_be_bytes()[..], &[0, 1], &data].concat(),
     }
 }
 

@@ -3,7 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context as _, Result, ensure};
-use kni_common::{Direction, layout::ALL_MAPS};
+use kni_common::{
+    Direction,
+    layout::{ALL_MAPS, MapKind},
+};
 use kni_dataplane::{Dataplane, DataplaneOptions, HookChoice};
 use kni_integration::{
     Namespaces,
@@ -102,64 +105,66 @@ const ORDINAL: u64 = 321;
 const IDENTITY: u64 = 2345;
 const SERVICE: u64 = 3456;
 const SET: u32 = 8;
+/// Network 77 and protocol 17 in the key of a flow.
+const UDP_IN_77: u64 = (77 << 8) + 17;
 const PORTS: u32 = 9;
 
 const FIELDS: &[Fields] = &[
     (
         "ENDPOINTS",
         &[
+            "from_pod",
+            "to_pod",
+            "destination",
+            "source",
             "network",
             "generation",
             "incarnation",
+            "epoch",
             "flags",
-            "policy",
-            "identity4",
-            "identity6",
             "ipv4",
             "ipv6",
-            "mac",
-            "host_mac",
-            "ifindex",
         ],
         ("network", 77),
+    ),
+    (
+        "ENDPOINT_POLICIES",
+        &["policy", "identity4", "identity6", "ifindex"],
+        ("policy", SET as u64),
     ),
     (
         "ADDRESSES",
         &["network", "address", "endpoint", "incarnation"],
         ("network", 77),
     ),
-    ("ROUTES", &["prefix_len", "network", "address", "action"], ("action", 2)),
+    (
+        "ROUTES",
+        &["prefix_len", "network", "address", "action", "flags", "node"],
+        ("action", 2),
+    ),
     (
         "FLOWS4",
         &[
-            "network",
+            "scope",
+            "first",
+            "second",
+            "ports",
+            "last_seen",
+            "lifetime",
+            "first_kind",
+            "second_kind",
+            "flags",
+            "id",
+            "generation",
             "source",
             "destination",
-            "ports",
-            "protocol",
-            "last_seen",
-            "source_generation",
-            "destination_generation",
-            "destination",
-            "lifetime",
-            "kind",
-            "flags",
-            "address",
         ],
-        ("protocol", 17),
+        ("scope", UDP_IN_77),
     ),
     (
         "FLOWS6",
-        &[
-            "network",
-            "source",
-            "destination",
-            "ports",
-            "protocol",
-            "last_seen",
-            "kind",
-        ],
-        ("protocol", 17),
+        &["scope", "first", "second", "ports", "flags"],
+        ("scope", UDP_IN_77),
     ),
     (
         "FRAGMENTS",
@@ -170,6 +175,7 @@ const FIELDS: &[Fields] = &[
             "destination",
             "protocol",
             "direction",
+            "seen",
             "ports",
         ],
         ("direction", 1),
@@ -178,7 +184,7 @@ const FIELDS: &[Fields] = &[
     (
         "DROPS",
         &["endpoint", "verdict", "direction", "packets", "bytes"],
-        ("verdict", 15),
+        ("verdict", 39),
     ),
     ("EVENT_GATES", &["window", "drops", "flows", "lost"], ("drops", 2)),
     (
@@ -186,7 +192,19 @@ const FIELDS: &[Fields] = &[
         &["hz", "tcp_established", "flows_per_endpoint"],
         ("flows_per_endpoint", SHARE),
     ),
-    ("FLOW_SHARES", &["counted", "opened", "window"], ("opened", 2)),
+    (
+        "FLOW_SHARES",
+        &[
+            "window",
+            "limit",
+            "connections",
+            "datagrams",
+            "inbound",
+            "counted",
+            "opened",
+        ],
+        ("opened", 2),
+    ),
     (
         "POLICY",
         &["set", "identity", "direction", "ports", "rule"],
@@ -222,8 +240,12 @@ const FIELDS: &[Fields] = &[
         ("version", 2),
     ),
     ("MASQUERADE", &["ipv4", "first", "last", "ipv6"], ("last", 0)),
-    // These maps are empty here: their rows require an uplink, or interfaces of CNI plugins.
+    // These maps are empty here: their rows require an uplink, fragments for pods, or interfaces of CNI plugins.
+    ("FRAGMENTS_OUTSIDE", &[], NO_ROW),
+    ("NAT4", &[], NO_ROW),
+    ("NAT6", &[], NO_ROW),
     ("INTERFACES", &[], NO_ROW),
+    ("NODES", &["underlay", "generation", "mtu", "ifindex"], ("mtu", 0)),
     ("HOST_PORTS", &[], NO_ROW),
     ("SOURCES", &[], NO_ROW),
 ];
@@ -239,10 +261,10 @@ fn bpftool_shows_the_fields_of_every_map() -> Result<()> {
         for spec in ALL_MAPS {
             let path = folder.join(spec.name);
             let path = path.to_str().context("a path")?;
-            if spec.name == "EVENTS" {
+            if spec.kind == MapKind::RingBuf {
                 // A ring buffer has no rows: bpftool cannot dump one.
                 let shown = node.run("bpftool", &["map", "show", "pinned", path])?;
-                ensure!(shown.contains("ringbuf") && shown.contains("EVENTS"), "{shown}");
+                ensure!(shown.contains("ringbuf") && shown.contains(spec.name), "{shown}");
                 continue;
             }
             let (_, fields, value) = FIELDS

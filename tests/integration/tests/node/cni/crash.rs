@@ -4,7 +4,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use kni_integration::{Agent, eventually_sync, require};
+use kni_integration::{Agent, eventually_sync, long, require};
 use serde_json::json;
 
 use super::scene::{Call, PATIENCE, Scene};
@@ -17,7 +17,8 @@ async fn b18_an_agent_that_dies_during_add_leaves_one_address_or_none() -> Resul
     let before = scene.stage.picture().await?;
     let call = Call::new("abc", "web-0");
     // The kills cover the time from before the connection until after the answer.
-    for delay in [0, 1, 2, 3, 4, 5, 6, 8, 10, 14] {
+    let step = if long() { 1 } else { 2 };
+    for delay in [0, 1, 2, 3, 4, 5, 6, 8, 10, 14].into_iter().step_by(step) {
         let (node, options) = (&scene.stage.node, scene.stage.options.clone());
         let (outcome, agent) = std::thread::scope(|scope| -> Result<_> {
             let adding = scope.spawn(|| scene.call("ADD", &call));
@@ -43,9 +44,12 @@ async fn b18_an_agent_that_dies_during_add_leaves_one_address_or_none() -> Resul
     scene.stage.assert_as(&before).await
 }
 
-/// Number of containers with concurrent calls, and kills.
+/// Number of containers with concurrent calls.
 const WORKERS: usize = 4;
-const KILLS: u64 = 12;
+
+fn kills() -> u64 {
+    if long() { 12 } else { 6 }
+}
 
 /// Adds and deletes until `stop`, as a runtime does: a failed ADD is followed by a DEL, and a DEL is repeated until it
 /// succeeds. Counts the pods.
@@ -96,14 +100,14 @@ async fn kills_at_any_moment_of_add_and_del_leak_nothing() -> Result<()> {
     })?;
     scene.stage.agent = agent;
     let pods = lives.load(Ordering::Relaxed);
-    assert!(u64::from(pods) > KILLS, "only {pods} pods lived: this was no storm");
+    assert!(u64::from(pods) > kills(), "only {pods} pods lived: this was no storm");
     scene
         .until("the end of pending deletes", || async {
             Ok(scene.pending()?.is_empty())
         })
         .await?;
     assert_eq!((scene.used("default").await?, scene.used("blue").await?), (0, 0));
-    println!("{pods} pods lived through {KILLS} kills");
+    println!("{pods} pods lived through {} kills", kills());
     scene.stage.assert_as(&before).await
 }
 
@@ -116,7 +120,7 @@ fn storm(scene: &Scene) -> Result<Agent> {
         )
     };
     let mut agent: Option<Agent> = None;
-    for number in 0..KILLS {
+    for number in 0..kills() {
         // Each at a different moment of a call, which takes a few milliseconds.
         std::thread::sleep(Duration::from_millis(150 + number * 37 % 200));
         match &mut agent {

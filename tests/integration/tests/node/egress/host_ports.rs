@@ -1,6 +1,14 @@
 //! Tests ports of the node that lead to pods.
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
@@ -14,11 +22,16 @@ use kni_proto::kni::{PortMapping, Protocol};
 
 use super::{
     FAMILIES, PORT,
-    world::{PATIENCE, World},
+    world::{APPLIED, PATIENCE, World},
 };
 
 const SHORT: Duration = Duration::from_millis(400);
 const NODE_PORT: u16 = 30_080;
+/// Pods that are attached while the agent is busy.
+const SHOWN: u16 = 20;
+/// Ports of another pod, in both families.
+const MANY: u16 = 1800;
+const MANY_FROM: u16 = 20_000;
 /// A second address of the node.
 const SECOND_V4: &str = "198.51.100.3";
 
@@ -53,15 +66,15 @@ fn both(port: u16, host_ip: &str) -> Vec<PortMapping> {
         .to_vec()
 }
 
-fn silent(client: &Namespaces, to: IpAddr, port: u16) {
+fn refused(client: &Namespaces, to: IpAddr, port: u16) {
     // The node itself answers that the port is closed.
     assert_eq!(
-        tcp_get(client, to, port, SHORT),
+        tcp_get(client, to, port, PATIENCE),
         Err(NoAnswer::Refused),
         "TCP {to} {port}"
     );
     assert_eq!(
-        udp_ask(client, to, port, SHORT),
+        udp_ask(client, to, port, PATIENCE),
         Err(NoAnswer::Refused),
         "UDP {to} {port}"
     );
@@ -107,7 +120,7 @@ async fn a_port_of_the_node_leads_to_the_pod() -> Result<()> {
     for v4 in FAMILIES {
         answers(&client, node(v4)?, NODE_PORT, "pod")?;
         answers(&client, node(v4)?, NODE_PORT + 1, "blue")?;
-        silent(&client, node(v4)?, NODE_PORT + 2);
+        refused(&client, node(v4)?, NODE_PORT + 2);
     }
     world.stage.agent.kill9()?;
     for v4 in FAMILIES {
@@ -121,13 +134,43 @@ async fn a_port_of_the_node_leads_to_the_pod() -> Result<()> {
     // The ports are removed with the pods, and the programs with the last port.
     world.stage.kubelet.delete_network(&pod.id).await?;
     for v4 in FAMILIES {
-        silent(&client, node(v4)?, NODE_PORT);
+        refused(&client, node(v4)?, NODE_PORT);
         answers(&client, node(v4)?, NODE_PORT + 1, "blue")?;
     }
     world.stage.kubelet.delete_network(&blue.id).await?;
     world.wait_for_uplink(|uplink| uplink.programs.is_empty()).await?;
     watch.assert_clean();
     Ok(())
+}
+
+/// Changes a route of the node all the time, which makes the agent read the node's network again.
+fn disturb(node: &Namespaces, stop: &AtomicBool) -> Result<()> {
+    while !stop.load(Ordering::Relaxed) {
+        node.ip(&["route add blackhole 192.0.2.0/24", "route del blackhole 192.0.2.0/24"])?;
+    }
+    Ok(())
+}
+
+/// Also while the agent is busy with a change of the node's network.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_status_has_the_ports_of_every_pod_that_was_attached() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    let world = World::start("shown", Manifest::overlapping(), &[]).await?;
+    // Many ports, so that the agent is busy for long.
+    let many = (0..MANY).map(|number| mapping(Protocol::Udp, MANY_FROM + number, ""));
+    run(&world.stage, "shown", &[], many.collect()).await?;
+    let node: Namespaces = (*world.stage.node).clone();
+    let stop = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&stop);
+    let disturbing = thread::spawn(move || disturb(&node, &told));
+    for number in 0..SHOWN {
+        let pod = format!("shown-{number}");
+        run(&world.stage, &pod, &[], both(NODE_PORT + number, "")).await?;
+        let rows = u32::from(MANY) * 2 + u32::from(number + 1) * 4;
+        assert_eq!(world.uplink().await?.host_ports, rows, "after {pod} was attached");
+    }
+    stop.store(true, Ordering::Relaxed);
+    disturbing.join().expect("it does not panic")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -206,19 +249,9 @@ fn guard(from: &[&str]) -> Manifest {
 
 /// Sends requests until the answer is as expected: a policy is applied shortly after its manifest.
 async fn wait_for(client: &Namespaces, v4: bool, wanted: impl Fn(&Result<String, NoAnswer>) -> bool) -> Result<()> {
-    eventually(Duration::from_secs(5), async || {
+    eventually(APPLIED, async || {
         let got = tcp_get(client, node(v4)?, NODE_PORT, SHORT).map(|answer| answer.identity);
         ensure!(wanted(&got), "it stays {got:?}");
-        Ok(())
-    })
-    .await
-}
-
-/// Waits until more than `before` packets to the pod were dropped by policy at the uplink.
-async fn wait_for_more_drops(world: &World, pod: &Pod, before: u64) -> Result<()> {
-    eventually(Duration::from_secs(5), async || {
-        let now = world.stage.drops(pod, "from_uplink", "policy_ingress").await?;
-        ensure!(now > before, "no more than {before} drops are counted");
         Ok(())
     })
     .await
@@ -241,8 +274,11 @@ async fn policies_hold_for_node_ports() -> Result<()> {
         let before = world.stage.drops(&pod, "from_uplink", "policy_ingress").await?;
         assert!(before > 0, "counted as the pod's");
         assert_eq!(udp_ask(&client, node(v4)?, NODE_PORT, SHORT), Err(NoAnswer::Timeout));
-        // At least: connections from before the policy may still retransmit their last segments.
-        wait_for_more_drops(&world, &pod, before).await?;
+        // From: connections from before the policy may still repeat their last segments.
+        world
+            .stage
+            .wait_for_drops_from(&pod, "from_uplink", "policy_ingress", before + 1)
+            .await?;
     }
     // The pod and its policy see the client's own address: IPv4 only.
     apply(&["203.0.113.80/32"])?;

@@ -14,7 +14,7 @@ use kni_integration::{
 
 use super::{
     PORT,
-    world::{PATIENCE, World, masquerading, pool, server},
+    world::{APPLIED, PATIENCE, World, masquerading, pool, server},
 };
 
 /// A MAC address of no host.
@@ -54,7 +54,7 @@ fn answered(world: &World, target: &str) -> Result<Option<[u8; 6]>> {
 /// were `before`.
 async fn refused(world: &World, pod: &Pod, (address, reason): (&str, &str), before: u64) -> Result<u64> {
     Manifest::apply(&[policy(&[address])], &world.stage.node)?;
-    eventually(Duration::from_secs(5), async || {
+    eventually(APPLIED, async || {
         let log = world.stage.agent.log();
         let told = log.lines().any(|line| line.contains(address) && line.contains(reason));
         ensure!(told, "{address}: the agent does not say `{reason}`:\n{log}");
@@ -63,7 +63,7 @@ async fn refused(world: &World, pod: &Pod, (address, reason): (&str, &str), befo
     .await?;
     // Nothing leaves with another address either.
     let v4 = !address.contains(':');
-    let drops = eventually(Duration::from_secs(5), async || {
+    let drops = eventually(APPLIED, async || {
         let got = udp_ask(&pod.inside, server(v4).ip(), PORT, SHORT);
         ensure!(got.is_err(), "{address}: the pod leaves with another address: {got:?}");
         let drops = world.stage.drops(pod, "from_pod", "egress_address").await?;
@@ -128,7 +128,7 @@ async fn addresses_of_others_are_refused_with_the_reason() -> Result<()> {
         println!("{address}: refused, {reason}");
     }
     Manifest::apply(&[policy(&[FREE])], &world.stage.node)?;
-    eventually(Duration::from_secs(5), async || {
+    eventually(APPLIED, async || {
         let answer = tcp_get(&pod.inside, server(true).ip(), PORT, PATIENCE);
         let client = answer.as_ref().map(|answer| answer.client.ip().to_string());
         ensure!(client.as_deref() == Ok(FREE), "{answer:?}");
@@ -149,7 +149,7 @@ async fn an_address_that_is_lost_stops_flows_that_have_it() -> Result<()> {
     let of_team = pool("one", &["198.51.100.64/28"], "team");
     Manifest::apply(&[of_team, policy(&[FREE])], &world.stage.node)?;
     world.wait_for_uplink(|uplink| uplink.dedicated == [FREE]).await?;
-    eventually(Duration::from_secs(5), async || {
+    eventually(APPLIED, async || {
         let answer = udp_ask(&pod.inside, server(true).ip(), PORT, SHORT);
         ensure!(answer.is_ok(), "{answer:?}");
         Ok(())
@@ -161,7 +161,7 @@ async fn an_address_that_is_lost_stops_flows_that_have_it() -> Result<()> {
     world.wait_for_uplink(|uplink| uplink.dedicated.is_empty()).await?;
     let capture = PacketSocket::open(&world.outside.router, "fabric0")?;
     let drops = world.stage.drops(&pod, "from_pod", "egress_address").await?;
-    eventually(Duration::from_secs(5), async || {
+    eventually(APPLIED, async || {
         let now = world.stage.drops(&pod, "from_pod", "egress_address").await?;
         ensure!(
             now >= drops + 20,

@@ -27,8 +27,8 @@ const OWN: std::ops::Range<u16> = 4000..4008;
 /// Ports of the server.
 const THERE: [u16; 2] = [9000, 9001];
 const STEPS: u64 = 2000;
-/// A flow without an answer expires after 30 s.
-const STALE: Duration = Duration::from_secs(15);
+/// A UDP flow expires 10 s after an answer, a flow without an answer after 30 s.
+const STALE: Duration = Duration::from_secs(5);
 /// The port of a connection that both sides have closed is free from the next tick on.
 const TICK: Duration = Duration::from_millis(12);
 
@@ -64,7 +64,7 @@ struct Run {
     rng: Rng,
     wire: Wire,
     live: BTreeMap<Key, Live>,
-    /// Ports of connections that their pods have replaced.
+    /// Ports of connections that their pods have replaced, or that the server has reset.
     ghosts: BTreeSet<(Way, u16)>,
     closed_at: Instant,
     refused: u64,
@@ -155,6 +155,8 @@ impl Run {
             self.send(key, TcpFlags::RST)?;
         } else {
             self.answer(key, TcpFlags::RST)?;
+            // It may be forged: the pod's next packet would continue with the port.
+            self.ghosts.insert((key.way, self.live[&key].port));
         }
         self.remove(key);
         Ok(())

@@ -2,9 +2,9 @@
 
 use std::{fs, net::IpAddr, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
-    Manifest, Namespaces, Node, NodeSnapshot, Outside,
+    Manifest, Namespaces, Node, NodeSnapshot, Outside, eventually,
     node::{FABRIC_V4, FABRIC_V6, NODE_V4, NODE_V6},
     require,
     traffic::tcp_get,
@@ -244,5 +244,28 @@ async fn cleaning_up_leaves_the_uplink_as_it_was() -> Result<()> {
             .collect();
         assert!(left.is_empty(), "{hook}: {left:#?}");
     }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interface_without_ethernet_headers_is_refused_by_name() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    let node = Node::new("tunnel")?;
+    let outside = Outside::new(&node)?;
+    node.ip(&["tuntap add dev tun0 mode tun", "link set tun0 up"])?;
+    node.add_address("tun0", "198.51.100.9/24")?;
+    let world = World::on(node, outside, masquerading(), &["--uplink", "tun0"]).await?;
+    let told = eventually(Duration::from_secs(5), async || {
+        let reasons = world.stage.status().await?.reasons.join("; ");
+        ensure!(reasons.contains("tun0"), "{reasons:?}");
+        Ok(reasons)
+    })
+    .await?;
+    assert!(
+        told.contains("tun0 cannot be the uplink") && told.contains("Ethernet"),
+        "{told}"
+    );
+    assert_eq!(world.uplink().await?.ifname, "");
+    assert!(uplink_pins(&world.stage.node)?.is_empty());
     Ok(())
 }

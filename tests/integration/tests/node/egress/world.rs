@@ -8,7 +8,11 @@ use kni_proto::runtime::{ListDropsRequest, Uplink};
 
 use super::PORT;
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
+/// Time for an answer. An address that is about to be verified costs the first packet, a busy machine may cost the next
+/// one: a SYN is repeated after 1, 3 and 7 seconds.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// Time until a change of objects or of the node's network is applied.
+pub(crate) const APPLIED: Duration = Duration::from_secs(30);
 /// Every subnet of the networks of [`masquerading`].
 const PODS: [&str; 4] = ["10.244.0.0/16", "fd00:244::/64", "10.10.0.0/16", "fd10::/64"];
 
@@ -75,7 +79,7 @@ impl World {
 
     /// Waits until the status shows an uplink that `wanted` accepts.
     pub(crate) async fn wait_for_uplink(&self, wanted: impl Fn(&Uplink) -> bool) -> Result<Uplink> {
-        eventually(Duration::from_secs(5), async || {
+        eventually(APPLIED, async || {
             let uplink = self.uplink().await?;
             ensure!(wanted(&uplink), "the uplink stays {uplink:?}");
             Ok(uplink)

@@ -30,7 +30,7 @@ const SET_TX_CHECKSUM: u32 = 0x17;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 
 /// Makes the kernel compute the checksums of packets sent over `link`, as for a device without offload.
-fn without_offload(ns: &Namespaces, link: &str) -> Result<()> {
+pub(crate) fn without_offload(ns: &Namespaces, link: &str) -> Result<()> {
     let name = link.to_owned();
     ns.enter(move || {
         let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     env,
-    net::IpAddr,
+    net::{IpAddr, UdpSocket},
     time::Duration,
 };
 
@@ -337,5 +337,49 @@ async fn knictl_explain_leaves_no_trace_and_says_what_it_cannot_answer() -> Resu
         let told = told.rsplit("exit status").next().unwrap_or_default();
         ensure!(told.contains(words), "{line:?}: {told}");
     }
+    Ok(())
+}
+
+/// The source ports that explanations use.
+const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 49_152..=60_999;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn knictl_explain_asks_about_a_connection_that_does_not_exist() -> Result<()> {
+    require!(exclusive, root, netns, bpf, ip);
+    let mut world = NinePods::start("explain-new").await?;
+    let allow_one =
+        "{podSelector: {matchLabels: {pod: a}}, policyTypes: [Egress], egress: [{ports: [{protocol: UDP, port: 81}]}]}";
+    enforce(&mut world, &[("x", allow_one)]).await?;
+    let to = at(&world, "y/a", true, 81);
+    let send = |port: u16| {
+        world
+            .member(index_of("x/a"))
+            .inside
+            .enter(|| UdpSocket::bind(("0.0.0.0", port))?.send_to(b"from each port", to))
+    };
+    let ask = || world.stage.knictl(&["explain", "x/a", "y/a", "udp/81", "-o", "json"]);
+    let unused = 55_555;
+    for port in SOURCE_PORTS.filter(|port| *port != unused) {
+        send(port)??;
+    }
+    // A packet of any other port follows its flow: no policy decides about it.
+    for _ in 0..5 {
+        let answer: Value = serde_json::from_str(&ask()?)?;
+        let flow = &answer["flow"];
+        ensure!(flow["source"]["port"] == unused, "the port of another flow: {answer:#}");
+        ensure!(
+            flow["egress"]["isolating"][0]["namespace"] == "x",
+            "not judged: {answer:#}"
+        );
+    }
+    send(unused)??;
+    let refused = format!(
+        "{:#}",
+        ask().err().context("every port has a flow, and there is an answer")?
+    );
+    ensure!(
+        refused.contains("each of the source ports 49152 to 60999 has a flow"),
+        "{refused}"
+    );
     Ok(())
 }

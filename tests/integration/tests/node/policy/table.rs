@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
-    require,
+    long, require,
     world::{Addresses, Net, NinePods, Question, Via},
 };
 
@@ -26,6 +26,28 @@ const MANY_FAILURES: usize = 5;
 
 fn cases() -> Vec<Case> {
     [extended::cases(), generated::cases()].concat()
+}
+
+/// The cases for a network. Variations alternate between the networks, except in long tests, and if one is asked for:
+/// both networks have the same engine and programs.
+fn cases_on(net: Net) -> Vec<Case> {
+    let wanted = std::env::var("KNI_CASE").unwrap_or_default();
+    let all = long() || !wanted.is_empty();
+    let variations = generated::cases().into_iter().enumerate();
+    let variations = variations.filter(|(number, _)| all || (number % 2 == 0) == (net == Net::Default));
+    let mut cases = extended::cases();
+    cases.extend(variations.map(|(_, case)| case));
+    cases.retain(|case| case.name.contains(&wanted));
+    cases
+}
+
+#[test]
+fn every_case_is_on_a_network() {
+    let names = |cases: Vec<Case>| cases.into_iter().map(|case| case.name).collect::<BTreeSet<_>>();
+    let on_either = Net::BOTH.into_iter().flat_map(cases_on).collect();
+    if std::env::var_os("KNI_CASE").is_none() {
+        assert_eq!(names(on_either), names(cases()));
+    }
 }
 
 #[test]
@@ -87,15 +109,14 @@ fn variations_say_different_things() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_case_by_address_and_by_cluster_ip_on_both_networks() -> Result<()> {
+async fn every_case_by_address_and_by_cluster_ip() -> Result<()> {
     require!(exclusive, root, netns, bpf, ip);
     let start = Instant::now();
     let mut world = NinePods::start("policy").await?;
     let mut report = Report::default();
-    let wanted = std::env::var("KNI_CASE").unwrap_or_default();
     for net in Net::BOTH {
-        for case in cases().iter().filter(|case| case.name.contains(&wanted)) {
-            run(&mut world, net, case, &mut report)
+        for case in cases_on(net) {
+            run(&mut world, net, &case, &mut report)
                 .await
                 .with_context(|| case.name.clone())?;
         }

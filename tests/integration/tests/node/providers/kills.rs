@@ -7,14 +7,17 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow};
-use kni_integration::{Agent, Kubelet, agent::SOCKET, eventually, kubelet::Sandbox, require};
+use kni_integration::{Agent, Kubelet, agent::SOCKET, eventually, kubelet::Sandbox, long, require};
 use kni_proto::kni::DeleteNetworkRequest;
 use tokio::task::JoinSet;
 
 use super::scene::{self, CACHE};
 use crate::watched::Watched;
 
-const KILLS: u64 = 14;
+fn kills() -> u64 {
+    if long() { 14 } else { 7 }
+}
+
 /// Timeout of a call over all its repetitions: it waits for plugins of a killed agent.
 const PATIENCE: Duration = Duration::from_secs(90);
 /// The annotations of each worker's pods.
@@ -70,7 +73,7 @@ async fn kills_at_random_moments_leave_the_node_as_it_was() -> Result<()> {
         workers.spawn(live(kubelet, worker, Arc::clone(&stop)));
     }
     let mut pause = 7_u64;
-    for _kill in 0..KILLS {
+    for _kill in 0..kills() {
         pause = pause * 31 % 601;
         tokio::time::sleep(Duration::from_millis(60 + pause)).await;
         stage.agent.kill9()?;

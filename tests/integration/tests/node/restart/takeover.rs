@@ -298,7 +298,7 @@ async fn a_rolling_update_waits_for_the_old_agent() -> Result<()> {
     thread::sleep(Duration::from_millis(500));
     assert!(!next.log().contains("serving on"), "{}", next.log());
     assert_eq!(stage.agent.terminate()?.code(), Some(0));
-    next.wait_ready(Duration::from_secs(10))?;
+    next.wait_ready(Duration::from_mins(1))?;
     stage.kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
     town.assert_queries_answer_the_same(&stage).await?;
     town.assert_no_packet_was_lost();

@@ -1,6 +1,6 @@
 //! Builds the paths that KNI is compared with.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context as _, Result};
 use kni_integration::Namespaces;
@@ -12,10 +12,35 @@ use crate::path::Path;
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 1);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 2);
+const CLIENT6: Ipv6Addr = Ipv6Addr::new(0xfd88, 0, 0, 0, 0, 0, 0, 1);
+const SERVER6: Ipv6Addr = Ipv6Addr::new(0xfd88, 0, 0, 0, 0, 0, 0, 2);
 /// The gateway of pods with host routes.
 const GATEWAY: &str = "169.254.1.1";
+const GATEWAY6: &str = "fe80::1";
 const CLIENT_MAC: &str = "02:00:00:00:88:01";
 const SERVER_MAC: &str = "02:00:00:00:88:02";
+
+/// The paths of both families without a decision.
+pub(crate) fn limits() -> Result<Vec<Path>> {
+    let v4 = redirect_peer().context("bare redirect_peer")?;
+    for (pod, address, gateway) in [(&v4.client, CLIENT6, SERVER_MAC), (&v4.server, SERVER6, CLIENT_MAC)] {
+        pod.add_address("eth0", &format!("{address}/128"))?;
+        pod.ip(&[
+            &format!("route add default via {GATEWAY6} dev eth0"),
+            &format!("neighbour add {GATEWAY6} dev eth0 lladdr {gateway} nud permanent"),
+        ])?;
+    }
+    let v6 = Path {
+        key: "redirect_peer_v6",
+        title: "bare redirect_peer, IPv6",
+        client: v4.client.clone(),
+        server: v4.server.clone(),
+        address: SERVER6.into(),
+        services: None,
+        keep: Vec::new(),
+    };
+    Ok(vec![v4, v6])
+}
 
 /// All baseline paths.
 pub(super) fn all() -> Result<Vec<Path>> {

@@ -1,8 +1,8 @@
 //! Measures the paths alternately: every round runs every workload over every path once.
 
-mod baseline;
+pub(crate) mod baseline;
 mod manifests;
-mod ours;
+pub(crate) mod ours;
 mod table;
 
 use std::{collections::BTreeMap, path::Path};
@@ -48,6 +48,7 @@ fn measures(cpus: &Cpus) -> Vec<Measure> {
         measure("tcp_rr", "TCP_RR/s", Workload::TcpTransactions, one),
         measure("udp_rr", "UDP_RR/s", Workload::UdpTransactions, one),
         measure("connections", "connect/s", Workload::Connections, one),
+        measure("connections_fin", "by FIN/s", Workload::ClosedConnections, one),
         measure("stream_one_cpu", "1 stream Gb/s", Workload::Stream, one),
     ];
     if let Some(other) = cpus.other {
@@ -86,7 +87,7 @@ pub(crate) fn measure(
 ) -> Result<()> {
     let ours = ours::Setup::ALL
         .iter()
-        .map(|setup| ours::Ours::start(agent, setup))
+        .map(|setup| ours::Ours::start(agent, false, setup))
         .collect::<Result<Vec<_>>>()?;
     let mut paths = baseline::all()?;
     for node in &ours {

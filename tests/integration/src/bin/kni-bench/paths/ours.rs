@@ -11,8 +11,11 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{Agent, AgentOptions, Kubelet, Node, Pod, agent::SOCKET};
-use kni_proto::runtime::{ListInterfacesRequest, ListServicesRequest, ServicePort, WatchFlowsRequest};
+use kni_proto::runtime::{
+    ListInterfacesRequest, ListServicesRequest, ServicePort, WatchFlowsRequest, runtime_client::RuntimeClient,
+};
 use tokio::runtime::Runtime;
+use tonic::transport::Channel;
 
 use super::{
     OURS,
@@ -26,7 +29,7 @@ pub(super) const ONE_SERVICE: &str = "kni_one_service";
 pub(super) const MANY_SERVICES: &str = "kni_1000_services";
 
 /// A node with KNI: the configuration of its agent, and its measured paths.
-pub(super) struct Setup {
+pub(crate) struct Setup {
     node: &'static str,
     args: &'static [&'static str],
     /// Whether a client follows the flow events.
@@ -62,8 +65,31 @@ const fn route(key: &'static str, title: &'static str, v4: bool, policy: bool, s
 }
 
 impl Setup {
+    /// The paths on which two agents are compared.
+    pub(crate) const COMPARED: Self = Self {
+        node: "kni",
+        args: &[],
+        followed: false,
+        served: Served::ONE,
+        paths: &[
+            route(OURS, "KNI", true, false, false),
+            route("kni_v6", "KNI, IPv6", false, false, false),
+            route("kni_policy", "KNI, policies", true, true, false),
+            route("kni_policy_v6", "KNI, policies, IPv6", false, true, false),
+        ],
+    };
+
+    /// For packets that are run through the program only: a million first packets exceed the flow limit of one pod.
+    pub(crate) const TIMED: Self = Self {
+        node: "kni-timed",
+        args: &["--max-flows-per-endpoint", "0"],
+        followed: false,
+        served: Served::ONE,
+        paths: &[],
+    };
+
     /// The default; flow events off and on; services with more endpoints, one and many.
-    pub(super) const ALL: &'static [Self] = &[
+    pub(crate) const ALL: &'static [Self] = &[
         Self {
             node: "kni",
             args: &[],
@@ -140,7 +166,7 @@ struct Followed {
 }
 
 /// A node with an agent and its pods.
-pub(super) struct Ours {
+pub(crate) struct Ours {
     // Dropped in this order: the agent must not outlive its node.
     runtime: Runtime,
     kubelet: Kubelet,
@@ -149,16 +175,18 @@ pub(super) struct Ours {
     pods: [Pod; 4],
     followed: Arc<Followed>,
     _agent: Agent,
-    _node: Node,
+    node: Node,
 }
 
 impl Ours {
-    pub(super) fn start(agent: &FilePath, setup: &'static Setup) -> Result<Self> {
+    /// Starts the agent in a node of its own. `embedded` makes it use the programs in its binary in any case.
+    pub(crate) fn start(agent: &FilePath, embedded: bool, setup: &'static Setup) -> Result<Self> {
         let node = Node::new(setup.node)?;
         let options = AgentOptions {
             manifests: manifests::all(setup.served),
             args: setup.args.iter().map(|&arg| arg.to_owned()).collect(),
             binary: Some(agent.to_owned()),
+            embedded_programs: embedded,
             ..AgentOptions::default()
         };
         let started = Instant::now();
@@ -188,11 +216,26 @@ impl Ours {
             pods,
             followed,
             _agent: agent,
-            _node: node,
+            node,
         })
     }
 
-    pub(super) fn paths(&self) -> Result<Vec<Path>> {
+    /// All methods of the agent.
+    pub(crate) fn client(&self) -> RuntimeClient<Channel> {
+        self.kubelet.runtime()
+    }
+
+    /// Waits for an answer of the agent.
+    pub(crate) fn wait<R>(&self, answer: impl Future<Output = R>) -> R {
+        self.runtime.block_on(answer)
+    }
+
+    /// Runs `f` in the namespaces of the node.
+    pub(crate) fn enter<R: Send>(&self, f: impl FnOnce() -> R + Send) -> Result<R> {
+        self.node.enter(f)
+    }
+
+    pub(crate) fn paths(&self) -> Result<Vec<Path>> {
         self.setup.paths.iter().map(|route| self.path(*route)).collect()
     }
 
@@ -223,7 +266,7 @@ impl Ours {
 
     /// Checks that the counted packets have passed the programs, that none was dropped, and that the follower received
     /// flow events.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let mut client = self.kubelet.runtime();
         let request = client.list_interfaces(ListInterfacesRequest::default());
         let answer = self.runtime.block_on(request)?;
@@ -281,10 +324,7 @@ async fn wait_for_services(kubelet: &Kubelet, served: Served, started: Instant) 
     Ok(())
 }
 
-async fn follow(
-    mut client: kni_proto::runtime::runtime_client::RuntimeClient<tonic::transport::Channel>,
-    followed: Arc<Followed>,
-) -> Result<()> {
+async fn follow(mut client: RuntimeClient<Channel>, followed: Arc<Followed>) -> Result<()> {
     let mut stream = client.watch_flows(WatchFlowsRequest::default()).await?.into_inner();
     while let Some(flow) = stream.message().await? {
         followed.events.fetch_add(1, Ordering::Relaxed);

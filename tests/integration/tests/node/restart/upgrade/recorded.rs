@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::{cni::scene::PENDING, providers::scene::CACHE};
 
 const STATE: &str = "/run/kni/state.redb";
-const PINS: &str = "/sys/fs/bpf/kni/v2";
+const PINS: &str = "/sys/fs/bpf/kni";
 
 /// The tables of the state file whose keys are text.
 const NAMED: [&str; 4] = ["sandboxes", "namespaces", "networks", "uplink"];
@@ -34,8 +34,16 @@ pub(super) struct Recorded {
     tables: Rows,
     /// Files of the agent's CNI backend and of the CNI plugin, by folder.
     files: BTreeMap<String, Vec<Value>>,
+    /// Name of the folder of the pinned maps: their layout.
+    #[serde(default = "layout_2")]
+    layout: String,
     /// Pinned maps, by name.
     maps: BTreeMap<String, Map>,
+}
+
+/// That of a fixture which does not name it.
+fn layout_2() -> String {
+    "v2".to_owned()
 }
 
 /// The properties of a map that programs and tools rely on.
@@ -86,6 +94,7 @@ impl Recorded {
         Ok(Self {
             tables: read_tables(&copy)?,
             files: files.into_iter().collect::<Result<_>>()?,
+            layout: layout(node)?,
             maps: described.collect::<Result<_>>()?,
         })
     }
@@ -139,7 +148,7 @@ impl Recorded {
         missing
     }
 
-    /// Fields of rows and files, and maps, that `now` has none of; values may differ.
+    /// Fields of rows and files, and maps of the same layout, that `now` has none of; values may differ.
     pub(super) fn missing_in_shape_of(&self, now: &Self) -> Vec<String> {
         let mut missing = Vec::new();
         for (table, rows) in &self.tables {
@@ -152,7 +161,7 @@ impl Recorded {
             missing_fields(folder, files, &now.files[folder], &mut missing);
         }
         for (name, map) in &self.maps {
-            if now.maps.get(name) != Some(map) {
+            if now.layout == self.layout && now.maps.get(name) != Some(map) {
                 missing.push(format!("map {name}: {map:?}, now {:?}", now.maps.get(name)));
             }
         }
@@ -192,18 +201,32 @@ pub(super) fn rows(folder: &Path) -> Result<Rows> {
     Ok(tables)
 }
 
+/// The folder of the pinned maps: a `v` and the layout's number.
+pub(super) fn layout(node: &Node) -> Result<String> {
+    let names = node.enter(|| names(Path::new(PINS)))??;
+    let layout = names.into_iter().find(|name| name.starts_with('v'));
+    layout.context("no pinned maps")
+}
+
+fn names(folder: &Path) -> std::io::Result<Vec<String>> {
+    let entries = fs::read_dir(folder)?.filter_map(Result::ok);
+    Ok(entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect())
+}
+
+fn pin(node: &Node, name: &str) -> Result<String> {
+    Ok(format!("{PINS}/{}/{name}", layout(node)?))
+}
+
 /// The pinned maps by name, and the kernel's number of each.
 pub(super) fn maps(node: &Node) -> Result<BTreeMap<String, u64>> {
-    let names = node.enter(|| -> std::io::Result<Vec<String>> {
-        let entries = fs::read_dir(PINS)?.filter_map(Result::ok);
-        Ok(entries
-            .map(|entry| entry.file_name().to_string_lossy().into_owned())
-            .collect())
-    })??;
+    let folder = Path::new(PINS).join(layout(node)?);
+    let names = node.enter(|| names(&folder))??;
     names
         .into_iter()
         .map(|name| {
-            let shown: Value = bpftool(node, &["map", "show", "pinned", &format!("{PINS}/{name}")])?;
+            let shown: Value = bpftool(node, &["map", "show", "pinned", &pin(node, &name)?])?;
             let id = shown["id"].as_u64().context("a map without a number")?;
             Ok((name, id))
         })
@@ -211,7 +234,7 @@ pub(super) fn maps(node: &Node) -> Result<BTreeMap<String, u64>> {
 }
 
 fn describe(node: &Node, name: &str) -> Result<Map> {
-    let path = format!("{PINS}/{name}");
+    let path = pin(node, name)?;
     let shown: Value = bpftool(node, &["map", "show", "pinned", &path])?;
     let number = |field: &str| {
         shown[field]

@@ -1,0 +1,240 @@
+//! Decides about packets from a pod to one of another node: first packets, and packets after a change.
+
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use kni_common::{
+    Direction, Verdict,
+    endpoint::{EndpointRow, is_older},
+    flow::{END_LOCAL, END_REMOTE, END_ROUTED, FLOW_TRANSLATED},
+};
+
+use super::open::{begin, own_end};
+use crate::{
+    config, count,
+    decision::{Decision, attempt},
+    endpoint,
+    flow::{self, NewFlow},
+    fragment,
+    global::global,
+    packet::{Class, Packet},
+    policy, remote, skb, translate,
+    work::{Place, Work},
+};
+
+/// Sends the packet, counted, to its node.
+///
+/// VERIFIER: not inlined, to save stack.
+#[inline(never)]
+pub(super) fn send(ctx: &TcContext, place: &Place, way: Decision) -> i32 {
+    count::forwarded(place.endpoint, Direction::FromPod, way.verdict(), ctx.len());
+    skb::clear_priority(ctx);
+    remote::send(ctx, place.network, way)
+}
+
+/// Evaluates the packet, which may have been translated, and opens or renews its flow.
+#[inline(always)]
+pub(super) fn decide(ctx: &TcContext, row: &EndpointRow, place: &Place, packet: &Packet, work: &mut Work) -> Decision {
+    let decision = Decision::from_word(from_pod_review_node(row, packet, work));
+    if decision == Decision::RENEWED {
+        // A further change in between: the next packet is evaluated again.
+        return follow(ctx, place, packet).or_drop(Verdict::DestinationNotReady);
+    }
+    if decision.is_none() {
+        return Decision::from_word(from_pod_to_node(ctx.skb.skb, row, packet, work));
+    }
+    decision
+}
+
+/// The way of a packet of a current flow to another node. No decision where the state that the flow was evaluated on has
+/// changed.
+#[inline(always)]
+pub(super) fn follow(ctx: &TcContext, place: &Place, packet: &Packet) -> Decision {
+    Decision::from_word(from_pod_follow_node(ctx.skb.skb, place, packet))
+}
+
+/// [`follow`].
+///
+/// VERIFIER: a global function, see `global`, which looks up the flow again: the paths within the node stay as they are.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn from_pod_follow_node(skb: *mut __sk_buff, place: *const Place, packet: *const Packet) -> u32 {
+    // SAFETY: the caller's own memory, which nothing else touches meanwhile.
+    let place = unsafe { place.as_ref() };
+    // SAFETY: as above.
+    let packet = unsafe { packet.as_ref() };
+    let (Some(place), Some(packet)) = (place, packet) else {
+        return Decision::NONE.word();
+    };
+    current(&TcContext::new(skb), place, packet).word()
+}
+
+#[inline(always)]
+fn current(ctx: &TcContext, place: &Place, packet: &Packet) -> Decision {
+    let Some(found) = flow::lookup(place.network, packet) else {
+        return Decision::NONE;
+    };
+    let second = flow::is_second(packet);
+    // Copied once: another flow may take over the row at any moment. The checks below are on the copies.
+    let ((from, sender), (to, receiver)) = (found.sender(second), found.receiver(second));
+    if from != END_LOCAL
+        || !matches!(to, END_REMOTE | END_ROUTED)
+        || sender.generation != place.generation
+        || !flow::is_live(found)
+    {
+        return Decision::NONE;
+    }
+    let way = remote::current(to, receiver, place.epoch);
+    if way.is_none() || config::is_dry_run() {
+        return way;
+    }
+    let later = flow::refresh(found);
+    if later {
+        flow::refresh_other(place.network, packet, found);
+    }
+    attempt!(remote::prepare(ctx, packet, way));
+    if found.flags & FLOW_TRANSLATED != 0 {
+        attempt!(translate::follow(ctx, packet, found));
+    }
+    if packet.is_first() {
+        fragment::record(place.network, Direction::FromPod, packet);
+    }
+    // Last: it may remove the row.
+    if flow::changes_state(packet, found, later) {
+        flow::flow_change_state(place.network, packet, found, u32::from(later));
+    }
+    way
+}
+
+/// Re-evaluates the flow of the packet, if it has one to another node.
+///
+/// VERIFIER: a global function, see `global`, and apart from the following, for the stack of a chain of calls. Without the
+/// context: the compiler passes no argument that is not used.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(super) extern "C" fn from_pod_review_node(row: *const EndpointRow, packet: *const Packet, work: *mut Work) -> u32 {
+    // SAFETY: a row that stays mapped.
+    let row = unsafe { row.as_ref() };
+    // SAFETY: the caller's own memory, which nothing else touches meanwhile.
+    let packet = unsafe { packet.as_ref() };
+    // SAFETY: as above.
+    let work = unsafe { work.as_mut() };
+    let (Some(row), Some(packet), Some(work)) = (row, packet, work) else {
+        return Decision::NONE.word();
+    };
+    review(row, packet, work).word()
+}
+
+global! {
+    /// Evaluates the packet and opens its flow.
+    from_pod_to_node(row: *const EndpointRow as as_ref, packet: *const Packet as as_ref, work: *mut Work as as_mut) => open
+}
+
+/// Re-evaluates a flow after a change, in its original direction whichever direction the packet belongs to. No decision
+/// where the row has expired or belongs to an earlier owner, or the pod is on another node by now.
+#[inline(always)]
+fn review(row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
+    if packet.class == Class::Open {
+        return Decision::NONE;
+    }
+    let (Some(policy), Some(found)) = (endpoint::policy(work.event.endpoint), flow::lookup(row.network, packet)) else {
+        return Decision::NONE;
+    };
+    let second = flow::is_second(packet);
+    let ((from, sender), (to, receiver)) = (found.sender(second), found.receiver(second));
+    if from != END_LOCAL
+        || !matches!(to, END_REMOTE | END_ROUTED)
+        || sender.id != work.event.endpoint
+        || is_older(sender.generation, row.incarnation)
+        || !flow::lives(row.network, packet, found)
+    {
+        return Decision::NONE;
+    }
+    flow::translate_out_of_line(&mut work.to, found);
+    let Some(way) = remote::route(row.network, &work.to.destination).and_then(remote::way) else {
+        work.to = *packet;
+        return Decision::NONE;
+    };
+    if remote::kind(way) != to || way.number() != Some(receiver.id) {
+        work.to = *packet;
+        return Decision::NONE;
+    }
+    let Some(node) = remote::row(way) else {
+        return Decision::drop(Verdict::NoNode);
+    };
+    let end = remote::end(way, node, work.epoch);
+    work.record_translation();
+    if found.is_reply(second) {
+        let identity = policy::external_identity(row.network, &packet.destination);
+        attempt!(policy::entering(
+            policy,
+            identity,
+            packet.reply_policy_port(),
+            &mut work.event
+        ));
+    } else {
+        attempt!(policy::to_node(
+            policy,
+            row.network,
+            &work.to.destination,
+            work.to.policy_port(),
+            &mut work.event
+        ));
+    }
+    flow::renew(row.network, packet, found, work.event.generation, end.generation);
+    if config::is_dry_run() { way } else { Decision::RENEWED }
+}
+
+/// Opens a flow.
+#[inline(always)]
+fn open(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
+    let Some(way) = remote::route(row.network, &work.to.destination).and_then(remote::way) else {
+        // The pod of a flow is no longer on another node: the next packet finds no flow.
+        if !config::is_dry_run() {
+            flow::remove(row.network, packet);
+        }
+        return Decision::drop(Verdict::DestinationNotReady);
+    };
+    let Some(node) = remote::row(way) else {
+        return Decision::drop(Verdict::NoNode);
+    };
+    let end = remote::end(way, node, work.epoch);
+    let decision = permit(ctx, row, packet, work, way);
+    if !decision.is_none() {
+        return decision;
+    }
+    work.new = NewFlow {
+        source_kind: END_LOCAL,
+        destination_kind: remote::kind(way),
+        flags: 0,
+        source: own_end(work),
+        destination: end,
+        // Only packets to services are.
+        translated: work.event.service != 0,
+        reply_network: work.event.network,
+        refuse_taken: packet.class == Class::Open,
+    };
+    begin(ctx, packet, work, way)
+}
+
+/// No decision where the packet may go.
+///
+/// VERIFIER: not inlined, to save stack.
+#[inline(never)]
+fn permit(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work, way: Decision) -> Decision {
+    let Some(policy) = endpoint::policy(work.event.endpoint) else {
+        return Decision::drop(Verdict::EndpointNotReady);
+    };
+    attempt!(policy::to_node(
+        policy,
+        row.network,
+        &work.to.destination,
+        work.to.policy_port(),
+        &mut work.event
+    ));
+    if !config::is_dry_run() {
+        // Before the flow is written: a packet that goes no further opens none.
+        attempt!(remote::prepare(ctx, packet, way));
+    }
+    Decision::NONE
+}

@@ -1,0 +1,306 @@
+//! Finds the nodes of remote pods, and sends packets to them.
+
+use core::mem::size_of;
+
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_redir_neigh},
+    btf_maps::lpm_trie::Key,
+    helpers::{bpf_redirect, bpf_redirect_neigh, bpf_skb_get_tunnel_key, bpf_skb_set_tunnel_key},
+    programs::TcContext,
+};
+use kni_common::{
+    Verdict,
+    address::{V4_MAPPED, bytes, mapped, words},
+    flow::{END_REMOTE, END_ROUTED, FlowEnd, NodeRow, remote_generation},
+    route::{ACTION_REMOTE, FULL_PREFIX, ROUTE_OVERLAY, RouteData, RouteValue},
+};
+
+use crate::{
+    action::DROP,
+    config,
+    decision::{Decision, Reason},
+    maps::{NODES, ROUTES},
+    packet::{Packet, TCP},
+    skb::{self, ETH_LEN},
+    translate,
+};
+
+/// Hop limit of the outer header, the kernel's default.
+const HOPS: u8 = 64;
+
+/// `struct bpf_tunnel_key` without the local address, which the kernel chooses.
+#[repr(C)]
+struct TunnelKey {
+    /// Number of the virtual network, host byte order.
+    network: u32,
+    /// IPv6 in network byte order, IPv4 in host byte order in the first word.
+    remote: [u32; 4],
+    tos: u8,
+    ttl: u8,
+    extension: u16,
+    label: u32,
+}
+
+/// `struct bpf_redir_neigh`.
+#[repr(C)]
+struct NextHop {
+    family: u32,
+    /// Network byte order, IPv4 in the first word.
+    address: [u32; 4],
+}
+
+const _: () = assert!(size_of::<TunnelKey>() == 28 && size_of::<NextHop>() == size_of::<bpf_redir_neigh>());
+
+/// The route of the network's packets to an address.
+///
+/// VERIFIER: not inlined, to save stack.
+#[inline(never)]
+pub fn route(network: u32, address: &[u32; 4]) -> Option<&'static RouteValue> {
+    let key = Key::new(
+        FULL_PREFIX,
+        RouteData {
+            network: network.to_be_bytes(),
+            address: bytes(*address),
+        },
+    );
+    // The reference outlives the program's run: a removed row is freed after all programs that may have found it.
+    ROUTES.get(&key)
+}
+
+/// The node that has the pods of a route, and the way there.
+#[inline(always)]
+pub fn way(route: &RouteValue) -> Option<Decision> {
+    (route.action == ACTION_REMOTE).then(|| Decision::node(route.node, route.flags & ROUTE_OVERLAY != 0))
+}
+
+/// The node's row, if there is such a node.
+#[inline(always)]
+pub fn row(way: Decision) -> Option<&'static NodeRow> {
+    let number = way.number()?;
+    // The reference outlives the program's run: array map values are freed only with the map.
+    let row = NODES.get(number)?;
+    (number != 0 && row.ifindex != 0).then_some(row)
+}
+
+/// The kind of a pod there as an end of a flow.
+#[inline(always)]
+#[must_use]
+pub const fn kind(way: Decision) -> u8 {
+    if way.is_overlay() { END_REMOTE } else { END_ROUTED }
+}
+
+/// A pod of the node as an end of a flow; `epoch` is that of the endpoint at the other end.
+#[inline(always)]
+pub fn end(way: Decision, row: &NodeRow, epoch: u32) -> FlowEnd {
+    // SAFETY: an aligned word of a row that stays mapped, read before what is known about the node's pods.
+    let generation = unsafe { core::ptr::read_volatile(&raw const row.generation) };
+    FlowEnd {
+        id: way.number().unwrap_or(0),
+        generation: remote_generation(epoch, generation),
+    }
+}
+
+/// The way to the pod at the other end of a flow, if nothing that is known about it and its node has changed since the
+/// flow was evaluated.
+#[inline(always)]
+pub fn current(kind: u8, end: FlowEnd, epoch: u32) -> Decision {
+    Decision::from_word(remote_current(
+        u32::from(kind == END_REMOTE),
+        end.id,
+        end.generation,
+        epoch,
+    ))
+}
+
+/// [`current`].
+///
+/// VERIFIER: a global function, see `global`.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn remote_current(overlay: u32, number: u32, generation: u32, epoch: u32) -> u32 {
+    let way = Decision::node(number, overlay != 0);
+    match row(way) {
+        Some(row) if end(way, row, epoch).generation == generation => way.word(),
+        _ => Decision::NONE.word(),
+    }
+}
+
+/// Checks the packet, or each segment that it stands for, against the MTU towards the node. Without a tunnel the node is
+/// the packet's next hop, and the hop limit decreases.
+#[inline(always)]
+pub fn prepare(ctx: &TcContext, packet: &Packet, way: Decision) -> Result<(), Reason> {
+    Reason::check(remote_prepare(ctx.skb.skb, packet, way.word()))
+}
+
+/// [`prepare`]; 0 on success, else the code of the reason.
+///
+/// VERIFIER: a global function, see `global`.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn remote_prepare(skb: *mut __sk_buff, packet: *const Packet, way: u32) -> u32 {
+    let way = Decision::from_word(way);
+    // SAFETY: the caller's own memory, which nothing else touches meanwhile.
+    let packet = unsafe { packet.as_ref() };
+    let (Some(packet), Some(row)) = (packet, row(way)) else {
+        return Verdict::NoNode as u32;
+    };
+    Reason::code(check(&TcContext::new(skb), packet, way, row))
+}
+
+#[inline(always)]
+fn check(ctx: &TcContext, packet: &Packet, way: Decision, row: &NodeRow) -> Result<(), Verdict> {
+    if length(ctx, packet)? > row.mtu {
+        skb::set_exceeded_mtu(ctx, row.mtu);
+        return Err(Verdict::TooBig);
+    }
+    if way.is_overlay() {
+        return Ok(());
+    }
+    if !packet.v4 && ipv4(row).is_some() {
+        return Err(Verdict::NoNode);
+    }
+    translate::hop(ctx, packet.v4)
+}
+
+/// Bytes of the IP packet, or of the longest of those that it stands for.
+#[inline(always)]
+fn length(ctx: &TcContext, packet: &Packet) -> Result<u32, Verdict> {
+    const UDP_LEN: u32 = 8;
+    const TCP_OFFSET: usize = 12;
+    let segment = skb::gso_size(ctx);
+    #[expect(clippy::cast_possible_truncation, reason = "offsets in a packet")]
+    let [transport, end] = [packet.transport(), packet.end()].map(|offset| offset.saturating_sub(ETH_LEN) as u32);
+    if segment == 0 {
+        return Ok(end);
+    }
+    let header = if packet.protocol == TCP {
+        let offset: u8 = skb::load(ctx, packet.transport() + TCP_OFFSET)?;
+        u32::from(offset >> 4) * 4
+    } else {
+        UDP_LEN
+    };
+    Ok(transport + header + segment)
+}
+
+/// The node's address, where it is of IPv4.
+#[inline(always)]
+fn ipv4(row: &NodeRow) -> Option<u32> {
+    let [a, b, c, address] = words(row.underlay);
+    (a == 0 && b == 0 && c == V4_MAPPED).then_some(address)
+}
+
+/// Sends a packet of the network to the node, and returns the action.
+#[inline(always)]
+pub fn send(ctx: &TcContext, network: u32, way: Decision) -> i32 {
+    #[expect(clippy::cast_possible_wrap, reason = "the word of an action")]
+    let action = remote_send(ctx.skb.skb, network, way.word()) as i32;
+    action
+}
+
+/// [`send`].
+///
+/// VERIFIER: a global function, see `global`.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "actions are small numbers, here as words"
+)]
+extern "C" fn remote_send(skb: *mut __sk_buff, network: u32, way: u32) -> u32 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        reason = "a small size"
+    )]
+    const SIZE: core::ffi::c_int = size_of::<NextHop>() as core::ffi::c_int;
+    let way = Decision::from_word(way);
+    // It was there a moment ago.
+    let Some(row) = row(way) else {
+        return DROP as u32;
+    };
+    let ctx = TcContext::new(skb);
+    if way.is_overlay() {
+        if !set_tunnel_key(&ctx, network, row) {
+            return DROP as u32;
+        }
+        // SAFETY: a helper with plain arguments.
+        return unsafe { bpf_redirect(row.ifindex, 0) as u32 };
+    }
+    // For `to_uplink`, which keeps pods' addresses inside.
+    skb::set_mark(&ctx, config::judged_mark());
+    let mut next = match ipv4(row) {
+        Some(address) => NextHop {
+            family: AF_INET,
+            address: [address, 0, 0, 0],
+        },
+        None => NextHop {
+            family: AF_INET6,
+            address: words(row.underlay),
+        },
+    };
+    // SAFETY: the structure that the helper expects, of its size; it outlives the call.
+    unsafe { bpf_redirect_neigh(row.ifindex, (&raw mut next).cast(), SIZE, 0) as u32 }
+}
+
+const AF_INET: u32 = 2;
+const AF_INET6: u32 = 10;
+
+/// Gives the tunnel device the network and the node. The outer UDP header has a checksum where the protocol demands it,
+/// over IPv6.
+#[inline(always)]
+fn set_tunnel_key(ctx: &TcContext, network: u32, row: &NodeRow) -> bool {
+    let v4 = ipv4(row);
+    let mut key = TunnelKey {
+        network,
+        remote: match v4 {
+            Some(address) => [u32::from_be(address), 0, 0, 0],
+            None => words(row.underlay),
+        },
+        tos: 0,
+        ttl: HOPS,
+        extension: 0,
+        label: 0,
+    };
+    let flags = if v4.is_some() {
+        BPF_F_ZERO_CSUM_TX
+    } else {
+        BPF_F_TUNINFO_IPV6
+    };
+    #[expect(clippy::cast_possible_truncation, reason = "28")]
+    let size = size_of::<TunnelKey>() as u32;
+    // SAFETY: the context pointer that the kernel hands to the program, and one of the helper's structures with its size.
+    unsafe { bpf_skb_set_tunnel_key(ctx.skb.skb, (&raw mut key).cast(), size, u64::from(flags)) == 0 }
+}
+
+/// The network and the sender of the tunnel that the packet came through.
+#[inline(always)]
+pub fn tunnel(ctx: &TcContext) -> Option<(u32, [u32; 4])> {
+    if let Some(TunnelKey { network, remote, .. }) = tunnel_key(ctx, 0) {
+        let [address, ..] = remote;
+        return Some((network, mapped(address.to_be())));
+    }
+    let TunnelKey { network, remote, .. } = tunnel_key(ctx, BPF_F_TUNINFO_IPV6)?;
+    Some((network, remote))
+}
+
+/// VERIFIER: inlined, so that both calls use one key's stack.
+#[inline(always)]
+fn tunnel_key(ctx: &TcContext, flags: u32) -> Option<TunnelKey> {
+    let mut key = TunnelKey {
+        network: 0,
+        remote: [0; 4],
+        tos: 0,
+        ttl: 0,
+        extension: 0,
+        label: 0,
+    };
+    #[expect(clippy::cast_possible_truncation, reason = "28")]
+    let size = size_of::<TunnelKey>() as u32;
+    // SAFETY: as in `set_tunnel_key`.
+    let result = unsafe { bpf_skb_get_tunnel_key(ctx.skb.skb, (&raw mut key).cast(), size, u64::from(flags)) };
+    (result == 0).then_some(key)
+}

@@ -1,0 +1,56 @@
+//! Provides the agent of an earlier layout: the one that `KNI_LAYOUT2_AGENT` names, or one built from the sources of its
+//! last commit.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+/// The last commit whose agent pins maps of layout 2.
+const LAYOUT_2: &str = "1b62b39";
+
+/// The agent with layout 2. Without `KNI_LAYOUT2_AGENT`, long proofs build it once, into `target/earlier` (five minutes
+/// on two CPUs); otherwise `None` where it has not been built.
+pub fn layout_2_agent() -> Result<Option<PathBuf>> {
+    if let Some(path) = env::var_os("KNI_LAYOUT2_AGENT") {
+        return Ok(Some(path.into()));
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
+    let tree = root.join("target/earlier").join(LAYOUT_2);
+    let agent = tree.join("target/debug/kni-agent");
+    if !agent.exists() && crate::long() {
+        build(&root, &tree)?;
+    }
+    Ok(agent.exists().then_some(agent))
+}
+
+fn build(root: &Path, tree: &Path) -> Result<()> {
+    if !tree.exists() {
+        let path = tree.to_str().context("not UTF-8")?;
+        run(Command::new("git")
+            .current_dir(root)
+            .args(["worktree", "add", "--force", "--detach", path, LAYOUT_2]))?;
+    }
+    let cargo = || {
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.current_dir(tree);
+        for (name, _) in env::vars_os() {
+            let name = name.to_string_lossy();
+            if name.starts_with("CARGO_") || name == "KNI_EBPF_OBJECT" || name == "LD_LIBRARY_PATH" {
+                cargo.env_remove(&*name);
+            }
+        }
+        cargo
+    };
+    run(cargo().args(["xtask", "build-ebpf"]))?;
+    run(cargo().args(["build", "--quiet", "--workspace", "--bin", "kni-agent"]))
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("{command:?}"))?;
+    ensure!(status.success(), "{command:?}: {status}");
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! Tests frames from outside for a port of the node that leads to a pod.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::{Context as _, Result, ensure};
+use kni_common::{Direction, Verdict};
+use kni_dataplane::{HostPort, host_port_key};
+use kni_integration::{
+    frames::{Ip, Link, Payload, TcpFlags, checksum},
+    programs::{Lockstep, Ran, action_of, hex},
+    require,
+};
+use kni_model::EndpointId;
+
+use super::table::{DEFAULT_A, OUTSIDE4, OUTSIDE6, endpoint};
+
+/// Addresses of the node.
+const NODE4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const NODE6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+/// Each end outside with the node's address of the family.
+const FAMILIES: [(IpAddr, IpAddr); 2] = [
+    (IpAddr::V4(OUTSIDE4), IpAddr::V4(NODE4)),
+    (IpAddr::V6(OUTSIDE6), IpAddr::V6(NODE6)),
+];
+/// A port that leads to the pod, and one that does not.
+const OPEN: u16 = 8080;
+const OTHER: u16 = 8081;
+
+fn link() -> Link {
+    Link::new([2, 9, 9, 9, 9, 1], [2, 9, 9, 9, 9, 2])
+}
+
+/// A pod with host ports for UDP and TCP.
+fn inside(name: &str, work: impl FnOnce(&mut Lockstep) -> Result<()> + Send) -> Result<()> {
+    Lockstep::inside(name, 4096, |step| {
+        step.publish(DEFAULT_A, &endpoint(DEFAULT_A))?;
+        let target = HostPort {
+            endpoint: EndpointId(DEFAULT_A),
+            port: 80,
+        };
+        let keys = FAMILIES
+            .into_iter()
+            .flat_map(|(_, node)| [6, 17].map(|protocol| (host_port_key(node, protocol, OPEN), target)));
+        step.programs().dataplane().set_host_ports(&keys.collect())?;
+        work(step)
+    })
+}
+
+fn arrives(step: &Lockstep, packet: &[u8]) -> Result<Ran> {
+    let frame = link().frame(packet);
+    step.programs().run(Direction::FromUplink, DEFAULT_A, &frame)
+}
+
+#[test]
+fn first_fragments_leave_rows_only_where_they_are_for_a_pod() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    inside("fragments-outside", |step| {
+        for (rows, (peer, node)) in FAMILIES.into_iter().enumerate() {
+            for (what, port, action, more) in [
+                ("nobody", OTHER, Verdict::PassedToStack, 0),
+                ("a pod", OPEN, Verdict::Redirected, 1),
+            ] {
+                let mut whole = Ip::new(peer, node);
+                whole.id = port;
+                for packet in whole.fragments(&Payload::udp(4000, port, &[7; 60]), 24) {
+                    let ran = arrives(step, &packet)?;
+                    ensure!(ran.action == action_of(action), "fragments for {what}: {}", ran.action);
+                }
+                let found = step.fragments_from_outside()?;
+                ensure!(
+                    found == rows + more,
+                    "first fragments of {peer} for {what} leave {found} rows"
+                );
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn the_last_hop_of_a_packet_is_told_to_its_sender() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    inside("last-hop", |step| {
+        for (peer, node) in FAMILIES {
+            for payload in [
+                Payload::udp(4000, OPEN, b"0123456789"),
+                Payload::tcp(4000, OPEN, TcpFlags::SYN),
+            ] {
+                let packet = Ip::new(peer, node).hop_limit(1).packet(&payload);
+                let ran = arrives(step, &packet)?;
+                let shown = hex(&ran.frame);
+                ensure!(
+                    ran.action == action_of(Verdict::Redirected),
+                    "action {}: {shown}",
+                    ran.action
+                );
+                expired(&ran.frame, &packet, (peer, node)).context(shown)?;
+                // The last but one continues.
+                let ran = arrives(step, &Ip::new(peer, node).hop_limit(2).packet(&payload))?;
+                ensure!(ran.frame[..6] == endpoint(DEFAULT_A).mac, "{}", hex(&ran.frame));
+            }
+        }
+        // An error is not answered with another one, nor is a packet for no pod here: the stack has it.
+        let other = Ip::new(OUTSIDE4.into(), NODE4.into()).hop_limit(1);
+        let ran = arrives(step, &other.packet(&Payload::udp(4000, OTHER, b"")))?;
+        ensure!(ran.action == action_of(Verdict::PassedToStack), "action {}", ran.action);
+        Ok(())
+    })
+}
+
+/// Whether the frame is the error about the packet: back to its sender, from the address it was sent to.
+fn expired(frame: &[u8], packet: &[u8], (peer, node): (IpAddr, IpAddr)) -> Result<()> {
+    let there = link().frame(&[]);
+    ensure!(frame[..6] == there[6..12] && frame[6..12] == there[..6], "another link");
+    let ip = &frame[14..];
+    let (header, told) = if peer.is_ipv4() { (20, [11, 0]) } else { (40, [3, 0]) };
+    let addresses = |at: usize, length: usize| (&ip[at..at + length], &ip[at + length..at + 2 * length]);
+    let (ends, protocol) = match (peer, node) {
+        (IpAddr::V4(peer), IpAddr::V4(node)) => {
+            ensure!(checksum(&[&ip[..20]]) == 0, "the checksum of the header");
+            (addresses(12, 4) == (&node.octets(), &peer.octets()), ip[9])
+        }
+        (IpAddr::V6(peer), IpAddr::V6(node)) => (addresses(8, 16) == (&node.octets(), &peer.octets()), ip[6]),
+        _ => (false, 0),
+    };
+    ensure!(ends && [1, 58].contains(&protocol), "another packet");
+    ensure!(ip[header..header + 2] == told, "another error");
+    let quoted = &ip[header + 8..];
+    ensure!(quoted == &packet[..header + 8], "another quote");
+    let sum = if peer.is_ipv4() {
+        checksum(&[&ip[header..]])
+    } else {
+        let length = u32::try_from(ip.len() - 40)?.to_be_bytes();
+        checksum(&[&ip[8..40], &length, &[0, 0, 0, 58], &ip[40..]])
+    };
+    ensure!(sum == 0, "the checksum of the error");
+    Ok(())
+}

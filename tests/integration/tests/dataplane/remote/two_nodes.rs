@@ -1,0 +1,223 @@
+//! Tests connections of real pods on two nodes, through the tunnel devices of both.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use aya::maps::{Array, LpmTrie, Map, MapData, lpm_trie::Key};
+use kni_common::{
+    IFINDEX_BASE,
+    address::from_ip,
+    flow::NodeRow,
+    route::{ACTION_REMOTE, ROUTE_OVERLAY, RouteData, RouteValue},
+};
+use kni_dataplane::EndpointConfig;
+use kni_integration::{
+    Namespaces, Node,
+    frames::Mac,
+    programs::{Programs, object, publish_unrestricted, routes},
+    require,
+};
+use kni_local_node::fabric::Fabric;
+use kni_model::{EndpointId, MacAddr, NetworkId};
+use nix::net::if_::if_nametoindex;
+
+const NETWORK: u32 = 70_000;
+const ENDPOINT: u32 = 1;
+const OTHER_NODE: u32 = 9;
+const PORT: u16 = 8080;
+/// Bytes of each stream.
+const LENGTH: usize = 2 << 20;
+const PATIENCE: Duration = Duration::from_secs(20);
+/// What fits the underlay's 1500 bytes behind the outer headers of IPv6.
+const POD_MTU: u32 = 1430;
+const POD_MAC: Mac = [2, 0, 0, 0, 0, 1];
+const HOST_MAC: Mac = [2, 0, 0, 0, 1, 1];
+
+/// The pod's addresses on a node.
+fn pod(number: u8) -> [IpAddr; 2] {
+    [format!("10.0.{number}.2"), format!("fd00:0:0:{number}::2")].map(|text| text.parse().expect("an address"))
+}
+
+/// A node with its pod, and the dataplane's handles in it.
+struct Member {
+    node: Node,
+    pod: Namespaces,
+    number: u8,
+}
+
+impl Member {
+    fn new(fabric: &Fabric, number: u8) -> Result<Self> {
+        let node = Node::on(fabric, &format!("member{number}"), number)?;
+        let pod = Namespaces::fresh_net(&format!("pod{number}"))?;
+        let [v4, v6] = pod_texts(number);
+        node.ip(&[
+            "link add overlay0 type vxlan external dstport 4789",
+            "link set overlay0 addrgenmode none up",
+            &format!(
+                "link add kni1 index {} address 02:00:00:00:01:01 type veth peer name eth0 address 02:00:00:00:00:01 netns {}",
+                IFINDEX_BASE + ENDPOINT,
+                pod.net_path().display()
+            ),
+            "link set kni1 addrgenmode none up",
+        ])?;
+        pod.ip(&[
+            &format!("link set eth0 addrgenmode none mtu {POD_MTU} up"),
+            "link set lo up",
+            &format!("address add {v4}/32 dev eth0"),
+            &format!("address add {v6}/128 dev eth0 nodad"),
+            "neighbour add 169.254.1.1 lladdr 02:00:00:00:01:01 dev eth0 nud permanent",
+            "neighbour add fe80::1 lladdr 02:00:00:00:01:01 dev eth0 nud permanent",
+            "route add 169.254.1.1 dev eth0 scope link",
+            "route add default via 169.254.1.1 dev eth0",
+            "route add default via fe80::1 dev eth0",
+        ])?;
+        pod.wait_for_local("eth0", &format!("{v6} "))?;
+        Ok(Self { node, pod, number })
+    }
+
+    /// Opens the dataplane, which lives while `work` runs.
+    fn open(&self) -> Result<Programs> {
+        self.node.enter(|| {
+            let programs = Programs::open(1024)?;
+            let dataplane = programs.dataplane();
+            let network = NetworkId::try_from(NETWORK)?;
+            let subnets = ["10.0.0.0/16".parse()?, "fd00::/48".parse()?];
+            dataplane.set_routes(network, &routes(&subnets, false))?;
+            let [IpAddr::V4(ipv4), IpAddr::V6(ipv6)] = pod(self.number) else {
+                unreachable!("one address of each family")
+            };
+            publish_unrestricted(
+                dataplane,
+                &EndpointConfig {
+                    endpoint: EndpointId(ENDPOINT),
+                    network,
+                    ipv4: Some(ipv4),
+                    ipv6: Some(ipv6),
+                    mac: MacAddr(POD_MAC),
+                    host_mac: MacAddr(HOST_MAC),
+                    host_access: false,
+                    xdp: false,
+                    plugin: None,
+                    shaped: false,
+                },
+            )?;
+            dataplane.attach("kni1", EndpointId(ENDPOINT))?;
+            dataplane.attach_overlay("overlay0")?;
+            Ok(programs)
+        })?
+    }
+
+    /// Leads to the pod of the other member.
+    fn lead(&self, programs: &Programs, other: &Self, v4: bool) -> Result<()> {
+        self.node.enter(|| {
+            let folder = programs.dataplane().pin_path();
+            let map = |name: &str| MapData::from_pin(folder.join(name)).with_context(|| name.to_owned());
+            let mut nodes = Array::<_, NodeRow>::try_from(Map::Array(map("NODES")?))?;
+            let mut routes = LpmTrie::<_, RouteData, RouteValue>::try_from(Map::LpmTrie(map("ROUTES")?))?;
+            let [underlay4, underlay6] = other.node.addresses();
+            let before = nodes.get(&OTHER_NODE, 0)?;
+            let row = NodeRow {
+                underlay: from_ip(if v4 { underlay4 } else { underlay6 }.parse()?),
+                generation: before.generation + 1,
+                mtu: POD_MTU,
+                ifindex: if_nametoindex("overlay0")?,
+                reserved: 0,
+            };
+            nodes.set(OTHER_NODE, row, 0)?;
+            for (address, bits) in pod(other.number).into_iter().zip([96 + 24, 64]) {
+                let mut bytes = from_ip(address);
+                bytes[15] = 0;
+                let data = RouteData {
+                    network: NETWORK.to_be_bytes(),
+                    address: bytes,
+                };
+                let value = RouteValue {
+                    action: ACTION_REMOTE,
+                    flags: ROUTE_OVERLAY,
+                    node: OTHER_NODE,
+                };
+                routes.insert(&Key::new(32 + bits, data), value, 0)?;
+            }
+            Ok(())
+        })?
+    }
+}
+
+fn pod_texts(number: u8) -> [String; 2] {
+    pod(number).map(|address| address.to_string())
+}
+
+fn content(salt: u8) -> Vec<u8> {
+    (0..=250).cycle().take(LENGTH).map(|byte: u8| byte ^ salt).collect()
+}
+
+/// A stream in each direction of one connection from the client's pod to the server's.
+fn exchange(client: &Member, server: &Member, family: usize) -> Result<()> {
+    let at = SocketAddr::new(pod(server.number)[family], PORT);
+    let from = pod(client.number)[family];
+    let listener = server.pod.enter(|| TcpListener::bind(at))??;
+    thread::scope(|scope| {
+        let serving = scope.spawn(|| -> Result<()> {
+            let (mut stream, peer) = listener.accept()?;
+            ensure!(peer.ip() == from, "the server sees {peer}");
+            stream.set_read_timeout(Some(PATIENCE))?;
+            let mut received = Vec::new();
+            stream.read_to_end(&mut received)?;
+            ensure!(received == content(1), "the server received other content");
+            Ok(stream.write_all(&content(2))?)
+        });
+        let mut stream = client
+            .pod
+            .enter(|| TcpStream::connect_timeout(&at, PATIENCE))?
+            .with_context(|| format!("connect to {at}"));
+        if let Ok(stream) = &mut stream {
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.write_all(&content(1))?;
+            stream.shutdown(Shutdown::Write)?;
+            let mut received = Vec::new();
+            stream.read_to_end(&mut received)?;
+            ensure!(received == content(2), "the client received other content");
+        } else {
+            // Ends the server's wait.
+            server.pod.enter(|| TcpStream::connect(at))??;
+        }
+        let outcome = serving.join().expect("the server does not panic");
+        stream?;
+        outcome
+    })
+}
+
+#[test]
+fn pods_of_two_nodes_exchange_streams_through_the_tunnel() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    object()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
+    let _reactor = runtime.enter();
+    let fabric = Fabric::new("two-nodes")?;
+    let (one, two) = (Member::new(&fabric, 11)?, Member::new(&fabric, 12)?);
+    let handle = runtime.handle();
+    let open = |member: &Member| {
+        let _reactor = handle.enter();
+        member.open()
+    };
+    let (first, second) = (open(&one)?, open(&two)?);
+    for v4 in [true, false] {
+        one.lead(&first, &two, v4)?;
+        two.lead(&second, &one, v4)?;
+        for family in [0, 1] {
+            for (client, server) in [(&one, &two), (&two, &one)] {
+                exchange(client, server, family)
+                    .with_context(|| format!("from {} to {}, underlay of IPv4: {v4}", client.number, server.number))?;
+            }
+        }
+    }
+    Ok(())
+}

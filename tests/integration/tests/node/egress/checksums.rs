@@ -1,0 +1,79 @@
+//! Tests sums over whole packets that a device has computed (`CHECKSUM_COMPLETE`): an uplink that unpacks VXLAN with outer
+//! checksums leaves one with each packet, and what the programs change must not falsify it.
+
+use std::{
+    fs,
+    io::{Read as _, Seek as _, SeekFrom},
+    os::unix::fs::OpenOptionsExt as _,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use kni_integration::{
+    Namespaces, Node, Outside,
+    node::{FABRIC_V4, NODE_V4},
+    require,
+    traffic::{tcp_get, udp_ask},
+};
+
+use super::{
+    PORT,
+    world::{PATIENCE, World, masquerading, server},
+};
+use crate::node_traffic::checksums::without_offload;
+
+const NODE_INNER: &str = "2001:db8:77::2";
+const ROUTER_INNER: &str = "2001:db8:77::1";
+
+/// A tunnel between node and router whose outer UDP checksums are computed by the stack and checked by it.
+fn tunnel(ns: &Namespaces, below: &str, own: &str, other: &str, inner: &str) -> Result<()> {
+    without_offload(ns, below)?;
+    ns.ip(&[&format!(
+        "link add vx0 type vxlan id 7 local {own} remote {other} dev {below} dstport 4789 udpcsum"
+    )])?;
+    ns.ip(&["link set vx0 up"])?;
+    ns.add_address("vx0", &format!("{inner}/64"))
+}
+
+/// The kernel's messages about sums, from now on. It prints one per boot, unless its record of that can be cleared.
+fn complaints(node: &Node) -> Result<impl FnMut() -> Vec<String> + use<>> {
+    let forget = "mount -t debugfs none /mnt && echo 1 > /mnt/clear_warn_once";
+    let _refused_by_some_kernels = node.run("unshare", &["--mount", "sh", "-c", forget]);
+    let mut log = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/kmsg")?;
+    log.seek(SeekFrom::End(0))?;
+    Ok(move || {
+        let mut found = Vec::new();
+        let mut record = [0; 8192];
+        while let Ok(length) = log.read(&mut record) {
+            let line = String::from_utf8_lossy(&record[..length]).into_owned();
+            if line.contains("csum failure") {
+                found.push(line);
+            }
+        }
+        found
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sums_of_a_device_stay_right() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    let node = Node::new("sums")?;
+    let outside = Outside::new(&node)?;
+    tunnel(&node, "uplink0", NODE_V4, FABRIC_V4, NODE_INNER)?;
+    tunnel(&outside.router, "fabric0", FABRIC_V4, NODE_V4, ROUTER_INNER)?;
+    node.ip(&[&format!("route replace default via {ROUTER_INNER} dev vx0")])?;
+    let world = World::on(node, outside, masquerading(), &["--uplink", "vx0"]).await?;
+    let _servers = world.serve()?;
+    let pod = world.stage.pod("sums").await?;
+    let mut complaints = complaints(&world.stage.node)?;
+    let there = server(false);
+    for _ in 0..10 {
+        udp_ask(&pod.inside, there.ip(), PORT, PATIENCE).context("UDP")?;
+        tcp_get(&pod.inside, there.ip(), PORT, PATIENCE).context("TCP")?;
+    }
+    let found = complaints();
+    ensure!(found.is_empty(), "{found:?}");
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! Tests that flows stop leaving with an address that is not theirs any more, also while their peers continue to send to it.
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use kni_integration::{
+    Manifest, Namespaces, Pod,
+    frames::PacketSocket,
+    node::{FABRIC_V4, NODE_V4},
+    require,
+};
+
+use super::world::{World, masquerading, pool, server};
+
+const PAUSE: Duration = Duration::from_millis(5);
+/// Until the change has reached the programs and the flows.
+const SETTLED: Duration = Duration::from_secs(4);
+const OLD: &str = "198.51.100.70";
+const NEW: &str = "198.51.100.71";
+
+fn policy(address: &str) -> Manifest {
+    let spec = format!("{{podSelector: {{}}, egressAddresses: [{address}]}}");
+    Manifest::file(
+        "moved.yaml",
+        format!(
+            "apiVersion: kni.dev/v1alpha1\nkind: EgressPolicy\nmetadata: {{name: moved, namespace: team}}\nspec: {spec}\n"
+        ),
+    )
+}
+
+/// Answers, and from then on sends to every address that it has ever received from.
+fn persist(socket: &UdpSocket, stop: &AtomicBool) -> std::io::Result<()> {
+    socket.set_read_timeout(Some(PAUSE))?;
+    let (mut known, mut buffer) = (Vec::<SocketAddr>::new(), [0; 64]);
+    while !stop.load(Ordering::Relaxed) {
+        if let Ok((_, from)) = socket.recv_from(&mut buffer)
+            && !known.contains(&from)
+        {
+            known.push(from);
+        }
+        for to in &known {
+            // An address that the node has given up is not reachable.
+            drop(socket.send_to(b"more", to));
+        }
+    }
+    Ok(())
+}
+
+/// Sends until `stop`.
+fn ask(socket: &UdpSocket, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        drop(socket.send(b"question"));
+        thread::sleep(PAUSE);
+    }
+}
+
+/// The source addresses, of those given, of datagrams to the server that leave the node within `time`.
+fn sources(router: &Namespaces, time: Duration, of: &[&str]) -> Result<Vec<String>> {
+    let capture = PacketSocket::open(router, "fabric0")?;
+    let wanted: Vec<[u8; 4]> = of
+        .iter()
+        .map(|text| text.parse::<std::net::Ipv4Addr>().map(|ip| ip.octets()))
+        .collect::<Result<_, _>>()?;
+    let (begun, mut seen) = (Instant::now(), Vec::new());
+    while let Some(left) = time.checked_sub(begun.elapsed()) {
+        let frame = capture.receive(left, |frame| {
+            frame.get(12..14) == Some(&[8, 0])
+                && frame.get(23) == Some(&17)
+                && frame.get(30..34) == Some(&[203, 0, 113, 80])
+                && wanted.iter().any(|source| frame.get(26..30) == Some(source))
+        })?;
+        let Some(frame) = frame else { break };
+        let source: [u8; 4] = frame[26..30].try_into()?;
+        let source = std::net::Ipv4Addr::from(source).to_string();
+        if !seen.contains(&source) {
+            seen.push(source);
+        }
+    }
+    seen.sort();
+    Ok(seen)
+}
+
+/// Keeps a flow busy in both directions over a change, and checks which addresses it leaves with before and after.
+fn over_change(world: &World, pod: &Pod, [old, new]: [&str; 2], change: impl FnOnce() -> Result<()>) -> Result<()> {
+    let there = world.outside.server.enter(|| UdpSocket::bind(server(true)))??;
+    let socket = pod.inside.enter(|| {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect(server(true)).map(|()| socket)
+    })??;
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let serving = scope.spawn(|| persist(&there, &stop));
+        let asking = scope.spawn(|| ask(&socket, &stop));
+        let compared = (|| -> Result<()> {
+            thread::sleep(Duration::from_millis(300));
+            let before = sources(&world.outside.router, Duration::from_millis(300), &[old, new])?;
+            ensure!(before == [old], "before the change the flow has {before:?}");
+            change()?;
+            thread::sleep(SETTLED);
+            let after = sources(&world.outside.router, Duration::from_secs(1), &[old, new])?;
+            ensure!(after == [new], "after the change the flow has {after:?}");
+            Ok(())
+        })();
+        stop.store(true, Ordering::Relaxed);
+        asking.join().expect("a client does not panic");
+        serving.join().expect("a server does not panic").context("the server")?;
+        compared
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_that_moves_to_another_address_takes_its_flows_along() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    let world = World::start("moved", masquerading(), &[]).await?;
+    let pod = world.stage.pod("moved").await?;
+    Manifest::apply(
+        &[pool("moved", &["198.51.100.64/28"], "team"), policy(OLD)],
+        &world.stage.node,
+    )?;
+    world.wait_for_uplink(|uplink| uplink.dedicated == [OLD]).await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::task::block_in_place(|| {
+        over_change(&world, &pod, [OLD, NEW], || {
+            Manifest::apply(&[policy(NEW)], &world.stage.node)
+        })
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_gets_another_address_takes_its_flows_along() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    let world = World::start("renumbered", masquerading(), &[]).await?;
+    let pod = world.stage.pod("renumbered").await?;
+    let node = &world.stage.node;
+    node.enter(|| std::fs::write("/proc/sys/net/ipv4/conf/uplink0/promote_secondaries", "1"))??;
+    tokio::task::block_in_place(|| {
+        over_change(&world, &pod, [NODE_V4, NEW], || {
+            node.add_address("uplink0", &format!("{NEW}/24"))?;
+            node.ip(&[
+                &format!("address del {NODE_V4}/24 dev uplink0"),
+                &format!("route replace default via {FABRIC_V4}"),
+            ])
+        })
+    })
+}
