@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use crate::{
-    arch, build_ebpf,
+    arch,
+    build_ebpf::{self, Architecture},
     command::{build, run},
     docs,
     progress::Progress,
@@ -23,7 +24,7 @@ pub(crate) fn command() -> ExitCode {
 }
 
 fn checks() -> Result<()> {
-    let mut progress = Progress::new(5 + setup::STEPS);
+    let mut progress = Progress::new(6 + setup::STEPS);
     progress.step("format", || {
         run(cargo().args(["fmt", "--all", "--check"])).context("the code is not formatted (`cargo fmt --all`)")
     })?;
@@ -34,5 +35,8 @@ fn checks() -> Result<()> {
     // Runs before any program is built, so that no program is rebuilt with the object in it.
     setup::run(Goal::All, &mut progress)?;
     progress.step("eBPF programs", || build_ebpf::build(false))?;
+    progress.step("eBPF programs for arm64", || {
+        build_ebpf::build_for(Architecture::Aarch64, false)
+    })?;
     progress.step("pages", docs::check)
 }

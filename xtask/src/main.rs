@@ -12,6 +12,7 @@ mod chart;
 mod ci;
 mod command;
 mod crds;
+mod cross;
 mod demo;
 mod docs;
 mod image;
@@ -56,6 +57,8 @@ enum Task {
     Ci,
     /// Write the definitions of our Kubernetes objects into deploy/crds
     Crds(crds::Args),
+    /// Build the programs of a node for arm64
+    Cross(cross::Args),
     /// Show one node with two isolated networks
     Demo(demo::Args),
     /// Check that what the pages name exists
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Task::BuildEbpf(args) => report(build_ebpf::command(&args)),
         Task::Ci => ci::command(),
         Task::Crds(args) => report(crds::command(&args)),
+        Task::Cross(args) => report(cross::command(&args)),
         Task::Demo(args) => report(demo::command(&args)),
         Task::Docs(args) => report(docs::command(&args)),
         Task::Image(args) => report(image::command(&args)),

@@ -22,6 +22,8 @@ pub(crate) enum Purpose {
     Test,
     /// The tests on another kernel, in a virtual machine.
     Vm,
+    /// Programs for another architecture.
+    Cross,
     /// The benchmarks.
     Bench,
     /// A real Kubernetes node, also for the tests.
@@ -86,6 +88,17 @@ pub(crate) const PACKAGES: &[Package] = &[
     package("qemu-system-x86", &[Purpose::Vm], "boots another kernel"),
     package("busybox-static", &[Purpose::Vm], "the user space of that machine"),
     package("kmod", &[Purpose::Vm], "lists which module needs which"),
+    package("xz-utils", &[Purpose::Vm], "unpacks the modules of newer kernels"),
+    package(
+        "gcc-aarch64-linux-gnu",
+        &[Purpose::Cross],
+        "links the programs for arm64",
+    ),
+    package(
+        "libc6-dev-arm64-cross",
+        &[Purpose::Cross],
+        "the C library of the programs for arm64",
+    ),
     package(
         "containernetworking-plugins",
         &[Purpose::Bench, Purpose::Test],

@@ -33,6 +33,8 @@ pub(crate) enum Goal {
     Test,
     /// Building, and the tests on another kernel in a virtual machine
     Vm,
+    /// Building for arm64
+    Cross,
     /// Building, and the benchmarks
     Bench,
     /// Building, and a Kubernetes node to try it on
@@ -48,9 +50,17 @@ impl Goal {
             Self::Demo => vec![Purpose::Demo],
             Self::Test => vec![Purpose::Test, Purpose::Node],
             Self::Vm => vec![Purpose::Vm],
+            Self::Cross => vec![Purpose::Cross],
             Self::Bench => vec![Purpose::Bench],
             Self::Node => vec![Purpose::Node],
-            Self::All => vec![Purpose::Demo, Purpose::Test, Purpose::Vm, Purpose::Bench, Purpose::Node],
+            Self::All => vec![
+                Purpose::Demo,
+                Purpose::Test,
+                Purpose::Vm,
+                Purpose::Cross,
+                Purpose::Bench,
+                Purpose::Node,
+            ],
         };
         if linker::is_missing() {
             purposes.push(Purpose::Linker);

@@ -13,7 +13,9 @@ use tally::Reader;
 pub(crate) use tally::Tally;
 
 use crate::{
-    build_cni, build_ebpf, cargo_output, crds, node,
+    build_cni, build_ebpf, cargo_output, crds,
+    cross::{self, Depth},
+    node,
     progress::{Progress, say},
     setup::{self, Goal},
     vm,
@@ -27,7 +29,7 @@ pub(crate) struct Args {
     /// whole node, 3 adds the other kernel [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=3))]
     tier: Option<u8>,
-    /// Run the tests that take minutes in full length
+    /// Run the tests that take minutes in full length, and compile for arm64
     #[arg(long)]
     long: bool,
 }
@@ -60,10 +62,16 @@ impl Plan {
         }
     }
 
+    /// Whether to compile for arm64.
+    fn crosses(&self) -> bool {
+        self.long && self.vm
+    }
+
     fn steps(&self) -> usize {
         let before = if self.programs { setup::STEPS + 3 } else { 0 };
         let after = if self.vm { vm::STEPS } else { 0 };
-        1 + before + 1 + after
+        let other = if self.crosses() { cross::STEPS } else { 0 };
+        1 + before + 1 + after + other
     }
 }
 
@@ -111,13 +119,20 @@ fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
     });
     // The virtual machine runs in any case: its result may explain the others.
     let machine = if plan.vm {
-        let result = vm::run(None, &mut progress);
+        let result = vm::run(&mut progress);
         tally.count(result.is_ok());
         result
     } else {
         Ok(())
     };
-    tests.and(machine)
+    let other = if plan.crosses() {
+        let result = cross::compile(Depth::Check, &mut progress);
+        tally.count(result.is_ok());
+        result
+    } else {
+        Ok(())
+    };
+    tests.and(machine).and(other)
 }
 
 /// Decides whether the tests are a success from their output and the exit status of cargo.

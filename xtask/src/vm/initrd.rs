@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::{cpio::Archive, kernel::Kernel, modules};
 use crate::{
@@ -65,11 +65,30 @@ fn add_modules(archive: &mut Archive, content: &Content<'_>) -> Result<()> {
     let mut list = String::new();
     for (position, module) in order.iter().enumerate() {
         let name = format!("/modules/{position}.ko");
-        archive.file(&name, 0o644, &read(&content.kernel.modules.join(module))?)?;
+        archive.file(&name, 0o644, &uncompressed(&content.kernel.modules.join(module))?)?;
         list.push_str(&name);
         list.push('\n');
     }
     archive.file("/modules/order", 0o644, list.as_bytes())
+}
+
+/// The content of a module; insmod of busybox loads no compressed ones.
+fn uncompressed(module: &Path) -> Result<Vec<u8>> {
+    if !module.to_string_lossy().ends_with(modules::COMPRESSED) {
+        return read(module);
+    }
+    let unpacked = Command::new("xz")
+        .args(["--decompress", "--stdout"])
+        .arg(module)
+        .output()
+        .context("cannot run xz (package xz-utils)")?;
+    ensure!(
+        unpacked.status.success(),
+        "xz cannot read {}: {}",
+        module.display(),
+        String::from_utf8_lossy(&unpacked.stderr).trim()
+    );
+    Ok(unpacked.stdout)
 }
 
 /// A copy of `program` beside the image without its debug information, which is most of it; `program` itself if strip

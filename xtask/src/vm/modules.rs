@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 
+/// Last part of the names of compressed modules.
+pub(super) const COMPRESSED: &str = ".xz";
+
 /// The files of `wanted` and of all their dependencies, in loading order.
 ///
 /// `dependencies` is the text of modules.dep (`a.ko: b.ko c.ko`, paths), `builtin` the text of modules.builtin, whose
@@ -52,7 +55,9 @@ fn visit<'a>(
 /// Whether the file `path` is the module `name`; the kernel treats `-` and `_` as equal.
 fn is_module(path: &str, name: &str) -> bool {
     let file = path.rsplit('/').next().unwrap_or(path);
-    file.strip_suffix(".ko")
+    file.strip_suffix(COMPRESSED)
+        .unwrap_or(file)
+        .strip_suffix(".ko")
         .is_some_and(|stem| stem.replace('-', "_") == name.replace('-', "_"))
 }
 
@@ -88,6 +93,12 @@ mod tests {
             load_order(DEPENDENCIES, "", &["crc_base"]).unwrap(),
             ["lib/crc-base.ko"]
         );
+    }
+
+    #[test]
+    fn a_module_may_be_compressed() {
+        let order = load_order("a.ko.xz: b.ko.xz\nb.ko.xz:\n", "", &["a"]).unwrap();
+        assert_eq!(order, ["b.ko.xz", "a.ko.xz"]);
     }
 
     #[test]
