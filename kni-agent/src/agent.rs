@@ -407,5 +407,6 @@ fn desired_networks(set: &ManifestSet) -> DesiredNetworks {
         networks,
         refused,
         retained: BTreeSet::new(),
+        number_problems: BTreeMap::new(),
     }
 }

@@ -11,6 +11,8 @@ mod conditions;
 pub mod egress_address_claim;
 pub mod egress_address_pool;
 pub mod egress_policy;
+pub mod network_members;
+pub mod network_number;
 pub mod node_network;
 pub mod pod_interface;
 pub mod pod_network;
@@ -30,6 +32,8 @@ pub use egress_address_pool::{
 pub use egress_policy::{EgressPolicy, EgressPolicySpec, EgressPolicyStatus};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
+pub use network_members::{NetworkMembers, NetworkMembersSpec, NetworkMembersStatus};
+pub use network_number::{NetworkNumber, NetworkNumberSpec, NetworkNumberStatus};
 pub use node_network::{NodeNetwork, NodeNetworkSpec, NodeNetworkStatus};
 pub use pod_interface::{PodInterface, PodInterfaceSpec, PodInterfaceStatus};
 pub use pod_network::{PodNetwork, PodNetworkSpec, PodNetworkStatus, Topology};
@@ -38,12 +42,14 @@ pub use provider::ProviderSpec;
 pub use summary::{AttachmentSummary, EgressPolicySummary, NodeNetworkSummary, PodNetworkSummary};
 
 /// The definitions of all kinds, in the order of their names.
-pub fn definitions() -> [CustomResourceDefinition; 8] {
+pub fn definitions() -> [CustomResourceDefinition; 10] {
     [
         AddressBlock::crd(),
         EgressAddressClaim::crd(),
         EgressAddressPool::crd(),
         EgressPolicy::crd(),
+        NetworkMembers::crd(),
+        NetworkNumber::crd(),
         NodeNetwork::crd(),
         PodInterface::crd(),
         PodNetworkAttachment::crd(),

@@ -98,7 +98,8 @@ pub struct NodeNetworkSpec {}
 pub struct NodeNetworkStatus {
     /// Ready: the agent attaches pods. Degraded: something does not work as it should; the message describes it.
     /// `AddressesAvailable`: every network has an address for another pod. `StateLost`: the agent rebuilt its state at
-    /// its start. `AddressConflict`: a pod has an address of another node's block.
+    /// its start. `AddressConflict`: a pod has an address of another node's block. `NumberConflict`: the number of a
+    /// network has changed while pods of the node are in it, or is that of two networks.
     #[serde(default)]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -166,6 +167,13 @@ pub struct NodeNetworkEntry {
     /// The network's number in the keys of the node's pinned maps.
     #[serde(default)]
     pub network_id: u32,
+    /// The number of the network in the whole cluster, as the node uses it. Absent while it uses none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 16_777_215))]
+    pub number: Option<u32>,
+    /// Why the node uses none, or another one than that of the `NetworkNumber`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub number_problem: String,
 }
 
 /// The state of the cluster's policies on a node.

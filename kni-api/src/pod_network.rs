@@ -45,6 +45,7 @@ pub const DEFAULT_MTU: u32 = 1500;
     printcolumn(name = "Nodes", type_ = "integer", json_path = r#".status.nodes.ready"#, description = "Nodes where pods can join.", priority = 1),
     printcolumn(name = "Interfaces", type_ = "integer", json_path = r#".status.interfaces"#, description = "Interfaces of pods.", priority = 1),
     printcolumn(name = "Namespaces", type_ = "string", json_path = r#".status.summary.namespaces"#, description = "Namespaces whose pods get their primary interface here.", priority = 1),
+    printcolumn(name = "Number", type_ = "integer", json_path = r#".status.number"#, description = "Number of the network in the whole cluster.", priority = 1),
     derive = "PartialEq",
     doc = "A network that pods join: an isolated address space of its own."
 )]
@@ -171,6 +172,11 @@ pub struct PodNetworkStatus {
     /// its spec.
     #[serde(default)]
     pub access_reviewed: bool,
+    /// The number of the network in the whole cluster, for people: nodes read it from its `NetworkNumber`. Absent while it
+    /// has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 16_777_215))]
+    pub number: Option<u32>,
     /// Texts for the columns of `kubectl get`.
     #[serde(default)]
     pub summary: PodNetworkSummary,

@@ -6,6 +6,8 @@ pub(crate) mod block;
 pub(crate) mod egress_policy;
 pub(crate) mod egress_pool;
 pub(crate) mod interface;
+pub(crate) mod members;
+pub(crate) mod number;
 pub(crate) mod pod_network;
 pub(crate) mod provider;
 pub(crate) mod text;

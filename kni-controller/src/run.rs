@@ -1,6 +1,6 @@
 //! Connects, elects, and starts and stops the controllers with each term.
 
-use std::io::Write as _;
+use std::{io::Write as _, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use kube::Client;
@@ -43,7 +43,8 @@ pub(crate) async fn serve(args: &Args) -> Result<()> {
     let mut electing =
         tokio::spawn(election.run(health.expect("election"), closed(stopping.clone()), closed(all_stopped)));
     announce(args)?;
-    let acting = act(&client, &leadership, (&health, &metrics), closed(stopping));
+    let rest = Duration::from_secs(args.number_rest);
+    let acting = act(&client, &leadership, (&health, &metrics), rest, closed(stopping));
     tokio::pin!(acting);
     let outcome = tokio::select! {
         outcome = &mut acting => outcome,
@@ -66,6 +67,7 @@ async fn act(
     client: &Client,
     leadership: &Leadership,
     (health, metrics): (&Health, &Metrics),
+    rest: Duration,
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
     tokio::pin!(stop);
@@ -74,7 +76,7 @@ async fn act(
             term = leadership.won() => term,
             () = &mut stop => return Ok(()),
         };
-        let mut tasks = controllers::start(&fenced(client, term.clone()), health, metrics);
+        let mut tasks = controllers::start(&fenced(client, term.clone()), health, metrics, rest);
         let stops = tokio::select! {
             () = term.lost() => false,
             () = &mut stop => true,

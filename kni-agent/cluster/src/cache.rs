@@ -1,7 +1,11 @@
 //! Holds the cached objects of all kinds, shared by attach and the controllers.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
+use kni_model::NetworkName;
 use tokio::sync::watch;
 
 use super::{blocks::BlockDemand, networks::Networks, table::Written, tables::Tables};
@@ -13,6 +17,7 @@ pub struct ClusterCache {
     changes: watch::Sender<()>,
     restores: watch::Sender<()>,
     blocks: Arc<BlockDemand>,
+    joined: watch::Sender<Option<BTreeSet<NetworkName>>>,
 }
 
 impl ClusterCache {
@@ -23,6 +28,7 @@ impl ClusterCache {
             changes: watch::Sender::new(()),
             restores: watch::Sender::new(()),
             blocks: Arc::default(),
+            joined: watch::Sender::new(None),
         }
     }
 
@@ -69,6 +75,20 @@ impl ClusterCache {
     /// The networks as the node sees them.
     pub fn networks(&self, tables: &Tables) -> Networks {
         Networks::of(tables, &self.blocks.held())
+    }
+
+    /// Sets the networks whose members the node has to know: those that it has pods in.
+    pub fn join(&self, networks: BTreeSet<NetworkName>) {
+        self.joined.send_if_modified(|joined| {
+            let differs = joined.as_ref() != Some(&networks);
+            *joined = Some(networks);
+            differs
+        });
+    }
+
+    /// The networks of [`Self::join`] from now on; `None` before its first call.
+    pub fn joined(&self) -> watch::Receiver<Option<BTreeSet<NetworkName>>> {
+        self.joined.subscribe()
     }
 
     /// The node's demand for address blocks.

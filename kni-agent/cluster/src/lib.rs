@@ -8,11 +8,13 @@ mod cache;
 pub mod egress;
 pub mod joining;
 mod networks;
+mod numbers;
 mod table;
 mod tables;
 
 pub use blocks::{BlockDemand, HeldBlocks, needs_block};
 pub use cache::ClusterCache;
 pub use networks::{Networks, blocks_of};
+pub use numbers::{Claim, Numbers, objects_by_uid};
 pub use table::{ABSENCE_GRACE, Key, Table, Written};
 pub use tables::{AttachmentRow, NodeRow, PolicyRow, Tables};

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 use kni_crd::{FromObject, PodNetwork, read_namespace_selector};
 use kni_model::{
-    NetworkName, NetworkSpec, Provider,
+    NetworkName, NetworkSpec, NumberProblem, Provider,
     policy::{Labels, Selector},
     view::{DesiredNetworks, RefusedManifest},
 };
 use kni_policy::matches;
 use kube::ResourceExt as _;
 
-use super::{blocks::HeldBlocks, tables::Tables};
+use super::{blocks::HeldBlocks, numbers::Numbers, tables::Tables};
 
 /// The networks of the cluster as one node sees them.
 #[derive(Debug, Default)]
@@ -32,6 +32,7 @@ impl Networks {
     pub fn of(tables: &Tables, held: &HeldBlocks) -> Self {
         let mut objects: Vec<&PodNetwork> = tables.networks.rows().values().map(AsRef::as_ref).collect();
         objects.sort_by_key(|object| (object.creation_timestamp().map(|time| time.0), object.name_any()));
+        let numbers = Numbers::of(tables);
         let mut networks = Self::default();
         let mut default: Option<String> = None;
         for object in objects {
@@ -56,6 +57,7 @@ impl Networks {
                     if spec.default {
                         default = Some(name.clone());
                     }
+                    let spec = networks.with_number(spec, &numbers);
                     networks.add(object, spec, selector, held);
                 }
                 Err((field, reason)) => networks.refuse(&name, &field, reason),
@@ -74,6 +76,20 @@ impl Networks {
             }
             self.refuse(&key.name, "object", format!("is not understood: {reason}"));
         }
+    }
+
+    /// Adds the number, or why there is none. Without the kind the cluster has no numbers, which is no problem.
+    fn with_number(&mut self, spec: NetworkSpec, numbers: &Numbers) -> NetworkSpec {
+        let number = match numbers.get(&spec.name) {
+            Some(Ok(number)) => Some(*number),
+            Some(Err(NumberProblem::NotServed)) | None => None,
+            Some(Err(problem)) => {
+                let problems = &mut self.desired.number_problems;
+                problems.insert(spec.name.clone(), problem.clone());
+                None
+            }
+        };
+        NetworkSpec { number, ..spec }
     }
 
     fn add(&mut self, object: &PodNetwork, spec: NetworkSpec, selector: Option<Selector>, held: &HeldBlocks) {

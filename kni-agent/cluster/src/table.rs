@@ -1,9 +1,12 @@
 //! Caches the objects of one kind as the API server last reported them, with a version that counts changes.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::{Duration, Instant},
 };
+
+/// How many changes of a kind are remembered by name. A reader that is behind by more compares everything.
+const REMEMBERED: usize = 4096;
 
 /// How long the objects of a kind that the API server no longer serves stay.
 pub const ABSENCE_GRACE: Duration = Duration::from_mins(5);
@@ -61,6 +64,8 @@ pub struct Table<V> {
     synced: bool,
     listing: Option<Listing>,
     version: u64,
+    /// The latest changes: each version, and the object that it changed.
+    changes: VecDeque<(u64, Key)>,
     /// Resource versions of the agent's own writes that the watch has not reported yet.
     written: BTreeMap<Key, u64>,
     /// Objects that cannot be decoded, and why.
@@ -87,6 +92,7 @@ impl<V> Default for Table<V> {
             synced: false,
             listing: None,
             version: 0,
+            changes: VecDeque::new(),
             written: BTreeMap::new(),
             refused: BTreeMap::new(),
             problem: None,
@@ -115,6 +121,26 @@ impl<V: PartialEq> Table<V> {
     /// Changes with every change of the rows, and when the first list is complete.
     pub fn version(&self) -> u64 {
         self.version
+    }
+
+    /// The objects that changed after `version`, oldest change first, possibly more than once; `None` if that is not known
+    /// any more, and everything may have changed.
+    pub fn changed_since(&self, version: u64) -> Option<impl Iterator<Item = &Key>> {
+        let oldest = self
+            .changes
+            .front()
+            .map_or(self.version, |(first, _)| first.saturating_sub(1));
+        let since = self.changes.partition_point(|(at, _)| *at <= version);
+        (version >= oldest && version <= self.version).then(|| self.changes.range(since..).map(|(_, key)| key))
+    }
+
+    /// Counts a change of an object.
+    fn changed(&mut self, key: Key) {
+        self.version += 1;
+        if self.changes.len() == REMEMBERED {
+            self.changes.pop_front();
+        }
+        self.changes.push_back((self.version, key));
     }
 
     /// Objects that the agent cannot decode, and why. An object that is also a row has its last understood version there.
@@ -150,9 +176,11 @@ impl<V: PartialEq> Table<V> {
         };
         let understood = self.refused.remove(&key).is_some();
         if let Some(listing) = &mut self.listing {
-            listing.keys.insert(key);
+            listing.keys.insert(key.clone());
         }
-        self.version += u64::from(changed || understood);
+        if changed || understood {
+            self.changed(key);
+        }
     }
 
     /// [`Self::put`] of an object that the agent has written, as the API server returned it with resource version
@@ -202,8 +230,10 @@ impl<V: PartialEq> Table<V> {
         {
             self.rows.insert(key.clone(), row);
         }
-        let before = self.refused.insert(key, reason.clone());
-        self.version += u64::from(before != Some(reason));
+        let before = self.refused.insert(key.clone(), reason.clone());
+        if before != Some(reason) {
+            self.changed(key);
+        }
     }
 
     /// Notes the event's version; whether the event is not older than the agent's own write of the object.
@@ -235,7 +265,9 @@ impl<V: PartialEq> Table<V> {
         }
         self.written.remove(key);
         let refused = self.refused.remove(key).is_some();
-        self.version += u64::from(self.rows.remove(key).is_some() || refused);
+        if self.rows.remove(key).is_some() || refused {
+            self.changed(key.clone());
+        }
     }
 
     /// Begins a list, which is read after all writes until now.
@@ -247,14 +279,21 @@ impl<V: PartialEq> Table<V> {
     /// Completes the list.
     pub fn complete(&mut self) {
         if let Some(Listing { keys, newest }) = self.listing.take() {
-            let before = self.rows.len();
-            self.rows.retain(|key, _| keys.contains(key));
-            self.refused.retain(|key, _| keys.contains(key));
-            self.version += u64::from(self.rows.len() != before);
+            let known = self.rows.keys().chain(self.refused.keys());
+            let gone: BTreeSet<Key> = known.filter(|key| !keys.contains(*key)).cloned().collect();
+            for key in gone {
+                self.rows.remove(&key);
+                self.refused.remove(&key);
+                self.changed(key);
+            }
             self.newest = newest;
         }
-        self.version += u64::from(!self.synced);
-        self.synced = true;
+        if !self.synced {
+            self.synced = true;
+            // Not a change of an object, so that nothing before it is known to be all.
+            self.version += 1;
+            self.changes.clear();
+        }
         self.absent = None;
         self.problem = None;
     }
@@ -270,6 +309,11 @@ impl<V: PartialEq> Table<V> {
             self.absent = Some(since);
         }
         self.rows.len()
+    }
+
+    /// Whether the API server answered last that it does not serve the kind.
+    pub const fn is_absent(&self) -> bool {
+        self.absent.is_some()
     }
 
     /// Notes that the API server serves the kind.
@@ -309,6 +353,38 @@ mod tests {
             ["b"]
         );
         assert!(table.version() > version);
+    }
+
+    #[test]
+    fn a_reader_learns_which_objects_changed_since_it_looked() {
+        let mut table = Table::default();
+        table.begin();
+        table.put(key("a"), Some(1));
+        table.put(key("b"), Some(1));
+        table.complete();
+        let names = |table: &Table<usize>, version| {
+            let changed = table.changed_since(version)?;
+            Some(changed.map(|key| key.name.clone()).collect::<Vec<_>>())
+        };
+        let version = table.version();
+        assert_eq!(names(&table, version), Some(vec![]));
+        assert_eq!(names(&table, 0), None, "before the first list");
+        assert_eq!(names(&table, version + 1), None, "a version that was never there");
+        table.put(key("b"), Some(2));
+        table.put(key("b"), Some(2));
+        table.remove(&key("a"));
+        assert_eq!(names(&table, version), Some(vec!["b".to_owned(), "a".to_owned()]));
+        assert_eq!(names(&table, version + 1), Some(vec!["a".to_owned()]));
+        // A list that no longer has an object.
+        let before = table.version();
+        table.begin();
+        table.complete();
+        assert_eq!(names(&table, before), Some(vec!["b".to_owned()]));
+        for number in 0..=REMEMBERED {
+            table.put(key("c"), Some(number));
+        }
+        assert_eq!(names(&table, before), None, "more changes than are remembered");
+        assert_eq!(names(&table, table.version() - 1), Some(vec!["c".to_owned()]));
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::Taint;
-use kni_api::{AddressBlock, EgressAddressClaim, EgressAddressPool, EgressPolicySummary};
+use kni_api::{
+    AddressBlock, EgressAddressClaim, EgressAddressPool, EgressPolicySummary, NetworkMembers, NetworkNumber,
+};
 use kni_crd::{
     AttachmentFacts, EgressPolicy, InvalidObject, NodeNetwork, PodFacts, PodInterface, PodNetwork, PodNetworkAttachment,
 };
@@ -62,7 +64,7 @@ pub struct Tables {
     pub networks: Table<Arc<PodNetwork>>,
     /// Attachments.
     pub attachments: Table<AttachmentRow>,
-    /// Interfaces of all nodes.
+    /// Interfaces: of the agent's own node, and in kni-controller of all nodes.
     pub interfaces: Table<Arc<PodInterface>>,
     /// Networks of all nodes.
     pub node_networks: Table<Arc<NodeNetwork>>,
@@ -82,7 +84,7 @@ pub struct Tables {
     pub services: Table<Result<Service, InvalidObject>>,
     /// Endpoint slices.
     pub slices: Table<Result<EndpointSlice, InvalidObject>>,
-    /// Pods.
+    /// Pods: of the agent's own node, and in kni-controller all.
     pub pods: Table<Arc<PodFacts>>,
     /// The agent's own node.
     pub own_node: Table<NodeRow>,
@@ -91,6 +93,13 @@ pub struct Tables {
     /// Address blocks: of the agent's own node, and in kni-controller of all nodes. Attach does not wait for them: the
     /// kind may be missing.
     pub blocks: Table<Arc<AddressBlock>>,
+    /// Pods of other nodes: in the networks that have a pod of the agent's node, and in kni-controller of all networks.
+    /// Attach does not wait for them: a peer that is not known has no identity.
+    pub members: Table<Arc<NetworkMembers>>,
+    /// The objects of the agent's own node, in all networks.
+    pub own_members: Table<Arc<NetworkMembers>>,
+    /// Numbers of networks. Attach does not wait for them: the kind may be missing.
+    pub numbers: Table<Arc<NetworkNumber>>,
     /// All nodes; only kni-controller follows them.
     pub nodes: Table<NodeRow>,
     /// Egress policies with their status; only kni-controller follows them in this form.
@@ -156,11 +165,14 @@ impl Tables {
 
     /// The kinds that attach can do without: reports, and the definitions of other tools, for which only pods that name
     /// one wait.
-    fn others(&self) -> [(&'static str, &dyn Kept); 3] {
+    fn others(&self) -> [(&'static str, &dyn Kept); 6] {
         [
+            ("networkmembers", &self.members),
+            ("networkmembers of this node", &self.own_members),
             ("nodenetworks", &self.own_network),
             ("network-attachment-definitions", &self.definitions),
             ("addressblocks", &self.blocks),
+            ("networknumbers", &self.numbers),
         ]
     }
 
@@ -214,8 +226,12 @@ impl Tables {
 
     /// The number of cached objects by kind that kni-controller follows.
     pub fn counts_of_cluster(&self) -> Vec<(&'static str, usize)> {
-        let blocks: (&'static str, &dyn Kept) = ("addressblocks", &self.blocks);
-        let all = self.of_cluster().into_iter().chain([blocks]);
+        let recent: [(&'static str, &dyn Kept); 3] = [
+            ("addressblocks", &self.blocks),
+            ("networkmembers", &self.members),
+            ("networknumbers", &self.numbers),
+        ];
+        let all = self.of_cluster().into_iter().chain(recent);
         all.map(|(name, table)| (name, table.len())).collect()
     }
 

@@ -20,7 +20,6 @@ use kni_claims::{Claim, ClaimError, Claims, NetworkRef, NodeRef};
 use kni_model::NetworkName;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-pub(crate) use self::desired::is_unit_of;
 use self::desired::{Step, Units};
 use super::Cluster;
 

@@ -207,7 +207,7 @@ impl Cluster {
     }
 
     /// The field manager for objects that no other node writes.
-    fn field_manager(&self) -> String {
+    pub(super) fn field_manager(&self) -> String {
         let manager = format!("{FIELD_MANAGER}/{}", self.node);
         manager.chars().take(MAX_MANAGER).collect()
     }

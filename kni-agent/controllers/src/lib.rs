@@ -17,6 +17,7 @@ mod blocks;
 mod egress;
 mod events;
 mod interfaces;
+mod members;
 mod network_status;
 mod node;
 mod peers;
@@ -228,6 +229,7 @@ impl Cluster {
         tasks.spawn_slow("attachments", ATTACH_LIMIT, self.clone().reconcile_attachments());
         // It may detach pods.
         tasks.spawn_slow("rights", ATTACH_LIMIT, self.clone().reconcile_rights());
+        tasks.spawn("networkmembers", self.clone().reconcile_members());
         tasks.spawn("podinterfaces", self.clone().reconcile_interfaces());
         tasks.spawn("egress-claims", self.clone().reconcile_egress());
         tasks.spawn("node-status", self.clone().reconcile_node());

@@ -161,6 +161,7 @@ impl Cluster {
                 conflict,
                 state_lost(agent),
                 addresses_available(&networks),
+                number_conflict(views),
             ],
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             tunnel_endpoints: addresses,
@@ -197,6 +198,12 @@ impl Cluster {
                 .map(|_requested| self.pods_that_fit(tables, view)),
             exhausted: self.is_used_up(view),
             network_id: view.network.id.get(),
+            number: view.number,
+            number_problem: view
+                .number_problem
+                .as_ref()
+                .map(ToString::to_string)
+                .unwrap_or_default(),
         }
     }
 
@@ -299,6 +306,24 @@ fn addresses_available(networks: &[NodeNetworkEntry]) -> Condition {
         let message = format!("no address is left in network {}", full.join(", "));
         Condition::now("AddressesAvailable", false, "Exhausted", &message, None)
     }
+}
+
+/// Whether a network has changed its number while pods of the node are in it, or shares it with another one.
+fn number_conflict(views: &[NetworkView]) -> Condition {
+    let problems = views.iter().filter_map(|view| {
+        let problem = view.number_problem.as_ref().filter(|problem| problem.is_conflict())?;
+        Some(format!("network {}: {problem}", view.network.spec.name))
+    });
+    let problems: Vec<String> = problems.collect();
+    let (reason, message) = if problems.is_empty() {
+        (
+            "NoConflict",
+            "no number of a network has changed while pods are in it, or is that of two networks".to_owned(),
+        )
+    } else {
+        ("NumberInUse", problems.join("; "))
+    };
+    Condition::now("NumberConflict", !problems.is_empty(), reason, &message, None)
 }
 
 fn features(agent: &StatusView) -> BTreeMap<String, String> {

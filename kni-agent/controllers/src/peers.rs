@@ -1,145 +1,153 @@
-//! Derives the pods of other nodes from their `PodInterface`s, after a check of what these claim. Pure.
+//! Derives the pods of other nodes from the confirmed members of networks. Pure.
 //!
-//! A node's account may write any `PodInterface` that names the node. What such an object claims beyond that is compared
-//! with objects that the node cannot write: the pod must exist, with this UID and on this node, and its addresses must
-//! lie in blocks of the node. So no node gives an address of another node the identity of a pod, nor the identity of
-//! another node's pod to its own address.
+//! A node's account may write what it likes into the spec of its `NetworkMembers`; it cannot write a status. The status
+//! has the members that kni-controller found in the pods and in the blocks of that node, with the labels of the pods. So
+//! no node gives an address of another node the identity of a pod, nor the identity of another node's pod to its own
+//! address.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
-use ipnet::IpNet;
-use kni_cluster::{Key, Networks, Tables};
-use kni_crd::{PodFacts, PodInterface};
+use kni_api::{NetworkMembers, network_members::ConfirmedMember};
+use kni_cluster::{Key, Tables};
 use kni_model::{
     IfName, NetworkId, NetworkName, PodRef, SandboxId,
-    policy::{PolicyInterface, PolicyPod},
+    policy::{ContainerPort, PolicyInterface, PolicyPod},
     selection::PRIMARY_IFNAME,
 };
 
-use super::blocks::is_unit_of;
+/// The numbers of the networks on this node.
+pub(super) type Numbers = BTreeMap<NetworkName, NetworkId>;
 
-/// The pods of other nodes that policies may select.
+/// The pods of other nodes that policies may select, by the object that has them. Each interface is a pod of its own.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    pub(super) pods: BTreeMap<SandboxId, PolicyPod>,
-    /// Objects with a false claim, and the claim.
-    pub(super) refused: BTreeMap<Key, String>,
+    objects: BTreeMap<Key, BTreeMap<SandboxId, PolicyPod>>,
+    /// The versions of the tables that the objects are from.
+    seen: Option<(u64, u64)>,
+    numbers: Numbers,
 }
 
-/// The blocks of each node, by network.
-type Blocks<'a> = BTreeMap<(&'a str, &'a str), Vec<IpNet>>;
+/// What must be done so that the engine knows the current peers.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct PeerChanges {
+    pub(super) put: Vec<PolicyPod>,
+    pub(super) gone: BTreeSet<SandboxId>,
+}
+
+impl PeerChanges {
+    pub(super) fn is_empty(&self) -> bool {
+        self.put.is_empty() && self.gone.is_empty()
+    }
+}
 
 impl Peers {
-    /// The pods of all nodes but `node`, with their interfaces in networks that have a number.
-    pub(super) fn of(
-        tables: &Tables,
-        networks: &Networks,
-        node: &str,
-        numbers: &BTreeMap<NetworkName, NetworkId>,
-    ) -> Self {
-        let mut peers = Self::default();
-        let blocks = blocks(tables);
-        for (key, object) in tables.interfaces.rows() {
-            let spec = &object.spec;
-            if spec.node_name == node {
-                continue;
-            }
-            // Gone, or replaced by a pod of the same name: its object will go, too.
-            let pod = tables.pods.get(&key.namespace, &spec.pod_name);
-            let Some(pod) = pod.filter(|pod| pod.uid == spec.pod_uid) else {
-                continue;
-            };
-            let Some(interface) = interface(object, numbers) else {
-                continue;
-            };
-            // Plugins assign addresses of other ranges.
-            let assigned = networks
-                .spec(&interface.network)
-                .is_none_or(|spec| spec.blocks.is_some());
-            let blocks = assigned.then_some(&blocks);
-            if let Err(reason) = check(object, &interface, pod, blocks) {
-                peers.refused.insert(key.clone(), reason);
-                continue;
-            }
-            let Ok(sandbox) = format!("peer:{}", spec.pod_uid).parse::<SandboxId>() else {
-                continue;
-            };
-            let known = peers.pods.entry(sandbox.clone()).or_insert_with(|| PolicyPod {
-                sandbox,
-                pod: PodRef {
-                    namespace: key.namespace.clone(),
-                    name: spec.pod_name.clone(),
-                    uid: spec.pod_uid.clone(),
-                },
-                labels: pod.labels.clone(),
-                ports: pod.ports.clone(),
-                interfaces: Vec::new(),
-            });
-            // During an upgrade the object may exist under its earlier name as well.
-            if known.interfaces.iter().all(|other| other.ifname != interface.ifname) {
-                known.interfaces.push(interface);
-            }
+    /// The changes since the last call. Compares only the objects that changed, unless networks did.
+    pub(super) fn update(&mut self, tables: &Tables, node: &str, numbers: &Numbers) -> PeerChanges {
+        let versions = (tables.members.version(), tables.networks.version());
+        let same_networks = self.numbers == *numbers && self.seen.is_some_and(|seen| seen.1 == versions.1);
+        let objects: Option<BTreeSet<Key>> = self
+            .seen
+            .filter(|_| same_networks)
+            .and_then(|seen| Some(tables.members.changed_since(seen.0)?.cloned().collect()));
+        let objects = objects.unwrap_or_else(|| {
+            let known = self.objects.keys().chain(tables.members.rows().keys());
+            known.cloned().collect()
+        });
+        self.seen = Some(versions);
+        if self.numbers != *numbers {
+            self.numbers.clone_from(numbers);
         }
-        peers
+        let mut changes = PeerChanges::default();
+        for key in objects {
+            let object = tables.members.rows().get(&key);
+            let pods = object
+                .map(|object| pods(tables, object, node, numbers))
+                .unwrap_or_default();
+            self.replace(key, pods, &mut changes);
+        }
+        changes
+    }
+
+    /// Compares everything again at the next call: the changes could not be applied.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    fn replace(&mut self, key: Key, pods: BTreeMap<SandboxId, PolicyPod>, changes: &mut PeerChanges) {
+        let before = self.objects.remove(&key).unwrap_or_default();
+        let new = pods.iter().filter(|(id, pod)| before.get(*id) != Some(*pod));
+        changes.put.extend(new.map(|(_, pod)| pod.clone()));
+        changes
+            .gone
+            .extend(before.into_keys().filter(|id| !pods.contains_key(id)));
+        if !pods.is_empty() {
+            self.objects.insert(key, pods);
+        }
     }
 }
 
-fn blocks(tables: &Tables) -> Blocks<'_> {
-    let mut blocks = Blocks::new();
-    for (key, object) in tables.networks.rows() {
-        for block in object.status.iter().flat_map(|status| &status.blocks) {
-            // The list has each range once, but not each address: a wider range would cover units of other nodes.
-            if let Ok(cidr) = block.cidr.parse()
-                && is_unit_of(object, &cidr)
-            {
-                blocks.entry((&key.name, &block.node)).or_default().push(cidr);
-            }
-        }
-    }
-    blocks
-}
-
-/// What the object claims falsely. Without `blocks` addresses are not compared.
-fn check(
-    object: &PodInterface,
-    interface: &PolicyInterface,
-    pod: &PodFacts,
-    blocks: Option<&Blocks<'_>>,
-) -> Result<(), String> {
+/// The members of an object of another node; none if its network is not the one of this name, or has no number here.
+fn pods(tables: &Tables, object: &NetworkMembers, node: &str, numbers: &Numbers) -> BTreeMap<SandboxId, PolicyPod> {
     let spec = &object.spec;
-    if pod.node != spec.node_name {
-        return Err(format!(
-            "spec.nodeName is {}, but pod {} is assigned to {:?}",
-            spec.node_name, spec.pod_name, pod.node
-        ));
+    let network = tables.networks.get("", &spec.network);
+    let is_it = network.is_some_and(|network| network.metadata.uid.as_ref() == Some(&spec.network_uid));
+    let name = spec.network.parse::<NetworkName>().ok();
+    let number = name.as_ref().and_then(|name| numbers.get(name));
+    let (Some(status), Some(name), Some(number)) = (&object.status, name, number) else {
+        return BTreeMap::new();
+    };
+    if spec.node_name == node || !is_it {
+        return BTreeMap::new();
     }
-    let Some(blocks) = blocks else { return Ok(()) };
-    let own = blocks.get(&(spec.pod_network_name.as_str(), spec.node_name.as_str()));
-    let ipv4 = interface.ipv4.map(IpAddr::V4);
-    let ipv6 = interface.ipv6.map(IpAddr::V6);
-    for address in ipv4.into_iter().chain(ipv6) {
-        if !own.is_some_and(|own| own.iter().any(|block| block.contains(&address))) {
-            return Err(format!(
-                "address {address} is in no block of node {} in network {}",
-                spec.node_name, spec.pod_network_name
-            ));
-        }
-    }
-    Ok(())
+    let pods = status.members.iter().filter_map(|confirmed| {
+        let ConfirmedMember { member, kind } = confirmed;
+        let kind = status.kinds.get(usize::try_from(*kind).ok()?)?;
+        // With the object's name: where two objects have one interface, the end of one does not end the other.
+        let object = object.metadata.name.as_deref()?;
+        let sandbox = format!("peer:{object}:{}:{}", member.pod_uid, member.interface);
+        let sandbox: SandboxId = sandbox.parse().ok()?;
+        let ports = kind.ports.iter().map(|port| ContainerPort {
+            name: port.name.clone(),
+            protocol: port.protocol,
+            port: port.port,
+        });
+        let pod = PolicyPod {
+            sandbox: sandbox.clone(),
+            pod: PodRef {
+                namespace: member.namespace.clone(),
+                name: member.pod_name.clone(),
+                uid: member.pod_uid.clone(),
+            },
+            labels: kind.labels.clone(),
+            ports: ports.collect(),
+            interfaces: vec![interface(member, &name, *number)?],
+        };
+        Some((sandbox, pod))
+    });
+    pods.collect()
 }
 
-/// The interface, if its network has a number.
-fn interface(object: &PodInterface, numbers: &BTreeMap<NetworkName, NetworkId>) -> Option<PolicyInterface> {
-    let network: NetworkName = object.spec.pod_network_name.parse().ok()?;
-    let ifname: IfName = object.spec.interface_name.parse().ok()?;
-    let status = object.status.as_ref()?;
-    let addresses = || status.addresses.iter().filter_map(|address| address.ip.parse().ok());
+fn interface(
+    member: &kni_api::network_members::NetworkMember,
+    network: &NetworkName,
+    network_id: NetworkId,
+) -> Option<PolicyInterface> {
+    let ifname: IfName = member.interface.parse().ok()?;
+    let addresses = || {
+        member
+            .addresses
+            .iter()
+            .filter_map(|address| address.parse::<IpAddr>().ok())
+    };
     Some(PolicyInterface {
         endpoint: None,
         primary: ifname.as_str() == PRIMARY_IFNAME,
         ifname,
-        network_id: *numbers.get(&network)?,
-        network,
+        network_id,
+        network: network.clone(),
         ipv4: addresses().find_map(|ip| match ip {
             IpAddr::V4(v4) => Some(v4),
             IpAddr::V6(_) => None,
@@ -155,95 +163,120 @@ fn interface(object: &PodInterface, numbers: &BTreeMap<NetworkName, NetworkId>) 
 mod tests {
     use std::sync::Arc;
 
-    use kni_cluster::HeldBlocks;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    /// Node n2 has pod web with UID u1 and block 10.0.0.64/26.
     fn tables() -> Tables {
         let mut tables = Tables::default();
         let network = json!({
-            "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": { "name": "red" },
+            "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": { "name": "red", "uid": "r1" },
             "spec": { "subnets": ["10.0.0.0/16"] },
-            "status": { "blocks": [
-                { "cidr": "10.0.0.64/26", "node": "n2" }, { "cidr": "10.0.0.128/26", "node": "n3" },
-                // No unit: it covers the block of n3.
-                { "cidr": "10.0.0.0/24", "node": "n2" },
-            ]},
         });
         let network = serde_json::from_value(network).unwrap();
         tables.networks.put(Key::new("", "red"), Some(Arc::new(network)));
-        let web = PodFacts {
-            uid: "u1".to_owned(),
-            node: "n2".to_owned(),
-            ..PodFacts::default()
-        };
-        tables.pods.put(Key::new("shop", "web"), Some(Arc::new(web)));
         tables
     }
 
-    fn put(tables: &mut Tables, name: &str, uid: &str, node: &str, address: &str) {
+    fn numbers() -> Numbers {
+        [("red".parse().unwrap(), NetworkId::try_from(7).unwrap())].into()
+    }
+
+    fn web(uid: &str, address: &str, role: u32) -> Value {
+        json!({
+            "namespace": "shop", "podName": "web", "podUID": uid, "interface": "eth0", "addresses": [address],
+            "kind": role,
+        })
+    }
+
+    fn put(tables: &mut Tables, name: &str, (node, network_uid): (&str, &str), members: &[Value]) {
         let object = json!({
-            "apiVersion": "kni.dev/v1alpha1", "kind": "PodInterface",
-            "metadata": { "name": name, "namespace": "shop" },
+            "apiVersion": "kni.dev/v1alpha1", "kind": "NetworkMembers", "metadata": { "name": name },
             "spec": {
-                "podName": "web", "podUid": uid, "nodeName": node, "podNetworkName": "red", "interfaceName": "eth0",
-                "sandboxId": "s",
+                "network": "red", "networkUID": network_uid, "nodeName": node, "nodeUID": "n",
+                // Whatever the node reports has no effect.
+                "members": [{
+                    "namespace": "shop", "podName": "admin", "podUID": "u9", "interface": "eth0",
+                    "addresses": ["10.0.0.99"],
+                }],
             },
-            "status": { "addresses": [{ "ip": address, "family": "IPv4" }] },
+            "status": {
+                "kinds": [{ "labels": { "role": "web" } }, { "labels": { "role": "admin" } }], "members": members,
+            },
         });
         let object = serde_json::from_value(object).unwrap();
-        tables.interfaces.put(Key::new("shop", name), Some(Arc::new(object)));
+        tables.members.put(Key::new("", name), Some(Arc::new(object)));
     }
 
-    fn peers(tables: &Tables) -> Peers {
-        let networks = Networks::of(tables, &HeldBlocks::new());
-        let numbers = [("red".parse().unwrap(), NetworkId::try_from(7).unwrap())].into();
-        Peers::of(tables, &networks, "n1", &numbers)
+    fn roles(changes: &PeerChanges) -> Vec<(&str, &str)> {
+        let pods = changes.put.iter();
+        pods.map(|pod| (pod.pod.uid.as_str(), pod.labels["role"].as_str()))
+            .collect()
     }
 
     #[test]
-    fn an_object_of_the_pods_own_node_gives_its_identity() {
+    fn only_what_is_confirmed_gives_an_identity() {
         let mut tables = tables();
-        put(&mut tables, "web.eth0.u1", "u1", "n2", "10.0.0.65");
-        // The same interface under the name of an earlier release.
-        put(&mut tables, "web.eth0", "u1", "n2", "10.0.0.65");
-        let peers = peers(&tables);
-        let pods: Vec<_> = peers.pods.values().collect();
-        assert_eq!((pods.len(), pods[0].interfaces.len()), (1, 1), "{pods:?}");
-        assert_eq!(pods[0].interfaces[0].ipv4, Some([10, 0, 0, 65].into()));
-        assert!(peers.refused.is_empty());
+        put(&mut tables, "red.n2.0", ("n2", "r1"), &[web("u1", "10.0.0.65", 1)]);
+        put(&mut tables, "red.n1.0", ("n1", "r1"), &[web("u2", "10.0.0.1", 1)]);
+        put(&mut tables, "red.n3.0", ("n3", "r0"), &[web("u3", "10.0.0.129", 1)]);
+        put(&mut tables, "red.n4.0", ("n4", "r1"), &[web("u4", "10.0.1.1", 2)]);
+        let mut peers = Peers::default();
+        let changes = peers.update(&tables, "n1", &numbers());
+        assert_eq!(
+            roles(&changes),
+            [("u1", "admin")],
+            "own pods, another network, no such labels"
+        );
+        assert_eq!(changes.put[0].interfaces[0].ipv4, Some([10, 0, 0, 65].into()));
+        assert!(peers.update(&tables, "n1", &numbers()).is_empty());
+        let none = peers.update(&tables, "n1", &Numbers::new());
+        assert_eq!(
+            (none.put.len(), none.gone.len()),
+            (0, 1),
+            "the network has no number any more"
+        );
     }
 
     #[test]
-    fn false_claims_give_nobody_an_identity() {
-        for (uid, node, address, reason) in [
-            ("u0", "n2", "10.0.0.65", None),
-            (
-                "u1",
-                "n3",
-                "10.0.0.129",
-                Some("spec.nodeName is n3, but pod web is assigned to \"n2\""),
-            ),
-            (
-                "u1",
-                "n2",
-                "10.0.0.129",
-                Some("address 10.0.0.129 is in no block of node n2 in network red"),
-            ),
-            (
-                "u1",
-                "n2",
-                "10.0.7.1",
-                Some("address 10.0.7.1 is in no block of node n2 in network red"),
-            ),
-        ] {
-            let mut tables = tables();
-            put(&mut tables, "web.eth0.forged", uid, node, address);
-            let peers = peers(&tables);
-            assert!(peers.pods.is_empty(), "{uid} {node} {address}");
-            assert_eq!(peers.refused.values().next().map(String::as_str), reason);
-        }
+    fn changes_are_those_of_the_objects_that_changed() {
+        let mut tables = tables();
+        // A list was read before, so that changes are known by name.
+        tables.members.begin();
+        tables.members.complete();
+        let mut peers = Peers::default();
+        assert!(peers.update(&tables, "n1", &numbers()).is_empty());
+        put(
+            &mut tables,
+            "red.n2.0",
+            ("n2", "r1"),
+            &[web("u1", "10.0.0.65", 0), web("u2", "10.0.0.66", 0)],
+        );
+        assert_eq!(
+            roles(&peers.update(&tables, "n1", &numbers())),
+            [("u1", "web"), ("u2", "web")]
+        );
+        put(
+            &mut tables,
+            "red.n2.0",
+            ("n2", "r1"),
+            &[web("u1", "10.0.0.65", 0), web("u2", "10.0.0.66", 1)],
+        );
+        let relabelled = peers.update(&tables, "n1", &numbers());
+        assert_eq!((roles(&relabelled), relabelled.gone.len()), (vec![("u2", "admin")], 0));
+        // Moves to another object.
+        put(&mut tables, "red.n2.1", ("n2", "r1"), &[web("u2", "10.0.0.66", 1)]);
+        put(&mut tables, "red.n2.0", ("n2", "r1"), &[web("u1", "10.0.0.65", 0)]);
+        let moved = peers.update(&tables, "n1", &numbers());
+        assert_eq!(roles(&moved), [("u2", "admin")]);
+        let names = |ids: &BTreeSet<SandboxId>| ids.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(names(&moved.gone), ["peer:red.n2.0:u2:eth0"]);
+        tables.members.remove(&Key::new("", "red.n2.1"));
+        assert_eq!(
+            names(&peers.update(&tables, "n1", &numbers()).gone),
+            ["peer:red.n2.1:u2:eth0"]
+        );
+        peers.clear();
+        assert_eq!(roles(&peers.update(&tables, "n1", &numbers())), [("u1", "web")]);
     }
 }

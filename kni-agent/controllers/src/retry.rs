@@ -67,6 +67,11 @@ impl<K: Ord> Retries<K> {
         }
     }
 
+    /// Whether nothing failed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.of.is_empty()
+    }
+
     /// Removes the failures of objects that need no work any more.
     pub(super) fn retain(&mut self, needed: impl Fn(&K) -> bool) {
         self.of.retain(|key, _| needed(key));

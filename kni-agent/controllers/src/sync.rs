@@ -10,14 +10,18 @@ use kni_enforcement::Enforcer;
 use kni_model::{
     AccessRefusal, NetworkName, Sandbox, SandboxId, joining,
     network::EgressMode,
-    policy::{PolicyKind, PolicyPod},
+    policy::PolicyKind,
     service::{EndpointSlice, Service},
     view::DesiredNetworks,
 };
 
-use kni_cluster::{Key, Networks, Tables};
+use kni_cluster::{Networks, Tables};
 
-use super::{Cluster, peers::Peers, retry::Retry};
+use super::{
+    Cluster,
+    peers::{Numbers, PeerChanges, Peers},
+    retry::Retry,
+};
 
 /// Changes of networks, services and pods that arrive within this time are processed together. Policies do not wait.
 const GATHER: Duration = Duration::from_millis(20);
@@ -76,23 +80,28 @@ impl Cluster {
     /// Applies changes of networks for as long as the agent runs, and repeats what fails.
     pub(super) async fn sync_networks(self) {
         let mut changes = self.cache.changes();
+        let mut attached = self.attacher.changes();
         let mut tried = None;
         let mut retry = Retry::default();
+        let mut retains = false;
         loop {
             // The status of networks changes with every pod; their specification rarely does.
             let desired = {
                 let tables = self.cache.tables();
                 self.networks(&tables).desired
             };
-            if tried.as_ref() != Some(&desired) || retry.is_over() {
+            if tried.as_ref() != Some(&desired) || retry.is_over() || (retains && self.has_freed_number()) {
                 tried = Some(desired.clone());
                 retry.ended(self.apply_these(desired).await);
                 // Services depend on networks.
                 self.apply_services().await;
+                retains = self.attacher.networks().iter().any(|view| view.number_retained);
             }
             let next = async {
                 tokio::select! {
                     sent = changes.changed() => sent.is_ok(),
+                    // The last pod of a network may have left.
+                    sent = attached.changed(), if retains => sent.is_ok(),
                     () = retry.wait() => true,
                 }
             };
@@ -101,6 +110,12 @@ impl Cluster {
             }
             tokio::time::sleep(GATHER).await;
         }
+    }
+
+    /// Whether a network without pods waits for the number that the cluster has given it since.
+    fn has_freed_number(&self) -> bool {
+        let views = self.attacher.networks();
+        views.iter().any(|view| view.number_retained && view.attachments == 0)
     }
 
     /// Applies changes of policies within some milliseconds after the API server reports them. Runs as long as the
@@ -208,13 +223,13 @@ impl Cluster {
         let mut attached = self.attacher.changes();
         let mut seen = None;
         let mut retry = Retry::default();
-        let (mut peers, mut refused) = (BTreeMap::new(), BTreeMap::new());
+        let mut peers = Peers::default();
         loop {
             let versions = {
                 let tables = self.cache.tables();
                 let versions = (
                     tables.pods.version(),
-                    tables.interfaces.version(),
+                    tables.members.version(),
                     tables.networks.version(),
                 );
                 (versions, *attached.borrow_and_update())
@@ -222,7 +237,7 @@ impl Cluster {
             if seen != Some(versions) || retry.is_over() {
                 seen = Some(versions);
                 let relabeled = self.relabel().await;
-                let known = self.sync_peers(&mut peers, &mut refused).await;
+                let known = self.sync_peers(&mut peers).await;
                 retry.ended(relabeled && known);
             }
             let next = async {
@@ -268,51 +283,34 @@ impl Cluster {
     }
 
     /// Updates the pods of other nodes; returns whether that succeeded.
-    async fn sync_peers(
-        &self,
-        known: &mut BTreeMap<SandboxId, PolicyPod>,
-        reported: &mut BTreeMap<Key, String>,
-    ) -> bool {
-        let numbers: BTreeMap<NetworkName, _> = {
+    async fn sync_peers(&self, peers: &mut Peers) -> bool {
+        let numbers: Numbers = {
             let views = self.attacher.networks().into_iter();
             views.map(|view| (view.network.spec.name, view.network.id)).collect()
         };
-        let Peers { pods: desired, refused } = {
+        let changes = {
             let tables = self.cache.tables();
-            Peers::of(&tables, &self.networks(&tables), &self.node, &numbers)
+            peers.update(&tables, &self.node, &numbers)
         };
-        for (interface, reason) in refused
-            .iter()
-            .filter(|(key, reason)| reported.get(*key) != Some(*reason))
-        {
-            tracing::warn!(%interface, reason, "a PodInterface gives no identity");
-        }
-        *reported = refused;
-        let gone: BTreeSet<SandboxId> = known.keys().filter(|id| !desired.contains_key(*id)).cloned().collect();
-        let new: Vec<PolicyPod> = desired
-            .values()
-            .filter(|pod| known.get(&pod.sandbox) != Some(pod))
-            .cloned()
-            .collect();
-        if gone.is_empty() && new.is_empty() {
+        if changes.is_empty() {
             return true;
         }
         let sync = Arc::clone(&self.sync);
-        let done = tokio::task::spawn_blocking(move || apply_peers(&sync, new, &gone)).await;
-        match &done {
-            Ok(()) => *known = desired,
-            Err(error) => tracing::error!(%error, "cannot process the pods of other nodes; trying again"),
+        let done = tokio::task::spawn_blocking(move || apply_peers(&sync, changes)).await;
+        if let Err(error) = &done {
+            tracing::error!(%error, "cannot process the pods of other nodes; trying again");
+            peers.clear();
         }
         done.is_ok()
     }
 }
 
-fn apply_peers(sync: &Enforcer, new: Vec<PolicyPod>, gone: &BTreeSet<SandboxId>) {
-    for pod in new {
+fn apply_peers(sync: &Enforcer, PeerChanges { put, gone }: PeerChanges) {
+    for pod in put {
         sync.put_peer(pod);
     }
     for id in gone {
-        sync.leave(id);
+        sync.leave(&id);
     }
     // The enforcement service logs and retries failures.
     let _told = sync.sync_policies().is_ok();

@@ -97,6 +97,7 @@ fn convert(object: &PodNetwork) -> Result<NetworkSpec, FieldError> {
         provider,
         blocks: None,
         access,
+        number: None,
     })
 }
 

@@ -175,6 +175,7 @@ impl Naming for Fake {
                     provider: kni_model::Provider::Ebpf,
                     blocks: None,
                     access: kni_model::Access::default(),
+                    number: None,
                 },
             })
             .into()

@@ -33,6 +33,12 @@ pub(super) fn network(view: &NetworkView) -> NetworkStatus {
             .iter()
             .map(|feature| feature.as_str().to_owned())
             .collect(),
+        number: view.number.unwrap_or(0),
+        number_problem: view
+            .number_problem
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
     }
 }
 

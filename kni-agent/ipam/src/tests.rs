@@ -25,6 +25,7 @@ fn network(subnets: &[&str], excludes: &[&str]) -> NetworkSpec {
         provider: kni_model::Provider::Ebpf,
         blocks: None,
         access: kni_model::Access::default(),
+        number: None,
     }
 }
 

@@ -41,6 +41,9 @@ pub struct NetworkSpec {
     pub blocks: Option<Vec<IpNet>>,
     /// Who may join.
     pub access: Access,
+    /// The number of the network in the whole cluster (1 to 2^24 - 1); `None` while it has none, and on a node that is
+    /// alone. Other than its [`NetworkId`], which is of one node.
+    pub number: Option<u32>,
 }
 
 /// How packets of a network's pods leave the node.
@@ -85,6 +88,8 @@ struct StoredSpec {
     /// Absent in older records: no pod joins until the network is read again.
     #[serde(default)]
     access: Access,
+    #[serde(default)]
+    number: Option<u32>,
 }
 
 impl From<StoredSpec> for NetworkSpec {
@@ -103,6 +108,7 @@ impl From<StoredSpec> for NetworkSpec {
             provider: stored.provider,
             blocks: stored.blocks,
             access: stored.access,
+            number: stored.number,
         }
     }
 }
@@ -137,7 +143,7 @@ mod tests {
                 r#"{{"name":"blue","default":{default},"enabled":true,"subnets":["10.0.0.0/16"],"exclude_subnets":[],"mtu":1500}}"#
             );
             let spec: NetworkSpec = serde_json::from_str(&row).unwrap();
-            assert_eq!((spec.egress, spec.xdp), (egress, false));
+            assert_eq!((spec.egress, spec.xdp, spec.number), (egress, false, None));
             assert_eq!(spec.provider, Provider::Ebpf);
             assert_eq!((spec.egress_addresses.len(), spec.service_subnets.len()), (0, 0));
         }
@@ -164,6 +170,7 @@ mod tests {
                 revoke: true,
                 ..Access::default()
             },
+            number: Some(1 << 23),
         };
         let row = serde_json::to_vec(&spec).unwrap();
         assert_eq!(serde_json::from_slice::<NetworkSpec>(&row).unwrap(), spec);

@@ -1,10 +1,15 @@
 //! Defines the views of the node for operators and clients: plain values without any wire type.
 
-use std::{collections::BTreeSet, net::IpAddr, path::PathBuf, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::PathBuf,
+    sync::Arc,
+};
 
 use kni_common::{Direction, Verdict};
 
-use super::{Attachment, Feature, Network, NetworkName, NetworkSpec, PodRef, Sandbox, SandboxId};
+use super::{Attachment, Feature, Network, NetworkName, NetworkSpec, NumberProblem, PodRef, Sandbox, SandboxId};
 
 /// A network and its state on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +36,13 @@ pub struct NetworkView {
     pub origin: String,
     /// Its features.
     pub features: Vec<Feature>,
+    /// The number that its packets between nodes may carry: of no other network of this node, and the same while pods
+    /// are in the network. `None`: it exchanges none with other nodes.
+    pub number: Option<u32>,
+    /// Why it has none, or another one than the cluster has given it.
+    pub number_problem: Option<NumberProblem>,
+    /// Whether the cluster has given it another number, or none any more, which applies once no pod is in it.
+    pub number_retained: bool,
 }
 
 /// The usage of one family of a network, in addresses.
@@ -66,6 +78,8 @@ pub struct DesiredNetworks {
     pub refused: Vec<RefusedManifest>,
     /// Networks that exist, but whose objects cannot be read: one that an earlier agent applied stays as it is.
     pub retained: BTreeSet<NetworkName>,
+    /// Networks that have no number in the cluster, and why.
+    pub number_problems: BTreeMap<NetworkName, NumberProblem>,
 }
 
 /// The owner of an endpoint.

@@ -10,14 +10,15 @@ use std::{
 use ipnet::IpNet;
 use kni_dataplane::{NetworkRoutes, RouteEgress};
 use kni_model::{
-    Feature, Network, NetworkId, NetworkName, NetworkSpec, Provider,
+    Feature, Network, NetworkId, NetworkName, NetworkSpec, NumberProblem, Provider,
     network::EgressMode,
+    number_in_use,
     view::{DesiredNetworks, NetworkView, RefusedManifest},
 };
 use kni_plugins::{NotReady, Plugins};
 use kni_store::Change;
 
-use self::views::{closed, view};
+use self::views::{close_shared, closed, view};
 use crate::{
     error::{AttachError, ErrorKind, Subject},
     interfaces::NO_BACKEND,
@@ -75,14 +76,16 @@ impl NetworkRegistry {
                 mut networks,
                 mut refused,
                 retained,
+                number_problems,
             } = desired;
             let known = retained.iter().filter_map(|name| state.networks.get(name));
             // Before the first call, every network of an earlier agent is without an object.
             let known = known.filter(|known| !known.orphaned || !state.in_sync);
             networks.extend(known.map(|known| (known.network.spec.clone(), known.origin.clone())));
             let networks = retain_default(&state, networks, &mut refused);
-            let networks = retain_providers(&state, networks, &mut refused);
-            (number(&mut state, networks)?, refused)
+            let mut networks = retain_providers(&state, networks, &mut refused);
+            let problems = retain_numbers(&state, &mut networks, &number_problems);
+            (number(&mut state, networks, problems)?, refused)
         };
         self.write_routes(&mut routes, &known)?;
         let mut state = self.registry.lock();
@@ -162,6 +165,7 @@ impl NetworkRegistry {
         let state = self.registry.lock();
         let mut views: Vec<NetworkView> = state.networks.values().map(|known| view(&state, known)).collect();
         drop(state);
+        close_shared(&mut views);
         views.sort_by_key(|view| !view.network.spec.default);
         views
     }
@@ -224,10 +228,11 @@ impl NetworkRegistry {
     }
 }
 
-/// Gives every network its number: its earlier one, or a new one. All of them are recorded in one transaction.
+/// Gives every network its number on this node: its earlier one, or a new one. All of them are recorded in one transaction.
 fn number(
     state: &mut Locked<'_>,
     desired: Vec<(NetworkSpec, String)>,
+    mut problems: BTreeMap<NetworkName, NumberProblem>,
 ) -> Result<BTreeMap<NetworkName, KnownNetwork>, AttachError> {
     let mut known = BTreeMap::new();
     let mut ids = state.network_ids.clone();
@@ -245,6 +250,7 @@ fn number(
             ids.insert(name.clone(), id);
         }
         let orphaned = false;
+        let number_problem = problems.remove(&name);
         known.insert(
             name,
             KnownNetwork {
@@ -252,6 +258,7 @@ fn number(
                 origin,
                 orphaned,
                 rank,
+                number_problem,
             },
         );
     }
@@ -345,6 +352,31 @@ fn retain_providers(
         (known.network.spec.clone(), known.origin.clone())
     };
     desired.into_iter().map(retain).collect()
+}
+
+/// Other nodes know the pods of a network by its number in the cluster: the one that the first of them began with stays
+/// until the last one has left. It is recorded with the network. Returns why networks have none or another one.
+fn retain_numbers(
+    state: &State,
+    desired: &mut [(NetworkSpec, String)],
+    problems: &BTreeMap<NetworkName, NumberProblem>,
+) -> BTreeMap<NetworkName, NumberProblem> {
+    let mut found = BTreeMap::new();
+    for (spec, _) in desired {
+        let known = state.networks.get(&spec.name);
+        let known = known.filter(|known| state.attachments_of(&known.network.spec.name) > 0);
+        let retained = known.and_then(|known| known.network.spec.number);
+        let (number, problem) = number_in_use(retained, spec.number, problems.get(&spec.name));
+        if let Some(problem) = &problem
+            && problem.is_conflict()
+            && known.is_some_and(|known| known.number_problem.as_ref() != Some(problem))
+        {
+            tracing::warn!(network = %spec.name, %problem, "the number of a network changes only without pods");
+        }
+        spec.number = number;
+        found.extend(problem.map(|problem| (spec.name.clone(), problem)));
+    }
+    found
 }
 
 fn refusal(origin: &str, reason: String) -> RefusedManifest {

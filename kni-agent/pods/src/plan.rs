@@ -150,6 +150,7 @@ mod tests {
             provider: kni_model::Provider::Ebpf,
             blocks: None,
             access: kni_model::Access::default(),
+            number: None,
         };
         let network = Network {
             id: id.try_into().unwrap(),
@@ -162,6 +163,7 @@ mod tests {
                 origin: String::new(),
                 orphaned: false,
                 rank: 0,
+                number_problem: None,
             },
         )
     }

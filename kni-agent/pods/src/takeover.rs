@@ -218,6 +218,7 @@ fn adopt_networks(state: &mut State, networks: Vec<Network>) {
                 origin: "an earlier agent".to_owned(),
                 orphaned: true,
                 rank: usize::MAX,
+                number_problem: None,
             };
             state.networks.insert(name, known);
         }

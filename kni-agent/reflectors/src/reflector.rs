@@ -4,7 +4,9 @@ use std::{fmt::Debug, pin::pin, time::Duration};
 
 use futures::StreamExt as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kni_api::NETWORK_LABEL;
 use kni_cluster::{ClusterCache, Key, Table, Tables};
+use kni_model::NetworkName;
 use kube::{
     Api, Resource,
     runtime::{
@@ -88,6 +90,46 @@ where
         counts: WatchState,
     ) {
         self.watch(api, config, &cache, &counts).await;
+    }
+
+    /// Follows the objects of the networks that the node has pods in, until the API server refuses or its storage was
+    /// restored. Lists again when a network is added; one that the node left stays until then.
+    pub(super) async fn reflect_joined(self, api: Api<Decoded<K>>, cache: ClusterCache, counts: WatchState) {
+        let mut joined = cache.joined();
+        loop {
+            let Some(watched) = joined.borrow_and_update().clone() else {
+                if kni_tasks::waiting(joined.changed()).await.is_err() {
+                    return;
+                }
+                continue;
+            };
+            let more = async {
+                loop {
+                    if joined.changed().await.is_err() {
+                        return;
+                    }
+                    let networks = joined.borrow_and_update().clone();
+                    if networks.is_some_and(|networks| !networks.is_subset(&watched)) {
+                        return;
+                    }
+                }
+            };
+            if watched.is_empty() {
+                cache.change(|tables| {
+                    let table = (self.table)(tables);
+                    table.begin();
+                    table.complete();
+                });
+                kni_tasks::waiting(more).await;
+                continue;
+            }
+            let names: Vec<&str> = watched.iter().map(NetworkName::as_str).collect();
+            let config = watcher::Config::default().labels(&format!("{NETWORK_LABEL} in ({})", names.join(",")));
+            tokio::select! {
+                () = self.watch(api.clone(), config, &cache, &counts) => return,
+                () = more => {}
+            }
+        }
     }
 
     /// Lists and watches until the API server refuses, or its storage was restored.

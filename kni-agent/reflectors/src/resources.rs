@@ -8,7 +8,7 @@ use k8s_openapi::api::{
     discovery::v1::EndpointSlice,
     networking::v1::NetworkPolicy,
 };
-use kni_api::{AddressBlock, EgressPolicySummary, GROUP};
+use kni_api::{AddressBlock, EgressPolicySummary, GROUP, NetworkMembers, NetworkNumber};
 use kni_crd::{
     EgressAddressClaim, EgressAddressPool, EgressPolicy, FromObject, InvalidObject, NodeNetwork, PodInterface,
     PodNetwork, PodNetworkAttachment, closed_policy, read_attachment, read_attachment_definition, read_endpoint_slice,
@@ -117,15 +117,17 @@ pub fn reflect_node(client: &Client, cache: &ClusterCache, counts: &WatchState, 
         counts: counts.clone(),
         all: Vec::new(),
     };
-    reflect_networks(&mut watches);
+    let own = || watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+    reflect_networks(&mut watches, own());
+    reflect_numbers(&mut watches);
     reflect_definitions(&mut watches);
     reflect_policies(&mut watches);
-    reflect_core(&mut watches);
+    reflect_core(&mut watches, own());
     reflect_services(&mut watches);
     reflect_egress(&mut watches);
     reflect_own(&mut watches, node);
-    let own = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-    reflect_blocks(&mut watches, own);
+    reflect_blocks(&mut watches, own());
+    reflect_members(&mut watches, own());
     watches.all
 }
 
@@ -137,10 +139,18 @@ pub fn reflect_cluster(client: &Client, cache: &ClusterCache, counts: &WatchStat
         counts: counts.clone(),
         all: Vec::new(),
     };
-    reflect_networks(&mut watches);
-    reflect_core(&mut watches);
+    let all = watcher::Config::default;
+    reflect_networks(&mut watches, all());
+    reflect_numbers(&mut watches);
+    reflect_core(&mut watches, all());
     reflect_nodes(&mut watches);
-    reflect_blocks(&mut watches, watcher::Config::default());
+    reflect_blocks(&mut watches, all());
+    reflect_recent::<NetworkMembers>(
+        &mut watches,
+        ("watch-networkmembers", "networkmembers"),
+        |tables| &mut tables.members,
+        all(),
+    );
     reflect_egress(&mut watches);
     // Their addresses are never egress addresses.
     reflect_services(&mut watches);
@@ -155,7 +165,7 @@ pub fn reflect_cluster(client: &Client, cache: &ClusterCache, counts: &WatchStat
     watches.all.into_iter().map(|reflector| reflector.run).collect()
 }
 
-fn reflect_networks(watches: &mut Watches<'_>) {
+fn reflect_networks(watches: &mut Watches<'_>, interfaces: watcher::Config) {
     watches.reflect(
         "watch-podnetworks",
         Kind::<PodNetwork, _>::new(
@@ -177,14 +187,12 @@ fn reflect_networks(watches: &mut Watches<'_>) {
             },
         ),
     );
-    watches.reflect(
-        "watch-podinterfaces",
-        Kind::<PodInterface, _>::new(
-            "podinterfaces",
-            |tables| &mut tables.interfaces,
-            |object| Some(whole(object)),
-        ),
+    let kind = Kind::<PodInterface, _>::new(
+        "podinterfaces",
+        |tables| &mut tables.interfaces,
+        |object| Some(whole(object)),
     );
+    watches.reflect_selected("watch-podinterfaces", kind, interfaces);
 }
 
 /// Definitions of other tools; only pods that name one wait for them.
@@ -248,6 +256,16 @@ fn reflect_egress(watches: &mut Watches<'_>) {
     );
 }
 
+/// Follows the numbers of networks. Without the kind no network has one.
+fn reflect_numbers(watches: &mut Watches<'_>) {
+    reflect_recent::<NetworkNumber>(
+        watches,
+        ("watch-networknumbers", "networknumbers"),
+        |tables| &mut tables.numbers,
+        watcher::Config::default(),
+    );
+}
+
 /// Follows the address blocks that `config` selects.
 fn reflect_blocks(watches: &mut Watches<'_>, config: watcher::Config) {
     reflect_recent::<AddressBlock>(
@@ -256,6 +274,28 @@ fn reflect_blocks(watches: &mut Watches<'_>, config: watcher::Config) {
         |tables| &mut tables.blocks,
         config,
     );
+}
+
+/// Follows the members of networks: those of the node itself, which it writes, and those of all nodes in the networks that
+/// it has pods in.
+fn reflect_members(watches: &mut Watches<'_>, own: watcher::Config) {
+    reflect_recent::<NetworkMembers>(
+        watches,
+        ("watch-own-networkmembers", "networkmembers"),
+        |tables| &mut tables.own_members,
+        own,
+    );
+    let kind = Kind::<NetworkMembers, _>::new(
+        "networkmembers",
+        |tables| &mut tables.members,
+        |object| Some(whole(object)),
+    );
+    let api = Api::<Decoded<NetworkMembers>>::all(watches.client.clone());
+    let (cache, counts) = (watches.cache.clone(), watches.counts.clone());
+    let watch = move || kind.reflect_joined(api.clone(), cache.clone(), counts.clone()).boxed();
+    let version: Version = (VERSION, Arc::new(watch));
+    let optional = Optional::new(GROUP, "networkmembers", |tables| &mut tables.members);
+    watches.reflect_optional("watch-networkmembers", optional, vec![version]);
 }
 
 /// Follows a kind of ours that an API server with definitions of an earlier release does not have.
@@ -294,7 +334,7 @@ fn reflect_multi_policies(watches: &mut Watches<'_>) {
     watches.reflect_optional("watch-multi-networkpolicies", optional, versions);
 }
 
-fn reflect_core(watches: &mut Watches<'_>) {
+fn reflect_core(watches: &mut Watches<'_>, pods: watcher::Config) {
     watches.reflect(
         "watch-namespaces",
         Kind::<Namespace, _>::new(
@@ -303,14 +343,12 @@ fn reflect_core(watches: &mut Watches<'_>) {
             |object| Some(object.metadata.labels.unwrap_or_default()),
         ),
     );
-    watches.reflect(
-        "watch-pods",
-        Kind::<Pod, _>::new(
-            "pods",
-            |tables| &mut tables.pods,
-            |object| Some(Arc::new(read_pod(object))),
-        ),
+    let kind = Kind::<Pod, _>::new(
+        "pods",
+        |tables| &mut tables.pods,
+        |object| Some(Arc::new(read_pod(object))),
     );
+    watches.reflect_selected("watch-pods", kind, pods);
 }
 
 fn reflect_services(watches: &mut Watches<'_>) {

@@ -46,6 +46,7 @@ pub(super) fn join(node: &Node, watches: &Reflectors) -> Cluster {
 /// networks and services next.
 pub(super) async fn begin(node: Node, watches: Reflectors, cluster: Cluster, changes: UplinkChanges) {
     watches.synced().await;
+    cluster.join_networks();
     // Before policies take effect: an adopted pod may have other labels by now, and a rebuilt record has none.
     cluster.relabel().await;
     cluster.load_blocks().await;

@@ -15,8 +15,8 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry,
 };
 use kni_api::{
-    AddressBlock, EgressAddressClaim, EgressAddressPool, EgressPolicy, GROUP, NodeNetwork, PodInterface, PodNetwork,
-    PodNetworkAttachment, RESOURCE_PREFIX,
+    AddressBlock, EgressAddressClaim, EgressAddressPool, EgressPolicy, GROUP, NetworkMembers, NetworkNumber,
+    NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment, RESOURCE_PREFIX,
 };
 use kni_reflectors::{RequestLimits, connect};
 use kube::{
@@ -59,7 +59,9 @@ pub async fn uninstall(args: &UninstallArgs) -> Result<()> {
     clear_status::<EgressAddressPool>(&client).await?;
     delete_all::<EgressAddressClaim>(&client).await?;
     delete_all::<AddressBlock>(&client).await?;
+    delete_all::<NetworkNumber>(&client).await?;
     delete_all::<PodInterface>(&client).await?;
+    delete_all::<NetworkMembers>(&client).await?;
     delete_all::<NodeNetwork>(&client).await?;
     for node in all::<Node>(&client).await? {
         restore_node(&client, &node).await?;

@@ -275,6 +275,7 @@ fn network(name: &str, id: u32) -> Network {
         provider: kni_model::Provider::Ebpf,
         blocks: None,
         access: kni_model::Access::default(),
+        number: None,
     };
     Network {
         id: id.try_into().unwrap(),

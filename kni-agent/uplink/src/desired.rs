@@ -226,6 +226,7 @@ mod tests {
             provider: kni_model::Provider::Ebpf,
             blocks: None,
             access: kni_model::Access::default(),
+            number: None,
         }
     }
 

@@ -198,6 +198,8 @@ mod tests {
                 "egressaddresspools.yaml",
                 "egresspolicies.yaml",
                 "kustomization.yaml",
+                "networkmembers.yaml",
+                "networknumbers.yaml",
                 "nodenetworks.yaml",
                 "podinterfaces.yaml",
                 "podnetworkattachments.yaml",

@@ -18,6 +18,7 @@ pub(super) struct ExtendedResources;
 
 impl Reconciler for ExtendedResources {
     const NAME: &'static str = "extended-resources";
+    const NEEDS_NETWORKS: bool = false;
     /// The changed resources; null for one that goes.
     type Write = Map<String, Value>;
 

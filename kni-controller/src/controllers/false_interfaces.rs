@@ -30,6 +30,7 @@ pub(super) struct Claim {
 
 impl Reconciler for FalseInterfaces {
     const NAME: &'static str = "false-interfaces";
+    const NEEDS_NETWORKS: bool = false;
     type Write = Claim;
 
     fn version(tables: &Tables) -> u64 {

@@ -24,6 +24,7 @@ pub(super) struct GoneBlocks {
 
 impl Reconciler for GoneBlocks {
     const NAME: &'static str = "gone-blocks";
+    const NEEDS_NETWORKS: bool = false;
     /// The block's uid.
     type Write = String;
 

@@ -44,6 +44,7 @@ pub(super) struct GoneNodes {
 
 impl Reconciler for GoneNodes {
     const NAME: &'static str = "gone-nodes";
+    const NEEDS_NETWORKS: bool = false;
     type Write = ();
 
     fn version(tables: &Tables) -> u64 {

@@ -14,6 +14,8 @@ mod false_interfaces;
 mod gone_blocks;
 mod gone_nodes;
 mod joins;
+mod members;
+mod network_numbers;
 mod network_status;
 mod networks;
 mod overview;
@@ -21,19 +23,23 @@ mod reconcile;
 mod stated_access;
 mod taints;
 
+use std::time::Duration;
+
 use kni_cluster::ClusterCache;
 use kni_reflectors::reflect_cluster;
 use kube::Client;
 use tokio::task::JoinSet;
 
+pub(crate) use self::network_numbers::REST;
 use self::reconcile::{Context, reconcile};
 use crate::{events::Events, health::Health, metrics::Metrics};
 
 /// Maximum number of pods and nodes that a message names.
 const MOST_NAMED: usize = 8;
 
-/// Starts the watches and all controllers of one term, with empty tables. They end when the set is dropped.
-pub(crate) fn start(client: &Client, health: &Health, metrics: &Metrics) -> JoinSet<()> {
+/// Starts the watches and all controllers of one term, with empty tables. They end when the set is dropped. Released
+/// numbers of networks rest for `rest`.
+pub(crate) fn start(client: &Client, health: &Health, metrics: &Metrics, rest: Duration) -> JoinSet<()> {
     let context = Context {
         client: client.clone(),
         cache: ClusterCache::new(),
@@ -47,6 +53,7 @@ pub(crate) fn start(client: &Client, health: &Health, metrics: &Metrics) -> Join
     // A watch never ends by itself.
     tasks.spawn(async move { drop(reflectors.join_next().await) });
     tasks.spawn(reconcile(context.clone(), networks::NetworkStatus::default()));
+    tasks.spawn(reconcile(context.clone(), network_numbers::NetworkNumbers::new(rest)));
     tasks.spawn(reconcile(context.clone(), stated_access::StatedAccess));
     tasks.spawn(reconcile(context.clone(), joins::Joins::default()));
     tasks.spawn(reconcile(context.clone(), attachments::AttachmentStatus));
@@ -56,6 +63,7 @@ pub(crate) fn start(client: &Client, health: &Health, metrics: &Metrics) -> Join
     tasks.spawn(reconcile(context.clone(), gone_nodes::GoneNodes::default()));
     tasks.spawn(reconcile(context.clone(), gone_blocks::GoneBlocks::default()));
     tasks.spawn(reconcile(context.clone(), false_interfaces::FalseInterfaces));
+    tasks.spawn(reconcile(context.clone(), members::Members::default()));
     tasks.spawn(reconcile(context.clone(), taints::Taints));
     tasks.spawn(reconcile(context, extended_resources::ExtendedResources));
     tasks

@@ -15,10 +15,11 @@ use super::{count, listed, overview::Overview};
 /// Maximum number of namespaces in the status of a network.
 const MOST_NAMESPACES: usize = 100;
 
-/// The desired status of a network: its blocks without those of removed nodes, its conditions and its counts.
+/// The desired status of a network: its blocks without those of removed nodes, its conditions, its counts and its number.
 pub(super) fn network_status(
     overview: &Overview<'_>,
     refused: Option<&str>,
+    number: Option<u32>,
     object: &PodNetwork,
     gone: &BTreeSet<String>,
 ) -> PodNetworkStatus {
@@ -37,6 +38,7 @@ pub(super) fn network_status(
         ready: count(ready),
         total: count(nodes.len()),
     };
+    status.number = number;
     status.interfaces = count(overview.interfaces(&name).len());
     status.addresses = addresses(overview, object, &status);
     let namespaces = overview.namespaces(&name).iter().take(MOST_NAMESPACES);

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use kni_api::{IN_USE_FINALIZER, PodNetworkStatus};
-use kni_cluster::{Key, Networks, Tables};
+use kni_cluster::{Key, Networks, Numbers, Tables};
 use kni_crd::PodNetwork;
+use kni_model::NumberProblem;
 use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
@@ -50,6 +51,7 @@ impl Reconciler for NetworkStatus {
             tables.node_networks.version(),
             tables.nodes.version(),
             tables.namespaces.version(),
+            tables.numbers.version(),
         ]
         .into_iter()
         .sum()
@@ -58,10 +60,12 @@ impl Reconciler for NetworkStatus {
     fn plan(&mut self, tables: &Tables, networks: &Networks) -> Vec<(Key, Write)> {
         let gone = self.missing.gone(tables);
         let overview = Overview::of(tables, networks);
+        let numbers = Numbers::of(tables);
         let mut writes = Vec::new();
         for (key, object) in tables.networks.rows() {
             let refused = networks.refused.get(&key.name).map(String::as_str);
-            let status = network_status(&overview, refused, object, &gone);
+            let number = number(&numbers, object);
+            let status = network_status(&overview, refused, number, object, &gone);
             let status = (object.status.as_ref() != Some(&status)).then_some(status);
             let finalizer = finalizer(object, !overview.interfaces(&key.name).is_empty());
             if status.is_some() || finalizer.is_some() {
@@ -119,6 +123,16 @@ impl Reconciler for NetworkStatus {
             remember(&context, &key, &object, &Arc::new(written));
         }
         Ok(())
+    }
+}
+
+/// The number for the status: the present one stays while the numbers are not read.
+fn number(numbers: &Numbers, object: &PodNetwork) -> Option<u32> {
+    let name = object.name_any().parse().ok()?;
+    match numbers.get(&name)? {
+        Ok(number) => Some(*number),
+        Err(NumberProblem::Unread) => object.status.as_ref()?.number,
+        Err(_) => None,
     }
 }
 

@@ -8,13 +8,13 @@ use std::{
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use kni_cluster::{ClusterCache, Key, Networks, Tables};
 use kube::Client;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use crate::{events::Events, health::Health, metrics::Metrics};
 
 /// Interval of the periodic round.
 const ROUND: Duration = Duration::from_secs(3);
-/// Changes that arrive within this time are processed together.
+/// [`Reconciler::GATHER`] of most controllers.
 const GATHER: Duration = Duration::from_millis(300);
 /// Maximum number of concurrent writes of one controller.
 const AT_ONCE: usize = 16;
@@ -42,6 +42,13 @@ pub(crate) struct Context {
 pub(crate) trait Reconciler: Send + 'static {
     /// Name for messages.
     const NAME: &'static str;
+    /// Changes that arrive within this time are processed together.
+    const GATHER: Duration = GATHER;
+    /// Minimum time between the end of a write and the next one of the same object: what changes all the time costs a
+    /// limited number of writes, and of notifications of everything that watches the object.
+    const REST: Duration = Duration::ZERO;
+    /// Whether [`Self::plan`] reads the networks, which are derived from all objects anew at each change.
+    const NEEDS_NETWORKS: bool = true;
     /// The change of one object.
     type Write: Send + 'static;
 
@@ -69,23 +76,25 @@ pub(crate) async fn reconcile<R: Reconciler>(context: Context, mut reconciler: R
     loop {
         heartbeat.beat();
         while running.len() < AT_ONCE
-            && let Some((key, write)) = work.begin()
+            && let Some((key, write)) = work.begin(Instant::now())
         {
             let context = context.clone();
             running.push(async move { (key.clone(), R::write(context, key, write).await) });
         }
+        let due = work.next_due().filter(|_| running.len() < AT_ONCE);
         let must = tokio::select! {
             _ = ticks.tick() => true,
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => continue,
             sent = changes.changed() => {
                 if sent.is_err() { return }
-                tokio::time::sleep(GATHER).await;
+                tokio::time::sleep(R::GATHER).await;
                 false
             }
             Some((key, done)) = running.next() => {
                 if done.is_err() {
                     context.metrics.failed(R::NAME);
                 }
-                work.ended(R::NAME, &key, done, Instant::now())
+                work.ended((R::NAME, R::REST), &key, done, Instant::now())
             }
         };
         changes.mark_unchanged();
@@ -96,7 +105,11 @@ pub(crate) async fn reconcile<R: Reconciler>(context: Context, mut reconciler: R
             if must || seen != Some(version) {
                 seen = Some(version);
                 let started = Instant::now();
-                let networks = context.cache.networks(&tables);
+                let networks = if R::NEEDS_NETWORKS {
+                    context.cache.networks(&tables)
+                } else {
+                    Networks::default()
+                };
                 work.replace(reconciler.plan(&tables, &networks), Instant::now());
                 context.metrics.reconciled(R::NAME, started.elapsed());
             }
@@ -111,6 +124,8 @@ struct Work<W> {
     /// Objects that changed while a write of them ran.
     changed: BTreeSet<Key>,
     failed: BTreeMap<Key, Failure>,
+    /// Until when objects that were just written are not written again.
+    resting: BTreeMap<Key, Instant>,
 }
 
 struct Failure {
@@ -127,6 +142,7 @@ impl<W> Default for Work<W> {
             running: BTreeSet::new(),
             changed: BTreeSet::new(),
             failed: BTreeMap::new(),
+            resting: BTreeMap::new(),
         }
     }
 }
@@ -149,18 +165,30 @@ impl<W> Work<W> {
             .retain(|key, _| desired.contains(key) || running.contains(key));
     }
 
-    fn begin(&mut self) -> Option<(Key, W)> {
-        let (key, write) = self.planned.pop_first()?;
+    fn begin(&mut self, now: Instant) -> Option<(Key, W)> {
+        self.resting.retain(|_, until| *until > now);
+        let mut awake = self.planned.keys().filter(|key| !self.resting.contains_key(*key));
+        let key = awake.next()?.clone();
+        let write = self.planned.remove(&key)?;
         self.running.insert(key.clone());
         Some((key, write))
     }
 
+    /// When the next object that has to be written may be; `None` if none has to.
+    fn next_due(&self) -> Option<Instant> {
+        let planned = self.planned.keys();
+        planned.filter_map(|key| self.resting.get(key)).min().copied()
+    }
+
     /// Notes the end of a write; whether the object must be compared again.
-    fn ended(&mut self, controller: &str, key: &Key, done: kube::Result<()>, now: Instant) -> bool {
+    fn ended(&mut self, (controller, rest): (&str, Duration), key: &Key, done: kube::Result<()>, now: Instant) -> bool {
         self.running.remove(key);
         let changed = self.changed.remove(key);
         let Err(error) = done else {
             self.failed.remove(key);
+            if !rest.is_zero() {
+                self.resting.insert(key.clone(), now + rest);
+            }
             return changed;
         };
         let error = error.to_string();
@@ -235,22 +263,38 @@ mod tests {
         let mut now = Instant::now();
         let plan = || vec![(key("a"), ()), (key("b"), ())];
         work.replace(plan(), now);
-        assert_eq!(work.begin().unwrap().0, key("a"));
-        assert_eq!(work.begin().unwrap().0, key("b"));
-        assert!(!work.ended("test", &key("a"), refused(), now));
-        work.ended("test", &key("b"), Ok(()), now);
+        assert_eq!(work.begin(now).unwrap().0, key("a"));
+        assert_eq!(work.begin(now).unwrap().0, key("b"));
+        assert!(!work.ended(("test", Duration::ZERO), &key("a"), refused(), now));
+        work.ended(("test", Duration::ZERO), &key("b"), Ok(()), now);
         for pause in [1, 2, 4, 8, 16, 32, 60, 60] {
             work.replace(plan(), now);
-            assert_eq!(work.begin().unwrap().0, key("b"), "a still pauses");
-            work.ended("test", &key("b"), Ok(()), now);
+            assert_eq!(work.begin(now).unwrap().0, key("b"), "a still pauses");
+            work.ended(("test", Duration::ZERO), &key("b"), Ok(()), now);
             now += Duration::from_secs(pause);
             work.replace(plan(), now);
-            assert_eq!(work.begin().unwrap().0, key("a"), "after {pause} s");
-            work.ended("test", &key("a"), refused(), now);
+            assert_eq!(work.begin(now).unwrap().0, key("a"), "after {pause} s");
+            work.ended(("test", Duration::ZERO), &key("a"), refused(), now);
         }
         work.replace(Vec::new(), now);
         work.replace(plan(), now);
-        assert_eq!(work.begin().unwrap().0, key("a"), "it needed no write in between");
+        assert_eq!(work.begin(now).unwrap().0, key("a"), "it needed no write in between");
+    }
+
+    #[test]
+    fn an_object_that_changes_all_the_time_rests_between_writes_and_no_other_does() {
+        let mut work = Work::default();
+        let mut now = Instant::now();
+        let rest = Duration::from_millis(200);
+        work.replace(vec![(key("a"), 1), (key("b"), 1)], now);
+        assert_eq!((work.begin(now), work.next_due()), (Some((key("a"), 1)), None));
+        work.ended(("test", rest), &key("a"), Ok(()), now);
+        work.replace(vec![(key("a"), 2), (key("b"), 1)], now);
+        assert_eq!(work.begin(now), Some((key("b"), 1)));
+        assert_eq!((work.begin(now), work.next_due()), (None, Some(now + rest)));
+        now += rest;
+        assert_eq!(work.begin(now), Some((key("a"), 2)), "the newest change");
+        assert_eq!(work.next_due(), None);
     }
 
     #[test]
@@ -258,9 +302,12 @@ mod tests {
         let mut work = Work::default();
         let now = Instant::now();
         work.replace(vec![(key("a"), 1)], now);
-        assert_eq!(work.begin(), Some((key("a"), 1)));
+        assert_eq!(work.begin(now), Some((key("a"), 1)));
         work.replace(vec![(key("a"), 2)], now);
-        assert_eq!(work.begin(), None);
-        assert!(work.ended("test", &key("a"), Ok(()), now), "it must be compared again");
+        assert_eq!(work.begin(now), None);
+        assert!(
+            work.ended(("test", Duration::ZERO), &key("a"), Ok(()), now),
+            "it must be compared again"
+        );
     }
 }

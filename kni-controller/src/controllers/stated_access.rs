@@ -28,6 +28,7 @@ pub(super) struct Examined {
 
 impl Reconciler for StatedAccess {
     const NAME: &'static str = "stated-access";
+    const NEEDS_NETWORKS: bool = false;
     type Write = Examined;
 
     fn version(tables: &Tables) -> u64 {

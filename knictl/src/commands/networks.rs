@@ -31,6 +31,13 @@ const COLUMNS: &[Column<NetworkStatus>] = &[
     Column::wide("REASON", |n| n.reason.clone()),
     Column::wide("PROVIDER", |n| n.provider.clone()),
     Column::wide("FEATURES", |n| n.features.join(",")),
+    Column::wide("NUMBER", |n| {
+        if n.number == 0 {
+            "-".to_owned()
+        } else {
+            n.number.to_string()
+        }
+    }),
 ];
 
 /// Shows the networks; beside a table, lists those that are not ready and refused manifests.
@@ -53,6 +60,16 @@ pub(crate) async fn run(args: &OutputArgs, agent: &mut Runtime, terminal: &mut T
 fn remark(document: &ListNetworksResponse, terminal: &mut Terminal<'_>) {
     for network in document.networks.iter().filter(|network| !network.ready) {
         terminal.note(&format!("Network {} is not ready: {}", network.name, network.reason));
+    }
+    for network in document
+        .networks
+        .iter()
+        .filter(|network| !network.number_problem.is_empty())
+    {
+        terminal.note(&format!(
+            "Network {}, number in the cluster: {}",
+            network.name, network.number_problem
+        ));
     }
     if !document.refused.is_empty() {
         terminal.note("Refused manifests:");

@@ -115,6 +115,11 @@ fn of_nodes(snapshot: &Snapshot) -> Vec<Check> {
             "No pod has an address of another node's block",
             reports::conflicts(reports),
         ),
+        check(
+            "number-conflicts",
+            "Every node uses the numbers that networks have in the cluster",
+            reports::number_conflicts(reports),
+        ),
     ]
 }
 

@@ -93,6 +93,19 @@ pub(super) fn conflicts(reports: &[NodeNetwork]) -> Vec<Finding> {
     conflicts.collect()
 }
 
+/// Nodes that use another number for a network than the cluster has given it, or none because two networks have it.
+pub(super) fn number_conflicts(reports: &[NodeNetwork]) -> Vec<Finding> {
+    let conflicts = reports.iter().filter_map(|report| {
+        let condition = find(report, "NumberConflict", ConditionStatus::True)?;
+        Some(Finding::failure(
+            format!("node {}", report.name_any()),
+            condition.message.clone(),
+            "delete the node's pods in the network whose number has changed: the new number applies without them",
+        ))
+    });
+    conflicts.collect()
+}
+
 /// Nodes whose agent has lost its state.
 pub(super) fn lost_state(reports: &[NodeNetwork]) -> Vec<Finding> {
     let lost = reports.iter().filter_map(|report| {

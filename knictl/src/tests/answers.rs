@@ -81,6 +81,8 @@ fn networks() -> ListNetworksResponse {
         origin: "blue.yaml:1".into(),
         provider: "Ebpf".into(),
         features: vec!["addresses".into(), "policy".into()],
+        number: 7_340_033,
+        number_problem: String::new(),
     };
     let red = NetworkStatus {
         name: "red".into(),
@@ -91,6 +93,8 @@ fn networks() -> ListNetworksResponse {
         subnets: vec!["10.0.0.0/24".into()],
         total_addresses: "253".into(),
         origin: "red.yaml:1".into(),
+        number: 0,
+        number_problem: "number 7 is that of networks red and green".into(),
         ..blue.clone()
     };
     let refused = RefusedManifest {

@@ -64,7 +64,7 @@ async fn status_and_networks_keep_the_names_of_the_protocol() {
         "name": "blue", "id": 1, "default": true, "ready": true, "reason": "",
         "subnets": ["10.0.0.0/24", "fd00::/64"], "mtu": 1500, "attachments": 1,
         "totalAddresses": "18446744073709551868", "usedAddresses": "2", "origin": "blue.yaml:1",
-        "provider": "Ebpf", "features": ["addresses", "policy"],
+        "provider": "Ebpf", "features": ["addresses", "policy"], "number": 7_340_033, "numberProblem": "",
     });
     let refused = json!([{ "file": "green.yaml", "line": 7, "field": "spec.mtu", "reason": "below 1280" }]);
     for form in ["json", "yaml"] {

@@ -74,6 +74,7 @@ red    2    false     false   10.0.0.0/24             1500   1             2/253
     assert_eq!(ran.out, expected);
     let expected = "\
 Network red is not ready: no route table
+Network red, number in the cluster: number 7 is that of networks red and green
 Refused manifests:
   green.yaml:7: spec.mtu: below 1280
 ";
@@ -84,6 +85,11 @@ Refused manifests:
             .await
             .out
             .contains("red.yaml:1    no route table")
+    );
+    let wide = knictl(&agent, &["networks", "-o", "wide"]).await.out;
+    assert!(
+        wide.contains("   NUMBER\n") && wide.contains("   7340033\n") && wide.contains("   -\n"),
+        "{wide}"
     );
 }
 

@@ -69,7 +69,7 @@ pub(super) fn prefixes(object: &PodNetwork) -> Prefixes {
 }
 
 /// Whether a range is a unit of the network as its object states it, also where the network is refused.
-pub(crate) fn is_unit_of(object: &PodNetwork, range: &IpNet) -> bool {
+pub(super) fn is_unit_of(object: &PodNetwork, range: &IpNet) -> bool {
     let subnets: Vec<IpNet> = object.spec.subnets.iter().filter_map(|net| net.parse().ok()).collect();
     is_unit(&subnets, prefixes(object), range)
 }
@@ -168,14 +168,13 @@ impl Cluster {
         ours.chain(others.map(|(_, block)| block))
             .for_each(|block| taken.insert(block));
         // After a restore of the API server's data, pods may be where no block is.
-        let elsewhere = tables.interfaces.rows().values();
-        let elsewhere =
-            elsewhere.filter(|row| row.spec.pod_network_name == name.as_str() && row.spec.node_name != self.node);
+        let elsewhere = tables.members.rows().values();
+        let elsewhere = elsewhere.filter(|row| row.spec.network == name.as_str() && row.spec.node_name != self.node);
         for address in elsewhere
-            .filter_map(|row| row.status.as_ref())
-            .flat_map(|status| &status.addresses)
+            .flat_map(|row| &row.spec.members)
+            .flat_map(|member| &member.addresses)
         {
-            if let Ok(ip) = address.ip.parse::<IpAddr>() {
+            if let Ok(ip) = address.parse::<IpAddr>() {
                 taken.insert(&ip.into());
             }
         }

@@ -153,6 +153,7 @@ fn network(name: &str, default: bool, ready: bool) -> NetworkView {
         provider: kni_model::Provider::Ebpf,
         blocks: None,
         access: kni_model::Access::default(),
+        number: None,
     };
     let reason = if ready { String::new() } else { "disabled".to_owned() };
     NetworkView {
@@ -170,6 +171,9 @@ fn network(name: &str, default: bool, ready: bool) -> NetworkView {
         exhausted: String::new(),
         origin: "networks.yaml:1".to_owned(),
         features: kni_model::Provider::Ebpf.features(),
+        number: None,
+        number_problem: None,
+        number_retained: false,
     }
 }
 

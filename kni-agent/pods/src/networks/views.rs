@@ -1,7 +1,10 @@
 //! Describes a network to clients and operators, from the state in memory.
 
 use kni_ipam::{FamilyUsage, Usage};
-use kni_model::view::{AddressUse, NetworkView};
+use kni_model::{
+    NumberProblem, shared_numbers,
+    view::{AddressUse, NetworkView},
+};
 
 use crate::registry::{KnownNetwork, State};
 
@@ -26,6 +29,27 @@ pub(super) fn view(state: &State, known: &KnownNetwork) -> NetworkView {
         exhausted: usage.as_ref().map(exhausted).unwrap_or_default(),
         origin: known.origin.clone(),
         features: spec.provider.features(),
+        number: spec.number,
+        number_problem: known.number_problem.clone(),
+        number_retained: known.number_problem.as_ref().is_some_and(NumberProblem::is_retained),
+    }
+}
+
+/// Networks with the same number would receive each other's packets from other nodes, so none of them has it.
+pub(super) fn close_shared(views: &mut [NetworkView]) {
+    let numbers = views
+        .iter()
+        .filter_map(|view| Some((&view.network.spec.name, view.number?)));
+    let shared = shared_numbers(numbers);
+    for view in views {
+        let networks = view.number.and_then(|number| Some((number, shared.get(&number)?)));
+        if let Some((number, networks)) = networks {
+            view.number = None;
+            view.number_problem = Some(NumberProblem::Shared {
+                number,
+                networks: networks.clone(),
+            });
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 use super::slots::Slots;
 use kni_ipam::Ipam;
 use kni_model::{
-    Attachment, EndpointId, NetnsIdentity, Network, NetworkId, NetworkName, Phase, Sandbox, SandboxId,
+    Attachment, EndpointId, NetnsIdentity, Network, NetworkId, NetworkName, NumberProblem, Phase, Sandbox, SandboxId,
     view::{Owner, RefusedManifest},
 };
 use kni_store::{NamespaceRecord, NamespaceUse, Removal};
@@ -25,6 +25,8 @@ pub(crate) struct KnownNetwork {
     pub(crate) orphaned: bool,
     /// Its position among the networks, the oldest first.
     pub(crate) rank: usize,
+    /// Why it has no number in the cluster, or uses another one than the cluster has given it.
+    pub(crate) number_problem: Option<NumberProblem>,
 }
 
 /// The state of the service.

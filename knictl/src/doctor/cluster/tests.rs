@@ -199,7 +199,7 @@ fn each_check_finds_its_problem_and_no_other() {
 
 #[test]
 fn checks_of_the_control_plane_find_their_problems() {
-    let cases: [(&str, Damage); 11] = [
+    let cases: [(&str, Damage); 12] = [
         ("admission-policies", |s| s.admission_policies.truncate(3)),
         ("controller", |s| s.lease = None),
         ("controller", |s| {
@@ -214,6 +214,7 @@ fn checks_of_the_control_plane_find_their_problems() {
         ("node-state", |s| put(s, condition("StateLost", "True"))),
         ("node-addresses", |s| put(s, condition("AddressesAvailable", "False"))),
         ("address-conflicts", |s| put(s, condition("AddressConflict", "True"))),
+        ("number-conflicts", |s| put(s, condition("NumberConflict", "True"))),
         ("address-block-owners", |s| s.blocks[0] = block("u0")),
         ("address-block-entries", |s| s.blocks.clear()),
         ("policy-quota", |s| {

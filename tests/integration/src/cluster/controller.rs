@@ -31,7 +31,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    pub(super) fn start(ns: &Namespaces, name: &str, kubeconfig: &str) -> Result<Self> {
+    pub(super) fn start(ns: &Namespaces, name: &str, kubeconfig: &str, args: &[&str]) -> Result<Self> {
         let program = ns.install(&controller_binary()?)?;
         let folder = tempfile::Builder::new().prefix("kni-controller-").tempdir()?;
         // Inside, /tmp may be another folder.
@@ -41,7 +41,7 @@ impl Controller {
         let log = File::create(folder.path().join("log"))?;
         let mut command = ns.command(&program);
         command.args(["--name", name, "--namespace", "kni-system"]);
-        command.arg("--kubeconfig").arg(&inside);
+        command.arg("--kubeconfig").arg(&inside).args(args);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let child = spawn_tied(command).with_context(|| format!("start {}", program.display()))?;
         Ok(Self {

@@ -88,10 +88,15 @@ impl Cluster {
 
     /// Starts another replica of kni-controller, beside the API server.
     pub async fn start_controller(&mut self) -> Result<&mut Controller> {
+        self.start_controller_with(&[]).await
+    }
+
+    /// [`Self::start_controller`] with additional arguments.
+    pub async fn start_controller_with(&mut self, args: &[&str]) -> Result<&mut Controller> {
         let token = token(&self.client, controller::ACCOUNT, None).await?;
         let kubeconfig = self.control.token_kubeconfig(&token);
         let name = format!("controller{}", self.controllers.len() + 1);
-        let started = Controller::start(self.control.node(), &name, &kubeconfig)?;
+        let started = Controller::start(self.control.node(), &name, &kubeconfig, args)?;
         self.controllers.push(started);
         self.controllers.last_mut().context("just pushed")
     }

@@ -16,6 +16,7 @@ pub fn locate(object: &Value) -> Result<(ApiResource, Option<String>, String)> {
         "EgressPolicy" => "egresspolicies".into(),
         "EgressAddressPool" => "egressaddresspools".into(),
         "EgressAddressClaim" => "egressaddressclaims".into(),
+        "NetworkMembers" => "networkmembers".into(),
         "ValidatingAdmissionPolicy" => "validatingadmissionpolicies".into(),
         "MultiNetworkPolicy" => "multi-networkpolicies".into(),
         "NetworkAttachmentDefinition" => "network-attachment-definitions".into(),

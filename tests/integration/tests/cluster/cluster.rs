@@ -13,6 +13,8 @@ mod egress_writes;
 mod exhaustion;
 mod faults;
 mod figures;
+mod members;
+mod numbers;
 mod quiet;
 mod quota;
 mod reports;

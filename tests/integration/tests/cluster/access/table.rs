@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, stream};
 use kni_integration::{
     Cluster,
-    cluster::{PATIENCE, deployed, objects},
+    cluster::{HELD, PATIENCE, deployed, objects},
     kubelet::Sandbox,
     require, wait,
 };
@@ -155,11 +155,17 @@ async fn refusal(cluster: &Cluster, object: &Value) -> Result<Option<String>> {
 
 /// The answers of the agent, without admission.
 async fn agent(cluster: &Cluster) -> Result<BTreeMap<usize, Result<String, String>>> {
+    // An agent knows the pods of its node only; those of direct requests are not started by the fake kubelet.
+    cluster.nodes[0].kubelet.hold();
     for (number, row) in ROWS.iter().enumerate() {
-        let node = if is_direct(row.way) { ABSENT } else { "node1" };
-        let (pods, others): (Vec<Value>, Vec<Value>) = objects_of(number, row, node)
+        let (mut pods, others): (Vec<Value>, Vec<Value>) = objects_of(number, row, "node1")
             .into_iter()
             .partition(|object| object["kind"] == "Pod");
+        if is_direct(row.way) {
+            for pod in &mut pods {
+                objects::merge(&mut pod["metadata"], &json!({ "labels": { HELD: "yes" } }));
+            }
+        }
         cluster.apply(&others).await?;
         if row.way != Way::Crafted && row.way != Way::CraftedJson {
             cluster.create_pods(&pods).await?;

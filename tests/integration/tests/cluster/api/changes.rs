@@ -54,6 +54,9 @@ const EGRESS: &str = "EgressPolicy";
 const INTERFACE: &str = "PodInterface";
 const CLAIM: &str = "EgressAddressClaim";
 const BLOCK: &str = "AddressBlock";
+const NUMBER: &str = "NetworkNumber";
+const MEMBERS: &str = "NetworkMembers";
+const REPORT: &str = "{network: blue, networkUID: u, nodeName: n1, nodeUID: v}";
 /// The name that a block's range gives it.
 const BLOCK_NAME: &str = "blue.v4-10-1-0-64-26";
 const PLAIN: &str = "{subnets: [10.1.0.0/16, 'fd10::/64']}";
@@ -263,6 +266,46 @@ pub(crate) const CHANGES: &[Change] = &[
         "spec",
         "an address block cannot be changed",
     ),
+    refused(
+        NUMBER,
+        "{network: blue, networkUID: u}",
+        "{networkUID: v}",
+        "spec",
+        "the number of a network cannot be changed",
+    ),
+    refused(
+        MEMBERS,
+        REPORT,
+        "{network: red}",
+        "spec.network",
+        "network cannot be changed",
+    ),
+    refused(
+        MEMBERS,
+        REPORT,
+        "{networkUID: w}",
+        "spec.networkUID",
+        "networkUID cannot be changed",
+    ),
+    refused(
+        MEMBERS,
+        REPORT,
+        "{nodeName: n2}",
+        "spec.nodeName",
+        "nodeName cannot be changed",
+    ),
+    refused(
+        MEMBERS,
+        REPORT,
+        "{nodeUID: w}",
+        "spec.nodeUID",
+        "nodeUID cannot be changed",
+    ),
+    taken(
+        MEMBERS,
+        REPORT,
+        "{members: [{namespace: a, podName: b, podUID: c, interface: eth0}]}",
+    ),
 ];
 
 #[test]
@@ -270,10 +313,11 @@ fn what_cannot_change_is_refused_and_the_rest_is_taken() -> Result<()> {
     require!(root, netns, api_server);
     let server = server()?;
     for (number, change) in CHANGES.iter().enumerate() {
-        let name = if change.kind == BLOCK {
-            BLOCK_NAME.to_owned()
-        } else {
-            format!("change-{number}")
+        let name = match change.kind {
+            BLOCK => BLOCK_NAME.to_owned(),
+            NUMBER => "16777215".to_owned(),
+            MEMBERS => format!("blue.change.{number}"),
+            _ => format!("change-{number}"),
         };
         let what = || format!("{} {}: {}", change.kind, change.before, change.patch);
         server

@@ -6,12 +6,14 @@ use serde_json::Value;
 
 use super::scene::server;
 
-const KINDS: [&str; 8] = [
+const KINDS: [&str; 10] = [
     "AddressBlock",
     "PodNetwork",
     "PodNetworkAttachment",
     "PodInterface",
     "NodeNetwork",
+    "NetworkNumber",
+    "NetworkMembers",
     "EgressPolicy",
     "EgressAddressPool",
     "EgressAddressClaim",

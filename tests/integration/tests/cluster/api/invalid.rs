@@ -18,6 +18,11 @@ const INTERFACE: &str = "PodInterface";
 const POOL: &str = "EgressAddressPool";
 const CLAIM: &str = "EgressAddressClaim";
 const BLOCK: &str = "AddressBlock";
+const NUMBER: &str = "NetworkNumber";
+const MEMBERS: &str = "NetworkMembers";
+
+/// Invalid names of `NetworkNumber`s.
+pub(crate) const NUMBERS: [&str; 5] = ["0", "07", "16777216", "99999999", "blue"];
 
 /// At least one object per rule.
 pub(crate) const INVALID: &[Invalid] = &[
@@ -849,5 +854,27 @@ pub(crate) const INVALID: &[Invalid] = &[
         "no node",
         "{network: blue, networkUID: u, cidr: 10.1.0.0/26, nodeUID: v}",
         &["spec.nodeName", "Required value"],
+    ),
+    (
+        NUMBER,
+        "no number",
+        "{network: blue, networkUID: u}",
+        &["metadata.name is not a number of a network", "from 1 to 16777215"],
+    ),
+    (
+        MEMBERS,
+        "the name of another network",
+        "{network: blue, networkUID: u, nodeName: n1, nodeUID: v}",
+        &[
+            "metadata.name does not begin with the network",
+            "blue.0123456789abcdef.0",
+        ],
+    ),
+    (
+        MEMBERS,
+        "two addresses of one family",
+        "{network: blue, networkUID: u, nodeName: n1, nodeUID: v, members: [{namespace: a, podName: b, podUID: c, \
+         interface: eth0, addresses: [10.1.0.1, 10.1.0.2]}]}",
+        &["spec.members[0].addresses", "has two addresses of one family"],
     ),
 ];

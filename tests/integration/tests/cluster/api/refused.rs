@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{
     changes::is_heard,
-    invalid::{INVALID, NAMES},
+    invalid::{INVALID, NAMES, NUMBERS},
     scene::{manifest, server},
 };
 
@@ -39,10 +39,20 @@ fn invalid_objects_are_refused_with_advice() -> Result<()> {
         }
         said.push_str(&message);
     }
+    for name in NUMBERS {
+        let object = manifest("NetworkNumber", name, "{network: blue, networkUID: u}");
+        let message = server.refusal(&["create", "-f", "-"], &object)?;
+        if !message.contains("metadata.name is not a number of a network") {
+            wrong.push(format!("NetworkNumber {name}:\n{message}"));
+        }
+    }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     let unheard = unheard(&server, &said)?;
     ensure!(unheard.is_empty(), "no invalid object breaks these rules: {unheard:#?}");
-    println!("{} invalid objects were refused", INVALID.len() + NAMES.len());
+    println!(
+        "{} invalid objects were refused",
+        INVALID.len() + NAMES.len() + NUMBERS.len()
+    );
     Ok(())
 }
 

@@ -15,7 +15,7 @@ struct Shown {
     wide: &'static [(&'static str, &'static str)],
 }
 
-const SHOWN: [Shown; 6] = [
+const SHOWN: [Shown; 8] = [
     Shown {
         kind: "AddressBlock",
         short: "abl",
@@ -25,11 +25,27 @@ const SHOWN: [Shown; 6] = [
         wide: &[("NETWORK-UID", "u-1"), ("NODE-UID", "u-2")],
     },
     Shown {
+        kind: "NetworkNumber",
+        short: "nn",
+        spec: "{network: shown, networkUID: u-1}",
+        status: "",
+        columns: &[("NETWORK", "shown"), ("RELEASED", "")],
+        wide: &[("NETWORK-UID", "u-1")],
+    },
+    Shown {
+        kind: "NetworkMembers",
+        short: "nmb",
+        spec: "{network: shown, networkUID: u-1, nodeName: node1, nodeUID: u-2}",
+        status: r#"{"summary": "3/4"}"#,
+        columns: &[("NETWORK", "shown"), ("NODE", "node1"), ("CONFIRMED", "3/4")],
+        wide: &[],
+    },
+    Shown {
         kind: "PodNetwork",
         short: "pnw",
         spec: "{subnets: [10.1.0.0/16, 'fd10::/64'], egress: {mode: Masquerade}, provider: {type: Ebpf}, mtu: 9000}",
         status: r#"{"addresses": {"used": 7, "total": 9223372036854775807}, "nodes": {"ready": 2, "total": 3},
-                    "interfaces": 5, "namespaces": ["a", "b"],
+                    "interfaces": 5, "namespaces": ["a", "b"], "number": 7340033,
                     "summary": {"subnets": "10.1.0.0/16,fd10::/64", "total": ">9e18", "namespaces": "a,b"}}"#,
         columns: &[
             ("SUBNETS", "10.1.0.0/16,fd10::/64"),
@@ -46,6 +62,7 @@ const SHOWN: [Shown; 6] = [
             ("NODES", "2"),
             ("INTERFACES", "5"),
             ("NAMESPACES", "a,b"),
+            ("NUMBER", "7340033"),
         ],
     },
     Shown {
@@ -132,10 +149,11 @@ const SHOWN: [Shown; 6] = [
 impl Shown {
     /// The object's name.
     fn name(&self) -> &'static str {
-        if self.kind == "AddressBlock" {
-            "shown.v6-fd10--40-122"
-        } else {
-            "shown"
+        match self.kind {
+            "AddressBlock" => "shown.v6-fd10--40-122",
+            "NetworkNumber" => "7340033",
+            "NetworkMembers" => "shown.0123456789abcdef.0",
+            _ => "shown",
         }
     }
 }
@@ -170,7 +188,13 @@ fn lists_show_what_matters() -> Result<()> {
             shown.kind
         );
     }
-    let all = server.kubectl(&["get", "abl,pnw,pna,pif,nnw,egp", "--all-namespaces", "-o", "wide"])?;
+    let all = server.kubectl(&[
+        "get",
+        "abl,nn,nmb,pnw,pna,pif,nnw,egp",
+        "--all-namespaces",
+        "-o",
+        "wide",
+    ])?;
     for shown in &SHOWN {
         let object = format!("{}.kni.dev/{}", shown.kind.to_lowercase(), shown.name());
         ensure!(all.contains(&object), "{object} is not in\n{all}");
@@ -202,7 +226,7 @@ fn write_status(server: &ApiServer, shown: &Shown) -> Result<()> {
         .kubectl(&[
             "patch",
             shown.kind,
-            "shown",
+            shown.name(),
             "--subresource=status",
             "--type=merge",
             "--patch",

@@ -1,5 +1,5 @@
 //! Tests what each account may write, with real tokens: a table of account, verb and object; and that a false
-//! `PodInterface` gives no address an identity.
+//! `NetworkMembers` gives no address an identity.
 
 mod forged;
 mod request;

@@ -1,11 +1,12 @@
-//! Tests that an agent believes no `PodInterface` whose claims other objects contradict, also if RBAC and admission let it pass.
+//! Tests that no `NetworkMembers` gives an identity whose report other objects contradict, also if RBAC and admission let it
+//! pass; and that false `PodInterface`s are removed.
 
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
-use k8s_openapi::api::events::v1::Event;
-use kni_api::PodInterface;
+use k8s_openapi::api::{core::v1::Node, events::v1::Event};
+use kni_api::{NetworkMembers, PodInterface};
 use kni_integration::{
     Cluster, Pod,
     cluster::{PATIENCE, objects},
@@ -39,6 +40,7 @@ impl Drop for Held {
 }
 
 /// Pod web on node1 accepts pods with role admin. admin and stranger run on node2, local runs on node1.
+#[expect(clippy::too_many_lines, reason = "one report after the other")]
 pub(super) async fn no_identity(cluster: &Cluster, [_web, admin, stranger, local]: [&Pod; 4]) -> Result<()> {
     let ingress = json!({
         "podSelector": {},
@@ -51,14 +53,20 @@ pub(super) async fn no_identity(cluster: &Cluster, [_web, admin, stranger, local
         Ok(reaches(cluster, known)? && !reaches(cluster, other)?)
     })
     .await?;
-    let _agent = Held::new(cluster.nodes[1].agent.pid())?;
-    let controller = Held::new(cluster.controllers[0].pid())?;
+    // It would remove reports that are not its own.
+    let agent = Held::new(cluster.nodes[1].agent.pid())?;
     let free = free_addresses(cluster, "node2").await?;
     let nobodys: IpAddr = "10.244.255.77".parse()?;
-    let local = address(local, true);
+    let (elsewhere, local) = (local, address(local, true));
     let (uid, ghost) = (&admin.uid, "ghost".to_owned());
     let claims = [
-        ("the pod is not on the node", &admin.name, uid, "node3", nobodys),
+        (
+            "the pod is on another node",
+            &elsewhere.name,
+            &elsewhere.uid,
+            "node2",
+            nobodys,
+        ),
         ("the address is of a pod of node1", &admin.name, uid, "node2", local),
         ("the address is of no node", &admin.name, uid, "node2", nobodys),
         ("the pod has another UID", &admin.name, &stranger.uid, "node2", other),
@@ -66,23 +74,53 @@ pub(super) async fn no_identity(cluster: &Cluster, [_web, admin, stranger, local
     ];
     for ((what, pod, uid, node, victim), number) in claims.into_iter().zip(1..) {
         let name = format!("forged{number}");
-        claim(cluster, &name, (pod, uid, node), victim).await?;
-        // A claim that is true arrives after the false one, by the same watch.
+        report(cluster, &name, (pod, uid, node), victim).await?;
+        // A report that is true arrives after the false one, by the same watches.
         let canary = *free.get(number).context("a free address of node2")?;
-        claim(cluster, "true", (&admin.name, &admin.uid, "node2"), canary).await?;
-        wait::until("the true claim gives an identity", PATIENCE, async || {
+        report(cluster, "true", (&admin.name, &admin.uid, "node2"), canary).await?;
+        wait::until("the true report gives an identity", PATIENCE, async || {
             reaches(cluster, canary)
         })
         .await?;
         ensure!(!reaches(cluster, victim)?, "{what}: {victim} has the identity of admin");
-        println!("{what}: {victim} gets no identity; {canary} does by a true claim");
+        let status = wait::until_some("the false report is refused", PATIENCE, async || {
+            let object = members(cluster).get(&object_name(&name)).await?;
+            Ok(object.status.filter(|status| !status.refused.is_empty()))
+        })
+        .await?;
+        ensure!(status.members.is_empty(), "{what}: {status:?}");
+        println!(
+            "{what}: {victim} gets no identity ({}); {canary} does",
+            status.refused[0].reason
+        );
     }
     ensure!(reaches(cluster, known)?, "admin keeps its own");
+    // A relabelled pod of another node has its new identity soon.
+    relabel(cluster, admin, "none").await?;
+    wait::until("admin is no admin any more", PATIENCE, async || {
+        Ok(!reaches(cluster, known)?)
+    })
+    .await?;
+    relabel(cluster, admin, "admin").await?;
+    wait::until("admin is one again", PATIENCE, async || reaches(cluster, known)).await?;
+    false_interfaces(cluster, admin, stranger).await?;
+    drop(agent);
+    wait::until(
+        "the agent of node2 removes what it did not report",
+        PATIENCE,
+        async || Ok(members(cluster).get_opt(&object_name("true")).await?.is_none()),
+    )
+    .await?;
+    ensure!(reaches(cluster, known)?, "admin keeps its own");
+    Ok(())
+}
 
+/// Objects of one node that claim the pod, or the name of the object, of another one are removed.
+async fn false_interfaces(cluster: &Cluster, admin: &Pod, stranger: &Pod) -> Result<()> {
+    claim(cluster, "forged1", (&admin.name, &admin.uid)).await?;
     // The next interface of a pod of node2 has no object yet; its name is taken.
     let taken = kni_api::pod_interface::name(&stranger.name, &stranger.uid, "net9");
-    claim(cluster, &taken, (&ghost, uid, "node3"), nobodys).await?;
-    drop(controller);
+    claim(cluster, &taken, ("ghost", &admin.uid)).await?;
     let interfaces: Api<PodInterface> = Api::namespaced(cluster.client.clone(), "plain");
     wait::until(
         "kni-controller removes the claims of another node",
@@ -103,6 +141,22 @@ pub(super) async fn no_identity(cluster: &Cluster, [_web, admin, stranger, local
     .map(drop)
 }
 
+fn members(cluster: &Cluster) -> Api<NetworkMembers> {
+    Api::all(cluster.client.clone())
+}
+
+fn object_name(name: &str) -> String {
+    format!("default.{name}.0")
+}
+
+async fn relabel(cluster: &Cluster, pod: &Pod, role: &str) -> Result<()> {
+    let api: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(cluster.client.clone(), &pod.namespace);
+    let labels = json!({ "metadata": { "labels": { "role": role } } });
+    api.patch(&pod.name, &PatchParams::default(), &Patch::Merge(&labels))
+        .await?;
+    Ok(())
+}
+
 /// Whether the policies of node1 let a packet from an address reach pod `web`.
 fn reaches(cluster: &Cluster, from: IpAddr) -> Result<bool> {
     let from = from.to_string();
@@ -111,24 +165,39 @@ fn reaches(cluster: &Cluster, from: IpAddr) -> Result<bool> {
     answer["allowed"].as_bool().with_context(|| text.clone())
 }
 
-/// Writes an object that gives an address to a pod on a node, with the rights of an administrator.
-async fn claim(cluster: &Cluster, name: &str, (pod, uid, node): (&str, &str, &str), address: IpAddr) -> Result<()> {
+/// Writes a report that gives an address to a pod on a node, with the rights of an administrator.
+async fn report(cluster: &Cluster, name: &str, (pod, uid, node): (&str, &str, &str), address: IpAddr) -> Result<()> {
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let node_uid = nodes.get(node).await?.metadata.uid;
+    let network_uid = network_object(cluster, "default").await?.metadata.uid;
+    let object = json!({
+        "apiVersion": "kni.dev/v1alpha1",
+        "kind": "NetworkMembers",
+        "metadata": { "name": object_name(name), "labels": { "kni.dev/network": "default" } },
+        "spec": {
+            "network": "default", "networkUID": network_uid, "nodeName": node, "nodeUID": node_uid,
+            "members": [{
+                "namespace": "plain", "podName": pod, "podUID": uid, "interface": "eth0",
+                "addresses": [address.to_string()],
+            }],
+        },
+    });
+    cluster.apply(&[object]).await
+}
+
+/// Writes an interface of a node that does not exist, with the rights of an administrator.
+async fn claim(cluster: &Cluster, name: &str, (pod, uid): (&str, &str)) -> Result<()> {
     let ifname: String = name.chars().take(15).collect();
     let object = json!({
         "apiVersion": "kni.dev/v1alpha1",
         "kind": "PodInterface",
         "metadata": { "name": name, "namespace": "plain" },
         "spec": {
-            "podName": pod, "podUid": uid, "nodeName": node, "podNetworkName": "default", "interfaceName": ifname,
+            "podName": pod, "podUid": uid, "nodeName": "node3", "podNetworkName": "default", "interfaceName": ifname,
             "sandboxId": "0",
         },
     });
-    cluster.apply(&[object]).await?;
-    let api: Api<PodInterface> = Api::namespaced(cluster.client.clone(), "plain");
-    let status = json!({ "status": { "addresses": [{ "ip": address.to_string(), "family": "IPv4" }] } });
-    api.patch_status(name, &PatchParams::default(), &Patch::Merge(&status))
-        .await?;
-    Ok(())
+    cluster.apply(&[object]).await
 }
 
 /// The last addresses of an IPv4 block of a node in the default network, which are assigned last.

@@ -51,6 +51,28 @@ fn node_network(name: &str) -> Value {
     json!({ "apiVersion": "kni.dev/v1alpha1", "kind": "NodeNetwork", "metadata": { "name": name }, "spec": {} })
 }
 
+fn members(node: &str) -> String {
+    format!(
+        "{KNI}/networkmembers/{}",
+        kni_api::network_members::name("red", node, 0)
+    )
+}
+
+fn members_of(node: &str, label: &str) -> Value {
+    json!({
+        "apiVersion": "kni.dev/v1alpha1",
+        "kind": "NetworkMembers",
+        "metadata": {
+            "name": kni_api::network_members::name("red", node, 0), "labels": { "kni.dev/network": label },
+        },
+        "spec": { "network": "red", "networkUID": "0", "nodeName": node, "nodeUID": "0", "members": [] },
+    })
+}
+
+fn confirmed() -> Value {
+    json!({ "status": { "kinds": [{ "labels": { "role": "admin" } }] } })
+}
+
 fn pod(name: &str, rest: &str) -> String {
     format!("/api/v1/namespaces/red-team/pods/{name}{rest}")
 }
@@ -154,6 +176,21 @@ pub(super) fn foreign(names: &Names) -> Vec<Request> {
         ),
         Request::new(Verb::Delete, &report, Value::Null),
         Request::new(Verb::Create, &format!("{KNI}/nodenetworks"), node_network("node3")),
+        Request::new(Verb::Apply, &members("node2"), members_of("node2", "red")),
+        Request::new(Verb::Patch, &members("node2"), json!({ "spec": { "members": [] } })),
+        // The object changes hands.
+        Request::new(
+            Verb::Patch,
+            &members("node2"),
+            json!({ "spec": { "nodeName": "node1" } }),
+        ),
+        Request::new(Verb::Patch, &format!("{}/status", members("node2")), confirmed()),
+        Request::new(Verb::Delete, &members("node2"), Value::Null),
+        Request::new(
+            Verb::Create,
+            &format!("{KNI}/networkmembers"),
+            members_of("node3", "red"),
+        ),
         Request::new(Verb::Patch, &pod("b", "/status"), annotations(&json!({ STATUS: "[]" }))),
         Request::new(Verb::Patch, &pod("b", "/status"), ready.clone()),
         Request::new(Verb::Patch, &pod("b", "/status"), labels()),
@@ -219,6 +256,11 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
         "apiVersion": "kni.dev/v1alpha1", "kind": "EgressPolicy", "metadata": { "name": "new" },
         "spec": { "podSelector": {}, "defaultAction": "Deny" },
     });
+    let numbers = format!("{KNI}/networknumbers");
+    let number = json!({
+        "apiVersion": "kni.dev/v1alpha1", "kind": "NetworkNumber", "metadata": { "name": "5000" },
+        "spec": { "network": "red", "networkUID": "u" },
+    });
     let red = json!({
         "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": { "name": "mine" },
         "spec": { "subnets": ["10.99.0.0/24"] },
@@ -232,6 +274,7 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
             Accepted,
             vec![
                 Request::new(Verb::Get, &interfaces(), Value::Null),
+                Request::new(Verb::Get, &numbers, Value::Null),
                 Request::new(Verb::Create, &interfaces(), new.clone()),
                 Request::new(Verb::Apply, &own, object.clone()),
                 Request::new(Verb::Apply, &format!("{own}/status"), with_status(object, "10.10.0.9")),
@@ -242,6 +285,8 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
                     &format!("{KNI}/nodenetworks/node1/status"),
                     json!({ "status": {} }),
                 ),
+                Request::new(Verb::Patch, &members("node1"), json!({ "spec": { "members": [] } })),
+                Request::new(Verb::Delete, &members("node1"), Value::Null),
                 Request::new(Verb::Patch, &pod("a", "/status"), annotations(&json!({ STATUS: "[]" }))),
                 Request::new(Verb::Patch, &pod("a", "/status"), annotations(&json!({ STATUS: null }))),
                 Request::new(
@@ -259,6 +304,17 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
             "agent of node1",
             Refused,
             vec![
+                Request::new(Verb::Patch, &format!("{}/status", members("node1")), confirmed()),
+                Request::new(
+                    Verb::Patch,
+                    &members("node1"),
+                    json!({ "metadata": { "labels": { "kni.dev/network": "blue" } } }),
+                ),
+                Request::new(
+                    Verb::Create,
+                    &format!("{KNI}/networkmembers"),
+                    members_of("node1", "blue"),
+                ),
                 Request::new(Verb::Patch, &pod("a", ""), annotations(&json!({ STATUS: "[]" }))),
                 Request::new(Verb::Patch, &pod("a", ""), image()),
                 Request::new(Verb::Patch, &pod("a", "/status"), labels()),
@@ -297,6 +353,17 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
                     &format!("{network}/status"),
                     json!({ "status": { "interfaces": 0 } }),
                 ),
+                Request::new(
+                    Verb::Patch,
+                    &format!("{network}/status"),
+                    json!({ "status": { "number": 5000 } }),
+                ),
+                Request::new(Verb::Create, &numbers, number.clone()),
+                Request::new(Verb::Apply, &format!("{numbers}/5000"), number.clone()),
+                Request::new(Verb::Patch, &format!("{numbers}/5000"), labels()),
+                Request::new(Verb::Patch, &format!("{numbers}/5000/status"), json!({ "status": {} })),
+                Request::new(Verb::Delete, &format!("{numbers}/5000"), Value::Null),
+                Request::new(Verb::Delete, &format!("{numbers}?"), Value::Null),
                 token_of("node1"),
             ],
         ),
@@ -306,6 +373,7 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
             vec![
                 Request::new(Verb::Create, &interfaces(), new.clone()),
                 Request::new(Verb::Delete, &own, Value::Null),
+                Request::new(Verb::Delete, &members("node1"), Value::Null),
                 Request::new(
                     Verb::Patch,
                     &format!("{KNI}/nodenetworks/node1/status"),
@@ -320,6 +388,7 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
             Accepted,
             vec![
                 Request::new(Verb::Get, &interfaces(), Value::Null),
+                Request::new(Verb::Create, &numbers, number.clone()),
                 Request::new(
                     Verb::Patch,
                     &format!("{network}/status"),
@@ -333,6 +402,8 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
                     json!({ "status": { "capacity": { "kni.dev/network-red": "7" } } }),
                 ),
                 Request::new(Verb::Delete, &format!("{KNI}/nodenetworks/node2"), Value::Null),
+                Request::new(Verb::Patch, &format!("{}/status", members("node2")), confirmed()),
+                Request::new(Verb::Delete, &members("node2"), Value::Null),
                 Request::new(Verb::Delete, &own, Value::Null),
             ],
         ),
@@ -340,7 +411,9 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
             "kni-controller",
             Refused,
             vec![
+                Request::new(Verb::Patch, &format!("{numbers}/5000"), labels()),
                 Request::new(Verb::Create, &interfaces(), new.clone()),
+                Request::new(Verb::Patch, &members("node1"), json!({ "spec": { "members": [] } })),
                 Request::new(Verb::Patch, &pod("a", ""), image()),
                 Request::new(Verb::Patch, &pod("a", "/status"), labels()),
                 Request::new(Verb::Create, &format!("{KNI}/podnetworks"), red.clone()),
@@ -388,6 +461,8 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
         ),
         Request::new(Verb::Delete, &own, Value::Null),
         Request::new(Verb::Patch, &format!("{KNI}/nodenetworks/node1"), labels()),
+        Request::new(Verb::Patch, &format!("{}/status", members("node1")), confirmed()),
+        Request::new(Verb::Delete, &members("node1"), Value::Null),
         Request::new(Verb::Get, &format!("{KNI}/nodenetworks/node1"), Value::Null),
     ]));
     rows
