@@ -9,7 +9,7 @@ use crate::workspace::root;
 /// First line of a generated file.
 const NOTICE: &str = "{{- /* Generated from deploy/base by `cargo xtask chart`; do not edit. */}}\n";
 /// Files of `deploy/base` that become templates.
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "rbac.yaml",
     "controller-rbac.yaml",
     "daemonset.yaml",
@@ -20,6 +20,7 @@ const FILES: [&str; 10] = [
     "agent-writes.yaml",
     "tenants.yaml",
     "egress-claims.yaml",
+    "flow-schemas.yaml",
 ];
 
 /// Text of a file of `deploy/base`, and its replacement in the template. Each text is in at least one file.

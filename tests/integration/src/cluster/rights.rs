@@ -9,14 +9,15 @@ use serde_json::{Value, json};
 
 use super::{definitions::deployed, objects};
 
-/// Files of the deployment with permissions. Its policy about networks in use is the subject of a test.
-const FILES: [&str; 6] = [
+/// Files of the deployment with permissions and priorities. Its policy about networks in use is the subject of a test.
+const FILES: [&str; 7] = [
     "base/rbac.yaml",
     "base/controller-rbac.yaml",
     "base/agent-writes.yaml",
     "base/addressblocks.yaml",
     "base/egress-claims.yaml",
     "base/tenants.yaml",
+    "base/flow-schemas.yaml",
 ];
 /// How long tokens are valid.
 const TOKEN_SECONDS: u32 = 24 * 3600;

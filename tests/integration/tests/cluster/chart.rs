@@ -74,7 +74,8 @@ fn objects(text: &str) -> Result<BTreeMap<(String, String), Value>> {
             continue;
         };
         let name = object["metadata"]["name"].as_str().context("a name")?.to_owned();
-        if kind.starts_with("Validating") || kind.starts_with("Cluster") || kind == "PriorityClass" {
+        let has_no_namespace = ["PriorityClass", "PriorityLevelConfiguration", "FlowSchema"].contains(&kind.as_str());
+        if kind.starts_with("Validating") || kind.starts_with("Cluster") || has_no_namespace {
             object["metadata"]
                 .as_object_mut()
                 .context("metadata")?
