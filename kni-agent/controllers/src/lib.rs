@@ -49,7 +49,7 @@ use tokio::sync::Notify;
 
 use kni_cluster::{ClusterCache, Networks, Tables};
 
-use self::{node::SentStatus, sync::PolicyVersions};
+use self::{node::SentStatus, peers::Peers, sync::PolicyVersions};
 
 /// How long a round of attaches may take.
 const ATTACH_LIMIT: Duration = Duration::from_mins(5);
@@ -175,6 +175,7 @@ impl Reflectors {
                 uplink,
                 apply,
                 sent_status: Mutex::default(),
+                peers: Mutex::default(),
                 applied_policies: Mutex::default(),
                 node_changed: Notify::new(),
             }),
@@ -210,6 +211,8 @@ pub struct Shared {
     uplink: Arc<Uplink>,
     apply: Apply,
     sent_status: Mutex<Option<SentStatus>>,
+    /// The pods of other nodes that the enforcement service knows.
+    peers: Mutex<Peers>,
     /// The changes of policies that are applied.
     applied_policies: Mutex<PolicyVersions>,
     /// Notifies that the status of the node's object has changed.

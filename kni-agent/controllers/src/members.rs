@@ -130,8 +130,13 @@ impl Cluster {
             Write::Put(object) => self.put_members(&key, &object).await,
             Write::Delete(uid) => self.delete_members(&key, uid).await,
         };
-        if let Err(error) = &done {
-            tracing::debug!(object = %key, %error, "cannot write a NetworkMembers; trying again");
+        match &done {
+            Ok(()) => {}
+            // The object of this name is another node's: kni-controller deletes it.
+            Err(kube::Error::Api(status)) if matches!(status.code, 403 | 422) => {
+                tracing::warn!(object = %key, error = %status.message, "the pods of this node in a network are not reported");
+            }
+            Err(error) => tracing::debug!(object = %key, %error, "cannot write a NetworkMembers; trying again"),
         }
         let succeeded = done.is_ok();
         (key, succeeded)

@@ -3,7 +3,8 @@
 //! A node's account may write what it likes into the spec of its `NetworkMembers`; it cannot write a status. The status
 //! has the members that kni-controller found in the pods and in the blocks of that node, with the labels of the pods. So
 //! no node gives an address of another node the identity of a pod, nor the identity of another node's pod to its own
-//! address.
+//! address. A node may only withdraw its members: what it does not report any more has no identity, also while
+//! kni-controller is away, as the address may soon be that of another pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -104,6 +105,9 @@ fn pods(tables: &Tables, object: &NetworkMembers, node: &str, numbers: &Numbers)
     }
     let pods = status.members.iter().filter_map(|confirmed| {
         let ConfirmedMember { member, kind } = confirmed;
+        if !spec.members.contains(member) {
+            return None;
+        }
         let kind = status.kinds.get(usize::try_from(*kind).ok()?)?;
         // With the object's name: where two objects have one interface, the end of one does not end the other.
         let object = object.metadata.name.as_deref()?;
@@ -189,16 +193,25 @@ mod tests {
         })
     }
 
-    fn put(tables: &mut Tables, name: &str, (node, network_uid): (&str, &str), members: &[Value]) {
+    /// An object that reports and confirms these members, and reports one that is not confirmed.
+    fn put(tables: &mut Tables, name: &str, of: (&str, &str), members: &[Value]) {
+        let unconfirmed = json!({
+            "namespace": "shop", "podName": "admin", "podUID": "u9", "interface": "eth0", "addresses": ["10.0.0.99"],
+        });
+        let reported: Vec<Value> = members.iter().cloned().chain([unconfirmed]).collect();
+        put_reported(tables, name, of, (&reported, members));
+    }
+
+    fn put_reported(
+        tables: &mut Tables,
+        name: &str,
+        (node, network_uid): (&str, &str),
+        (reported, members): (&[Value], &[Value]),
+    ) {
         let object = json!({
             "apiVersion": "kni.dev/v1alpha1", "kind": "NetworkMembers", "metadata": { "name": name },
             "spec": {
-                "network": "red", "networkUID": network_uid, "nodeName": node, "nodeUID": "n",
-                // Whatever the node reports has no effect.
-                "members": [{
-                    "namespace": "shop", "podName": "admin", "podUID": "u9", "interface": "eth0",
-                    "addresses": ["10.0.0.99"],
-                }],
+                "network": "red", "networkUID": network_uid, "nodeName": node, "nodeUID": "n", "members": reported,
             },
             "status": {
                 "kinds": [{ "labels": { "role": "web" } }, { "labels": { "role": "admin" } }], "members": members,
@@ -236,6 +249,23 @@ mod tests {
             (0, 1),
             "the network has no number any more"
         );
+    }
+
+    #[test]
+    fn what_its_node_withdraws_has_no_identity_although_it_is_still_confirmed() {
+        let mut tables = tables();
+        let (first, second) = (web("u1", "10.0.0.65", 0), web("u2", "10.0.0.66", 0));
+        let both = [first.clone(), second.clone()];
+        put(&mut tables, "red.n2.0", ("n2", "r1"), &both);
+        let mut peers = Peers::default();
+        assert_eq!(peers.update(&tables, "n1", &numbers()).put.len(), 2);
+        // Its pod is gone, and the other one has another address.
+        let moved = [web("u2", "10.0.0.67", 0)];
+        put_reported(&mut tables, "red.n2.0", ("n2", "r1"), (&moved, &both));
+        let changes = peers.update(&tables, "n1", &numbers());
+        assert_eq!((changes.put.len(), changes.gone.len()), (0, 2));
+        put_reported(&mut tables, "red.n2.0", ("n2", "r1"), (&moved, &moved));
+        assert_eq!(roles(&peers.update(&tables, "n1", &numbers())), [("u2", "web")]);
     }
 
     #[test]

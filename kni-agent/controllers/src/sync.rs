@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use kni_model::{
 };
 
 use kni_cluster::{Networks, Tables};
+use tokio::time::timeout;
 
 use super::{
     Cluster,
@@ -28,6 +29,9 @@ const GATHER: Duration = Duration::from_millis(20);
 
 /// How long policies that could not be applied wait for the next attempt. The enforcement service has pauses of its own.
 const CHECK: Duration = Duration::from_secs(1);
+
+/// How long an agent that starts waits for the members of networks.
+const MEMBERS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The resource version of each kind of policy up to which all changes are known, deletions included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -223,7 +227,6 @@ impl Cluster {
         let mut attached = self.attacher.changes();
         let mut seen = None;
         let mut retry = Retry::default();
-        let mut peers = Peers::default();
         loop {
             let versions = {
                 let tables = self.cache.tables();
@@ -237,7 +240,7 @@ impl Cluster {
             if seen != Some(versions) || retry.is_over() {
                 seen = Some(versions);
                 let relabeled = self.relabel().await;
-                let known = self.sync_peers(&mut peers).await;
+                let known = self.sync_peers().await;
                 retry.ended(relabeled && known);
             }
             let next = async {
@@ -282,16 +285,36 @@ impl Cluster {
         succeeded
     }
 
-    /// Updates the pods of other nodes; returns whether that succeeded.
-    async fn sync_peers(&self, peers: &mut Peers) -> bool {
+    /// Gives the enforcement service the pods of other nodes before the first policies, which otherwise take from them
+    /// the identities that an earlier agent wrote. Waits for the members of the networks that the node has pods in, but
+    /// not for long: without them the own pods must be enforced, too.
+    pub async fn load_peers(&self) {
+        let mut changes = self.cache.changes();
+        let read = async { while !self.cache.tables().members.is_synced() && changes.changed().await.is_ok() {} };
+        if kni_tasks::waiting(timeout(MEMBERS_TIMEOUT, read)).await.is_err() {
+            tracing::warn!("the members of networks cannot be read; policies begin without the pods of other nodes");
+        }
+        for pod in self.peer_changes().put {
+            self.sync.put_peer(pod);
+        }
+    }
+
+    fn peer_changes(&self) -> PeerChanges {
         let numbers: Numbers = {
             let views = self.attacher.networks().into_iter();
             views.map(|view| (view.network.spec.name, view.network.id)).collect()
         };
-        let changes = {
-            let tables = self.cache.tables();
-            peers.update(&tables, &self.node, &numbers)
-        };
+        let tables = self.cache.tables();
+        self.peers().update(&tables, &self.node, &numbers)
+    }
+
+    fn peers(&self) -> MutexGuard<'_, Peers> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Updates the pods of other nodes; returns whether that succeeded.
+    async fn sync_peers(&self) -> bool {
+        let changes = self.peer_changes();
         if changes.is_empty() {
             return true;
         }
@@ -299,7 +322,7 @@ impl Cluster {
         let done = tokio::task::spawn_blocking(move || apply_peers(&sync, changes)).await;
         if let Err(error) = &done {
             tracing::error!(%error, "cannot process the pods of other nodes; trying again");
-            peers.clear();
+            self.peers().clear();
         }
         done.is_ok()
     }

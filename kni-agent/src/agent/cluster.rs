@@ -50,6 +50,7 @@ pub(super) async fn begin(node: Node, watches: Reflectors, cluster: Cluster, cha
     // Before policies take effect: an adopted pod may have other labels by now, and a rebuilt record has none.
     cluster.relabel().await;
     cluster.load_blocks().await;
+    cluster.load_peers().await;
     let objects = watches.objects();
     let sync = Arc::clone(&node.sync);
     let done = tokio::task::spawn_blocking(move || {

@@ -32,8 +32,8 @@ use super::{
     reconcile::{Context, Reconciler, ignore_gone, unless_changed},
 };
 
-/// Maximum size in bytes of what one member adds to an object: labels, and names of ports. With 64 such members an object
-/// stays below the 1.5 MiB that etcd stores.
+/// Maximum size in bytes of what one member adds to an object, as JSON: labels, and named ports. With 64 such members an
+/// object stays below the 1.5 MiB that etcd stores.
 const MOST_BYTES: usize = 16 * 1024;
 /// Field manager of the status.
 const FIELD_MANAGER: &str = "kni-controller/members";
@@ -50,6 +50,8 @@ pub(super) struct Members {
     outstanding: BTreeMap<Key, Write>,
     /// What members depend on of each network.
     networks: BTreeMap<String, Shape>,
+    /// The beginning of the names of the objects whose addresses a block has: of its node, in its network.
+    of_block: BTreeMap<Key, String>,
     seen: Option<Seen>,
 }
 
@@ -201,13 +203,15 @@ impl Members {
                 concerned.extend(self.of_pod.get(pod).into_iter().flatten().cloned());
             }
             for block in tables.blocks.changed_since(seen.blocks)? {
-                if let Some(row) = tables.blocks.rows().get(block) {
-                    let first = network_members::name(&row.spec.network, &row.spec.node_name, 0);
-                    concerned.extend(beginning_with(&tables.members, first.trim_end_matches('0')));
-                } else {
-                    // Its node is not known any more.
-                    let network = block.name.split('.').next().unwrap_or_default();
-                    concerned.extend(beginning_with(&tables.members, &format!("{network}.")));
+                let now = tables.blocks.rows().get(block);
+                let now = now.map(|row| prefix(&row.spec.network, &row.spec.node_name));
+                // Between two comparisons a block may get another node.
+                let before = match now.clone() {
+                    Some(now) => self.of_block.insert(block.clone(), now),
+                    None => self.of_block.remove(block),
+                };
+                for prefix in [before, now].iter().flatten() {
+                    concerned.extend(beginning_with(&tables.members, prefix));
                 }
             }
             for network in &changed {
@@ -216,6 +220,10 @@ impl Members {
             Some(concerned)
         });
         partly.unwrap_or_else(|| {
+            let blocks = tables.blocks.rows().iter();
+            self.of_block = blocks
+                .map(|(key, row)| (key.clone(), prefix(&row.spec.network, &row.spec.node_name)))
+                .collect();
             let known = self.pods_of.keys().chain(self.outstanding.keys());
             known.chain(tables.members.rows().keys()).cloned().collect()
         })
@@ -265,8 +273,14 @@ impl Members {
     }
 }
 
-/// The objects whose names begin with `prefix`: those of a network, or of a node in a network. A node may give its objects
-/// other names; they are compared when they change.
+/// The beginning of the names of a node's objects in a network.
+fn prefix(network: &str, node: &str) -> String {
+    let mut first = network_members::name(network, node, 0);
+    first.truncate(first.len() - 1);
+    first
+}
+
+/// The objects whose names begin with `prefix`: those of a network, or of a node in a network.
 fn beginning_with<'a, V>(table: &'a Table<V>, prefix: &str) -> impl Iterator<Item = Key> + use<'a, V>
 where
     V: PartialEq,
@@ -278,8 +292,15 @@ where
         .map(|(key, _)| key.clone())
 }
 
-/// The write that makes the status right; `None` if it is.
+/// The write that makes the status right; `None` if it is. An object with a name of another node's objects is deleted: that
+/// node could not report its pods.
 fn write_of(tables: &Tables, object: &NetworkMembers) -> Option<Write> {
+    if !object
+        .name_any()
+        .starts_with(&prefix(&object.spec.network, &object.spec.node_name))
+    {
+        return object.uid().map(Write::Delete);
+    }
     let status = status(tables, &object.spec);
     let differs = object.status.as_ref() != Some(&status);
     differs
@@ -294,11 +315,11 @@ fn status(tables: &Tables, spec: &NetworkMembersSpec) -> NetworkMembersStatus {
         let confirmed = owner.as_ref().map_err(Clone::clone).and_then(|network| {
             let pod = pod_of(tables, spec, member)?;
             check_addresses(tables, network, spec, member)?;
-            check_size(pod).map(|()| pod)
+            let kind = kind_of(pod);
+            check_size(&kind).map(|()| kind)
         });
         match confirmed {
-            Ok(pod) => {
-                let kind = kind_of(pod);
+            Ok(kind) => {
                 let known = status.kinds.iter().position(|known| *known == kind);
                 let position = known.unwrap_or_else(|| {
                     status.kinds.push(kind);
@@ -382,13 +403,11 @@ fn has_blocks(network: &PodNetwork) -> bool {
 }
 
 /// Whether the labels of a pod leave room for those of the other members.
-fn check_size(pod: &PodFacts) -> Result<(), String> {
-    let labels: usize = pod.labels.iter().map(|(key, value)| key.len() + value.len()).sum();
-    let ports: usize = pod.ports.iter().map(|port| port.name.len() + size_of::<u64>()).sum();
-    if labels + ports > MOST_BYTES {
+fn check_size(kind: &MemberKind) -> Result<(), String> {
+    let size = serde_json::to_vec(kind).map_or(usize::MAX, |json| json.len());
+    if size > MOST_BYTES {
         return Err(format!(
-            "its labels and ports have {} bytes, more than {MOST_BYTES}",
-            labels + ports
+            "its labels and ports have {size} bytes as JSON, more than {MOST_BYTES}"
         ));
     }
     Ok(())
@@ -521,6 +540,11 @@ mod tests {
         writes.into_iter().map(|(key, _)| key.name).collect()
     }
 
+    /// The name of a node's first object.
+    fn own(node: &str) -> String {
+        network_members::name("red", node, 0)
+    }
+
     fn status_of(tables: &Tables, name: &str) -> NetworkMembersStatus {
         tables.members.get("", name).unwrap().status.clone().unwrap()
     }
@@ -530,21 +554,21 @@ mod tests {
         let (mut members, mut tables) = (Members::default(), tables());
         report(
             &mut tables,
-            "red.n1.0",
+            &own("n1"),
             ("n1", "u1"),
             &[member("web", "p1", "10.0.0.65")],
         );
-        assert_eq!(carry_out(&mut members, &mut tables), ["red.n1.0"]);
-        let status = status_of(&tables, "red.n1.0");
+        assert_eq!(carry_out(&mut members, &mut tables), [own("n1")]);
+        let status = status_of(&tables, &own("n1"));
         assert_eq!((status.summary.as_str(), status.members[0].kind), ("1/1", 0));
         assert_eq!(status.kinds[0].labels["role"], "web");
         assert!(carry_out(&mut members, &mut tables).is_empty(), "it is right");
         tables.pods.put(Key::new("shop", "web"), Some(pod("p1", "n1", "admin")));
-        assert_eq!(carry_out(&mut members, &mut tables), ["red.n1.0"]);
-        assert_eq!(status_of(&tables, "red.n1.0").kinds[0].labels["role"], "admin");
+        assert_eq!(carry_out(&mut members, &mut tables), [own("n1")]);
+        assert_eq!(status_of(&tables, &own("n1")).kinds[0].labels["role"], "admin");
         tables.pods.remove(&Key::new("shop", "web"));
         carry_out(&mut members, &mut tables);
-        assert_eq!(status_of(&tables, "red.n1.0").summary, "0/1");
+        assert_eq!(status_of(&tables, &own("n1")).summary, "0/1");
     }
 
     #[test]
@@ -580,9 +604,9 @@ mod tests {
             (("n9", "u1"), member("web", "p1", "10.0.0.65"), "not the UID of node n9"),
         ] {
             let (mut members, mut tables) = (Members::default(), tables());
-            report(&mut tables, "red.n1.0", node, &[member]);
+            report(&mut tables, &own(node.0), node, &[member]);
             carry_out(&mut members, &mut tables);
-            let status = status_of(&tables, "red.n1.0");
+            let status = status_of(&tables, &own(node.0));
             assert!(status.members.is_empty() && status.kinds.is_empty(), "{status:?}");
             assert!(status.refused[0].reason.contains(reason), "{status:?}, not {reason}");
         }
@@ -592,18 +616,19 @@ mod tests {
     fn a_pod_with_very_many_labels_takes_no_room_from_others() {
         let (mut members, mut tables) = (Members::default(), tables());
         let mut large = PodFacts::clone(&pod("p2", "n1", "db"));
+        // Of short labels most bytes are quotes and commas.
         large
             .labels
-            .extend((0..200).map(|number| (format!("label-{number}"), "x".repeat(90))));
+            .extend((0..2000).map(|number| (format!("{number:03}"), String::new())));
         tables.pods.put(Key::new("shop", "db"), Some(Arc::new(large)));
         report(
             &mut tables,
-            "red.n1.0",
+            &own("n1"),
             ("n1", "u1"),
             &[member("web", "p1", "10.0.0.65"), member("db", "p2", "10.0.0.66")],
         );
         carry_out(&mut members, &mut tables);
-        let status = status_of(&tables, "red.n1.0");
+        let status = status_of(&tables, &own("n1"));
         assert_eq!((status.summary.as_str(), status.kinds.len()), ("1/2", 1));
         assert!(status.refused[0].reason.contains("more than 16384"), "{status:?}");
     }
@@ -613,7 +638,7 @@ mod tests {
         let (mut members, mut tables) = (Members::default(), tables());
         report(
             &mut tables,
-            "red.n1.0",
+            &own("n1"),
             ("n1", "u1"),
             &[member("web", "p1", "10.0.0.65")],
         );
@@ -629,13 +654,13 @@ mod tests {
         network.spec.subnets = vec!["10.1.0.0/16".to_owned()];
         tables.networks.put(Key::new("", "red"), Some(Arc::new(network)));
         carry_out(&mut members, &mut tables);
-        assert_eq!(status_of(&tables, "red.n1.0").summary, "0/1");
+        assert_eq!(status_of(&tables, &own("n1")).summary, "0/1");
     }
 
     #[test]
     fn what_arrives_later_confirms_what_was_refused() {
         let (mut members, mut tables) = (Members::default(), tables());
-        let own = network_members::name("red", "n1", 0);
+        let own = own("n1");
         report(
             &mut tables,
             &own,
@@ -666,7 +691,7 @@ mod tests {
         let (mut members, mut complete) = (Members::default(), tables());
         report(
             &mut complete,
-            "red.n1.0",
+            &own("n1"),
             ("n1", "u1"),
             &[member("web", "p1", "10.0.0.65")],
         );
@@ -674,7 +699,7 @@ mod tests {
         assert!(members.plan(&complete, &Networks::default()).is_empty());
         complete.blocks = blocks;
         carry_out(&mut members, &mut complete);
-        assert_eq!(status_of(&complete, "red.n1.0").summary, "1/1");
+        assert_eq!(status_of(&complete, &own("n1")).summary, "1/1");
     }
 
     #[test]
@@ -683,20 +708,20 @@ mod tests {
         tables.pods.put(Key::new("shop", "db"), Some(pod("p2", "n2", "db")));
         report(
             &mut tables,
-            "red.n1.0",
+            &own("n1"),
             ("n1", "u1"),
             &[member("web", "p1", "10.0.0.65")],
         );
         report(
             &mut tables,
-            "red.n2.0",
+            &own("n2"),
             ("n2", "u2"),
             &[member("db", "p2", "10.0.0.129")],
         );
         carry_out(&mut members, &mut tables);
         assert!(carry_out(&mut members, &mut tables).is_empty());
         tables.pods.put(Key::new("shop", "db"), Some(pod("p2", "n2", "admin")));
-        assert_eq!(members.concerned(&tables), [Key::new("", "red.n2.0")].into());
+        assert_eq!(members.concerned(&tables), [Key::new("", &own("n2"))].into());
         carry_out(&mut members, &mut tables);
         assert!(carry_out(&mut members, &mut tables).is_empty());
         tables
@@ -711,22 +736,27 @@ mod tests {
         tables.blocks.put(key.clone(), Some(object));
         assert_eq!(
             members.concerned(&tables),
-            [].into(),
-            "no object has the name of one of n1"
-        );
-        let own = network_members::name("red", "n1", 0);
-        report(&mut tables, &own, ("n1", "u1"), &[member("web", "p1", "10.0.0.65")]);
-        carry_out(&mut members, &mut tables);
-        carry_out(&mut members, &mut tables);
-        let (other, object) = block("red", "10.0.3.0/26", ("n1", "u1"));
-        tables.blocks.put(other, Some(object));
-        assert_eq!(
-            members.concerned(&tables),
-            [Key::new("", &own)].into(),
+            [Key::new("", &own("n1"))].into(),
             "a block of its node"
         );
         carry_out(&mut members, &mut tables);
+        let (_, object) = block("red", "10.0.2.0/26", ("n2", "u2"));
+        tables.blocks.put(key.clone(), Some(object));
+        assert_eq!(members.concerned(&tables).len(), 2, "a block that another node has now");
+        carry_out(&mut members, &mut tables);
         tables.blocks.remove(&key);
-        assert_eq!(members.concerned(&tables).len(), 3, "a block that is gone");
+        assert_eq!(
+            members.concerned(&tables),
+            [Key::new("", &own("n2"))].into(),
+            "a block that is gone"
+        );
+    }
+
+    #[test]
+    fn a_node_that_takes_the_name_of_another_nodes_object_loses_it() {
+        let (mut members, mut tables) = (Members::default(), tables());
+        report(&mut tables, &own("n1"), ("n2", "u2"), &[]);
+        let writes = members.plan(&tables, &Networks::default());
+        assert_eq!(writes, [(Key::new("", &own("n1")), Write::Delete("o1".to_owned()))]);
     }
 }

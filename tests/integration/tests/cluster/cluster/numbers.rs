@@ -345,6 +345,11 @@ async fn wait_for_release(cluster: &Cluster, number: u32, released: bool) -> Res
     })
     .await
     .map(drop)
+    .with_context(|| {
+        let logs = cluster.controllers.iter();
+        let logs: Vec<String> = logs.map(|one| format!("{}:\n{}", one.name, one.log())).collect();
+        logs.join("\n")
+    })
 }
 
 /// Waits until the status of a network shows its number.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
 use k8s_openapi::api::{core::v1::Node, events::v1::Event};
-use kni_api::{NetworkMembers, PodInterface};
+use kni_api::{NetworkMembers, PodInterface, network_members};
 use kni_integration::{
     Cluster, Pod,
     cluster::{PATIENCE, objects},
@@ -20,6 +20,9 @@ use nix::{
 use serde_json::{Value, json};
 
 use super::super::scene::{address, network_object};
+
+/// Number of the report that is true; those after it are false. No node has that many pods here.
+const TRUE: usize = 100;
 
 /// Holds a process that would remove false objects; it continues when dropped.
 struct Held(Pid);
@@ -73,18 +76,19 @@ pub(super) async fn no_identity(cluster: &Cluster, [_web, admin, stranger, local
         ("there is no such pod", &ghost, uid, "node2", other),
     ];
     for ((what, pod, uid, node, victim), number) in claims.into_iter().zip(1..) {
-        let name = format!("forged{number}");
+        let name = object_name(node, TRUE + number);
         report(cluster, &name, (pod, uid, node), victim).await?;
         // A report that is true arrives after the false one, by the same watches.
         let canary = *free.get(number).context("a free address of node2")?;
-        report(cluster, "true", (&admin.name, &admin.uid, "node2"), canary).await?;
+        let of_canary = object_name("node2", TRUE);
+        report(cluster, &of_canary, (&admin.name, &admin.uid, "node2"), canary).await?;
         wait::until("the true report gives an identity", PATIENCE, async || {
             reaches(cluster, canary)
         })
         .await?;
         ensure!(!reaches(cluster, victim)?, "{what}: {victim} has the identity of admin");
         let status = wait::until_some("the false report is refused", PATIENCE, async || {
-            let object = members(cluster).get(&object_name(&name)).await?;
+            let object = members(cluster).get(&name).await?;
             Ok(object.status.filter(|status| !status.refused.is_empty()))
         })
         .await?;
@@ -95,6 +99,13 @@ pub(super) async fn no_identity(cluster: &Cluster, [_web, admin, stranger, local
         );
     }
     ensure!(reaches(cluster, known)?, "admin keeps its own");
+    // Where node1 reports its next pods.
+    let taken = object_name("node1", TRUE);
+    report(cluster, &taken, (&admin.name, uid, "node2"), known).await?;
+    wait::until("the name of node1 is free again", PATIENCE, async || {
+        Ok(members(cluster).get_opt(&taken).await?.is_none())
+    })
+    .await?;
     // A relabelled pod of another node has its new identity soon.
     relabel(cluster, admin, "none").await?;
     wait::until("admin is no admin any more", PATIENCE, async || {
@@ -108,7 +119,10 @@ pub(super) async fn no_identity(cluster: &Cluster, [_web, admin, stranger, local
     wait::until(
         "the agent of node2 removes what it did not report",
         PATIENCE,
-        async || Ok(members(cluster).get_opt(&object_name("true")).await?.is_none()),
+        async || {
+            let of_canary = object_name("node2", TRUE);
+            Ok(members(cluster).get_opt(&of_canary).await?.is_none())
+        },
     )
     .await?;
     ensure!(reaches(cluster, known)?, "admin keeps its own");
@@ -145,8 +159,8 @@ fn members(cluster: &Cluster) -> Api<NetworkMembers> {
     Api::all(cluster.client.clone())
 }
 
-fn object_name(name: &str) -> String {
-    format!("default.{name}.0")
+fn object_name(node: &str, number: usize) -> String {
+    network_members::name("default", node, number)
 }
 
 async fn relabel(cluster: &Cluster, pod: &Pod, role: &str) -> Result<()> {
@@ -173,7 +187,7 @@ async fn report(cluster: &Cluster, name: &str, (pod, uid, node): (&str, &str, &s
     let object = json!({
         "apiVersion": "kni.dev/v1alpha1",
         "kind": "NetworkMembers",
-        "metadata": { "name": object_name(name), "labels": { "kni.dev/network": "default" } },
+        "metadata": { "name": name, "labels": { "kni.dev/network": "default" } },
         "spec": {
             "network": "default", "networkUID": network_uid, "nodeName": node, "nodeUID": node_uid,
             "members": [{
