@@ -65,13 +65,14 @@ pub(crate) fn a_full_network_evicts_nothing(machine: &mut Machine) -> Result<()>
         seen += 1;
         Ok(begun.elapsed() >= length)
     })?;
-    let evicted = machine
-        .local
-        .kubectl(&["get", "events", "-A", "-o", "jsonpath={.items[*].reason}"])?;
-    ensure!(
-        !evicted.contains("TaintManagerEviction"),
-        "pods were evicted: {evicted}"
-    );
+    let range = r#"jsonpath={range .items[?(@.reason=="TaintManagerEviction")]}{.message}{"\n"}{end}"#;
+    let events = machine.local.kubectl(&["get", "events", "-A", "-o", range])?;
+    // A pod that is scheduled just before the taint of a node that was not ready is removed is not evicted after all.
+    let evicted: Vec<&str> = events
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with("Cancelling deletion"))
+        .collect();
+    ensure!(evicted.is_empty(), "pods were evicted: {evicted:?}");
     println!(
         "full for {:?}: {seen} readings, node ready, {FILL} pods run, nothing evicted",
         begun.elapsed()
