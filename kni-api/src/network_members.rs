@@ -1,9 +1,6 @@
 //! Defines `NetworkMembers`: the pods that one node has in one network, and what kni-controller confirms of them.
 
-use std::{
-    collections::BTreeMap,
-    hash::{Hash as _, Hasher as _},
-};
+use std::{collections::BTreeMap, hash::Hasher as _};
 
 use fnv::FnvHasher;
 use kube::CustomResource;
@@ -186,7 +183,8 @@ pub struct RefusedMember {
 /// The name of an object: `NETWORK.HASH.NUMBER`, with a hash of the node's name, which may be too long.
 pub fn name(network: &str, node: &str, number: usize) -> String {
     let mut hasher = FnvHasher::default();
-    node.hash(&mut hasher);
+    // Not by `Hash`, whose bytes may differ between compilers: agents and kni-controller must agree on the names.
+    hasher.write(node.as_bytes());
     format!("{network}.{:016x}.{number}", hasher.finish())
 }
 
@@ -229,6 +227,8 @@ mod tests {
         let first = name("blue", "n1", 0);
         assert!(first.starts_with("blue.") && first.ends_with(".0"), "{first}");
         assert_ne!(first, name("blue", "n2", 0));
+        // FNV-1a of "a", from its specification.
+        assert_eq!(name("blue", "a", 0), "blue.af63dc4c8601ec8c.0");
         assert_ne!(first, name("blue", "n1", 1));
         assert!(name(&"b".repeat(50), &"n".repeat(253), 999).len() <= 253);
     }

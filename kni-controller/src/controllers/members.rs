@@ -8,6 +8,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     ops::Bound,
+    sync::Arc,
     time::Duration,
 };
 
@@ -101,7 +102,7 @@ impl Shape {
 /// A change of one object, which must still have this UID.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Write {
-    Status(String, Box<NetworkMembersStatus>),
+    Status(String, Arc<NetworkMembersStatus>),
     Delete(String),
 }
 
@@ -163,7 +164,7 @@ impl Reconciler for Members {
                     "apiVersion": "kni.dev/v1alpha1",
                     "kind": "NetworkMembers",
                     "metadata": { "name": key.name, "uid": uid },
-                    "status": status,
+                    "status": *status,
                 });
                 let apply = PatchParams::apply(FIELD_MANAGER).force();
                 unless_changed(api.patch_status(&key.name, &apply, &Patch::Apply(&body)).await).map(drop)
@@ -304,7 +305,7 @@ fn write_of(tables: &Tables, object: &NetworkMembers) -> Option<Write> {
     let status = status(tables, &object.spec);
     let differs = object.status.as_ref() != Some(&status);
     differs
-        .then(|| Some(Write::Status(object.uid()?, Box::new(status))))
+        .then(|| Some(Write::Status(object.uid()?, Arc::new(status))))
         .flatten()
 }
 
@@ -448,8 +449,6 @@ fn kind_of(pod: &PodFacts) -> MemberKind {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use k8s_openapi::serde::de::DeserializeOwned;
     use kni_api::AddressBlock;
     use kni_cluster::NodeRow;
@@ -526,6 +525,11 @@ mod tests {
         tables.members.put(Key::new("", name), Some(read(object)));
     }
 
+    /// Node n1 reports its pod.
+    fn report_web(tables: &mut Tables) {
+        report(tables, &own("n1"), ("n1", "u1"), &[member("web", "p1", "10.0.0.65")]);
+    }
+
     /// Plans, and carries out what is planned; returns the names of the written objects.
     fn carry_out(members: &mut Members, tables: &mut Tables) -> Vec<String> {
         let writes = members.plan(tables, &Networks::default());
@@ -552,12 +556,7 @@ mod tests {
     #[test]
     fn a_report_of_the_pods_own_node_is_confirmed_with_the_labels_of_the_pod() {
         let (mut members, mut tables) = (Members::default(), tables());
-        report(
-            &mut tables,
-            &own("n1"),
-            ("n1", "u1"),
-            &[member("web", "p1", "10.0.0.65")],
-        );
+        report_web(&mut tables);
         assert_eq!(carry_out(&mut members, &mut tables), [own("n1")]);
         let status = status_of(&tables, &own("n1"));
         assert_eq!((status.summary.as_str(), status.members[0].kind), ("1/1", 0));
@@ -636,12 +635,7 @@ mod tests {
     #[test]
     fn the_status_of_a_network_concerns_no_member_and_its_subnets_do() {
         let (mut members, mut tables) = (Members::default(), tables());
-        report(
-            &mut tables,
-            &own("n1"),
-            ("n1", "u1"),
-            &[member("web", "p1", "10.0.0.65")],
-        );
+        report_web(&mut tables);
         carry_out(&mut members, &mut tables);
         assert!(carry_out(&mut members, &mut tables).is_empty());
         let mut network = PodNetwork::clone(tables.networks.get("", "red").unwrap());
@@ -689,12 +683,7 @@ mod tests {
     #[test]
     fn nothing_is_refused_before_the_blocks_are_known() {
         let (mut members, mut complete) = (Members::default(), tables());
-        report(
-            &mut complete,
-            &own("n1"),
-            ("n1", "u1"),
-            &[member("web", "p1", "10.0.0.65")],
-        );
+        report_web(&mut complete);
         let blocks = std::mem::take(&mut complete.blocks);
         assert!(members.plan(&complete, &Networks::default()).is_empty());
         complete.blocks = blocks;
@@ -706,12 +695,7 @@ mod tests {
     fn a_change_of_one_pod_concerns_its_object_only() {
         let (mut members, mut tables) = (Members::default(), tables());
         tables.pods.put(Key::new("shop", "db"), Some(pod("p2", "n2", "db")));
-        report(
-            &mut tables,
-            &own("n1"),
-            ("n1", "u1"),
-            &[member("web", "p1", "10.0.0.65")],
-        );
+        report_web(&mut tables);
         report(
             &mut tables,
             &own("n2"),

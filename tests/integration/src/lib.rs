@@ -25,6 +25,7 @@ pub mod privilege;
 pub mod programs;
 pub mod snapshot;
 pub mod stage;
+pub mod syscall;
 pub mod traffic;
 pub mod wait;
 pub mod world;

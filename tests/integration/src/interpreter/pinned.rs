@@ -2,7 +2,6 @@
 
 use std::{
     ffi::CString,
-    io,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
     os::unix::ffi::OsStrExt as _,
     path::Path,
@@ -11,6 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 
 use super::map::Map;
+use crate::syscall::bpf;
 
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_GET_NEXT_KEY: libc::c_long = 4;
@@ -33,18 +33,6 @@ struct Pin {
     path: u64,
     descriptor: u32,
     flags: u32,
-}
-
-fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<libc::c_long> {
-    let attributes: *mut T = attributes;
-    // SAFETY: the attributes live through the call, and their size is given; callers ensure that their pointers are
-    // valid.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attributes, size_of::<T>()) };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
-    }
 }
 
 /// Copies every row of the pinned map into `to`, whose keys and values must be as long.

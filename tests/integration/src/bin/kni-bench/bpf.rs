@@ -2,7 +2,7 @@
 //! that only send or only drop frames.
 
 use std::{
-    fs, io,
+    fs,
     os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd},
     time::Duration,
 };
@@ -12,6 +12,7 @@ use aya::{
     maps::MapInfo,
     programs::{ProgramInfo, loaded_programs},
 };
+use kni_integration::syscall::bpf;
 
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
@@ -102,18 +103,6 @@ struct RunAttributes {
     cpu: u32,
     batch_size: u32,
     padding: u32,
-}
-
-fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<libc::c_long> {
-    let attributes: *mut T = attributes;
-    // SAFETY: the attributes live through the call, and their size is given; callers ensure that their pointers are
-    // valid.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attributes, size_of::<T>()) };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
-    }
 }
 
 fn descriptor(number: libc::c_long) -> Result<OwnedFd> {

@@ -138,11 +138,16 @@ fn a_refused_first_fragment_vouches_for_nothing() -> Result<()> {
     table("refused fragments", |table| {
         let payload = Payload::udp(4000, 53, &[7; 60]);
         for (a, b) in FAMILIES {
-            let nobody = if a.is_ipv4() { UNUSED4.into() } else { UNUSED6.into() };
-            let packets = parts(a, nobody, 1, &payload);
+            let unused = if a.is_ipv4() { UNUSED4.into() } else { UNUSED6.into() };
+            let packets = parts(a, unused, 1, &payload);
             let frame = |at: usize| from(BLUE_A).frame(&packets[at]);
-            table.sent("first to nobody", BLUE_A, &frame(0), NoDestination)?;
-            table.sent("later to nobody", BLUE_A, &frame(1), FragmentWithoutFirst)?;
+            table.sent("first to an address without a pod", BLUE_A, &frame(0), NoDestination)?;
+            table.sent(
+                "later to an address without a pod",
+                BLUE_A,
+                &frame(1),
+                FragmentWithoutFirst,
+            )?;
             let packets = parts(b, a, 2, &payload);
             let frame = |at: usize| to(BLUE_A).frame(&packets[at]);
             table.received("first from the stack", BLUE_A, &frame(0), HostNotAllowed)?;
