@@ -84,7 +84,7 @@ map_types! {
     }
 
     /// Value of `NODES`: a way to another node of the cluster. A node that is reached in two ways, by tunnel and without
-    /// or by addresses of both families, has a row for each. No agent writes such rows yet.
+    /// or by addresses of both families, has a row for each.
     pub struct NodeRow {
         /// The node's address in the underlay, IPv4 as `::ffff:a.b.c.d`, network byte order: the other end of the tunnel,
         /// or the next hop. IPv6 packets have no next hop with an IPv4 address.

@@ -9,6 +9,7 @@ use crate::{
     endpoint::{EndpointPolicy, EndpointRow},
     event::Explanation,
     flow::{FlowKey4, FlowKey6, FlowValue, FragmentKey, FragmentValue, NodeRow},
+    overlay::Overlay,
     policy::{IdentityKey, IdentityValue, PolicyKey, PolicyValue, PortKey, PortValue},
     route::{RouteKey, RouteValue},
     service::{AffinityKey, AffinityValue, BackendKey, BackendValue, ServiceKey, ServiceValue},
@@ -73,6 +74,12 @@ pub const DEFAULT_MAX_SERVICES: u32 = 16_384;
 /// Rows of `NODES`, row 0 (no node) included.
 pub const MAX_NODES: u32 = 8192;
 
+/// Rows of `NUMBERS` and of `NETWORKS`: networks of a node that have a number.
+pub const MAX_NETWORKS: u32 = 16_384;
+
+/// Rows of `ROUTES`: in each network with pods here, one for each block of another node.
+pub const MAX_ROUTES: u32 = 131_072;
+
 /// Rows of `FRAGMENTS` and of `FRAGMENTS_OUTSIDE`: twice as many as the lists of free rows of 64 CPUs, 128 each, take.
 pub const MAX_FRAGMENTS: u32 = 16_384;
 
@@ -131,7 +138,7 @@ pub const ALL_MAPS: &[MapSpec] = &[
     spec::<RouteKey, RouteValue>(
         "ROUTES",
         MapKind::LpmTrie,
-        16_384,
+        MAX_ROUTES,
         "(network, prefix) -> action for other destinations",
     ),
     spec::<FlowKey4, FlowValue>("FLOWS4", MapKind::LruHash, DEFAULT_MAX_FLOWS, "IPv4 flows"),
@@ -251,6 +258,24 @@ pub const ALL_MAPS: &[MapSpec] = &[
         MAX_NODES,
         "number of a node -> address, interface, MTU",
     ),
+    spec::<u32, u32>(
+        "NUMBERS",
+        MapKind::Hash,
+        MAX_NETWORKS,
+        "network id -> number of the network in the cluster",
+    ),
+    spec::<u32, u32>(
+        "NETWORKS",
+        MapKind::Hash,
+        MAX_NETWORKS,
+        "number of a network in the cluster -> network id",
+    ),
+    spec::<u32, Overlay>(
+        "OVERLAY",
+        MapKind::Array,
+        1,
+        "ends and port of the tunnel between nodes",
+    ),
     spec::<u32, Explanation>("EXPLANATION", MapKind::Array, 1, "outcome of the last dry run"),
     ring("DROP_EVENTS", "drop events for the agent"),
     ring("FLOW_EVENTS", "events of new flows for the agent"),
@@ -295,6 +320,9 @@ mod tests {
                 ("HOST_PORTS", 20, 12),
                 ("SOURCES", 20, 4),
                 ("NODES", 4, 32),
+                ("NUMBERS", 4, 4),
+                ("NETWORKS", 4, 4),
+                ("OVERLAY", 4, 28),
                 ("EXPLANATION", 4, 176),
                 ("DROP_EVENTS", 0, 0),
                 ("FLOW_EVENTS", 0, 0),

@@ -19,6 +19,7 @@ pub mod event;
 pub mod flow;
 pub mod layout;
 mod map_types;
+pub mod overlay;
 pub mod policy;
 pub mod route;
 pub mod service;

@@ -15,6 +15,8 @@ pub enum Direction {
     ToUplink = 3,
     /// From another node through the tunnel: TC ingress of the tunnel device.
     FromOverlay = 4,
+    /// From the node's stack into the tunnel: TC egress of the tunnel device.
+    ToOverlay = 5,
 }
 
 impl Direction {
@@ -27,6 +29,7 @@ impl Direction {
             Self::FromUplink => "from_uplink",
             Self::ToUplink => "to_uplink",
             Self::FromOverlay => "from_overlay",
+            Self::ToOverlay => "to_overlay",
         }
     }
 
@@ -39,6 +42,7 @@ impl Direction {
             2 => Some(Self::FromUplink),
             3 => Some(Self::ToUplink),
             4 => Some(Self::FromOverlay),
+            5 => Some(Self::ToOverlay),
             _ => None,
         }
     }
@@ -187,6 +191,10 @@ verdicts! {
     ForeignNode = 76, "foreign_node", "came from a node that does not have the source address";
     /// Through the tunnel, for a network without pods here.
     UnknownNetwork = 77, "unknown_network", "came through the tunnel for a network that this node does not have";
+    /// From another node, with a source of the network's subnets that no node has as far as this one knows.
+    OwnerUnknown = 78, "owner_unknown", "came from another node, and no node is known to have the source address";
+    /// Sent to the port of the nodes' tunnels, but not by the tunnel.
+    OverlayPort = 79, "overlay_port", "only the nodes may send to the port of the tunnel between them";
 }
 
 impl Verdict {

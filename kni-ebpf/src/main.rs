@@ -40,6 +40,12 @@ mod entry {
         programs::from_overlay::run(&ctx)
     }
 
+    /// TC egress of the tunnel device.
+    #[classifier]
+    pub(crate) fn to_overlay(ctx: TcContext) -> i32 {
+        programs::to_overlay::run(&ctx)
+    }
+
     /// XDP of the host interface of a pod whose network wants it.
     #[xdp(frags)]
     pub(crate) fn xdp_pod(ctx: XdpContext) -> u32 {

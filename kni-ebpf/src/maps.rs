@@ -15,8 +15,9 @@ use kni_common::{
     flow::{FlowKey4, FlowKey6, FlowValue, FragmentKey, FragmentValue, NodeRow},
     layout::{
         DEFAULT_MAX_ENDPOINTS, DEFAULT_MAX_FLOWS, DEFAULT_MAX_POLICY_ROWS, DEFAULT_MAX_SERVICES, MAX_FRAGMENTS,
-        MAX_NAT, MAX_NODES, RING_BYTES,
+        MAX_NAT, MAX_NETWORKS, MAX_NODES, MAX_ROUTES, RING_BYTES,
     },
+    overlay::Overlay,
     policy::{IdentityData, IdentityValue, PolicyKey, PolicyValue, PortData, PortValue},
     route::{RouteData, RouteValue},
     service::{AffinityKey, AffinityValue, BackendKey, BackendValue, ServiceKey, ServiceValue},
@@ -58,7 +59,7 @@ pub static ADDRESSES: HashMap<AddressKey, AddressValue, { 2 * ENDPOINTS_MAX + SE
 
 /// Actions for destinations that are not local endpoints, by network and prefix.
 #[btf_map]
-pub static ROUTES: LpmTrie<RouteData, RouteValue, 16_384> = LpmTrie::new();
+pub static ROUTES: LpmTrie<RouteData, RouteValue, { MAX_ROUTES as usize }> = LpmTrie::new();
 
 /// IPv4 flows.
 #[btf_map]
@@ -148,6 +149,18 @@ pub static SOURCES: LpmTrie<SourceData, SourceValue, 16_384> = LpmTrie::new();
 /// Other nodes of the cluster.
 #[btf_map]
 pub static NODES: Array<NodeRow, { MAX_NODES as usize }> = Array::new();
+
+/// Numbers of networks in the cluster, by network.
+#[btf_map]
+pub static NUMBERS: HashMap<u32, u32, { MAX_NETWORKS as usize }, NO_PREALLOC> = HashMap::new();
+
+/// Networks by their numbers in the cluster.
+#[btf_map]
+pub static NETWORKS: HashMap<u32, u32, { MAX_NETWORKS as usize }, NO_PREALLOC> = HashMap::new();
+
+/// The tunnel between nodes.
+#[btf_map]
+pub static OVERLAY: Array<Overlay, 1> = Array::new();
 
 /// Outcome of the last dry run.
 #[btf_map]

@@ -171,6 +171,14 @@ impl Packet {
         port | u32::from_ne_bytes([self.protocol, 0, 0, 0])
     }
 
+    /// The destination port as it is in the packet, of protocols with ports.
+    #[inline(always)]
+    #[must_use]
+    pub const fn destination_port(&self) -> [u8; 2] {
+        let [_, _, high, low] = self.ports.to_ne_bytes();
+        [high, low]
+    }
+
     /// [`Self::policy_port`] of the packet that this one replies to.
     #[inline(always)]
     pub fn reply_policy_port(&self) -> u32 {

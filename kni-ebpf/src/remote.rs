@@ -12,6 +12,7 @@ use kni_common::{
     Verdict,
     address::{V4_MAPPED, bytes, mapped, words},
     flow::{END_REMOTE, END_ROUTED, FlowEnd, NodeRow, remote_generation},
+    overlay::Overlay,
     route::{ACTION_REMOTE, FULL_PREFIX, ROUTE_OVERLAY, RouteData, RouteValue},
 };
 
@@ -19,8 +20,8 @@ use crate::{
     action::DROP,
     config,
     decision::{Decision, Reason},
-    maps::{NODES, ROUTES},
-    packet::{Packet, TCP},
+    maps::{NETWORKS, NODES, NUMBERS, OVERLAY, ROUTES},
+    packet::{Packet, TCP, UDP},
     skb::{self, ETH_LEN},
     translate,
 };
@@ -28,7 +29,7 @@ use crate::{
 /// Hop limit of the outer header, the kernel's default.
 const HOPS: u8 = 64;
 
-/// `struct bpf_tunnel_key` without the local address, which the kernel chooses.
+/// `struct bpf_tunnel_key` without the local address.
 #[repr(C)]
 struct TunnelKey {
     /// Number of the virtual network, host byte order.
@@ -41,6 +42,14 @@ struct TunnelKey {
     label: u32,
 }
 
+/// `struct bpf_tunnel_key` with the local address: kernels before it (5.19) are older than what KNI runs on.
+#[repr(C)]
+struct FullTunnelKey {
+    key: TunnelKey,
+    /// As [`TunnelKey::remote`].
+    local: [u32; 4],
+}
+
 /// `struct bpf_redir_neigh`.
 #[repr(C)]
 struct NextHop {
@@ -49,7 +58,11 @@ struct NextHop {
     address: [u32; 4],
 }
 
-const _: () = assert!(size_of::<TunnelKey>() == 28 && size_of::<NextHop>() == size_of::<bpf_redir_neigh>());
+const _: () = assert!(
+    size_of::<FullTunnelKey>() == 44
+        && size_of::<TunnelKey>() == 28
+        && size_of::<NextHop>() == size_of::<bpf_redir_neigh>()
+);
 
 /// The route of the network's packets to an address.
 ///
@@ -65,6 +78,40 @@ pub fn route(network: u32, address: &[u32; 4]) -> Option<&'static RouteValue> {
     );
     // The reference outlives the program's run: a removed row is freed after all programs that may have found it.
     ROUTES.get(&key)
+}
+
+/// The settings of the tunnel.
+#[inline(always)]
+pub fn overlay() -> Option<&'static Overlay> {
+    // The reference outlives the program's run: array map values are freed only with the map.
+    OVERLAY.get(0)
+}
+
+/// Whether this node has a tunnel.
+#[inline(always)]
+#[must_use]
+pub fn has_tunnel() -> bool {
+    overlay().is_some_and(|overlay| overlay.port != [0; 2])
+}
+
+/// Whether the packet, with the protocol and ports as it would leave the node, is for the tunnel of a node.
+#[inline(always)]
+pub fn is_to_tunnel(protocol: u8, port: [u8; 2]) -> bool {
+    protocol == UDP && overlay().is_some_and(|overlay| overlay.port == port && port != [0; 2])
+}
+
+/// The network with this number in the cluster.
+#[inline(always)]
+pub fn network_of(number: u32) -> Option<u32> {
+    // SAFETY: a copy of a word, which the agent replaces as a whole.
+    unsafe { NETWORKS.get(&number) }.copied()
+}
+
+/// The number of the network in the cluster.
+#[inline(always)]
+pub fn number_of(network: u32) -> Option<u32> {
+    // SAFETY: as in `network_of`.
+    unsafe { NUMBERS.get(&network) }.copied()
 }
 
 /// The node that has the pods of a route, and the way there.
@@ -224,7 +271,11 @@ extern "C" fn remote_send(skb: *mut __sk_buff, network: u32, way: u32) -> u32 {
     };
     let ctx = TcContext::new(skb);
     if way.is_overlay() {
-        if !set_tunnel_key(&ctx, network, row) {
+        // The agent removes a number after the routes that need it.
+        let Some(number) = number_of(network) else {
+            return DROP as u32;
+        };
+        if !set_tunnel_key(&ctx, number, row) {
             return DROP as u32;
         }
         // SAFETY: a helper with plain arguments.
@@ -249,29 +300,40 @@ extern "C" fn remote_send(skb: *mut __sk_buff, network: u32, way: u32) -> u32 {
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
 
-/// Gives the tunnel device the network and the node. The outer UDP header has a checksum where the protocol demands it,
-/// over IPv6.
+/// Gives the tunnel device the network's number and the node, and marks the packet for `to_uplink`, which lets nothing else
+/// out to the port of tunnels. The outer UDP header has a checksum where the protocol demands it, over IPv6.
 #[inline(always)]
-fn set_tunnel_key(ctx: &TcContext, network: u32, row: &NodeRow) -> bool {
+pub fn set_tunnel_key(ctx: &TcContext, number: u32, row: &NodeRow) -> bool {
+    let Some(overlay) = overlay() else {
+        return false;
+    };
     let v4 = ipv4(row);
-    let mut key = TunnelKey {
-        network,
-        remote: match v4 {
-            Some(address) => [u32::from_be(address), 0, 0, 0],
-            None => words(row.underlay),
+    let (remote, local) = match v4 {
+        Some(address) => (
+            [u32::from_be(address), 0, 0, 0],
+            [u32::from_be_bytes(overlay.ipv4), 0, 0, 0],
+        ),
+        None => (words(row.underlay), words(overlay.ipv6)),
+    };
+    let mut key = FullTunnelKey {
+        key: TunnelKey {
+            network: number,
+            remote,
+            tos: 0,
+            ttl: HOPS,
+            extension: 0,
+            label: 0,
         },
-        tos: 0,
-        ttl: HOPS,
-        extension: 0,
-        label: 0,
+        local,
     };
     let flags = if v4.is_some() {
         BPF_F_ZERO_CSUM_TX
     } else {
         BPF_F_TUNINFO_IPV6
     };
-    #[expect(clippy::cast_possible_truncation, reason = "28")]
-    let size = size_of::<TunnelKey>() as u32;
+    #[expect(clippy::cast_possible_truncation, reason = "44")]
+    let size = size_of::<FullTunnelKey>() as u32;
+    skb::set_mark(ctx, config::judged_mark());
     // SAFETY: the context pointer that the kernel hands to the program, and one of the helper's structures with its size.
     unsafe { bpf_skb_set_tunnel_key(ctx.skb.skb, (&raw mut key).cast(), size, u64::from(flags)) == 0 }
 }

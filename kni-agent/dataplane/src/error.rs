@@ -43,6 +43,12 @@ pub enum DataplaneError {
         /// Rows that fit.
         capacity: u32,
     },
+    /// The cluster has more nodes than the programs can know.
+    #[error("map NODES is full: pods here cannot reach pods of more than {capacity} other nodes")]
+    TooManyNodes {
+        /// Nodes that fit.
+        capacity: u32,
+    },
     /// An endpoint must not be published before its policies are applied.
     #[error("endpoint {endpoint}: its policies are not applied yet, so it must not be published")]
     NotEnforced {

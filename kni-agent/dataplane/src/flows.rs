@@ -149,6 +149,13 @@ impl FlowTables {
         remove_external(&self.nat6, network, &members)
     }
 
+    /// Removes UDP flows of pods to a port outside of the node: the port is that of tunnels by now, and no packet of a pod may
+    /// go there.
+    pub(super) fn remove_to_port(&self, port: u16) -> Result<(), DataplaneError> {
+        remove_to_port(&self.flows4, port)?;
+        remove_to_port(&self.flows6, port)
+    }
+
     /// Removes UDP flows through a service to a deleted backend: their clients would send to it indefinitely. TCP and
     /// SCTP connections end by themselves.
     pub(super) fn remove_to_backends(&self, gone: &[GoneBackend]) -> Result<(), DataplaneError> {
@@ -191,6 +198,20 @@ fn remove_external<K: FlowKey + Row>(
         let is_external = |value: &FlowValue| value.first_kind != END_LOCAL || value.second_kind != END_LOCAL;
         let rows = keys.iter().zip(values);
         let rows = rows.filter(|(key, value)| is_members(key.ends().network, value) && is_external(value));
+        table.remove_all(&rows.map(|(key, _)| *key).collect::<Vec<_>>())
+    })
+}
+
+fn remove_to_port<K: FlowKey + Row>(table: &Table<K, FlowValue>, port: u16) -> Result<(), DataplaneError> {
+    let port = port.to_be_bytes();
+    table.walk(|keys, values| {
+        let is_to_port = |key: &K, value: &FlowValue| {
+            let tuple = key.tuple(value);
+            let last = translated(&tuple, value).unwrap_or(tuple);
+            let is_external = value.first_kind != END_LOCAL || value.second_kind != END_LOCAL;
+            i32::from(tuple.protocol) == libc::IPPROTO_UDP && is_external && last.ports.destination == port
+        };
+        let rows = keys.iter().zip(values).filter(|(key, value)| is_to_port(key, value));
         table.remove_all(&rows.map(|(key, _)| *key).collect::<Vec<_>>())
     })
 }

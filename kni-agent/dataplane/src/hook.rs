@@ -76,6 +76,7 @@ fn program_of(direction: Direction) -> (&'static str, TcAttachType) {
         Direction::FromUplink => ("from_uplink", TcAttachType::Ingress),
         Direction::ToUplink => ("to_uplink", TcAttachType::Egress),
         Direction::FromOverlay => ("from_overlay", TcAttachType::Ingress),
+        Direction::ToOverlay => ("to_overlay", TcAttachType::Egress),
     }
 }
 
@@ -100,14 +101,13 @@ impl<'a> AttachPoint<'a> {
         })
     }
 
-    /// The attach point of the program at the tunnel device.
-    pub(super) fn of_overlay(pins: &Pins, ifname: &'a str) -> Self {
-        let direction = Direction::FromOverlay;
-        Self {
+    /// The attach points of both programs at the tunnel device.
+    pub(super) fn of_overlay(pins: &Pins, ifname: &'a str) -> [Self; 2] {
+        [Direction::FromOverlay, Direction::ToOverlay].map(|direction| Self {
             ifname,
             direction,
             path: pins.link_of_device(direction.as_str()),
-        }
+        })
     }
 
     /// The attach points of both programs at the uplink.

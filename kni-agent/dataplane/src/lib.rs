@@ -12,6 +12,7 @@ mod endpoints;
 mod enforce;
 mod error;
 mod events;
+mod fabric;
 mod flow_list;
 mod flows;
 mod generation;
@@ -51,6 +52,7 @@ pub use dry_run::Probe;
 pub use endpoint_row::EndpointConfig;
 pub use error::DataplaneError;
 pub use events::{EventStream, FlowRecord};
+pub use fabric::{FabricRows, Hop, NetworkFabric, TunnelEnds, Way};
 pub use flow_list::{FlowRecordView, FlowTuple};
 pub use flows::{FlowCensus, FlowUse};
 pub use hook::{FILTER_PRIORITY, Hook, HookChoice};
@@ -69,8 +71,9 @@ pub use uplink::{EgressRow, EgressSource, HostPort, host_port_key, remove_uplink
 pub use xdp::{NotAttached, XdpChoice, XdpMode};
 
 use self::{
-    clock::Ticks, convert::Predecessor, dry_run::DryRun, endpoints::EndpointMaps, flows::FlowTables, held::HeldPins,
-    pin::Pins, policy::PolicyMaps, services::ServiceMaps, tuple::Tuple, uplink::UplinkMaps,
+    clock::Ticks, convert::Predecessor, dry_run::DryRun, endpoints::EndpointMaps, fabric::FabricMaps,
+    flows::FlowTables, held::HeldPins, pin::Pins, policy::PolicyMaps, services::ServiceMaps, tuple::Tuple,
+    uplink::UplinkMaps,
 };
 
 /// How the dataplane is opened.
@@ -108,6 +111,8 @@ pub struct Dataplane {
     policy: Mutex<PolicyMaps>,
     services: Mutex<ServiceMaps>,
     uplink: Mutex<UplinkMaps>,
+    /// Locked before `endpoints`.
+    fabric: Mutex<FabricMaps>,
     flows: FlowTables,
     dry_run: Mutex<DryRun>,
     /// Result of the last sweep.
@@ -187,6 +192,7 @@ impl Dataplane {
             policy: Mutex::new(PolicyMaps::open(&pins)?),
             services: Mutex::new(ServiceMaps::open(&pins)?),
             uplink: Mutex::new(UplinkMaps::open(&pins)?),
+            fabric: Mutex::new(FabricMaps::open(&pins)?),
             flows: FlowTables::open(&pins)?,
             dry_run: Mutex::new(dry_run),
             census: Mutex::default(),

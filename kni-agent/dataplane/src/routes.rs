@@ -10,8 +10,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use kni_common::{
     address::{from_ip, to_ip},
     route::{
-        ACTION_MASQUERADE, ACTION_SERVICE_RANGE, ACTION_STACK, ACTION_UNREACHABLE, FULL_PREFIX, RouteData, RouteKey,
-        RouteValue,
+        ACTION_MASQUERADE, ACTION_REMOTE, ACTION_SERVICE_RANGE, ACTION_STACK, ACTION_UNREACHABLE, FULL_PREFIX,
+        ROUTE_NODE, ROUTE_OVERLAY, RouteData, RouteKey, RouteValue,
     },
 };
 use kni_model::NetworkId;
@@ -65,6 +65,26 @@ pub struct NodeRoutes {
     pub connected: BTreeSet<IpNet>,
 }
 
+/// Destinations of a network on other nodes, by the numbers of nodes, and the node's own addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct RemoteRoutes {
+    /// Ranges and single addresses that another node has.
+    pub(super) remote: BTreeMap<IpNet, RemoteRoute>,
+    /// Addresses of this node that pods of other nodes may send to.
+    pub(super) own: BTreeSet<IpAddr>,
+}
+
+/// The way to a destination on another node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RemoteRoute {
+    /// Key of `NODES`.
+    pub(super) number: u32,
+    /// Through the tunnel.
+    pub(super) overlay: bool,
+    /// The destination is the node itself.
+    pub(super) node: bool,
+}
+
 /// Virtual addresses of services that another proxy on the node serves.
 pub(super) type ForeignAddresses = BTreeMap<NetworkId, BTreeSet<IpAddr>>;
 
@@ -72,8 +92,12 @@ pub(super) type ForeignAddresses = BTreeMap<NetworkId, BTreeSet<IpAddr>>;
 #[derive(Debug)]
 pub(super) struct RouteTable {
     table: Table<RouteKey, RouteValue>,
+    /// The rows of each network, as written. A network whose last write failed has none here: its rows are read again.
+    written: BTreeMap<u32, BTreeMap<RouteKey, RouteValue>>,
     /// The routes that this agent has set.
     networks: BTreeMap<NetworkId, NetworkRoutes>,
+    /// Destinations on other nodes. `None` until they are known: those that an earlier agent wrote stay.
+    remote: Option<BTreeMap<NetworkId, RemoteRoutes>>,
     node: NodeRoutes,
     /// Initially all single addresses with the stack as action that an earlier agent wrote: those that are not virtual
     /// addresses have no effect.
@@ -97,8 +121,15 @@ impl RouteTable {
             .iter()
             .filter(|(key, _)| key.prefix_length == 32)
             .map(|(key, value)| (u32::from_be_bytes(key.data.network), value.action));
+        let mut written: BTreeMap<u32, BTreeMap<RouteKey, RouteValue>> = BTreeMap::new();
+        for (key, value) in &rows {
+            let network = u32::from_be_bytes(key.data.network);
+            written.entry(network).or_default().insert(*key, *value);
+        }
         Ok(Self {
             defaults: defaults.collect(),
+            written,
+            remote: None,
             foreign: single_addresses_of_stack(&rows),
             foreign_is_written: false,
             table,
@@ -128,10 +159,7 @@ impl RouteTable {
             return Ok(());
         }
         self.node = node;
-        for (network, routes) in &self.networks {
-            self.write(*network, routes)?;
-        }
-        Ok(())
+        self.write_all()
     }
 
     /// Replaces the addresses of services that another proxy serves. After a failure the next call writes all rows again.
@@ -141,39 +169,132 @@ impl RouteTable {
         }
         self.foreign_is_written = false;
         self.foreign.clone_from(foreign);
-        for (network, routes) in &self.networks {
-            self.write(*network, routes)?;
-        }
+        self.write_all()?;
         self.foreign_is_written = true;
         Ok(())
     }
 
+    /// Replaces the destinations on other nodes; returns the networks of which a destination has another node, or none.
+    /// After a failure the next call writes all rows of the networks again.
+    pub(super) fn set_remote(
+        &mut self,
+        remote: BTreeMap<NetworkId, RemoteRoutes>,
+    ) -> Result<BTreeSet<u32>, DataplaneError> {
+        let before = self.remote.replace(remote);
+        let mut moved = BTreeSet::new();
+        for (network, routes) in &self.networks {
+            let now = self.remote.as_ref().and_then(|remote| remote.get(network));
+            let former = before.as_ref().map(|before| before.get(network));
+            if former == Some(now) && self.written.contains_key(&network.get()) {
+                continue;
+            }
+            let desired = rows(*network, routes, &self.node, self.foreign.get(network), now);
+            if write(&self.table, &mut self.written, *network, desired)? {
+                moved.insert(network.get());
+            }
+        }
+        Ok(moved)
+    }
+
+    /// The rows of destinations on other nodes that are written.
+    pub(super) fn remote_rows(&self) -> impl Iterator<Item = (&RouteKey, &RouteValue)> {
+        let rows = self.written.values().flatten();
+        rows.filter(|(_, value)| value.action == ACTION_REMOTE)
+    }
+
     pub(super) fn retain(&mut self, networks: &[NetworkId]) -> Result<(), DataplaneError> {
         let is_kept = |network: u32| networks.iter().any(|id| id.get() == network);
-        self.remove(|key| !is_kept(u32::from_be_bytes(key.data.network)))?;
+        let unwanted = self.written.iter().filter(|(network, _)| !is_kept(**network));
+        let unwanted: Vec<RouteKey> = unwanted.flat_map(|(_, rows)| rows.keys().copied()).collect();
+        self.table.remove_all(&unwanted)?;
+        self.written.retain(|network, _| is_kept(*network));
         self.networks.retain(|id, _| networks.contains(id));
         self.defaults.retain(|network, _| is_kept(*network));
         Ok(())
     }
 
-    fn write(&self, network: NetworkId, routes: &NetworkRoutes) -> Result<(), DataplaneError> {
-        let desired = rows(network, routes, &self.node, self.foreign.get(&network));
-        let list: Vec<_> = desired.iter().map(|(key, value)| (*key, *value)).collect();
-        self.table.put_all(&list)?;
-        self.remove(|key| key.data.network == network.get().to_be_bytes() && !desired.contains_key(key))
+    fn write(&mut self, network: NetworkId, routes: &NetworkRoutes) -> Result<(), DataplaneError> {
+        let remote = self.remote.as_ref().map(|remote| remote.get(&network));
+        let mut desired = rows(
+            network,
+            routes,
+            &self.node,
+            self.foreign.get(&network),
+            remote.flatten(),
+        );
+        if remote.is_none()
+            && let Some(written) = self.written.get(&network.get())
+        {
+            let earlier = written.iter().filter(|(_, value)| is_of_fabric(value));
+            desired.extend(earlier.map(|(key, value)| (*key, *value)));
+        }
+        write(&self.table, &mut self.written, network, desired).map(drop)
     }
 
-    fn remove(&self, unwanted: impl Fn(&RouteKey) -> bool) -> Result<(), DataplaneError> {
-        let keys = self.table.rows()?.into_iter().map(|(key, _)| key);
-        self.table.remove_all(&keys.filter(unwanted).collect::<Vec<_>>())
+    /// Writes the rows of all networks again.
+    fn write_all(&mut self) -> Result<(), DataplaneError> {
+        for (network, routes) in self.networks.clone() {
+            self.write(network, &routes)?;
+        }
+        Ok(())
     }
+}
+
+/// Whether a row is of other nodes, or of the node as they see it.
+const fn is_of_fabric(value: &RouteValue) -> bool {
+    value.action == ACTION_REMOTE || value.flags & ROUTE_NODE != 0
+}
+
+/// Writes the rows of a network that differ. Returns whether a destination that another node had has another node now, or
+/// none.
+fn write(
+    table: &Table<RouteKey, RouteValue>,
+    written: &mut BTreeMap<u32, BTreeMap<RouteKey, RouteValue>>,
+    network: NetworkId,
+    desired: BTreeMap<RouteKey, RouteValue>,
+) -> Result<bool, DataplaneError> {
+    let before = match written.remove(&network.get()) {
+        Some(before) => before,
+        None => {
+            let of_network = |key: &RouteKey| key.data.network == network.get().to_be_bytes();
+            let rows = table.rows()?.into_iter();
+            rows.filter(|(key, _)| of_network(key)).collect()
+        }
+    };
+    let changed = desired.iter().filter(|(key, value)| before.get(*key) != Some(*value));
+    let changed: Vec<_> = changed.map(|(key, value)| (*key, *value)).collect();
+    table.put_all(&changed)?;
+    let gone: Vec<RouteKey> = before
+        .keys()
+        .filter(|key| !desired.contains_key(*key))
+        .copied()
+        .collect();
+    table.remove_all(&gone)?;
+    // A range within another one may change the node of addresses that keep their row.
+    let was_remote = |key: &RouteKey| before.get(key).is_some_and(|value| value.action == ACTION_REMOTE);
+    let narrows = |key: &RouteKey| {
+        let wider = before.iter().filter(|(_, value)| value.action == ACTION_REMOTE);
+        wider.map(|(key, _)| key).any(|wide| contains(wide, key))
+    };
+    let moved = gone.iter().any(was_remote) || changed.iter().any(|(key, _)| was_remote(key) || narrows(key));
+    written.insert(network.get(), desired);
+    Ok(moved)
+}
+
+/// Whether the range of a row contains that of another row of its network.
+fn contains(wide: &RouteKey, narrow: &RouteKey) -> bool {
+    let bits = wide.prefix_length.saturating_sub(32);
+    let word = |key: &RouteKey| u128::from_be_bytes(key.data.address);
+    let mask = u128::MAX.checked_shl(128_u32.saturating_sub(bits)).unwrap_or(0);
+    wide.prefix_length < narrow.prefix_length && word(wide) & mask == word(narrow) & mask
 }
 
 /// Single addresses whose packets the stack gets. The virtual ones among them are services of another proxy.
 fn single_addresses_of_stack(rows: &[(RouteKey, RouteValue)]) -> ForeignAddresses {
     let mut found = ForeignAddresses::new();
     let rows = rows.iter();
-    for (key, _) in rows.filter(|(key, value)| key.prefix_length == FULL_PREFIX && value.action == ACTION_STACK) {
+    let is_of_stack = |value: &RouteValue| value.action == ACTION_STACK && value.flags & ROUTE_NODE == 0;
+    for (key, _) in rows.filter(|(key, value)| key.prefix_length == FULL_PREFIX && is_of_stack(value)) {
         if let Ok(network) = NetworkId::try_from(u32::from_be_bytes(key.data.network)) {
             found.entry(network).or_default().insert(to_ip(key.data.address));
         }
@@ -186,22 +307,9 @@ fn rows(
     routes: &NetworkRoutes,
     node: &NodeRoutes,
     foreign: Option<&BTreeSet<IpAddr>>,
+    remote: Option<&RemoteRoutes>,
 ) -> BTreeMap<RouteKey, RouteValue> {
-    let route = |net: IpNet, action: u16| {
-        let offset = if matches!(net, IpNet::V4(_)) { 96 } else { 0 };
-        let key = RouteKey {
-            prefix_length: 32 + offset + u32::from(net.prefix_len()),
-            data: RouteData {
-                network: network.get().to_be_bytes(),
-                address: from_ip(net.network()),
-            },
-        };
-        let value = RouteValue {
-            action,
-            ..RouteValue::default()
-        };
-        (key, value)
-    };
+    let route = |net: IpNet, action: u16| to_row(network, net, action, 0, 0);
     let defaults = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())];
     let default_action = routes.egress.action();
     let mut rows = BTreeMap::new();
@@ -223,7 +331,29 @@ fn rows(
     let is_virtual = |address: &&IpAddr| routes.service_subnets.iter().any(|range| range.contains(*address));
     let foreign = foreign.into_iter().flatten().filter(is_virtual);
     rows.extend(foreign.map(|address| route(IpNet::from(*address), ACTION_STACK)));
+    let Some(RemoteRoutes { remote, own }) = remote else {
+        return rows;
+    };
+    let flag = |set: bool, flag: u16| if set { flag } else { 0 };
+    rows.extend(remote.iter().map(|(net, way)| {
+        let flags = flag(way.overlay, ROUTE_OVERLAY) | flag(way.node, ROUTE_NODE);
+        to_row(network, *net, ACTION_REMOTE, flags, way.number)
+    }));
+    let own = own.iter().map(|address| IpNet::from(*address));
+    rows.extend(own.map(|net| to_row(network, net, ACTION_STACK, ROUTE_NODE, 0)));
     rows
+}
+
+fn to_row(network: NetworkId, net: IpNet, action: u16, flags: u16, node: u32) -> (RouteKey, RouteValue) {
+    let offset = if matches!(net, IpNet::V4(_)) { 96 } else { 0 };
+    let key = RouteKey {
+        prefix_length: 32 + offset + u32::from(net.prefix_len()),
+        data: RouteData {
+            network: network.get().to_be_bytes(),
+            address: from_ip(net.network()),
+        },
+    };
+    (key, RouteValue { action, flags, node })
 }
 
 /// Destinations that do not leave by the uplink although the network masquerades. The network's own ranges take
@@ -343,7 +473,7 @@ mod tests {
         };
         let network = NetworkId::try_from(7).unwrap();
         let actions = |egress| -> Vec<(u32, u16)> {
-            let rows = rows(network, &routes(egress), &NodeRoutes::default(), None);
+            let rows = rows(network, &routes(egress), &NodeRoutes::default(), None, None);
             assert!(rows.keys().all(|key| key.data.network == [0, 0, 0, 7]));
             rows.into_iter()
                 .map(|(key, value)| (key.prefix_length, value.action))

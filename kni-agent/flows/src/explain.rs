@@ -32,7 +32,7 @@ impl Flows {
         let (interface, direction, ingress_ifindex) = place(&ends)?;
         let attachment = &interface.attachment;
         let (source_mac, destination_mac) = match direction {
-            Direction::FromPod | Direction::ToUplink => (attachment.mac, attachment.host_mac),
+            Direction::FromPod | Direction::ToUplink | Direction::ToOverlay => (attachment.mac, attachment.host_mac),
             Direction::ToPod | Direction::FromUplink | Direction::FromOverlay => (attachment.host_mac, attachment.mac),
         };
         let source_port = self.unused_port(&ends, question)?;

@@ -100,7 +100,7 @@ fn name_pods(flow: &mut FlowView, network: Option<NetworkId>, peer: EndpointId, 
     let pod_at = |ip: Option<IpAddr>| -> Option<PodRef> { pod_of(naming.endpoint_at(network?, ip?)?) };
     let found = (peer != EndpointId(0)).then(|| pod_of(peer)).flatten();
     let (near, far) = match flow.direction {
-        Direction::FromPod | Direction::ToUplink => (&mut flow.source, &mut flow.destination),
+        Direction::FromPod | Direction::ToUplink | Direction::ToOverlay => (&mut flow.source, &mut flow.destination),
         Direction::ToPod | Direction::FromUplink | Direction::FromOverlay => (&mut flow.destination, &mut flow.source),
     };
     near.pod = pod_at(near.ip);

@@ -39,7 +39,7 @@ fn begin(flow: &FlowView, ingress_ifindex: u32) -> String {
     let traffic = requested_traffic(flow);
     let (source, destination) = (end(flow.source.ip), end(flow.destination.ip));
     match (flow.direction, ingress_ifindex) {
-        (Direction::FromPod | Direction::ToUplink, _) => format!(
+        (Direction::FromPod | Direction::ToUplink | Direction::ToOverlay, _) => format!(
             "{} sends {traffic} from {source} to {destination} by {} (network {})",
             flow.pod, flow.ifname, flow.network
         ),

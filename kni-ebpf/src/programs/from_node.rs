@@ -47,7 +47,6 @@ impl Arrival {
 /// Decides, counts and carries out. `place` is of the receiver.
 #[inline(always)]
 pub(super) fn deliver(ctx: &TcContext, place: &Place, packet: &Packet, arrival: &Arrival) -> i32 {
-    const PACKET_HOST: u32 = 0;
     let mut decision = established(ctx, place, packet, arrival);
     if decision.is_none() || decision.reason().is_some() {
         // One row of an array: there is always one.
@@ -69,10 +68,16 @@ pub(super) fn deliver(ctx: &TcContext, place: &Place, packet: &Packet, arrival: 
         };
         fragment::record(network, place.direction, packet);
     }
-    // Its MAC address was that of the sender's gateway: the kernel takes the packet for another host's.
+    accept(ctx);
+    delivery::deliver(ctx, place.endpoint)
+}
+
+/// Takes the packet for this host. Its MAC address was that of the sender's gateway: the kernel takes it for another host's.
+#[inline(always)]
+pub(super) fn accept(ctx: &TcContext) {
+    const PACKET_HOST: u32 = 0;
     let _kept_on_failure = ctx.change_type(PACKET_HOST);
     skb::clear_priority(ctx);
-    delivery::deliver(ctx, place.endpoint)
 }
 
 /// Decides about packets without a current flow.
@@ -311,7 +316,7 @@ extern "C" fn from_node_by_uplink(
     }
     // Otherwise an address of the network that no other node has.
     let Some(way) = way else {
-        return Verdict::ForeignNode as u32;
+        return Verdict::OwnerUnknown as u32;
     };
     match remote::row(way) {
         // It came by the interface that leads to its node.

@@ -1,17 +1,23 @@
 //! Delivers packets that other nodes send to pods through the tunnel.
 //!
 //! - Hook: TC ingress of the tunnel device, which takes the metadata of tunnels (`external`).
-//! - Reads `ENDPOINTS`, `ADDRESSES`, `ROUTES`, `NODES`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and writes `FLOWS4`,
+//! - Reads `NETWORKS`, `OVERLAY`, `ENDPOINTS`, `ADDRESSES`, `ROUTES`, `NODES`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and writes `FLOWS4`,
 //!   `FLOWS6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`; counts.
 //! - Order: tunnel, headers, link control, destination, the node that has the source, fragment, flow, then (for a packet
 //!   without a current flow) ingress policy of the receiver, share of the flow tables.
-//! - Falls through to: nothing. What is not for a pod is dropped.
+//! - Falls through to: the node's stack, for packets of pods of the network with host access to the node's own address.
+//!   Everything else that is not for a pod is dropped.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use kni_common::{Direction, Verdict, address::words, uplink::OUTSIDE};
+use kni_common::{
+    Direction, Verdict,
+    address::words,
+    route::{ACTION_STACK, ROUTE_NODE},
+};
 
 use super::from_node::{self, ARRIVED, Arrival};
 use crate::{
+    action::NEXT,
     decision::Reason,
     endpoint, fragment,
     packet::{self, Class, Packet},
@@ -28,11 +34,19 @@ pub fn run(ctx: &TcContext) -> i32 {
     let mut arrival = Arrival::unknown();
     match from_overlay_arrive(ctx.skb.skb, &raw mut place, &raw mut packet, &raw mut arrival) {
         ARRIVED => from_node::deliver(ctx, &place, &packet, &arrival),
+        FOR_STACK => {
+            from_node::accept(ctx);
+            NEXT
+        }
         reason => from_node::refuse(ctx, &place, &packet, reason),
     }
 }
 
-/// Parses the packet, and finds its receiver and the sender's node. Returns [`ARRIVED`] or the code of the reason to drop it.
+/// A result of [`from_overlay_arrive`] below all codes of drops: for the node's stack.
+const FOR_STACK: u32 = 2;
+
+/// Parses the packet, and finds its receiver and the sender's node. Returns [`ARRIVED`], [`FOR_STACK`], or the code of the reason to
+/// drop it.
 ///
 /// VERIFIER: a global function, see `global`.
 // SAFETY: nothing else defines the name.
@@ -54,40 +68,64 @@ extern "C" fn from_overlay_arrive(
         return Verdict::Truncated as u32;
     };
     match arrive(&TcContext::new(skb), place, packet, arrival) {
-        Ok(()) => ARRIVED,
+        Ok(true) => ARRIVED,
+        Ok(false) => FOR_STACK,
         Err(reason) => reason.word(),
     }
 }
 
+/// Whether the packet is for a pod, not for the node's stack.
 #[inline(always)]
-fn arrive(ctx: &TcContext, place: &mut Place, packet: &mut Packet, arrival: &mut Arrival) -> Result<(), Reason> {
-    let (network, underlay) = remote::tunnel(ctx).ok_or(Verdict::ForeignNode)?;
-    if network == OUTSIDE {
-        return Err(Verdict::UnknownNetwork.into());
-    }
+fn arrive(ctx: &TcContext, place: &mut Place, packet: &mut Packet, arrival: &mut Arrival) -> Result<bool, Reason> {
+    let (number, underlay) = remote::tunnel(ctx).ok_or(Verdict::ForeignNode)?;
+    let network = remote::network_of(number).ok_or(Verdict::UnknownNetwork)?;
     place.network = network;
     read(ctx, place, packet)?;
-    let found = endpoint::by_address(network, packet.destination).ok_or_else(|| missing(network, packet))?;
-    let row = endpoint::row(found.endpoint).ok_or(Verdict::NoDestination)?;
-    place.endpoint = found.endpoint;
-    place.generation = endpoint::generation(row);
-    place.epoch = endpoint::epoch(row);
-    if !endpoint::is_current(row, network, found) {
-        return Err(Verdict::DestinationNotReady.into());
+    let found = endpoint::by_address(network, packet.destination);
+    if let Some(found) = found {
+        let row = endpoint::row(found.endpoint).ok_or(Verdict::NoDestination)?;
+        place.endpoint = found.endpoint;
+        place.generation = endpoint::generation(row);
+        place.epoch = endpoint::epoch(row);
+        if !endpoint::is_current(row, network, found) {
+            return Err(Verdict::DestinationNotReady.into());
+        }
+    } else if !is_own(network, packet) {
+        return Err(Verdict::NoDestination.into());
     }
-    let way = remote::route(network, &packet.source)
-        .and_then(remote::way)
-        .ok_or(Verdict::ForeignNode)?;
-    let node = remote::row(way).ok_or(Verdict::ForeignNode)?;
+    let route = remote::route(network, &packet.source).ok_or(Verdict::OwnerUnknown)?;
+    let way = remote::way(route).ok_or(Verdict::OwnerUnknown)?;
+    let node = remote::row(way).ok_or(Verdict::OwnerUnknown)?;
     if !way.is_overlay() || words(node.underlay) != underlay {
         return Err(Verdict::ForeignNode.into());
     }
     if packet.is_later() {
         fragment::lookup(network, Direction::FromOverlay, packet)?;
     }
+    if found.is_none() {
+        if packet.is_first() {
+            fragment::record(network, Direction::FromOverlay, packet);
+        }
+        if route.flags & ROUTE_NODE != 0 {
+            return Err(Verdict::NoDestination.into());
+        }
+        if remote::is_to_tunnel(packet.protocol, packet.destination_port()) {
+            return Err(Verdict::OverlayPort.into());
+        }
+        return Ok(false);
+    }
     arrival.way = way;
     arrival.sender = remote::end(way, node, place.epoch);
-    Ok(())
+    Ok(true)
+}
+
+/// Whether the destination is the node's own address, in the network whose pods may send to nodes.
+#[inline(always)]
+fn is_own(network: u32, packet: &Packet) -> bool {
+    let has_access = matches!(remote::overlay(), Some(overlay) if overlay.host_network == network);
+    has_access
+        && remote::route(network, &packet.destination)
+            .is_some_and(|route| route.action == ACTION_STACK && route.flags & ROUTE_NODE != 0)
 }
 
 /// Parses the headers.
@@ -110,14 +148,4 @@ fn read(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Result<(), R
         return Err(Verdict::LinkLocal.into());
     }
     Ok(())
-}
-
-/// Why no endpoint has the destination: a network that has a pod here has a route for all its addresses.
-#[inline(always)]
-fn missing(network: u32, packet: &Packet) -> Verdict {
-    if remote::route(network, &packet.destination).is_none() {
-        Verdict::UnknownNetwork
-    } else {
-        Verdict::NoDestination
-    }
 }

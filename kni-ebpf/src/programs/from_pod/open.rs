@@ -9,7 +9,7 @@ use kni_common::{
         END_LOCAL, END_OUTSIDE, END_REMOTE, END_ROUTED, END_STACK, FLOW_CLOSED, FLOW_HAIRPIN, FLOW_NODE, FLOW_REPLIED,
         FLOW_SERVICE, FlowEnd, FlowValue,
     },
-    route::{ACTION_MASQUERADE, ACTION_REMOTE, ACTION_SERVICE_RANGE, ACTION_STACK, FULL_PREFIX, RouteData},
+    route::{ACTION_MASQUERADE, ACTION_REMOTE, ACTION_SERVICE_RANGE, ACTION_STACK, FULL_PREFIX, ROUTE_NODE, RouteData},
 };
 
 use crate::{
@@ -312,11 +312,11 @@ fn open_hairpin(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     begin(ctx, packet, work, Decision::local(endpoint))
 }
 
-/// The action for packets of the network to this one's destination.
+/// The action and, in the upper half, the flags for packets of the network to this one's destination; 0 for no route.
 ///
 /// VERIFIER: not inlined, as [`locate`].
 #[inline(never)]
-fn route(network: u32, work: &Work) -> Option<u16> {
+fn route(network: u32, work: &Work) -> u32 {
     let key = Key::new(
         FULL_PREFIX,
         RouteData {
@@ -324,19 +324,30 @@ fn route(network: u32, work: &Work) -> Option<u16> {
             address: bytes(work.to.destination),
         },
     );
-    Some(ROUTES.get(&key)?.action)
+    match ROUTES.get(&key) {
+        Some(found) => u32::from(found.action) | u32::from(found.flags) << 16,
+        None => 0,
+    }
 }
 
 /// Opens a flow to a destination that is not a local endpoint.
 #[inline(always)]
 fn open_routed(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work, translated: bool) -> Decision {
-    let Some(action) = route(row.network, work) else {
-        return Decision::drop(Verdict::NoRoute);
+    let found = route(row.network, work);
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves of the word")]
+    let (action, flags) = (found as u16, (found >> 16) as u16);
+    let leaves = match action {
+        ACTION_MASQUERADE | ACTION_STACK => true,
+        ACTION_REMOTE => flags & ROUTE_NODE != 0,
+        _ => false,
     };
+    if leaves && remote::is_to_tunnel(work.to.protocol, work.to.destination_port()) {
+        return Decision::drop(Verdict::OverlayPort);
+    }
     match action {
         ACTION_MASQUERADE => {}
         ACTION_STACK if row.flags & FLAG_HOST_ACCESS != 0 => {}
-        ACTION_STACK => return Decision::drop(Verdict::NoRoute),
+        ACTION_STACK | 0 => return Decision::drop(Verdict::NoRoute),
         ACTION_REMOTE => return Decision::OTHER_NODE,
         ACTION_SERVICE_RANGE => return Decision::drop(Verdict::NoService),
         _ => return Decision::drop(Verdict::NoDestination),

@@ -3,8 +3,9 @@
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use kni_common::{
     Direction, Verdict,
-    endpoint::{EndpointRow, is_older},
+    endpoint::{EndpointPolicy, EndpointRow, is_older},
     flow::{END_LOCAL, END_REMOTE, END_ROUTED, FLOW_TRANSLATED},
+    route::ROUTE_NODE,
 };
 
 use super::open::{begin, own_end};
@@ -151,7 +152,7 @@ fn review(row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
         return Decision::NONE;
     }
     flow::translate_out_of_line(&mut work.to, found);
-    let Some(way) = remote::route(row.network, &work.to.destination).and_then(remote::way) else {
+    let Some((way, to_stack)) = find(row.network, work) else {
         work.to = *packet;
         return Decision::NONE;
     };
@@ -173,22 +174,36 @@ fn review(row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
             &mut work.event
         ));
     } else {
-        attempt!(policy::to_node(
-            policy,
-            row.network,
-            &work.to.destination,
-            work.to.policy_port(),
-            &mut work.event
-        ));
+        attempt!(judge(policy, row.network, work, to_stack));
     }
     flow::renew(row.network, packet, found, work.event.generation, end.generation);
     if config::is_dry_run() { way } else { Decision::RENEWED }
 }
 
+/// The way to the destination on another node, and whether that is the node itself.
+#[inline(always)]
+fn find(network: u32, work: &Work) -> Option<(Decision, bool)> {
+    let route = remote::route(network, &work.to.destination)?;
+    Some((remote::way(route)?, route.flags & ROUTE_NODE != 0))
+}
+
+/// Whether the sender may send to the destination. Nodes are destinations outside of the pod networks.
+///
+/// VERIFIER: not inlined, to save stack.
+#[inline(never)]
+fn judge(policy: &EndpointPolicy, network: u32, work: &mut Work, to_stack: bool) -> Result<(), Verdict> {
+    let port = work.to.policy_port();
+    if to_stack {
+        policy::leaving(policy, network, work.to.destination, port, &mut work.event)
+    } else {
+        policy::to_node(policy, network, &work.to.destination, port, &mut work.event)
+    }
+}
+
 /// Opens a flow.
 #[inline(always)]
 fn open(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
-    let Some(way) = remote::route(row.network, &work.to.destination).and_then(remote::way) else {
+    let Some((way, to_stack)) = find(row.network, work) else {
         // The pod of a flow is no longer on another node: the next packet finds no flow.
         if !config::is_dry_run() {
             flow::remove(row.network, packet);
@@ -199,7 +214,7 @@ fn open(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) ->
         return Decision::drop(Verdict::NoNode);
     };
     let end = remote::end(way, node, work.epoch);
-    let decision = permit(ctx, row, packet, work, way);
+    let decision = permit(ctx, packet, work, (way, to_stack));
     if !decision.is_none() {
         return decision;
     }
@@ -221,17 +236,11 @@ fn open(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) ->
 ///
 /// VERIFIER: not inlined, to save stack.
 #[inline(never)]
-fn permit(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work, way: Decision) -> Decision {
+fn permit(ctx: &TcContext, packet: &Packet, work: &mut Work, (way, to_stack): (Decision, bool)) -> Decision {
     let Some(policy) = endpoint::policy(work.event.endpoint) else {
         return Decision::drop(Verdict::EndpointNotReady);
     };
-    attempt!(policy::to_node(
-        policy,
-        row.network,
-        &work.to.destination,
-        work.to.policy_port(),
-        &mut work.event
-    ));
+    attempt!(judge(policy, work.event.network, work, to_stack));
     if !config::is_dry_run() {
         // Before the flow is written: a packet that goes no further opens none.
         attempt!(remote::prepare(ctx, packet, way));

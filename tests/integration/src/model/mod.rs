@@ -196,7 +196,7 @@ impl Model {
             let judged = match direction {
                 Direction::FromPod => self.judge_sent(&row, frame, &mut outcome, choose),
                 Direction::ToPod => self.judge_received(&row, ingress, frame, &mut outcome),
-                Direction::FromUplink | Direction::ToUplink | Direction::FromOverlay => {
+                Direction::FromUplink | Direction::ToUplink | Direction::FromOverlay | Direction::ToOverlay => {
                     panic!("the programs of the uplink and of the tunnel have no model")
                 }
             };

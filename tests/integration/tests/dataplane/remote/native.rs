@@ -111,13 +111,15 @@ fn only_pods_of_the_network_beyond_that_interface_come_in() -> Result<()> {
     inside("native-forged", |scene| {
         each(scene, |scene, ends| {
             let family = usize::from(ends.0.is_ipv6());
-            let dropped = |scene: &Scene<'_>, what: &str, source: IpAddr| {
+            let refused = |scene: &Scene<'_>, what: &str, source: IpAddr, reason: Verdict| {
                 let packet = Ip::new(source, ends.0).packet(&Payload::udp(THEIRS, OWN, b"forged"));
-                scene.dropped(what, FromUplink, Verdict::ForeignNode, || scene.send_outside(&packet))
+                scene.dropped(what, FromUplink, reason, || scene.send_outside(&packet))
             };
-            dropped(scene, "a local pod", SECOND[family])?;
-            dropped(scene, "the receiver", ends.0)?;
-            dropped(scene, "no pod", UNUSED[family])?;
+            refused(scene, "a local pod", SECOND[family], Verdict::OwnerUnknown)?;
+            refused(scene, "the receiver", ends.0, Verdict::OwnerUnknown)?;
+            refused(scene, "no pod", UNUSED[family], Verdict::OwnerUnknown)?;
+            let dropped =
+                |scene: &Scene<'_>, what: &str, source: IpAddr| refused(scene, what, source, Verdict::ForeignNode);
             // A pod that is reached through the tunnel does not come without it, and the reverse.
             let node = underlay(NODE, ends.0.is_ipv4());
             scene.lead(NODE, node, true)?;

@@ -153,12 +153,12 @@ fn only_the_node_that_has_the_sender_may_send_for_it() -> Result<()> {
                 Verdict::ForeignNode,
             )?;
             // The red network has a pod with the same address, and none of its pods is on that node.
-            forged("another network", node, RED, &answer, Verdict::ForeignNode)?;
+            forged("another network", node, RED, &answer, Verdict::OwnerUnknown)?;
             forged("no network", node, 99, &answer, Verdict::UnknownNetwork)?;
             forged("network 0", node, 0, &answer, Verdict::UnknownNetwork)?;
             for (what, source) in [("a local pod", SECOND), ("the receiver", LOCAL), ("no pod", UNUSED)] {
                 let packet = Ip::new(source[family], ends.0).packet(&datagram(8));
-                forged(what, node, BLUE, &packet, Verdict::ForeignNode)?;
+                forged(what, node, BLUE, &packet, Verdict::OwnerUnknown)?;
             }
             let packet = Ip::new(ends.1, UNUSED[family]).packet(&datagram(8));
             forged("to no pod", node, BLUE, &packet, Verdict::NoDestination)?;
@@ -193,7 +193,7 @@ fn what_is_no_packet_for_a_pod_ends_at_the_tunnel() -> Result<()> {
                 (
                     "the node",
                     link.frame(&Ip::new(ends.1, own_underlay(ends.0.is_ipv4())).packet(&datagram(8))),
-                    Verdict::UnknownNetwork,
+                    Verdict::NoDestination,
                 ),
             ] {
                 scene.dropped(what, FromOverlay, reason, || scene.tunnel_frame(node, BLUE, &frame))?;
@@ -318,7 +318,7 @@ fn a_node_that_is_not_known_gets_nothing() -> Result<()> {
                 scene.dropped(what, FromPod, Verdict::NoNode, || scene.send(A, &packet))?;
             }
             let packet = back(ends, &reply(TcpFlags::ACK));
-            scene.dropped("from there", FromOverlay, Verdict::ForeignNode, || {
+            scene.dropped("from there", FromOverlay, Verdict::OwnerUnknown, || {
                 scene.tunnel(node, BLUE, &packet)
             })?;
             // Beyond the table.

@@ -15,6 +15,7 @@ use kni_common::{
     address::{AddressKey, AddressValue, from_ip, words},
     endpoint::EndpointRow,
     flow::{EndPorts, FlowEnd, FlowKey4, FlowKey6, FlowValue, NodeRow, is_second, scope},
+    overlay::Overlay,
     policy::{IDENTITY_ANY, IdentityData, IdentityValue, PORTS_ALL, PORTS_NONE, PolicyKey, PolicyValue},
     route::{ACTION_REMOTE, FULL_PREFIX, ROUTE_OVERLAY, RouteData, RouteValue},
     uplink::OUTSIDE,
@@ -57,6 +58,8 @@ pub(super) const STRANGER: u32 = 41;
 pub(super) const ONLY_FRIENDS: u32 = 20;
 pub(super) const NOTHING: u32 = 21;
 
+/// Added to the id of a network, its number in the cluster.
+const NUMBERS: u32 = 4096;
 const OVERLAY: &str = "overlay0";
 const VXLAN_PORT: u16 = 4789;
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -140,6 +143,28 @@ fn open<T: TryFrom<Map, Error = MapError>>(folder: &Path, name: &str, of: fn(Map
     T::try_from(of(data)).with_context(|| name.to_owned())
 }
 
+/// Gives both networks their numbers, and the node its ends of the tunnel.
+fn write_numbers(folder: &Path) -> Result<()> {
+    let mut numbers: HashMap<MapData, u32, u32> = open(folder, "NUMBERS", Map::HashMap)?;
+    let mut networks: HashMap<MapData, u32, u32> = open(folder, "NETWORKS", Map::HashMap)?;
+    for network in [BLUE, RED] {
+        numbers.insert(network, network + NUMBERS, 0)?;
+        networks.insert(network + NUMBERS, network, 0)?;
+    }
+    let mut overlay: Array<MapData, Overlay> = open(folder, "OVERLAY", Map::Array)?;
+    let (IpAddr::V4(ipv4), IpAddr::V6(ipv6)) = (own_underlay(true), own_underlay(false)) else {
+        unreachable!("one address of each family")
+    };
+    let row = Overlay {
+        ipv4: ipv4.octets(),
+        ipv6: ipv6.octets(),
+        port: VXLAN_PORT.to_be_bytes(),
+        zero: 0,
+        host_network: 0,
+    };
+    Ok(overlay.set(0, row, 0)?)
+}
+
 /// Makes the node and passes it to `work`, which runs inside.
 pub(super) fn inside(name: &str, work: impl FnOnce(&mut Scene<'_>) -> Result<()> + Send) -> Result<()> {
     kni_integration::programs::object()?;
@@ -212,6 +237,7 @@ impl<'a> Scene<'a> {
         dataplane.attach_overlay(OVERLAY)?;
         dataplane.attach_uplink("uplink0", if_nametoindex("uplink0")?)?;
         let folder = dataplane.pin_path();
+        write_numbers(&folder)?;
         let mut tunnels = BTreeMap::new();
         for node_number in [NODE, OTHER] {
             for v4 in [true, false] {
@@ -421,7 +447,9 @@ impl<'a> Scene<'a> {
 
     /// Another node sends a frame through the tunnel.
     pub(super) fn tunnel_frame(&self, from: IpAddr, network: u32, frame: &[u8]) -> Result<()> {
-        let [_, a, b, c] = network.to_be_bytes();
+        // No network has the id 0.
+        let number = if network == 0 { 0 } else { network + NUMBERS };
+        let [_, a, b, c] = number.to_be_bytes();
         let datagram = [&[8, 0, 0, 0, a, b, c, 0], frame].concat();
         let to = SocketAddr::new(own_underlay(from.is_ipv4()), VXLAN_PORT);
         let socket = self.tunnels.get(&from).context("a socket of another node")?;
@@ -463,9 +491,10 @@ impl<'a> Scene<'a> {
         let datagram = buffer.get(..length).context("a datagram")?;
         let (header, frame) = datagram.split_at_checked(8).context("a VXLAN header")?;
         ensure!(header[..4] == [8, 0, 0, 0], "{}", hex(header));
+        let number = u32::from_be_bytes([0, header[4], header[5], header[6]]);
         Ok(Tunnelled {
             from: from.ip(),
-            network: u32::from_be_bytes([0, header[4], header[5], header[6]]),
+            network: number.checked_sub(NUMBERS).context("the number of a network")?,
             packet: frame.get(14..).context("an Ethernet header")?.to_vec(),
         })
     }

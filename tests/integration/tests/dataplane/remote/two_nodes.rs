@@ -2,20 +2,15 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     thread,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
-use aya::maps::{Array, LpmTrie, Map, MapData, lpm_trie::Key};
-use kni_common::{
-    IFINDEX_BASE,
-    address::from_ip,
-    flow::NodeRow,
-    route::{ACTION_REMOTE, ROUTE_OVERLAY, RouteData, RouteValue},
-};
-use kni_dataplane::EndpointConfig;
+use ipnet::IpNet;
+use kni_common::IFINDEX_BASE;
+use kni_dataplane::{EndpointConfig, FabricRows, Hop, NetworkFabric, TunnelEnds, Way};
 use kni_integration::{
     Namespaces, Node,
     frames::Mac,
@@ -28,7 +23,8 @@ use nix::net::if_::if_nametoindex;
 
 const NETWORK: u32 = 70_000;
 const ENDPOINT: u32 = 1;
-const OTHER_NODE: u32 = 9;
+/// The network's number in the cluster.
+const NUMBER: u32 = 8_000_000;
 const PORT: u16 = 8080;
 /// Bytes of each stream.
 const LENGTH: usize = 2 << 20;
@@ -115,34 +111,37 @@ impl Member {
     /// Leads to the pod of the other member.
     fn lead(&self, programs: &Programs, other: &Self, v4: bool) -> Result<()> {
         self.node.enter(|| {
-            let folder = programs.dataplane().pin_path();
-            let map = |name: &str| MapData::from_pin(folder.join(name)).with_context(|| name.to_owned());
-            let mut nodes = Array::<_, NodeRow>::try_from(Map::Array(map("NODES")?))?;
-            let mut routes = LpmTrie::<_, RouteData, RouteValue>::try_from(Map::LpmTrie(map("ROUTES")?))?;
-            let [underlay4, underlay6] = other.node.addresses();
-            let before = nodes.get(&OTHER_NODE, 0)?;
-            let row = NodeRow {
-                underlay: from_ip(if v4 { underlay4 } else { underlay6 }.parse()?),
-                generation: before.generation + 1,
-                mtu: POD_MTU,
-                ifindex: if_nametoindex("overlay0")?,
-                reserved: 0,
+            let ends = |member: &Self| -> Result<(Ipv4Addr, Ipv6Addr)> {
+                let [v4, v6] = member.node.addresses();
+                Ok((v4.parse()?, v6.parse()?))
             };
-            nodes.set(OTHER_NODE, row, 0)?;
-            for (address, bits) in pod(other.number).into_iter().zip([96 + 24, 64]) {
-                let mut bytes = from_ip(address);
-                bytes[15] = 0;
-                let data = RouteData {
-                    network: NETWORK.to_be_bytes(),
-                    address: bytes,
-                };
-                let value = RouteValue {
-                    action: ACTION_REMOTE,
-                    flags: ROUTE_OVERLAY,
-                    node: OTHER_NODE,
-                };
-                routes.insert(&Key::new(32 + bits, data), value, 0)?;
-            }
+            let ((own4, own6), (their4, their6)) = (ends(self)?, ends(other)?);
+            let way = Way {
+                underlay: if v4 { their4.into() } else { their6.into() },
+                overlay: true,
+            };
+            let hop = Hop {
+                ifindex: if_nametoindex("overlay0")?,
+                mtu: POD_MTU,
+                stamp: 1,
+            };
+            let [pod4, pod6] = pod(other.number);
+            let blocks = [IpNet::new(pod4, 24)?.trunc(), IpNet::new(pod6, 64)?.trunc()];
+            let network = NetworkFabric {
+                number: Some(NUMBER),
+                blocks: blocks.into_iter().map(|block| (block, way)).collect(),
+                ..NetworkFabric::default()
+            };
+            programs.dataplane().set_fabric(&FabricRows {
+                tunnel: Some(TunnelEnds {
+                    ipv4: Some(own4),
+                    ipv6: Some(own6),
+                    port: 4789,
+                    host_network: None,
+                }),
+                ways: [(way, hop)].into(),
+                networks: [(NetworkId::try_from(NETWORK)?, network)].into(),
+            })?;
             Ok(())
         })?
     }

@@ -1,0 +1,65 @@
+//! Sends packets of the node's stack to pods of other nodes through the tunnel.
+//!
+//! - Hook: TC egress of the tunnel device.
+//! - Reads `OVERLAY`, `ROUTES`, `NODES`, `NUMBERS`, `CONFIG`; counts drops.
+//! - `from_pod` gives its packets their tunnel itself and marks them. All others come from the node's stack, by a route to
+//!   the device: they belong to the network with host access. The receiver's node checks that they have this node's
+//!   address.
+//! - Falls through to: the tunnel.
+
+use aya_ebpf::programs::TcContext;
+use kni_common::{Direction, Verdict};
+
+use crate::{
+    action::{DROP, NEXT},
+    config, count,
+    decision::Reason,
+    packet::{self, Packet},
+    remote,
+    skb::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHeader},
+    work::{self, Place},
+};
+
+/// Gives the packet its tunnel, or drops it.
+#[inline(always)]
+pub fn run(ctx: &TcContext) -> i32 {
+    if config::is_judged(skb::mark(ctx)) {
+        return NEXT;
+    }
+    let mut packet = Packet::unknown();
+    let mut place = Place::unknown(Direction::ToOverlay);
+    match encapsulate(ctx, &mut place, &mut packet) {
+        Ok(()) => NEXT,
+        Err(reason) => match work::begin(&place, &packet) {
+            #[expect(clippy::cast_possible_truncation, reason = "the code of a verdict")]
+            Some(work) => count::dropped(ctx, &mut work.event, reason.word() as u16),
+            None => DROP,
+        },
+    }
+}
+
+#[inline(always)]
+fn encapsulate(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Result<(), Reason> {
+    let network = remote::overlay().map_or(0, |overlay| overlay.host_network);
+    if network == 0 {
+        return Err(Verdict::HostNotAllowed.into());
+    }
+    place.network = network;
+    let eth: EthHeader = skb::read(ctx, 0)?;
+    place.ethertype = u16::from_be(eth.ethertype);
+    match eth.ethertype {
+        ETHERTYPE_IPV4 => packet::ipv4(ctx, packet)?,
+        ETHERTYPE_IPV6 => packet::ipv6(ctx, packet)?,
+        _ => return Err(Verdict::UnsupportedEthertype.into()),
+    }
+    let way = remote::route(network, &packet.destination)
+        .and_then(remote::way)
+        .ok_or(Verdict::NoDestination)?;
+    let node = remote::row(way).ok_or(Verdict::NoNode)?;
+    let number = remote::number_of(network).ok_or(Verdict::NoNode)?;
+    if way.is_overlay() && remote::set_tunnel_key(ctx, number, node) {
+        Ok(())
+    } else {
+        Err(Verdict::NoNode.into())
+    }
+}
