@@ -13,6 +13,7 @@ pub mod egress_address_pool;
 pub mod egress_policy;
 pub mod network_members;
 pub mod network_number;
+pub mod node_endpoint;
 pub mod node_network;
 pub mod pod_interface;
 pub mod pod_network;
@@ -34,15 +35,16 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::CustomResourceExt as _;
 pub use network_members::{NetworkMembers, NetworkMembersSpec, NetworkMembersStatus};
 pub use network_number::{NetworkNumber, NetworkNumberSpec, NetworkNumberStatus};
+pub use node_endpoint::{NodeEndpoint, NodeEndpointSpec, NodeEndpointStatus};
 pub use node_network::{NodeNetwork, NodeNetworkSpec, NodeNetworkStatus};
 pub use pod_interface::{PodInterface, PodInterfaceSpec, PodInterfaceStatus};
-pub use pod_network::{PodNetwork, PodNetworkSpec, PodNetworkStatus, Topology};
+pub use pod_network::{Fabric, PodNetwork, PodNetworkSpec, PodNetworkStatus, Topology};
 pub use pod_network_attachment::{PodNetworkAttachment, PodNetworkAttachmentSpec, PodNetworkAttachmentStatus};
 pub use provider::ProviderSpec;
 pub use summary::{AttachmentSummary, EgressPolicySummary, NodeNetworkSummary, PodNetworkSummary};
 
 /// The definitions of all kinds, in the order of their names.
-pub fn definitions() -> [CustomResourceDefinition; 10] {
+pub fn definitions() -> [CustomResourceDefinition; 11] {
     [
         AddressBlock::crd(),
         EgressAddressClaim::crd(),
@@ -50,6 +52,7 @@ pub fn definitions() -> [CustomResourceDefinition; 10] {
         EgressPolicy::crd(),
         NetworkMembers::crd(),
         NetworkNumber::crd(),
+        NodeEndpoint::crd(),
         NodeNetwork::crd(),
         PodInterface::crd(),
         PodNetworkAttachment::crd(),

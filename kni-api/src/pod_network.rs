@@ -41,6 +41,7 @@ pub const DEFAULT_MTU: u32 = 1500;
     printcolumn(name = "Default", type_ = "boolean", json_path = r#".spec.default"#, description = "Whether it is the default network.", priority = 1),
     printcolumn(name = "Provider", type_ = "string", json_path = r#".spec.provider.type"#, description = "Who makes the interfaces; empty: Ebpf.", priority = 1),
     printcolumn(name = "Egress", type_ = "string", json_path = r#".spec.egress.mode"#, description = "How packets leave the node; empty: Route in the default network, None in others.", priority = 1),
+    printcolumn(name = "Fabric", type_ = "string", json_path = r#".status.fabric"#, description = "How packets cross from node to node.", priority = 1),
     printcolumn(name = "MTU", type_ = "integer", json_path = r#".spec.mtu"#, description = "MTU of the pod interfaces.", priority = 1),
     printcolumn(name = "Nodes", type_ = "integer", json_path = r#".status.nodes.ready"#, description = "Nodes where pods can join.", priority = 1),
     printcolumn(name = "Interfaces", type_ = "integer", json_path = r#".status.interfaces"#, description = "Interfaces of pods.", priority = 1),
@@ -121,6 +122,10 @@ pub struct PodNetworkSpec {
     /// name their namespaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
+    /// How pods of the network on different nodes reach each other. Absent: as `status.fabric` says, which kni-controller
+    /// sets once: Overlay for a network that is made, None for one from before this field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<Fabric>,
 }
 
 /// Prefix lengths of the address blocks of nodes.
@@ -177,6 +182,10 @@ pub struct PodNetworkStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16_777_215))]
     pub number: Option<u32>,
+    /// How pods of the network on different nodes reach each other. All nodes use this value, and none reads that of the
+    /// spec. Absent: kni-controller has not decided it yet, and packets do not leave their node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<Fabric>,
     /// Texts for the columns of `kubectl get`.
     #[serde(default)]
     pub summary: PodNetworkSummary,
@@ -250,6 +259,17 @@ pub enum EgressChoice {
     Masquerade,
 }
 
+/// How packets between pods of one network cross from node to node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Fabric {
+    /// In UDP packets between the nodes (VXLAN), with the number of the network. Networks may have the same addresses.
+    Overlay,
+    /// Without a tunnel, by routes to the address blocks of the nodes. For networks whose addresses no other one has.
+    Native,
+    /// They do not: pods reach those of their own node.
+    None,
+}
+
 /// How a network forwards between its pods.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Topology {
@@ -308,6 +328,7 @@ mod tests {
                 "enabled",
                 "excludeSubnets",
                 "extendedResource",
+                "fabric",
                 "mtu",
                 "namespaceSelector",
                 "perNodePrefix",

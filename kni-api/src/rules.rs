@@ -5,6 +5,7 @@ pub(crate) mod attachment;
 pub(crate) mod block;
 pub(crate) mod egress_policy;
 pub(crate) mod egress_pool;
+pub(crate) mod endpoint;
 pub(crate) mod interface;
 pub(crate) mod members;
 pub(crate) mod number;

@@ -7,8 +7,8 @@ use schemars::{Schema, transform::transform_subschemas};
 pub(crate) use selector::Selector;
 use serde_json::{Map, Value, json};
 pub(crate) use strings::{
-    Cidr, CniFile, CniName, HostAddress, InterfaceName, LabelKey, LabelValue, MacAddress, NetworkName, SecondName,
-    Subnet,
+    Cidr, CniFile, CniName, HostAddress, InterfaceName, LabelKey, LabelValue, MacAddress, NetworkName, NodeAddress,
+    SecondName, Subnet,
 };
 
 /// Before the values of an enumeration, in its description.

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use k8s_openapi::api::core::v1::Taint;
 use kni_api::{
     AddressBlock, EgressAddressClaim, EgressAddressPool, EgressPolicySummary, NetworkMembers, NetworkNumber,
+    NodeEndpoint,
 };
 use kni_crd::{
     AttachmentFacts, EgressPolicy, InvalidObject, NodeNetwork, PodFacts, PodInterface, PodNetwork, PodNetworkAttachment,
@@ -98,6 +99,12 @@ pub struct Tables {
     pub members: Table<Arc<NetworkMembers>>,
     /// The objects of the agent's own node, in all networks.
     pub own_members: Table<Arc<NetworkMembers>>,
+    /// Where other nodes are: of all nodes. Attach does not wait for them: the kind may be missing.
+    pub node_endpoints: Table<Arc<NodeEndpoint>>,
+    /// Address blocks of all nodes in the networks that have a pod of the agent's node; only agents follow them. Attach
+    /// does not wait for them. The networks are selected by label, which a node writes itself: the network of a block is
+    /// that of its spec.
+    pub other_blocks: Table<Arc<AddressBlock>>,
     /// Numbers of networks. Attach does not wait for them: the kind may be missing.
     pub numbers: Table<Arc<NetworkNumber>>,
     /// All nodes; only kni-controller follows them.
@@ -165,14 +172,16 @@ impl Tables {
 
     /// The kinds that attach can do without: reports, and the definitions of other tools, for which only pods that name
     /// one wait.
-    fn others(&self) -> [(&'static str, &dyn Kept); 6] {
+    fn others(&self) -> [(&'static str, &dyn Kept); 8] {
         [
             ("networkmembers", &self.members),
             ("networkmembers of this node", &self.own_members),
             ("nodenetworks", &self.own_network),
             ("network-attachment-definitions", &self.definitions),
             ("addressblocks", &self.blocks),
+            ("addressblocks of joined networks", &self.other_blocks),
             ("networknumbers", &self.numbers),
+            ("nodeendpoints", &self.node_endpoints),
         ]
     }
 
@@ -226,10 +235,11 @@ impl Tables {
 
     /// The number of cached objects by kind that kni-controller follows.
     pub fn counts_of_cluster(&self) -> Vec<(&'static str, usize)> {
-        let recent: [(&'static str, &dyn Kept); 3] = [
+        let recent: [(&'static str, &dyn Kept); 4] = [
             ("addressblocks", &self.blocks),
             ("networkmembers", &self.members),
             ("networknumbers", &self.numbers),
+            ("nodeendpoints", &self.node_endpoints),
         ];
         let all = self.of_cluster().into_iter().chain(recent);
         all.map(|(name, table)| (name, table.len())).collect()

@@ -1,6 +1,6 @@
 //! Validates a `PodNetwork` and converts it into a network of the model.
 
-use kni_model::{NetworkName, NetworkSpec, network::EgressMode};
+use kni_model::{Fabric, NetworkName, NetworkSpec, network::EgressMode};
 use kube::ResourceExt as _;
 
 use super::{
@@ -98,7 +98,17 @@ fn convert(object: &PodNetwork) -> Result<NetworkSpec, FieldError> {
         blocks: None,
         access,
         number: None,
+        fabric: read_fabric(object),
     })
+}
+
+/// What kni-controller decided. The spec alone decides nothing: nodes would read it at different times.
+fn read_fabric(object: &PodNetwork) -> Fabric {
+    match object.status.as_ref().and_then(|status| status.fabric) {
+        Some(kni_api::Fabric::Overlay) => Fabric::Overlay,
+        Some(kni_api::Fabric::Native) => Fabric::Native,
+        Some(kni_api::Fabric::None) | None => Fabric::None,
+    }
 }
 
 #[cfg(test)]
@@ -128,6 +138,7 @@ mod tests {
                 per_node_prefix: None,
                 extended_resource: false,
                 access: None,
+                fabric: None,
             },
         )
     }

@@ -176,6 +176,7 @@ impl Naming for Fake {
                     blocks: None,
                     access: kni_model::Access::default(),
                     number: None,
+                    fabric: kni_model::Fabric::None,
                 },
             })
             .into()

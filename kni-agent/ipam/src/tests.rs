@@ -26,6 +26,7 @@ fn network(subnets: &[&str], excludes: &[&str]) -> NetworkSpec {
         blocks: None,
         access: kni_model::Access::default(),
         number: None,
+        fabric: kni_model::Fabric::None,
     }
 }
 

@@ -27,7 +27,7 @@ pub use enforcement::{Enforcement, GoneBackend, PolicyStep, PolicyTables, Servic
 pub use error_chain::error_chain;
 pub use id::{EndpointId, IfName, InvalidId, MacAddr, NetworkId, NetworkName, PodRef, SandboxId};
 pub use joining::{AccessRefusal, AccessRule};
-pub use network::{Network, NetworkSpec};
+pub use network::{Fabric, Network, NetworkSpec};
 pub use network_number::{NumberProblem, number_in_use, shared_numbers};
 pub use port_mapping::{PortMapping, PortProtocol};
 pub use provider::{Feature, InterfaceKind, Provider};

@@ -44,6 +44,20 @@ pub struct NetworkSpec {
     /// The number of the network in the whole cluster (1 to 2^24 - 1); `None` while it has none, and on a node that is
     /// alone. Other than its [`NetworkId`], which is of one node.
     pub number: Option<u32>,
+    /// How packets cross from node to node: the same on all nodes, as kni-controller decides it.
+    pub fabric: Fabric,
+}
+
+/// How packets between pods of one network cross from node to node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fabric {
+    /// In UDP packets between the nodes (VXLAN), with the number of the network.
+    Overlay,
+    /// Without a tunnel, by routes to the address blocks of the nodes.
+    Native,
+    /// They do not: pods reach those of their own node.
+    #[default]
+    None,
 }
 
 /// How packets of a network's pods leave the node.
@@ -90,6 +104,9 @@ struct StoredSpec {
     access: Access,
     #[serde(default)]
     number: Option<u32>,
+    /// Absent in older records: no packet left the node then.
+    #[serde(default)]
+    fabric: Fabric,
 }
 
 impl From<StoredSpec> for NetworkSpec {
@@ -109,6 +126,7 @@ impl From<StoredSpec> for NetworkSpec {
             blocks: stored.blocks,
             access: stored.access,
             number: stored.number,
+            fabric: stored.fabric,
         }
     }
 }
@@ -144,6 +162,7 @@ mod tests {
             );
             let spec: NetworkSpec = serde_json::from_str(&row).unwrap();
             assert_eq!((spec.egress, spec.xdp, spec.number), (egress, false, None));
+            assert_eq!(spec.fabric, Fabric::None);
             assert_eq!(spec.provider, Provider::Ebpf);
             assert_eq!((spec.egress_addresses.len(), spec.service_subnets.len()), (0, 0));
         }
@@ -171,6 +190,7 @@ mod tests {
                 ..Access::default()
             },
             number: Some(1 << 23),
+            fabric: Fabric::Overlay,
         };
         let row = serde_json::to_vec(&spec).unwrap();
         assert_eq!(serde_json::from_slice::<NetworkSpec>(&row).unwrap(), spec);

@@ -151,6 +151,7 @@ mod tests {
             blocks: None,
             access: kni_model::Access::default(),
             number: None,
+            fabric: kni_model::Fabric::None,
         };
         let network = Network {
             id: id.try_into().unwrap(),

@@ -8,7 +8,7 @@ use k8s_openapi::api::{
     discovery::v1::EndpointSlice,
     networking::v1::NetworkPolicy,
 };
-use kni_api::{AddressBlock, EgressPolicySummary, GROUP, NetworkMembers, NetworkNumber};
+use kni_api::{AddressBlock, EgressPolicySummary, GROUP, NetworkMembers, NetworkNumber, NodeEndpoint};
 use kni_crd::{
     EgressAddressClaim, EgressAddressPool, EgressPolicy, FromObject, InvalidObject, NodeNetwork, PodInterface,
     PodNetwork, PodNetworkAttachment, closed_policy, read_attachment, read_attachment_definition, read_endpoint_slice,
@@ -128,6 +128,8 @@ pub fn reflect_node(client: &Client, cache: &ClusterCache, counts: &WatchState, 
     reflect_own(&mut watches, node);
     reflect_blocks(&mut watches, own());
     reflect_members(&mut watches, own());
+    reflect_other_blocks(&mut watches);
+    reflect_endpoints(&mut watches);
     watches.all
 }
 
@@ -151,6 +153,7 @@ pub fn reflect_cluster(client: &Client, cache: &ClusterCache, counts: &WatchStat
         |tables| &mut tables.members,
         all(),
     );
+    reflect_endpoints(&mut watches);
     reflect_egress(&mut watches);
     // Their addresses are never egress addresses.
     reflect_services(&mut watches);
@@ -285,17 +288,41 @@ fn reflect_members(watches: &mut Watches<'_>, own: watcher::Config) {
         |tables| &mut tables.own_members,
         own,
     );
-    let kind = Kind::<NetworkMembers, _>::new(
-        "networkmembers",
-        |tables| &mut tables.members,
-        |object| Some(whole(object)),
-    );
-    let api = Api::<Decoded<NetworkMembers>>::all(watches.client.clone());
+    reflect_joined::<NetworkMembers>(watches, ("watch-networkmembers", "networkmembers"), |tables| {
+        &mut tables.members
+    });
+}
+
+/// Follows the address blocks of all nodes in the networks that the node has pods in.
+fn reflect_other_blocks(watches: &mut Watches<'_>) {
+    let names = ("watch-addressblocks-of-networks", "addressblocks");
+    reflect_joined::<AddressBlock>(watches, names, |tables| &mut tables.other_blocks);
+}
+
+/// Follows the objects of a recent kind in the networks that the node has pods in, by their label.
+fn reflect_joined<K>(
+    watches: &mut Watches<'_>,
+    (task, plural): (&'static str, &'static str),
+    table: fn(&mut Tables) -> &mut Table<Arc<K>>,
+) where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + PartialEq + Send + Sync + 'static,
+{
+    let kind = Kind::<K, _>::new(plural, table, |object| Some(whole(object)));
+    let api = Api::<Decoded<K>>::all(watches.client.clone());
     let (cache, counts) = (watches.cache.clone(), watches.counts.clone());
     let watch = move || kind.reflect_joined(api.clone(), cache.clone(), counts.clone()).boxed();
     let version: Version = (VERSION, Arc::new(watch));
-    let optional = Optional::new(GROUP, "networkmembers", |tables| &mut tables.members);
-    watches.reflect_optional("watch-networkmembers", optional, vec![version]);
+    watches.reflect_optional(task, Optional::new(GROUP, plural, table), vec![version]);
+}
+
+/// Follows where the nodes are. Without the kind packets of pods do not leave the node.
+fn reflect_endpoints(watches: &mut Watches<'_>) {
+    reflect_recent::<NodeEndpoint>(
+        watches,
+        ("watch-nodeendpoints", "nodeendpoints"),
+        |tables| &mut tables.node_endpoints,
+        watcher::Config::default(),
+    );
 }
 
 /// Follows a kind of ours that an API server with definitions of an earlier release does not have.

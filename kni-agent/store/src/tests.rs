@@ -276,6 +276,7 @@ fn network(name: &str, id: u32) -> Network {
         blocks: None,
         access: kni_model::Access::default(),
         number: None,
+        fabric: kni_model::Fabric::None,
     };
     Network {
         id: id.try_into().unwrap(),

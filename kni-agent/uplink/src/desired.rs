@@ -227,6 +227,7 @@ mod tests {
             blocks: None,
             access: kni_model::Access::default(),
             number: None,
+            fabric: kni_model::Fabric::None,
         }
     }
 

@@ -200,6 +200,7 @@ mod tests {
                 "kustomization.yaml",
                 "networkmembers.yaml",
                 "networknumbers.yaml",
+                "nodeendpoints.yaml",
                 "nodenetworks.yaml",
                 "podinterfaces.yaml",
                 "podnetworkattachments.yaml",

@@ -117,6 +117,7 @@ fn meaningless() -> Vec<Rule> {
         ebpf_only("egress", "!has(self.egress)"),
         ebpf_only("serviceSubnets", "self.serviceSubnets.size() == 0"),
         ebpf_only("xdp", "!self.xdp"),
+        ebpf_only("fabric", "!has(self.fabric)"),
         not_cni("excludeSubnets", "self.excludeSubnets.size() == 0"),
         not_cni("perNodePrefix", "!has(self.perNodePrefix)"),
         not_cni("extendedResource", "!self.extendedResource"),

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use kube::core::Rule;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use crate::rules::{self, attachment, provider, text};
+use crate::rules::{self, attachment, endpoint, provider, text};
 
 /// Declares a kind of text: nothing but its schema.
 macro_rules! kind_of_text {
@@ -57,6 +57,13 @@ kind_of_text!(
     HostAddress,
     IP_LENGTH,
     text::host_address()
+);
+
+kind_of_text!(
+    /// An address of a node that other nodes send to.
+    NodeAddress,
+    IP_LENGTH,
+    [text::host_address(), endpoint::address()].concat()
 );
 
 kind_of_text!(

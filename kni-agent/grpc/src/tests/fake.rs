@@ -154,6 +154,7 @@ fn network(name: &str, default: bool, ready: bool) -> NetworkView {
         blocks: None,
         access: kni_model::Access::default(),
         number: None,
+        fabric: kni_model::Fabric::None,
     };
     let reason = if ready { String::new() } else { "disabled".to_owned() };
     NetworkView {
