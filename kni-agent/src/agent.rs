@@ -23,6 +23,7 @@ use kni_cluster::ClusterCache;
 use kni_controllers::Reflectors;
 use kni_dataplane::{CountingRuns, Dataplane, EventStream};
 use kni_enforcement::Enforcer;
+use kni_fabric::Fabric;
 use kni_flows::Flows;
 use kni_grpc::{self as grpc, Health, Sockets};
 use kni_inspect::Inspector;
@@ -63,6 +64,7 @@ struct Node {
     dataplane: Arc<Dataplane>,
     sync: Arc<Enforcer>,
     uplink: Arc<Uplink>,
+    fabric: Arc<Fabric>,
     flows: Arc<Flows>,
     tasks: Tasks,
     /// The watches of the API server, where there is one.
@@ -180,9 +182,11 @@ async fn start(
         source.cache(),
     )
     .context("connecting to rtnetlink")?;
+    let fabric = Fabric::new(Arc::clone(&dataplane)).context("connecting to rtnetlink")?;
     let node = Node {
         attacher,
         inspector,
+        fabric: Arc::new(fabric),
         dataplane,
         sync,
         uplink,

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 use kni_crd::{FromObject, PodNetwork, read_namespace_selector};
 use kni_model::{
-    NetworkName, NetworkSpec, NumberProblem, Provider,
+    Fabric, NetworkName, NetworkSpec, NumberProblem, Provider,
+    network::{OVERHEAD_V4, OVERHEAD_V6},
     policy::{Labels, Selector},
     view::{DesiredNetworks, RefusedManifest},
 };
@@ -57,7 +58,7 @@ impl Networks {
                     if spec.default {
                         default = Some(name.clone());
                     }
-                    let spec = networks.with_number(spec, &numbers);
+                    let spec = networks.with_number(fitting(tables, spec), &numbers);
                     networks.add(object, spec, selector, held);
                 }
                 Err((field, reason)) => networks.refuse(&name, &field, reason),
@@ -141,6 +142,20 @@ impl Networks {
         let mut specs = self.desired.networks.iter().map(|(spec, _)| spec);
         specs.find(|spec| spec.default).map(|spec| &spec.name)
     }
+}
+
+/// The interfaces of pods take no larger packets than fit into the tunnel of this node.
+fn fitting(tables: &Tables, spec: NetworkSpec) -> NetworkSpec {
+    let node = tables.own_node.rows().keys().next();
+    let endpoint = node.and_then(|node| tables.node_endpoints.get("", &node.name));
+    let Some(endpoint) = endpoint.filter(|_| spec.fabric == Fabric::Overlay) else {
+        return spec;
+    };
+    let preferred = endpoint.spec.addresses.first();
+    let is_v6 = preferred.is_some_and(|address| address.contains(':'));
+    let overhead = if is_v6 { OVERHEAD_V6 } else { OVERHEAD_V4 };
+    let mtu = spec.mtu.min(endpoint.spec.mtu.saturating_sub(overhead));
+    NetworkSpec { mtu, ..spec }
 }
 
 /// The blocks that a node has of a network according to its status.

@@ -16,6 +16,7 @@ mod attachments;
 mod blocks;
 mod egress;
 mod events;
+mod fabric;
 mod interfaces;
 mod members;
 mod network_status;
@@ -34,6 +35,7 @@ use std::{
 use events::Events;
 use futures::future::BoxFuture;
 use kni_enforcement::Enforcer;
+use kni_fabric::Fabric;
 use kni_inspect::Inspector;
 use kni_model::{
     policy::{Labels, Policy},
@@ -158,7 +160,7 @@ impl Reflectors {
         attacher: Pods,
         inspector: Inspector,
         sync: Arc<Enforcer>,
-        uplink: Arc<Uplink>,
+        (uplink, fabric): (Arc<Uplink>, Arc<Fabric>),
         apply: Apply,
     ) -> Cluster {
         Cluster {
@@ -173,6 +175,7 @@ impl Reflectors {
                 inspector,
                 sync,
                 uplink,
+                fabric,
                 apply,
                 sent_status: Mutex::default(),
                 peers: Mutex::default(),
@@ -209,6 +212,7 @@ pub struct Shared {
     inspector: Inspector,
     sync: Arc<Enforcer>,
     uplink: Arc<Uplink>,
+    fabric: Arc<Fabric>,
     apply: Apply,
     sent_status: Mutex<Option<SentStatus>>,
     /// The pods of other nodes that the enforcement service knows.
@@ -227,6 +231,7 @@ impl Cluster {
         tasks.spawn("sync-policies", self.clone().sync_policies());
         tasks.spawn("sync-services", self.clone().sync_services());
         tasks.spawn("sync-pods", self.clone().sync_pods());
+        tasks.spawn("fabric", self.clone().reconcile_fabric());
         tasks.spawn("address-blocks", self.clone().reconcile_blocks());
         // Each of its steps is an attach.
         tasks.spawn_slow("attachments", ATTACH_LIMIT, self.clone().reconcile_attachments());

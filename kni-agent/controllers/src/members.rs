@@ -92,7 +92,7 @@ impl Cluster {
         }
     }
 
-    /// Follows the members of the networks that the node has pods in, or will have.
+    /// Follows the members and blocks of the networks that the node has pods in, or will have, and of the default network.
     pub fn join_networks(&self) {
         let sandboxes = self.attacher.sandboxes();
         let attached = sandboxes.iter().flat_map(|sandbox| &sandbox.attachments);
@@ -105,6 +105,8 @@ impl Cluster {
                     joined.extend(networks_of(&tables, &networks, &key.namespace, pod));
                 }
             }
+            // The node itself exchanges packets with the pods of the default network.
+            joined.extend(networks.default_network().cloned());
             joined.retain(|name| tables.networks.get("", name.as_str()).is_some());
         }
         self.cache.join(joined);

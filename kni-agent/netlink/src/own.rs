@@ -8,6 +8,12 @@ pub use kni_model::id::HOST_IFNAME_PREFIX;
 pub const ROUTE_TABLE: u32 = 19278;
 /// `rtm_protocol` of every route and `FRA_PROTOCOL` of every rule of KNI. 75 is not assigned in `rt_protos`.
 pub const ROUTE_PROTOCOL: u8 = 75;
+/// `rtm_protocol` of the host's routes to pods of other nodes.
+pub const REMOTE_ROUTE_PROTOCOL: u8 = 76;
+/// Name of the tunnel device.
+pub const OVERLAY_NAME: &str = "kni-overlay";
+/// Its `ifalias`: a device of that name without it is not KNI's.
+pub const OVERLAY_ALIAS: &str = "kni:overlay";
 /// Priority of the rules that lead to [`ROUTE_TABLE`]: behind the local table (0), before main (32766).
 pub const RULE_PRIORITY: u32 = 1910;
 /// Prefix of the `ifalias` of every host-side link; pod and interface follow.

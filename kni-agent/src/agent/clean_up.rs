@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use kni_dataplane as dataplane;
+use kni_fabric as fabric;
 use kni_grpc as grpc;
 use kni_pods::{cleanup, remove_pending_deletes};
 use kni_store::Store;
@@ -28,6 +29,7 @@ pub async fn clean_up(paths: &PathArgs) -> Result<()> {
     if let Some(store) = &store {
         uplink::cleanup(store).await.context("leaving the uplink")?;
     }
+    fabric::cleanup().await.context("removing the tunnel device")?;
     dataplane::remove_pins(&paths.bpf_root).context("removing the pins")?;
     drop(store);
     remove_files(paths)?;

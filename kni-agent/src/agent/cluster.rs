@@ -39,7 +39,8 @@ pub(super) fn join(node: &Node, watches: &Reflectors) -> Cluster {
     });
     let (pods, inspector) = (node.attacher.clone(), node.inspector.clone());
     let (sync, uplink) = (Arc::clone(&node.sync), Arc::clone(&node.uplink));
-    watches.controllers(pods, inspector, sync, uplink, apply)
+    let reach = (uplink, Arc::clone(&node.fabric));
+    watches.controllers(pods, inspector, sync, reach, apply)
 }
 
 /// Waits for the API server and confirms the node's address blocks; then applies policies first, as at every start,

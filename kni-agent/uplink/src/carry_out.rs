@@ -10,7 +10,7 @@ use std::{
 use kni_common::uplink::HostPortKey;
 use kni_dataplane::{EgressRow, HostPort, XdpChoice};
 use kni_model::{
-    EndpointId,
+    EndpointId, Fabric, NetworkSpec,
     egress::{EgressRefusal, RefusedAddress},
     network::EgressMode,
     policy::PolicyPod,
@@ -167,8 +167,9 @@ impl Uplink {
     /// Whether TC programs are needed at the uplink.
     pub(super) fn needs_programs(state: &State) -> bool {
         let networks = state.networks.iter().flat_map(BTreeMap::values);
-        networks.into_iter().any(|spec| spec.egress == EgressMode::Masquerade)
-            || state.pods.values().any(|known| has_host_port(&known.mappings))
+        // Also where packets reach other nodes: only the tunnel may send to its port.
+        let needs = |spec: &NetworkSpec| spec.egress == EgressMode::Masquerade || spec.fabric != Fabric::None;
+        networks.into_iter().any(needs) || state.pods.values().any(|known| has_host_port(&known.mappings))
     }
 
     /// Sets up everything that a packet needs before it leaves.

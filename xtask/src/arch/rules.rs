@@ -64,6 +64,7 @@ pub(super) const CRATES: &[(&str, Layer)] = &[
     ("kni-agent/flows", Layer::Service(1)),
     ("kni-agent/reflectors", Layer::Service(2)),
     ("kni-agent/uplink", Layer::Service(2)),
+    ("kni-agent/fabric", Layer::Service(2)),
     ("kni-agent/pods", Layer::Service(3)),
     ("kni-agent/inspect", Layer::Service(4)),
     ("kni-agent/controllers", Layer::Service(5)),

@@ -1,0 +1,259 @@
+//! Manages the tunnel device of the node, and the host's routes to pods of other nodes.
+
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "rtnetlink is open-ended: other messages are skipped"
+)]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use ipnet::IpNet;
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::{
+    AddressFamily, RouteNetlinkMessage,
+    link::{
+        AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo,
+        LinkMessage,
+    },
+    route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol},
+};
+
+use super::{
+    Link, Netlink, Result,
+    connection::Request,
+    error::Error,
+    host::{destination_of, oif_of},
+    message::{self, PUT, RouteSpec},
+    own::{OVERLAY_ALIAS, OVERLAY_NAME, REMOTE_ROUTE_PROTOCOL, ROUTE_TABLE},
+};
+
+/// The UDP port of a tunnel device, with its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Vxlan {
+    link: Link,
+    port: u16,
+    external: bool,
+}
+
+/// A route of the host to pods of another node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RemoteRoute {
+    /// The pods' addresses.
+    pub destination: IpNet,
+    /// The interface.
+    pub ifindex: u32,
+    /// The node, as next hop; none through the tunnel.
+    pub gateway: Option<IpAddr>,
+    /// The source address of the node's own packets.
+    pub source: IpAddr,
+}
+
+impl Netlink {
+    /// Creates the tunnel device, up, with this UDP port and MTU; returns its index. A device of KNI with another port is
+    /// replaced; one that fits is kept, with its programs. Idempotent.
+    ///
+    /// [`Error::Foreign`] if a device that is not KNI's has the name or the port: it is named, and not changed.
+    pub async fn ensure_overlay(&self, port: u16, mtu: u32) -> Result<u32> {
+        let place = || self.place("create the tunnel device").interface(OVERLAY_NAME);
+        let foreign = |reason: String| Error::Foreign { place: place(), reason };
+        let mut present = None;
+        for device in self.list_vxlans().await? {
+            let Vxlan {
+                link,
+                port: found,
+                external,
+            } = device;
+            if is_ours(&link) {
+                if found == port && external {
+                    present = Some(link);
+                } else {
+                    self.delete_overlay(link.ifindex).await?;
+                }
+            } else if found == port {
+                return Err(foreign(format!(
+                    "UDP port {port} is that of device {}; choose another one for all nodes with --overlay-port",
+                    link.name
+                )));
+            }
+        }
+        let ifindex = match present {
+            Some(link) => link.ifindex,
+            None => self.create_overlay(port).await?,
+        };
+        self.set_mtu(ifindex, mtu).await?;
+        match self.set_up(ifindex).await {
+            Err(error) if error.errno() == Some(libc::EADDRINUSE) => Err(foreign(format!(
+                "a process has UDP port {port}; choose another one for all nodes with --overlay-port"
+            ))),
+            other => other,
+        }?;
+        Ok(ifindex)
+    }
+
+    /// Removes the tunnel device. Idempotent.
+    pub async fn remove_overlay(&self) -> Result<()> {
+        match self.get_link(OVERLAY_NAME).await? {
+            Some(link) if is_ours(&link) => self.delete_overlay(link.ifindex).await,
+            _ => Ok(()),
+        }
+    }
+
+    async fn create_overlay(&self, port: u16) -> Result<u32> {
+        let place = self.place("create the tunnel device").interface(OVERLAY_NAME);
+        let mut message = LinkMessage::default();
+        // No neighbours are resolved: the programs know where each packet goes.
+        message.header.flags = LinkFlags::Noarp;
+        message.header.change_mask = LinkFlags::Noarp;
+        message.attributes = vec![
+            LinkAttribute::IfName(OVERLAY_NAME.to_owned()),
+            // No link-local address: the stack sends nothing into the tunnel by itself.
+            LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(
+                In6AddrGenMode::None,
+            )])]),
+            LinkAttribute::LinkInfo(vec![
+                LinkInfo::Kind(InfoKind::Vxlan),
+                LinkInfo::Data(InfoData::Vxlan(vec![
+                    InfoVxlan::CollectMetadata(true),
+                    InfoVxlan::Learning(false),
+                    InfoVxlan::Port(port),
+                    InfoVxlan::UDPCsum(true),
+                ])),
+            ]),
+        ];
+        let request = Request::new(
+            place.clone(),
+            RouteNetlinkMessage::NewLink(message),
+            NLM_F_CREATE | NLM_F_EXCL,
+        );
+        match self.apply(vec![request]).await {
+            Err(error) if error.errno() == Some(libc::EEXIST) => {
+                return Err(Error::Foreign {
+                    place,
+                    reason: format!("a device that is not KNI's has this name, or UDP port {port}"),
+                });
+            }
+            other => other?,
+        }
+        let link = Link::required(self.get_link(OVERLAY_NAME).await?, place)?;
+        // From here on a new process recognises it.
+        self.set_alias(link.ifindex, OVERLAY_ALIAS).await?;
+        Ok(link.ifindex)
+    }
+
+    async fn delete_overlay(&self, ifindex: u32) -> Result<()> {
+        let mut message = LinkMessage::default();
+        message.header.index = ifindex;
+        let place = self.place("delete the tunnel device").interface(OVERLAY_NAME);
+        let request = Request::new(place, RouteNetlinkMessage::DelLink(message), 0).forgive(&[libc::ENODEV]);
+        self.apply(vec![request]).await
+    }
+
+    async fn list_vxlans(&self) -> Result<Vec<Vxlan>> {
+        let mut filter = LinkMessage::default();
+        filter
+            .attributes
+            .push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Vxlan)]));
+        let request = Request::new(self.place("list links"), RouteNetlinkMessage::GetLink(filter), 0);
+        let answers = self.dump(request).await?.into_iter();
+        Ok(answers.filter_map(Vxlan::recognise).collect())
+    }
+
+    /// Reconciles the host's routes to pods of other nodes. Idempotent.
+    pub async fn ensure_remote_routes(&self, desired: &BTreeSet<RemoteRoute>) -> Result<()> {
+        let desired: BTreeMap<IpNet, RemoteRoute> = desired.iter().map(|route| (route.destination, *route)).collect();
+        let mut present = BTreeSet::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let answers = self.dump_routes(family, ROUTE_TABLE, None).await?;
+            present.extend(answers.iter().filter_map(RemoteRoute::recognise));
+        }
+        let mut requests = Vec::new();
+        for route in desired.values().filter(|route| !present.contains(route)) {
+            let place = self.place(format!("add route to pods at {}", route.destination));
+            requests.push(Request::new(place, RouteNetlinkMessage::NewRoute(route.message()), PUT));
+        }
+        for route in present.iter().filter(|route| !desired.contains_key(&route.destination)) {
+            let place = self.place(format!("remove route to pods at {}", route.destination));
+            let message = RouteNetlinkMessage::DelRoute(route.message());
+            requests.push(Request::new(place, message, 0).forgive(&[libc::ESRCH, libc::ENODEV]));
+        }
+        self.apply(requests).await
+    }
+}
+
+fn is_ours(link: &Link) -> bool {
+    link.name == OVERLAY_NAME && link.alias.as_deref() == Some(OVERLAY_ALIAS)
+}
+
+impl Vxlan {
+    fn recognise(message: RouteNetlinkMessage) -> Option<Self> {
+        let RouteNetlinkMessage::NewLink(link) = &message else {
+            return None;
+        };
+        let data = link.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::LinkInfo(infos) => infos.iter().find_map(|info| match info {
+                LinkInfo::Data(InfoData::Vxlan(data)) => Some(data),
+                _ => None,
+            }),
+            _ => None,
+        })?;
+        let port = data.iter().find_map(|info| match info {
+            InfoVxlan::Port(port) => Some(*port),
+            _ => None,
+        });
+        let (port, external) = (port?, data.contains(&InfoVxlan::CollectMetadata(true)));
+        Some(Self {
+            link: Link::from_message(message)?,
+            port,
+            external,
+        })
+    }
+}
+
+impl RemoteRoute {
+    fn message(&self) -> RouteMessage {
+        let mut message = message::route(&RouteSpec {
+            destination: self.destination,
+            gateway: self.gateway,
+            ifindex: self.ifindex,
+            table: ROUTE_TABLE,
+            metric: 0,
+        });
+        message.header.protocol = RouteProtocol::Other(REMOTE_ROUTE_PROTOCOL);
+        message.attributes.push(RouteAttribute::PrefSource(self.source.into()));
+        message
+    }
+
+    fn recognise(route: &RouteMessage) -> Option<Self> {
+        if route.header.protocol != RouteProtocol::Other(REMOTE_ROUTE_PROTOCOL) {
+            return None;
+        }
+        let mut source = None;
+        let mut gateway = None;
+        for attribute in &route.attributes {
+            match attribute {
+                RouteAttribute::PrefSource(address) => source = ip_of(address),
+                RouteAttribute::Gateway(address) => gateway = ip_of(address),
+                _ => {}
+            }
+        }
+        let unspecified = destination_of(route)?.addr();
+        Some(Self {
+            destination: destination_of(route)?,
+            ifindex: oif_of(route)?,
+            gateway,
+            // Without one it is none that is wanted, and is removed.
+            source: source.unwrap_or(unspecified),
+        })
+    }
+}
+
+fn ip_of(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(v4) => Some(IpAddr::V4(*v4)),
+        RouteAddress::Inet6(v6) => Some(IpAddr::V6(*v6)),
+        _ => None,
+    }
+}
