@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use kni_api::NodeEndpoint;
 use kni_cluster::Tables;
 use kni_dataplane::{NetworkFabric, Way};
-use kni_fabric::{Desired, Path, Tunnel};
+use kni_fabric::{Desired, Path, Stack, Tunnel};
 use kni_model::{
     Fabric,
     network::{OVERHEAD_V4, OVERHEAD_V6},
@@ -153,14 +153,25 @@ fn desired(tables: &Tables, views: &[NetworkView], node: &str) -> Desired {
         tunnel: tunnel(views, &own),
         ..Desired::default()
     };
+    let mut native: Vec<IpNet> = Vec::new();
     for view in views {
         let spec = &view.network.spec;
         let number = view.number.filter(|_| spec.fabric == Fabric::Overlay);
         if spec.fabric == Fabric::None || (spec.fabric == Fabric::Overlay && number.is_none()) {
             continue;
         }
+        let exposed = spec.fabric == Fabric::Native;
+        if exposed {
+            let overlaps = |net: &IpNet| native.iter().any(|other| other.contains(net) || net.contains(other));
+            if spec.subnets.iter().any(overlaps) {
+                // Without a tunnel an address is that of one network only. All nodes choose the same one.
+                continue;
+            }
+            native.extend(&spec.subnets);
+        }
         let mut network = NetworkFabric {
             number,
+            exposed,
             ..NetworkFabric::default()
         };
         for (block, (name, uid)) in blocks.get(spec.name.as_str()).into_iter().flatten() {
@@ -175,8 +186,13 @@ fn desired(tables: &Tables, views: &[NetworkView], node: &str) -> Desired {
                 network.blocks.insert(*block, way);
             }
         }
-        if spec.default && spec.fabric == Fabric::Overlay {
-            add_nodes(&mut network, &mut desired.ways, &own, &others);
+        if spec.default {
+            add_nodes(&mut network, &mut desired.ways, spec.fabric, (&own, &others));
+            desired.stack = Some(Stack {
+                network: view.network.id,
+                ipv4: own.ipv4(),
+                ipv6: own.ipv6(),
+            });
         }
         desired.networks.insert(view.network.id, network);
     }
@@ -234,7 +250,6 @@ fn way(own: &Underlay, other: &Underlay, fabric: Fabric, block: &IpNet) -> Optio
     let path = Path {
         mtu: mtu.saturating_sub(overhead),
         stamp: other.stamp,
-        ifindex: 0,
     };
     Some((way, path))
 }
@@ -243,13 +258,13 @@ fn way(own: &Underlay, other: &Underlay, fabric: Fabric, block: &IpNet) -> Optio
 fn add_nodes(
     network: &mut NetworkFabric,
     ways: &mut BTreeMap<Way, Path>,
-    own: &Underlay,
-    others: &BTreeMap<&str, (&str, Underlay)>,
+    fabric: Fabric,
+    (own, others): (&Underlay, &BTreeMap<&str, (&str, Underlay)>),
 ) {
     network.own = own.addresses.iter().copied().collect::<BTreeSet<_>>();
     for (_, other) in others.values() {
         for address in &other.addresses {
-            if let Some((way, path)) = way(own, other, Fabric::Overlay, &IpNet::from(*address)) {
+            if let Some((way, path)) = way(own, other, fabric, &IpNet::from(*address)) {
                 ways.insert(way, path);
                 network.nodes.insert(*address, way);
             }

@@ -11,6 +11,7 @@ use kni_common::{
     config::{Config, FlowShare},
     counter::{Counter, DropKey, EventGate},
     endpoint::{EndpointPolicy, EndpointRow, FLAG_HANDOVER, FLAG_ROUTED},
+    uplink::OUTSIDE,
 };
 use kni_model::{EndpointId, Enforcement, NetworkId};
 
@@ -32,6 +33,8 @@ pub(super) struct EndpointMaps {
     /// Endpoints by the index of a host interface that a CNI plugin created.
     interfaces: Table<u32, u32>,
     pub(super) addresses: Table<AddressKey, AddressValue>,
+    /// Networks whose addresses other nodes send to without a tunnel: such packets find their pod by a second row.
+    exposed: BTreeSet<u32>,
     pub(super) routes: RouteTable,
     pub(super) counters: PerCpuTable<u32, Counter>,
     pub(super) drops: PerCpuTable<DropKey, Counter>,
@@ -54,12 +57,14 @@ impl EndpointMaps {
         let policies: Table<u32, EndpointPolicy> = Table::open("ENDPOINT_POLICIES", &pins.map("ENDPOINT_POLICIES"))?;
         let rows = endpoints.rows()?;
         let generations = Generations::after(&rows);
+        let addresses: Table<AddressKey, AddressValue> = Table::open("ADDRESSES", &pins.map("ADDRESSES"))?;
         Ok(Self {
+            exposed: exposed_networks(&addresses, &rows)?,
             enforced: Enforced::from_rows(&rows, &policies.rows()?),
             endpoints,
             policies,
             interfaces: Table::open("INTERFACES", &pins.map("INTERFACES"))?,
-            addresses: Table::open("ADDRESSES", &pins.map("ADDRESSES"))?,
+            addresses,
             routes: RouteTable::open(&pins.map("ROUTES"))?,
             counters: PerCpuTable::open("COUNTERS", &pins.map("COUNTERS"))?,
             drops: PerCpuTable::open("DROPS", &pins.map("DROPS"))?,
@@ -250,6 +255,52 @@ impl EndpointMaps {
                 incarnation,
             };
             self.addresses.put(&address_key(config, address), &value)?;
+            if self.exposed.contains(&config.network.get()) {
+                self.expose(address, value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the row by which packets from outside find the endpoint. Another current endpoint keeps the address: two
+    /// networks without a tunnel must not overlap.
+    fn expose(&self, address: IpAddr, value: AddressValue) -> Result<(), DataplaneError> {
+        let key = outside_key(address);
+        if let Some(found) = self.addresses.get(&key)?
+            && found.endpoint != value.endpoint
+        {
+            let owner = self.row(EndpointId(found.endpoint))?;
+            if owner.network != 0 && owner.incarnation == found.incarnation {
+                tracing::warn!(%address, "two pods of networks without a tunnel have this address; the first one keeps it");
+                return Ok(());
+            }
+        }
+        self.addresses.put(&key, &value)
+    }
+
+    /// Replaces the networks whose addresses other nodes send to without a tunnel.
+    pub(super) fn set_exposed(&mut self, exposed: BTreeSet<u32>) -> Result<(), DataplaneError> {
+        if self.exposed == exposed {
+            return Ok(());
+        }
+        self.exposed = exposed;
+        let rows: BTreeMap<u32, EndpointRow> = self.rows()?.into_iter().collect();
+        let known = self.addresses.rows()?.into_iter();
+        let stale = known.filter(|(key, value)| {
+            key.network == OUTSIDE && is_stale(key, *value, rows.get(&value.endpoint), &self.exposed)
+        });
+        self.addresses
+            .remove_all(&stale.map(|(key, _)| key).collect::<Vec<_>>())?;
+        for (endpoint, row) in rows.iter().filter(|(_, row)| self.exposed.contains(&row.network)) {
+            let value = AddressValue {
+                endpoint: *endpoint,
+                incarnation: row.incarnation,
+            };
+            let v4 = Some(IpAddr::from(row.ipv4)).filter(|_| row.ipv4 != [0; 4]);
+            let v6 = Some(IpAddr::from(row.ipv6)).filter(|_| row.ipv6 != [0; 16]);
+            for address in v4.into_iter().chain(v6) {
+                self.expose(address, value)?;
+            }
         }
         Ok(())
     }
@@ -286,17 +337,16 @@ impl EndpointMaps {
 
     fn remove_addresses_of(&self, endpoint: EndpointId, row: &EndpointRow) -> Result<(), DataplaneError> {
         for address in [from_ip(IpAddr::from(row.ipv4)), row.ipv6] {
-            let key = AddressKey {
-                network: row.network,
-                address,
-            };
-            // The address may have a new owner already.
-            if self
-                .addresses
-                .get(&key)?
-                .is_some_and(|value| value.endpoint == endpoint.0)
-            {
-                self.addresses.remove(&key)?;
+            for network in [row.network, OUTSIDE] {
+                let key = AddressKey { network, address };
+                // The address may have a new owner already.
+                if self
+                    .addresses
+                    .get(&key)?
+                    .is_some_and(|value| value.endpoint == endpoint.0)
+                {
+                    self.addresses.remove(&key)?;
+                }
             }
         }
         Ok(())
@@ -322,7 +372,7 @@ impl EndpointMaps {
             .map(|(ifindex, _)| ifindex);
         self.interfaces.remove_all(&gone.collect::<Vec<_>>())?;
         let rows = self.addresses.rows()?.into_iter();
-        let stale = rows.filter(|(key, value)| is_stale(key, *value, endpoints.get(&value.endpoint)));
+        let stale = rows.filter(|(key, value)| is_stale(key, *value, endpoints.get(&value.endpoint), &self.exposed));
         self.addresses
             .remove_all(&stale.map(|(key, _)| key).collect::<Vec<_>>())
     }
@@ -393,8 +443,30 @@ fn address_key(config: &EndpointConfig, address: IpAddr) -> AddressKey {
     }
 }
 
-fn is_stale(key: &AddressKey, value: AddressValue, row: Option<&EndpointRow>) -> bool {
-    let matches = |row: &EndpointRow| row.network == key.network && row.incarnation == value.incarnation;
+fn outside_key(address: IpAddr) -> AddressKey {
+    AddressKey {
+        network: OUTSIDE,
+        address: from_ip(address),
+    }
+}
+
+/// The networks that an earlier agent has exposed.
+fn exposed_networks(
+    addresses: &Table<AddressKey, AddressValue>,
+    rows: &[(u32, EndpointRow)],
+) -> Result<BTreeSet<u32>, DataplaneError> {
+    let networks: BTreeMap<u32, u32> = rows.iter().map(|(endpoint, row)| (*endpoint, row.network)).collect();
+    let outside = addresses.rows()?.into_iter().filter(|(key, _)| key.network == OUTSIDE);
+    let exposed = outside.filter_map(|(_, value)| networks.get(&value.endpoint).copied());
+    Ok(exposed.filter(|network| *network != 0).collect())
+}
+
+fn is_stale(key: &AddressKey, value: AddressValue, row: Option<&EndpointRow>, exposed: &BTreeSet<u32>) -> bool {
+    let is_of = |row: &EndpointRow| match key.network {
+        OUTSIDE => exposed.contains(&row.network),
+        network => row.network == network,
+    };
+    let matches = |row: &EndpointRow| is_of(row) && row.incarnation == value.incarnation;
     value.endpoint != ADDRESS_OF_SERVICE && !row.is_some_and(matches)
 }
 
@@ -415,13 +487,13 @@ mod tests {
             generation: 9,
             ..EndpointRow::default()
         };
-        assert!(!is_stale(&key, of(ADDRESS_OF_SERVICE, 0), None));
-        assert!(!is_stale(&key, of(1, 8), Some(&row)));
+        assert!(!is_stale(&key, of(ADDRESS_OF_SERVICE, 0), None, &BTreeSet::new()));
+        assert!(!is_stale(&key, of(1, 8), Some(&row), &BTreeSet::new()));
         assert!(
-            is_stale(&key, of(1, 9), Some(&row)),
+            is_stale(&key, of(1, 9), Some(&row), &BTreeSet::new()),
             "the generation is not the incarnation"
         );
-        assert!(is_stale(&key, of(1, 8), None));
+        assert!(is_stale(&key, of(1, 8), None, &BTreeSet::new()));
         assert!(is_stale(&AddressKey { network: 4, ..key }, of(1, 8), Some(&row)));
     }
 }

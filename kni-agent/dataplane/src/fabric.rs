@@ -65,6 +65,8 @@ pub struct NetworkFabric {
     pub nodes: BTreeMap<IpAddr, Way>,
     /// Addresses of this node, likewise.
     pub own: BTreeSet<IpAddr>,
+    /// Whether packets come without a tunnel, and find their pod by its address alone.
+    pub exposed: bool,
 }
 
 /// Everything that the programs know of other nodes.
@@ -261,6 +263,8 @@ impl Dataplane {
         {
             let mut endpoints = lock(&self.endpoints);
             let moved = endpoints.routes.set_remote(routes)?;
+            let exposed = fabric.networks.iter().filter(|(_, network)| network.exposed);
+            endpoints.set_exposed(exposed.map(|(network, _)| network.get()).collect())?;
             if !moved.is_empty() {
                 endpoints.renew_epochs(&moved)?;
             }

@@ -47,6 +47,17 @@ pub struct Tunnel {
     pub host_network: Option<NetworkId>,
 }
 
+/// The node's stack as other nodes' pods see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stack {
+    /// The network whose pods exchange packets with it.
+    pub network: NetworkId,
+    /// Its IPv4 address.
+    pub ipv4: Option<Ipv4Addr>,
+    /// Its IPv6 address.
+    pub ipv6: Option<Ipv6Addr>,
+}
+
 /// What a way to another node needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Path {
@@ -54,15 +65,18 @@ pub struct Path {
     pub mtu: u32,
     /// Another value means another node, or another state of it.
     pub stamp: u64,
-    /// Without a tunnel: the interface that leads to the node.
-    pub ifindex: u32,
 }
+
+/// The next hop of a way without a tunnel.
+type NextHops = BTreeMap<IpAddr, (u32, Option<IpAddr>)>;
 
 /// Everything that this node should know of others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Desired {
     /// `None` where no network of the cluster needs it, or the node has no address yet.
     pub tunnel: Option<Tunnel>,
+    /// What the node's stack sends to pods of other nodes with.
+    pub stack: Option<Stack>,
     /// The ways that the networks refer to.
     pub ways: BTreeMap<Way, Path>,
     /// The networks.
@@ -115,7 +129,8 @@ impl Fabric {
             Some(tunnel) => Some(self.netlink.ensure_overlay(tunnel.port, tunnel.mtu).await?),
             None => None,
         };
-        let rows = rows(desired, device);
+        let hops = self.next_hops(desired).await?;
+        let rows = rows(desired, device, &hops);
         let dataplane = Arc::clone(&self.dataplane);
         tokio::task::spawn_blocking(move || {
             if device.is_some() {
@@ -124,11 +139,23 @@ impl Fabric {
             dataplane.set_fabric(&rows)
         })
         .await??;
-        self.netlink.ensure_remote_routes(&host_routes(desired, device)).await?;
+        let routes = host_routes(desired, device, &hops);
+        self.netlink.ensure_remote_routes(&routes).await?;
         if device.is_none() {
             self.netlink.remove_overlay().await?;
         }
         Ok(())
+    }
+
+    /// Where the node's own routes lead to other nodes. One without a route is left out.
+    async fn next_hops(&self, desired: &Desired) -> Result<NextHops, FabricError> {
+        let mut hops = NextHops::new();
+        for way in desired.ways.keys().filter(|way| !way.overlay) {
+            if let Some(found) = self.netlink.way_to(way.underlay).await? {
+                hops.insert(way.underlay, found);
+            }
+        }
+        Ok(hops)
     }
 }
 
@@ -139,13 +166,42 @@ pub async fn cleanup() -> Result<(), FabricError> {
     Ok(netlink.remove_overlay().await?)
 }
 
-fn rows(desired: &Desired, device: Option<u32>) -> FabricRows {
-    let hop = |way: &Way, path: &Path| {
-        let ifindex = if way.overlay { device? } else { path.ifindex };
-        let Path { mtu, stamp, .. } = *path;
-        Some(Hop { ifindex, mtu, stamp })
-    };
-    let ways = desired.ways.iter();
+/// The way and its hop in the dataplane's terms. Behind a router several nodes have the same way, which says nothing of any
+/// of them.
+fn resolve(way: &Way, path: &Path, device: Option<u32>, hops: &NextHops) -> Option<(Way, Hop)> {
+    let Path { mtu, stamp } = *path;
+    if way.overlay {
+        let ifindex = device?;
+        return Some((*way, Hop { ifindex, mtu, stamp }));
+    }
+    let (ifindex, router) = *hops.get(&way.underlay)?;
+    let stamp = if router.is_some() { 0 } else { stamp };
+    let underlay = router.unwrap_or(way.underlay);
+    Some((Way { underlay, ..*way }, Hop { ifindex, mtu, stamp }))
+}
+
+fn rows(desired: &Desired, device: Option<u32>, hops: &NextHops) -> FabricRows {
+    let mut ways: BTreeMap<Way, Hop> = BTreeMap::new();
+    let mut resolved: BTreeMap<Way, Way> = BTreeMap::new();
+    for (way, path) in &desired.ways {
+        if let Some((to, hop)) = resolve(way, path, device, hops) {
+            resolved.insert(*way, to);
+            let known = ways.entry(to).or_insert(hop);
+            known.mtu = known.mtu.min(hop.mtu);
+        }
+    }
+    let networks = desired.networks.iter().map(|(network, fabric)| {
+        let blocks = fabric.blocks.iter();
+        let nodes = fabric.nodes.iter();
+        let fabric = NetworkFabric {
+            blocks: blocks
+                .filter_map(|(net, way)| Some((*net, *resolved.get(way)?)))
+                .collect(),
+            nodes: nodes.filter_map(|(ip, way)| Some((*ip, *resolved.get(way)?))).collect(),
+            ..fabric.clone()
+        };
+        (*network, fabric)
+    });
     FabricRows {
         tunnel: desired.tunnel.map(|tunnel| TunnelEnds {
             ipv4: tunnel.ipv4,
@@ -153,29 +209,34 @@ fn rows(desired: &Desired, device: Option<u32>) -> FabricRows {
             port: tunnel.port,
             host_network: tunnel.host_network,
         }),
-        ways: ways.filter_map(|(way, path)| Some((*way, hop(way, path)?))).collect(),
-        networks: desired.networks.clone(),
+        networks: networks.collect(),
+        ways,
     }
 }
 
-/// The stack reaches the pods of the network with host access through the tunnel, with the node's address in the underlay:
-/// other nodes know it by that.
-fn host_routes(desired: &Desired, device: Option<u32>) -> BTreeSet<RemoteRoute> {
-    let (Some(ifindex), Some(tunnel)) = (device, desired.tunnel) else {
+/// The stack reaches the pods of the network with host access the way that its own pods do, with the node's address in the
+/// underlay: other nodes know it by that.
+fn host_routes(desired: &Desired, device: Option<u32>, hops: &NextHops) -> BTreeSet<RemoteRoute> {
+    let Some(stack) = desired.stack else {
         return BTreeSet::new();
     };
-    let network = tunnel.host_network.and_then(|network| desired.networks.get(&network));
+    let network = desired.networks.get(&stack.network);
     let blocks = network.into_iter().flat_map(|network| &network.blocks);
-    let through = blocks.filter(|(_, way)| way.overlay);
-    let routes = through.filter_map(|(block, _)| {
+    let routes = blocks.filter_map(|(block, way)| {
         let source = match block.addr() {
-            IpAddr::V4(_) => IpAddr::V4(tunnel.ipv4?),
-            IpAddr::V6(_) => IpAddr::V6(tunnel.ipv6?),
+            IpAddr::V4(_) => IpAddr::V4(stack.ipv4?),
+            IpAddr::V6(_) => IpAddr::V6(stack.ipv6?),
+        };
+        let (ifindex, gateway) = if way.overlay {
+            (device?, None)
+        } else {
+            let (ifindex, router) = *hops.get(&way.underlay)?;
+            (ifindex, Some(router.unwrap_or(way.underlay)))
         };
         Some(RemoteRoute {
             destination: *block,
             ifindex,
-            gateway: None,
+            gateway,
             source,
         })
     });
@@ -194,11 +255,7 @@ mod tests {
     }
 
     fn desired() -> Desired {
-        let path = Path {
-            mtu: 1450,
-            stamp: 1,
-            ifindex: 9,
-        };
+        let path = Path { mtu: 1450, stamp: 1 };
         let network = |ways: [Way; 2]| NetworkFabric {
             number: Some(5000),
             blocks: [
@@ -217,6 +274,11 @@ mod tests {
                 mtu: 1450,
                 host_network: Some(1.try_into().unwrap()),
             }),
+            stack: Some(Stack {
+                network: 1.try_into().unwrap(),
+                ipv4: Some([192, 0, 2, 1].into()),
+                ipv6: None,
+            }),
             ways: [(tunnel, path), (direct, path)].into(),
             networks: [
                 (1.try_into().unwrap(), network([tunnel, tunnel])),
@@ -226,24 +288,62 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_stack_has_routes_to_pods_of_the_network_with_host_access_only() {
-        let routes = host_routes(&desired(), Some(7));
-        let shown: Vec<(String, String, u32)> = routes
-            .iter()
-            .map(|route| (route.destination.to_string(), route.source.to_string(), route.ifindex))
-            .collect();
-        // The node has no IPv6 address to send from.
-        assert_eq!(shown, [("10.0.1.0/26".to_owned(), "192.0.2.1".to_owned(), 7)]);
-        assert!(host_routes(&desired(), None).is_empty());
+    fn hops(router: Option<&str>) -> NextHops {
+        let router = router.map(|router| router.parse().unwrap());
+        [("192.0.2.2".parse().unwrap(), (9, router))].into()
+    }
+
+    fn shown(routes: &BTreeSet<RemoteRoute>) -> Vec<String> {
+        let routes = routes.iter().map(|route| {
+            let gateway = route
+                .gateway
+                .map(|gateway| format!(" via {gateway}"))
+                .unwrap_or_default();
+            format!(
+                "{}{gateway} dev {} src {}",
+                route.destination, route.ifindex, route.source
+            )
+        });
+        routes.collect()
     }
 
     #[test]
-    fn ways_through_the_tunnel_need_its_device() {
+    fn the_stack_has_routes_to_pods_of_the_network_with_host_access_only() {
+        let mut desired = desired();
+        let routes = host_routes(&desired, Some(7), &hops(None));
+        // The node has no IPv6 address to send from.
+        assert_eq!(shown(&routes), ["10.0.1.0/26 dev 7 src 192.0.2.1"]);
+        assert!(host_routes(&desired, None, &hops(None)).is_empty());
+        desired.stack = desired.stack.map(|stack| Stack {
+            network: 2.try_into().unwrap(),
+            ..stack
+        });
+        let routes = host_routes(&desired, None, &hops(None));
+        assert_eq!(shown(&routes), ["10.0.1.0/26 via 192.0.2.2 dev 9 src 192.0.2.1"]);
+        let routes = host_routes(&desired, None, &hops(Some("192.0.2.254")));
+        assert_eq!(shown(&routes), ["10.0.1.0/26 via 192.0.2.254 dev 9 src 192.0.2.1"]);
+    }
+
+    #[test]
+    fn ways_through_the_tunnel_need_its_device_and_others_a_route() {
         let desired = desired();
-        let with = rows(&desired, Some(7));
+        let with = rows(&desired, Some(7), &hops(None));
         let interfaces: Vec<(bool, u32)> = with.ways.iter().map(|(way, hop)| (way.overlay, hop.ifindex)).collect();
         assert_eq!(interfaces, [(false, 9), (true, 7)]);
-        assert_eq!(rows(&desired, None).ways.len(), 1);
+        assert_eq!(rows(&desired, None, &hops(None)).ways.len(), 1);
+        let without = rows(&desired, Some(7), &NextHops::new());
+        assert_eq!(without.ways.len(), 1);
+        assert_eq!(
+            without.networks[&2.try_into().unwrap()].blocks.len(),
+            1,
+            "the one behind the tunnel"
+        );
+        let routed = rows(&desired, None, &hops(Some("192.0.2.254")));
+        let (way, hop) = routed.ways.iter().next().unwrap();
+        assert_eq!((way.underlay, hop.stamp), ("192.0.2.254".parse().unwrap(), 0));
+        assert_eq!(
+            routed.networks[&2.try_into().unwrap()].blocks.values().next(),
+            Some(way)
+        );
     }
 }

@@ -18,7 +18,7 @@ use netlink_packet_route::{
         AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo,
         LinkMessage,
     },
-    route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol},
+    route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteType},
 };
 
 use super::{
@@ -161,6 +161,31 @@ impl Netlink {
         Ok(answers.filter_map(Vxlan::recognise).collect())
     }
 
+    /// The interface that leads to an address of another node, and the router on the way, if there is one. `None` without a
+    /// route.
+    pub async fn way_to(&self, address: IpAddr) -> Result<Option<(u32, Option<IpAddr>)>> {
+        let mut message = RouteMessage::default();
+        message.header.address_family = message::family_of(address);
+        message.header.destination_prefix_length = message::host_net(address).prefix_len();
+        message.attributes.push(RouteAttribute::Destination(address.into()));
+        let place = self.place(format!("look for a route to {address}"));
+        let request = Request::new(place, RouteNetlinkMessage::GetRoute(message), 0).forgive(&[
+            libc::ENETUNREACH,
+            libc::EHOSTUNREACH,
+            libc::EACCES,
+            libc::EINVAL,
+            libc::EAFNOSUPPORT,
+            libc::EOPNOTSUPP,
+        ]);
+        let answers = self.ask(vec![request]).await?;
+        Ok(answers.iter().find_map(|answer| match answer {
+            RouteNetlinkMessage::NewRoute(route) if route.header.kind == RouteType::Unicast => {
+                Some((oif_of(route)?, gateway_of(route)))
+            }
+            _ => None,
+        }))
+    }
+
     /// Reconciles the host's routes to pods of other nodes. Idempotent.
     pub async fn ensure_remote_routes(&self, desired: &BTreeSet<RemoteRoute>) -> Result<()> {
         let desired: BTreeMap<IpNet, RemoteRoute> = desired.iter().map(|route| (route.destination, *route)).collect();
@@ -230,24 +255,26 @@ impl RemoteRoute {
         if route.header.protocol != RouteProtocol::Other(REMOTE_ROUTE_PROTOCOL) {
             return None;
         }
-        let mut source = None;
-        let mut gateway = None;
-        for attribute in &route.attributes {
-            match attribute {
-                RouteAttribute::PrefSource(address) => source = ip_of(address),
-                RouteAttribute::Gateway(address) => gateway = ip_of(address),
-                _ => {}
-            }
-        }
+        let source = route.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::PrefSource(address) => ip_of(address),
+            _ => None,
+        });
         let unspecified = destination_of(route)?.addr();
         Some(Self {
             destination: destination_of(route)?,
             ifindex: oif_of(route)?,
-            gateway,
+            gateway: gateway_of(route),
             // Without one it is none that is wanted, and is removed.
             source: source.unwrap_or(unspecified),
         })
     }
+}
+
+fn gateway_of(route: &RouteMessage) -> Option<IpAddr> {
+    route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Gateway(address) => ip_of(address),
+        _ => None,
+    })
 }
 
 fn ip_of(address: &RouteAddress) -> Option<IpAddr> {

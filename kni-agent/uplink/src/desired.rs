@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use kni_common::{Verdict, uplink::HostPortKey};
 use kni_dataplane::{EgressSource, HostPort, host_port_key};
 use kni_model::{
-    NetworkSpec, PortMapping, PortProtocol,
+    Fabric, NetworkSpec, PortMapping, PortProtocol,
     egress::{EgressRefusal, EgressUser, RefusedAddress},
     network::EgressMode,
     policy::{PolicyInterface, PolicyPod, PolicyRef},
@@ -178,7 +178,8 @@ pub(super) fn sources<'a>(
 ) -> (BTreeMap<IpNet, Verdict>, Vec<IpNet>) {
     let overlaps = |one: &IpNet, other: &IpNet| one.contains(other) || other.contains(one);
     let bogons = networks.into_iter().flatten();
-    let bogons = bogons.filter(|spec| spec.egress != EgressMode::Route);
+    // Pods of other nodes come with their own addresses where there is no tunnel.
+    let bogons = bogons.filter(|spec| spec.egress != EgressMode::Route && spec.fabric != Fabric::Native);
     let (real, bogons): (Vec<IpNet>, Vec<IpNet>) = bogons
         .flat_map(|spec| spec.subnets.iter().copied())
         .partition(|subnet| connected.iter().any(|net| overlaps(net, subnet)));
