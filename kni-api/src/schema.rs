@@ -95,6 +95,7 @@ fn name_values(object: &mut Map<String, Value>) {
 fn know_format(object: &mut Map<String, Value>) {
     let (known, maximum) = match object.get("format").and_then(Value::as_str) {
         Some("uint8") => ("int32", u32::from(u8::MAX)),
+        Some("uint16") => ("int32", u32::from(u16::MAX)),
         Some("uint32") => ("int64", u32::MAX),
         _ => return,
     };
@@ -164,6 +165,7 @@ mod tests {
         let number = |schema| plained(schema)["maximum"].clone();
         assert_eq!(plained(json_schema!({"format": "uint8"}))["format"], "int32");
         assert_eq!(number(json_schema!({"format": "uint8", "maximum": 32})), 32);
+        assert_eq!(number(json_schema!({"format": "uint16"})), u16::MAX);
         assert_eq!(number(json_schema!({"format": "uint32"})), u32::MAX);
         assert_eq!(plained(json_schema!({"format": "int64"})), json!({"format": "int64"}));
     }

@@ -8,7 +8,8 @@ use kni_api::{
     NodeEndpoint,
 };
 use kni_crd::{
-    AttachmentFacts, EgressPolicy, InvalidObject, NodeNetwork, PodFacts, PodInterface, PodNetwork, PodNetworkAttachment,
+    AttachmentFacts, EgressPolicy, InvalidObject, NodeNetwork, PodFacts, PodInterface, PodNetwork,
+    PodNetworkAttachment, ServiceAddresses,
 };
 use kni_model::{
     NetworkName,
@@ -54,6 +55,8 @@ pub struct NodeRow {
     pub addresses: Vec<String>,
     /// External addresses.
     pub external_addresses: Vec<String>,
+    /// Whether it is labelled as part of the control plane. Its kubelet cannot do that.
+    pub control_plane: bool,
     /// KNI's extended resources.
     pub resources: BTreeMap<String, String>,
 }
@@ -107,6 +110,8 @@ pub struct Tables {
     pub other_blocks: Table<Arc<AddressBlock>>,
     /// Numbers of networks. Attach does not wait for them: the kind may be missing.
     pub numbers: Table<Arc<NetworkNumber>>,
+    /// Addresses of Services, also of those that KNI does not serve or understand; only kni-controller follows them.
+    pub service_addresses: Table<ServiceAddresses>,
     /// All nodes; only kni-controller follows them.
     pub nodes: Table<NodeRow>,
     /// Egress policies with their status; only kni-controller follows them in this form.
@@ -192,7 +197,7 @@ impl Tables {
     }
 
     /// The kinds that kni-controller needs.
-    fn of_cluster(&self) -> [(&'static str, &dyn Kept); 12] {
+    fn of_cluster(&self) -> [(&'static str, &dyn Kept); 13] {
         [
             ("podnetworks", &self.networks),
             ("podnetworkattachments", &self.attachments),
@@ -201,6 +206,7 @@ impl Tables {
             ("egressaddresspools", &self.egress_pools),
             ("egressaddressclaims", &self.egress_claims),
             ("services", &self.services),
+            ("addresses of services", &self.service_addresses),
             ("endpointslices", &self.slices),
             ("namespaces", &self.namespaces),
             ("pods", &self.pods),
@@ -280,7 +286,13 @@ impl Tables {
     pub fn version(&self) -> u64 {
         let all = self.needed().into_iter().chain(self.others());
         let all: u64 = all.map(|(_, table)| table.version()).sum();
-        all + self.node_networks.version() + self.nodes.version() + self.egress_objects.version()
+        let of_cluster = [
+            self.node_networks.version(),
+            self.nodes.version(),
+            self.egress_objects.version(),
+            self.service_addresses.version(),
+        ];
+        all + of_cluster.iter().sum::<u64>()
     }
 
     /// The policies of every kind.

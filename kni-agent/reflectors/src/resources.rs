@@ -12,7 +12,7 @@ use kni_api::{AddressBlock, EgressPolicySummary, GROUP, NetworkMembers, NetworkN
 use kni_crd::{
     EgressAddressClaim, EgressAddressPool, EgressPolicy, FromObject, InvalidObject, NodeNetwork, PodInterface,
     PodNetwork, PodNetworkAttachment, closed_policy, read_attachment, read_attachment_definition, read_endpoint_slice,
-    read_pod, read_service, v1beta1, v1beta2,
+    read_pod, read_service, read_service_addresses, v1beta1, v1beta2,
 };
 use kni_model::policy::{Policy, PolicyKind};
 use kube::{
@@ -33,6 +33,10 @@ use kni_cluster::{AttachmentRow, ClusterCache, NodeRow, PolicyRow, Table, Tables
 
 /// The version of our own API group.
 const VERSION: &str = "v1alpha1";
+/// Label of the nodes of the control plane. Admission plugin `NodeRestriction` refuses it from kubelets: of the labels under
+/// `kubernetes.io` they may write some well-known ones and those of `kubelet.kubernetes.io` and `node.kubernetes.io`, at
+/// registration and later.
+const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 /// The API group of the Network Plumbing Working Group.
 const NPWG: &str = "k8s.cni.cncf.io";
 
@@ -157,6 +161,14 @@ pub fn reflect_cluster(client: &Client, cache: &ClusterCache, counts: &WatchStat
     reflect_egress(&mut watches);
     // Their addresses are never egress addresses.
     reflect_services(&mut watches);
+    watches.reflect(
+        "watch-service-addresses",
+        Kind::<Service, _>::new(
+            "addresses of services",
+            |tables| &mut tables.service_addresses,
+            |object| read_service_addresses(&object),
+        ),
+    );
     watches.reflect(
         "watch-egresspolicies",
         Kind::<EgressPolicy, _>::new(
@@ -461,6 +473,7 @@ where
 /// The retained fields of a node.
 pub fn node_row(object: Node) -> NodeRow {
     let status = object.status.unwrap_or_default();
+    let labels = object.metadata.labels.unwrap_or_default();
     let of_type = |name: &str| {
         let addresses = status.addresses.iter().flatten();
         let matching = addresses.filter(|address| address.type_ == name);
@@ -474,6 +487,7 @@ pub fn node_row(object: Node) -> NodeRow {
         taints: object.spec.and_then(|spec| spec.taints).unwrap_or_default(),
         addresses: of_type("InternalIP"),
         external_addresses: of_type("ExternalIP"),
+        control_plane: labels.contains_key(CONTROL_PLANE),
         resources: resources
             .filter(|(name, _)| name.starts_with(kni_api::RESOURCE_PREFIX))
             .map(|(name, quantity)| (name, quantity.0))

@@ -17,7 +17,7 @@ use super::{
 };
 
 /// A node that is missing this long, with all its pods, is gone: it loses its blocks and objects.
-const GRACE: Duration = Duration::from_mins(1);
+pub(super) const GRACE: Duration = Duration::from_mins(1);
 
 /// When nodes were first seen to be missing.
 #[derive(Debug, Default)]

@@ -18,6 +18,7 @@ mod members;
 mod network_numbers;
 mod network_status;
 mod networks;
+mod node_endpoints;
 mod overview;
 mod reconcile;
 mod stated_access;
@@ -64,6 +65,7 @@ pub(crate) fn start(client: &Client, health: &Health, metrics: &Metrics, rest: D
     tasks.spawn(reconcile(context.clone(), gone_blocks::GoneBlocks::default()));
     tasks.spawn(reconcile(context.clone(), false_interfaces::FalseInterfaces));
     tasks.spawn(reconcile(context.clone(), members::Members::default()));
+    tasks.spawn(reconcile(context.clone(), node_endpoints::NodeEndpoints::default()));
     tasks.spawn(reconcile(context.clone(), taints::Taints));
     tasks.spawn(reconcile(context, extended_resources::ExtendedResources));
     tasks
