@@ -10,6 +10,7 @@ mod egress_owners;
 mod egress_policies;
 mod egress_pools;
 mod extended_resources;
+mod fabric;
 mod false_interfaces;
 mod gone_blocks;
 mod gone_nodes;

@@ -10,12 +10,18 @@ use kni_api::{
 use kni_crd::PodNetwork;
 use kube::ResourceExt as _;
 
-use super::{count, listed, overview::Overview};
+use super::{
+    count,
+    fabric::{chosen, fabric},
+    listed,
+    overview::Overview,
+};
 
 /// Maximum number of namespaces in the status of a network.
 const MOST_NAMESPACES: usize = 100;
 
-/// The desired status of a network: its blocks without those of removed nodes, its conditions, its counts and its number.
+/// The desired status of a network: its blocks without those of removed nodes, its conditions, its counts, its number
+/// and its fabric.
 pub(super) fn network_status(
     overview: &Overview<'_>,
     refused: Option<&str>,
@@ -39,6 +45,8 @@ pub(super) fn network_status(
         total: count(nodes.len()),
     };
     status.number = number;
+    let fabric = fabric(object);
+    status.fabric = Some(fabric);
     status.interfaces = count(overview.interfaces(&name).len());
     status.addresses = addresses(overview, object, &status);
     let namespaces = overview.namespaces(&name).iter().take(MOST_NAMESPACES);
@@ -48,7 +56,10 @@ pub(super) fn network_status(
     for condition in conditions(object, refused, &missing, &full, nodes.len()) {
         set_condition(&mut status.conditions, condition);
     }
-    set_condition(&mut status.conditions, in_use(overview, object, &name));
+    let more = [Some(in_use(overview, object, &name)), chosen(object, fabric)];
+    for condition in more.into_iter().flatten() {
+        set_condition(&mut status.conditions, condition);
+    }
     status.summary = PodNetworkSummary::new(&object.spec, &status);
     status
 }
