@@ -494,6 +494,11 @@ mod tests {
             "the generation is not the incarnation"
         );
         assert!(is_stale(&key, of(1, 8), None, &BTreeSet::new()));
-        assert!(is_stale(&AddressKey { network: 4, ..key }, of(1, 8), Some(&row)));
+        assert!(is_stale(
+            &AddressKey { network: 4, ..key },
+            of(1, 8),
+            Some(&row),
+            &BTreeSet::new()
+        ));
     }
 }

@@ -11,6 +11,7 @@ mod egress_owners;
 mod egress_refused;
 mod egress_writes;
 mod exhaustion;
+mod fabric;
 mod faults;
 mod figures;
 mod members;

@@ -1,0 +1,200 @@
+//! Provides nodes with a pod of each network on every node, and what is on the wire between them.
+
+use std::{net::IpAddr, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use kni_integration::{
+    Cluster, Pod,
+    cluster::{MemberOptions, PATIENCE, objects},
+    frames::PacketSocket,
+    traffic::{Matrix, Probe, Servers},
+    wait,
+};
+use serde_json::{Value, json};
+
+use super::super::scene::{PORT, address, identity, serve, wait_for_condition};
+
+/// Nodes of a bed.
+pub(super) const NODES: usize = 3;
+/// UDP port of the tunnels.
+pub(super) const OVERLAY_PORT: u16 = 4789;
+/// The namespaces of the default network, and of two networks with the same addresses.
+pub(super) const TEAMS: [&str; 3] = ["plain", "red-team", "blue-team"];
+/// Time to wait for what must not come.
+pub(super) const SILENCE: Duration = Duration::from_millis(500);
+
+/// Nodes with a pod of each team on every node, and a server in every pod.
+pub(super) struct Bed {
+    pub(super) cluster: Cluster,
+    /// The pods: all of the first team by node, then those of the next one.
+    pub(super) pods: Vec<Pod>,
+    pub(super) servers: Vec<Servers>,
+}
+
+impl Bed {
+    /// Nodes whose agents have these additional arguments; the default network has this fabric.
+    pub(super) async fn start(name: &str, args: &[&str], default: Option<&str>) -> Result<Self> {
+        let mut cluster = Cluster::without_nodes(name).await?;
+        for _node in 0..NODES {
+            let mut options = MemberOptions::default();
+            options.args.extend(args.iter().map(|arg| (*arg).to_owned()));
+            cluster.add_node(options).await?;
+        }
+        apply_networks(&cluster, default).await?;
+        let wanted: Vec<Value> = TEAMS
+            .iter()
+            .flat_map(|team| (1..=NODES).map(|node| objects::pod(team, &format!("p{node}"), &format!("node{node}"))))
+            .collect();
+        let pods = cluster.run(&wanted).await?;
+        let servers = pods.iter().map(serve).collect::<Result<Vec<_>>>()?;
+        Ok(Self { cluster, pods, servers })
+    }
+
+    /// A team's pod on a node, from 1 on.
+    pub(super) fn pod(&self, team: &str, node: usize) -> &Pod {
+        let team = TEAMS.iter().position(|known| *known == team).expect("a team");
+        &self.pods[team * NODES + node - 1]
+    }
+
+    /// Who answers whom: each pod of the own team, and of other teams nobody.
+    pub(super) fn matrix(&self) -> Matrix {
+        let names: Vec<String> = self.pods.iter().map(identity).collect();
+        let mut probes = Vec::new();
+        for from in &self.pods {
+            for to in &self.pods {
+                for v4 in [true, false] {
+                    let ip = address(to, v4);
+                    if ip == address(from, v4) {
+                        continue;
+                    }
+                    let of_team = |(pod, _): &(&Pod, &String)| pod.namespace == from.namespace;
+                    let owner = self.pods.iter().zip(&names).filter(of_team);
+                    let owner = owner.clone().find(|(pod, _)| address(pod, v4) == ip);
+                    probes.push(Probe {
+                        from: &from.inside,
+                        to: ip,
+                        expected: owner.map(|(_, name)| name.as_str()),
+                    });
+                }
+            }
+        }
+        let servers: Vec<&Servers> = self.servers.iter().collect();
+        Matrix::run(&probes, &servers, PORT, SILENCE)
+    }
+
+    /// Waits until every pod reaches those of its team on the other nodes.
+    pub(super) async fn connected(&self) -> Result<()> {
+        wait::until("the pods of all nodes reach each other", PATIENCE, async || {
+            let matrix = self.matrix();
+            let failures = matrix.failures().len();
+            ensure!(failures == 0, "{failures} rows:\n{matrix}");
+            Ok(true)
+        })
+        .await
+        .map(drop)
+        .with_context(|| self.state())
+    }
+
+    /// What each node knows of others, for messages.
+    pub(super) fn state(&self) -> String {
+        let mut text = String::new();
+        for member in &self.cluster.nodes {
+            for command in [
+                "-d link show kni-overlay",
+                "route show table 19278",
+                "-6 route show table 19278",
+            ] {
+                let shown = member.node.run("ip", &command.split(' ').collect::<Vec<_>>());
+                text.push_str(&format!("\n{} {command}: {shown:?}", member.name));
+            }
+            let log = member.agent.log();
+            let last: Vec<&str> = log.lines().rev().take(20).collect();
+            text.push_str(&format!("\n{} log, newest first:\n{}", member.name, last.join("\n")));
+        }
+        text
+    }
+
+    /// Whether red and blue pods have an address in common.
+    pub(super) fn overlaps(&self) -> bool {
+        let of = |team: &str| -> Vec<IpAddr> { (1..=NODES).map(|node| address(self.pod(team, node), true)).collect() };
+        let blue = of("blue-team");
+        of("red-team").iter().any(|ip| blue.contains(ip))
+    }
+}
+
+async fn apply_networks(cluster: &Cluster, default: Option<&str>) -> Result<()> {
+    let way_out = json!({ "egress": { "mode": "Masquerade" } });
+    let mut first = objects::default_network();
+    objects::merge(&mut first["spec"], &way_out);
+    if let Some(fabric) = default {
+        objects::merge(&mut first["spec"], &json!({ "fabric": fabric }));
+    }
+    let mut all = vec![first, objects::namespace("plain", &json!({}))];
+    for name in ["red", "blue"] {
+        let more = json!({
+            "namespaceSelector": { "matchLabels": { "tenant": name } },
+            // Four blocks for three nodes, so that both networks assign the same addresses.
+            "perNodePrefix": { "ipv4": 26, "ipv6": 122 },
+        });
+        all.push(objects::network(name, &["10.10.0.0/24", "fd10::/120"], &more));
+        all.push(objects::namespace(&format!("{name}-team"), &json!({ "tenant": name })));
+    }
+    cluster.apply(&all).await?;
+    for name in ["default", "red", "blue"] {
+        wait_for_condition(cluster, name, "Programmed", true).await?;
+    }
+    Ok(())
+}
+
+/// What passes the bridge between the nodes.
+pub(super) struct Wire(Vec<PacketSocket>);
+
+/// One packet on the wire: its IP packet.
+pub(super) fn ip_packet(frame: &[u8]) -> Option<(IpAddr, IpAddr, u8, &[u8])> {
+    let (ethertype, packet) = (frame.get(12..14)?, frame.get(14..)?);
+    match ethertype {
+        [8, 0] => {
+            let header = usize::from(packet.first()? & 15) * 4;
+            let ip = |at: usize| Some(IpAddr::from(<[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?));
+            Some((ip(12)?, ip(16)?, *packet.get(9)?, packet.get(header..)?))
+        }
+        [0x86, 0xdd] => {
+            let ip = |at: usize| Some(IpAddr::from(<[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?));
+            Some((ip(8)?, ip(24)?, *packet.get(6)?, packet.get(40..)?))
+        }
+        _ => None,
+    }
+}
+
+/// The number of the virtual network and the inner frame of a tunnel packet's UDP datagram.
+pub(super) fn tunnelled(datagram: &[u8]) -> Option<(u32, &[u8])> {
+    let port = u16::from_be_bytes(datagram.get(2..4)?.try_into().ok()?);
+    let header = datagram.get(8..16)?;
+    (port == OVERLAY_PORT).then_some(())?;
+    Some((
+        u32::from_be_bytes([0, header[4], header[5], header[6]]),
+        datagram.get(16..)?,
+    ))
+}
+
+impl Wire {
+    /// Records what passes the nodes' ports of the bridge from now on.
+    pub(super) fn open(cluster: &Cluster) -> Result<Self> {
+        let ports = (1..=cluster.nodes.len()).map(|node| {
+            let port = format!("port{}", node + 10);
+            PacketSocket::open(cluster.fabric.inside(), &port)
+        });
+        Ok(Self(ports.collect::<Result<_>>()?))
+    }
+
+    /// Everything that has passed until now.
+    pub(super) fn frames(&self) -> Result<Vec<Vec<u8>>> {
+        let mut frames = Vec::new();
+        for socket in &self.0 {
+            while let Some(frame) = socket.receive(Duration::from_millis(20), |_any| true)? {
+                frames.push(frame);
+            }
+        }
+        Ok(frames)
+    }
+}

@@ -1,0 +1,311 @@
+//! Tests forged packets of the tunnel: from pods, from processes of a node, and from nodes that do not have the sender. None
+//! is delivered, and each is counted with its reason.
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::Service;
+use kni_api::{NetworkNumber, NodeEndpoint};
+use kni_integration::{
+    Pod,
+    cluster::{Member, PATIENCE, objects},
+    frames::{Ip, Link, PacketSocket, Payload},
+    long, require,
+    traffic::Servers,
+    wait,
+};
+use kni_proto::runtime::ListDropsRequest;
+use kube::{Api, ResourceExt as _, api::ListParams};
+use serde_json::json;
+
+use super::{
+    super::scene::{PORT, address, identity},
+    bed::{Bed, OVERLAY_PORT, Wire, ip_packet, tunnelled},
+};
+
+/// Packets of each kind.
+fn count() -> u32 {
+    if long() { 100_000 } else { 2000 }
+}
+
+/// The content by which a forged datagram is recognised.
+const FORGED: &[u8] = b"00000000-forged";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_but_the_tunnel_sends_to_its_port() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let bed = Bed::start("fabric-enemies", &[], None).await?;
+    bed.connected().await?;
+    let numbers = numbers(&bed).await?;
+    pods_send_to_the_port(&bed, &numbers).await?;
+    pods_send_to_the_port_through_a_service(&bed, &numbers).await?;
+    processes_send_to_the_port(&bed, &numbers).await?;
+    other_nodes_forge_senders(&bed, &numbers).await?;
+    // What is allowed still works.
+    bed.matrix().assert_expected();
+    Ok(())
+}
+
+/// The numbers of the default network, of red and of blue.
+async fn numbers(bed: &Bed) -> Result<[u32; 3]> {
+    let api: Api<NetworkNumber> = Api::all(bed.cluster.client.clone());
+    let objects = api.list(&ListParams::default()).await?;
+    let number = |network: &str| -> Result<u32> {
+        let object = objects.items.iter().find(|object| object.spec.network == network);
+        Ok(object.context("a number")?.name_any().parse()?)
+    };
+    Ok([number("default")?, number("red")?, number("blue")?])
+}
+
+/// A VXLAN datagram with a forged packet inside.
+fn forged(number: u32, from: IpAddr, to: IpAddr) -> Vec<u8> {
+    let [_, a, b, c] = number.to_be_bytes();
+    let inner = Ip::new(from, to).packet(&Payload::udp(999, PORT, FORGED));
+    let frame = Link::new([2, 0, 0, 0, 9, 9], [2, 0, 0, 0, 9, 8]).frame(&inner);
+    [&[8, 0, 0, 0, a, b, c, 0], &frame[..]].concat()
+}
+
+async fn dropped(member: &Member, direction: &str, reason: &str) -> Result<u64> {
+    let listed = member
+        .kubelet
+        .kni()
+        .runtime()
+        .list_drops(ListDropsRequest::default())
+        .await?;
+    let drops = listed.into_inner().drops.into_iter();
+    let found = drops.filter(|drop| drop.direction == direction && drop.reason == reason);
+    Ok(found.filter_map(|drop| drop.count).map(|count| count.packets).sum())
+}
+
+/// Sends forged packets, and checks that exactly so many were dropped for the reason and that no server received one.
+async fn refused(
+    (bed, what): (&Bed, &str),
+    (member, direction, reason): (&Member, &str, &str),
+    send: impl Fn(u32) -> Result<()>,
+) -> Result<()> {
+    let before = dropped(member, direction, reason).await?;
+    let seen: usize = bed.servers.iter().map(Servers::seen).sum();
+    for number in 0..count() {
+        send(number).with_context(|| what.to_owned())?;
+    }
+    let expected = before + u64::from(count());
+    wait::until(
+        &format!("{what}: {} are dropped as {reason}", count()),
+        PATIENCE,
+        async || {
+            let found = dropped(member, direction, reason).await?;
+            ensure!(found <= expected, "{found} of at most {expected}");
+            ensure!(found == expected, "{} of {}", found - before, count());
+            Ok(true)
+        },
+    )
+    .await
+    .with_context(|| bed.state())?;
+    let now: usize = bed.servers.iter().map(Servers::seen).sum();
+    ensure!(now == seen, "{what}: {} packets were delivered", now - seen);
+    println!("{what}: {} sent, 0 delivered, {reason} at {direction}", count());
+    Ok(())
+}
+
+/// From a socket at the pod's end of its interface, as a pod with all capabilities has.
+fn from_pod(pod: &Pod, packet: &[u8]) -> Result<()> {
+    let shown = pod.inside.run("ip", &["-j", "link", "show", "eth0"])?;
+    let shown: serde_json::Value = serde_json::from_str(&shown)?;
+    let own = shown[0]["address"]
+        .as_str()
+        .and_then(kni_integration::frames::parse_mac);
+    let neighbours = pod.inside.run("ip", &["-j", "neighbour", "show", "dev", "eth0"])?;
+    let neighbours: serde_json::Value = serde_json::from_str(&neighbours)?;
+    let gateway = neighbours[0]["lladdr"]
+        .as_str()
+        .and_then(kni_integration::frames::parse_mac);
+    let (own, gateway) = own.zip(gateway).context("the MAC addresses of the pod's link")?;
+    let socket = PacketSocket::open(&pod.inside, "eth0")?;
+    Ok(socket.send(&Link::new(own, gateway).frame(packet))?)
+}
+
+async fn pods_send_to_the_port(bed: &Bed, numbers: &[u32; 3]) -> Result<()> {
+    let wire = Wire::open(&bed.cluster)?;
+    let (sender, member) = (bed.pod("plain", 1), &bed.cluster.nodes[0]);
+    let victim = bed.pod("blue-team", 2);
+    for v4 in [true, false] {
+        let there: IpAddr = bed.cluster.nodes[1].node.addresses()[usize::from(!v4)].parse()?;
+        // As if from blue's pod on node 1, the owner of whose address the sender's node is.
+        let inner = forged(numbers[2], address(bed.pod("blue-team", 1), v4), address(victim, v4));
+        let socket = sender
+            .inside
+            .enter(|| UdpSocket::bind(SocketAddr::new(address(sender, v4), 0)))??;
+        let what = format!("a pod's socket to {there}");
+        refused((bed, &what), (member, "from_pod", "overlay_port"), |_number| {
+            socket.send_to(&inner, (there, OVERLAY_PORT))?;
+            Ok(())
+        })
+        .await?;
+        // In fragments: the first is refused, the others have none to follow.
+        let payload = Payload::udp(5555, OVERLAY_PORT, &inner);
+        let fragments = Ip::new(address(sender, v4), there).fragments(&payload, 64);
+        let before = dropped(member, "from_pod", "overlay_port").await?;
+        for fragment in &fragments {
+            from_pod(sender, fragment)?;
+        }
+        wait::until("the fragments are refused", PATIENCE, async || {
+            Ok(dropped(member, "from_pod", "overlay_port").await? == before + 1)
+        })
+        .await?;
+    }
+    nothing_forged_is_on(&wire)
+}
+
+/// A tenant's own Service may name any address as its backend.
+async fn pods_send_to_the_port_through_a_service(bed: &Bed, numbers: &[u32; 3]) -> Result<()> {
+    let wire = Wire::open(&bed.cluster)?;
+    let (sender, member) = (bed.pod("plain", 1), &bed.cluster.nodes[0]);
+    let there = bed.cluster.nodes[1].node.addresses()[0];
+    let service = objects::service("plain", "tunnel", 53, (there, OVERLAY_PORT), &json!({}));
+    bed.cluster.apply(&service).await?;
+    let api: Api<Service> = Api::namespaced(bed.cluster.client.clone(), "plain");
+    let front: IpAddr = api
+        .get("tunnel")
+        .await?
+        .spec
+        .unwrap_or_default()
+        .cluster_ip
+        .context("an address")?
+        .parse()?;
+    let inner = forged(
+        numbers[2],
+        address(bed.pod("blue-team", 1), true),
+        address(bed.pod("blue-team", 2), true),
+    );
+    let socket = sender
+        .inside
+        .enter(|| UdpSocket::bind(SocketAddr::new(address(sender, true), 0)))??;
+    wait::until("the service is known", PATIENCE, async || {
+        socket.send_to(&inner, (front, 53))?;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let before = dropped(member, "from_pod", "overlay_port").await?;
+        socket.send_to(&inner, (front, 53))?;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        Ok(dropped(member, "from_pod", "overlay_port").await? == before + 1)
+    })
+    .await?;
+    refused(
+        (bed, "through a service"),
+        (member, "from_pod", "overlay_port"),
+        |_number| {
+            socket.send_to(&inner, (front, 53))?;
+            Ok(())
+        },
+    )
+    .await?;
+    nothing_forged_is_on(&wire)
+}
+
+/// A process of the node has the node's address, from which others accept the pods of the node.
+async fn processes_send_to_the_port(bed: &Bed, numbers: &[u32; 3]) -> Result<()> {
+    let wire = Wire::open(&bed.cluster)?;
+    let member = &bed.cluster.nodes[0];
+    for v4 in [true, false] {
+        let family = usize::from(!v4);
+        let (own, there): (IpAddr, IpAddr) = (
+            member.node.addresses()[family].parse()?,
+            bed.cluster.nodes[1].node.addresses()[family].parse()?,
+        );
+        let inner = forged(
+            numbers[2],
+            address(bed.pod("blue-team", 1), v4),
+            address(bed.pod("blue-team", 2), v4),
+        );
+        let socket = member.node.enter(|| UdpSocket::bind(SocketAddr::new(own, 0)))??;
+        let what = format!("a process of the node to {there}");
+        refused((bed, &what), (member, "to_uplink", "overlay_port"), |_number| {
+            socket.send_to(&inner, (there, OVERLAY_PORT))?;
+            Ok(())
+        })
+        .await?;
+        // To the node's own tunnel: it is not the node of that pod.
+        let inner = forged(
+            numbers[2],
+            address(bed.pod("blue-team", 2), v4),
+            address(bed.pod("blue-team", 1), v4),
+        );
+        let what = format!("a process of the node to its own tunnel at {own}");
+        refused((bed, &what), (member, "from_overlay", "foreign_node"), |_number| {
+            socket.send_to(&inner, (own, OVERLAY_PORT))?;
+            Ok(())
+        })
+        .await?;
+    }
+    nothing_forged_is_on(&wire)
+}
+
+/// A node that is not the sender's: its agent is stopped, and root there sends what it likes.
+async fn other_nodes_forge_senders(bed: &Bed, numbers: &[u32; 3]) -> Result<()> {
+    let endpoints: Api<NodeEndpoint> = Api::all(bed.cluster.client.clone());
+    ensure!(
+        endpoints.get("node3").await?.confirmed().count() == 2,
+        "node3 is a node of the cluster"
+    );
+    let member = &bed.cluster.nodes[0];
+    for v4 in [true, false] {
+        let family = usize::from(!v4);
+        let to: IpAddr = member.node.addresses()[family].parse()?;
+        // The fabric itself: a host without an agent, at an address that no node has, and at that of no pod.
+        let outside = bed
+            .cluster
+            .fabric
+            .inside()
+            .enter(|| UdpSocket::bind(if v4 { "198.51.100.1:0" } else { "[2001:db8:100::1]:0" }))??;
+        let (blue1, blue2) = (
+            address(bed.pod("blue-team", 1), v4),
+            address(bed.pod("blue-team", 2), v4),
+        );
+        let unowned: IpAddr = if v4 { "10.10.0.250" } else { "fd10::fa" }.parse()?;
+        let cases = [
+            (
+                "a host that does not have the sender",
+                forged(numbers[2], blue2, blue1),
+                "foreign_node",
+            ),
+            (
+                "a sender that no node has",
+                forged(numbers[2], unowned, blue1),
+                "owner_unknown",
+            ),
+            (
+                "the receiver as sender",
+                forged(numbers[2], blue1, blue1),
+                "owner_unknown",
+            ),
+            (
+                "a number that no network has",
+                forged(77, blue2, blue1),
+                "unknown_network",
+            ),
+        ];
+        for (what, datagram, reason) in cases {
+            let what = format!("{what}, {}", identity(bed.pod("blue-team", 1)));
+            refused((bed, &what), (member, "from_overlay", reason), |_number| {
+                outside.send_to(&datagram, (to, OVERLAY_PORT))?;
+                Ok(())
+            })
+            .await?;
+        }
+    }
+    Ok(())
+}
+
+fn nothing_forged_is_on(wire: &Wire) -> Result<()> {
+    for frame in wire.frames()? {
+        if let Some((source, destination, 17, payload)) = ip_packet(&frame)
+            && let Some((_, inner)) = tunnelled(payload)
+        {
+            let is_forged = inner.windows(FORGED.len()).any(|part| part == FORGED);
+            ensure!(!is_forged, "a forged packet left the node: {source} to {destination}");
+        }
+    }
+    Ok(())
+}
