@@ -186,6 +186,9 @@ pub struct ServeArgs {
     /// Egress of the node.
     #[command(flatten)]
     pub uplink: UplinkArgs,
+    /// Packets between nodes.
+    #[command(flatten)]
+    pub fabric: FabricArgs,
     /// CNI plugins that the agent runs.
     #[command(flatten)]
     pub plugins: PluginArgs,
@@ -298,6 +301,27 @@ pub struct UplinkArgs {
     /// Mode of the XDP program at the uplink. Default: auto if --deny-source or --drop-bogons need it, else off.
     #[arg(long, value_enum, value_name = "MODE")]
     pub uplink_xdp: Option<XdpArg>,
+}
+
+/// Packets between the nodes of a cluster; without effect with --standalone.
+#[derive(Debug, Clone, Args)]
+pub struct FabricArgs {
+    /// Family of the addresses that the node prefers for packets to other nodes. Default: IPv4 if it has such an address.
+    #[arg(long, value_enum, value_name = "FAMILY")]
+    pub underlay_family: Option<FamilyArg>,
+    /// UDP port at which other nodes send packets for pods of this node. The default is that of VXLAN.
+    #[arg(long, value_name = "PORT", default_value_t = kni_api::node_endpoint::DEFAULT_PORT,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub overlay_port: u16,
+}
+
+/// A family of addresses on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FamilyArg {
+    /// IPv4.
+    Ipv4,
+    /// IPv6.
+    Ipv6,
 }
 
 /// [`XdpChoice`] on the command line.

@@ -15,6 +15,7 @@
 mod attachments;
 mod blocks;
 mod egress;
+mod endpoint;
 mod events;
 mod fabric;
 mod interfaces;
@@ -32,6 +33,7 @@ use std::{
     time::Duration,
 };
 
+pub use endpoint::Tunnel;
 use events::Events;
 use futures::future::BoxFuture;
 use kni_enforcement::Enforcer;
@@ -63,6 +65,8 @@ pub struct ClusterOptions {
     pub node: String,
     /// Services, as `namespace/name`, that pods of every network with egress reach by their address.
     pub shared_services: BTreeSet<String>,
+    /// How other nodes shall reach this one.
+    pub tunnel: Tunnel,
     /// How long a watch waits at most after failures, where tests demand less than usual.
     pub longest_pause: Option<Duration>,
 }
@@ -169,6 +173,7 @@ impl Reflectors {
                 client: self.connection.client.clone(),
                 tasks: self.tasks.clone(),
                 node: self.options.node.clone(),
+                tunnel: self.options.tunnel,
                 services_of_all: self.options.shared_services.clone(),
                 cache: self.cache.clone(),
                 attacher,
@@ -206,6 +211,7 @@ pub struct Shared {
     events: Events,
     tasks: Tasks,
     node: String,
+    tunnel: Tunnel,
     services_of_all: BTreeSet<String>,
     cache: ClusterCache,
     attacher: Pods,
@@ -238,6 +244,7 @@ impl Cluster {
         // It may detach pods.
         tasks.spawn_slow("rights", ATTACH_LIMIT, self.clone().reconcile_rights());
         tasks.spawn("networkmembers", self.clone().reconcile_members());
+        tasks.spawn("nodeendpoint", self.clone().reconcile_endpoint());
         tasks.spawn("podinterfaces", self.clone().reconcile_interfaces());
         tasks.spawn("egress-claims", self.clone().reconcile_egress());
         tasks.spawn("node-status", self.clone().reconcile_node());

@@ -20,6 +20,7 @@ pub(super) async fn watches(args: &ServeArgs, tasks: &Tasks) -> Result<Reflector
     let options = ClusterOptions {
         node: settings::place(args).name,
         shared_services: args.cluster.shared_services.iter().cloned().collect::<BTreeSet<_>>(),
+        tunnel: settings::tunnel(args),
         longest_pause: args.test.api_limit.map(Duration::from_secs),
     };
     Ok(Reflectors::start(connection, options, tasks.clone()))

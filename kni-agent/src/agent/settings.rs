@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use kni_controllers::Tunnel;
 use kni_dataplane::{DataplaneOptions, FlowLifetimes, NodeConfig, XdpChoice};
 use kni_enforcement::Quota;
 use kni_model::service::NodePlace;
@@ -11,7 +12,7 @@ use kni_reflectors::RequestLimits;
 use kni_uplink::UplinkOptions;
 use nix::sys::utsname::uname;
 
-use crate::cli::{PluginArgs, ServeArgs, UplinkArgs};
+use crate::cli::{FamilyArg, PluginArgs, ServeArgs, UplinkArgs};
 
 pub(super) fn dataplane_options(args: &ServeArgs) -> Result<DataplaneOptions> {
     let object = match &args.ebpf_object {
@@ -83,6 +84,14 @@ pub(super) fn uplink(args: &ServeArgs) -> Result<UplinkOptions> {
         drop_bogons: *drop_bogons,
         xdp,
     })
+}
+
+/// How other nodes shall reach this one.
+pub(super) fn tunnel(args: &ServeArgs) -> Tunnel {
+    Tunnel {
+        port: args.fabric.overlay_port,
+        prefers_ipv4: args.fabric.underlay_family != Some(FamilyArg::Ipv6),
+    }
 }
 
 /// CNI plugins, where the options enable them.

@@ -16,7 +16,7 @@ use k8s_openapi::{
 };
 use kni_api::{
     AddressBlock, EgressAddressClaim, EgressAddressPool, EgressPolicy, GROUP, NetworkMembers, NetworkNumber,
-    NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment, RESOURCE_PREFIX,
+    NodeEndpoint, NodeNetwork, PodInterface, PodNetwork, PodNetworkAttachment, RESOURCE_PREFIX,
 };
 use kni_reflectors::{RequestLimits, connect};
 use kube::{
@@ -62,6 +62,7 @@ pub async fn uninstall(args: &UninstallArgs) -> Result<()> {
     delete_all::<NetworkNumber>(&client).await?;
     delete_all::<PodInterface>(&client).await?;
     delete_all::<NetworkMembers>(&client).await?;
+    delete_all::<NodeEndpoint>(&client).await?;
     delete_all::<NodeNetwork>(&client).await?;
     for node in all::<Node>(&client).await? {
         restore_node(&client, &node).await?;

@@ -16,6 +16,7 @@ mod error;
 mod node;
 mod rights;
 mod shown;
+mod underlay;
 mod verify;
 
 use std::{
@@ -38,7 +39,8 @@ use kni_model::{
 use kni_netlink::{Changes, LocalPorts, Netlink};
 use kni_store::{Store, UplinkRecord};
 pub use rights::EgressRights;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
+pub use underlay::UnderlayAddress;
 
 use self::{
     desired::UplinkPod,
@@ -96,6 +98,8 @@ pub struct Uplink {
     wake: Notify,
     /// Pods were detached.
     gone: Notify,
+    /// Notifies of changes of the node's network.
+    network_changes: watch::Sender<()>,
 }
 
 #[derive(Default)]
@@ -167,6 +171,7 @@ impl Uplink {
             departed: Mutex::default(),
             wake: Notify::new(),
             gone: Notify::new(),
+            network_changes: watch::Sender::new(()),
         };
         Ok((Arc::new(uplink), changes))
     }
@@ -275,7 +280,10 @@ impl Uplink {
             };
             let due = kni_tasks::waiting(async {
                 tokio::select! {
-                    () = changes.changed() => true,
+                    () = changes.changed() => {
+                        self.network_changes.send_replace(());
+                        true
+                    }
                     () = self.wake.notified() => true,
                     () = self.gone.notified() => {
                         let asked = Arc::clone(&self);

@@ -9,7 +9,7 @@ use super::Finding;
 const REMEDY: &str = "kubectl apply -k deploy/, or helm upgrade: both write the policies and their bindings";
 
 /// Every policy, each with a binding of the same name, and what is possible without it.
-const POLICIES: [(&str, &str); 12] = [
+const POLICIES: [(&str, &str); 13] = [
     (
         "pod-join.kni.dev",
         "pods that a network refuses are created, and then do not start",
@@ -37,6 +37,10 @@ const POLICIES: [(&str, &str); 12] = [
     (
         "agent-networkmembers.kni.dev",
         "an agent may report pods of other nodes as members of networks",
+    ),
+    (
+        "agent-nodeendpoints.kni.dev",
+        "an agent may report addresses to which other nodes send the packets for another node",
     ),
     ("agent-nodenetworks.kni.dev", "an agent may report about other nodes"),
     (

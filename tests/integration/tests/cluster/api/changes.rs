@@ -56,6 +56,9 @@ const CLAIM: &str = "EgressAddressClaim";
 const BLOCK: &str = "AddressBlock";
 const NUMBER: &str = "NetworkNumber";
 const MEMBERS: &str = "NetworkMembers";
+const ENDPOINT: &str = "NodeEndpoint";
+/// Its name is that of the node.
+const REACHED: &str = "{nodeName: change-node, nodeUID: v, addresses: [192.0.2.1], port: 4789, mtu: 1500, epoch: 1}";
 const REPORT: &str = "{network: blue, networkUID: u, nodeName: n1, nodeUID: v}";
 /// The name that a block's range gives it.
 const BLOCK_NAME: &str = "blue.v4-10-1-0-64-26";
@@ -306,6 +309,27 @@ pub(crate) const CHANGES: &[Change] = &[
         REPORT,
         "{members: [{namespace: a, podName: b, podUID: c, interface: eth0}]}",
     ),
+    refused(
+        ENDPOINT,
+        REACHED,
+        "{nodeUID: w}",
+        "spec.nodeUID",
+        "nodeUID cannot be changed",
+    ),
+    refused(
+        ENDPOINT,
+        REACHED,
+        "{nodeName: n2}",
+        "metadata.name",
+        "is not spec.nodeName",
+    ),
+    taken(
+        ENDPOINT,
+        REACHED,
+        "{addresses: ['2001:db8::1', 192.0.2.1], port: 4790, mtu: 9000, epoch: 2}",
+    ),
+    taken(NETWORK, PLAIN, "{fabric: Native}"),
+    taken(NETWORK, "{subnets: [10.1.0.0/16], fabric: Overlay}", "{fabric: null}"),
 ];
 
 #[test]
@@ -319,9 +343,10 @@ fn what_cannot_change_is_refused_and_the_rest_is_taken() -> Result<()> {
             MEMBERS => format!("blue.change.{number}"),
             _ => format!("change-{number}"),
         };
+        let object = change.before.replace("change-node", &name);
         let what = || format!("{} {}: {}", change.kind, change.before, change.patch);
         server
-            .create(&manifest(change.kind, &name, change.before))
+            .create(&manifest(change.kind, &name, &object))
             .with_context(what)?;
         let patch = format!("spec: {}", change.patch);
         let args = ["patch", change.kind, &name, "--type=merge", "--patch", &patch];

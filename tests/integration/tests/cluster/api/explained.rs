@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::scene::server;
 
-const KINDS: [&str; 10] = [
+const KINDS: [&str; 11] = [
     "AddressBlock",
     "PodNetwork",
     "PodNetworkAttachment",
@@ -14,6 +14,7 @@ const KINDS: [&str; 10] = [
     "NodeNetwork",
     "NetworkNumber",
     "NetworkMembers",
+    "NodeEndpoint",
     "EgressPolicy",
     "EgressAddressPool",
     "EgressAddressClaim",

@@ -20,6 +20,7 @@ const CLAIM: &str = "EgressAddressClaim";
 const BLOCK: &str = "AddressBlock";
 const NUMBER: &str = "NetworkNumber";
 const MEMBERS: &str = "NetworkMembers";
+const ENDPOINT: &str = "NodeEndpoint";
 
 /// Invalid names of `NetworkNumber`s.
 pub(crate) const NUMBERS: [&str; 5] = ["0", "07", "16777216", "99999999", "blue"];
@@ -876,5 +877,77 @@ pub(crate) const INVALID: &[Invalid] = &[
         "{network: blue, networkUID: u, nodeName: n1, nodeUID: v, members: [{namespace: a, podName: b, podUID: c, \
          interface: eth0, addresses: [10.1.0.1, 10.1.0.2]}]}",
         &["spec.members[0].addresses", "has two addresses of one family"],
+    ),
+    (
+        ENDPOINT,
+        "the name of another node",
+        "{nodeName: other, nodeUID: v, addresses: [192.0.2.1], port: 4789, mtu: 1500, epoch: 1}",
+        &["metadata.name is not spec.nodeName"],
+    ),
+    (
+        ENDPOINT,
+        "no address",
+        "{nodeName: bad, nodeUID: v, addresses: [], port: 4789, mtu: 1500, epoch: 1}",
+        &["spec.addresses", "at least 1 items"],
+    ),
+    (
+        ENDPOINT,
+        "two addresses of one family",
+        "{nodeName: bad, nodeUID: v, addresses: [192.0.2.1, 192.0.2.2], port: 4789, mtu: 1500, epoch: 1}",
+        &["spec.addresses", "has two addresses of one family"],
+    ),
+    (
+        ENDPOINT,
+        "three addresses",
+        "{nodeName: bad, nodeUID: v, addresses: [192.0.2.1, 'fd00::1', 192.0.2.2], port: 4789, mtu: 1500, epoch: 1}",
+        &["spec.addresses", "at most 2 items"],
+    ),
+    (
+        ENDPOINT,
+        "loopback",
+        "{nodeName: bad, nodeUID: v, addresses: [127.0.0.1], port: 4789, mtu: 1500, epoch: 1}",
+        &["spec.addresses[0]", "choose one outside 0.0.0.0/8"],
+    ),
+    (
+        ENDPOINT,
+        "another form",
+        "{nodeName: bad, nodeUID: v, addresses: ['FD00:0::1'], port: 4789, mtu: 1500, epoch: 1}",
+        &["spec.addresses[0]", "lower case and the shortest form"],
+    ),
+    (
+        ENDPOINT,
+        "no port",
+        "{nodeName: bad, nodeUID: v, addresses: [192.0.2.1], port: 0, mtu: 1500, epoch: 1}",
+        &["spec.port", "greater than or equal to 1"],
+    ),
+    (
+        ENDPOINT,
+        "a large port",
+        "{nodeName: bad, nodeUID: v, addresses: [192.0.2.1], port: 65536, mtu: 1500, epoch: 1}",
+        &["spec.port", "less than or equal to 65535"],
+    ),
+    (
+        ENDPOINT,
+        "a small MTU",
+        "{nodeName: bad, nodeUID: v, addresses: [192.0.2.1], port: 4789, mtu: 1279, epoch: 1}",
+        &["spec.mtu", "greater than or equal to 1280"],
+    ),
+    (
+        ENDPOINT,
+        "no epoch",
+        "{nodeName: bad, nodeUID: v, addresses: [192.0.2.1], port: 4789, mtu: 1500}",
+        &["spec.epoch", "Required value"],
+    ),
+    (
+        NETWORK,
+        "no such fabric",
+        "{subnets: [10.1.0.0/16], fabric: Geneve}",
+        &["spec.fabric", "Overlay"],
+    ),
+    (
+        NETWORK,
+        "fabric of a foreign provider",
+        "{provider: {type: Macvlan, parent: eth1}, access: {namespaces: {from: None}}, fabric: Overlay}",
+        &["spec.fabric", "has a meaning with provider Ebpf only"],
     ),
 ];

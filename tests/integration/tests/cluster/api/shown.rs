@@ -15,7 +15,7 @@ struct Shown {
     wide: &'static [(&'static str, &'static str)],
 }
 
-const SHOWN: [Shown; 8] = [
+const SHOWN: [Shown; 9] = [
     Shown {
         kind: "AddressBlock",
         short: "abl",
@@ -41,11 +41,23 @@ const SHOWN: [Shown; 8] = [
         wide: &[],
     },
     Shown {
+        kind: "NodeEndpoint",
+        short: "nep",
+        spec: "{nodeName: shown, nodeUID: u-2, addresses: [192.0.2.1, 'fd00::1'], port: 4789, mtu: 1500, epoch: 7}",
+        status: r#"{"addresses": ["192.0.2.1"], "refused": [{"address": "fd00::1", "reason": "not its own"}]}"#,
+        columns: &[("CONFIRMED", r#"["192.0.2.1"]"#), ("PORT", "4789"), ("MTU", "1500")],
+        wide: &[
+            ("REPORTED", r#"["192.0.2.1","fd00::1"]"#),
+            ("REFUSED", "not its own"),
+            ("EPOCH", "7"),
+        ],
+    },
+    Shown {
         kind: "PodNetwork",
         short: "pnw",
         spec: "{subnets: [10.1.0.0/16, 'fd10::/64'], egress: {mode: Masquerade}, provider: {type: Ebpf}, mtu: 9000}",
         status: r#"{"addresses": {"used": 7, "total": 9223372036854775807}, "nodes": {"ready": 2, "total": 3},
-                    "interfaces": 5, "namespaces": ["a", "b"], "number": 7340033,
+                    "interfaces": 5, "namespaces": ["a", "b"], "number": 7340033, "fabric": "Overlay",
                     "summary": {"subnets": "10.1.0.0/16,fd10::/64", "total": ">9e18", "namespaces": "a,b"}}"#,
         columns: &[
             ("SUBNETS", "10.1.0.0/16,fd10::/64"),
@@ -58,6 +70,7 @@ const SHOWN: [Shown; 8] = [
             ("DEFAULT", "false"),
             ("PROVIDER", "Ebpf"),
             ("EGRESS", "Masquerade"),
+            ("FABRIC", "Overlay"),
             ("MTU", "9000"),
             ("NODES", "2"),
             ("INTERFACES", "5"),

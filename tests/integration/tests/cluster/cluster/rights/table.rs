@@ -69,6 +69,17 @@ fn members_of(node: &str, label: &str) -> Value {
     })
 }
 
+fn endpoint(node: &str) -> Value {
+    json!({
+        "apiVersion": "kni.dev/v1alpha1",
+        "kind": "NodeEndpoint",
+        "metadata": { "name": node },
+        "spec": {
+            "nodeName": node, "nodeUID": "0", "addresses": ["192.0.2.1"], "port": 4789, "mtu": 1500, "epoch": 1,
+        },
+    })
+}
+
 fn confirmed() -> Value {
     json!({ "status": { "kinds": [{ "labels": { "role": "admin" } }] } })
 }
@@ -129,6 +140,7 @@ pub(super) fn foreign(names: &Names) -> Vec<Request> {
     let lease = json!({ "spec": { "holderIdentity": "node1" } });
     let other_namespace = format!("{KNI}/namespaces/plain/podinterfaces");
     let ready = json!({ "status": { "conditions": [] } });
+    let endpoints = format!("{KNI}/nodeendpoints");
     vec![
         Request::new(Verb::Patch, &object, labels()),
         Request::new(Verb::Apply, &object, same.clone()),
@@ -191,6 +203,26 @@ pub(super) fn foreign(names: &Names) -> Vec<Request> {
             &format!("{KNI}/networkmembers"),
             members_of("node3", "red"),
         ),
+        Request::new(Verb::Apply, &format!("{endpoints}/node2"), endpoint("node2")),
+        Request::new(
+            Verb::Patch,
+            &format!("{endpoints}/node2"),
+            json!({ "spec": { "port": 4790 } }),
+        ),
+        // The object changes hands.
+        Request::new(
+            Verb::Patch,
+            &format!("{endpoints}/node2"),
+            json!({ "spec": { "nodeName": "node1" } }),
+        ),
+        Request::new(
+            Verb::Patch,
+            &format!("{endpoints}/node2/status"),
+            json!({ "status": { "addresses": [] } }),
+        ),
+        Request::new(Verb::Delete, &format!("{endpoints}/node2"), Value::Null),
+        Request::new(Verb::Delete, &format!("{endpoints}?"), Value::Null),
+        Request::new(Verb::Create, &endpoints, endpoint("node3")),
         Request::new(Verb::Patch, &pod("b", "/status"), annotations(&json!({ STATUS: "[]" }))),
         Request::new(Verb::Patch, &pod("b", "/status"), ready.clone()),
         Request::new(Verb::Patch, &pod("b", "/status"), labels()),
@@ -257,6 +289,8 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
         "spec": { "podSelector": {}, "defaultAction": "Deny" },
     });
     let numbers = format!("{KNI}/networknumbers");
+    let endpoints = format!("{KNI}/nodeendpoints");
+    let reached = json!({ "status": { "addresses": ["192.0.2.1"] } });
     let number = json!({
         "apiVersion": "kni.dev/v1alpha1", "kind": "NetworkNumber", "metadata": { "name": "5000" },
         "spec": { "network": "red", "networkUID": "u" },
@@ -287,6 +321,13 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
                 ),
                 Request::new(Verb::Patch, &members("node1"), json!({ "spec": { "members": [] } })),
                 Request::new(Verb::Delete, &members("node1"), Value::Null),
+                Request::new(Verb::Get, &endpoints, Value::Null),
+                Request::new(
+                    Verb::Patch,
+                    &format!("{endpoints}/node1"),
+                    json!({ "spec": { "port": 4790 } }),
+                ),
+                Request::new(Verb::Delete, &format!("{endpoints}/node1"), Value::Null),
                 Request::new(Verb::Patch, &pod("a", "/status"), annotations(&json!({ STATUS: "[]" }))),
                 Request::new(Verb::Patch, &pod("a", "/status"), annotations(&json!({ STATUS: null }))),
                 Request::new(
@@ -315,6 +356,7 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
                     &format!("{KNI}/networkmembers"),
                     members_of("node1", "blue"),
                 ),
+                Request::new(Verb::Patch, &format!("{endpoints}/node1/status"), reached.clone()),
                 Request::new(Verb::Patch, &pod("a", ""), annotations(&json!({ STATUS: "[]" }))),
                 Request::new(Verb::Patch, &pod("a", ""), image()),
                 Request::new(Verb::Patch, &pod("a", "/status"), labels()),
@@ -358,6 +400,16 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
                     &format!("{network}/status"),
                     json!({ "status": { "number": 5000 } }),
                 ),
+                Request::new(
+                    Verb::Patch,
+                    &format!("{network}/status"),
+                    json!({ "status": { "fabric": "None" } }),
+                ),
+                Request::new(
+                    Verb::Patch,
+                    &format!("{network}/status"),
+                    json!({ "status": { "fabric": null } }),
+                ),
                 Request::new(Verb::Create, &numbers, number.clone()),
                 Request::new(Verb::Apply, &format!("{numbers}/5000"), number.clone()),
                 Request::new(Verb::Patch, &format!("{numbers}/5000"), labels()),
@@ -374,6 +426,7 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
                 Request::new(Verb::Create, &interfaces(), new.clone()),
                 Request::new(Verb::Delete, &own, Value::Null),
                 Request::new(Verb::Delete, &members("node1"), Value::Null),
+                Request::new(Verb::Delete, &format!("{endpoints}/node1"), Value::Null),
                 Request::new(
                     Verb::Patch,
                     &format!("{KNI}/nodenetworks/node1/status"),
@@ -404,6 +457,8 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
                 Request::new(Verb::Delete, &format!("{KNI}/nodenetworks/node2"), Value::Null),
                 Request::new(Verb::Patch, &format!("{}/status", members("node2")), confirmed()),
                 Request::new(Verb::Delete, &members("node2"), Value::Null),
+                Request::new(Verb::Patch, &format!("{endpoints}/node2/status"), reached.clone()),
+                Request::new(Verb::Delete, &format!("{endpoints}/node2"), Value::Null),
                 Request::new(Verb::Delete, &own, Value::Null),
             ],
         ),
@@ -411,6 +466,12 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
             "kni-controller",
             Refused,
             vec![
+                Request::new(
+                    Verb::Patch,
+                    &format!("{endpoints}/node2"),
+                    json!({ "spec": { "port": 4790 } }),
+                ),
+                Request::new(Verb::Create, &endpoints, endpoint("node2")),
                 Request::new(Verb::Patch, &format!("{numbers}/5000"), labels()),
                 Request::new(Verb::Create, &interfaces(), new.clone()),
                 Request::new(Verb::Patch, &members("node1"), json!({ "spec": { "members": [] } })),
@@ -463,6 +524,8 @@ pub(super) fn rows(names: &Names) -> Vec<(&'static str, Expected, Vec<Request>)>
         Request::new(Verb::Patch, &format!("{KNI}/nodenetworks/node1"), labels()),
         Request::new(Verb::Patch, &format!("{}/status", members("node1")), confirmed()),
         Request::new(Verb::Delete, &members("node1"), Value::Null),
+        Request::new(Verb::Patch, &format!("{endpoints}/node1/status"), reached),
+        Request::new(Verb::Delete, &format!("{endpoints}/node1"), Value::Null),
         Request::new(Verb::Get, &format!("{KNI}/nodenetworks/node1"), Value::Null),
     ]));
     rows
