@@ -109,10 +109,6 @@ impl Netlink {
         message.header.change_mask = LinkFlags::Noarp;
         message.attributes = vec![
             LinkAttribute::IfName(OVERLAY_NAME.to_owned()),
-            // No link-local address: the stack sends nothing into the tunnel by itself.
-            LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(
-                In6AddrGenMode::None,
-            )])]),
             LinkAttribute::LinkInfo(vec![
                 LinkInfo::Kind(InfoKind::Vxlan),
                 LinkInfo::Data(InfoData::Vxlan(vec![
@@ -137,10 +133,27 @@ impl Netlink {
             }
             other => other?,
         }
-        let link = Link::required(self.get_link(OVERLAY_NAME).await?, place)?;
-        // From here on a new process recognises it.
-        self.set_alias(link.ifindex, OVERLAY_ALIAS).await?;
-        Ok(link.ifindex)
+        let link = Link::required(self.get_link(OVERLAY_NAME).await?, place.clone())?;
+        // With the alias a new process recognises it.
+        let alias = LinkAttribute::IfAlias(OVERLAY_ALIAS.to_owned());
+        // No link-local address: the stack sends nothing into the tunnel by itself.
+        let inet6 = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
+        let set = |attribute| {
+            let mut message = LinkMessage::default();
+            message.header.index = link.ifindex;
+            message.attributes.push(attribute);
+            Request::new(place.clone(), RouteNetlinkMessage::SetLink(message), 0)
+        };
+        let requests = vec![
+            set(alias),
+            // Refused where IPv6 is disabled.
+            set(LinkAttribute::AfSpecUnspec(vec![inet6])).forgive(&[libc::EAFNOSUPPORT]),
+        ];
+        let done = self.apply(requests).await;
+        if done.is_err() {
+            self.delete_overlay(link.ifindex).await.ok();
+        }
+        done.map(|()| link.ifindex)
     }
 
     async fn delete_overlay(&self, ifindex: u32) -> Result<()> {

@@ -3,6 +3,7 @@
 use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
+use kni_api::{NodeEndpoint, PodNetwork};
 use kni_integration::{
     Cluster, Pod,
     cluster::{MemberOptions, PATIENCE, objects},
@@ -10,6 +11,7 @@ use kni_integration::{
     traffic::{Matrix, Probe, Servers},
     wait,
 };
+use kube::{Api, api::ListParams};
 use serde_json::{Value, json};
 
 use super::super::scene::{PORT, address, identity, serve, wait_for_condition};
@@ -93,6 +95,27 @@ impl Bed {
         .await
         .map(drop)
         .with_context(|| self.state())
+        .with_context(|| self.objects())
+    }
+
+    /// The objects that the nodes follow, for messages.
+    fn objects(&self) -> String {
+        let shown = futures::executor::block_on(async {
+            let endpoints: Api<NodeEndpoint> = Api::all(self.cluster.client.clone());
+            let networks: Api<PodNetwork> = Api::all(self.cluster.client.clone());
+            let endpoints = endpoints.list(&ListParams::default()).await?;
+            let networks = networks.list(&ListParams::default()).await?;
+            let endpoints = endpoints
+                .items
+                .iter()
+                .map(|object| format!("{:?} {:?}", object.spec, object.status));
+            let networks = networks.items.iter().map(|object| {
+                let fabric = object.status.as_ref().map(|status| (status.fabric, &status.number));
+                format!("{:?}: {fabric:?}", object.metadata.name)
+            });
+            anyhow::Ok(endpoints.chain(networks).collect::<Vec<_>>().join("\n"))
+        });
+        format!("{shown:?}")
     }
 
     /// What each node knows of others, for messages.
