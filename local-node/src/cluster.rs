@@ -1,9 +1,13 @@
 //! Runs a cluster of real nodes: a control plane, and nodes with containerd, kubelet and kube-proxy in subnets of their
 //! own with a router between them.
 
-use std::{path::Path, thread, time::Duration};
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{
     control_plane::{ControlPlane, Nodes},
@@ -152,7 +156,7 @@ impl LocalCluster {
         apply(&self.control, kustomization)
     }
 
-    /// Waits until all pods of a Deployment or a DaemonSet have its template and are available.
+    /// Waits until all pods of a Deployment or a `DaemonSet` have its template and are available.
     fn roll_out(&self, namespace: &str, object: &str) -> Result<()> {
         let timeout = timeout();
         self.kubectl(&["-n", namespace, "rollout", "status", object, &timeout])
@@ -179,7 +183,7 @@ impl LocalCluster {
 
     /// Polls `done` until it returns true; fails when a part of the cluster ends meanwhile.
     fn wait(&mut self, what: &str, mut done: impl FnMut(&ControlPlane) -> Result<bool>) -> Result<()> {
-        let deadline = std::time::Instant::now() + PATIENCE;
+        let deadline = Instant::now() + PATIENCE;
         loop {
             let last = done(&self.control);
             if matches!(last, Ok(true)) {
@@ -190,9 +194,9 @@ impl LocalCluster {
                 let name = node.name().to_owned();
                 node.check().context(name)?;
             }
-            if std::time::Instant::now() > deadline {
+            if Instant::now() > deadline {
                 last.with_context(|| format!("waited {PATIENCE:?} until {what}"))?;
-                anyhow::bail!("waited {PATIENCE:?} until {what}");
+                bail!("waited {PATIENCE:?} until {what}");
             }
             // Each round runs a large program.
             thread::sleep(Duration::from_millis(200));

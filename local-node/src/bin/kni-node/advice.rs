@@ -55,9 +55,10 @@ logs        {folder}/logs
 
 Try:
   {folder}/kubectl get nodes,pods -A -o wide
-  {folder}/kubectl create deployment web --image={PROBE} --replicas=6 -- /kni-probe serve --tcp 7000
+  {folder}/kubectl create deployment web --image={PROBE} --replicas=6 --port=7000 -- /kni-probe serve --tcp 7000
+  {folder}/kubectl expose deployment web
   {folder}/kubectl get pods -o wide
-  {folder}/kubectl exec deployment/web -- /kni-probe ask kube-dns.kube-system.svc.cluster.local 53
+  {folder}/kubectl exec deployment/web -- /kni-probe ask web 7000
   {folder}/kubectl kni status
   {folder}/import ARCHIVE               # an image archive of this machine, into every node, for imagePullPolicy Never
   {folder}/enter node2 bash             # a shell in a node's network and mounts; also control-plane

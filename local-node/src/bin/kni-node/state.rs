@@ -117,7 +117,7 @@ impl State {
 
     /// Whether the owner runs; its process id may have been reused.
     pub(crate) fn is_running(&self) -> bool {
-        let words = fs::read(format!("/proc/{}/cmdline", self.keeper)).unwrap_or_default();
+        let words = words(self.keeper);
         words.windows(6).any(|part| part == b"\0keep\0") && words.windows(8).any(|part| part == b"kni-node")
     }
 }
@@ -131,9 +131,14 @@ pub(crate) fn remove(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether a process with this id exists.
+/// Whether a process with this id exists and has not ended.
 pub(crate) fn is_alive(pid: u32) -> bool {
-    Path::new(&format!("/proc/{pid}")).exists()
+    !words(pid).is_empty()
+}
+
+/// The command line of a process. One that has ended has none, even before its parent has noticed.
+fn words(pid: u32) -> Vec<u8> {
+    fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()
 }
 
 #[cfg(test)]
