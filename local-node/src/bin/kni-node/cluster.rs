@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use kni_local_node::{LocalCluster, LocalNode, Namespaces, Programs, StaticPrograms};
 
-use crate::{Folders, Start, keep::DEPLOY, shortcuts};
+use crate::{DEPLOY, Folders, Start, shortcuts};
 
 /// Starts a cluster of `count` nodes; its API server is reached at `server` from outside.
 pub(crate) fn start(
@@ -17,7 +17,7 @@ pub(crate) fn start(
 ) -> Result<LocalCluster> {
     let folder = &folders.folder;
     let image = start.image.as_deref().context("no image")?;
-    println!("control plane and {count} nodes");
+    println!("control plane, {count} node{}", if count == 1 { "" } else { "s" });
     let mut cluster = LocalCluster::start(count, programs, statics, &folder.join("logs"))?;
     let kubeconfig = cluster.control().outside_kubeconfig(server)?;
     shortcuts::kubectl(folders, programs, &kubeconfig)?;

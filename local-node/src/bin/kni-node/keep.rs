@@ -21,9 +21,6 @@ pub(crate) const READY: &str = "ready";
 /// A file that the owner locks, so that there is only one.
 pub(crate) const LOCK: &str = "lock";
 
-/// The folder `deploy` of this source.
-pub(crate) const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy");
-
 /// Whether everything runs, with `up` or without it.
 static COMPLETE: AtomicBool = AtomicBool::new(false);
 

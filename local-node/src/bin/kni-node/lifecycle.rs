@@ -30,8 +30,8 @@ const QUOTED_LINES: usize = 25;
 const OWNER_LOG: &str = "keep.log";
 /// What the parts of nodes write.
 const LOGS: &str = "logs";
-/// Folders and files of `up`, besides those of [`shortcuts`]. Manifests of a standalone agent are the user's.
-const FILES: [&str; 6] = [OWNER_LOG, LOGS, "deploy", "networks", state::FILE, keep::LOCK];
+/// Other folders and files of `up`, besides those of [`shortcuts`]. Manifests of a standalone agent are the user's.
+const FILES: [&str; 4] = ["deploy", "networks", state::FILE, keep::LOCK];
 
 /// Starts everything, or nothing.
 pub(crate) fn up(folders: &Folders, start: &Start) -> Result<()> {
@@ -54,7 +54,7 @@ pub(crate) fn up(folders: &Folders, start: &Start) -> Result<()> {
     if let Err(error) = start_owner(folders, start) {
         if let Some(state) = State::read(folder)? {
             end(&state, folders).context(format!("{error:#}"))?;
-            state::remove(folder)?;
+            remove_files(folder)?;
         }
         return Err(error).context(format!("nothing stays up; logs are in {}", folder.join(LOGS).display()));
     }
@@ -106,7 +106,8 @@ pub(crate) fn down(folders: &Folders) -> Result<()> {
     if let Some(state) = &state {
         end(state, folders)?;
     }
-    for name in FILES.iter().chain(&shortcuts::FILES) {
+    remove_files(folder)?;
+    for name in [OWNER_LOG, LOGS] {
         remove(&folder.join(name))?;
     }
     // Refused if there are manifests of the user.
@@ -152,6 +153,12 @@ fn end(state: &State, folders: &Folders) -> Result<()> {
     let left = cgroup::of_process(state.keeper)?;
     ensure!(left.is_empty(), "control groups {left:?} still exist");
     Ok(())
+}
+
+/// Removes every file of `up` but the logs.
+fn remove_files(folder: &Path) -> Result<()> {
+    let mut names = FILES.iter().chain(&shortcuts::FILES);
+    names.try_for_each(|name| remove(&folder.join(name)))
 }
 
 fn remove(path: &Path) -> Result<()> {

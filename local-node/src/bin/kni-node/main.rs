@@ -19,6 +19,9 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use kni_local_node::{Programs, StaticPrograms};
 
+/// The folder `deploy` of this source.
+const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy");
+
 /// Runs real Kubernetes nodes with KNI as their network.
 #[derive(Parser)]
 #[command(name = "kni-node")]

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use kni_local_node::{LocalNode, Namespaces, Node, Programs, StaticPrograms};
 
-use crate::{Folders, keep::DEPLOY, shortcuts};
+use crate::{DEPLOY, Folders, shortcuts};
 
 const AGENT_PATIENCE: Duration = Duration::from_secs(30);
 

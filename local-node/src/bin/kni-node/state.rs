@@ -122,15 +122,6 @@ impl State {
     }
 }
 
-/// Removes the file.
-pub(crate) fn remove(folder: &Path) -> Result<()> {
-    let file = folder.join(FILE);
-    if file.exists() {
-        fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;
-    }
-    Ok(())
-}
-
 /// Whether a process with this id exists and has not ended.
 pub(crate) fn is_alive(pid: u32) -> bool {
     !words(pid).is_empty()
@@ -155,6 +146,7 @@ mod tests {
     #[test]
     fn a_state_is_read_as_it_was_saved() {
         let folder = tempfile::tempdir().unwrap();
+        assert!(State::read(folder.path()).unwrap().is_none());
         let mut state = State::begin(Kind::Cluster);
         state.save(folder.path()).unwrap();
         let begun = State::read(folder.path()).unwrap().unwrap();
@@ -165,8 +157,6 @@ mod tests {
         assert!(read.is_complete());
         assert_eq!((read.keeper, read.kind), (std::process::id(), Kind::Cluster));
         assert_eq!(read.processes, state.processes);
-        remove(folder.path()).unwrap();
-        assert!(State::read(folder.path()).unwrap().is_none());
     }
 
     #[test]
