@@ -163,9 +163,11 @@ mod tests {
             &["--tag=0.1.0", "--standalone"][..],
             &["--nodes=3", "--image=/i.tar", "--tag=one"],
         ] {
-            let parse = |words: Vec<OsString>| match Cli::try_parse_from(words).unwrap().action {
-                Action::Up(start) => start,
-                _ => unreachable!(),
+            let parse = |words: Vec<OsString>| {
+                let Action::Up(start) = Cli::try_parse_from(words).unwrap().action else {
+                    panic!("another command");
+                };
+                start
             };
             let words = |options: Vec<OsString>| -> Vec<OsString> {
                 folders
