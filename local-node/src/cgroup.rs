@@ -1,6 +1,7 @@
 //! Creates the control groups of a node: they identify its processes and are parents of the kubelet's pods.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, OpenOptions},
     io::{self, Write as _},
     os::unix::process::CommandExt as _,
@@ -30,7 +31,7 @@ impl Cgroup {
     pub fn create() -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("kni-node-{}-{number}", std::process::id());
+        let name = format!("{}{number}", prefix(std::process::id()));
         let hierarchies = hierarchies()?;
         for hierarchy in &hierarchies {
             hierarchy
@@ -61,6 +62,24 @@ impl Cgroup {
             command.pre_exec(move || OpenOptions::new().write(true).open(&entry)?.write_all(b"0"));
         }
     }
+}
+
+/// The names of the groups that exist of the nodes of a process.
+pub fn of_process(pid: u32) -> Result<BTreeSet<String>> {
+    let prefix = prefix(pid);
+    let mut found = BTreeSet::new();
+    for Hierarchy { root, .. } in hierarchies()? {
+        let entries = fs::read_dir(&root).with_context(|| format!("read {}", root.display()))?;
+        let names = entries
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned());
+        found.extend(names.filter(|name| name.starts_with(&prefix)));
+    }
+    Ok(found)
+}
+
+fn prefix(pid: u32) -> String {
+    format!("kni-node-{pid}-")
 }
 
 struct Hierarchy {

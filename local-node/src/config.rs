@@ -2,12 +2,9 @@
 
 use serde_json::json;
 
-use crate::{
-    image,
-    node::{NODE_V4, NODE_V6},
-};
+use crate::image;
 
-/// The node's name in the cluster.
+/// The name of a cluster's only node.
 pub(crate) const NODE_NAME: &str = "node1";
 /// Certificates and configurations.
 pub(crate) const FOLDER: &str = "/run/node";
@@ -97,14 +94,14 @@ pub(crate) fn kubelet(group: &str) -> String {
     .to_string()
 }
 
-/// kube-proxy's configuration.
-pub(crate) fn kube_proxy() -> String {
+/// kube-proxy's configuration on the node `name`.
+pub(crate) fn kube_proxy(name: &str) -> String {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "nftables",
         "clusterCIDR": POD_RANGES,
-        "hostnameOverride": NODE_NAME,
+        "hostnameOverride": name,
         "clientConnection": { "kubeconfig": pki("proxy.conf") },
         // The limits of conntrack apply to the whole machine.
         "conntrack": { "maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s" },
@@ -126,9 +123,9 @@ pub(crate) fn etcd() -> Vec<String> {
     .into()
 }
 
-/// kube-apiserver's arguments, for several nodes that reach it at `address`. It writes a line into [`AUDIT_LOG`] before
+/// kube-apiserver's arguments, for nodes without a kubelet that reach it at `address`. It writes a line into [`AUDIT_LOG`] before
 /// it answers a request.
-pub(crate) fn shared_api_server(address: &str) -> Vec<String> {
+pub(crate) fn api_server_without_kubelets(address: &str) -> Vec<String> {
     let mut arguments = api_server(address);
     arguments.extend([
         format!("--audit-policy-file={AUDIT_POLICY}"),
@@ -190,7 +187,7 @@ pub(crate) fn controller_manager() -> Vec<String> {
 }
 
 /// kube-controller-manager's arguments for nodes without a kubelet that renews their leases.
-pub(crate) fn shared_controller_manager() -> Vec<String> {
+pub(crate) fn controller_manager_without_kubelets() -> Vec<String> {
     let mut arguments = controller_manager();
     arguments.push("--controllers=*,-node-lifecycle-controller,-taint-eviction-controller".into());
     arguments
@@ -206,13 +203,13 @@ pub(crate) fn scheduler() -> Vec<String> {
     ]
 }
 
-/// kubelet's arguments.
-pub(crate) fn kubelet_arguments() -> Vec<String> {
+/// kubelet's arguments on the node `name`, whose `addresses` are separated by a comma.
+pub(crate) fn kubelet_arguments(name: &str, addresses: &str) -> Vec<String> {
     vec![
         format!("--config={FOLDER}/kubelet.yaml"),
         format!("--kubeconfig={}", pki("kubelet.conf")),
-        format!("--hostname-override={NODE_NAME}"),
-        format!("--node-ip={NODE_V4},{NODE_V6}"),
+        format!("--hostname-override={name}"),
+        format!("--node-ip={addresses}"),
         "--cert-dir=/var/lib/kubelet/pki".into(),
     ]
 }

@@ -1,13 +1,18 @@
 //! Runs the control plane of a cluster of several nodes, in its own namespaces.
 
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 
 use crate::{
     config,
     fabric::Fabric,
-    kubernetes::{issue_parts, texts},
+    kubernetes::{client, issue_node, issue_parts, texts},
     local::{LocalNode, Part},
     node::Node,
     pki::{Pki, Subject},
@@ -17,50 +22,81 @@ use crate::{
 
 /// Its number on the fabric.
 const NUMBER: u8 = 10;
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(3);
 
-/// etcd, kube-apiserver and kube-controller-manager. No scheduler: pods are created for a node.
-///
-/// Nodes work without a kubelet, because no controller checks their health. Pods get no service account.
+/// What manages the nodes of a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nodes {
+    /// A kubelet on each, and a scheduler.
+    WithKubelets,
+    /// Tests: no controller checks the health of nodes, there is no scheduler, pods are created for a node and get no
+    /// service account. The API server writes an audit log.
+    WithoutKubelets,
+}
+
+/// etcd, kube-apiserver, kube-controller-manager, and a kube-scheduler for nodes with kubelets.
 #[derive(Debug)]
 pub struct ControlPlane {
     local: LocalNode,
     node: Node,
     pki: Pki,
     address: String,
+    nodes: Nodes,
 }
 
 impl ControlPlane {
     /// Starts it and waits until the API server is ready. Logs go to the folder `logs`, which is emptied.
-    pub fn start(fabric: &Fabric, programs: &Programs, statics: &StaticPrograms, logs: &Path) -> Result<Self> {
-        let node = Node::whole_on(fabric, "control-plane", NUMBER)?;
-        let local = LocalNode::new(&node, programs, statics, logs)?;
-        let [v4, v6] = Fabric::addresses(NUMBER);
-        let pki = issue_parts(&[&v4, &v6])?;
+    pub fn start(
+        fabric: &Fabric,
+        nodes: Nodes,
+        programs: &Programs,
+        statics: &StaticPrograms,
+        logs: &Path,
+    ) -> Result<Self> {
+        let name = "control-plane";
+        let node = Node::whole_on(fabric, name, NUMBER)?;
+        let local = LocalNode::named(name, &node, programs, statics, logs)?;
+        let pki = issue_parts(&node.addresses())?;
         local.write_texts(&texts(&pki))?;
         local.write_texts(&BTreeMap::from([(config::AUDIT_POLICY.into(), config::audit_policy())]))?;
+        let [v4, _] = node.addresses().map(str::to_owned);
         let mut plane = Self {
             local,
             node,
             pki,
             address: v4,
+            nodes,
         };
         plane.local.start(Part::Etcd)?;
         plane.start_api_server()?;
-        let mut manager = plane.command(Part::ControllerManager);
-        manager.args(config::shared_controller_manager());
-        plane.local.start_as(Part::ControllerManager.program(), manager)?;
+        plane.start_managers()?;
         Ok(plane)
     }
 
     /// Starts the API server, also after [`LocalNode::stop`] or [`LocalNode::kill`], and waits until it is ready.
     pub fn start_api_server(&mut self) -> Result<()> {
-        let mut server = self.command(Part::ApiServer);
-        server.args(config::shared_api_server(&self.address));
-        self.local.start_as(Part::ApiServer.program(), server)?;
+        match self.nodes {
+            Nodes::WithKubelets => self.local.start(Part::ApiServer)?,
+            Nodes::WithoutKubelets => {
+                let arguments = config::api_server_without_kubelets(&self.address);
+                self.local.start_with(Part::ApiServer, arguments)?;
+            }
+        }
         self.local.wait("the API server is ready", PATIENCE, |local| {
             Ok(local.kubectl(&["get", "--raw", "/readyz"])? == "ok")
         })
+    }
+
+    fn start_managers(&mut self) -> Result<()> {
+        match self.nodes {
+            Nodes::WithKubelets => {
+                self.local.start(Part::ControllerManager)?;
+                self.local.start(Part::Scheduler)
+            }
+            Nodes::WithoutKubelets => self
+                .local
+                .start_with(Part::ControllerManager, config::controller_manager_without_kubelets()),
+        }
     }
 
     /// A kubeconfig for `user`, a member of `group`, with the API server's address on the fabric.
@@ -71,17 +107,37 @@ impl ControlPlane {
             organization: group,
             alternatives: &[],
         };
-        let server = format!("https://{}:6443", self.address);
+        let server = self.server();
         self.pki.issue_kubeconfig(&subject, &server)
+    }
+
+    /// The administrator's kubeconfig for use where the API server is reached at `server`.
+    pub fn outside_kubeconfig(&mut self, server: &str) -> Result<String> {
+        let outside = client("outside", "admin", "system:masters");
+        self.pki.issue_kubeconfig(&outside, server)
     }
 
     /// A kubeconfig with a token of a service account, with the API server's address on the fabric.
     pub fn token_kubeconfig(&self, token: &str) -> String {
-        let server = format!("https://{}:6443", self.address);
-        self.pki.token_kubeconfig(token, &server)
+        self.pki.token_kubeconfig(token, &self.server())
     }
 
-    /// The audit log of the API server: a line of JSON (`audit.k8s.io/v1`) per answered request.
+    /// The certificates and kubeconfigs of a node's kubelet and kube-proxy, by their paths inside it.
+    pub(crate) fn issue_for(&mut self, node: &LocalNode) -> Result<BTreeMap<PathBuf, String>> {
+        let server = self.server();
+        issue_node(&mut self.pki, node.name(), &node.addresses(), &server)?;
+        let for_node = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name == "ca.crt" || name.starts_with("kubelet.") || name.starts_with("proxy.")
+        };
+        Ok(texts(&self.pki)
+            .into_iter()
+            .filter(|(path, _)| for_node(path))
+            .collect())
+    }
+
+    /// The audit log of the API server of [`Nodes::WithoutKubelets`]: a line of JSON (`audit.k8s.io/v1`) per answered
+    /// request.
     pub fn audit_log(&self) -> Result<String> {
         let bytes = self.node.enter(|| fs::read(config::AUDIT_LOG))?;
         let bytes = bytes.with_context(|| format!("read {}", config::AUDIT_LOG))?;
@@ -93,12 +149,22 @@ impl ControlPlane {
         &mut self.local
     }
 
+    /// Runs kubectl as the cluster's administrator and returns its standard output.
+    pub fn kubectl(&self, args: &[&str]) -> Result<String> {
+        self.local.kubectl(args)
+    }
+
     /// The namespaces of the control plane.
     pub fn node(&self) -> &Node {
         &self.node
     }
 
-    fn command(&self, part: Part) -> std::process::Command {
-        self.local.command(self.local.programs().path(part.program()))
+    /// Names and process ids of its processes.
+    pub fn processes(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.local.processes()
+    }
+
+    fn server(&self) -> String {
+        format!("https://{}:6443", self.address)
     }
 }

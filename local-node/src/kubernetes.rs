@@ -5,24 +5,20 @@ use std::{collections::BTreeMap, io::Write as _, path::PathBuf, process::Stdio, 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::{
-    config::{self, API_SERVER, NODE_NAME},
+    config::{self, API_SERVER},
     local::{LocalNode, Part, output},
-    node::{NODE_V4, NODE_V6},
     pki::{Pki, Subject},
 };
 
 const PATIENCE: Duration = Duration::from_mins(2);
 
 impl LocalNode {
-    /// The node's name in the cluster.
-    pub const NAME: &'static str = NODE_NAME;
-
     /// Starts the parts of a cluster in addition to containerd, which must run, and waits until the node is registered.
     ///
     /// The node becomes ready once its runtime has a network. Returns the administrator's kubeconfig for use outside the
     /// node, where the API server is reached at `server`.
     pub fn start_cluster(&mut self, server: &str) -> Result<String> {
-        let (texts, kubeconfig) = certificates(server)?;
+        let (texts, kubeconfig) = self.certificates(server)?;
         self.write_texts(&texts)?;
         self.start(Part::Etcd)?;
         self.start(Part::ApiServer)?;
@@ -33,7 +29,7 @@ impl LocalNode {
             self.start(part)?;
         }
         self.wait("the node is registered", PATIENCE, |node| {
-            node.kubectl(&["get", "node", NODE_NAME]).map(|_shown| true)
+            node.kubectl(&["get", "node", node.name()]).map(|_shown| true)
         })?;
         // Pods are rejected until it exists.
         self.wait("the default service account exists", PATIENCE, |node| {
@@ -95,26 +91,32 @@ impl LocalNode {
     /// Status, reason and message of the node's condition Ready, separated by spaces.
     pub fn ready_condition(&self) -> Result<String> {
         let path = "{range .status.conditions[?(@.type==\"Ready\")]}{.status} {.reason} {.message}{end}";
-        self.kubectl(&["get", "node", NODE_NAME, "-o", &format!("jsonpath={path}")])
+        self.kubectl(&["get", "node", self.name(), "-o", &format!("jsonpath={path}")])
+    }
+
+    /// Every file of the cluster's certificates, and the administrator's kubeconfig for `server`.
+    fn certificates(&self, server: &str) -> Result<(BTreeMap<PathBuf, String>, String)> {
+        let mut pki = issue_parts(&self.addresses())?;
+        issue_node(&mut pki, self.name(), &self.addresses(), API_SERVER)?;
+        let outside = client("outside", "admin", "system:masters");
+        let kubeconfig = pki.issue_kubeconfig(&outside, server).context("kubeconfig")?;
+        Ok((texts(&pki), kubeconfig))
     }
 }
 
-/// Every file of the cluster's certificates, and the administrator's kubeconfig for `server`.
-fn certificates(server: &str) -> Result<(BTreeMap<PathBuf, String>, String)> {
-    let mut pki = issue_parts(&[NODE_V4, NODE_V6])?;
-    let user = format!("system:node:{NODE_NAME}");
-    pki.issue_kubeconfig(
-        &Subject {
-            file: "kubelet",
-            name: &user,
-            organization: "system:nodes",
-            alternatives: &[NODE_NAME, NODE_V4, NODE_V6, "127.0.0.1"],
-        },
-        API_SERVER,
-    )?;
-    let outside = client("outside", "admin", "system:masters");
-    let kubeconfig = pki.issue_kubeconfig(&outside, server).context("kubeconfig")?;
-    Ok((texts(&pki), kubeconfig))
+/// Issues the certificate of a node's kubelet and the kubeconfigs of its parts, for the API server at `server`.
+pub(crate) fn issue_node(pki: &mut Pki, name: &str, addresses: &[&str], server: &str) -> Result<()> {
+    let user = format!("system:node:{name}");
+    let kubelet = Subject {
+        file: "kubelet",
+        name: &user,
+        organization: "system:nodes",
+        alternatives: &[&[name, "127.0.0.1"], addresses].concat(),
+    };
+    for subject in [kubelet, client("proxy", "system:kube-proxy", "")] {
+        pki.issue_kubeconfig(&subject, server)?;
+    }
+    Ok(())
 }
 
 /// A new certificate authority that has issued the certificates of a control plane whose API server has `addresses`.
@@ -139,7 +141,6 @@ pub(crate) fn issue_parts(addresses: &[&str]) -> Result<Pki> {
     for subject in [
         client("controller-manager", "system:kube-controller-manager", ""),
         client("scheduler", "system:kube-scheduler", ""),
-        client("proxy", "system:kube-proxy", ""),
         client("admin", "admin", "system:masters"),
     ] {
         pki.issue_kubeconfig(&subject, API_SERVER)?;
@@ -155,7 +156,7 @@ pub(crate) fn texts(pki: &Pki) -> BTreeMap<PathBuf, String> {
         .collect()
 }
 
-fn client<'a>(file: &'a str, name: &'a str, organization: &'a str) -> Subject<'a> {
+pub(crate) fn client<'a>(file: &'a str, name: &'a str, organization: &'a str) -> Subject<'a> {
     Subject {
         file,
         name,

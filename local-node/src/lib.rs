@@ -1,14 +1,15 @@
-//! Builds, starts and removes a Kubernetes node in its own namespaces.
+//! Builds, starts and removes Kubernetes nodes in their own namespaces.
 //!
 //! [`Node`] is a network and a mount namespace with an uplink to a fabric namespace. [`LocalNode`] runs containerd, and
-//! on demand a cluster of one node with an API server that pods reach and a DNS, inside such a pair. The programs come
-//! from [`Programs`], which builds them once; [`image`] wraps static programs into images. [`cri`] calls containerd as
-//! the kubelet does.
+//! on demand a cluster of one node with an API server that pods reach and a DNS, inside such a pair. [`LocalCluster`] is a
+//! [`ControlPlane`] and several nodes on a [`Fabric`]. The programs come from [`Programs`], which builds them once;
+//! [`image`] wraps static programs into images. [`cri`] calls containerd as the kubelet does.
 //!
 //! Outside its namespaces a node has only control groups named `kni-node-...`. Dropping the [`LocalNode`] removes them
 //! and every process of the node; if its owner is killed, a janitor process does.
 
 pub mod cgroup;
+mod cluster;
 mod config;
 mod control_plane;
 pub mod cri;
@@ -18,6 +19,7 @@ mod dns;
 pub mod fabric;
 pub mod image;
 mod kubernetes;
+pub mod kustomize;
 mod local;
 pub mod namespaces;
 pub mod node;
@@ -27,7 +29,8 @@ pub mod programs;
 pub mod spawn;
 pub mod static_programs;
 
-pub use control_plane::ControlPlane;
+pub use cluster::LocalCluster;
+pub use control_plane::{ControlPlane, Nodes};
 pub use fabric::Fabric;
 pub use local::{LocalNode, Part};
 pub use namespaces::Namespaces;

@@ -13,12 +13,12 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{
     cgroup::Cgroup,
-    config::{self, CNI_BIN, CNI_CONF, CONTAINERD_SOCKET, FOLDER},
+    config::{self, CNI_BIN, CNI_CONF, CONTAINERD_SOCKET, FOLDER, NODE_NAME},
     cri::Cri,
     daemon::{Daemon, tail},
     image,
     namespaces::Namespaces,
-    node::NODE_V4,
+    node::Node,
     programs::Programs,
     static_programs::StaticPrograms,
 };
@@ -58,18 +58,6 @@ impl Part {
             Self::KubeProxy => "kube-proxy",
         }
     }
-
-    fn arguments(self) -> Vec<String> {
-        match self {
-            Self::Containerd => vec!["--config".into(), format!("{FOLDER}/containerd.toml")],
-            Self::Etcd => config::etcd(),
-            Self::ApiServer => config::api_server(NODE_V4),
-            Self::ControllerManager => config::controller_manager(),
-            Self::Scheduler => config::scheduler(),
-            Self::Kubelet => config::kubelet_arguments(),
-            Self::KubeProxy => vec![format!("--config={FOLDER}/kube-proxy.yaml")],
-        }
-    }
 }
 
 /// The processes of a node in its own namespaces.
@@ -79,6 +67,8 @@ impl Part {
 #[derive(Debug)]
 pub struct LocalNode {
     inside: Namespaces,
+    name: String,
+    addresses: [String; 2],
     group: Cgroup,
     programs: Programs,
     statics: StaticPrograms,
@@ -89,9 +79,18 @@ pub struct LocalNode {
 }
 
 impl LocalNode {
-    /// Prepares a node in namespaces of [`Node::whole`](crate::Node::whole) without starting a process. Logs go to the
+    /// The name of a cluster's only node.
+    pub const NAME: &'static str = NODE_NAME;
+
+    /// Prepares the only node of a cluster in namespaces of [`Node::whole`] without starting a process. Logs go to the
     /// folder `logs`, which is emptied.
-    pub fn new(inside: &Namespaces, programs: &Programs, statics: &StaticPrograms, logs: &Path) -> Result<Self> {
+    pub fn new(node: &Node, programs: &Programs, statics: &StaticPrograms, logs: &Path) -> Result<Self> {
+        Self::named(NODE_NAME, node, programs, statics, logs)
+    }
+
+    /// [`Self::new`] for a node called `name` in its cluster.
+    pub fn named(name: &str, node: &Node, programs: &Programs, statics: &StaticPrograms, logs: &Path) -> Result<Self> {
+        let inside: &Namespaces = node;
         let there = inside.enter(|| programs.path("containerd").exists())?;
         ensure!(
             there,
@@ -104,8 +103,10 @@ impl LocalNode {
         fs::create_dir_all(logs).with_context(|| format!("create {}", logs.display()))?;
         let group = Cgroup::create()?;
         let janitor = janitor(statics, group.name())?;
-        let node = Self {
+        let local = Self {
             inside: inside.clone(),
+            name: name.to_owned(),
+            addresses: node.addresses().map(str::to_owned),
             group,
             programs: programs.clone(),
             statics: statics.clone(),
@@ -113,8 +114,8 @@ impl LocalNode {
             daemons: BTreeMap::new(),
             janitor,
         };
-        node.write_texts(&node.texts()?)?;
-        Ok(node)
+        local.write_texts(&local.texts()?)?;
+        Ok(local)
     }
 
     fn texts(&self) -> Result<BTreeMap<PathBuf, String>> {
@@ -126,7 +127,7 @@ impl LocalNode {
         Ok([
             ("containerd.toml", config::containerd(plugins)),
             ("kubelet.yaml", config::kubelet(self.group.name())),
-            ("kube-proxy.yaml", config::kube_proxy()),
+            ("kube-proxy.yaml", config::kube_proxy(&self.name)),
         ]
         .map(|(name, text)| (Path::new(FOLDER).join(name), text))
         .into())
@@ -149,6 +150,16 @@ impl LocalNode {
     /// The name of the node's control group. Every process of the node is a member.
     pub fn group(&self) -> &str {
         self.group.name()
+    }
+
+    /// The node's name in its cluster.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The node's addresses, IPv4 first.
+    pub fn addresses(&self) -> [&str; 2] {
+        self.addresses.each_ref().map(String::as_str)
     }
 
     /// The node's namespaces.
@@ -195,9 +206,27 @@ impl LocalNode {
 
     /// Starts a part without waiting until it serves.
     pub fn start(&mut self, part: Part) -> Result<()> {
+        self.start_with(part, self.arguments(part))
+    }
+
+    /// [`Self::start`] with other arguments than those of the only node of a cluster.
+    pub(crate) fn start_with(&mut self, part: Part, arguments: Vec<String>) -> Result<()> {
         let mut command = self.command(self.programs.path(part.program()));
-        command.args(part.arguments());
+        command.args(arguments);
         self.start_as(part.program(), command)
+    }
+
+    fn arguments(&self, part: Part) -> Vec<String> {
+        let [v4, v6] = &self.addresses;
+        match part {
+            Part::Containerd => vec!["--config".into(), format!("{FOLDER}/containerd.toml")],
+            Part::Etcd => config::etcd(),
+            Part::ApiServer => config::api_server(v4),
+            Part::ControllerManager => config::controller_manager(),
+            Part::Scheduler => config::scheduler(),
+            Part::Kubelet => config::kubelet_arguments(&self.name, &format!("{v4},{v6}")),
+            Part::KubeProxy => vec![format!("--config={FOLDER}/kube-proxy.yaml")],
+        }
     }
 
     /// Starts a command of [`Self::command`] as an additional process.
@@ -251,8 +280,13 @@ impl LocalNode {
         let archive = Path::new(FOLDER).join("image.tar");
         let program = self.inside.install(program)?;
         self.inside.enter(|| image::write(&archive, reference, &program))??;
-        self.ctr(&["images", "import", &archive.display().to_string()])
+        self.import_archive(&archive)
             .with_context(|| format!("import image {reference}"))
+    }
+
+    /// Imports the images of an archive, whose path is one inside the node.
+    pub fn import_archive(&self, archive: &Path) -> Result<()> {
+        self.ctr(&["images", "import", &archive.display().to_string()])
             .map(drop)
     }
 
@@ -274,6 +308,12 @@ impl LocalNode {
         [Path::new(CNI_BIN), Path::new(CNI_CONF)]
     }
 
+    /// Fails, with the end of its log, if a part of the node has ended by itself.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        let mut parts = self.daemons.iter_mut();
+        parts.try_for_each(|(name, daemon)| daemon.check().with_context(|| name.clone()))
+    }
+
     /// Polls `done` until it returns true; fails when a part of the node ends meanwhile.
     pub fn wait(&mut self, what: &str, patience: Duration, mut done: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
         let deadline = Instant::now() + patience;
@@ -282,9 +322,7 @@ impl LocalNode {
             if matches!(last, Ok(true)) {
                 return Ok(());
             }
-            for (name, daemon) in &mut self.daemons {
-                daemon.check().with_context(|| name.clone())?;
-            }
+            self.check()?;
             if Instant::now() > deadline {
                 let why = last.err().map(|error| format!(": {error:#}")).unwrap_or_default();
                 bail!("waited {patience:?} until {what}{why}");

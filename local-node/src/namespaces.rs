@@ -210,6 +210,16 @@ impl Namespaces {
         Ok(())
     }
 
+    /// Sets whether packets of both families are forwarded between links.
+    pub fn set_forwarding(&self, forward: bool) -> Result<()> {
+        for name in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+            let file = format!("/proc/sys/net/{name}");
+            self.enter(|| fs::write(&file, if forward { "1" } else { "0" }))?
+                .with_context(|| format!("write {file}"))?;
+        }
+        Ok(())
+    }
+
     /// Sets whether addresses of `link` are checked for duplicates.
     fn accept_dad(&self, link: &str, accept: bool) -> Result<()> {
         let file = format!("/proc/sys/net/ipv6/conf/{link}/accept_dad");

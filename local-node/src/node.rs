@@ -11,7 +11,10 @@ use anyhow::{Context as _, Result};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 pub use crate::fabric::{FABRIC_V4, FABRIC_V6};
-use crate::{fabric::Fabric, namespaces::Namespaces};
+use crate::{
+    fabric::{Fabric, Uplink},
+    namespaces::Namespaces,
+};
 
 /// Uplink address of a node on a fabric of its own.
 pub const NODE_V4: &str = "198.51.100.2";
@@ -51,7 +54,7 @@ impl Node {
     }
 
     /// Makes a node for a container runtime and a kubelet: in addition to [`Self::new`], it has the machine's control
-    /// groups, and its own `/var/lib` and `/var/log`.
+    /// groups, its own `/var/lib` and `/var/log`, and settings of the machine that a kubelet cannot change.
     pub fn whole(name: &str) -> Result<Self> {
         Self::alone(name, Namespaces::fresh(name, mount_all)?)
     }
@@ -62,23 +65,27 @@ impl Node {
         inside.veth("uplink0", &fabric, "fabric0")?;
         fabric.add_address("fabric0", &format!("{FABRIC_V4}/24"))?;
         fabric.add_address("fabric0", &format!("{FABRIC_V6}/64"))?;
-        Self::addressed(inside, fabric, NODE_V4.into(), NODE_V6.into())
+        let uplink = Uplink {
+            addresses: [NODE_V4.into(), NODE_V6.into()],
+            gateways: [FABRIC_V4.into(), FABRIC_V6.into()],
+        };
+        Self::addressed(inside, fabric, uplink)
     }
 
     fn beside(fabric: &Fabric, inside: Namespaces, number: u8) -> Result<Self> {
         inside.ip(&["link set lo up"])?;
-        fabric.plug(&inside, "uplink0", number)?;
-        let [v4, v6] = Fabric::addresses(number);
-        Self::addressed(inside, fabric.inside().clone(), v4, v6)
+        let uplink = fabric.plug(&inside, "uplink0", number)?;
+        Self::addressed(inside, fabric.inside().clone(), uplink)
     }
 
-    fn addressed(inside: Namespaces, fabric: Namespaces, v4: String, v6: String) -> Result<Self> {
+    fn addressed(inside: Namespaces, fabric: Namespaces, uplink: Uplink) -> Result<Self> {
+        let [v4, v6] = uplink.addresses;
         inside.add_address("uplink0", &format!("{v4}/24"))?;
         inside.add_address("uplink0", &format!("{v6}/64"))?;
-        inside.ip(&[
-            &format!("route add default via {FABRIC_V4}"),
-            &format!("route add default via {FABRIC_V6}"),
-        ])?;
+        let routes = uplink
+            .gateways
+            .map(|gateway| format!("route add default via {gateway}"));
+        inside.ip(&routes.each_ref().map(String::as_str))?;
         Ok(Self { inside, fabric, v4, v6 })
     }
 
@@ -89,15 +96,10 @@ impl Node {
 
     /// Makes the node forward packets of both families, as every Kubernetes node does.
     pub fn forward(&self) -> Result<()> {
-        for name in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
-            let file = format!("/proc/sys/net/{name}");
-            self.enter(|| fs::write(&file, "1"))?
-                .with_context(|| format!("write {file}"))?;
-        }
-        Ok(())
+        self.set_forwarding(true)
     }
 
-    /// The other end of the uplink: an external host at [`FABRIC_V4`] and [`FABRIC_V6`].
+    /// The other end of the uplink: an external host at the node's default gateways.
     pub fn fabric(&self) -> &Namespaces {
         &self.fabric
     }
@@ -130,6 +132,16 @@ impl Namespaces {
     }
 }
 
+/// Settings of the whole machine that a kubelet would change at its start, with the values that it wants.
+const KUBELET_SYSCTLS: [(&str, &str); 6] = [
+    ("vm/overcommit_memory", "1"),
+    ("vm/panic_on_oom", "0"),
+    ("kernel/panic", "10"),
+    ("kernel/panic_on_oops", "1"),
+    ("kernel/keys/root_maxkeys", "1000000"),
+    ("kernel/keys/root_maxbytes", "25000000"),
+];
+
 /// Mounts the file systems of [`mount_own`] and those that a container runtime and a kubelet need.
 fn mount_all() -> Result<()> {
     // The new /sys hides them, but not from an open descriptor.
@@ -148,6 +160,26 @@ fn mount_all() -> Result<()> {
     for at in ["/var/lib", "/var/log"] {
         mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), none)
             .with_context(|| format!("mount tmpfs on {at}"))?;
+    }
+    // As the init process of a real node does, so that containers see namespaces that are mounted later.
+    mount(none, "/run", none, MsFlags::MS_SHARED, none).context("share /run")?;
+    cover_sysctls()
+}
+
+/// Hides settings of the machine from the kubelet, which finds the values that it wants and changes nothing.
+fn cover_sysctls() -> Result<()> {
+    let folder = Path::new("/run/sysctls");
+    fs::create_dir(folder).with_context(|| format!("create {}", folder.display()))?;
+    for (name, value) in KUBELET_SYSCTLS {
+        let setting = Path::new("/proc/sys").join(name);
+        if !setting.exists() {
+            continue;
+        }
+        let cover = folder.join(name.replace('/', "."));
+        fs::write(&cover, format!("{value}\n")).with_context(|| format!("write {}", cover.display()))?;
+        let none = None::<&str>;
+        mount(Some(&cover), &setting, none, MsFlags::MS_BIND, none)
+            .with_context(|| format!("cover {}", setting.display()))?;
     }
     Ok(())
 }

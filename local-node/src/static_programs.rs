@@ -18,7 +18,7 @@ impl StaticPrograms {
     /// Builds them in the target folder `target`, an absolute path. It must not be that of the workspace, whose lock
     /// the cargo process of the caller may hold. Cargo's lock serializes concurrent builds.
     pub fn build(target: &Path) -> Result<Self> {
-        let triple = format!("{}-unknown-linux-gnu", env::consts::ARCH);
+        let triple = triple();
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo
             .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -46,9 +46,22 @@ impl StaticPrograms {
         }
         let status = cargo.status().context("run cargo")?;
         ensure!(status.success(), "cargo build of kni-probe failed ({status})");
-        Ok(Self {
-            folder: target.join(triple).join("release"),
-        })
+        Ok(Self::in_target(target))
+    }
+
+    /// Those that [`Self::build`] built earlier; builds them only if they are missing.
+    pub fn find(target: &Path) -> Result<Self> {
+        let built = Self::in_target(target);
+        if built.janitor().is_file() {
+            return Ok(built);
+        }
+        Self::build(target)
+    }
+
+    fn in_target(target: &Path) -> Self {
+        Self {
+            folder: target.join(triple()).join("release"),
+        }
     }
 
     /// The program of the container that holds a pod's namespaces.
@@ -65,4 +78,8 @@ impl StaticPrograms {
     pub fn janitor(&self) -> PathBuf {
         self.folder.join("kni-janitor")
     }
+}
+
+fn triple() -> String {
+    format!("{}-unknown-linux-gnu", env::consts::ARCH)
 }

@@ -1,6 +1,10 @@
 //! `image`: builds static programs, and a container image of them with the program `kni-image`.
 
-use std::{collections::BTreeSet, path::PathBuf, process::Command};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::Result;
 
@@ -13,11 +17,14 @@ use crate::{
     workspace::{ebpf_object, target},
 };
 
+/// The name of the image in `deploy/`.
+const TAG: &str = concat!("kni.local/kni-agent:", env!("CARGO_PKG_VERSION"));
+
 /// Arguments of `image`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Name of the image
-    #[arg(long, value_name = "REFERENCE", default_value = concat!("kni.local/kni-agent:", env!("CARGO_PKG_VERSION")))]
+    #[arg(long, value_name = "REFERENCE", default_value = TAG)]
     tag: String,
     /// Where the archive goes [default: target/image/kni-agent.tar]
     #[arg(long, value_name = "PATH")]
@@ -30,10 +37,27 @@ pub(crate) struct Args {
     debug: bool,
 }
 
+/// Number of steps of [`build`].
+pub(crate) const STEPS: usize = 4;
+
 /// Runs the command.
 pub(crate) fn command(args: &Args) -> Result<()> {
+    build(args, &mut Progress::new(STEPS))
+}
+
+/// Builds the image with programs as for the tests into an archive, as [`STEPS`] steps of `progress`.
+pub(crate) fn build_for_tests(archive: &Path, progress: &mut Progress) -> Result<()> {
+    let args = Args {
+        tag: TAG.to_owned(),
+        output: Some(archive.to_owned()),
+        folder: None,
+        debug: true,
+    };
+    build(&args, progress)
+}
+
+fn build(args: &Args, progress: &mut Progress) -> Result<()> {
     let profile = if args.debug { Profile::Dev } else { Profile::Release };
-    let mut progress = Progress::new(4);
     progress.step("eBPF programs", || {
         if args.debug && ebpf_object().is_file() {
             return Ok(());

@@ -10,6 +10,7 @@ mod build_ebpf;
 mod cargo_output;
 mod chart;
 mod ci;
+mod cluster;
 mod command;
 mod crds;
 mod cross;
@@ -55,6 +56,8 @@ enum Task {
     Chart(chart::Args),
     /// Run all checks of a change: format, lints, layers, tests
     Ci,
+    /// Run a real Kubernetes cluster of several nodes with KNI as its network
+    Cluster(cluster::Args),
     /// Write the definitions of our Kubernetes objects into deploy/crds
     Crds(crds::Args),
     /// Build the programs of a node for arm64
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         Task::Chart(args) => report(chart::command(&args)),
         Task::BuildEbpf(args) => report(build_ebpf::command(&args)),
         Task::Ci => ci::command(),
+        Task::Cluster(args) => report(cluster::command(&args)),
         Task::Crds(args) => report(crds::command(&args)),
         Task::Cross(args) => report(cross::command(&args)),
         Task::Demo(args) => report(demo::command(&args)),

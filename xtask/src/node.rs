@@ -1,6 +1,6 @@
 //! `node`: prepares the machine, builds the programs and executes the program `kni-node`.
 
-use std::{ffi::OsString, os::unix::process::CommandExt as _, process::Command};
+use std::{ffi::OsString, os::unix::process::CommandExt as _, path::Path, process::Command};
 
 use anyhow::{Context, Result, bail};
 
@@ -36,42 +36,70 @@ enum Action {
     Status(Rest),
 }
 
+/// Arguments that another program reads.
 #[derive(clap::Args)]
-struct Rest {
-    /// Passed on to kni-node
+pub(crate) struct Rest {
+    /// Passed on
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
 }
 
-/// Runs the command; returns only when `kni-node` could not be started.
+/// Number of steps of [`prepare`].
+pub(crate) const STEPS: usize = setup::STEPS + 3;
+
+/// Runs the command; returns only when it has failed or there is nothing to do.
 pub(crate) fn command(args: &Args) -> Result<()> {
-    if !is_root() {
-        bail!("`node` makes namespaces and runs a container runtime, which needs root");
+    let folder = target().join("node");
+    match &args.action {
+        Action::Up(rest) => {
+            require_root("node")?;
+            prepare(&mut Progress::new(STEPS))?;
+            replace_by(kni_node(&folder).arg("up").args(&rest.arguments))
+        }
+        Action::Down(rest) => end_or_show("node", &folder, "down", rest),
+        Action::Status(rest) => end_or_show("node", &folder, "status", rest),
     }
-    let (action, rest) = match &args.action {
-        Action::Up(rest) => ("up", rest),
-        Action::Down(rest) => ("down", rest),
-        Action::Status(rest) => ("status", rest),
-    };
-    let program = PROFILE.program("kni-node");
-    if action == "up" {
-        prepare()?;
-    } else if !program.is_file() {
-        println!("the node is not up; `cargo xtask node up` starts it");
-        return Ok(());
-    }
-    let mut node = kni_node();
-    node.arg(action).args(&rest.arguments);
-    // Replaces this process, so that signals and the exit code are those of the program.
-    Err(node.exec()).with_context(|| format!("cannot run {}", program.display()))
 }
 
-fn prepare() -> Result<()> {
-    let mut progress = Progress::new(setup::STEPS + 3);
-    setup::run(Goal::Node, &mut progress)?;
+/// Fails unless this process runs as root, which `command` needs.
+pub(crate) fn require_root(command: &str) -> Result<()> {
+    if !is_root() {
+        bail!("`{command}` makes namespaces and runs a container runtime, which needs root");
+    }
+    Ok(())
+}
+
+/// Executes `kni-node down` or `kni-node status`, if it was ever built, for what `command` started in `folder`.
+pub(crate) fn end_or_show(command: &str, folder: &Path, action: &str, rest: &Rest) -> Result<()> {
+    require_root(command)?;
+    if !PROFILE.program("kni-node").is_file() || !folder.exists() {
+        println!("nothing is up; `cargo xtask {command} up` starts it");
+        return Ok(());
+    }
+    replace_by(kni_node(folder).arg(action).args(&rest.arguments))
+}
+
+/// Executes a script that `up` wrote into `folder`.
+pub(crate) fn shortcut(command: &str, folder: &Path, script: &str, rest: &Rest) -> Result<()> {
+    let script = folder.join(script);
+    if !script.is_file() {
+        bail!("nothing is up; `cargo xtask {command} up` starts it");
+    }
+    replace_by(Command::new(script).args(&rest.arguments))
+}
+
+/// Replaces this process, so that signals and the exit code are those of the program. Returns only on failure.
+pub(crate) fn replace_by(program: &mut Command) -> Result<()> {
+    let error = program.exec();
+    Err(error).with_context(|| format!("cannot run {}", program.get_program().display()))
+}
+
+/// Installs and builds everything that a node runs, as [`STEPS`] steps of `progress`.
+pub(crate) fn prepare(progress: &mut Progress) -> Result<()> {
+    setup::run(Goal::Node, progress)?;
     progress.step("eBPF programs", || build_ebpf::build(false))?;
     progress.step("agent and tools", || programs(PROFILE, &PROGRAMS))?;
-    build_programs(&mut progress, &[])
+    build_programs(progress, &[])
 }
 
 /// Builds the missing programs of a node, including the Go programs, as one step of `progress`; `options` are those of
@@ -79,14 +107,14 @@ fn prepare() -> Result<()> {
 pub(crate) fn build_programs(progress: &mut Progress, options: &[&str]) -> Result<()> {
     progress.step("programs of a node", || {
         programs(PROFILE, &["kni-node"])?;
-        relay(kni_node().arg("build").args(options))
+        relay(kni_node(&target().join("node")).arg("build").args(options))
     })
 }
 
-/// The program `kni-node` with its folders as arguments.
-fn kni_node() -> Command {
+/// The program `kni-node` with its folders as arguments; what it starts is described in `folder`.
+pub(crate) fn kni_node(folder: &Path) -> Command {
     let mut node = Command::new(PROFILE.program("kni-node"));
-    node.arg("--folder").arg(target().join("node"));
+    node.arg("--folder").arg(folder);
     // The tests use the same folder.
     node.arg("--tools").arg(target().join("tools/node"));
     node.arg("--programs").arg(PROFILE.folder());

@@ -260,6 +260,12 @@ pub fn shim_binary() -> Result<PathBuf> {
     built("kni-cni", "KNI_CNI_BIN")
 }
 
+/// The program that starts nodes and clusters: `KNI_NODE_BIN`, or the one beside the running test, built by cargo once
+/// per process.
+pub fn node_binary() -> Result<PathBuf> {
+    built("kni-node", "KNI_NODE_BIN")
+}
+
 fn built(package: &'static str, variable: &str) -> Result<PathBuf> {
     static BUILT: Mutex<Vec<&str>> = Mutex::new(Vec::new());
     if let Some(path) = env::var_os(variable) {

@@ -1,36 +1,28 @@
-//! Entry point of `kni-node`: builds the programs of a node, starts one and ends it. `cargo xtask node` calls it.
+//! Entry point of `kni-node`: builds the programs of a node, starts a node or a cluster of several nodes, and ends it.
+//! `cargo xtask node` and `cargo xtask cluster` call it.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, reason = "a command-line tool reports on its standard output")]
 
+mod advice;
+mod cluster;
+mod forward;
 mod keep;
+mod lifecycle;
+mod shortcuts;
+mod single;
 mod state;
 
-use std::{
-    fs,
-    io::{BufRead as _, BufReader},
-    os::unix::process::CommandExt as _,
-    path::{Path, PathBuf},
-    process::{Command, ExitCode, Stdio},
-    thread,
-    time::{Duration, Instant},
-};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use kni_local_node::{Programs, StaticPrograms};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
-use state::State;
 
-/// How long the node may take to end.
-const PATIENCE: Duration = Duration::from_mins(1);
-/// Lines of a log that an error quotes.
-const QUOTED_LINES: usize = 25;
+/// The folder `deploy` of this source.
+const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy");
 
-/// Runs one real Kubernetes node with KNI as its network.
+/// Runs real Kubernetes nodes with KNI as their network.
 #[derive(Parser)]
 #[command(name = "kni-node")]
 struct Cli {
@@ -43,7 +35,7 @@ struct Cli {
 /// Absolute folders that all commands share.
 #[derive(clap::Args)]
 struct Folders {
-    /// Folder of everything about the running node: kubeconfig, manifests, logs, shortcuts
+    /// Folder of everything about what runs: kubeconfig, manifests, logs, shortcuts
     #[arg(long, value_name = "DIR")]
     folder: PathBuf,
     /// Folder of the programs of a node, which are built once
@@ -62,23 +54,49 @@ enum Action {
         #[arg(long)]
         helm: bool,
     },
-    /// Start the node
-    Up {
-        /// Give the agent a folder of manifests in place of the API server
-        #[arg(long)]
-        standalone: bool,
-    },
-    /// End the node and everything in it
+    /// Start a node, or a cluster of several nodes
+    Up(Start),
+    /// End everything that `up` started
     Down,
-    /// Show the processes of the node
+    /// Show the processes, nodes and pods
     Status,
-    /// The process that owns the node and that `up` leaves running
+    /// The process that owns the nodes and that `up` leaves running
     #[command(hide = true)]
-    Keep {
-        /// See `up`
-        #[arg(long)]
-        standalone: bool,
-    },
+    Keep(Start),
+}
+
+/// What to start.
+#[derive(clap::Args)]
+struct Start {
+    /// Give the agent a folder of manifests in place of the API server
+    #[arg(long, conflicts_with = "nodes")]
+    standalone: bool,
+    /// Start a control plane and this many nodes, with a router between them, in place of one node
+    #[arg(long, value_name = "N", requires = "image")]
+    nodes: Option<u8>,
+    /// Archive of the agent's image: on several nodes the agent is a pod
+    #[arg(long, value_name = "ARCHIVE", requires = "nodes")]
+    image: Option<PathBuf>,
+    /// Tag of the image in the archive
+    #[arg(long, default_value = env!("CARGO_PKG_VERSION"))]
+    tag: String,
+}
+
+impl Start {
+    /// The options of another process that starts the same.
+    fn options(&self) -> Vec<OsString> {
+        let mut options: Vec<OsString> = vec!["--tag".into(), (&self.tag).into()];
+        if self.standalone {
+            options.push("--standalone".into());
+        }
+        if let Some(nodes) = self.nodes {
+            options.extend(["--nodes".into(), nodes.to_string().into()]);
+        }
+        if let Some(image) = &self.image {
+            options.extend(["--image".into(), image.into()]);
+        }
+        options
+    }
 }
 
 impl Folders {
@@ -94,8 +112,13 @@ impl Folders {
     /// Builds the programs of a node that are missing, and passes lines about the progress to `report`.
     fn build(&self, report: &mut dyn FnMut(&str)) -> Result<(Programs, StaticPrograms)> {
         let programs = Programs::build(&self.tools, report)?;
-        let statics = StaticPrograms::build(&self.tools.join("static"))?;
+        let statics = StaticPrograms::build(&self.statics())?;
         Ok((programs, statics))
+    }
+
+    /// The folder in which static programs are built.
+    fn statics(&self) -> PathBuf {
+        self.tools.join("static")
     }
 
     /// [`Self::build`] with its progress on standard output, and Helm.
@@ -112,12 +135,12 @@ impl Folders {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let folders = &cli.folders;
-    let result = match cli.action {
-        Action::Build { helm } => folders.build_all(helm),
-        Action::Up { standalone } => up(folders, standalone),
-        Action::Down => down(folders),
-        Action::Status => status(folders),
-        Action::Keep { standalone } => keep::command(folders, standalone),
+    let result = match &cli.action {
+        Action::Build { helm } => folders.build_all(*helm),
+        Action::Up(start) => lifecycle::up(folders, start),
+        Action::Down => lifecycle::down(folders),
+        Action::Status => lifecycle::status(folders),
+        Action::Keep(start) => keep::command(folders, start),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -129,111 +152,38 @@ fn main() -> ExitCode {
     }
 }
 
-fn up(folders: &Folders, standalone: bool) -> Result<()> {
-    let folder = &folders.folder;
-    if let Some(state) = State::running(folder)? {
-        println!("the node is already up");
-        println!("{}", state::advice(folder, state.standalone));
-        return Ok(());
-    }
-    folders.build(&mut |line| println!("    {line}"))?;
-    start(folders, standalone)?;
-    State::running(folder)?.context("the node has ended")?;
-    println!("\n{}", state::advice(folder, standalone));
-    Ok(())
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Starts the process that owns the node, and waits until the node is ready.
-fn start(folders: &Folders, standalone: bool) -> Result<()> {
-    let folder = &folders.folder;
-    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    let log = folder.join("keep.log");
-    let errors = fs::File::create(&log).with_context(|| format!("create {}", log.display()))?;
-    let own = std::env::current_exe().context("path of this program")?;
-    let mut keeper = Command::new(own)
-        .arg("--folder")
-        .arg(folder)
-        .arg("--tools")
-        .arg(&folders.tools)
-        .arg("--programs")
-        .arg(&folders.programs)
-        .arg("keep")
-        .args(standalone.then_some("--standalone"))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(errors)
-        // Outside the job of the terminal: it outlives this process.
-        .process_group(0)
-        .spawn()
-        .context("start the node's owner")?;
-    let stdout = keeper.stdout.take().context("no stdout")?;
-    for line in BufReader::new(stdout).lines() {
-        let line = line.context("output of the node's owner")?;
-        if line == keep::READY {
-            return Ok(());
+    #[test]
+    fn the_owner_gets_the_options_of_up() {
+        let folders = ["kni-node", "--folder=/f", "--tools=/t", "--programs=/p"];
+        for options in [
+            &["--tag=0.1.0", "--standalone"][..],
+            &["--nodes=3", "--image=/i.tar", "--tag=one"],
+        ] {
+            let parse = |words: Vec<OsString>| {
+                let Action::Up(start) = Cli::try_parse_from(words).unwrap().action else {
+                    panic!("another command");
+                };
+                start
+            };
+            let words = |options: Vec<OsString>| -> Vec<OsString> {
+                folders
+                    .iter()
+                    .map(OsString::from)
+                    .chain(["up".into()])
+                    .chain(options)
+                    .collect()
+            };
+            let first = parse(words(options.iter().map(OsString::from).collect()));
+            let second = parse(words(first.options()));
+            assert_eq!(first.options(), second.options());
+            assert_eq!(
+                (first.standalone, first.nodes, &first.image),
+                (second.standalone, second.nodes, &second.image)
+            );
         }
-        println!("    {line}");
-    }
-    let status = keeper.wait().context("wait for the node's owner")?;
-    bail!("the node does not start ({status}):\n{}", tail(&log))
-}
-
-fn down(folders: &Folders) -> Result<()> {
-    let Some(state) = State::running(&folders.folder)? else {
-        state::remove(&folders.folder)?;
-        println!("the node is not up");
-        return Ok(());
-    };
-    let keeper = Pid::from_raw(state.keeper.cast_signed());
-    kill(keeper, Signal::SIGTERM).with_context(|| format!("end process {keeper}"))?;
-    let deadline = Instant::now() + PATIENCE;
-    while state.is_left() {
-        if Instant::now() > deadline {
-            bail!("process {keeper} or control group {} still exists", state.group);
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    state::remove(&folders.folder)?;
-    println!(
-        "the node is removed with its pods, networks and mounts; built programs stay in {}",
-        folders.tools.display()
-    );
-    Ok(())
-}
-
-fn status(folders: &Folders) -> Result<()> {
-    let folder = &folders.folder;
-    let Some(state) = State::running(folder)? else {
-        println!("the node is not up; `cargo xtask node up` starts it");
-        return Ok(());
-    };
-    for (name, pid) in &state.processes {
-        let alive = if state::is_alive(*pid) { "runs" } else { "ended" };
-        println!("{name:28} {alive} (process {pid})");
-    }
-    println!();
-    for (program, arguments) in [
-        ("kubectl", vec!["get", "nodes,pods", "-A", "-o", "wide"]),
-        ("knictl", vec!["status"]),
-    ] {
-        println!("$ {program} {}", arguments.join(" "));
-        // On failure that program prints its own message.
-        drop(Command::new(folder.join(program)).args(arguments).status());
-        println!();
-    }
-    println!("{}", state::advice(folder, state.standalone));
-    Ok(())
-}
-
-/// The last lines of a text file, or the error of reading it.
-fn tail(log: &Path) -> String {
-    match fs::read(log) {
-        Ok(bytes) => {
-            let text = String::from_utf8_lossy(&bytes);
-            let lines: Vec<&str> = text.lines().collect();
-            let skipped = lines.len().saturating_sub(QUOTED_LINES);
-            lines.into_iter().skip(skipped).collect::<Vec<_>>().join("\n")
-        }
-        Err(error) => format!("(unreadable: {error})"),
     }
 }

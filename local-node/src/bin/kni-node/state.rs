@@ -1,36 +1,91 @@
-//! Stores facts about a running node in a file for later commands.
+//! Stores facts about what `up` started in a file for later commands.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-/// A node that was started.
+use crate::Start;
+
+/// The name of the file.
+pub(crate) const FILE: &str = "state.json";
+
+/// What was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One node, whose agent follows its API server.
+    Node,
+    /// One node, whose agent reads a folder of manifests.
+    Standalone,
+    /// Several nodes.
+    Cluster,
+}
+
+impl Kind {
+    /// What the options start.
+    pub(crate) fn of(start: &Start) -> Self {
+        match (start.nodes, start.standalone) {
+            (Some(_), _) => Self::Cluster,
+            (None, true) => Self::Standalone,
+            (None, false) => Self::Node,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::Standalone => "standalone",
+            Self::Cluster => "cluster",
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        [Self::Node, Self::Standalone, Self::Cluster]
+            .into_iter()
+            .find(|kind| kind.name() == name)
+    }
+}
+
+/// What was started, or is being started.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// The process that owns the node.
+    /// The process that owns the nodes. The names of their control groups contain its number.
     pub(crate) keeper: u32,
-    /// The node's control group.
-    pub(crate) group: String,
-    /// Whether its agent reads a folder of manifests in place of the API server.
-    pub(crate) standalone: bool,
-    /// The node's processes.
+    /// What it started.
+    pub(crate) kind: Kind,
+    /// The processes of the nodes; none while they start.
     pub(crate) processes: Vec<(String, u32)>,
 }
 
 impl State {
-    /// The running node, if there is one.
-    pub(crate) fn running(folder: &Path) -> Result<Option<Self>> {
-        let file = file(folder);
+    /// The state of this process, which begins to start nodes.
+    pub(crate) fn begin(kind: Kind) -> Self {
+        Self {
+            keeper: std::process::id(),
+            kind,
+            processes: Vec::new(),
+        }
+    }
+
+    /// Adds the processes of the nodes, which are ready.
+    pub(crate) fn complete(&mut self, processes: Vec<(String, u32)>) {
+        self.processes = processes;
+    }
+
+    /// Whether the nodes are ready.
+    pub(crate) fn is_complete(&self) -> bool {
+        !self.processes.is_empty()
+    }
+
+    /// The last state that was written, also of an owner that has ended.
+    pub(crate) fn read(folder: &Path) -> Result<Option<Self>> {
+        let file = folder.join(FILE);
         if !file.exists() {
             return Ok(None);
         }
         let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
         let state = Self::parse(&text).with_context(|| format!("{} is not what `up` writes", file.display()))?;
-        Ok(state.is_running().then_some(state))
+        Ok(Some(state))
     }
 
     /// Writes the file.
@@ -38,12 +93,14 @@ impl State {
         let processes = self.processes.iter().map(|(name, pid)| json!([name, pid]));
         let text = json!({
             "keeper": self.keeper,
-            "group": self.group,
-            "standalone": self.standalone,
+            "kind": self.kind.name(),
             "processes": processes.collect::<Vec<_>>(),
         });
-        let file = file(folder);
-        fs::write(&file, text.to_string()).with_context(|| format!("write {}", file.display()))
+        let (file, unfinished) = (folder.join(FILE), folder.join(format!(".{FILE}.new")));
+        // Atomic: after a crash the file is still readable.
+        fs::write(&unfinished, text.to_string())
+            .and_then(|()| fs::rename(&unfinished, &file))
+            .with_context(|| format!("write {}", file.display()))
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -53,81 +110,26 @@ impl State {
         let processes: Option<Vec<_>> = value.get("processes")?.as_array()?.iter().map(process).collect();
         Some(Self {
             keeper: number(value.get("keeper")?)?,
-            group: value.get("group")?.as_str()?.to_owned(),
-            standalone: value.get("standalone")?.as_bool()?,
+            kind: Kind::named(value.get("kind")?.as_str()?)?,
             processes: processes?,
         })
     }
 
     /// Whether the owner runs; its process id may have been reused.
-    fn is_running(&self) -> bool {
-        let words = fs::read(format!("/proc/{}/cmdline", self.keeper)).unwrap_or_default();
+    pub(crate) fn is_running(&self) -> bool {
+        let words = words(self.keeper);
         words.windows(6).any(|part| part == b"\0keep\0") && words.windows(8).any(|part| part == b"kni-node")
     }
-
-    /// Whether a process or control group of the node exists.
-    pub(crate) fn is_left(&self) -> bool {
-        let groups = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
-        let mut roots = groups
-            .map(|entry| entry.path())
-            .chain([PathBuf::from("/sys/fs/cgroup")]);
-        self.is_running() || roots.any(|root| root.join(&self.group).exists())
-    }
 }
 
-/// Paths and commands for the user of the node.
-pub(crate) fn advice(folder: &Path, standalone: bool) -> String {
-    let here = std::env::current_dir().unwrap_or_default();
-    let folder = folder.strip_prefix(&here).unwrap_or(folder).display();
-    let (source, change) = if standalone {
-        (
-            format!("manifests   {folder}/manifests (networks, policies, services; the agent watches them)\n"),
-            format!("cp deploy/examples/policies.yaml {folder}/manifests/"),
-        )
-    } else {
-        (
-            String::new(),
-            format!(
-                "{folder}/kubectl get pnw,nnw,pif -A -o wide\n  {folder}/kubectl apply -f deploy/examples/policies.yaml"
-            ),
-        )
-    };
-    format!(
-        "kubeconfig  {folder}/kubeconfig
-{source}logs        {folder}/logs
-
-Try:
-  {folder}/kubectl get nodes
-  {folder}/kubectl run web --image={image} --image-pull-policy=Never --port=7000 --expose -- serve --tcp 7000 --http 8080
-  {folder}/kubectl run one --image={image} --image-pull-policy=Never --annotations=kni.dev/network=blue -- serve --tcp 7000
-  {folder}/kubectl get pods -o wide
-  {folder}/kubectl exec web -- /kni-probe ask web 7000
-  {change}
-  {folder}/knictl interfaces
-  {folder}/knictl flows --follow
-  {folder}/import ARCHIVE          # an image archive of this machine, for pods with imagePullPolicy Never
-  {folder}/enter bash              # a shell in the node's network and mounts
-  cargo xtask node down",
-        image = kni_local_node::image::PROBE
-    )
-}
-
-/// Removes the file.
-pub(crate) fn remove(folder: &Path) -> Result<()> {
-    let file = file(folder);
-    if file.exists() {
-        fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;
-    }
-    Ok(())
-}
-
-/// Whether a process with this id exists.
+/// Whether a process with this id exists and has not ended.
 pub(crate) fn is_alive(pid: u32) -> bool {
-    Path::new(&format!("/proc/{pid}")).exists()
+    !words(pid).is_empty()
 }
 
-fn file(folder: &Path) -> PathBuf {
-    folder.join("state.json")
+/// The command line of a process. One that has ended has none, even before its parent has noticed.
+fn words(pid: u32) -> Vec<u8> {
+    fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -138,22 +140,27 @@ mod tests {
     fn other_texts_are_no_state() {
         assert!(State::parse("").is_none());
         assert!(State::parse("{\"keeper\": 1}").is_none());
-        let state = State::parse(
-            "{\"keeper\": 1, \"group\": \"kni-node-1-0\", \"standalone\": true, \"processes\": [[\"etcd\", 7]]}",
-        )
-        .unwrap();
-        assert_eq!(state.processes, [("etcd".to_owned(), 7)]);
+        assert!(State::parse("{\"keeper\": 1, \"kind\": \"other\", \"processes\": []}").is_none());
+    }
+
+    #[test]
+    fn a_state_is_read_as_it_was_saved() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(State::read(folder.path()).unwrap().is_none());
+        let mut state = State::begin(Kind::Cluster);
+        state.save(folder.path()).unwrap();
+        let begun = State::read(folder.path()).unwrap().unwrap();
+        assert!(!begun.is_complete());
+        state.complete(vec![("node1/kubelet".into(), 7)]);
+        state.save(folder.path()).unwrap();
+        let read = State::read(folder.path()).unwrap().unwrap();
+        assert!(read.is_complete());
+        assert_eq!((read.keeper, read.kind), (std::process::id(), Kind::Cluster));
+        assert_eq!(read.processes, state.processes);
     }
 
     #[test]
     fn the_number_of_another_process_is_no_node() {
-        let state = State {
-            keeper: std::process::id(),
-            group: "kni-node-of-nobody".into(),
-            standalone: false,
-            processes: Vec::new(),
-        };
-        assert!(!state.is_running());
-        assert!(!state.is_left());
+        assert!(!State::begin(Kind::Node).is_running());
     }
 }

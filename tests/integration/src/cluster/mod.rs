@@ -23,7 +23,7 @@ pub use definitions::deployed;
 pub use fake_kubelet::FakeKubelet;
 pub use fault_proxy::{Fault, FaultProxy, Faults, Rule};
 use k8s_openapi::api::core::v1::Pod as PodObject;
-use kni_local_node::{ControlPlane, Fabric, Part};
+use kni_local_node::{ControlPlane, Fabric, Nodes, Part};
 use kube::{
     Api, Client, ResourceExt as _,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
@@ -71,7 +71,13 @@ impl Cluster {
     pub async fn without_nodes(name: &str) -> Result<Self> {
         let fabric = Fabric::new(name)?;
         let logs = tools()?.join("logs").join(format!("{}-{name}", std::process::id()));
-        let mut control = ControlPlane::start(&fabric, &programs()?, &static_programs()?, &logs)?;
+        let mut control = ControlPlane::start(
+            &fabric,
+            Nodes::WithoutKubelets,
+            &programs()?,
+            &static_programs()?,
+            &logs,
+        )?;
         let client = connect(fabric.inside(), &control.kubeconfig("test", "system:masters")?).await?;
         let mut cluster = Self {
             nodes: Vec::new(),

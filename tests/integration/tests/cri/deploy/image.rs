@@ -8,8 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-/// The name of the image in `deploy/`, without a tag.
-pub(crate) const NAME: &str = "kni.local/kni-agent";
+pub(crate) use kni_local_node::kustomize::AGENT_IMAGE as NAME;
 
 /// Builds the image with a tag; returns the archive. `KNI_IMAGES` names a folder with a prebuilt one.
 pub(crate) fn build(tag: &str) -> Result<PathBuf> {

@@ -10,11 +10,10 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{Machine, stage};
-use kni_local_node::{LocalNode, image};
-use nix::mount::{MsFlags, mount};
+use kni_local_node::{LocalNode, image, kustomize};
 use serde_json::{Value, json};
 
-use super::image::{NAME, root};
+use super::image::root;
 
 /// The port of a pod's servers, TCP and UDP.
 pub(crate) const PORT: u16 = 7000;
@@ -35,12 +34,9 @@ impl Scene {
     pub(crate) fn start(name: &str) -> Result<Self> {
         let machine = Machine::with_cluster(name)?;
         stage::forwarding(&machine.node)?;
-        machine.node.enter(|| {
-            // As the init process of a real node does, so that containers see namespaces that are mounted later.
-            let none = None::<&str>;
-            mount(none, "/run", none, MsFlags::MS_SHARED, none).context("share /run")?;
-            fs::create_dir_all(ARCHIVES).context(ARCHIVES)
-        })??;
+        machine
+            .node
+            .enter(|| fs::create_dir_all(ARCHIVES).context(ARCHIVES))??;
         Ok(Self { machine })
     }
 
@@ -54,36 +50,16 @@ impl Scene {
         let bytes = fs::read(archive).with_context(|| archive.display().to_string())?;
         let inner = Path::new(ARCHIVES).join(archive.file_name().context("an archive without name")?);
         self.machine.node.enter(|| fs::write(&inner, bytes))??;
-        let inner = inner.display().to_string();
-        self.local().ctr(&["images", "import", &inner]).map(drop)
+        self.local().import_archive(&inner)
     }
 
     /// Creates a kustomization of `folder`, below `deploy/`, with the settings of this node and the image's tag;
     /// returns its path inside the node.
     pub(crate) fn kustomize(&self, folder: &str, tag: &str) -> Result<PathBuf> {
-        let base = root().join("deploy").join(folder);
-        let base = base.strip_prefix("/").context("a relative root")?;
-        // The root counts as a component, instead of the target folder.
-        let to_root = "../".repeat(Path::new(KUSTOMIZATIONS).components().count());
-        let host_path = |name: &str, path: &str| json!({ "name": name, "hostPath": { "path": path } });
-        let [bin, conf] = LocalNode::cni_folders().map(|folder| folder.display().to_string());
-        let volumes = [host_path("cni-bin", &bin), host_path("cni-conf", &conf)];
-        let patch = json!({
-            "apiVersion": "apps/v1",
-            "kind": "DaemonSet",
-            "metadata": { "name": "kni-agent", "namespace": "kni-system" },
-            "spec": { "template": { "spec": { "volumes": volumes } } },
-        });
-        let text = json!({
-            "apiVersion": "kustomize.config.k8s.io/v1beta1",
-            "kind": "Kustomization",
-            "resources": [format!("{to_root}{}", base.display())],
-            "images": [{ "name": NAME, "newTag": tag }],
-            "patches": [{ "patch": patch.to_string() }],
-        });
         let own = Path::new(KUSTOMIZATIONS).join(folder.replace('/', "-") + tag);
+        let text = kustomize::deployment(&own, &root().join("deploy").join(folder), tag)?;
         let file = own.join("kustomization.yaml");
-        self.local().write_texts(&[(file, text.to_string())].into())?;
+        self.local().write_texts(&[(file, text)].into())?;
         Ok(own)
     }
 

@@ -1,0 +1,65 @@
+//! `cluster`: prepares the machine, builds the programs and the agent's image, and executes the program `kni-node` for
+//! several nodes.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::{
+    image,
+    node::{self, Rest},
+    progress::Progress,
+    workspace::target,
+};
+
+/// Arguments of `cluster`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(clap::Subcommand)]
+enum Action {
+    /// Build what is missing and start a control plane and nodes
+    Up(Up),
+    /// End the cluster and everything in it
+    Down(Rest),
+    /// Show processes, nodes and pods
+    Status(Rest),
+    /// Run kubectl as the administrator of the cluster
+    Kubectl(Rest),
+}
+
+#[derive(clap::Args)]
+struct Up {
+    /// How many nodes, besides the control plane
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=20))]
+    nodes: u8,
+}
+
+/// Runs the command; returns only when it has failed or there is nothing to do.
+pub(crate) fn command(args: &Args) -> Result<()> {
+    let folder = target().join("cluster");
+    match &args.action {
+        Action::Up(up) => {
+            node::require_root("cluster")?;
+            let image = prepare()?;
+            let mut program = node::kni_node(&folder);
+            program.arg("up").args(["--nodes", &up.nodes.to_string()]);
+            node::replace_by(program.arg("--image").arg(image))
+        }
+        Action::Down(rest) => node::end_or_show("cluster", &folder, "down", rest),
+        Action::Status(rest) => node::end_or_show("cluster", &folder, "status", rest),
+        Action::Kubectl(rest) => node::shortcut("cluster", &folder, "kubectl", rest),
+    }
+}
+
+/// Builds everything; returns the archive of the agent's image.
+fn prepare() -> Result<PathBuf> {
+    let mut progress = Progress::new(node::STEPS + image::STEPS);
+    node::prepare(&mut progress)?;
+    let archive = target().join("image/cluster.tar");
+    image::build_for_tests(&archive, &mut progress)?;
+    Ok(archive)
+}
