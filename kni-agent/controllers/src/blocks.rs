@@ -21,7 +21,7 @@ use kni_model::NetworkName;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use self::desired::{Step, Units};
-use super::Cluster;
+use super::ObjectControllers;
 
 /// Interval of the periodic round.
 const ROUND: Duration = Duration::from_secs(1);
@@ -87,13 +87,13 @@ enum Claimed {
     Failed(IpNet, ClaimError),
 }
 
-impl Cluster {
+impl ObjectControllers {
     /// Claims and releases blocks for as long as the agent runs.
     pub(super) async fn reconcile_blocks(self) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut known = self.cache.changes();
-        let mut attached = self.attacher.changes();
+        let mut attached = self.state.changes.clone();
         let mut memory = Memory::default();
         loop {
             kni_tasks::waiting(async {
@@ -297,7 +297,7 @@ impl Cluster {
             self.cache.blocks().unhold(network, block);
         }
         self.apply_networks().await;
-        let leases = self.attacher.leases();
+        let leases = (self.state.leases)();
         let mut returned = false;
         for (network, block) in idle {
             memory.empty.remove(&(network.clone(), block));
@@ -324,7 +324,7 @@ impl Cluster {
             return Ok(());
         }
         memory.released = Some(Instant::now());
-        let leases = self.attacher.leases();
+        let leases = (self.state.leases)();
         let is_empty = |(network, block): &&Block| {
             let mut leases = leases.get(network).into_iter().flatten();
             !leases.any(|ip| block.contains(ip))

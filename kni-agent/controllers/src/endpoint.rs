@@ -19,7 +19,7 @@ use kube::{
 
 use tokio::time::{Instant, sleep_until};
 
-use super::{Cluster, retry::Retry};
+use super::{ObjectControllers, retry::Retry};
 
 /// The least MTU of an interface that is reported: IPv6 requires it of every link.
 const LEAST_MTU: u32 = 1280;
@@ -47,10 +47,10 @@ enum Write {
     Delete(Option<String>),
 }
 
-impl Cluster {
+impl ObjectControllers {
     /// Reports changes for as long as the agent runs.
     pub(super) async fn reconcile_endpoint(self) {
-        let mut network = self.uplink.network_changes();
+        let mut network = self.state.link_changes.clone();
         let mut known = self.cache.changes();
         let mut retry = Retry::default();
         let mut last = String::new();
@@ -60,10 +60,10 @@ impl Cluster {
         loop {
             if addresses.is_none() || Instant::now() >= read_again {
                 (read_again, seen) = (Instant::now() + ROUND, None);
-                addresses = match self.uplink.underlay_addresses().await {
+                addresses = match (self.state.addresses)(()).await {
                     Ok(addresses) => Some(addresses),
                     Err(error) => {
-                        warn_once(&mut last, &error.to_string());
+                        warn_once(&mut last, &error);
                         None
                     }
                 };

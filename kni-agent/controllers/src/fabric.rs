@@ -21,7 +21,7 @@ use kni_model::{
     view::NetworkView,
 };
 
-use super::{Cluster, retry::Retry};
+use super::{ObjectControllers, retry::Retry};
 
 /// Changes that arrive within this time are applied together.
 const GATHER: Duration = Duration::from_millis(10);
@@ -82,11 +82,11 @@ impl Underlay {
     }
 }
 
-impl Cluster {
+impl ObjectControllers {
     /// Applies changes of nodes and their blocks for as long as the agent runs, and repeats what fails.
     pub(super) async fn reconcile_fabric(self) {
         let mut changes = self.cache.changes();
-        let mut attached = self.attacher.changes();
+        let mut attached = self.state.changes.clone();
         let mut seen = None;
         let mut applied = None;
         let mut retry = Retry::default();
@@ -106,7 +106,7 @@ impl Cluster {
                 if let Some(desired) = self.desired_fabric()
                     && (applied.as_ref() != Some(&desired) || retry.is_over())
                 {
-                    let done = self.fabric.apply(&desired).await.is_ok();
+                    let done = (self.state.apply_fabric)(desired.clone()).await;
                     retry.ended(done);
                     applied = done.then_some(desired);
                     self.node_changed.notify_one();
@@ -128,7 +128,7 @@ impl Cluster {
 
     /// `None` until the nodes and their blocks are known: what an earlier agent made stays.
     fn desired_fabric(&self) -> Option<Desired> {
-        let views = self.attacher.networks();
+        let views = (self.state.networks)();
         let tables = self.cache.tables();
         let known = tables.node_endpoints.is_synced() && tables.other_blocks.is_synced() && tables.networks.is_synced();
         known.then(|| desired(&tables, &views, &self.node))

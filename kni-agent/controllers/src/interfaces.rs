@@ -13,11 +13,7 @@ use kni_api::{
     pod_interface::{self, AttachedProgram, InterfaceAddress, InterfaceRoute},
     set_condition,
 };
-use kni_model::{
-    EndpointId,
-    egress::RefusedAddress,
-    view::{InterfaceFilter, InterfaceView},
-};
+use kni_model::{egress::RefusedAddress, view::InterfaceView};
 use kni_pods::LostRight;
 use kni_reflectors::version_of;
 use kube::{
@@ -28,7 +24,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use kni_cluster::{Key, Tables};
 
-use super::{Cluster, retry::Retries};
+use super::{ObjectControllers, retry::Retries, state::Interfaces};
 
 /// Interval of the kernel reads: programs and links change without a notification.
 const ROUND: Duration = Duration::from_secs(1);
@@ -50,12 +46,12 @@ enum Write {
     Delete,
 }
 
-impl Cluster {
+impl ObjectControllers {
     /// Writes changes for as long as the agent runs.
     pub(super) async fn reconcile_interfaces(self) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut attached = self.attacher.changes();
+        let mut attached = self.state.changes.clone();
         let mut known = self.cache.changes();
         let mut seen = None;
         let mut retries = Retries::default();
@@ -76,17 +72,12 @@ impl Cluster {
                 continue;
             }
             seen = Some(versions);
-            let asked = self.inspector.clone();
             // Takes some microseconds in the kernel for each interface.
-            let uplink = Arc::clone(&self.uplink);
-            let read = tokio::task::spawn_blocking(move || {
-                (
-                    asked.interfaces(&InterfaceFilter::default()),
-                    uplink.refused_interfaces(),
-                )
-            });
-            let Ok((views, refused)) = read.await else { continue };
-            let sets = self.interface_writes(&views, &refused);
+            let read = Arc::clone(&self.state.interfaces);
+            let Ok(interfaces) = tokio::task::spawn_blocking(move || read()).await else {
+                continue;
+            };
+            let sets = self.interface_writes(&interfaces);
             retries.retain(|key| sets.iter().any(|writes| writes.contains_key(key)));
             for writes in sets {
                 let due = writes.into_iter().filter(|(key, _)| retries.is_due(key));
@@ -97,23 +88,24 @@ impl Cluster {
                     kni_tasks::progress();
                 }
             }
-            self.write_network_status(&views).await;
+            self.write_network_status(&interfaces.views).await;
         }
     }
 
     /// The necessary writes, in the order of the sets.
-    fn interface_writes(
-        &self,
-        views: &[InterfaceView],
-        refused: &BTreeMap<EndpointId, Vec<RefusedAddress>>,
-    ) -> [BTreeMap<Key, Write>; 3] {
-        let enforced = self.sync.policy_problem();
-        let lost = self.attacher.lost_rights();
+    fn interface_writes(&self, read: &Interfaces) -> [BTreeMap<Key, Write>; 3] {
+        let enforced = (self.state.enforcement)().problem;
+        let Interfaces {
+            views,
+            refused,
+            lost,
+            closed,
+        } = read;
         let tables = self.cache.tables();
         let mut desired: BTreeMap<Key, PodInterface> = BTreeMap::new();
         for view in views {
-            let closed = self.sync.closed_endpoint(view.attachment.endpoint);
-            let not_enforced = match (&enforced, &closed) {
+            let closed = closed.get(&view.attachment.endpoint);
+            let not_enforced = match (&enforced, closed) {
                 (Some(problem), _) => Some(("NotInForce", problem.as_str())),
                 (None, Some(reason)) => Some(("QuotaExceeded", reason.as_str())),
                 (None, None) => None,

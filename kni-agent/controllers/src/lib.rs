@@ -25,6 +25,7 @@ mod node;
 mod peers;
 mod retry;
 mod rights;
+pub mod state;
 mod sync;
 
 use std::{
@@ -35,14 +36,14 @@ use std::{
 
 pub use endpoint::Tunnel;
 use events::Events;
-use futures::future::BoxFuture;
+use futures::FutureExt as _;
 use kni_enforcement::Enforcer;
 use kni_fabric::Fabric;
 use kni_inspect::Inspector;
 use kni_model::{
     policy::{Labels, Policy},
     service::{EndpointSlice, Service},
-    view::DesiredNetworks,
+    view::{DesiredNetworks, InterfaceFilter},
 };
 use kni_pods::Pods;
 use kni_reflectors::{Connection, RequestCount, WatchState, WatchView, reflect_node};
@@ -53,7 +54,13 @@ use tokio::sync::Notify;
 
 use kni_cluster::{ClusterCache, Networks, Tables};
 
-use self::{node::SentStatus, peers::Peers, sync::PolicyVersions};
+pub use self::state::Apply;
+use self::{
+    node::SentStatus,
+    peers::Peers,
+    state::{Act, Enforcement, Interfaces, NodeState, Read},
+    sync::PolicyVersions,
+};
 
 /// How long a round of attaches may take.
 const ATTACH_LIMIT: Duration = Duration::from_mins(5);
@@ -85,9 +92,6 @@ pub struct Objects {
     /// Their endpoints.
     pub slices: Vec<EndpointSlice>,
 }
-
-/// Applies networks.
-pub type Apply = Arc<dyn Fn(DesiredNetworks) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
 
 /// The watches of the API server, without the controllers of the node.
 #[derive(Clone)]
@@ -158,7 +162,7 @@ impl Reflectors {
         sync::initial(&tables, networks, &self.options.shared_services)
     }
 
-    /// Creates the controllers of the node.
+    /// Creates the controllers of this node.
     pub fn controllers(
         &self,
         attacher: Pods,
@@ -167,21 +171,34 @@ impl Reflectors {
         (uplink, fabric): (Arc<Uplink>, Arc<Fabric>),
         apply: Apply,
     ) -> Cluster {
+        let services = (
+            self.cache.clone(),
+            Arc::clone(&sync),
+            self.options.shared_services.clone(),
+        );
+        let state = node_state(&attacher, &inspector, &sync, (&uplink, &fabric), apply, services);
         Cluster {
             shared: Arc::new(Shared {
+                objects: self.object_controllers(state),
                 events: Events::new(self.connection.client.clone(), &self.options.node),
-                client: self.connection.client.clone(),
                 tasks: self.tasks.clone(),
-                node: self.options.node.clone(),
-                tunnel: self.options.tunnel,
                 services_of_all: self.options.shared_services.clone(),
-                cache: self.cache.clone(),
                 attacher,
-                inspector,
                 sync,
                 uplink,
-                fabric,
-                apply,
+            }),
+        }
+    }
+
+    /// Creates the controllers of the node's objects alone, for a node with this state.
+    pub fn object_controllers(&self, state: NodeState) -> ObjectControllers {
+        ObjectControllers {
+            inner: Arc::new(Inner {
+                client: self.connection.client.clone(),
+                node: self.options.node.clone(),
+                tunnel: self.options.tunnel,
+                cache: self.cache.clone(),
+                state,
                 sent_status: Mutex::default(),
                 peers: Mutex::default(),
                 applied_policies: Mutex::default(),
@@ -191,6 +208,52 @@ impl Reflectors {
     }
 }
 
+/// The state of this node, from its services.
+fn node_state(
+    attacher: &Pods,
+    inspector: &Inspector,
+    sync: &Arc<Enforcer>,
+    (uplink, fabric): (&Arc<Uplink>, &Arc<Fabric>),
+    apply_networks: Apply,
+    services: (ClusterCache, Arc<Enforcer>, BTreeSet<String>),
+) -> NodeState {
+    let cache = services.0.clone();
+    NodeState {
+        changes: attacher.changes(),
+        sandboxes: with(attacher, |attacher| attacher.sandboxes()),
+        networks: with(attacher, |attacher| attacher.networks()),
+        leases: with(attacher, |attacher| attacher.leases()),
+        enforcement: with(sync, |sync| Enforcement {
+            problem: sync.policy_problem(),
+            closed: sync.closed_namespaces(),
+        }),
+        interfaces: with(
+            &(
+                attacher.clone(),
+                inspector.clone(),
+                Arc::clone(sync),
+                Arc::clone(uplink),
+            ),
+            interfaces_of,
+        ),
+        status: with(inspector, |inspector| (inspector.status(), inspector.networks())),
+        link_changes: uplink.network_changes(),
+        addresses: acting(uplink, |uplink: Arc<Uplink>, ()| async move {
+            uplink.underlay_addresses().await.map_err(|error| error.to_string())
+        }),
+        apply_networks,
+        networks_applied: acting(&services, |(cache, sync, shared), ()| async move {
+            sync::apply_services(&cache, &sync, &shared).await;
+        }),
+        relabel: acting(&(cache, attacher.clone()), |(cache, attacher), ()| async move {
+            sync::relabel(&cache, &attacher).await
+        }),
+        apply_peers: acting(sync, sync::apply_peers),
+        apply_fabric: acting(fabric, |fabric: Arc<Fabric>, desired| async move {
+            fabric.apply(&desired).await.is_ok()
+        }),
+    }
+}
 /// The controllers of one node. Clones share them.
 #[derive(Clone)]
 pub struct Cluster {
@@ -207,19 +270,45 @@ impl std::ops::Deref for Cluster {
 
 /// The state that the controllers of a node share.
 pub struct Shared {
-    client: Client,
+    objects: ObjectControllers,
     events: Events,
     tasks: Tasks,
-    node: String,
-    tunnel: Tunnel,
     services_of_all: BTreeSet<String>,
-    cache: ClusterCache,
     attacher: Pods,
-    inspector: Inspector,
     sync: Arc<Enforcer>,
     uplink: Arc<Uplink>,
-    fabric: Arc<Fabric>,
-    apply: Apply,
+}
+
+impl std::ops::Deref for Shared {
+    type Target = ObjectControllers;
+
+    fn deref(&self) -> &ObjectControllers {
+        &self.objects
+    }
+}
+
+/// The controllers that write the objects of one node, and derive from those of other nodes what it has to know. They know
+/// the node by its [`NodeState`] only. Clones share them.
+#[derive(Clone)]
+pub struct ObjectControllers {
+    inner: Arc<Inner>,
+}
+
+impl std::ops::Deref for ObjectControllers {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+/// The state that the controllers of a node's objects share.
+pub struct Inner {
+    client: Client,
+    node: String,
+    tunnel: Tunnel,
+    cache: ClusterCache,
+    state: NodeState,
     sent_status: Mutex<Option<SentStatus>>,
     /// The pods of other nodes that the enforcement service knows.
     peers: Mutex<Peers>,
@@ -229,25 +318,32 @@ pub struct Shared {
     node_changed: Notify,
 }
 
+impl ObjectControllers {
+    /// Starts the controllers, after everything was read; see [`Reflectors::synced`].
+    pub fn run(&self, tasks: &Tasks) {
+        tasks.spawn("sync-networks", self.clone().sync_networks());
+        tasks.spawn("sync-pods", self.clone().sync_pods());
+        tasks.spawn("fabric", self.clone().reconcile_fabric());
+        tasks.spawn("address-blocks", self.clone().reconcile_blocks());
+        tasks.spawn("networkmembers", self.clone().reconcile_members());
+        tasks.spawn("nodeendpoint", self.clone().reconcile_endpoint());
+        tasks.spawn("podinterfaces", self.clone().reconcile_interfaces());
+        tasks.spawn("node-status", self.clone().reconcile_node());
+    }
+}
+
 impl Cluster {
     /// Starts the controllers, after everything was read; see [`Reflectors::synced`].
     pub fn run(&self) {
         let tasks = &self.tasks;
-        tasks.spawn("sync-networks", self.clone().sync_networks());
+        self.objects.run(tasks);
         tasks.spawn("sync-policies", self.clone().sync_policies());
         tasks.spawn("sync-services", self.clone().sync_services());
-        tasks.spawn("sync-pods", self.clone().sync_pods());
-        tasks.spawn("fabric", self.clone().reconcile_fabric());
-        tasks.spawn("address-blocks", self.clone().reconcile_blocks());
         // Each of its steps is an attach.
         tasks.spawn_slow("attachments", ATTACH_LIMIT, self.clone().reconcile_attachments());
         // It may detach pods.
         tasks.spawn_slow("rights", ATTACH_LIMIT, self.clone().reconcile_rights());
-        tasks.spawn("networkmembers", self.clone().reconcile_members());
-        tasks.spawn("nodeendpoint", self.clone().reconcile_endpoint());
-        tasks.spawn("podinterfaces", self.clone().reconcile_interfaces());
         tasks.spawn("egress-claims", self.clone().reconcile_egress());
-        tasks.spawn("node-status", self.clone().reconcile_node());
     }
 
     /// The kinds that were not read yet, by name.
@@ -256,7 +352,7 @@ impl Cluster {
     }
 }
 
-impl Shared {
+impl Inner {
     fn networks(&self, tables: &Tables) -> Networks {
         self.cache.networks(tables)
     }
@@ -272,4 +368,36 @@ impl Shared {
     fn policy_versions(&self) -> PolicyVersions {
         *self.applied_policies.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn interfaces_of((attacher, inspector, sync, uplink): &(Pods, Inspector, Arc<Enforcer>, Arc<Uplink>)) -> Interfaces {
+    let views = inspector.interfaces(&InterfaceFilter::default());
+    let endpoints = views.iter().map(|view| view.attachment.endpoint);
+    Interfaces {
+        refused: uplink.refused_interfaces(),
+        lost: attacher.lost_rights(),
+        closed: endpoints
+            .filter_map(|endpoint| Some((endpoint, sync.closed_endpoint(endpoint)?)))
+            .collect(),
+        views,
+    }
+}
+
+/// A function of a part of the node.
+fn with<S, T>(part: &S, read: impl Fn(&S) -> T + Send + Sync + 'static) -> Read<T>
+where
+    S: Clone + Send + Sync + 'static,
+{
+    let part = part.clone();
+    Arc::new(move || read(&part))
+}
+
+/// An asynchronous function of a part of the node.
+fn acting<S, T, F>(part: &S, act: impl Fn(S, T) -> F + Send + Sync + 'static) -> Act<T, F::Output>
+where
+    S: Clone + Send + Sync + 'static,
+    F: Future + Send + 'static,
+{
+    let part = part.clone();
+    Arc::new(move |argument| act(part.clone(), argument).boxed())
 }

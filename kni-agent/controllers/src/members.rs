@@ -22,7 +22,7 @@ use kube::{
 };
 use tokio::time::{Instant, sleep_until};
 
-use super::{Cluster, retry::Retries};
+use super::{ObjectControllers, retry::Retries};
 
 /// Time between rounds that write: each object is written at most five times a second.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -44,10 +44,10 @@ enum Write {
 /// A network with its UID.
 type NetworkUid = (String, String);
 
-impl Cluster {
+impl ObjectControllers {
     /// Reports changes for as long as the agent runs.
     pub(super) async fn reconcile_members(self) {
-        let mut attached = self.attacher.changes();
+        let mut attached = self.state.changes.clone();
         let mut known = self.cache.changes();
         let mut retries = Retries::default();
         let mut seen = None;
@@ -94,7 +94,7 @@ impl Cluster {
 
     /// Follows the members and blocks of the networks that the node has pods in, or will have, and of the default network.
     pub fn join_networks(&self) {
-        let sandboxes = self.attacher.sandboxes();
+        let sandboxes = (self.state.sandboxes)();
         let attached = sandboxes.iter().flat_map(|sandbox| &sandbox.attachments);
         let mut joined: BTreeSet<NetworkName> = attached.map(|attachment| attachment.network.clone()).collect();
         {
@@ -113,7 +113,7 @@ impl Cluster {
     }
 
     fn member_writes(&self) -> BTreeMap<Key, Write> {
-        let sandboxes = self.attacher.sandboxes();
+        let sandboxes = (self.state.sandboxes)();
         let tables = self.cache.tables();
         // Without an answer about the kind nothing is known of the objects.
         if !tables.own_members.is_synced() || tables.own_members.is_absent() {

@@ -13,7 +13,7 @@ use kube::{
 };
 use serde::Serialize;
 
-use super::Cluster;
+use super::ObjectControllers;
 
 /// The annotation.
 pub(super) const ANNOTATION: &str = "k8s.v1.cni.cncf.io/network-status";
@@ -37,7 +37,7 @@ struct NetworkStatus<'a> {
 #[derive(Debug, Serialize)]
 struct Empty {}
 
-impl Cluster {
+impl ObjectControllers {
     /// Writes the annotation where it is out of date.
     pub(super) async fn write_network_status(&self, views: &[InterfaceView]) {
         let mut of_pods: BTreeMap<(&str, &str), Vec<&InterfaceView>> = BTreeMap::new();

@@ -21,7 +21,7 @@ use kube::{
 use serde_json::json;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::{Cluster, interfaces::FIELD_MANAGER};
+use super::{ObjectControllers, interfaces::FIELD_MANAGER};
 use kni_cluster::{Key, Tables, needs_block};
 
 /// Interval of the periodic round.
@@ -39,7 +39,7 @@ pub(super) struct SentStatus {
     stored: Option<NodeNetworkStatus>,
 }
 
-impl Cluster {
+impl ObjectControllers {
     fn sent_status(&self) -> MutexGuard<'_, Option<SentStatus>> {
         self.sent_status.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -48,7 +48,7 @@ impl Cluster {
     pub(super) async fn reconcile_node(self) {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut attached = self.attacher.changes();
+        let mut attached = self.state.changes.clone();
         loop {
             kni_tasks::waiting(async {
                 tokio::select! {
@@ -58,9 +58,8 @@ impl Cluster {
                 }
             })
             .await;
-            let inspector = self.inspector.clone();
-            let read = tokio::task::spawn_blocking(move || (inspector.status(), inspector.networks()));
-            let Ok((status, views)) = read.await else {
+            let read = Arc::clone(&self.state.status);
+            let Ok((status, views)) = tokio::task::spawn_blocking(move || read()).await else {
                 continue;
             };
             if let Err(error) = self.write_node_network(&status, &views).await {
@@ -242,10 +241,11 @@ impl Cluster {
         }
         refused.truncate(MOST_REFUSED);
         let versions = self.policy_versions();
-        let closed = self.sync.closed_namespaces().into_iter().take(MOST_REFUSED);
+        let enforcement = (self.state.enforcement)();
+        let closed = enforcement.closed.into_iter().take(MOST_REFUSED);
         PolicySummary {
             known,
-            programmed: self.sync.policy_problem().is_none(),
+            programmed: enforcement.problem.is_none(),
             // Earlier releases compare this one with egress policies only.
             resource_version: versions.egress.to_string(),
             resource_versions: versions.by_kind(),

@@ -19,6 +19,8 @@ use kni_model::{
     selection::PRIMARY_IFNAME,
 };
 
+use super::state::PeerChanges;
+
 /// The numbers of the networks on this node.
 pub(super) type Numbers = BTreeMap<NetworkName, NetworkId>;
 
@@ -29,19 +31,6 @@ pub(super) struct Peers {
     /// The versions of the tables that the objects are from.
     seen: Option<(u64, u64)>,
     numbers: Numbers,
-}
-
-/// What must be done so that the engine knows the current peers.
-#[derive(Debug, Default, PartialEq)]
-pub(super) struct PeerChanges {
-    pub(super) put: Vec<PolicyPod>,
-    pub(super) gone: BTreeSet<SandboxId>,
-}
-
-impl PeerChanges {
-    pub(super) fn is_empty(&self) -> bool {
-        self.put.is_empty() && self.gone.is_empty()
-    }
 }
 
 impl Peers {

@@ -15,13 +15,15 @@ use kni_model::{
     view::DesiredNetworks,
 };
 
-use kni_cluster::{Networks, Tables};
+use kni_cluster::{ClusterCache, Networks, Tables};
+use kni_pods::Pods;
 use tokio::time::timeout;
 
 use super::{
-    Cluster,
-    peers::{Numbers, PeerChanges, Peers},
+    Cluster, ObjectControllers,
+    peers::{Numbers, Peers},
     retry::Retry,
+    state::PeerChanges,
 };
 
 /// Changes of networks, services and pods that arrive within this time are processed together. Policies do not wait.
@@ -63,7 +65,7 @@ impl PolicyVersions {
     }
 }
 
-impl Cluster {
+impl ObjectControllers {
     /// Applies the current networks; returns whether that succeeded. Failures are logged.
     pub(super) async fn apply_networks(&self) -> bool {
         let desired = {
@@ -74,7 +76,7 @@ impl Cluster {
     }
 
     async fn apply_these(&self, desired: DesiredNetworks) -> bool {
-        let done = (self.apply)(desired).await;
+        let done = (self.state.apply_networks)(desired).await;
         if let Err(error) = &done {
             tracing::error!(%error, "cannot apply the cluster's networks");
         }
@@ -84,7 +86,7 @@ impl Cluster {
     /// Applies changes of networks for as long as the agent runs, and repeats what fails.
     pub(super) async fn sync_networks(self) {
         let mut changes = self.cache.changes();
-        let mut attached = self.attacher.changes();
+        let mut attached = self.state.changes.clone();
         let mut tried = None;
         let mut retry = Retry::default();
         let mut retains = false;
@@ -98,8 +100,8 @@ impl Cluster {
                 tried = Some(desired.clone());
                 retry.ended(self.apply_these(desired).await);
                 // Services depend on networks.
-                self.apply_services().await;
-                retains = self.attacher.networks().iter().any(|view| view.number_retained);
+                (self.state.networks_applied)(()).await;
+                retains = (self.state.networks)().iter().any(|view| view.number_retained);
             }
             let next = async {
                 tokio::select! {
@@ -118,10 +120,86 @@ impl Cluster {
 
     /// Whether a network without pods waits for the number that the cluster has given it since.
     fn has_freed_number(&self) -> bool {
-        let views = self.attacher.networks();
+        let views = (self.state.networks)();
         views.iter().any(|view| view.number_retained && view.attachments == 0)
     }
 
+    /// Updates the labels of the node's pods, and the pods of other nodes that policies may select. Runs as long as the
+    /// agent.
+    pub(super) async fn sync_pods(self) {
+        let mut changes = self.cache.changes();
+        let mut attached = self.state.changes.clone();
+        let mut seen = None;
+        let mut retry = Retry::default();
+        loop {
+            let versions = {
+                let tables = self.cache.tables();
+                let versions = (
+                    tables.pods.version(),
+                    tables.members.version(),
+                    tables.networks.version(),
+                );
+                (versions, *attached.borrow_and_update())
+            };
+            if seen != Some(versions) || retry.is_over() {
+                seen = Some(versions);
+                let relabeled = (self.state.relabel)(()).await;
+                let known = self.sync_peers().await;
+                retry.ended(relabeled && known);
+            }
+            let next = async {
+                tokio::select! {
+                    sent = changes.changed() => sent.is_ok(),
+                    sent = attached.changed() => sent.is_ok(),
+                    () = retry.wait() => true,
+                }
+            };
+            if !kni_tasks::waiting(next).await {
+                return;
+            }
+            tokio::time::sleep(GATHER).await;
+        }
+    }
+
+    /// The pods of other nodes, for the policy engine before the first policies. Waits for the members of the networks that
+    /// the node has pods in, but not for long: without them the own pods must be enforced, too.
+    pub async fn first_peers(&self) -> PeerChanges {
+        let mut changes = self.cache.changes();
+        let read = async { while !self.cache.tables().members.is_synced() && changes.changed().await.is_ok() {} };
+        if kni_tasks::waiting(timeout(MEMBERS_TIMEOUT, read)).await.is_err() {
+            tracing::warn!("the members of networks cannot be read; policies begin without the pods of other nodes");
+        }
+        self.peer_changes()
+    }
+
+    fn peer_changes(&self) -> PeerChanges {
+        let numbers: Numbers = {
+            let views = (self.state.networks)().into_iter();
+            views.map(|view| (view.network.spec.name, view.network.id)).collect()
+        };
+        let tables = self.cache.tables();
+        self.peers().update(&tables, &self.node, &numbers)
+    }
+
+    fn peers(&self) -> MutexGuard<'_, Peers> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Updates the pods of other nodes; returns whether that succeeded.
+    async fn sync_peers(&self) -> bool {
+        let changes = self.peer_changes();
+        if changes.is_empty() {
+            return true;
+        }
+        let applied = (self.state.apply_peers)(changes).await;
+        if !applied {
+            self.peers().clear();
+        }
+        applied
+    }
+}
+
+impl Cluster {
     /// Applies changes of policies within some milliseconds after the API server reports them. Runs as long as the
     /// agent.
     pub(super) async fn sync_policies(self) {
@@ -196,7 +274,7 @@ impl Cluster {
             };
             if seen != Some(versions) {
                 seen = Some(versions);
-                self.apply_services().await;
+                apply_services(&self.cache, &self.sync, &self.services_of_all).await;
             }
             if kni_tasks::waiting(changes.changed()).await.is_err() {
                 return;
@@ -205,130 +283,74 @@ impl Cluster {
         }
     }
 
-    async fn apply_services(&self) {
-        let (services, slices) = {
-            let tables = self.cache.tables();
-            services(&tables, &self.networks(&tables), &self.services_of_all)
-        };
-        let sync = Arc::clone(&self.sync);
-        let done = tokio::task::spawn_blocking(move || {
-            sync.set_services(services, slices);
-            sync.sync()
-        });
-        if let Err(error) = done.await {
-            tracing::error!(%error, "cannot process the cluster's services");
-        }
-    }
-
-    /// Updates the labels of the node's pods, and the pods of other nodes that policies may select. Runs as long as the
-    /// agent.
-    pub(super) async fn sync_pods(self) {
-        let mut changes = self.cache.changes();
-        let mut attached = self.attacher.changes();
-        let mut seen = None;
-        let mut retry = Retry::default();
-        loop {
-            let versions = {
-                let tables = self.cache.tables();
-                let versions = (
-                    tables.pods.version(),
-                    tables.members.version(),
-                    tables.networks.version(),
-                );
-                (versions, *attached.borrow_and_update())
-            };
-            if seen != Some(versions) || retry.is_over() {
-                seen = Some(versions);
-                let relabeled = self.relabel().await;
-                let known = self.sync_peers().await;
-                retry.ended(relabeled && known);
-            }
-            let next = async {
-                tokio::select! {
-                    sent = changes.changed() => sent.is_ok(),
-                    sent = attached.changed() => sent.is_ok(),
-                    () = retry.wait() => true,
-                }
-            };
-            if !kni_tasks::waiting(next).await {
-                return;
-            }
-            tokio::time::sleep(GATHER).await;
-        }
-    }
-
-    /// Updates labels and named ports of the attached pods from the API server. Before the first policies this also gives
-    /// pods theirs whose records were rebuilt. Returns whether all of them could be updated.
-    pub async fn relabel(&self) -> bool {
-        let sandboxes = self.attacher.sandboxes();
-        let changed: Vec<(SandboxId, _)> = {
-            let tables = self.cache.tables();
-            let facts = |sandbox: &Sandbox| {
-                let pod = tables.pods.get(&sandbox.pod.namespace, &sandbox.pod.name)?;
-                let same = sandbox.pod.uid.is_empty() || sandbox.pod.uid == pod.uid;
-                let differs = sandbox.labels != pod.labels || sandbox.container_ports != pod.ports;
-                (same && differs).then(|| Arc::clone(pod))
-            };
-            let all = sandboxes.iter();
-            all.filter_map(|sandbox| Some((sandbox.id.clone(), facts(sandbox)?)))
-                .collect()
-        };
-        let mut succeeded = true;
-        for (id, pod) in changed {
-            let done = self.attacher.relabel(id, pod.labels.clone(), pod.ports.clone());
-            if let Err(error) = done.await {
-                tracing::warn!(%error, "cannot update a pod's labels; trying again");
-                succeeded = false;
-            }
-            kni_tasks::progress();
-        }
-        succeeded
+    /// Updates labels and named ports of the attached pods before the first policies, which also gives pods theirs whose
+    /// records were rebuilt.
+    pub async fn relabel(&self) {
+        relabel(&self.cache, &self.attacher).await;
     }
 
     /// Gives the enforcement service the pods of other nodes before the first policies, which otherwise take from them
-    /// the identities that an earlier agent wrote. Waits for the members of the networks that the node has pods in, but
-    /// not for long: without them the own pods must be enforced, too.
+    /// the identities that an earlier agent wrote.
     pub async fn load_peers(&self) {
-        let mut changes = self.cache.changes();
-        let read = async { while !self.cache.tables().members.is_synced() && changes.changed().await.is_ok() {} };
-        if kni_tasks::waiting(timeout(MEMBERS_TIMEOUT, read)).await.is_err() {
-            tracing::warn!("the members of networks cannot be read; policies begin without the pods of other nodes");
-        }
-        for pod in self.peer_changes().put {
+        for pod in self.first_peers().await.put {
             self.sync.put_peer(pod);
         }
     }
+}
 
-    fn peer_changes(&self) -> PeerChanges {
-        let numbers: Numbers = {
-            let views = self.attacher.networks().into_iter();
-            views.map(|view| (view.network.spec.name, view.network.id)).collect()
-        };
-        let tables = self.cache.tables();
-        self.peers().update(&tables, &self.node, &numbers)
-    }
-
-    fn peers(&self) -> MutexGuard<'_, Peers> {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Updates the pods of other nodes; returns whether that succeeded.
-    async fn sync_peers(&self) -> bool {
-        let changes = self.peer_changes();
-        if changes.is_empty() {
-            return true;
-        }
-        let sync = Arc::clone(&self.sync);
-        let done = tokio::task::spawn_blocking(move || apply_peers(&sync, changes)).await;
-        if let Err(error) = &done {
-            tracing::error!(%error, "cannot process the pods of other nodes; trying again");
-            self.peers().clear();
-        }
-        done.is_ok()
+/// Applies the Services and their endpoints.
+pub(super) async fn apply_services(cache: &ClusterCache, sync: &Arc<Enforcer>, shared: &BTreeSet<String>) {
+    let (services, slices) = {
+        let tables = cache.tables();
+        services(&tables, &cache.networks(&tables), shared)
+    };
+    let sync = Arc::clone(sync);
+    let done = tokio::task::spawn_blocking(move || {
+        sync.set_services(services, slices);
+        sync.sync()
+    });
+    if let Err(error) = done.await {
+        tracing::error!(%error, "cannot process the cluster's services");
     }
 }
 
-fn apply_peers(sync: &Enforcer, PeerChanges { put, gone }: PeerChanges) {
+/// Updates labels and named ports of the attached pods from the API server. Returns whether all of them could be updated.
+pub(super) async fn relabel(cache: &ClusterCache, attacher: &Pods) -> bool {
+    let sandboxes = attacher.sandboxes();
+    let changed: Vec<(SandboxId, _)> = {
+        let tables = cache.tables();
+        let facts = |sandbox: &Sandbox| {
+            let pod = tables.pods.get(&sandbox.pod.namespace, &sandbox.pod.name)?;
+            let same = sandbox.pod.uid.is_empty() || sandbox.pod.uid == pod.uid;
+            let differs = sandbox.labels != pod.labels || sandbox.container_ports != pod.ports;
+            (same && differs).then(|| Arc::clone(pod))
+        };
+        let all = sandboxes.iter();
+        all.filter_map(|sandbox| Some((sandbox.id.clone(), facts(sandbox)?)))
+            .collect()
+    };
+    let mut succeeded = true;
+    for (id, pod) in changed {
+        let done = attacher.relabel(id, pod.labels.clone(), pod.ports.clone());
+        if let Err(error) = done.await {
+            tracing::warn!(%error, "cannot update a pod's labels; trying again");
+            succeeded = false;
+        }
+        kni_tasks::progress();
+    }
+    succeeded
+}
+
+/// Passes the pods of other nodes to the policy engine; returns whether that succeeded.
+pub(super) async fn apply_peers(sync: Arc<Enforcer>, changes: PeerChanges) -> bool {
+    let done = tokio::task::spawn_blocking(move || put_peers(&sync, changes)).await;
+    if let Err(error) = &done {
+        tracing::error!(%error, "cannot process the pods of other nodes; trying again");
+    }
+    done.is_ok()
+}
+
+fn put_peers(sync: &Enforcer, PeerChanges { put, gone }: PeerChanges) {
     for pod in put {
         sync.put_peer(pod);
     }

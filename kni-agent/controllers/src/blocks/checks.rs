@@ -17,12 +17,12 @@ use tokio::time::Instant;
 use kni_cluster::{Key, blocks_of};
 
 use super::{
-    Block, Cluster, Memory,
+    Block, Memory, ObjectControllers,
     desired::{is_unit_of, prefixes},
     within,
 };
 
-impl Cluster {
+impl ObjectControllers {
     /// Whether a held block may have been lost: its network is gone or was made again, or the watch has shown its end.
     pub(super) fn lost_one(&self, memory: &mut Memory) -> bool {
         let held = self.cache.blocks().held();
@@ -156,7 +156,7 @@ impl Cluster {
                 missing.extend(entered);
             }
         }
-        for (name, leases) in self.attacher.leases() {
+        for (name, leases) in (self.state.leases)() {
             let units: Vec<IpNet> = leases.iter().filter_map(|ip| self.unit_of(&name, *ip)).collect();
             missing.extend(units.into_iter().map(|unit| (name.clone(), unit)));
         }
@@ -187,10 +187,11 @@ impl Cluster {
 
     /// The addresses of this node's pods in a block of another node.
     fn conflict(&self, name: &NetworkName, unit: &IpNet, by: &str) -> Option<String> {
-        let owners: Vec<String> = self
-            .attacher
-            .attachments()
+        let sandboxes = (self.state.sandboxes)();
+        let attachments = sandboxes
             .iter()
+            .flat_map(|sandbox| sandbox.attachments.iter().map(move |attachment| (sandbox, attachment)));
+        let owners: Vec<String> = attachments
             .filter(|(_, attachment)| attachment.network == *name)
             .flat_map(|(sandbox, attachment)| {
                 let inside = attachment.addresses().filter(|ip| unit.contains(ip));

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use kni_cluster::joining::networks_of;
 
-use super::{Cluster, Memory};
+use super::{Memory, ObjectControllers};
 
 /// A block that was empty for this long is released.
 const GRACE: Duration = Duration::from_secs(15);
@@ -74,13 +74,13 @@ pub(super) fn is_unit_of(object: &PodNetwork, range: &IpNet) -> bool {
     is_unit(&subnets, prefixes(object), range)
 }
 
-impl Cluster {
+impl ObjectControllers {
     /// The due changes.
     pub(super) fn steps(&self, memory: &mut Memory) -> Vec<(NetworkRef, Step)> {
         let demanded = self.cache.blocks().take_demanded();
-        let views = self.attacher.networks();
+        let views = (self.state.networks)();
         let needed = self.needed(&views, &demanded);
-        let leases = self.attacher.leases();
+        let leases = (self.state.leases)();
         let held = self.cache.blocks().held();
         memory
             .empty
