@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::{Read as _, Seek as _, SeekFrom},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -142,6 +143,20 @@ impl ControlPlane {
         let bytes = self.node.enter(|| fs::read(config::AUDIT_LOG))?;
         let bytes = bytes.with_context(|| format!("read {}", config::AUDIT_LOG))?;
         String::from_utf8(bytes).context("the audit log is not UTF-8")
+    }
+
+    /// The part of [`Self::audit_log`] from a byte on, and where it ends: large logs are read in parts.
+    pub fn audit_log_from(&self, offset: u64) -> Result<(String, u64)> {
+        let read = self.node.enter(|| -> std::io::Result<Vec<u8>> {
+            let mut file = fs::File::open(config::AUDIT_LOG)?;
+            file.seek(SeekFrom::Start(offset))?;
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)?;
+            Ok(bytes)
+        })?;
+        let bytes = read.with_context(|| format!("read {}", config::AUDIT_LOG))?;
+        let end = offset + u64::try_from(bytes.len())?;
+        Ok((String::from_utf8(bytes).context("the audit log is not UTF-8")?, end))
     }
 
     /// Its processes. [`Self::start_api_server`] starts a stopped API server again.

@@ -250,6 +250,11 @@ pub fn controller_binary() -> Result<PathBuf> {
     built("kni-controller", "KNI_CONTROLLER_BIN")
 }
 
+/// The simulated nodes: `KNI_SIMULATED_NODES_BIN`, or the one beside the running test, built by cargo once per process.
+pub fn simulated_nodes_binary() -> Result<PathBuf> {
+    built("kni-simulated-nodes", "KNI_SIMULATED_NODES_BIN")
+}
+
 /// knictl: `KNI_KNICTL_BIN`, or the one beside the running test, built by cargo once per process.
 pub fn knictl_binary() -> Result<PathBuf> {
     built("knictl", "KNI_KNICTL_BIN")

@@ -23,6 +23,7 @@ pub mod oracle;
 pub mod outside;
 pub mod privilege;
 pub mod programs;
+pub mod simulation;
 pub mod snapshot;
 pub mod stage;
 pub mod syscall;

@@ -78,6 +78,7 @@ pub(super) const CRATES: &[(&str, Layer)] = &[
     ("knictl", Layer::Program),
     ("local-node", Layer::Program),
     ("local-node/probe", Layer::Program),
+    ("simulated-nodes", Layer::Program),
     ("xtask", Layer::Program),
     ("tests/integration", Layer::Test),
 ];
