@@ -23,10 +23,7 @@ use kube::{
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::{
-    node::{NewPod, SimulatedNode},
-    observed::Observed,
-};
+use crate::node::{NewPod, SimulatedNode};
 
 /// Changes that arrive within this time are attached together.
 const GATHER: Duration = Duration::from_millis(10);
@@ -43,7 +40,7 @@ pub(crate) struct Place {
 }
 
 /// Starts the agent of a node; returns the time until pods could be attached.
-pub(crate) async fn start(place: Place, kubelet: Client, observed: Observed) -> Result<Duration> {
+pub(crate) async fn start(place: Place, node: SimulatedNode, kubelet: Client) -> Result<Duration> {
     let begun = Instant::now();
     let connection = kni_reflectors::connect(Some(&place.kubeconfig), RequestLimits::default())
         .await
@@ -59,7 +56,6 @@ pub(crate) async fn start(place: Place, kubelet: Client, observed: Observed) -> 
         longest_pause: None,
     };
     let watches = Reflectors::start(connection, options, tasks.clone());
-    let node = SimulatedNode::new(&place.name, &place.addresses, &observed);
     let state = node.node_state(&watches.cache());
     let (apply_networks, apply_peers) = (Arc::clone(&state.apply_networks), Arc::clone(&state.apply_peers));
     let controllers = watches.object_controllers(state);

@@ -29,7 +29,7 @@ use tokio::{
 };
 use tracing_subscriber::EnvFilter;
 
-use self::{agent::Place, observed::Observed};
+use self::{agent::Place, node::SimulatedNode, observed::Observed};
 
 /// Simulates nodes.
 #[derive(Debug, Parser)]
@@ -73,6 +73,7 @@ fn main() -> Result<()> {
         observed: Observed::default(),
         answers,
         alone: BTreeMap::new(),
+        nodes: BTreeMap::new(),
     };
     for line in io::stdin().lock().lines() {
         let command = serde_json::from_str(&line?).context("a command")?;
@@ -87,6 +88,8 @@ struct Simulation {
     observed: Observed,
     answers: mpsc::UnboundedSender<Value>,
     alone: BTreeMap<String, Runtime>,
+    /// What a node keeps while its agent is not running.
+    nodes: BTreeMap<String, SimulatedNode>,
 }
 
 impl Simulation {
@@ -113,12 +116,14 @@ impl Simulation {
         Ok(())
     }
 
-    fn start(&self, runtime: &Handle, place: Place) {
-        let (kubelet, observed) = (self.kubelet.clone(), self.observed.clone());
+    fn start(&mut self, runtime: &Handle, place: Place) {
+        let node = self.nodes.entry(place.name.clone());
+        let node = node.or_insert_with(|| SimulatedNode::new(&place.name, &place.addresses, &self.observed));
+        let (node, kubelet) = (node.restarted(), self.kubelet.clone());
         let answers = self.answers.clone();
         runtime.spawn(async move {
             let name = place.name.clone();
-            let answer = match agent::start(place, kubelet, observed).await {
+            let answer = match agent::start(place, node, kubelet).await {
                 Ok(time) => json!({ "ready": name, "seconds": time.as_secs_f64() }),
                 Err(error) => json!({ "failed": name, "error": format!("{error:#}") }),
             };

@@ -81,6 +81,18 @@ impl SimulatedNode {
         }
     }
 
+    /// The node for another process of its agent: its sandboxes and leases stay, its policies are compiled anew.
+    pub(crate) fn restarted(&self) -> Self {
+        let mut engine = PolicyEngine::new(PolicyTables::default());
+        for sandbox in self.state().sandboxes.values() {
+            engine.put_pod(sandbox.policy_pod());
+        }
+        Self {
+            policies: Arc::new(Mutex::new(engine)),
+            ..self.clone()
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

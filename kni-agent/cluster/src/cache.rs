@@ -5,10 +5,16 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use kni_api::NodeEndpoint;
 use kni_model::NetworkName;
 use tokio::sync::watch;
 
-use super::{blocks::BlockDemand, networks::Networks, table::Written, tables::Tables};
+use super::{
+    blocks::{BlockDemand, HeldBlocks},
+    networks::{Networks, own_endpoint},
+    table::Written,
+    tables::Tables,
+};
 
 /// The cache. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -18,6 +24,18 @@ pub struct ClusterCache {
     restores: watch::Sender<()>,
     blocks: Arc<BlockDemand>,
     joined: watch::Sender<Option<BTreeSet<NetworkName>>>,
+    derived: Arc<Mutex<Option<Derived>>>,
+}
+
+/// The networks that were derived last, and what they were derived from.
+#[derive(Debug)]
+struct Derived {
+    versions: [u64; 3],
+    numbers: (bool, bool),
+    endpoint: Option<Arc<NodeEndpoint>>,
+    /// Held here, so that a change of the blocks makes another value.
+    blocks: Arc<HeldBlocks>,
+    networks: Arc<Networks>,
 }
 
 impl ClusterCache {
@@ -29,6 +47,7 @@ impl ClusterCache {
             restores: watch::Sender::new(()),
             blocks: Arc::default(),
             joined: watch::Sender::new(None),
+            derived: Arc::default(),
         }
     }
 
@@ -72,9 +91,35 @@ impl ClusterCache {
         self.restores.subscribe()
     }
 
-    /// The networks as the node sees them.
-    pub fn networks(&self, tables: &Tables) -> Networks {
-        Networks::of(tables, &self.blocks.held())
+    /// The networks as the node sees them. They are derived anew only after a change of what they depend on: most changes
+    /// of the cache concern no network.
+    pub fn networks(&self, tables: &Tables) -> Arc<Networks> {
+        let versions = [
+            tables.networks.version(),
+            tables.numbers.version(),
+            tables.own_node.version(),
+        ];
+        let numbers = (tables.numbers.is_synced(), tables.numbers.is_absent());
+        let endpoint = own_endpoint(tables).map(Arc::clone);
+        let blocks = self.blocks.held();
+        let mut derived = self.derived.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = derived.as_ref()
+            && known.versions == versions
+            && known.numbers == numbers
+            && known.endpoint == endpoint
+            && Arc::ptr_eq(&known.blocks, &blocks)
+        {
+            return Arc::clone(&known.networks);
+        }
+        let networks = Arc::new(Networks::of(tables, &blocks));
+        *derived = Some(Derived {
+            versions,
+            numbers,
+            endpoint,
+            blocks,
+            networks: Arc::clone(&networks),
+        });
+        networks
     }
 
     /// Sets the networks whose members the node has to know: those that it has pods in.

@@ -1,8 +1,9 @@
 //! Derives the networks of one node from the objects of the cluster, and the default networks of namespaces. Pure.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use ipnet::IpNet;
+use kni_api::NodeEndpoint;
 use kni_crd::{FromObject, PodNetwork, read_namespace_selector};
 use kni_model::{
     Fabric, NetworkName, NetworkSpec, NumberProblem, Provider,
@@ -146,9 +147,7 @@ impl Networks {
 
 /// The interfaces of pods take no larger packets than fit into the tunnel of this node.
 fn fitting(tables: &Tables, spec: NetworkSpec) -> NetworkSpec {
-    let node = tables.own_node.rows().keys().next();
-    let endpoint = node.and_then(|node| tables.node_endpoints.get("", &node.name));
-    let Some(endpoint) = endpoint.filter(|_| spec.fabric == Fabric::Overlay) else {
+    let Some(endpoint) = own_endpoint(tables).filter(|_| spec.fabric == Fabric::Overlay) else {
         return spec;
     };
     let preferred = endpoint.spec.addresses.first();
@@ -156,6 +155,12 @@ fn fitting(tables: &Tables, spec: NetworkSpec) -> NetworkSpec {
     let overhead = if is_v6 { OVERHEAD_V6 } else { OVERHEAD_V4 };
     let mtu = spec.mtu.min(endpoint.spec.mtu.saturating_sub(overhead));
     NetworkSpec { mtu, ..spec }
+}
+
+/// The endpoint of the agent's own node.
+pub(super) fn own_endpoint(tables: &Tables) -> Option<&Arc<NodeEndpoint>> {
+    let node = tables.own_node.rows().keys().next()?;
+    tables.node_endpoints.get("", &node.name)
 }
 
 /// The blocks that a node has of a network according to its status.
@@ -169,8 +174,6 @@ pub fn blocks_of(object: &PodNetwork, node: &str) -> Vec<IpNet> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::table::Key;
 

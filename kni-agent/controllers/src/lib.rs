@@ -159,7 +159,7 @@ impl Reflectors {
     pub fn objects(&self) -> Objects {
         let tables = self.cache.tables();
         let networks = self.cache.networks(&tables);
-        sync::initial(&tables, networks, &self.options.shared_services)
+        sync::initial(&tables, &networks, &self.options.shared_services)
     }
 
     /// Creates the controllers of this node.
@@ -353,7 +353,7 @@ impl Cluster {
 }
 
 impl Inner {
-    fn networks(&self, tables: &Tables) -> Networks {
+    fn networks(&self, tables: &Tables) -> Arc<Networks> {
         self.cache.networks(tables)
     }
 

@@ -70,7 +70,7 @@ impl ObjectControllers {
     pub(super) async fn apply_networks(&self) -> bool {
         let desired = {
             let tables = self.cache.tables();
-            self.networks(&tables).desired
+            self.networks(&tables).desired.clone()
         };
         self.apply_these(desired).await
     }
@@ -92,13 +92,18 @@ impl ObjectControllers {
         let mut retains = false;
         loop {
             // The status of networks changes with every pod; their specification rarely does.
-            let desired = {
+            let networks = {
                 let tables = self.cache.tables();
-                self.networks(&tables).desired
+                self.networks(&tables)
             };
-            if tried.as_ref() != Some(&desired) || retry.is_over() || (retains && self.has_freed_number()) {
-                tried = Some(desired.clone());
-                retry.ended(self.apply_these(desired).await);
+            let is_same = |tried: &Arc<Networks>| Arc::ptr_eq(tried, &networks) || tried.desired == networks.desired;
+            let same = tried.as_ref().is_some_and(is_same);
+            if same {
+                tried = Some(Arc::clone(&networks));
+            }
+            if !same || retry.is_over() || (retains && self.has_freed_number()) {
+                tried = Some(Arc::clone(&networks));
+                retry.ended(self.apply_these(networks.desired.clone()).await);
                 // Services depend on networks.
                 (self.state.networks_applied)(()).await;
                 retains = (self.state.networks)().iter().any(|view| view.number_retained);
@@ -398,12 +403,12 @@ fn admitted(tables: &Tables, networks: &Networks, service: &Service) -> Result<(
 }
 
 /// The initial objects for the agent, before it serves.
-pub(super) fn initial(tables: &Tables, networks: Networks, shared: &BTreeSet<String>) -> super::Objects {
+pub(super) fn initial(tables: &Tables, networks: &Networks, shared: &BTreeSet<String>) -> super::Objects {
     let policies = tables.policies().filter_map(|row| row.policy.as_ref().ok());
     let namespaces = tables.namespaces.rows().iter();
-    let (services, slices) = services(tables, &networks, shared);
+    let (services, slices) = services(tables, networks, shared);
     super::Objects {
-        networks: networks.desired,
+        networks: networks.desired.clone(),
         policies: policies.cloned().collect(),
         namespaces: namespaces
             .map(|(key, labels)| (key.name.clone(), labels.clone()))

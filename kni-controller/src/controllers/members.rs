@@ -53,6 +53,8 @@ pub(super) struct Members {
     networks: BTreeMap<String, Shape>,
     /// The beginning of the names of the objects whose addresses a block has: of its node, in its network.
     of_block: BTreeMap<Key, String>,
+    /// The UIDs of the nodes.
+    nodes: BTreeMap<String, String>,
     seen: Option<Seen>,
 }
 
@@ -195,9 +197,13 @@ impl Members {
             self.networks.keys().cloned().collect()
         });
         let partly = self.seen.and_then(|seen| {
-            // A node that comes or goes concerns its members; nodes rarely do.
-            if seen.nodes != tables.nodes.version() {
-                return None;
+            // A node that comes, goes or is made again concerns its members, and no other change of a node does.
+            let nodes: BTreeSet<&Key> = tables.nodes.changed_since(seen.nodes)?.collect();
+            for node in nodes {
+                let uid = tables.nodes.rows().get(node).map(|row| row.uid.clone());
+                if uid.as_ref() != self.nodes.get(&node.name) {
+                    return None;
+                }
             }
             let mut concerned: BTreeSet<Key> = tables.members.changed_since(seen.members)?.cloned().collect();
             for pod in tables.pods.changed_since(seen.pods)? {
@@ -225,6 +231,8 @@ impl Members {
             self.of_block = blocks
                 .map(|(key, row)| (key.clone(), prefix(&row.spec.network, &row.spec.node_name)))
                 .collect();
+            let nodes = tables.nodes.rows().iter();
+            self.nodes = nodes.map(|(key, row)| (key.name.clone(), row.uid.clone())).collect();
             let known = self.pods_of.keys().chain(self.outstanding.keys());
             known.chain(tables.members.rows().keys()).cloned().collect()
         })

@@ -108,7 +108,7 @@ pub(crate) async fn reconcile<R: Reconciler>(context: Context, mut reconciler: R
                 let networks = if R::NEEDS_NETWORKS {
                     context.cache.networks(&tables)
                 } else {
-                    Networks::default()
+                    std::sync::Arc::default()
                 };
                 work.replace(reconciler.plan(&tables, &networks), Instant::now());
                 context.metrics.reconciled(R::NAME, started.elapsed());

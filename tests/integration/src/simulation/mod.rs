@@ -29,6 +29,8 @@ use crate::cluster::{Cluster, objects};
 
 /// Time in which all that follows a change is written.
 const REST: Duration = Duration::from_secs(3);
+/// Time in which the blocks of pods that have ended are released.
+const RELEASE: Duration = Duration::from_secs(22);
 /// Maximum duration of a phase that ends by itself.
 const PATIENCE: Duration = Duration::from_mins(15);
 
@@ -135,7 +137,7 @@ pub async fn run(options: Options, say: impl Fn(&str)) -> Result<Outcome> {
     let observed = simulation.fleet.observed()?;
     let load = end.since(&begin);
     load::end_all(&simulation.cluster.client, options.networks).await?;
-    tokio::time::sleep(REST * 3).await;
+    tokio::time::sleep(RELEASE).await;
     say("one change at a time");
     let (one_by_one, restart) = simulation.changes(&scene).await?;
     let rate = count(changes.starts.len()) / load.seconds;
