@@ -50,7 +50,7 @@ pub enum IpamError {
     /// Every address of the family is leased, or rests after another owner.
     #[error(
         "network {network} has no free {family} address now: of {total} on this node, 0 are free and {resting} rest \
-         after their last pod; {}", next_free(*.next)
+         after their last pod; the next one {}", is_free(*.next)
     )]
     AllRest {
         /// The network.
@@ -65,7 +65,7 @@ pub enum IpamError {
         next: Option<Duration>,
     },
     /// The requested address rests after another owner.
-    #[error("address {address} of network {network} rests after its last pod; {}", next_free(*.next))]
+    #[error("address {address} of network {network} rests after its last pod; it {}", is_free(*.next))]
     AddressRests {
         /// The network.
         network: NetworkName,
@@ -106,12 +106,12 @@ pub enum IpamError {
     },
 }
 
-fn next_free(next: Option<Duration>) -> String {
+fn is_free(next: Option<Duration>) -> String {
     match next {
         // Rounded up: a repeated call must not be early.
-        Some(next) => format!("the next one is free in {} s", next.as_millis().div_ceil(1000)),
+        Some(next) => format!("is free in {} s", next.as_millis().div_ceil(1000)),
         None => format!(
-            "the next one is free {} s after the API server has confirmed that the pod is gone",
+            "is free {} s after the API server has confirmed that the pod is gone",
             REST.as_secs()
         ),
     }

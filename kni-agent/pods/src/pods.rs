@@ -197,7 +197,7 @@ impl Pods {
         let recovery = takeover.run(contents).await?;
         let repair = Arc::new(Repair::new(&registry, &kernel, &sandboxes, uplink));
         start_tasks(&tasks, &registry, &sandboxes, &namespaces, &repair, reaper);
-        tasks.spawn_finite("address-rests", rests::run(Arc::clone(&registry)));
+        tasks.spawn("address-rests", rests::run(Arc::clone(&registry)));
         let journal = Arc::new(DeleteJournal::new(&sandboxes, cni_state_dir));
         let networks = Arc::new(NetworkRegistry::new(&registry, &kernel, plugins));
         Ok(Self {

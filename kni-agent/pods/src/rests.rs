@@ -125,9 +125,9 @@ pub(crate) fn note_withdrawals(
     Ok(())
 }
 
-/// Ends rests when their time is over, until the agent stops.
+/// Ends rests when their time is over. Never ends.
 pub(crate) async fn run(registry: Arc<Registry>) {
-    while !registry.is_stopping() {
+    loop {
         let pause = {
             let state = registry.lock();
             let next = state.ipam.next_end_of_rest();
@@ -171,4 +171,103 @@ fn end(state: &mut Locked<'_>) -> Result<(), AttachError> {
         removed = removed.remove_rest(&rest.network, rest.address);
     }
     state.commit_deferred(removed)
+}
+
+#[cfg(test)]
+mod tests {
+    use kni_ipam::IpamError;
+    use kni_model::NetworkSpec;
+    use serde_json::json;
+
+    use super::*;
+
+    fn blue() -> NetworkName {
+        "blue".parse().unwrap()
+    }
+
+    /// A cluster's state with a network of one address.
+    fn state() -> State {
+        let spec: NetworkSpec = serde_json::from_value(json!({
+            "name": "blue", "default": false, "enabled": true, "subnets": ["10.0.0.0/30"], "exclude_subnets": [],
+            "mtu": 1500, "egress": "Route",
+        }))
+        .unwrap();
+        let mut state = State::new(8, true);
+        state.ipam.set_network(&spec);
+        state
+    }
+
+    /// Leases the address to a sandbox.
+    fn leased(state: &mut State, id: &str, phase: &str) -> Result<Sandbox, IpamError> {
+        let sandbox: Sandbox = serde_json::from_value(json!({
+            "id": id, "pod": { "namespace": "shop", "name": "web", "uid": "u" }, "phase": phase,
+            "netns": "/run/netns/x", "netns_identity": { "dev": 4, "inode": 5 }, "labels": {}, "port_mappings": [],
+            "attachments": [{
+                "endpoint": 7, "network": "blue", "network_id": 9, "ifname": "eth0", "ifindex": 2, "host_ifname": "kni7",
+                "host_ifindex": 1007, "mac": "02:00:00:00:00:07", "host_mac": "02:00:00:00:00:08", "ipv4": "10.0.0.2",
+                "ipv6": null, "mtu": 1500, "default_route": true, "host_access": true,
+            }],
+        }))
+        .unwrap();
+        let owner = lease_owner(&sandbox.pod, &sandbox.id);
+        state
+            .ipam
+            .lease(&blue(), &owner, &[], Duration::ZERO)
+            .map(|_lease| sandbox)
+    }
+
+    /// As a detach does.
+    fn detach(state: &mut State, sandbox: &Sandbox) -> Vec<AddressRest> {
+        let rests = state.rests_after(sandbox);
+        state.begin_rests(rests.clone());
+        for made in &sandbox.attachments {
+            state.return_unused(&made.network, made.addresses());
+        }
+        rests
+    }
+
+    #[test]
+    fn only_an_address_that_others_may_know_rests() {
+        let mut state = state();
+        let pending = leased(&mut state, "s1", "Pending").unwrap();
+        assert_eq!(detach(&mut state, &pending), []);
+        let ready = leased(&mut state, "s2", "Ready").unwrap();
+        assert_eq!(detach(&mut state, &ready).len(), 1);
+        assert!(matches!(
+            leased(&mut state, "s3", "Pending"),
+            Err(IpamError::AllRest { .. })
+        ));
+        state.in_cluster = false;
+        assert_eq!(state.rests_after(&ready), []);
+    }
+
+    #[test]
+    fn an_address_that_its_last_owner_returns_unused_rests_on() {
+        let mut state = state();
+        let ready = leased(&mut state, "s1", "Ready").unwrap();
+        detach(&mut state, &ready);
+        let again = leased(&mut state, "s1", "Pending").unwrap();
+        assert_eq!(detach(&mut state, &again), []);
+        assert!(matches!(
+            leased(&mut state, "s2", "Pending"),
+            Err(IpamError::AllRest { .. })
+        ));
+    }
+
+    #[test]
+    fn the_records_of_an_earlier_agent_count() {
+        let mut state = state();
+        let withdrawn = Some(Duration::from_secs(100));
+        let rest = AddressRest {
+            network: blue(),
+            address: "10.0.0.2".parse().unwrap(),
+            owner: "pod shop/web (sandbox s0)".to_owned(),
+            withdrawn,
+        };
+        state.adopt_rests(vec![rest]);
+        assert!(leased(&mut state, "s1", "Ready").is_err());
+        assert_eq!(state.ipam.next_end_of_rest(), withdrawn.map(|at| at + REST));
+        assert_eq!(state.ipam.end_rests(Duration::from_secs(110)).len(), 1);
+        leased(&mut state, "s1", "Ready").unwrap();
+    }
 }
