@@ -286,7 +286,9 @@ impl Cluster {
         };
         let mut attempt = 0;
         let mut batch: Vec<IpNet> = first.into_iter().collect();
-        batch.iter().for_each(|unit| units.taken.insert(unit));
+        for unit in &batch {
+            units.taken.insert(unit);
+        }
         for _round in 0..TRIES {
             kni_tasks::progress();
             while found.held.len() + batch.len() < count

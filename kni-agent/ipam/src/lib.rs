@@ -53,7 +53,7 @@ pub struct Usage {
 /// the pool has no fresh address left, the one released longest ago first; explicitly requested addresses are exempt.
 ///
 /// An address whose owner other nodes may know rests after its lease ([`Ipam::rest`]): until [`REST`] after
-/// [`Ipam::set_withdrawn`] nobody else gets it, also not by an explicit request. Times are those of one clock that never
+/// [`Ipam::set_withdrawn`] no other owner gets it, also not by an explicit request. Times are those of one clock that never
 /// steps back, and are given by the caller.
 ///
 /// No state survives a restart: [`Ipam::adopt`] and [`Ipam::adopt_rest`] rebuild it.

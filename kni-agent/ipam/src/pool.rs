@@ -177,7 +177,7 @@ impl Pool {
         }
     }
 
-    /// Notes since when nobody else knows the last owner; `None` if others may know it again. Returns whether that is new.
+    /// Notes since when no other node knows the last owner; `None` if one may know it again. Returns whether that is new.
     pub(super) fn set_withdrawn(&mut self, address: u128, withdrawn: Option<Duration>) -> bool {
         let Some(rest) = self.resting.get_mut(&address) else {
             return false;

@@ -112,7 +112,7 @@ impl<'a> Preparation<'a> {
     async fn wait_for_blocks(&self, request: &AttachRequest, additional: &[AttachRequest]) {
         loop {
             let mut changes = self.registry.changes();
-            let needing = self.needing_blocks(&wanted(request, additional));
+            let needing = self.needing_blocks(&interfaces(request, additional));
             // Otherwise the attach itself reports what is missing.
             if needing.is_empty() || !self.waits(needing, &mut changes).await {
                 return;
@@ -123,8 +123,8 @@ impl<'a> Preparation<'a> {
     /// Waits for another block of the networks of a request that was refused for want of addresses, until something has
     /// changed since `changes`. Returns false if there is none, or it takes too long.
     pub(crate) async fn waits_for_block(&self, request: &AttachRequest, mut changes: watch::Receiver<u64>) -> bool {
-        let wanted = wanted(request, &[]);
-        let needing = self.needing_blocks(&wanted);
+        let interfaces = interfaces(request, &[]);
+        let needing = self.needing_blocks(&interfaces);
         if !needing.is_empty() {
             return self.waits(needing, &mut changes).await;
         }
@@ -133,26 +133,30 @@ impl<'a> Preparation<'a> {
             let name = name.as_ref();
             name.is_some_and(|name| self.cluster.blocks().is_exhausted(name))
         };
-        changes.has_changed().unwrap_or(false) && !wanted.keys().any(is_exhausted) && Instant::now() < self.deadline
+        changes.has_changed().unwrap_or(false) && !interfaces.keys().any(is_exhausted) && Instant::now() < self.deadline
     }
 
     /// Waits for a change while blocks of these networks are demanded.
     async fn waits(&self, needing: Addresses, changes: &mut watch::Receiver<u64>) -> bool {
         let waiting = self.cluster.blocks().wait(needing);
         tokio::select! {
-            changed = timeout_at(self.deadline, changes.changed()) => matches!(changed, Ok(Ok(()))),
+            next = timeout_at(self.deadline, changes.changed()) => matches!(next, Ok(Ok(()))),
             // The loop of the caller finds out.
             () = waiting.refused() => true,
         }
     }
 
     /// How many addresses networks that have too few free ones, but may still get blocks, have to give.
-    fn needing_blocks(&self, wanted: &BTreeMap<Option<NetworkName>, u32>) -> Addresses {
+    fn needing_blocks(&self, interfaces: &BTreeMap<Option<NetworkName>, u32>) -> Addresses {
         let mut needing = Addresses::new();
         for view in self.networks.views() {
             let spec = &view.network.spec;
-            let by_name = wanted.get(&Some(spec.name.clone())).copied().unwrap_or_default();
-            let by_default = wanted.get(&None).copied().filter(|_| spec.default).unwrap_or_default();
+            let by_name = interfaces.get(&Some(spec.name.clone())).copied().unwrap_or_default();
+            let by_default = interfaces
+                .get(&None)
+                .copied()
+                .filter(|_| spec.default)
+                .unwrap_or_default();
             let count = by_name.saturating_add(by_default);
             if count > 0 && needs_blocks(&view, count) && !self.cluster.blocks().is_exhausted(&spec.name) {
                 needing.insert(spec.name.clone(), count);
@@ -163,9 +167,9 @@ impl<'a> Preparation<'a> {
 }
 
 /// How many interfaces a request has in each network; `None` is the default network.
-fn wanted(request: &AttachRequest, additional: &[AttachRequest]) -> BTreeMap<Option<NetworkName>, u32> {
-    let mut wanted = BTreeMap::new();
-    let mut add = |network: Option<NetworkName>| *wanted.entry(network).or_insert(0) += 1;
+fn interfaces(request: &AttachRequest, additional: &[AttachRequest]) -> BTreeMap<Option<NetworkName>, u32> {
+    let mut interfaces = BTreeMap::new();
+    let mut add = |network: Option<NetworkName>| *interfaces.entry(network).or_insert(0) += 1;
     if !request.primary.none {
         add(request.primary.network.clone());
     }
@@ -175,7 +179,7 @@ fn wanted(request: &AttachRequest, additional: &[AttachRequest]) -> BTreeMap<Opt
     for child in additional {
         add(child.primary.network.clone());
     }
-    wanted
+    interfaces
 }
 
 /// The requests for the attachments that select the pod. One that has the default routes takes them from the primary

@@ -27,8 +27,6 @@ const NODES: usize = 4;
 const PODS: usize = 16;
 /// Pods of the last node: they need two blocks.
 const LATE: usize = 24;
-/// Those of them that one block has room for.
-const FIRST: usize = 8;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn blocks_of_nodes_never_overlap_and_are_given_back() -> Result<()> {
@@ -121,14 +119,11 @@ async fn restored(cluster: &mut Cluster, running: &[Pod]) -> Result<Vec<String>>
         .iter()
         .map(|name| objects::pod_with("crowd", name, &node, &held))
         .collect();
-    let (first, more) = pods.split_at(FIRST);
-    cluster.create_pods(first).await?;
-    wait::until("the node has its first blocks", PATIENCE, async || {
-        Ok(claimed(cluster, &node).await?.len() == 2)
-    })
-    .await?;
+    // The agent claims blocks as soon as it knows of the pods.
+    cluster.nodes[kubelet].agent.kill9()?;
+    cluster.create_pods(&pods).await?;
     cluster.save_data()?;
-    cluster.create_pods(more).await?;
+    cluster.nodes[kubelet].agent.restart()?;
     cluster.nodes[kubelet].kubelet.release();
     let mut late = Vec::new();
     for name in &names {
