@@ -68,7 +68,7 @@ async fn new_networks_are_overlay_and_those_from_before_keep_their_nodes_apart()
     println!("without spec.fabric: {}", kept.await?);
     ensure!(
         fabric_of(&cluster, "old").await? == Some(Fabric::Overlay),
-        "what is in force stays"
+        "what was applied stays"
     );
     patch(&cluster, "new", &json!({ "fabric": "None" })).await?;
     wait_for_fabric(&cluster, "new", Fabric::None).await?;
