@@ -122,7 +122,7 @@ pub struct PodNetworkSpec {
     /// name their namespaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
-    /// How pods of the network on different nodes reach each other. Absent: as `status.fabric` says, which kni-controller
+    /// How pods of the network on different nodes reach each other. Absent: as in `status.fabric`, which kni-controller
     /// sets once: Overlay for a network that is made, None for one from before this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Fabric>,

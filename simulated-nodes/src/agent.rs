@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Pod;
-use kni_cluster::{ClusterCache, joining::networks_of};
+use kni_cluster::{Addresses, ClusterCache, joining::networks_of};
 use kni_controllers::{ClusterOptions, Reflectors, Tunnel};
 use kni_model::{NetworkName, PodRef, Sandbox, policy::Labels};
 use kni_reflectors::RequestLimits;
@@ -27,6 +27,8 @@ use crate::node::{NewPod, SimulatedNode};
 
 /// Changes that arrive within this time are attached together.
 const GATHER: Duration = Duration::from_millis(10);
+/// Interval at which ends of rests are looked for.
+const ROUND: Duration = Duration::from_secs(1);
 
 /// A node to simulate.
 #[derive(Debug, Clone, Deserialize)]
@@ -120,7 +122,8 @@ async fn attach_pods(node: SimulatedNode, cache: ClusterCache, name: String, kub
                 node.detach(&uid);
             }
         }
-        let mut demanded = BTreeSet::new();
+        node.end_rests();
+        let mut missing = Addresses::new();
         for (pod, labels, network) in due {
             let attached = node.attach(NewPod {
                 pod,
@@ -131,22 +134,22 @@ async fn attach_pods(node: SimulatedNode, cache: ClusterCache, name: String, kub
                 Ok(sandbox) => report_running(&kubelet, &sandbox),
                 Err(error) => {
                     tracing::debug!(node = name, %error, "waiting for an address block");
-                    demanded.insert(network);
+                    *missing.entry(network).or_default() += 1;
                 }
             }
         }
-        if !demanded.is_empty() {
-            cache.blocks().demand(&demanded.into_iter().collect::<Vec<_>>());
-        }
+        let waiting = (!missing.is_empty()).then(|| cache.blocks().wait(missing));
         let next = async {
             tokio::select! {
                 sent = known.changed() => sent.is_ok(),
                 sent = changed.changed() => sent.is_ok(),
+                () = tokio::time::sleep(ROUND) => true,
             }
         };
         if !kni_tasks::waiting(next).await {
             return;
         }
+        drop(waiting);
         tokio::time::sleep(GATHER).await;
     }
 }

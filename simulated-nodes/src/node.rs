@@ -1,10 +1,11 @@
 //! Holds the state of one simulated node in memory: its networks, its leases and its sandboxes, without a kernel.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
 };
 
 use futures::{FutureExt as _, future::BoxFuture};
@@ -39,6 +40,8 @@ pub(crate) struct SimulatedNode {
     policies: Arc<Mutex<PolicyEngine>>,
     changes: watch::Sender<u64>,
     link_changes: watch::Sender<()>,
+    /// Times of rests count from here.
+    began: Instant,
     observed: Observed,
 }
 
@@ -77,6 +80,7 @@ impl SimulatedNode {
             policies: Arc::new(Mutex::new(PolicyEngine::new(PolicyTables::default()))),
             changes: watch::Sender::new(0),
             link_changes: watch::Sender::new(()),
+            began: Instant::now(),
             observed: observed.clone(),
         }
     }
@@ -123,7 +127,11 @@ impl SimulatedNode {
                 network: new.network.clone(),
             };
             let network_id = *state.ids.get(new.network).ok_or_else(unknown)?;
-            let lease = state.ipam.lease(new.network, &new.pod.uid, &[])?;
+            let lease = {
+                let now = self.began.elapsed();
+                state.ipam.end_rests(now);
+                state.ipam.lease(new.network, &new.pod.uid, &[], now)?
+            };
             state.endpoints += 1;
             let sandbox = Arc::new(sandbox(&new, network_id, state.endpoints, (lease.ipv4, lease.ipv6))?);
             state.sandboxes.insert(new.pod.uid.clone(), Arc::clone(&sandbox));
@@ -142,15 +150,34 @@ impl SimulatedNode {
             let mut state = self.state();
             let gone = state.sandboxes.remove(uid);
             for attachment in gone.iter().flat_map(|sandbox| &sandbox.attachments) {
-                state
-                    .ipam
-                    .release(&attachment.network, attachment.ipv4, attachment.ipv6);
+                state.ipam.rest(&attachment.network, attachment.ipv4, attachment.ipv6);
             }
             gone
         };
         if let Some(gone) = gone {
             self.policies().remove_pod(&gone.id);
             self.compile();
+            self.announce();
+        }
+    }
+
+    fn note_withdrawals(&self, withdrawn: &BTreeSet<(NetworkName, IpAddr)>) {
+        let now = self.began.elapsed();
+        let mut state = self.state();
+        for (network, addresses) in state.ipam.resting() {
+            for address in addresses {
+                let key = (network.clone(), address);
+                state
+                    .ipam
+                    .set_withdrawn(&network, address, withdrawn.contains(&key).then_some(now));
+            }
+        }
+    }
+
+    /// Ends the rests of addresses that are over.
+    pub(crate) fn end_rests(&self) {
+        let ended = self.state().ipam.end_rests(self.began.elapsed());
+        if !ended.is_empty() {
             self.announce();
         }
     }
@@ -271,6 +298,22 @@ impl SimulatedNode {
             sandboxes: self.read(|node| node.state().sandboxes.values().cloned().collect()),
             networks: self.read(Self::views),
             leases: self.read(|node| node.state().ipam.leases()),
+            resting: self.read(|node| node.state().ipam.resting()),
+            note_withdrawals: {
+                let node = self.clone();
+                Arc::new(move |withdrawn| {
+                    node.note_withdrawals(&withdrawn);
+                    Ok(())
+                })
+            },
+            memberships: self.read(|node| {
+                let state = node.state();
+                let all = state.sandboxes.values().flat_map(|sandbox| {
+                    let networks = sandbox.attachments.iter();
+                    networks.map(|attachment| (sandbox.pod.clone(), attachment.network.clone()))
+                });
+                all.collect()
+            }),
             enforcement: self.read(|_| Enforcement::default()),
             interfaces: self.read(|node| Interfaces {
                 views: node.state().sandboxes.values().flat_map(interfaces).collect(),
@@ -390,6 +433,7 @@ fn view(state: &State, network: &Network, origin: &str) -> NetworkView {
         total: usage.total,
         used: usage.used,
         free: usage.free,
+        resting: usage.resting,
     };
     let all = state.sandboxes.values().flat_map(|sandbox| &sandbox.attachments);
     let attachments = all.filter(|attachment| attachment.network == spec.name).count();

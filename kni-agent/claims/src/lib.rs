@@ -13,7 +13,9 @@ mod error;
 mod object;
 mod status;
 
-use futures::future::join;
+use std::collections::BTreeMap;
+
+use futures::{StreamExt as _, TryStreamExt as _, future::join, stream};
 use ipnet::IpNet;
 use kni_api::{AddressBlock, LEASES_FINALIZER};
 use kni_model::NetworkName;
@@ -26,6 +28,9 @@ use serde_json::json;
 pub use error::ClaimError;
 pub use object::{address_block, range_of};
 use status::{Entered, StatusBlocks};
+
+/// Maximum number of concurrent requests for one network.
+const AT_ONCE: usize = 16;
 
 /// A network, by name and uid.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,6 +57,22 @@ pub enum Claim {
     Ours,
     /// The block, or a part of it, does not: the owner, as text for operators.
     Taken(String),
+}
+
+/// The result of the creation of an object.
+enum Created {
+    Ours,
+    Taken(String),
+    UnknownKind,
+}
+
+impl From<Entered> for Claim {
+    fn from(entered: Entered) -> Self {
+        match entered {
+            Entered::Ours => Self::Ours,
+            Entered::Taken(by) => Self::Taken(by),
+        }
+    }
 }
 
 /// The claims of one node. Sends requests only when called.
@@ -106,65 +127,139 @@ impl Claims {
 
     /// Claims a unit of the network's subnets. After an error its owner is unknown: claim or release it again.
     pub async fn claim(&self, network: &NetworkRef, unit: &IpNet) -> Result<Claim, ClaimError> {
+        let (mut claims, done) = self.claim_all(network, std::slice::from_ref(unit)).await;
+        done?;
+        claims.remove(unit).ok_or_else(|| ClaimError::Contended {
+            network: network.name.to_string(),
+        })
+    }
+
+    /// Claims units of the network's subnets, with one request for each and two for all of them. The owners of units that
+    /// are not in the result are unknown, as after an error of [`Self::claim`].
+    pub async fn claim_all(
+        &self,
+        network: &NetworkRef,
+        units: &[IpNet],
+    ) -> (BTreeMap<IpNet, Claim>, Result<(), ClaimError>) {
+        let mut claims = BTreeMap::new();
+        let mut done = Ok(());
+        let mut created = Vec::new();
+        let mut unknown_kind = Vec::new();
+        let creations: Vec<_> = units
+            .iter()
+            .map(|unit| async move { (*unit, self.create(network, unit).await) })
+            .collect();
+        let mut creations = stream::iter(creations).buffer_unordered(AT_ONCE);
+        while let Some((unit, result)) = creations.next().await {
+            match result {
+                Ok(Created::Ours) => created.push(unit),
+                Ok(Created::UnknownKind) => unknown_kind.push(unit),
+                Ok(Created::Taken(by)) => {
+                    claims.insert(unit, Claim::Taken(by));
+                }
+                Err(error) => done = Err(error),
+            }
+        }
+        // An agent of the previous release would claim them by the status alone.
+        if !unknown_kind.is_empty() {
+            match self.status().enter(network, &unknown_kind).await {
+                Ok(entered) => claims.extend(entered.into_iter().map(|(unit, entered)| (unit, entered.into()))),
+                Err(error) => done = Err(error),
+            }
+        }
+        if !created.is_empty() {
+            match self.confirm(network, &created).await {
+                Ok(confirmed) => claims.extend(confirmed),
+                Err(error) => done = Err(error),
+            }
+        }
+        (claims, done)
+    }
+
+    /// Creates the object of a unit.
+    async fn create(&self, network: &NetworkRef, unit: &IpNet) -> Result<Created, ClaimError> {
         let object = address_block(&self.node, network, unit);
         match self.blocks().create(&PostParams::default(), &object).await {
-            Ok(_created) => {}
-            // An agent of the previous release would claim it by the status alone.
-            Err(error) if is_code(&error, 404) => return self.enter(network, unit).await,
+            Ok(_created) => Ok(Created::Ours),
+            Err(error) if is_code(&error, 404) => Ok(Created::UnknownKind),
             Err(kube::Error::Api(status)) if status.code == 409 && status.reason == "AlreadyExists" => {
                 match self.blocks().get_opt(&object.name_any()).await {
-                    Ok(Some(there)) if self.is_valid(&there, network) => {}
-                    Ok(Some(there)) => return Ok(Claim::Taken(owner(&there))),
-                    Ok(None) => return Ok(Claim::Taken("a node that has just released it".to_owned())),
-                    Err(error) => return Err(ClaimError::of("reading a block", error)),
+                    Ok(Some(there)) if self.is_valid(&there, network) => Ok(Created::Ours),
+                    Ok(Some(there)) => Ok(Created::Taken(owner(&there))),
+                    Ok(None) => Ok(Created::Taken("a node that has just released it".to_owned())),
+                    Err(error) => Err(ClaimError::of("reading a block", error)),
                 }
             }
-            Err(error) => return Err(ClaimError::of("creating a block", error)),
+            Err(error) => Err(ClaimError::of("creating a block", error)),
         }
+    }
+
+    /// Enters the units of created objects, and compares them with blocks of earlier networks. Those of others are released.
+    async fn confirm(&self, network: &NetworkRef, created: &[IpNet]) -> Result<BTreeMap<IpNet, Claim>, ClaimError> {
         // A network that was deleted and made again may have had units of another size. Both sides create first and
         // look then, so at least one of two concurrent claims sees the other one.
-        let (entered, earlier) = join(self.enter(network, unit), self.owner_before(network, unit)).await;
-        let taken = match (entered?, earlier?) {
-            (Claim::Ours, None) => return Ok(Claim::Ours),
-            (Claim::Taken(by), _) | (Claim::Ours, Some(by)) => by,
-        };
-        self.release(&network.name, unit).await?;
-        Ok(Claim::Taken(taken))
-    }
-
-    async fn enter(&self, network: &NetworkRef, unit: &IpNet) -> Result<Claim, ClaimError> {
-        match self.status().enter(network, unit).await? {
-            Entered::Ours => Ok(Claim::Ours),
-            Entered::Taken(by) => Ok(Claim::Taken(by)),
+        let status = self.status();
+        let (entered, earlier) = join(status.enter(network, created), self.earlier_blocks(network)).await;
+        let (entered, earlier) = (entered?, earlier?);
+        let mut claims = BTreeMap::new();
+        for (unit, entered) in entered {
+            let mut earlier = earlier.iter();
+            let before = earlier.find(|object| range_of(object).is_some_and(|range| overlap(&range, &unit)));
+            let claim = match (entered, before) {
+                (Entered::Ours, Some(before)) => Claim::Taken(owner(before)),
+                (entered, _) => entered.into(),
+            };
+            claims.insert(unit, claim);
         }
+        let taken = claims.iter().filter(|(_, claim)| **claim != Claim::Ours);
+        let taken: Vec<IpNet> = taken.map(|(unit, _)| *unit).collect();
+        self.release_all(&network.name, &taken).await?;
+        Ok(claims)
     }
 
-    /// The owner of a block that overlaps `unit`, of an earlier network of the same name.
-    async fn owner_before(&self, network: &NetworkRef, unit: &IpNet) -> Result<Option<String>, ClaimError> {
+    /// The blocks of other nodes in earlier networks of the same name.
+    async fn earlier_blocks(&self, network: &NetworkRef) -> Result<Vec<AddressBlock>, ClaimError> {
         let others = format!("spec.network={},spec.networkUID!={}", network.name, network.uid);
         let listed = self.blocks().list(&ListParams::default().fields(&others)).await;
         let listed = listed.map_err(|error| ClaimError::of("listing blocks of an earlier network", error))?;
-        let overlapping = listed.items.iter().find(|object| {
-            let range = range_of(object);
-            object.spec.node_name != self.node.name && range.is_some_and(|range| overlap(&range, unit))
-        });
-        Ok(overlapping.map(owner))
+        let mut earlier = listed.items;
+        earlier.retain(|object| object.spec.node_name != self.node.name);
+        Ok(earlier)
     }
 
     /// Releases a block from which the node does not lease, and in which no lease is left. On success the node owns
     /// nothing of it; it is free unless another node owned it.
     pub async fn release(&self, network: &NetworkName, unit: &IpNet) -> Result<(), ClaimError> {
+        self.release_all(network, std::slice::from_ref(unit)).await
+    }
+
+    /// [`Self::release`] of several blocks. After an error any of them may be released or not.
+    pub async fn release_all(&self, network: &NetworkName, units: &[IpNet]) -> Result<(), ClaimError> {
+        if units.is_empty() {
+            return Ok(());
+        }
+        // Deletion cannot be undone, so it comes first: whatever is lost after it, the block is never leased again
+        // before it was claimed anew.
+        let names = units.iter().map(|unit| kni_ipam::blocks::object_name(network, unit));
+        let deletions: Vec<_> = names.map(|name| self.delete(name)).collect();
+        let deletions = stream::iter(deletions).buffer_unordered(AT_ONCE);
+        let deleted: Vec<Option<(String, Option<String>)>> = deletions.try_collect().await?;
+        self.status().remove(network, units).await?;
+        let finalizers = deleted.into_iter().flatten();
+        let finalizers: Vec<_> = finalizers
+            .map(|(name, uid)| async move { self.drop_finalizer(&name, uid).await })
+            .collect();
+        stream::iter(finalizers).buffer_unordered(AT_ONCE).try_collect().await
+    }
+
+    /// Deletes the node's object of a name; returns its name and UID, if there was one.
+    async fn delete(&self, name: String) -> Result<Option<(String, Option<String>)>, ClaimError> {
         let api = self.blocks();
-        let name = kni_ipam::blocks::object_name(network, unit);
         let there = match api.get_opt(&name).await {
             Ok(there) => there.filter(|object| object.spec.node_name == self.node.name),
             Err(error) => return Err(ClaimError::of("reading a block", error)),
         };
-        let Some(object) = there else {
-            return self.status().remove(network, unit).await;
-        };
-        // Deletion cannot be undone, so it comes first: whatever is lost after it, the block is never leased again
-        // before it was claimed anew.
+        let Some(object) = there else { return Ok(None) };
         if object.metadata.deletion_timestamp.is_none() {
             let params = DeleteParams {
                 preconditions: Some(Preconditions {
@@ -179,8 +274,7 @@ impl Claims {
                 Err(error) => return Err(ClaimError::of("deleting a block", error)),
             }
         }
-        self.status().remove(network, unit).await?;
-        self.drop_finalizer(&name, object.uid()).await
+        Ok(Some((name, object.uid())))
     }
 
     /// Removes the finalizer of a deleted object, unless another one has its name.

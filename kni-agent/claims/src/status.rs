@@ -3,7 +3,10 @@
 //! The list has each range once, which the API server checks. Adding an item is therefore atomic without the resource
 //! version of the object, and nodes do not contend for it.
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use ipnet::IpNet;
 use kni_api::PodNetwork;
@@ -19,7 +22,7 @@ use super::{ClaimError, NetworkRef, overlap};
 /// Maximum number of attempts to change the list.
 const TRIES: u64 = 8;
 
-/// The result of [`StatusBlocks::enter`].
+/// The result of [`StatusBlocks::enter`] for a range.
 pub(crate) enum Entered {
     Ours,
     /// By this owner.
@@ -38,17 +41,29 @@ impl StatusBlocks<'_> {
         Api::all_with(self.client.clone(), &ApiResource::erase::<PodNetwork>(&()))
     }
 
-    /// Enters a range, unless a range of another node overlaps it.
-    pub(crate) async fn enter(&self, network: &NetworkRef, range: &IpNet) -> Result<Entered, ClaimError> {
+    /// Enters ranges, but for those that a range of another node overlaps. All of them take one request, unless others
+    /// change the list meanwhile.
+    pub(crate) async fn enter(
+        &self,
+        network: &NetworkRef,
+        ranges: &[IpNet],
+    ) -> Result<BTreeMap<IpNet, Entered>, ClaimError> {
         let name = network.name.as_str();
+        let mut done = BTreeMap::new();
+        let mut left = ranges.to_vec();
         for attempt in 0..TRIES {
-            let patch = json!([
-                {"op": "test", "path": "/metadata/uid", "value": network.uid},
-                {"op": "add", "path": "/status/blocks/-", "value": {"cidr": range.to_string(), "node": self.node}},
-            ]);
+            if left.is_empty() {
+                break;
+            }
+            let added = left.iter().map(|range| {
+                let entry = json!({"cidr": range.to_string(), "node": self.node});
+                json!({"op": "add", "path": "/status/blocks/-", "value": entry})
+            });
+            let test = json!({"op": "test", "path": "/metadata/uid", "value": network.uid});
+            let patch = std::iter::once(test).chain(added).collect();
             let object = match self.patch(name, patch).await? {
                 Some(object) => object,
-                // The range is there, or there is no list yet.
+                // One of the ranges is there, or there is no list yet.
                 None => self.read(name).await?,
             };
             if object.uid().as_deref() != Some(&network.uid) {
@@ -56,31 +71,52 @@ impl StatusBlocks<'_> {
                     network: name.to_owned(),
                 });
             }
-            let entries = entries(&object);
-            if let Some((_, node)) = entries
-                .iter()
-                .find(|(cidr, node)| node != self.node && overlap(cidr, range))
-            {
-                let by = format!("node {node} (status of PodNetwork {name})");
-                self.remove(&network.name, range).await?;
-                return Ok(Entered::Taken(by));
+            let taken = self.decide(&object, &mut left, &mut done);
+            if !taken.is_empty() {
+                self.remove(&network.name, &taken).await?;
             }
-            if entries.iter().any(|(cidr, _)| cidr == range) {
-                return Ok(Entered::Ours);
+            if !left.is_empty() && object.data.pointer("/status/blocks").is_none() {
+                self.begin(object, &left).await?;
             }
-            if object.data.pointer("/status/blocks").is_none() {
-                self.begin(object, range).await?;
+            if !left.is_empty() {
+                pause(attempt).await;
             }
-            pause(attempt).await;
+        }
+        if left.is_empty() {
+            return Ok(done);
         }
         Err(ClaimError::Contended {
             network: name.to_owned(),
         })
     }
 
-    /// Removes the node's entry of a range. Entries of others stay, and a network that is gone has none.
-    pub(crate) async fn remove(&self, network: &NetworkName, range: &IpNet) -> Result<(), ClaimError> {
-        let entry = json!({"cidr": range.to_string(), "node": self.node});
+    /// Moves the ranges about which the object decides from `left` to `done`; returns those of other nodes.
+    fn decide(&self, object: &DynamicObject, left: &mut Vec<IpNet>, done: &mut BTreeMap<IpNet, Entered>) -> Vec<IpNet> {
+        let entries = entries(object);
+        let (own, others): (Vec<_>, Vec<_>) = entries.into_iter().partition(|(_, node)| node == self.node);
+        let own: BTreeSet<IpNet> = own.into_iter().map(|(cidr, _)| cidr).collect();
+        let mut taken = Vec::new();
+        left.retain(|range| {
+            if let Some((_, node)) = others.iter().find(|(cidr, _)| overlap(cidr, range)) {
+                let by = format!("node {node} (status of PodNetwork {})", object.name_any());
+                done.insert(*range, Entered::Taken(by));
+                taken.push(*range);
+            } else if own.contains(range) {
+                done.insert(*range, Entered::Ours);
+            } else {
+                return true;
+            }
+            false
+        });
+        taken
+    }
+
+    /// Removes the node's entries of ranges. Entries of others stay, and a network that is gone has none.
+    pub(crate) async fn remove(&self, network: &NetworkName, ranges: &[IpNet]) -> Result<(), ClaimError> {
+        let ours: Vec<Value> = ranges
+            .iter()
+            .map(|range| json!({"cidr": range.to_string(), "node": self.node}))
+            .collect();
         for attempt in 0..TRIES {
             let object = match self.read(network.as_str()).await {
                 Ok(object) => object,
@@ -88,16 +124,20 @@ impl StatusBlocks<'_> {
                 Err(error) => return Err(error),
             };
             let list = object.data.pointer("/status/blocks").and_then(Value::as_array);
-            let Some(index) = list.and_then(|list| list.iter().position(|item| *item == entry)) else {
+            let found = list.into_iter().flatten().enumerate();
+            let found: Vec<(usize, &Value)> = found.filter(|(_, item)| ours.contains(item)).collect();
+            if found.is_empty() {
                 return Ok(());
-            };
+            }
             // With the resource version, a request that arrives late does not remove a later entry.
-            let item = format!("/status/blocks/{index}");
-            let patch = json!([
-                {"op": "test", "path": "/metadata/resourceVersion", "value": object.resource_version()},
-                {"op": "test", "path": item, "value": entry},
-                {"op": "remove", "path": item},
-            ]);
+            let version = object.resource_version();
+            let mut patch = vec![json!({"op": "test", "path": "/metadata/resourceVersion", "value": version})];
+            // The last one first, so that the positions of the others stay.
+            for (index, entry) in found.into_iter().rev() {
+                let item = format!("/status/blocks/{index}");
+                patch.push(json!({"op": "test", "path": item, "value": entry}));
+                patch.push(json!({"op": "remove", "path": item}));
+            }
             self.patch(network.as_str(), patch).await?;
             pause(attempt).await;
         }
@@ -107,8 +147,8 @@ impl StatusBlocks<'_> {
     }
 
     /// The changed object; `None` if the patch does not apply to the object as it is.
-    async fn patch(&self, name: &str, patch: Value) -> Result<Option<DynamicObject>, ClaimError> {
-        let patch = serde_json::from_value(patch).map_err(|error| ClaimError::Unknown {
+    async fn patch(&self, name: &str, patch: Vec<Value>) -> Result<Option<DynamicObject>, ClaimError> {
+        let patch = serde_json::from_value(Value::Array(patch)).map_err(|error| ClaimError::Unknown {
             step: "building a patch",
             source: Box::new(kube::Error::SerdeError(error)),
         })?;
@@ -133,10 +173,13 @@ impl StatusBlocks<'_> {
         }
     }
 
-    /// Writes a list with the range, into an object without a list and only if the object has not changed.
-    async fn begin(&self, mut object: DynamicObject, range: &IpNet) -> Result<(), ClaimError> {
+    /// Writes a list with the ranges, into an object without a list and only if the object has not changed.
+    async fn begin(&self, mut object: DynamicObject, ranges: &[IpNet]) -> Result<(), ClaimError> {
         let name = object.name_any();
-        let list = json!([{"cidr": range.to_string(), "node": self.node}]);
+        let entries = ranges.iter();
+        let list = entries
+            .map(|range| json!({"cidr": range.to_string(), "node": self.node}))
+            .collect();
         let status = object.data.get_mut("status").and_then(Value::as_object_mut);
         if let Some(status) = status {
             status.insert("blocks".to_owned(), list);

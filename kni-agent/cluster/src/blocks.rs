@@ -2,15 +2,19 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use ipnet::IpNet;
 use kni_model::{NetworkName, view::NetworkView};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, futures::Notified};
 
 /// Blocks by network, in order.
 pub type HeldBlocks = BTreeMap<NetworkName, BTreeSet<IpNet>>;
+
+/// Numbers of addresses by network.
+pub type Addresses = BTreeMap<NetworkName, u32>;
 
 /// The demand for blocks, and the controller's results.
 ///
@@ -20,11 +24,12 @@ pub type HeldBlocks = BTreeMap<NetworkName, BTreeSet<IpNet>>;
 pub struct BlockDemand {
     state: Mutex<State>,
     changed: Notify,
+    refused: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    demanded: BTreeSet<NetworkName>,
+    waiting: Addresses,
     exhausted: BTreeSet<NetworkName>,
     held: Arc<HeldBlocks>,
     conflicts: Vec<String>,
@@ -35,20 +40,32 @@ impl BlockDemand {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An attach waits for addresses.
-    pub fn demand(&self, networks: &[NetworkName]) {
-        self.state().demanded.extend(networks.iter().cloned());
+    /// An attach waits for this many addresses, until the result is dropped.
+    pub fn wait(&self, addresses: Addresses) -> Waiting<'_> {
+        {
+            let waiting = &mut self.state().waiting;
+            for (network, count) in &addresses {
+                let total = waiting.entry(network.clone()).or_default();
+                *total = total.saturating_add(*count);
+            }
+        }
+        let refused = self.refused.notified();
         self.changed.notify_one();
+        Waiting {
+            demand: self,
+            addresses,
+            refused: Box::pin(refused),
+        }
     }
 
-    /// Waits for [`Self::demand`].
+    /// Waits for [`Self::wait`].
     pub async fn demanded(&self) {
         self.changed.notified().await;
     }
 
-    /// The networks that attaches wait for, since the last call.
-    pub fn take_demanded(&self) -> BTreeSet<NetworkName> {
-        std::mem::take(&mut self.state().demanded)
+    /// How many addresses of each network attaches wait for.
+    pub fn waiting(&self) -> Addresses {
+        self.state().waiting.clone()
     }
 
     /// Whether no block of a network is left, as last reported by the controller.
@@ -63,6 +80,10 @@ impl BlockDemand {
             state.exhausted.insert(network.clone());
         } else {
             state.exhausted.remove(network);
+        }
+        drop(state);
+        if exhausted {
+            self.refused.notify_waiters();
         }
     }
 
@@ -104,10 +125,40 @@ impl BlockDemand {
     }
 }
 
-/// Whether the node has no address left of a family that the network has.
-pub fn needs_block(view: &NetworkView) -> bool {
+/// An attach that waits for addresses.
+#[derive(Debug)]
+pub struct Waiting<'a> {
+    demand: &'a BlockDemand,
+    addresses: Addresses,
+    refused: Pin<Box<Notified<'a>>>,
+}
+
+impl Waiting<'_> {
+    /// Waits until no block of some network is left.
+    pub async fn refused(mut self) {
+        self.refused.as_mut().await;
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let waiting = &mut self.demand.state().waiting;
+        for (network, count) in &self.addresses {
+            if let Some(total) = waiting.get_mut(network) {
+                *total = total.saturating_sub(*count);
+            }
+        }
+        waiting.retain(|_, total| *total > 0);
+    }
+}
+
+/// Whether the node has fewer than `count` free addresses of a family that the network has.
+pub fn needs_blocks(view: &NetworkView, count: u32) -> bool {
     let spec = &view.network.spec;
     let families = [(true, &view.ipv4), (false, &view.ipv6)];
     let has = |ipv4: bool| spec.subnets.iter().any(|net| net.addr().is_ipv4() == ipv4);
-    spec.blocks.is_some() && families.iter().any(|(ipv4, usage)| has(*ipv4) && usage.free == 0)
+    spec.blocks.is_some()
+        && families
+            .iter()
+            .any(|(ipv4, usage)| has(*ipv4) && usage.free < count.into())
 }

@@ -12,7 +12,7 @@ mod numbers;
 mod table;
 mod tables;
 
-pub use blocks::{BlockDemand, HeldBlocks, needs_block};
+pub use blocks::{Addresses, BlockDemand, HeldBlocks, Waiting, needs_blocks};
 pub use cache::ClusterCache;
 pub use networks::{Networks, blocks_of};
 pub use numbers::{Claim, Numbers, objects_by_uid};

@@ -11,6 +11,7 @@ mod desired;
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
+    net::IpAddr,
     time::Duration,
 };
 
@@ -39,7 +40,9 @@ const LOADS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(250);
 /// How long a unit of another node is not tried again.
 const FOREIGN: Duration = Duration::from_secs(10);
-/// Maximum number of claims for a network before other networks get their turn.
+/// Maximum number of units that are claimed for a network and family before other networks get their turn.
+const MOST_AT_ONCE: usize = 64;
+/// Maximum number of further attempts where other nodes had the chosen units.
 const TRIES: u32 = 16;
 /// Maximum number of networks for which blocks are claimed concurrently.
 const AT_ONCE: usize = 8;
@@ -61,7 +64,7 @@ struct Memory {
     /// Units of other nodes, and when they were tried.
     foreign: BTreeMap<Block, Instant>,
     /// Claims whose outcome is not known, by network and family.
-    unsettled: BTreeMap<(NetworkName, bool), IpNet>,
+    unsettled: BTreeMap<(NetworkName, bool), BTreeSet<IpNet>>,
     /// Networks whose last claim failed, and when.
     failed: BTreeMap<NetworkName, Instant>,
     /// The last complete check, and the last attempt.
@@ -78,13 +81,27 @@ struct Memory {
     failure: String,
 }
 
-/// The outcome of the claims for one network and family.
-enum Claimed {
-    Held(IpNet),
-    NoneLeft,
-    /// Another round continues.
-    Later,
-    Failed(IpNet, ClaimError),
+/// Blocks to claim for one network and family.
+struct Search {
+    network: NetworkRef,
+    ipv4: bool,
+    count: usize,
+    /// Claims whose outcome is not known come first.
+    first: BTreeSet<IpNet>,
+    units: Units,
+}
+
+/// What became of a [`Search`].
+struct Found {
+    network: NetworkRef,
+    ipv4: bool,
+    held: Vec<IpNet>,
+    /// Units of other nodes.
+    foreign: Vec<IpNet>,
+    /// Units whose owner is not known.
+    unsettled: BTreeSet<IpNet>,
+    none_left: bool,
+    done: Result<(), ClaimError>,
 }
 
 impl ObjectControllers {
@@ -165,8 +182,10 @@ impl ObjectControllers {
         for (network, step) in self.steps(memory) {
             match step {
                 Step::Take { ipv4, ipv6 } => {
-                    let families = [(ipv4, true), (ipv6, false)].into_iter().filter(|(short, _)| *short);
-                    searches.extend(families.map(|(_, family)| (network.clone(), family)));
+                    let families = [(ipv4, true), (ipv6, false)].into_iter();
+                    let families = families.filter(|(count, _)| *count > 0);
+                    searches
+                        .extend(families.filter_map(|(count, family)| self.search(memory, &network, family, count)));
                 }
                 Step::GiveBack(blocks) => idle.extend(blocks.into_iter().map(|block| (network.name.clone(), block))),
             }
@@ -196,90 +215,114 @@ impl ObjectControllers {
         }
     }
 
-    /// Claims a block for each of these networks and families.
-    async fn take(
-        &self,
-        claims: &Claims,
-        memory: &mut Memory,
-        takes: Vec<(NetworkRef, bool)>,
-    ) -> Result<(), ClaimError> {
-        let searches: Vec<_> = takes
-            .into_iter()
-            .filter_map(|(network, ipv4)| {
-                let units = self.units(memory, &network.name)?;
-                let first = memory.unsettled.get(&(network.name.clone(), ipv4)).copied();
-                Some(async move {
-                    let (outcome, foreign) = self.claim_one(claims, &network, ipv4, first, units).await;
-                    (network, ipv4, outcome, foreign)
-                })
-            })
-            .collect();
-        let outcomes: Vec<_> = stream::iter(searches).buffer_unordered(AT_ONCE).collect().await;
+    fn search(&self, memory: &Memory, network: &NetworkRef, ipv4: bool, count: usize) -> Option<Search> {
+        Some(Search {
+            network: network.clone(),
+            ipv4,
+            count,
+            first: memory
+                .unsettled
+                .get(&(network.name.clone(), ipv4))
+                .cloned()
+                .unwrap_or_default(),
+            units: self.units(memory, &network.name)?,
+        })
+    }
+
+    /// Claims blocks for these networks and families.
+    async fn take(&self, claims: &Claims, memory: &mut Memory, searches: Vec<Search>) -> Result<(), ClaimError> {
+        let searches: Vec<_> = searches.into_iter().map(|search| self.claim(claims, search)).collect();
+        let outcomes: Vec<Found> = stream::iter(searches).buffer_unordered(AT_ONCE).collect().await;
         let mut failed = Ok(());
         let mut changed = false;
-        let tried: BTreeSet<NetworkName> = outcomes.iter().map(|(network, ..)| network.name.clone()).collect();
-        for name in tried {
-            let mut of_network = outcomes.iter().filter(|(network, ..)| network.name == name);
-            let none_left = of_network.any(|(_, _, outcome, _)| matches!(outcome, Claimed::NoneLeft));
-            self.cache.blocks().set_exhausted(&name, none_left);
-        }
-        for (network, ipv4, outcome, foreign) in outcomes {
-            let name = network.name.clone();
+        let mut none_left: BTreeMap<NetworkName, bool> = BTreeMap::new();
+        for found in outcomes {
+            let name = found.network.name.clone();
             let now = Instant::now();
-            memory
-                .foreign
-                .extend(foreign.into_iter().map(|unit| ((name.clone(), unit), now)));
-            memory.unsettled.remove(&(name.clone(), ipv4));
-            match outcome {
-                Claimed::Held(unit) => {
-                    tracing::info!(network = %name, block = %unit, "claimed an address block");
-                    self.hold(memory, network, unit);
-                    changed = true;
-                }
-                Claimed::Failed(unit, error) => {
-                    memory.failed.insert(name.clone(), now);
-                    if matches!(error, ClaimError::Unknown { .. } | ClaimError::Contended { .. }) {
-                        memory.unsettled.insert((name, ipv4), unit);
-                    }
-                    failed = Err(error);
-                }
-                Claimed::NoneLeft | Claimed::Later => {}
+            *none_left.entry(name.clone()).or_default() |= found.none_left;
+            let foreign = found.foreign.into_iter().map(|unit| ((name.clone(), unit), now));
+            memory.foreign.extend(foreign);
+            memory.unsettled.remove(&(name.clone(), found.ipv4));
+            if !found.unsettled.is_empty() {
+                memory.unsettled.insert((name.clone(), found.ipv4), found.unsettled);
+            }
+            for unit in found.held {
+                tracing::info!(network = %name, block = %unit, "claimed an address block");
+                self.hold(memory, found.network.clone(), unit);
+                changed = true;
+            }
+            if let Err(error) = found.done {
+                memory.failed.insert(name, now);
+                failed = Err(error);
             }
         }
         if changed {
             self.apply_networks().await;
         }
+        // Attaches that wait find the addresses first.
+        for (name, none_left) in none_left {
+            self.cache.blocks().set_exhausted(&name, none_left);
+        }
         failed
     }
 
-    /// Tries units until one is claimed; also returns those of other nodes.
-    async fn claim_one(
-        &self,
-        claims: &Claims,
-        network: &NetworkRef,
-        ipv4: bool,
-        mut first: Option<IpNet>,
-        mut units: Units,
-    ) -> (Claimed, Vec<IpNet>) {
-        let mut foreign = Vec::new();
-        for attempt in 0..TRIES {
+    /// Tries units, many at once, until enough are claimed.
+    async fn claim(&self, claims: &Claims, search: Search) -> Found {
+        let Search {
+            network,
+            ipv4,
+            count,
+            first,
+            mut units,
+        } = search;
+        let mut found = Found {
+            network,
+            ipv4,
+            held: Vec::new(),
+            foreign: Vec::new(),
+            unsettled: BTreeSet::new(),
+            none_left: false,
+            done: Ok(()),
+        };
+        let mut attempt = 0;
+        let mut batch: Vec<IpNet> = first.into_iter().collect();
+        for unit in &batch {
+            units.taken.insert(unit);
+        }
+        for _round in 0..TRIES {
             kni_tasks::progress();
-            // A claim whose outcome is not known is settled before another unit is chosen.
-            let Some(unit) = first.take().or_else(|| units.next(&self.node, ipv4, attempt)) else {
-                return (Claimed::NoneLeft, foreign);
-            };
-            match within(claims.claim(network, &unit)).await {
-                Ok(Some(Claim::Ours)) => return (Claimed::Held(unit), foreign),
-                Ok(Some(Claim::Taken(by))) => {
-                    tracing::debug!(network = %network.name, block = %unit, by, "the address block is taken");
-                    units.taken.insert(&unit);
-                    foreign.push(unit);
+            while found.held.len() + batch.len() < count
+                && let Some(unit) = units.next(&self.node, ipv4, attempt)
+            {
+                attempt += 1;
+                units.taken.insert(&unit);
+                batch.push(unit);
+            }
+            if batch.is_empty() {
+                found.none_left = found.held.len() < count;
+                return found;
+            }
+            let claimed = within(async { Ok(claims.claim_all(&found.network, &batch).await) }).await;
+            // Another round continues after a request that takes too long.
+            let (mut results, done) = claimed.ok().flatten().unwrap_or((BTreeMap::new(), Ok(())));
+            for unit in std::mem::take(&mut batch) {
+                match results.remove(&unit) {
+                    Some(Claim::Ours) => found.held.push(unit),
+                    Some(Claim::Taken(by)) => {
+                        tracing::debug!(network = %found.network.name, block = %unit, by, "the address block is taken");
+                        found.foreign.push(unit);
+                    }
+                    None => {
+                        found.unsettled.insert(unit);
+                    }
                 }
-                Ok(None) => return (Claimed::Later, foreign),
-                Err(error) => return (Claimed::Failed(unit, error), foreign),
+            }
+            found.done = done;
+            if found.done.is_err() || !found.unsettled.is_empty() {
+                return found;
             }
         }
-        (Claimed::Later, foreign)
+        found
     }
 
     fn hold(&self, memory: &mut Memory, network: NetworkRef, unit: IpNet) {
@@ -297,14 +340,11 @@ impl ObjectControllers {
             self.cache.blocks().unhold(network, block);
         }
         self.apply_networks().await;
-        let leases = (self.state.leases)();
+        let used = Used::of(self);
         let mut returned = false;
         for (network, block) in idle {
             memory.empty.remove(&(network.clone(), block));
-            let used = leases
-                .get(&network)
-                .is_some_and(|leases| leases.iter().any(|ip| block.contains(ip)));
-            if used {
+            if used.has(&network, &block) {
                 // No request was sent yet, so it is still the node's.
                 self.cache.blocks().hold(&network, block);
                 returned = true;
@@ -318,25 +358,32 @@ impl ObjectControllers {
         }
     }
 
-    /// Releases the blocks that are not leased from and have no lease left.
+    /// Releases the blocks that are not leased from and have neither a lease nor a resting address left: another node may
+    /// claim them from then on.
     async fn release(&self, claims: &Claims, memory: &mut Memory) -> Result<(), ClaimError> {
         if memory.leaving.is_empty() || memory.released.is_some_and(|last| last.elapsed() < ROUND) {
             return Ok(());
         }
         memory.released = Some(Instant::now());
-        let leases = (self.state.leases)();
-        let is_empty = |(network, block): &&Block| {
-            let mut leases = leases.get(network).into_iter().flatten();
-            !leases.any(|ip| block.contains(ip))
-        };
-        let empty: Vec<Block> = memory.leaving.iter().filter(is_empty).cloned().collect();
+        let used = Used::of(self);
+        let mut empty: BTreeMap<NetworkName, Vec<IpNet>> = BTreeMap::new();
+        for (network, block) in memory
+            .leaving
+            .iter()
+            .filter(|(network, block)| !used.has(network, block))
+        {
+            empty.entry(network.clone()).or_default().push(*block);
+        }
         let mut failed = Ok(());
-        for (network, block) in empty {
+        for (network, mut blocks) in empty {
+            blocks.truncate(MOST_AT_ONCE);
             kni_tasks::progress();
-            match within(claims.release(&network, &block)).await {
+            match within(claims.release_all(&network, &blocks)).await {
                 Ok(Some(())) => {
-                    tracing::info!(%network, %block, "released an address block");
-                    memory.leaving.remove(&(network, block));
+                    for block in blocks {
+                        tracing::info!(%network, %block, "released an address block");
+                        memory.leaving.remove(&(network.clone(), block));
+                    }
                 }
                 // The next round continues.
                 Ok(None) => {}
@@ -344,6 +391,28 @@ impl ObjectControllers {
             }
         }
         failed
+    }
+}
+
+/// The addresses that pods have, and those that rest after pods.
+struct Used {
+    leases: BTreeMap<NetworkName, Vec<IpAddr>>,
+    resting: BTreeMap<NetworkName, Vec<IpAddr>>,
+}
+
+impl Used {
+    fn of(controllers: &ObjectControllers) -> Self {
+        Self {
+            leases: (controllers.state.leases)(),
+            resting: (controllers.state.resting)(),
+        }
+    }
+
+    /// Whether one of them is in a block.
+    fn has(&self, network: &NetworkName, block: &IpNet) -> bool {
+        let all = [&self.leases, &self.resting].into_iter();
+        let mut all = all.filter_map(|addresses| addresses.get(network)).flatten();
+        all.any(|address| block.contains(address))
     }
 }
 

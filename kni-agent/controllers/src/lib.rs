@@ -30,6 +30,7 @@ mod sync;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -41,6 +42,7 @@ use kni_enforcement::Enforcer;
 use kni_fabric::Fabric;
 use kni_inspect::Inspector;
 use kni_model::{
+    NetworkName,
     policy::{Labels, Policy},
     service::{EndpointSlice, Service},
     view::{DesiredNetworks, InterfaceFilter},
@@ -223,6 +225,18 @@ fn node_state(
         sandboxes: with(attacher, |attacher| attacher.sandboxes()),
         networks: with(attacher, |attacher| attacher.networks()),
         leases: with(attacher, |attacher| attacher.leases()),
+        resting: with(attacher, |attacher| attacher.resting()),
+        note_withdrawals: {
+            let attacher = attacher.clone();
+            Arc::new(move |withdrawn: BTreeSet<(NetworkName, IpAddr)>| {
+                let is_withdrawn =
+                    |network: &NetworkName, address: IpAddr| withdrawn.contains(&(network.clone(), address));
+                attacher
+                    .note_withdrawals(is_withdrawn)
+                    .map_err(|error| error.to_string())
+            })
+        },
+        memberships: with(attacher, |attacher| attacher.interfaces()),
         enforcement: with(sync, |sync| Enforcement {
             problem: sync.policy_problem(),
             closed: sync.closed_namespaces(),

@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     sync::Arc,
     time::Duration,
 };
@@ -41,6 +42,19 @@ enum Write {
     Delete(Option<String>),
 }
 
+/// The result of a write.
+#[derive(Debug, PartialEq, Eq)]
+enum Written {
+    Done,
+    /// Nothing was changed, or at most something was removed.
+    Refused,
+    /// Whether the object of this network was changed is not known.
+    Unknown(String),
+}
+
+/// The objects that may list something else than is known, with their networks.
+type Unsure = BTreeMap<Key, String>;
+
 /// A network with its UID.
 type NetworkUid = (String, String);
 
@@ -50,6 +64,7 @@ impl ObjectControllers {
         let mut attached = self.state.changes.clone();
         let mut known = self.cache.changes();
         let mut retries = Retries::default();
+        let mut unsure = Unsure::new();
         let mut seen = None;
         loop {
             let begun = Instant::now();
@@ -64,19 +79,26 @@ impl ObjectControllers {
                 )
             };
             let mut wrote = false;
-            if seen != Some(versions) || !retries.is_empty() {
+            if seen != Some(versions) || !retries.is_empty() || !unsure.is_empty() {
                 seen = Some(versions);
                 self.join_networks();
                 let writes = self.member_writes();
                 retries.retain(|key| writes.contains_key(key));
+                self.read_unsure(&mut unsure, &writes).await;
                 let due = writes.into_iter().filter(|(key, _)| retries.is_due(key));
                 let due: Vec<_> = due.map(|(key, write)| self.write_members(key, write)).collect();
                 let mut done = stream::iter(due).buffer_unordered(AT_ONCE);
-                while let Some((key, succeeded)) = done.next().await {
+                while let Some((key, written)) = done.next().await {
                     wrote = true;
-                    retries.ended(key, succeeded);
+                    retries.ended(key.clone(), written == Written::Done);
+                    match written {
+                        Written::Done => drop(unsure.remove(&key)),
+                        Written::Unknown(network) => drop(unsure.insert(key, network)),
+                        Written::Refused => {}
+                    }
                     kni_tasks::progress();
                 }
+                self.note_withdrawals(&unsure);
             }
             if wrote {
                 kni_tasks::waiting(sleep_until(begun + PAUSE)).await;
@@ -89,6 +111,60 @@ impl ObjectControllers {
                 }
             })
             .await;
+        }
+    }
+
+    /// Reads the objects that nothing else will be written to.
+    async fn read_unsure(&self, unsure: &mut Unsure, writes: &BTreeMap<Key, Write>) {
+        let api: Api<NetworkMembers> = Api::all(self.client.clone());
+        let keys: Vec<Key> = unsure.keys().filter(|key| !writes.contains_key(key)).cloned().collect();
+        for key in keys {
+            kni_tasks::progress();
+            let since = self.cache.tables().own_members.newest();
+            match api.get_opt(&key.name).await {
+                Ok(Some(object)) => self.put_row(&key, since, object),
+                Ok(None) => self.cache.change(|tables| tables.own_members.remove(&key)),
+                Err(error) => {
+                    tracing::debug!(object = %key, %error, "cannot read a NetworkMembers; trying again");
+                    continue;
+                }
+            }
+            unsure.remove(&key);
+        }
+    }
+
+    /// Notes the resting addresses that no object lists any more, as the API server has confirmed: other nodes stop to take
+    /// them for their last pods.
+    fn note_withdrawals(&self, unsure: &Unsure) {
+        let listed: BTreeSet<(String, String)> = {
+            let tables = self.cache.tables();
+            if !tables.own_members.is_synced() {
+                return;
+            }
+            let rows = tables.own_members.rows().values();
+            let of_node = rows.filter(|object| object.spec.node_name == self.node);
+            of_node
+                .flat_map(|object| {
+                    object
+                        .spec
+                        .members
+                        .iter()
+                        .map(move |member| (&object.spec.network, member))
+                })
+                .flat_map(|(network, member)| member.addresses.iter().map(move |ip| (network.clone(), ip.clone())))
+                .collect()
+        };
+        let is_withdrawn = |network: &NetworkName, address: IpAddr| {
+            let is_unsure = unsure.values().any(|unsure| unsure == network.as_str());
+            !is_unsure && !listed.contains(&(network.to_string(), address.to_string()))
+        };
+        let resting = (self.state.resting)();
+        let all = resting
+            .into_iter()
+            .flat_map(|(network, addresses)| addresses.into_iter().map(move |address| (network.clone(), address)));
+        let withdrawn = all.filter(|(network, address)| is_withdrawn(network, *address));
+        if let Err(error) = (self.state.note_withdrawals)(withdrawn.collect()) {
+            tracing::warn!(%error, "cannot record which addresses no other node uses any more");
         }
     }
 
@@ -127,10 +203,11 @@ impl ObjectControllers {
     }
 
     /// Returns the object and whether it was written.
-    async fn write_members(&self, key: Key, write: Write) -> (Key, bool) {
-        let done = match write {
-            Write::Put(object) => self.put_members(&key, &object).await,
-            Write::Delete(uid) => self.delete_members(&key, uid).await,
+    async fn write_members(&self, key: Key, write: Write) -> (Key, Written) {
+        let (done, network) = match write {
+            Write::Put(object) => (self.put_members(&key, &object).await, object.spec.network),
+            // One that arrives late lists nothing.
+            Write::Delete(uid) => (self.delete_members(&key, uid).await, String::new()),
         };
         match &done {
             Ok(()) => {}
@@ -140,22 +217,32 @@ impl ObjectControllers {
             }
             Err(error) => tracing::debug!(object = %key, %error, "cannot write a NetworkMembers; trying again"),
         }
-        let succeeded = done.is_ok();
-        (key, succeeded)
+        let written = match done {
+            Ok(()) => Written::Done,
+            Err(kube::Error::Api(status)) if (400..500).contains(&status.code) => Written::Refused,
+            Err(_) if network.is_empty() => Written::Refused,
+            Err(_) => Written::Unknown(network),
+        };
+        (key, written)
     }
 
     async fn put_members(&self, key: &Key, object: &NetworkMembers) -> Result<(), kube::Error> {
         let api: Api<NetworkMembers> = Api::all(self.client.clone());
         let apply = PatchParams::apply(&self.field_manager()).force();
         let since = self.cache.tables().own_members.newest();
-        let mut written = api.patch(&key.name, &apply, &Patch::Apply(object)).await?;
-        let version = version_of(&written.metadata);
-        written.metadata.managed_fields = None;
+        let written = api.patch(&key.name, &apply, &Patch::Apply(object)).await?;
+        self.put_row(key, since, written);
+        Ok(())
+    }
+
+    /// Notes what the API server has; `since` is the newest version known before the request.
+    fn put_row(&self, key: &Key, since: u64, mut object: NetworkMembers) {
+        let version = version_of(&object.metadata);
+        object.metadata.managed_fields = None;
         self.cache.change_written(|tables| {
-            let row = Arc::new(written);
+            let row = Arc::new(object);
             tables.own_members.put_written(key.clone(), since, version, Some(row))
         });
-        Ok(())
     }
 
     async fn delete_members(&self, key: &Key, uid: Option<String>) -> Result<(), kube::Error> {

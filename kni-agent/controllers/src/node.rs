@@ -22,7 +22,7 @@ use serde_json::json;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::{ObjectControllers, interfaces::FIELD_MANAGER};
-use kni_cluster::{Key, Tables, needs_block};
+use kni_cluster::{Key, Tables, needs_blocks};
 
 /// Interval of the periodic round.
 const ROUND: Duration = Duration::from_secs(1);
@@ -208,7 +208,7 @@ impl ObjectControllers {
 
     /// Whether no address is left and no block can be allocated.
     fn is_used_up(&self, view: &NetworkView) -> bool {
-        needs_block(view) && self.cache.blocks().is_exhausted(&view.network.spec.name)
+        needs_blocks(view, 1) && self.cache.blocks().is_exhausted(&view.network.spec.name)
     }
 
     fn policy_summary(&self, tables: &Tables) -> PolicySummary {
@@ -286,6 +286,7 @@ impl ObjectControllers {
             size(&spec.subnets)
                 .saturating_sub(size(&taken))
                 .saturating_add(usage.free)
+                .saturating_add(usage.resting)
         };
         let has = |ipv4: bool| spec.subnets.iter().any(|net| net.addr().is_ipv4() == ipv4);
         let least = [true, false].into_iter().filter(|ipv4| has(*ipv4)).map(room).min();

@@ -28,37 +28,87 @@ pub(super) type Numbers = BTreeMap<NetworkName, NetworkId>;
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     objects: BTreeMap<Key, BTreeMap<SandboxId, PolicyPod>>,
+    /// The objects of each network, also those without pods.
+    of_network: BTreeMap<String, BTreeSet<Key>>,
+    /// The network of each object.
+    network_of: BTreeMap<Key, String>,
     /// The versions of the tables that the objects are from.
     seen: Option<(u64, u64)>,
+    /// UID and number of each network: all that objects depend on.
+    identities: BTreeMap<String, Identity>,
     numbers: Numbers,
 }
 
+/// UID of a network, and its number on this node.
+type Identity = (Option<String>, Option<NetworkId>);
+
 impl Peers {
-    /// The changes since the last call. Compares only the objects that changed, unless networks did.
+    /// The changes since the last call. Compares only the objects that changed, and those of networks that have another UID
+    /// or number.
     pub(super) fn update(&mut self, tables: &Tables, node: &str, numbers: &Numbers) -> PeerChanges {
-        let versions = (tables.members.version(), tables.networks.version());
-        let same_networks = self.numbers == *numbers && self.seen.is_some_and(|seen| seen.1 == versions.1);
-        let objects: Option<BTreeSet<Key>> = self
-            .seen
-            .filter(|_| same_networks)
-            .and_then(|seen| Some(tables.members.changed_since(seen.0)?.cloned().collect()));
-        let objects = objects.unwrap_or_else(|| {
-            let known = self.objects.keys().chain(tables.members.rows().keys());
-            known.cloned().collect()
-        });
-        self.seen = Some(versions);
-        if self.numbers != *numbers {
-            self.numbers.clone_from(numbers);
-        }
+        let objects = self.concerned(tables, numbers);
         let mut changes = PeerChanges::default();
         for key in objects {
             let object = tables.members.rows().get(&key);
+            self.index(&key, object.map(|object| object.spec.network.as_str()));
             let pods = object
                 .map(|object| pods(tables, object, node, numbers))
                 .unwrap_or_default();
             self.replace(key, pods, &mut changes);
         }
         changes
+    }
+
+    /// The objects that have to be compared.
+    fn concerned(&mut self, tables: &Tables, numbers: &Numbers) -> BTreeSet<Key> {
+        let versions = (tables.members.version(), tables.networks.version());
+        let seen = self.seen.replace(versions);
+        let changed = seen.and_then(|seen| Some(tables.members.changed_since(seen.0)?.cloned().collect()));
+        let mut objects: BTreeSet<Key> = changed.unwrap_or_else(|| {
+            let known = self.network_of.keys().chain(tables.members.rows().keys());
+            known.cloned().collect()
+        });
+        if seen.is_some_and(|seen| seen.1 == versions.1) && self.numbers == *numbers {
+            return objects;
+        }
+        self.numbers.clone_from(numbers);
+        let rows = tables.networks.rows().iter();
+        let identities: BTreeMap<String, Identity> = rows
+            .map(|(key, network)| {
+                let number = key.name.parse().ok().and_then(|name: NetworkName| numbers.get(&name));
+                (key.name.clone(), (network.metadata.uid.clone(), number.copied()))
+            })
+            .collect();
+        let differs = |name: &&String| self.identities.get(*name) != identities.get(*name);
+        let names = self.of_network.keys().filter(differs);
+        objects.extend(names.filter_map(|name| self.of_network.get(name)).flatten().cloned());
+        self.identities = identities;
+        objects
+    }
+
+    /// Notes the network of an object; `None` if the object is gone.
+    fn index(&mut self, key: &Key, network: Option<&str>) {
+        let before = match network {
+            Some(network) => self.network_of.insert(key.clone(), network.to_owned()),
+            None => self.network_of.remove(key),
+        };
+        if before.as_deref() == network {
+            return;
+        }
+        if let Some(name) = before
+            && let Some(keys) = self.of_network.get_mut(&name)
+        {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.of_network.remove(&name);
+            }
+        }
+        if let Some(network) = network {
+            self.of_network
+                .entry(network.to_owned())
+                .or_default()
+                .insert(key.clone());
+        }
     }
 
     /// Compares everything again at the next call: the changes could not be applied.
@@ -297,5 +347,47 @@ mod tests {
         );
         peers.clear();
         assert_eq!(roles(&peers.update(&tables, "n1", &numbers())), [("u1", "web")]);
+    }
+
+    #[test]
+    fn a_change_of_networks_concerns_only_objects_of_those_with_another_uid_or_number() {
+        let mut tables = tables();
+        let network = |name: &str, uid: &str, mtu: u32| {
+            let object = json!({
+                "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": { "name": name, "uid": uid },
+                "spec": { "subnets": ["10.0.0.0/16"], "mtu": mtu },
+            });
+            Some(Arc::new(serde_json::from_value(object).unwrap()))
+        };
+        for number in 0..50 {
+            let name = format!("red.n{number}.0");
+            put(
+                &mut tables,
+                &name,
+                ("n2", "r1"),
+                &[web(&format!("u{number}"), "10.0.0.65", 0)],
+            );
+        }
+        let mut peers = Peers::default();
+        assert_eq!(peers.update(&tables, "n1", &numbers()).put.len(), 50);
+        tables.networks.put(Key::new("", "red"), network("red", "r1", 1400));
+        tables.networks.put(Key::new("", "blue"), network("blue", "b1", 1400));
+        let mut more = numbers();
+        more.insert("blue".parse().unwrap(), NetworkId::try_from(8).unwrap());
+        assert_eq!(peers.concerned(&tables, &more).len(), 0);
+        tables.networks.put(Key::new("", "red"), network("red", "r2", 1400));
+        let changes = peers.update(&tables, "n1", &more);
+        assert_eq!(
+            (changes.put.len(), changes.gone.len()),
+            (0, 50),
+            "it is another network"
+        );
+        tables.networks.put(Key::new("", "red"), network("red", "r1", 1400));
+        assert_eq!(peers.update(&tables, "n1", &more).put.len(), 50);
+        assert_eq!(
+            peers.update(&tables, "n1", &Numbers::new()).gone.len(),
+            50,
+            "it has no number"
+        );
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use futures::future::BoxFuture;
 use kni_fabric::Desired;
 use kni_model::{
-    EndpointId, IfName, NetworkName, Sandbox, SandboxId,
+    EndpointId, IfName, NetworkName, PodRef, Sandbox, SandboxId,
     egress::RefusedAddress,
     policy::PolicyPod,
     view::{DesiredNetworks, InterfaceView, NetworkView, StatusView},
@@ -78,6 +78,12 @@ pub struct NodeState {
     pub networks: Read<Vec<NetworkView>>,
     /// Every leased address, by network. Does not block.
     pub leases: Read<BTreeMap<NetworkName, Vec<IpAddr>>>,
+    /// Every address that rests after its last pod, by network. Does not block.
+    pub resting: Read<BTreeMap<NetworkName, Vec<IpAddr>>>,
+    /// Notes which of the resting addresses no other node takes for their last owners any more; the others may be taken so.
+    pub note_withdrawals: Arc<dyn Fn(BTreeSet<(NetworkName, IpAddr)>) -> Result<(), String> + Send + Sync>,
+    /// The pods and networks of the interfaces that pods have or are getting. Does not block.
+    pub memberships: Read<Vec<(PodRef, NetworkName)>>,
     /// How far policies are enforced. Does not block.
     pub enforcement: Read<Enforcement>,
     /// The interfaces of the pods. May block for some milliseconds.

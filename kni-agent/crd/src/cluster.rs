@@ -30,6 +30,8 @@ pub struct PodFacts {
     pub host_network: bool,
     /// Whether its containers have terminated for good.
     pub finished: bool,
+    /// Whether it is being deleted.
+    pub deleting: bool,
     /// Named ports of its containers.
     pub ports: Vec<ContainerPort>,
 }
@@ -106,6 +108,7 @@ pub fn read_pod(pod: Pod) -> PodFacts {
             .unwrap_or_else(|| DEFAULT_ACCOUNT.to_owned()),
         host_network: spec.host_network.unwrap_or_default(),
         finished: phase == "Succeeded" || phase == "Failed",
+        deleting: metadata.deletion_timestamp.is_some(),
         ports,
     }
 }

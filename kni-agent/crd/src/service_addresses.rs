@@ -1,4 +1,4 @@
-//! Reads the addresses of a `Service`, whoever serves it.
+//! Reads the addresses of a `Service`, whichever proxy serves it.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Service as ServiceObject;
 pub struct ServiceAddresses {
     /// Virtual addresses inside the cluster. The API server takes them from its own range.
     pub internal: Vec<IpAddr>,
-    /// External addresses, and those of load balancers. Whoever writes the Service or its status chooses them.
+    /// External addresses, and those of load balancers: chosen by the writer of the Service or its status.
     pub external: Vec<IpAddr>,
 }
 

@@ -4,13 +4,12 @@
 //! units of a network are therefore equal or apart, and since the name of a unit is its range, two objects with
 //! different names never have an address in common.
 
-use std::{
-    collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use kni_model::NetworkName;
+
+use super::{from_v4, interval::IntervalSet};
 
 /// Prefix length of IPv4 units by default: 64 addresses. Part of the API: a change would give subnets in use units of
 /// two sizes.
@@ -95,42 +94,44 @@ pub fn parse_object_name(name: &str) -> Option<(NetworkName, IpNet)> {
     (object_name(&network, &unit) == name).then_some((network, unit))
 }
 
-/// Ranges that are not available, indexed by address. Ranges may contain each other.
+/// Ranges that are not available. Ranges may contain each other.
 #[derive(Debug, Clone, Default)]
 pub struct Taken {
-    /// First address to last address; of ranges with the same first address the longest one.
-    ranges: BTreeMap<IpAddr, IpAddr>,
-    /// The shortest prefix length of a range.
-    widest: Prefixes,
+    ipv4: IntervalSet,
+    ipv6: IntervalSet,
 }
 
 impl Taken {
+    fn of(&self, ipv4: bool) -> &IntervalSet {
+        if ipv4 { &self.ipv4 } else { &self.ipv6 }
+    }
+
     /// Adds a range.
     pub fn insert(&mut self, range: &IpNet) {
-        let last = range.broadcast();
-        let end = self.ranges.entry(range.network()).or_insert(last);
-        *end = (*end).max(last);
-        let widest = if range.addr().is_ipv4() {
-            &mut self.widest.ipv4
+        let set = if range.addr().is_ipv4() {
+            &mut self.ipv4
         } else {
-            &mut self.widest.ipv6
+            &mut self.ipv6
         };
-        *widest = Some(widest.map_or(range.prefix_len(), |known| known.min(range.prefix_len())));
+        set.insert(number(range.network()), number(range.broadcast()));
     }
 
     /// Whether a range has an address in common with one of these.
     pub fn overlaps(&self, range: &IpNet) -> bool {
-        let Some(widest) = self.widest.of(range.addr().is_ipv4()) else {
-            return false;
-        };
-        // Prefixes contain each other or are apart, so a range that contains the first address begins at one of its
-        // prefixes, and any other overlapping range begins inside.
-        let inside = self.ranges.range(range.network()..=range.broadcast()).next().is_some();
-        inside
-            || (widest..range.prefix_len()).any(|length| {
-                let start = IpNet::new(range.network(), length).map(|net| net.network());
-                start.is_ok_and(|start| self.ranges.get(&start).is_some_and(|last| *last >= range.network()))
-            })
+        self.last_in(range).is_some()
+    }
+
+    /// The last address of the last run of taken addresses that begins before the end of a range and reaches into it.
+    fn last_in(&self, range: &IpNet) -> Option<u128> {
+        let of_family = self.of(range.addr().is_ipv4());
+        of_family.last_reaching(number(range.network()), number(range.broadcast()))
+    }
+
+    /// How many addresses of a subnet are taken.
+    pub fn count_in(&self, subnet: &IpNet) -> u128 {
+        let of_family = self.of(subnet.addr().is_ipv4());
+        let both = of_family.within(std::iter::once((number(subnet.network()), number(subnet.broadcast()))));
+        both.count()
     }
 }
 
@@ -189,32 +190,38 @@ fn mix(seed: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The first free unit from `start` to the end of the subnet. Each step passes a taken range as a whole.
+/// The first free unit from `start` to the end of the subnet. Each step passes a run of taken addresses as a whole, however
+/// many ranges it consists of.
 fn first_gap(subnet: &IpNet, taken: &Taken, start: IpNet, is_free: &impl Fn(&IpNet) -> bool) -> Option<IpNet> {
+    let end = number(subnet.broadcast());
     let mut unit = start;
     loop {
         if is_free(&unit) {
             return Some(unit);
         }
-        let inside = taken.ranges.range(unit.network()..=unit.broadcast());
-        let passed = inside.map(|(_, last)| *last).max().unwrap_or(unit.broadcast());
-        let containing = (subnet.prefix_len()..unit.prefix_len()).filter_map(|length| {
-            let first = IpNet::new(unit.network(), length).ok()?.network();
-            taken.ranges.get(&first).copied()
-        });
-        let last = containing.fold(passed.max(unit.broadcast()), IpAddr::max);
-        if last >= subnet.broadcast() {
+        let passed = number(unit.broadcast());
+        let last = taken.last_in(&unit).map_or(passed, |last| last.max(passed));
+        if last >= end {
             return None;
         }
-        unit = IpNet::new(next(last)?, unit.prefix_len()).ok()?.trunc();
+        let next = address(last + 1, unit.addr().is_ipv4())?;
+        unit = IpNet::new(next, unit.prefix_len()).ok()?.trunc();
     }
 }
 
-fn next(address: IpAddr) -> Option<IpAddr> {
-    Some(match address {
-        IpAddr::V4(v4) => Ipv4Addr::from(u32::from(v4).checked_add(1)?).into(),
-        IpAddr::V6(v6) => Ipv6Addr::from(u128::from(v6).checked_add(1)?).into(),
-    })
+fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => from_v4(v4),
+        IpAddr::V6(v6) => v6.into(),
+    }
+}
+
+fn address(number: u128, ipv4: bool) -> Option<IpAddr> {
+    if ipv4 {
+        Some(Ipv4Addr::from(u32::try_from(number).ok()?).into())
+    } else {
+        Some(Ipv6Addr::from(number).into())
+    }
 }
 
 fn unit_at(subnet: &IpNet, index: u128, prefix: u8) -> Option<IpNet> {
@@ -234,10 +241,12 @@ fn unit_at(subnet: &IpNet, index: u128, prefix: u8) -> Option<IpNet> {
 
 /// Whether no address of the unit can be leased: they are the subnet's network, gateway or broadcast address.
 fn is_useless(subnet: &IpNet, unit: &IpNet) -> bool {
-    let hosts = unit.max_prefix_len() - unit.prefix_len();
-    let at_start = unit.network() == subnet.network();
-    let at_end = unit.addr().is_ipv4() && unit.broadcast() == subnet.broadcast();
-    (hosts <= 1 && at_start) || (hosts == 0 && at_end)
+    let first = number(unit.network());
+    let last = number(unit.broadcast());
+    // The network's own address and the gateway.
+    let reserved = number(subnet.network()).saturating_add(1);
+    let is_broadcast = unit.addr().is_ipv4() && first == number(subnet.broadcast());
+    last <= reserved || (first == last && is_broadcast)
 }
 
 #[cfg(test)]

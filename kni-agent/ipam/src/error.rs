@@ -3,11 +3,12 @@
 use std::{
     fmt,
     net::{IpAddr, Ipv6Addr},
+    time::Duration,
 };
 
 use kni_model::NetworkName;
 
-use super::to_v4;
+use super::{REST, to_v4};
 
 /// An address family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,6 +47,33 @@ pub enum IpamError {
         /// Addresses of the family that can be leased on this node, in use or not.
         total: u128,
     },
+    /// Every address of the family is leased, or rests after another owner.
+    #[error(
+        "network {network} has no free {family} address now: of {total} on this node, 0 are free and {resting} rest \
+         after their last pod; the next one {}", is_free(*.next)
+    )]
+    AllRest {
+        /// The network.
+        network: NetworkName,
+        /// The family without a free address.
+        family: Family,
+        /// Addresses of the family that can be leased on this node, in use or not.
+        total: u128,
+        /// How many rest.
+        resting: usize,
+        /// How long the shortest rest lasts; `None` while no other node is known to have learned that a pod is gone.
+        next: Option<Duration>,
+    },
+    /// The requested address rests after another owner.
+    #[error("address {address} of network {network} rests after its last pod; it {}", is_free(*.next))]
+    AddressRests {
+        /// The network.
+        network: NetworkName,
+        /// The address.
+        address: IpAddr,
+        /// How long it rests; `None` as in [`Self::AllRest`].
+        next: Option<Duration>,
+    },
     /// The address is leased to another owner.
     #[error("address {address} of network {network} is in use by {owner}")]
     AddressInUse {
@@ -76,6 +104,17 @@ pub enum IpamError {
         /// How many were requested.
         count: usize,
     },
+}
+
+fn is_free(next: Option<Duration>) -> String {
+    match next {
+        // Rounded up: a repeated call must not be early.
+        Some(next) => format!("is free in {} s", next.as_millis().div_ceil(1000)),
+        None => format!(
+            "is free {} s after the API server has confirmed that the pod is gone",
+            REST.as_secs()
+        ),
+    }
 }
 
 /// Why a network never hands out an address.
@@ -114,20 +153,50 @@ impl fmt::Display for LeaseError {
 /// An error of a single pool, without network and family.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PoolError {
-    Exhausted { total: u128 },
-    InUse { address: u128, owner: String },
-    NotHere { address: u128, reason: LeaseError },
+    Exhausted {
+        total: u128,
+    },
+    InUse {
+        address: u128,
+        owner: String,
+    },
+    NotHere {
+        address: u128,
+        reason: LeaseError,
+    },
+    AllRest {
+        total: u128,
+        resting: usize,
+        end: Option<Duration>,
+    },
+    Rests {
+        address: u128,
+        end: Option<Duration>,
+    },
 }
 
 impl PoolError {
-    pub(super) fn at(self, network: &NetworkName, family: Family) -> IpamError {
+    pub(super) fn at(self, network: &NetworkName, family: Family, now: Duration) -> IpamError {
         let network = network.clone();
+        let left = |end: Option<Duration>| end.map(|end| end.saturating_sub(now));
         let ip = |number| match family {
             Family::Ipv4 => IpAddr::V4(to_v4(number)),
             Family::Ipv6 => IpAddr::V6(Ipv6Addr::from(number)),
         };
         match self {
             Self::Exhausted { total } => IpamError::Exhausted { network, family, total },
+            Self::AllRest { total, resting, end } => IpamError::AllRest {
+                network,
+                family,
+                total,
+                resting,
+                next: left(end),
+            },
+            Self::Rests { address, end } => IpamError::AddressRests {
+                network,
+                address: ip(address),
+                next: left(end),
+            },
             Self::InUse { address, owner } => IpamError::AddressInUse {
                 network,
                 address: ip(address),

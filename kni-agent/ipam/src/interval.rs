@@ -77,6 +77,12 @@ impl IntervalSet {
         above.or_else(|| self.ranges.first_key_value()).map(|(&start, _)| start)
     }
 
+    /// The end of the last range that has a number in common with `first..=last`.
+    pub(super) fn last_reaching(&self, first: u128, last: u128) -> Option<u128> {
+        let (_, &end) = self.ranges.range(..=last).next_back()?;
+        (end >= first).then_some(end)
+    }
+
     fn range_at(&self, number: u128) -> Option<(u128, u128)> {
         let (&start, &end) = self.ranges.range(..=number).next_back()?;
         (end >= number).then_some((start, end))

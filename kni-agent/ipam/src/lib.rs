@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
 };
 
 use kni_model::{NetworkName, NetworkSpec};
@@ -20,6 +21,9 @@ pub use error::{Family, IpamError, LeaseError};
 pub use pool::FamilyUsage;
 use pool::Pool;
 use usable::Usable;
+
+/// How long an address rests after others have learned that its last owner is gone.
+pub const REST: Duration = Duration::from_secs(10);
 
 /// The addresses leased to one attachment: one of each family that the network has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +51,12 @@ pub struct Usage {
 ///
 /// Addresses are unique within a network and independent between networks. A released address is leased again only when
 /// the pool has no fresh address left, the one released longest ago first; explicitly requested addresses are exempt.
-/// No state survives a restart: [`Ipam::adopt`] rebuilds the leases.
+///
+/// An address whose owner other nodes may know rests after its lease ([`Ipam::rest`]): until [`REST`] after
+/// [`Ipam::set_withdrawn`] no other owner gets it, also not by an explicit request. Times are those of one clock that never
+/// steps back, and are given by the caller.
+///
+/// No state survives a restart: [`Ipam::adopt`] and [`Ipam::adopt_rest`] rebuild it.
 #[derive(Debug, Default)]
 pub struct Ipam {
     networks: BTreeMap<NetworkName, Pools>,
@@ -75,8 +84,8 @@ impl Ipam {
         pools.ipv6.set_usable(Usable::of(spec, Family::Ipv6));
     }
 
-    /// Removes a network: no more addresses are leased from it. Its remaining leases are remembered until they are
-    /// released, so that a recreated network of the same name does not lease them twice.
+    /// Removes a network: no more addresses are leased from it. Its remaining leases and rests are remembered until they
+    /// end, so that a recreated network of the same name does not lease them twice.
     pub fn remove_network(&mut self, network: &NetworkName) {
         if let Some(pools) = self.networks.get_mut(network) {
             pools.served = false;
@@ -87,8 +96,15 @@ impl Ipam {
     }
 
     /// Leases one address of each family that the network has to `owner`, all or nothing. `wanted` requests specific
-    /// addresses, at most one per family. The caller checks whether the network is enabled.
-    pub fn lease(&mut self, network: &NetworkName, owner: &str, wanted: &[IpAddr]) -> Result<Lease, IpamError> {
+    /// addresses, at most one per family. The owner of the last lease of a resting address may have it again. The caller
+    /// checks whether the network is enabled, and ends the rests that are over ([`Self::end_rests`]).
+    pub fn lease(
+        &mut self,
+        network: &NetworkName,
+        owner: &str,
+        wanted: &[IpAddr],
+        now: Duration,
+    ) -> Result<Lease, IpamError> {
         let pools = self
             .networks
             .get_mut(network)
@@ -99,8 +115,10 @@ impl Ipam {
         let want4 = one_of(network, Family::Ipv4, wanted)?;
         let want6 = one_of(network, Family::Ipv6, wanted)?;
         // Both families are chosen before either is taken, so that nothing has to be undone.
-        let ipv4 = pools.ipv4.choose(want4).map_err(|why| why.at(network, Family::Ipv4))?;
-        let ipv6 = pools.ipv6.choose(want6).map_err(|why| why.at(network, Family::Ipv6))?;
+        let ipv4 = pools.ipv4.choose(owner, want4);
+        let ipv4 = ipv4.map_err(|why| why.at(network, Family::Ipv4, now))?;
+        let ipv6 = pools.ipv6.choose(owner, want6);
+        let ipv6 = ipv6.map_err(|why| why.at(network, Family::Ipv6, now))?;
         if let Some(address) = ipv4 {
             pools.ipv4.take(address, owner, want4.is_none());
         }
@@ -127,11 +145,11 @@ impl Ipam {
             pools
                 .ipv4
                 .check_unused(v4)
-                .map_err(|why| why.at(network, Family::Ipv4))?;
+                .map_err(|why| why.at(network, Family::Ipv4, Duration::ZERO))?;
             pools
                 .ipv6
                 .check_unused(v6)
-                .map_err(|why| why.at(network, Family::Ipv6))?;
+                .map_err(|why| why.at(network, Family::Ipv6, Duration::ZERO))?;
         }
         let pools = self.networks.entry(network.clone()).or_default();
         // Continuing after the highest adopted address prevents the reuse of addresses released just before a restart.
@@ -159,6 +177,60 @@ impl Ipam {
         self.remove_if_empty(network);
     }
 
+    /// Ends leases whose owner other nodes may know: the addresses rest. Unknown networks and addresses that are not
+    /// leased are no error.
+    pub fn rest(&mut self, network: &NetworkName, ipv4: Option<Ipv4Addr>, ipv6: Option<Ipv6Addr>) {
+        if let Some(pools) = self.networks.get_mut(network) {
+            if let Some(address) = ipv4 {
+                pools.ipv4.rest(from_v4(address));
+            }
+            if let Some(address) = ipv6 {
+                pools.ipv6.rest(address.into());
+            }
+        }
+    }
+
+    /// Takes over a rest from the records of an earlier process, after the leases. `withdrawn` is when the other nodes
+    /// learned that the owner is gone. The address may be outside the current ranges, and the network may be gone; an
+    /// address that is leased does not rest.
+    pub fn adopt_rest(&mut self, network: &NetworkName, address: IpAddr, owner: &str, withdrawn: Option<Duration>) {
+        let pools = self.networks.entry(network.clone()).or_default();
+        let (pool, number) = pools.pool_of(address);
+        pool.adopt_rest(number, owner, withdrawn);
+        self.remove_if_empty(network);
+    }
+
+    /// Notes since when no other node knows the last owner of a resting address; `None` if one may know it again. The
+    /// first time counts. Returns whether that is new; addresses that do not rest are left as they are.
+    pub fn set_withdrawn(&mut self, network: &NetworkName, address: IpAddr, withdrawn: Option<Duration>) -> bool {
+        self.networks.get_mut(network).is_some_and(|pools| {
+            let (pool, number) = pools.pool_of(address);
+            pool.set_withdrawn(number, withdrawn)
+        })
+    }
+
+    /// When the next rest ends; `None` while none is withdrawn.
+    pub fn next_end_of_rest(&self) -> Option<Duration> {
+        let pools = self.networks.values().flat_map(|pools| [&pools.ipv4, &pools.ipv6]);
+        pools.filter_map(Pool::next_end_of_rest).min()
+    }
+
+    /// Ends the rests whose time is over, and returns their addresses.
+    pub fn end_rests(&mut self, now: Duration) -> Vec<(NetworkName, IpAddr)> {
+        let mut ended = Vec::new();
+        for (name, pools) in &mut self.networks {
+            let v4 = pools.ipv4.end_rests(now).into_iter();
+            let v4 = v4.map(|number| IpAddr::V4(to_v4(number)));
+            let v6 = pools.ipv6.end_rests(now).into_iter();
+            let v6 = v6.map(|number| IpAddr::V6(number.into()));
+            ended.extend(v4.chain(v6).map(|address| (name.clone(), address)));
+        }
+        for (name, _) in &ended {
+            self.remove_if_empty(name);
+        }
+        ended
+    }
+
     /// The usage of a network; `None` if it is unknown and has no leases.
     pub fn usage(&self, network: &NetworkName) -> Option<Usage> {
         let pools = self.networks.get(network)?;
@@ -173,21 +245,40 @@ impl Ipam {
 
     /// Every leased address, by network.
     pub fn leases(&self) -> BTreeMap<NetworkName, Vec<IpAddr>> {
-        let of = |pools: &Pools| {
-            let v4 = pools.ipv4.leased().map(|number| IpAddr::V4(to_v4(number)));
-            let v6 = pools.ipv6.leased().map(|number| IpAddr::V6(number.into()));
+        self.addresses(|pool| pool.leased().collect())
+    }
+
+    /// Every resting address, by network.
+    pub fn resting(&self) -> BTreeMap<NetworkName, Vec<IpAddr>> {
+        let mut resting = self.addresses(|pool| pool.resting().collect());
+        resting.retain(|_, addresses| !addresses.is_empty());
+        resting
+    }
+
+    fn addresses(&self, of: impl Fn(&Pool) -> Vec<u128>) -> BTreeMap<NetworkName, Vec<IpAddr>> {
+        let both = |pools: &Pools| {
+            let v4 = of(&pools.ipv4).into_iter().map(|number| IpAddr::V4(to_v4(number)));
+            let v6 = of(&pools.ipv6).into_iter().map(|number| IpAddr::V6(number.into()));
             v4.chain(v6).collect()
         };
-        self.networks
-            .iter()
-            .map(|(name, pools)| (name.clone(), of(pools)))
-            .collect()
+        let networks = self.networks.iter();
+        networks.map(|(name, pools)| (name.clone(), both(pools))).collect()
     }
 
     fn remove_if_empty(&mut self, network: &NetworkName) {
         let empty = |pools: &Pools| !pools.served && pools.ipv4.is_unused() && pools.ipv6.is_unused();
         if self.networks.get(network).is_some_and(empty) {
             self.networks.remove(network);
+        }
+    }
+}
+
+impl Pools {
+    /// The pool of an address's family, and the address as a number.
+    fn pool_of(&mut self, address: IpAddr) -> (&mut Pool, u128) {
+        match address {
+            IpAddr::V4(v4) => (&mut self.ipv4, from_v4(v4)),
+            IpAddr::V6(v6) => (&mut self.ipv6, v6.into()),
         }
     }
 }

@@ -1,13 +1,13 @@
-//! Owns the addresses of one family of one network: leased, never used, and released ones.
+//! Owns the addresses of one family of one network: leased, never used, resting and released ones.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use super::{error::PoolError, interval::IntervalSet, usable::Usable};
+use super::{REST, error::PoolError, interval::IntervalSet, usable::Usable};
 
 /// How many released addresses a pool remembers the order of. Beyond that, the one released longest ago counts as never
 /// used again; it would have been the next to be reused anyway. Bounds the memory of a pool that is much larger than
 /// the number of its pods.
-const MAX_RESTING: usize = 65_536;
+const MAX_RELEASED: usize = 65_536;
 
 /// The usage of one family of a network, in addresses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -18,9 +18,11 @@ pub struct FamilyUsage {
     pub used: u128,
     /// Addresses that can be leased now.
     pub free: u128,
+    /// Addresses that can be leased again after their rest.
+    pub resting: u128,
 }
 
-/// Every usable address is in exactly one of `leases`, `fresh` and `resting`.
+/// Every usable address is in exactly one of `leases`, `fresh`, `released` and `resting`.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     usable: Usable,
@@ -28,14 +30,25 @@ pub(super) struct Pool {
     leases: BTreeMap<u128, String>,
     /// Free addresses that were not released recently.
     fresh: IntervalSet,
-    resting: Resting,
+    released: Released,
+    /// Addresses that only their last owner may have; some may not be usable.
+    resting: BTreeMap<u128, Rest>,
     /// Start of the next search for a fresh address.
     cursor: u128,
 }
 
-/// Released addresses, in the order of their release.
+/// The rest of an address.
+#[derive(Debug)]
+struct Rest {
+    /// The last owner.
+    owner: String,
+    /// When it ends; `None` while others may know the last owner.
+    end: Option<Duration>,
+}
+
+/// Addresses that can be leased again, in the order of their release.
 #[derive(Debug, Default)]
-struct Resting {
+struct Released {
     by_turn: BTreeMap<u64, u128>,
     turns: BTreeMap<u128, u64>,
     next_turn: u64,
@@ -46,33 +59,61 @@ impl Pool {
     pub(super) fn set_usable(&mut self, usable: Usable) {
         self.usable = usable;
         self.fresh = self.usable.addresses.clone();
-        self.resting.retain(|address| self.usable.addresses.contains(address));
-        for taken in self.leases.keys().chain(self.resting.turns.keys()) {
+        self.released.retain(|address| self.usable.addresses.contains(address));
+        let taken = self.leases.keys().chain(self.released.turns.keys());
+        for taken in taken.chain(self.resting.keys()) {
             self.fresh.remove(*taken, *taken);
         }
     }
 
     /// The address that a lease would get; changes nothing. `None` if the network does not have the family.
-    pub(super) fn choose(&self, wanted: Option<u128>) -> Result<Option<u128>, PoolError> {
+    pub(super) fn choose(&self, owner: &str, wanted: Option<u128>) -> Result<Option<u128>, PoolError> {
         if let Some(address) = wanted {
             if let Some(reason) = self.usable.lease_error(address) {
                 return Err(PoolError::NotHere { address, reason });
             }
             self.check_unused(wanted)?;
-            return Ok(wanted);
+            return match self.resting.get(&address).filter(|rest| rest.owner != owner) {
+                Some(rest) => Err(PoolError::Rests { address, end: rest.end }),
+                None => Ok(wanted),
+            };
         }
         if !self.usable.has_subnets() {
             return Ok(None);
         }
-        let found = self.fresh.next_cyclic(self.cursor).or_else(|| self.resting.longest());
+        let free = self.fresh.next_cyclic(self.cursor).or_else(|| self.released.longest());
+        let found = free.or_else(|| self.own_resting(owner));
+        found.map(Some).ok_or_else(|| self.no_free_address())
+    }
+
+    /// An address that rests after this owner.
+    fn own_resting(&self, owner: &str) -> Option<u128> {
+        let mut own = self.usable_resting().filter(|(_, rest)| rest.owner == owner);
+        own.next().map(|(address, _)| address)
+    }
+
+    fn usable_resting(&self) -> impl Iterator<Item = (u128, &Rest)> {
+        let resting = self.resting.iter().map(|(address, rest)| (*address, rest));
+        resting.filter(|(address, _)| self.usable.addresses.contains(*address))
+    }
+
+    fn no_free_address(&self) -> PoolError {
         let total = self.usable.addresses.count();
-        found.map(Some).ok_or(PoolError::Exhausted { total })
+        match self.usable_resting().count() {
+            0 => PoolError::Exhausted { total },
+            resting => PoolError::AllRest {
+                total,
+                resting,
+                end: self.usable_resting().filter_map(|(_, rest)| rest.end).min(),
+            },
+        }
     }
 
     /// Leases an address that [`Self::choose`] found. A requested address does not move the cursor.
     pub(super) fn take(&mut self, address: u128, owner: &str, move_cursor: bool) {
         self.fresh.remove(address, address);
-        self.resting.remove(address);
+        self.released.remove(address);
+        self.resting.remove(&address);
         self.leases.insert(address, owner.to_owned());
         if move_cursor {
             self.cursor = address.wrapping_add(1);
@@ -97,16 +138,73 @@ impl Pool {
 
     /// Ends a lease; an address without one is left as it is.
     pub(super) fn release(&mut self, address: u128) {
-        if self.leases.remove(&address).is_none() || !self.usable.addresses.contains(address) {
+        if self.leases.remove(&address).is_some() {
+            self.free(address);
+        }
+    }
+
+    /// Makes an address that is neither leased nor resting available, if it is usable.
+    fn free(&mut self, address: u128) {
+        if !self.usable.addresses.contains(address) {
             return;
         }
-        self.resting.push(address);
-        if self.resting.len() > MAX_RESTING
-            && let Some(oldest) = self.resting.longest()
+        self.released.push(address);
+        if self.released.len() > MAX_RELEASED
+            && let Some(oldest) = self.released.longest()
         {
-            self.resting.remove(oldest);
+            self.released.remove(oldest);
             self.fresh.insert(oldest, oldest);
         }
+    }
+
+    /// Ends a lease whose owner others may know; an address without one is left as it is.
+    pub(super) fn rest(&mut self, address: u128) {
+        if let Some(owner) = self.leases.remove(&address) {
+            self.resting.insert(address, Rest { owner, end: None });
+        }
+    }
+
+    /// Takes over a rest. A leased address does not rest.
+    pub(super) fn adopt_rest(&mut self, address: u128, owner: &str, withdrawn: Option<Duration>) {
+        if !self.leases.contains_key(&address) {
+            self.fresh.remove(address, address);
+            self.released.remove(address);
+            let rest = Rest {
+                owner: owner.to_owned(),
+                end: withdrawn.map(|at| at.saturating_add(REST)),
+            };
+            self.resting.insert(address, rest);
+        }
+    }
+
+    /// Notes since when no other node knows the last owner; `None` if one may know it again. Returns whether that is new.
+    pub(super) fn set_withdrawn(&mut self, address: u128, withdrawn: Option<Duration>) -> bool {
+        let Some(rest) = self.resting.get_mut(&address) else {
+            return false;
+        };
+        let is_new = rest.end.is_some() != withdrawn.is_some();
+        if is_new {
+            rest.end = withdrawn.map(|at| at.saturating_add(REST));
+        }
+        is_new
+    }
+
+    /// When the next rest ends.
+    pub(super) fn next_end_of_rest(&self) -> Option<Duration> {
+        self.resting.values().filter_map(|rest| rest.end).min()
+    }
+
+    /// Ends the rests whose time is over, the first one first; returns their addresses.
+    pub(super) fn end_rests(&mut self, now: Duration) -> Vec<u128> {
+        let is_over = |rest: &Rest| rest.end.is_some_and(|end| end <= now);
+        let over = self.resting.iter().filter(|(_, rest)| is_over(rest));
+        let mut over: Vec<(Option<Duration>, u128)> = over.map(|(address, rest)| (rest.end, *address)).collect();
+        over.sort_unstable();
+        for (_, address) in &over {
+            self.resting.remove(address);
+            self.free(*address);
+        }
+        over.into_iter().map(|(_, address)| address).collect()
     }
 
     /// The leased addresses, in order.
@@ -114,20 +212,27 @@ impl Pool {
         self.leases.keys().copied()
     }
 
+    /// The resting addresses, in order, also those that are not usable.
+    pub(super) fn resting(&self) -> impl Iterator<Item = u128> {
+        self.resting.keys().copied()
+    }
+
+    /// Whether no address is leased or rests.
     pub(super) fn is_unused(&self) -> bool {
-        self.leases.is_empty()
+        self.leases.is_empty() && self.resting.is_empty()
     }
 
     pub(super) fn usage(&self) -> FamilyUsage {
         FamilyUsage {
             total: self.usable.addresses.count(),
             used: self.leases.len() as u128,
-            free: self.fresh.count() + self.resting.len() as u128,
+            free: self.fresh.count() + self.released.len() as u128,
+            resting: self.usable_resting().count() as u128,
         }
     }
 }
 
-impl Resting {
+impl Released {
     fn push(&mut self, address: u128) {
         self.by_turn.insert(self.next_turn, address);
         self.turns.insert(address, self.next_turn);

@@ -54,6 +54,8 @@ pub struct AddressUse {
     pub used: u128,
     /// Addresses that can be leased now.
     pub free: u128,
+    /// Addresses that can be leased again after a rest.
+    pub resting: u128,
 }
 
 /// A manifest, or a part of one, that is not applied.

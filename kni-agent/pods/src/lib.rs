@@ -18,6 +18,7 @@
 //! | `sandboxes` | attach and detach of one sandbox, and its lock |
 //! | `namespaces` | the namespaces that the agent makes, and the prewarmed ones |
 //! | `reaper`, `networks` | queued removals; networks and their numbers |
+//! | `rests` | addresses that no other pod may have yet |
 //! | `interfaces` | one provider for each kind of interface |
 //! | `registry` | the state in memory and its store, under one lock |
 
@@ -39,6 +40,7 @@ mod reaper;
 mod recovery;
 mod registry;
 mod repair;
+mod rests;
 mod sandboxes;
 mod takeover;
 

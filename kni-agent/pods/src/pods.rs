@@ -1,12 +1,12 @@
 //! Serves attach, detach and delete of pod sandboxes, each on a task of its own.
 
-use std::{collections::BTreeMap, future::Future, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, future::Future, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use kni_cluster::ClusterCache;
 use kni_dataplane::Dataplane;
 use kni_enforcement::Enforcer;
 use kni_model::{
-    AttachRequest, IfName, PodRef, Sandbox, SandboxId,
+    AttachRequest, IfName, NetworkName, PodRef, Sandbox, SandboxId,
     policy::{ContainerPort, Labels},
     view::DesiredNetworks,
 };
@@ -28,6 +28,7 @@ use crate::{
     recovery::Recovery,
     registry::Registry,
     repair::Repair,
+    rests,
     sandboxes::{DeleteRequest, Garbage, GarbageRequest, Gate, JoiningNamespaces, KeyedLocks, LostRight, Sandboxes},
     takeover::Takeover,
 };
@@ -99,20 +100,16 @@ impl Service {
             request.labels.extend(annotated);
             return self.sandboxes.attach(&request).await;
         };
-        let preparation = Preparation {
-            cluster,
-            registry: &self.registry,
-            networks: &self.networks,
-        };
+        let preparation = Preparation::new(cluster, &self.registry, &self.networks);
         let Prepared { request, additional } = preparation.complete(request).await?;
         // The preparation may have waited for the cluster.
         if self.registry.is_stopping() {
             return Err(Subject::from(&request).error(ErrorKind::Stopping));
         }
         let known = self.query(&request.sandbox).is_some();
-        let sandbox = self.sandboxes.attach(&request).await?;
+        let sandbox = self.attach_when_free(&preparation, &request).await?;
         for child in additional {
-            let Err(error) = self.sandboxes.attach(&child).await else {
+            let Err(error) = self.attach_when_free(&preparation, &child).await else {
                 continue;
             };
             // The controllers correct running pods in the background.
@@ -128,6 +125,23 @@ impl Service {
         }
         self.query(&sandbox.id)
             .ok_or_else(|| Subject::from(&request).not_ready("it was detached while it was attached"))
+    }
+
+    /// Attaches one sandbox. Where concurrent attaches have taken the last free addresses, waits for another block.
+    async fn attach_when_free(
+        &self,
+        preparation: &Preparation<'_>,
+        request: &AttachRequest,
+    ) -> Result<Arc<Sandbox>, AttachError> {
+        loop {
+            let changes = self.registry.changes();
+            let attached = self.sandboxes.attach(request).await;
+            let Err(error) = &attached else { return attached };
+            let is_short = matches!(error.kind(), ErrorKind::AddressesExhausted { .. });
+            if !is_short || self.registry.is_stopping() || !preparation.waits_for_block(request, changes).await {
+                return attached;
+            }
+        }
     }
 
     /// A completely attached sandbox, with its additional interfaces.
@@ -156,7 +170,7 @@ impl Pods {
             tasks,
             force_sweep,
         } = options;
-        let registry = Arc::new(Registry::new(store, dataplane.capacity()));
+        let registry = Arc::new(Registry::new(store, dataplane.capacity(), cluster.is_some()));
         let kernel = Arc::new(Kernel::open(dataplane)?);
         let interfaces = Arc::new(Interfaces::new(&kernel, plugins.clone()));
         let reaper = Arc::new(Reaper::new(&registry, &kernel));
@@ -183,6 +197,7 @@ impl Pods {
         let recovery = takeover.run(contents).await?;
         let repair = Arc::new(Repair::new(&registry, &kernel, &sandboxes, uplink));
         start_tasks(&tasks, &registry, &sandboxes, &namespaces, &repair, reaper);
+        tasks.spawn("address-rests", rests::run(Arc::clone(&registry)));
         let journal = Arc::new(DeleteJournal::new(&sandboxes, cni_state_dir));
         let networks = Arc::new(NetworkRegistry::new(&registry, &kernel, plugins));
         Ok(Self {
@@ -278,6 +293,12 @@ impl Pods {
     ) -> Result<(), AttachError> {
         self.run(|service| async move { service.sandboxes.relabel(&sandbox, labels, ports).await })
             .await
+    }
+
+    /// Notes which of the resting addresses ([`Self::resting`]) no other node takes for their last owners any more. Rests
+    /// that had begun to end begin anew where this is no longer so.
+    pub fn note_withdrawals(&self, is_withdrawn: impl Fn(&NetworkName, IpAddr) -> bool) -> Result<(), AttachError> {
+        rests::note_withdrawals(&self.service.registry, is_withdrawn)
     }
 
     /// Performs the deletes that CNI plugins wrote down while the agent was away, and follows new ones from then on.

@@ -2,12 +2,15 @@
 //!
 //! Reads only the cache. Objects that the cache does not have yet are awaited for a limited time, never requested.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use kni_cluster::{ClusterCache, Tables, joining, needs_block};
+use kni_cluster::{Addresses, ClusterCache, Tables, joining, needs_blocks};
 use kni_crd::PodFacts;
 use kni_model::{AttachRequest, CniAttachment, NetworkName, policy::Labels};
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
 
 use crate::{
     error::{AttachError, Subject},
@@ -30,16 +33,27 @@ pub(crate) struct Prepared {
 
 /// Completes requests.
 pub(crate) struct Preparation<'a> {
-    pub(crate) cluster: &'a ClusterCache,
-    pub(crate) registry: &'a Registry,
-    pub(crate) networks: &'a NetworkRegistry,
+    cluster: &'a ClusterCache,
+    registry: &'a Registry,
+    networks: &'a NetworkRegistry,
+    /// The end of all waiting.
+    deadline: Instant,
 }
 
-impl Preparation<'_> {
+impl<'a> Preparation<'a> {
+    /// For one call.
+    pub(crate) fn new(cluster: &'a ClusterCache, registry: &'a Registry, networks: &'a NetworkRegistry) -> Self {
+        Self {
+            cluster,
+            registry,
+            networks,
+            deadline: Instant::now() + PATIENCE,
+        }
+    }
+
     /// Completes a request with what the cluster has of the pod and its namespace.
     pub(crate) async fn complete(&self, mut request: AttachRequest) -> Result<Prepared, AttachError> {
-        let deadline = Instant::now() + PATIENCE;
-        let (namespace, facts) = self.facts(&request, deadline).await?;
+        let (namespace, facts) = self.facts(&request).await?;
         let additional = {
             let tables = self.cluster.tables();
             if !tables.definitions.is_synced() && joining::may_name_definition(&request) {
@@ -60,17 +74,13 @@ impl Preparation<'_> {
                 with_attachments(&mut request, &tables)?
             }
         };
-        self.wait_for_blocks(&request, &additional, deadline).await;
+        self.wait_for_blocks(&request, &additional).await;
         Ok(Prepared { request, additional })
     }
 
     /// The namespace's labels, and the pod if it is known. CNI has no labels of pods, so for its runtimes the pod must be
     /// known.
-    async fn facts(
-        &self,
-        request: &AttachRequest,
-        deadline: Instant,
-    ) -> Result<(Labels, Option<Arc<PodFacts>>), AttachError> {
+    async fn facts(&self, request: &AttachRequest) -> Result<(Labels, Option<Arc<PodFacts>>), AttachError> {
         let mut changes = self.cluster.changes();
         let mut missing;
         loop {
@@ -91,47 +101,85 @@ impl Preparation<'_> {
                     (Some(labels), pod) => return Ok((labels.clone(), pod.map(Arc::clone))),
                 };
             }
-            if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
+            if !matches!(timeout_at(self.deadline, changes.changed()).await, Ok(Ok(()))) {
                 return Err(Subject::from(request).not_ready(missing));
             }
         }
     }
 
-    /// A network without a free address on the node gets a block, if one is left. The controller of blocks usually
-    /// allocated it when the pod was assigned to the node.
-    async fn wait_for_blocks(&self, request: &AttachRequest, additional: &[AttachRequest], deadline: Instant) {
-        let mut changes = self.registry.changes();
+    /// A network without enough free addresses on the node gets blocks, if any is left. The controller of blocks usually
+    /// claimed them when the pod was assigned to the node.
+    async fn wait_for_blocks(&self, request: &AttachRequest, additional: &[AttachRequest]) {
         loop {
-            let needing = self.needing_blocks(request, additional);
-            if needing.is_empty() {
-                return;
-            }
-            self.cluster.blocks().demand(&needing);
-            if !matches!(timeout_at(deadline, changes.changed()).await, Ok(Ok(()))) {
-                // The attach itself reports what is missing.
+            let mut changes = self.registry.changes();
+            let needing = self.needing_blocks(&interfaces(request, additional));
+            // Otherwise the attach itself reports what is missing.
+            if needing.is_empty() || !self.waits(needing, &mut changes).await {
                 return;
             }
         }
     }
 
-    /// Networks without a free address that may still get one.
-    fn needing_blocks(&self, request: &AttachRequest, additional: &[AttachRequest]) -> Vec<NetworkName> {
-        let views = self.networks.views();
-        let is_wanted = |name: &NetworkName, is_default: bool| {
-            let primary = match &request.primary.network {
-                Some(network) => network == name,
-                None => is_default && !request.primary.none,
-            };
-            let others = request.networks.iter().map(|selection| &selection.network);
-            let mut others = others.chain(additional.iter().filter_map(|child| child.primary.network.as_ref()));
-            primary || others.any(|network| network == name)
+    /// Waits for another block of the networks of a request that was refused for want of addresses, until something has
+    /// changed since `changes`. Returns false if there is none, or it takes too long.
+    pub(crate) async fn waits_for_block(&self, request: &AttachRequest, mut changes: watch::Receiver<u64>) -> bool {
+        let interfaces = interfaces(request, &[]);
+        let needing = self.needing_blocks(&interfaces);
+        if !needing.is_empty() {
+            return self.waits(needing, &mut changes).await;
+        }
+        // Either there are enough by now, or there will never be.
+        let is_exhausted = |name: &Option<NetworkName>| {
+            let name = name.as_ref();
+            name.is_some_and(|name| self.cluster.blocks().is_exhausted(name))
         };
-        let needing = views.into_iter().filter(|view| {
-            let spec = &view.network.spec;
-            is_wanted(&spec.name, spec.default) && needs_block(view) && !self.cluster.blocks().is_exhausted(&spec.name)
-        });
-        needing.map(|view| view.network.spec.name).collect()
+        changes.has_changed().unwrap_or(false) && !interfaces.keys().any(is_exhausted) && Instant::now() < self.deadline
     }
+
+    /// Waits for a change while blocks of these networks are demanded.
+    async fn waits(&self, needing: Addresses, changes: &mut watch::Receiver<u64>) -> bool {
+        let waiting = self.cluster.blocks().wait(needing);
+        tokio::select! {
+            next = timeout_at(self.deadline, changes.changed()) => matches!(next, Ok(Ok(()))),
+            // The loop of the caller finds out.
+            () = waiting.refused() => true,
+        }
+    }
+
+    /// How many addresses networks that have too few free ones, but may still get blocks, have to give.
+    fn needing_blocks(&self, interfaces: &BTreeMap<Option<NetworkName>, u32>) -> Addresses {
+        let mut needing = Addresses::new();
+        for view in self.networks.views() {
+            let spec = &view.network.spec;
+            let by_name = interfaces.get(&Some(spec.name.clone())).copied().unwrap_or_default();
+            let by_default = interfaces
+                .get(&None)
+                .copied()
+                .filter(|_| spec.default)
+                .unwrap_or_default();
+            let count = by_name.saturating_add(by_default);
+            if count > 0 && needs_blocks(&view, count) && !self.cluster.blocks().is_exhausted(&spec.name) {
+                needing.insert(spec.name.clone(), count);
+            }
+        }
+        needing
+    }
+}
+
+/// How many interfaces a request has in each network; `None` is the default network.
+fn interfaces(request: &AttachRequest, additional: &[AttachRequest]) -> BTreeMap<Option<NetworkName>, u32> {
+    let mut interfaces = BTreeMap::new();
+    let mut add = |network: Option<NetworkName>| *interfaces.entry(network).or_insert(0) += 1;
+    if !request.primary.none {
+        add(request.primary.network.clone());
+    }
+    for selection in &request.networks {
+        add(Some(selection.network.clone()));
+    }
+    for child in additional {
+        add(child.primary.network.clone());
+    }
+    interfaces
 }
 
 /// The requests for the attachments that select the pod. One that has the default routes takes them from the primary

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use kni_model::{
-    Attachment, EndpointId, NetworkId, NetworkName, Phase, Sandbox, SandboxId,
+    Attachment, EndpointId, NetworkId, NetworkName, Phase, PodRef, Sandbox, SandboxId,
     durations::Durations,
     view::{NetworkView, Owner, RefusedManifest},
 };
@@ -91,6 +91,11 @@ impl Pods {
         self.service.registry.lock().ipam.leases()
     }
 
+    /// Every address that rests after its last pod, by network.
+    pub fn resting(&self) -> BTreeMap<NetworkName, Vec<IpAddr>> {
+        self.service.registry.lock().ipam.resting()
+    }
+
     /// [`Self::networks`] with the readiness and the features of their plugins. Reads the files of plugins.
     pub fn networks_with_plugins(&self) -> Vec<NetworkView> {
         self.service.networks.views_with_plugins()
@@ -120,6 +125,17 @@ impl Pods {
         let ready = state.attachments().filter(|(sandbox, _)| sandbox.phase == Phase::Ready);
         ready
             .map(|(sandbox, attachment)| (Arc::clone(sandbox), attachment.clone()))
+            .collect()
+    }
+
+    /// The interfaces that pods have or are getting: their pods and networks.
+    pub fn interfaces(&self) -> Vec<(PodRef, NetworkName)> {
+        let state = self.service.registry.lock();
+        let living = state
+            .attachments()
+            .filter(|(sandbox, _)| sandbox.phase != Phase::Deleting);
+        living
+            .map(|(sandbox, attachment)| (sandbox.pod.clone(), attachment.network.clone()))
             .collect()
     }
 

@@ -17,6 +17,7 @@ use crate::{
     namespaces::NamespacePool,
     recovery::{Recovery, recover},
     registry::{KnownNetwork, Registry, State},
+    rests::lease_owner,
     sandboxes::Sandboxes,
 };
 
@@ -162,6 +163,7 @@ fn read(state: &mut State, contents: Contents) -> Vec<Sandbox> {
         namespaces,
         removals,
         networks,
+        rests,
         ..
     } = contents;
     let ids = networks.iter().map(|network| (network.spec.name.clone(), network.id));
@@ -188,12 +190,13 @@ fn read(state: &mut State, contents: Contents) -> Vec<Sandbox> {
         }
         state.sandboxes.insert(sandbox.id.clone(), Arc::new(sandbox));
     }
+    state.adopt_rests(rests);
     adopt_networks(state, networks);
     unfinished
 }
 
 fn adopt_resources(state: &mut State, sandbox: &Sandbox) {
-    let owner = format!("pod {} (sandbox {})", sandbox.pod, sandbox.id);
+    let owner = lease_owner(&sandbox.pod, &sandbox.id);
     for attachment in &sandbox.attachments {
         state.slots.adopt(attachment.endpoint);
         if !attachment.kind.is_leased() {

@@ -21,6 +21,8 @@ use super::{
     watches::WatchState,
 };
 
+/// Networks that are joined within this time are listed together.
+const GATHER: Duration = Duration::from_millis(100);
 /// Pause after a refusal.
 const REFUSED_PAUSE: Duration = Duration::from_secs(2);
 
@@ -110,6 +112,7 @@ where
                     }
                     let networks = joined.borrow_and_update().clone();
                     if networks.is_some_and(|networks| !networks.is_subset(&watched)) {
+                        tokio::time::sleep(GATHER).await;
                         return;
                     }
                 }

@@ -16,6 +16,7 @@ mod row;
 
 use std::{
     fmt, fs,
+    net::IpAddr,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -24,15 +25,15 @@ use std::{
 
 pub use copy::{CopiedRows, RecordCopy};
 pub use error::StoreError;
-use kni_model::{Network, Sandbox, SandboxId};
+use kni_model::{Network, NetworkName, Sandbox, SandboxId};
 pub use quarantine::{Quarantined, SandboxParts};
-pub use record::{NamespaceRecord, NamespaceUse, Removal, UplinkRecord, WarmInterface};
+pub use record::{AddressRest, NamespaceRecord, NamespaceUse, Removal, UplinkRecord, WarmInterface};
 pub use row::{Edit, RowId, Rows};
 
 use self::{
     choose::{Origin, choose},
     file::{FileContents, Found, Refusal, StateFile},
-    row::{NAMESPACES, NETWORKS, REMOVALS, SANDBOXES, UPLINK},
+    row::{NAMESPACES, NETWORKS, REMOVALS, RESTS, SANDBOXES, UPLINK},
 };
 
 /// The only key of [`UPLINK`].
@@ -54,6 +55,8 @@ pub struct Contents {
     pub removals: Vec<Removal>,
     /// Networks as last applied, including deleted ones: their numbers are never assigned again.
     pub networks: Vec<Network>,
+    /// Addresses that no other pod may have yet.
+    pub rests: Vec<AddressRest>,
     /// The agent's configuration of the uplink.
     pub uplink: UplinkRecord,
     /// Rows that this agent cannot decode.
@@ -124,6 +127,18 @@ impl Change {
         self.edit(NETWORKS.put(network.spec.name.to_string(), network))
     }
 
+    /// Writes the rest of an address.
+    #[must_use]
+    pub fn rest(self, rest: &AddressRest) -> Self {
+        self.edit(RESTS.put(rest_key(&rest.network, rest.address), rest))
+    }
+
+    /// Removes the record of a rest.
+    #[must_use]
+    pub fn remove_rest(self, network: &NetworkName, address: IpAddr) -> Self {
+        self.edit(Ok(Edit::remove(RESTS.id(rest_key(network, address)))))
+    }
+
     /// Writes the agent's configuration of the uplink.
     #[must_use]
     pub fn uplink(self, record: &UplinkRecord) -> Self {
@@ -142,6 +157,10 @@ impl Change {
 
 fn path_key(path: &Path) -> String {
     path.to_string_lossy().into_owned()
+}
+
+fn rest_key(network: &NetworkName, address: IpAddr) -> String {
+    format!("{network}/{address}")
 }
 
 /// The state. Clones share it.
@@ -264,6 +283,7 @@ impl Store {
             namespaces: NAMESPACES.records(&held.rows),
             removals: REMOVALS.records(&held.rows),
             networks: NETWORKS.records(&held.rows),
+            rests: RESTS.records(&held.rows),
             uplink: held.uplink(),
             quarantined,
             lost,

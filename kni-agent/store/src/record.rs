@@ -1,8 +1,8 @@
 //! Defines the records that only the store and the pods service use.
 
-use std::{collections::BTreeSet, net::IpAddr, path::PathBuf};
+use std::{collections::BTreeSet, net::IpAddr, path::PathBuf, time::Duration};
 
-use kni_model::{EndpointId, IfName, MacAddr, NetnsIdentity, PodRef, SandboxId};
+use kni_model::{EndpointId, IfName, MacAddr, NetnsIdentity, NetworkName, PodRef, SandboxId};
 use serde::{Deserialize, Serialize};
 
 /// An interface that was created before any attachment.
@@ -69,6 +69,19 @@ pub struct Removal {
     pub host_ifindex: u32,
     /// The namespace of the pod end, where no interface of that name can be created before this one is gone.
     pub netns: Option<NetnsIdentity>,
+}
+
+/// An address that no other pod may have yet, because other nodes may take it for its last owner.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddressRest {
+    /// The network.
+    pub network: NetworkName,
+    /// The address.
+    pub address: IpAddr,
+    /// The last owner, as the lease named it.
+    pub owner: String,
+    /// When no other node knew the owner any more, since the node's boot; `None` while one may.
+    pub withdrawn: Option<Duration>,
 }
 
 /// The agent's configuration of the uplink, an interface that it does not own.

@@ -5,22 +5,24 @@ use std::{collections::BTreeMap, marker::PhantomData};
 use kni_model::{Network, Sandbox};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{NamespaceRecord, Removal, UplinkRecord, error::StoreError};
+use super::{AddressRest, NamespaceRecord, Removal, UplinkRecord, error::StoreError};
 
 pub(super) const SANDBOXES: Table<Sandbox> = Table::new("sandboxes");
 pub(super) const NAMESPACES: Table<NamespaceRecord> = Table::new("namespaces");
 pub(super) const REMOVALS: Table<Removal> = Table::new("removals");
 pub(super) const NETWORKS: Table<Network> = Table::new("networks");
+pub(super) const RESTS: Table<AddressRest> = Table::new("rests");
 pub(super) const UPLINK: Table<UplinkRecord> = Table::new("uplink");
 /// Rows of other tables that this agent cannot decode, unchanged; the key is `TABLE/KEY`.
 pub(super) const QUARANTINE: &str = "quarantine";
 
 /// Tables with records.
-pub(super) const TABLES: [&str; 5] = [
+pub(super) const TABLES: [&str; 6] = [
     SANDBOXES.name,
     NAMESPACES.name,
     REMOVALS.name,
     NETWORKS.name,
+    RESTS.name,
     UPLINK.name,
 ];
 
@@ -162,6 +164,7 @@ pub(super) fn check(id: &RowId, row: &[u8]) -> Result<(), StoreError> {
         "namespaces" => NAMESPACES.decode(key, row).map(drop),
         "removals" => REMOVALS.decode(key, row).map(drop),
         "networks" => NETWORKS.decode(key, row).map(drop),
+        "rests" => RESTS.decode(key, row).map(drop),
         "uplink" => UPLINK.decode(key, row).map(drop),
         _ => Ok(()),
     }

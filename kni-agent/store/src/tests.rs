@@ -426,3 +426,35 @@ fn rows_of_an_earlier_agent_are_read() {
     assert_eq!(contents.networks, [network("blue", 9)]);
     assert_eq!(contents.uplink.addresses, ["192.0.2.7".parse().unwrap()].into());
 }
+
+#[test]
+fn rests_of_addresses_survive_until_they_are_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let rest = |address: &str, withdrawn| AddressRest {
+        network: "blue".parse().unwrap(),
+        address: address.parse().unwrap(),
+        owner: "pod shop/web-0 (sandbox s1)".to_owned(),
+        withdrawn,
+    };
+    let reopened = || Store::open(dir.path()).unwrap();
+    let store = reopened();
+    store.load(None).unwrap();
+    let (v4, v6) = (
+        rest("10.0.0.7", None),
+        rest("fd00::7", Some(Duration::from_millis(1_234_567))),
+    );
+    store.commit(Change::new().rest(&v4).rest(&v6)).unwrap();
+    drop(store);
+    let store = reopened();
+    assert_eq!(store.load(None).unwrap().rests, [v4.clone(), v6]);
+    let v4 = AddressRest {
+        withdrawn: Some(Duration::ZERO),
+        ..v4
+    };
+    let change = Change::new()
+        .rest(&v4)
+        .remove_rest(&v4.network, "fd00::7".parse().unwrap());
+    store.commit_deferred(change).unwrap();
+    drop(store);
+    assert_eq!(reopened().load(None).unwrap().rests, [v4]);
+}

@@ -14,10 +14,9 @@ pub(crate) fn name() -> Rule {
 
 /// Rules of the whole spec.
 pub(crate) fn spec() -> Vec<Rule> {
-    vec![immutable(
-        "nodeUID",
-        "the object is about another node of this name: delete it and make another",
-    )]
+    ["nodeName", "nodeUID"]
+        .map(|field| immutable(field, "the object is about another node: delete it and make another"))
+        .into()
 }
 
 /// Rules of a list of addresses.

@@ -10,7 +10,7 @@ use kube::ResourceExt as _;
 /// Type of the condition.
 const CONDITION: &str = "FabricChosen";
 
-/// The fabric of a network: that of the spec, else the one in force. A network without either is new, or from before there
+/// The fabric of a network: that of the spec, else the one decided before. A network without either is new, or from before there
 /// were fabrics: then an earlier release has given it conditions and its finalizer, and it keeps what it had.
 pub(super) fn fabric(object: &PodNetwork) -> Fabric {
     if let Some(asked) = object.spec.fabric {
@@ -34,7 +34,7 @@ pub(super) fn chosen(object: &PodNetwork, fabric: Fabric) -> Option<Condition> {
         return None;
     }
     let (holds, reason, message) = match (object.spec.fabric, fabric) {
-        (Some(_), _) => (true, "Spec", "spec.fabric is in force"),
+        (Some(_), _) => (true, "Spec", "spec.fabric is applied"),
         // A network that is made without one is Overlay.
         (None, Fabric::None) => (
             false,
@@ -42,9 +42,7 @@ pub(super) fn chosen(object: &PodNetwork, fabric: Fabric) -> Option<Condition> {
             "pods reach those of their own node only, as in releases without spec.fabric: set it to Overlay or Native to \
              connect the nodes, or to None to keep them apart",
         ),
-        (None, Fabric::Overlay | Fabric::Native) => {
-            (true, "Kept", "spec.fabric is absent: status.fabric stays in force")
-        }
+        (None, Fabric::Overlay | Fabric::Native) => (true, "Kept", "spec.fabric is absent: status.fabric stays"),
     };
     let generation = object.metadata.generation;
     Some(Condition::now(CONDITION, holds, reason, message, generation))

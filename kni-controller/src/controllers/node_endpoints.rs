@@ -229,7 +229,7 @@ impl NodeEndpoints {
         }
     }
 
-    /// Whether the node is in the cluster and may have an address, whoever else reports it.
+    /// Whether the node is in the cluster and may have an address, if no other node had it.
     fn may_have(&self, tables: &Tables, object: &NodeEndpoint, address: IpAddr) -> Result<(), String> {
         let Some(node) = node_of(tables, object) else {
             return Err(format!("spec.nodeUID is not the UID of node {}", object.spec.node_name));

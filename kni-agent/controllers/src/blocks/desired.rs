@@ -1,7 +1,8 @@
 //! Decides which networks need a block of the node, which blocks are not needed, and which units may be claimed.
 
 use std::{
-    collections::BTreeSet,
+    cell::LazyCell,
+    collections::BTreeMap,
     hash::{Hash as _, Hasher as _},
     net::IpAddr,
     time::Duration,
@@ -12,28 +13,119 @@ use ipnet::IpNet;
 use kni_claims::NetworkRef;
 use kni_crd::PodNetwork;
 use kni_ipam::blocks::{Prefixes, Taken, is_unit, next_unit, unit_prefix};
-use kni_model::{
-    NetworkName,
-    view::{AddressUse, NetworkView},
-};
+use kni_model::{NetworkName, view::NetworkView};
 use tokio::time::Instant;
 
-use kni_cluster::joining::networks_of;
+use kni_cluster::{Addresses, joining::networks_of};
 
-use super::{Memory, ObjectControllers};
+use super::{MOST_AT_ONCE, Memory, ObjectControllers};
 
 /// A block that was empty for this long is released.
 const GRACE: Duration = Duration::from_secs(15);
-/// The next block is claimed when less than one quarter of the addresses is free.
-const SPARE: u128 = 4;
+/// Free addresses that a node holds for pods to come: one for this many that it uses.
+const SHARE: u128 = 3;
+/// The most of them where blocks are small. Where they are large, the addresses of one block.
+const MOST_SPARE: u128 = 4;
+/// No block is claimed for pods to come if less than one part in so many of the network is free.
+const PLENTY: u128 = 2;
+/// Blocks for pods to come are released if less than one part in so many of the network is free.
+const SCARCE: u128 = 4;
 
 /// A change to the blocks of one network.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Claim an additional block of these families.
-    Take { ipv4: bool, ipv6: bool },
+    /// Claim so many additional blocks of each family.
+    Take { ipv4: usize, ipv6: usize },
     /// Release these blocks.
     GiveBack(Vec<IpNet>),
+}
+
+/// What the pods of the node need of a network.
+#[derive(Debug, Clone, Copy, Default)]
+struct Need {
+    /// Whether it has, or will have, pods here, or is the default network.
+    in_use: bool,
+    /// Interfaces without addresses of pods on the node.
+    coming: u128,
+}
+
+/// The blocks and the addresses of one family of a network on the node.
+#[derive(Debug, Clone, Copy)]
+struct Holding {
+    blocks: usize,
+    used: u128,
+    free: u128,
+    /// Addresses of a block.
+    size: u128,
+}
+
+/// How much of a network is free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Supply {
+    Plenty,
+    Moderate,
+    Scarce,
+}
+
+impl Holding {
+    /// `None` if the network does not have the family. `has` are the blocks of the network.
+    fn of(view: &NetworkView, has: &[IpNet], ipv4: bool, asked: Prefixes) -> Option<Self> {
+        let of_family = |net: &&IpNet| net.addr().is_ipv4() == ipv4;
+        let subnet = view.network.spec.subnets.iter().find(of_family)?;
+        let usage = if ipv4 { &view.ipv4 } else { &view.ipv6 };
+        let unit = IpNet::new(subnet.addr(), unit_prefix(subnet, asked.of(ipv4))).ok()?;
+        Some(Self {
+            blocks: has.iter().filter(of_family).count(),
+            used: usage.used,
+            free: usage.free,
+            size: size_of(&unit),
+        })
+    }
+
+    /// Free addresses that the node holds for pods to come.
+    fn spare(&self) -> u128 {
+        (self.used / SHARE).clamp(1, self.size.max(MOST_SPARE))
+    }
+
+    /// How many blocks are claimed. `supply` is asked only where it makes a difference.
+    fn short_of(&self, need: Need, supply: impl FnOnce() -> Supply) -> usize {
+        let wanted = need.coming.saturating_add(self.spare());
+        if !need.in_use || self.free >= wanted {
+            return 0;
+        }
+        let wanted = if supply() == Supply::Plenty {
+            wanted
+        } else {
+            need.coming
+        };
+        let missing = wanted.saturating_sub(self.free).div_ceil(self.size);
+        // A network in use has a block.
+        let least = usize::from(self.blocks == 0);
+        usize::try_from(missing)
+            .unwrap_or(usize::MAX)
+            .clamp(least, MOST_AT_ONCE)
+    }
+
+    /// Which of these idle blocks the node does not need, the last ones first.
+    fn unneeded(&self, idle: Vec<IpNet>, need: Need, supply: impl FnOnce() -> Supply) -> Vec<IpNet> {
+        let (mut free, mut blocks) = (self.free, self.blocks);
+        let (keep_free, keep_blocks) = match (idle.is_empty(), need.in_use) {
+            (true, _) => return idle,
+            (false, false) => (0, 0),
+            (false, true) if supply() == Supply::Scarce => (need.coming, 1),
+            (false, true) => (need.coming.saturating_add(self.spare()), 1),
+        };
+        let mut unneeded = Vec::new();
+        for block in idle.into_iter().rev() {
+            let left = free.saturating_sub(size_of(&block));
+            if blocks <= keep_blocks || left < keep_free {
+                break;
+            }
+            (free, blocks) = (left, blocks - 1);
+            unneeded.push(block);
+        }
+        unneeded
+    }
 }
 
 /// The units of a network that may be claimed.
@@ -42,6 +134,8 @@ pub(super) struct Units {
     prefixes: Prefixes,
     /// The others.
     pub(super) taken: Taken,
+    /// Addresses that are excluded from the network.
+    excluded: Taken,
 }
 
 impl Units {
@@ -57,6 +151,28 @@ impl Units {
             hasher.finish(),
         )
     }
+
+    fn supply(&self, ipv4: bool) -> Supply {
+        let (mut all, mut free) = (0_u128, 0_u128);
+        for subnet in self.subnets.iter().filter(|subnet| subnet.addr().is_ipv4() == ipv4) {
+            let size = size_of(subnet);
+            all = all.saturating_add(size.saturating_sub(self.excluded.count_in(subnet)));
+            free = free.saturating_add(size.saturating_sub(self.taken.count_in(subnet)));
+        }
+        if free >= all / PLENTY {
+            Supply::Plenty
+        } else if free >= all / SCARCE {
+            Supply::Moderate
+        } else {
+            Supply::Scarce
+        }
+    }
+}
+
+/// The number of addresses of a range.
+fn size_of(range: &IpNet) -> u128 {
+    let bits = u32::from(range.max_prefix_len().saturating_sub(range.prefix_len()));
+    1_u128.checked_shl(bits).unwrap_or(u128::MAX)
 }
 
 /// The network's `perNodePrefix`.
@@ -77,10 +193,11 @@ pub(super) fn is_unit_of(object: &PodNetwork, range: &IpNet) -> bool {
 impl ObjectControllers {
     /// The due changes.
     pub(super) fn steps(&self, memory: &mut Memory) -> Vec<(NetworkRef, Step)> {
-        let demanded = self.cache.blocks().take_demanded();
+        let waiting = self.cache.blocks().waiting();
         let views = (self.state.networks)();
-        let needed = self.needed(&views, &demanded);
+        let needs = self.needs(&views, &waiting);
         let leases = (self.state.leases)();
+        let resting = (self.state.resting)();
         let held = self.cache.blocks().held();
         memory
             .empty
@@ -98,23 +215,51 @@ impl ObjectControllers {
             let Some(network) = self.network_ref(name) else {
                 continue;
             };
-            let step = if needed.contains(name) && !memory.failed.contains_key(name) {
-                take(&view, demanded.contains(name))
-            } else {
-                None
-            };
-            if step.is_none() && !memory.failed.contains_key(name) {
-                self.cache.blocks().set_exhausted(name, false);
+            let need = needs.get(name).copied().unwrap_or_default();
+            let of = |all: &BTreeMap<NetworkName, Vec<IpAddr>>| all.get(name).cloned().unwrap_or_default();
+            let idle = idle(memory, name, &has, (&of(&leases), &of(&resting)));
+            if memory.failed.contains_key(name) {
+                continue;
             }
-            let leases = leases.get(name).map(Vec::as_slice).unwrap_or_default();
-            let step = step.or_else(|| {
-                let idle = idle(memory, name, &has, leases, GRACE);
-                let unneeded = unneeded(&view, &has, leases, &idle, needed.contains(name));
-                (!unneeded.is_empty()).then_some(Step::GiveBack(unneeded))
-            });
-            steps.extend(step.map(|step| (network, step)));
+            let prefixes = self.prefixes_of(name);
+            let holding = |ipv4: bool| Holding::of(&view, &has, ipv4, prefixes);
+            let units = LazyCell::new(|| self.units(memory, name));
+            let supply = |ipv4: bool| units.as_ref().map_or(Supply::Plenty, |units| units.supply(ipv4));
+            let short = |ipv4: bool| holding(ipv4).map_or(0, |holding| holding.short_of(need, || supply(ipv4)));
+            let (ipv4, ipv6) = (short(true), short(false));
+            if ipv4 > 0 || ipv6 > 0 {
+                steps.push((network, Step::Take { ipv4, ipv6 }));
+                continue;
+            }
+            let none_left = |ipv4: bool| {
+                let is_empty = holding(ipv4).is_some_and(|holding| holding.free == 0);
+                let units = || units.as_ref();
+                need.in_use && is_empty && units().is_some_and(|units| units.next(&self.node, ipv4, 0).is_none())
+            };
+            self.cache
+                .blocks()
+                .set_exhausted(name, none_left(true) || none_left(false));
+            let mut unneeded = Vec::new();
+            for ipv4 in [true, false] {
+                let idle = idle.iter().filter(|block| block.addr().is_ipv4() == ipv4);
+                if let Some(holding) = holding(ipv4) {
+                    unneeded.extend(holding.unneeded(idle.copied().collect(), need, || supply(ipv4)));
+                }
+            }
+            if !unneeded.is_empty() {
+                steps.push((network, Step::GiveBack(unneeded)));
+            }
         }
         steps
+    }
+
+    fn prefixes_of(&self, name: &NetworkName) -> Prefixes {
+        let tables = self.cache.tables();
+        tables
+            .networks
+            .get("", name.as_str())
+            .map(|object| prefixes(object))
+            .unwrap_or_default()
     }
 
     /// A network of the cluster, by name and uid.
@@ -128,22 +273,48 @@ impl ObjectControllers {
         })
     }
 
-    /// Networks that have pods on this node, or that pods are about to join.
-    fn needed(&self, views: &[NetworkView], demanded: &BTreeSet<NetworkName>) -> BTreeSet<NetworkName> {
-        let mut needed = demanded.clone();
-        for view in views {
-            if view.attachments > 0 || view.network.spec.default {
-                needed.insert(view.network.spec.name.clone());
+    /// What the pods of the node, and those that are assigned to it, need of each network.
+    fn needs(&self, views: &[NetworkView], waiting: &Addresses) -> BTreeMap<NetworkName, Need> {
+        let mut needs: BTreeMap<NetworkName, Need> = BTreeMap::new();
+        let in_use = views
+            .iter()
+            .filter(|view| view.attachments > 0 || view.network.spec.default);
+        for view in in_use {
+            needs.entry(view.network.spec.name.clone()).or_default().in_use = true;
+        }
+        let mut made: BTreeMap<(String, String), Vec<(String, NetworkName)>> = BTreeMap::new();
+        for (pod, network) in (self.state.memberships)() {
+            let of_pod = made.entry((pod.namespace, pod.name)).or_default();
+            of_pod.push((pod.uid, network));
+        }
+        {
+            let tables = self.cache.tables();
+            let networks = self.networks(&tables);
+            let own = tables.pods.rows().iter().filter(|(_, pod)| pod.node == self.node);
+            for (key, pod) in own.filter(|(_, pod)| !pod.host_network && !pod.finished && !pod.deleting) {
+                let mut made = made
+                    .get(&(key.namespace.clone(), key.name.clone()))
+                    .cloned()
+                    .unwrap_or_default();
+                made.retain(|(uid, _)| uid.is_empty() || *uid == pod.uid);
+                for name in networks_of(&tables, &networks, &key.namespace, pod) {
+                    let made = made
+                        .iter()
+                        .position(|(_, network)| *network == name)
+                        .map(|at| made.remove(at));
+                    let need = needs.entry(name).or_default();
+                    need.in_use = true;
+                    need.coming = need.coming.saturating_add(u128::from(made.is_none()));
+                }
             }
         }
-        let tables = self.cache.tables();
-        let networks = self.networks(&tables);
-        for (key, pod) in tables.pods.rows() {
-            if pod.node == self.node && !pod.host_network && !pod.finished {
-                needed.extend(networks_of(&tables, &networks, &key.namespace, pod));
-            }
+        // These may be of the pods above.
+        for (name, count) in waiting {
+            let need = needs.entry(name.clone()).or_default();
+            need.in_use = true;
+            need.coming = need.coming.max(u128::from(*count));
         }
-        needed
+        needs
     }
 
     /// The units of a network that no node is known to have, and in which no pod of another node is known to be.
@@ -153,7 +324,16 @@ impl ObjectControllers {
         let networks = self.networks(&tables);
         let spec = networks.spec(name)?;
         let prefixes = prefixes(object);
-        let mut taken = Taken::default();
+        let mut excluded = Taken::default();
+        // A block is still useful if only a part of it is excluded.
+        for exclude in &spec.exclude_subnets {
+            let asked = prefixes.of(exclude.addr().is_ipv4());
+            let subnet = spec.subnets.iter().find(|subnet| subnet.contains(exclude));
+            if subnet.is_some_and(|subnet| exclude.prefix_len() <= unit_prefix(subnet, asked)) {
+                excluded.insert(exclude);
+            }
+        }
+        let mut taken = excluded.clone();
         let listed = object.status.iter().flat_map(|status| &status.blocks);
         for block in listed.filter_map(|block| block.cidr.parse().ok()) {
             taken.insert(&block);
@@ -178,69 +358,34 @@ impl ObjectControllers {
                 taken.insert(&ip.into());
             }
         }
-        // A block is still useful if only a part of it is excluded.
-        for exclude in &spec.exclude_subnets {
-            let asked = prefixes.of(exclude.addr().is_ipv4());
-            let subnet = spec.subnets.iter().find(|subnet| subnet.contains(exclude));
-            if subnet.is_some_and(|subnet| exclude.prefix_len() <= unit_prefix(subnet, asked)) {
-                taken.insert(exclude);
-            }
-        }
         Some(Units {
             subnets: spec.subnets.clone(),
             prefixes,
             taken,
+            excluded,
         })
     }
 }
 
-/// Whether a network that is in use needs an additional block.
-fn take(view: &NetworkView, demanded: bool) -> Option<Step> {
-    let short = |usage: &AddressUse, has: bool| {
-        has && (usage.free == 0 || (!demanded && usage.free < usage.total / SPARE) || usage.total == 0)
-    };
-    let has = |ipv4: bool| view.network.spec.subnets.iter().any(|net| net.addr().is_ipv4() == ipv4);
-    let ipv4 = short(&view.ipv4, has(true));
-    let ipv6 = short(&view.ipv6, has(false));
-    (ipv4 || ipv6).then_some(Step::Take { ipv4, ipv6 })
-}
-
-/// The blocks without a lease for at least `grace`, in order.
-fn idle(memory: &mut Memory, name: &NetworkName, has: &[IpNet], leases: &[IpAddr], grace: Duration) -> Vec<IpNet> {
+/// The blocks without a lease for at least [`GRACE`], in order. While an address of a block rests, the block is not idle.
+fn idle(
+    memory: &mut Memory,
+    name: &NetworkName,
+    has: &[IpNet],
+    (leases, resting): (&[IpAddr], &[IpAddr]),
+) -> Vec<IpNet> {
     let mut idle = Vec::new();
     for block in has {
         let key = (name.clone(), *block);
-        if leases.iter().any(|ip| block.contains(ip)) {
+        let contains = |addresses: &[IpAddr]| addresses.iter().any(|ip| block.contains(ip));
+        if contains(leases) {
             memory.empty.remove(&key);
-        } else if memory.empty.entry(key).or_insert_with(Instant::now).elapsed() >= grace {
+        } else if memory.empty.entry(key).or_insert_with(Instant::now).elapsed() >= GRACE && !contains(resting) {
             idle.push(*block);
         }
     }
     idle
 }
 
-/// The idle blocks that the node does not need: of a network in use all but one of a family, and only as many as leave
-/// the spare addresses that would otherwise be claimed again.
-fn unneeded(view: &NetworkView, has: &[IpNet], leases: &[IpAddr], idle: &[IpNet], needed: bool) -> Vec<IpNet> {
-    let mut unneeded = Vec::new();
-    for (ipv4, usage) in [(true, &view.ipv4), (false, &view.ipv6)] {
-        let of_family = |net: &&IpNet| net.addr().is_ipv4() == ipv4;
-        let empty = has
-            .iter()
-            .filter(of_family)
-            .filter(|block| !leases.iter().any(|ip| block.contains(ip)));
-        let spare = usize::from(needed);
-        let most = empty.count().saturating_sub(spare);
-        let (mut free, mut total) = (usage.free, usage.total);
-        for block in idle.iter().filter(of_family).rev().take(most) {
-            let size = 1_u128 << u32::from(block.max_prefix_len() - block.prefix_len()).min(127);
-            let (left, of) = (free.saturating_sub(size), total.saturating_sub(size));
-            if needed && left < of / SPARE {
-                break;
-            }
-            (free, total) = (left, of);
-            unneeded.push(*block);
-        }
-    }
-    unneeded
-}
+#[cfg(test)]
+mod tests;

@@ -67,6 +67,50 @@ fn the_last_free_unit_of_a_full_range_is_found() {
 }
 
 #[test]
+fn units_of_one_address_are_used_up_but_for_those_that_no_pod_can_have() {
+    for (subnet, prefix, usable) in [("10.0.0.0/24", 32, 253), ("fd00::/120", 128, 254)] {
+        let subnets = nets(&[subnet]);
+        let ipv4 = prefix == 32;
+        let mut taken = Taken::default();
+        let mut found = 0;
+        while let Some(unit) = next_unit(&subnets, &taken, ipv4, Some(prefix), found) {
+            assert_eq!(unit.prefix_len(), prefix);
+            let name = object_name(&"blue".parse().unwrap(), &unit);
+            assert_eq!(parse_object_name(&name).map(|(_, unit)| unit), Some(unit), "{name}");
+            assert!(is_unit(
+                &subnets,
+                Prefixes {
+                    ipv4: Some(prefix),
+                    ipv6: Some(prefix)
+                },
+                &unit
+            ));
+            taken.insert(&unit);
+            found += 1;
+        }
+        assert_eq!(found, usable, "{subnet}");
+        assert_eq!(taken.count_in(&subnets[0]), u128::from(usable));
+    }
+}
+
+/// With nearly all of 65 536 units taken a search costs steps by run, not by unit: otherwise this takes minutes.
+#[test]
+fn a_search_among_many_small_units_is_quick() {
+    let subnets = nets(&["10.0.0.0/16"]);
+    let mut taken = Taken::default();
+    let free: IpNet = "10.0.77.7/32".parse().unwrap();
+    for number in 0..1 << 16 {
+        let unit = unit_at(&subnets[0], number, 32).unwrap();
+        if unit != free {
+            taken.insert(&unit);
+        }
+    }
+    for seed in 0..10_000 {
+        assert_eq!(next_unit(&subnets, &taken, true, Some(32), seed), Some(free));
+    }
+}
+
+#[test]
 fn names_are_legal_and_end_with_the_longest_network() {
     let longest = "a".repeat(50);
     let network: NetworkName = longest.parse().unwrap();

@@ -67,6 +67,7 @@ fn family(usage: &FamilyUsage) -> AddressUse {
         total: usage.total,
         used: usage.used,
         free: usage.free,
+        resting: usage.resting,
     }
 }
 

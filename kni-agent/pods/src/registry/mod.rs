@@ -36,19 +36,22 @@ pub(crate) struct Registry {
     pub(crate) removed: Notify,
     /// Wakes the background work for later pods.
     pub(crate) background: Notify,
+    /// A rest of an address has another end.
+    pub(crate) rests: Notify,
 }
 
 impl Registry {
     /// The contents of the store enter the state when the caller adopts them.
-    pub(crate) fn new(store: Store, capacity: u32) -> Self {
+    pub(crate) fn new(store: Store, capacity: u32, in_cluster: bool) -> Self {
         Self {
-            state: Mutex::new(State::new(capacity)),
+            state: Mutex::new(State::new(capacity, in_cluster)),
             store,
             changes: watch::Sender::new(0),
             stopping: AtomicBool::new(false),
             reaper: Notify::new(),
             removed: Notify::new(),
             background: Notify::new(),
+            rests: Notify::new(),
         }
     }
 

@@ -14,7 +14,7 @@ use kni_model::{
     Attachment, EndpointId, NetnsIdentity, Network, NetworkId, NetworkName, NumberProblem, Phase, Sandbox, SandboxId,
     view::{Owner, RefusedManifest},
 };
-use kni_store::{NamespaceRecord, NamespaceUse, Removal};
+use kni_store::{AddressRest, NamespaceRecord, NamespaceUse, Removal};
 
 /// An active network.
 #[derive(Debug, Clone)]
@@ -45,11 +45,15 @@ pub(crate) struct State {
     pub(crate) network_ids: BTreeMap<NetworkName, NetworkId>,
     pub(crate) refused: Vec<RefusedManifest>,
     pub(crate) ipam: Ipam,
+    /// Whether other nodes learn the addresses of pods.
+    pub(crate) in_cluster: bool,
+    /// Addresses whose last owner other nodes may know, as recorded.
+    pub(crate) rests: BTreeMap<(NetworkName, IpAddr), AddressRest>,
     pub(crate) slots: Slots,
 }
 
 impl State {
-    pub(crate) fn new(capacity: u32) -> Self {
+    pub(crate) fn new(capacity: u32, in_cluster: bool) -> Self {
         Self {
             in_sync: false,
             last_call: Instant::now(),
@@ -61,6 +65,8 @@ impl State {
             network_ids: BTreeMap::new(),
             refused: Vec::new(),
             ipam: Ipam::new(),
+            in_cluster,
+            rests: BTreeMap::new(),
             slots: Slots::new(capacity),
         }
     }

@@ -80,12 +80,14 @@ impl Sandboxes {
         let change = Change::new().remove_sandbox(&sandbox.id);
         let change = removals.iter().fold(change, Change::removal);
         let mut state = self.registry.lock();
-        state.commit_deferred(change)?;
+        let rests = state.rests_after(sandbox);
+        state.commit_deferred(rests.iter().fold(change, Change::rest))?;
+        state.begin_rests(rests);
         for attachment in &sandbox.attachments {
             self.kernel.reopened(attachment.endpoint);
             if attachment.kind.is_leased() {
-                let ipam = &mut state.ipam;
-                ipam.release(&attachment.network, attachment.ipv4, attachment.ipv6);
+                // Those that rest have no lease any more.
+                state.return_unused(&attachment.network, attachment.addresses());
             }
             if !removals.iter().any(|removal| removal.endpoint == attachment.endpoint) {
                 state.slots.free(attachment.endpoint);

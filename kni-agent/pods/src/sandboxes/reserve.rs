@@ -1,6 +1,6 @@
 //! Reserves the resources of an attach (addresses, endpoint numbers, a prewarmed pair) and records them, all or nothing.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 use kni_ipam::{IpamError, Lease};
@@ -9,10 +9,12 @@ use kni_store::{Change, NamespaceRecord};
 
 use super::{Sandboxes, host_ports};
 use crate::{
+    clock::since_boot,
     error::{AttachError, ErrorKind, Subject},
     interfaces::{Attempt, Ends, Offers},
     plan::{self, PlannedInterface},
     registry::{Locked, Slots},
+    rests::lease_owner,
 };
 
 impl Sandboxes {
@@ -102,17 +104,16 @@ impl Reserved<'_, '_> {
         let Attempt { request, subject, .. } = attempt;
         let spec = &plan.network.spec;
         let Lease { ipv4, ipv6 } = if kind.is_leased() {
-            let owner = format!("pod {} (sandbox {})", request.pod, request.sandbox);
-            let lease = self.state.ipam.lease(&spec.name, &owner, &plan.ips);
+            let owner = lease_owner(&request.pod, &request.sandbox);
+            let lease = self.state.ipam.lease(&spec.name, &owner, &plan.ips, since_boot());
             lease.map_err(|error| ipam_error(subject, error))?
         } else {
             Lease { ipv4: None, ipv6: None }
         };
         let new = |slots: &mut Slots| Some(Ends::of(&kind, &plan.ifname, slots.take()?));
         let Some(ends) = prewarmed.or_else(|| new(&mut self.state.slots)) else {
-            if ipv4.is_some() || ipv6.is_some() {
-                self.state.ipam.release(&spec.name, ipv4, ipv6);
-            }
+            let leased = ipv4.map(IpAddr::V4).into_iter().chain(ipv6.map(IpAddr::V6));
+            self.state.return_unused(&spec.name, leased);
             let capacity = self.state.slots.capacity();
             return Err(subject.error(ErrorKind::EndpointsExhausted { capacity }));
         };
@@ -142,10 +143,9 @@ impl Reserved<'_, '_> {
     /// Releases everything; a prewarmed pair, if it was the first, stays with its namespace.
     fn give_back(&mut self) {
         for (index, attachment) in self.attachments.iter().enumerate() {
-            let Attachment {
-                network, ipv4, ipv6, ..
-            } = attachment;
-            self.state.ipam.release(network, *ipv4, *ipv6);
+            if attachment.kind.is_leased() {
+                self.state.return_unused(&attachment.network, attachment.addresses());
+            }
             if !(self.first_is_prewarmed && index == 0) {
                 self.state.slots.free(attachment.endpoint);
             }
@@ -171,11 +171,15 @@ fn ipam_error(subject: &Subject, error: IpamError) -> AttachError {
             ),
             network,
         },
-        IpamError::AddressInUse { network, .. } => ErrorKind::AddressUnavailable {
-            network,
-            reason,
-            in_use: true,
-        },
+        // Nothing has to be done: the runtime repeats the call.
+        IpamError::AllRest { network, .. } => ErrorKind::AddressesExhausted { network, reason },
+        IpamError::AddressInUse { network, .. } | IpamError::AddressRests { network, .. } => {
+            ErrorKind::AddressUnavailable {
+                network,
+                reason,
+                in_use: true,
+            }
+        }
         IpamError::AddressNotInNetwork { network, .. } | IpamError::TooManyAddresses { network, .. } => {
             ErrorKind::AddressUnavailable {
                 network,

@@ -139,8 +139,8 @@ impl Reserved {
     }
 
     /// Why a node may not have an address. `control_plane`: whether the node is part of the control plane. `confirmed`:
-    /// whether it has the address already. Then only what the API server alone decides counts: whoever may write a Service
-    /// or a network would take nodes off the fabric otherwise.
+    /// whether it has the address already. Then only what the API server alone decides counts: an account that may write
+    /// Services or networks could take nodes off the fabric otherwise.
     pub(super) fn reason(&self, address: IpAddr, control_plane: bool, confirmed: bool) -> Option<String> {
         if self.api_server.contains(&address) && !control_plane {
             return Some(format!(

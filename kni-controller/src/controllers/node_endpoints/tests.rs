@@ -233,7 +233,7 @@ fn only_the_api_servers_own_slices_name_its_addresses() {
 }
 
 #[test]
-fn whoever_writes_a_service_or_a_network_takes_no_node_off_the_fabric() {
+fn what_writers_of_services_and_networks_choose_takes_no_node_off_the_fabric() {
     let (mut endpoints, mut tables) = (NodeEndpoints::default(), tables());
     endpoint(&mut tables, "n1", ("n1", "u1"), 1, &["192.0.2.1"]);
     carry_out(&mut endpoints, &mut tables);

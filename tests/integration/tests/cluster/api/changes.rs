@@ -320,8 +320,8 @@ pub(crate) const CHANGES: &[Change] = &[
         ENDPOINT,
         REACHED,
         "{nodeName: n2}",
-        "metadata.name",
-        "is not spec.nodeName",
+        "spec.nodeName",
+        "nodeName cannot be changed",
     ),
     taken(
         ENDPOINT,

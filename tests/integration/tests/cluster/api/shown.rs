@@ -203,7 +203,7 @@ fn lists_show_what_matters() -> Result<()> {
     }
     let all = server.kubectl(&[
         "get",
-        "abl,nn,nmb,pnw,pna,pif,nnw,egp",
+        "abl,nn,nmb,nep,pnw,pna,pif,nnw,egp",
         "--all-namespaces",
         "-o",
         "wide",

@@ -119,12 +119,11 @@ async fn restored(cluster: &mut Cluster, running: &[Pod]) -> Result<Vec<String>>
         .iter()
         .map(|name| objects::pod_with("crowd", name, &node, &held))
         .collect();
+    // The agent claims blocks as soon as it knows of the pods.
+    cluster.nodes[kubelet].agent.kill9()?;
     cluster.create_pods(&pods).await?;
-    wait::until("the node has its first blocks", PATIENCE, async || {
-        Ok(claimed(cluster, &node).await?.len() == 2)
-    })
-    .await?;
     cluster.save_data()?;
+    cluster.nodes[kubelet].agent.restart()?;
     cluster.nodes[kubelet].kubelet.release();
     let mut late = Vec::new();
     for name in &names {

@@ -30,7 +30,12 @@ async fn a_service_leads_to_backends_on_other_nodes() -> Result<()> {
     for team in TEAMS {
         for (name, v4) in FRONTS {
             let backend = address(bed.pod(team, 1), v4).to_string();
-            services.extend(objects::service(team, name, FRONT, (&backend, PORT), &json!({})));
+            // The network that the Service belongs to; without the label the default one.
+            let labels = match team.strip_suffix("-team") {
+                Some(network) => json!({ "kni.dev/network": network }),
+                None => json!({}),
+            };
+            services.extend(objects::service(team, name, FRONT, (&backend, PORT), &labels));
         }
     }
     bed.cluster.apply(&services).await?;

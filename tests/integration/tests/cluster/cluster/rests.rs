@@ -1,0 +1,243 @@
+//! Tests that an address or a block has no new owner before 10 s after the API server has confirmed that no report lists the
+//! old one: also when the agent restarts, and when writes or their replies are lost.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use http::Method;
+use kni_api::{AddressBlock, NetworkMembers};
+use kni_integration::{
+    Cluster, Pod,
+    cluster::{Fault, Faults, MemberOptions, PATIENCE, Rule, objects},
+    require, wait,
+};
+use kube::{Api, api::ListParams};
+use serde_json::{Value, json};
+
+use super::scene::{tenants, wait_for_condition, wait_for_truth};
+
+/// How long an address rests.
+const REST: Duration = Duration::from_secs(10);
+/// The test sees a write later than the agent, at most by this.
+const LAG: Duration = Duration::from_millis(400);
+/// A free address is used within this time: the pauses of the kubelet, and the load of the machine.
+const SOON: Duration = Duration::from_secs(6);
+/// The addresses of the network, but for its own, the gateway and the broadcast address.
+const ADDRESSES: usize = 5;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_address_has_no_new_owner_while_others_may_know_the_old_one() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let mut scene = Scene::start().await?;
+    scene.an_address_rests().await?;
+    scene.a_restart_does_not_shorten_it().await?;
+    scene.a_lost_reply_confirms_nothing().await?;
+    scene.a_write_that_fails_confirms_nothing().await?;
+    scene.a_block_rests_too().await?;
+    wait_for_truth(&scene.cluster).await.map(drop)
+}
+
+/// One node behind a proxy, with a network that its pods fill.
+struct Scene {
+    cluster: Cluster,
+    /// Running pods, the oldest first.
+    pods: Vec<Pod>,
+    made: usize,
+}
+
+impl Scene {
+    async fn start() -> Result<Self> {
+        let mut cluster = Cluster::without_nodes("cluster-rests").await?;
+        let args = ["--warm-sandboxes", "0", "--test-api-limit", "1"];
+        let options = MemberOptions {
+            args: args.map(str::to_owned).to_vec(),
+            proxied: true,
+            ..MemberOptions::default()
+        };
+        cluster.add_node(options).await?;
+        tenants(&cluster).await?;
+        let more = |name: &str| {
+            json!({
+                "namespaceSelector": { "matchLabels": { "tenant": name } },
+                "perNodePrefix": { "ipv4": 29 },
+            })
+        };
+        for name in ["narrow", "brief"] {
+            let network = objects::network(name, &["10.61.0.0/29"], &more(name));
+            let namespace = objects::namespace(name, &json!({ "tenant": name }));
+            cluster.apply(&[network, namespace]).await?;
+            wait_for_condition(&cluster, name, "Programmed", true).await?;
+        }
+        let mut scene = Self {
+            cluster,
+            pods: Vec::new(),
+            made: 0,
+        };
+        for _ in 0..ADDRESSES {
+            let pod = scene.next_pod();
+            scene.pods.extend(scene.cluster.run(&[pod]).await?);
+        }
+        Ok(scene)
+    }
+
+    fn faults(&self) -> &Faults {
+        let proxy = self.cluster.nodes[0].proxy.as_ref();
+        &proxy.expect("the options demand a proxy").faults
+    }
+
+    fn next_pod(&mut self) -> Value {
+        self.made += 1;
+        objects::pod("narrow", &format!("p{}", self.made), "node1")
+    }
+
+    /// Replaces the oldest pod by another one: returns both, and when the new one was attached.
+    async fn replace(&mut self) -> Result<(Pod, String)> {
+        let old = self.pods.remove(0);
+        self.cluster.remove("narrow", &[&old.name]).await?;
+        let new = self.next_pod();
+        let name = new["metadata"]["name"].as_str().context("name")?.to_owned();
+        self.cluster.create_pods(&[new]).await?;
+        Ok((old, name))
+    }
+
+    /// Waits until the API server lists no address of a pod.
+    async fn withdrawn(&self, pod: &Pod) -> Result<Instant> {
+        wait::until("no report lists the pod", PATIENCE, async || {
+            Ok(!self.is_listed(pod).await?)
+        })
+        .await?;
+        Ok(Instant::now())
+    }
+
+    async fn is_listed(&self, pod: &Pod) -> Result<bool> {
+        let api: Api<NetworkMembers> = Api::all(self.cluster.client.clone());
+        let listed = api.list(&ListParams::default()).await?;
+        let members = listed.items.into_iter().flat_map(|object| object.spec.members);
+        let addresses: Vec<String> = pod.ips().iter().map(ToString::to_string).collect();
+        let mut found = members.filter(|member| member.namespace == pod.namespace);
+        Ok(found.any(|member| member.addresses.iter().any(|address| addresses.contains(address))))
+    }
+
+    /// Waits until the new pod has the old one's address, at the right time after `withdrawn`.
+    async fn has_it_after(&mut self, old: &Pod, new: &str, withdrawn: Instant) -> Result<()> {
+        let pod = self.cluster.running("narrow", new).await?;
+        let after = withdrawn.elapsed();
+        println!("{new} has the address of {} after {after:?}", old.name);
+        ensure!(pod.ips() == old.ips(), "{:?}, not {:?}", pod.ips(), old.ips());
+        ensure!(after + LAG >= REST, "{new} has it after {after:?}");
+        ensure!(after < REST + SOON, "{new} has it as late as {after:?}");
+        self.pods.push(pod);
+        Ok(())
+    }
+
+    fn refused(&self, pod: &str) -> Option<String> {
+        let refusals = self.cluster.nodes[0].kubelet.refusals().into_iter();
+        let mut of_pod = refusals.filter(|refusal| refusal.pod == format!("narrow/{pod}"));
+        of_pod.next_back().map(|refusal| refusal.to_string())
+    }
+
+    async fn an_address_rests(&mut self) -> Result<()> {
+        let (old, new) = self.replace().await?;
+        let withdrawn = self.withdrawn(&old).await?;
+        let told = wait::until_some("the attach names the time", PATIENCE, async || {
+            Ok(self
+                .refused(&new)
+                .filter(|told| told.contains("the next one is free in ")))
+        })
+        .await?;
+        println!("{told}");
+        ensure!(told.contains("network narrow") && told.contains("narrow/"), "{told}");
+        ensure!(withdrawn.elapsed() < REST, "it was refused during the rest");
+        self.has_it_after(&old, &new, withdrawn).await
+    }
+
+    async fn a_restart_does_not_shorten_it(&mut self) -> Result<()> {
+        let (old, new) = self.replace().await?;
+        let withdrawn = self.withdrawn(&old).await?;
+        tokio::time::sleep(REST / 2).await;
+        self.cluster.nodes[0].agent.kill9()?;
+        self.cluster.nodes[0].agent.restart()?;
+        self.has_it_after(&old, &new, withdrawn).await?;
+
+        // Without the API server's answer the next process waits as this one does.
+        self.faults()
+            .set(vec![Rule::of(Method::PATCH, "/networkmembers/", Fault::Answer(500))]);
+        let (old, new) = self.replace().await?;
+        self.cluster.nodes[0].agent.kill9()?;
+        self.cluster.nodes[0].agent.restart()?;
+        tokio::time::sleep(REST + SOON).await;
+        ensure!(self.cluster.nodes[0].kubelet.reported("narrow", &new).is_none());
+        self.faults().clear();
+        let withdrawn = self.withdrawn(&old).await?;
+        self.has_it_after(&old, &new, withdrawn).await
+    }
+
+    /// The write had its effect, but the agent does not know.
+    async fn a_lost_reply_confirms_nothing(&mut self) -> Result<()> {
+        self.faults().set(vec![
+            Rule::of(Method::PATCH, "/networkmembers/", Fault::DropReply),
+            Rule::of(Method::GET, "/networkmembers/", Fault::Answer(500)),
+        ]);
+        let (old, new) = self.replace().await?;
+        let withdrawn = self.withdrawn(&old).await?;
+        tokio::time::sleep(REST + SOON).await;
+        ensure!(
+            self.cluster.nodes[0].kubelet.reported("narrow", &new).is_none(),
+            "{new} runs {:?} after a write without reply",
+            withdrawn.elapsed()
+        );
+        let told = self.refused(&new).context("no refusal")?;
+        println!("{told}");
+        ensure!(told.contains("after the API server has confirmed"), "{told}");
+        let cleared = Instant::now();
+        self.faults().clear();
+        self.has_it_after(&old, &new, cleared).await
+    }
+
+    async fn a_write_that_fails_confirms_nothing(&mut self) -> Result<()> {
+        self.faults()
+            .set(vec![Rule::of(Method::PATCH, "/networkmembers/", Fault::Hang)]);
+        let (old, new) = self.replace().await?;
+        tokio::time::sleep(REST + SOON).await;
+        ensure!(self.is_listed(&old).await?, "the write hangs");
+        ensure!(self.cluster.nodes[0].kubelet.reported("narrow", &new).is_none());
+        self.faults().clear();
+        let withdrawn = self.withdrawn(&old).await?;
+        self.has_it_after(&old, &new, withdrawn).await
+    }
+
+    /// A block is released only after its last address has rested.
+    async fn a_block_rests_too(&mut self) -> Result<()> {
+        let pod = self.cluster.run(&[objects::pod("brief", "only", "node1")]).await?;
+        let pod = pod.into_iter().next().context("no pod")?;
+        wait::until("it is reported", PATIENCE, async || self.is_listed(&pod).await).await?;
+        self.faults().set(vec![
+            Rule::of(Method::PATCH, "/networkmembers/", Fault::Answer(500)),
+            Rule::of(Method::DELETE, "/networkmembers/", Fault::Answer(500)),
+        ]);
+        self.cluster.remove("brief", &["only"]).await?;
+        // Longer than an empty block stays otherwise.
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        ensure!(self.has_block("brief").await?, "the pod is still listed");
+        self.faults().clear();
+        let withdrawn = self.withdrawn(&pod).await?;
+        wait::until("the block is released", PATIENCE, async || {
+            Ok(!self.has_block("brief").await?)
+        })
+        .await?;
+        let after = withdrawn.elapsed();
+        println!("the block is released after {after:?}");
+        ensure!(after + LAG >= REST && after < REST + SOON, "{after:?}");
+        Ok(())
+    }
+
+    async fn has_block(&self, network: &str) -> Result<bool> {
+        let api: Api<AddressBlock> = Api::all(self.cluster.client.clone());
+        let own = ListParams::default().fields(&format!("spec.network={network}"));
+        let listed = api.list(&own).await?;
+        Ok(listed
+            .items
+            .iter()
+            .any(|block| block.metadata.deletion_timestamp.is_none()))
+    }
+}

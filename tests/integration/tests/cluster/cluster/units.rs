@@ -1,0 +1,255 @@
+//! Tests networks whose blocks have one address each: many nodes share a small subnet, bursts of pods claim many blocks at
+//! once, and blocks are released, also those of the default network.
+
+use std::{
+    collections::BTreeSet,
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use ipnet::IpNet;
+use kni_api::AddressBlock;
+use kni_claims::{Claim, ClaimError, Claims, NetworkRef, NodeRef};
+use kni_integration::{
+    Cluster,
+    cluster::{PATIENCE, objects},
+    require, wait,
+};
+use kube::{Api, ResourceExt as _, api::ListParams};
+use serde_json::{Value, json};
+
+use super::scene::{wait_for_condition, wait_for_truth};
+
+/// Nodes without an agent: this test claims for them.
+const OTHERS: usize = 200;
+/// Pods of each of the two nodes with an agent.
+const PODS: usize = 20;
+/// Nodes that claim concurrently. All of them add to the status of one network, which the API server does one by one: with
+/// many more, most of its attempts are in vain.
+const AT_ONCE: usize = 16;
+/// Units of a /24 that can be used.
+const UNITS: usize = 253;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_nodes_share_a_small_network() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let cluster = Cluster::start("cluster-units", 2).await?;
+    let tiny = json!({
+        "namespaceSelector": { "matchLabels": { "tenant": "tiny" } },
+        "perNodePrefix": { "ipv4": 32, "ipv6": 128 },
+    });
+    let mut default = objects::default_network();
+    objects::merge(
+        &mut default["spec"],
+        &json!({ "perNodePrefix": { "ipv4": 28, "ipv6": 124 } }),
+    );
+    cluster
+        .apply(&[
+            default,
+            objects::namespace("plain", &json!({})),
+            objects::network("tiny", &["10.60.0.0/24", "fd60::/120"], &tiny),
+            objects::namespace("tiny", &json!({ "tenant": "tiny" })),
+        ])
+        .await?;
+    wait_for_condition(&cluster, "default", "Programmed", true).await?;
+    wait_for_condition(&cluster, "tiny", "Programmed", true).await?;
+
+    the_default_network_gives_blocks_back(&cluster).await?;
+    let network = network(&cluster, "tiny").await?;
+    let others = others(&cluster).await?;
+    many_nodes_claim(&cluster, &network, &others).await?;
+    pods_have_the_rest(&cluster).await?;
+    a_burst_is_claimed_together(&cluster, &others[0]).await
+}
+
+/// Node objects, so that kni-controller leaves their blocks alone.
+async fn others(cluster: &Cluster) -> Result<Vec<NodeRef>> {
+    let create = |number: usize| async move {
+        let name = format!("other{number}");
+        let object = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } });
+        let uid = cluster.apply_one(&object).await?.uid().context("no uid")?;
+        anyhow::Ok(NodeRef { name, uid })
+    };
+    let created: Vec<_> = (0..OTHERS).map(create).collect();
+    stream::iter(created).buffer_unordered(16).try_collect().await
+}
+
+async fn network(cluster: &Cluster, name: &str) -> Result<NetworkRef> {
+    let object = super::scene::network_object(cluster, name).await?;
+    Ok(NetworkRef {
+        name: name.parse()?,
+        uid: object.uid().context("no uid")?,
+    })
+}
+
+/// Every node has one pod with an IPv4 address; a unit that another node had first is tried again elsewhere.
+async fn many_nodes_claim(cluster: &Cluster, network: &NetworkRef, others: &[NodeRef]) -> Result<()> {
+    let start = Instant::now();
+    let claim = |number: usize, node: NodeRef| async move {
+        let claims = Claims::new(cluster.client.clone(), node);
+        let begun = Instant::now();
+        let mut last = number + 2;
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let unit: IpNet = format!("10.60.0.{last}/32").parse()?;
+            match claims.claim(network, &unit).await {
+                Ok(Claim::Ours) => return anyhow::Ok((unit, begun.elapsed(), tries)),
+                Ok(Claim::Taken(_)) => {}
+                // As an agent does.
+                Err(ClaimError::Unknown { .. } | ClaimError::Contended { .. }) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            // Half of the nodes begin where another one has claimed.
+            last = 2 + (last - 2 + 101) % UNITS;
+        }
+    };
+    let all: Vec<_> = others
+        .iter()
+        .enumerate()
+        .map(|(number, node)| claim(number / 2, node.clone()))
+        .collect();
+    let done: Vec<_> = stream::iter(all).buffer_unordered(AT_ONCE).try_collect().await?;
+    let took = start.elapsed();
+    let units: BTreeSet<IpNet> = done.iter().map(|(unit, ..)| *unit).collect();
+    ensure!(units.len() == OTHERS, "{} units of {OTHERS} nodes", units.len());
+    let mut times: Vec<Duration> = done.iter().map(|(_, time, _)| *time).collect();
+    times.sort();
+    let tries: usize = done.iter().map(|(.., tries)| tries).sum();
+    println!(
+        "{OTHERS} nodes claim, {AT_ONCE} at once: {took:?}, {:.0} claims/s, median {:?}, p99 {:?}, {tries} tries",
+        per_second(OTHERS, took),
+        times[OTHERS / 2],
+        times[OTHERS * 99 / 100]
+    );
+    Ok(())
+}
+
+/// The pods of nodes with an agent have the units that are left, each another one; the nodes hold none for later.
+async fn pods_have_the_rest(cluster: &Cluster) -> Result<()> {
+    let pods: Vec<Value> = (0..PODS)
+        .flat_map(|number| {
+            (1..=2).map(move |node| objects::pod("tiny", &format!("p{node}-{number}"), &format!("node{node}")))
+        })
+        .collect();
+    let start = Instant::now();
+    let running = cluster.run(&pods).await?;
+    println!(
+        "{} pods with units of their own run after {:?}",
+        running.len(),
+        start.elapsed()
+    );
+    let mut owners = BTreeSet::new();
+    for pod in &running {
+        let node = pod.name.split('-').next().unwrap_or_default().replace('p', "node");
+        let own = units(cluster, &node).await?;
+        for ip in pod.ips() {
+            ensure!(
+                own.contains(&IpNet::from(ip)),
+                "{ip} of {} is no unit of {node}",
+                pod.name
+            );
+            ensure!(owners.insert(ip), "{ip} has two pods");
+        }
+    }
+    let v4 = |all: &BTreeSet<IpNet>| all.iter().filter(|unit| unit.addr().is_ipv4()).count();
+    wait::until("nodes hold no scarce unit for later", 2 * PATIENCE, async || {
+        let held = [v4(&units(cluster, "node1").await?), v4(&units(cluster, "node2").await?)];
+        Ok(held == [PODS, PODS])
+    })
+    .await?;
+    wait_for_truth(cluster).await?;
+    let names: Vec<&str> = running.iter().map(|pod| pod.name.as_str()).collect();
+    cluster.remove("tiny", &names).await?;
+    let start = Instant::now();
+    wait::until("all units are released", 2 * PATIENCE, async || {
+        Ok(units(cluster, "node1").await?.is_empty() && units(cluster, "node2").await?.is_empty())
+    })
+    .await?;
+    println!(
+        "{} units of each family are released after {:?}",
+        running.len(),
+        start.elapsed()
+    );
+    Ok(())
+}
+
+/// One node claims many units together, beside claims one after the other.
+async fn a_burst_is_claimed_together(cluster: &Cluster, node: &NodeRef) -> Result<()> {
+    let more = json!({ "perNodePrefix": { "ipv4": 32 } });
+    cluster
+        .apply(&[objects::network("burst", &["10.62.0.0/16"], &more)])
+        .await?;
+    let network = network(cluster, "burst").await?;
+    let claims = Claims::new(cluster.client.clone(), node.clone());
+    let unit = |number: u32| IpNet::from(IpAddr::from((0x0a3e_0000 + number).to_be_bytes()));
+    let start = Instant::now();
+    for number in 256..288 {
+        ensure!(claims.claim(&network, &unit(number)).await? == Claim::Ours);
+    }
+    let single = per_second(32, start.elapsed());
+    let many: Vec<IpNet> = (512..640).map(unit).collect();
+    let start = Instant::now();
+    for batch in many.chunks(64) {
+        let (claimed, done) = claims.claim_all(&network, batch).await;
+        done?;
+        ensure!(claimed.values().all(|claim| *claim == Claim::Ours) && claimed.len() == batch.len());
+    }
+    let together = per_second(many.len(), start.elapsed());
+    let start = Instant::now();
+    for batch in many.chunks(64) {
+        claims.release_all(&network.name, batch).await?;
+    }
+    let released = per_second(many.len(), start.elapsed());
+    println!(
+        "one node: {single:.0} claims/s one by one, {together:.0} claims/s and {released:.0} releases/s in batches of 64"
+    );
+    ensure!(together > 2.0 * single, "batches are hardly faster");
+    Ok(())
+}
+
+async fn the_default_network_gives_blocks_back(cluster: &Cluster) -> Result<()> {
+    let pods: Vec<Value> = (0..PODS)
+        .map(|number| objects::pod("plain", &format!("d{number}"), "node1"))
+        .collect();
+    let running = cluster.run(&pods).await?;
+    let held = blocks(cluster, "default", "node1").await?;
+    ensure!(held.len() >= 4, "two blocks of each family at least: {held:?}");
+    let names: Vec<&str> = running.iter().map(|pod| pod.name.as_str()).collect();
+    cluster.remove("plain", &names).await?;
+    let start = Instant::now();
+    wait::until("one block of each family is left", PATIENCE, async || {
+        Ok(blocks(cluster, "default", "node1").await?.len() == 2)
+    })
+    .await?;
+    println!(
+        "{} blocks of the default network became 2 after {:?}",
+        held.len(),
+        start.elapsed()
+    );
+    // They stay.
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let left = blocks(cluster, "default", "node1").await?;
+    ensure!(left.len() == 2 && left.is_subset(&held), "{left:?}");
+    let v4 = left.iter().filter(|block| block.addr().is_ipv4()).count();
+    ensure!(v4 == 1, "{left:?}");
+    Ok(())
+}
+
+async fn units(cluster: &Cluster, node: &str) -> Result<BTreeSet<IpNet>> {
+    blocks(cluster, "tiny", node).await
+}
+
+async fn blocks(cluster: &Cluster, network: &str, node: &str) -> Result<BTreeSet<IpNet>> {
+    let api: Api<AddressBlock> = Api::all(cluster.client.clone());
+    let own = ListParams::default().fields(&format!("spec.nodeName={node},spec.network={network}"));
+    let listed = api.list(&own).await?.items.into_iter();
+    listed.map(|object| Ok(object.spec.cidr.parse()?)).collect()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+fn per_second(count: usize, took: Duration) -> f64 {
+    count as f64 / took.as_secs_f64()
+}
