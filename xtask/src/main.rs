@@ -24,6 +24,7 @@ mod packages;
 mod programs;
 mod progress;
 mod setup;
+mod simulate;
 mod test;
 mod toolchain;
 mod vm;
@@ -72,6 +73,8 @@ enum Task {
     Node(node::Args),
     /// Install what the other commands need (Debian packages, bpf-linker)
     Setup(setup::Args),
+    /// Simulate large clusters on a real API server; needs root
+    Simulate(simulate::Args),
     /// Run all tests; needs root
     Test(test::Args),
     /// Run the checks of the dataplane on another kernel, in a virtual machine
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
         Task::Image(args) => report(image::command(&args)),
         Task::Node(args) => report(node::command(&args)),
         Task::Setup(args) => report(setup::command(&args)),
+        Task::Simulate(args) => report(simulate::command(&args)),
         Task::Test(args) => test::command(&args),
         Task::Vmtest(args) => report(vm::command(&args)),
     }

@@ -168,7 +168,7 @@ impl Reflectors {
     pub fn controllers(
         &self,
         attacher: Pods,
-        inspector: Inspector,
+        inspector: &Inspector,
         sync: Arc<Enforcer>,
         (uplink, fabric): (Arc<Uplink>, Arc<Fabric>),
         apply: Apply,
@@ -178,7 +178,7 @@ impl Reflectors {
             Arc::clone(&sync),
             self.options.shared_services.clone(),
         );
-        let state = node_state(&attacher, &inspector, &sync, (&uplink, &fabric), apply, services);
+        let state = node_state(&attacher, inspector, &sync, (&uplink, &fabric), apply, &services);
         Cluster {
             shared: Arc::new(Shared {
                 objects: self.object_controllers(state),
@@ -217,15 +217,15 @@ fn node_state(
     sync: &Arc<Enforcer>,
     (uplink, fabric): (&Arc<Uplink>, &Arc<Fabric>),
     apply_networks: Apply,
-    services: (ClusterCache, Arc<Enforcer>, BTreeSet<String>),
+    services: &(ClusterCache, Arc<Enforcer>, BTreeSet<String>),
 ) -> NodeState {
     let cache = services.0.clone();
     NodeState {
         changes: attacher.changes(),
-        sandboxes: with(attacher, |attacher| attacher.sandboxes()),
-        networks: with(attacher, |attacher| attacher.networks()),
-        leases: with(attacher, |attacher| attacher.leases()),
-        resting: with(attacher, |attacher| attacher.resting()),
+        sandboxes: with(attacher, Pods::sandboxes),
+        networks: with(attacher, Pods::networks),
+        leases: with(attacher, Pods::leases),
+        resting: with(attacher, Pods::resting),
         note_withdrawals: {
             let attacher = attacher.clone();
             Arc::new(move |withdrawn: BTreeSet<(NetworkName, IpAddr)>| {
@@ -236,7 +236,7 @@ fn node_state(
                     .map_err(|error| error.to_string())
             })
         },
-        memberships: with(attacher, |attacher| attacher.interfaces()),
+        memberships: with(attacher, Pods::interfaces),
         enforcement: with(sync, |sync| Enforcement {
             problem: sync.policy_problem(),
             closed: sync.closed_namespaces(),
@@ -256,7 +256,7 @@ fn node_state(
             uplink.underlay_addresses().await.map_err(|error| error.to_string())
         }),
         apply_networks,
-        networks_applied: acting(&services, |(cache, sync, shared), ()| async move {
+        networks_applied: acting(services, |(cache, sync, shared), ()| async move {
             sync::apply_services(&cache, &sync, &shared).await;
         }),
         relabel: acting(&(cache, attacher.clone()), |(cache, attacher), ()| async move {

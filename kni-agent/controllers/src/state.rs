@@ -27,6 +27,9 @@ pub type Read<T> = Arc<dyn Fn() -> T + Send + Sync>;
 /// Asks the node to apply something.
 pub type Act<T, R> = Arc<dyn Fn(T) -> BoxFuture<'static, R> + Send + Sync>;
 
+/// Notes something about the node.
+pub type Note<T> = Arc<dyn Fn(T) -> Result<(), String> + Send + Sync>;
+
 /// Applies networks.
 pub type Apply = Act<DesiredNetworks, Result<(), String>>;
 
@@ -81,7 +84,7 @@ pub struct NodeState {
     /// Every address that rests after its last pod, by network. Does not block.
     pub resting: Read<BTreeMap<NetworkName, Vec<IpAddr>>>,
     /// Notes which of the resting addresses no other node takes for their last owners any more; the others may be taken so.
-    pub note_withdrawals: Arc<dyn Fn(BTreeSet<(NetworkName, IpAddr)>) -> Result<(), String> + Send + Sync>,
+    pub note_withdrawals: Note<BTreeSet<(NetworkName, IpAddr)>>,
     /// The pods and networks of the interfaces that pods have or are getting. Does not block.
     pub memberships: Read<Vec<(PodRef, NetworkName)>>,
     /// How far policies are enforced. Does not block.

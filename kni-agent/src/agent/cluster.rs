@@ -38,7 +38,7 @@ pub(super) fn join(node: &Node, watches: &Reflectors) -> Cluster {
         }
         .boxed()
     });
-    let (pods, inspector) = (node.attacher.clone(), node.inspector.clone());
+    let (pods, inspector) = (node.attacher.clone(), &node.inspector);
     let (sync, uplink) = (Arc::clone(&node.sync), Arc::clone(&node.uplink));
     let reach = (uplink, Arc::clone(&node.fabric));
     watches.controllers(pods, inspector, sync, reach, apply)

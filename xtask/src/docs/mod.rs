@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Programs with documented options, and their names in the pages.
-const PROGRAMS: [&str; 8] = [
+const PROGRAMS: [&str; 9] = [
     "kni-agent",
     "kni-bench",
     "kni-cni",
@@ -33,6 +33,7 @@ const PROGRAMS: [&str; 8] = [
     "kni-demo",
     "kni-image",
     "kni-node",
+    "kni-simulate",
     "knictl",
 ];
 

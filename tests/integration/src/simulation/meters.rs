@@ -169,7 +169,7 @@ impl Reader {
         self.offset = offset;
         let text = std::mem::take(&mut self.rest) + &text;
         let complete = text.rfind('\n').map_or(0, |end| end + 1);
-        self.rest = text[complete..].to_owned();
+        text[complete..].clone_into(&mut self.rest);
         for line in text[..complete].lines() {
             let Ok(event) = serde_json::from_str::<Value>(line) else {
                 continue;

@@ -31,6 +31,8 @@ use crate::cluster::{Cluster, objects};
 const REST: Duration = Duration::from_secs(3);
 /// Time in which the blocks of pods that have ended are released.
 const RELEASE: Duration = Duration::from_secs(22);
+/// How long the simulation waits until all pods that stay are confirmed.
+const SETTLING: Duration = Duration::from_mins(4);
 /// Maximum duration of a phase that ends by itself.
 const PATIENCE: Duration = Duration::from_mins(15);
 
@@ -45,6 +47,8 @@ pub struct Options {
     pub networks: usize,
     /// Pods that start in a second.
     pub rate: f64,
+    /// Pods that stay are created at this rate, in a second.
+    pub fill: f64,
     /// How long pods start and end.
     pub duration: Duration,
 }
@@ -69,8 +73,10 @@ pub struct Outcome {
     pub starts: Latency,
     /// Seconds until a node held a block, all nodes claiming at once.
     pub claims: Latency,
-    /// While pods were created as fast as possible, with the pods that were confirmed in a second.
+    /// While the pods that stay were created, with the pods that were confirmed in a second.
     pub filling: (Cost, f64),
+    /// Pods that stay and were confirmed then; all of them, unless the control plane was saturated.
+    pub confirmed: usize,
     /// While nothing happened.
     pub idle: Cost,
     /// While pods came and went.
@@ -123,7 +129,7 @@ pub async fn run(options: Options, say: impl Fn(&str)) -> Result<Outcome> {
     say("pods that stay");
     let begin = simulation.read().await?;
     let scene = scene::fill(&simulation.cluster, &options).await?;
-    scene::confirmed(&simulation.cluster, options.pods, &simulation.fleet, PATIENCE).await?;
+    let confirmed = scene::confirmed(&simulation.cluster, options.pods, SETTLING).await?;
     let filled = simulation.read().await?.since(&begin);
     tokio::time::sleep(REST * 3).await;
     say("nothing happens");
@@ -145,7 +151,8 @@ pub async fn run(options: Options, say: impl Fn(&str)) -> Result<Outcome> {
         size: size(&options, rate),
         starts,
         claims,
-        filling: (filled.clone(), count(options.pods) / filled.seconds),
+        filling: (filled.clone(), count(confirmed) / filled.seconds),
+        confirmed,
         idle,
         started: (changes.starts.len(), rate),
         attaches: attached(&changes.starts, &observed),

@@ -37,65 +37,77 @@ pub fn text(outcome: &Outcome, cores: f64) -> String {
         );
     }
     line(&mut text, &format!("an agent starts again: {:.3} s", outcome.restart));
+    add_phases(&mut text, outcome, cores);
+    add_changes(&mut text, outcome);
+    text
+}
+
+fn add_phases(text: &mut String, outcome: &Outcome, cores: f64) {
     for (name, cost) in [
         ("filling", &outcome.filling.0),
         ("idle", &outcome.idle),
         ("load", &outcome.load),
     ] {
-        line(&mut text, &format!("-- {name}: {}", summary(cost)));
+        line(text, &format!("-- {name}: {}", summary(cost)));
         line(
-            &mut text,
+            text,
             &format!("   cores: {}; saturated: {}", cores_of(cost), saturated(cost, cores)),
         );
     }
     line(
-        &mut text,
-        &format!("pods confirmed while filling: {:.1}/s", outcome.filling.1),
+        text,
+        &format!(
+            "pods confirmed while filling: {:.1}/s, {} of {}",
+            outcome.filling.1, outcome.confirmed, outcome.options.pods
+        ),
     );
     line(
-        &mut text,
+        text,
         &format!("   resident MiB: {}", listed(&outcome.memory.0, 1.0 / MIB, 8)),
     );
     line(
-        &mut text,
+        text,
         &format!("   open watches: {:.0}", outcome.watches.values().sum::<f64>()),
     );
-    line(&mut text, "-- load, watch events/s by resource");
+    line(text, "-- load, watch events/s by resource");
     line(
-        &mut text,
+        text,
         &format!(
             "   {}",
             listed(&outcome.load.events, 1.0 / outcome.load.seconds, MOST_ROWS)
         ),
     );
-    line(&mut text, "-- load, kB/s of watch events by resource");
+    line(text, "-- load, kB/s of watch events by resource");
     line(
-        &mut text,
+        text,
         &format!(
             "   {}",
             listed(&outcome.load.event_bytes, 1e-3 / outcome.load.seconds, MOST_ROWS)
         ),
     );
-    line(&mut text, "-- load, kB/s of other answers");
+    line(text, "-- load, kB/s of other answers");
     line(
-        &mut text,
+        text,
         &format!(
             "   {}",
             listed(&outcome.load.answers, 1e-3 / outcome.load.seconds, MOST_ROWS)
         ),
     );
-    line(&mut text, "-- load, requests/s");
+    line(text, "-- load, requests/s");
     line(
-        &mut text,
+        text,
         &format!(
             "   {}",
             listed(&requests(&outcome.load), 1.0 / outcome.load.seconds, MOST_ROWS * 2)
         ),
     );
+}
+
+fn add_changes(text: &mut String, outcome: &Outcome) {
     for one in &outcome.changes {
         let cost = &one.cost;
         line(
-            &mut text,
+            text,
             &format!(
                 "-- {}: {:.0} writes, {:.0} reads, {:.0} events, {:.1} kB of events, {:.1} kB of answers",
                 one.what,
@@ -107,15 +119,11 @@ pub fn text(outcome: &Outcome, cores: f64) -> String {
             ),
         );
         line(
-            &mut text,
+            text,
             &format!("   requests: {}", listed(&requests(cost), 1.0, MOST_ROWS)),
         );
-        line(
-            &mut text,
-            &format!("   events: {}", listed(&cost.events, 1.0, MOST_ROWS)),
-        );
+        line(text, &format!("   events: {}", listed(&cost.events, 1.0, MOST_ROWS)));
     }
-    text
 }
 
 fn line(text: &mut String, line: &str) {
@@ -202,7 +210,7 @@ pub fn json(outcome: &Outcome) -> Value {
         "nodes": outcome.options.nodes, "pods": outcome.options.pods, "networks": outcome.options.networks,
         "rate": outcome.started.1, "starts": outcome.started.0,
         "latencies": latencies(outcome).map(|(name, one)| json!({ "name": name, "seconds": latency(one) })),
-        "restartSeconds": outcome.restart, "filling": cost(&outcome.filling.0), "confirmedPerSecond": outcome.filling.1,
+        "restartSeconds": outcome.restart, "filling": cost(&outcome.filling.0), "confirmedPerSecond": outcome.filling.1, "confirmed": outcome.confirmed,
         "idle": cost(&outcome.idle), "load": cost(&outcome.load), "memory": outcome.memory.0,
         "memoryWithoutAgents": outcome.memory.1, "watches": outcome.watches, "changes": changes.collect::<Vec<_>>(),
         "measured": outcome.measured(),

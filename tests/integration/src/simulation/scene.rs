@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    sync::Arc,
     time::Duration,
 };
 
@@ -16,12 +15,10 @@ use kube::{
     api::{ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
+use tokio::time::{Instant, interval, sleep};
 
-use super::{Options, fleet::Fleet};
-use crate::{
-    cluster::{Cluster, objects, token},
-    wait,
-};
+use super::Options;
+use crate::cluster::{Cluster, objects, token};
 
 /// The label whose value tells the states of one pod apart.
 pub(super) const STAMP: &str = "simulation/stamp";
@@ -30,6 +27,8 @@ const FLAT: &str = "default";
 const FLAT_NAMESPACE: &str = "flat";
 /// Concurrent requests of the load.
 const AT_ONCE: usize = 24;
+/// Pause between two looks at all members.
+const LOOK: Duration = Duration::from_secs(2);
 /// One pod of this many is in the default network.
 pub(super) const FLAT_SHARE: usize = 10;
 
@@ -154,7 +153,7 @@ pub(super) async fn flat(cluster: &Cluster) -> Result<f64> {
     Ok(super::now())
 }
 
-/// Creates the pods that stay, as fast as they can be created.
+/// Creates the pods that stay, at a rate.
 pub(super) async fn fill(cluster: &Cluster, options: &Options) -> Result<Scene> {
     let placed: Vec<(usize, usize, usize)> = (0..options.pods)
         .map(|number| {
@@ -165,7 +164,13 @@ pub(super) async fn fill(cluster: &Cluster, options: &Options) -> Result<Scene> 
             )
         })
         .collect();
+    let ticks = interval(Duration::from_secs_f64(1.0 / options.fill));
     let standing: Vec<Standing> = stream::iter(placed)
+        .zip(stream::unfold(ticks, |mut ticks| async move {
+            ticks.tick().await;
+            Some(((), ticks))
+        }))
+        .map(|(placed, ())| placed)
         .map(|(number, node, network)| async move {
             let name = format!("standing-{number}{}", "x".repeat(number % 3));
             create(cluster, &pod(network, &name, node, &json!({})), (node, network)).await
@@ -201,24 +206,17 @@ pub(super) async fn create(cluster: &Cluster, object: &Value, (node, network): (
     })
 }
 
-/// Waits until this number of members is confirmed.
-pub(super) async fn confirmed(cluster: &Cluster, count: usize, fleet: &Fleet, patience: Duration) -> Result<()> {
+/// Waits until this number of members is confirmed, but not longer than `patience`; returns how many are.
+pub(super) async fn confirmed(cluster: &Cluster, count: usize, patience: Duration) -> Result<usize> {
     let api: Api<NetworkMembers> = Api::all(cluster.client.clone());
-    let found = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let what = format!("{count} members are confirmed");
-    let done = wait::until(&what, patience, async || {
-        tokio::time::sleep(Duration::from_secs(2)).await;
+    let deadline = Instant::now() + patience;
+    loop {
         let listed = api.list(&ListParams::default().match_any()).await?;
         let statuses = listed.items.iter().filter_map(|object| object.status.as_ref());
         let confirmed: usize = statuses.map(|status| status.members.len()).sum();
-        found.store(confirmed, std::sync::atomic::Ordering::Relaxed);
-        Ok(confirmed >= count)
-    });
-    done.await.with_context(|| {
-        format!(
-            "{found:?} of {count}; {}",
-            fleet.log().chars().take(4000).collect::<String>()
-        )
-    })?;
-    Ok(())
+        if confirmed >= count || Instant::now() > deadline {
+            return Ok(confirmed);
+        }
+        sleep(LOOK).await;
+    }
 }

@@ -24,6 +24,7 @@ mod reports;
 mod rests;
 mod rights;
 pub(crate) mod scene;
+mod simulated;
 mod skew;
 mod standing;
 mod tasks;

@@ -23,6 +23,9 @@ struct Args {
     /// Pods that start in a second
     #[arg(long, default_value_t = 5.0)]
     rate: f64,
+    /// Pods that stay are created at this rate, in a second
+    #[arg(long, default_value_t = 10.0)]
+    fill: f64,
     /// Seconds for which pods start and end
     #[arg(long, default_value_t = 60)]
     duration: u64,
@@ -55,6 +58,7 @@ fn main() -> Result<()> {
             pods: args.pods / part,
             networks: (args.networks / part).max(2),
             rate: args.rate,
+            fill: args.fill,
             duration: Duration::from_secs(args.duration),
         };
         let say = |what: &str| println!("{} nodes: {what}", options.nodes);
