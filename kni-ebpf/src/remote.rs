@@ -22,7 +22,7 @@ use crate::{
     decision::{Decision, Reason},
     maps::{NETWORKS, NODES, NUMBERS, OVERLAY, ROUTES},
     packet::{Packet, TCP, UDP},
-    skb::{self, ETH_LEN},
+    skb::{self, ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
     translate,
 };
 
@@ -98,6 +98,40 @@ pub fn has_tunnel() -> bool {
 #[inline(always)]
 pub fn is_to_tunnel(protocol: u8, port: [u8; 2]) -> bool {
     protocol == UDP && overlay().is_some_and(|overlay| overlay.port == port && port != [0; 2])
+}
+
+/// Whether a frame whose headers have their usual length is a datagram to this node's end of the tunnel. The kernel gives it
+/// to the tunnel device, which hands what is inside to `from_overlay`.
+#[inline(always)]
+pub fn is_arriving(ctx: &TcContext, ethertype: u16) -> bool {
+    /// Version 4, five words.
+    const NO_OPTIONS: u8 = 0x45;
+    /// More fragments, and the offset, without "don't fragment".
+    const FRAGMENT: u16 = u16::from_be(0x3fff);
+    const IPV4_LEN: usize = 20;
+    const IPV6_LEN: usize = 40;
+    const UDP_LEN: usize = 8;
+    let Some(overlay) = overlay() else {
+        return false;
+    };
+    let port = u16::from_ne_bytes(overlay.port);
+    if port == 0 {
+        return false;
+    }
+    if ethertype == ETHERTYPE_IPV4 {
+        return skb::holds(ctx, ETH_LEN + IPV4_LEN + UDP_LEN)
+            && skb::peek::<u16>(ctx, ETH_LEN + IPV4_LEN + 2) == port
+            && skb::peek::<u8>(ctx, ETH_LEN + 9) == UDP
+            && skb::peek::<u32>(ctx, ETH_LEN + 16) == u32::from_ne_bytes(overlay.ipv4)
+            && skb::peek::<u8>(ctx, ETH_LEN) == NO_OPTIONS
+            && skb::peek::<u16>(ctx, ETH_LEN + 6) & FRAGMENT == 0;
+    }
+    ethertype == ETHERTYPE_IPV6
+        && skb::holds(ctx, ETH_LEN + IPV6_LEN + UDP_LEN)
+        && skb::peek::<u16>(ctx, ETH_LEN + IPV6_LEN + 2) == port
+        && skb::peek::<u8>(ctx, ETH_LEN + 6) == UDP
+        && skb::peek::<[u32; 4]>(ctx, ETH_LEN + 24) == words(overlay.ipv6)
+        && skb::peek::<u8>(ctx, ETH_LEN) >> 4 == 6
 }
 
 /// The network with this number in the cluster.
@@ -196,8 +230,9 @@ extern "C" fn remote_prepare(skb: *mut __sk_buff, packet: *const Packet, way: u3
     Reason::code(check(&TcContext::new(skb), packet, way, row))
 }
 
+/// [`prepare`], where the row of the node is at hand.
 #[inline(always)]
-fn check(ctx: &TcContext, packet: &Packet, way: Decision, row: &NodeRow) -> Result<(), Verdict> {
+pub fn check(ctx: &TcContext, packet: &Packet, way: Decision, row: &NodeRow) -> Result<(), Verdict> {
     if length(ctx, packet)? > row.mtu {
         skb::set_exceeded_mtu(ctx, row.mtu);
         return Err(Verdict::TooBig);

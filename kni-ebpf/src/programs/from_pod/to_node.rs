@@ -84,15 +84,21 @@ fn current(ctx: &TcContext, place: &Place, packet: &Packet) -> Decision {
     {
         return Decision::NONE;
     }
-    let way = remote::current(to, receiver, place.epoch);
-    if way.is_none() || config::is_dry_run() {
+    let way = Decision::node(receiver.id, to == END_REMOTE);
+    let Some(node) = remote::row(way) else {
+        return Decision::NONE;
+    };
+    if remote::end(way, node, place.epoch).generation != receiver.generation {
+        return Decision::NONE;
+    }
+    if config::is_dry_run() {
         return way;
     }
     let later = flow::refresh(found);
     if later {
         flow::refresh_other(place.network, packet, found);
     }
-    attempt!(remote::prepare(ctx, packet, way));
+    attempt!(remote::check(ctx, packet, way, node));
     if found.flags & FLOW_TRANSLATED != 0 {
         attempt!(translate::follow(ctx, packet, found));
     }
