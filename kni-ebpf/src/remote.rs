@@ -275,49 +275,31 @@ fn ipv4(row: &NodeRow) -> Option<u32> {
 
 /// Sends a packet of the network to the node, and returns the action.
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the helpers return TC actions")]
 pub fn send(ctx: &TcContext, network: u32, way: Decision) -> i32 {
-    #[expect(clippy::cast_possible_wrap, reason = "the word of an action")]
-    let action = remote_send(ctx.skb.skb, network, way.word()) as i32;
-    action
-}
-
-/// [`send`].
-///
-/// VERIFIER: a global function, see `global`.
-// SAFETY: nothing else defines the name.
-#[unsafe(no_mangle)]
-#[inline(never)]
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "actions are small numbers, here as words"
-)]
-extern "C" fn remote_send(skb: *mut __sk_buff, network: u32, way: u32) -> u32 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_possible_wrap,
         reason = "a small size"
     )]
     const SIZE: core::ffi::c_int = size_of::<NextHop>() as core::ffi::c_int;
-    let way = Decision::from_word(way);
     // It was there a moment ago.
     let Some(row) = row(way) else {
-        return DROP as u32;
+        return DROP;
     };
-    let ctx = TcContext::new(skb);
     if way.is_overlay() {
         // The agent removes a number after the routes that need it.
         let Some(number) = number_of(network) else {
-            return DROP as u32;
+            return DROP;
         };
-        if !set_tunnel_key(&ctx, number, row) {
-            return DROP as u32;
+        if !set_tunnel_key(ctx, number, row) {
+            return DROP;
         }
         // SAFETY: a helper with plain arguments.
-        return unsafe { bpf_redirect(row.ifindex, 0) as u32 };
+        return unsafe { bpf_redirect(row.ifindex, 0) as i32 };
     }
     // For `to_uplink`, which keeps pods' addresses inside.
-    skb::set_mark(&ctx, config::judged_mark());
+    skb::set_mark(ctx, config::judged_mark());
     let mut next = match ipv4(row) {
         Some(address) => NextHop {
             family: AF_INET,
@@ -329,7 +311,7 @@ extern "C" fn remote_send(skb: *mut __sk_buff, network: u32, way: u32) -> u32 {
         },
     };
     // SAFETY: the structure that the helper expects, of its size; it outlives the call.
-    unsafe { bpf_redirect_neigh(row.ifindex, (&raw mut next).cast(), SIZE, 0) as u32 }
+    unsafe { bpf_redirect_neigh(row.ifindex, (&raw mut next).cast(), SIZE, 0) as i32 }
 }
 
 const AF_INET: u32 = 2;

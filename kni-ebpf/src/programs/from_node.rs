@@ -4,7 +4,7 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use kni_common::{
     Verdict,
     endpoint::is_older,
-    flow::{END_LOCAL, FLOW_TRANSLATED, FlowEnd, FlowValue, NodeRow},
+    flow::{END_LOCAL, FLOW_TRANSLATED, FlowEnd, FlowValue, NodeRow, is_second},
     route::ACTION_UNREACHABLE,
     uplink::OUTSIDE,
 };
@@ -87,11 +87,12 @@ pub(super) fn follow(
     if packet.class != Class::Flow || packet.fragment != Fragment::Whole {
         return false;
     }
-    let Some(found) = flow::lookup(place.network, packet) else {
+    // Without calls where that is possible: they are most of what is left.
+    let Some(found) = flow::find(place.network, packet) else {
         return false;
     };
     // Copied once: another flow may take over the row at any moment. The checks below are on the copies.
-    let second = flow::is_second(packet);
+    let second = is_second(packet.source, packet.destination);
     let ((from, sender), (to, own)) = (found.sender(second), found.receiver(second));
     let way = Decision::node(sender.id, overlay);
     if from != remote::kind(way) || to != END_LOCAL || found.flags & FLOW_TRANSLATED != 0 || !flow::is_live(found) {

@@ -103,7 +103,9 @@ pub(crate) fn measure(
                 order.reverse();
             }
             for path in order {
-                let value = measure.workload.run(path, measure.placement, effort.each);
+                let run = || measure.workload.run(path, measure.placement, effort.each);
+                // A stream whose first packets are lost may not get going in so short a time.
+                let value = run().or_else(|_lost| run());
                 let value = value.with_context(|| ours.each_ref().map(Ours::drops).join("; "))?;
                 let key = key(path.key, measure);
                 all.entry(key).or_default().push(value * measure.factor);
