@@ -138,14 +138,14 @@ pub fn is_arriving(ctx: &TcContext, ethertype: u16) -> bool {
 #[inline(always)]
 pub fn network_of(number: u32) -> Option<u32> {
     // SAFETY: a copy of a word, which the agent replaces as a whole.
-    unsafe { NETWORKS.get(&number) }.copied()
+    unsafe { NETWORKS.get(number) }.copied()
 }
 
 /// The number of the network in the cluster.
 #[inline(always)]
 pub fn number_of(network: u32) -> Option<u32> {
     // SAFETY: as in `network_of`.
-    unsafe { NUMBERS.get(&network) }.copied()
+    unsafe { NUMBERS.get(network) }.copied()
 }
 
 /// The node that has the pods of a route, and the way there.

@@ -82,17 +82,11 @@ pub(crate) fn measure(
     object: Option<&FilePath>,
     json: &mut Map<String, Value>,
 ) -> Result<()> {
-    let ours = [Ours::start(true, object)?, Ours::start(false, object)?];
+    let ours = vec![Ours::start(true, object)?, Ours::start(false, object)?];
     // What is compared is next to each other.
-    let [overlay, native] = ours.each_ref().map(Ours::path);
-    let paths = [
-        kernel::bridge()?,
-        kernel::vxlan()?,
-        overlay,
-        native,
-        kernel::routed()?,
-        kernel::bare()?,
-    ];
+    let mut paths = vec![kernel::bridge()?, kernel::vxlan()?];
+    paths.extend(ours.iter().map(Ours::path));
+    paths.extend([kernel::routed()?, kernel::bare()?]);
     let measures = measures(cpus);
     let mut all = Values::new();
     for round in 0..effort.rounds {
@@ -106,7 +100,7 @@ pub(crate) fn measure(
                 let run = || measure.workload.run(path, measure.placement, effort.each);
                 // A stream whose first packets are lost may not get going in so short a time.
                 let value = run().or_else(|_lost| run());
-                let value = value.with_context(|| ours.each_ref().map(Ours::drops).join("; "))?;
+                let value = value.with_context(|| ours.iter().map(Ours::drops).collect::<Vec<_>>().join("; "))?;
                 let key = key(path.key, measure);
                 all.entry(key).or_default().push(value * measure.factor);
             }
