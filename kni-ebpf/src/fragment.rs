@@ -23,7 +23,11 @@ pub fn lookup(network: u32, direction: Direction, packet: &mut Packet) -> Result
     let key = key(network, direction, packet);
     let found = match direction {
         Direction::FromPod => FRAGMENTS.get_ptr(key),
-        _ => FRAGMENTS_OUTSIDE.get_ptr(key),
+        Direction::ToPod
+        | Direction::FromUplink
+        | Direction::ToUplink
+        | Direction::FromOverlay
+        | Direction::ToOverlay => FRAGMENTS_OUTSIDE.get_ptr(key),
     };
     let found = found.ok_or(Verdict::FragmentWithoutFirst)?;
     // SAFETY: memory of the table. A row that is reused meanwhile vouches with another datagram's words, and the
@@ -58,7 +62,11 @@ pub fn record(network: u32, direction: Direction, packet: &Packet) -> i32 {
     };
     let _full = match direction {
         Direction::FromPod => FRAGMENTS.insert(key, value, 0),
-        _ => FRAGMENTS_OUTSIDE.insert(key, value, 0),
+        Direction::ToPod
+        | Direction::FromUplink
+        | Direction::ToUplink
+        | Direction::FromOverlay
+        | Direction::ToOverlay => FRAGMENTS_OUTSIDE.insert(key, value, 0),
     };
     0
 }

@@ -22,7 +22,7 @@ use crate::{
     decision::{Decision, Reason},
     maps::{NETWORKS, NODES, NUMBERS, OVERLAY, ROUTES},
     packet::{Packet, TCP, UDP},
-    skb::{self, ETH_LEN},
+    skb::{self, ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
     translate,
 };
 
@@ -100,18 +100,52 @@ pub fn is_to_tunnel(protocol: u8, port: [u8; 2]) -> bool {
     protocol == UDP && overlay().is_some_and(|overlay| overlay.port == port && port != [0; 2])
 }
 
+/// Whether a frame whose headers have their usual length is a datagram to this node's end of the tunnel. The kernel gives it
+/// to the tunnel device, which hands what is inside to `from_overlay`.
+#[inline(always)]
+pub fn is_arriving(ctx: &TcContext, ethertype: u16) -> bool {
+    /// Version 4, five words.
+    const NO_OPTIONS: u8 = 0x45;
+    /// More fragments, and the offset, without "don't fragment".
+    const FRAGMENT: u16 = u16::from_be(0x3fff);
+    const IPV4_LEN: usize = 20;
+    const IPV6_LEN: usize = 40;
+    const UDP_LEN: usize = 8;
+    let Some(overlay) = overlay() else {
+        return false;
+    };
+    let port = u16::from_ne_bytes(overlay.port);
+    if port == 0 {
+        return false;
+    }
+    if ethertype == ETHERTYPE_IPV4 {
+        return skb::holds(ctx, ETH_LEN + IPV4_LEN + UDP_LEN)
+            && skb::peek::<u16>(ctx, ETH_LEN + IPV4_LEN + 2) == port
+            && skb::peek::<u8>(ctx, ETH_LEN + 9) == UDP
+            && skb::peek::<u32>(ctx, ETH_LEN + 16) == u32::from_ne_bytes(overlay.ipv4)
+            && skb::peek::<u8>(ctx, ETH_LEN) == NO_OPTIONS
+            && skb::peek::<u16>(ctx, ETH_LEN + 6) & FRAGMENT == 0;
+    }
+    ethertype == ETHERTYPE_IPV6
+        && skb::holds(ctx, ETH_LEN + IPV6_LEN + UDP_LEN)
+        && skb::peek::<u16>(ctx, ETH_LEN + IPV6_LEN + 2) == port
+        && skb::peek::<u8>(ctx, ETH_LEN + 6) == UDP
+        && skb::peek::<[u32; 4]>(ctx, ETH_LEN + 24) == words(overlay.ipv6)
+        && skb::peek::<u8>(ctx, ETH_LEN) >> 4 == 6
+}
+
 /// The network with this number in the cluster.
 #[inline(always)]
 pub fn network_of(number: u32) -> Option<u32> {
     // SAFETY: a copy of a word, which the agent replaces as a whole.
-    unsafe { NETWORKS.get(&number) }.copied()
+    unsafe { NETWORKS.get(number) }.copied()
 }
 
 /// The number of the network in the cluster.
 #[inline(always)]
 pub fn number_of(network: u32) -> Option<u32> {
     // SAFETY: as in `network_of`.
-    unsafe { NUMBERS.get(&network) }.copied()
+    unsafe { NUMBERS.get(network) }.copied()
 }
 
 /// The node that has the pods of a route, and the way there.
@@ -196,8 +230,9 @@ extern "C" fn remote_prepare(skb: *mut __sk_buff, packet: *const Packet, way: u3
     Reason::code(check(&TcContext::new(skb), packet, way, row))
 }
 
+/// [`prepare`], where the row of the node is at hand.
 #[inline(always)]
-fn check(ctx: &TcContext, packet: &Packet, way: Decision, row: &NodeRow) -> Result<(), Verdict> {
+pub fn check(ctx: &TcContext, packet: &Packet, way: Decision, row: &NodeRow) -> Result<(), Verdict> {
     if length(ctx, packet)? > row.mtu {
         skb::set_exceeded_mtu(ctx, row.mtu);
         return Err(Verdict::TooBig);
@@ -240,49 +275,31 @@ fn ipv4(row: &NodeRow) -> Option<u32> {
 
 /// Sends a packet of the network to the node, and returns the action.
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the helpers return TC actions")]
 pub fn send(ctx: &TcContext, network: u32, way: Decision) -> i32 {
-    #[expect(clippy::cast_possible_wrap, reason = "the word of an action")]
-    let action = remote_send(ctx.skb.skb, network, way.word()) as i32;
-    action
-}
-
-/// [`send`].
-///
-/// VERIFIER: a global function, see `global`.
-// SAFETY: nothing else defines the name.
-#[unsafe(no_mangle)]
-#[inline(never)]
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "actions are small numbers, here as words"
-)]
-extern "C" fn remote_send(skb: *mut __sk_buff, network: u32, way: u32) -> u32 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_possible_wrap,
         reason = "a small size"
     )]
     const SIZE: core::ffi::c_int = size_of::<NextHop>() as core::ffi::c_int;
-    let way = Decision::from_word(way);
     // It was there a moment ago.
     let Some(row) = row(way) else {
-        return DROP as u32;
+        return DROP;
     };
-    let ctx = TcContext::new(skb);
     if way.is_overlay() {
         // The agent removes a number after the routes that need it.
         let Some(number) = number_of(network) else {
-            return DROP as u32;
+            return DROP;
         };
-        if !set_tunnel_key(&ctx, number, row) {
-            return DROP as u32;
+        if !set_tunnel_key(ctx, number, row) {
+            return DROP;
         }
         // SAFETY: a helper with plain arguments.
-        return unsafe { bpf_redirect(row.ifindex, 0) as u32 };
+        return unsafe { bpf_redirect(row.ifindex, 0) as i32 };
     }
     // For `to_uplink`, which keeps pods' addresses inside.
-    skb::set_mark(&ctx, config::judged_mark());
+    skb::set_mark(ctx, config::judged_mark());
     let mut next = match ipv4(row) {
         Some(address) => NextHop {
             family: AF_INET,
@@ -294,7 +311,7 @@ extern "C" fn remote_send(skb: *mut __sk_buff, network: u32, way: u32) -> u32 {
         },
     };
     // SAFETY: the structure that the helper expects, of its size; it outlives the call.
-    unsafe { bpf_redirect_neigh(row.ifindex, (&raw mut next).cast(), SIZE, 0) as u32 }
+    unsafe { bpf_redirect_neigh(row.ifindex, (&raw mut next).cast(), SIZE, 0) as i32 }
 }
 
 const AF_INET: u32 = 2;

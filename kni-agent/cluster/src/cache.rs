@@ -86,7 +86,13 @@ impl ClusterCache {
         }
     }
 
-    /// Notifies of restores of the API server's storage from now on.
+    /// Has every watch begin again: connections to the API server may not be alive any more although nothing has ended them.
+    pub fn begin_watches_again(&self) {
+        self.restores.send_replace(());
+    }
+
+    /// Notifies of what makes every watch begin again, from now on: restores of the API server's storage, and
+    /// [`Self::begin_watches_again`].
     pub fn restores(&self) -> watch::Receiver<()> {
         self.restores.subscribe()
     }

@@ -56,6 +56,7 @@ impl ObjectControllers {
         let mut last = String::new();
         let mut seen = None;
         let mut addresses = None;
+        let mut former = None;
         let mut read_again = Instant::now();
         loop {
             if addresses.is_none() || Instant::now() >= read_again {
@@ -67,6 +68,14 @@ impl ObjectControllers {
                         None
                     }
                 };
+            }
+            if former.is_some() && addresses.is_some() && former != addresses {
+                // The kernel keeps connections from an address that is gone; nothing arrives on them.
+                tracing::info!("the node's addresses have changed; every kind is read again");
+                self.cache.begin_watches_again();
+            }
+            if addresses.is_some() {
+                former.clone_from(&addresses);
             }
             let versions = {
                 let tables = self.cache.tables();

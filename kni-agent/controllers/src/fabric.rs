@@ -16,9 +16,8 @@ use kni_cluster::Tables;
 use kni_dataplane::{NetworkFabric, Way};
 use kni_fabric::{Desired, Path, Stack, Tunnel};
 use kni_model::{
-    Fabric,
+    Fabric, Network,
     network::{OVERHEAD_V4, OVERHEAD_V6},
-    view::NetworkView,
 };
 
 use super::{ObjectControllers, retry::Retry};
@@ -34,6 +33,12 @@ struct Underlay {
     mtu: u32,
     stamp: u64,
 }
+
+/// A network of this node, and the number that its packets carry; without one none of them enters the tunnel.
+type Here<'a> = (&'a Network, Option<u32>);
+
+/// Other nodes by name, each with its UID.
+type Others<'a> = BTreeMap<&'a str, (&'a str, Underlay)>;
 
 impl Underlay {
     fn of(endpoint: &NodeEndpoint) -> Self {
@@ -131,32 +136,29 @@ impl ObjectControllers {
         let views = (self.state.networks)();
         let tables = self.cache.tables();
         let known = tables.node_endpoints.is_synced() && tables.other_blocks.is_synced() && tables.networks.is_synced();
-        known.then(|| desired(&tables, &views, &self.node))
+        known.then(|| {
+            let here: Vec<Here<'_>> = views.iter().map(|view| (&view.network, view.number)).collect();
+            desired(&tables, &here, &self.node)
+        })
     }
 }
 
 /// What this node should know of others.
-fn desired(tables: &Tables, views: &[NetworkView], node: &str) -> Desired {
+fn desired(tables: &Tables, networks: &[Here<'_>], node: &str) -> Desired {
     let own = tables.node_endpoints.get("", node).map(|object| Underlay::of(object));
     let Some(own) = own.filter(|own| !own.addresses.is_empty()) else {
         return Desired::default();
     };
-    let others: BTreeMap<&str, (&str, Underlay)> = {
-        let rows = tables.node_endpoints.rows().iter();
-        let others = rows.filter(|(key, object)| key.name == object.spec.node_name && key.name != node);
-        others
-            .map(|(key, object)| (key.name.as_str(), (object.spec.node_uid.as_str(), Underlay::of(object))))
-            .collect()
-    };
+    let others = others(tables, node, &own);
     let blocks = blocks(tables);
     let mut desired = Desired {
-        tunnel: tunnel(views, &own),
+        tunnel: tunnel(networks, &own),
         ..Desired::default()
     };
     let mut native: Vec<IpNet> = Vec::new();
-    for view in views {
-        let spec = &view.network.spec;
-        let number = view.number.filter(|_| spec.fabric == Fabric::Overlay);
+    for (here, number) in networks {
+        let spec = &here.spec;
+        let number = number.filter(|_| spec.fabric == Fabric::Overlay);
         if spec.fabric == Fabric::None || (spec.fabric == Fabric::Overlay && number.is_none()) {
             continue;
         }
@@ -189,14 +191,31 @@ fn desired(tables: &Tables, views: &[NetworkView], node: &str) -> Desired {
         if spec.default {
             add_nodes(&mut network, &mut desired.ways, spec.fabric, (&own, &others));
             desired.stack = Some(Stack {
-                network: view.network.id,
+                network: here.id,
                 ipv4: own.ipv4(),
                 ipv6: own.ipv6(),
             });
         }
-        desired.networks.insert(view.network.id, network);
+        desired.networks.insert(here.id, network);
     }
     desired
+}
+
+/// The other nodes, each with its UID. An address that two of them have, or that is this node's, is used for none: it cannot
+/// say whose packets it sends.
+fn others<'a>(tables: &'a Tables, node: &str, own: &Underlay) -> Others<'a> {
+    let rows = tables.node_endpoints.rows().iter();
+    let others = rows.filter(|(key, object)| key.name == object.spec.node_name && key.name != node);
+    let mut others: Others<'_> = others
+        .map(|(key, object)| (key.name.as_str(), (object.spec.node_uid.as_str(), Underlay::of(object))))
+        .collect();
+    let mut seen: BTreeSet<IpAddr> = own.addresses.iter().copied().collect();
+    let all = others.values().flat_map(|(_, other)| other.addresses.iter().copied());
+    let twice: BTreeSet<IpAddr> = all.filter(|address| !seen.insert(*address)).collect();
+    for (_, other) in others.values_mut() {
+        other.addresses.retain(|address| !twice.contains(address));
+    }
+    others
 }
 
 /// The blocks of joined networks, by network; each with its node and that node's UID.
@@ -215,11 +234,13 @@ fn blocks(tables: &Tables) -> BTreeMap<&str, BTreeMap<IpNet, (&str, &str)>> {
 }
 
 /// The tunnel exists while a network of the cluster needs it.
-fn tunnel(views: &[NetworkView], own: &Underlay) -> Option<Tunnel> {
-    let mut overlays = views.iter().filter(|view| view.network.spec.fabric == Fabric::Overlay);
+fn tunnel(networks: &[Here<'_>], own: &Underlay) -> Option<Tunnel> {
+    let mut overlays = networks
+        .iter()
+        .filter(|(network, _)| network.spec.fabric == Fabric::Overlay);
     let default = overlays
         .clone()
-        .find(|view| view.network.spec.default && view.number.is_some());
+        .find(|(network, number)| network.spec.default && number.is_some());
     overlays.next()?;
     let overhead = if own.ipv4().is_some() { OVERHEAD_V4 } else { OVERHEAD_V6 };
     Some(Tunnel {
@@ -227,7 +248,7 @@ fn tunnel(views: &[NetworkView], own: &Underlay) -> Option<Tunnel> {
         ipv6: own.ipv6(),
         port: own.port,
         mtu: own.mtu.saturating_sub(overhead),
-        host_network: default.map(|view| view.network.id),
+        host_network: default.map(|(network, _)| network.id),
     })
 }
 
@@ -259,7 +280,7 @@ fn add_nodes(
     network: &mut NetworkFabric,
     ways: &mut BTreeMap<Way, Path>,
     fabric: Fabric,
-    (own, others): (&Underlay, &BTreeMap<&str, (&str, Underlay)>),
+    (own, others): (&Underlay, &Others<'_>),
 ) {
     network.own = own.addresses.iter().copied().collect::<BTreeSet<_>>();
     for (_, other) in others.values() {
@@ -269,5 +290,179 @@ fn add_nodes(
                 network.nodes.insert(*address, way);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kni_cluster::Key;
+    use kni_crd::{FromObject as _, PodNetwork};
+    use kni_model::{NetworkId, NetworkSpec};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn object<K: serde::de::DeserializeOwned>(kind: &str, name: &str, spec: &Value, status: &Value) -> Arc<K> {
+        let object = json!({
+            "apiVersion": "kni.dev/v1alpha1", "kind": kind, "metadata": { "name": name, "uid": format!("{name}-uid") },
+            "spec": spec, "status": status,
+        });
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+
+    fn endpoint(tables: &mut Tables, node: &str, addresses: &[&str], mtu: u32) {
+        let spec = json!({
+            "nodeName": node, "nodeUID": format!("{node}-1"), "addresses": addresses, "port": 4789, "mtu": mtu, "epoch": 1,
+        });
+        let row = object("NodeEndpoint", node, &spec, &json!({ "addresses": addresses }));
+        tables.node_endpoints.put(Key::new("", node), Some(row));
+    }
+
+    fn block(tables: &mut Tables, network: &str, cidr: &str, node: &str) {
+        let spec = json!({
+            "network": network, "networkUID": format!("{network}-uid"), "cidr": cidr, "nodeName": node,
+            "nodeUID": format!("{node}-1"),
+        });
+        let name = format!("{network}.{cidr}.{node}");
+        let row = object("AddressBlock", &name, &spec, &json!({}));
+        tables.other_blocks.put(Key::new("", &name), Some(row));
+    }
+
+    /// Two nodes beside this one, and a block of each in both networks.
+    fn tables() -> Tables {
+        let mut tables = Tables::default();
+        for name in ["default", "red"] {
+            let row = object("PodNetwork", name, &json!({ "subnets": ["10.0.0.0/16"] }), &json!({}));
+            tables.networks.put(Key::new("", name), Some(row));
+            block(&mut tables, name, "10.0.1.0/26", "n2");
+            block(&mut tables, name, "10.0.2.0/26", "n3");
+        }
+        endpoint(&mut tables, "n1", &["192.0.2.1", "2001:db8::1"], 1500);
+        endpoint(&mut tables, "n2", &["192.0.2.2", "2001:db8::2"], 9000);
+        endpoint(&mut tables, "n3", &["2001:db8::3", "192.0.2.3"], 1400);
+        tables
+    }
+
+    fn network(name: &str, fabric: Fabric) -> Network {
+        let default = name == "default";
+        let object = json!({
+            "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": { "name": name },
+            "spec": { "subnets": ["10.0.0.0/16"], "default": default },
+        });
+        let object: PodNetwork = serde_json::from_value(object).unwrap();
+        let id: NetworkId = if default { 1 } else { 2 }.try_into().unwrap();
+        let spec = NetworkSpec {
+            fabric,
+            ..NetworkSpec::from_object(&object).unwrap()
+        };
+        Network { id, spec }
+    }
+
+    /// What this node should know with these networks.
+    fn of_networks(tables: &Tables, networks: &[(Network, Option<u32>)]) -> Desired {
+        let here: Vec<Here<'_>> = networks.iter().map(|(network, number)| (network, *number)).collect();
+        desired(tables, &here, "n1")
+    }
+
+    fn of(tables: &Tables, fabric: Fabric) -> Desired {
+        let red = (network("red", Fabric::Overlay), Some(5001));
+        of_networks(tables, &[(network("default", fabric), Some(5000)), red])
+    }
+
+    /// The blocks of a network with the addresses of their nodes.
+    fn shown(desired: &Desired, network: u32) -> Vec<String> {
+        let network = desired.networks.get(&network.try_into().unwrap());
+        let blocks = network.into_iter().flat_map(|network| &network.blocks);
+        blocks
+            .map(|(block, way)| {
+                format!(
+                    "{block} {} {}",
+                    way.underlay,
+                    if way.overlay { "tunnel" } else { "direct" }
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn each_block_leads_to_its_node_by_a_family_that_both_choose() {
+        let desired = of(&tables(), Fabric::Overlay);
+        // The third node prefers IPv6.
+        let expected = ["10.0.1.0/26 192.0.2.2 tunnel", "10.0.2.0/26 2001:db8::3 tunnel"];
+        assert_eq!(shown(&desired, 1), expected);
+        assert_eq!(shown(&desired, 2), expected);
+        let mtus: Vec<u32> = desired.ways.values().map(|path| path.mtu).collect();
+        assert_eq!(mtus, [1450, 1330], "of the smaller MTU, less the outer headers");
+        let default = &desired.networks[&1.try_into().unwrap()];
+        assert_eq!((default.nodes.len(), default.own.len()), (4, 2));
+        let red = &desired.networks[&2.try_into().unwrap()];
+        assert!(red.nodes.is_empty() && red.own.is_empty(), "no access to nodes");
+        assert_eq!(desired.tunnel.unwrap().mtu, 1450);
+        assert_eq!(desired.tunnel.unwrap().host_network, Some(1.try_into().unwrap()));
+    }
+
+    #[test]
+    fn networks_without_a_tunnel_have_ways_of_their_own_family() {
+        let desired = of(&tables(), Fabric::Native);
+        assert_eq!(
+            shown(&desired, 1),
+            ["10.0.1.0/26 192.0.2.2 direct", "10.0.2.0/26 192.0.2.3 direct"]
+        );
+        assert!(desired.networks[&1.try_into().unwrap()].exposed);
+        assert_eq!(desired.tunnel.unwrap().host_network, None);
+        // Both would have the same addresses outside of the nodes: the first one has them.
+        let both = ["default", "red"].map(|name| (network(name, Fabric::Native), None));
+        let desired = of_networks(&tables(), &both);
+        assert_eq!(desired.networks.len(), 1);
+        assert_eq!(desired.tunnel, None);
+    }
+
+    #[test]
+    fn what_is_not_known_for_certain_is_left_out() {
+        let closed = [
+            (network("default", Fabric::Overlay), None),
+            (network("red", Fabric::None), Some(7)),
+        ];
+        assert!(of_networks(&tables(), &closed).networks.is_empty());
+        let with = |change: &dyn Fn(&mut Tables)| {
+            let mut tables = tables();
+            change(&mut tables);
+            shown(&of(&tables, Fabric::Overlay), 2)
+        };
+        let third = ["10.0.2.0/26 2001:db8::3 tunnel"];
+        assert_eq!(
+            with(&|tables| endpoint(tables, "n2", &[], 1500)),
+            third,
+            "no address is confirmed"
+        );
+        assert_eq!(
+            with(&|tables| endpoint(tables, "n2", &["192.0.2.1"], 1500)),
+            third,
+            "this node's own"
+        );
+        assert_eq!(
+            with(&|tables| endpoint(tables, "n2", &["2001:db8::3"], 1500)),
+            ["10.0.2.0/26 192.0.2.3 tunnel"],
+            "two nodes have one address"
+        );
+        assert_eq!(with(&|tables| tables.node_endpoints.remove(&Key::new("", "n2"))), third);
+        assert_eq!(
+            with(&|tables| tables.node_endpoints.remove(&Key::new("", "n1"))),
+            [""; 0],
+            "no own end"
+        );
+        let foreign = |tables: &mut Tables| block(tables, "red", "172.16.0.0/26", "n2");
+        assert_eq!(with(&foreign).len(), 2, "outside of the subnets");
+        let later = |tables: &mut Tables| {
+            let row = json!({
+                "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": { "name": "red", "uid": "later" },
+                "spec": { "subnets": ["10.0.0.0/16"] },
+            });
+            let row = Arc::new(serde_json::from_value(row).unwrap());
+            tables.networks.put(Key::new("", "red"), Some(row));
+        };
+        assert_eq!(with(&later), [""; 0], "blocks of an earlier network of the name");
     }
 }

@@ -225,7 +225,7 @@ impl RouteTable {
         if remote.is_none()
             && let Some(written) = self.written.get(&network.get())
         {
-            let earlier = written.iter().filter(|(_, value)| is_of_fabric(value));
+            let earlier = written.iter().filter(|(_, value)| is_of_fabric(**value));
             desired.extend(earlier.map(|(key, value)| (*key, *value)));
         }
         write(&self.table, &mut self.written, network, desired).map(drop)
@@ -241,7 +241,7 @@ impl RouteTable {
 }
 
 /// Whether a row is of other nodes, or of the node as they see it.
-const fn is_of_fabric(value: &RouteValue) -> bool {
+const fn is_of_fabric(value: RouteValue) -> bool {
     value.action == ACTION_REMOTE || value.flags & ROUTE_NODE != 0
 }
 
@@ -253,13 +253,12 @@ fn write(
     network: NetworkId,
     desired: BTreeMap<RouteKey, RouteValue>,
 ) -> Result<bool, DataplaneError> {
-    let before = match written.remove(&network.get()) {
-        Some(before) => before,
-        None => {
-            let of_network = |key: &RouteKey| key.data.network == network.get().to_be_bytes();
-            let rows = table.rows()?.into_iter();
-            rows.filter(|(key, _)| of_network(key)).collect()
-        }
+    let before = if let Some(before) = written.remove(&network.get()) {
+        before
+    } else {
+        let of_network = |key: &RouteKey| key.data.network == network.get().to_be_bytes();
+        let rows = table.rows()?.into_iter();
+        rows.filter(|(key, _)| of_network(key)).collect()
     };
     let changed = desired.iter().filter(|(key, value)| before.get(*key) != Some(*value));
     let changed: Vec<_> = changed.map(|(key, value)| (*key, *value)).collect();
@@ -270,23 +269,31 @@ fn write(
         .copied()
         .collect();
     table.remove_all(&gone)?;
-    // A range within another one may change the node of addresses that keep their row.
     let was_remote = |key: &RouteKey| before.get(key).is_some_and(|value| value.action == ACTION_REMOTE);
+    // A range within another one changes the node of addresses that had that one's.
+    let remote = before.iter().filter(|(_, value)| value.action == ACTION_REMOTE);
+    let lengths: BTreeSet<u32> = remote.map(|(key, _)| key.prefix_length).collect();
     let narrows = |key: &RouteKey| {
-        let wider = before.iter().filter(|(_, value)| value.action == ACTION_REMOTE);
-        wider.map(|(key, _)| key).any(|wide| contains(wide, key))
+        lengths
+            .range(..key.prefix_length)
+            .any(|length| was_remote(&widened(key, *length)))
     };
     let moved = gone.iter().any(was_remote) || changed.iter().any(|(key, _)| was_remote(key) || narrows(key));
     written.insert(network.get(), desired);
     Ok(moved)
 }
 
-/// Whether the range of a row contains that of another row of its network.
-fn contains(wide: &RouteKey, narrow: &RouteKey) -> bool {
-    let bits = wide.prefix_length.saturating_sub(32);
-    let word = |key: &RouteKey| u128::from_be_bytes(key.data.address);
+/// The range of that prefix length that contains a row's range. `length` includes the 32 bits of the network.
+fn widened(key: &RouteKey, length: u32) -> RouteKey {
+    let bits = length.saturating_sub(32);
     let mask = u128::MAX.checked_shl(128_u32.saturating_sub(bits)).unwrap_or(0);
-    wide.prefix_length < narrow.prefix_length && word(wide) & mask == word(narrow) & mask
+    RouteKey {
+        prefix_length: length,
+        data: RouteData {
+            address: (u128::from_be_bytes(key.data.address) & mask).to_be_bytes(),
+            ..key.data
+        },
+    }
 }
 
 /// Single addresses whose packets the stack gets. The virtual ones among them are services of another proxy.
@@ -494,6 +501,61 @@ mod tests {
             assert!(found.contains(&(32, action)) && found.contains(&(32 + 96, action)));
             assert!(own.iter().all(|row| found.contains(row)));
         }
+    }
+
+    fn remote(nets: &[(&str, u32)]) -> BTreeMap<NetworkId, RemoteRoutes> {
+        let way = |number: u32| RemoteRoute {
+            number,
+            overlay: true,
+            node: false,
+        };
+        let nets = nets.iter().map(|(net, number)| (net.parse().unwrap(), way(*number)));
+        let routes = RemoteRoutes {
+            remote: nets.collect(),
+            own: ["192.0.2.1".parse().unwrap()].into(),
+        };
+        [(network(7), routes)].into()
+    }
+
+    #[test]
+    fn flows_are_judged_again_only_where_a_destination_moves() {
+        let mut table = RouteTable::adopt(map()).unwrap();
+        table.set(network(7), &with_services()).unwrap();
+        let mut set = |nets: &[(&str, u32)]| table.set_remote(remote(nets)).unwrap().contains(&7);
+        assert!(!set(&[("10.0.0.0/26", 1)]), "the first node");
+        assert!(!set(&[("10.0.0.0/26", 1), ("10.0.0.64/26", 2), ("fd00::/122", 2)]));
+        assert!(set(&[("10.0.0.0/26", 1), ("10.0.0.64/26", 2)]), "one is gone");
+        assert!(set(&[("10.0.0.0/26", 1), ("10.0.0.64/26", 3)]), "another node");
+        assert!(
+            set(&[("10.0.0.0/26", 1), ("10.0.0.5/32", 4), ("10.0.0.64/26", 3)]),
+            "within a range"
+        );
+        assert!(!set(&[("10.0.0.0/26", 1), ("10.0.0.5/32", 4), ("10.0.0.64/26", 3)]));
+        assert!(set(&[]));
+        let left = table.table.rows().unwrap();
+        assert!(left.iter().all(|(_, value)| value.action != ACTION_REMOTE));
+    }
+
+    #[test]
+    fn a_restart_keeps_the_destinations_on_other_nodes_until_they_are_set() {
+        let mut before = RouteTable::adopt(map()).unwrap();
+        before.set(network(7), &with_services()).unwrap();
+        before.set_remote(remote(&[("10.0.0.0/26", 1)])).unwrap();
+        let written = before.table.rows().unwrap();
+
+        let mut after = RouteTable::adopt(before.table).unwrap();
+        assert_eq!(after.remote_rows().count(), 1);
+        after.set(network(7), &with_services()).unwrap();
+        after.set_node(NodeRoutes::default()).unwrap();
+        assert_eq!(after.table.rows().unwrap(), written);
+        assert!(
+            to_stack(&after).is_empty(),
+            "the node's own address is no other proxy's"
+        );
+        after.set_remote(remote(&[("10.0.0.0/26", 1)])).unwrap();
+        assert_eq!(after.table.rows().unwrap(), written);
+        assert!(after.set_remote(BTreeMap::new()).unwrap().contains(&7));
+        assert_eq!(after.table.rows().unwrap().len(), written.len() - 2);
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl NodeConfig {
             sctp_established: ticks.count(sctp_established),
             other_established: ticks.count(other_established),
             uplink: current.uplink,
-            judged_mark: if current.judged_mark == 0 {
+            judged_mark: if current.judged_mark == 0 || current.judged_mark & MARKS_OF_OTHERS != 0 {
                 random_mark()
             } else {
                 current.judged_mark
@@ -93,6 +93,10 @@ impl NodeConfig {
         }
     }
 }
+
+/// Bits of marks with a meaning in Kubernetes: kube-proxy and the kubelet masquerade packets with the first and drop those
+/// with the second. Packets in the tunnel pass their rules with our mark.
+const MARKS_OF_OTHERS: u32 = 0x4000 | 0x8000;
 
 /// A mark that no process can know, not 0. Without the kernel's random numbers, before they are ready, the clock has to do.
 fn random_mark() -> u32 {
@@ -103,7 +107,7 @@ fn random_mark() -> u32 {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         bytes = now.unwrap_or_default().subsec_nanos().to_ne_bytes();
     }
-    u32::from_ne_bytes(bytes).max(1)
+    (u32::from_ne_bytes(bytes) & !MARKS_OF_OTHERS).max(1)
 }
 
 impl Default for NodeConfig {
@@ -157,5 +161,11 @@ mod tests {
         );
         let others: std::collections::BTreeSet<u32> = (0..8).map(|_| row(Config::default()).judged_mark).collect();
         assert!(others.len() > 1, "{others:?}");
+        assert!(others.iter().all(|mark| mark & MARKS_OF_OTHERS == 0), "{others:?}");
+        let former = Config {
+            judged_mark: 0x1234_c001,
+            ..first
+        };
+        assert_eq!(row(former).judged_mark & MARKS_OF_OTHERS, 0);
     }
 }

@@ -107,12 +107,13 @@ impl Fabric {
         let problem = done.as_ref().err().map(ToString::to_string);
         let mut known = self.problem.lock().unwrap_or_else(PoisonError::into_inner);
         if *known != problem {
-            match &problem {
-                Some(reason) => tracing::error!(
+            if let Some(reason) = &problem {
+                tracing::error!(
                     reason,
                     "packets between this node and others are not forwarded as they should be"
-                ),
-                None => tracing::info!("packets between this node and others are forwarded again"),
+                );
+            } else {
+                tracing::info!("packets between this node and others are forwarded again");
             }
             *known = problem;
         }
@@ -166,7 +167,7 @@ pub async fn cleanup() -> Result<(), FabricError> {
     Ok(netlink.remove_overlay().await?)
 }
 
-/// The way and its hop in the dataplane's terms. Behind a router several nodes have the same way, which says nothing of any
+/// The way and its hop in the dataplane's terms. Behind a router several nodes have the same way, which is specific to none
 /// of them.
 fn resolve(way: &Way, path: &Path, device: Option<u32>, hops: &NextHops) -> Option<(Way, Hop)> {
     let Path { mtu, stamp } = *path;

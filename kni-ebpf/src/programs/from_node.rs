@@ -4,7 +4,7 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use kni_common::{
     Verdict,
     endpoint::is_older,
-    flow::{END_LOCAL, FLOW_TRANSLATED, FlowEnd, FlowValue},
+    flow::{END_LOCAL, FLOW_TRANSLATED, FlowEnd, FlowValue, NodeRow, is_second},
     route::ACTION_UNREACHABLE,
     uplink::OUTSIDE,
 };
@@ -17,7 +17,7 @@ use crate::{
     flow::{self, NewFlow},
     fragment,
     global::global,
-    packet::{Class, Packet},
+    packet::{Class, Fragment, Packet},
     policy, related, remote, skb, translate,
     work::{self, Place, Work},
 };
@@ -68,6 +68,56 @@ pub(super) fn deliver(ctx: &TcContext, place: &Place, packet: &Packet, arrival: 
         };
         fragment::record(network, place.direction, packet);
     }
+    accept(ctx);
+    delivery::deliver(ctx, place.endpoint)
+}
+
+/// The straight path: whether the packet is of a current flow to an endpoint, from a pod of a node that `is_sender` accepts by
+/// the same way, and changes nothing but the flow's time. Then `place` is of the receiver.
+///
+/// What the flow was evaluated on is in its row: the node that has the source, and the receiver. As long as the generations
+/// of both are the same, the routes and addresses of the network lead there as well, and need no lookup.
+#[inline(always)]
+pub(super) fn follow(
+    place: &mut Place,
+    packet: &Packet,
+    overlay: bool,
+    is_sender: impl FnOnce(&NodeRow) -> bool,
+) -> bool {
+    if packet.class != Class::Flow || packet.fragment != Fragment::Whole {
+        return false;
+    }
+    // Without calls where that is possible: they are most of what is left.
+    let Some(found) = flow::find(place.network, packet) else {
+        return false;
+    };
+    // Copied once: another flow may take over the row at any moment. The checks below are on the copies.
+    let second = is_second(packet.source, packet.destination);
+    let ((from, sender), (to, own)) = (found.sender(second), found.receiver(second));
+    let way = Decision::node(sender.id, overlay);
+    if from != remote::kind(way) || to != END_LOCAL || found.flags & FLOW_TRANSLATED != 0 || !flow::is_live(found) {
+        return false;
+    }
+    let (Some(node), Some(row)) = (remote::row(way), endpoint::row(own.id)) else {
+        return false;
+    };
+    let is_current = is_sender(node)
+        && remote::end(way, node, endpoint::epoch(row)).generation == sender.generation
+        && endpoint::generation(row) == own.generation
+        && row.network == place.network
+        && endpoint::is_ready(row);
+    if !is_current || flow::changes_state(packet, found, flow::is_later(found)) {
+        return false;
+    }
+    // An untranslated flow has no other row.
+    let _later = flow::refresh(found);
+    place.endpoint = own.id;
+    true
+}
+
+/// Carries out what [`follow`] found.
+#[inline(always)]
+pub(super) fn hand_over(ctx: &TcContext, place: &Place) -> i32 {
     accept(ctx);
     delivery::deliver(ctx, place.endpoint)
 }
@@ -251,6 +301,7 @@ pub(super) fn from_uplink(ctx: &TcContext, place: &mut Place, packet: &Packet) -
     match from_node_by_uplink(ctx.skb.skb, place, packet, &raw mut arrival) {
         ELSEWHERE => None,
         ARRIVED => Some(deliver(ctx, place, packet, &arrival)),
+        FOLLOWED => Some(hand_over(ctx, place)),
         reason => Some(refuse(ctx, place, packet, reason)),
     }
 }
@@ -267,10 +318,12 @@ pub(super) fn refuse(ctx: &TcContext, place: &Place, packet: &Packet, reason: u3
 
 /// The results of functions that find an arrival, below all codes of drops.
 pub(super) const ARRIVED: u32 = 1;
+/// The packet is of a current flow, by [`follow`].
+pub(super) const FOLLOWED: u32 = 3;
 const ELSEWHERE: u32 = 0;
 
-/// Finds the receiver and the sender's node of a packet from the uplink. Returns [`ARRIVED`], [`ELSEWHERE`], or the code of
-/// the reason to drop it.
+/// Finds the receiver and the sender's node of a packet from the uplink. Returns [`ARRIVED`], [`FOLLOWED`], [`ELSEWHERE`], or
+/// the code of the reason to drop it.
 ///
 /// VERIFIER: a global function, see `global`.
 // SAFETY: nothing else defines the name.
@@ -300,6 +353,12 @@ extern "C" fn from_node_by_uplink(
     let network = row.network;
     let generation = endpoint::generation(row);
     let epoch = endpoint::epoch(row);
+    place.network = network;
+    let ifindex = skb::ifindex(&TcContext::new(skb));
+    if follow(place, packet, false, |node| node.ifindex == ifindex) {
+        return FOLLOWED;
+    }
+    place.network = OUTSIDE;
     let Some(route) = remote::route(network, &packet.source) else {
         return ELSEWHERE;
     };
@@ -320,7 +379,7 @@ extern "C" fn from_node_by_uplink(
     };
     match remote::row(way) {
         // It came by the interface that leads to its node.
-        Some(node) if !way.is_overlay() && node.ifindex == skb::ifindex(&TcContext::new(skb)) => {
+        Some(node) if !way.is_overlay() && node.ifindex == ifindex => {
             arrival.way = way;
             arrival.sender = remote::end(way, node, epoch);
             ARRIVED

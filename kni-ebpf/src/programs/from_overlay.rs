@@ -4,7 +4,8 @@
 //! - Reads `NETWORKS`, `OVERLAY`, `ENDPOINTS`, `ADDRESSES`, `ROUTES`, `NODES`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and writes `FLOWS4`,
 //!   `FLOWS6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`; counts.
 //! - Order: tunnel, headers, link control, destination, the node that has the source, fragment, flow, then (for a packet
-//!   without a current flow) ingress policy of the receiver, share of the flow tables.
+//!   without a current flow) ingress policy of the receiver, share of the flow tables. For a packet that leaves its flow as it
+//!   is, the flow's row names destination and node: the sender of the tunnel must be this node.
 //! - Falls through to: the node's stack, for packets of pods of the network with host access to the node's own address.
 //!   Everything else that is not for a pod is dropped.
 
@@ -15,7 +16,7 @@ use kni_common::{
     route::{ACTION_STACK, ROUTE_NODE},
 };
 
-use super::from_node::{self, ARRIVED, Arrival};
+use super::from_node::{self, ARRIVED, Arrival, FOLLOWED};
 use crate::{
     action::NEXT,
     decision::Reason,
@@ -34,6 +35,7 @@ pub fn run(ctx: &TcContext) -> i32 {
     let mut arrival = Arrival::unknown();
     match from_overlay_arrive(ctx.skb.skb, &raw mut place, &raw mut packet, &raw mut arrival) {
         ARRIVED => from_node::deliver(ctx, &place, &packet, &arrival),
+        FOLLOWED => from_node::hand_over(ctx, &place),
         FOR_STACK => {
             from_node::accept(ctx);
             NEXT
@@ -45,8 +47,8 @@ pub fn run(ctx: &TcContext) -> i32 {
 /// A result of [`from_overlay_arrive`] below all codes of drops: for the node's stack.
 const FOR_STACK: u32 = 2;
 
-/// Parses the packet, and finds its receiver and the sender's node. Returns [`ARRIVED`], [`FOR_STACK`], or the code of the reason to
-/// drop it.
+/// Parses the packet, and finds its receiver and the sender's node. Returns [`ARRIVED`], [`FOLLOWED`], [`FOR_STACK`], or the
+/// code of the reason to drop it.
 ///
 /// VERIFIER: a global function, see `global`.
 // SAFETY: nothing else defines the name.
@@ -68,19 +70,21 @@ extern "C" fn from_overlay_arrive(
         return Verdict::Truncated as u32;
     };
     match arrive(&TcContext::new(skb), place, packet, arrival) {
-        Ok(true) => ARRIVED,
-        Ok(false) => FOR_STACK,
+        Ok(found) => found,
         Err(reason) => reason.word(),
     }
 }
 
-/// Whether the packet is for a pod, not for the node's stack.
+/// [`from_overlay_arrive`].
 #[inline(always)]
-fn arrive(ctx: &TcContext, place: &mut Place, packet: &mut Packet, arrival: &mut Arrival) -> Result<bool, Reason> {
+fn arrive(ctx: &TcContext, place: &mut Place, packet: &mut Packet, arrival: &mut Arrival) -> Result<u32, Reason> {
     let (number, underlay) = remote::tunnel(ctx).ok_or(Verdict::ForeignNode)?;
     let network = remote::network_of(number).ok_or(Verdict::UnknownNetwork)?;
     place.network = network;
     read(ctx, place, packet)?;
+    if from_node::follow(place, packet, true, |node| words(node.underlay) == underlay) {
+        return Ok(FOLLOWED);
+    }
     let found = endpoint::by_address(network, packet.destination);
     if let Some(found) = found {
         let row = endpoint::row(found.endpoint).ok_or(Verdict::NoDestination)?;
@@ -112,11 +116,11 @@ fn arrive(ctx: &TcContext, place: &mut Place, packet: &mut Packet, arrival: &mut
         if remote::is_to_tunnel(packet.protocol, packet.destination_port()) {
             return Err(Verdict::OverlayPort.into());
         }
-        return Ok(false);
+        return Ok(FOR_STACK);
     }
     arrival.way = way;
     arrival.sender = remote::end(way, node, place.epoch);
-    Ok(true)
+    Ok(ARRIVED)
 }
 
 /// Whether the destination is the node's own address, in the network whose pods may send to nodes.

@@ -2,9 +2,9 @@
 //! nodes' pods that come without a tunnel.
 //!
 //! - Hook: TC ingress of the uplink.
-//! - Reads `ENDPOINTS`, `ADDRESSES`, `ROUTES`, `NODES`, `HOST_PORTS`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and
+//! - Reads `OVERLAY`, `ENDPOINTS`, `ADDRESSES`, `ROUTES`, `NODES`, `HOST_PORTS`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and
 //!   writes `NAT4`, `NAT6`, `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`; counts.
-//! - Order: headers, fragment, flow, pod of another node, ICMP error, node port.
+//! - Order: datagram to this node's end of the tunnel, headers, fragment, flow, pod of another node, ICMP error, node port.
 //! - Falls through to: the node's stack, for everything that is not for a pod or cannot be parsed.
 
 mod open;
@@ -26,7 +26,7 @@ use crate::{
     flow::{self, nat},
     fragment,
     packet::{self, Class, Packet},
-    reject,
+    reject, remote,
     skb::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHeader},
     translate,
     work::{self, Place, Work},
@@ -119,6 +119,10 @@ fn read(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> bool {
     let Ok(eth) = skb::read::<EthHeader>(ctx, 0) else {
         return false;
     };
+    // No flow and no port of a pod has the tunnel's port of this node, whatever the rows say.
+    if remote::is_arriving(ctx, eth.ethertype) {
+        return false;
+    }
     place.ethertype = u16::from_be(eth.ethertype);
     let understood = match eth.ethertype {
         ETHERTYPE_IPV4 => packet::ipv4(ctx, packet),

@@ -4,7 +4,7 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use kni_common::{
     Direction, Verdict,
     endpoint::{EndpointPolicy, EndpointRow, is_older},
-    flow::{END_LOCAL, END_REMOTE, END_ROUTED, FLOW_TRANSLATED},
+    flow::{END_LOCAL, END_REMOTE, END_ROUTED, FLOW_TRANSLATED, is_second},
     route::ROUTE_NODE,
 };
 
@@ -71,10 +71,11 @@ extern "C" fn from_pod_follow_node(skb: *mut __sk_buff, place: *const Place, pac
 
 #[inline(always)]
 fn current(ctx: &TcContext, place: &Place, packet: &Packet) -> Decision {
-    let Some(found) = flow::lookup(place.network, packet) else {
+    // Without calls where that is possible: they are a large part of the cost.
+    let Some(found) = flow::find(place.network, packet) else {
         return Decision::NONE;
     };
-    let second = flow::is_second(packet);
+    let second = is_second(packet.source, packet.destination);
     // Copied once: another flow may take over the row at any moment. The checks below are on the copies.
     let ((from, sender), (to, receiver)) = (found.sender(second), found.receiver(second));
     if from != END_LOCAL
@@ -84,15 +85,21 @@ fn current(ctx: &TcContext, place: &Place, packet: &Packet) -> Decision {
     {
         return Decision::NONE;
     }
-    let way = remote::current(to, receiver, place.epoch);
-    if way.is_none() || config::is_dry_run() {
+    let way = Decision::node(receiver.id, to == END_REMOTE);
+    let Some(node) = remote::row(way) else {
+        return Decision::NONE;
+    };
+    if remote::end(way, node, place.epoch).generation != receiver.generation {
+        return Decision::NONE;
+    }
+    if config::is_dry_run() {
         return way;
     }
     let later = flow::refresh(found);
     if later {
         flow::refresh_other(place.network, packet, found);
     }
-    attempt!(remote::prepare(ctx, packet, way));
+    attempt!(remote::check(ctx, packet, way, node));
     if found.flags & FLOW_TRANSLATED != 0 {
         attempt!(translate::follow(ctx, packet, found));
     }

@@ -274,6 +274,16 @@ impl Program {
         Ok(Self(info.fd()?.as_fd().try_clone_to_owned()?))
     }
 
+    /// Times it ran, and nanoseconds of all runs together, while the kernel counted them.
+    pub(crate) fn statistics(&self) -> Result<(u64, u64)> {
+        let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd()))?;
+        let field = |name: &str| -> Result<u64> {
+            let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            Ok(value.context("the statistics of a program")?.trim().parse()?)
+        };
+        Ok((field("run_cnt")?, field("run_time_ns")?))
+    }
+
     /// Runs it `repeat` times on a packet; returns the mean duration in whole nanoseconds.
     pub(crate) fn test_run(&self, packet: &[u8], context: &[u8], repeat: u32) -> Result<Duration> {
         Ok(self.run(packet, context, repeat)?.1)

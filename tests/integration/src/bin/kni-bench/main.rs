@@ -5,7 +5,9 @@
 mod against;
 mod attach;
 mod bpf;
+mod comparison;
 mod cpu;
+mod nodes;
 mod path;
 mod paths;
 mod program;
@@ -79,6 +81,8 @@ enum Part {
     Attach,
     /// Pods of a network with `spec.xdp` beside pods of one without.
     Xdp,
+    /// Pods of two nodes, through the tunnel and without, beside the kernel's own ways.
+    Nodes,
 }
 
 /// The amount of measurements.
@@ -137,6 +141,9 @@ fn run(args: &Args) -> Result<()> {
         if wanted(Part::Xdp) {
             xdp::measure(&cpus, effort, &agent, &mut json)?;
         }
+    }
+    if wanted(Part::Nodes) {
+        nodes::measure(&cpus, effort, args.ebpf_object.as_deref(), &mut json)?;
     }
     write(args.json.as_deref(), json)
 }

@@ -2,5 +2,6 @@
 
 mod bed;
 mod enemies;
+mod faults;
 mod reach;
 mod services;

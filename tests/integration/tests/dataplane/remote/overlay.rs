@@ -1,22 +1,25 @@
 //! Tests the way to other nodes through a tunnel, over IPv4 and over IPv6.
 
-use std::{net::IpAddr, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_common::{
     Direction::{FromOverlay, FromPod},
     Verdict,
-    flow::{END_LOCAL, END_REMOTE, FLOW_CONFIRMED, FLOW_REPLIED, FlowEnd},
+    flow::{END_LOCAL, END_REMOTE, FLOW_CONFIRMED, FLOW_FIN_FIRST, FLOW_FIN_SECOND, FLOW_REPLIED, FlowEnd},
 };
+use kni_dataplane::{HostPort, host_port_key};
 use kni_integration::{
     frames::{ETHERTYPE_ARP, Ip, Link, Payload, TcpFlags, checksum},
     programs::hex,
     require,
 };
+use kni_model::EndpointId;
 
 use super::scene::{
     A, B, BLUE, Ends, FRIEND, LOCAL, MTU, NODE, NOTHING, ONLY_FRIENDS, OTHER, OWN, RED, REMOTE, Row, SECOND, STRANGER,
-    Scene, TCP, THEIRS, Tunnelled, UNUSED, back, families, inside, out, own_underlay, reply, segment, underlay,
+    Scene, TCP, THEIRS, Tunnelled, UNUSED, VXLAN_PORT, back, families, inside, out, own_underlay, reply, segment,
+    underlay,
 };
 
 const UDP: u8 = 17;
@@ -415,6 +418,91 @@ fn errors_follow_the_flow_that_they_are_about() -> Result<()> {
             let packet = back(ends, &Payload::udp(THEIRS, OWN, b"question"));
             comes(scene, node, &packet)?;
             goes(scene, node, &unreachable((ends.1, ends.0), &packet))
+        })
+    })
+}
+
+/// Packets that leave the flow as it is take the straight path, which reads neither addresses nor routes.
+#[test]
+fn an_established_flow_is_followed_from_its_node_only() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    inside("overlay-straight", |scene| {
+        each(scene, |scene, ends, node| {
+            connect(scene, ends, node)?;
+            let v4 = node.is_ipv4();
+            let here = back(ends, &reply(TcpFlags::ACK));
+            for (what, from, network, reason) in [
+                ("another node", underlay(OTHER, v4), BLUE, Verdict::ForeignNode),
+                ("the other family", underlay(NODE, !v4), BLUE, Verdict::ForeignNode),
+                ("another network", node, RED, Verdict::OwnerUnknown),
+                ("no network", node, 99, Verdict::UnknownNetwork),
+            ] {
+                comes(scene, node, &here)?;
+                scene.dropped(what, FromOverlay, reason, || scene.tunnel(from, network, &here))?;
+            }
+            // The flow's end is its node by number: another address there needs another generation, and both are checked.
+            scene.lead(NODE, underlay(OTHER, v4), true)?;
+            scene.dropped("its former address", FromOverlay, Verdict::ForeignNode, || {
+                scene.tunnel(node, BLUE, &here)
+            })?;
+            comes(scene, underlay(OTHER, v4), &here)?;
+            scene.lead(NODE, node, true)?;
+            comes(scene, node, &back(ends, &reply(TcpFlags::FIN_ACK)))?;
+            let fins = FLOW_FIN_FIRST | FLOW_FIN_SECOND;
+            ensure!(
+                row(scene, ends, TCP)?.flags & fins != 0,
+                "the packet did not change the flow"
+            );
+            comes(scene, node, &here)
+        })
+    })
+}
+
+#[test]
+fn an_established_flow_ends_with_its_pod() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    inside("overlay-ended", |scene| {
+        let node = underlay(NODE, true);
+        let [ends, _] = families();
+        scene.lead(NODE, node, true)?;
+        connect(scene, ends, node)?;
+        let here = back(ends, &reply(TcpFlags::ACK));
+        comes(scene, node, &here)?;
+        scene.withdraw(A)?;
+        scene.dropped("withdrawn", FromOverlay, Verdict::NoDestination, || {
+            scene.tunnel(node, BLUE, &here)
+        })
+    })
+}
+
+/// Otherwise the pod would receive what all nodes send to each other.
+#[test]
+fn a_port_of_a_pod_on_the_node_does_not_take_the_packets_of_the_tunnel() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    inside("overlay-host-port", |scene| {
+        each(scene, |scene, ends, node| {
+            let address = own_underlay(node.is_ipv4());
+            let ports = [UDP, TCP].map(|protocol| {
+                let port = HostPort {
+                    endpoint: EndpointId(B),
+                    port: OWN,
+                };
+                (host_port_key(address, protocol, VXLAN_PORT), port)
+            });
+            scene.dataplane().set_host_ports(&ports.into())?;
+            connect(scene, ends, node)?;
+            comes(scene, node, &back(ends, &reply(TcpFlags::ACK)))?;
+            // The port of another protocol is not the tunnel's.
+            let segment = Ip::new(node, address).packet(&Payload::tcp(THEIRS, VXLAN_PORT, TcpFlags::SYN));
+            scene.send_outside(&segment)?;
+            let ports = if node.is_ipv4() { 34..38 } else { 54..58 };
+            let expected = [THEIRS.to_be_bytes(), OWN.to_be_bytes()].concat();
+            let received = scene.next(B, Duration::from_secs(5), |frame| {
+                frame.get(ports.clone()) == Some(&expected)
+            })?;
+            ensure!(received.is_some(), "the segment did not reach the pod");
+            scene.dataplane().set_host_ports(&BTreeMap::new())?;
+            Ok(())
         })
     })
 }

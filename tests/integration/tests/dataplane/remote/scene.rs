@@ -61,7 +61,8 @@ pub(super) const NOTHING: u32 = 21;
 /// Added to the id of a network, its number in the cluster.
 const NUMBERS: u32 = 4096;
 const OVERLAY: &str = "overlay0";
-const VXLAN_PORT: u16 = 4789;
+/// The port of all nodes' tunnels.
+pub(super) const VXLAN_PORT: u16 = 4789;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long to look for what must not come, once something else shows that the packet was processed.
 const GLANCE: Duration = Duration::from_millis(20);
@@ -567,7 +568,9 @@ impl<'a> Scene<'a> {
 
     fn drops(&self) -> Result<BTreeMap<(Direction, Verdict), u64>> {
         let mut drops = BTreeMap::new();
-        for drop in self.dataplane().drops()? {
+        // The node's stack announces its groups at the tunnel device (MLD) when it likes.
+        let dropped = self.dataplane().drops()?.into_iter();
+        for drop in dropped.filter(|drop| drop.direction != Direction::ToOverlay) {
             *drops.entry((drop.direction, drop.reason)).or_insert(0) += drop.count.packets;
         }
         Ok(drops)

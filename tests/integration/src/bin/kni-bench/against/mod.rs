@@ -4,29 +4,20 @@
 mod aims;
 mod timed;
 
-use std::{
-    collections::BTreeMap,
-    path::{Path as FilePath, PathBuf},
-};
+use std::path::{Path as FilePath, PathBuf};
 
 use anyhow::{Result, ensure};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use self::{
-    aims::Comparison,
-    timed::{CASES, Timed},
-};
+use self::timed::{CASES, Timed};
 use crate::{
     Effort,
+    comparison::{self, Values},
     cpu::Cpus,
     path::Path,
     paths::{baseline, ours::Ours, ours::Setup},
-    report,
     workload::{Placement, Workload},
 };
-
-/// Values by the key of what was measured, one per pair.
-type Values = BTreeMap<String, Vec<f64>>;
 
 /// What is measured on the paths.
 const WORKLOADS: [(&str, Workload); 4] = [
@@ -118,7 +109,8 @@ pub(crate) fn measure(
             }
         }
     }
-    show(&all, json);
+    let heading = "Pairs on one machine: medians, and of the ratios also the interval that covers 95 %";
+    json.insert("pairs".into(), comparison::show(heading, &aims::comparisons(), &all));
     for node in nodes.iter().chain([&old]) {
         node.check()?;
     }
@@ -159,24 +151,4 @@ fn groups<'a>(timed: &'a [(&'static str, Timed); 2], paths: &'a [(&'static str, 
         }));
     }
     groups
-}
-
-fn show(all: &Values, json: &mut Map<String, Value>) {
-    let comparisons = aims::comparisons();
-    let results = comparisons.iter().filter_map(|comparison| {
-        let result = comparison.result(all)?;
-        Some((comparison, result))
-    });
-    let results: Vec<(&Comparison, _)> = results.collect();
-    let rows: Vec<_> = results
-        .iter()
-        .map(|(comparison, result)| comparison.row(result))
-        .collect();
-    report::heading("Pairs on one machine: medians, and of the ratios also the interval that covers 95 %");
-    report::table(&["comparison", "first", "second", "ratio", "95 %", "aim", ""], &rows);
-    let ratios: Map<String, Value> = results
-        .iter()
-        .map(|(comparison, result)| (comparison.title.clone(), result.json()))
-        .collect();
-    json.insert("pairs".into(), json!({ "ratios": ratios, "values": all }));
 }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use kni_api::{NodeEndpoint, PodNetwork};
 use kni_integration::{
     Cluster, Pod,
-    cluster::{MemberOptions, PATIENCE, objects},
+    cluster::{Member, MemberOptions, PATIENCE, objects},
     frames::PacketSocket,
     traffic::{Matrix, Probe, Servers},
     wait,
@@ -58,7 +58,7 @@ impl Bed {
         &self.pods[team * NODES + node - 1]
     }
 
-    /// Who answers whom: each pod of the own team, and of other teams nobody.
+    /// Who answers whom: each pod of the own team, and of other teams none.
     pub(super) fn matrix(&self) -> Matrix {
         let names: Vec<String> = self.pods.iter().map(identity).collect();
         let mut probes = Vec::new();
@@ -120,21 +120,27 @@ impl Bed {
 
     /// What each node knows of others, for messages.
     pub(super) fn state(&self) -> String {
-        let mut text = String::new();
-        for member in &self.cluster.nodes {
-            for command in [
+        let of_node = |member: &Member| {
+            let commands = [
                 "-d link show kni-overlay",
                 "route show table 19278",
                 "-6 route show table 19278",
-            ] {
+            ];
+            let shown = commands.map(|command| {
                 let shown = member.node.run("ip", &command.split(' ').collect::<Vec<_>>());
-                text.push_str(&format!("\n{} {command}: {shown:?}", member.name));
-            }
+                format!("{} {command}: {shown:?}", member.name)
+            });
             let log = member.agent.log();
             let last: Vec<&str> = log.lines().rev().take(20).collect();
-            text.push_str(&format!("\n{} log, newest first:\n{}", member.name, last.join("\n")));
-        }
-        text
+            format!(
+                "{}\n{} log, newest first:\n{}",
+                shown.join("\n"),
+                member.name,
+                last.join("\n")
+            )
+        };
+        let nodes: Vec<String> = self.cluster.nodes.iter().map(of_node).collect();
+        nodes.join("\n")
     }
 
     /// Whether red and blue pods have an address in common.
