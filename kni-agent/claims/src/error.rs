@@ -37,7 +37,7 @@ pub enum ClaimError {
 }
 
 impl ClaimError {
-    /// Whether the same request is refused until someone changes a permission, a rule or a definition.
+    /// Whether the same request is refused until a permission, a rule or a definition changes.
     pub fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused { .. } | Self::NotServed)
     }

@@ -23,7 +23,7 @@ const MOST_NAMESPACES: usize = 100;
 pub(super) const PROGRAMMED: &str = "Programmed";
 
 /// The part of a status that changes with pods, claims and nodes, and of which no one needs every value: counts, and what
-/// condition `Programmed` says about them.
+/// condition `Programmed` states about them.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Figures {
     addresses: AddressCounts,

@@ -199,7 +199,7 @@ fn each_check_finds_its_problem_and_no_other() {
 
 #[test]
 fn checks_of_the_control_plane_find_their_problems() {
-    let cases: [(&str, Damage); 12] = [
+    let cases: [(&str, Damage); 13] = [
         ("admission-policies", |s| s.admission_policies.truncate(3)),
         ("controller", |s| s.lease = None),
         ("controller", |s| {
