@@ -151,11 +151,13 @@ pub struct PodNetworkStatus {
     #[serde(default)]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// The address blocks that nodes have taken. No address is in two of them.
+    /// Blocks of nodes whose agents are of an earlier release. Those of this release have `AddressBlock`s only, and remove
+    /// their entries.
     #[serde(default)]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr"]))]
     pub blocks: Vec<NodeBlock>,
-    /// Nodes that have applied the network.
+    /// Nodes that have applied the network. These and the following figures are written at most every 30 seconds after
+    /// they have changed, but whether there are interfaces at once.
     #[serde(default)]
     pub nodes: NodeCounts,
     /// Addresses, both families together.
@@ -191,7 +193,7 @@ pub struct PodNetworkStatus {
     pub summary: PodNetworkSummary,
 }
 
-/// An address block that a node has taken.
+/// An address block, as an agent of an earlier release enters it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeBlock {
@@ -225,7 +227,7 @@ pub struct AddressCounts {
     /// Addresses that pods have.
     #[serde(default)]
     pub used: i64,
-    /// Addresses in the blocks of nodes.
+    /// Addresses in the `AddressBlock`s of nodes.
     #[serde(default)]
     pub allocated: i64,
 }

@@ -11,6 +11,9 @@ pub enum ClaimError {
         /// The API server's message.
         reason: String,
     },
+    /// The API server does not serve the kind: its definition is not installed yet. Nothing was changed.
+    #[error("the API server does not serve AddressBlocks: the definitions of this release are not installed")]
+    NotServed,
     /// Whether the request had an effect is not known.
     #[error("{step}: {source}")]
     Unknown {
@@ -34,6 +37,11 @@ pub enum ClaimError {
 }
 
 impl ClaimError {
+    /// Whether the same request is refused until a permission, a rule or a definition changes.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Refused { .. } | Self::NotServed)
+    }
+
     pub(crate) fn of(step: &'static str, error: kube::Error) -> Self {
         if let kube::Error::Api(status) = &error
             && matches!(status.code, 400 | 403 | 422)

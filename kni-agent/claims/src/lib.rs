@@ -2,16 +2,16 @@
 //! Layer: service.
 //!
 //! A block belongs to the node whose `AddressBlock` was created first: the name of the object is the range, so a second
-//! creation is refused. Agents of the previous release know only `PodNetwork.status.blocks`, a list in which a range
-//! occurs once; a block is entered there as well, and belongs to the node only with both.
+//! creation is refused. Agents of earlier releases also enter blocks into `PodNetwork.status.blocks`. Entries of other
+//! nodes are respected; those of this node are removed by [`Claims::remove_entries`], and nothing is entered.
 //!
 //! Whether a request had an effect is never derived from the lack of a reply. [`Claims::claim`] and
 //! [`Claims::release`] may be repeated with the same block at any time: they read what is there. Between an error and
 //! the next success the caller does not lease from the block.
 
+mod entries;
 mod error;
 mod object;
-mod status;
 
 use std::collections::BTreeMap;
 
@@ -25,9 +25,9 @@ use kube::{
 };
 use serde_json::json;
 
+use entries::Entries;
 pub use error::ClaimError;
 pub use object::{address_block, range_of};
-use status::{Entered, StatusBlocks};
 
 /// Maximum number of concurrent requests for one network.
 const AT_ONCE: usize = 16;
@@ -59,22 +59,6 @@ pub enum Claim {
     Taken(String),
 }
 
-/// The result of the creation of an object.
-enum Created {
-    Ours,
-    Taken(String),
-    UnknownKind,
-}
-
-impl From<Entered> for Claim {
-    fn from(entered: Entered) -> Self {
-        match entered {
-            Entered::Ours => Self::Ours,
-            Entered::Taken(by) => Self::Taken(by),
-        }
-    }
-}
-
 /// The claims of one node. Sends requests only when called.
 #[derive(Clone)]
 pub struct Claims {
@@ -97,8 +81,8 @@ impl Claims {
         Api::all(self.client.clone())
     }
 
-    fn status(&self) -> StatusBlocks<'_> {
-        StatusBlocks {
+    fn entries(&self) -> Entries<'_> {
+        Entries {
             client: &self.client,
             node: &self.node.name,
         }
@@ -144,7 +128,6 @@ impl Claims {
         let mut claims = BTreeMap::new();
         let mut done = Ok(());
         let mut created = Vec::new();
-        let mut unknown_kind = Vec::new();
         let creations: Vec<_> = units
             .iter()
             .map(|unit| async move { (*unit, self.create(network, unit).await) })
@@ -152,18 +135,10 @@ impl Claims {
         let mut creations = stream::iter(creations).buffer_unordered(AT_ONCE);
         while let Some((unit, result)) = creations.next().await {
             match result {
-                Ok(Created::Ours) => created.push(unit),
-                Ok(Created::UnknownKind) => unknown_kind.push(unit),
-                Ok(Created::Taken(by)) => {
-                    claims.insert(unit, Claim::Taken(by));
+                Ok(Claim::Ours) => created.push(unit),
+                Ok(taken) => {
+                    claims.insert(unit, taken);
                 }
-                Err(error) => done = Err(error),
-            }
-        }
-        // An agent of the previous release would claim them by the status alone.
-        if !unknown_kind.is_empty() {
-            match self.status().enter(network, &unknown_kind).await {
-                Ok(entered) => claims.extend(entered.into_iter().map(|(unit, entered)| (unit, entered.into()))),
                 Err(error) => done = Err(error),
             }
         }
@@ -177,16 +152,16 @@ impl Claims {
     }
 
     /// Creates the object of a unit.
-    async fn create(&self, network: &NetworkRef, unit: &IpNet) -> Result<Created, ClaimError> {
+    async fn create(&self, network: &NetworkRef, unit: &IpNet) -> Result<Claim, ClaimError> {
         let object = address_block(&self.node, network, unit);
         match self.blocks().create(&PostParams::default(), &object).await {
-            Ok(_created) => Ok(Created::Ours),
-            Err(error) if is_code(&error, 404) => Ok(Created::UnknownKind),
+            Ok(_created) => Ok(Claim::Ours),
+            Err(error) if is_code(&error, 404) => Err(ClaimError::NotServed),
             Err(kube::Error::Api(status)) if status.code == 409 && status.reason == "AlreadyExists" => {
                 match self.blocks().get_opt(&object.name_any()).await {
-                    Ok(Some(there)) if self.is_valid(&there, network) => Ok(Created::Ours),
-                    Ok(Some(there)) => Ok(Created::Taken(owner(&there))),
-                    Ok(None) => Ok(Created::Taken("a node that has just released it".to_owned())),
+                    Ok(Some(there)) if self.is_valid(&there, network) => Ok(Claim::Ours),
+                    Ok(Some(there)) => Ok(Claim::Taken(owner(&there))),
+                    Ok(None) => Ok(Claim::Taken("a node that has just released it".to_owned())),
                     Err(error) => Err(ClaimError::of("reading a block", error)),
                 }
             }
@@ -194,27 +169,44 @@ impl Claims {
         }
     }
 
-    /// Enters the units of created objects, and compares them with blocks of earlier networks. Those of others are released.
+    /// Compares the units of created objects with blocks of earlier networks, and with entries of other nodes. Those of others
+    /// are released.
     async fn confirm(&self, network: &NetworkRef, created: &[IpNet]) -> Result<BTreeMap<IpNet, Claim>, ClaimError> {
         // A network that was deleted and made again may have had units of another size. Both sides create first and
-        // look then, so at least one of two concurrent claims sees the other one.
-        let status = self.status();
-        let (entered, earlier) = join(status.enter(network, created), self.earlier_blocks(network)).await;
-        let (entered, earlier) = (entered?, earlier?);
+        // look then, so at least one of two concurrent claims sees the other one. An entry without an object is of an
+        // agent that does not know the kind.
+        let entries = self.entries();
+        let (entries, earlier) = join(entries.of_others(network), self.earlier_blocks(network)).await;
+        let (entries, earlier) = (entries?, earlier?);
         let mut claims = BTreeMap::new();
-        for (unit, entered) in entered {
+        for unit in created {
             let mut earlier = earlier.iter();
-            let before = earlier.find(|object| range_of(object).is_some_and(|range| overlap(&range, &unit)));
-            let claim = match (entered, before) {
-                (Entered::Ours, Some(before)) => Claim::Taken(owner(before)),
-                (entered, _) => entered.into(),
-            };
-            claims.insert(unit, claim);
+            let before = earlier.find(|object| range_of(object).is_some_and(|range| overlap(&range, unit)));
+            let entered = || entries.iter().find(|(range, _)| overlap(range, unit));
+            let by = before.map(owner).or_else(|| {
+                let (_, node) = entered()?;
+                Some(format!("node {node} (status of PodNetwork {})", network.name))
+            });
+            claims.insert(*unit, by.map_or(Claim::Ours, Claim::Taken));
         }
         let taken = claims.iter().filter(|(_, claim)| **claim != Claim::Ours);
         let taken: Vec<IpNet> = taken.map(|(unit, _)| *unit).collect();
         self.release_all(&network.name, &taken).await?;
         Ok(claims)
+    }
+
+    /// The ranges of all blocks of networks of this name, as of now.
+    pub async fn taken(&self, network: &NetworkName) -> Result<Vec<IpNet>, ClaimError> {
+        let all = ListParams::default().fields(&format!("spec.network={network}"));
+        let listed = self.blocks().list(&all).await;
+        let listed = listed.map_err(|error| ClaimError::of("listing the blocks of a network", error))?;
+        Ok(listed.items.iter().filter_map(range_of).collect())
+    }
+
+    /// Removes the node's entries of ranges from the status of a network. Only for blocks that are the node's by their
+    /// objects.
+    pub async fn remove_entries(&self, network: &NetworkName, ranges: &[IpNet]) -> Result<(), ClaimError> {
+        self.entries().remove(network, ranges).await
     }
 
     /// The blocks of other nodes in earlier networks of the same name.
@@ -244,7 +236,7 @@ impl Claims {
         let deletions: Vec<_> = names.map(|name| self.delete(name)).collect();
         let deletions = stream::iter(deletions).buffer_unordered(AT_ONCE);
         let deleted: Vec<Option<(String, Option<String>)>> = deletions.try_collect().await?;
-        self.status().remove(network, units).await?;
+        self.entries().remove(network, units).await?;
         let finalizers = deleted.into_iter().flatten();
         let finalizers: Vec<_> = finalizers
             .map(|(name, uid)| async move { self.drop_finalizer(&name, uid).await })

@@ -24,6 +24,7 @@ pub struct ClusterCache {
     restores: watch::Sender<()>,
     blocks: Arc<BlockDemand>,
     joined: watch::Sender<Option<BTreeSet<NetworkName>>>,
+    counted: watch::Sender<Option<BTreeSet<NetworkName>>>,
     derived: Arc<Mutex<Option<Derived>>>,
 }
 
@@ -48,6 +49,7 @@ impl ClusterCache {
             blocks: Arc::default(),
             joined: watch::Sender::new(None),
             derived: Arc::default(),
+            counted: watch::Sender::new(None),
         }
     }
 
@@ -128,13 +130,22 @@ impl ClusterCache {
         networks
     }
 
-    /// Sets the networks whose members the node has to know: those that it has pods in.
-    pub fn join(&self, networks: BTreeSet<NetworkName>) {
-        self.joined.send_if_modified(|joined| {
-            let differs = joined.as_ref() != Some(&networks);
-            *joined = Some(networks);
-            differs
-        });
+    /// Sets the networks whose members and blocks the node has to know: those that it has pods in. Of those in `counting`
+    /// it has to know the blocks only.
+    pub fn join(&self, networks: BTreeSet<NetworkName>, counting: impl IntoIterator<Item = NetworkName>) {
+        let counted = networks.iter().cloned().chain(counting).collect();
+        for (sender, networks) in [(&self.joined, networks), (&self.counted, counted)] {
+            sender.send_if_modified(|known| {
+                let differs = known.as_ref() != Some(&networks);
+                *known = Some(networks);
+                differs
+            });
+        }
+    }
+
+    /// The networks of [`Self::join`] whose blocks the node has to know, from now on; `None` before its first call.
+    pub fn counted(&self) -> watch::Receiver<Option<BTreeSet<NetworkName>>> {
+        self.counted.subscribe()
     }
 
     /// The networks of [`Self::join`] from now on; `None` before its first call.

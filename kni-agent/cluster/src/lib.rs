@@ -14,7 +14,7 @@ mod tables;
 
 pub use blocks::{Addresses, BlockDemand, HeldBlocks, Waiting, needs_blocks};
 pub use cache::ClusterCache;
-pub use networks::{Networks, blocks_of};
+pub use networks::{Networks, entries_of, taken_blocks};
 pub use numbers::{Claim, Numbers, objects_by_uid};
 pub use table::{ABSENCE_GRACE, Key, Table, Written};
 pub use tables::{AttachmentRow, NodeRow, PolicyRow, Tables};

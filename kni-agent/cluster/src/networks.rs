@@ -1,6 +1,9 @@
 //! Derives the networks of one node from the objects of the cluster, and the default networks of namespaces. Pure.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use ipnet::IpNet;
 use kni_api::NodeEndpoint;
@@ -163,13 +166,29 @@ pub(super) fn own_endpoint(tables: &Tables) -> Option<&Arc<NodeEndpoint>> {
     tables.node_endpoints.get("", &node.name)
 }
 
-/// The blocks that a node has of a network according to its status.
-pub fn blocks_of(object: &PodNetwork, node: &str) -> Vec<IpNet> {
+/// The ranges that are entered for a node in the status of a network, by an agent of an earlier release.
+pub fn entries_of(object: &PodNetwork, node: &str) -> Vec<IpNet> {
     let all = object.status.iter().flat_map(|status| &status.blocks);
     let ours = all.filter(|block| block.node == node);
     let mut blocks: Vec<IpNet> = ours.filter_map(|block| block.cidr.parse().ok()).collect();
     blocks.sort();
     blocks
+}
+
+/// The blocks of a network that nodes are known to have, each once: by their objects, and by entries of agents of earlier
+/// releases.
+pub fn taken_blocks(tables: &Tables, network: &NetworkName) -> Vec<IpNet> {
+    let objects = tables.other_blocks.rows().values().chain(tables.blocks.rows().values());
+    let objects = objects.filter(|object| object.spec.network == network.as_str());
+    let claimed = objects.map(|object| object.spec.cidr.as_str());
+    let status = tables
+        .networks
+        .get("", network.as_str())
+        .and_then(|object| object.status.as_ref());
+    let entered = status.into_iter().flat_map(|status| &status.blocks);
+    let entered = entered.map(|block| block.cidr.as_str());
+    let all: BTreeSet<IpNet> = claimed.chain(entered).filter_map(|cidr| cidr.parse().ok()).collect();
+    all.into_iter().collect()
 }
 
 #[cfg(test)]
@@ -211,7 +230,7 @@ mod tests {
         let networks = Networks::of(&tables, &HeldBlocks::new());
         assert_eq!(networks.desired.networks[0].0.blocks, Some(vec![]));
         let object = tables.networks.get("", "red").unwrap();
-        assert_eq!(blocks_of(object, "n1"), ["10.0.0.64/26".parse().unwrap()]);
+        assert_eq!(entries_of(object, "n1"), ["10.0.0.64/26".parse().unwrap()]);
     }
 
     #[test]

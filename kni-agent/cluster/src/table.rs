@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kni_model::NetworkName;
+
 /// How many changes of a kind are remembered by name. A reader that is behind by more compares everything.
 const REMEMBERED: usize = 4096;
 
@@ -76,6 +78,8 @@ pub struct Table<V> {
     absent: Option<Instant>,
     /// The highest resource version that the API server has reported.
     newest: u64,
+    /// The networks whose objects it has, where only those of some networks are followed.
+    covered: BTreeSet<NetworkName>,
 }
 
 /// A list that is being read.
@@ -98,6 +102,7 @@ impl<V> Default for Table<V> {
             problem: None,
             absent: None,
             newest: 0,
+            covered: BTreeSet::new(),
         }
     }
 }
@@ -268,6 +273,20 @@ impl<V: PartialEq> Table<V> {
         if self.rows.remove(key).is_some() || refused {
             self.changed(key.clone());
         }
+    }
+
+    /// The complete list has all objects of these networks, and of no others.
+    pub fn cover(&mut self, networks: &BTreeSet<NetworkName>) {
+        if self.covered != *networks {
+            self.covered.clone_from(networks);
+            self.version += 1;
+            self.changes.clear();
+        }
+    }
+
+    /// Whether it has all objects of a network, where only those of some networks are followed.
+    pub fn covers(&self, network: &NetworkName) -> bool {
+        self.covered.contains(network)
     }
 
     /// Begins a list, which is read after all writes until now.

@@ -104,8 +104,8 @@ pub struct Tables {
     pub own_members: Table<Arc<NetworkMembers>>,
     /// Where other nodes are: of all nodes. Attach does not wait for them: the kind may be missing.
     pub node_endpoints: Table<Arc<NodeEndpoint>>,
-    /// Address blocks of all nodes in the networks that have a pod of the agent's node; only agents follow them. Attach
-    /// does not wait for them. The networks are selected by label, which a node writes itself: the network of a block is
+    /// Address blocks of all nodes in the networks that have a pod of the agent's node, and in those with an extended resource;
+    /// only agents follow them. Attach does not wait for them. The networks are selected by label, which a node writes itself: the network of a block is
     /// that of its spec.
     pub other_blocks: Table<Arc<AddressBlock>>,
     /// Numbers of networks. Attach does not wait for them: the kind may be missing.

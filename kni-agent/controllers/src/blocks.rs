@@ -7,6 +7,8 @@
 
 mod checks;
 mod desired;
+mod entries;
+mod search;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,11 +19,14 @@ use std::{
 
 use futures::{StreamExt as _, stream};
 use ipnet::IpNet;
-use kni_claims::{Claim, ClaimError, Claims, NetworkRef, NodeRef};
+use kni_claims::{ClaimError, Claims, NetworkRef, NodeRef};
 use kni_model::NetworkName;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use self::desired::{Step, Units};
+use self::{
+    desired::Step,
+    search::{Found, Search},
+};
 use super::ObjectControllers;
 
 /// Interval of the periodic round.
@@ -42,8 +47,6 @@ const PAUSE: Duration = Duration::from_millis(250);
 const FOREIGN: Duration = Duration::from_secs(10);
 /// Maximum number of units that are claimed for a network and family before other networks get their turn.
 const MOST_AT_ONCE: usize = 64;
-/// Maximum number of further attempts where other nodes had the chosen units.
-const TRIES: u32 = 16;
 /// Maximum number of networks for which blocks are claimed concurrently.
 const AT_ONCE: usize = 8;
 
@@ -72,6 +75,8 @@ struct Memory {
     attempted: Option<Instant>,
     /// The last attempt to release blocks.
     released: Option<Instant>,
+    /// When the node's entries in the status of networks are removed.
+    entries_due: Option<Instant>,
     /// Whether a check is due because a block may have been lost.
     lost: bool,
     /// Objects of held blocks that the watch has shown, and the version of its table.
@@ -79,29 +84,6 @@ struct Memory {
     seen_version: Option<u64>,
     /// The last failure, which is logged once.
     failure: String,
-}
-
-/// Blocks to claim for one network and family.
-struct Search {
-    network: NetworkRef,
-    ipv4: bool,
-    count: usize,
-    /// Claims whose outcome is not known come first.
-    first: BTreeSet<IpNet>,
-    units: Units,
-}
-
-/// What became of a [`Search`].
-struct Found {
-    network: NetworkRef,
-    ipv4: bool,
-    held: Vec<IpNet>,
-    /// Units of other nodes.
-    foreign: Vec<IpNet>,
-    /// Units whose owner is not known.
-    unsettled: BTreeSet<IpNet>,
-    none_left: bool,
-    done: Result<(), ClaimError>,
 }
 
 impl ObjectControllers {
@@ -143,7 +125,7 @@ impl ObjectControllers {
                 (_, Err(error)) => {
                     memory.report(&error.to_string());
                     // Attached pods must not wait for permissions.
-                    if matches!(error, ClaimError::Refused { .. }) {
+                    if error.is_refusal() {
                         return;
                     }
                 }
@@ -193,7 +175,8 @@ impl ObjectControllers {
         let claimed = self.take(&claims, memory, searches).await;
         self.stop_leasing(memory, idle).await;
         let released = self.release(&claims, memory).await;
-        checked.and(claimed).and(released)
+        let removed = self.remove_entries(&claims, memory).await;
+        checked.and(claimed).and(released).and(removed)
     }
 
     /// The claims belong to the node's object; another object of the name has other blocks.
@@ -264,65 +247,6 @@ impl ObjectControllers {
             self.cache.blocks().set_exhausted(&name, none_left);
         }
         failed
-    }
-
-    /// Tries units, many at once, until enough are claimed.
-    async fn claim(&self, claims: &Claims, search: Search) -> Found {
-        let Search {
-            network,
-            ipv4,
-            count,
-            first,
-            mut units,
-        } = search;
-        let mut found = Found {
-            network,
-            ipv4,
-            held: Vec::new(),
-            foreign: Vec::new(),
-            unsettled: BTreeSet::new(),
-            none_left: false,
-            done: Ok(()),
-        };
-        let mut attempt = 0;
-        let mut batch: Vec<IpNet> = first.into_iter().collect();
-        for unit in &batch {
-            units.taken.insert(unit);
-        }
-        for _round in 0..TRIES {
-            kni_tasks::progress();
-            while found.held.len() + batch.len() < count
-                && let Some(unit) = units.next(&self.node, ipv4, attempt)
-            {
-                attempt += 1;
-                units.taken.insert(&unit);
-                batch.push(unit);
-            }
-            if batch.is_empty() {
-                found.none_left = found.held.len() < count;
-                return found;
-            }
-            let claimed = within(async { Ok(claims.claim_all(&found.network, &batch).await) }).await;
-            // Another round continues after a request that takes too long.
-            let (mut results, done) = claimed.ok().flatten().unwrap_or((BTreeMap::new(), Ok(())));
-            for unit in std::mem::take(&mut batch) {
-                match results.remove(&unit) {
-                    Some(Claim::Ours) => found.held.push(unit),
-                    Some(Claim::Taken(by)) => {
-                        tracing::debug!(network = %found.network.name, block = %unit, by, "the address block is taken");
-                        found.foreign.push(unit);
-                    }
-                    None => {
-                        found.unsettled.insert(unit);
-                    }
-                }
-            }
-            found.done = done;
-            if found.done.is_err() || !found.unsettled.is_empty() {
-                return found;
-            }
-        }
-        found
     }
 
     fn hold(&self, memory: &mut Memory, network: NetworkRef, unit: IpNet) {

@@ -168,12 +168,13 @@ impl ObjectControllers {
         }
     }
 
-    /// Follows the members and blocks of the networks that the node has pods in, or will have, and of the default network.
+    /// Follows the members and blocks of the networks that the node has pods in, or will have, and of the default network; and
+    /// the blocks of networks with an extended resource, as the node offers what is free of them.
     pub fn join_networks(&self) {
         let sandboxes = (self.state.sandboxes)();
         let attached = sandboxes.iter().flat_map(|sandbox| &sandbox.attachments);
         let mut joined: BTreeSet<NetworkName> = attached.map(|attachment| attachment.network.clone()).collect();
-        {
+        let counting: Vec<NetworkName> = {
             let tables = self.cache.tables();
             let networks = self.networks(&tables);
             for (key, pod) in tables.pods.rows() {
@@ -184,8 +185,11 @@ impl ObjectControllers {
             // The node itself exchanges packets with the pods of the default network.
             joined.extend(networks.default_network().cloned());
             joined.retain(|name| tables.networks.get("", name.as_str()).is_some());
-        }
-        self.cache.join(joined);
+            let counting = tables.networks.rows().values();
+            let counting = counting.filter(|object| object.spec.extended_resource);
+            counting.filter_map(|object| object.name_any().parse().ok()).collect()
+        };
+        self.cache.join(joined, counting);
     }
 
     fn member_writes(&self) -> BTreeMap<Key, Write> {

@@ -19,15 +19,19 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::json;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::{ObjectControllers, interfaces::FIELD_MANAGER};
-use kni_cluster::{Key, Tables, needs_blocks};
+use kni_cluster::{Key, Tables, needs_blocks, taken_blocks};
 
 /// Interval of the periodic round.
 const ROUND: Duration = Duration::from_secs(1);
 /// Changes that arrive within this time are written together.
 const GATHER: Duration = Duration::from_millis(100);
+/// Minimum time between writes that change only figures.
+const FIGURES: Duration = Duration::from_secs(10);
+/// The same where the versions of policies change too, as long as no egress policy is new: only these wait for them.
+const VERSIONS: Duration = Duration::from_secs(5);
 /// Maximum number of refused policies, and of namespaces beyond their quota, that are listed.
 const MOST_REFUSED: usize = 64;
 
@@ -37,6 +41,46 @@ pub(super) struct SentStatus {
     sent: NodeNetworkStatus,
     /// What the API server made of it.
     stored: Option<NodeNetworkStatus>,
+    at: Instant,
+    /// The egress policies and their generations.
+    egress: BTreeMap<Key, i64>,
+}
+
+impl SentStatus {
+    /// Whether the difference to what was sent last can wait. `egress` are the present egress policies.
+    fn can_wait(&self, status: &NodeNetworkStatus, egress: &BTreeMap<Key, i64>) -> bool {
+        let mut same = status.clone();
+        take_figures(&mut same, &self.sent);
+        if same == self.sent {
+            return self.at.elapsed() < FIGURES;
+        }
+        take_versions(&mut same, &self.sent);
+        same == self.sent && self.egress == *egress && self.at.elapsed() < VERSIONS
+    }
+}
+
+/// Takes what changes with every pod or claim from `other`.
+fn take_figures(status: &mut NodeNetworkStatus, other: &NodeNetworkStatus) {
+    status.interfaces = other.interfaces;
+    for entry in &mut status.networks {
+        let Some(before) = other.networks.iter().find(|before| before.name == entry.name) else {
+            continue;
+        };
+        entry.blocks.clone_from(&before.blocks);
+        entry.capacity = before.capacity;
+        entry.used = before.used;
+        if entry.allocatable.is_some() && before.allocatable.is_some() {
+            entry.allocatable = before.allocatable;
+        }
+    }
+}
+
+/// Takes the number and the versions of policies from `other`.
+fn take_versions(status: &mut NodeNetworkStatus, other: &NodeNetworkStatus) {
+    let (policies, other) = (&mut status.policies, &other.policies);
+    policies.known = other.known;
+    policies.resource_version.clone_from(&other.resource_version);
+    policies.resource_versions.clone_from(&other.resource_versions);
 }
 
 impl ObjectControllers {
@@ -70,7 +114,7 @@ impl ObjectControllers {
     }
 
     async fn write_node_network(&self, agent: &StatusView, views: &[NetworkView]) -> Result<(), kube::Error> {
-        let (since, known, mut status) = {
+        let (since, known, egress, mut status) = {
             let tables = self.cache.tables();
             if !tables.own_network.is_synced() {
                 // Without the present conditions, their times would be lost.
@@ -78,7 +122,9 @@ impl ObjectControllers {
             }
             let known = tables.own_network.get("", &self.node).cloned();
             let status = self.node_status(&tables, agent, views);
-            (tables.own_network.newest(), known, status)
+            let egress = tables.egress_policies.rows().iter();
+            let egress = egress.map(|(key, row)| (key.clone(), row.generation)).collect();
+            (tables.own_network.newest(), known, egress, status)
         };
         let before = known.as_ref().and_then(|known| known.status.clone());
         let mut conditions = before
@@ -92,6 +138,11 @@ impl ObjectControllers {
         // Definitions of an earlier release drop fields, so that the object never equals the status.
         let dropped = |sent: &SentStatus| before == sent.stored && sent.sent == status;
         if before.as_ref() == Some(&status) || self.sent_status().as_ref().is_some_and(dropped) {
+            return Ok(());
+        }
+        let can_wait = |sent: &SentStatus| before == sent.stored && sent.can_wait(&status, &egress);
+        if self.sent_status().as_ref().is_some_and(can_wait) {
+            // A later round writes it.
             return Ok(());
         }
         let api: Api<NodeNetwork> = Api::all(self.client.clone());
@@ -113,6 +164,8 @@ impl ObjectControllers {
         *self.sent_status() = Some(SentStatus {
             sent: status,
             stored: written.status.clone(),
+            at: Instant::now(),
+            egress,
         });
         let version = version_of(&written.metadata);
         self.cache.change_written(|tables| {
@@ -257,20 +310,15 @@ impl ObjectControllers {
     }
 
     /// The number of pods that have addresses, plus those for which addresses are free: in the node's blocks, and in
-    /// blocks that it could still allocate.
+    /// blocks that it could still allocate, once it knows those of all nodes.
     fn pods_that_fit(&self, tables: &Tables, view: &NetworkView) -> i64 {
         let used = i64::from(view.attachments);
         if self.is_used_up(view) {
             return used;
         }
         let spec = &view.network.spec;
-        let object = tables.networks.get("", spec.name.as_str());
-        let taken: Vec<ipnet::IpNet> = object
-            .iter()
-            .filter_map(|object| object.status.as_ref())
-            .flat_map(|status| &status.blocks)
-            .filter_map(|block| block.cidr.parse().ok())
-            .collect();
+        let taken = taken_blocks(tables, &spec.name);
+        let covered = tables.other_blocks.covers(&spec.name);
         let room = |ipv4: bool| {
             let size = |nets: &[ipnet::IpNet]| -> u128 {
                 let of_family = nets.iter().filter(|net| net.addr().is_ipv4() == ipv4);
@@ -283,8 +331,8 @@ impl ObjectControllers {
                     .fold(0, u128::saturating_add)
             };
             let usage = if ipv4 { &view.ipv4 } else { &view.ipv6 };
-            size(&spec.subnets)
-                .saturating_sub(size(&taken))
+            let all = if covered { size(&spec.subnets) } else { 0 };
+            all.saturating_sub(size(&taken))
                 .saturating_add(usage.free)
                 .saturating_add(usage.resting)
         };

@@ -1,6 +1,6 @@
 //! Follows the API server with one watch per kind, which is restarted for as long as the agent runs.
 
-use std::{fmt::Debug, pin::pin, time::Duration};
+use std::{collections::BTreeSet, fmt::Debug, pin::pin, time::Duration};
 
 use futures::StreamExt as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -15,6 +15,7 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
+use tokio::sync::watch;
 
 use super::{
     decoded::{Decoded, Undecoded},
@@ -78,7 +79,7 @@ where
     ) {
         loop {
             // A list shows whether the API server still refuses; a watch that is resumed does not.
-            self.watch(api.clone(), config.clone(), &cache, &counts).await;
+            self.watch(api.clone(), (config.clone(), None), &cache, &counts).await;
             kni_tasks::waiting(tokio::time::sleep(REFUSED_PAUSE)).await;
         }
     }
@@ -91,13 +92,18 @@ where
         cache: ClusterCache,
         counts: WatchState,
     ) {
-        self.watch(api, config, &cache, &counts).await;
+        self.watch(api, (config, None), &cache, &counts).await;
     }
 
-    /// Follows the objects of the networks that the node has pods in, until the API server refuses or its storage was
-    /// restored. Lists again when a network is added; one that the node left stays until then.
-    pub(super) async fn reflect_joined(self, api: Api<Decoded<K>>, cache: ClusterCache, counts: WatchState) {
-        let mut joined = cache.joined();
+    /// Follows the objects of the networks in `joined`, until the API server refuses or its storage was restored. Lists again
+    /// when a network is added; one that the node left stays until then.
+    pub(super) async fn reflect_joined(
+        self,
+        api: Api<Decoded<K>>,
+        mut joined: watch::Receiver<Option<BTreeSet<NetworkName>>>,
+        cache: ClusterCache,
+        counts: WatchState,
+    ) {
         loop {
             let Some(watched) = joined.borrow_and_update().clone() else {
                 if kni_tasks::waiting(joined.changed()).await.is_err() {
@@ -122,6 +128,7 @@ where
                     let table = (self.table)(tables);
                     table.begin();
                     table.complete();
+                    table.cover(&watched);
                 });
                 kni_tasks::waiting(more).await;
                 continue;
@@ -129,14 +136,21 @@ where
             let names: Vec<&str> = watched.iter().map(NetworkName::as_str).collect();
             let config = watcher::Config::default().labels(&format!("{NETWORK_LABEL} in ({})", names.join(",")));
             tokio::select! {
-                () = self.watch(api.clone(), config, &cache, &counts) => return,
+                () = self.watch(api.clone(), (config, Some(&watched)), &cache, &counts) => return,
                 () = more => {}
             }
         }
     }
 
-    /// Lists and watches until the API server refuses, or its storage was restored.
-    async fn watch(&self, api: Api<Decoded<K>>, config: watcher::Config, cache: &ClusterCache, counts: &WatchState) {
+    /// Lists and watches until the API server refuses, or its storage was restored. `networks` are those that `config`
+    /// selects, if it does.
+    async fn watch(
+        &self,
+        api: Api<Decoded<K>>,
+        (config, networks): (watcher::Config, Option<&BTreeSet<NetworkName>>),
+        cache: &ClusterCache,
+        counts: &WatchState,
+    ) {
         let mut last_error = String::new();
         let mut restores = cache.restores();
         let mut events = pin!(watcher(api, config).backoff(counts.pauses()));
@@ -151,7 +165,11 @@ where
                 return;
             };
             let refused = event.as_ref().is_err_and(is_refusal);
+            let is_complete = matches!(event, Ok(Event::InitDone));
             self.process(event, cache, counts, &mut last_error);
+            if let Some(networks) = networks.filter(|_| is_complete) {
+                cache.change(|tables| (self.table)(tables).cover(networks));
+            }
             if refused {
                 return;
             }

@@ -1,6 +1,6 @@
 //! Lists the watched kinds and the retained fields of their objects.
 
-use std::{fmt::Debug, sync::Arc};
+use std::{collections::BTreeSet, fmt::Debug, sync::Arc};
 
 use futures::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::api::{
@@ -14,14 +14,17 @@ use kni_crd::{
     PodNetwork, PodNetworkAttachment, closed_policy, read_attachment, read_attachment_definition, read_endpoint_slice,
     read_pod, read_service, read_service_addresses, v1beta1, v1beta2,
 };
-use kni_model::policy::{Policy, PolicyKind};
+use kni_model::{
+    NetworkName,
+    policy::{Policy, PolicyKind},
+};
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::{ApiResource, DynamicObject, GroupVersionKind},
     runtime::watcher,
 };
 use serde::de::DeserializeOwned;
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 
 use super::{
     decoded::{Decoded, Undecoded},
@@ -300,29 +303,32 @@ fn reflect_members(watches: &mut Watches<'_>, own: watcher::Config) {
         |tables| &mut tables.own_members,
         own,
     );
-    reflect_joined::<NetworkMembers>(watches, ("watch-networkmembers", "networkmembers"), |tables| {
-        &mut tables.members
-    });
+    let names = ("watch-networkmembers", "networkmembers");
+    reflect_joined::<NetworkMembers>(watches, names, |tables| &mut tables.members, ClusterCache::joined);
 }
 
-/// Follows the address blocks of all nodes in the networks that the node has pods in.
+/// Follows the address blocks of all nodes in the networks that the node has pods in, or counts the free addresses of.
 fn reflect_other_blocks(watches: &mut Watches<'_>) {
     let names = ("watch-addressblocks-of-networks", "addressblocks");
-    reflect_joined::<AddressBlock>(watches, names, |tables| &mut tables.other_blocks);
+    reflect_joined::<AddressBlock>(watches, names, |tables| &mut tables.other_blocks, ClusterCache::counted);
 }
 
-/// Follows the objects of a recent kind in the networks that the node has pods in, by their label.
+/// Follows the objects of a recent kind in the networks that `joined` yields, by their label.
 fn reflect_joined<K>(
     watches: &mut Watches<'_>,
     (task, plural): (&'static str, &'static str),
     table: fn(&mut Tables) -> &mut Table<Arc<K>>,
+    joined: fn(&ClusterCache) -> watch::Receiver<Option<BTreeSet<NetworkName>>>,
 ) where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + PartialEq + Send + Sync + 'static,
 {
     let kind = Kind::<K, _>::new(plural, table, |object| Some(whole(object)));
     let api = Api::<Decoded<K>>::all(watches.client.clone());
     let (cache, counts) = (watches.cache.clone(), watches.counts.clone());
-    let watch = move || kind.reflect_joined(api.clone(), cache.clone(), counts.clone()).boxed();
+    let watch = move || {
+        kind.reflect_joined(api.clone(), joined(&cache), cache.clone(), counts.clone())
+            .boxed()
+    };
     let version: Version = (VERSION, Arc::new(watch));
     watches.reflect_optional(task, Optional::new(GROUP, plural, table), vec![version]);
 }

@@ -16,11 +16,46 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
+use tokio::time::Instant;
 
-use super::reconcile::{Context, Reconciler, ignore_gone};
+use super::{
+    figures::Paced,
+    reconcile::{Context, Reconciler, ignore_gone},
+};
+
+/// The condition whose message counts pods.
+const READY: &str = "Ready";
 
 /// The controller.
-pub(super) struct AttachmentStatus;
+#[derive(Debug, Default)]
+pub(super) struct AttachmentStatus {
+    counts: Paced<(i64, i64)>,
+}
+
+impl AttachmentStatus {
+    /// Whether the difference between the status of an object and the desired one can wait: it is how many pods have the
+    /// interface.
+    fn can_wait(
+        &mut self,
+        key: &Key,
+        before: &PodNetworkAttachmentStatus,
+        desired: &PodNetworkAttachmentStatus,
+        now: Instant,
+    ) -> bool {
+        let mut others = desired.clone();
+        (others.selected, others.attached) = (before.selected, before.attached);
+        let mut conditions = others.conditions.iter_mut();
+        let ready = conditions.find(|condition| condition.type_ == READY);
+        let was = before.conditions.iter().find(|condition| condition.type_ == READY);
+        if let Some((ready, was)) = ready.zip(was)
+            && (ready.status, &ready.reason) == (was.status, &was.reason)
+        {
+            ready.message.clone_from(&was.message);
+        }
+        let counts = (before.selected, before.attached);
+        self.counts.must_wait(key, counts, now) && others == *before
+    }
+}
 
 /// Interfaces by UID of the pod and name.
 type Interfaces<'a> = BTreeMap<(&'a str, &'a str), &'a PodInterface>;
@@ -49,11 +84,19 @@ impl Reconciler for AttachmentStatus {
         let interfaces: Interfaces<'_> = interfaces
             .map(|row| ((row.spec.pod_uid.as_str(), row.spec.interface_name.as_str()), &**row))
             .collect();
-        let rows = tables.attachments.rows().iter();
-        rows.map(|(key, row)| (key, row, attachment_status(tables, networks, &interfaces, row)))
-            .filter(|(_, row, status)| row.object.status.as_ref() != Some(status))
-            .map(|(key, _, status)| (key.clone(), status))
-            .collect()
+        let now = Instant::now();
+        self.counts.retain(&tables.attachments);
+        let mut writes = Vec::new();
+        for (key, row) in tables.attachments.rows() {
+            let status = attachment_status(tables, networks, &interfaces, row);
+            // What the object has is noted in every round.
+            let waits =
+                |before: &PodNetworkAttachmentStatus| self.can_wait(key, before, &status, now) || *before == status;
+            if !row.object.status.as_ref().is_some_and(waits) {
+                writes.push((key.clone(), status));
+            }
+        }
+        writes
     }
 
     async fn write(context: Context, key: Key, status: PodNetworkAttachmentStatus) -> kube::Result<()> {
@@ -111,7 +154,7 @@ fn attachment_status(
     let why = if ready { "AllPods" } else { "PodsMissing" };
     set_condition(
         &mut status.conditions,
-        Condition::now("Ready", ready, why, &counts, generation),
+        Condition::now(READY, ready, why, &counts, generation),
     );
     status
 }

@@ -12,6 +12,7 @@ mod egress_pools;
 mod extended_resources;
 mod fabric;
 mod false_interfaces;
+mod figures;
 mod gone_blocks;
 mod gone_nodes;
 mod joins;
@@ -58,7 +59,7 @@ pub(crate) fn start(client: &Client, health: &Health, metrics: &Metrics, rest: D
     tasks.spawn(reconcile(context.clone(), network_numbers::NetworkNumbers::new(rest)));
     tasks.spawn(reconcile(context.clone(), stated_access::StatedAccess));
     tasks.spawn(reconcile(context.clone(), joins::Joins::default()));
-    tasks.spawn(reconcile(context.clone(), attachments::AttachmentStatus));
+    tasks.spawn(reconcile(context.clone(), attachments::AttachmentStatus::default()));
     tasks.spawn(reconcile(context.clone(), egress_policies::EgressStatus::default()));
     tasks.spawn(reconcile(context.clone(), egress_claims::EgressClaims));
     tasks.spawn(reconcile(context.clone(), egress_pools::EgressPoolStatus));

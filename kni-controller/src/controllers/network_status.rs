@@ -19,8 +19,54 @@ use super::{
 
 /// Maximum number of namespaces in the status of a network.
 const MOST_NAMESPACES: usize = 100;
+/// The condition whose message counts nodes.
+pub(super) const PROGRAMMED: &str = "Programmed";
 
-/// The desired status of a network: its blocks without those of removed nodes, its conditions, its counts, its number
+/// The part of a status that changes with pods, claims and nodes, and of which no one needs every value: counts, and what
+/// condition `Programmed` states about them.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Figures {
+    addresses: AddressCounts,
+    interfaces: i64,
+    nodes: NodeCounts,
+    total: String,
+    programmed: Option<Condition>,
+}
+
+impl Figures {
+    pub(super) fn of(status: &PodNetworkStatus) -> Self {
+        let mut conditions = status.conditions.iter();
+        Self {
+            addresses: status.addresses,
+            interfaces: status.interfaces,
+            nodes: status.nodes,
+            total: status.summary.total.clone(),
+            programmed: conditions.find(|condition| condition.type_ == PROGRAMMED).cloned(),
+        }
+    }
+
+    /// A status with these figures, but for a change between no interfaces and some, on which the deletion of the network
+    /// depends, and for what is not only a message.
+    pub(super) fn apart_from(&self, status: &PodNetworkStatus) -> PodNetworkStatus {
+        let mut status = status.clone();
+        status.addresses = self.addresses;
+        status.nodes = self.nodes;
+        status.summary.total.clone_from(&self.total);
+        if (status.interfaces == 0) == (self.interfaces == 0) {
+            status.interfaces = self.interfaces;
+        }
+        let mut conditions = status.conditions.iter_mut();
+        let now = conditions.find(|condition| condition.type_ == PROGRAMMED);
+        if let Some((now, before)) = now.zip(self.programmed.as_ref())
+            && (now.status, &now.reason) == (before.status, &before.reason)
+        {
+            now.message.clone_from(&before.message);
+        }
+        status
+    }
+}
+
+/// The desired status of a network: its entries without those of removed nodes, its conditions, its counts, its number
 /// and its fabric.
 pub(super) fn network_status(
     overview: &Overview<'_>,
@@ -48,7 +94,7 @@ pub(super) fn network_status(
     let fabric = fabric(object);
     status.fabric = Some(fabric);
     status.interfaces = count(overview.interfaces(&name).len());
-    status.addresses = addresses(overview, object, &status);
+    status.addresses = addresses(overview, object);
     let namespaces = overview.namespaces(&name).iter().take(MOST_NAMESPACES);
     status.namespaces = namespaces.cloned().collect();
     let missing = nodes.iter().filter(|node| !programmed.contains(*node));
@@ -100,10 +146,10 @@ fn conditions(
     let applied = nodes - missing.len();
     let counts = format!("applied on {applied} of {nodes} nodes");
     let programmed = match (refused.is_some(), missing.is_empty() && nodes > 0) {
-        (true, _) => make("Programmed", false, "NotAccepted", "see condition Accepted"),
-        (false, true) => make("Programmed", true, "AllNodes", &counts),
+        (true, _) => make(PROGRAMMED, false, "NotAccepted", "see condition Accepted"),
+        (false, true) => make(PROGRAMMED, true, "AllNodes", &counts),
         (false, false) => make(
-            "Programmed",
+            PROGRAMMED,
             false,
             "NodesMissing",
             &format!("{counts}; not on {}", listed(missing)),
@@ -155,7 +201,7 @@ fn in_use(overview: &Overview<'_>, object: &PodNetwork, name: &str) -> Condition
     Condition::now("InUse", true, "HasInterfaces", "pods have interfaces in it", generation)
 }
 
-fn addresses(overview: &Overview<'_>, object: &PodNetwork, status: &PodNetworkStatus) -> AddressCounts {
+fn addresses(overview: &Overview<'_>, object: &PodNetwork) -> AddressCounts {
     let size = |cidr: &str| -> u128 {
         let net: Result<ipnet::IpNet, _> = cidr.parse();
         net.map_or(0, |net| {
@@ -173,7 +219,7 @@ fn addresses(overview: &Overview<'_>, object: &PodNetwork, status: &PodNetworkSt
     AddressCounts {
         total: sum(&mut object.spec.subnets.iter().map(|cidr| size(cidr))),
         used: count(used),
-        allocated: sum(&mut status.blocks.iter().map(|block| size(&block.cidr))),
+        allocated: sum(&mut overview.blocks(object).iter().map(|cidr| size(cidr))),
     }
 }
 

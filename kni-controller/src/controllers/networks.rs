@@ -10,10 +10,12 @@ use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
 };
+use tokio::time::Instant;
 
 use super::{
+    figures::Paced,
     gone_nodes::Missing,
-    network_status::network_status,
+    network_status::{Figures, network_status},
     overview::Overview,
     reconcile::{Context, Reconciler, unless_changed},
 };
@@ -23,6 +25,16 @@ use crate::events::failed;
 #[derive(Debug, Default)]
 pub(super) struct NetworkStatus {
     missing: Missing,
+    figures: Paced<Figures>,
+}
+
+impl NetworkStatus {
+    /// Whether the difference between the status of an object and the desired one can wait.
+    fn can_wait(&mut self, key: &Key, before: &PodNetworkStatus, desired: &PodNetworkStatus, now: Instant) -> bool {
+        let present = Figures::of(before);
+        let others_differ = present.apart_from(desired) != *before;
+        self.figures.must_wait(key, present, now) && !others_differ
+    }
 }
 
 /// The change of one network.
@@ -61,12 +73,16 @@ impl Reconciler for NetworkStatus {
         let gone = self.missing.gone(tables);
         let overview = Overview::of(tables, networks);
         let numbers = Numbers::of(tables);
+        let now = Instant::now();
+        self.figures.retain(&tables.networks);
         let mut writes = Vec::new();
         for (key, object) in tables.networks.rows() {
             let refused = networks.refused.get(&key.name).map(String::as_str);
             let number = number(&numbers, object);
             let status = network_status(&overview, refused, number, object, &gone);
-            let status = (object.status.as_ref() != Some(&status)).then_some(status);
+            // What the object has is noted in every round.
+            let waits = |before: &PodNetworkStatus| self.can_wait(key, before, &status, now) || *before == status;
+            let status = (!object.status.as_ref().is_some_and(waits)).then_some(status);
             let finalizer = finalizer(object, !overview.interfaces(&key.name).is_empty());
             if status.is_some() || finalizer.is_some() {
                 let object = Arc::clone(object);
@@ -92,7 +108,7 @@ impl Reconciler for NetworkStatus {
                 ..PodNetwork::clone(&object)
             };
             let written = api.replace_status(&key.name, &PostParams::default(), &desired).await;
-            // A node has allocated a block meanwhile, or the network is gone.
+            // An agent has removed its entries meanwhile, or the network is gone.
             let Some(written) = unless_changed(written)? else {
                 return Ok(());
             };
@@ -171,5 +187,58 @@ fn finalizer(object: &PodNetwork, in_use: bool) -> Option<Finalizer> {
         (false, false) => Some(Finalizer::Add),
         (true, true) if !in_use => Some(Finalizer::Remove),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kni_api::{Condition, pod_network::AddressCounts, set_condition};
+
+    use super::{super::network_status::PROGRAMMED, *};
+
+    fn status(interfaces: i64, used: i64) -> PodNetworkStatus {
+        let addresses = AddressCounts {
+            total: 256,
+            used,
+            allocated: 64,
+        };
+        PodNetworkStatus {
+            interfaces,
+            addresses,
+            ..PodNetworkStatus::default()
+        }
+    }
+
+    #[test]
+    fn figures_wait_and_nothing_else_does() {
+        let (mut networks, key, now) = (NetworkStatus::default(), Key::new("", "red"), Instant::now());
+        let mut waits = |before: &PodNetworkStatus, desired: &PodNetworkStatus| {
+            // Whatever this replica has seen before, these figures are new.
+            networks.figures.must_wait(&key, Figures::of(&status(77, 77)), now);
+            networks.can_wait(&key, before, desired, now)
+        };
+        assert!(waits(&status(2, 4), &status(4, 8)));
+        assert!(
+            !waits(&status(4, 8), &status(0, 0)),
+            "the network is not in use any more"
+        );
+        assert!(!waits(&status(0, 0), &status(1, 2)), "it is in use");
+        let mut full = status(5, 10);
+        let condition = Condition::now("AddressesAvailable", false, "Exhausted", "n1", None);
+        set_condition(&mut full.conditions, condition);
+        assert!(!waits(&status(4, 8), &full), "a condition");
+        let time = full.conditions[0].last_transition_time.clone();
+        let counted = |ready: i64, holds: bool, message: &str| {
+            let mut status = status(1, 2);
+            status.nodes.ready = ready;
+            let reason = if holds { "AllNodes" } else { "NodesMissing" };
+            let mut condition = Condition::now(PROGRAMMED, holds, reason, message, None);
+            condition.last_transition_time = time.clone();
+            set_condition(&mut status.conditions, condition);
+            status
+        };
+        let one = counted(1, false, "1 of 3");
+        assert!(waits(&one, &counted(2, false, "2 of 3")));
+        assert!(!waits(&one, &counted(3, true, "3 of 3")));
     }
 }

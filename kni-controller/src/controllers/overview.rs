@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kni_api::{PodInterface, node_network::NodeNetworkEntry};
 use kni_cluster::{Key, Networks, Tables};
+use kni_crd::PodNetwork;
 
 /// The rows that concern each network.
 #[derive(Default)]
@@ -13,6 +14,8 @@ pub(super) struct Overview<'a> {
     entries: BTreeMap<&'a str, Vec<(&'a str, &'a NodeNetworkEntry)>>,
     interfaces: BTreeMap<&'a str, Vec<(&'a Key, &'a PodInterface)>>,
     namespaces: BTreeMap<String, Vec<String>>,
+    /// Ranges by the UID of the network.
+    blocks: BTreeMap<&'a str, Vec<&'a str>>,
 }
 
 impl<'a> Overview<'a> {
@@ -32,6 +35,10 @@ impl<'a> Overview<'a> {
             let interfaces = overview.interfaces.entry(&row.spec.pod_network_name).or_default();
             interfaces.push((key, row));
         }
+        for block in tables.blocks.rows().values() {
+            let blocks = overview.blocks.entry(&block.spec.network_uid).or_default();
+            blocks.push(&block.spec.cidr);
+        }
         for (key, labels) in tables.namespaces.rows() {
             if let Some(network) = networks.default_of(labels) {
                 let namespaces = overview.namespaces.entry(network.to_string()).or_default();
@@ -49,6 +56,12 @@ impl<'a> Overview<'a> {
     /// The interfaces in a network.
     pub(super) fn interfaces(&self, network: &str) -> &[(&'a Key, &'a PodInterface)] {
         self.interfaces.get(network).map_or(&[], Vec::as_slice)
+    }
+
+    /// The ranges of the blocks that nodes have of a network.
+    pub(super) fn blocks(&self, network: &PodNetwork) -> &[&'a str] {
+        let blocks = network.metadata.uid.as_deref().and_then(|uid| self.blocks.get(uid));
+        blocks.map_or(&[], Vec::as_slice)
     }
 
     /// The namespaces whose pods join the network by default.

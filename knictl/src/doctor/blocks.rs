@@ -3,14 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
-use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
+use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kni_api::{AddressBlock, PodNetwork};
 use kube::{Resource, ResourceExt};
 
 use super::Finding;
-
-/// An agent compares its blocks with the objects each minute; younger differences are not reported, in seconds.
-const COMPARED: i64 = 120;
 
 /// Blocks whose network or node is gone, or has been made again, and blocks that overlap.
 pub(super) fn owners(blocks: &[AddressBlock], networks: &[PodNetwork], nodes: &[Node]) -> Vec<Finding> {
@@ -84,57 +81,62 @@ fn overlaps(blocks: &[AddressBlock]) -> Vec<Finding> {
     findings
 }
 
-/// Entries in the status of networks without an object, and objects without an entry: agents of the previous release
-/// know the entries only.
-pub(super) fn entries(blocks: &[AddressBlock], networks: &[PodNetwork], now: Timestamp) -> Vec<Finding> {
-    type Row<'a> = (String, IpNet, &'a str);
-    let objects: BTreeSet<Row<'_>> = blocks
+/// Blocks that are in none of the subnets of their network.
+pub(super) fn outside(blocks: &[AddressBlock], networks: &[PodNetwork]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for block in blocks {
+        let spec = &block.spec;
+        let network = networks
+            .iter()
+            .find(|network| network.uid().as_ref() == Some(&spec.network_uid));
+        let (Some(network), Ok(range)) = (network, spec.cidr.parse::<IpNet>()) else {
+            continue;
+        };
+        let mut subnets = network
+            .spec
+            .subnets
+            .iter()
+            .filter_map(|subnet| subnet.parse::<IpNet>().ok());
+        if !subnets.any(|subnet| subnet.contains(&range)) {
+            findings.push(Finding::failure(
+                format!("addressblock {}", block.name_any()),
+                format!(
+                    "{range} of node {} is in no subnet of network {}",
+                    spec.node_name, spec.network
+                ),
+                "add the subnet again, or remove the node's pods of this network",
+            ));
+        }
+    }
+    findings
+}
+
+/// Entries in the status of networks without an object: those of agents that do not know the kind.
+pub(super) fn entries(blocks: &[AddressBlock], networks: &[PodNetwork]) -> Vec<Finding> {
+    let objects: BTreeSet<(&str, IpNet, &str)> = blocks
         .iter()
         .filter_map(|block| {
             let spec = &block.spec;
-            Some((spec.network.clone(), spec.cidr.parse().ok()?, spec.node_name.as_str()))
+            Some((spec.network.as_str(), spec.cidr.parse().ok()?, spec.node_name.as_str()))
         })
         .collect();
-    let mut listed: BTreeSet<Row<'_>> = BTreeSet::new();
+    let mut findings = Vec::new();
     for network in networks {
+        let name = network.name_any();
         for entry in network.status.iter().flat_map(|status| &status.blocks) {
-            if let Ok(range) = entry.cidr.parse() {
-                listed.insert((network.name_any(), range, entry.node.as_str()));
+            let (Ok(range), node) = (entry.cidr.parse::<IpNet>(), entry.node.as_str()) else {
+                continue;
+            };
+            if !objects.contains(&(name.as_str(), range, node)) {
+                findings.push(Finding::warning(
+                    format!("network {name}"),
+                    format!("block {range} of node {node} is in status.blocks, and has no AddressBlock"),
+                    format!(
+                        "update the agent of node {node}: it creates the object, or removes the entry, at its start"
+                    ),
+                ));
             }
         }
-    }
-    let mut findings = Vec::new();
-    for (network, range, node) in listed.difference(&objects) {
-        findings.push(Finding::warning(
-            format!("network {network}"),
-            format!("block {range} of node {node} is in status.blocks, and has no AddressBlock"),
-            format!("update the agent of node {node}: it creates the object at its start"),
-        ));
-    }
-    for block in blocks {
-        let spec = &block.spec;
-        let Ok(range) = spec.cidr.parse() else { continue };
-        let is_listed = listed.contains(&(spec.network.clone(), range, spec.node_name.as_str()));
-        let created = block.metadata.creation_timestamp.as_ref();
-        let is_new = created.is_some_and(|time| now.as_second() - time.0.as_second() < COMPARED);
-        let leaves = block.metadata.deletion_timestamp.is_some();
-        let is_current = networks
-            .iter()
-            .any(|network| network.uid().as_ref() == Some(&spec.network_uid));
-        if is_listed || is_new || leaves || !is_current {
-            continue;
-        }
-        findings.push(Finding::warning(
-            format!("addressblock {}", block.name_any()),
-            format!(
-                "it is not in status.blocks of network {}: an agent of the previous release may claim it too",
-                spec.network
-            ),
-            format!(
-                "the agent of node {} enters it within a minute; see its log if it does not",
-                spec.node_name
-            ),
-        ));
     }
     findings
 }
@@ -206,23 +208,33 @@ mod tests {
     }
 
     #[test]
-    fn entries_and_objects_agree() {
+    fn blocks_are_in_subnets_of_their_networks() {
+        let mut blue = network(&[]);
+        blue.spec.subnets = vec!["10.0.0.0/24".to_owned()];
+        let found = |cidr: &str, uid: &str| outside(&[block(cidr, ("n1", "u1"), uid)], std::slice::from_ref(&blue));
+        assert_eq!(found("10.0.0.64/26", "b1"), []);
+        assert_eq!(found("10.0.9.0/26", "b0"), [], "it is a block of an earlier network");
+        assert_eq!(
+            found("10.0.9.0/26", "b1")[0].problem,
+            "10.0.9.0/26 of node n1 is in no subnet of network blue"
+        );
+    }
+
+    #[test]
+    fn entries_have_objects() {
         let blocks = [block("10.0.0.0/26", ("n1", "u1"), "b1")];
-        let later: Timestamp = "2026-01-01T00:10:00Z".parse().unwrap();
-        let found = |entered: &[(&str, &str)], now| entries(&blocks, &[network(entered)], now);
-        assert_eq!(found(&[("10.0.0.0/26", "n1")], later), []);
-        let findings = found(&[("10.0.0.0/26", "n1"), ("10.0.0.64/26", "n2")], later);
+        let found = |entered: &[(&str, &str)]| entries(&blocks, &[network(entered)]);
+        assert_eq!(found(&[]), []);
+        assert_eq!(
+            found(&[("10.0.0.0/26", "n1")]),
+            [],
+            "its agent is of the previous release"
+        );
+        let findings = found(&[("10.0.0.0/26", "n1"), ("10.0.0.64/26", "n2")]);
         assert_eq!(findings.len(), 1);
         assert_eq!(
             findings[0].problem,
             "block 10.0.0.64/26 of node n2 is in status.blocks, and has no AddressBlock"
         );
-        assert!(
-            found(&[], later)[0]
-                .problem
-                .contains("not in status.blocks of network blue")
-        );
-        let soon: Timestamp = "2026-01-01T00:00:05Z".parse().unwrap();
-        assert_eq!(found(&[], soon), [], "it is just being entered");
     }
 }

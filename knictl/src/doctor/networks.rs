@@ -1,8 +1,7 @@
-//! Checks the networks of a cluster and the address blocks of its nodes. Pure.
+//! Checks the networks of a cluster. Pure.
 
 use std::collections::BTreeMap;
 
-use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Namespace;
 use kni_api::{Condition, ConditionStatus, PodNetwork};
 use kube::{
@@ -122,49 +121,11 @@ pub(super) fn selectors(networks: &[PodNetwork], namespaces: &[Namespace]) -> Ve
     findings
 }
 
-/// Address blocks that overlap, lie outside their network, or belong to nodes that are gone.
-pub(super) fn blocks(networks: &[PodNetwork], nodes: &[String]) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for network in networks {
-        let object = format!("network {}", network.name_any());
-        let subnets: Vec<IpNet> = network.spec.subnets.iter().filter_map(|net| net.parse().ok()).collect();
-        let rows = network.status.iter().flat_map(|status| &status.blocks);
-        let mut blocks: Vec<(IpNet, &str)> = rows
-            .filter_map(|block| Some((block.cidr.parse().ok()?, block.node.as_str())))
-            .collect();
-        blocks.sort_unstable();
-        for pair in blocks.windows(2) {
-            let [(first, one), (second, other)] = pair else {
-                continue;
-            };
-            if first.contains(second) {
-                let problem = format!("block {first} of node {one} and block {second} of node {other} overlap");
-                let remedy = "drain one of the two nodes, then delete its block";
-                findings.push(Finding::failure(&object, problem, remedy));
-            }
-        }
-        for (block, node) in blocks {
-            if !subnets.iter().any(|subnet| subnet.contains(&block)) {
-                let problem = format!("block {block} of node {node} is in none of its subnets");
-                let remedy = "add the subnet again, or remove the node's pods of this network";
-                findings.push(Finding::failure(&object, problem, remedy));
-            }
-            if !nodes.iter().any(|known| known == node) {
-                let problem = format!("block {block} belongs to node {node}, which does not exist");
-                let remedy = "kni-controller frees it a minute after the last pod of the node is gone";
-                findings.push(Finding::warning(&object, problem, remedy));
-            }
-        }
-    }
-    findings
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::doctor::Severity;
 
     #[expect(clippy::needless_pass_by_value, reason = "the callers write the values in place")]
     fn network(name: &str, spec: Value, status: Value) -> PodNetwork {
@@ -227,32 +188,5 @@ mod tests {
                 .problem
                 .contains("no namespace")
         );
-    }
-
-    #[test]
-    fn blocks_overlap_stray_or_outlive_their_node() {
-        let status = |blocks: &[(&str, &str)]| {
-            let rows: Vec<Value> = blocks
-                .iter()
-                .map(|(cidr, node)| json!({"cidr": cidr, "node": node}))
-                .collect();
-            json!({ "blocks": rows })
-        };
-        let spec = json!({"subnets": ["10.0.0.0/16"]});
-        let nodes = ["n1".to_owned(), "n2".to_owned()];
-        let found = |rows: &[(&str, &str)]| blocks(&[network("a", spec.clone(), status(rows))], &nodes);
-        assert_eq!(found(&[("10.0.0.0/26", "n1"), ("10.0.0.64/26", "n2")]), []);
-        let findings = found(&[("10.0.0.64/26", "n2"), ("10.0.0.0/24", "n1")]);
-        assert_eq!(
-            findings[0].problem,
-            "block 10.0.0.0/24 of node n1 and block 10.0.0.64/26 of node n2 overlap"
-        );
-        assert!(
-            found(&[("10.1.0.0/26", "n1")])[0]
-                .problem
-                .contains("none of its subnets")
-        );
-        let findings = found(&[("10.0.0.0/26", "gone")]);
-        assert_eq!((findings.len(), findings[0].severity), (1, Severity::Warning));
     }
 }

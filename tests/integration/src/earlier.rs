@@ -1,4 +1,4 @@
-//! Provides the agent of an earlier layout: the one that `KNI_LAYOUT2_AGENT` names, or one built from the sources of its
+//! Provides agents of earlier releases: those that variables of the environment name, or one built from the sources of its
 //! last commit.
 
 use std::{
@@ -25,6 +25,12 @@ pub fn layout_2_agent() -> Result<Option<PathBuf>> {
         build(&root, &tree)?;
     }
     Ok(agent.exists().then_some(agent))
+}
+
+/// The agent of the previous release, which also enters its address blocks into the status of networks: the one that
+/// `KNI_PREVIOUS_AGENT` names.
+pub fn previous_agent() -> Option<PathBuf> {
+    env::var_os("KNI_PREVIOUS_AGENT").map(Into::into)
 }
 
 fn build(root: &Path, tree: &Path) -> Result<()> {

@@ -14,7 +14,7 @@ use kni_model::NetworkName;
 use kube::ResourceExt as _;
 use tokio::time::Instant;
 
-use kni_cluster::{Key, blocks_of};
+use kni_cluster::{Key, entries_of};
 
 use super::{
     Block, Memory, ObjectControllers,
@@ -87,7 +87,7 @@ impl ObjectControllers {
                 Err(error) => failed = Err(error),
             }
         }
-        if matches!(failed, Ok(()) | Err(ClaimError::Refused { .. })) {
+        if failed.as_ref().err().is_none_or(ClaimError::is_refusal) {
             memory.lost = false;
             self.cache.blocks().set_conflicts(conflicts);
             let held = self.cache.blocks().held();
@@ -140,7 +140,7 @@ impl ObjectControllers {
         !lost.is_empty()
     }
 
-    /// Blocks that the node should have and does not hold: with an object, in the status of an earlier release, or with
+    /// Blocks that the node should have and does not hold: with an object, entered by an agent of an earlier release, or with
     /// leases.
     fn missing_blocks(&self, memory: &Memory, valid: BTreeSet<Block>) -> BTreeSet<Block> {
         let mut missing = valid;
@@ -150,7 +150,7 @@ impl ObjectControllers {
                 let Ok(name) = object.name_any().parse::<NetworkName>() else {
                     continue;
                 };
-                let entered = blocks_of(object, &self.node)
+                let entered = entries_of(object, &self.node)
                     .into_iter()
                     .map(|block| (name.clone(), block));
                 missing.extend(entered);

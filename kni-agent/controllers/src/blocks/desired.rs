@@ -16,7 +16,7 @@ use kni_ipam::blocks::{Prefixes, Taken, is_unit, next_unit, unit_prefix};
 use kni_model::{NetworkName, view::NetworkView};
 use tokio::time::Instant;
 
-use kni_cluster::{Addresses, joining::networks_of};
+use kni_cluster::{Addresses, joining::networks_of, taken_blocks};
 
 use super::{MOST_AT_ONCE, Memory, ObjectControllers};
 
@@ -136,6 +136,8 @@ pub(super) struct Units {
     pub(super) taken: Taken,
     /// Addresses that are excluded from the network.
     excluded: Taken,
+    /// Whether the blocks of all nodes are known.
+    covered: bool,
 }
 
 impl Units {
@@ -159,7 +161,7 @@ impl Units {
             all = all.saturating_add(size.saturating_sub(self.excluded.count_in(subnet)));
             free = free.saturating_add(size.saturating_sub(self.taken.count_in(subnet)));
         }
-        if free >= all / PLENTY {
+        if free >= all / PLENTY && self.covered {
             Supply::Plenty
         } else if free >= all / SCARCE {
             Supply::Moderate
@@ -334,8 +336,7 @@ impl ObjectControllers {
             }
         }
         let mut taken = excluded.clone();
-        let listed = object.status.iter().flat_map(|status| &status.blocks);
-        for block in listed.filter_map(|block| block.cidr.parse().ok()) {
+        for block in taken_blocks(&tables, name) {
             taken.insert(&block);
         }
         let held = self.cache.blocks().held();
@@ -363,6 +364,7 @@ impl ObjectControllers {
             prefixes,
             taken,
             excluded,
+            covered: tables.other_blocks.covers(name),
         })
     }
 }

@@ -199,7 +199,7 @@ fn each_check_finds_its_problem_and_no_other() {
 
 #[test]
 fn checks_of_the_control_plane_find_their_problems() {
-    let cases: [(&str, Damage); 12] = [
+    let cases: [(&str, Damage); 13] = [
         ("admission-policies", |s| s.admission_policies.truncate(3)),
         ("controller", |s| s.lease = None),
         ("controller", |s| {
@@ -216,6 +216,9 @@ fn checks_of_the_control_plane_find_their_problems() {
         ("address-conflicts", |s| put(s, condition("AddressConflict", "True"))),
         ("number-conflicts", |s| put(s, condition("NumberConflict", "True"))),
         ("address-block-owners", |s| s.blocks[0] = block("u0")),
+        ("address-blocks", |s| {
+            s.networks[0].spec.subnets = vec!["10.9.0.0/24".to_owned()]
+        }),
         ("address-block-entries", |s| s.blocks.clear()),
         ("policy-quota", |s| {
             let closed = json!([{"namespace": "shop", "reason": "r"}]);

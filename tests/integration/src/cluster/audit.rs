@@ -58,6 +58,11 @@ impl Audit {
         self.requests.iter().filter(|request| request.user == user).collect()
     }
 
+    /// All of them, in order.
+    pub fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+
     /// How many requests there are.
     pub fn len(&self) -> usize {
         self.requests.len()

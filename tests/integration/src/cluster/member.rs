@@ -1,6 +1,9 @@
 //! Runs a node of a cluster: its namespaces, its object, its agent and its fake kubelet.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
@@ -35,6 +38,8 @@ pub struct MemberOptions {
     pub standalone: Option<Vec<Manifest>>,
     /// Whether a proxy with faults is between the agent and the API server.
     pub proxied: bool,
+    /// An agent of another release, with its own programs.
+    pub binary: Option<PathBuf>,
 }
 
 impl Default for MemberOptions {
@@ -43,6 +48,7 @@ impl Default for MemberOptions {
             args: vec!["--warm-sandboxes".into(), "0".into()],
             standalone: None,
             proxied: false,
+            binary: None,
         }
     }
 }
@@ -119,6 +125,8 @@ fn agent_options(name: &str, options: MemberOptions) -> AgentOptions {
     AgentOptions {
         manifests: options.standalone.unwrap_or_default(),
         args: options.args,
+        embedded_programs: options.binary.is_some(),
+        binary: options.binary,
         cluster,
         ..AgentOptions::default()
     }

@@ -118,6 +118,7 @@ impl Simulated {
             },
             taken: Taken::default(),
             excluded: Taken::default(),
+            covered: true,
         };
         let node = |number: usize| SimulatedNode {
             need: Need {

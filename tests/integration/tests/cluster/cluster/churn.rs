@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kni_api::PodInterface;
+use kni_api::{AddressBlock, PodInterface};
 use kni_integration::{
     Cluster, NodeSnapshot,
     cluster::{Member, PATIENCE, objects},
@@ -19,7 +19,7 @@ use kube::{
 };
 use serde_json::Value;
 
-use super::scene::{at_rest, names, network_object, tenants, wait_for_truth};
+use super::scene::{at_rest, names, tenants, wait_for_truth};
 
 /// Approximate number of concurrent pods.
 const CROWD: usize = 80;
@@ -167,13 +167,10 @@ async fn wait_for_nothing(cluster: &Cluster) -> Result<()> {
         let mut left = names::<Pod>(cluster).await?;
         left.extend(names::<PodInterface>(cluster).await?);
         for network in ["red", "blue"] {
-            let status = network_object(cluster, network).await?.status.unwrap_or_default();
-            left.extend(
-                status
-                    .blocks
-                    .into_iter()
-                    .map(|block| format!("{} of {}", block.cidr, block.node)),
-            );
+            let api: Api<AddressBlock> = Api::all(cluster.client.clone());
+            let of_network = ListParams::default().fields(&format!("spec.network={network}"));
+            let blocks = api.list(&of_network).await?.items.into_iter();
+            left.extend(blocks.map(|block| format!("{} of {}", block.spec.cidr, block.spec.node_name)));
         }
         let nodes: Api<Node> = Api::all(cluster.client.clone());
         for node in nodes.list(&ListParams::default()).await? {

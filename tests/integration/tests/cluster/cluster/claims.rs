@@ -1,5 +1,5 @@
 //! Tests claims of address blocks at a real API server: never two owners, whatever requests and replies are lost, beside
-//! agents of the previous release, and against clients that do not keep to the rules.
+//! agents of earlier releases, and against clients that do not keep to the rules.
 
 mod actors;
 mod clients;
@@ -14,7 +14,7 @@ use kni_claims::{Claim, Claims, NetworkRef, NodeRef};
 use kni_integration::{Cluster, cluster::objects, long, require};
 use kube::{
     Api, ResourceExt as _,
-    api::{ListParams, PostParams},
+    api::{ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 
@@ -40,6 +40,7 @@ async fn a_block_has_one_owner_whatever_is_lost() -> Result<()> {
     .await?;
     a_lost_reply_is_settled_by_reading(&cluster, &network).await?;
     two_owners_are_noticed(&cluster).await?;
+    entries_of_other_nodes_are_respected(&cluster).await?;
     a_network_made_again_has_no_blocks_of_the_first(&cluster).await?;
     losses(&cluster, &network).await?;
     latency(&cluster).await?;
@@ -68,8 +69,8 @@ async fn a_lost_reply_is_settled_by_reading(cluster: &Cluster, network: &Network
     let (client, faults) = losing(&cluster.client);
     let ours = Claims::new(client, node("a"));
     let theirs = Claims::new(cluster.client.clone(), node("b"));
-    // Each reply is lost once, of requests that had their effect: a claim has 3, a release 7.
-    for lost in 0..7 {
+    // Each reply is lost once, of requests that had their effect: a claim has 3, a release 5.
+    for lost in 0..5 {
         faults.lose_reply(lost);
         let mut failures = 0;
         while ours.claim(network, &unit).await.is_err() {
@@ -98,7 +99,7 @@ async fn a_lost_reply_is_settled_by_reading(cluster: &Cluster, network: &Network
     Ok(())
 }
 
-/// The previous release leased again from a block whose give-back had failed, whatever had become of it. The test must
+/// An earlier release, which knew only the entries in the status, leased again from a block whose give-back had failed, whatever had become of it. The test must
 /// notice that.
 async fn two_owners_are_noticed(cluster: &Cluster) -> Result<()> {
     let red = network(cluster, "lossy", &["10.30.0.0/24"], &json!({ "ipv4": 28 })).await?;
@@ -127,8 +128,41 @@ async fn two_owners_are_noticed(cluster: &Cluster) -> Result<()> {
         "the give-back had its effect"
     );
     let noticed = leasing.begin(block, "new").err().context("nothing was noticed")?;
-    println!("the previous release: {noticed}");
+    println!("an earlier release: {noticed}");
     Ok(())
+}
+
+/// An agent that does not know the kind has only entries. The node's own ones are removed, and no other ones.
+async fn entries_of_other_nodes_are_respected(cluster: &Cluster) -> Result<()> {
+    let red = network(cluster, "entered", &["10.50.0.0/24"], &json!({ "ipv4": 28 })).await?;
+    let entry = |cidr: &str, node: &str| NodeBlock {
+        cidr: cidr.to_owned(),
+        node: node.to_owned(),
+    };
+    let [theirs, ours, other] = ["10.50.0.16/28", "10.50.0.32/28", "10.50.0.48/28"];
+    let entries = [entry(theirs, "old"), entry(ours, "new"), entry(other, "new")];
+    let networks: Api<PodNetwork> = Api::all(cluster.client.clone());
+    let patch = Patch::Merge(json!({ "status": { "blocks": entries } }));
+    networks
+        .patch_status("entered", &PatchParams::default(), &patch)
+        .await?;
+    let claims = Claims::new(cluster.client.clone(), node("new"));
+    let refused = claims.claim(&red, &theirs.parse()?).await?;
+    ensure!(
+        matches!(&refused, Claim::Taken(by) if by.contains("node old")),
+        "{refused:?}"
+    );
+    ensure!(
+        claims.own().await?.context("the kind")?.is_empty(),
+        "nothing is left of it"
+    );
+    ensure!(claims.claim(&red, &ours.parse()?).await? == Claim::Ours);
+    claims
+        .remove_entries(&red.name, &[ours.parse()?, theirs.parse()?])
+        .await?;
+    let left = networks.get("entered").await?.status.unwrap_or_default().blocks;
+    ensure!(left == [entry(theirs, "old"), entry(other, "new")], "{left:?}");
+    claims.release(&red.name, &ours.parse()?).await.context("release")
 }
 
 /// Pods of the first network may still run in its blocks, also where the second one has units of another size.
@@ -178,7 +212,8 @@ async fn latency(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Random claims and releases of nodes that lose requests and replies, beside agents that know only the status.
+/// Random claims and releases of nodes that lose requests and replies, beside agents of the previous release, which also
+/// enter blocks into the status.
 async fn losses(cluster: &Cluster, network: &NetworkRef) -> Result<()> {
     let steps = if long() { 4000 } else { 60 };
     let leasing = Leasing::default();
@@ -190,10 +225,10 @@ async fn losses(cluster: &Cluster, network: &NetworkRef) -> Result<()> {
     }
     for number in 0..2 {
         let client = cluster.client.clone();
-        let name = format!("old{number}");
-        actors.spawn(actors::earlier_release(
+        let old = node(&format!("old{number}"));
+        actors.spawn(actors::previous_release(
             client,
-            name,
+            old,
             network.clone(),
             leasing.clone(),
             steps,

@@ -17,6 +17,7 @@ use kni_integration::{
     cluster::{PATIENCE, objects},
     require, wait,
 };
+use kni_ipam::blocks::{Taken, next_unit};
 use kube::{Api, ResourceExt as _, api::ListParams};
 use serde_json::{Value, json};
 
@@ -26,11 +27,11 @@ use super::scene::{wait_for_condition, wait_for_truth};
 const OTHERS: usize = 200;
 /// Pods of each of the two nodes with an agent.
 const PODS: usize = 20;
-/// Nodes that claim concurrently. All of them add to the status of one network, which the API server does one by one: with
-/// many more, most of its attempts are in vain.
-const AT_ONCE: usize = 16;
 /// Units of a /24 that can be used.
 const UNITS: usize = 253;
+/// The longest time of 99 of 100 claims when all nodes claim at once. With a CPU of its own for each of API server, etcd
+/// and test it is far below a second.
+const LONGEST: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_nodes_share_a_small_network() -> Result<()> {
@@ -60,6 +61,7 @@ async fn many_nodes_share_a_small_network() -> Result<()> {
     let network = network(&cluster, "tiny").await?;
     let others = others(&cluster).await?;
     many_nodes_claim(&cluster, &network, &others).await?;
+    all_nodes_claim_at_once(&cluster, &others).await?;
     pods_have_the_rest(&cluster).await?;
     a_burst_is_claimed_together(&cluster, &others[0]).await
 }
@@ -86,7 +88,6 @@ async fn network(cluster: &Cluster, name: &str) -> Result<NetworkRef> {
 
 /// Every node has one pod with an IPv4 address; a unit that another node had first is tried again elsewhere.
 async fn many_nodes_claim(cluster: &Cluster, network: &NetworkRef, others: &[NodeRef]) -> Result<()> {
-    let start = Instant::now();
     let claim = |number: usize, node: NodeRef| async move {
         let claims = Claims::new(cluster.client.clone(), node);
         let begun = Instant::now();
@@ -106,24 +107,60 @@ async fn many_nodes_claim(cluster: &Cluster, network: &NetworkRef, others: &[Nod
             last = 2 + (last - 2 + 101) % UNITS;
         }
     };
-    let all: Vec<_> = others
-        .iter()
-        .enumerate()
-        .map(|(number, node)| claim(number / 2, node.clone()))
-        .collect();
-    let done: Vec<_> = stream::iter(all).buffer_unordered(AT_ONCE).try_collect().await?;
+    let all = others.iter().enumerate();
+    claim_concurrently(16, all.map(|(number, node)| claim(number / 2, node.clone()))).await
+}
+
+/// The first block of each node in a large network, as when it is made: nodes choose units as agents do.
+async fn all_nodes_claim_at_once(cluster: &Cluster, others: &[NodeRef]) -> Result<()> {
+    let subnet: IpNet = "10.64.0.0/14".parse()?;
+    cluster
+        .apply(&[objects::network("wide", &["10.64.0.0/14"], &json!({}))])
+        .await?;
+    let network = &network(cluster, "wide").await?;
+    for at_once in [16, OTHERS] {
+        let claim = |number: usize, node: NodeRef| async move {
+            let claims = Claims::new(cluster.client.clone(), node);
+            let begun = Instant::now();
+            let mut taken = Taken::default();
+            let mut tries = 0;
+            loop {
+                tries += 1;
+                let seed = u64::try_from(number * 1000 + tries)?;
+                let unit = next_unit(&[subnet], &taken, true, None, seed).context("no unit is left")?;
+                match claims.claim(network, &unit).await? {
+                    Claim::Ours => return anyhow::Ok((unit, begun.elapsed(), tries)),
+                    Claim::Taken(_) => taken.insert(&unit),
+                }
+            }
+        };
+        let all = others.iter().enumerate();
+        claim_concurrently(at_once, all.map(|(number, node)| claim(number + at_once, node.clone()))).await?;
+    }
+    Ok(())
+}
+
+/// Carries out one claim of each node, and checks that each one gets a unit of its own soon.
+async fn claim_concurrently<F>(at_once: usize, claims: impl Iterator<Item = F>) -> Result<()>
+where
+    F: Future<Output = Result<(IpNet, Duration, usize)>>,
+{
+    let all: Vec<F> = claims.collect();
+    let start = Instant::now();
+    let done: Vec<_> = stream::iter(all).buffer_unordered(at_once).try_collect().await?;
     let took = start.elapsed();
     let units: BTreeSet<IpNet> = done.iter().map(|(unit, ..)| *unit).collect();
     ensure!(units.len() == OTHERS, "{} units of {OTHERS} nodes", units.len());
     let mut times: Vec<Duration> = done.iter().map(|(_, time, _)| *time).collect();
     times.sort();
     let tries: usize = done.iter().map(|(.., tries)| tries).sum();
+    let p99 = times[OTHERS * 99 / 100];
     println!(
-        "{OTHERS} nodes claim, {AT_ONCE} at once: {took:?}, {:.0} claims/s, median {:?}, p99 {:?}, {tries} tries",
+        "{OTHERS} nodes claim, {at_once} at once: {took:?}, {:.0} claims/s, median {:?}, p99 {p99:?}, {tries} tries",
         per_second(OTHERS, took),
         times[OTHERS / 2],
-        times[OTHERS * 99 / 100]
     );
+    ensure!(p99 < LONGEST, "p99 {p99:?}");
     Ok(())
 }
 

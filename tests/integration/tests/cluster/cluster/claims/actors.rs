@@ -7,9 +7,13 @@ use std::{
 
 use anyhow::{Result, ensure};
 use ipnet::IpNet;
-use kni_api::{PodNetwork, pod_network::NodeBlock};
-use kni_claims::{Claim, Claims, NetworkRef};
-use kube::{Api, Client, api::PostParams};
+use kni_api::{AddressBlock, PodNetwork, pod_network::NodeBlock};
+use kni_claims::{Claim, Claims, NetworkRef, NodeRef, address_block};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use serde_json::json;
 
 /// Who leases from which block, as the actors themselves state it.
 #[derive(Debug, Clone, Default)]
@@ -108,73 +112,76 @@ pub(crate) async fn node(
     ))
 }
 
-/// An agent of the previous release, which knows only `status.blocks`.
-pub(crate) async fn earlier_release(
+/// An agent of the previous release: a block is its own when its object is created and its entry is in the status. It
+/// removes both when it releases one.
+pub(crate) async fn previous_release(
     client: Client,
-    name: String,
+    own: NodeRef,
     network: NetworkRef,
     leasing: Leasing,
     steps: usize,
     seed: u64,
 ) -> Result<String> {
     let mut random = fastrand::Rng::with_seed(seed);
-    let api: Api<PodNetwork> = Api::all(client);
-    let (mut claimed, mut released, mut conflicts) = (0, 0, 0);
+    let blocks: Api<AddressBlock> = Api::all(client.clone());
+    let networks: Api<PodNetwork> = Api::all(client);
+    let mut held: BTreeSet<IpNet> = BTreeSet::new();
+    let (mut claimed, mut taken, mut released) = (0, 0, 0);
     for step in 0..steps * 2 {
-        let mut object = api.get(network.name.as_str()).await?;
-        let status = object.status.get_or_insert_default();
-        let own: Vec<IpNet> = status
-            .blocks
-            .iter()
-            .filter(|block| block.node == name)
-            .filter_map(|block| block.cidr.parse().ok())
-            .collect();
         let ending = step >= steps;
-        if ending && own.is_empty() {
+        if ending && held.is_empty() {
             break;
         }
-        if let Some(unit) = random.choice(&own).filter(|_| ending || own.len() > 3) {
-            leasing.end_of(unit, &name);
-            status.blocks.retain(|block| block.cidr != unit.to_string());
-            let params = PostParams::default();
-            if api
-                .replace_status(network.name.as_str(), &params, &object)
-                .await
-                .is_ok()
-            {
-                released += 1;
-            } else {
-                // The status has changed meanwhile, so the block is still the node's.
-                leasing.begin(*unit, &name)?;
-                conflicts += 1;
-            }
+        if let Some(unit) = random.choice(&held).copied().filter(|_| ending || held.len() > 3) {
+            held.remove(&unit);
+            leasing.end_of(&unit, &own.name);
+            let name = address_block(&own, &network, &unit).name_any();
+            blocks.delete(&name, &DeleteParams::default()).await?;
+            enter(&networks, &network, &own.name, &unit, false).await?;
+            let bare = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+            blocks.patch(&name, &PatchParams::default(), &bare).await?;
+            released += 1;
             continue;
         }
-        let is_free = |unit: &&IpNet| status.blocks.iter().all(|block| block.cidr != unit.to_string());
         let units = units();
-        let free: Vec<&IpNet> = units.iter().filter(is_free).collect();
-        let Some(unit) = random.choice(&free).map(|unit| **unit) else {
+        let unit = *random.choice(&units).unwrap_or(&units[0]);
+        if held.contains(&unit) {
             continue;
-        };
-        status.blocks.push(NodeBlock {
-            cidr: unit.to_string(),
-            node: name.clone(),
-        });
-        status.blocks.sort();
-        match api
-            .replace_status(network.name.as_str(), &PostParams::default(), &object)
-            .await
-        {
-            Ok(_) => {
+        }
+        let object = address_block(&own, &network, &unit);
+        match blocks.create(&PostParams::default(), &object).await {
+            Ok(_created) => {
+                enter(&networks, &network, &own.name, &unit, true).await?;
                 claimed += 1;
-                leasing.begin(unit, &name)?;
+                leasing.begin(unit, &own.name)?;
+                held.insert(unit);
             }
-            Err(_) => conflicts += 1,
+            Err(kube::Error::Api(status)) if status.code == 409 => taken += 1,
+            Err(error) => return Err(error.into()),
         }
     }
-    Ok(format!(
-        "{name}: {claimed} claimed, {released} released, {conflicts} conflicts"
-    ))
+    let name = &own.name;
+    Ok(format!("{name}: {claimed} claimed, {taken} taken, {released} released"))
+}
+
+/// Adds or removes an entry; again where another change came first.
+async fn enter(networks: &Api<PodNetwork>, network: &NetworkRef, node: &str, unit: &IpNet, enters: bool) -> Result<()> {
+    loop {
+        let mut object = networks.get(network.name.as_str()).await?;
+        let blocks = &mut object.status.get_or_insert_default().blocks;
+        let cidr = unit.to_string();
+        blocks.retain(|block| block.cidr != cidr);
+        if enters {
+            let node = node.to_owned();
+            blocks.push(NodeBlock { cidr, node });
+        }
+        let params = PostParams::default();
+        match networks.replace_status(network.name.as_str(), &params, &object).await {
+            Ok(_written) => return Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 impl Leasing {

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
 use k8s_openapi::api::{core::v1::Node, events::v1::Event};
-use kni_api::{NetworkMembers, PodInterface, network_members};
+use kni_api::{AddressBlock, NetworkMembers, PodInterface, network_members};
 use kni_integration::{
     Cluster, Pod,
     cluster::{PATIENCE, objects},
@@ -216,9 +216,10 @@ async fn claim(cluster: &Cluster, name: &str, (pod, uid): (&str, &str)) -> Resul
 
 /// The last addresses of an IPv4 block of a node in the default network, which are assigned last.
 async fn free_addresses(cluster: &Cluster, node: &str) -> Result<Vec<IpAddr>> {
-    let status = network_object(cluster, "default").await?.status.context("status")?;
-    let mut blocks = status.blocks.iter().filter(|block| block.node == node);
-    let block = blocks.find_map(|block| block.cidr.parse::<IpNet>().ok().filter(|net| net.addr().is_ipv4()));
+    let api: Api<AddressBlock> = Api::all(cluster.client.clone());
+    let own = ListParams::default().fields(&format!("spec.nodeName={node},spec.network=default"));
+    let mut blocks = api.list(&own).await?.items.into_iter();
+    let block = blocks.find_map(|block| block.spec.cidr.parse::<IpNet>().ok().filter(|net| net.addr().is_ipv4()));
     let block = block.with_context(|| format!("no block of {node}"))?;
     let mut hosts: Vec<IpAddr> = block.hosts().collect();
     hosts.reverse();

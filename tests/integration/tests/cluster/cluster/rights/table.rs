@@ -88,7 +88,7 @@ fn pod(name: &str, rest: &str) -> String {
     format!("/api/v1/namespaces/red-team/pods/{name}{rest}")
 }
 
-/// Network red with changed blocks.
+/// Network red with changed entries of blocks.
 fn blocks(names: &Names, change: impl Fn(&mut Vec<Value>)) -> Value {
     let mut network = names.network.clone();
     network["metadata"]["managedFields"] = Value::Null;
@@ -238,7 +238,7 @@ pub(super) fn foreign(names: &Names) -> Vec<Request> {
         Request::new(
             Verb::Update,
             &format!("{network}/status"),
-            blocks(names, |blocks| blocks.retain(|block| block["node"] != "node2")),
+            blocks(names, |blocks| blocks.retain(|block| block["node"] != "node9")),
         ),
         Request::new(
             Verb::Update,
