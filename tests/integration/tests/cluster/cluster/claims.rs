@@ -140,13 +140,13 @@ async fn entries_of_other_nodes_are_respected(cluster: &Cluster) -> Result<()> {
         node: node.to_owned(),
     };
     let [theirs, ours, other] = ["10.50.0.16/28", "10.50.0.32/28", "10.50.0.48/28"];
-    let entries = [entry(theirs, "old"), entry(ours, "new"), entry(other, "new")];
+    let entries = [entry(theirs, "old"), entry(ours, "later"), entry(other, "later")];
     let networks: Api<PodNetwork> = Api::all(cluster.client.clone());
     let patch = Patch::Merge(json!({ "status": { "blocks": entries } }));
     networks
         .patch_status("entered", &PatchParams::default(), &patch)
         .await?;
-    let claims = Claims::new(cluster.client.clone(), node("new"));
+    let claims = Claims::new(cluster.client.clone(), node("later"));
     let refused = claims.claim(&red, &theirs.parse()?).await?;
     ensure!(
         matches!(&refused, Claim::Taken(by) if by.contains("node old")),
@@ -161,7 +161,7 @@ async fn entries_of_other_nodes_are_respected(cluster: &Cluster) -> Result<()> {
         .remove_entries(&red.name, &[ours.parse()?, theirs.parse()?])
         .await?;
     let left = networks.get("entered").await?.status.unwrap_or_default().blocks;
-    ensure!(left == [entry(theirs, "old"), entry(other, "new")], "{left:?}");
+    ensure!(left == [entry(theirs, "old"), entry(other, "later")], "{left:?}");
     claims.release(&red.name, &ours.parse()?).await.context("release")
 }
 
