@@ -133,7 +133,7 @@ async fn renumber(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// A node behind a smaller MTU: pods that were attached before are told, and streams pass.
+/// A node behind a smaller MTU: pods that were attached before learn it, and streams pass.
 async fn narrow(bed: &Bed) -> Result<()> {
     let (from, to) = (bed.pod("red-team", 1), bed.pod("red-team", 2));
     let shown: Value = serde_json::from_str(&from.inside.run("ip", &["-j", "link", "show", "eth0"])?)?;
