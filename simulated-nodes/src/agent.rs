@@ -85,7 +85,7 @@ async fn sync_policies(node: SimulatedNode, cache: ClusterCache) {
     let mut changes = cache.changes();
     let mut seen = None;
     loop {
-        let changed = {
+        let due = {
             let tables = cache.tables();
             let versions = Some((tables.policy_version(), tables.namespaces.version()));
             (seen != versions).then(|| {
@@ -98,7 +98,7 @@ async fn sync_policies(node: SimulatedNode, cache: ClusterCache) {
                 (policies.cloned().collect::<Vec<_>>(), labels)
             })
         };
-        if let Some((policies, namespaces)) = changed {
+        if let Some((policies, namespaces)) = due {
             let mut engine = node.policies();
             engine.set_namespaces(namespaces);
             engine.set_policies(policies);
@@ -125,7 +125,7 @@ async fn attach_pods(node: SimulatedNode, cache: ClusterCache, name: String, kub
         node.end_rests();
         let mut missing = Addresses::new();
         for (pod, labels, network) in due {
-            let attached = node.attach(NewPod {
+            let attached = node.attach(&NewPod {
                 pod,
                 labels: &labels,
                 network: &network,

@@ -120,7 +120,7 @@ impl SimulatedNode {
     }
 
     /// Attaches a pod: leases its addresses, without an interface.
-    pub(crate) fn attach(&self, new: NewPod<'_>) -> Result<Arc<Sandbox>, AttachError> {
+    pub(crate) fn attach(&self, new: &NewPod<'_>) -> Result<Arc<Sandbox>, AttachError> {
         let sandbox = {
             let mut state = self.state();
             let unknown = || IpamError::UnknownNetwork {
@@ -133,7 +133,7 @@ impl SimulatedNode {
                 state.ipam.lease(new.network, &new.pod.uid, &[], now)?
             };
             state.endpoints += 1;
-            let sandbox = Arc::new(sandbox(&new, network_id, state.endpoints, (lease.ipv4, lease.ipv6))?);
+            let sandbox = Arc::new(sandbox(new, network_id, state.endpoints, (lease.ipv4, lease.ipv6))?);
             state.sandboxes.insert(new.pod.uid.clone(), Arc::clone(&sandbox));
             sandbox
         };

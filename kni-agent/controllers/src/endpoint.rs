@@ -61,13 +61,8 @@ impl ObjectControllers {
         loop {
             if addresses.is_none() || Instant::now() >= read_again {
                 (read_again, seen) = (Instant::now() + ROUND, None);
-                addresses = match (self.state.addresses)(()).await {
-                    Ok(addresses) => Some(addresses),
-                    Err(error) => {
-                        warn_once(&mut last, &error);
-                        None
-                    }
-                };
+                let read = (self.state.addresses)(()).await;
+                addresses = read.map_err(|error| warn_once(&mut last, &error)).ok();
             }
             if former.is_some() && addresses.is_some() && former != addresses {
                 // The kernel keeps connections from an address that is gone; nothing arrives on them.
