@@ -9,7 +9,7 @@ use std::{
 use kni_model::policy::Labels;
 use serde::Serialize;
 
-/// The label whose value tells the states of one pod apart. Pods without it are not recorded.
+/// The label whose value differs between the states of one pod. Pods without it are not recorded.
 const STAMP: &str = "simulation/stamp";
 
 /// What happened until now. Clones share it.

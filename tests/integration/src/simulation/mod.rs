@@ -108,7 +108,7 @@ struct Simulation {
     places: Vec<Value>,
 }
 
-/// Runs a simulation. `say` is told what begins.
+/// Runs a simulation. `say` gets what begins.
 pub async fn run(options: Options, say: impl Fn(&str)) -> Result<Outcome> {
     say("control plane");
     let mut cluster = Cluster::without_nodes("simulation").await?;

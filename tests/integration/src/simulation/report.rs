@@ -217,7 +217,7 @@ pub fn json(outcome: &Outcome) -> Value {
     })
 }
 
-/// The model, fitted on the first two sizes, beside the third, and what it says about the goal.
+/// The model, fitted on the first two sizes, beside the third, and its prediction for the goal.
 pub fn prediction(first: &Outcome, second: &Outcome, third: Option<&Outcome>) -> (String, Value) {
     let mut text = String::from("\n== model, fitted on the first two sizes ==\n");
     let mut rows = Vec::new();

@@ -20,7 +20,7 @@ use tokio::time::{Instant, interval, sleep};
 use super::Options;
 use crate::cluster::{Cluster, objects, token};
 
-/// The label whose value tells the states of one pod apart.
+/// The label whose value differs between the states of one pod.
 pub(super) const STAMP: &str = "simulation/stamp";
 /// The network that every node follows, and its namespace.
 const FLAT: &str = "default";

@@ -31,27 +31,6 @@ async fn figures_are_written_seldom_and_transitions_at_once() -> Result<()> {
     require!(exclusive, root, netns, bpf, machine);
     let cluster = Cluster::start("cluster-writes", 2).await?;
     tenants(&cluster).await?;
-    {
-        use futures::StreamExt as _;
-        let api: Api<kni_api::PodInterface> = Api::all(cluster.client.clone());
-        tokio::spawn(async move {
-            let mut events = std::pin::pin!(kube::runtime::watcher(api, kube::runtime::watcher::Config::default()));
-            while let Some(event) = events.next().await {
-                if let Ok(kube::runtime::watcher::Event::Apply(object)) = event {
-                    println!(
-                        "DBG {}",
-                        serde_json::to_string(&(object.metadata.resource_version, object.status)).unwrap()
-                    );
-                }
-            }
-        });
-    }
-    cluster.run(&[objects::pod("red-team", "dbg", "node1")]).await?;
-    sleep(3 * BETWEEN).await;
-    cluster.run(&[objects::pod("red-team", "dbg2", "node1")]).await?;
-    sleep(3 * BETWEEN).await;
-    anyhow::bail!("enough");
-    #[allow(unreachable_code)]
     a_network_is_in_use_at_once(&cluster).await?;
     pods_come(&cluster).await?;
     policies_change(&cluster).await?;
