@@ -384,8 +384,8 @@ mod tests {
         absent.node_endpoints.absent(std::time::Instant::now());
         let mut unknown = tables(&[]);
         set_node(&mut unknown, "", &["192.0.2.9"]);
-        for tables in vec![unread, absent, unknown] {
-            assert_eq!(write(&tables, "n1", &present(), TUNNEL, 1), Ok(None));
+        for tables in [&unread, &absent, &unknown] {
+            assert_eq!(write(tables, "n1", &present(), TUNNEL, 1), Ok(None));
         }
         assert!(write(&known, "n1", &present(), TUNNEL, 1).unwrap().is_some());
     }
