@@ -217,7 +217,7 @@ fn checks_of_the_control_plane_find_their_problems() {
         ("number-conflicts", |s| put(s, condition("NumberConflict", "True"))),
         ("address-block-owners", |s| s.blocks[0] = block("u0")),
         ("address-blocks", |s| {
-            s.networks[0].spec.subnets = vec!["10.9.0.0/24".to_owned()]
+            s.networks[0].spec.subnets = vec!["10.9.0.0/24".to_owned()];
         }),
         ("address-block-entries", |s| s.blocks.clear()),
         ("policy-quota", |s| {
