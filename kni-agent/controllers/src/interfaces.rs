@@ -24,7 +24,7 @@ use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams},
 };
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use kni_cluster::{Key, Tables};
 
@@ -34,6 +34,11 @@ use super::{Cluster, retry::Retries};
 const ROUND: Duration = Duration::from_secs(1);
 /// Changes that arrive within this time are written together.
 const GATHER: Duration = Duration::from_millis(50);
+/// A new interface whose programs are about to be attached by links is written with these, in one write instead of two,
+/// unless that takes longer than this.
+const COMPLETION: Duration = Duration::from_secs(1);
+/// How often such an interface is read.
+const LOOK: Duration = Duration::from_millis(100);
 /// Maximum number of concurrent requests.
 const AT_ONCE: usize = 16;
 /// The condition of [`egress_condition`].
@@ -42,6 +47,9 @@ const EGRESS_READY: &str = "EgressReady";
 const MAX_MANAGER: usize = 128;
 /// Field manager for server-side apply, and prefix of those that name the node.
 pub(super) const FIELD_MANAGER: &str = "kni-agent";
+
+/// New interfaces that are not written yet, and since when their programs are on filters.
+type Incomplete = BTreeMap<Key, Instant>;
 
 /// A write to the API server.
 #[derive(Debug)]
@@ -59,10 +67,12 @@ impl Cluster {
         let mut known = self.cache.changes();
         let mut seen = None;
         let mut retries = Retries::default();
+        let mut incomplete = Incomplete::new();
         loop {
             let ticked = kni_tasks::waiting(async {
                 tokio::select! {
                     _ = ticks.tick() => true,
+                    () = sleep(LOOK), if !incomplete.is_empty() => true,
                     _ = attached.changed() => { tokio::time::sleep(GATHER).await; true }
                     _ = known.changed() => { tokio::time::sleep(GATHER).await; false }
                 }
@@ -86,7 +96,7 @@ impl Cluster {
                 )
             });
             let Ok((views, refused)) = read.await else { continue };
-            let sets = self.interface_writes(&views, &refused);
+            let sets = self.interface_writes(&views, &refused, &mut incomplete);
             retries.retain(|key| sets.iter().any(|writes| writes.contains_key(key)));
             for writes in sets {
                 let due = writes.into_iter().filter(|(key, _)| retries.is_due(key));
@@ -106,11 +116,13 @@ impl Cluster {
         &self,
         views: &[InterfaceView],
         refused: &BTreeMap<EndpointId, Vec<RefusedAddress>>,
+        incomplete: &mut Incomplete,
     ) -> [BTreeMap<Key, Write>; 3] {
         let enforced = self.sync.policy_problem();
         let lost = self.attacher.lost_rights();
         let tables = self.cache.tables();
         let mut desired: BTreeMap<Key, PodInterface> = BTreeMap::new();
+        let mut provisional: BTreeSet<Key> = BTreeSet::new();
         for view in views {
             let closed = self.sync.closed_endpoint(view.attachment.endpoint);
             let not_enforced = match (&enforced, &closed) {
@@ -128,6 +140,9 @@ impl Cluster {
                 status.conditions.extend(egress_condition(refused.unwrap_or_default()));
             }
             let key = Key::new(&object.namespace().unwrap_or_default(), &object.name_any());
+            if view.provisional {
+                provisional.insert(key.clone());
+            }
             desired.insert(key, object);
         }
         let rows = tables.interfaces.rows();
@@ -144,8 +159,15 @@ impl Cluster {
                 .collect()
         };
         let (gone, renamed) = (delete(gone), delete(renamed));
+        incomplete.retain(|key, _| provisional.contains(key) && !rows.contains_key(key));
         let mut writes = BTreeMap::new();
         for (key, object) in desired {
+            if provisional.contains(&key) && !rows.contains_key(&key) {
+                let since = *incomplete.entry(key.clone()).or_insert_with(Instant::now);
+                if since.elapsed() < COMPLETION {
+                    continue;
+                }
+            }
             let object = match rows.get(&key) {
                 Some(known) => match updated(known, object) {
                     Some(object) => object,
