@@ -421,6 +421,7 @@ fn interfaces(sandbox: &Arc<Sandbox>) -> Vec<InterfaceView> {
             program("tcx/egress", "to_pod", attachment.endpoint.0),
         ],
         counts: EndpointCounts::default(),
+        provisional: false,
         problems: Vec::new(),
     });
     views.collect()

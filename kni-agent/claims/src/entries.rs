@@ -1,4 +1,4 @@
-//! Reads and removes the entries of `PodNetwork.status.blocks`, which agents of earlier releases make.
+//! Removes entries of `PodNetwork.status.blocks`, which agents of earlier releases make.
 //!
 //! The list has each range once, which the API server checks. An agent that goes back by one release makes its entries
 //! again.
@@ -14,7 +14,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{ClaimError, NetworkRef};
+use super::ClaimError;
 
 /// Maximum number of attempts to change the list.
 const TRIES: u64 = 8;
@@ -31,20 +31,6 @@ impl Entries<'_> {
         Api::all_with(self.client.clone(), &ApiResource::erase::<PodNetwork>(&()))
     }
 
-    /// The ranges and nodes of the entries of other nodes, as of now. An error if the network is gone.
-    pub(crate) async fn of_others(&self, network: &NetworkRef) -> Result<Vec<(IpNet, String)>, ClaimError> {
-        let name = network.name.as_str();
-        let object = self.read(name).await?;
-        if object.uid().as_deref() != Some(&network.uid) {
-            return Err(ClaimError::NetworkGone {
-                network: name.to_owned(),
-            });
-        }
-        let mut entries = entries(&object);
-        entries.retain(|(_, node)| node != self.node);
-        Ok(entries)
-    }
-
     /// Removes the node's entries of ranges. Entries of others stay, and a network that is gone has none.
     pub(crate) async fn remove(&self, network: &NetworkName, ranges: &[IpNet]) -> Result<(), ClaimError> {
         let ours: Vec<Value> = ranges
@@ -52,11 +38,9 @@ impl Entries<'_> {
             .map(|range| json!({"cidr": range.to_string(), "node": self.node}))
             .collect();
         for attempt in 0..TRIES {
-            let object = match self.read(network.as_str()).await {
-                Ok(object) => object,
-                Err(ClaimError::NetworkGone { .. }) => return Ok(()),
-                Err(error) => return Err(error),
-            };
+            let read = self.api().get_opt(network.as_str()).await;
+            let read = read.map_err(|error| ClaimError::of("reading a network", error))?;
+            let Some(object) = read else { return Ok(()) };
             let list = object.data.pointer("/status/blocks").and_then(Value::as_array);
             let found = list.into_iter().flatten().enumerate();
             let found: Vec<(usize, &Value)> = found.filter(|(_, item)| ours.contains(item)).collect();
@@ -96,26 +80,6 @@ impl Entries<'_> {
             Err(error) => Err(ClaimError::of("changing the blocks of a network's status", error)),
         }
     }
-
-    async fn read(&self, name: &str) -> Result<DynamicObject, ClaimError> {
-        match self.api().get_opt(name).await {
-            Ok(Some(object)) => Ok(object),
-            Ok(None) => Err(ClaimError::NetworkGone {
-                network: name.to_owned(),
-            }),
-            Err(error) => Err(ClaimError::of("reading a network", error)),
-        }
-    }
-}
-
-/// The ranges in the status of a network, and their nodes.
-fn entries(object: &DynamicObject) -> Vec<(IpNet, String)> {
-    let list = object.data.pointer("/status/blocks").and_then(Value::as_array);
-    let pairs = list.into_iter().flatten().filter_map(|item| {
-        let cidr = item.get("cidr")?.as_str()?.parse().ok()?;
-        Some((cidr, item.get("node")?.as_str()?.to_owned()))
-    });
-    pairs.collect()
 }
 
 /// The first repetition is immediate, later ones spread out.

@@ -28,12 +28,6 @@ pub enum ClaimError {
         /// The network.
         network: String,
     },
-    /// The network is gone, or another one has its name.
-    #[error("network {network} was deleted")]
-    NetworkGone {
-        /// The network.
-        network: String,
-    },
 }
 
 impl ClaimError {

@@ -2,8 +2,8 @@
 //! Layer: service.
 //!
 //! A block belongs to the node whose `AddressBlock` was created first: the name of the object is the range, so a second
-//! creation is refused. Agents of earlier releases also enter blocks into `PodNetwork.status.blocks`. Entries of other
-//! nodes are respected; those of this node are removed by [`Claims::remove_entries`], and nothing is entered.
+//! creation is refused. Agents of earlier releases also enter blocks into `PodNetwork.status.blocks`. Nothing is entered here;
+//! the caller claims nothing that is entered for other nodes, and removes its own entries by [`Claims::remove_entries`].
 //!
 //! Whether a request had an effect is never derived from the lack of a reply. [`Claims::claim`] and
 //! [`Claims::release`] may be repeated with the same block at any time: they read what is there. Between an error and
@@ -15,7 +15,7 @@ mod object;
 
 use std::collections::BTreeMap;
 
-use futures::{StreamExt as _, TryStreamExt as _, future::join, stream};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use ipnet::IpNet;
 use kni_api::{AddressBlock, LEASES_FINALIZER};
 use kni_model::NetworkName;
@@ -118,7 +118,7 @@ impl Claims {
         })
     }
 
-    /// Claims units of the network's subnets, with one request for each and two for all of them. The owners of units that
+    /// Claims units of the network's subnets, with one request for each and one for all of them. The owners of units that
     /// are not in the result are unknown, as after an error of [`Self::claim`].
     pub async fn claim_all(
         &self,
@@ -169,25 +169,16 @@ impl Claims {
         }
     }
 
-    /// Compares the units of created objects with blocks of earlier networks, and with entries of other nodes. Those of others
-    /// are released.
+    /// Compares the units of created objects with blocks of earlier networks. Those that overlap are released.
     async fn confirm(&self, network: &NetworkRef, created: &[IpNet]) -> Result<BTreeMap<IpNet, Claim>, ClaimError> {
         // A network that was deleted and made again may have had units of another size. Both sides create first and
-        // look then, so at least one of two concurrent claims sees the other one. An entry without an object is of an
-        // agent that does not know the kind.
-        let entries = self.entries();
-        let (entries, earlier) = join(entries.of_others(network), self.earlier_blocks(network)).await;
-        let (entries, earlier) = (entries?, earlier?);
+        // look then, so at least one of two concurrent claims sees the other one.
+        let earlier = self.earlier_blocks(network).await?;
         let mut claims = BTreeMap::new();
         for unit in created {
             let mut earlier = earlier.iter();
             let before = earlier.find(|object| range_of(object).is_some_and(|range| overlap(&range, unit)));
-            let entered = || entries.iter().find(|(range, _)| overlap(range, unit));
-            let by = before.map(owner).or_else(|| {
-                let (_, node) = entered()?;
-                Some(format!("node {node} (status of PodNetwork {})", network.name))
-            });
-            claims.insert(*unit, by.map_or(Claim::Ours, Claim::Taken));
+            claims.insert(*unit, before.map(owner).map_or(Claim::Ours, Claim::Taken));
         }
         let taken = claims.iter().filter(|(_, claim)| **claim != Claim::Ours);
         let taken: Vec<IpNet> = taken.map(|(unit, _)| *unit).collect();

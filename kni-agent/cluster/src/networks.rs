@@ -234,6 +234,25 @@ mod tests {
     }
 
     #[test]
+    fn blocks_are_taken_by_objects_and_by_entries_of_earlier_releases() {
+        let mut tables = tables(&[("red", 1, selecting("red"))]);
+        for (network, cidr) in [
+            ("red", "10.0.0.128/26"),
+            ("red", "10.0.1.0/26"),
+            ("blue", "10.0.2.0/26"),
+        ] {
+            let object = serde_json::from_value(serde_json::json!({
+                "apiVersion": "kni.dev/v1alpha1", "kind": "AddressBlock", "metadata": {"name": cidr},
+                "spec": {"network": network, "networkUID": "u", "cidr": cidr, "nodeName": "n2", "nodeUID": "u"},
+            }));
+            let row = Some(Arc::new(object.unwrap()));
+            tables.other_blocks.put(Key::new("", cidr), row);
+        }
+        let expected = ["10.0.0.64/26", "10.0.0.128/26", "10.0.1.0/26"].map(|cidr| cidr.parse().unwrap());
+        assert_eq!(taken_blocks(&tables, &"red".parse().unwrap()), expected);
+    }
+
+    #[test]
     fn the_older_network_has_the_namespace() {
         let tables = tables(&[
             ("a", 1, selecting("red")),

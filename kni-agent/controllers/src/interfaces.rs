@@ -20,7 +20,7 @@ use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams},
 };
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use kni_cluster::{Key, Tables};
 
@@ -30,6 +30,11 @@ use super::{ObjectControllers, retry::Retries, state::Interfaces};
 const ROUND: Duration = Duration::from_secs(1);
 /// Changes that arrive within this time are written together.
 const GATHER: Duration = Duration::from_millis(50);
+/// A new interface whose programs are about to be attached by links is written with these, in one write instead of two,
+/// unless that takes longer than this.
+const COMPLETION: Duration = Duration::from_secs(1);
+/// How often such an interface is read.
+const LOOK: Duration = Duration::from_millis(100);
 /// Maximum number of concurrent requests.
 const AT_ONCE: usize = 16;
 /// The condition of [`egress_condition`].
@@ -38,6 +43,9 @@ const EGRESS_READY: &str = "EgressReady";
 const MAX_MANAGER: usize = 128;
 /// Field manager for server-side apply, and prefix of those that name the node.
 pub(super) const FIELD_MANAGER: &str = "kni-agent";
+
+/// New interfaces that are not written yet, and since when their programs are on filters.
+type Incomplete = BTreeMap<Key, Instant>;
 
 /// A write to the API server.
 #[derive(Debug)]
@@ -55,10 +63,12 @@ impl ObjectControllers {
         let mut known = self.cache.changes();
         let mut seen = None;
         let mut retries = Retries::default();
+        let mut incomplete = Incomplete::new();
         loop {
             let ticked = kni_tasks::waiting(async {
                 tokio::select! {
                     _ = ticks.tick() => true,
+                    () = sleep(LOOK), if !incomplete.is_empty() => true,
                     _ = attached.changed() => { tokio::time::sleep(GATHER).await; true }
                     _ = known.changed() => { tokio::time::sleep(GATHER).await; false }
                 }
@@ -77,7 +87,7 @@ impl ObjectControllers {
             let Ok(interfaces) = tokio::task::spawn_blocking(move || read()).await else {
                 continue;
             };
-            let sets = self.interface_writes(&interfaces);
+            let sets = self.interface_writes(&interfaces, &mut incomplete);
             retries.retain(|key| sets.iter().any(|writes| writes.contains_key(key)));
             for writes in sets {
                 let due = writes.into_iter().filter(|(key, _)| retries.is_due(key));
@@ -93,7 +103,7 @@ impl ObjectControllers {
     }
 
     /// The necessary writes, in the order of the sets.
-    fn interface_writes(&self, read: &Interfaces) -> [BTreeMap<Key, Write>; 3] {
+    fn interface_writes(&self, read: &Interfaces, incomplete: &mut Incomplete) -> [BTreeMap<Key, Write>; 3] {
         let enforced = (self.state.enforcement)().problem;
         let Interfaces {
             views,
@@ -103,6 +113,7 @@ impl ObjectControllers {
         } = read;
         let tables = self.cache.tables();
         let mut desired: BTreeMap<Key, PodInterface> = BTreeMap::new();
+        let mut provisional: BTreeSet<Key> = BTreeSet::new();
         for view in views {
             let closed = closed.get(&view.attachment.endpoint);
             let not_enforced = match (&enforced, closed) {
@@ -120,6 +131,9 @@ impl ObjectControllers {
                 status.conditions.extend(egress_condition(refused.unwrap_or_default()));
             }
             let key = Key::new(&object.namespace().unwrap_or_default(), &object.name_any());
+            if view.provisional {
+                provisional.insert(key.clone());
+            }
             desired.insert(key, object);
         }
         let rows = tables.interfaces.rows();
@@ -136,17 +150,7 @@ impl ObjectControllers {
                 .collect()
         };
         let (gone, renamed) = (delete(gone), delete(renamed));
-        let mut writes = BTreeMap::new();
-        for (key, object) in desired {
-            let object = match rows.get(&key) {
-                Some(known) => match updated(known, object) {
-                    Some(object) => object,
-                    None => continue,
-                },
-                None => object,
-            };
-            writes.insert(key, Write::Put(Box::new(object)));
-        }
+        let writes = puts(desired, rows, &provisional, incomplete);
         [gone, writes, renamed]
     }
 
@@ -270,6 +274,34 @@ fn same_metadata(known: &PodInterface, desired: &PodInterface) -> bool {
         && labels
             .into_iter()
             .all(|(key, value)| known.labels().get(key) == Some(value))
+}
+
+/// The objects that differ from what is known, without the new ones whose programs are about to be attached by links.
+fn puts(
+    desired: BTreeMap<Key, PodInterface>,
+    rows: &BTreeMap<Key, Arc<PodInterface>>,
+    provisional: &BTreeSet<Key>,
+    incomplete: &mut Incomplete,
+) -> BTreeMap<Key, Write> {
+    incomplete.retain(|key, _| provisional.contains(key) && !rows.contains_key(key));
+    let mut writes = BTreeMap::new();
+    for (key, object) in desired {
+        if provisional.contains(&key) && !rows.contains_key(&key) {
+            let since = *incomplete.entry(key.clone()).or_insert_with(Instant::now);
+            if since.elapsed() < COMPLETION {
+                continue;
+            }
+        }
+        let object = match rows.get(&key) {
+            Some(known) => match updated(known, object) {
+                Some(object) => object,
+                None => continue,
+            },
+            None => object,
+        };
+        writes.insert(key, Write::Put(Box::new(object)));
+    }
+    writes
 }
 
 /// The update of an existing object; `None` if it is up to date. Unchanged conditions keep their times.

@@ -64,6 +64,7 @@ pub(super) fn interface(view: InterfaceView) -> Interface {
         programs,
         counts,
         problems,
+        provisional: _,
     } = view;
     let v4 = attachment.ipv4.map(|ip| address("IPv4", ip.into()));
     let v6 = attachment.ipv6.map(|ip| address("IPv6", ip.into()));

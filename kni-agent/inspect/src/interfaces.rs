@@ -32,10 +32,13 @@ impl Inspector {
     }
 
     fn interface(&self, sandbox: Arc<Sandbox>, attachment: Attachment) -> InterfaceView {
+        // Read before the programs, so that filters are never taken for what stays.
+        let provisional = self.dataplane.is_provisional(attachment.endpoint);
         let mut view = InterfaceView {
             sandbox,
             attachment,
             programs: Vec::new(),
+            provisional,
             counts: EndpointCounts::default(),
             problems: Vec::new(),
         };

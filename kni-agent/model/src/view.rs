@@ -146,6 +146,8 @@ pub struct InterfaceView {
     pub attachment: Attachment,
     /// Programs at the host end.
     pub programs: Vec<ProgramView>,
+    /// Whether the programs run on filters that links will replace once no client is served.
+    pub provisional: bool,
     /// Counters.
     pub counts: EndpointCounts,
     /// Its problems; empty means healthy.

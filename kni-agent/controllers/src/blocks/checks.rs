@@ -76,6 +76,10 @@ impl ObjectControllers {
             let Some(network) = self.network_ref(&name) else {
                 continue;
             };
+            if let Some(by) = self.entered_for_other(&name, &unit) {
+                conflicts.extend(self.conflict(&name, &unit, &by));
+                continue;
+            }
             match within(claims.claim(&network, &unit)).await {
                 Ok(Some(Claim::Ours)) => {
                     tracing::info!(network = %name, block = %unit, "the node has this address block");
@@ -166,6 +170,19 @@ impl ObjectControllers {
             !is_held && !memory.leaving.contains(block) && self.is_unit(&block.0, &block.1)
         });
         missing
+    }
+
+    /// The owner of an entry in the status of a network, by an agent that does not know the kind of the objects.
+    fn entered_for_other(&self, name: &NetworkName, unit: &IpNet) -> Option<String> {
+        let tables = self.cache.tables();
+        let status = tables.networks.get("", name.as_str())?.status.as_ref()?;
+        let overlaps = |range: IpNet| range.contains(unit) || unit.contains(&range);
+        let mut others = status.blocks.iter().filter(|entry| entry.node != self.node);
+        let entry = others.find(|entry| entry.cidr.parse().is_ok_and(overlaps))?;
+        // An agent of the previous release has the object, too.
+        let object = object_name(name, unit);
+        let is_ours = tables.blocks.get("", &object).is_some();
+        (!is_ours).then(|| format!("node {} (status of PodNetwork {name})", entry.node))
     }
 
     fn unit_of(&self, name: &NetworkName, address: IpAddr) -> Option<IpNet> {

@@ -129,6 +129,7 @@ impl Inspect for Fake {
                 sandbox: Arc::clone(sandbox),
                 attachment: attachment.clone(),
                 programs: vec![program()],
+                provisional: false,
                 counts: EndpointCounts {
                     from_pod: Count { packets: 5, bytes: 500 },
                     ..EndpointCounts::default()
