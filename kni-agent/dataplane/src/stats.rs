@@ -33,6 +33,10 @@ pub(super) fn count_runs() -> Result<CountingRuns, DataplaneError> {
 pub(super) fn of_programs(ebpf: &Ebpf) -> Result<Vec<ProgramStats>, DataplaneError> {
     let mut stats = Vec::new();
     for (name, program) in ebpf.programs() {
+        // Those of the uplink and of the tunnel are loaded with their first interface.
+        if program.fd().is_err() {
+            continue;
+        }
         let info = program
             .info()
             .map_err(|error| DataplaneError::Kernel(format!("reading program {name}: {error}")))?;

@@ -66,7 +66,9 @@ impl Netlink {
                 port: found,
                 external,
             } = device;
-            if is_ours(&link) {
+            if is_unfinished(&link) && external {
+                self.delete_overlay(link.ifindex).await?;
+            } else if is_ours(&link) {
                 if found == port && external {
                     present = Some(link);
                 } else {
@@ -223,6 +225,11 @@ impl Netlink {
 
 fn is_ours(link: &Link) -> bool {
     link.name == OVERLAY_NAME && link.alias.as_deref() == Some(OVERLAY_ALIAS)
+}
+
+/// Of an agent that ended between the creation and the alias. The kernel sets no alias at the creation.
+fn is_unfinished(link: &Link) -> bool {
+    link.name == OVERLAY_NAME && link.alias.is_none() && !link.up
 }
 
 impl Vxlan {

@@ -240,12 +240,19 @@ const FIELDS: &[Fields] = &[
         ("version", 2),
     ),
     ("MASQUERADE", &["ipv4", "first", "last", "ipv6"], ("last", 0)),
-    // These maps are empty here: their rows require an uplink, fragments for pods, or interfaces of CNI plugins.
+    // These maps are empty here: their rows require an uplink, other nodes, fragments for pods, or interfaces of CNI plugins.
     ("FRAGMENTS_OUTSIDE", &[], NO_ROW),
     ("NAT4", &[], NO_ROW),
     ("NAT6", &[], NO_ROW),
     ("INTERFACES", &[], NO_ROW),
     ("NODES", &["underlay", "generation", "mtu", "ifindex"], ("mtu", 0)),
+    ("NUMBERS", &[], NO_ROW),
+    ("NETWORKS", &[], NO_ROW),
+    (
+        "OVERLAY",
+        &["ipv4", "ipv6", "port", "host_network"],
+        ("host_network", 0),
+    ),
     ("HOST_PORTS", &[], NO_ROW),
     ("SOURCES", &[], NO_ROW),
 ];
