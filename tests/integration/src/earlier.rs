@@ -11,34 +11,41 @@ use anyhow::{Context as _, Result, ensure};
 
 /// The last commit whose agent pins maps of layout 2.
 const LAYOUT_2: &str = "1b62b39";
+/// The last commit whose agent enters its address blocks into the status of networks, and knows no fabric.
+const WITHOUT_FABRIC: &str = "7019eaa";
 
-/// The agent with layout 2. Without `KNI_LAYOUT2_AGENT`, long proofs build it once, into `target/earlier` (five minutes
-/// on two CPUs); otherwise `None` where it has not been built.
+/// The agent with layout 2, which `KNI_LAYOUT2_AGENT` names.
 pub fn layout_2_agent() -> Result<Option<PathBuf>> {
-    if let Some(path) = env::var_os("KNI_LAYOUT2_AGENT") {
+    agent_of("KNI_LAYOUT2_AGENT", LAYOUT_2)
+}
+
+/// The agent of the previous release, which also enters its address blocks into the status of networks, and exchanges no
+/// packets with other nodes: the one that `KNI_PREVIOUS_AGENT` names.
+pub fn previous_agent() -> Result<Option<PathBuf>> {
+    agent_of("KNI_PREVIOUS_AGENT", WITHOUT_FABRIC)
+}
+
+/// The agent that the variable names. Without it, long proofs build the one of the commit once, into `target/earlier` (five
+/// minutes on two CPUs); otherwise `None` where it has not been built.
+fn agent_of(variable: &str, commit: &str) -> Result<Option<PathBuf>> {
+    if let Some(path) = env::var_os(variable) {
         return Ok(Some(path.into()));
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
-    let tree = root.join("target/earlier").join(LAYOUT_2);
+    let tree = root.join("target/earlier").join(commit);
     let agent = tree.join("target/debug/kni-agent");
     if !agent.exists() && crate::long() {
-        build(&root, &tree)?;
+        build(&root, &tree, commit)?;
     }
     Ok(agent.exists().then_some(agent))
 }
 
-/// The agent of the previous release, which also enters its address blocks into the status of networks: the one that
-/// `KNI_PREVIOUS_AGENT` names.
-pub fn previous_agent() -> Option<PathBuf> {
-    env::var_os("KNI_PREVIOUS_AGENT").map(Into::into)
-}
-
-fn build(root: &Path, tree: &Path) -> Result<()> {
+fn build(root: &Path, tree: &Path, commit: &str) -> Result<()> {
     if !tree.exists() {
         let path = tree.to_str().context("not UTF-8")?;
         run(Command::new("git")
             .current_dir(root)
-            .args(["worktree", "add", "--force", "--detach", path, LAYOUT_2]))?;
+            .args(["worktree", "add", "--force", "--detach", path, commit]))?;
     }
     let cargo = || {
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

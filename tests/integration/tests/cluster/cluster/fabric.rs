@@ -1,7 +1,10 @@
 //! Tests packets between pods of several nodes: who reaches whom, what is on the wire, and that policies apply.
 
 mod bed;
+mod content;
 mod enemies;
 mod faults;
+mod losses;
+mod mixed;
 mod reach;
 mod services;

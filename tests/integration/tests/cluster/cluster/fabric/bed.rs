@@ -7,7 +7,7 @@ use kni_api::{NodeEndpoint, PodNetwork};
 use kni_integration::{
     Cluster, Pod,
     cluster::{Member, MemberOptions, PATIENCE, objects},
-    frames::PacketSocket,
+    frames::{Link, PacketSocket, parse_mac},
     traffic::{Matrix, Probe, Servers},
     wait,
 };
@@ -25,6 +25,9 @@ pub(super) const TEAMS: [&str; 3] = ["plain", "red-team", "blue-team"];
 /// Time to wait for what must not come.
 pub(super) const SILENCE: Duration = Duration::from_millis(500);
 
+/// Time to wait for a crafted packet.
+const RAW_PATIENCE: Duration = Duration::from_secs(3);
+
 /// Nodes with a pod of each team on every node, and a server in every pod.
 pub(super) struct Bed {
     pub(super) cluster: Cluster,
@@ -36,11 +39,16 @@ pub(super) struct Bed {
 impl Bed {
     /// Nodes whose agents have these additional arguments; the default network has this fabric.
     pub(super) async fn start(name: &str, args: &[&str], default: Option<&str>) -> Result<Self> {
+        let mut options = MemberOptions::default();
+        options.args.extend(args.iter().map(|arg| (*arg).to_owned()));
+        Self::start_with(name, &options, default).await
+    }
+
+    /// The same with all options of the nodes.
+    pub(super) async fn start_with(name: &str, options: &MemberOptions, default: Option<&str>) -> Result<Self> {
         let mut cluster = Cluster::without_nodes(name).await?;
         for _node in 0..NODES {
-            let mut options = MemberOptions::default();
-            options.args.extend(args.iter().map(|arg| (*arg).to_owned()));
-            cluster.add_node(options).await?;
+            cluster.add_node(options.clone()).await?;
         }
         apply_networks(&cluster, default).await?;
         let wanted: Vec<Value> = TEAMS
@@ -225,5 +233,41 @@ impl Wire {
             }
         }
         Ok(frames)
+    }
+}
+
+/// A socket for whole packets at the pod's end of its interface, as a pod with all capabilities has.
+pub(super) struct Raw {
+    socket: PacketSocket,
+    link: Link,
+}
+
+impl Raw {
+    pub(super) fn of(pod: &Pod) -> Result<Self> {
+        let shown = |args: &[&str], field: &str| -> Result<_> {
+            let shown: Value = serde_json::from_str(&pod.inside.run("ip", args)?)?;
+            let mac = shown[0][field].as_str().and_then(parse_mac);
+            mac.with_context(|| format!("no {field} in {shown}"))
+        };
+        let own = shown(&["-j", "link", "show", "eth0"], "address")?;
+        let gateway = shown(&["-j", "neighbour", "show", "dev", "eth0"], "lladdr")?;
+        Ok(Self {
+            socket: PacketSocket::open(&pod.inside, "eth0")?,
+            link: Link::new(own, gateway),
+        })
+    }
+
+    pub(super) fn send(&self, packet: &[u8]) -> Result<()> {
+        Ok(self.socket.send(&self.link.frame(packet))?)
+    }
+
+    /// The first packet with these ends and this protocol; its payload.
+    pub(super) fn receive(&self, from: IpAddr, to: IpAddr, protocol: u8) -> Result<Option<Vec<u8>>> {
+        let wanted = |frame: &[u8]| {
+            ip_packet(frame)
+                .is_some_and(|(source, destination, found, _)| (source, destination, found) == (from, to, protocol))
+        };
+        let frame = self.socket.receive(RAW_PATIENCE, wanted)?;
+        Ok(frame.and_then(|frame| ip_packet(&frame).map(|(.., payload)| payload.to_vec())))
     }
 }

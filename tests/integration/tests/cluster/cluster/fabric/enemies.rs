@@ -12,7 +12,7 @@ use kni_api::{NetworkNumber, NodeEndpoint};
 use kni_integration::{
     Pod,
     cluster::{Member, PATIENCE, objects},
-    frames::{Ip, Link, PacketSocket, Payload},
+    frames::{Ip, Link, Payload},
     long, require,
     traffic::Servers,
     wait,
@@ -23,7 +23,7 @@ use serde_json::json;
 
 use super::{
     super::scene::{PORT, address, identity},
-    bed::{Bed, NODES, OVERLAY_PORT, Wire, ip_packet, tunnelled},
+    bed::{Bed, NODES, OVERLAY_PORT, Raw, Wire, ip_packet, tunnelled},
 };
 
 /// Packets of each kind.
@@ -112,19 +112,7 @@ async fn refused(
 
 /// From a socket at the pod's end of its interface, as a pod with all capabilities has.
 fn from_pod(pod: &Pod, packet: &[u8]) -> Result<()> {
-    let shown = pod.inside.run("ip", &["-j", "link", "show", "eth0"])?;
-    let shown: serde_json::Value = serde_json::from_str(&shown)?;
-    let own = shown[0]["address"]
-        .as_str()
-        .and_then(kni_integration::frames::parse_mac);
-    let neighbours = pod.inside.run("ip", &["-j", "neighbour", "show", "dev", "eth0"])?;
-    let neighbours: serde_json::Value = serde_json::from_str(&neighbours)?;
-    let gateway = neighbours[0]["lladdr"]
-        .as_str()
-        .and_then(kni_integration::frames::parse_mac);
-    let (own, gateway) = own.zip(gateway).context("the MAC addresses of the pod's link")?;
-    let socket = PacketSocket::open(&pod.inside, "eth0")?;
-    Ok(socket.send(&Link::new(own, gateway).frame(packet))?)
+    Raw::of(pod)?.send(packet)
 }
 
 async fn pods_send_to_the_port(bed: &Bed, numbers: &[u32; 3]) -> Result<()> {

@@ -8,9 +8,9 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kni_integration::{
-    cluster::PATIENCE,
-    require,
-    traffic::{Stream, assert_path_limit},
+    cluster::{PATIENCE, objects},
+    long, require,
+    traffic::assert_path_limit,
     wait,
 };
 use kube::{
@@ -21,34 +21,16 @@ use serde_json::{Value, json};
 
 use super::{
     super::scene::{PORT, address, ask, assert_reached, identity},
-    bed::{Bed, TEAMS},
+    bed::{Bed, NODES, TEAMS},
+    losses::{Traffic, addresses_have_one_owner, control, one_sender_each},
 };
 
 /// How long a fault lasts.
 const FAULT: Duration = Duration::from_secs(3);
 
-/// Traffic of all teams between two nodes, in both directions.
-struct Traffic(Vec<(String, Stream)>);
-
-impl Traffic {
-    fn start(bed: &Bed, nodes: [usize; 2]) -> Result<Self> {
-        let mut streams = Vec::new();
-        for team in TEAMS {
-            for ([from, to], v4) in [(nodes, true), ([nodes[1], nodes[0]], false)] {
-                let (from, to) = (bed.pod(team, from), bed.pod(team, to));
-                let there = SocketAddr::new(address(to, v4), PORT);
-                streams.push((identity(to), Stream::udp(&from.inside, there)?));
-                streams.push((identity(to), Stream::tcp(&from.inside, there)?));
-            }
-        }
-        Ok(Self(streams))
-    }
-
-    fn assert_whole(self) {
-        for (server, stream) in self.0 {
-            stream.stop().assert_whole(&server);
-        }
-    }
+/// How long the API server is away.
+fn absence() -> Duration {
+    if long() { Duration::from_mins(1) } else { FAULT }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -56,33 +38,97 @@ async fn nothing_is_lost_while_agents_and_the_api_server_are_away() -> Result<()
     require!(exclusive, root, netns, bpf, machine);
     let mut bed = Bed::start("fabric-faults", &[], None).await?;
     bed.connected().await?;
-    for node in [0, 1] {
-        let traffic = Traffic::start(&bed, [1, 2])?;
+    let pairs = [[1, 2]];
+    control(&bed, &pairs, 2 * FAULT).await?;
+    for (node, side) in [(0, "one side"), (1, "the other side")] {
+        let traffic = Traffic::start(&bed, &pairs)?;
         bed.cluster.nodes[node].agent.kill9()?;
         tokio::time::sleep(FAULT).await;
         bed.cluster.nodes[node].agent.restart()?;
         tokio::time::sleep(FAULT).await;
-        traffic.assert_whole();
+        traffic.stop_whole(&format!("agent of {side} killed, and back after {FAULT:?}"))?;
     }
-    let traffic = Traffic::start(&bed, [1, 2])?;
+    let traffic = Traffic::start(&bed, &pairs)?;
     bed.cluster.kill_api_server()?;
-    tokio::time::sleep(FAULT).await;
+    tokio::time::sleep(absence()).await;
     bed.cluster.start_api_server()?;
     tokio::time::sleep(FAULT).await;
-    traffic.assert_whole();
+    traffic.stop_whole(&format!("API server away for {:?}", absence()))?;
     bed.matrix().assert_expected();
+    restored(&mut bed).await?;
+    silent_and_back(&mut bed).await?;
     another_node_goes(&bed).await
+}
+
+/// Restores the data of the API server to a state before pods of each node were created.
+async fn restored(bed: &mut Bed) -> Result<()> {
+    bed.cluster.save_data()?;
+    let late: Vec<Value> = TEAMS
+        .iter()
+        .flat_map(|team| (1..=NODES).map(|node| objects::pod(team, &format!("late{node}"), &format!("node{node}"))))
+        .collect();
+    bed.cluster.run(&late).await?;
+    let traffic = Traffic::start(bed, &[[1, 2], [2, 3]])?;
+    bed.cluster.restore_data()?;
+    tokio::time::sleep(2 * FAULT).await;
+    traffic.stop_whole("etcd restored to its state before the last pods of each node")?;
+    // The API server does not know the last pods, which still run: no other pod gets their addresses, on any node.
+    let more: Vec<Value> = TEAMS
+        .iter()
+        .flat_map(|team| (1..=NODES).map(|node| objects::pod(team, &format!("more{node}"), &format!("node{node}"))))
+        .collect();
+    bed.cluster.run(&more).await?;
+    addresses_have_one_owner(bed).await?;
+    one_sender_each(bed).await?;
+    bed.connected().await
+}
+
+/// A node whose network and agent are gone for a time concerns only those who exchange packets with it.
+async fn silent_and_back(bed: &mut Bed) -> Result<()> {
+    let others = Traffic::start(bed, &[[1, 2]])?;
+    let with_it = Traffic::start(bed, &[[1, 3]])?;
+    let [_, v6] = bed.cluster.nodes[2].node.addresses().map(str::to_owned);
+    let routes = bed.cluster.nodes[2]
+        .node
+        .run("ip", &["-6", "route", "show", "default"])?;
+    bed.cluster.nodes[2].node.ip(&["link set uplink0 down"])?;
+    bed.cluster.nodes[2].agent.kill9()?;
+    tokio::time::sleep(FAULT).await;
+    let node = &mut bed.cluster.nodes[2];
+    node.node.ip(&["link set uplink0 up"])?;
+    // The kernel forgets the IPv6 addresses of an interface that is taken down.
+    node.node.add_address("uplink0", &format!("{v6}/64"))?;
+    let gateway = routes.split_whitespace().nth(2).unwrap_or_default();
+    node.node.ip(&[&format!("route replace default via {gateway}")])?;
+    node.agent.restart()?;
+    let back = Instant::now();
+    for team in TEAMS {
+        let (from, to) = (bed.pod(team, 1), bed.pod(team, 3));
+        wait::until("the node is reached again", PATIENCE, async || {
+            Ok(ask(from, to) == vec![Ok(identity(to)), Ok(identity(to))])
+        })
+        .await
+        .with_context(|| bed.state())?;
+    }
+    println!(
+        "all networks reach the node {:.0?} after its agent was ready",
+        back.elapsed()
+    );
+    others.stop_whole("node3 without network and agent: pods of node1 and node2")?;
+    let lost = with_it.stop("node3 without network and agent: pods of node1 and node3");
+    ensure!(lost.longest_silence >= FAULT, "the fault was none: {lost:?}");
+    ensure!(lost.broken == 0, "connections outlive it: {lost:?}");
+    Ok(())
 }
 
 /// A node that leaves concerns its own pods only.
 async fn another_node_goes(bed: &Bed) -> Result<()> {
-    let traffic = Traffic::start(bed, [1, 2])?;
+    let traffic = Traffic::start(bed, &[[1, 2]])?;
     let nodes: Api<Node> = Api::all(bed.cluster.client.clone());
     bed.cluster.nodes[2].node.ip(&["link set uplink0 down"])?;
     nodes.delete("node3", &DeleteParams::default()).await?;
     tokio::time::sleep(FAULT).await;
-    traffic.assert_whole();
-    Ok(())
+    traffic.stop_whole("node3 deleted: pods of node1 and node2")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -90,7 +136,8 @@ async fn a_node_with_other_addresses_is_found_again() -> Result<()> {
     require!(exclusive, root, netns, bpf, machine);
     let bed = Bed::start("fabric-renumber", &[], None).await?;
     bed.connected().await?;
-    let others = Traffic::start(&bed, [1, 3])?;
+    control(&bed, &[[1, 3]], FAULT).await?;
+    let others = Traffic::start(&bed, &[[1, 3]])?;
     renumber(&bed).await?;
     let begun = Instant::now();
     for team in TEAMS {
@@ -105,7 +152,8 @@ async fn a_node_with_other_addresses_is_found_again() -> Result<()> {
         }
     }
     println!("reached {:?} after the change", begun.elapsed());
-    others.assert_whole();
+    others.stop_whole("node2 with other addresses: pods of node1 and node3")?;
+    addresses_have_one_owner(&bed).await?;
     narrow(&bed).await
 }
 

@@ -18,6 +18,7 @@ use super::{
         ANSWER, PORT, address, ask, assert_reached, assert_silent, identity, patch_metadata, wait_for_silence,
     },
     bed::{Bed, NODES, TEAMS, Wire, ip_packet, tunnelled},
+    content::passes_unchanged,
 };
 
 /// The port of servers of the nodes themselves.
@@ -30,6 +31,7 @@ async fn pods_reach_those_of_their_network_on_every_node() -> Result<()> {
     bed.connected().await?;
     ensure!(bed.overlaps(), "red and blue are meant to have the same addresses");
     bed.matrix().assert_expected();
+    passes_unchanged(&bed)?;
     only_tunnels_are_on_the_wire(&bed, true).await?;
     nodes_and_pods_reach_each_other(&bed)?;
     policies_follow_pods_of_other_nodes(&bed).await
@@ -41,6 +43,7 @@ async fn pods_reach_those_of_their_network_through_ipv6() -> Result<()> {
     let bed = Bed::start("fabric-overlay6", &["--underlay-family", "ipv6"], None).await?;
     bed.connected().await?;
     bed.matrix().assert_expected();
+    passes_unchanged(&bed)?;
     only_tunnels_are_on_the_wire(&bed, false).await?;
     nodes_and_pods_reach_each_other(&bed)
 }
@@ -51,6 +54,7 @@ async fn pods_reach_those_of_their_network_without_a_tunnel() -> Result<()> {
     let bed = Bed::start("fabric-native", &[], Some("Native")).await?;
     bed.connected().await?;
     bed.matrix().assert_expected();
+    passes_unchanged(&bed)?;
     nodes_and_pods_reach_each_other(&bed)?;
     // Pods have their own addresses on the wire.
     let wire = Wire::open(&bed.cluster)?;
