@@ -1,5 +1,6 @@
 //! Tests packets between pods of several nodes: who reaches whom, what is on the wire, and that policies apply.
 
+mod authority;
 mod bed;
 mod content;
 mod enemies;
