@@ -5,7 +5,7 @@ use std::{os::unix::process::CommandExt, process::Command};
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    build_ebpf,
+    build_ebpf, node,
     programs::{Profile, programs},
     progress::Progress,
     setup::{self, Goal},
@@ -24,7 +24,12 @@ pub(crate) struct Args {
 pub(crate) fn command(args: &Args) -> Result<()> {
     // The profile of the tests and of `node`, so that one build serves all commands.
     let profile = Profile::Dev;
-    prepare(Goal::Demo, profile, &["kni-demo"])?;
+    prepare(Goal::Demo, profile, &["kni-demo", "kni-controller"])?;
+    // The API server of the part with two nodes.
+    let nodes = !args.keep && has_go();
+    if nodes {
+        node::build_programs(&mut Progress::new(1), &[])?;
+    }
     let program = |name| profile.program(name);
     let mut demo = Command::new(program("kni-demo"));
     demo.arg("--agent").arg(program("kni-agent"));
@@ -32,8 +37,19 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     if args.keep {
         demo.arg("--keep");
     }
+    if nodes {
+        demo.arg("--nodes");
+    }
     // Replaces this process, so that signals and the exit code are those of the demonstration.
     Err(demo.exec()).with_context(|| format!("cannot run {}", program("kni-demo").display()))
+}
+
+/// Which version is needed is checked by what builds with it.
+fn has_go() -> bool {
+    Command::new("go")
+        .arg("version")
+        .output()
+        .is_ok_and(|out| out.status.success())
 }
 
 /// Prepares the machine for `goal` and builds the agent, knictl and `others`.

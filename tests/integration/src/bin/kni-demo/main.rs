@@ -1,5 +1,6 @@
 //! Demonstrates the agent on this machine: isolated networks with equal addresses, and a complete cleanup.
 
+mod nodes;
 mod progress;
 mod show;
 mod spoof;
@@ -27,6 +28,9 @@ struct Args {
     /// The knictl binary.
     #[arg(long)]
     knictl: PathBuf,
+    /// Show two nodes of a cluster as well, which needs the Kubernetes programs.
+    #[arg(long)]
+    nodes: bool,
     /// Leave the agent and the pods running, and print what to try.
     #[arg(long)]
     keep: bool,
@@ -73,7 +77,20 @@ fn run(args: &Args) -> Result<()> {
     }
     // Both results count: the demo and the cleanup.
     let removed = stage.remove();
-    shown.and(removed)
+    shown.and(removed)?;
+    if args.nodes {
+        runtime.block_on(async {
+            tokio::select! {
+                shown = nodes::show() => shown,
+                () = interrupted.wait() => bail!("interrupted"),
+            }
+        })?;
+    } else {
+        progress::part(
+            "Two nodes of a cluster are left out: their API server is built with Go, which is not installed",
+        );
+    }
+    Ok(())
 }
 
 struct Signals([tokio::signal::unix::Signal; 2]);
