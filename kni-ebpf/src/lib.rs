@@ -20,6 +20,7 @@ pub mod config;
 pub mod count;
 pub mod decision;
 pub mod delivery;
+pub mod egress;
 pub mod endpoint;
 pub mod event;
 pub mod event_fields;

@@ -19,7 +19,7 @@ use kni_common::{
 };
 
 use crate::{
-    config,
+    config, egress,
     flow::{self, nat, scratch},
     maps::MASQUERADE,
     packet::{Packet, SCTP, TCP, UDP},
@@ -66,13 +66,16 @@ fn is_through_service(packet: &Packet, work: &Work) -> bool {
     packet.destination != work.to.destination
 }
 
-/// Whether the address that a flow of the endpoint left with is still the one that the endpoint leaves with. Another
-/// node may have the former one by now. An error where nothing leaves.
+/// Whether the address and port that a flow of the endpoint left with are still among those that the endpoint leaves
+/// with. Another node may have the former ones by now. An error where nothing leaves. `ports`: those of a packet after
+/// translation.
 ///
 /// VERIFIER: not inlined, to save stack.
 #[inline(never)]
-pub fn keeps_source(endpoint: u32, v4: bool, left_with: &[u32; 4]) -> Result<bool, Verdict> {
-    Ok(source(entry(endpoint)?, v4)? == *left_with)
+pub fn keeps_source(endpoint: u32, v4: bool, left_with: &[u32; 4], ports: u32) -> Result<bool, Verdict> {
+    let [high, low, ..] = ports.to_ne_bytes();
+    let port = u16::from_be_bytes([high, low]);
+    Ok(source(entry(endpoint)?, v4)? == *left_with && egress::has_port(endpoint, v4, left_with, port)?)
 }
 
 /// Reuses the address and port of an unanswered flow whose first packet is retransmitted: the reply may be in flight.
@@ -93,8 +96,11 @@ pub fn reuse(packet: &Packet, work: &mut Work) -> bool {
         && sender.generation == work.event.generation
         && flow::is_live(own);
     // An egress address may have been added or removed since.
-    let current = entry(work.event.endpoint).and_then(|out| source(out, packet.v4));
-    if !is_unanswered || current != Ok(words(own.source)) {
+    let current = || {
+        let left_with = words(own.source);
+        keeps_source(work.event.endpoint, packet.v4, &left_with, own.ports.word())
+    };
+    if !is_unanswered || current() != Ok(true) {
         return false;
     }
     flow::translate(&mut work.to, own);
@@ -130,8 +136,11 @@ fn is_owner(row: &FlowValue, second: bool, endpoint: u32) -> bool {
 pub fn claim(ctx: &TcContext, config: &Config, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
     let out = entry(work.event.endpoint)?;
     work.to.source = source(out, packet.v4)?;
-    let first = u32::from(out.first);
-    let range = u32::from(out.last).wrapping_sub(first).wrapping_add(1);
+    let [first, last] = match egress::ports(work.event.endpoint, packet.v4, &work.to.source)? {
+        0 => [u32::from(out.first), u32::from(out.last)],
+        ports => [ports & 0xffff, ports >> 16],
+    };
+    let range = last.wrapping_sub(first).wrapping_add(1);
     // SAFETY: a helper without arguments.
     let mut offset = unsafe { bpf_get_prandom_u32() };
     // VERIFIER: a bounded loop.

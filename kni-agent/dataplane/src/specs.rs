@@ -17,7 +17,8 @@ pub(super) fn specs(options: &DataplaneOptions) -> Vec<MapSpec> {
         ..
     } = *options;
     let sized = |spec: &MapSpec| match spec.name {
-        "ENDPOINTS" | "ENDPOINT_POLICIES" | "INTERFACES" | "EVENT_GATES" | "FLOW_SHARES" | "MASQUERADE" => {
+        "ENDPOINTS" | "ENDPOINT_POLICIES" | "INTERFACES" | "EVENT_GATES" | "FLOW_SHARES" | "MASQUERADE"
+        | "SHARED_EGRESS" => {
             max_endpoints
         }
         "ADDRESSES" => 2 * max_endpoints + max_services,

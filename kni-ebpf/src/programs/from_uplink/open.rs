@@ -28,6 +28,26 @@ global! {
     from_uplink_open(packet: *const Packet as as_ref, work: *mut Work as as_mut) => decide
 }
 
+global! {
+    /// Renews the flow of a packet that came through the tunnel for an egress address. [`Decision::STACK`] without one: no
+    /// port of such an address is forwarded to a pod.
+    from_uplink_renew(packet: *const Packet as as_ref, work: *mut Work as as_mut) => renew
+}
+
+#[inline(always)]
+fn renew(_ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
+    if packet.class == Class::Flow
+        && let Some(found) = nat::lookup(packet)
+    {
+        let decision = review(packet, found, work);
+        if decision.is_none() || decision.reason().is_some() {
+            return decision;
+        }
+        return Decision::RENEWED;
+    }
+    Decision::STACK
+}
+
 #[inline(always)]
 fn decide(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     if packet.class == Class::Flow
@@ -73,7 +93,13 @@ fn review(packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
             &mut work.event
         ));
         // Without it, a peer that continues to send to the former address would renew the flow.
-        if !attempt!(masquerade::keeps_source(endpoint, packet.v4, &packet.destination)) {
+        let ports = packet.ports.rotate_left(16);
+        if !attempt!(masquerade::keeps_source(
+            endpoint,
+            packet.v4,
+            &packet.destination,
+            ports
+        )) {
             return Decision::drop(Verdict::EgressAddress);
         }
     } else {
