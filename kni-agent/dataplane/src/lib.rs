@@ -7,6 +7,7 @@ mod clock;
 mod convert;
 mod counters;
 mod dry_run;
+mod egress;
 mod endpoint_row;
 mod endpoints;
 mod enforce;
@@ -49,6 +50,7 @@ use std::{
 use aya::Ebpf;
 pub use counters::DropCount;
 pub use dry_run::Probe;
+pub use egress::{Answering, EgressShares};
 pub use endpoint_row::EndpointConfig;
 pub use error::DataplaneError;
 pub use events::{EventStream, FlowRecord};

@@ -160,7 +160,7 @@ fn write_numbers(folder: &Path) -> Result<()> {
         ipv4: ipv4.octets(),
         ipv6: ipv6.octets(),
         port: VXLAN_PORT.to_be_bytes(),
-        zero: 0,
+        forwards_egress: 0,
         host_network: 0,
     };
     Ok(overlay.set(0, row, 0)?)

@@ -142,6 +142,7 @@ impl Member {
                 }),
                 ways: [(way, hop)].into(),
                 networks: [(NetworkId::try_from(NETWORK)?, network)].into(),
+                egress: BTreeMap::new(),
             })?;
             Ok(())
         })?
