@@ -112,9 +112,12 @@ pub fn leave(ctx: &TcContext, packet: &Packet, endpoint: u32, source: &[u32; 4])
     }
 }
 
-/// Sends the packet to the node that answers for its source.
-#[inline(always)]
+/// Sends the packet through the tunnel to the node that answers for an egress address, or has one of its units.
+///
+/// VERIFIER: not inlined, to save stack.
+#[inline(never)]
 pub fn send(ctx: &TcContext, node: u32) -> i32 {
+    skb::clear_priority(ctx);
     remote::send_as(ctx, EGRESS_NUMBER, Decision::node(node, true))
 }
 
@@ -259,7 +262,6 @@ pub fn pass_on(ctx: &TcContext, place: &Place, packet: &Packet) -> i32 {
     if packet.is_first() {
         fragment::record(OUTSIDE, Direction::FromUplink, packet);
     }
-    skb::clear_priority(ctx);
     send(ctx, node)
 }
 

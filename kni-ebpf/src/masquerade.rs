@@ -33,9 +33,6 @@ const TRIES: u32 = 32;
 /// Of those, tries that spare connections which have just been closed.
 const SPARING_TRIES: u32 = 8;
 
-/// Distance between two tries: odd and large, so that they do not meet the same cluster of used ports.
-const STRIDE: u32 = 1237;
-
 /// The endpoint's masquerade row, if it is masqueraded.
 #[inline(always)]
 fn entry(endpoint: u32) -> Result<&'static Masquerade, Verdict> {
@@ -143,9 +140,12 @@ pub fn claim(ctx: &TcContext, config: &Config, packet: &Packet, work: &mut Work)
     let range = last.wrapping_sub(first).wrapping_add(1);
     // SAFETY: a helper without arguments.
     let mut offset = unsafe { bpf_get_prandom_u32() };
+    // Distance between two tries, odd and another one for each flow: with one distance for all, used ports would form
+    // clusters that later flows meet, and a unit of ports would be refused when two thirds of it are in use.
+    let stride = (offset >> 16) | 1;
     // VERIFIER: a bounded loop.
     for number in 0..TRIES {
-        offset = offset.wrapping_add(STRIDE);
+        offset = offset.wrapping_add(stride);
         let port = first + offset.checked_rem(range).ok_or(Verdict::MasqueradeAddress)?;
         if take(
             ctx,

@@ -145,10 +145,6 @@ fn carry_out(ctx: &TcContext, place: &Place, decision: Decision) -> i32 {
     }
     let verdict = decision.verdict();
     count::forwarded(place.endpoint, Direction::FromPod, verdict, ctx.len());
-    if let Some(node) = decision.answering() {
-        skb::clear_priority(ctx);
-        return egress::send(ctx, node);
-    }
     match decision {
         Decision::STACK => {
             skb::clear_priority(ctx);
@@ -159,7 +155,10 @@ fn carry_out(ctx: &TcContext, place: &Place, decision: Decision) -> i32 {
             skb::clear_priority(ctx);
             redirect_to_uplink()
         }
-        _ => DROP,
+        _ => match decision.answering() {
+            Some(node) => egress::send(ctx, node),
+            None => DROP,
+        },
     }
 }
 
@@ -267,18 +266,12 @@ fn established(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generations:
 /// Processes a packet of a current flow.
 #[inline(always)]
 fn follow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, found: &mut FlowValue, decision: Decision) -> Decision {
-    let later = flow::refresh(found);
-    // The port of a connection that both sides have closed may be another flow's at any moment.
-    let may_be_lost = decision == Decision::UPLINK && found.flags & FLOW_CLOSED != 0;
-    if (later || may_be_lost) && !flow::refresh_other(row.network, packet, found) {
-        return Decision::NONE;
-    }
-    let mut decision = decision;
     if decision == Decision::UPLINK {
-        decision = leave(ctx, packet, found);
-        if decision.reason().is_some() {
-            return decision;
-        }
+        return follow_out(ctx, row.network, packet, found);
+    }
+    let later = flow::refresh(found);
+    if later && !flow::refresh_other(row.network, packet, found) {
+        return Decision::NONE;
     }
     if found.flags & FLOW_TRANSLATED != 0 {
         attempt!(translate::follow(ctx, packet, found));
@@ -290,6 +283,31 @@ fn follow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, found: &mut FlowV
         flow::flow_change_state(row.network, packet, found, u32::from(later));
     }
     decision
+}
+
+/// Processes a packet of a current flow to outside; its way out.
+///
+/// VERIFIER: not inlined, to save stack.
+#[inline(never)]
+fn follow_out(ctx: &TcContext, network: u32, packet: &Packet, found: &mut FlowValue) -> Decision {
+    let later = flow::refresh(found);
+    // The port of a connection that both sides have closed may be another flow's at any moment.
+    let may_be_lost = found.flags & FLOW_CLOSED != 0;
+    if (later || may_be_lost) && !flow::refresh_other(network, packet, found) {
+        return Decision::NONE;
+    }
+    let way = leave(ctx, packet, found);
+    if way.reason().is_some() {
+        return way;
+    }
+    if found.flags & FLOW_TRANSLATED != 0 {
+        attempt!(translate::follow(ctx, packet, found));
+    }
+    // Last: it may remove the row.
+    if flow::changes_state(packet, found, later) {
+        flow::flow_change_state(network, packet, found, u32::from(later));
+    }
+    way
 }
 
 /// Checks and prepares a packet of a flow to outside; its way out, or the reason to drop it.

@@ -102,7 +102,7 @@ fn returned(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     if packet.class == Class::IcmpError {
         return Decision::from_word(open::from_uplink_icmp_error(skb, packet, work));
     }
-    let decision = Decision::from_word(open::from_uplink_renew(skb, packet, work));
+    let decision = Decision::from_word(open::from_uplink_renew(packet, work));
     if decision == Decision::RENEWED {
         return after_renewal(ctx, packet);
     }

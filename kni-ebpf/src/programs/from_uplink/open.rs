@@ -28,14 +28,26 @@ global! {
     from_uplink_open(packet: *const Packet as as_ref, work: *mut Work as as_mut) => decide
 }
 
-global! {
-    /// Renews the flow of a packet that came through the tunnel for an egress address. [`Decision::STACK`] without one: no
-    /// port of such an address is forwarded to a pod.
-    from_uplink_renew(packet: *const Packet as as_ref, work: *mut Work as as_mut) => renew
+/// Renews the flow of a packet that came through the tunnel for an egress address. No decision without one: no port of
+/// such an address is forwarded to a pod.
+///
+/// VERIFIER: a global function, see `global`. Without the context: the compiler passes no argument that is not used.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(super) extern "C" fn from_uplink_renew(packet: *const Packet, work: *mut Work) -> u32 {
+    // SAFETY: the caller's own memory, which nothing else touches meanwhile.
+    let packet = unsafe { packet.as_ref() };
+    // SAFETY: as above.
+    let work = unsafe { work.as_mut() };
+    let (Some(packet), Some(work)) = (packet, work) else {
+        return Decision::NONE.word();
+    };
+    renew(packet, work).word()
 }
 
 #[inline(always)]
-fn renew(_ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
+fn renew(packet: &Packet, work: &mut Work) -> Decision {
     if packet.class == Class::Flow
         && let Some(found) = nat::lookup(packet)
     {
@@ -45,7 +57,7 @@ fn renew(_ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
         }
         return Decision::RENEWED;
     }
-    Decision::STACK
+    Decision::NONE
 }
 
 #[inline(always)]

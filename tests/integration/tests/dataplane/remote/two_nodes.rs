@@ -1,6 +1,7 @@
 //! Tests connections of real pods on two nodes, through the tunnel devices of both.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
