@@ -261,7 +261,7 @@ mod tests {
         let here = json!({ "nodeName": "n1", "nodeUid": "u1" });
         let again = json!({ "nodeName": "n1", "nodeUid": "u0" });
         let there = json!({ "nodeName": "n2", "nodeUid": "u2" });
-        let reason = |spec, holder| {
+        let reason = |spec: &serde_json::Value, holder: Option<(&str, &str)>| {
             let claim = claim(spec, holder);
             ownership(Some(&claim), &policy("red"), &node).map_err(|refusal| refusal.reason())
         };
