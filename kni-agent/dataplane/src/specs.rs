@@ -85,7 +85,11 @@ mod tests {
                 "HITS",
                 "HOST_PORTS",
                 "SOURCES",
+                "EGRESS_SHARES",
                 "NODES",
+                "NUMBERS",
+                "NETWORKS",
+                "OVERLAY",
                 "EXPLANATION",
                 "DROP_EVENTS",
                 "FLOW_EVENTS"

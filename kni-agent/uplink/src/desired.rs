@@ -364,9 +364,10 @@ mod tests {
             (dedicated(&egress), source.shared_v4, source.shared_v6, source.first)
         };
         let here = || vec!["192.0.2.70".to_owned()];
-        assert_eq!(shared(&["192.0.2.70"]), (here(), true, false, 61_000));
+        assert_eq!(shared(&["192.0.2.70"]), (here(), true, false, 1024));
         assert_eq!(shared(&["192.0.2.70", "2001:db8::71"]), (here(), true, true, 1024));
-        assert_eq!(shared(&["192.0.2.71"]), (Vec::new(), true, false, 61_000));
+        assert_eq!(shared(&["2001:db8::71"]), (Vec::new(), false, true, 61_000));
+        assert_eq!(shared(&["192.0.2.71"]), (Vec::new(), true, false, 1024));
         assert_eq!(
             shared(&["2001:db8::60"]),
             (vec!["2001:db8::60".to_owned()], false, false, 61_000)
