@@ -111,6 +111,20 @@ pub fn answers(claim: &EgressAddressClaim, node: &Holder) -> bool {
         && holder.is_some_and(|holder| is_same_node(holder, node))
 }
 
+/// What keeps the holder from the address, by its own report.
+fn cannot_answer(claim: &EgressAddressClaim) -> Option<&str> {
+    let status = claim.status.as_ref()?;
+    let holder = status.holder.as_ref()?;
+    let mut reports = status.conditions.iter().filter(|condition| condition.type_ == "Ready");
+    let report = reports.find(|report| {
+        matches!(
+            report.reason.as_str(),
+            "AddressConflict" | "AddressReserved" | "AddressNotAdded"
+        )
+    })?;
+    (holder.node_name == claim.spec.node_name).then_some(report.message.as_str())
+}
+
 /// The unit of the ports of an address that a node has.
 pub fn unit_of_node(claim: &EgressAddressClaim, node: &Holder) -> Option<u8> {
     let shares = claim.spec.shares.iter();
@@ -138,6 +152,10 @@ fn ownership(
     if !claim.spec.shares.is_empty() {
         return match unit_of_node(claim, node) {
             Some(_) if answers(claim, node) => Ok(EgressWay::Shared),
+            Some(_) if cannot_answer(claim).is_some() => Err(EgressRefusal::NotAnswered {
+                node: claim.spec.node_name.clone(),
+                message: cannot_answer(claim).unwrap_or_default().to_owned(),
+            }),
             // Also while no node answers: then nothing leaves, and the flows stay.
             Some(_) if !is_leaving => Ok(EgressWay::Through),
             Some(_) => Err(EgressRefusal::Unassigned),
@@ -290,6 +308,11 @@ mod tests {
         ] {
             assert_eq!(reason(&spec, holder), expected, "{spec} {holder:?}");
         }
+        let mut refused = claim(&with("n2", "n1"), Some(("n2", "u2")));
+        let report = kni_api::Condition::now("Ready", false, "AddressConflict", "a host has it", None);
+        refused.status.as_mut().unwrap().conditions.push(report);
+        let result = ownership(Some(&refused), &policy("red"), &node);
+        assert_eq!(result.map_err(|refusal| refusal.reason()), Err("AddressNotReady"));
         let claim = claim(&here, Some(("n1", "u1")));
         assert_eq!(ownership(None, &policy("red"), &node), Err(EgressRefusal::Unassigned));
         let other = ownership(Some(&claim), &policy("blue"), &node);

@@ -108,6 +108,13 @@ pub enum EgressRefusal {
         /// The owner.
         node: String,
     },
+    /// The node that is to answer for it cannot.
+    NotAnswered {
+        /// The node.
+        node: String,
+        /// Why it cannot.
+        message: String,
+    },
     /// This node has no ports of it.
     NoPorts {
         /// The nodes that have ports of it.
@@ -141,6 +148,7 @@ impl EgressRefusal {
             Self::InUse(_) => "AddressInUse",
             Self::Unassigned => "AddressNotAssigned",
             Self::Elsewhere { .. } => "AddressOnOtherNode",
+            Self::NotAnswered { .. } => "AddressNotReady",
             Self::NoPorts { exhausted: false, .. } => "PortsNotAssigned",
             Self::NoPorts { exhausted: true, .. } => "PortsExhausted",
             Self::NotReleased { .. } => "AddressNotReleased",
@@ -175,9 +183,10 @@ impl EgressRefusal {
             Self::Elsewhere { node } => {
                 format!("{address} belongs to node {node}: only pods on that node leave with it")
             }
+            Self::NotAnswered { node, message } => format!("node {node} cannot use {address}: {message}"),
             Self::NoPorts { exhausted: false, .. } => format!("this node has no ports of {address} yet"),
             Self::NoPorts { nodes, .. } => {
-                format!("all ports of {address} belong to {nodes} other nodes, of which a policy needs fewer")
+                format!("all ports of {address} belong to {nodes} other nodes")
             }
             Self::NotReleased { node } => {
                 format!("{address} is to move here, but node {node} has not released it")

@@ -105,8 +105,8 @@ impl Uplink {
         first_failure(&missing)
     }
 
-    /// Without one of its dedicated addresses an interface has no egress, instead of egress with another address. One that
-    /// several nodes share is left to the dataplane, which has no way out for it then.
+    /// Without one of its dedicated addresses an interface has no egress, instead of egress with another address. While one
+    /// that several nodes share is on its way to this node, its flows stay: the dataplane has no way out for them.
     fn set_egress(
         &self,
         state: &mut State,
@@ -123,7 +123,9 @@ impl Uplink {
                     refusal,
                 })
             }));
-            let is_decisive = |refused: &RefusedAddress| !egress.shared.contains(&refused.address);
+            let is_decisive = |refused: &RefusedAddress| {
+                refused.refusal != EgressRefusal::Unverified || !egress.shared.contains(&refused.address)
+            };
             let row = match &egress.source {
                 _ if refused.iter().any(is_decisive) => EgressRow::Refused,
                 Some(source) => EgressRow::From(source.clone()),

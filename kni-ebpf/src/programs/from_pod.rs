@@ -14,7 +14,7 @@ mod fast;
 mod open;
 mod to_node;
 
-use aya_ebpf::{helpers::bpf_redirect_neigh, programs::TcContext};
+use aya_ebpf::{bindings::__sk_buff, helpers::bpf_redirect_neigh, programs::TcContext};
 use kni_common::{
     Direction, Verdict,
     address::words,
@@ -267,7 +267,7 @@ fn established(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generations:
 #[inline(always)]
 fn follow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, found: &mut FlowValue, decision: Decision) -> Decision {
     if decision == Decision::UPLINK {
-        return follow_out(ctx, row.network, packet, found);
+        return Decision::from_word(from_pod_follow_out(ctx.skb.skb, row.network, packet, found));
     }
     let later = flow::refresh(found);
     if later && !flow::refresh_other(row.network, packet, found) {
@@ -285,10 +285,30 @@ fn follow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, found: &mut FlowV
     decision
 }
 
-/// Processes a packet of a current flow to outside; its way out.
+/// [`follow_out`].
 ///
-/// VERIFIER: not inlined, to save stack.
+/// VERIFIER: a global function, see `global`.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
 #[inline(never)]
+extern "C" fn from_pod_follow_out(
+    skb: *mut __sk_buff,
+    network: u32,
+    packet: *const Packet,
+    found: *mut FlowValue,
+) -> u32 {
+    // SAFETY: the caller's own memory, which nothing else touches meanwhile.
+    let packet = unsafe { packet.as_ref() };
+    // SAFETY: a row that stays mapped.
+    let found = unsafe { found.as_mut() };
+    let (Some(packet), Some(found)) = (packet, found) else {
+        return Decision::NONE.word();
+    };
+    follow_out(&TcContext::new(skb), network, packet, found).word()
+}
+
+/// Processes a packet of a current flow to outside; its way out.
+#[inline(always)]
 fn follow_out(ctx: &TcContext, network: u32, packet: &Packet, found: &mut FlowValue) -> Decision {
     let later = flow::refresh(found);
     // The port of a connection that both sides have closed may be another flow's at any moment.
