@@ -47,7 +47,9 @@ fn share(address: &[u32; 4], unit: u8) -> Option<&'static EgressShareValue> {
 #[inline(always)]
 fn is_shared(endpoint: u32, v4: bool) -> bool {
     let family = if v4 { SHARED_V4 } else { SHARED_V6 };
-    SHARED_EGRESS.get(endpoint).is_some_and(|families| families & family != 0)
+    SHARED_EGRESS
+        .get(endpoint)
+        .is_some_and(|families| families & family != 0)
 }
 
 /// The node that packets of the endpoint leave by with this source: [`Decision::UPLINK`] for this one, or

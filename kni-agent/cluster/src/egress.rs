@@ -135,11 +135,7 @@ pub fn unit_of_node(claim: &EgressAddressClaim, node: &Holder) -> Option<u8> {
 }
 
 /// Whether, and how, pods of the node may leave with the address of a claim for a user.
-fn ownership(
-    claim: Option<&EgressAddressClaim>,
-    user: &EgressUser,
-    node: &Holder,
-) -> Result<EgressWay, EgressRefusal> {
+fn ownership(claim: Option<&EgressAddressClaim>, user: &EgressUser, node: &Holder) -> Result<EgressWay, EgressRefusal> {
     let Some(claim) = claim else {
         return Err(EgressRefusal::Unassigned);
     };

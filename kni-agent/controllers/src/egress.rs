@@ -10,8 +10,8 @@ use kni_api::{Condition, EgressAddressClaim, EgressAddressClaimStatus, egress_ad
 use kni_cluster::{
     Key, Tables,
     egress::{
-        EgressRequests, answered_addresses, cluster_egress_rights, egress_requests, is_assigned_to, is_same_node, node_egress_rights,
-        user_of,
+        EgressRequests, answered_addresses, cluster_egress_rights, egress_requests, is_assigned_to, is_same_node,
+        node_egress_rights, user_of,
     },
 };
 use kni_model::{PodRef, egress::EgressRefusal};

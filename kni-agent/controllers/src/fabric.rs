@@ -273,7 +273,11 @@ fn egress(
             Some(_) | None => None,
         };
         let Some(answering) = answering else { continue };
-        let shares = claim.spec.shares.iter().filter(|share| answers && Some(share.unit) != unit);
+        let shares = claim
+            .spec
+            .shares
+            .iter()
+            .filter(|share| answers && Some(share.unit) != unit);
         let shares = EgressShares {
             answering,
             unit,

@@ -18,9 +18,7 @@ pub(super) fn specs(options: &DataplaneOptions) -> Vec<MapSpec> {
     } = *options;
     let sized = |spec: &MapSpec| match spec.name {
         "ENDPOINTS" | "ENDPOINT_POLICIES" | "INTERFACES" | "EVENT_GATES" | "FLOW_SHARES" | "MASQUERADE"
-        | "SHARED_EGRESS" => {
-            max_endpoints
-        }
+        | "SHARED_EGRESS" => max_endpoints,
         "ADDRESSES" => 2 * max_endpoints + max_services,
         "COUNTERS" => max_endpoints * COUNTERS_PER_ENDPOINT,
         "DROPS" => 16 * max_endpoints,

@@ -58,7 +58,9 @@ pub(super) fn decide(set: &mut ManifestSet, lines: &Lines) {
         }
     }
     let rights = rights.into_iter();
-    set.egress = rights.map(|(key, right)| (key, right.map(|_pool| EgressWay::Alone))).collect();
+    set.egress = rights
+        .map(|(key, right)| (key, right.map(|_pool| EgressWay::Alone)))
+        .collect();
 }
 
 fn requests(set: &ManifestSet) -> BTreeSet<(EgressUser, IpAddr)> {

@@ -99,10 +99,7 @@ impl Neighbour {
             address: address?,
             mac: mac.filter(|_| !failed)?,
             confirmed,
-            fixed: matches!(
-                message.header.state,
-                NeighbourState::Permanent | NeighbourState::Noarp
-            ),
+            fixed: matches!(message.header.state, NeighbourState::Permanent | NeighbourState::Noarp),
         })
     }
 }

@@ -186,7 +186,9 @@ impl Uplink {
         let networks = state.networks.iter().flat_map(BTreeMap::values);
         // Also where packets reach other nodes: only the tunnel may send to its port.
         let needs = |spec: &NetworkSpec| spec.egress == EgressMode::Masquerade || spec.fabric != Fabric::None;
-        !state.answering.is_empty() || networks.into_iter().any(needs) || state.pods.values().any(|known| has_host_port(&known.mappings))
+        !state.answering.is_empty()
+            || networks.into_iter().any(needs)
+            || state.pods.values().any(|known| has_host_port(&known.mappings))
     }
 
     /// Sets up everything that a packet needs before it leaves.

@@ -33,7 +33,8 @@ use ipnet::IpNet;
 use kni_dataplane::{Dataplane, XdpChoice};
 use kni_enforcement::Enforcer;
 use kni_model::{
-    EndpointId, NetworkName, NetworkSpec, PortMapping, Sandbox, SandboxId, egress::{EgressRefusal, RefusedAddress},
+    EndpointId, NetworkName, NetworkSpec, PortMapping, Sandbox, SandboxId,
+    egress::{EgressRefusal, RefusedAddress},
     policy::PolicyPod,
     view::UplinkView,
 };

@@ -171,7 +171,10 @@ pub(super) fn claim_steps(tables: &Tables, overview: &EgressOverview, mut times:
 fn use_of<'a>(overview: &'a EgressOverview, claim: &EgressAddressClaim) -> Option<&'a Use> {
     let address: IpAddr = claim.spec.address.parse().ok()?;
     let user = user_of(claim)?;
-    overview.uses.get(&address).filter(|found| user.shares_with(&found.user))
+    overview
+        .uses
+        .get(&address)
+        .filter(|found| user.shares_with(&found.user))
 }
 
 /// The nodes with pods that leave with an address, with their UIDs.
@@ -249,7 +252,9 @@ fn claim_step(
         }
         // Without another node the address stays where it is.
     }
-    shares.filter(|shares| *shares != claim.spec.shares).map(ClaimStep::Share)
+    shares
+        .filter(|shares| *shares != claim.spec.shares)
+        .map(ClaimStep::Share)
 }
 
 /// Whether a node can no longer answer for an address: its object is gone, or replaced by one of the same name, or an

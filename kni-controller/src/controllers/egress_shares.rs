@@ -108,7 +108,10 @@ mod tests {
         }
 
         fn next(&mut self, present: &[EgressShare], nodes: &[(&str, &str)]) -> Vec<EgressShare> {
-            let nodes = nodes.iter().map(|(name, uid)| ((*name).to_owned(), (*uid).to_owned())).collect();
+            let nodes = nodes
+                .iter()
+                .map(|(name, uid)| ((*name).to_owned(), (*uid).to_owned()))
+                .collect();
             let mut unused = Unused::new();
             let shares = Shares {
                 address: "192.0.2.25",

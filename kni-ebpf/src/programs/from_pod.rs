@@ -266,12 +266,18 @@ fn established(ctx: &TcContext, row: &EndpointRow, packet: &Packet, generations:
 /// Processes a packet of a current flow.
 #[inline(always)]
 fn follow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, found: &mut FlowValue, decision: Decision) -> Decision {
-    if decision == Decision::UPLINK {
-        return Decision::from_word(from_pod_follow_out(ctx.skb.skb, row.network, packet, found));
-    }
     let later = flow::refresh(found);
-    if later && !flow::refresh_other(row.network, packet, found) {
+    // The port of a connection that both sides have closed may be another flow's at any moment.
+    let may_be_lost = decision == Decision::UPLINK && found.flags & FLOW_CLOSED != 0;
+    if (later || may_be_lost) && !flow::refresh_other(row.network, packet, found) {
         return Decision::NONE;
+    }
+    let mut decision = decision;
+    if decision == Decision::UPLINK {
+        decision = Decision::from_word(from_pod_leave(ctx.skb.skb, packet, found));
+        if decision.reason().is_some() {
+            return decision;
+        }
     }
     if found.flags & FLOW_TRANSLATED != 0 {
         attempt!(translate::follow(ctx, packet, found));
@@ -285,49 +291,21 @@ fn follow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, found: &mut FlowV
     decision
 }
 
-/// [`follow_out`].
+/// [`leave`].
 ///
 /// VERIFIER: a global function, see `global`.
 // SAFETY: nothing else defines the name.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn from_pod_follow_out(
-    skb: *mut __sk_buff,
-    network: u32,
-    packet: *const Packet,
-    found: *mut FlowValue,
-) -> u32 {
+extern "C" fn from_pod_leave(skb: *mut __sk_buff, packet: *const Packet, found: *const FlowValue) -> u32 {
     // SAFETY: the caller's own memory, which nothing else touches meanwhile.
     let packet = unsafe { packet.as_ref() };
     // SAFETY: a row that stays mapped.
-    let found = unsafe { found.as_mut() };
+    let found = unsafe { found.as_ref() };
     let (Some(packet), Some(found)) = (packet, found) else {
         return Decision::NONE.word();
     };
-    follow_out(&TcContext::new(skb), network, packet, found).word()
-}
-
-/// Processes a packet of a current flow to outside; its way out.
-#[inline(always)]
-fn follow_out(ctx: &TcContext, network: u32, packet: &Packet, found: &mut FlowValue) -> Decision {
-    let later = flow::refresh(found);
-    // The port of a connection that both sides have closed may be another flow's at any moment.
-    let may_be_lost = found.flags & FLOW_CLOSED != 0;
-    if (later || may_be_lost) && !flow::refresh_other(network, packet, found) {
-        return Decision::NONE;
-    }
-    let way = leave(ctx, packet, found);
-    if way.reason().is_some() {
-        return way;
-    }
-    if found.flags & FLOW_TRANSLATED != 0 {
-        attempt!(translate::follow(ctx, packet, found));
-    }
-    // Last: it may remove the row.
-    if flow::changes_state(packet, found, later) {
-        flow::flow_change_state(network, packet, found, u32::from(later));
-    }
-    way
+    leave(&TcContext::new(skb), packet, found).word()
 }
 
 /// Checks and prepares a packet of a flow to outside; its way out, or the reason to drop it.

@@ -157,7 +157,9 @@ impl Scene {
             let name = name_of(ip(address));
             let epoch = claims.get(&name).await?.spec.epoch + 1;
             let spec = json!({ "spec": { "nodeName": node.name, "nodeUid": node.uid, "epoch": epoch } });
-            claims.patch(&name, &PatchParams::default(), &Patch::Merge(&spec)).await?;
+            claims
+                .patch(&name, &PatchParams::default(), &Patch::Merge(&spec))
+                .await?;
         }
         Ok(())
     }
@@ -165,7 +167,8 @@ impl Scene {
     /// An operator declares a node to be shut down.
     async fn declare_out_of_service(&self, node: usize) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(self.cluster.client.clone());
-        let taint = json!({ "key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute" });
+        let taint =
+            json!({ "key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute" });
         let patch = Patch::Merge(json!({ "spec": { "taints": [taint] } }));
         nodes
             .patch(&self.cluster.nodes[node].name, &PatchParams::default(), &patch)
@@ -274,7 +277,11 @@ async fn forgeries_are_dropped(scene: &Scene, owner: usize) -> Result<()> {
         let answers = position == owner;
         let other = scene.cluster.nodes.iter().position(|node| node.name != member.name);
         let unit_of = |position: usize| units.get(&scene.cluster.nodes[position].name).copied();
-        let unit = unit_of(if answers { other.context("another node")? } else { position });
+        let unit = unit_of(if answers {
+            other.context("another node")?
+        } else {
+            position
+        });
         let port = u16::from(unit.context("a unit")?) * 1024 + 1;
         let datagram = if answers {
             forged((egress, port), (outside, PORT))
@@ -309,7 +316,8 @@ async fn pods_of_every_node_leave_with_the_address_from_ports_of_their_node() ->
                 let answer = tcp_get(&pod.inside, ip(OUTSIDE[family]), PORT, ANSWER)?;
                 let unit = answer.client.port() / 1024;
                 ensure!(
-                    answer.client.ip() == ip(ADDRESSES[family]) && Some(&u8::try_from(unit)?) == units.get(&member.name),
+                    answer.client.ip() == ip(ADDRESSES[family])
+                        && Some(&u8::try_from(unit)?) == units.get(&member.name),
                     "{}: {answer:?}, {units:?}",
                     pod.name
                 );

@@ -23,9 +23,7 @@ use kni_integration::{
 use kni_model::{EndpointId, NetworkId};
 use nix::net::if_::if_nametoindex;
 
-use super::scene::{
-    A, BLUE, LOCAL, MTU, NODE, OTHER, OWN, Scene, THEIRS, VXLAN_PORT, inside, own_underlay, underlay,
-};
+use super::scene::{A, BLUE, LOCAL, MTU, NODE, OTHER, OWN, Scene, THEIRS, VXLAN_PORT, inside, own_underlay, underlay};
 
 /// Egress addresses, one of each family, and a host beyond the uplink.
 const EGRESS: [&str; 2] = ["198.51.100.25", "2001:db8:100::25"];
@@ -252,7 +250,10 @@ fn a_full_unit_is_refused_and_takes_no_port_of_others() -> Result<()> {
             }
             let port = port_at(&scene.tunnelled(node)?.packet, transport(0))?;
             let (first, last) = ports_of(OURS);
-            ensure!((first..=last).contains(&port) && ports.insert(port), "port {port} again");
+            ensure!(
+                (first..=last).contains(&port) && ports.insert(port),
+                "port {port} again"
+            );
         }
         // One new flow in a thousand is refused where four of five ports are in use.
         ensure!(count()? == 1 && ports.len() > 800, "{} ports", ports.len());
