@@ -1,101 +1,28 @@
-//! Finds the nodes that share an egress address: the one that answers for it, and those whose pods leave with it.
+//! Forwards packets that leave by another node than the pod's, which answers for their egress address.
 //!
 //! A pod's own node translates its packets, and has their flows. It sends them through the tunnel, in a virtual network of
 //! their own ([`EGRESS_NUMBER`]), to the node that answers for the address, which forwards them without a flow: a reply's
 //! port names the node that it is for.
 
-use aya_ebpf::{bindings::__sk_buff, btf_maps::lpm_trie::Key, helpers::bpf_redirect_neigh, programs::TcContext};
+use aya_ebpf::{bindings::__sk_buff, helpers::bpf_redirect_neigh, programs::TcContext};
 use kni_common::{
     Direction, Verdict,
-    address::{bytes, words},
+    address::words,
     route::{ACTION_MASQUERADE, ACTION_STACK, ROUTE_NODE},
-    uplink::{
-        EGRESS_NUMBER, EgressShareData, EgressShareValue, OUTSIDE, SHARE_LEAVE, SHARE_OTHER, SHARE_OWN, SHARE_PREFIX,
-        SHARED_V4, SHARED_V6, unit_of,
-    },
+    uplink::{EGRESS_NUMBER, OUTSIDE, SHARE_OTHER, SHARE_OWN, unit_of},
 };
 
 use crate::{
     action::{DROP, NEXT},
     config,
     decision::{Decision, Reason},
-    fragment,
-    maps::{EGRESS_SHARES, SHARED_EGRESS},
-    masquerade,
+    fragment, masquerade,
     packet::{self, Class, Packet},
-    remote, skb,
+    remote,
+    shares::{share, way},
+    skb, translate,
     work::{self, Place},
 };
-
-/// The row of an address and a unit of its ports; unit 0: what leaves from this node.
-///
-/// VERIFIER: not inlined, to save stack.
-#[inline(never)]
-fn share(address: &[u32; 4], unit: u8) -> Option<&'static EgressShareValue> {
-    let key = Key::new(
-        SHARE_PREFIX,
-        EgressShareData {
-            address: bytes(*address),
-            unit: u32::from(unit).to_be_bytes(),
-        },
-    );
-    // The reference outlives the program's run: a removed row is freed after all programs that may have found it.
-    EGRESS_SHARES.get(&key)
-}
-
-/// Whether the endpoint's address of the family is one that several nodes share.
-#[inline(always)]
-fn is_shared(endpoint: u32, v4: bool) -> bool {
-    let family = if v4 { SHARED_V4 } else { SHARED_V6 };
-    SHARED_EGRESS
-        .get(endpoint)
-        .is_some_and(|families| families & family != 0)
-}
-
-/// The node that packets of the endpoint leave by with this source: [`Decision::UPLINK`] for this one, or
-/// [`Decision::owner`].
-///
-/// VERIFIER: not inlined, to save stack.
-#[inline(never)]
-pub fn way(endpoint: u32, v4: bool, source: &[u32; 4]) -> Decision {
-    if !is_shared(endpoint, v4) {
-        return Decision::UPLINK;
-    }
-    match share(source, 0) {
-        Some(row) if row.role == SHARE_LEAVE && row.node != 0 => Decision::owner(row.node),
-        Some(row) if row.role == SHARE_LEAVE => Decision::UPLINK,
-        _ => Decision::drop(Verdict::EgressAddress),
-    }
-}
-
-/// The ports that packets of the endpoint leave with, where its address is shared: the first one, and the last one in the
-/// upper half. 0 where it is not.
-///
-/// VERIFIER: one word: a function that is not inlined returns no structure.
-#[inline(never)]
-pub fn ports(endpoint: u32, v4: bool, source: &[u32; 4]) -> Result<u32, Verdict> {
-    if !is_shared(endpoint, v4) {
-        return Ok(0);
-    }
-    match share(source, 0) {
-        Some(row) if row.role == SHARE_LEAVE => Ok(u32::from(row.first) | u32::from(row.last) << 16),
-        _ => Err(Verdict::EgressAddress),
-    }
-}
-
-/// Whether replies to a port of the address reach the endpoint: another node that answers for the address sends it those
-/// to its own unit only.
-#[inline(always)]
-pub fn has_port(endpoint: u32, v4: bool, source: &[u32; 4], port: u16) -> Result<bool, Verdict> {
-    if !is_shared(endpoint, v4) {
-        return Ok(true);
-    }
-    match share(source, 0) {
-        // This node finds its own flows first.
-        Some(row) if row.role == SHARE_LEAVE => Ok(row.node == 0 || (row.first <= port && port <= row.last)),
-        _ => Err(Verdict::EgressAddress),
-    }
-}
 
 /// Checks and prepares a packet, not translated yet, that leaves with the source; returns its way, or the reason to drop
 /// it.
@@ -103,8 +30,9 @@ pub fn has_port(endpoint: u32, v4: bool, source: &[u32; 4], port: u16) -> Result
 pub fn leave(ctx: &TcContext, packet: &Packet, endpoint: u32, source: &[u32; 4]) -> Decision {
     let way = way(endpoint, packet.v4, source);
     let checked = match way.answering() {
-        Some(node) => remote::prepare(ctx, packet, Decision::node(node, true))
-            .and_then(|()| Ok(crate::translate::hop(ctx, packet.v4)?)),
+        Some(node) => {
+            remote::prepare(ctx, packet, Decision::node(node, true)).and_then(|()| Ok(translate::hop(ctx, packet.v4)?))
+        }
         None if way == Decision::UPLINK => masquerade::prepare_egress(ctx, packet.v4).map_err(Reason::from),
         None => return way,
     };

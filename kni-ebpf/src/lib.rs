@@ -38,6 +38,7 @@ pub mod reject;
 pub mod related;
 pub mod remote;
 pub mod service;
+pub mod shares;
 pub mod skb;
 pub mod time;
 pub mod translate;

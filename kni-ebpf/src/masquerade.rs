@@ -19,11 +19,11 @@ use kni_common::{
 };
 
 use crate::{
-    config, egress,
+    config,
     flow::{self, nat, scratch},
     maps::MASQUERADE,
     packet::{Packet, SCTP, TCP, UDP},
-    skb, time, translate,
+    shares, skb, time, translate,
     work::Work,
 };
 
@@ -72,7 +72,7 @@ fn is_through_service(packet: &Packet, work: &Work) -> bool {
 pub fn keeps_source(endpoint: u32, v4: bool, left_with: &[u32; 4], ports: u32) -> Result<bool, Verdict> {
     let [high, low, ..] = ports.to_ne_bytes();
     let port = u16::from_be_bytes([high, low]);
-    Ok(source(entry(endpoint)?, v4)? == *left_with && egress::has_port(endpoint, v4, left_with, port)?)
+    Ok(source(entry(endpoint)?, v4)? == *left_with && shares::has_port(endpoint, v4, left_with, port)?)
 }
 
 /// Reuses the address and port of an unanswered flow whose first packet is retransmitted: the reply may be in flight.
@@ -133,7 +133,7 @@ fn is_owner(row: &FlowValue, second: bool, endpoint: u32) -> bool {
 pub fn claim(ctx: &TcContext, config: &Config, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
     let out = entry(work.event.endpoint)?;
     work.to.source = source(out, packet.v4)?;
-    let [first, last] = match egress::ports(work.event.endpoint, packet.v4, &work.to.source)? {
+    let [first, last] = match shares::ports(work.event.endpoint, packet.v4, &work.to.source)? {
         0 => [u32::from(out.first), u32::from(out.last)],
         ports => [ports & 0xffff, ports >> 16],
     };

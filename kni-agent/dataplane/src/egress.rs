@@ -12,7 +12,7 @@ use kni_common::{
     },
 };
 
-use super::{Dataplane, DataplaneError, fabric::Way, lock, membarrier, pin::Pins, table::Table};
+use super::{Dataplane, DataplaneError, lock, membarrier, pin::Pins, table::Table, way::Way};
 
 /// The node that answers for an egress address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

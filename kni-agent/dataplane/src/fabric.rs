@@ -21,16 +21,8 @@ use super::{
     pin::Pins,
     routes::{RemoteRoute, RemoteRoutes},
     table::Table,
+    way::Way,
 };
-
-/// A way to another node: its address in the underlay, as the other end of the tunnel or as the next hop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Way {
-    /// The node's address.
-    pub underlay: IpAddr,
-    /// Through the tunnel.
-    pub overlay: bool,
-}
 
 /// What a way leads through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

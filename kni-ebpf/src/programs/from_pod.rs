@@ -308,7 +308,7 @@ extern "C" fn from_pod_leave(skb: *mut __sk_buff, packet: *const Packet, found: 
     leave(&TcContext::new(skb), packet, found).word()
 }
 
-/// Checks and prepares a packet of a flow to outside; its way out, or the reason to drop it.
+/// Checks and prepares a packet of a flow to outside; the way that it leaves by, or the reason to drop it.
 #[inline(always)]
 fn leave(ctx: &TcContext, packet: &Packet, found: &FlowValue) -> Decision {
     let second = flow::is_second(packet);

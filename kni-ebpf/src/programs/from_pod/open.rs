@@ -21,7 +21,7 @@ use crate::{
     maps::ROUTES,
     masquerade,
     packet::{Class, Packet},
-    policy, related, remote, service, translate,
+    policy, related, remote, service, shares, translate,
     work::Work,
 };
 
@@ -449,7 +449,7 @@ fn icmp_error(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Wo
     attempt!(related::translate(ctx, packet, work, found));
     // An answer to a packet for a port of the node leaves as such packets do.
     if decision == Decision::UPLINK && !found.is_reply(second) {
-        return egress::way(work.event.endpoint, packet.v4, &words(found.source));
+        return shares::way(work.event.endpoint, packet.v4, &words(found.source));
     }
     decision
 }
