@@ -265,7 +265,7 @@ pub const ALL_MAPS: &[MapSpec] = &[
         "EGRESS_SHARES",
         MapKind::LpmTrie,
         MAX_SHARES,
-        "(egress address, unit of its ports) -> the node that has it, or the way out",
+        "(egress address, unit of its ports) -> the node that has the unit, or answers for the address",
     ),
     spec::<u32, NodeRow>(
         "NODES",

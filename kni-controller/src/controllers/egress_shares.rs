@@ -87,13 +87,13 @@ impl Shares<'_> {
 mod tests {
     use super::*;
 
-    struct Clock {
+    struct Term {
         clock: Timestamp,
         now: Instant,
         unused: Unused,
     }
 
-    impl Clock {
+    impl Term {
         fn new() -> Self {
             Self {
                 clock: Timestamp::from_second(1_800_000_000).unwrap(),
@@ -134,60 +134,60 @@ mod tests {
 
     #[test]
     fn a_node_keeps_its_unit_and_gets_it_again_while_it_rests() {
-        let mut clock = Clock::new();
-        let both = clock.next(&[], &[("n1", "u1"), ("n2", "u2")]);
+        let mut term = Term::new();
+        let both = term.next(&[], &[("n1", "u1"), ("n2", "u2")]);
         assert_eq!(shown(&both), [(1, "u1", false), (2, "u2", false)]);
-        let one = clock.next(&both, &[("n2", "u2")]);
+        let one = term.next(&both, &[("n2", "u2")]);
         assert_eq!(shown(&one), [(1, "u1", true), (2, "u2", false)]);
-        clock.pass(59);
-        let other = clock.next(&one, &[("n2", "u2"), ("n3", "u3")]);
+        term.pass(59);
+        let other = term.next(&one, &[("n2", "u2"), ("n3", "u3")]);
         assert_eq!(shown(&other), [(1, "u1", true), (2, "u2", false), (3, "u3", false)]);
         assert_eq!(other[0].unused_since, one[0].unused_since);
-        let again = clock.next(&other, &[("n1", "u1"), ("n2", "u2")]);
+        let again = term.next(&other, &[("n1", "u1"), ("n2", "u2")]);
         assert_eq!(shown(&again), [(1, "u1", false), (2, "u2", false), (3, "u3", true)]);
     }
 
     #[test]
     fn a_unit_has_another_node_a_minute_later() {
-        let mut clock = Clock::new();
-        let one = clock.next(&[], &[("n1", "u1")]);
+        let mut term = Term::new();
+        let one = term.next(&[], &[("n1", "u1")]);
         // The node was made again under its name.
-        let two = clock.next(&one, &[("n1", "u9")]);
+        let two = term.next(&one, &[("n1", "u9")]);
         assert_eq!(shown(&two), [(1, "u1", true), (2, "u9", false)]);
-        clock.pass(60);
-        let three = clock.next(&two, &[("n1", "u9"), ("n2", "u2")]);
+        term.pass(60);
+        let three = term.next(&two, &[("n1", "u9"), ("n2", "u2")]);
         assert_eq!(shown(&three), [(1, "u2", false), (2, "u9", false)]);
     }
 
     #[test]
     fn neither_a_new_term_nor_a_step_of_the_clock_shortens_the_rest() {
-        let mut clock = Clock::new();
-        let one = clock.next(&[], &[("n1", "u1")]);
-        let resting = clock.next(&one, &[]);
+        let mut term = Term::new();
+        let one = term.next(&[], &[("n1", "u1")]);
+        let resting = term.next(&one, &[]);
         // Forward by an hour: this term has seen it for no time.
-        clock.clock += Duration::from_hours(1);
-        clock.now += Duration::from_secs(1);
-        let stepped = clock.next(&resting, &[]);
+        term.clock += Duration::from_hours(1);
+        term.now += Duration::from_secs(1);
+        let stepped = term.next(&resting, &[]);
         assert_eq!(stepped, resting);
         // Back by two hours: the time that is written is still to come.
-        clock.clock -= Duration::from_hours(2);
-        let anew = clock.next(&stepped, &[]);
-        assert_eq!(anew[0].unused_since, Some(Time(clock.clock)));
-        clock.unused.clear();
-        clock.clock += Duration::from_mins(2);
-        assert_eq!(shown(&clock.next(&anew, &[])), [(1, "u1", true)], "a new term");
-        clock.pass(60);
-        assert_eq!(shown(&clock.next(&anew, &[])), []);
+        term.clock -= Duration::from_hours(2);
+        let anew = term.next(&stepped, &[]);
+        assert_eq!(anew[0].unused_since, Some(Time(term.clock)));
+        term.unused.clear();
+        term.clock += Duration::from_mins(2);
+        assert_eq!(shown(&term.next(&anew, &[])), [(1, "u1", true)], "a new term");
+        term.pass(60);
+        assert_eq!(shown(&term.next(&anew, &[])), []);
     }
 
     #[test]
     fn the_node_after_the_last_unit_has_none() {
-        let mut clock = Clock::new();
+        let mut term = Term::new();
         let names: Vec<String> = (0..70).map(|number| format!("n{number:02}")).collect();
         let nodes: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), name.as_str())).collect();
-        let shares = clock.next(&[], &nodes);
+        let shares = term.next(&[], &nodes);
         assert_eq!(shares.len(), 63);
         assert_eq!((shares[0].unit, shares[62].unit), (1, 63));
-        assert_eq!(clock.next(&shares, &nodes), shares);
+        assert_eq!(term.next(&shares, &nodes), shares);
     }
 }
