@@ -217,7 +217,7 @@ async fn start_pods(
     uplink: &Arc<Uplink>,
 ) -> Result<Pods> {
     if let ObjectSource::Manifests(manifests, _) = source {
-        let _version = uplink.set_rights(manifests.egress.clone());
+        let _version = uplink.set_rights(manifests.egress.clone(), BTreeSet::new());
     }
     let options = PodsOptions {
         netns_dir: args.paths.netns_dir.clone(),
@@ -260,7 +260,7 @@ async fn follow_manifests(node: Node, mut desired: watch::Receiver<ManifestSet>)
         let done = tokio::task::spawn_blocking(move || {
             set_objects(&sync, &objects);
             // Waits for a change of the uplink that is being carried out.
-            uplink.set_rights(objects.egress)
+            uplink.set_rights(objects.egress, BTreeSet::new())
         })
         .await;
         if let Err(error) = done {

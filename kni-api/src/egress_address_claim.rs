@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,9 @@ use crate::{
     Condition, rules,
     schema::{self, HostAddress, NetworkName},
 };
+
+/// The units of an address.
+pub const UNITS: std::ops::RangeInclusive<u8> = 1..=63;
 
 /// Finalizer of a claim: it stays until its holder has released the address.
 pub const HELD_FINALIZER: &str = "kni.dev/egress-address";
@@ -106,6 +110,31 @@ pub struct EgressAddressClaimSpec {
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub epoch: i64,
+    /// The nodes whose pods leave with the address, each with a unit of 1024 of its ports. They send their packets to the
+    /// node that answers for it. Empty: only pods of that node leave, from all ports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 63), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["unit"]))]
+    pub shares: Vec<EgressShare>,
+}
+
+/// A node's part of the ports of an address.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::plain)]
+pub struct EgressShare {
+    /// Name of the node.
+    #[schemars(length(max = 253))]
+    pub node_name: String,
+    /// UID of the node.
+    #[schemars(length(max = 64))]
+    pub node_uid: String,
+    /// Its ports: 1024 from 1024 times this number on. Identifiers of ICMP echoes likewise.
+    #[schemars(range(min = 1, max = 63))]
+    pub unit: u8,
+    /// When the node was last seen without pods that leave with the address. Another node gets the unit a minute later at
+    /// the earliest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unused_since: Option<Time>,
 }
 
 /// Names an egress policy.

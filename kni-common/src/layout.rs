@@ -13,7 +13,7 @@ use crate::{
     policy::{IdentityKey, IdentityValue, PolicyKey, PolicyValue, PortKey, PortValue},
     route::{RouteKey, RouteValue},
     service::{AffinityKey, AffinityValue, BackendKey, BackendValue, ServiceKey, ServiceValue},
-    uplink::{HostPortKey, HostPortValue, Masquerade, SourceKey, SourceValue},
+    uplink::{EgressShareKey, EgressShareValue, HostPortKey, HostPortValue, Masquerade, SourceKey, SourceValue},
 };
 
 /// Version of everything that is pinned. Part of the pin path, so that programs of two layouts never share a map. Must
@@ -76,6 +76,9 @@ pub const MAX_NODES: u32 = 8192;
 
 /// Rows of `NUMBERS` and of `NETWORKS`: networks of a node that have a number.
 pub const MAX_NETWORKS: u32 = 16_384;
+
+/// Rows of `EGRESS_SHARES`: on a node that answers for an address, one for each node that shares it.
+pub const MAX_SHARES: u32 = 16_384;
 
 /// Rows of `ROUTES`: in each network with pods here, one for each block of another node.
 pub const MAX_ROUTES: u32 = 131_072;
@@ -252,6 +255,18 @@ pub const ALL_MAPS: &[MapSpec] = &[
         16_384,
         "source prefix -> verdict on packets from outside",
     ),
+    spec::<u32, u32>(
+        "SHARED_EGRESS",
+        MapKind::Array,
+        DEFAULT_MAX_ENDPOINTS,
+        "endpoint id -> families in which it leaves with an address that several nodes share",
+    ),
+    spec::<EgressShareKey, EgressShareValue>(
+        "EGRESS_SHARES",
+        MapKind::LpmTrie,
+        MAX_SHARES,
+        "(egress address, unit of its ports) -> the node that has the unit, or answers for the address",
+    ),
     spec::<u32, NodeRow>(
         "NODES",
         MapKind::Array,
@@ -319,6 +334,8 @@ mod tests {
                 ("MASQUERADE", 4, 24),
                 ("HOST_PORTS", 20, 12),
                 ("SOURCES", 20, 4),
+                ("SHARED_EGRESS", 4, 4),
+                ("EGRESS_SHARES", 24, 12),
                 ("NODES", 4, 32),
                 ("NUMBERS", 4, 4),
                 ("NETWORKS", 4, 4),

@@ -12,8 +12,8 @@ map_types! {
         pub ipv6: [u8; 16],
         /// UDP port of all nodes' tunnels, network byte order.
         pub port: [u8; 2],
-        /// Zero.
-        pub zero: u16,
+        /// 1 where `EGRESS_SHARES` has rows by which this node forwards replies to other nodes, otherwise 0.
+        pub forwards_egress: u16,
         /// Id of the network whose pods exchange packets with the stacks of all nodes, 0 for none.
         pub host_network: u32,
     }

@@ -56,7 +56,78 @@ map_types! {
         /// [`crate::Verdict::BogonSource`] or [`crate::Verdict::DenyListed`]; any other number accepts them.
         pub verdict: u32,
     }
+
+    /// Data of a key of `EGRESS_SHARES`, after the trie's own 32-bit prefix length. All bits are significant.
+    pub struct EgressShareData {
+        /// An egress address, IPv4 as `::ffff:a.b.c.d`.
+        pub address: [u8; 16],
+        /// A unit of its ports ([`unit_of`]) in network byte order, or 0: what leaves from this node.
+        pub unit: [u8; 4],
+    }
+
+    /// The whole key of `EGRESS_SHARES` as the kernel sees it.
+    pub struct EgressShareKey {
+        /// Significant bits of `data`: [`SHARE_PREFIX`].
+        pub prefix_length: u32,
+        /// Matched data.
+        pub data: EgressShareData,
+    }
+
+    /// Value of `EGRESS_SHARES`: the part that one node has in an egress address which pods of several nodes leave with.
+    pub struct EgressShareValue {
+        /// One of `SHARE_*`.
+        pub role: u32,
+        /// A node, key of `NODES`, which is reached through the tunnel; 0 for this one.
+        pub node: u32,
+        /// With [`SHARE_LEAVE`] the first port of this node's pods, host byte order. Otherwise 0.
+        pub first: u16,
+        /// With [`SHARE_LEAVE`] their last port. Otherwise 0.
+        pub last: u16,
+    }
 }
+
+/// Bits of a full match in `EGRESS_SHARES`: address and unit.
+pub const SHARE_PREFIX: u32 = 128 + 32;
+
+/// The row of unit 0: packets of this node's pods leave with the address from the row's ports, by the row's node.
+pub const SHARE_LEAVE: u32 = 1;
+
+/// The unit is this node's, and the row's node answers for the address: it sends the replies here.
+pub const SHARE_OWN: u32 = 2;
+
+/// This node answers for the address, and the unit is that of the row's node, for whose pods it forwards.
+pub const SHARE_OTHER: u32 = 3;
+
+/// Ports of a unit, and identifiers of ICMP echoes.
+pub const UNIT_PORTS: u16 = 1024;
+
+/// The units of an address: ports from 1024 on, by [`unit_of`].
+pub const UNITS: core::ops::RangeInclusive<u8> = 1..=63;
+
+/// The unit of a port, in host byte order; 0 for ports that no pod leaves with.
+#[inline(always)]
+#[must_use]
+pub const fn unit_of(port: u16) -> u8 {
+    (port / UNIT_PORTS) as u8
+}
+
+/// The first and the last port of a unit.
+#[must_use]
+pub const fn ports_of(unit: u8) -> (u16, u16) {
+    let first = unit as u16 * UNIT_PORTS;
+    (first, first + (UNIT_PORTS - 1))
+}
+
+/// Bits of a row of `SHARED_EGRESS`: the endpoint's IPv4 address outside of the node is one that several nodes share, and
+/// has a row of [`SHARE_LEAVE`]. Without that row nothing leaves.
+pub const SHARED_V4: u32 = 1;
+
+/// The same for its IPv6 address.
+pub const SHARED_V6: u32 = 2;
+
+/// The number of the virtual network in which nodes send each other packets with egress addresses. No network of the
+/// cluster has it.
+pub const EGRESS_NUMBER: u32 = 0;
 
 /// [`Masquerade::first`] of an endpoint that no packet of leaves the node because the address that it must leave with
 /// may not be used here; `last` is 0.
@@ -64,3 +135,19 @@ pub const EGRESS_REFUSED: u16 = 1;
 
 /// Network id of destinations outside the node: flows across the uplink have their outer row there.
 pub const OUTSIDE: u32 = 0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_port_that_pods_leave_with_is_in_one_unit() {
+        assert_eq!(unit_of(1023), 0);
+        assert_eq!(ports_of(1), (1024, 2047));
+        assert_eq!(ports_of(63), (64_512, u16::MAX));
+        for unit in UNITS {
+            let (first, last) = ports_of(unit);
+            assert_eq!((unit_of(first), unit_of(last)), (unit, unit));
+        }
+    }
+}

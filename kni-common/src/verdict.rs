@@ -94,8 +94,8 @@ verdicts! {
 
     /// Sent out of the node with one of the node's addresses as source.
     Masqueraded = 5, "left", "sent out of the node with an address of the node as its source";
-    /// Sent through the tunnel to the node that has the destination.
-    Tunnelled = 6, "tunnelled", "sent through the tunnel to the node of the destination pod";
+    /// Sent through the tunnel to the node that has the destination, or answers for the pod's egress address.
+    Tunnelled = 6, "tunnelled", "sent through the tunnel to the node of the destination pod or of the egress address";
     /// Sent through the nodes' network to the node that has the destination.
     Routed = 7, "routed", "sent through the network of the nodes to the node of the destination pod";
 
@@ -184,7 +184,7 @@ verdicts! {
     /// From outside, from an address of the deny list.
     DenyListed = 73, "deny_listed", "the source address is on the node's deny list";
     /// The address that an egress policy or the network demands is not this node's to use.
-    EgressAddress = 74, "egress_address", "the address that the pod must leave with may not be used on this node";
+    EgressAddress = 74, "egress_address", "the address that the pod must leave with may not be used on this node, or no node answers for it";
     /// `NODES` has no usable row of the node that the destination's route names.
     NoNode = 75, "no_node", "the way to the node of the destination pod is not known";
     /// From another node than the one that the source's route names, or by another way.
@@ -195,6 +195,8 @@ verdicts! {
     OwnerUnknown = 78, "owner_unknown", "came from another node, and no node is known to have the source address";
     /// Sent to the port of the nodes' tunnels, but not by the tunnel.
     OverlayPort = 79, "overlay_port", "only the nodes may send to the port of the tunnel between them";
+    /// From the node that answers for an egress address, to a port that no pod of this node has a flow from.
+    NoFlow = 80, "no_flow", "came for an egress address, and no pod on this node has such a flow";
 }
 
 impl Verdict {

@@ -11,6 +11,7 @@ use kni_common::Verdict;
 pub struct Decision(u32);
 
 const LOCAL: u32 = 0x1000_0000;
+const OWNER: u32 = 0xa000_0000;
 // The highest two, so that one comparison finds both.
 const REMOTE: u32 = 0xe000_0000;
 const ROUTED: u32 = 0xf000_0000;
@@ -54,6 +55,22 @@ impl Decision {
     #[inline(always)]
     pub const fn number(self) -> Option<u32> {
         if self.0 >= REMOTE { Some(self.0 & !KIND) } else { None }
+    }
+
+    /// Out of the cluster by another node, by its number, which answers for the packet's source after translation.
+    #[inline(always)]
+    pub const fn owner(number: u32) -> Self {
+        Self(OWNER | (number & !KIND))
+    }
+
+    /// The number of the node of [`Self::owner`].
+    #[inline(always)]
+    pub const fn answering(self) -> Option<u32> {
+        if self.0 & KIND == OWNER {
+            Some(self.0 & !KIND)
+        } else {
+            None
+        }
     }
 
     /// Whether the way to the node is the tunnel.
@@ -121,6 +138,7 @@ impl Decision {
             Self::ANSWER => Verdict::Answered,
             Self::DELIVER => Verdict::Delivered,
             Self::UPLINK => Verdict::Masqueraded,
+            _ if self.answering().is_some() => Verdict::Tunnelled,
             _ if self.number().is_some() && self.is_overlay() => Verdict::Tunnelled,
             _ if self.number().is_some() => Verdict::Routed,
             _ => Verdict::Absorbed,

@@ -15,13 +15,13 @@ use kni_common::{
     flow::{FlowKey4, FlowKey6, FlowValue, FragmentKey, FragmentValue, NodeRow},
     layout::{
         DEFAULT_MAX_ENDPOINTS, DEFAULT_MAX_FLOWS, DEFAULT_MAX_POLICY_ROWS, DEFAULT_MAX_SERVICES, MAX_FRAGMENTS,
-        MAX_NAT, MAX_NETWORKS, MAX_NODES, MAX_ROUTES, RING_BYTES,
+        MAX_NAT, MAX_NETWORKS, MAX_NODES, MAX_ROUTES, MAX_SHARES, RING_BYTES,
     },
     overlay::Overlay,
     policy::{IdentityData, IdentityValue, PolicyKey, PolicyValue, PortData, PortValue},
     route::{RouteData, RouteValue},
     service::{AffinityKey, AffinityValue, BackendKey, BackendValue, ServiceKey, ServiceValue},
-    uplink::{HostPortKey, HostPortValue, Masquerade, SourceData, SourceValue},
+    uplink::{EgressShareData, EgressShareValue, HostPortKey, HostPortValue, Masquerade, SourceData, SourceValue},
 };
 
 const ENDPOINTS_MAX: usize = DEFAULT_MAX_ENDPOINTS as usize;
@@ -145,6 +145,15 @@ pub static HOST_PORTS: HashMap<HostPortKey, HostPortValue, 4096, NO_PREALLOC> = 
 /// Source prefixes that are denied from outside.
 #[btf_map]
 pub static SOURCES: LpmTrie<SourceData, SourceValue, 16_384> = LpmTrie::new();
+
+/// Families in which endpoints leave with an address that several nodes share.
+#[btf_map]
+pub static SHARED_EGRESS: Array<u32, ENDPOINTS_MAX> = Array::new();
+
+/// Nodes that share an egress address, by address and unit of ports. A trie, whose rows are freed only after all programs
+/// that may have found them.
+#[btf_map]
+pub static EGRESS_SHARES: LpmTrie<EgressShareData, EgressShareValue, { MAX_SHARES as usize }> = LpmTrie::new();
 
 /// Other nodes of the cluster.
 #[btf_map]

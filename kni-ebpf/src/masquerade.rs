@@ -23,7 +23,7 @@ use crate::{
     flow::{self, nat, scratch},
     maps::MASQUERADE,
     packet::{Packet, SCTP, TCP, UDP},
-    skb, time, translate,
+    shares, skb, time, translate,
     work::Work,
 };
 
@@ -32,9 +32,6 @@ const TRIES: u32 = 32;
 
 /// Of those, tries that spare connections which have just been closed.
 const SPARING_TRIES: u32 = 8;
-
-/// Distance between two tries: odd and large, so that they do not meet the same cluster of used ports.
-const STRIDE: u32 = 1237;
 
 /// The endpoint's masquerade row, if it is masqueraded.
 #[inline(always)]
@@ -66,13 +63,16 @@ fn is_through_service(packet: &Packet, work: &Work) -> bool {
     packet.destination != work.to.destination
 }
 
-/// Whether the address that a flow of the endpoint left with is still the one that the endpoint leaves with. Another
-/// node may have the former one by now. An error where nothing leaves.
+/// Whether the address and port that a flow of the endpoint left with are still among those that the endpoint leaves
+/// with. Another node may have the former ones by now. An error where nothing leaves. `ports`: those of a packet after
+/// translation.
 ///
 /// VERIFIER: not inlined, to save stack.
 #[inline(never)]
-pub fn keeps_source(endpoint: u32, v4: bool, left_with: &[u32; 4]) -> Result<bool, Verdict> {
-    Ok(source(entry(endpoint)?, v4)? == *left_with)
+pub fn keeps_source(endpoint: u32, v4: bool, left_with: &[u32; 4], ports: u32) -> Result<bool, Verdict> {
+    let [high, low, ..] = ports.to_ne_bytes();
+    let port = u16::from_be_bytes([high, low]);
+    Ok(source(entry(endpoint)?, v4)? == *left_with && shares::has_port(endpoint, v4, left_with, port)?)
 }
 
 /// Reuses the address and port of an unanswered flow whose first packet is retransmitted: the reply may be in flight.
@@ -93,8 +93,11 @@ pub fn reuse(packet: &Packet, work: &mut Work) -> bool {
         && sender.generation == work.event.generation
         && flow::is_live(own);
     // An egress address may have been added or removed since.
-    let current = entry(work.event.endpoint).and_then(|out| source(out, packet.v4));
-    if !is_unanswered || current != Ok(words(own.source)) {
+    let current = || {
+        let left_with = words(own.source);
+        keeps_source(work.event.endpoint, packet.v4, &left_with, own.ports.word())
+    };
+    if !is_unanswered || current() != Ok(true) {
         return false;
     }
     flow::translate(&mut work.to, own);
@@ -130,13 +133,19 @@ fn is_owner(row: &FlowValue, second: bool, endpoint: u32) -> bool {
 pub fn claim(ctx: &TcContext, config: &Config, packet: &Packet, work: &mut Work) -> Result<(), Verdict> {
     let out = entry(work.event.endpoint)?;
     work.to.source = source(out, packet.v4)?;
-    let first = u32::from(out.first);
-    let range = u32::from(out.last).wrapping_sub(first).wrapping_add(1);
+    let [first, last] = match shares::ports(work.event.endpoint, packet.v4, &work.to.source)? {
+        0 => [u32::from(out.first), u32::from(out.last)],
+        ports => [ports & 0xffff, ports >> 16],
+    };
+    let range = last.wrapping_sub(first).wrapping_add(1);
     // SAFETY: a helper without arguments.
     let mut offset = unsafe { bpf_get_prandom_u32() };
+    // Distance between two tries, odd and another one for each flow: with one distance for all, used ports would form
+    // clusters that later flows meet, and a unit of ports would be refused when two thirds of it are in use.
+    let stride = (offset >> 16) | 1;
     // VERIFIER: a bounded loop.
     for number in 0..TRIES {
-        offset = offset.wrapping_add(STRIDE);
+        offset = offset.wrapping_add(stride);
         let port = first + offset.checked_rem(range).ok_or(Verdict::MasqueradeAddress)?;
         if take(
             ctx,

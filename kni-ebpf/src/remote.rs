@@ -283,21 +283,17 @@ pub fn send(ctx: &TcContext, network: u32, way: Decision) -> i32 {
         reason = "a small size"
     )]
     const SIZE: core::ffi::c_int = size_of::<NextHop>() as core::ffi::c_int;
+    if way.is_overlay() {
+        // The agent removes a number after the routes that need it.
+        return match number_of(network) {
+            Some(number) => send_as(ctx, number, way),
+            None => DROP,
+        };
+    }
     // It was there a moment ago.
     let Some(row) = row(way) else {
         return DROP;
     };
-    if way.is_overlay() {
-        // The agent removes a number after the routes that need it.
-        let Some(number) = number_of(network) else {
-            return DROP;
-        };
-        if !set_tunnel_key(ctx, number, row) {
-            return DROP;
-        }
-        // SAFETY: a helper with plain arguments.
-        return unsafe { bpf_redirect(row.ifindex, 0) as i32 };
-    }
     // For `to_uplink`, which keeps pods' addresses inside.
     skb::set_mark(ctx, config::judged_mark());
     let mut next = match ipv4(row) {
@@ -312,6 +308,17 @@ pub fn send(ctx: &TcContext, network: u32, way: Decision) -> i32 {
     };
     // SAFETY: the structure that the helper expects, of its size; it outlives the call.
     unsafe { bpf_redirect_neigh(row.ifindex, (&raw mut next).cast(), SIZE, 0) as i32 }
+}
+
+/// Sends a packet through the tunnel with the number of a virtual network, and returns the action.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the helper returns a TC action")]
+pub fn send_as(ctx: &TcContext, number: u32, way: Decision) -> i32 {
+    match row(way) {
+        // SAFETY: a helper with plain arguments.
+        Some(row) if set_tunnel_key(ctx, number, row) => unsafe { bpf_redirect(row.ifindex, 0) as i32 },
+        _ => DROP,
+    }
 }
 
 const AF_INET: u32 = 2;

@@ -8,12 +8,12 @@ use std::{
 
 use kni_api::{
     EgressAddressClaim,
-    egress_address_claim::{Holder, name_of},
+    egress_address_claim::{Holder, UNITS, name_of},
 };
 use kni_crd::{EgressAddressPool, FromObject};
 use kni_model::{
     NetworkName,
-    egress::{EgressPool, EgressRefusal, EgressUser},
+    egress::{EgressPool, EgressRefusal, EgressUser, EgressWay},
     policy::{Policy, PolicyKind, PolicyRef},
 };
 use kni_policy::{EgressFacts, EgressPools, EgressRight, egress_rights};
@@ -70,13 +70,13 @@ pub fn cluster_egress_rights(
     egress_rights(requests, &facts)
 }
 
-/// The rights on one node: those by the objects, where the node owns the address.
+/// The rights on one node: those by the objects, where the node owns the address, or has a share of it.
 pub fn node_egress_rights(
     tables: &Tables,
     networks: &Networks,
     requests: &EgressRequests,
     node: &Holder,
-) -> BTreeMap<(EgressUser, IpAddr), Result<(), EgressRefusal>> {
+) -> BTreeMap<(EgressUser, IpAddr), Result<EgressWay, EgressRefusal>> {
     let rights = cluster_egress_rights(tables, networks, requests).into_iter();
     let on_node = rights.map(|((user, address), right)| {
         let right = right.and_then(|_pool| ownership(claim_of(tables, address), &user, node));
@@ -85,8 +85,57 @@ pub fn node_egress_rights(
     on_node.collect()
 }
 
-/// Whether the node owns the address of a claim for a user.
-fn ownership(claim: Option<&EgressAddressClaim>, user: &EgressUser, node: &Holder) -> Result<(), EgressRefusal> {
+/// The addresses that the node answers for, for pods of any node: it is assigned and confirmed, and the claim's user has the
+/// right to the address.
+pub fn answered_addresses(
+    tables: &Tables,
+    rights: &BTreeMap<(EgressUser, IpAddr), EgressRight>,
+    node: &Holder,
+) -> BTreeSet<IpAddr> {
+    let granted = rights.iter().filter(|(_, right)| right.is_ok());
+    let answered = granted.filter(|((user, address), _)| {
+        claim_of(tables, *address).is_some_and(|claim| {
+            !claim.spec.shares.is_empty()
+                && user_of(claim).is_some_and(|of_claim| of_claim.shares_with(user))
+                && answers(claim, node)
+        })
+    });
+    answered.map(|((_, address), _)| *address).collect()
+}
+
+/// Whether a node is assigned, confirmed, and not to release the address.
+pub fn answers(claim: &EgressAddressClaim, node: &Holder) -> bool {
+    let holder = claim.status.as_ref().and_then(|status| status.holder.as_ref());
+    is_assigned_to(claim, node)
+        && claim.metadata.deletion_timestamp.is_none()
+        && holder.is_some_and(|holder| is_same_node(holder, node))
+}
+
+/// What keeps the holder from the address, by its own report.
+fn cannot_answer(claim: &EgressAddressClaim) -> Option<&str> {
+    let status = claim.status.as_ref()?;
+    let holder = status.holder.as_ref()?;
+    let mut reports = status.conditions.iter().filter(|condition| condition.type_ == "Ready");
+    let report = reports.find(|report| {
+        matches!(
+            report.reason.as_str(),
+            "AddressConflict" | "AddressReserved" | "AddressNotAdded"
+        )
+    })?;
+    (holder.node_name == claim.spec.node_name).then_some(report.message.as_str())
+}
+
+/// The unit of the ports of an address that a node has.
+pub fn unit_of_node(claim: &EgressAddressClaim, node: &Holder) -> Option<u8> {
+    let shares = claim.spec.shares.iter();
+    let mut own = shares.filter(|share| {
+        !node.node_uid.is_empty() && share.node_name == node.node_name && share.node_uid == node.node_uid
+    });
+    own.next().map(|share| share.unit)
+}
+
+/// Whether, and how, pods of the node may leave with the address of a claim for a user.
+fn ownership(claim: Option<&EgressAddressClaim>, user: &EgressUser, node: &Holder) -> Result<EgressWay, EgressRefusal> {
     let Some(claim) = claim else {
         return Err(EgressRefusal::Unassigned);
     };
@@ -96,8 +145,24 @@ fn ownership(claim: Option<&EgressAddressClaim>, user: &EgressUser, node: &Holde
     }
     let holder = claim.status.as_ref().and_then(|status| status.holder.as_ref());
     let is_leaving = claim.metadata.deletion_timestamp.is_some();
+    if !claim.spec.shares.is_empty() {
+        return match unit_of_node(claim, node) {
+            Some(_) if answers(claim, node) => Ok(EgressWay::Shared),
+            Some(_) if cannot_answer(claim).is_some() => Err(EgressRefusal::NotAnswered {
+                node: claim.spec.node_name.clone(),
+                message: cannot_answer(claim).unwrap_or_default().to_owned(),
+            }),
+            // Also while no node answers: then nothing leaves, and the flows stay.
+            Some(_) if !is_leaving => Ok(EgressWay::Through),
+            Some(_) => Err(EgressRefusal::Unassigned),
+            None => Err(EgressRefusal::NoPorts {
+                nodes: claim.spec.shares.len(),
+                exhausted: claim.spec.shares.len() >= UNITS.count(),
+            }),
+        };
+    }
     match (is_assigned_to(claim, node), holder) {
-        (true, Some(holder)) if is_same_node(holder, node) && !is_leaving => Ok(()),
+        (true, Some(holder)) if is_same_node(holder, node) && !is_leaving => Ok(EgressWay::Alone),
         (true, Some(holder)) if !is_same_node(holder, node) => Err(EgressRefusal::NotReleased {
             node: holder.node_name.clone(),
         }),
@@ -210,12 +275,12 @@ mod tests {
         let here = json!({ "nodeName": "n1", "nodeUid": "u1" });
         let again = json!({ "nodeName": "n1", "nodeUid": "u0" });
         let there = json!({ "nodeName": "n2", "nodeUid": "u2" });
-        let reason = |spec, holder| {
+        let reason = |spec: &serde_json::Value, holder: Option<(&str, &str)>| {
             let claim = claim(spec, holder);
             ownership(Some(&claim), &policy("red"), &node).map_err(|refusal| refusal.reason())
         };
         for (spec, holder, expected) in [
-            (&here, Some(("n1", "u1")), Ok(())),
+            (&here, Some(("n1", "u1")), Ok(EgressWay::Alone)),
             (&here, None, Err("AddressNotAssigned")),
             (&here, Some(("n2", "u2")), Err("AddressNotReleased")),
             (&here, Some(("n1", "u0")), Err("AddressNotReleased")),
@@ -225,6 +290,25 @@ mod tests {
         ] {
             assert_eq!(reason(spec, holder), expected, "{spec} {holder:?}");
         }
+        let with = |node: &str, share: &str| {
+            let shares = json!([{ "nodeName": share, "nodeUid": share.replace('n', "u"), "unit": 5 }]);
+            json!({ "nodeName": node, "nodeUid": node.replace('n', "u"), "shares": shares })
+        };
+        for (spec, holder, expected) in [
+            (with("n1", "n1"), Some(("n1", "u1")), Ok(EgressWay::Shared)),
+            (with("n1", "n1"), Some(("n2", "u2")), Ok(EgressWay::Through)),
+            (with("n1", "n1"), None, Ok(EgressWay::Through)),
+            (with("n2", "n1"), Some(("n1", "u1")), Ok(EgressWay::Through)),
+            (with("n2", "n1"), Some(("n2", "u2")), Ok(EgressWay::Through)),
+            (with("n1", "n2"), Some(("n1", "u1")), Err("PortsNotAssigned")),
+        ] {
+            assert_eq!(reason(&spec, holder), expected, "{spec} {holder:?}");
+        }
+        let mut refused = claim(&with("n2", "n1"), Some(("n2", "u2")));
+        let report = kni_api::Condition::now("Ready", false, "AddressConflict", "a host has it", None);
+        refused.status.as_mut().unwrap().conditions.push(report);
+        let result = ownership(Some(&refused), &policy("red"), &node);
+        assert_eq!(result.map_err(|refusal| refusal.reason()), Err("AddressNotReady"));
         let claim = claim(&here, Some(("n1", "u1")));
         assert_eq!(ownership(None, &policy("red"), &node), Err(EgressRefusal::Unassigned));
         let other = ownership(Some(&claim), &policy("blue"), &node);

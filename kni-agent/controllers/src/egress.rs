@@ -10,8 +10,8 @@ use kni_api::{Condition, EgressAddressClaim, EgressAddressClaimStatus, egress_ad
 use kni_cluster::{
     Key, Tables,
     egress::{
-        EgressRequests, cluster_egress_rights, egress_requests, is_assigned_to, is_same_node, node_egress_rights,
-        user_of,
+        EgressRequests, answered_addresses, cluster_egress_rights, egress_requests, is_assigned_to, is_same_node,
+        node_egress_rights, user_of,
     },
 };
 use kni_model::{PodRef, egress::EgressRefusal};
@@ -41,11 +41,13 @@ impl Cluster {
         let mut ticks = interval(ROUND);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut changes = self.cache.changes();
+        let mut applied = self.uplink.applied();
         let mut published = BTreeMap::new();
         loop {
             let next = async {
                 tokio::select! {
                     _ = ticks.tick() => true,
+                    sent = applied.changed() => sent.is_ok(),
                     sent = changes.changed() => {
                         tokio::time::sleep(GATHER).await;
                         sent.is_ok()
@@ -63,15 +65,20 @@ impl Cluster {
 
     /// Applies the rights as they are, before the node's egress is applied for the first time.
     pub async fn apply_egress_rights(&self) {
-        let rights = {
+        let (rights, answering) = {
             let tables = self.cache.tables();
             let networks = self.networks(&tables);
             let requests = requests(&tables, &networks);
-            node_egress_rights(&tables, &networks, &requests, &self.own(&tables))
+            let own = self.own(&tables);
+            let by_objects = cluster_egress_rights(&tables, &networks, &requests);
+            (
+                node_egress_rights(&tables, &networks, &requests, &own),
+                answered_addresses(&tables, &by_objects, &own),
+            )
         };
         let uplink = Arc::clone(&self.uplink);
         // Waits for a change of the uplink that is being carried out.
-        let done = tokio::task::spawn_blocking(move || uplink.set_rights(rights)).await;
+        let done = tokio::task::spawn_blocking(move || uplink.set_rights(rights, answering)).await;
         if let Err(error) = done {
             tracing::error!(%error, "cannot apply the rights to egress addresses");
         }
@@ -105,7 +112,7 @@ impl Cluster {
     }
 
     fn plan_claims(&self) -> Vec<(Arc<EgressAddressClaim>, Step)> {
-        let (rights, by_objects, claims, own) = {
+        let (rights, answering, by_objects, claims, own) = {
             let tables = self.cache.tables();
             let networks = self.networks(&tables);
             let requests = requests(&tables, &networks);
@@ -114,12 +121,13 @@ impl Cluster {
             let by_objects = cluster_egress_rights(&tables, &networks, &requests);
             (
                 node_egress_rights(&tables, &networks, &requests, &own),
+                answered_addresses(&tables, &by_objects, &own),
                 by_objects,
                 claims,
                 own,
             )
         };
-        let version = self.uplink.set_rights(rights);
+        let version = self.uplink.set_rights(rights, answering);
         let applied = self.uplink.applied_rights() >= version;
         let held = self.uplink.held_addresses();
         let problems = self.uplink.address_problems();
@@ -243,7 +251,10 @@ impl Cluster {
 
 /// Whether a refusal is worth an event: not one that passes within a second.
 fn is_lasting(refusal: &EgressRefusal) -> bool {
-    !matches!(refusal, EgressRefusal::Unassigned | EgressRefusal::Unverified)
+    !matches!(
+        refusal,
+        EgressRefusal::Unassigned | EgressRefusal::Unverified | EgressRefusal::NoPorts { exhausted: false, .. }
+    )
 }
 
 fn requests(tables: &Tables, networks: &kni_cluster::Networks) -> EgressRequests {
@@ -270,6 +281,8 @@ fn report(
             &format!("node {node} answers for the address"),
             None,
         ),
+        // This node takes it in any case, in a moment.
+        (None, false) if !claim.spec.shares.is_empty() => return None,
         (None, false) => {
             let message = format!("no pod on node {node} leaves with the address");
             Condition::now("Ready", false, "NotUsed", &message, None)

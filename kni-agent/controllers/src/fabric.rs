@@ -11,9 +11,12 @@ use std::{
 };
 
 use ipnet::IpNet;
-use kni_api::NodeEndpoint;
-use kni_cluster::Tables;
-use kni_dataplane::{NetworkFabric, Way};
+use kni_api::{NodeEndpoint, egress_address_claim::Holder};
+use kni_cluster::{
+    Tables,
+    egress::{answers, is_same_node, unit_of_node},
+};
+use kni_dataplane::{Answering, EgressShares, NetworkFabric, Way};
 use kni_fabric::{Desired, Path, Stack, Tunnel};
 use kni_model::{
     Fabric, Network,
@@ -103,6 +106,8 @@ impl ObjectControllers {
                     tables.other_blocks.version(),
                     tables.networks.version(),
                     tables.numbers.version(),
+                    tables.egress_claims.version(),
+                    tables.own_node.version(),
                 ];
                 (versions, *attached.borrow_and_update())
             };
@@ -151,10 +156,15 @@ fn desired(tables: &Tables, networks: &[Here<'_>], node: &str) -> Desired {
     };
     let others = others(tables, node, &own);
     let blocks = blocks(tables);
-    let mut desired = Desired {
-        tunnel: tunnel(networks, &own),
-        ..Desired::default()
+    let mut desired = Desired::default();
+    let row = tables.own_node.get("", node);
+    let this = Holder {
+        node_name: node.to_owned(),
+        node_uid: row.map(|row| row.uid.clone()).unwrap_or_default(),
+        epoch: 0,
     };
+    desired.egress = egress(tables, &this, (&own, &others), &mut desired.ways);
+    desired.tunnel = tunnel(networks, &own, !desired.ways.is_empty());
     let mut native: Vec<IpNet> = Vec::new();
     for (here, number) in networks {
         let spec = &here.spec;
@@ -233,15 +243,64 @@ fn blocks(tables: &Tables) -> BTreeMap<&str, BTreeMap<IpNet, (&str, &str)>> {
     blocks
 }
 
-/// The tunnel exists while a network of the cluster needs it.
-fn tunnel(networks: &[Here<'_>], own: &Underlay) -> Option<Tunnel> {
+/// The egress addresses that several nodes share and this one has a part in: it answers for them, or its pods leave with
+/// them.
+fn egress(
+    tables: &Tables,
+    this: &Holder,
+    (own, others): (&Underlay, &Others<'_>),
+    ways: &mut BTreeMap<Way, Path>,
+) -> BTreeMap<IpAddr, EgressShares> {
+    let mut egress = BTreeMap::new();
+    for claim in tables.egress_claims.rows().values() {
+        let Ok(address) = claim.spec.address.parse::<IpAddr>() else {
+            continue;
+        };
+        let mut way_to = |name: &str, uid: &str| {
+            let (_, other) = others.get(name).filter(|(of, _)| *of == uid)?;
+            let (way, path) = way(own, other, Fabric::Overlay, &IpNet::from(address))?;
+            ways.insert(way, path);
+            Some(way)
+        };
+        let unit = unit_of_node(claim, this);
+        let holder = claim.status.as_ref().and_then(|status| status.holder.as_ref());
+        let answers = answers(claim, this);
+        let answering = match holder {
+            Some(_) if answers => Some(Answering::Here),
+            Some(holder) if unit.is_some() && !is_same_node(holder, this) => {
+                way_to(&holder.node_name, &holder.node_uid).map(Answering::There)
+            }
+            Some(_) | None => None,
+        };
+        let Some(answering) = answering else { continue };
+        let shares = claim
+            .spec
+            .shares
+            .iter()
+            .filter(|share| answers && Some(share.unit) != unit);
+        let shares = EgressShares {
+            answering,
+            unit,
+            others: shares
+                .filter_map(|share| Some((share.unit, way_to(&share.node_name, &share.node_uid)?)))
+                .collect(),
+        };
+        egress.insert(address, shares);
+    }
+    egress
+}
+
+/// The tunnel exists while a network of the cluster, or an egress address, needs it.
+fn tunnel(networks: &[Here<'_>], own: &Underlay, is_needed: bool) -> Option<Tunnel> {
     let mut overlays = networks
         .iter()
         .filter(|(network, _)| network.spec.fabric == Fabric::Overlay);
     let default = overlays
         .clone()
         .find(|(network, number)| network.spec.default && number.is_some());
-    overlays.next()?;
+    if !is_needed && overlays.next().is_none() {
+        return None;
+    }
     let overhead = if own.ipv4().is_some() { OVERHEAD_V4 } else { OVERHEAD_V6 };
     Some(Tunnel {
         ipv4: own.ipv4(),

@@ -15,20 +15,14 @@ use kni_common::{
 use kni_model::NetworkId;
 
 use super::{
-    Dataplane, DataplaneError, lock, membarrier,
+    Dataplane, DataplaneError,
+    egress::{EgressShares, ShareMaps},
+    lock, membarrier,
     pin::Pins,
     routes::{RemoteRoute, RemoteRoutes},
     table::Table,
+    way::Way,
 };
-
-/// A way to another node: its address in the underlay, as the other end of the tunnel or as the next hop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Way {
-    /// The node's address.
-    pub underlay: IpAddr,
-    /// Through the tunnel.
-    pub overlay: bool,
-}
 
 /// What a way leads through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +72,8 @@ pub struct FabricRows {
     pub ways: BTreeMap<Way, Hop>,
     /// The networks.
     pub networks: BTreeMap<NetworkId, NetworkFabric>,
+    /// The egress addresses that several nodes share, by tunnels in `ways`.
+    pub egress: BTreeMap<IpAddr, EgressShares>,
 }
 
 /// The tables of other nodes.
@@ -86,6 +82,7 @@ pub(super) struct FabricMaps {
     numbers: Table<u32, u32>,
     networks: Table<u32, u32>,
     overlay: Table<u32, Overlay>,
+    pub(super) shares: ShareMaps,
     /// The rows of `NODES` in use.
     ways: BTreeMap<Way, (u32, Option<u64>)>,
 }
@@ -98,6 +95,7 @@ impl FabricMaps {
             numbers: Table::open("NUMBERS", &pins.map("NUMBERS"))?,
             networks: Table::open("NETWORKS", &pins.map("NETWORKS"))?,
             overlay: Table::open("OVERLAY", &pins.map("OVERLAY"))?,
+            shares: ShareMaps::open(pins)?,
             nodes,
         })
     }
@@ -202,18 +200,36 @@ impl FabricMaps {
     }
 
     fn set_tunnel(&self, tunnel: Option<TunnelEnds>) -> Result<bool, DataplaneError> {
+        let before = self.overlay.get(&0)?.unwrap_or_default();
         let row = tunnel.map_or_else(Overlay::default, |tunnel| Overlay {
             ipv4: tunnel.ipv4.map_or([0; 4], |ip| ip.octets()),
             ipv6: tunnel.ipv6.map_or([0; 16], |ip| ip.octets()),
             port: tunnel.port.to_be_bytes(),
-            zero: 0,
+            forwards_egress: before.forwards_egress,
             host_network: tunnel.host_network.map_or(0, NetworkId::get),
         });
-        let before = self.overlay.get(&0)?.unwrap_or_default();
         if row != before {
             self.overlay.put(&0, &row)?;
         }
         Ok(row.port != before.port)
+    }
+
+    /// Writes the shares of egress addresses. Whether programs may still use rows that were removed or replaced.
+    pub(super) fn write_shares(&self) -> Result<bool, DataplaneError> {
+        let number = |way: &Way| self.ways.get(way).map(|(number, _)| *number);
+        let Some((forwards, replaced)) = self.shares.write(number)? else {
+            return Ok(false);
+        };
+        let before = self.overlay.get(&0)?.unwrap_or_default();
+        let forwards_egress = u16::from(forwards);
+        if before.forwards_egress != forwards_egress {
+            let row = Overlay {
+                forwards_egress,
+                ..before
+            };
+            self.overlay.put(&0, &row)?;
+        }
+        Ok(replaced)
     }
 
     /// The routes of a network by the numbers of nodes.
@@ -248,7 +264,9 @@ impl Dataplane {
             let endpoints = lock(&self.endpoints);
             let rows = endpoints.routes.remote_rows();
             let overlay = rows.filter(|(_, value)| value.flags & ROUTE_OVERLAY != 0);
-            maps.adopt(&overlay.map(|(_, value)| value.node).collect())?;
+            let overlay: BTreeSet<u32> = overlay.map(|(_, value)| value.node).collect();
+            let shares = maps.shares.nodes()?;
+            maps.adopt(&(&overlay | &shares))?;
             maps.set_tunnel(fabric.tunnel)?
         };
         if let Some(tunnel) = fabric.tunnel.filter(|_| is_new) {
@@ -269,6 +287,8 @@ impl Dataplane {
                 endpoints.renew_epochs(&moved)?;
             }
         }
+        maps.shares.set_desired(&fabric.egress);
+        maps.write_shares()?;
         // A program may be about to use a way that its route named.
         membarrier::wait_for_programs();
         maps.retain_ways(&fabric.ways)?;

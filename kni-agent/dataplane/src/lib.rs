@@ -7,6 +7,7 @@ mod clock;
 mod convert;
 mod counters;
 mod dry_run;
+mod egress;
 mod endpoint_row;
 mod endpoints;
 mod enforce;
@@ -37,6 +38,7 @@ mod stats;
 mod table;
 mod tuple;
 mod uplink;
+mod way;
 mod xdp;
 
 use std::{
@@ -49,10 +51,11 @@ use std::{
 use aya::Ebpf;
 pub use counters::DropCount;
 pub use dry_run::Probe;
+pub use egress::{Answering, EgressShares};
 pub use endpoint_row::EndpointConfig;
 pub use error::DataplaneError;
 pub use events::{EventStream, FlowRecord};
-pub use fabric::{FabricRows, Hop, NetworkFabric, TunnelEnds, Way};
+pub use fabric::{FabricRows, Hop, NetworkFabric, TunnelEnds};
 pub use flow_list::{FlowRecordView, FlowTuple};
 pub use flows::{FlowCensus, FlowUse};
 pub use hook::{FILTER_PRIORITY, Hook, HookChoice};
@@ -68,6 +71,7 @@ pub use routes::{NetworkRoutes, NodeRoutes, RouteEgress};
 pub use settings::{FlowLifetimes, NodeConfig};
 pub use stats::{CountingRuns, ProgramStats};
 pub use uplink::{EgressRow, EgressSource, HostPort, host_port_key, remove_uplink_filters};
+pub use way::Way;
 pub use xdp::{NotAttached, XdpChoice, XdpMode};
 
 use self::{

@@ -17,9 +17,8 @@ pub(super) fn specs(options: &DataplaneOptions) -> Vec<MapSpec> {
         ..
     } = *options;
     let sized = |spec: &MapSpec| match spec.name {
-        "ENDPOINTS" | "ENDPOINT_POLICIES" | "INTERFACES" | "EVENT_GATES" | "FLOW_SHARES" | "MASQUERADE" => {
-            max_endpoints
-        }
+        "ENDPOINTS" | "ENDPOINT_POLICIES" | "INTERFACES" | "EVENT_GATES" | "FLOW_SHARES" | "MASQUERADE"
+        | "SHARED_EGRESS" => max_endpoints,
         "ADDRESSES" => 2 * max_endpoints + max_services,
         "COUNTERS" => max_endpoints * COUNTERS_PER_ENDPOINT,
         "DROPS" => 16 * max_endpoints,
@@ -84,7 +83,11 @@ mod tests {
                 "HITS",
                 "HOST_PORTS",
                 "SOURCES",
+                "EGRESS_SHARES",
                 "NODES",
+                "NUMBERS",
+                "NETWORKS",
+                "OVERLAY",
                 "EXPLANATION",
                 "DROP_EVENTS",
                 "FLOW_EVENTS"

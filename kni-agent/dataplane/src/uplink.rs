@@ -9,7 +9,10 @@ use ipnet::IpNet;
 use kni_common::{
     Verdict,
     address::from_ip,
-    uplink::{EGRESS_REFUSED, HostPortKey, HostPortValue, Masquerade, SourceData, SourceKey, SourceValue},
+    uplink::{
+        EGRESS_REFUSED, HostPortKey, HostPortValue, Masquerade, SHARED_V4, SHARED_V6, SourceData, SourceKey,
+        SourceValue,
+    },
 };
 use kni_model::{EndpointId, view::ProgramView};
 
@@ -34,6 +37,10 @@ pub struct EgressSource {
     pub first: u16,
     /// Last port, not smaller, not 0.
     pub last: u16,
+    /// Whether pods of several nodes leave with the IPv4 address: ports and way are those of [`EgressShares`].
+    pub shared_v4: bool,
+    /// The same for the IPv6 address.
+    pub shared_v6: bool,
 }
 
 /// What happens to packets of an endpoint that would leave the node.
@@ -57,6 +64,13 @@ impl EgressRow {
             },
             Self::From(source) => source.row(),
         }
+    }
+
+    /// The families in which the address is one that several nodes share.
+    fn shared(&self) -> u32 {
+        let Self::From(source) = self else { return 0 };
+        let bit = |set: bool, bit: u32| if set { bit } else { 0 };
+        bit(source.shared_v4, SHARED_V4) | bit(source.shared_v6, SHARED_V6)
     }
 }
 
@@ -83,6 +97,7 @@ pub struct HostPort {
 /// The tables of the uplink, under their own lock.
 pub(super) struct UplinkMaps {
     masquerade: Table<u32, Masquerade>,
+    shared: Table<u32, u32>,
     host_ports: Table<HostPortKey, HostPortValue>,
     /// Copy of `host_ports`, so that a detach does not wait for a walk.
     mapped: BTreeMap<HostPortKey, HostPortValue>,
@@ -95,6 +110,7 @@ impl UplinkMaps {
         let mapped = host_ports.rows()?.into_iter().collect();
         Ok(Self {
             masquerade: Table::open("MASQUERADE", &pins.map("MASQUERADE"))?,
+            shared: Table::open("SHARED_EGRESS", &pins.map("SHARED_EGRESS"))?,
             host_ports,
             mapped,
             sources: Table::open("SOURCES", &pins.map("SOURCES"))?,
@@ -104,6 +120,7 @@ impl UplinkMaps {
     /// Removes an endpoint's rows, which its next owner must not find.
     pub(super) fn remove(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
         let _changed = self.set_masquerade(endpoint, Masquerade::default())?;
+        self.set_shared(endpoint, 0)?;
         let ports = self.mapped.iter().filter(|(_, value)| value.endpoint == endpoint.0);
         let ports: Vec<HostPortKey> = ports.map(|(key, _)| *key).collect();
         if ports.is_empty() {
@@ -136,6 +153,17 @@ impl UplinkMaps {
             }
         }
         Ok(())
+    }
+
+    fn shared(&self, endpoint: EndpointId) -> Result<u32, DataplaneError> {
+        Ok(self.shared.get(&endpoint.0)?.unwrap_or_default())
+    }
+
+    fn set_shared(&self, endpoint: EndpointId, families: u32) -> Result<(), DataplaneError> {
+        if self.shared(endpoint)? == families {
+            return Ok(());
+        }
+        self.shared.put(&endpoint.0, &families)
     }
 
     /// Whether the row has changed.
@@ -261,11 +289,17 @@ impl Dataplane {
     /// a flow that began with another address is dropped.
     pub fn set_masquerade(&self, endpoint: EndpointId, egress: &EgressRow) -> Result<(), DataplaneError> {
         let tables = lock(&self.uplink);
-        if tables.set_masquerade(endpoint, egress.row())? {
+        let (before, shared) = (tables.shared(endpoint)?, egress.shared());
+        // Until no flow has the former address, it leaves by the node that answers for it, or not at all.
+        tables.set_shared(endpoint, before | shared)?;
+        if tables.set_masquerade(endpoint, egress.row())? || before != shared {
             // After the row, so that a flow that is evaluated again finds it.
             lock(&self.endpoints).renew_generation(endpoint)?;
         }
-        Ok(())
+        if before & !shared != 0 {
+            membarrier::wait_for_programs();
+        }
+        tables.set_shared(endpoint, shared)
     }
 
     /// Replaces the host ports of all pods. Those of unpublished endpoints are omitted.
@@ -395,7 +429,10 @@ mod tests {
             ipv6: None,
             first: 61_000,
             last: 65_535,
+            shared_v4: true,
+            shared_v6: false,
         };
+        assert_eq!(EgressRow::From(source.clone()).shared(), SHARED_V4);
         let row = source.row();
         assert_eq!((row.ipv4, row.ipv6, row.last), ([192, 0, 2, 1], [0; 16], 65_535));
         assert_eq!(Masquerade::default().last, 0);

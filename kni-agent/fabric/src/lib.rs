@@ -14,7 +14,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use kni_dataplane::{Dataplane, DataplaneError, FabricRows, Hop, NetworkFabric, TunnelEnds, Way};
+use kni_dataplane::{
+    Answering, Dataplane, DataplaneError, EgressShares, FabricRows, Hop, NetworkFabric, TunnelEnds, Way,
+};
 use kni_model::{NetworkId, error_chain};
 use kni_netlink::{Netlink, RemoteRoute, own::OVERLAY_NAME};
 
@@ -81,6 +83,8 @@ pub struct Desired {
     pub ways: BTreeMap<Way, Path>,
     /// The networks.
     pub networks: BTreeMap<NetworkId, NetworkFabric>,
+    /// The egress addresses that several nodes share.
+    pub egress: BTreeMap<IpAddr, EgressShares>,
 }
 
 /// Applies the desired state.
@@ -212,7 +216,27 @@ fn rows(desired: &Desired, device: Option<u32>, hops: &NextHops) -> FabricRows {
         }),
         networks: networks.collect(),
         ways,
+        egress: shares(desired, &resolved),
     }
+}
+
+/// The egress addresses whose ways there are.
+fn shares(desired: &Desired, resolved: &BTreeMap<Way, Way>) -> BTreeMap<IpAddr, EgressShares> {
+    let shares = desired.egress.iter().filter_map(|(address, shares)| {
+        let answering = match shares.answering {
+            Answering::Here => Answering::Here,
+            Answering::There(way) => Answering::There(*resolved.get(&way)?),
+        };
+        let others = shares.others.iter();
+        let others = others.filter_map(|(unit, way)| Some((*unit, *resolved.get(way)?)));
+        let shares = EgressShares {
+            answering,
+            unit: shares.unit,
+            others: others.collect(),
+        };
+        Some((*address, shares))
+    });
+    shares.collect()
 }
 
 /// The stack reaches the pods of the network with host access the way that its own pods do, with the node's address in the
@@ -286,6 +310,7 @@ mod tests {
                 (2.try_into().unwrap(), network([direct, tunnel])),
             ]
             .into(),
+            egress: BTreeMap::new(),
         }
     }
 

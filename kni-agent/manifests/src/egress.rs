@@ -7,7 +7,7 @@ use std::{
 
 use ipnet::IpNet;
 use kni_model::{
-    egress::EgressUser,
+    egress::{EgressUser, EgressWay},
     policy::{PolicyKind, PolicyRef},
 };
 use kni_policy::{EgressFacts, EgressPools, egress_rights};
@@ -58,7 +58,9 @@ pub(super) fn decide(set: &mut ManifestSet, lines: &Lines) {
         }
     }
     let rights = rights.into_iter();
-    set.egress = rights.map(|(key, right)| (key, right.map(drop))).collect();
+    set.egress = rights
+        .map(|(key, right)| (key, right.map(|_pool| EgressWay::Alone)))
+        .collect();
 }
 
 fn requests(set: &ManifestSet) -> BTreeSet<(EgressUser, IpAddr)> {

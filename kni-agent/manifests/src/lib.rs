@@ -11,7 +11,7 @@ use std::{
 
 use kni_model::{
     NetworkSpec,
-    egress::{EgressPool, EgressRefusal, EgressUser},
+    egress::{EgressPool, EgressRefusal, EgressUser, EgressWay},
     policy::{Labels, Policy},
     service::{EndpointSlice, Service},
 };
@@ -94,7 +94,7 @@ pub struct ManifestSet {
     /// Pools of egress addresses.
     pub pools: Vec<(EgressPool, Origin)>,
     /// Who may use which egress address; policies that may not use one of theirs are also in `refused`.
-    pub egress: BTreeMap<(EgressUser, IpAddr), Result<(), EgressRefusal>>,
+    pub egress: BTreeMap<(EgressUser, IpAddr), Result<EgressWay, EgressRefusal>>,
     /// Labels of namespaces, including the label of the name; a namespace without a manifest is missing.
     pub namespaces: BTreeMap<String, Labels>,
     /// Services with virtual addresses.

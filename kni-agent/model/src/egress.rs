@@ -38,6 +38,29 @@ impl fmt::Display for EgressUser {
     }
 }
 
+/// How packets of this node's pods leave with an address that they may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EgressWay {
+    /// By this node, which has all ports of the address.
+    Alone,
+    /// By this node, which answers for the address, from a unit of its ports. Other nodes have other units.
+    Shared,
+    /// By the node that answers for the address, from this node's unit of its ports.
+    Through,
+}
+
+impl EgressWay {
+    /// Whether this node answers for the address.
+    pub const fn is_here(self) -> bool {
+        matches!(self, Self::Alone | Self::Shared)
+    }
+
+    /// Whether several nodes share the ports of the address.
+    pub const fn is_shared(self) -> bool {
+        matches!(self, Self::Shared | Self::Through)
+    }
+}
+
 /// A valid pool of egress addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EgressPool {
@@ -85,6 +108,20 @@ pub enum EgressRefusal {
         /// The owner.
         node: String,
     },
+    /// The node that is to answer for it cannot.
+    NotAnswered {
+        /// The node.
+        node: String,
+        /// Why it cannot.
+        message: String,
+    },
+    /// This node has no ports of it.
+    NoPorts {
+        /// The nodes that have ports of it.
+        nodes: usize,
+        /// Whether they have all of them.
+        exhausted: bool,
+    },
     /// This node is to own it; another one has not released it yet.
     NotReleased {
         /// The node that still holds it.
@@ -111,6 +148,9 @@ impl EgressRefusal {
             Self::InUse(_) => "AddressInUse",
             Self::Unassigned => "AddressNotAssigned",
             Self::Elsewhere { .. } => "AddressOnOtherNode",
+            Self::NotAnswered { .. } => "AddressNotReady",
+            Self::NoPorts { exhausted: false, .. } => "PortsNotAssigned",
+            Self::NoPorts { exhausted: true, .. } => "PortsExhausted",
             Self::NotReleased { .. } => "AddressNotReleased",
             Self::Unverified => "AddressNotVerified",
             Self::Conflict { .. } => "AddressConflict",
@@ -142,6 +182,11 @@ impl EgressRefusal {
             Self::Unassigned => format!("no node owns {address} yet"),
             Self::Elsewhere { node } => {
                 format!("{address} belongs to node {node}: only pods on that node leave with it")
+            }
+            Self::NotAnswered { node, message } => format!("node {node} cannot use {address}: {message}"),
+            Self::NoPorts { exhausted: false, .. } => format!("this node has no ports of {address} yet"),
+            Self::NoPorts { nodes, .. } => {
+                format!("all ports of {address} belong to {nodes} other nodes")
             }
             Self::NotReleased { node } => {
                 format!("{address} is to move here, but node {node} has not released it")

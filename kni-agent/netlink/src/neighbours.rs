@@ -28,6 +28,8 @@ pub struct Neighbour {
     /// Whether the entry is fixed, or the host has answered within the last seconds (`REACHABLE`). The kernel itself asks
     /// again before it relies on any other entry.
     pub confirmed: bool,
+    /// Whether the entry is fixed.
+    pub fixed: bool,
 }
 
 impl Netlink {
@@ -97,6 +99,7 @@ impl Neighbour {
             address: address?,
             mac: mac.filter(|_| !failed)?,
             confirmed,
+            fixed: matches!(message.header.state, NeighbourState::Permanent | NeighbourState::Noarp),
         })
     }
 }

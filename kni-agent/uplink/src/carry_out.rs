@@ -27,6 +27,8 @@ use super::{
 /// Addresses that are not on the uplink although their users have the right to them, with the reasons.
 type Missing = BTreeMap<IpAddr, EgressRefusal>;
 
+static NO_ADDRESS: BTreeSet<IpAddr> = BTreeSet::new();
+
 fn dedicated_of(egress: &[(EndpointId, Egress)]) -> BTreeSet<IpAddr> {
     egress
         .iter()
@@ -59,21 +61,27 @@ impl Uplink {
         let pods = state.pods.values();
         let egress: Vec<_> = pods.flat_map(|known| self.egress_of(state, &known.pod)).collect();
         let version = state.rights_version.0;
-        let mut dedicated = dedicated_of(&egress);
+        let mut dedicated = &dedicated_of(&egress) | &state.answering_for_others();
         let mut missing = Missing::new();
         if let Some(uplink) = state.node.uplink.clone() {
             missing = self.prepare(state, &uplink, &dedicated)?;
         }
+        state.set_not_answered(&missing);
         self.set_host_ports(state)?;
         state
             .refused
             .retain(|endpoint, _| egress.iter().any(|(other, _)| other == endpoint));
         self.set_egress(state, &egress, &missing)?;
         dedicated.retain(|address| !missing.contains_key(address));
+        // Before others are removed from the uplink: nothing is forwarded with an address that this node does not have.
+        let is_there = state.node.uplink.is_some();
+        self.dataplane
+            .set_held_addresses(if is_there { &dedicated } else { &NO_ADDRESS })?;
         if let Some(uplink) = state.node.uplink.clone() {
             self.tidy(state, &uplink, &dedicated)?;
         }
         state.rights_version.1 = version;
+        self.applied.send_replace(version);
         first_failure(&missing)?;
         match state.node.not_ethernet.clone() {
             Some(ifname) if Self::needs_programs(state) => Err(UplinkError::NotEthernet(ifname)),
@@ -86,13 +94,19 @@ impl Uplink {
         let egress = self.egress_of(state, pod);
         let mut missing = Missing::new();
         if let Some(uplink) = state.node.uplink.clone() {
-            missing = self.add_addresses(state, &uplink, &dedicated_of(&egress))?;
+            let dedicated = dedicated_of(&egress);
+            missing = self.add_addresses(state, &uplink, &dedicated)?;
+            if dedicated.iter().any(|address| state.added.contains(address)) {
+                // The background task does the rest.
+                self.wake.notify_one();
+            }
         }
         self.set_egress(state, &egress, &missing)?;
         first_failure(&missing)
     }
 
-    /// Without one of its dedicated addresses an interface has no egress, instead of egress with another address.
+    /// Without one of its dedicated addresses an interface has no egress, instead of egress with another address. While one
+    /// that several nodes share is on its way to this node, its flows stay: the dataplane drops their packets.
     fn set_egress(
         &self,
         state: &mut State,
@@ -109,8 +123,11 @@ impl Uplink {
                     refusal,
                 })
             }));
+            let is_decisive = |refused: &RefusedAddress| {
+                refused.refusal != EgressRefusal::Unverified || !egress.shared.contains(&refused.address)
+            };
             let row = match &egress.source {
-                _ if !refused.is_empty() => EgressRow::Refused,
+                _ if refused.iter().any(is_decisive) => EgressRow::Refused,
                 Some(source) => EgressRow::From(source.clone()),
                 None => EgressRow::None,
             };
@@ -124,7 +141,7 @@ impl Uplink {
     pub(super) fn desired_addresses(&self, state: &State) -> BTreeSet<IpAddr> {
         let pods = state.pods.values();
         let egress: Vec<_> = pods.flat_map(|known| self.egress_of(state, &known.pod)).collect();
-        dedicated_of(&egress)
+        &dedicated_of(&egress) | &state.answering_for_others()
     }
 
     /// Applies the host ports after a pod with host ports has been published.
@@ -169,7 +186,9 @@ impl Uplink {
         let networks = state.networks.iter().flat_map(BTreeMap::values);
         // Also where packets reach other nodes: only the tunnel may send to its port.
         let needs = |spec: &NetworkSpec| spec.egress == EgressMode::Masquerade || spec.fabric != Fabric::None;
-        networks.into_iter().any(needs) || state.pods.values().any(|known| has_host_port(&known.mappings))
+        !state.answering.is_empty()
+            || networks.into_iter().any(needs)
+            || state.pods.values().any(|known| has_host_port(&known.mappings))
     }
 
     /// Sets up everything that a packet needs before it leaves.

@@ -33,8 +33,10 @@ pub(super) struct UplinkPod {
 pub(super) struct Egress {
     /// Its source address; `None` without one.
     pub(super) source: Option<EgressSource>,
-    /// Addresses of it that are not the node's own and that it may use.
+    /// Addresses of it that are not the node's own and that it may use by this node.
     pub(super) dedicated: BTreeMap<IpAddr, EgressUser>,
+    /// Addresses of it whose ports several nodes share.
+    pub(super) shared: BTreeSet<IpAddr>,
     /// Addresses that it must leave with and may not use: nothing of it leaves.
     pub(super) refused: Vec<RefusedAddress>,
 }
@@ -72,13 +74,17 @@ impl Facts<'_> {
             chosen.or(uplink.ipv6.map(IpAddr::V6))
         });
         let used = || v4.into_iter().chain(v6);
-        let all_dedicated = used().all(|address| egress.dedicated.contains_key(&address));
+        let is_shared = |address: &Option<IpAddr>| address.is_some_and(|address| egress.shared.contains(&address));
+        let all_dedicated =
+            used().all(|address| egress.dedicated.contains_key(&address) || egress.shared.contains(&address));
         let ports = if all_dedicated { &DEDICATED_PORTS } else { self.ports };
         let source = EgressSource {
             ipv4: v4.and_then(|address| if let IpAddr::V4(v4) = address { Some(v4) } else { None }),
             ipv6: v6.and_then(|address| if let IpAddr::V6(v6) = address { Some(v6) } else { None }),
             first: *ports.start(),
             last: *ports.end(),
+            shared_v4: is_shared(&v4),
+            shared_v6: is_shared(&v6),
         };
         // Without one of its addresses nothing leaves, instead of packets with another address.
         let leaves = egress.refused.is_empty() && used().next().is_some();
@@ -111,7 +117,14 @@ impl Facts<'_> {
                 .unwrap_or(Err(EgressRefusal::Unassigned)),
         };
         match right {
-            Ok(()) => drop(egress.dedicated.insert(address, user)),
+            Ok(way) => {
+                if way.is_shared() {
+                    egress.shared.insert(address);
+                }
+                if way.is_here() {
+                    egress.dedicated.insert(address, user);
+                }
+            }
             Err(refusal) => egress.refused.push(RefusedAddress { address, user, refusal }),
         }
         Some(address)
@@ -190,7 +203,7 @@ pub(super) fn sources<'a>(
 
 #[cfg(test)]
 mod tests {
-    use kni_model::{EndpointId, PodRef, policy::PolicyKind};
+    use kni_model::{EndpointId, PodRef, egress::EgressWay, policy::PolicyKind};
 
     use super::*;
     use crate::node::UplinkLink;
@@ -252,7 +265,8 @@ mod tests {
         }
     }
 
-    /// With the right to all addresses but those that end in 99.
+    /// With the right to all addresses but those that end in 99. Those that end in 70 and 71 are shared; other nodes answer
+    /// for the latter.
     fn out(spec: &NetworkSpec, interface: &PolicyInterface, requested: &[&str]) -> Egress {
         let own = [ip("192.0.2.9"), ip("192.0.2.10")].into();
         let requested: Vec<_> = requested.iter().map(|text| (ip(text), policy())).collect();
@@ -263,7 +277,12 @@ mod tests {
         let of_network = of_network.map(|address| (EgressUser::Network(spec.name.clone()), *address));
         let right = |address: IpAddr| {
             let granted = !address.to_string().ends_with("99");
-            granted.then_some(()).ok_or(EgressRefusal::NotInPool)
+            let way = match address.to_string().rsplit(['.', ':']).next() {
+                Some("70") => EgressWay::Shared,
+                Some("71") => EgressWay::Through,
+                _ => EgressWay::Alone,
+            };
+            granted.then_some(way).ok_or(EgressRefusal::NotInPool)
         };
         let rights = of_policy
             .chain(of_network)
@@ -334,6 +353,25 @@ mod tests {
         let mixed = out(&spec(EgressMode::Masquerade, &["2001:db8::50"]), &both, &[]);
         assert_eq!(dedicated(&mixed), ["2001:db8::50"]);
         assert_eq!(mixed.source.unwrap().first, 61_000);
+    }
+
+    #[test]
+    fn an_address_that_another_node_answers_for_is_not_taken() {
+        let both = interface(Some("10.1.0.5"), Some("fd01::5"));
+        let shared = |requested: &[&str]| {
+            let egress = out(&spec(EgressMode::Masquerade, &[]), &both, requested);
+            let source = egress.source.clone().unwrap();
+            (dedicated(&egress), source.shared_v4, source.shared_v6, source.first)
+        };
+        let here = || vec!["192.0.2.70".to_owned()];
+        assert_eq!(shared(&["192.0.2.70"]), (here(), true, false, 1024));
+        assert_eq!(shared(&["192.0.2.70", "2001:db8::71"]), (here(), true, true, 1024));
+        assert_eq!(shared(&["2001:db8::71"]), (Vec::new(), false, true, 61_000));
+        assert_eq!(shared(&["192.0.2.71"]), (Vec::new(), true, false, 1024));
+        assert_eq!(
+            shared(&["2001:db8::60"]),
+            (vec!["2001:db8::60".to_owned()], false, false, 61_000)
+        );
     }
 
     #[test]

@@ -33,7 +33,9 @@ use ipnet::IpNet;
 use kni_dataplane::{Dataplane, XdpChoice};
 use kni_enforcement::Enforcer;
 use kni_model::{
-    EndpointId, NetworkName, NetworkSpec, PortMapping, Sandbox, SandboxId, egress::RefusedAddress, policy::PolicyPod,
+    EndpointId, NetworkName, NetworkSpec, PortMapping, Sandbox, SandboxId,
+    egress::{EgressRefusal, RefusedAddress},
+    policy::PolicyPod,
     view::UplinkView,
 };
 use kni_netlink::{Changes, LocalPorts, Netlink};
@@ -100,6 +102,8 @@ pub struct Uplink {
     gone: Notify,
     /// Notifies of changes of the node's network.
     network_changes: watch::Sender<()>,
+    /// The version of the rights that were applied last.
+    applied: watch::Sender<u64>,
 }
 
 #[derive(Default)]
@@ -114,6 +118,10 @@ struct State {
     problem: Option<String>,
     /// `None` until they are known.
     rights: Option<EgressRights>,
+    /// Addresses that this node takes for pods of other nodes.
+    answering: BTreeSet<IpAddr>,
+    /// Those of them that cannot be used on this link, with the reasons.
+    not_answered: BTreeMap<IpAddr, EgressRefusal>,
     /// Increases whenever the rights are replaced; the second number is that of the rights that were applied last.
     rights_version: (u64, u64),
     /// What is known of addresses that are not on the uplink.
@@ -172,6 +180,7 @@ impl Uplink {
             wake: Notify::new(),
             gone: Notify::new(),
             network_changes: watch::Sender::new(()),
+            applied: watch::Sender::new(0),
         };
         Ok((Arc::new(uplink), changes))
     }

@@ -45,7 +45,7 @@ impl Uplink {
     /// Looks for other hosts that have the addresses that are about to be added. Blocks for up to 0.6 s if there are
     /// such addresses; holds no lock meanwhile.
     pub(super) fn verify(&self) {
-        let (uplink, addresses) = {
+        let (uplink, addresses, moving) = {
             let mut state = self.state();
             let Some(uplink) = state.node.uplink.clone() else {
                 return;
@@ -63,12 +63,12 @@ impl Uplink {
                 !is_there && !conflict && state.may_add(&uplink, *address).is_err()
             });
             let unknown: BTreeSet<IpAddr> = unknown.collect();
-            (uplink, unknown)
+            (uplink, unknown, state.answering.clone())
         };
         if addresses.is_empty() {
             return;
         }
-        let found = self.examine(&uplink, &addresses).unwrap_or_else(|error| {
+        let found = self.examine(&uplink, &addresses, &moving).unwrap_or_else(|error| {
             let failed = |address: &IpAddr| (*address, EgressRefusal::NotAdded(error.to_string()));
             addresses.iter().map(failed).collect()
         });
@@ -90,11 +90,13 @@ impl Uplink {
         }
     }
 
-    /// The addresses that cannot be used: gateways, neighbours, addresses that a host answers for.
+    /// The addresses that cannot be used: gateways, neighbours, addresses that a host answers for. What the kernel knows of
+    /// the neighbour with an address in `moving` may be the node that had it before: such a one is asked.
     fn examine(
         &self,
         uplink: &UplinkLink,
         addresses: &BTreeSet<IpAddr>,
+        moving: &BTreeSet<IpAddr>,
     ) -> Result<BTreeMap<IpAddr, EgressRefusal>, UplinkError> {
         let gateways = self.block_on(self.netlink.list_gateways())?;
         let neighbours = self.block_on(self.netlink.list_neighbours())?;
@@ -102,7 +104,8 @@ impl Uplink {
         for address in addresses {
             let neighbour = neighbours
                 .iter()
-                .find(|neighbour| neighbour.address == *address && neighbour.confirmed);
+                .find(|neighbour| neighbour.address == *address && neighbour.confirmed)
+                .filter(|neighbour| neighbour.fixed || !moving.contains(address));
             if gateways.contains(address) {
                 let what = "the gateway of a route of this node".to_owned();
                 found.insert(*address, EgressRefusal::Reserved(what));

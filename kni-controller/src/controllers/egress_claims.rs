@@ -2,10 +2,10 @@
 //!
 //! The status of a claim belongs to the node that holds the address. Only the holder of a fenced node is removed here.
 
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::{api::core::v1::Node, jiff::Timestamp};
 use kni_api::{
     EgressAddressClaim, EgressAddressClaimSpec, EgressAddressClaimStatus,
-    egress_address_claim::{HELD_FINALIZER, PolicyReference},
+    egress_address_claim::{EgressShare, HELD_FINALIZER, Holder, PolicyReference},
 };
 use kni_cluster::{Key, Networks, Tables};
 use kni_crd::FromObject as _;
@@ -15,14 +15,20 @@ use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
 };
+use tokio::time::Instant;
 
 use super::{
-    egress_owners::{ClaimStep, EgressOverview, Use, claim_steps, is_fenced},
+    egress_owners::{ClaimStep, EgressOverview, Times, Use, claim_steps, is_fenced},
+    egress_shares::Unused,
     reconcile::{Context, Reconciler, unless_changed},
 };
 
 /// The controller.
-pub(super) struct EgressClaims;
+#[derive(Debug, Default)]
+pub(super) struct EgressClaims {
+    /// The units of ports that no pod leaves from.
+    unused: Unused,
+}
 
 /// A step, and the version of the claim that it was decided on.
 pub(super) struct Write {
@@ -62,7 +68,14 @@ impl Reconciler for EgressClaims {
 
     fn plan(&mut self, tables: &Tables, networks: &Networks) -> Vec<(Key, Write)> {
         let overview = EgressOverview::of(tables, networks, &valid_policies(tables));
-        let steps = claim_steps(tables, &overview).into_iter();
+        let mut unused = Unused::new();
+        let times = Times {
+            now: (Timestamp::now(), Instant::now()),
+            seen: &self.unused,
+            unused: &mut unused,
+        };
+        let steps = claim_steps(tables, &overview, times).into_iter();
+        self.unused = unused;
         let writes = steps.map(|(key, step)| {
             let version = tables
                 .egress_claims
@@ -82,9 +95,9 @@ impl Reconciler for EgressClaims {
             Patch::Merge(serde_json::json!({ "metadata": { "resourceVersion": version }, field: content }))
         };
         match step {
-            ClaimStep::Create(address, found, node) => {
+            ClaimStep::Create(address, found, node, shares) => {
                 tracing::info!(%address, user = %found.user, node = node.node_name, "an egress address gets an owner");
-                let claim = new_claim(&key.name, address, &found, &node);
+                let claim = new_claim(&key.name, address, &found, (&node, shares));
                 unless_changed(api.create(&PostParams::default(), &claim).await).map(drop)
             }
             ClaimStep::Assign(node) => {
@@ -96,6 +109,10 @@ impl Reconciler for EgressClaims {
                 let spec = serde_json::json!({
                     "nodeName": node.node_name, "nodeUid": node.node_uid, "epoch": node.epoch,
                 });
+                unless_changed(api.patch(&key.name, &params, &patch("spec", spec)).await).map(drop)
+            }
+            ClaimStep::Share(shares) => {
+                let spec = serde_json::json!({ "shares": shares });
                 unless_changed(api.patch(&key.name, &params, &patch("spec", spec)).await).map(drop)
             }
             ClaimStep::RemoveHolder(holder) => {
@@ -136,7 +153,7 @@ fn new_claim(
     name: &str,
     address: std::net::IpAddr,
     found: &Use,
-    node: &kni_api::egress_address_claim::Holder,
+    (node, shares): (&Holder, Vec<EgressShare>),
 ) -> EgressAddressClaim {
     let (egress_policy, pod_network_name) = match &found.user {
         EgressUser::Policy(policy) => {
@@ -156,6 +173,7 @@ fn new_claim(
         node_name: node.node_name.clone(),
         node_uid: node.node_uid.clone(),
         epoch: node.epoch,
+        shares,
     };
     let mut claim = EgressAddressClaim::new(name, spec);
     claim.metadata.finalizers = Some(vec![HELD_FINALIZER.to_owned()]);

@@ -5,10 +5,14 @@ use std::{
     net::IpAddr,
 };
 
-use kni_api::{EgressAddressClaim, egress_address_claim::Holder};
+use k8s_openapi::jiff::Timestamp;
+use kni_api::{
+    EgressAddressClaim,
+    egress_address_claim::{EgressShare, Holder},
+};
 use kni_cluster::{
     Key, Networks, NodeRow, Tables,
-    egress::{cluster_egress_rights, egress_requests, user_of},
+    egress::{cluster_egress_rights, egress_requests, is_same_node, user_of},
 };
 use kni_model::{
     NetworkName,
@@ -17,6 +21,9 @@ use kni_model::{
     policy::{Policy, PolicyScope},
 };
 use kni_policy::{EgressRight, matches};
+use tokio::time::Instant;
+
+use super::egress_shares::{Shares, Unused};
 
 /// Taint of a node that an operator, or a cloud provider, declares to be shut down (KEP-2268).
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
@@ -115,9 +122,11 @@ impl EgressOverview {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ClaimStep {
     /// Creates it, for a node.
-    Create(IpAddr, Use, Holder),
+    Create(IpAddr, Use, Holder, Vec<EgressShare>),
     /// Chooses another node. The address moves when the present holder has released it.
     Assign(Holder),
+    /// Gives other nodes units of the ports.
+    Share(Vec<EgressShare>),
     /// Removes a holder that is fenced.
     RemoveHolder(Holder),
     /// Deletes it: the address is no longer used. It stays until its holder has released it.
@@ -126,25 +135,91 @@ pub(super) enum ClaimStep {
     Finish,
 }
 
+/// The times at which steps depend on.
+pub(super) struct Times<'a> {
+    /// The clock, and the time of this term.
+    pub(super) now: (Timestamp, Instant),
+    /// The units of ports that no pod leaves from, as of the round before.
+    pub(super) seen: &'a Unused,
+    /// Collects the present ones.
+    pub(super) unused: &'a mut Unused,
+}
+
 /// The next step for each claim that needs one.
-pub(super) fn claim_steps(tables: &Tables, overview: &EgressOverview) -> Vec<(Key, ClaimStep)> {
+pub(super) fn claim_steps(tables: &Tables, overview: &EgressOverview, mut times: Times<'_>) -> Vec<(Key, ClaimStep)> {
     let mut steps = Vec::new();
     let claims = tables.egress_claims.rows();
     for (key, claim) in claims {
-        steps.extend(claim_step(tables, overview, claim).map(|step| (key.clone(), step)));
+        let found = use_of(overview, claim);
+        let shares = found.map(|found| shares(tables, claim, found, &mut times));
+        let step = claim_step(tables, found, claim, shares);
+        steps.extend(step.map(|step| (key.clone(), step)));
     }
     for (address, found) in &overview.uses {
         let key = Key::new("", &kni_api::egress_address_claim::name_of(*address));
         if !claims.contains_key(&key)
             && let Some(node) = choose(tables, found)
         {
-            steps.push((key, ClaimStep::Create(*address, found.clone(), node)));
+            let shares = first_shares(tables, *address, found);
+            steps.push((key, ClaimStep::Create(*address, found.clone(), node, shares)));
         }
     }
     steps
 }
 
-fn claim_step(tables: &Tables, overview: &EgressOverview, claim: &EgressAddressClaim) -> Option<ClaimStep> {
+/// The use of the address of a claim by the claim's user, or by one who shares with it.
+fn use_of<'a>(overview: &'a EgressOverview, claim: &EgressAddressClaim) -> Option<&'a Use> {
+    let address: IpAddr = claim.spec.address.parse().ok()?;
+    let user = user_of(claim)?;
+    overview
+        .uses
+        .get(&address)
+        .filter(|found| user.shares_with(&found.user))
+}
+
+/// The nodes with pods that leave with an address, with their UIDs.
+pub(super) fn nodes_of(tables: &Tables, found: &Use) -> BTreeMap<String, String> {
+    let nodes = found.nodes.keys();
+    nodes
+        .filter_map(|name| Some((name.clone(), tables.nodes.get("", name)?.uid.clone())))
+        .collect()
+}
+
+fn shares(tables: &Tables, claim: &EgressAddressClaim, found: &Use, times: &mut Times<'_>) -> Vec<EgressShare> {
+    let nodes = nodes_of(tables, found);
+    let shares = Shares {
+        address: &claim.spec.address,
+        present: &claim.spec.shares,
+        nodes: &nodes,
+    };
+    shares.next(times.seen, times.unused, times.now)
+}
+
+/// The shares of a new claim.
+pub(super) fn first_shares(tables: &Tables, address: IpAddr, found: &Use) -> Vec<EgressShare> {
+    let nodes = nodes_of(tables, found);
+    let shares = Shares {
+        address: &address.to_string(),
+        present: &[],
+        nodes: &nodes,
+    };
+    shares.next(&Unused::new(), &mut Unused::new(), (Timestamp::now(), Instant::now()))
+}
+
+/// Whether the node that is to answer for an address does so for pods of other nodes although it has none itself. An agent of
+/// an earlier release reports that it does not use the address.
+fn answers_for_others(claim: &EgressAddressClaim) -> bool {
+    let conditions = claim.status.iter().flat_map(|status| &status.conditions);
+    let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
+    !claim.spec.shares.is_empty() && !ready.any(|condition| condition.reason == "NotUsed")
+}
+
+fn claim_step(
+    tables: &Tables,
+    found: Option<&Use>,
+    claim: &EgressAddressClaim,
+    shares: Option<Vec<EgressShare>>,
+) -> Option<ClaimStep> {
     let holder = claim.status.as_ref().and_then(|status| status.holder.as_ref());
     if let Some(holder) = holder.filter(|holder| is_fenced(tables.nodes.get("", &holder.node_name), holder)) {
         return Some(ClaimStep::RemoveHolder(holder.clone()));
@@ -158,10 +233,7 @@ fn claim_step(tables: &Tables, overview: &EgressOverview, claim: &EgressAddressC
             .any(|name| name == kni_api::egress_address_claim::HELD_FINALIZER);
         return (holder.is_none() && is_ours).then_some(ClaimStep::Finish);
     }
-    let address: Option<IpAddr> = claim.spec.address.parse().ok();
-    let user = user_of(claim);
-    let found = address.and_then(|address| overview.uses.get(&address));
-    let Some(found) = found.filter(|found| user.as_ref().is_some_and(|user| user.shares_with(&found.user))) else {
+    let Some(found) = found else {
         return Some(ClaimStep::Delete);
     };
     let assigned = Holder {
@@ -169,17 +241,20 @@ fn claim_step(tables: &Tables, overview: &EgressOverview, claim: &EgressAddressC
         node_uid: claim.spec.node_uid.clone(),
         epoch: claim.spec.epoch,
     };
-    if found.nodes.contains_key(&assigned.node_name) && !is_fenced(tables.nodes.get("", &assigned.node_name), &assigned)
-    {
-        return None;
+    let is_able = found.nodes.contains_key(&assigned.node_name) || answers_for_others(claim);
+    if !is_able || is_fenced(tables.nodes.get("", &assigned.node_name), &assigned) {
+        let other = choose(tables, found).filter(|node| !is_same_node(node, &assigned));
+        if let Some(node) = other {
+            return Some(ClaimStep::Assign(Holder {
+                epoch: claim.spec.epoch.saturating_add(1),
+                ..node
+            }));
+        }
+        // Without another node the address stays where it is.
     }
-    // Without another node the address stays where it is.
-    choose(tables, found).map(|node| {
-        ClaimStep::Assign(Holder {
-            epoch: claim.spec.epoch.saturating_add(1),
-            ..node
-        })
-    })
+    shares
+        .filter(|shares| *shares != claim.spec.shares)
+        .map(ClaimStep::Share)
 }
 
 /// Whether a node can no longer answer for an address: its object is gone, or replaced by one of the same name, or an
@@ -281,12 +356,22 @@ mod tests {
     }
 
     fn step(tables: &Tables, nodes: &[(&str, usize)]) -> String {
-        let steps = claim_steps(tables, &overview(nodes));
+        let mut unused = Unused::new();
+        let times = Times {
+            now: (Timestamp::now(), Instant::now()),
+            seen: &Unused::new(),
+            unused: &mut unused,
+        };
+        let steps = claim_steps(tables, &overview(nodes), times);
         match steps.first() {
             None => "-".to_owned(),
-            Some((_, ClaimStep::Create(_, _, node))) => format!("create {} {}", node.node_name, node.epoch),
+            Some((_, ClaimStep::Create(_, _, node, _))) => format!("create {} {}", node.node_name, node.epoch),
             Some((_, ClaimStep::Assign(node))) => format!("assign {} {}", node.node_name, node.epoch),
             Some((_, ClaimStep::RemoveHolder(node))) => format!("fence {}", node.node_name),
+            Some((_, ClaimStep::Share(shares))) => {
+                let shares = shares.iter().map(|share| format!("{}={}", share.node_name, share.unit));
+                format!("share {}", shares.collect::<Vec<_>>().join(" "))
+            }
             Some((_, ClaimStep::Delete)) => "delete".to_owned(),
             Some((_, ClaimStep::Finish)) => "finish".to_owned(),
         }
@@ -299,8 +384,29 @@ mod tests {
         assert_eq!(step(&tables, &[("gone", 9)]), "-", "a node that does not exist");
         assert_eq!(step(&tables, &[]), "-");
         put_claim(&mut tables, ("n1", "u1"), Some(("n1", "u1")), false);
-        assert_eq!(step(&tables, &[("n1", 1), ("n2", 9)]), "-", "it is stable");
-        assert_eq!(step(&tables, &[("n2", 9)]), "assign n2 5", "no pod is left there");
+        let both = [("n1", 1), ("n2", 9)];
+        assert_eq!(step(&tables, &both), "share n1=1 n2=2", "of an earlier release");
+        let mut old = tables.egress_claims.rows().values().next().unwrap().as_ref().clone();
+        assert_eq!(step(&tables, &[("n2", 9)]), "assign n2 5", "it serves no other nodes");
+        old.spec.shares = [("n1", 1), ("n2", 2)]
+            .map(|(node, unit)| EgressShare {
+                node_name: node.to_owned(),
+                node_uid: node.replace('n', "u"),
+                unit,
+                unused_since: None,
+            })
+            .into();
+        let mut put = |claim: &EgressAddressClaim| {
+            let claim = std::sync::Arc::new(claim.clone());
+            tables.egress_claims.put(Key::new("", "192.0.2.25"), Some(claim));
+            step(&tables, &[("n2", 9)])
+        };
+        assert_eq!(put(&old), "share n1=1 n2=2", "it is stable, and its unit rests");
+        old.spec.shares.remove(0);
+        assert_eq!(put(&old), "-", "without pods");
+        let report = kni_api::Condition::now("Ready", false, "NotUsed", "no pod leaves with it", None);
+        old.status.as_mut().unwrap().conditions.push(report);
+        assert_eq!(put(&old), "assign n2 5", "an agent of an earlier release");
         assert_eq!(step(&tables, &[]), "delete");
         put_claim(&mut tables, ("n1", "u1"), Some(("n1", "u1")), true);
         assert_eq!(step(&tables, &[]), "-", "its holder releases it first");
@@ -316,7 +422,11 @@ mod tests {
         let mut row = tables.nodes.get("", "n1").unwrap().clone();
         row.ready = false;
         tables.nodes.put(Key::new("", "n1"), Some(row.clone()));
-        assert_eq!(step(&tables, &both), "-", "a node that is not ready may still answer");
+        assert_eq!(
+            step(&tables, &both),
+            "share n1=1 n2=2",
+            "a node that is not ready may still answer"
+        );
         row.taints = vec![Taint {
             key: OUT_OF_SERVICE.to_owned(),
             effect: "NoExecute".to_owned(),

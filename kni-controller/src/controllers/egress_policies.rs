@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use kni_api::{
     Condition, ConditionStatus, EgressAddressClaim, EgressPolicy, EgressPolicyStatus, EgressPolicySummary,
-    node_network::PolicySummary, set_condition,
+    egress_address_claim::UNITS, node_network::PolicySummary, set_condition,
 };
 use kni_cluster::{Key, Networks, Tables, egress::claim_of};
 use kni_crd::FromObject as _;
@@ -159,20 +159,28 @@ fn standing(
         .find(|condition| condition.type_ == "Ready");
     match (status.holder, report) {
         (Some(holder), Some(report)) if holder.node_name == *node && report.status == ConditionStatus::True => {
+            let shares = &claim.spec.shares;
+            let has_ports = |name: &String| shares.iter().any(|share| share.node_name == *name);
             let others: Vec<&str> = found
                 .nodes
                 .keys()
-                .filter(|other| *other != node)
+                .filter(|other| *other != node || !shares.is_empty())
+                .filter(|other| !has_ports(other))
                 .map(String::as_str)
                 .collect();
+            let (reason, problem) = if shares.len() >= UNITS.count() {
+                ("PortsExhausted", "all its ports belong to other nodes")
+            } else {
+                ("PortsNotAssigned", "it has no ports for others yet")
+            };
             if others.is_empty() {
                 owned.push(format!("{address} is on node {node}"));
             } else {
                 let message = format!(
-                    "{address} belongs to node {node}; pods on {} do not leave",
+                    "{address} is on node {node}, and {problem}; pods on {} do not leave",
                     listed(&others)
                 );
-                waiting.push(("PodsOnOtherNodes".to_owned(), message));
+                waiting.push((reason.to_owned(), message));
             }
         }
         (Some(holder), Some(report)) if holder.node_name == *node => waiting.push((report.reason, report.message)),

@@ -9,6 +9,7 @@ mod egress_claims;
 mod egress_owners;
 mod egress_policies;
 mod egress_pools;
+mod egress_shares;
 mod extended_resources;
 mod fabric;
 mod false_interfaces;
@@ -61,7 +62,7 @@ pub(crate) fn start(client: &Client, health: &Health, metrics: &Metrics, rest: D
     tasks.spawn(reconcile(context.clone(), joins::Joins::default()));
     tasks.spawn(reconcile(context.clone(), attachments::AttachmentStatus::default()));
     tasks.spawn(reconcile(context.clone(), egress_policies::EgressStatus::default()));
-    tasks.spawn(reconcile(context.clone(), egress_claims::EgressClaims));
+    tasks.spawn(reconcile(context.clone(), egress_claims::EgressClaims::default()));
     tasks.spawn(reconcile(context.clone(), egress_pools::EgressPoolStatus));
     tasks.spawn(reconcile(context.clone(), gone_nodes::GoneNodes::default()));
     tasks.spawn(reconcile(context.clone(), gone_blocks::GoneBlocks::default()));

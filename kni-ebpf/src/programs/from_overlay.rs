@@ -1,8 +1,8 @@
-//! Delivers packets that other nodes send to pods through the tunnel.
+//! Delivers packets that other nodes send to pods through the tunnel, and forwards those that leave by this node.
 //!
 //! - Hook: TC ingress of the tunnel device, which takes the metadata of tunnels (`external`).
-//! - Reads `NETWORKS`, `OVERLAY`, `ENDPOINTS`, `ADDRESSES`, `ROUTES`, `NODES`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and writes `FLOWS4`,
-//!   `FLOWS6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`; counts.
+//! - Reads `NETWORKS`, `OVERLAY`, `ENDPOINTS`, `ADDRESSES`, `ROUTES`, `NODES`, `EGRESS_SHARES`, `POLICY`, `PORTS`, `IDENTITIES`,
+//!   `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`, `NAT4`, `NAT6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`; counts.
 //! - Order: tunnel, headers, link control, destination, the node that has the source, fragment, flow, then (for a packet
 //!   without a current flow) ingress policy of the receiver, share of the flow tables. For a packet that leaves its flow as it
 //!   is, the flow's row names destination and node: the sender of the tunnel must be this node.
@@ -14,13 +14,17 @@ use kni_common::{
     Direction, Verdict,
     address::words,
     route::{ACTION_STACK, ROUTE_NODE},
+    uplink::EGRESS_NUMBER,
 };
 
-use super::from_node::{self, ARRIVED, Arrival, FOLLOWED};
+use super::{
+    from_node::{self, ARRIVED, Arrival, FOLLOWED},
+    from_uplink,
+};
 use crate::{
     action::NEXT,
     decision::Reason,
-    endpoint, fragment,
+    egress, endpoint, fragment,
     packet::{self, Class, Packet},
     remote,
     skb::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHeader},
@@ -36,6 +40,8 @@ pub fn run(ctx: &TcContext) -> i32 {
     match from_overlay_arrive(ctx.skb.skb, &raw mut place, &raw mut packet, &raw mut arrival) {
         ARRIVED => from_node::deliver(ctx, &place, &packet, &arrival),
         FOLLOWED => from_node::hand_over(ctx, &place),
+        egress::LEAVES => egress::forward(ctx),
+        egress::RETURNS => from_uplink::deliver_returned(ctx, &place, &packet),
         FOR_STACK => {
             from_node::accept(ctx);
             NEXT
@@ -79,6 +85,10 @@ extern "C" fn from_overlay_arrive(
 #[inline(always)]
 fn arrive(ctx: &TcContext, place: &mut Place, packet: &mut Packet, arrival: &mut Arrival) -> Result<u32, Reason> {
     let (number, underlay) = remote::tunnel(ctx).ok_or(Verdict::ForeignNode)?;
+    if number == EGRESS_NUMBER {
+        read(ctx, place, packet)?;
+        return egress::arrive(ctx, place, packet, &underlay);
+    }
     let network = remote::network_of(number).ok_or(Verdict::UnknownNetwork)?;
     place.network = network;
     read(ctx, place, packet)?;

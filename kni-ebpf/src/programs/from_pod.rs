@@ -1,8 +1,8 @@
 //! Enforces policy on packets that a pod sends, and forwards them.
 //!
 //! - Hook: TC ingress of the host interface. Minimum kernel 5.10 (`bpf_redirect_peer`).
-//! - Reads `ENDPOINTS`, `INTERFACES`, `ADDRESSES`, `ROUTES`, `SERVICES`, `BACKENDS`, `MASQUERADE`, `POLICY`, `PORTS`,
-//!   `IDENTITIES`, `NODES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `AFFINITY`, `FRAGMENTS`; counts.
+//! - Reads `ENDPOINTS`, `INTERFACES`, `ADDRESSES`, `ROUTES`, `SERVICES`, `BACKENDS`, `MASQUERADE`, `SHARED_EGRESS`,
+//!   `EGRESS_SHARES`, `POLICY`, `PORTS`, `IDENTITIES`, `NODES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `AFFINITY`, `FRAGMENTS`; counts.
 //! - Order: endpoint, VLAN, source MAC, ARP, headers, link control, source address, destination kind (link-local,
 //!   multicast, loopback), destination MAC, fragment, flow, then (for a packet without a current flow) service,
 //!   destination, egress policy of the sender, ingress policy of a local receiver, share of the flow tables.
@@ -14,7 +14,7 @@ mod fast;
 mod open;
 mod to_node;
 
-use aya_ebpf::{helpers::bpf_redirect_neigh, programs::TcContext};
+use aya_ebpf::{bindings::__sk_buff, helpers::bpf_redirect_neigh, programs::TcContext};
 use kni_common::{
     Direction, Verdict,
     address::words,
@@ -27,7 +27,7 @@ use crate::{
     action::{DROP, pass, redirect_peer},
     config, count,
     decision::{Decision, attempt},
-    endpoint, explanation, flow, fragment, masquerade,
+    egress, endpoint, explanation, flow, fragment, masquerade,
     neighbour::{self, Answer, mac_words},
     packet::{self, Class, Packet},
     reject,
@@ -155,7 +155,10 @@ fn carry_out(ctx: &TcContext, place: &Place, decision: Decision) -> i32 {
             skb::clear_priority(ctx);
             redirect_to_uplink()
         }
-        _ => DROP,
+        _ => match decision.answering() {
+            Some(node) => egress::send(ctx, node),
+            None => DROP,
+        },
     }
 }
 
@@ -269,8 +272,12 @@ fn follow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, found: &mut FlowV
     if (later || may_be_lost) && !flow::refresh_other(row.network, packet, found) {
         return Decision::NONE;
     }
+    let mut decision = decision;
     if decision == Decision::UPLINK {
-        attempt!(masquerade::prepare_egress(ctx, packet.v4));
+        decision = Decision::from_word(from_pod_leave(ctx.skb.skb, packet, found));
+        if decision.reason().is_some() {
+            return decision;
+        }
     }
     if found.flags & FLOW_TRANSLATED != 0 {
         attempt!(translate::follow(ctx, packet, found));
@@ -282,6 +289,36 @@ fn follow(ctx: &TcContext, row: &EndpointRow, packet: &Packet, found: &mut FlowV
         flow::flow_change_state(row.network, packet, found, u32::from(later));
     }
     decision
+}
+
+/// [`leave`].
+///
+/// VERIFIER: a global function, see `global`.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn from_pod_leave(skb: *mut __sk_buff, packet: *const Packet, found: *const FlowValue) -> u32 {
+    // SAFETY: the caller's own memory, which nothing else touches meanwhile.
+    let packet = unsafe { packet.as_ref() };
+    // SAFETY: a row that stays mapped.
+    let found = unsafe { found.as_ref() };
+    let (Some(packet), Some(found)) = (packet, found) else {
+        return Decision::NONE.word();
+    };
+    leave(&TcContext::new(skb), packet, found).word()
+}
+
+/// Checks and prepares a packet of a flow to outside; the way that it leaves by, or the reason to drop it.
+#[inline(always)]
+fn leave(ctx: &TcContext, packet: &Packet, found: &FlowValue) -> Decision {
+    let second = flow::is_second(packet);
+    if found.is_reply(second) {
+        // To a host that came by a port of this node.
+        attempt!(masquerade::prepare_egress(ctx, packet.v4));
+        return Decision::UPLINK;
+    }
+    let (_, own) = found.sender(second);
+    egress::leave(ctx, packet, own.id, &words(found.source))
 }
 
 /// Parses an IPv6 packet and checks its source; no decision where the packet may continue.

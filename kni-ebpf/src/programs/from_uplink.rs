@@ -1,10 +1,11 @@
 //! Forwards packets from outside to pods: replies to masqueraded flows, packets to node ports of pods, and packets of other
-//! nodes' pods that come without a tunnel.
+//! nodes' pods that come without a tunnel. Replies to pods of other nodes that leave by this one go to those nodes.
 //!
 //! - Hook: TC ingress of the uplink.
-//! - Reads `OVERLAY`, `ENDPOINTS`, `ADDRESSES`, `ROUTES`, `NODES`, `HOST_PORTS`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and
+//! - Reads `OVERLAY`, `ENDPOINTS`, `ADDRESSES`, `ROUTES`, `NODES`, `HOST_PORTS`, `EGRESS_SHARES`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and
 //!   writes `NAT4`, `NAT6`, `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`; counts.
-//! - Order: datagram to this node's end of the tunnel, headers, fragment, flow, pod of another node, ICMP error, node port.
+//! - Order: datagram to this node's end of the tunnel, headers, fragment, flow, pod of another node, ICMP error, node port,
+//!   egress address that this node answers for with other nodes.
 //! - Falls through to: the node's stack, for everything that is not for a pod or cannot be parsed.
 
 mod open;
@@ -22,7 +23,7 @@ use crate::{
     action::{DROP, NEXT, redirect_back},
     config, count,
     decision::{Decision, attempt},
-    delivery, endpoint,
+    delivery, egress, endpoint,
     flow::{self, nat},
     fragment,
     packet::{self, Class, Packet},
@@ -66,8 +67,46 @@ pub fn run(ctx: &TcContext) -> i32 {
             }
             delivery::deliver(ctx, endpoint)
         }
-        None => NEXT,
+        None => egress::pass_on(ctx, &place, &packet),
     }
+}
+
+/// Delivers a packet that the node which answers for its destination, an egress address, has sent through the tunnel.
+#[inline(always)]
+pub(super) fn deliver_returned(ctx: &TcContext, place: &Place, packet: &Packet) -> i32 {
+    let mut decision = established(ctx, packet);
+    if decision.endpoint().is_none() {
+        // One row of an array: there is always one.
+        let Some(work) = work::begin(place, packet) else {
+            return DROP;
+        };
+        if decision.is_none() {
+            decision = returned(ctx, packet, work);
+        }
+        if decision.endpoint().is_none() {
+            let reason = decision.reason().unwrap_or(Verdict::NoFlow as u16);
+            return count::dropped(ctx, &mut work.event, reason);
+        }
+    }
+    from_node::accept(ctx);
+    match decision.endpoint() {
+        Some(endpoint) => delivery::deliver(ctx, endpoint),
+        None => DROP,
+    }
+}
+
+/// Decides about packets without a current flow that came through the tunnel.
+#[inline(always)]
+fn returned(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
+    let skb = ctx.skb.skb;
+    if packet.class == Class::IcmpError {
+        return Decision::from_word(open::from_uplink_icmp_error(skb, packet, work));
+    }
+    let decision = Decision::from_word(open::from_uplink_renew(packet, work));
+    if decision == Decision::RENEWED {
+        return after_renewal(ctx, packet);
+    }
+    decision
 }
 
 /// Drops the packet, with an answer to its sender if it is its last hop here.

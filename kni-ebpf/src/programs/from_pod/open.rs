@@ -15,13 +15,13 @@ use kni_common::{
 use crate::{
     config,
     decision::{Decision, attempt},
-    endpoint, event,
+    egress, endpoint, event,
     flow::{self, Account, NewFlow},
     global::global,
     maps::ROUTES,
     masquerade,
     packet::{Class, Packet},
-    policy, related, remote, service, translate,
+    policy, related, remote, service, shares, translate,
     work::Work,
 };
 
@@ -152,7 +152,8 @@ fn review_far(
             && !attempt!(masquerade::keeps_source(
                 work.event.endpoint,
                 packet.v4,
-                &work.to.source
+                &work.to.source,
+                work.to.ports
             ))
         {
             // Nothing leaves with the former address any more: the flow begins anew.
@@ -403,9 +404,11 @@ fn open_uplink(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     attempt!(masquerade::open(config, packet, work));
     work.record_translation();
     event::new_flow(ctx, config, &mut work.event, Verdict::Masqueraded);
-    attempt!(masquerade::prepare_egress(ctx, packet.v4));
-    attempt!(translate::apply(ctx, packet, &work.to));
-    Decision::UPLINK
+    let way = egress::leave(ctx, packet, work.event.endpoint, &work.to.source);
+    if way.reason().is_none() {
+        attempt!(translate::apply(ctx, packet, &work.to));
+    }
+    way
 }
 
 /// Writes `work.new`, a flow that passed policy, reports it, translates its first packet.
@@ -444,6 +447,10 @@ fn icmp_error(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Wo
         return Decision::drop(Verdict::IcmpUnrelated);
     }
     attempt!(related::translate(ctx, packet, work, found));
+    // An answer to a packet for a port of the node leaves as such packets do.
+    if decision == Decision::UPLINK && !found.is_reply(second) {
+        return shares::way(work.event.endpoint, packet.v4, &words(found.source));
+    }
     decision
 }
 

@@ -28,6 +28,38 @@ global! {
     from_uplink_open(packet: *const Packet as as_ref, work: *mut Work as as_mut) => decide
 }
 
+/// Renews the flow of a packet that came through the tunnel for an egress address. No decision without one: no port of
+/// such an address is forwarded to a pod.
+///
+/// VERIFIER: a global function, see `global`. Without the context: the compiler passes no argument that is not used.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(super) extern "C" fn from_uplink_renew(packet: *const Packet, work: *mut Work) -> u32 {
+    // SAFETY: the caller's own memory, which nothing else touches meanwhile.
+    let packet = unsafe { packet.as_ref() };
+    // SAFETY: as above.
+    let work = unsafe { work.as_mut() };
+    let (Some(packet), Some(work)) = (packet, work) else {
+        return Decision::NONE.word();
+    };
+    renew(packet, work).word()
+}
+
+#[inline(always)]
+fn renew(packet: &Packet, work: &mut Work) -> Decision {
+    if packet.class == Class::Flow
+        && let Some(found) = nat::lookup(packet)
+    {
+        let decision = review(packet, found, work);
+        if decision.is_none() || decision.reason().is_some() {
+            return decision;
+        }
+        return Decision::RENEWED;
+    }
+    Decision::NONE
+}
+
 #[inline(always)]
 fn decide(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     if packet.class == Class::Flow
@@ -73,7 +105,13 @@ fn review(packet: &Packet, found: &mut FlowValue, work: &mut Work) -> Decision {
             &mut work.event
         ));
         // Without it, a peer that continues to send to the former address would renew the flow.
-        if !attempt!(masquerade::keeps_source(endpoint, packet.v4, &packet.destination)) {
+        let ports = packet.ports.rotate_left(16);
+        if !attempt!(masquerade::keeps_source(
+            endpoint,
+            packet.v4,
+            &packet.destination,
+            ports
+        )) {
             return Decision::drop(Verdict::EgressAddress);
         }
     } else {

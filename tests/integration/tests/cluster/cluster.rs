@@ -9,6 +9,7 @@ mod claims;
 mod controllers;
 mod egress_owners;
 mod egress_refused;
+mod egress_shared;
 mod egress_writes;
 mod endpoints;
 mod exhaustion;

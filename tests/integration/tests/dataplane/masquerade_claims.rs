@@ -59,6 +59,8 @@ fn publish(programs: &Programs, id: u8) -> Result<()> {
         ipv6: None,
         first: PORT,
         last: PORT,
+        shared_v4: false,
+        shared_v6: false,
     };
     dataplane.set_masquerade(endpoint, &EgressRow::From(source))?;
     publish_unrestricted(

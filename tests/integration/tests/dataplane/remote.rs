@@ -4,4 +4,5 @@
 mod native;
 mod overlay;
 mod scene;
+mod shared_egress;
 mod two_nodes;

@@ -142,6 +142,8 @@ fn masquerade(dataplane: &Dataplane, pod: &Pod, outside: &Namespaces) -> Result<
         ipv6: Some(ipv6),
         first: 61_000,
         last: 65_535,
+        shared_v4: false,
+        shared_v6: false,
     };
     dataplane.set_masquerade(EndpointId(pod.id), &EgressRow::From(source))?;
     let _servers = Servers::start(outside, "outside", PORT)?;

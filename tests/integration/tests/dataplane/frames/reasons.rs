@@ -38,6 +38,7 @@ const NOT_YET: &[Verdict] = &[
     Verdict::UnknownNetwork,
     Verdict::OwnerUnknown,
     Verdict::OverlayPort,
+    Verdict::NoFlow,
 ];
 /// Tested by [`a_table_that_takes_nothing_drops`], because it needs two concurrent programs.
 const BY_ITSELF: &[Verdict] = &[Verdict::FlowTableFull];

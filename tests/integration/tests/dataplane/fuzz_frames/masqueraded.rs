@@ -248,6 +248,8 @@ impl Node<'_> {
             ipv6: Some(NODE6),
             first: FIRST,
             last: LAST,
+            shared_v4: false,
+            shared_v6: false,
         };
         let dataplane = self.step.programs().dataplane();
         dataplane.set_masquerade(EndpointId(id), &EgressRow::From(source))?;

@@ -255,6 +255,15 @@ const FIELDS: &[Fields] = &[
     ),
     ("HOST_PORTS", &[], NO_ROW),
     ("SOURCES", &[], NO_ROW),
+    ("SHARED_EGRESS", &["key", "value"], ("value", 0)),
+    ("EGRESS_SHARES", &[], NO_ROW),
+    ("NUMBERS", &[], NO_ROW),
+    ("NETWORKS", &[], NO_ROW),
+    (
+        "OVERLAY",
+        &["ipv4", "ipv6", "port", "forwards_egress", "host_network"],
+        ("host_network", 0),
+    ),
 ];
 
 #[test]

@@ -158,7 +158,13 @@ fn only_the_node_that_has_the_sender_may_send_for_it() -> Result<()> {
             // The red network has a pod with the same address, and none of its pods is on that node.
             forged("another network", node, RED, &answer, Verdict::OwnerUnknown)?;
             forged("no network", node, 99, &answer, Verdict::UnknownNetwork)?;
-            forged("network 0", node, 0, &answer, Verdict::UnknownNetwork)?;
+            forged(
+                "the network of egress addresses",
+                node,
+                0,
+                &answer,
+                Verdict::EgressAddress,
+            )?;
             for (what, source) in [("a local pod", SECOND), ("the receiver", LOCAL), ("no pod", UNUSED)] {
                 let packet = Ip::new(source[family], ends.0).packet(&datagram(8));
                 forged(what, node, BLUE, &packet, Verdict::OwnerUnknown)?;

@@ -18,7 +18,7 @@ use kni_common::{
     overlay::Overlay,
     policy::{IDENTITY_ANY, IdentityData, IdentityValue, PORTS_ALL, PORTS_NONE, PolicyKey, PolicyValue},
     route::{ACTION_REMOTE, FULL_PREFIX, ROUTE_OVERLAY, RouteData, RouteValue},
-    uplink::OUTSIDE,
+    uplink::{EGRESS_NUMBER, OUTSIDE},
 };
 use kni_dataplane::{Dataplane, EndpointConfig};
 use kni_integration::{
@@ -160,7 +160,7 @@ fn write_numbers(folder: &Path) -> Result<()> {
         ipv4: ipv4.octets(),
         ipv6: ipv6.octets(),
         port: VXLAN_PORT.to_be_bytes(),
-        zero: 0,
+        forwards_egress: 0,
         host_network: 0,
     };
     Ok(overlay.set(0, row, 0)?)
@@ -449,7 +449,7 @@ impl<'a> Scene<'a> {
     /// Another node sends a frame through the tunnel.
     pub(super) fn tunnel_frame(&self, from: IpAddr, network: u32, frame: &[u8]) -> Result<()> {
         // No network has the id 0.
-        let number = if network == 0 { 0 } else { network + NUMBERS };
+        let number = if network == 0 { EGRESS_NUMBER } else { network + NUMBERS };
         let [_, a, b, c] = number.to_be_bytes();
         let datagram = [&[8, 0, 0, 0, a, b, c, 0], frame].concat();
         let to = SocketAddr::new(own_underlay(from.is_ipv4()), VXLAN_PORT);
@@ -493,9 +493,13 @@ impl<'a> Scene<'a> {
         let (header, frame) = datagram.split_at_checked(8).context("a VXLAN header")?;
         ensure!(header[..4] == [8, 0, 0, 0], "{}", hex(header));
         let number = u32::from_be_bytes([0, header[4], header[5], header[6]]);
+        let network = match number {
+            EGRESS_NUMBER => 0,
+            number => number.checked_sub(NUMBERS).context("the number of a network")?,
+        };
         Ok(Tunnelled {
             from: from.ip(),
-            network: number.checked_sub(NUMBERS).context("the number of a network")?,
+            network,
             packet: frame.get(14..).context("an Ethernet header")?.to_vec(),
         })
     }

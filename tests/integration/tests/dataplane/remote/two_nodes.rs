@@ -1,6 +1,7 @@
 //! Tests connections of real pods on two nodes, through the tunnel devices of both.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
@@ -142,6 +143,7 @@ impl Member {
                 }),
                 ways: [(way, hop)].into(),
                 networks: [(NetworkId::try_from(NETWORK)?, network)].into(),
+                egress: BTreeMap::new(),
             })?;
             Ok(())
         })?

@@ -296,5 +296,6 @@ fn lead(dataplane: &Dataplane, number: u8, tunnel: Option<u32>) -> Result<()> {
         }),
         ways: [(way, hop)].into(),
         networks: [(NetworkId::try_from(NETWORK)?, network)].into(),
+        egress: BTreeMap::new(),
     })?)
 }

@@ -1,0 +1,209 @@
+//! Writes which nodes share an egress address: the rows by which packets leave by another node, and return from it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use kni_common::{
+    address::from_ip,
+    uplink::{
+        EgressShareData, EgressShareKey, EgressShareValue, SHARE_LEAVE, SHARE_OTHER, SHARE_OWN, SHARE_PREFIX, ports_of,
+    },
+};
+
+use super::{Dataplane, DataplaneError, lock, membarrier, pin::Pins, table::Table, way::Way};
+
+/// The node that answers for an egress address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answering {
+    /// This node, as soon as it has the address on its uplink ([`Dataplane::set_held_addresses`]).
+    Here,
+    /// The node at the end of a tunnel.
+    There(Way),
+}
+
+/// An egress address that pods of several nodes leave with, as this node sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EgressShares {
+    /// The node that answers for it.
+    pub answering: Answering,
+    /// The unit of its ports that this node's pods leave with; none where they do not.
+    pub unit: Option<u8>,
+    /// Where this node answers for it: units of other nodes, and the tunnels to them.
+    pub others: BTreeMap<u8, Way>,
+}
+
+type Rows = BTreeMap<EgressShareKey, EgressShareValue>;
+
+/// The table of shares.
+pub(super) struct ShareMaps {
+    table: Table<EgressShareKey, EgressShareValue>,
+    /// `None` until they are known: what an earlier agent wrote stays.
+    desired: Option<BTreeMap<IpAddr, EgressShares>>,
+    /// The egress addresses on the uplink; `None` until they are known.
+    held: Option<BTreeSet<IpAddr>>,
+}
+
+impl ShareMaps {
+    pub(super) fn open(pins: &Pins) -> Result<Self, DataplaneError> {
+        Ok(Self {
+            table: Table::open("EGRESS_SHARES", &pins.map("EGRESS_SHARES"))?,
+            desired: None,
+            held: None,
+        })
+    }
+
+    /// The numbers of nodes that rows refer to.
+    pub(super) fn nodes(&self) -> Result<BTreeSet<u32>, DataplaneError> {
+        let rows = self.table.rows()?.into_iter();
+        Ok(rows.map(|(_, row)| row.node).filter(|node| *node != 0).collect())
+    }
+
+    pub(super) fn set_desired(&mut self, desired: &BTreeMap<IpAddr, EgressShares>) {
+        self.desired = Some(desired.clone());
+    }
+
+    /// Writes the rows. Returns whether this node forwards for others, and whether rows were removed or changed; `None`
+    /// while not all is known.
+    pub(super) fn write(&self, number: impl Fn(&Way) -> Option<u32>) -> Result<Option<(bool, bool)>, DataplaneError> {
+        let (Some(desired), Some(held)) = (&self.desired, &self.held) else {
+            return Ok(None);
+        };
+        let rows = rows(desired, held, number);
+        let found: Rows = self.table.rows()?.into_iter().collect();
+        let gone: Vec<_> = found.keys().filter(|key| !rows.contains_key(key)).copied().collect();
+        self.table.remove_all(&gone)?;
+        let changed = rows.iter().filter(|(key, value)| found.get(key) != Some(value));
+        let changed: Vec<_> = changed.map(|(key, value)| (*key, *value)).collect();
+        let replaced = changed.iter().any(|(key, _)| found.contains_key(key));
+        self.table.put_all(&changed)?;
+        let forwards = rows.values().any(|row| row.role == SHARE_OTHER);
+        Ok(Some((forwards, replaced || !gone.is_empty())))
+    }
+}
+
+fn rows(
+    desired: &BTreeMap<IpAddr, EgressShares>,
+    held: &BTreeSet<IpAddr>,
+    number: impl Fn(&Way) -> Option<u32>,
+) -> Rows {
+    let mut rows = Rows::new();
+    for (address, shares) in desired {
+        let key = |unit: u8| EgressShareKey {
+            prefix_length: SHARE_PREFIX,
+            data: EgressShareData {
+                address: from_ip(*address),
+                unit: u32::from(unit).to_be_bytes(),
+            },
+        };
+        let node = match shares.answering {
+            Answering::Here => held.contains(address).then_some(0),
+            Answering::There(way) => number(&way),
+        };
+        let Some(node) = node else { continue };
+        if let Some(unit) = shares.unit {
+            let (first, last) = ports_of(unit);
+            let leave = EgressShareValue {
+                role: SHARE_LEAVE,
+                node,
+                first,
+                last,
+            };
+            rows.insert(key(0), leave);
+            if node != 0 {
+                rows.insert(key(unit), plain(SHARE_OWN, node));
+            }
+        }
+        if node == 0 {
+            let others = shares.others.iter();
+            rows.extend(others.filter_map(|(unit, way)| Some((key(*unit), plain(SHARE_OTHER, number(way)?)))));
+        }
+    }
+    rows
+}
+
+const fn plain(role: u32, node: u32) -> EgressShareValue {
+    EgressShareValue {
+        role,
+        node,
+        first: 0,
+        last: 0,
+    }
+}
+
+impl Dataplane {
+    /// Sets which egress addresses are on the uplink. When it returns, this node forwards nothing with others.
+    pub fn set_held_addresses(&self, held: &BTreeSet<IpAddr>) -> Result<(), DataplaneError> {
+        let mut maps = lock(&self.fabric);
+        if maps.shares.held.as_ref() == Some(held) {
+            return Ok(());
+        }
+        maps.shares.held = Some(held.clone());
+        if maps.write_shares()? {
+            membarrier::wait_for_programs();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn way(text: &str) -> Way {
+        Way {
+            underlay: ip(text),
+            overlay: true,
+        }
+    }
+
+    /// Unit, role, node and ports of each row.
+    fn shown(shares: &EgressShares, held: bool) -> Vec<(u8, u32, u32, u16, u16)> {
+        let address = ip("203.0.113.9");
+        let held = held.then_some(address).into_iter().collect();
+        let numbers = [(way("192.0.2.2"), 2), (way("192.0.2.3"), 3)];
+        let number = |way: &Way| numbers.iter().find(|(one, _)| one == way).map(|(_, number)| *number);
+        let rows = rows(&[(address, shares.clone())].into(), &held, number);
+        rows.iter()
+            .map(|(key, row)| (key.data.unit[3], row.role, row.node, row.first, row.last))
+            .collect()
+    }
+
+    #[test]
+    fn a_node_forwards_only_with_an_address_on_its_uplink() {
+        let shares = EgressShares {
+            answering: Answering::Here,
+            unit: Some(2),
+            others: [
+                (3, way("192.0.2.3")),
+                (4, way("192.0.2.4")), // No way there is known.
+            ]
+            .into(),
+        };
+        assert_eq!(
+            shown(&shares, true),
+            [(0, SHARE_LEAVE, 0, 2048, 3071), (3, SHARE_OTHER, 3, 0, 0)]
+        );
+        assert_eq!(shown(&shares, false), []);
+    }
+
+    #[test]
+    fn other_nodes_leave_from_their_unit_by_the_node_that_answers() {
+        let of = |answering: &str, unit| EgressShares {
+            answering: Answering::There(way(answering)),
+            unit,
+            others: BTreeMap::new(),
+        };
+        assert_eq!(
+            shown(&of("192.0.2.2", Some(63)), false),
+            [(0, SHARE_LEAVE, 2, 64_512, 65_535), (63, SHARE_OWN, 2, 0, 0)]
+        );
+        assert_eq!(shown(&of("192.0.2.9", Some(63)), false), [], "no way is known");
+        assert_eq!(shown(&of("192.0.2.2", None), false), []);
+    }
+}
