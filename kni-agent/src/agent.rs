@@ -24,7 +24,7 @@ use kni_controllers::Reflectors;
 use kni_dataplane::{CountingRuns, Dataplane, EventStream};
 use kni_enforcement::Enforcer;
 use kni_fabric::Fabric;
-use kni_flows::Flows;
+use kni_flows::{Flows, RemotePods};
 use kni_grpc::{self as grpc, Health, Sockets};
 use kni_inspect::Inspector;
 use kni_manifests::{ManifestSet, ManifestSource};
@@ -168,11 +168,16 @@ async fn start(
     .await
     .context("looking for the uplink")?;
     let attacher = start_pods(args, (source, tasks), (store, contents), &dataplane, &sync, &uplink).await?;
+    let fabric = Arc::new(Fabric::new(Arc::clone(&dataplane)).context("connecting to rtnetlink")?);
+    let remote_pods = Arc::new(RemotePods::default());
     let names = Names {
         attacher: attacher.clone(),
         sync: Arc::clone(&sync),
+        fabric: Arc::clone(&fabric),
+        remote_pods: Arc::clone(&remote_pods),
+        node: settings::place(args).name,
     };
-    let flows = Arc::new(Flows::new(Arc::clone(&dataplane), Arc::new(names)));
+    let flows = Arc::new(Flows::new(Arc::clone(&dataplane), Arc::new(names), remote_pods));
     let inspector = Inspector::new(
         attacher.clone(),
         Arc::clone(&dataplane),
@@ -182,11 +187,10 @@ async fn start(
         source.cache(),
     )
     .context("connecting to rtnetlink")?;
-    let fabric = Fabric::new(Arc::clone(&dataplane)).context("connecting to rtnetlink")?;
     let node = Node {
         attacher,
         inspector,
-        fabric: Arc::new(fabric),
+        fabric,
         dataplane,
         sync,
         uplink,

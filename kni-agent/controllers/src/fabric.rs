@@ -153,6 +153,7 @@ fn desired(tables: &Tables, networks: &[Here<'_>], node: &str) -> Desired {
     let blocks = blocks(tables);
     let mut desired = Desired {
         tunnel: tunnel(networks, &own),
+        names: names((node, &own), &others),
         ..Desired::default()
     };
     let mut native: Vec<IpNet> = Vec::new();
@@ -216,6 +217,19 @@ fn others<'a>(tables: &'a Tables, node: &str, own: &Underlay) -> Others<'a> {
         other.addresses.retain(|address| !twice.contains(address));
     }
     others
+}
+
+/// The names of all nodes by their addresses.
+fn names((node, own): (&str, &Underlay), others: &Others<'_>) -> BTreeMap<IpAddr, String> {
+    let others = others.iter().map(|(name, (_, other))| (*name, other));
+    let all = others.chain([(node, own)]);
+    all.flat_map(|(name, underlay)| {
+        underlay
+            .addresses
+            .iter()
+            .map(move |address| (*address, name.to_owned()))
+    })
+    .collect()
 }
 
 /// The blocks of joined networks, by network; each with its node and that node's UID.
@@ -399,6 +413,8 @@ mod tests {
         assert_eq!((default.nodes.len(), default.own.len()), (4, 2));
         let red = &desired.networks[&2.try_into().unwrap()];
         assert!(red.nodes.is_empty() && red.own.is_empty(), "no access to nodes");
+        let names: BTreeSet<&str> = desired.names.values().map(String::as_str).collect();
+        assert_eq!((desired.names.len(), names), (6, ["n1", "n2", "n3"].into()));
         assert_eq!(desired.tunnel.unwrap().mtu, 1450);
         assert_eq!(desired.tunnel.unwrap().host_network, Some(1.try_into().unwrap()));
     }

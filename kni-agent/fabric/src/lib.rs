@@ -11,7 +11,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
 use kni_dataplane::{Dataplane, DataplaneError, FabricRows, Hop, NetworkFabric, TunnelEnds, Way};
@@ -81,6 +81,8 @@ pub struct Desired {
     pub ways: BTreeMap<Way, Path>,
     /// The networks.
     pub networks: BTreeMap<NetworkId, NetworkFabric>,
+    /// The names of all nodes, by each of their addresses.
+    pub names: BTreeMap<IpAddr, String>,
 }
 
 /// Applies the desired state.
@@ -88,6 +90,8 @@ pub struct Fabric {
     dataplane: Arc<Dataplane>,
     netlink: Netlink,
     problem: Mutex<Option<String>>,
+    /// The names of nodes by address.
+    names: RwLock<BTreeMap<IpAddr, String>>,
 }
 
 impl Fabric {
@@ -97,12 +101,17 @@ impl Fabric {
             dataplane,
             netlink: Netlink::new()?,
             problem: Mutex::default(),
+            names: RwLock::default(),
         })
     }
 
     /// Applies the desired state: the device before the rows that lead to it, rows before the host's routes. Logs a
     /// failure once; the caller repeats the call.
     pub async fn apply(&self, desired: &Desired) -> Result<(), FabricError> {
+        self.names
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone_from(&desired.names);
         let done = self.carry_out(desired).await;
         let problem = done.as_ref().err().map(ToString::to_string);
         let mut known = self.problem.lock().unwrap_or_else(PoisonError::into_inner);
@@ -123,6 +132,12 @@ impl Fabric {
     /// Why the last call of [`Self::apply`] failed.
     pub fn problem(&self) -> Option<String> {
         self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The name of the node, this one or another, that has an address in the underlay. Does not block.
+    pub fn node_at(&self, address: IpAddr) -> Option<String> {
+        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        names.get(&address).cloned()
     }
 
     async fn carry_out(&self, desired: &Desired) -> Result<(), FabricError> {
@@ -286,6 +301,7 @@ mod tests {
                 (2.try_into().unwrap(), network([direct, tunnel])),
             ]
             .into(),
+            names: BTreeMap::new(),
         }
     }
 

@@ -166,6 +166,16 @@ impl Pods {
         known.map(|(name, _)| name.clone())
     }
 
+    /// Whether an address is in the subnets of a network.
+    pub fn is_inside(&self, network: NetworkId, address: IpAddr) -> bool {
+        let state = self.service.registry.lock();
+        let known = state.networks.values().find(|known| known.network.id == network);
+        known.is_some_and(|known| {
+            let mut subnets = known.network.spec.subnets.iter();
+            subnets.any(|subnet| subnet.contains(&address))
+        })
+    }
+
     /// How long attaching took, successful or not, without repeated requests.
     pub fn attach_times(&self) -> Durations {
         self.service.sandboxes.attach_times()

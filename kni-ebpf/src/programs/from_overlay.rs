@@ -19,6 +19,7 @@ use kni_common::{
 use super::from_node::{self, ARRIVED, Arrival, FOLLOWED};
 use crate::{
     action::NEXT,
+    config,
     decision::Reason,
     endpoint, fragment,
     packet::{self, Class, Packet},
@@ -37,6 +38,9 @@ pub fn run(ctx: &TcContext) -> i32 {
         ARRIVED => from_node::deliver(ctx, &place, &packet, &arrival),
         FOLLOWED => from_node::hand_over(ctx, &place),
         FOR_STACK => {
+            if config::is_dry_run() {
+                return from_node::explain(ctx, &place, &packet);
+            }
             from_node::accept(ctx);
             NEXT
         }

@@ -39,6 +39,10 @@ pub(super) fn decide(ctx: &TcContext, row: &EndpointRow, place: &Place, packet: 
         // A further change in between: the next packet is evaluated again.
         return follow(ctx, place, packet).or_drop(Verdict::DestinationNotReady);
     }
+    if config::is_dry_run() && decision.number().is_some() {
+        attempt!(remote::prepare(ctx, packet, decision));
+        return decision;
+    }
     if decision.is_none() {
         return Decision::from_word(from_pod_to_node(ctx.skb.skb, row, packet, work));
     }
@@ -92,14 +96,14 @@ fn current(ctx: &TcContext, place: &Place, packet: &Packet) -> Decision {
     if remote::end(way, node, place.epoch).generation != receiver.generation {
         return Decision::NONE;
     }
-    if config::is_dry_run() {
-        return way;
-    }
     let later = flow::refresh(found);
     if later {
         flow::refresh_other(place.network, packet, found);
     }
     attempt!(remote::check(ctx, packet, way, node));
+    if config::is_dry_run() {
+        return way;
+    }
     if found.flags & FLOW_TRANSLATED != 0 {
         attempt!(translate::follow(ctx, packet, found));
     }
@@ -248,9 +252,7 @@ fn permit(ctx: &TcContext, packet: &Packet, work: &mut Work, (way, to_stack): (D
         return Decision::drop(Verdict::EndpointNotReady);
     };
     attempt!(judge(policy, work.event.network, work, to_stack));
-    if !config::is_dry_run() {
-        // Before the flow is written: a packet that goes no further opens none.
-        attempt!(remote::prepare(ctx, packet, way));
-    }
+    // Before the flow is written: a packet that goes no further opens none.
+    attempt!(remote::prepare(ctx, packet, way));
     Decision::NONE
 }
