@@ -2,6 +2,7 @@
 
 mod bed;
 mod enemies;
+mod explained;
 mod faults;
 mod reach;
 mod services;

@@ -50,7 +50,7 @@ async fn nothing_but_the_tunnel_sends_to_its_port() -> Result<()> {
 }
 
 /// The numbers of the default network, of red and of blue.
-async fn numbers(bed: &Bed) -> Result<[u32; 3]> {
+pub(super) async fn numbers(bed: &Bed) -> Result<[u32; 3]> {
     let api: Api<NetworkNumber> = Api::all(bed.cluster.client.clone());
     let objects = api.list(&ListParams::default()).await?;
     let number = |network: &str| -> Result<u32> {
@@ -61,14 +61,14 @@ async fn numbers(bed: &Bed) -> Result<[u32; 3]> {
 }
 
 /// A VXLAN datagram with a forged packet inside.
-fn forged(number: u32, from: IpAddr, to: IpAddr) -> Vec<u8> {
+pub(super) fn forged(number: u32, from: IpAddr, to: IpAddr) -> Vec<u8> {
     let [_, a, b, c] = number.to_be_bytes();
     let inner = Ip::new(from, to).packet(&Payload::udp(999, PORT, FORGED));
     let frame = Link::new([2, 0, 0, 0, 9, 9], [2, 0, 0, 0, 9, 8]).frame(&inner);
     [&[8, 0, 0, 0, a, b, c, 0], &frame[..]].concat()
 }
 
-async fn dropped(member: &Member, direction: &str, reason: &str) -> Result<u64> {
+pub(super) async fn dropped(member: &Member, direction: &str, reason: &str) -> Result<u64> {
     let listed = member
         .kubelet
         .kni()
