@@ -169,20 +169,12 @@ async fn start(
     .context("looking for the uplink")?;
     let attacher = start_pods(args, (source, tasks), (store, contents), &dataplane, &sync, &uplink).await?;
     let fabric = Arc::new(Fabric::new(Arc::clone(&dataplane)).context("connecting to rtnetlink")?);
-    let remote_pods = Arc::new(RemotePods::default());
-    let names = Names {
-        attacher: attacher.clone(),
-        sync: Arc::clone(&sync),
-        fabric: Arc::clone(&fabric),
-        remote_pods: Arc::clone(&remote_pods),
-        node: settings::place(args).name,
-    };
-    let flows = Arc::new(Flows::new(Arc::clone(&dataplane), Arc::new(names), remote_pods));
+    let flows = flows(args, &dataplane, &attacher, &sync, &fabric);
     let inspector = Inspector::new(
         attacher.clone(),
         Arc::clone(&dataplane),
         Arc::clone(&sync),
-        Arc::clone(&uplink),
+        (Arc::clone(&uplink), Arc::clone(&fabric)),
         Arc::clone(&flows),
         source.cache(),
     )
@@ -209,6 +201,25 @@ async fn start(
     tasks.spawn("enforcement", Arc::clone(&node.sync).reconcile());
     tasks.spawn("flow-events", Arc::clone(&node.flows).follow(events));
     Ok((node, changes))
+}
+
+/// The flows, with the names of everything that the services know.
+fn flows(
+    args: &ServeArgs,
+    dataplane: &Arc<Dataplane>,
+    attacher: &Pods,
+    sync: &Arc<Enforcer>,
+    fabric: &Arc<Fabric>,
+) -> Arc<Flows> {
+    let remote_pods = Arc::new(RemotePods::default());
+    let names = Names {
+        attacher: attacher.clone(),
+        sync: Arc::clone(sync),
+        fabric: Arc::clone(fabric),
+        remote_pods: Arc::clone(&remote_pods),
+        node: settings::place(args).name,
+    };
+    Arc::new(Flows::new(Arc::clone(dataplane), Arc::new(names), remote_pods))
 }
 
 /// Takes over the attached pods of an earlier agent.

@@ -43,11 +43,11 @@ pub(super) fn explanation(view: ExplainView) -> ExplainResponse {
         flow: Some(flow(&view.flow)),
         steps: view.steps,
         node: view.node,
-        onward: view.onward.map(onward),
+        onward: view.onward.as_ref().map(onward),
     }
 }
 
-fn onward(view: Onward) -> kni_proto::runtime::Onward {
+fn onward(view: &Onward) -> kni_proto::runtime::Onward {
     let tunnel = |number| Arrival {
         sender: view.sender.map(|sender| sender.to_string()).unwrap_or_default(),
         number,

@@ -176,6 +176,32 @@ pub struct Onward {
     pub port: u16,
 }
 
+/// Whether other nodes answer through the tunnel.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TunnelProbe {
+    /// The nodes that were asked, by name.
+    pub nodes: Vec<ProbedNode>,
+    /// Number of nodes that were not asked: there are too many.
+    pub others: usize,
+    /// UDP port of the tunnel.
+    pub port: u16,
+    /// Why no node was asked; empty if some were, or there are none.
+    pub obstacle: String,
+}
+
+/// A node that was asked for echo replies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProbedNode {
+    /// Its name.
+    pub node: String,
+    /// Its address in the underlay.
+    pub underlay: IpAddr,
+    /// It answered a request by the underlay.
+    pub answers: bool,
+    /// It answered a request through the tunnel.
+    pub answers_through_tunnel: bool,
+}
+
 /// Why a question has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuestionError {

@@ -7,7 +7,7 @@ use kni_model::{
     PodRef,
     flow_view::{
         EffectiveRuleView, ExplainQuestion, ExplainView, FlowFilter, FlowView, Onward, PeerView, PolicyOfInterface,
-        QuestionError, ServiceView, TrailView,
+        ProbedNode, QuestionError, ServiceView, TrailView, TunnelProbe,
     },
     policy::{PolicyDirection, PolicyKind, PolicyRef, RuleRef},
     view::{
@@ -17,7 +17,7 @@ use kni_model::{
 };
 use kni_proto::runtime::{
     Arrival, ExplainRequest, Flow, FlowFilter as WireFilter, GetPolicyRequest, ListFlowsRequest, ListServicesRequest,
-    Policy, Rule, SocketAddress, WatchFlowsRequest, runtime_client::RuntimeClient,
+    Policy, ProbeTunnelRequest, Rule, SocketAddress, WatchFlowsRequest, runtime_client::RuntimeClient,
 };
 use tokio::sync::broadcast;
 use tonic::Code;
@@ -233,6 +233,20 @@ impl Inspect for Fake {
         }
     }
 
+    fn probe_tunnel(&self) -> Result<TunnelProbe, QuestionError> {
+        Ok(TunnelProbe {
+            nodes: vec![ProbedNode {
+                node: "n2".to_owned(),
+                underlay: "192.0.2.2".parse().unwrap(),
+                answers: true,
+                answers_through_tunnel: false,
+            }],
+            others: 3,
+            port: 4789,
+            obstacle: String::new(),
+        })
+    }
+
     fn policy(&self, pod: &PodRef) -> Result<Vec<PolicyOfInterface>, QuestionError> {
         self.note(format!("{pod}"));
         let rules = vec![EffectiveRuleView {
@@ -425,6 +439,10 @@ async fn explanations_and_their_errors() {
             .unwrap_err();
         assert_eq!((status.code(), status.message()), (code, message));
     }
+    let probe = client.probe_tunnel(ProbeTunnelRequest {}).await.unwrap().into_inner();
+    let node = &probe.nodes[0];
+    assert_eq!((probe.others, probe.port, node.node.as_str()), (3, 4789, "n2"));
+    assert_eq!((node.answers, node.answers_through_tunnel), (true, false));
     served.stop().await;
 }
 

@@ -4,5 +4,6 @@ mod bed;
 mod enemies;
 mod explained;
 mod faults;
+mod firewall;
 mod reach;
 mod services;
