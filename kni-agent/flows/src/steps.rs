@@ -68,10 +68,10 @@ pub(super) fn of(flow: &FlowView, ingress_ifindex: u32, crossing: &Crossing) -> 
 fn policy_steps(flow: &FlowView, ingress_ifindex: u32) -> Vec<String> {
     let mut steps = Vec::new();
     let sender = flow.direction == Direction::FromPod && flow.source.pod.is_some();
-    // The node of the receiver judges its ingress, and nodes have no policies.
+    // The ingress of a pod of another node is judged there.
     let receives = flow.destination.pod.is_some() && flow.destination.node.is_none();
     let leaves = flow.destination.pod.is_none();
-    if sender && !(leaves && flow.destination.node.is_some() && flow.egress.is_none()) {
+    if sender {
         steps.push(judged("egress", &who(&flow.source), flow.egress.as_ref()));
     }
     let denied_before = flow.verdict == Verdict::PolicyEgress;

@@ -537,7 +537,10 @@ fn a_pod_of_another_node_has_its_name_and_its_node() {
         &steps::Crossing::Out(onward(None)),
     );
     assert_eq!(steps[1], "192.0.2.2 is node n2");
-    assert_eq!(steps[2], "leaving: no policy selects x/a");
+    assert_eq!(
+        steps[2..4],
+        ["egress: no policy selects x/a", "leaving: no policy selects x/a"]
+    );
 }
 
 /// From z/far to x/a, as `from_overlay` reports it.

@@ -268,8 +268,8 @@ async fn flows_as_documents() {
     let expected = json!({
         "time": "1970-01-01T00:00:01.000000Z", "timeNs": 1_000_000_000_u64, "verdict": "policy_ingress",
         "allowed": false, "direction": "from_pod", "network": "blue",
-        "source": {"ip": "10.0.0.5", "port": 4000, "podNamespace": "shop", "podName": "web-0"},
-        "destination": {"ip": "10.96.0.1", "port": 80, "podNamespace": "", "podName": ""},
+        "source": {"ip": "10.0.0.5", "port": 4000, "podNamespace": "shop", "podName": "web-0", "node": ""},
+        "destination": {"ip": "10.96.0.1", "port": 80, "podNamespace": "", "podName": "", "node": ""},
         "service": "shop/db:http", "protocol": "TCP", "length": 74, "ethertype": 0x0800, "podNamespace": "shop",
         "podName": "web-0", "ifname": "eth0", "explanation": "no rule allows it", "lost": 0,
         "translatedSource": null, "translatedDestination": {"ip": "10.0.0.6", "port": 8080},
