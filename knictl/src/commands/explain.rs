@@ -205,10 +205,12 @@ fn people(explanation: &Explanation) -> String {
         (true, false) => "allowed here, the rest is not decided",
     };
     let of_one_node = receiver.is_none() && not_asked.is_empty();
-    let place = if of_one_node || verdict.node.is_empty() {
-        String::new()
-    } else {
+    let ends = [&flow.source, &flow.destination].into_iter().flatten();
+    let is_between_nodes = !of_one_node || ends.into_iter().any(|end| !end.node.is_empty());
+    let place = if is_between_nodes && !verdict.node.is_empty() {
         format!(" ({} on node {})", verdict.program, verdict.node)
+    } else {
+        String::new()
     };
     let mut rows = vec![
         ("Verdict", vec![format!("{word}: {}{place}", verdict.reason)]),
