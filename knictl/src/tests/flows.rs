@@ -452,23 +452,6 @@ Decided by:    <none>
     let squeezed = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
     let ran = knictl(&agent, &args).await;
     assert_eq!((squeezed(&ran.out), ran.code), (squeezed(expected), 0), "{}", ran.out);
-    // What the sender's node drops, no other node decides.
-    let dropped = ExplainResponse {
-        allowed: false,
-        onward: None,
-        ..leaving()
-    };
-    let sender = Agent::serve(Answers {
-        explanation: dropped,
-        ..Answers::default()
-    });
-    let ran = knictl(&sender, &args).await;
-    let expected = "Verdict:       dropped: tunnelled (from_pod on node n1)\n";
-    assert!(
-        ran.out.starts_with(expected) && ran.out.contains("Steps:"),
-        "{}",
-        ran.out
-    );
     let document = document(&agent, &args, "json").await;
     assert_eq!(
         (&document["allowed"], &document["verdict"]["complete"]),
@@ -498,6 +481,27 @@ Decided by:    <none>
     assert!(
         text.contains("node n1, from_pod") && text.contains("node n2, from_pod"),
         "{text}"
+    );
+}
+
+/// What the sender's node drops, no other node decides.
+#[tokio::test]
+async fn a_drop_on_the_way_to_another_node_names_the_node() {
+    let dropped = ExplainResponse {
+        allowed: false,
+        onward: None,
+        ..leaving()
+    };
+    let agent = Agent::serve(Answers {
+        explanation: dropped,
+        ..Answers::default()
+    });
+    let ran = knictl(&agent, &["explain", "shop/web-0", "shop/db", "tcp/80"]).await;
+    let expected = "Verdict:       dropped: tunnelled (from_pod on node n1)\n";
+    assert!(
+        ran.out.starts_with(expected) && ran.out.contains("Steps:"),
+        "{}",
+        ran.out
     );
 }
 
