@@ -24,10 +24,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile(protos, ["."])?;
     let out = PathBuf::from(env::var("OUT_DIR")?).join("descriptors.bin");
     std::fs::write(out, descriptors.encode_to_vec())?;
-    // knictl prints the messages of the runtime service as documents.
+    // knictl prints the messages of the runtime service as documents, and reads those of the knictl of other nodes.
     let mut config = tonic_prost_build::configure().btree_map(".").message_attribute(
         ".kni.runtime.v1",
-        "#[derive(serde::Serialize)] #[serde(rename_all = \"camelCase\")]",
+        "#[derive(serde::Serialize, serde::Deserialize)] #[serde(rename_all = \"camelCase\", default)]",
     );
     for field in ALWAYS_SET {
         let attribute = "#[serde(serialize_with = \"crate::or_default\")]";

@@ -24,7 +24,7 @@ use kni_controllers::Reflectors;
 use kni_dataplane::{CountingRuns, Dataplane, EventStream};
 use kni_enforcement::Enforcer;
 use kni_fabric::Fabric;
-use kni_flows::Flows;
+use kni_flows::{Flows, RemotePods};
 use kni_grpc::{self as grpc, Health, Sockets};
 use kni_inspect::Inspector;
 use kni_manifests::{ManifestSet, ManifestSource};
@@ -168,25 +168,21 @@ async fn start(
     .await
     .context("looking for the uplink")?;
     let attacher = start_pods(args, (source, tasks), (store, contents), &dataplane, &sync, &uplink).await?;
-    let names = Names {
-        attacher: attacher.clone(),
-        sync: Arc::clone(&sync),
-    };
-    let flows = Arc::new(Flows::new(Arc::clone(&dataplane), Arc::new(names)));
+    let fabric = Arc::new(Fabric::new(Arc::clone(&dataplane)).context("connecting to rtnetlink")?);
+    let flows = flows(args, &dataplane, &attacher, &sync, &fabric);
     let inspector = Inspector::new(
         attacher.clone(),
         Arc::clone(&dataplane),
         Arc::clone(&sync),
-        Arc::clone(&uplink),
+        (Arc::clone(&uplink), Arc::clone(&fabric)),
         Arc::clone(&flows),
         source.cache(),
     )
     .context("connecting to rtnetlink")?;
-    let fabric = Fabric::new(Arc::clone(&dataplane)).context("connecting to rtnetlink")?;
     let node = Node {
         attacher,
         inspector,
-        fabric: Arc::new(fabric),
+        fabric,
         dataplane,
         sync,
         uplink,
@@ -205,6 +201,25 @@ async fn start(
     tasks.spawn("enforcement", Arc::clone(&node.sync).reconcile());
     tasks.spawn("flow-events", Arc::clone(&node.flows).follow(events));
     Ok((node, changes))
+}
+
+/// The flows, with the names of everything that the services know.
+fn flows(
+    args: &ServeArgs,
+    dataplane: &Arc<Dataplane>,
+    attacher: &Pods,
+    sync: &Arc<Enforcer>,
+    fabric: &Arc<Fabric>,
+) -> Arc<Flows> {
+    let remote_pods = Arc::new(RemotePods::default());
+    let names = Names {
+        attacher: attacher.clone(),
+        sync: Arc::clone(sync),
+        fabric: Arc::clone(fabric),
+        remote_pods: Arc::clone(&remote_pods),
+        node: settings::place(args).name,
+    };
+    Arc::new(Flows::new(Arc::clone(dataplane), Arc::new(names), remote_pods))
 }
 
 /// Takes over the attached pods of an earlier agent.

@@ -365,6 +365,9 @@ pub fn set_tunnel_key(ctx: &TcContext, number: u32, row: &NodeRow) -> bool {
 /// The network and the sender of the tunnel that the packet came through.
 #[inline(always)]
 pub fn tunnel(ctx: &TcContext) -> Option<(u32, [u32; 4])> {
+    if config::is_dry_run() {
+        return Some(skb::supposed_tunnel(ctx));
+    }
     if let Some(TunnelKey { network, remote, .. }) = tunnel_key(ctx, 0) {
         let [address, ..] = remote;
         return Some((network, mapped(address.to_be())));

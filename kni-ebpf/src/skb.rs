@@ -128,6 +128,15 @@ pub fn exceeded_mtu(ctx: &TcContext) -> u32 {
     first
 }
 
+/// The number of the virtual network and the sender of the tunnel that the packet of a dry run came through: such a packet has
+/// no metadata of tunnels.
+#[inline(always)]
+pub fn supposed_tunnel(ctx: &TcContext) -> (u32, [u32; 4]) {
+    // SAFETY: as in `ifindex`.
+    let [number, a, b, c, d] = unsafe { (*raw(ctx)).cb };
+    (number, [a, b, c, d])
+}
+
 /// A pointer to `T` at a constant offset of the linear part, `None` where the packet is shorter there.
 #[inline(always)]
 pub fn at<T>(ctx: &TcContext, offset: usize) -> Option<*mut T> {

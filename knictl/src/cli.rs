@@ -1,6 +1,6 @@
 //! The command line: what operators may type.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{fmt, net::IpAddr, path::PathBuf, str::FromStr};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -46,7 +46,7 @@ pub(crate) enum Command {
 }
 
 /// How the answer is written.
-#[derive(Debug, Args)]
+#[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct OutputArgs {
     /// Form of the output
     #[arg(short = 'o', long = "output", value_enum, default_value_t = Format::Table, value_name = "FORM")]
@@ -122,6 +122,36 @@ pub(crate) struct ExplainArgs {
     /// Network, if a pod's first one is not meant
     #[arg(long)]
     pub(crate) network: Option<String>,
+    /// Length of the IP packet, if the shortest one is not meant
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) length: Option<u16>,
+    /// What this node does with a packet that the node with this address sends through the tunnel: the ends are addresses then
+    #[arg(long, value_name = "ADDRESS", requires = "number", conflicts_with = "network")]
+    pub(crate) arrives_from: Option<IpAddr>,
+    /// Number of the network of that packet
+    #[arg(long, value_name = "NUMBER", requires = "arrives_from")]
+    pub(crate) number: Option<u32>,
+}
+
+impl ExplainArgs {
+    /// The words of the same question, without a form of the output.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let mut words = vec![
+            "explain".to_owned(),
+            self.source.clone(),
+            self.destination.clone(),
+            self.target.to_string(),
+        ];
+        for (option, value) in [
+            ("--network", self.network.clone()),
+            ("--length", self.length.map(|length| length.to_string())),
+            ("--arrives-from", self.arrives_from.map(|address| address.to_string())),
+            ("--number", self.number.map(|number| number.to_string())),
+        ] {
+            words.extend(value.into_iter().flat_map(|value| [option.to_owned(), value]));
+        }
+        words
+    }
 }
 
 #[derive(Debug, Args)]
@@ -183,6 +213,15 @@ impl FromStr for Target {
     }
 }
 
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port {
+            0 => f.write_str(&self.protocol),
+            port => write!(f, "{}/{port}", self.protocol),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Aligned columns for people
@@ -196,6 +235,12 @@ pub(crate) enum Format {
 }
 
 impl Format {
+    /// As it is typed.
+    pub(crate) fn word(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(|| "table".to_owned(), |value| value.get_name().to_owned())
+    }
+
     /// Whether remarks may stand beside it.
     pub(crate) fn is_for_people(self) -> bool {
         matches!(self, Self::Table | Self::Wide)

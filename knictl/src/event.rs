@@ -1,12 +1,12 @@
 //! Adds to events their time in a notation for people and log tools.
 
 use kni_proto::runtime::{DropEvent, Flow};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::packet;
 
 /// An event with its time.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Timed<T> {
     /// RFC 3339, UTC.
     pub(crate) time: String,

@@ -10,7 +10,8 @@ use kni_proto::runtime::{
     DropEvent, ExplainRequest, ExplainResponse, Flow, FlowFilter, GetPolicyRequest, GetPolicyResponse,
     GetStatusRequest, GetStatusResponse, ListDropsRequest, ListDropsResponse, ListFlowsRequest, ListFlowsResponse,
     ListInterfacesRequest, ListInterfacesResponse, ListMapsRequest, ListMapsResponse, ListNetworksRequest,
-    ListNetworksResponse, ListServicesRequest, ListServicesResponse, WatchDropsRequest, WatchFlowsRequest,
+    ListNetworksResponse, ListServicesRequest, ListServicesResponse, ProbeTunnelRequest, ProbeTunnelResponse,
+    WatchDropsRequest, WatchFlowsRequest,
     runtime_server::{Runtime, RuntimeServer},
 };
 use tempfile::TempDir;
@@ -174,6 +175,10 @@ impl Runtime for Service {
     async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
         self.asked.lock().unwrap().questions.push(request.into_inner());
         Ok(Response::new(self.answers.explanation.clone()))
+    }
+
+    async fn probe_tunnel(&self, _: Request<ProbeTunnelRequest>) -> Result<Response<ProbeTunnelResponse>, Status> {
+        Ok(Response::new(ProbeTunnelResponse::default()))
     }
 
     async fn get_policy(&self, request: Request<GetPolicyRequest>) -> Result<Response<GetPolicyResponse>, Status> {

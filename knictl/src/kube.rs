@@ -4,6 +4,7 @@
 mod agent;
 mod cli;
 mod doctor;
+mod explain;
 mod find;
 mod objects;
 
@@ -59,6 +60,9 @@ pub(crate) async fn run(
         Command::Interfaces(args) => interfaces(&args),
         Command::Agent(words) => words,
     };
+    if explain::is_asked(&words) {
+        return explain::run(&client, &cli.kni_namespace, node, &words, terminal).await;
+    }
     let about = cli::about(&words)?;
     let node = match node {
         Some(node) => node.to_owned(),

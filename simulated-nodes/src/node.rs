@@ -10,7 +10,7 @@ use std::{
 
 use futures::{FutureExt as _, future::BoxFuture};
 use kni_cluster::ClusterCache;
-use kni_controllers::state::{Act, Enforcement, Interfaces, NodeState, PeerChanges, Read};
+use kni_controllers::state::{Act, Enforcement, Interfaces, NodeState, Peer, PeerChanges, Read};
 use kni_ipam::{FamilyUsage, Ipam, IpamError};
 use kni_model::{
     Attachment, Bandwidth, EndpointId, IfName, InterfaceKind, InvalidId, MacAddr, NetnsIdentity, Network, NetworkId,
@@ -248,15 +248,15 @@ impl SimulatedNode {
     fn apply_peers(&self, changes: PeerChanges) {
         {
             let mut engine = self.policies();
-            for pod in &changes.put {
-                engine.put_pod(pod.clone());
+            for peer in &changes.put {
+                engine.put_pod(peer.pod.clone());
             }
             for gone in &changes.gone {
                 engine.remove_pod(gone);
             }
         }
         self.compile();
-        for pod in changes.put {
+        for Peer { pod, .. } in changes.put {
             self.observed.peer(&self.name, &pod.pod.uid, &pod.labels);
         }
     }

@@ -148,6 +148,16 @@ impl ObjectControllers {
     }
 }
 
+/// This node, as the holder of egress addresses.
+fn this_node(tables: &Tables, node: &str) -> Holder {
+    let row = tables.own_node.get("", node);
+    Holder {
+        node_name: node.to_owned(),
+        node_uid: row.map(|row| row.uid.clone()).unwrap_or_default(),
+        epoch: 0,
+    }
+}
+
 /// What this node should know of others.
 fn desired(tables: &Tables, networks: &[Here<'_>], node: &str) -> Desired {
     let own = tables.node_endpoints.get("", node).map(|object| Underlay::of(object));
@@ -156,14 +166,11 @@ fn desired(tables: &Tables, networks: &[Here<'_>], node: &str) -> Desired {
     };
     let others = others(tables, node, &own);
     let blocks = blocks(tables);
-    let mut desired = Desired::default();
-    let row = tables.own_node.get("", node);
-    let this = Holder {
-        node_name: node.to_owned(),
-        node_uid: row.map(|row| row.uid.clone()).unwrap_or_default(),
-        epoch: 0,
+    let mut desired = Desired {
+        names: names((node, &own), &others),
+        ..Desired::default()
     };
-    desired.egress = egress(tables, &this, (&own, &others), &mut desired.ways);
+    desired.egress = egress(tables, &this_node(tables, node), (&own, &others), &mut desired.ways);
     desired.tunnel = tunnel(networks, &own, !desired.ways.is_empty());
     let mut native: Vec<IpNet> = Vec::new();
     for (here, number) in networks {
@@ -226,6 +233,19 @@ fn others<'a>(tables: &'a Tables, node: &str, own: &Underlay) -> Others<'a> {
         other.addresses.retain(|address| !twice.contains(address));
     }
     others
+}
+
+/// The names of all nodes by their addresses.
+fn names((node, own): (&str, &Underlay), others: &Others<'_>) -> BTreeMap<IpAddr, String> {
+    let others = others.iter().map(|(name, (_, other))| (*name, other));
+    let all = others.chain([(node, own)]);
+    all.flat_map(|(name, underlay)| {
+        underlay
+            .addresses
+            .iter()
+            .map(move |address| (*address, name.to_owned()))
+    })
+    .collect()
 }
 
 /// The blocks of joined networks, by network; each with its node and that node's UID.
@@ -458,6 +478,8 @@ mod tests {
         assert_eq!((default.nodes.len(), default.own.len()), (4, 2));
         let red = &desired.networks[&2.try_into().unwrap()];
         assert!(red.nodes.is_empty() && red.own.is_empty(), "no access to nodes");
+        let names: BTreeSet<&str> = desired.names.values().map(String::as_str).collect();
+        assert_eq!((desired.names.len(), names), (6, ["n1", "n2", "n3"].into()));
         assert_eq!(desired.tunnel.unwrap().mtu, 1450);
         assert_eq!(desired.tunnel.unwrap().host_network, Some(1.try_into().unwrap()));
     }

@@ -40,6 +40,7 @@ use events::Events;
 use futures::FutureExt as _;
 use kni_enforcement::Enforcer;
 use kni_fabric::Fabric;
+use kni_flows::RemotePods;
 use kni_inspect::Inspector;
 use kni_model::{
     NetworkName,
@@ -185,6 +186,7 @@ impl Reflectors {
                 events: Events::new(self.connection.client.clone(), &self.options.node),
                 tasks: self.tasks.clone(),
                 services_of_all: self.options.shared_services.clone(),
+                remote_pods: Arc::clone(inspector.flows().remote_pods()),
                 attacher,
                 sync,
                 uplink,
@@ -262,7 +264,10 @@ fn node_state(
         relabel: acting(&(cache, attacher.clone()), |(cache, attacher), ()| async move {
             sync::relabel(&cache, &attacher).await
         }),
-        apply_peers: acting(sync, sync::apply_peers),
+        apply_peers: acting(
+            &(Arc::clone(sync), Arc::clone(inspector.flows().remote_pods())),
+            sync::apply_peers,
+        ),
         apply_fabric: acting(fabric, |fabric: Arc<Fabric>, desired| async move {
             fabric.apply(&desired).await.is_ok()
         }),
@@ -290,6 +295,7 @@ pub struct Shared {
     services_of_all: BTreeSet<String>,
     attacher: Pods,
     sync: Arc<Enforcer>,
+    remote_pods: Arc<RemotePods>,
     uplink: Arc<Uplink>,
 }
 

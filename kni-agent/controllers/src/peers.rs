@@ -19,7 +19,7 @@ use kni_model::{
     selection::PRIMARY_IFNAME,
 };
 
-use super::state::PeerChanges;
+use super::state::{Peer, PeerChanges};
 
 /// The numbers of the networks on this node.
 pub(super) type Numbers = BTreeMap<NetworkName, NetworkId>;
@@ -27,7 +27,7 @@ pub(super) type Numbers = BTreeMap<NetworkName, NetworkId>;
 /// The pods of other nodes that policies may select, by the object that has them. Each interface is a pod of its own.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    objects: BTreeMap<Key, BTreeMap<SandboxId, PolicyPod>>,
+    objects: BTreeMap<Key, BTreeMap<SandboxId, Peer>>,
     /// The objects of each network, also those without pods.
     of_network: BTreeMap<String, BTreeSet<Key>>,
     /// The network of each object.
@@ -116,7 +116,7 @@ impl Peers {
         *self = Self::default();
     }
 
-    fn replace(&mut self, key: Key, pods: BTreeMap<SandboxId, PolicyPod>, changes: &mut PeerChanges) {
+    fn replace(&mut self, key: Key, pods: BTreeMap<SandboxId, Peer>, changes: &mut PeerChanges) {
         let before = self.objects.remove(&key).unwrap_or_default();
         let new = pods.iter().filter(|(id, pod)| before.get(*id) != Some(*pod));
         changes.put.extend(new.map(|(_, pod)| pod.clone()));
@@ -130,7 +130,7 @@ impl Peers {
 }
 
 /// The members of an object of another node; none if its network is not the one of this name, or has no number here.
-fn pods(tables: &Tables, object: &NetworkMembers, node: &str, numbers: &Numbers) -> BTreeMap<SandboxId, PolicyPod> {
+fn pods(tables: &Tables, object: &NetworkMembers, node: &str, numbers: &Numbers) -> BTreeMap<SandboxId, Peer> {
     let spec = &object.spec;
     let network = tables.networks.get("", &spec.network);
     let is_it = network.is_some_and(|network| network.metadata.uid.as_ref() == Some(&spec.network_uid));
@@ -168,7 +168,8 @@ fn pods(tables: &Tables, object: &NetworkMembers, node: &str, numbers: &Numbers)
             ports: ports.collect(),
             interfaces: vec![interface(member, &name, *number)?],
         };
-        Some((sandbox, pod))
+        let node = spec.node_name.clone();
+        Some((sandbox, Peer { node, pod }))
     });
     pods.collect()
 }
@@ -262,7 +263,7 @@ mod tests {
 
     fn roles(changes: &PeerChanges) -> Vec<(&str, &str)> {
         let pods = changes.put.iter();
-        pods.map(|pod| (pod.pod.uid.as_str(), pod.labels["role"].as_str()))
+        pods.map(|peer| (peer.pod.pod.uid.as_str(), peer.pod.labels["role"].as_str()))
             .collect()
     }
 
@@ -280,7 +281,8 @@ mod tests {
             [("u1", "admin")],
             "own pods, another network, no such labels"
         );
-        assert_eq!(changes.put[0].interfaces[0].ipv4, Some([10, 0, 0, 65].into()));
+        assert_eq!(changes.put[0].pod.interfaces[0].ipv4, Some([10, 0, 0, 65].into()));
+        assert_eq!(changes.put[0].node, "n2");
         assert!(peers.update(&tables, "n1", &numbers()).is_empty());
         let none = peers.update(&tables, "n1", &Numbers::new());
         assert_eq!(

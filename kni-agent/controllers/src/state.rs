@@ -55,11 +55,20 @@ pub struct Enforcement {
     pub closed: BTreeMap<String, String>,
 }
 
+/// A pod of another node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Peer {
+    /// Name of its node.
+    pub node: String,
+    /// The pod, with one interface.
+    pub pod: PolicyPod,
+}
+
 /// What must be done so that the policy engine knows the pods of other nodes.
 #[derive(Debug, Default, PartialEq)]
 pub struct PeerChanges {
     /// New and changed pods.
-    pub put: Vec<PolicyPod>,
+    pub put: Vec<Peer>,
     /// Pods that are not known any more.
     pub gone: BTreeSet<SandboxId>,
 }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use kni_enforcement::Enforcer;
+use kni_flows::RemotePods;
 use kni_model::{
     AccessRefusal, NetworkName, Sandbox, SandboxId, joining,
     network::EgressMode,
@@ -23,7 +24,7 @@ use super::{
     Cluster, ObjectControllers,
     peers::{Numbers, Peers},
     retry::Retry,
-    state::PeerChanges,
+    state::{Peer, PeerChanges},
 };
 
 /// Changes of networks, services and pods that arrive within this time are processed together. Policies do not wait.
@@ -297,7 +298,8 @@ impl Cluster {
     /// Gives the enforcement service the pods of other nodes before the first policies, which otherwise take from them
     /// the identities that an earlier agent wrote.
     pub async fn load_peers(&self) {
-        for pod in self.first_peers().await.put {
+        for Peer { node, pod } in self.first_peers().await.put {
+            self.remote_pods.put(&node, &pod);
             self.sync.put_peer(pod);
         }
     }
@@ -346,20 +348,22 @@ pub(super) async fn relabel(cache: &ClusterCache, attacher: &Pods) -> bool {
     succeeded
 }
 
-/// Passes the pods of other nodes to the policy engine; returns whether that succeeded.
-pub(super) async fn apply_peers(sync: Arc<Enforcer>, changes: PeerChanges) -> bool {
-    let done = tokio::task::spawn_blocking(move || put_peers(&sync, changes)).await;
+/// Passes the pods of other nodes to the policy engine, and to those who name flows; returns whether that succeeded.
+pub(super) async fn apply_peers((sync, remote_pods): (Arc<Enforcer>, Arc<RemotePods>), changes: PeerChanges) -> bool {
+    let done = tokio::task::spawn_blocking(move || put_peers(&sync, &remote_pods, changes)).await;
     if let Err(error) = &done {
         tracing::error!(%error, "cannot process the pods of other nodes; trying again");
     }
     done.is_ok()
 }
 
-fn put_peers(sync: &Enforcer, PeerChanges { put, gone }: PeerChanges) {
-    for pod in put {
+fn put_peers(sync: &Enforcer, remote_pods: &RemotePods, PeerChanges { put, gone }: PeerChanges) {
+    for Peer { node, pod } in put {
+        remote_pods.put(&node, &pod);
         sync.put_peer(pod);
     }
     for id in gone {
+        remote_pods.remove(&id);
         sync.leave(&id);
     }
     // The enforcement service logs and retries failures.

@@ -1,12 +1,12 @@
 //! Explains decisions: runs a copy of the programs that decides and records the reasons without side effects.
 
-use std::io;
+use std::{io, net::IpAddr};
 
 use aya::{
     Ebpf, TestRunOptions,
     programs::{ProgramError, TestRun as _},
 };
-use kni_common::{Direction, event::Explanation, layout::MapSpec};
+use kni_common::{Direction, address::from_ip, event::Explanation, layout::MapSpec};
 use kni_model::EndpointId;
 
 use super::{DataplaneError, object, pin::Pins, table::Table};
@@ -22,15 +22,28 @@ pub struct Probe {
     pub frame: Vec<u8>,
     /// Index of the interface that the node would have received it from; 0 for none.
     pub ingress_ifindex: u32,
+    /// The tunnel that it came through, for `from_overlay`; then `endpoint` is not used.
+    pub tunnel: Option<SupposedTunnel>,
+}
+
+/// The metadata of a packet that came through the tunnel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SupposedTunnel {
+    /// Number of the virtual network: that of a network in the cluster.
+    pub number: u32,
+    /// Outer source address.
+    pub sender: IpAddr,
 }
 
 /// A frame for runs that only read the clock.
 const EMPTY_FRAME: [u8; 64] = [0; 64];
 
 /// Length and offsets of `struct __sk_buff` (linux/bpf.h); later fields may be omitted.
-const CONTEXT: usize = 44;
+const CONTEXT: usize = 68;
 const INGRESS_IFINDEX: usize = 36;
 const IFINDEX: usize = 40;
+/// `cb`, of five words: the number of the virtual network, and the sender of the tunnel.
+const CB: usize = 48;
 
 /// The second copy of the programs. The first explanation loads it: the verifier takes tens of milliseconds, which must
 /// not delay the start. It uses the real maps, so that it decides as the programs do.
@@ -54,10 +67,16 @@ impl DryRun {
     /// The decision about the packet at the host interface `ifindex` of the probe's endpoint.
     pub(super) fn explain(&mut self, pins: &Pins, probe: &Probe, ifindex: u32) -> Result<Explanation, DataplaneError> {
         let mut context = [0; CONTEXT];
-        for (offset, word) in [(INGRESS_IFINDEX, probe.ingress_ifindex), (IFINDEX, ifindex)] {
-            if let Some(field) = context.get_mut(offset..offset + size_of::<u32>()) {
-                field.copy_from_slice(&word.to_ne_bytes());
+        let mut put = |offset: usize, bytes: &[u8]| {
+            if let Some(field) = context.get_mut(offset..offset + bytes.len()) {
+                field.copy_from_slice(bytes);
             }
+        };
+        put(INGRESS_IFINDEX, &probe.ingress_ifindex.to_ne_bytes());
+        put(IFINDEX, &ifindex.to_ne_bytes());
+        if let Some(tunnel) = probe.tunnel {
+            put(CB, &tunnel.number.to_ne_bytes());
+            put(CB + size_of::<u32>(), &from_ip(tunnel.sender));
         }
         let program = probe.direction.as_str();
         self.run(pins, program, &probe.frame, Some(&context))?
@@ -102,12 +121,16 @@ impl DryRun {
         // The result of an earlier run must not be mistaken for this one's.
         self.explanation.put(&0, &Explanation::default())?;
         let ebpf = self.programs(pins)?;
+        let classifier = object::classifier(ebpf, program)?;
+        if classifier.fd().is_err() {
+            classifier.load().map_err(object::rejected(program))?;
+        }
         let options = TestRunOptions {
             data_in: Some(frame),
             ctx_in: context,
             ..TestRunOptions::new()
         };
-        if let Err(error) = object::classifier(ebpf, program)?.test_run(options) {
+        if let Err(error) = classifier.test_run(options) {
             return Ok(Err(error));
         }
         match self.explanation.get(&0)? {

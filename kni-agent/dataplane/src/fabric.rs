@@ -10,7 +10,7 @@ use kni_common::{
     address::{from_ip, to_ip},
     flow::NodeRow,
     overlay::Overlay,
-    route::ROUTE_OVERLAY,
+    route::{ACTION_REMOTE, ROUTE_NODE, ROUTE_OVERLAY},
 };
 use kni_model::NetworkId;
 
@@ -74,6 +74,23 @@ pub struct FabricRows {
     pub networks: BTreeMap<NetworkId, NetworkFabric>,
     /// The egress addresses that several nodes share, by tunnels in `ways`.
     pub egress: BTreeMap<IpAddr, EgressShares>,
+}
+
+/// The node that has an address, and the way there, as the programs find them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OtherNode {
+    /// The way.
+    pub way: Way,
+    /// Largest IP packet that fits, in bytes, before any outer header. 0: the row of the node is empty.
+    pub mtu: u32,
+    /// The address is the node's own.
+    pub is_node: bool,
+    /// The network's number in the cluster.
+    pub number: Option<u32>,
+    /// This node's end of the tunnel, of the family of the way.
+    pub own: Option<IpAddr>,
+    /// UDP port of the tunnel, 0 for none.
+    pub port: u16,
 }
 
 /// The tables of other nodes.
@@ -254,6 +271,41 @@ impl FabricMaps {
 }
 
 impl Dataplane {
+    /// The other node that has an address of the network, as the rows of the programs name it.
+    pub fn other_node(&self, network: NetworkId, address: IpAddr) -> Result<Option<OtherNode>, DataplaneError> {
+        let maps = lock(&self.fabric);
+        let route = lock(&self.endpoints).routes.find(network, address)?;
+        let Some(route) = route.filter(|route| route.action == ACTION_REMOTE) else {
+            return Ok(None);
+        };
+        let row = maps.nodes.get(&route.node)?.filter(|row| row.ifindex != 0);
+        let (underlay, mtu) = row.map_or((IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0), |row| {
+            (to_ip(row.underlay), row.mtu)
+        });
+        let tunnel = maps.overlay.get(&0)?.unwrap_or_default();
+        let own = match underlay {
+            IpAddr::V4(_) => IpAddr::from(tunnel.ipv4),
+            IpAddr::V6(_) => IpAddr::from(tunnel.ipv6),
+        };
+        Ok(Some(OtherNode {
+            way: Way {
+                underlay,
+                overlay: route.flags & ROUTE_OVERLAY != 0,
+            },
+            mtu,
+            is_node: route.flags & ROUTE_NODE != 0,
+            number: maps.numbers.get(&network.get())?,
+            own: Some(own).filter(|own| !own.is_unspecified()),
+            port: u16::from_be_bytes(tunnel.port),
+        }))
+    }
+
+    /// The network with this number in the cluster, as the programs find it.
+    pub fn network_of(&self, number: u32) -> Result<Option<NetworkId>, DataplaneError> {
+        let found = lock(&self.fabric).networks.get(&number)?;
+        Ok(found.and_then(|network| NetworkId::try_from(network).ok()))
+    }
+
     /// Replaces what the programs know of other nodes. Until the first call they use what an earlier agent wrote.
     ///
     /// Rows are written before those that refer to them, and removed in reverse (I2). When it returns, established flows

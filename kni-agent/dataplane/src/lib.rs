@@ -50,12 +50,12 @@ use std::{
 
 use aya::Ebpf;
 pub use counters::DropCount;
-pub use dry_run::Probe;
+pub use dry_run::{Probe, SupposedTunnel};
 pub use egress::{Answering, EgressShares};
 pub use endpoint_row::EndpointConfig;
 pub use error::DataplaneError;
 pub use events::{EventStream, FlowRecord};
-pub use fabric::{FabricRows, Hop, NetworkFabric, TunnelEnds};
+pub use fabric::{FabricRows, Hop, NetworkFabric, OtherNode, TunnelEnds};
 pub use flow_list::{FlowRecordView, FlowTuple};
 pub use flows::{FlowCensus, FlowUse};
 pub use hook::{FILTER_PRIORITY, Hook, HookChoice};
@@ -434,7 +434,10 @@ impl Dataplane {
 
     /// Explains the current decision of the programs about a packet. Nothing is sent, counted or recorded.
     pub fn explain(&self, probe: &Probe) -> Result<Explanation, DataplaneError> {
-        let ifindex = lock(&self.endpoints).host_ifindex(probe.endpoint)?;
+        let ifindex = match probe.tunnel {
+            Some(_) => 0,
+            None => lock(&self.endpoints).host_ifindex(probe.endpoint)?,
+        };
         lock(&self.dry_run).explain(&self.pins, probe, ifindex)
     }
 

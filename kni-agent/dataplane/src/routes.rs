@@ -196,6 +196,17 @@ impl RouteTable {
         Ok(moved)
     }
 
+    /// The row that the network's packets to an address find.
+    pub(super) fn find(&self, network: NetworkId, address: IpAddr) -> Result<Option<RouteValue>, DataplaneError> {
+        self.table.get(&RouteKey {
+            prefix_length: FULL_PREFIX,
+            data: RouteData {
+                network: network.get().to_be_bytes(),
+                address: from_ip(address),
+            },
+        })
+    }
+
     /// The rows of destinations on other nodes that are written.
     pub(super) fn remote_rows(&self) -> impl Iterator<Item = (&RouteKey, &RouteValue)> {
         let rows = self.written.values().flatten();

@@ -11,7 +11,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
 use kni_dataplane::{
@@ -85,6 +85,8 @@ pub struct Desired {
     pub networks: BTreeMap<NetworkId, NetworkFabric>,
     /// The egress addresses that several nodes share.
     pub egress: BTreeMap<IpAddr, EgressShares>,
+    /// The names of all nodes, by each of their addresses.
+    pub names: BTreeMap<IpAddr, String>,
 }
 
 /// Applies the desired state.
@@ -92,6 +94,23 @@ pub struct Fabric {
     dataplane: Arc<Dataplane>,
     netlink: Netlink,
     problem: Mutex<Option<String>>,
+    /// The names of nodes by address.
+    names: RwLock<BTreeMap<IpAddr, String>>,
+    /// The tunnel to other nodes' stacks, as applied.
+    stacks: RwLock<Option<Stacks>>,
+}
+
+/// The other nodes whose stacks this node's stack reaches through the tunnel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stacks {
+    /// The network whose pods exchange packets with them.
+    pub network: NetworkId,
+    /// UDP port of the tunnel.
+    pub port: u16,
+    /// Index of the tunnel device.
+    pub device: u32,
+    /// Each node by name: its address in the underlay, and this node's of the same family.
+    pub nodes: BTreeMap<String, (IpAddr, IpAddr)>,
 }
 
 impl Fabric {
@@ -101,12 +120,18 @@ impl Fabric {
             dataplane,
             netlink: Netlink::new()?,
             problem: Mutex::default(),
+            names: RwLock::default(),
+            stacks: RwLock::default(),
         })
     }
 
     /// Applies the desired state: the device before the rows that lead to it, rows before the host's routes. Logs a
     /// failure once; the caller repeats the call.
     pub async fn apply(&self, desired: &Desired) -> Result<(), FabricError> {
+        self.names
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone_from(&desired.names);
         let done = self.carry_out(desired).await;
         let problem = done.as_ref().err().map(ToString::to_string);
         let mut known = self.problem.lock().unwrap_or_else(PoisonError::into_inner);
@@ -129,6 +154,17 @@ impl Fabric {
         self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The name of the node, this one or another, that has an address in the underlay. Does not block.
+    pub fn node_at(&self, address: IpAddr) -> Option<String> {
+        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        names.get(&address).cloned()
+    }
+
+    /// The other nodes that are reached through the tunnel; `None` where the nodes' stacks do not use it. Does not block.
+    pub fn stacks(&self) -> Option<Stacks> {
+        self.stacks.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     async fn carry_out(&self, desired: &Desired) -> Result<(), FabricError> {
         let device = match desired.tunnel {
             Some(tunnel) => Some(self.netlink.ensure_overlay(tunnel.port, tunnel.mtu).await?),
@@ -149,6 +185,7 @@ impl Fabric {
         if device.is_none() {
             self.netlink.remove_overlay().await?;
         }
+        *self.stacks.write().unwrap_or_else(PoisonError::into_inner) = stacks(desired, device);
         Ok(())
     }
 
@@ -239,6 +276,26 @@ fn shares(desired: &Desired, resolved: &BTreeMap<Way, Way>) -> BTreeMap<IpAddr, 
     shares.collect()
 }
 
+/// The nodes whose own addresses are destinations of the network with host access, through the tunnel.
+fn stacks(desired: &Desired, device: Option<u32>) -> Option<Stacks> {
+    let tunnel = desired.tunnel?;
+    let (device, id) = (device?, tunnel.host_network?);
+    let network = desired.networks.get(&id)?;
+    let nodes = network.nodes.values().filter(|way| way.overlay).filter_map(|way| {
+        let own = match way.underlay {
+            IpAddr::V4(_) => IpAddr::V4(tunnel.ipv4?),
+            IpAddr::V6(_) => IpAddr::V6(tunnel.ipv6?),
+        };
+        Some((desired.names.get(&way.underlay)?.clone(), (way.underlay, own)))
+    });
+    Some(Stacks {
+        network: id,
+        port: tunnel.port,
+        device,
+        nodes: nodes.collect(),
+    })
+}
+
 /// The stack reaches the pods of the network with host access the way that its own pods do, with the node's address in the
 /// underlay: other nodes know it by that.
 fn host_routes(desired: &Desired, device: Option<u32>, hops: &NextHops) -> BTreeSet<RemoteRoute> {
@@ -311,6 +368,7 @@ mod tests {
             ]
             .into(),
             egress: BTreeMap::new(),
+            names: BTreeMap::new(),
         }
     }
 
@@ -371,5 +429,26 @@ mod tests {
             routed.networks[&2.try_into().unwrap()].blocks.values().next(),
             Some(way)
         );
+    }
+
+    #[test]
+    fn nodes_are_asked_by_the_address_that_the_tunnel_leads_to() {
+        let mut desired = desired();
+        let to = way("192.0.2.2", true);
+        let nodes = [
+            ("192.0.2.2", to),
+            ("2001:db8::2", to),
+            ("192.0.2.3", way("192.0.2.3", false)),
+        ];
+        let network = desired.networks.get_mut(&1.try_into().unwrap()).unwrap();
+        network.nodes = nodes.map(|(ip, way)| (ip.parse().unwrap(), way)).into();
+        desired.names = [("192.0.2.2", "n2"), ("2001:db8::2", "n2"), ("192.0.2.3", "n3")]
+            .map(|(ip, name)| (ip.parse().unwrap(), name.to_owned()))
+            .into();
+        let found = stacks(&desired, Some(7)).unwrap();
+        assert_eq!((found.network.get(), found.port, found.device), (1, 4789, 7));
+        let addresses = ("192.0.2.2".parse().unwrap(), "192.0.2.1".parse().unwrap());
+        assert_eq!(found.nodes, [("n2".to_owned(), addresses)].into());
+        assert_eq!(stacks(&desired, None), None);
     }
 }

@@ -5,9 +5,10 @@ use std::{net::IpAddr, sync::Arc};
 use kni_model::{
     Attachment, Network, NetworkId, NetworkName, Sandbox,
     flow_view::{ExplainQuestion, QuestionError},
+    selection::PRIMARY_IFNAME,
 };
 
-use super::Naming;
+use super::{Naming, RemotePod};
 
 /// One end of a request, as written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,18 +21,60 @@ enum Named {
     Address(IpAddr),
 }
 
-/// An interface of a pod of this node.
-pub(super) struct Interface {
-    pub(super) attachment: Attachment,
+/// An interface of a pod.
+pub(super) enum Interface {
+    /// Of this node.
+    Local(Box<Attachment>),
+    /// Of another node.
+    Remote(Arc<RemotePod>),
 }
 
-/// Both ends in one address family.
+impl Interface {
+    fn network(&self) -> NetworkId {
+        match self {
+            Self::Local(attachment) => attachment.network_id,
+            Self::Remote(remote) => remote.network,
+        }
+    }
+
+    fn address(&self, v4: bool) -> Option<IpAddr> {
+        match self {
+            Self::Local(attachment) if v4 => attachment.ipv4.map(IpAddr::V4),
+            Self::Local(attachment) => attachment.ipv6.map(IpAddr::V6),
+            Self::Remote(remote) => remote.addresses.iter().copied().find(|ip| ip.is_ipv4() == v4),
+        }
+    }
+
+    fn local(self) -> Option<Attachment> {
+        match self {
+            Self::Local(attachment) => Some(*attachment),
+            Self::Remote(_) => None,
+        }
+    }
+}
+
+/// Both ends in one address family; the interface of each that is a pod of this node.
 pub(super) struct Ends {
     pub(super) network: NetworkId,
-    pub(super) source: Option<Interface>,
+    pub(super) source: Option<Attachment>,
     pub(super) source_ip: IpAddr,
-    pub(super) destination: Option<Interface>,
+    pub(super) destination: Option<Attachment>,
     pub(super) destination_ip: IpAddr,
+}
+
+/// The addresses of a question about a packet that arrives.
+pub(super) fn of_arrival(question: &ExplainQuestion) -> Result<(IpAddr, IpAddr), QuestionError> {
+    let address = |field, text| match parse(field, text)? {
+        Named::Address(ip) => Ok(ip),
+        Named::Pod { .. } => Err(QuestionError::Invalid {
+            field,
+            reason: format!("{text:?} must be an address where the tunnel is given that the packet comes through"),
+        }),
+    };
+    Ok((
+        address("source", &question.source)?,
+        address("destination", &question.destination)?,
+    ))
 }
 
 /// Finds both ends in the network of the request.
@@ -41,7 +84,8 @@ pub(super) fn find(question: &ExplainQuestion, naming: &dyn Naming) -> Result<En
     let network = network(question, &source, &destination, naming)?;
     let from = interface(&source, &network, naming)?;
     let to = interface(&destination, &network, naming)?;
-    if from.is_none() && to.is_none() {
+    let is_here = |found: &Option<Interface>| matches!(found, Some(Interface::Local(_)));
+    if !is_here(&from) && !is_here(&to) {
         return Err(QuestionError::Invalid {
             field: "source",
             reason: format!("neither end is a pod of this node on network {}", network.spec.name),
@@ -57,9 +101,9 @@ pub(super) fn find(question: &ExplainQuestion, naming: &dyn Naming) -> Result<En
     })?;
     Ok(Ends {
         network: network.id,
-        source: from,
+        source: from.and_then(Interface::local),
         source_ip,
-        destination: to,
+        destination: to.and_then(Interface::local),
         destination_ip,
     })
 }
@@ -112,8 +156,9 @@ fn network(
         .or_else(|| ends.into_iter().find(without));
     match deciding {
         Some(named) => {
-            let name = first_interface(named, None, naming)?.attachment.network;
-            by_name(&name).ok_or_else(|| not_found(name.as_str()))
+            let id = first_interface(named, None, naming)?.network();
+            let found = networks.iter().find(|network| network.id == id).cloned();
+            found.ok_or_else(|| not_found(&id.to_string()))
         }
         None => networks
             .iter()
@@ -129,12 +174,13 @@ fn interface(named: &Named, network: &Network, naming: &dyn Naming) -> Result<Op
         Named::Address(ip) => {
             let endpoint = naming.endpoint_at(network.id, *ip);
             let found = endpoint.and_then(|endpoint| naming.attachment(endpoint));
-            Ok(found.map(|(_, attachment)| Interface { attachment }))
+            Ok(found.map(|(_, attachment)| Interface::Local(Box::new(attachment))))
         }
     }
 }
 
-/// The pod's interface of that name, or its first one, on the network if one is given.
+/// The pod's interface of that name, or its first one, on the network if one is given. A pod of another node is known if it
+/// is a confirmed member.
 fn first_interface(
     named: &Named,
     network: Option<&NetworkName>,
@@ -158,29 +204,49 @@ fn first_interface(
     let found = sandbox
         .as_ref()
         .and_then(|sandbox| sandbox.attachments.iter().find(fits).cloned());
-    found.map(|attachment| Interface { attachment }).ok_or_else(|| {
-        let mut what = format!("pod {namespace}/{name}");
-        if sandbox.is_some() {
-            let interface = ifname
-                .as_ref()
-                .map(|ifname| format!(" by {ifname}"))
-                .unwrap_or_default();
-            let network = network
-                .map(|network| format!(" to network {network}"))
-                .unwrap_or_default();
-            what = format!("{what}{interface}{network}");
-        } else if let Some(refusal) = naming.refusal_of(namespace, name) {
-            what = format!("{what} was refused ({refusal}), so it");
-        }
-        QuestionError::NotFound { what }
-    })
+    if let Some(attachment) = found {
+        return Ok(Interface::Local(Box::new(attachment)));
+    }
+    if sandbox.is_none()
+        && let Some(remote) = remote_interface((namespace, name), ifname.as_deref(), network, naming)
+    {
+        return Ok(Interface::Remote(remote));
+    }
+    let mut what = format!("pod {namespace}/{name}");
+    if sandbox.is_some() {
+        let interface = ifname
+            .as_ref()
+            .map(|ifname| format!(" by {ifname}"))
+            .unwrap_or_default();
+        let network = network
+            .map(|network| format!(" to network {network}"))
+            .unwrap_or_default();
+        what = format!("{what}{interface}{network}");
+    } else if let Some(refusal) = naming.refusal_of(namespace, name) {
+        what = format!("{what} was refused ({refusal}), so it");
+    }
+    Err(QuestionError::NotFound { what })
+}
+
+/// That interface of a pod of another node: the primary one first, then by name.
+fn remote_interface(
+    (namespace, name): (&str, &str),
+    ifname: Option<&str>,
+    network: Option<&NetworkName>,
+    naming: &dyn Naming,
+) -> Option<Arc<RemotePod>> {
+    let fits = |remote: &Arc<RemotePod>| {
+        ifname.is_none_or(|ifname| remote.ifname.as_str() == ifname)
+            && network.is_none_or(|network| naming.network_name(remote.network).as_ref() == Some(network))
+    };
+    let mut found: Vec<Arc<RemotePod>> = naming.remote_pod(namespace, name).into_iter().filter(fits).collect();
+    found.sort_by_key(|remote| (remote.ifname.as_str() != PRIMARY_IFNAME, remote.ifname.clone()));
+    found.into_iter().next()
 }
 
 fn address(named: &Named, interface: Option<&Interface>, v4: bool) -> Option<IpAddr> {
-    match (named, interface) {
-        (Named::Address(ip), _) => Some(*ip).filter(|ip| ip.is_ipv4() == v4),
-        (Named::Pod { .. }, Some(Interface { attachment })) if v4 => attachment.ipv4.map(IpAddr::V4),
-        (Named::Pod { .. }, Some(Interface { attachment })) => attachment.ipv6.map(IpAddr::V6),
-        (Named::Pod { .. }, None) => None,
+    match named {
+        Named::Address(ip) => Some(*ip).filter(|ip| ip.is_ipv4() == v4),
+        Named::Pod { .. } => interface?.address(v4),
     }
 }

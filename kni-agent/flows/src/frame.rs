@@ -17,10 +17,15 @@ pub(super) struct Packet {
     pub(super) protocol: u8,
     pub(super) source_port: u16,
     pub(super) destination_port: u16,
+    /// Bytes of the IP packet, which is filled up to it; `None`: as few as possible.
+    pub(super) length: Option<u16>,
 }
 
 /// Payload of every frame but those of TCP and SCTP: identifies it in a capture.
 const PAYLOAD: &[u8] = b"kni explain";
+
+/// Bytes of an Ethernet header.
+const ETHERNET: usize = 14;
 
 const TIME_TO_LIVE: u8 = 64;
 /// Window of a SYN; what Linux sends.
@@ -32,29 +37,62 @@ const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
 const SCTP: u8 = 132;
 
-/// The frame, or `None` when the addresses are not of one family, or for protocol 0 (hop-by-hop options), for which
-/// etherparse panics without such a header.
-pub(super) fn build(packet: &Packet) -> Option<Vec<u8>> {
-    if packet.protocol == 0 {
-        return None;
+/// Why there is no such frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum FrameError {
+    #[error("the addresses are not of one family")]
+    Families,
+    /// Hop-by-hop options, for which etherparse panics without such a header.
+    #[error("protocol 0 has no packets of its own")]
+    Protocol,
+    #[error("such a packet has at least {0} bytes")]
+    Short(usize),
+    #[error("packets of SCTP have the length of their first chunk")]
+    Chunk,
+}
+
+/// The frame.
+pub(super) fn build(packet: &Packet) -> Result<Vec<u8>, FrameError> {
+    let shortest = filled(packet, 0)?;
+    let Some(length) = packet.length.map(usize::from) else {
+        return Ok(shortest);
+    };
+    let least = shortest.len() - ETHERNET;
+    match length.checked_sub(least) {
+        None => Err(FrameError::Short(least)),
+        Some(0) => Ok(shortest),
+        Some(_) if packet.protocol == SCTP => Err(FrameError::Chunk),
+        Some(more) => filled(packet, more),
     }
+}
+
+/// The frame with so many bytes more of payload.
+fn filled(packet: &Packet, more: usize) -> Result<Vec<u8>, FrameError> {
+    if packet.protocol == 0 {
+        return Err(FrameError::Protocol);
+    }
+    let payload = [PAYLOAD, &vec![0; more][..]].concat();
+    let segment = vec![0; more];
     let ethernet = PacketBuilder::ethernet2(packet.source_mac.0, packet.destination_mac.0);
     let (ip, is_ipv4) = match (packet.source, packet.destination) {
         (IpAddr::V4(from), IpAddr::V4(to)) => (ethernet.ipv4(from.octets(), to.octets(), TIME_TO_LIVE), true),
         (IpAddr::V6(from), IpAddr::V6(to)) => (ethernet.ipv6(from.octets(), to.octets(), TIME_TO_LIVE), false),
-        _ => return None,
+        _ => return Err(FrameError::Families),
     };
     let (source, destination) = (packet.source_port, packet.destination_port);
     let mut frame = Vec::new();
     let written = match (packet.protocol, is_ipv4) {
-        (TCP, _) => ip.tcp(source, destination, 1, WINDOW).syn().write(&mut frame, &[]),
-        (UDP, _) => ip.udp(source, destination).write(&mut frame, PAYLOAD),
-        (ICMP | ICMPV6, true) => ip.icmpv4_echo_request(source, 1).write(&mut frame, PAYLOAD),
-        (ICMP | ICMPV6, false) => ip.icmpv6_echo_request(source, 1).write(&mut frame, PAYLOAD),
+        (TCP, _) => ip.tcp(source, destination, 1, WINDOW).syn().write(&mut frame, &segment),
+        (UDP, _) => ip.udp(source, destination).write(&mut frame, &payload),
+        (ICMP | ICMPV6, true) => ip.icmpv4_echo_request(source, 1).write(&mut frame, &payload),
+        (ICMP | ICMPV6, false) => ip.icmpv6_echo_request(source, 1).write(&mut frame, &payload),
         (SCTP, _) => ip.write(&mut frame, IpNumber(SCTP), &sctp_init(source, destination)),
-        (other, _) => ip.write(&mut frame, IpNumber(other), PAYLOAD),
+        (other, _) => ip.write(&mut frame, IpNumber(other), &payload),
     };
-    written.ok().map(|()| frame)
+    // Too long for the length field of its IP header, which is the only error of a write to memory.
+    written
+        .map(|()| frame)
+        .map_err(|_too_long| FrameError::Short(usize::from(u16::MAX)))
 }
 
 /// An SCTP packet with an INIT chunk (RFC 9260, 3.3.2), which etherparse does not build.
@@ -87,6 +125,7 @@ mod tests {
             protocol,
             source_port: 40_000,
             destination_port: 80,
+            length: None,
         }
     }
 
@@ -156,7 +195,7 @@ mod tests {
 
     #[test]
     fn any_protocol_number_makes_a_frame() {
-        assert!(build(&packet("fd00::1", "fd00::2", 0)).is_none());
+        assert_eq!(build(&packet("fd00::1", "fd00::2", 0)), Err(FrameError::Protocol));
         for protocol in 1..=u8::MAX {
             let frame = build(&packet("10.0.0.1", "10.0.0.2", protocol)).unwrap();
             assert_eq!(frame[23], if protocol == ICMPV6 { ICMP } else { protocol });
@@ -181,6 +220,25 @@ mod tests {
 
     #[test]
     fn families_do_not_mix() {
-        assert!(build(&packet("10.0.0.1", "fd00::2", TCP)).is_none());
+        assert_eq!(build(&packet("10.0.0.1", "fd00::2", TCP)), Err(FrameError::Families));
+    }
+
+    #[test]
+    fn a_packet_has_the_length_that_is_asked_for() {
+        let of_length = |ip: [&str; 2], protocol, length| {
+            let built = build(&Packet {
+                length: Some(length),
+                ..packet(ip[0], ip[1], protocol)
+            });
+            built.map(|frame| frame.len() - 14)
+        };
+        let (v4, v6) = (["10.0.0.1", "10.0.0.2"], ["fd00::1", "fd00::2"]);
+        for protocol in [TCP, UDP, ICMP, 47] {
+            assert_eq!(of_length(v4, protocol, 1400), Ok(1400));
+            assert_eq!(of_length(v6, protocol, 1400), Ok(1400));
+        }
+        assert_eq!(of_length(v4, TCP, 40), Ok(40));
+        assert_eq!(of_length(v4, TCP, 39), Err(FrameError::Short(40)));
+        assert_eq!(of_length(v4, SCTP, 1400), Err(FrameError::Chunk));
     }
 }

@@ -7,6 +7,7 @@ mod explain;
 mod frame;
 mod name;
 mod node;
+mod remote_pods;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ use kni_model::{
     policy::PolicyDirection,
     view::{DropEventView, Owner},
 };
+pub use remote_pods::{RemotePod, RemotePods};
 use tokio::sync::broadcast;
 
 /// Size of the history of flows and drops.
@@ -66,12 +68,25 @@ pub trait Naming: Send + Sync + 'static {
 
     /// The networks.
     fn networks(&self) -> Vec<Network>;
+
+    /// The pod of another node that has an address of a network.
+    fn remote_at(&self, network: NetworkId, address: IpAddr) -> Option<Arc<RemotePod>>;
+
+    /// The interfaces of a pod of another node, by namespace and name.
+    fn remote_pod(&self, namespace: &str, name: &str) -> Vec<Arc<RemotePod>>;
+
+    /// The node, this one or another, whose own address that is for packets of a network.
+    fn node_at(&self, network: Option<NetworkId>, address: IpAddr) -> Option<String>;
+
+    /// The name of this node, empty where it has none.
+    fn own_node(&self) -> String;
 }
 
 /// The flows of the node.
 pub struct Flows {
     dataplane: Arc<Dataplane>,
     naming: Arc<dyn Naming>,
+    remote_pods: Arc<RemotePods>,
     recent: Mutex<VecDeque<Arc<FlowView>>>,
     all: broadcast::Sender<Arc<FlowView>>,
     drops: broadcast::Sender<DropEventView>,
@@ -79,14 +94,20 @@ pub struct Flows {
 
 impl Flows {
     /// Starts without flows; [`Self::follow`] begins to read.
-    pub fn new(dataplane: Arc<Dataplane>, naming: Arc<dyn Naming>) -> Self {
+    pub fn new(dataplane: Arc<Dataplane>, naming: Arc<dyn Naming>, remote_pods: Arc<RemotePods>) -> Self {
         Self {
             dataplane,
             naming,
+            remote_pods,
             recent: Mutex::new(VecDeque::with_capacity(REMEMBERED)),
             all: broadcast::Sender::new(BUFFERED),
             drops: broadcast::Sender::new(BUFFERED),
         }
+    }
+
+    /// The pods of other nodes, which `naming` names.
+    pub fn remote_pods(&self) -> &Arc<RemotePods> {
+        &self.remote_pods
     }
 
     /// Reads events for as long as the agent runs.

@@ -17,7 +17,7 @@ use nix::time::{ClockId, clock_gettime};
 use super::{Naming, text};
 
 /// TCP, UDP and SCTP: the corresponding fields of other protocols mean nothing to operators.
-const WITH_PORTS: [u8; 3] = [6, 17, 132];
+pub(super) const WITH_PORTS: [u8; 3] = [6, 17, 132];
 
 /// Names a record. A pod that was deleted meanwhile has no name any more.
 pub(super) fn flow(record: &FlowRecord, naming: &dyn Naming) -> FlowView {
@@ -91,6 +91,7 @@ fn peer(end: End) -> PeerView {
         ip: end.map(|(ip, _)| ip),
         port: end.map_or(0, |(_, port)| port),
         pod: None,
+        node: None,
     }
 }
 
@@ -105,6 +106,23 @@ fn name_pods(flow: &mut FlowView, network: Option<NetworkId>, peer: EndpointId, 
     };
     near.pod = pod_at(near.ip);
     far.pod = found.or_else(|| pod_at(far.ip));
+    // A packet that is sent to a service is for its backend.
+    let after = flow.translated_destination.map(|(ip, _)| ip);
+    name_remote(&mut flow.source, None, network, naming);
+    name_remote(&mut flow.destination, after, network, naming);
+}
+
+/// Names a pod of another node, or a node, by the address; `after`: the address after the translation.
+fn name_remote(peer: &mut PeerView, after: Option<IpAddr>, network: Option<NetworkId>, naming: &dyn Naming) {
+    let Some(ip) = after.or(peer.ip).filter(|_| peer.pod.is_none()) else {
+        return;
+    };
+    if let Some(remote) = network.and_then(|network| naming.remote_at(network, ip)) {
+        peer.pod = Some(remote.pod.clone());
+        peer.node = Some(remote.node.clone());
+    } else {
+        peer.node = naming.node_at(network, ip);
+    }
 }
 
 /// Nanoseconds since the Unix epoch for a time of `CLOCK_MONOTONIC`; now for no time.

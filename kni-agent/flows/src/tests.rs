@@ -12,17 +12,17 @@ use kni_common::{
     event::{EVENT_VERSION, FlowEvent, PolicyTrail},
     flow::Ports,
 };
-use kni_dataplane::FlowRecord;
+use kni_dataplane::{FlowRecord, SupposedTunnel};
 use kni_model::{
     Attachment, EndpointId, MacAddr, NetnsIdentity, Network, NetworkId, NetworkName, NetworkSpec, Phase, PodRef,
     Sandbox,
-    flow_view::{ExplainQuestion, FlowView, TrailView},
+    flow_view::{ExplainQuestion, FlowView, Onward, PeerView, TrailView},
     network::EgressMode,
     policy::{PolicyDirection, PolicyKind, PolicyRef, RuleRef},
     view::Owner,
 };
 
-use super::{Naming, drops, ends, name, steps};
+use super::{Naming, RemotePod, drops, ends, name, steps};
 
 /// x/a on main (endpoint 1) and blue (endpoint 2), y/b on main (endpoint 3). Both networks have the same addresses.
 struct Fake(Vec<Arc<Sandbox>>);
@@ -181,6 +181,38 @@ impl Naming for Fake {
             })
             .into()
     }
+
+    fn remote_at(&self, network: NetworkId, address: IpAddr) -> Option<Arc<RemotePod>> {
+        Some(remote()).filter(|remote| remote.network == network && remote.addresses.contains(&address))
+    }
+
+    fn remote_pod(&self, namespace: &str, name: &str) -> Vec<Arc<RemotePod>> {
+        let found = (namespace, name) == ("z", "far");
+        found.then(remote).into_iter().collect()
+    }
+
+    fn node_at(&self, _network: Option<NetworkId>, address: IpAddr) -> Option<String> {
+        (address == IpAddr::from([192, 0, 2, 2])).then(|| "n2".to_owned())
+    }
+
+    fn own_node(&self) -> String {
+        "n1".to_owned()
+    }
+}
+
+/// z/far on main, on node n2.
+fn remote() -> Arc<RemotePod> {
+    Arc::new(RemotePod {
+        pod: PodRef {
+            namespace: "z".to_owned(),
+            name: "far".to_owned(),
+            uid: String::new(),
+        },
+        ifname: "eth0".parse().unwrap(),
+        network: 1.try_into().unwrap(),
+        addresses: vec!["10.0.1.3".parse().unwrap(), "fd00:1::3".parse().unwrap()],
+        node: "n2".to_owned(),
+    })
 }
 
 const fn trail(set: u32) -> PolicyTrail {
@@ -273,7 +305,7 @@ fn behind_a_service_stands_the_pod_that_it_leads_to() {
     assert_eq!(flow.destination.pod.as_ref().unwrap().to_string(), "y/b");
     assert_eq!(flow.translated_destination, Some(("10.0.0.3".parse().unwrap(), 8080)));
     assert_eq!(flow.translated_source, None);
-    let steps = steps::of(&flow, 0);
+    let steps = steps::of(&flow, 0, &steps::Crossing::None);
     assert_eq!(
         steps,
         [
@@ -324,7 +356,7 @@ fn steps_end_where_the_packet_did() {
         egress: trail(DENYING_SET),
         ..event(Verdict::PolicyEgress)
     });
-    let steps_of = steps::of(&denied, 0);
+    let steps_of = steps::of(&denied, 0, &steps::Crossing::None);
     assert_eq!(steps_of.len(), 4, "{steps_of:?}");
     assert_eq!(
         steps_of[2],
@@ -339,7 +371,7 @@ fn steps_end_where_the_packet_did() {
         ..event(Verdict::Delivered)
     });
     assert_eq!(
-        steps::of(&node, 0),
+        steps::of(&node, 0, &steps::Crossing::None),
         [
             "the node sends TCP 80 from 192.0.2.1 to y/b at 10.0.0.3 by eth0 (network main)",
             "ingress: the node itself may always reach its pods",
@@ -355,9 +387,10 @@ fn resolved(source: &str, destination: &str, network: Option<&str>) -> Result<(u
         protocol: 6,
         port: 80,
         network: network.map(str::to_owned),
+        ..ExplainQuestion::default()
     };
     let ends = ends::find(&question, &Fake::new()).map_err(|error| error.to_string())?;
-    let endpoint = |end: &Option<ends::Interface>| end.as_ref().map_or(0, |end| end.attachment.endpoint.0);
+    let endpoint = |end: &Option<Attachment>| end.as_ref().map_or(0, |end| end.endpoint.0);
     Ok((
         endpoint(&ends.source),
         endpoint(&ends.destination),
@@ -394,6 +427,8 @@ fn ends_are_found_in_the_network_of_the_question() {
         resolved("192.0.2.1", "10.0.0.3", None),
         Ok(found(0, 3, "192.0.2.1", "10.0.0.3"))
     );
+    assert_eq!(resolved("x/a", "z/far", None), Ok(found(1, 0, "10.0.0.2", "10.0.1.3")));
+    assert_eq!(resolved("z/far", "x/a", None), Ok(found(0, 1, "10.0.1.3", "10.0.0.2")));
     assert_eq!(
         resolved("10.0.0.3", "8.8.8.8", None),
         Ok(found(3, 0, "10.0.0.3", "8.8.8.8"))
@@ -430,4 +465,147 @@ fn questions_about_nothing_say_what_is_missing() {
         let error = resolved(source, destination, network).unwrap_err();
         assert!(error.starts_with(expected), "{error}");
     }
+}
+
+fn onward(number: Option<u32>) -> Onward {
+    Onward {
+        node: Some("n2".to_owned()),
+        underlay: "192.0.2.2".parse().unwrap(),
+        sender: Some("192.0.2.1".parse().unwrap()),
+        number,
+        tunnel_port: 4789,
+        mtu: 1450,
+        source: "10.0.0.2".parse().unwrap(),
+        destination: "10.0.1.3".parse().unwrap(),
+        port: 80,
+    }
+}
+
+#[test]
+fn a_pod_of_another_node_has_its_name_and_its_node() {
+    let far = from_ip("10.0.1.3".parse().unwrap());
+    let sent = FlowEvent {
+        destination: far,
+        translated_destination: far,
+        peer: 0,
+        ..event(Verdict::Tunnelled)
+    };
+    let flow = named(sent);
+    let PeerView { pod, node, .. } = &flow.destination;
+    assert_eq!(
+        (pod.as_ref().unwrap().to_string(), node.as_deref()),
+        ("z/far".to_owned(), Some("n2"))
+    );
+    assert_eq!(flow.source.node, None, "a pod of this node");
+    assert_eq!(
+        steps::of(&flow, 0, &steps::Crossing::Out(onward(Some(5000)))),
+        [
+            "x/a sends TCP 80 from 10.0.0.2 to 10.0.0.3 by eth0 (network main)".replace("10.0.0.3", "10.0.1.3"),
+            "10.0.1.3 is pod z/far of node n2".to_owned(),
+            "egress: no policy selects x/a".to_owned(),
+            "way: through the tunnel to node n2 at 192.0.2.2, UDP port 4789, as number 5000 (network main); packets of at \
+             most 1450 bytes"
+                .to_owned(),
+            format!("tunnelled: {}", Verdict::Tunnelled.explanation()),
+        ]
+    );
+    // Behind a Service the backend is named.
+    let service = from_ip("10.96.0.1".parse().unwrap());
+    let flow = named(FlowEvent {
+        destination: service,
+        service: 9,
+        ..sent
+    });
+    assert_eq!(flow.destination.pod.unwrap().to_string(), "z/far");
+    let node = from_ip("192.0.2.2".parse().unwrap());
+    let flow = named(FlowEvent {
+        destination: node,
+        translated_destination: node,
+        ..sent
+    });
+    assert_eq!(
+        (flow.destination.pod, flow.destination.node.as_deref()),
+        (None, Some("n2"))
+    );
+    let steps = steps::of(
+        &named(FlowEvent {
+            destination: node,
+            translated_destination: node,
+            ..sent
+        }),
+        0,
+        &steps::Crossing::Out(onward(None)),
+    );
+    assert_eq!(steps[1], "192.0.2.2 is node n2");
+    assert_eq!(
+        steps[2..4],
+        ["egress: no policy selects x/a", "leaving: no policy selects x/a"]
+    );
+}
+
+/// From z/far to x/a, as `from_overlay` reports it.
+fn arriving(verdict: Verdict) -> FlowView {
+    let (far, own) = (
+        from_ip("10.0.1.3".parse().unwrap()),
+        from_ip("10.0.0.2".parse().unwrap()),
+    );
+    named(FlowEvent {
+        direction: Direction::FromOverlay as u16,
+        source: far,
+        translated_source: far,
+        destination: own,
+        translated_destination: own,
+        peer: 0,
+        ingress: if verdict == Verdict::PolicyIngress {
+            trail(DENYING_SET)
+        } else {
+            PolicyTrail::default()
+        },
+        ..event(verdict)
+    })
+}
+
+#[test]
+fn an_arrival_has_the_steps_of_its_program() {
+    let crossing = |owner: Option<&str>| steps::Crossing::In {
+        tunnel: SupposedTunnel {
+            number: 5000,
+            sender: "192.0.2.2".parse().unwrap(),
+        },
+        sender: Some("n2".to_owned()),
+        owner: owner.map(|underlay| steps::Owner {
+            name: None,
+            underlay: underlay.parse().unwrap(),
+            overlay: true,
+            is_node: false,
+        }),
+    };
+    let denied = steps::of(&arriving(Verdict::PolicyIngress), 0, &crossing(Some("192.0.2.2")));
+    let begin = "TCP 80 from 10.0.1.3 to 10.0.0.2 arrives through the tunnel from node n2 at 192.0.2.2";
+    assert_eq!(
+        denied,
+        [
+            begin,
+            "number: 5000 is that of network main",
+            "destination: 10.0.0.2 is pod x/a of this node",
+            "source: an unnamed node at 192.0.2.2 has 10.0.1.3",
+            "identity: 10.0.1.3 is the confirmed pod z/far",
+            "ingress: isolated by NetworkPolicy x/default-deny, and no rule allows it",
+            "dropped: policy_ingress: NetworkPolicy x/default-deny isolates x/a (ingress) and no rule allows z/far TCP 80",
+        ]
+    );
+    let foreign = steps::of(&arriving(Verdict::ForeignNode), 0, &crossing(Some("192.0.2.3")));
+    assert_eq!(
+        foreign[3],
+        "source: an unnamed node at 192.0.2.3 has 10.0.1.3, not 192.0.2.2"
+    );
+    let unowned = steps::of(&arriving(Verdict::OwnerUnknown), 0, &crossing(None));
+    assert_eq!(unowned[3], "source: no node is known to have 10.0.1.3");
+    let unknown = FlowView {
+        network: String::new(),
+        ..arriving(Verdict::UnknownNetwork)
+    };
+    let unknown = steps::of(&unknown, 0, &crossing(None));
+    assert_eq!(unknown[..2], [begin, "number: 5000 is that of no network of this node"]);
+    assert_eq!(unknown.len(), 3);
 }

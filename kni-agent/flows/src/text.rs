@@ -72,12 +72,13 @@ pub(super) fn policies(policies: &[PolicyRef]) -> String {
     names.join(", ")
 }
 
-/// The pod, else its address.
+/// The pod, else `node/NAME`, else the address.
 pub(super) fn who(peer: &PeerView) -> String {
-    match (&peer.pod, peer.ip) {
-        (Some(pod), _) => pod.to_string(),
-        (None, Some(ip)) => ip.to_string(),
-        (None, None) => "an unknown address".to_owned(),
+    match (&peer.pod, &peer.node, peer.ip) {
+        (Some(pod), ..) => pod.to_string(),
+        (None, Some(node), _) => format!("node/{node}"),
+        (None, None, Some(ip)) => ip.to_string(),
+        (None, None, None) => "an unknown address".to_owned(),
     }
 }
 

@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 
 use kni_model::{
-    flow_view::{ExplainView, FlowView, PeerView, TrailView},
+    flow_view::{ExplainView, FlowView, Onward, PeerView, TrailView},
     policy::{PolicyRef, RuleRef},
 };
-use kni_proto::runtime::{ExplainResponse, Flow, Peer, Policy, PolicyDecision, Rule, SocketAddress};
+use kni_proto::runtime::{Arrival, ExplainResponse, Flow, Peer, Policy, PolicyDecision, Rule, SocketAddress};
 
 use super::runtime_answer::protocol_word;
 
@@ -42,6 +42,25 @@ pub(super) fn explanation(view: ExplainView) -> ExplainResponse {
         allowed: !view.flow.is_drop(),
         flow: Some(flow(&view.flow)),
         steps: view.steps,
+        node: view.node,
+        onward: view.onward.as_ref().map(onward),
+    }
+}
+
+fn onward(view: &Onward) -> kni_proto::runtime::Onward {
+    let tunnel = |number| Arrival {
+        sender: view.sender.map(|sender| sender.to_string()).unwrap_or_default(),
+        number,
+    };
+    kni_proto::runtime::Onward {
+        node: view.node.clone().unwrap_or_default(),
+        underlay: view.underlay.to_string(),
+        tunnel: view.number.map(tunnel),
+        tunnel_port: view.tunnel_port.into(),
+        mtu: view.mtu,
+        source: view.source.to_string(),
+        destination: view.destination.to_string(),
+        port: view.port.into(),
     }
 }
 
@@ -86,6 +105,7 @@ fn peer(view: &PeerView) -> Peer {
         port: view.port.into(),
         pod_namespace,
         pod_name,
+        node: view.node.clone().unwrap_or_default(),
     }
 }
 

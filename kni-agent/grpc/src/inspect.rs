@@ -5,7 +5,9 @@ use std::sync::Arc;
 use kni_inspect::Inspector;
 use kni_model::{
     PodRef,
-    flow_view::{ExplainQuestion, ExplainView, FlowFilter, FlowView, PolicyOfInterface, QuestionError, ServiceView},
+    flow_view::{
+        ExplainQuestion, ExplainView, FlowFilter, FlowView, PolicyOfInterface, QuestionError, ServiceView, TunnelProbe,
+    },
     view::{
         DropEventView, DropView, InterfaceFilter, InterfaceView, MapView, NetworkView, RefusedManifest, StatusView,
     },
@@ -44,6 +46,9 @@ pub trait Inspect: Send + Sync + 'static {
 
     /// Explains the fate of a packet.
     fn explain(&self, question: &ExplainQuestion) -> Result<ExplainView, QuestionError>;
+
+    /// Asks other nodes whether the tunnel's packets arrive. Blocks for a second or two.
+    fn probe_tunnel(&self) -> Result<TunnelProbe, QuestionError>;
 
     /// The rules applied at the interfaces of a pod, by namespace and name; its uid is ignored.
     fn policy(&self, pod: &PodRef) -> Result<Vec<PolicyOfInterface>, QuestionError>;
@@ -91,6 +96,10 @@ impl Inspect for Inspector {
 
     fn explain(&self, question: &ExplainQuestion) -> Result<ExplainView, QuestionError> {
         Self::flows(self).explain(question)
+    }
+
+    fn probe_tunnel(&self) -> Result<TunnelProbe, QuestionError> {
+        Self::probe_tunnel(self)
     }
 
     fn policy(&self, pod: &PodRef) -> Result<Vec<PolicyOfInterface>, QuestionError> {

@@ -2,9 +2,9 @@
 
 use kni_model::{
     PodRef,
-    flow_view::{ExplainQuestion, FlowFilter, QuestionError},
+    flow_view::{Arrival, ExplainQuestion, FlowFilter, QuestionError},
 };
-use kni_proto::runtime::{ExplainRequest, FlowFilter as WireFilter, GetPolicyRequest};
+use kni_proto::runtime::{Arrival as WireArrival, ExplainRequest, FlowFilter as WireFilter, GetPolicyRequest};
 
 /// Longest text in a request, in bytes: two Kubernetes names, an interface and the separators.
 const MAX_TEXT: usize = 253 + 1 + 253 + 1 + 15;
@@ -33,6 +33,8 @@ pub(super) fn explain(wire: ExplainRequest) -> Result<ExplainQuestion, QuestionE
         protocol,
         port,
         network,
+        length,
+        arrival,
     } = wire;
     text("source", &source)?;
     text("destination", &destination)?;
@@ -56,6 +58,32 @@ pub(super) fn explain(wire: ExplainRequest) -> Result<ExplainQuestion, QuestionE
         protocol: number,
         port,
         network: Some(network).filter(|network| !network.is_empty()),
+        length: match length {
+            0 => None,
+            bytes => Some(u16::try_from(bytes).map_err(|_range| {
+                let reason = format!("{bytes} bytes are more than a packet has (65535)");
+                invalid("length", reason)
+            })?),
+        },
+        arrival: arrival.map(tunnel).transpose()?,
+    })
+}
+
+fn tunnel(wire: WireArrival) -> Result<Arrival, QuestionError> {
+    /// Numbers of virtual networks have 24 bits.
+    const LIMIT: u32 = 1 << 24;
+    let WireArrival { sender, number } = wire;
+    text("sender", &sender)?;
+    let address = sender.parse::<std::net::IpAddr>().map_err(|_not_one| {
+        let reason = format!("{sender:?} is no address");
+        invalid("sender", reason)
+    })?;
+    if number >= LIMIT {
+        return Err(invalid("number", format!("{number} has more than 24 bits")));
+    }
+    Ok(Arrival {
+        sender: address.to_canonical(),
+        number,
     })
 }
 
@@ -117,6 +145,8 @@ mod tests {
             protocol: protocol.to_owned(),
             port,
             network: String::new(),
+            length: 0,
+            arrival: None,
         };
         let question = explain(wire).map_err(|error| error.to_string())?;
         assert_eq!(question.network, None);
@@ -145,6 +175,30 @@ mod tests {
         ] {
             let error = parsed(protocol, port).unwrap_err();
             assert!(error.starts_with(expected), "{error}");
+        }
+        for (length, sender, number, expected) in [
+            (
+                70_000,
+                "192.0.2.1",
+                1,
+                "length: 70000 bytes are more than a packet has (65535)",
+            ),
+            (0, "n2", 1, "sender: \"n2\" is no address"),
+            (0, "", 1, "sender: is empty"),
+            (0, "192.0.2.1", 1 << 24, "number: 16777216 has more than 24 bits"),
+        ] {
+            let error = explain(ExplainRequest {
+                source: "10.0.0.1".to_owned(),
+                destination: "10.0.0.2".to_owned(),
+                protocol: "icmp".to_owned(),
+                length,
+                arrival: Some(WireArrival {
+                    sender: sender.to_owned(),
+                    number,
+                }),
+                ..ExplainRequest::default()
+            });
+            assert_eq!(error.unwrap_err().to_string(), expected);
         }
         let nobody = explain(ExplainRequest {
             destination: "x/a".to_owned(),

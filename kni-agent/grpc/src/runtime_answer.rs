@@ -4,13 +4,14 @@ use std::net::IpAddr;
 
 use kni_model::{
     NetworkName,
+    flow_view::TunnelProbe,
     view::{
         Count, DropEventView, DropView, InterfaceView, MapView, NetworkView, ProgramView, RefusedManifest, UplinkView,
     },
 };
 use kni_proto::runtime::{
-    Address, Counter, DropCount, DropEvent, Interface, Map, NetworkStatus, Program, RefusedManifest as WireRefused,
-    Uplink,
+    Address, Counter, DropCount, DropEvent, Interface, Map, NetworkStatus, ProbeTunnelResponse, ProbedNode, Program,
+    RefusedManifest as WireRefused, Uplink,
 };
 
 pub(super) fn network(view: &NetworkView) -> NetworkStatus {
@@ -150,6 +151,21 @@ pub(super) fn map(view: MapView) -> Map {
         entries: view.entries,
         pin: view.pin.display().to_string(),
         purpose: view.purpose,
+    }
+}
+
+pub(super) fn tunnel_probe(view: TunnelProbe) -> ProbeTunnelResponse {
+    let nodes = view.nodes.into_iter().map(|node| ProbedNode {
+        node: node.node,
+        underlay: node.underlay.to_string(),
+        answers: node.answers,
+        answers_through_tunnel: node.answers_through_tunnel,
+    });
+    ProbeTunnelResponse {
+        nodes: nodes.collect(),
+        others: u32::try_from(view.others).unwrap_or(u32::MAX),
+        port: view.port.into(),
+        obstacle: view.obstacle,
     }
 }
 

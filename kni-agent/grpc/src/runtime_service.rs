@@ -8,8 +8,8 @@ use kni_proto::runtime::{
     CollectGarbageRequest, CollectGarbageResponse, DropEvent, ExplainRequest, ExplainResponse, Flow, GetPolicyRequest,
     GetPolicyResponse, GetStatusRequest, GetStatusResponse, ListDropsRequest, ListDropsResponse, ListFlowsRequest,
     ListFlowsResponse, ListInterfacesRequest, ListInterfacesResponse, ListMapsRequest, ListMapsResponse,
-    ListNetworksRequest, ListNetworksResponse, ListServicesRequest, ListServicesResponse, WatchDropsRequest,
-    WatchFlowsRequest, runtime_server::Runtime,
+    ListNetworksRequest, ListNetworksResponse, ListServicesRequest, ListServicesResponse, ProbeTunnelRequest,
+    ProbeTunnelResponse, WatchDropsRequest, WatchFlowsRequest, runtime_server::Runtime,
 };
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
@@ -223,6 +223,17 @@ impl<B: Backend> Runtime for RuntimeService<B> {
             let question = question::explain(wire).map_err(IntoStatus::into_status)?;
             let explanation = inspector.explain(&question).map_err(IntoStatus::into_status)?;
             Ok(flow_answer::explanation(explanation))
+        })
+        .await
+    }
+
+    async fn probe_tunnel(
+        &self,
+        request: Request<ProbeTunnelRequest>,
+    ) -> Result<Response<ProbeTunnelResponse>, Status> {
+        self.ask("ProbeTunnel", &request, |inspector| {
+            let probe = inspector.probe_tunnel().map_err(IntoStatus::into_status)?;
+            Ok(runtime_answer::tunnel_probe(probe))
         })
         .await
     }

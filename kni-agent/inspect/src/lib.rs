@@ -3,12 +3,14 @@
 
 mod inside;
 mod interfaces;
+mod tunnel;
 
 use std::sync::Arc;
 
 use kni_cluster::ClusterCache;
 use kni_dataplane::Dataplane;
 use kni_enforcement::Enforcer;
+use kni_fabric::Fabric;
 use kni_flows::Flows;
 use kni_model::{
     Attachment, PodRef,
@@ -27,6 +29,7 @@ pub struct Inspector {
     policies: Arc<Enforcer>,
     uplink: Arc<Uplink>,
     flows: Arc<Flows>,
+    fabric: Arc<Fabric>,
     cluster: Option<ClusterCache>,
     netlink: Netlink,
 }
@@ -37,7 +40,7 @@ impl Inspector {
         pods: Pods,
         dataplane: Arc<Dataplane>,
         policies: Arc<Enforcer>,
-        uplink: Arc<Uplink>,
+        (uplink, fabric): (Arc<Uplink>, Arc<Fabric>),
         flows: Arc<Flows>,
         cluster: Option<ClusterCache>,
     ) -> Result<Self, kni_netlink::Error> {
@@ -47,6 +50,7 @@ impl Inspector {
             policies,
             uplink,
             flows,
+            fabric,
             cluster,
             netlink: Netlink::new()?,
         })

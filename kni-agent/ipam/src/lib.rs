@@ -243,6 +243,16 @@ impl Ipam {
         })
     }
 
+    /// A free address of a family, the one that would be leased last; it stays free.
+    pub fn spare(&self, network: &NetworkName, ipv4: bool) -> Option<IpAddr> {
+        let pools = self.networks.get(network).filter(|pools| pools.served)?;
+        if ipv4 {
+            pools.ipv4.spare().map(|number| IpAddr::V4(to_v4(number)))
+        } else {
+            pools.ipv6.spare().map(|number| IpAddr::V6(number.into()))
+        }
+    }
+
     /// Every leased address, by network.
     pub fn leases(&self) -> BTreeMap<NetworkName, Vec<IpAddr>> {
         self.addresses(|pool| pool.leased().collect())

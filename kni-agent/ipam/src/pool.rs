@@ -109,6 +109,12 @@ impl Pool {
         }
     }
 
+    /// The free address that is leased last; changes nothing.
+    pub(super) fn spare(&self) -> Option<u128> {
+        let newest = || self.released.by_turn.values().next_back().copied();
+        newest().or_else(|| self.fresh.last_reaching(0, u128::MAX))
+    }
+
     /// Leases an address that [`Self::choose`] found. A requested address does not move the cursor.
     pub(super) fn take(&mut self, address: u128, owner: &str, move_cursor: bool) {
         self.fresh.remove(address, address);

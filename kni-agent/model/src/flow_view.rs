@@ -65,8 +65,10 @@ pub struct PeerView {
     pub ip: Option<IpAddr>,
     /// Port, 0 for none.
     pub port: u16,
-    /// The pod of this node that has the address in the flow's network.
+    /// The pod that has the address in the flow's network: of this node, or a confirmed one of another node.
     pub pod: Option<PodRef>,
+    /// The node of a pod of another node; without a pod the node, this one or another, whose own address it is.
+    pub node: Option<String>,
 }
 
 /// The decision of the policies of one end about a flow.
@@ -122,6 +124,20 @@ pub struct ExplainQuestion {
     pub port: u16,
     /// Network; `None`: that of the named interface, else of the pod's first one.
     pub network: Option<String>,
+    /// Bytes of the IP packet; `None`: as few as possible.
+    pub length: Option<u16>,
+    /// The tunnel that the packet comes through; both ends are addresses then. `None`: the packet begins on this node, or comes
+    /// the way on which its source is.
+    pub arrival: Option<Arrival>,
+}
+
+/// The tunnel of a packet that another node sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrival {
+    /// Address of the sending node in the underlay.
+    pub sender: IpAddr,
+    /// Number of the virtual network.
+    pub number: u32,
 }
 
 /// The answer to an [`ExplainQuestion`].
@@ -131,6 +147,59 @@ pub struct ExplainView {
     pub flow: FlowView,
     /// The steps of the decision, in order, one line each.
     pub steps: Vec<String>,
+    /// Name of this node, empty where it has none.
+    pub node: String,
+    /// Where the packet goes next, if another node decides the rest.
+    pub onward: Option<Onward>,
+}
+
+/// A packet that leaves for another node, as that node gets it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Onward {
+    /// Name of the other node, if it is known.
+    pub node: Option<String>,
+    /// Its address in the underlay.
+    pub underlay: IpAddr,
+    /// The address that this node sends with; `None` without a tunnel.
+    pub sender: Option<IpAddr>,
+    /// Number of the virtual network; `None` without a tunnel.
+    pub number: Option<u32>,
+    /// UDP port of the tunnel, 0 without one.
+    pub tunnel_port: u16,
+    /// Largest IP packet of this way, in bytes.
+    pub mtu: u32,
+    /// Source address after the translation.
+    pub source: IpAddr,
+    /// Destination address after the translation.
+    pub destination: IpAddr,
+    /// Destination port after the translation, 0 for none.
+    pub port: u16,
+}
+
+/// Whether other nodes answer through the tunnel.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TunnelProbe {
+    /// The nodes that were asked, by name.
+    pub nodes: Vec<ProbedNode>,
+    /// Number of nodes that were not asked: there are too many.
+    pub others: usize,
+    /// UDP port of the tunnel.
+    pub port: u16,
+    /// Why no node was asked; empty if some were, or there are none.
+    pub obstacle: String,
+}
+
+/// A node that was asked for echo replies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProbedNode {
+    /// Its name.
+    pub node: String,
+    /// Its address in the underlay.
+    pub underlay: IpAddr,
+    /// It answered a request by the underlay.
+    pub answers: bool,
+    /// It answered a request through the tunnel.
+    pub answers_through_tunnel: bool,
 }
 
 /// Why a question has no answer.

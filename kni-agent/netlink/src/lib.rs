@@ -1,8 +1,8 @@
 //! Drives the kernel's network configuration: namespaces, links, addresses, routes and rules. No other crate does.
 //! Layer: driver.
 //!
-//! Uses rtnetlink, a few files below `/proc/sys/net`, and packet sockets to look for other hosts with an address;
-//! executes no program. A new process recognises every object that this crate creates (see [`own`]). Functions are
+//! Uses rtnetlink, a few files below `/proc/sys/net`, and packet sockets to look for other hosts with an address,
+//! and raw sockets to ask other nodes for echo replies; executes no program. A new process recognises every object that this crate creates (see [`own`]). Functions are
 //! idempotent where their documentation states it. Interface indexes are those of the namespace of the [`Netlink`]
 //! handle.
 //!
@@ -12,6 +12,7 @@ mod address;
 mod connection;
 mod delete;
 mod device;
+mod echo;
 mod egress;
 mod error;
 mod filter;
@@ -44,6 +45,7 @@ mod tests;
 pub use address::LinkAddress;
 pub use connection::Netlink;
 pub use device::{moved_device_alias, moved_device_from_alias};
+pub use echo::{EchoAnswers, EchoPeer};
 pub use egress::DefaultRoute;
 pub use error::{Error, Existing, Place, Refusal};
 pub use host::OurRoute;

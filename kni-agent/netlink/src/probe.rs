@@ -86,11 +86,13 @@ fn place(operation: &'static str, ifindex: u32) -> Place {
 fn open(ifindex: u32) -> io::Result<[OwnedFd; 2]> {
     let [arp, ipv6] = PROTOCOLS.map(|protocol| open_for(ifindex, protocol));
     let ipv6 = ipv6?;
-    keep_neighbour_discovery(&ipv6)?;
+    // So that the traffic of the node does not fill the socket.
+    attach_filter(&ipv6, &mut frames::neighbour_discovery_filter())?;
     Ok([arp?, ipv6])
 }
 
-fn open_for(ifindex: u32, ethertype: u16) -> io::Result<OwnedFd> {
+/// A socket for the frames of one protocol at an interface, or of all protocols.
+pub(super) fn open_for(ifindex: u32, ethertype: u16) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     // Without a protocol nothing is received before the socket is bound.
     let opened = socket(AddressFamily::Packet, SockType::Raw, flags, None)?;
@@ -114,9 +116,8 @@ fn open_for(ifindex: u32, ethertype: u16) -> io::Result<OwnedFd> {
     }
 }
 
-/// Lets only neighbour solicitations and advertisements in, so that the traffic of the node does not fill the socket.
-fn keep_neighbour_discovery(ipv6: &OwnedFd) -> io::Result<()> {
-    let mut program = frames::neighbour_discovery_filter();
+/// Lets only in what the program accepts.
+pub(super) fn attach_filter(to: &OwnedFd, program: &mut [libc::sock_filter]) -> io::Result<()> {
     let filter = libc::sock_fprog {
         len: u16::try_from(program.len()).map_err(io::Error::other)?,
         filter: program.as_mut_ptr(),
@@ -126,7 +127,7 @@ fn keep_neighbour_discovery(ipv6: &OwnedFd) -> io::Result<()> {
     // copies both.
     let set = unsafe {
         libc::setsockopt(
-            ipv6.as_raw_fd(),
+            to.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_ATTACH_FILTER,
             (&raw const filter).cast(),

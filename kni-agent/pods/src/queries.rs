@@ -166,6 +166,24 @@ impl Pods {
         known.map(|(name, _)| name.clone())
     }
 
+    /// An address that this node may lease in a network, and that no pod has; it may be leased at any moment, but is the last
+    /// one that is.
+    pub fn spare_address(&self, network: NetworkId, ipv4: bool) -> Option<IpAddr> {
+        let state = self.service.registry.lock();
+        let known = state.networks.values().find(|known| known.network.id == network)?;
+        state.ipam.spare(&known.network.spec.name, ipv4)
+    }
+
+    /// Whether an address is in the subnets of a network.
+    pub fn is_inside(&self, network: NetworkId, address: IpAddr) -> bool {
+        let state = self.service.registry.lock();
+        let known = state.networks.values().find(|known| known.network.id == network);
+        known.is_some_and(|known| {
+            let mut subnets = known.network.spec.subnets.iter();
+            subnets.any(|subnet| subnet.contains(&address))
+        })
+    }
+
     /// How long attaching took, successful or not, without repeated requests.
     pub fn attach_times(&self) -> Durations {
         self.service.sandboxes.attach_times()

@@ -4,7 +4,8 @@ use std::{net::IpAddr, sync::Arc};
 
 use kni_common::event::PolicyTrail;
 use kni_enforcement::Enforcer;
-use kni_flows::Naming;
+use kni_fabric::Fabric;
+use kni_flows::{Naming, RemotePod, RemotePods};
 use kni_model::{
     Attachment, EndpointId, Network, NetworkId, NetworkName, Sandbox, flow_view::TrailView, policy::PolicyDirection,
     view::Owner,
@@ -14,6 +15,10 @@ use kni_pods::Pods;
 pub(super) struct Names {
     pub(super) attacher: Pods,
     pub(super) sync: Arc<Enforcer>,
+    pub(super) fabric: Arc<Fabric>,
+    pub(super) remote_pods: Arc<RemotePods>,
+    /// Name of the node, empty where it has none.
+    pub(super) node: String,
 }
 
 impl Naming for Names {
@@ -51,5 +56,24 @@ impl Naming for Names {
 
     fn networks(&self) -> Vec<Network> {
         self.attacher.networks().into_iter().map(|view| view.network).collect()
+    }
+
+    fn remote_at(&self, network: NetworkId, address: IpAddr) -> Option<Arc<RemotePod>> {
+        self.remote_pods.at(network, address)
+    }
+
+    fn remote_pod(&self, namespace: &str, name: &str) -> Vec<Arc<RemotePod>> {
+        self.remote_pods.of_pod(namespace, name)
+    }
+
+    fn node_at(&self, network: Option<NetworkId>, address: IpAddr) -> Option<String> {
+        // A network may use the addresses of nodes for its pods.
+        let is_inside = |network| self.attacher.is_inside(network, address);
+        let name = self.fabric.node_at(address)?;
+        (!network.is_some_and(is_inside)).then_some(name)
+    }
+
+    fn own_node(&self) -> String {
+        self.node.clone()
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     action::DROP,
     config, count,
     decision::{Decision, attempt},
-    delivery, endpoint, event,
+    delivery, endpoint, event, explanation,
     flow::{self, NewFlow},
     fragment,
     global::global,
@@ -48,7 +48,8 @@ impl Arrival {
 #[inline(always)]
 pub(super) fn deliver(ctx: &TcContext, place: &Place, packet: &Packet, arrival: &Arrival) -> i32 {
     let mut decision = established(ctx, place, packet, arrival);
-    if decision.is_none() || decision.reason().is_some() {
+    let is_known = !decision.is_none() && decision.reason().is_none();
+    if !is_known || config::is_dry_run() {
         // One row of an array: there is always one.
         let Some(work) = work::begin(place, packet) else {
             return DROP;
@@ -58,6 +59,13 @@ pub(super) fn deliver(ctx: &TcContext, place: &Place, packet: &Packet, arrival: 
         }
         if let Some(reason) = decision.reason() {
             return count::dropped(ctx, &mut work.event, reason);
+        }
+        if config::is_dry_run() {
+            if is_known {
+                explanation::follow(place.network, packet, work);
+            }
+            explanation::record(&mut work.event, Verdict::Redirected as u16, ctx.len());
+            return DROP;
         }
     }
     if packet.is_first() {
@@ -72,6 +80,15 @@ pub(super) fn deliver(ctx: &TcContext, place: &Place, packet: &Packet, arrival: 
     delivery::deliver(ctx, place.endpoint)
 }
 
+/// Publishes that the node's stack gets the packet, as the outcome of a dry run.
+#[inline(always)]
+pub(super) fn explain(ctx: &TcContext, place: &Place, packet: &Packet) -> i32 {
+    if let Some(work) = work::begin(place, packet) {
+        explanation::record(&mut work.event, Verdict::PassedToStack as u16, ctx.len());
+    }
+    DROP
+}
+
 /// The straight path: whether the packet is of a current flow to an endpoint, from a pod of a node that `is_sender` accepts by
 /// the same way, and changes nothing but the flow's time. Then `place` is of the receiver.
 ///
@@ -84,7 +101,7 @@ pub(super) fn follow(
     overlay: bool,
     is_sender: impl FnOnce(&NodeRow) -> bool,
 ) -> bool {
-    if packet.class != Class::Flow || packet.fragment != Fragment::Whole {
+    if config::is_dry_run() || packet.class != Class::Flow || packet.fragment != Fragment::Whole {
         return false;
     }
     // Without calls where that is possible: they are most of what is left.
@@ -226,6 +243,9 @@ fn decide(ctx: &TcContext, arrival: &Arrival, packet: &Packet, work: &mut Work) 
             ));
         }
         flow::renew(network, packet, found, arrival.sender.generation, work.event.generation);
+        if config::is_dry_run() {
+            return Decision::local(work.event.endpoint);
+        }
         return Decision::RENEWED;
     }
     let identity = policy::external_identity(network, &packet.source);

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     action::NEXT,
+    config,
     decision::Reason,
     egress, endpoint, fragment,
     packet::{self, Class, Packet},
@@ -43,6 +44,9 @@ pub fn run(ctx: &TcContext) -> i32 {
         egress::LEAVES => egress::forward(ctx),
         egress::RETURNS => from_uplink::deliver_returned(ctx, &place, &packet),
         FOR_STACK => {
+            if config::is_dry_run() {
+                return from_node::explain(ctx, &place, &packet);
+            }
             from_node::accept(ctx);
             NEXT
         }
@@ -85,7 +89,8 @@ extern "C" fn from_overlay_arrive(
 #[inline(always)]
 fn arrive(ctx: &TcContext, place: &mut Place, packet: &mut Packet, arrival: &mut Arrival) -> Result<u32, Reason> {
     let (number, underlay) = remote::tunnel(ctx).ok_or(Verdict::ForeignNode)?;
-    if number == EGRESS_NUMBER {
+    // A dry run changes no flow; packets to and from the outside are not explained here.
+    if number == EGRESS_NUMBER && !config::is_dry_run() {
         read(ctx, place, packet)?;
         return egress::arrive(ctx, place, packet, &underlay);
     }

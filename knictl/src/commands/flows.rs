@@ -159,15 +159,18 @@ fn via(flow: &Flow, translated_to: Option<&SocketAddress>) -> String {
     }
 }
 
-/// Address, port and pod, as far as they are known: `10.0.0.1:4000 (shop/web-0)`. Not escaped.
+/// Address, port and pod or node, as far as they are known: `10.0.0.1:4000 (shop/web-0 on n2)`, `192.0.2.2 (node/n2)`. Not
+/// escaped.
 fn peer(flow: &Flow, peer: Option<&Peer>) -> String {
     let Some(peer) = peer.filter(|peer| !peer.ip.is_empty()) else {
         return String::new();
     };
     let socket = packet::socket(&peer.ip, port(flow, peer.port));
-    match name(&peer.pod_namespace, &peer.pod_name) {
-        pod if pod.is_empty() => socket,
-        pod => format!("{socket} ({pod})"),
+    match (name(&peer.pod_namespace, &peer.pod_name), peer.node.as_str()) {
+        (pod, "") if pod.is_empty() => socket,
+        (pod, node) if pod.is_empty() => format!("{socket} (node/{node})"),
+        (pod, "") => format!("{socket} ({pod})"),
+        (pod, node) => format!("{socket} ({pod} on {node})"),
     }
 }
 

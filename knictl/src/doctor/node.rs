@@ -4,6 +4,7 @@ use std::env;
 
 use kni_proto::runtime::{
     GetStatusResponse, Interface, ListInterfacesResponse, ListMapsResponse, ListNetworksResponse, NetworkStatus,
+    ProbeTunnelResponse,
 };
 
 use super::{Check, Finding};
@@ -20,6 +21,10 @@ pub(crate) struct NodeFacts {
     pub(crate) networks: ListNetworksResponse,
     pub(crate) interfaces: ListInterfacesResponse,
     pub(crate) maps: ListMapsResponse,
+    /// What other nodes answered.
+    pub(crate) tunnel: ProbeTunnelResponse,
+    /// Why they could not be asked.
+    pub(crate) tunnel_problem: Option<String>,
 }
 
 /// The checks of a node; `scope` names it.
@@ -62,6 +67,7 @@ pub(crate) fn checks(scope: &str, facts: &NodeFacts) -> Vec<Check> {
             "All tables of the programs have free rows",
             tables(&facts.maps),
         ),
+        check("tunnel", &tunnel_title(&facts.tunnel), tunnel(facts)),
         check(
             "endpoints",
             "There is room for more pod interfaces",
@@ -208,6 +214,47 @@ fn tables(maps: &ListMapsResponse) -> Vec<Finding> {
     findings
 }
 
+fn tunnel_title(probe: &ProbeTunnelResponse) -> String {
+    let title = "Other nodes answer through the tunnel";
+    if !probe.obstacle.is_empty() {
+        return format!("{title} (not asked: {})", probe.obstacle);
+    }
+    let asked = probe.nodes.len();
+    let silent = probe
+        .nodes
+        .iter()
+        .filter(|node| !node.answers && !node.answers_through_tunnel);
+    let silent = match silent.count() {
+        0 => String::new(),
+        silent => format!("; {silent} answer no echo requests at all, which proves nothing"),
+    };
+    let others = match probe.others {
+        0 => String::new(),
+        others => format!(", {others} others were not"),
+    };
+    format!("{title} ({asked} were asked{others}{silent})")
+}
+
+/// A node that answers by the underlay and not through the tunnel. One that answers neither may be down, or answer no echo
+/// requests: that shows nothing.
+fn tunnel(facts: &NodeFacts) -> Vec<Finding> {
+    if let Some(problem) = &facts.tunnel_problem {
+        return vec![Finding::warning("agent", problem, "see the log of the agent")];
+    }
+    let port = facts.tunnel.port;
+    let nodes = facts.tunnel.nodes.iter();
+    let lost = nodes.filter(|node| node.answers && !node.answers_through_tunnel);
+    lost.map(|node| {
+        let problem = format!(
+            "{} answers, but not through the tunnel: a firewall on the way or on one of the two nodes drops UDP port {port}",
+            node.underlay
+        );
+        let remedy = format!("let UDP port {port} pass between the addresses of the nodes, in both directions");
+        Finding::warning(format!("node {}", node.node), problem, remedy)
+    })
+    .collect()
+}
+
 fn endpoints(status: &GetStatusResponse) -> Vec<Finding> {
     let used = u64::from(status.attachments) + u64::from(status.warm_sandboxes) + u64::from(status.pending_removals);
     let capacity = u64::from(status.endpoints_capacity);
@@ -220,7 +267,7 @@ fn endpoints(status: &GetStatusResponse) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use kni_proto::runtime::{Map, RefusedManifest};
+    use kni_proto::runtime::{Map, ProbedNode, RefusedManifest};
 
     use super::*;
 
@@ -251,6 +298,12 @@ mod tests {
                     map("POLICY", "lpm_trie", 10),
                 ],
             },
+            tunnel: ProbeTunnelResponse {
+                nodes: vec![probed(true, true), probed(false, false)],
+                port: 4789,
+                ..Default::default()
+            },
+            tunnel_problem: None,
         }
     }
 
@@ -274,6 +327,48 @@ mod tests {
         }
     }
 
+    fn probed(answers: bool, answers_through_tunnel: bool) -> ProbedNode {
+        ProbedNode {
+            node: "n2".to_owned(),
+            underlay: "192.0.2.2".to_owned(),
+            answers,
+            answers_through_tunnel,
+        }
+    }
+
+    #[test]
+    fn a_node_that_answers_only_by_the_underlay_names_the_port() {
+        let facts = healthy();
+        assert_eq!(
+            tunnel_title(&facts.tunnel),
+            "Other nodes answer through the tunnel (2 were asked; 1 answer no echo requests at all, which proves nothing)"
+        );
+        let of = |tunnel| NodeFacts {
+            tunnel,
+            ..NodeFacts::default()
+        };
+        let findings = tunnel(&of(ProbeTunnelResponse {
+            nodes: vec![probed(true, false)],
+            port: 4790,
+            ..Default::default()
+        }));
+        assert_eq!(findings[0].object, "node n2");
+        assert_eq!(
+            findings[0].problem,
+            "192.0.2.2 answers, but not through the tunnel: a firewall on the way or on one of the two nodes drops UDP \
+             port 4790"
+        );
+        let obstacle = of(ProbeTunnelResponse {
+            obstacle: "no".to_owned(),
+            ..Default::default()
+        });
+        assert_eq!(
+            tunnel_title(&obstacle.tunnel),
+            "Other nodes answer through the tunnel (not asked: no)"
+        );
+        assert_eq!(tunnel(&obstacle), []);
+    }
+
     /// Names of the checks that found something.
     fn found(facts: &NodeFacts) -> Vec<String> {
         let checks = checks("node n1", facts).into_iter();
@@ -292,7 +387,7 @@ mod tests {
     #[test]
     fn each_check_finds_its_problem_and_no_other() {
         type Damage = fn(&mut NodeFacts);
-        let cases: [(&str, Damage); 10] = [
+        let cases: [(&str, Damage); 12] = [
             ("agent-ready", |facts| facts.status.ready = false),
             ("agent-ready", |facts| {
                 facts.status.reasons.push("the uplink has no address".to_owned());
@@ -311,6 +406,8 @@ mod tests {
             }),
             ("tables", |facts| facts.maps.maps[2].entries = 81),
             ("endpoints", |facts| facts.status.warm_sandboxes = 900),
+            ("tunnel", |facts| facts.tunnel.nodes.push(probed(true, false))),
+            ("tunnel", |facts| facts.tunnel_problem = Some("no socket".to_owned())),
         ];
         for (name, damage) in cases {
             let mut facts = healthy();

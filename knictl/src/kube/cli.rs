@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum as _};
+use clap::{Args, Parser, Subcommand};
 
 use crate::{
     cli::{self as agent, Format, PodName},
@@ -66,8 +66,7 @@ pub(super) struct OutputArgs {
 impl OutputArgs {
     /// As it is typed.
     pub(super) fn form(&self) -> String {
-        let value = self.format.to_possible_value();
-        value.map_or_else(|| "table".to_owned(), |value| value.get_name().to_owned())
+        self.format.word()
     }
 }
 

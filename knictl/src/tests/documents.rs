@@ -124,7 +124,7 @@ async fn absent_messages_have_their_defaults() {
             "{form}"
         );
         let explanation = document(&agent, &["explain", "x/a", "x/b", "tcp/80", "-o", form]).await;
-        let unset = json!({ "ip": "", "port": 0, "podNamespace": "", "podName": "" });
+        let unset = json!({ "ip": "", "port": 0, "podNamespace": "", "podName": "", "node": "" });
         let flow = &explanation["flow"];
         assert_eq!((&flow["source"], &flow["destination"]), (&unset, &unset), "{form}");
         assert_eq!(

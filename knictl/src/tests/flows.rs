@@ -3,14 +3,20 @@
 use std::{future::pending, time::Duration};
 
 use kni_proto::runtime::{
-    EffectiveRule, ExplainRequest, ExplainResponse, Flow, FlowFilter, GetPolicyRequest, GetPolicyResponse,
-    InterfacePolicy, ListServicesResponse, Peer, Policy, PolicyDecision, Rule, ServicePort, SocketAddress,
+    Arrival, EffectiveRule, ExplainRequest, ExplainResponse, Flow, FlowFilter, GetPolicyRequest, GetPolicyResponse,
+    InterfacePolicy, ListServicesResponse, Onward, Peer, Policy, PolicyDecision, Rule, ServicePort, SocketAddress,
 };
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::{Ran, knictl, knictl_on};
-use crate::fake::{After, Agent, Answers};
+use crate::{
+    cli::Format,
+    commands::explain::{Explanation, Half},
+    event::Timed,
+    fake::{After, Agent, Answers},
+    terminal::Terminal,
+};
 
 fn policy(name: &str) -> Policy {
     Policy {
@@ -35,6 +41,7 @@ fn peer(ip: &str, port: u32, pod: &str) -> Peer {
         port,
         pod_namespace: pod_namespace.into(),
         pod_name: pod.into(),
+        node: String::new(),
     }
 }
 
@@ -168,6 +175,7 @@ fn answers() -> Answers {
             allowed: false,
             flow: Some(denied()),
             steps: vec!["route: service".into(), "ingress policy of shop/db: denied".into()],
+            ..ExplainResponse::default()
         },
         policy: pod_policy(),
         services: services(),
@@ -260,8 +268,8 @@ async fn flows_as_documents() {
     let expected = json!({
         "time": "1970-01-01T00:00:01.000000Z", "timeNs": 1_000_000_000_u64, "verdict": "policy_ingress",
         "allowed": false, "direction": "from_pod", "network": "blue",
-        "source": {"ip": "10.0.0.5", "port": 4000, "podNamespace": "shop", "podName": "web-0"},
-        "destination": {"ip": "10.96.0.1", "port": 80, "podNamespace": "", "podName": ""},
+        "source": {"ip": "10.0.0.5", "port": 4000, "podNamespace": "shop", "podName": "web-0", "node": ""},
+        "destination": {"ip": "10.96.0.1", "port": 80, "podNamespace": "", "podName": "", "node": ""},
         "service": "shop/db:http", "protocol": "TCP", "length": 74, "ethertype": 0x0800, "podNamespace": "shop",
         "podName": "web-0", "ifname": "eth0", "explanation": "no rule allows it", "lost": 0,
         "translatedSource": null, "translatedDestination": {"ip": "10.0.0.6", "port": 8080},
@@ -301,6 +309,9 @@ async fn what_is_typed_reaches_the_agent() {
         vec!["flows"],
         vec!["explain", "shop/web-0@net1", "10.0.0.6", "tcp/80", "--network", "red"],
         vec!["explain", "10.9.9.9", "shop/web-0", "icmp"],
+        "explain 10.0.1.5 10.0.2.6 udp/53 --arrives-from 192.0.2.1 --number 5000 --length 1400"
+            .split(' ')
+            .collect(),
         vec!["policy", "shop/web-0"],
     ] {
         assert_eq!(knictl(&agent, &args).await.code, 0, "{args:?}");
@@ -319,10 +330,20 @@ async fn what_is_typed_reaches_the_agent() {
         protocol: protocol.into(),
         port,
         network: network.into(),
+        ..ExplainRequest::default()
+    };
+    let arriving = ExplainRequest {
+        length: 1400,
+        arrival: Some(Arrival {
+            sender: "192.0.2.1".into(),
+            number: 5000,
+        }),
+        ..question("10.0.1.5", "10.0.2.6", "udp", 53, "")
     };
     let questions = [
         question("shop/web-0@net1", "10.0.0.6", "tcp", 80, "red"),
         question("10.9.9.9", "shop/web-0", "icmp", 0, ""),
+        arriving,
     ];
     assert_eq!(asked.questions, questions);
     let pod = GetPolicyRequest {
@@ -358,6 +379,7 @@ Decided by:    egress: allowed by NetworkPolicy shop/out egress[2]
             allowed: true,
             flow: Some(passed()),
             steps: vec![],
+            ..ExplainResponse::default()
         },
         ..Answers::default()
     });
@@ -368,6 +390,119 @@ Decided by:    egress: allowed by NetworkPolicy shop/out egress[2]
         ran.out
     );
     assert_eq!(document(&agent, &args, "json").await["allowed"], true);
+}
+
+/// A packet that another node decides about.
+fn leaving() -> ExplainResponse {
+    let far = Peer {
+        node: "n2".into(),
+        ..peer("10.0.1.6", 8080, "db")
+    };
+    ExplainResponse {
+        allowed: true,
+        flow: Some(Flow {
+            verdict: "tunnelled".into(),
+            allowed: true,
+            destination: Some(far),
+            translated_destination: None,
+            service: String::new(),
+            egress: None,
+            ingress: None,
+            explanation: "tunnelled: sent".into(),
+            ..denied()
+        }),
+        steps: vec!["10.0.1.6 is pod shop/db of node n2".into()],
+        node: "n1".into(),
+        onward: Some(Onward {
+            node: "n2".into(),
+            underlay: "192.0.2.2".into(),
+            tunnel: Some(Arrival {
+                sender: "192.0.2.1".into(),
+                number: 5000,
+            }),
+            tunnel_port: 4789,
+            mtu: 1450,
+            source: "10.0.0.5".into(),
+            destination: "10.0.1.6".into(),
+            port: 8080,
+        }),
+    }
+}
+
+#[tokio::test]
+async fn an_answer_of_one_node_says_how_to_ask_the_other() {
+    let agent = Agent::serve(Answers {
+        explanation: leaving(),
+        ..Answers::default()
+    });
+    let args = ["explain", "shop/web-0", "10.96.0.1", "tcp/80", "--length", "1400"];
+    let expected = "\
+Verdict:       allowed here, the rest is not decided: tunnelled (from_pod on node n1)
+Explanation:   tunnelled: sent
+Network:       blue
+Packet:        TCP 10.0.0.5:4000 (shop/web-0) > 10.0.1.6:8080 (shop/db on n2) len 74
+Sender:        node n1, from_pod
+               10.0.1.6 is pod shop/db of node n2
+Receiver:      node n2 decides the rest, and was not asked: knictl asks the agent of one node only
+               both nodes, with a kubeconfig: kubectl kni explain shop/web-0 10.96.0.1 tcp/80 --length 1400
+               node n2 alone, there: knictl explain 10.0.0.5 10.0.1.6 tcp/8080 --length 1400 --arrives-from 192.0.2.1 \
+                    --number 5000
+Decided by:    <none>
+";
+    let squeezed = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
+    let ran = knictl(&agent, &args).await;
+    assert_eq!((squeezed(&ran.out), ran.code), (squeezed(expected), 0), "{}", ran.out);
+    let document = document(&agent, &args, "json").await;
+    assert_eq!(
+        (&document["allowed"], &document["verdict"]["complete"]),
+        (&json!(true), &json!(false))
+    );
+    assert_eq!(
+        document["onward"]["tunnel"],
+        json!({"sender": "192.0.2.1", "number": 5000})
+    );
+    assert_eq!(document["receiver"], Value::Null);
+    // Another knictl reads what this one writes.
+    let half: Half = serde_json::from_value(document).unwrap();
+    let receiver: Half = serde_json::from_value(json!({
+        "allowed": false, "flow": serde_json::to_value(Timed::from(denied())).unwrap(), "steps": ["ingress: denied"],
+    }))
+    .unwrap();
+    let joined = Explanation::joined(half, Some(receiver.on("n2")), vec![]);
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    joined
+        .show(Format::Table, &mut Terminal::new(&mut out, &mut err))
+        .unwrap();
+    let text = String::from_utf8(out).unwrap();
+    assert!(
+        text.starts_with("Verdict:       dropped: policy_ingress (from_pod on node n2)\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("node n1, from_pod") && text.contains("node n2, from_pod"),
+        "{text}"
+    );
+}
+
+/// What the sender's node drops, no other node decides.
+#[tokio::test]
+async fn a_drop_on_the_way_to_another_node_names_the_node() {
+    let dropped = ExplainResponse {
+        allowed: false,
+        onward: None,
+        ..leaving()
+    };
+    let agent = Agent::serve(Answers {
+        explanation: dropped,
+        ..Answers::default()
+    });
+    let ran = knictl(&agent, &["explain", "shop/web-0", "shop/db", "tcp/80"]).await;
+    let expected = "Verdict:       dropped: tunnelled (from_pod on node n1)\n";
+    assert!(
+        ran.out.starts_with(expected) && ran.out.contains("Steps:"),
+        "{}",
+        ran.out
+    );
 }
 
 #[tokio::test]

@@ -6,8 +6,8 @@ use kni_common::{Direction, Verdict};
 use kni_model::{
     PodRef,
     flow_view::{
-        EffectiveRuleView, ExplainQuestion, ExplainView, FlowFilter, FlowView, PeerView, PolicyOfInterface,
-        QuestionError, ServiceView, TrailView,
+        EffectiveRuleView, ExplainQuestion, ExplainView, FlowFilter, FlowView, Onward, PeerView, PolicyOfInterface,
+        ProbedNode, QuestionError, ServiceView, TrailView, TunnelProbe,
     },
     policy::{PolicyDirection, PolicyKind, PolicyRef, RuleRef},
     view::{
@@ -16,8 +16,8 @@ use kni_model::{
     },
 };
 use kni_proto::runtime::{
-    ExplainRequest, Flow, FlowFilter as WireFilter, GetPolicyRequest, ListFlowsRequest, ListServicesRequest, Policy,
-    Rule, SocketAddress, WatchFlowsRequest, runtime_client::RuntimeClient,
+    Arrival, ExplainRequest, Flow, FlowFilter as WireFilter, GetPolicyRequest, ListFlowsRequest, ListServicesRequest,
+    Policy, ProbeTunnelRequest, Rule, SocketAddress, WatchFlowsRequest, runtime_client::RuntimeClient,
 };
 use tokio::sync::broadcast;
 use tonic::Code;
@@ -56,11 +56,13 @@ fn flow(time_ns: u64) -> FlowView {
             ip: Some("10.1.0.2".parse().unwrap()),
             port: 4000,
             pod: Some(pod("web-0")),
+            node: None,
         },
         destination: PeerView {
             ip: Some("10.96.0.1".parse().unwrap()),
             port: 80,
             pod: None,
+            node: Some("n2".to_owned()),
         },
         translated_source: None,
         translated_destination: Some(("10.1.0.3".parse().unwrap(), 8080)),
@@ -215,8 +217,34 @@ impl Inspect for Fake {
             _ => Ok(ExplainView {
                 flow: flow(3),
                 steps: vec!["route: service".to_owned(), "ingress: denied".to_owned()],
+                node: "n1".to_owned(),
+                onward: Some(Onward {
+                    node: Some("n2".to_owned()),
+                    underlay: "192.0.2.2".parse().unwrap(),
+                    sender: Some("192.0.2.1".parse().unwrap()),
+                    number: Some(5000),
+                    tunnel_port: 4789,
+                    mtu: 1450,
+                    source: "10.1.0.2".parse().unwrap(),
+                    destination: "10.1.1.3".parse().unwrap(),
+                    port: 8080,
+                }),
             }),
         }
+    }
+
+    fn probe_tunnel(&self) -> Result<TunnelProbe, QuestionError> {
+        Ok(TunnelProbe {
+            nodes: vec![ProbedNode {
+                node: "n2".to_owned(),
+                underlay: "192.0.2.2".parse().unwrap(),
+                answers: true,
+                answers_through_tunnel: false,
+            }],
+            others: 3,
+            port: 4789,
+            obstacle: String::new(),
+        })
     }
 
     fn policy(&self, pod: &PodRef) -> Result<Vec<PolicyOfInterface>, QuestionError> {
@@ -371,12 +399,26 @@ async fn explanations_and_their_errors() {
         protocol: "tcp".to_owned(),
         port: 80,
         network: "blue".to_owned(),
+        length: 1400,
+        arrival: Some(Arrival {
+            sender: "192.0.2.3".to_owned(),
+            number: 5000,
+        }),
     };
     let answer = client.explain(question.clone()).await.unwrap().into_inner();
     assert_eq!((answer.allowed, answer.steps.len()), (false, 2));
     check_drop(&answer.flow.unwrap());
+    let onward = answer.onward.unwrap();
+    let tunnel = onward.tunnel.unwrap();
+    assert_eq!((answer.node.as_str(), onward.node.as_str()), ("n1", "n2"));
+    assert_eq!((tunnel.sender.as_str(), tunnel.number), ("192.0.2.1", 5000));
+    assert_eq!(
+        (onward.destination.as_str(), onward.port, onward.mtu),
+        ("10.1.1.3", 8080, 1450)
+    );
     let asked = "ExplainQuestion { source: \"shop/web-0\", destination: \"10.96.0.1\", protocol: 6, port: 80, \
-                 network: Some(\"blue\") }";
+                 network: Some(\"blue\"), length: Some(1400), \
+                 arrival: Some(Arrival { sender: 192.0.2.3, number: 5000 }) }";
     assert_eq!(served.backend.calls(), [asked]);
     for (source, code, message) in [
         ("", Code::InvalidArgument, "source: is empty"),
@@ -397,6 +439,10 @@ async fn explanations_and_their_errors() {
             .unwrap_err();
         assert_eq!((status.code(), status.message()), (code, message));
     }
+    let probe = client.probe_tunnel(ProbeTunnelRequest {}).await.unwrap().into_inner();
+    let node = &probe.nodes[0];
+    assert_eq!((probe.others, probe.port, node.node.as_str()), (3, 4789, "n2"));
+    assert_eq!((node.answers, node.answers_through_tunnel), (true, false));
     served.stop().await;
 }
 

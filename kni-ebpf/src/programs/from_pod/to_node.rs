@@ -34,7 +34,7 @@ pub(super) fn send(ctx: &TcContext, place: &Place, way: Decision) -> i32 {
 /// Evaluates the packet, which may have been translated, and opens or renews its flow.
 #[inline(always)]
 pub(super) fn decide(ctx: &TcContext, row: &EndpointRow, place: &Place, packet: &Packet, work: &mut Work) -> Decision {
-    let decision = Decision::from_word(from_pod_review_node(row, packet, work));
+    let decision = Decision::from_word(from_pod_review_node(ctx.skb.skb, row, packet, work));
     if decision == Decision::RENEWED {
         // A further change in between: the next packet is evaluated again.
         return follow(ctx, place, packet).or_drop(Verdict::DestinationNotReady);
@@ -92,14 +92,14 @@ fn current(ctx: &TcContext, place: &Place, packet: &Packet) -> Decision {
     if remote::end(way, node, place.epoch).generation != receiver.generation {
         return Decision::NONE;
     }
-    if config::is_dry_run() {
-        return way;
-    }
     let later = flow::refresh(found);
     if later {
         flow::refresh_other(place.network, packet, found);
     }
     attempt!(remote::check(ctx, packet, way, node));
+    if config::is_dry_run() {
+        return way;
+    }
     if found.flags & FLOW_TRANSLATED != 0 {
         attempt!(translate::follow(ctx, packet, found));
     }
@@ -113,24 +113,10 @@ fn current(ctx: &TcContext, place: &Place, packet: &Packet) -> Decision {
     way
 }
 
-/// Re-evaluates the flow of the packet, if it has one to another node.
-///
-/// VERIFIER: a global function, see `global`, and apart from the following, for the stack of a chain of calls. Without the
-/// context: the compiler passes no argument that is not used.
-// SAFETY: nothing else defines the name.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub(super) extern "C" fn from_pod_review_node(row: *const EndpointRow, packet: *const Packet, work: *mut Work) -> u32 {
-    // SAFETY: a row that stays mapped.
-    let row = unsafe { row.as_ref() };
-    // SAFETY: the caller's own memory, which nothing else touches meanwhile.
-    let packet = unsafe { packet.as_ref() };
-    // SAFETY: as above.
-    let work = unsafe { work.as_mut() };
-    let (Some(row), Some(packet), Some(work)) = (row, packet, work) else {
-        return Decision::NONE.word();
-    };
-    review(row, packet, work).word()
+global! {
+    /// Re-evaluates the flow of the packet, if it has one to another node. Apart from the following, for the stack of a chain of
+    /// calls.
+    from_pod_review_node(row: *const EndpointRow as as_ref, packet: *const Packet as as_ref, work: *mut Work as as_mut) => review
 }
 
 global! {
@@ -141,7 +127,7 @@ global! {
 /// Re-evaluates a flow after a change, in its original direction whichever direction the packet belongs to. No decision
 /// where the row has expired or belongs to an earlier owner, or the pod is on another node by now.
 #[inline(always)]
-fn review(row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
+fn review(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
     if packet.class == Class::Open {
         return Decision::NONE;
     }
@@ -184,7 +170,12 @@ fn review(row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
         attempt!(judge(policy, row.network, work, to_stack));
     }
     flow::renew(row.network, packet, found, work.event.generation, end.generation);
-    if config::is_dry_run() { way } else { Decision::RENEWED }
+    if config::is_dry_run() {
+        // Otherwise checked when the renewed flow is followed.
+        attempt!(remote::prepare(ctx, packet, way));
+        return way;
+    }
+    Decision::RENEWED
 }
 
 /// The way to the destination on another node, and whether that is the node itself.
@@ -248,9 +239,7 @@ fn permit(ctx: &TcContext, packet: &Packet, work: &mut Work, (way, to_stack): (D
         return Decision::drop(Verdict::EndpointNotReady);
     };
     attempt!(judge(policy, work.event.network, work, to_stack));
-    if !config::is_dry_run() {
-        // Before the flow is written: a packet that goes no further opens none.
-        attempt!(remote::prepare(ctx, packet, way));
-    }
+    // Before the flow is written: a packet that goes no further opens none.
+    attempt!(remote::prepare(ctx, packet, way));
     Decision::NONE
 }

@@ -21,7 +21,7 @@ use ipnet::IpNet;
 use kni_common::{Direction, IFINDEX_BASE, Verdict, event::Explanation};
 use kni_dataplane::{
     Dataplane, DataplaneOptions, EndpointConfig, EventStream, FlowRecord, HookChoice, NetworkRoutes, NodeConfig, Probe,
-    RouteEgress,
+    RouteEgress, SupposedTunnel,
 };
 use kni_model::{EndpointId, Enforcement, PolicyStep};
 pub use lockstep::Lockstep;
@@ -109,7 +109,7 @@ impl Programs {
     }
 
     /// Events reported since the last call; waits for some.
-    pub(super) fn events(&mut self, patience: Duration) -> Result<Vec<FlowRecord>> {
+    pub fn events(&mut self, patience: Duration) -> Result<Vec<FlowRecord>> {
         let events = self.events.as_mut().context("somebody else reads the events")?;
         let waiting = async { tokio::time::timeout(patience, events.next()).await };
         match tokio::runtime::Handle::current().block_on(waiting) {
@@ -189,6 +189,18 @@ impl Programs {
             direction: seen.direction,
             frame: frame.to_vec(),
             ingress_ifindex: seen.ingress,
+            tunnel: None,
+        })?)
+    }
+
+    /// The result of a dry run of `from_overlay` for a frame that came through the tunnel.
+    pub fn explain_arrival(&self, tunnel: SupposedTunnel, frame: &[u8]) -> Result<Explanation> {
+        Ok(self.dataplane.explain(&Probe {
+            endpoint: EndpointId(0),
+            direction: Direction::FromOverlay,
+            frame: frame.to_vec(),
+            ingress_ifindex: 0,
+            tunnel: Some(tunnel),
         })?)
     }
 }

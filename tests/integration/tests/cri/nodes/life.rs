@@ -48,6 +48,7 @@ fn two_nodes_come_up_and_leave_nothing() -> Result<()> {
     nodes_are_ready(&cluster)?;
     traffic_is_routed(&cluster)?;
     pods_run_everywhere(&cluster)?;
+    both_nodes_explain(&cluster)?;
     report("used");
     let again = cluster.up(&image)?;
     ensure!(again.contains("already up"), "a second up: {again}");
@@ -124,6 +125,56 @@ fn pods_run_everywhere(cluster: &Clustered) -> Result<()> {
         let own = cluster.kubectl(&["exec", name, "--", "/kni-probe", "ask", ips[0], "7000"])?;
         ensure!(own.starts_with(name), "{name} asks itself: {own}");
     }
+    Ok(())
+}
+
+/// `kubectl kni` joins what the agents of both nodes say about a packet, and each node receives the other's answers through the tunnel.
+fn both_nodes_explain(cluster: &Clustered) -> Result<()> {
+    let pods = cluster.list(&["pods", "-l", "app=web"])?;
+    let on = |node: &str| {
+        let mut of_node = pods.iter().filter(|pod| pod["spec"]["nodeName"] == node);
+        of_node.next().context("a pod on each node")
+    };
+    let (from, to) = (on("node1")?, on("node2")?);
+    let name = |pod: &Value| Ok::<_, anyhow::Error>(pod["metadata"]["name"].as_str().context("a name")?.to_owned());
+    let (from_name, to_name) = (name(from)?, name(to)?);
+    let ip = to["status"]["podIP"].as_str().context("an address")?;
+    let ask = |words: &[&str]| -> Result<Value> {
+        let ends = [format!("default/{from_name}"), format!("default/{to_name}")];
+        let words = [&["kni", "explain", &ends[0], &ends[1], "tcp/7000"], words].concat();
+        println!("$ kubectl {}\n{}", words.join(" "), cluster.kubectl(&words)?);
+        let answer = cluster.kubectl(&[&words[..], &["-o", "json"]].concat())?;
+        serde_json::from_str(&answer).context(answer)
+    };
+    let verdict = |answer: &Value| {
+        let text = |field: &str| answer["verdict"][field].as_str().unwrap_or_default().to_owned();
+        (text("node"), text("program"), text("reason"))
+    };
+    let expected = |node: &str, program: &str, reason: &str| (node.to_owned(), program.to_owned(), reason.to_owned());
+    let passes = ask(&[])?;
+    assert_eq!(
+        verdict(&passes),
+        expected("node2", "from_overlay", "redirected"),
+        "{passes:#}"
+    );
+    assert_eq!((&passes["allowed"], &passes["node"]), (&true.into(), &"node1".into()));
+    let answer = cluster.kubectl(&["exec", &from_name, "--", "/kni-probe", "ask", ip, "7000"])?;
+    ensure!(answer.starts_with(&to_name), "{from_name} asks {to_name}: {answer}");
+    let large = ask(&["--length", "1500"])?;
+    assert_eq!(verdict(&large), expected("node1", "from_pod", "too_big"), "{large:#}");
+
+    // The exit code is of all checks.
+    let report = match cluster.kubectl(&["kni", "doctor"]) {
+        Ok(report) => report,
+        Err(error) => format!("{error:#}"),
+    };
+    println!("$ kubectl kni doctor\n{report}");
+    let lines = report.lines().filter(|line| line.contains("answer through the tunnel"));
+    let lines: Vec<&str> = lines.map(str::trim).collect();
+    assert_eq!(
+        lines,
+        ["ok       Other nodes answer through the tunnel (1 were asked)"; 2]
+    );
     Ok(())
 }
 

@@ -246,13 +246,6 @@ const FIELDS: &[Fields] = &[
     ("NAT6", &[], NO_ROW),
     ("INTERFACES", &[], NO_ROW),
     ("NODES", &["underlay", "generation", "mtu", "ifindex"], ("mtu", 0)),
-    ("NUMBERS", &[], NO_ROW),
-    ("NETWORKS", &[], NO_ROW),
-    (
-        "OVERLAY",
-        &["ipv4", "ipv6", "port", "host_network"],
-        ("host_network", 0),
-    ),
     ("HOST_PORTS", &[], NO_ROW),
     ("SOURCES", &[], NO_ROW),
     ("SHARED_EGRESS", &["key", "value"], ("value", 0)),

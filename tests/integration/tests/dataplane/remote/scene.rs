@@ -1,31 +1,34 @@
 //! Provides a node with pods, a tunnel device and an uplink, and the sockets of a host in place of other nodes.
 
 use std::{
+    cell::Cell,
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     path::Path,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, lpm_trie::Key};
 use ipnet::IpNet;
 use kni_common::{
     Direction, IFINDEX_BASE, Verdict,
     address::{AddressKey, AddressValue, from_ip, words},
     endpoint::EndpointRow,
+    event::FlowEvent,
     flow::{EndPorts, FlowEnd, FlowKey4, FlowKey6, FlowValue, NodeRow, is_second, scope},
     overlay::Overlay,
     policy::{IDENTITY_ANY, IdentityData, IdentityValue, PORTS_ALL, PORTS_NONE, PolicyKey, PolicyValue},
-    route::{ACTION_REMOTE, FULL_PREFIX, ROUTE_OVERLAY, RouteData, RouteValue},
+    route::{ACTION_REMOTE, FULL_PREFIX, ROUTE_NODE, ROUTE_OVERLAY, RouteData, RouteValue},
     uplink::{EGRESS_NUMBER, OUTSIDE},
 };
-use kni_dataplane::{Dataplane, EndpointConfig};
+use kni_dataplane::{Dataplane, EndpointConfig, FlowRecord, SupposedTunnel};
 use kni_integration::{
     Namespaces, Node, eventually_sync,
     frames::{Ip, Link, Mac, PacketSocket, Payload, TcpFlags},
+    model::Seen,
     node::{FABRIC_V4, FABRIC_V6, NODE_V4, NODE_V6},
-    programs::{Programs, hex, routes},
+    programs::{Programs, hex, routes, runnable},
 };
 use kni_model::{EndpointId, Enforcement, MacAddr, NetworkId, PolicyStep};
 use nix::net::if_::if_nametoindex;
@@ -84,6 +87,16 @@ fn host_mac(id: u32) -> Mac {
     [2, 0, 0, 0, 1, u8::try_from(id).expect("a small number")]
 }
 
+/// The number of a network in the cluster. No network has the id 0.
+const fn number_of(network: u32) -> u32 {
+    if network == 0 { EGRESS_NUMBER } else { network + NUMBERS }
+}
+
+/// Whether a run of a program takes the frame as an interface would, which moves a tag out of it.
+fn can_explain(frame: &[u8]) -> bool {
+    runnable(frame) && frame.get(12..14) != Some(&[0x81, 0x00])
+}
+
 /// What came through the tunnel.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Tunnelled {
@@ -120,6 +133,8 @@ pub(super) struct Scene<'a> {
     /// Sockets of [`NODE`] and [`OTHER`], for tunnels over both families.
     tunnels: BTreeMap<IpAddr, UdpSocket>,
     generation: u32,
+    /// What the dry run gave for the packet that was sent last.
+    explained: Cell<Option<Verdict>>,
 }
 
 /// The addresses of [`NODE`] and [`OTHER`] in the underlay.
@@ -264,6 +279,7 @@ impl<'a> Scene<'a> {
             tunnels,
             programs,
             generation: FIRST,
+            explained: Cell::new(None),
         })
     }
 
@@ -314,6 +330,20 @@ impl<'a> Scene<'a> {
                 action: ACTION_REMOTE,
                 flags: if overlay { ROUTE_OVERLAY } else { 0 },
                 node: number,
+            };
+            self.routes.insert(&Key::new(length, data), value, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Routes the blue network's packets for the addresses of [`NODE`] to it, through the tunnel.
+    pub(super) fn route_node(&mut self) -> Result<()> {
+        for v4 in [true, false] {
+            let (length, data) = prefix(BLUE, IpNet::from(underlay(NODE, v4)));
+            let value = RouteValue {
+                action: ACTION_REMOTE,
+                flags: ROUTE_OVERLAY | ROUTE_NODE,
+                node: NODE,
             };
             self.routes.insert(&Key::new(length, data), value, 0)?;
         }
@@ -431,10 +461,76 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// A pod sends a packet.
+    /// A pod sends a packet. What the programs explain about it must be what they then do.
     pub(super) fn send(&self, id: u32, packet: &[u8]) -> Result<()> {
         let frame = Link::new(mac(id), host_mac(id)).frame(packet);
+        self.explain_sent(id, &frame)?;
         Ok(self.pod(id)?.send(&frame)?)
+    }
+
+    fn explain_sent(&self, id: u32, frame: &[u8]) -> Result<Option<FlowEvent>> {
+        if !can_explain(frame) {
+            self.explained.set(None);
+            return Ok(None);
+        }
+        let answer = self.programs.explain(Seen::from_pod(id), frame)?;
+        self.explained.set(Verdict::from_code(answer.event.verdict));
+        Ok(Some(answer.event))
+    }
+
+    fn explain_tunnelled(&self, from: IpAddr, network: u32, frame: &[u8]) -> Result<Option<FlowEvent>> {
+        // Packets to and from the outside are not explained.
+        if !can_explain(frame) || network == 0 {
+            self.explained.set(None);
+            return Ok(None);
+        }
+        let tunnel = SupposedTunnel {
+            number: number_of(network),
+            sender: from,
+        };
+        let answer = self.programs.explain_arrival(tunnel, frame)?;
+        self.explained.set(Verdict::from_code(answer.event.verdict));
+        Ok(Some(answer.event))
+    }
+
+    /// The packet that was sent last had this verdict: so it must have been explained.
+    fn was_explained(&self, verdict: Verdict) -> Result<()> {
+        match self.explained.take() {
+            Some(explained) if explained != verdict => {
+                bail!("explained as {}, but it was {}", explained.as_str(), verdict.as_str())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The explanation of a packet, without sending it. `from`: the address of a node and a network, or none for a packet of
+    /// [`A`].
+    pub(super) fn explain(&self, from: Option<(IpAddr, u32)>, packet: &[u8]) -> Result<FlowEvent> {
+        let event = match from {
+            Some((from, network)) => {
+                self.explain_tunnelled(from, network, &Link::new(mac(77), host_mac(77)).frame(packet))
+            }
+            None => self.explain_sent(A, &Link::new(mac(A), host_mac(A)).frame(packet)),
+        };
+        event?.context("a frame that programs can be asked about")
+    }
+
+    /// Events since the last call.
+    pub(super) fn events(&mut self, patience: Duration) -> Result<Vec<FlowRecord>> {
+        self.programs.events(patience)
+    }
+
+    /// Every counted verdict of packets, by the direction of the program that decided; those of packets between two pods of the
+    /// node once.
+    pub(super) fn verdicts(&self) -> Result<BTreeMap<(Direction, Verdict), u64>> {
+        let mut all = self.drops()?;
+        for id in [A, B, RED_A] {
+            for (direction, verdict, count) in self.dataplane().forwarded(EndpointId(id))? {
+                *all.entry((direction, verdict)).or_insert(0) += count.packets;
+            }
+        }
+        all.retain(|_, count| *count > 0);
+        Ok(all)
     }
 
     fn pod(&self, id: u32) -> Result<&PacketSocket> {
@@ -448,9 +544,8 @@ impl<'a> Scene<'a> {
 
     /// Another node sends a frame through the tunnel.
     pub(super) fn tunnel_frame(&self, from: IpAddr, network: u32, frame: &[u8]) -> Result<()> {
-        // No network has the id 0.
-        let number = if network == 0 { EGRESS_NUMBER } else { network + NUMBERS };
-        let [_, a, b, c] = number.to_be_bytes();
+        self.explain_tunnelled(from, network, frame)?;
+        let [_, a, b, c] = number_of(network).to_be_bytes();
         let datagram = [&[8, 0, 0, 0, a, b, c, 0], frame].concat();
         let to = SocketAddr::new(own_underlay(from.is_ipv4()), VXLAN_PORT);
         let socket = self.tunnels.get(&from).context("a socket of another node")?;
@@ -489,6 +584,7 @@ impl<'a> Scene<'a> {
         let (length, from) = socket
             .recv_from(&mut buffer)
             .context("nothing came through the tunnel")?;
+        self.was_explained(Verdict::Tunnelled)?;
         let datagram = buffer.get(..length).context("a datagram")?;
         let (header, frame) = datagram.split_at_checked(8).context("a VXLAN header")?;
         ensure!(header[..4] == [8, 0, 0, 0], "{}", hex(header));
@@ -510,7 +606,8 @@ impl<'a> Scene<'a> {
         let frame = frame.with_context(|| format!("pod {id} received no {}", hex(packet)))?;
         let link = Link::new(host_mac(id), mac(id)).frame(packet);
         ensure!(frame == link, "pod {id} received {}", hex(&frame));
-        Ok(())
+        // Without a tunnel there is no explanation.
+        self.was_explained(Verdict::Redirected)
     }
 
     /// The next frame for a pod that `wanted` accepts.
@@ -523,7 +620,9 @@ impl<'a> Scene<'a> {
         let found = self
             .fabric
             .receive(PATIENCE, |frame| frame.get(14..).is_some_and(&wanted))?;
-        found.context("the packet did not come to the fabric")
+        let found = found.context("the packet did not come to the fabric")?;
+        self.was_explained(Verdict::Routed)?;
+        Ok(found)
     }
 
     /// Checks that `act` makes the programs drop one packet, for this reason and no other, and that it reaches no pod.
@@ -535,6 +634,7 @@ impl<'a> Scene<'a> {
         act: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let before = self.drops()?;
+        self.explained.set(None);
         act()?;
         let more = || -> Result<Vec<(Direction, Verdict, u64)>> {
             let now = self.drops()?.into_iter();
@@ -547,6 +647,7 @@ impl<'a> Scene<'a> {
             ensure!(more == expected, "{what}: dropped {more:?}, expected {expected:?}");
             Ok(())
         })?;
+        self.was_explained(reason).with_context(|| what.to_owned())?;
         for id in [A, B, RED_A] {
             let received = self.next(id, GLANCE, |_any| true)?;
             ensure!(
