@@ -50,7 +50,7 @@ async fn the_token_of_a_node_gains_no_packet_on_another_node() -> Result<()> {
     })
     .await?;
 
-    // The agent of node 3 writes nothing itself any more; whoever has its token does.
+    // The agent of node 3 writes nothing itself any more; the test does, with its token.
     bed.cluster.nodes[2].agent.kill9()?;
     let token = token(&bed.cluster.client, "kni-agent", Some(ATTACKER)).await?;
     let client = connect(

@@ -96,7 +96,7 @@ async fn silent_and_back(bed: &mut Bed) -> Result<()> {
     tokio::time::sleep(FAULT).await;
     let node = &mut bed.cluster.nodes[2];
     node.node.ip(&["link set uplink0 up"])?;
-    // The kernel forgets the IPv6 addresses of an interface that is taken down.
+    // The kernel removes the IPv6 addresses of an interface that is taken down.
     node.node.add_address("uplink0", &format!("{v6}/64"))?;
     let gateway = routes.split_whitespace().nth(2).unwrap_or_default();
     node.node.ip(&[&format!("route replace default via {gateway}")])?;
