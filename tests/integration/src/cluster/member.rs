@@ -53,6 +53,26 @@ impl Default for MemberOptions {
     }
 }
 
+impl MemberOptions {
+    /// An agent behind a proxy with faults, that ends its requests after a second.
+    pub fn with_faults() -> Self {
+        let mut options = Self {
+            proxied: true,
+            ..Self::default()
+        };
+        options.args.extend(["--test-api-limit", "1"].map(str::to_owned));
+        options
+    }
+
+    /// An agent of another release, with its own programs.
+    pub fn of_release(binary: &Path) -> Self {
+        Self {
+            binary: Some(binary.to_owned()),
+            ..Self::default()
+        }
+    }
+}
+
 /// A node. The fake kubelet is dropped first, then the agent, then the node.
 pub struct Member {
     /// Runs the pods that are assigned to the node.

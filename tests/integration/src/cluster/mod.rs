@@ -13,6 +13,7 @@ mod pod_worker;
 mod rights;
 mod tended;
 pub mod truth;
+pub mod wire;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -23,10 +24,11 @@ pub use definitions::deployed;
 pub use fake_kubelet::FakeKubelet;
 pub use fault_proxy::{Fault, FaultProxy, Faults, Rule};
 use k8s_openapi::api::core::v1::Pod as PodObject;
+use kni_api::NetworkNumber;
 use kni_local_node::{ControlPlane, Fabric, Nodes, Part};
 use kube::{
     Api, Client, ResourceExt as _,
-    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
 };
 pub use member::{Member, MemberOptions};
 pub use rights::token;
@@ -234,6 +236,15 @@ impl Cluster {
     pub fn all_running(&self) -> BTreeMap<(String, String), Pod> {
         let pods = self.nodes.iter().flat_map(|node| node.kubelet.running());
         pods.map(|pod| ((pod.namespace.clone(), pod.name.clone()), pod))
+            .collect()
+    }
+
+    /// The numbers of the networks.
+    pub async fn numbers(&self) -> Result<BTreeMap<u32, String>> {
+        let api: Api<NetworkNumber> = Api::all(self.client.clone());
+        let objects = api.list(&ListParams::default()).await?.items.into_iter();
+        objects
+            .map(|object| Ok((object.name_any().parse()?, object.spec.network)))
             .collect()
     }
 

@@ -1,20 +1,20 @@
 //! Shows two nodes of a cluster: two tenants with the same addresses, whose pods reach those of their network on both nodes.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
-use kni_api::NetworkNumber;
 use kni_integration::{
     Cluster, Pod,
-    cluster::{MemberOptions, objects},
-    frames::PacketSocket,
+    cluster::{
+        MemberOptions, objects,
+        wire::{Wire, ip_packet, tunnelled},
+    },
     traffic::{Matrix, Probe, Servers},
 };
-use kube::{Api, ResourceExt as _, api::ListParams};
 use serde_json::json;
 
 use crate::{
@@ -34,8 +34,7 @@ const PODS: [(&str, &str, &str); 5] = [
 const SILENCE: Duration = Duration::from_millis(700);
 /// Until each node knows the pods of the other.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// UDP port of the tunnels.
-const VXLAN: u16 = 4789;
+const UDP: u8 = 17;
 
 /// Starts the cluster, shows it, and removes it.
 pub(crate) async fn show() -> Result<()> {
@@ -97,7 +96,7 @@ async fn tenants(cluster: &Cluster) -> Result<Vec<Pod>> {
 async fn connectivity(pods: &[Pod], servers: &[&Servers]) -> Result<Matrix> {
     let mut probes = Vec::new();
     for ((from, tenant, _), pod) in PODS.iter().zip(pods) {
-        let addresses: std::collections::BTreeSet<IpAddr> = pods.iter().flat_map(Pod::ips).collect();
+        let addresses: BTreeSet<IpAddr> = pods.iter().flat_map(Pod::ips).collect();
         for to in addresses.into_iter().filter(|ip| !pod.ips().contains(ip)) {
             let own = PODS.iter().zip(pods).filter(|((_, of, _), _)| of == tenant);
             let mut owner = own.filter(|(_, pod)| pod.ips().contains(&to));
@@ -133,46 +132,19 @@ async fn connectivity(pods: &[Pod], servers: &[&Servers]) -> Result<Matrix> {
 /// What passed between the nodes: no packet of a pod but in a tunnel with the number of its network.
 async fn on_the_wire(cluster: &Cluster, wire: &Wire) -> Result<()> {
     part("What was on the wire between the nodes");
-    let numbers: Api<NetworkNumber> = Api::all(cluster.client.clone());
-    let numbers = numbers.list(&ListParams::default()).await?.items;
+    let numbers = cluster.numbers().await?;
     let mut counted: BTreeMap<u32, usize> = BTreeMap::new();
-    for number in wire.numbers()? {
-        *counted.entry(number).or_default() += 1;
+    for (_, _, protocol, datagram) in wire.frames()?.iter().filter_map(|frame| ip_packet(frame)) {
+        if let Some((number, _)) = tunnelled(datagram).filter(|_| protocol == UDP) {
+            *counted.entry(number).or_default() += 1;
+        }
     }
     for (number, packets) in &counted {
-        let object = numbers.iter().find(|object| object.name_any() == number.to_string());
-        let network = &object
-            .with_context(|| format!("{number} is of no network"))?
-            .spec
-            .network;
+        let network = numbers
+            .get(number)
+            .with_context(|| format!("{number} is of no network"))?;
         print_line(format!("VXLAN {number:8} (network {network}): {packets} packets"));
     }
     ensure!(counted.len() == 2, "the tunnels of two networks: {counted:?}");
     Ok(())
-}
-
-/// Sockets at the nodes' ports of the network between them.
-struct Wire(Vec<PacketSocket>);
-
-impl Wire {
-    fn open(cluster: &Cluster) -> Result<Self> {
-        let ports = ["port11", "port12"].map(|port| PacketSocket::open(cluster.fabric.inside(), port));
-        Ok(Self(ports.into_iter().collect::<Result<_>>()?))
-    }
-
-    /// The numbers of the tunnelled packets so far: UDP over IPv4 to the port, without options.
-    fn numbers(&self) -> Result<Vec<u32>> {
-        let mut numbers = Vec::new();
-        for socket in &self.0 {
-            while let Some(frame) = socket.receive(Duration::from_millis(20), |_any| true)? {
-                let is_tunnel = frame.get(12..15) == Some(&[8, 0, 0x45])
-                    && frame.get(23) == Some(&17)
-                    && frame.get(36..38) == Some(&VXLAN.to_be_bytes());
-                if let Some(&[a, b, c]) = frame.get(46..49).filter(|_| is_tunnel) {
-                    numbers.push(u32::from_be_bytes([0, a, b, c]));
-                }
-            }
-        }
-        Ok(numbers)
-    }
 }

@@ -33,12 +33,7 @@ async fn an_agent_of_the_previous_release_shares_the_blocks() -> Result<()> {
     };
     let mut cluster = Cluster::without_nodes("cluster-previous").await?;
     for _node in 0..2 {
-        let binary = Some(previous.clone());
-        let options = MemberOptions {
-            binary,
-            ..MemberOptions::default()
-        };
-        cluster.add_node(options).await?;
+        cluster.add_node(MemberOptions::of_release(&previous)).await?;
     }
     tenants(&cluster).await?;
     let small = json!({

@@ -52,13 +52,7 @@ struct Scene {
 impl Scene {
     async fn start() -> Result<Self> {
         let mut cluster = Cluster::without_nodes("cluster-rests").await?;
-        let args = ["--warm-sandboxes", "0", "--test-api-limit", "1"];
-        let options = MemberOptions {
-            args: args.map(str::to_owned).to_vec(),
-            proxied: true,
-            ..MemberOptions::default()
-        };
-        cluster.add_node(options).await?;
+        cluster.add_node(MemberOptions::with_faults()).await?;
         tenants(&cluster).await?;
         let more = |name: &str| {
             json!({

@@ -83,7 +83,7 @@ pub(crate) fn measure(
     json: &mut Map<String, Value>,
 ) -> Result<()> {
     let ours = vec![Ours::start(true, object)?, Ours::start(false, object)?];
-    // What is compared is next to each other.
+    // Each of KNI's paths is next to the path that it is compared with.
     let mut paths = vec![kernel::bridge()?, kernel::vxlan()?];
     paths.extend(ours.iter().map(Ours::path));
     paths.extend([kernel::routed()?, kernel::bare()?]);

@@ -8,13 +8,11 @@ use ipnet::IpNet;
 use kni_common::{
     IFINDEX_BASE, Verdict,
     address::from_ip,
-    layout::{DEFAULT_MAX_ENDPOINTS, DEFAULT_MAX_FLOWS, DEFAULT_MAX_POLICY_ROWS, DEFAULT_MAX_SERVICES},
     policy::{IDENTITY_ANY, IdentityData, IdentityKey, PORTS_ALL, PORTS_NONE, PolicyKey, PolicyValue},
     route::FULL_PREFIX,
 };
 use kni_dataplane::{
-    CountingRuns, Dataplane, DataplaneOptions, EndpointConfig, EventStream, FabricRows, HookChoice, Hop, NetworkFabric,
-    NodeConfig, TunnelEnds, Way,
+    CountingRuns, Dataplane, EndpointConfig, EventStream, FabricRows, Hop, NetworkFabric, NodeConfig, TunnelEnds, Way,
 };
 use kni_integration::{Namespaces, Node, frames::parse_mac, programs};
 use kni_model::{EndpointId, Enforcement, MacAddr, NetworkId, PolicyStep};
@@ -23,7 +21,7 @@ use nix::net::if_::if_nametoindex;
 use tokio::runtime::Runtime;
 
 use super::wire::{HOST_END, TUNNEL_MTU, WIRE, WIRE_MTU, address_pod, connect, mac, node as wire_address, other, pod};
-use crate::path::Path;
+use crate::{path::Path, program::options};
 
 const NETWORK: u32 = 70_000;
 /// The network's number in the cluster.
@@ -178,7 +176,7 @@ impl Member {
         let handle = runtime.handle();
         let (dataplane, events) = node.enter(|| -> Result<_> {
             let _in_runtime = handle.enter();
-            let opened = Dataplane::open(&options(object))?;
+            let opened = Dataplane::open(&options(object.to_owned()))?;
             configure(&opened.0, number, &macs)?;
             let tunnel = if overlay {
                 Some(handle.block_on(async { Netlink::new()?.ensure_overlay(PORT, TUNNEL_MTU).await })?)
@@ -195,18 +193,6 @@ impl Member {
             pod: inside,
             node,
         })
-    }
-}
-
-fn options(object: &[u8]) -> DataplaneOptions {
-    DataplaneOptions {
-        object: object.to_owned(),
-        root: "/sys/fs/bpf/kni".into(),
-        max_endpoints: DEFAULT_MAX_ENDPOINTS,
-        max_flows: DEFAULT_MAX_FLOWS,
-        max_policy_rows: DEFAULT_MAX_POLICY_ROWS,
-        max_services: DEFAULT_MAX_SERVICES,
-        hook: HookChoice::Auto,
     }
 }
 

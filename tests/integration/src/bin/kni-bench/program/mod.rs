@@ -48,11 +48,9 @@ pub(crate) fn measure(cpus: &Cpus, effort: Effort, object: Option<&Path>, json: 
     Ok(())
 }
 
-/// Nanoseconds of each case, minus those of the empty program in the same round.
-fn run(cases: &[Case], effort: Effort, object: Vec<u8>, json: &mut Map<String, Value>) -> Result<Vec<Vec<f64>>> {
-    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-    let _in_runtime = runtime.enter();
-    let (dataplane, _events) = Dataplane::open(&DataplaneOptions {
+/// The sizes that agents have by default.
+pub(crate) fn options(object: Vec<u8>) -> DataplaneOptions {
+    DataplaneOptions {
         object,
         root: "/sys/fs/bpf/kni".into(),
         max_endpoints: DEFAULT_MAX_ENDPOINTS,
@@ -60,7 +58,14 @@ fn run(cases: &[Case], effort: Effort, object: Vec<u8>, json: &mut Map<String, V
         max_policy_rows: DEFAULT_MAX_POLICY_ROWS,
         max_services: DEFAULT_MAX_SERVICES,
         hook: HookChoice::Auto,
-    })?;
+    }
+}
+
+/// Nanoseconds of each case, minus those of the empty program in the same round.
+fn run(cases: &[Case], effort: Effort, object: Vec<u8>, json: &mut Map<String, Value>) -> Result<Vec<Vec<f64>>> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let _in_runtime = runtime.enter();
+    let (dataplane, _events) = Dataplane::open(&options(object))?;
     // A million first packets exceed the flow limit of one pod.
     dataplane.configure(&NodeConfig {
         flows_per_endpoint: 0,

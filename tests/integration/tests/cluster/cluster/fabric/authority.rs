@@ -5,19 +5,22 @@ use std::{net::IpAddr, time::Duration};
 use anyhow::{Context as _, Result, bail, ensure};
 use kni_api::{AddressBlock, NetworkMembers, NodeEndpoint, network_members::NetworkMember};
 use kni_integration::{
-    cluster::{PATIENCE, connect, objects, token},
+    cluster::{PATIENCE, connect, objects, token, wire::OVERLAY_PORT},
     frames::{Ip, Link, PacketSocket, Payload, parse_mac},
-    require, wait,
+    require,
+    traffic::Servers,
+    wait,
 };
 use kube::{
-    Api, Client, ResourceExt as _,
+    Api, Client, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    core::ObjectMeta,
 };
 use serde_json::{Value, json};
 
 use super::{
-    super::scene::{PORT, address, assert_reached, assert_silent, identity, wait_for_silence},
-    bed::{Bed, OVERLAY_PORT},
+    super::scene::{PORT, address, ask, assert_reached, assert_silent, identity, patch_metadata, wait_for_silence},
+    bed::Bed,
     enemies::{dropped, forged, numbers},
 };
 
@@ -36,7 +39,7 @@ async fn the_token_of_a_node_gains_no_packet_on_another_node() -> Result<()> {
         bed.pod("blue-team", 2).clone(),
         bed.pod("blue-team", 3).clone(),
     );
-    super::super::scene::patch_metadata(&bed.cluster, &friend, &json!({ "labels": { "friend": "yes" } })).await?;
+    patch_metadata(&bed.cluster, &friend, &json!({ "labels": { "friend": "yes" } })).await?;
     let spec = json!({
         "podSelector": {},
         "ingress": [{ "from": [{ "podSelector": { "matchLabels": { "friend": "yes" } } }] }],
@@ -46,7 +49,7 @@ async fn the_token_of_a_node_gains_no_packet_on_another_node() -> Result<()> {
         .await?;
     wait_for_silence(&own, &guarded).await?;
     wait::until("the friend is known", PATIENCE, async || {
-        Ok(super::super::scene::ask(&friend, &guarded) == vec![Ok(identity(&guarded)), Ok(identity(&guarded))])
+        Ok(ask(&friend, &guarded) == vec![Ok(identity(&guarded)), Ok(identity(&guarded))])
     })
     .await?;
 
@@ -103,7 +106,7 @@ async fn foreign_objects(bed: &Bed, client: &Client) -> Result<()> {
         let found = all
             .iter()
             .find(|slice| slice.spec.node_name == node && slice.spec.network == "blue");
-        found.map(kube::ResourceExt::name_any).context("members")
+        found.map(ResourceExt::name_any).context("members")
     };
     let slices: Api<NetworkMembers> = Api::all(client.clone());
     is_refused("members of node2", slices.delete(&of("node2")?, &delete).await)?;
@@ -193,11 +196,11 @@ async fn blocks(bed: &Bed, client: &Client) -> Result<()> {
             let range = ipnet::IpNet::new(friend, prefix)?.trunc();
             let mut block = mine.clone();
             let digits = range.addr().to_string().replace(['.', ':'], "-");
-            block.metadata = kube::core::ObjectMeta {
+            block.metadata = ObjectMeta {
                 name: Some(format!("blue.v{}-{digits}-{prefix}", if v4 { 4 } else { 6 })),
                 labels: mine.metadata.labels.clone(),
                 finalizers: mine.metadata.finalizers.clone(),
-                ..kube::core::ObjectMeta::default()
+                ..ObjectMeta::default()
             };
             block.spec.cidr = range.to_string();
             is_refused(
@@ -261,7 +264,7 @@ async fn frames_as_the_friend(bed: &Bed, what: &str) -> Result<()> {
             OVERLAY_PORT,
             &inner,
         )));
-        let seen: usize = bed.servers.iter().map(kni_integration::traffic::Servers::seen).sum();
+        let seen: usize = bed.servers.iter().map(Servers::seen).sum();
         // While the attacker has no confirmed address, it is no node at all, and its packets are refused for the same reason.
         let before = dropped(member, "from_overlay", "foreign_node").await?;
         for _ in 0..FRAMES {
@@ -274,7 +277,7 @@ async fn frames_as_the_friend(bed: &Bed, what: &str) -> Result<()> {
         })
         .await
         .with_context(|| what.to_owned())?;
-        let now: usize = bed.servers.iter().map(kni_integration::traffic::Servers::seen).sum();
+        let now: usize = bed.servers.iter().map(Servers::seen).sum();
         ensure!(now == seen, "{what}: {} were delivered", now - seen);
         println!("{what}: {FRAMES} frames to {}:{PORT}, 0 delivered", ends[1]);
     }

@@ -8,22 +8,25 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Service;
-use kni_api::{NetworkNumber, NodeEndpoint};
+use kni_api::NodeEndpoint;
 use kni_integration::{
     Pod,
-    cluster::{Member, PATIENCE, objects},
+    cluster::{
+        Member, PATIENCE, objects,
+        wire::{OVERLAY_PORT, Wire, ip_packet, tunnelled},
+    },
     frames::{Ip, Link, Payload},
     long, require,
     traffic::Servers,
     wait,
 };
 use kni_proto::runtime::ListDropsRequest;
-use kube::{Api, ResourceExt as _, api::ListParams};
+use kube::Api;
 use serde_json::json;
 
 use super::{
     super::scene::{PORT, address, identity},
-    bed::{Bed, NODES, OVERLAY_PORT, Raw, Wire, ip_packet, tunnelled},
+    bed::{Bed, NODES, Raw},
 };
 
 /// Packets of each kind.
@@ -51,11 +54,10 @@ async fn nothing_but_the_tunnel_sends_to_its_port() -> Result<()> {
 
 /// The numbers of the default network, of red and of blue.
 pub(super) async fn numbers(bed: &Bed) -> Result<[u32; 3]> {
-    let api: Api<NetworkNumber> = Api::all(bed.cluster.client.clone());
-    let objects = api.list(&ListParams::default()).await?;
-    let number = |network: &str| -> Result<u32> {
-        let object = objects.items.iter().find(|object| object.spec.network == network);
-        Ok(object.context("a number")?.name_any().parse()?)
+    let numbers = bed.cluster.numbers().await?;
+    let number = |network: &str| {
+        let found = numbers.iter().find(|(_, of)| *of == network);
+        found.map(|(number, _)| *number).context("a number")
     };
     Ok([number("default")?, number("red")?, number("blue")?])
 }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Service;
 use kni_integration::{
     Pod,
-    cluster::{Member, PATIENCE, objects},
+    cluster::{Member, PATIENCE, objects, wire::OVERLAY_PORT},
     require,
     traffic::{NoAnswer, tcp_get},
     wait,
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::{
     super::scene::{ANSWER, PORT, address, assert_reached, identity, wait_for_silence},
-    bed::{Bed, OVERLAY_PORT, SILENCE},
+    bed::{Bed, SILENCE},
     enemies::{dropped, forged, numbers},
 };
 

@@ -3,10 +3,13 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{cluster::Member, require};
+use kni_integration::{
+    cluster::{Member, wire::OVERLAY_PORT},
+    require,
+};
 use serde_json::Value;
 
-use super::bed::{Bed, OVERLAY_PORT};
+use super::bed::Bed;
 
 /// The check of a node's report: its title and its findings.
 fn tunnel(member: &Member) -> Result<(String, Vec<Value>)> {

@@ -1,16 +1,24 @@
 //! Counts what traffic between pods loses during a fault, beside a run of the same traffic without one.
 
-use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
-use kni_api::{AddressBlock, NetworkNumber};
-use kni_integration::{Pod, traffic::Stream};
-use kube::{Api, ResourceExt as _, api::ListParams};
+use kni_api::AddressBlock;
+use kni_integration::{
+    Pod,
+    cluster::wire::{Wire, ip_packet, tunnelled},
+    traffic::Stream,
+};
+use kube::{Api, api::ListParams};
 
 use super::{
-    super::scene::{PORT, address, identity},
-    bed::{Bed, TEAMS, Wire, ip_packet, tunnelled},
+    super::scene::{PORT, address, assert_reached, identity},
+    bed::{Bed, TEAMS},
 };
 
 /// Traffic of all teams between pairs of nodes, in both directions.
@@ -126,23 +134,19 @@ pub(super) async fn addresses_have_one_owner(bed: &Bed) -> Result<()> {
 
 /// Checks on the wire that each address of a network is sent by one node only.
 pub(super) async fn one_sender_each(bed: &Bed) -> Result<()> {
-    let api: Api<NetworkNumber> = Api::all(bed.cluster.client.clone());
-    let numbers = api.list(&ListParams::default()).await?.items;
+    let numbers = bed.cluster.numbers().await?;
     let mut senders: BTreeMap<(u32, IpAddr), IpAddr> = BTreeMap::new();
     for team in TEAMS {
         for (from, to) in [(1, 2), (2, 3), (3, 1)] {
             let wire = Wire::open(&bed.cluster)?;
-            super::super::scene::assert_reached(bed.pod(team, from), bed.pod(team, to));
+            assert_reached(bed.pod(team, from), bed.pod(team, to));
             let frames = wire.frames()?;
             for (outer, _, _, payload) in frames.iter().filter_map(|frame| ip_packet(frame)) {
                 let Some((number, inner)) = tunnelled(payload) else {
                     continue;
                 };
                 let (inner, ..) = ip_packet(inner).context("an IP packet in the tunnel")?;
-                ensure!(
-                    numbers.iter().any(|object| object.name_any() == number.to_string()),
-                    "{number}"
-                );
+                ensure!(numbers.contains_key(&number), "{number}");
                 let before = senders.insert((number, inner), outer);
                 ensure!(
                     before.is_none_or(|before| before == outer),

@@ -28,10 +28,7 @@ async fn a_cluster_is_upgraded_node_by_node_and_goes_back() -> Result<()> {
         println!("not tested with agents of the previous release: only in long tests, or with KNI_PREVIOUS_AGENT");
         return Ok(());
     };
-    let options = MemberOptions {
-        binary: Some(previous.clone()),
-        ..MemberOptions::default()
-    };
+    let options = MemberOptions::of_release(&previous);
     let mut bed = Bed::start_with("fabric-mixed", &options, None).await?;
     let local: Vec<Value> = TEAMS
         .iter()

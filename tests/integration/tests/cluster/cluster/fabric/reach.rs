@@ -3,22 +3,24 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::{Context as _, Result, ensure};
-use kni_api::NetworkNumber;
 use kni_integration::{
-    cluster::{PATIENCE, objects},
+    cluster::{
+        PATIENCE, objects,
+        wire::{Wire, ip_packet, tunnelled},
+    },
     require,
     traffic::{Servers, tcp_get},
     wait,
 };
-use kube::{Api, ResourceExt as _, api::ListParams};
 use serde_json::json;
 
 use super::{
     super::scene::{
         ANSWER, PORT, address, ask, assert_reached, assert_silent, identity, patch_metadata, wait_for_silence,
     },
-    bed::{Bed, NODES, TEAMS, Wire, ip_packet, tunnelled},
+    bed::{Bed, NODES, TEAMS},
     content::passes_unchanged,
+    enemies::numbers as numbers_of,
 };
 
 /// The port of servers of the nodes themselves.
@@ -72,12 +74,6 @@ async fn pods_reach_those_of_their_network_without_a_tunnel() -> Result<()> {
 
 /// Each packet between the nodes' addresses is in a tunnel, with the number of its network; none has a pod's address.
 async fn only_tunnels_are_on_the_wire(bed: &Bed, v4: bool) -> Result<()> {
-    let api: Api<NetworkNumber> = Api::all(bed.cluster.client.clone());
-    let objects = api.list(&ListParams::default()).await?;
-    let number_of = |network: &str| -> Result<u32> {
-        let object = objects.items.iter().find(|object| object.spec.network == network);
-        Ok(object.context("a number")?.name_any().parse()?)
-    };
     let mut frames = Vec::new();
     for team in TEAMS {
         for (from, to) in [(1, 2), (2, 3), (3, 1)] {
@@ -105,10 +101,7 @@ async fn only_tunnels_are_on_the_wire(bed: &Bed, v4: bool) -> Result<()> {
             numbers.insert(number);
         }
     }
-    let expected: BTreeSet<u32> = ["default", "red", "blue"]
-        .map(number_of)
-        .into_iter()
-        .collect::<Result<_>>()?;
+    let expected: BTreeSet<u32> = numbers_of(bed).await?.into();
     ensure!(numbers == expected, "{numbers:?} instead of {expected:?}");
     println!("{} frames on the wire", frames.len());
     Ok(())
