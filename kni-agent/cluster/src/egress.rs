@@ -104,11 +104,14 @@ pub fn answered_addresses(
 }
 
 /// Whether a node is assigned, confirmed, and not to release the address.
-pub fn answers(claim: &EgressAddressClaim, node: &Holder) -> bool {
+fn answers(claim: &EgressAddressClaim, node: &Holder) -> bool {
+    is_assigned_to(claim, node) && claim.metadata.deletion_timestamp.is_none() && is_held_by(claim, node)
+}
+
+/// Whether the node may have the address on its uplink: until it has removed it, whichever node is to be next.
+pub fn is_held_by(claim: &EgressAddressClaim, node: &Holder) -> bool {
     let holder = claim.status.as_ref().and_then(|status| status.holder.as_ref());
-    is_assigned_to(claim, node)
-        && claim.metadata.deletion_timestamp.is_none()
-        && holder.is_some_and(|holder| is_same_node(holder, node))
+    holder.is_some_and(|holder| is_same_node(holder, node))
 }
 
 /// What keeps the holder from the address, by its own report.

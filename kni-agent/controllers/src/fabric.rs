@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use kni_api::{NodeEndpoint, egress_address_claim::Holder};
 use kni_cluster::{
     Tables,
-    egress::{answers, is_same_node, unit_of_node},
+    egress::{is_held_by, unit_of_node},
 };
 use kni_dataplane::{Answering, EgressShares, NetworkFabric, Way};
 use kni_fabric::{Desired, Path, Stack, Tunnel};
@@ -284,12 +284,12 @@ fn egress(
         };
         let unit = unit_of_node(claim, this);
         let holder = claim.status.as_ref().and_then(|status| status.holder.as_ref());
-        let answers = answers(claim, this);
+        // Also after the claim names another node: as long as the uplink has the address, the node's stack must get no
+        // packet of others' connections, which it would answer with a reset.
+        let is_held = is_held_by(claim, this);
         let answering = match holder {
-            Some(_) if answers => Some(Answering::Here),
-            Some(holder) if unit.is_some() && !is_same_node(holder, this) => {
-                way_to(&holder.node_name, &holder.node_uid).map(Answering::There)
-            }
+            Some(_) if is_held => Some(Answering::Here),
+            Some(holder) if unit.is_some() => way_to(&holder.node_name, &holder.node_uid).map(Answering::There),
             Some(_) | None => None,
         };
         let Some(answering) = answering else { continue };
@@ -297,7 +297,7 @@ fn egress(
             .spec
             .shares
             .iter()
-            .filter(|share| answers && Some(share.unit) != unit);
+            .filter(|share| is_held && Some(share.unit) != unit);
         let shares = EgressShares {
             answering,
             unit,

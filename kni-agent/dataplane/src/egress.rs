@@ -17,7 +17,7 @@ use super::{Dataplane, DataplaneError, lock, membarrier, pin::Pins, table::Table
 /// The node that answers for an egress address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answering {
-    /// This node, as soon as it has the address on its uplink ([`Dataplane::set_held_addresses`]).
+    /// This node, while its uplink has the address or is about to get it ([`Dataplane::set_held_addresses`]).
     Here,
     /// The node at the end of a tunnel.
     There(Way),
@@ -41,7 +41,7 @@ pub(super) struct ShareMaps {
     table: Table<EgressShareKey, EgressShareValue>,
     /// `None` until they are known: what an earlier agent wrote stays.
     desired: Option<BTreeMap<IpAddr, EgressShares>>,
-    /// The egress addresses on the uplink; `None` until they are known.
+    /// The egress addresses that the uplink has, or is about to get; `None` until they are known.
     held: Option<BTreeSet<IpAddr>>,
 }
 
@@ -133,7 +133,11 @@ const fn plain(role: u32, node: u32) -> EgressShareValue {
 }
 
 impl Dataplane {
-    /// Sets which egress addresses are on the uplink. When it returns, this node forwards nothing with others.
+    /// Sets which egress addresses the uplink has, or is about to get. When it returns, this node forwards for these
+    /// addresses, and nothing with others.
+    ///
+    /// Called before an address is added and after one was removed: in between, the node's stack would answer packets of
+    /// connections that it does not have with resets.
     pub fn set_held_addresses(&self, held: &BTreeSet<IpAddr>) -> Result<(), DataplaneError> {
         let mut maps = lock(&self.fabric);
         if maps.shares.held.as_ref() == Some(held) {

@@ -73,13 +73,13 @@ impl Uplink {
             .retain(|endpoint, _| egress.iter().any(|(other, _)| other == endpoint));
         self.set_egress(state, &egress, &missing)?;
         dedicated.retain(|address| !missing.contains_key(address));
-        // Before others are removed from the uplink: nothing is forwarded with an address that this node does not have.
-        let is_there = state.node.uplink.is_some();
-        self.dataplane
-            .set_held_addresses(if is_there { &dedicated } else { &NO_ADDRESS })?;
         if let Some(uplink) = state.node.uplink.clone() {
             self.tidy(state, &uplink, &dedicated)?;
         }
+        // After others are removed from the uplink, and before their release is reported.
+        let is_there = state.node.uplink.is_some();
+        self.dataplane
+            .set_held_addresses(if is_there { &dedicated } else { &NO_ADDRESS })?;
         state.rights_version.1 = version;
         self.applied.send_replace(version);
         first_failure(&missing)?;
@@ -278,6 +278,7 @@ impl Uplink {
         }
         // Recorded before they are added (I5): a restarted agent must not take them for addresses of the node.
         self.record(state, uplink, &state.record.addresses | &new)?;
+        self.dataplane.set_held_addresses(&state.record.addresses)?;
         for address in new {
             tracing::info!(%address, ifname = %uplink.ifname, "adding an egress address");
             state.verified.remove(&address);
