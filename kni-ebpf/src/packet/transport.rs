@@ -6,14 +6,16 @@ use kni_common::Verdict;
 use super::{ACK, Class, Fragment, ICMP, ICMPV6, Packet, SCTP, SYN, TCP, UDP, inside};
 use crate::skb;
 
-/// The part of a TCP header that the smallest accepted first fragment must contain.
+/// A TCP header without options. A first fragment contains all of it: a translation changes the checksum.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct TcpStart {
+struct TcpHeader {
     ports: u32,
     sequence: [u32; 2],
     offset_flags: [u8; 2],
     window: u16,
+    checksum: u16,
+    urgent: u16,
 }
 
 #[repr(C)]
@@ -62,7 +64,7 @@ pub(super) fn transport<const FIXED: bool>(ctx: &TcContext, offset: usize, packe
     }
     match packet.protocol {
         TCP => {
-            let tcp: TcpStart = fetch::<FIXED, _>(ctx, offset, end)?;
+            let tcp: TcpHeader = fetch::<FIXED, _>(ctx, offset, end)?;
             packet.ports = tcp.ports;
             let [_, flags] = tcp.offset_flags;
             packet.tcp_flags = flags;

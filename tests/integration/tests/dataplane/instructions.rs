@@ -23,9 +23,9 @@ const BOUNDS: [Bound; 10] = [
     bound("established, IPv6 UDP", 182, 30),
     bound("established, IPv4 TCP, in the next jiffy", 180, 20),
     bound("established, IPv6 TCP, in the next jiffy", 200, 31),
-    bound("new flow, IPv4 TCP", 1032, 201),
+    bound("new flow, IPv4 TCP", 1035, 201),
     bound("new flow, IPv4 UDP", 1084, 214),
-    bound("new flow, IPv6 TCP", 1125, 240),
+    bound("new flow, IPv6 TCP", 1128, 240),
     bound("new flow, IPv6 UDP", 1243, 268),
 ];
 
