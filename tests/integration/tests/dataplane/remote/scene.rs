@@ -468,6 +468,12 @@ impl<'a> Scene<'a> {
         Ok(self.pod(id)?.send(&frame)?)
     }
 
+    /// Sends an IP packet of a pod without asking before what would happen to it: each run of the programs tries other ports.
+    pub(super) fn send_unexplained(&self, id: u32, packet: &[u8]) -> Result<()> {
+        self.explained.set(None);
+        Ok(self.pod(id)?.send(&Link::new(mac(id), host_mac(id)).frame(packet))?)
+    }
+
     fn explain_sent(&self, id: u32, frame: &[u8]) -> Result<Option<FlowEvent>> {
         if !can_explain(frame) {
             self.explained.set(None);

@@ -244,7 +244,7 @@ fn a_full_unit_is_refused_and_takes_no_port_of_others() -> Result<()> {
         };
         for own in 10_000..12_000 {
             let datagram = Ip::new(LOCAL[0], ip(SERVER[0])).packet(&Payload::udp(own, THEIRS, b"x"));
-            scene.send(A, &datagram)?;
+            scene.send_unexplained(A, &datagram)?;
             if count()? > 0 {
                 break;
             }
@@ -255,8 +255,8 @@ fn a_full_unit_is_refused_and_takes_no_port_of_others() -> Result<()> {
                 "port {port} again"
             );
         }
-        // One new flow in a thousand is refused where four of five ports are in use.
-        ensure!(count()? == 1 && ports.len() > 800, "{} ports", ports.len());
+        // 32 ports are tried for a flow: with 600 of 1024 in use, one flow in 27 million finds none that is free.
+        ensure!(count()? == 1 && ports.len() > 600, "{} ports", ports.len());
         Ok(())
     })
 }
