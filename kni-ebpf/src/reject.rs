@@ -66,8 +66,19 @@ struct Icmp {
     information: u32,
 }
 
-/// Bytes of the transport header that an error quotes (RFC 792; RFC 4443 asks for more).
+/// Bytes of the transport header that an error quotes at least (RFC 792; RFC 4443 asks for more).
 const QUOTED: usize = 8;
+
+/// Bytes of the transport header that an error quotes. The kernel cuts no packet before the end of a checksum that an
+/// interface is to finish (`__bpf_skb_min_len` in `net/core/filter.c`): those of TCP and SCTP are behind the first eight bytes.
+#[inline(always)]
+const fn quoted(packet: &Packet) -> usize {
+    match packet.protocol {
+        TCP => size_of::<Tcp>(),
+        SCTP => 12,
+        _ => QUOTED,
+    }
+}
 
 /// An error to send.
 #[derive(Clone, Copy)]
@@ -221,7 +232,7 @@ fn reset(ctx: &TcContext, packet: &Packet) -> Result<(), Verdict> {
 #[inline(never)]
 fn error(ctx: &TcContext, packet: &Packet, error: &Error) -> Result<(), Verdict> {
     let ip = ip_length(packet.v4);
-    let quoted = ip + QUOTED;
+    let quoted = ip + quoted(packet);
     let grown = ip + size_of::<Icmp>();
     resize(ctx, ETH_LEN + quoted)?;
     #[expect(clippy::cast_possible_wrap, clippy::cast_possible_truncation, reason = "48 at most")]
@@ -236,10 +247,16 @@ fn error(ctx: &TcContext, packet: &Packet, error: &Error) -> Result<(), Verdict>
     };
     let start = ETH_LEN + grown;
     if packet.v4 {
-        sum = add::<{ 20 + QUOTED }>(ctx, start, sum)?;
+        sum = add::<{ size_of::<Ipv4>() + QUOTED }>(ctx, start, sum)?;
     } else {
-        sum = add::<{ 40 + QUOTED }>(ctx, start, sum)?;
+        sum = add::<{ size_of::<Ipv6>() + QUOTED }>(ctx, start, sum)?;
     }
+    let more = start + ip + QUOTED;
+    sum = match packet.protocol {
+        TCP => add::<12>(ctx, more, sum)?,
+        SCTP => add::<4>(ctx, more, sum)?,
+        _ => sum,
+    };
     let mut header = Icmp {
         kind_code: error.kind_code,
         checksum: 0,

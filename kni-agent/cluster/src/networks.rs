@@ -148,15 +148,21 @@ impl Networks {
     }
 }
 
-/// The interfaces of pods take no larger packets than fit into the tunnel of this node.
+/// The interfaces of pods take no larger packets than fit into the tunnel of this node. Before the agent has reported how the
+/// node is reached, they leave room for the longest outer headers.
 fn fitting(tables: &Tables, spec: NetworkSpec) -> NetworkSpec {
-    let Some(endpoint) = own_endpoint(tables).filter(|_| spec.fabric == Fabric::Overlay) else {
+    if spec.fabric != Fabric::Overlay {
         return spec;
+    }
+    let mtu = match own_endpoint(tables) {
+        Some(endpoint) => {
+            let preferred = endpoint.spec.addresses.first();
+            let is_v6 = preferred.is_some_and(|address| address.contains(':'));
+            let overhead = if is_v6 { OVERHEAD_V6 } else { OVERHEAD_V4 };
+            spec.mtu.min(endpoint.spec.mtu.saturating_sub(overhead))
+        }
+        None => spec.mtu.saturating_sub(OVERHEAD_V6),
     };
-    let preferred = endpoint.spec.addresses.first();
-    let is_v6 = preferred.is_some_and(|address| address.contains(':'));
-    let overhead = if is_v6 { OVERHEAD_V6 } else { OVERHEAD_V4 };
-    let mtu = spec.mtu.min(endpoint.spec.mtu.saturating_sub(overhead));
     NetworkSpec { mtu, ..spec }
 }
 

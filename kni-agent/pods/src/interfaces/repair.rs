@@ -9,13 +9,16 @@ use super::{Interfaces, exists, veth};
 use crate::error::Subject;
 
 impl Interfaces {
-    /// Returns whether the programs are attached again. Filters come first, because they are attached within
+    /// Returns whether the programs are attached again; not where they were found missing while links replaced filters. Filters come first, because they are attached within
     /// microseconds: from then on packets are evaluated again.
     pub(crate) async fn repair(&self, sandbox: &Sandbox, attachment: &Attachment) -> bool {
         let kernel = &self.kernel;
         let was_closed = kernel.closed().contains(&attachment.endpoint);
         if !exists(sandbox, attachment) {
             kernel.reopened(attachment.endpoint);
+            return false;
+        }
+        if !was_closed && self.has_programs(attachment).await {
             return false;
         }
         let (dataplane, again) = (Arc::clone(&kernel.dataplane), attachment.clone());
@@ -48,5 +51,23 @@ impl Interfaces {
         }
         tracing::warn!(%pod, %ifname, "its programs were detached by another process; they are attached again");
         true
+    }
+
+    /// Under the sandbox's lock, which an upgrade from filters to links holds.
+    async fn has_programs(&self, attachment: &Attachment) -> bool {
+        let kernel = &self.kernel;
+        let dataplane = &kernel.dataplane;
+        let (ifname, ifindex) = (attachment.host_ifname.as_str(), attachment.host_ifindex);
+        if !dataplane.is_attached(ifname, ifindex, attachment.endpoint, attachment.xdp) {
+            return false;
+        }
+        if !dataplane.is_on_clsact(attachment.endpoint) {
+            return true;
+        }
+        let filters = kernel
+            .netlink
+            .has_filters(ifindex, kni_dataplane::FILTER_PRIORITY)
+            .await;
+        filters.is_ok_and(|found| found)
     }
 }

@@ -25,7 +25,8 @@ pub(super) fn answer(frame: &[u8], packet: &Packet) -> Option<Vec<u8>> {
 }
 
 fn unreachable(frame: &[u8], packet: &Packet) -> Payload {
-    let quoted = &frame[ETHERNET..ETHERNET + packet.transport + 8];
+    let transport = if packet.protocol == 132 { 12 } else { 8 };
+    let quoted = &frame[ETHERNET..ETHERNET + packet.transport + transport];
     let (kind, code) = if packet.source.is_ipv4() { (3, 3) } else { (1, 4) };
     let body = [&[0; 4][..], quoted].concat();
     Payload::Icmp { kind, code, body }

@@ -126,7 +126,10 @@ fn expired(frame: &[u8], packet: &[u8], (peer, node): (IpAddr, IpAddr)) -> Resul
     ensure!(ends && [1, 58].contains(&protocol), "another packet");
     ensure!(ip[header..header + 2] == told, "another error");
     let quoted = &ip[header + 8..];
-    ensure!(quoted == &packet[..header + 8], "another quote");
+    // The header of the transport without options, where its checksum is behind the first eight bytes.
+    let protocol = packet[if peer.is_ipv4() { 9 } else { 6 }];
+    let transport = if protocol == 6 { 20 } else { 8 };
+    ensure!(quoted == &packet[..header + transport], "another quote");
     let sum = if peer.is_ipv4() {
         checksum(&[&ip[header..]])
     } else {

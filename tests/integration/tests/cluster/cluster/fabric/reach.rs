@@ -12,6 +12,7 @@ use kni_integration::{
     traffic::{Servers, tcp_get},
     wait,
 };
+use kni_proto::runtime::ListDropsRequest;
 use serde_json::json;
 
 use super::{
@@ -33,7 +34,7 @@ async fn pods_reach_those_of_their_network_on_every_node() -> Result<()> {
     bed.connected().await?;
     ensure!(bed.overlaps(), "red and blue are meant to have the same addresses");
     bed.matrix().assert_expected();
-    passes_unchanged(&bed)?;
+    content_is_whole(&bed).await?;
     only_tunnels_are_on_the_wire(&bed, true).await?;
     nodes_and_pods_reach_each_other(&bed)?;
     policies_follow_pods_of_other_nodes(&bed).await
@@ -45,7 +46,7 @@ async fn pods_reach_those_of_their_network_through_ipv6() -> Result<()> {
     let bed = Bed::start("fabric-overlay6", &["--underlay-family", "ipv6"], None).await?;
     bed.connected().await?;
     bed.matrix().assert_expected();
-    passes_unchanged(&bed)?;
+    content_is_whole(&bed).await?;
     only_tunnels_are_on_the_wire(&bed, false).await?;
     nodes_and_pods_reach_each_other(&bed)
 }
@@ -56,7 +57,7 @@ async fn pods_reach_those_of_their_network_without_a_tunnel() -> Result<()> {
     let bed = Bed::start("fabric-native", &[], Some("Native")).await?;
     bed.connected().await?;
     bed.matrix().assert_expected();
-    passes_unchanged(&bed)?;
+    content_is_whole(&bed).await?;
     nodes_and_pods_reach_each_other(&bed)?;
     // Pods have their own addresses on the wire.
     let wire = Wire::open(&bed.cluster)?;
@@ -70,6 +71,26 @@ async fn pods_reach_those_of_their_network_without_a_tunnel() -> Result<()> {
         .collect();
     ensure!(seen == pods, "{seen:?}");
     policies_follow_pods_of_other_nodes(&bed).await
+}
+
+/// Each failure shows what the nodes dropped, and where sockets of pods stopped.
+async fn content_is_whole(bed: &Bed) -> Result<()> {
+    let Err(failed) = passes_unchanged(bed) else {
+        return Ok(());
+    };
+    let mut shown = Vec::new();
+    for member in &bed.cluster.nodes {
+        let request = ListDropsRequest::default();
+        let listed = member.kubelet.kni().runtime().list_drops(request).await?;
+        shown.push(format!("{} dropped {:?}", member.name, listed.into_inner().drops));
+        for arguments in [&["-s", "link"][..], &["-s", "-s", "neighbour"]] {
+            shown.push(member.node.run("ip", arguments)?);
+        }
+    }
+    for pod in &bed.pods {
+        shown.push(format!("{}: {}", identity(pod), pod.inside.run("ss", &["-tani"])?));
+    }
+    Err(failed.context(format!("{}\n{}", shown.join("\n"), bed.state())))
 }
 
 /// Each packet between the nodes' addresses is in a tunnel, with the number of its network; none has a pod's address.
