@@ -62,7 +62,7 @@ impl Networks {
                     if spec.default {
                         default = Some(name.clone());
                     }
-                    let spec = networks.with_number(fitting(tables, spec), &numbers);
+                    let spec = networks.with_number(fitting(tables, object, spec), &numbers);
                     networks.add(object, spec, selector, held);
                 }
                 Err((field, reason)) => networks.refuse(&name, &field, reason),
@@ -149,9 +149,10 @@ impl Networks {
 }
 
 /// The interfaces of pods take no larger packets than fit into the tunnel of this node. Before the agent has reported how the
-/// node is reached, they leave room for the longest outer headers.
-fn fitting(tables: &Tables, spec: NetworkSpec) -> NetworkSpec {
-    if spec.fabric != Fabric::Overlay {
+/// node is reached, they leave room for the longest outer headers; so they do before kni-controller has decided whether there
+/// is to be a tunnel.
+fn fitting(tables: &Tables, object: &PodNetwork, spec: NetworkSpec) -> NetworkSpec {
+    if spec.fabric != Fabric::Overlay && !may_become_overlay(object, &spec) {
         return spec;
     }
     let mtu = match own_endpoint(tables) {
@@ -164,6 +165,14 @@ fn fitting(tables: &Tables, spec: NetworkSpec) -> NetworkSpec {
         None => spec.mtu.saturating_sub(OVERHEAD_V6),
     };
     NetworkSpec { mtu, ..spec }
+}
+
+fn may_become_overlay(object: &PodNetwork, spec: &NetworkSpec) -> bool {
+    let decided = object.status.as_ref().and_then(|status| status.fabric);
+    let wanted = object.spec.fabric.unwrap_or(kni_api::Fabric::Overlay);
+    decided.is_none()
+        && wanted == kni_api::Fabric::Overlay
+        && matches!(spec.provider, Provider::Ebpf | Provider::Tap(_))
 }
 
 /// The endpoint of the agent's own node.
