@@ -329,9 +329,10 @@ impl Uplink {
         let failed = self.dataplane.set_node_ports(&rows).err();
         let unserved = failed.map(|error| kni_model::error_chain(&error));
         if unserved != state.node_unserved {
-            match &unserved {
-                Some(reason) => tracing::warn!(reason, "{NODE_UNSERVED}"),
-                None => tracing::info!("the node's own processes reach the host ports"),
+            if let Some(reason) = &unserved {
+                tracing::warn!(reason, "{NODE_UNSERVED}");
+            } else {
+                tracing::info!("the node's own processes reach the host ports");
             }
             state.node_unserved = unserved;
         }
