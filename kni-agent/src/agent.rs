@@ -240,6 +240,7 @@ async fn start_pods(
         plugins: settings::plugins(args),
         cni_state_dir: args.paths.cni_state_dir.clone(),
         cluster: source.cache(),
+        overlay_port: args.fabric.overlay_port,
         force_sweep: args.force_sweep,
         tasks: tasks.clone(),
     };

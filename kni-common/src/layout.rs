@@ -13,7 +13,10 @@ use crate::{
     policy::{IdentityKey, IdentityValue, PolicyKey, PolicyValue, PortKey, PortValue},
     route::{RouteKey, RouteValue},
     service::{AffinityKey, AffinityValue, BackendKey, BackendValue, ServiceKey, ServiceValue},
-    uplink::{EgressShareKey, EgressShareValue, HostPortKey, HostPortValue, Masquerade, SourceKey, SourceValue},
+    uplink::{
+        EgressShareKey, EgressShareValue, HostPortKey, HostPortValue, Masquerade, NodePeerKey, NodePeerValue,
+        SourceKey, SourceValue,
+    },
 };
 
 /// Version of everything that is pinned. Part of the pin path, so that programs of two layouts never share a map. Must
@@ -85,6 +88,9 @@ pub const MAX_ROUTES: u32 = 131_072;
 
 /// Rows of `FRAGMENTS` and of `FRAGMENTS_OUTSIDE`: twice as many as the lists of free rows of 64 CPUs, 128 each, take.
 pub const MAX_FRAGMENTS: u32 = 16_384;
+
+/// Rows of `NODE_PEERS`: pairs of a socket of the node and a pod that it sends datagrams to through a host port.
+pub const MAX_NODE_PEERS: u32 = 8192;
 
 /// Bytes of a ring of events: more than 5000 of them.
 pub const RING_BYTES: u32 = 1 << 20;
@@ -249,6 +255,18 @@ pub const ALL_MAPS: &[MapSpec] = &[
         4096,
         "(node address, port, protocol) -> endpoint and port",
     ),
+    spec::<HostPortKey, HostPortValue>(
+        "NODE_PORTS",
+        MapKind::Hash,
+        8192,
+        "(node or loopback address, port, protocol) -> endpoint and port, for the node's own sockets",
+    ),
+    spec::<NodePeerKey, NodePeerValue>(
+        "NODE_PEERS",
+        MapKind::LruHash,
+        MAX_NODE_PEERS,
+        "(socket of the node, pod, port) -> host port that the socket sends datagrams to",
+    ),
     spec::<SourceKey, SourceValue>(
         "SOURCES",
         MapKind::LpmTrie,
@@ -333,6 +351,8 @@ mod tests {
                 ("AFFINITY", 24, 32),
                 ("MASQUERADE", 4, 24),
                 ("HOST_PORTS", 20, 12),
+                ("NODE_PORTS", 20, 12),
+                ("NODE_PEERS", 28, 28),
                 ("SOURCES", 20, 4),
                 ("SHARED_EGRESS", 4, 4),
                 ("EGRESS_SHARES", 24, 12),

@@ -15,9 +15,10 @@ map_types! {
         pub ipv6: [u8; 16],
     }
 
-    /// Key of `HOST_PORTS`.
+    /// Key of `HOST_PORTS`, of packets from outside, and of `NODE_PORTS`, of the node's own sockets.
     pub struct HostPortKey {
-        /// Address of the node, network byte order, IPv4 as `::ffff:a.b.c.d`.
+        /// Address of the node, network byte order, IPv4 as `::ffff:a.b.c.d`. In `NODE_PORTS` also a loopback address; the
+        /// unspecified address of a family stands for all its loopback addresses.
         pub address: [u8; 16],
         /// Port of the node, network byte order.
         pub port: [u8; 2],
@@ -25,13 +26,39 @@ map_types! {
         pub protocol: u16,
     }
 
-    /// Value of `HOST_PORTS`.
+    /// Value of `HOST_PORTS` and `NODE_PORTS`.
     pub struct HostPortValue {
         /// Endpoint that receives the packets.
         pub endpoint: u32,
         /// Its incarnation when the row was written.
         pub incarnation: u32,
         /// Port of the pod, network byte order.
+        pub port: [u8; 2],
+        /// Zero.
+        pub zero: u16,
+    }
+
+    /// Key of `NODE_PEERS`: a socket of the node, and a pod that it sends datagrams to through a port of the node.
+    pub struct NodePeerKey {
+        /// Address of the pod, network byte order, IPv4 as `::ffff:a.b.c.d`.
+        pub address: [u8; 16],
+        /// The kernel's cookie of the socket, no other socket's until the next boot: the low half, then the high half.
+        pub socket: [u32; 2],
+        /// Port of the pod, network byte order.
+        pub port: [u8; 2],
+        /// Zero.
+        pub zero: u16,
+    }
+
+    /// Value of `NODE_PEERS`: where the socket sent the datagrams.
+    pub struct NodePeerValue {
+        /// Address of the node, network byte order, IPv4 as `::ffff:a.b.c.d`.
+        pub address: [u8; 16],
+        /// The pod's endpoint.
+        pub endpoint: u32,
+        /// Its incarnation at that time: another pod's datagrams keep their source.
+        pub incarnation: u32,
+        /// Port of the node, network byte order.
         pub port: [u8; 2],
         /// Zero.
         pub zero: u16,

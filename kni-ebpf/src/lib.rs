@@ -40,6 +40,7 @@ pub mod remote;
 pub mod service;
 pub mod shares;
 pub mod skb;
+pub mod socket;
 pub mod time;
 pub mod translate;
 pub mod work;

@@ -5,10 +5,10 @@
 #[cfg(target_arch = "bpf")]
 mod entry {
     use aya_ebpf::{
-        macros::{classifier, xdp},
-        programs::{TcContext, XdpContext},
+        macros::{cgroup_sock_addr, classifier, xdp},
+        programs::{SockAddrContext, TcContext, XdpContext},
     };
-    use kni_ebpf::programs;
+    use kni_ebpf::programs::{self, node_socket};
 
     /// TC ingress of a pod's host interface.
     #[classifier]
@@ -56,6 +56,48 @@ mod entry {
     #[xdp]
     pub(crate) fn xdp_uplink(ctx: XdpContext) -> u32 {
         programs::xdp_uplink::run(&ctx)
+    }
+
+    /// `connect` of IPv4 sockets.
+    #[cgroup_sock_addr(connect4)]
+    pub(crate) fn node_connect4(ctx: SockAddrContext) -> i32 {
+        node_socket::redirect4(&ctx);
+        node_socket::CONTINUE
+    }
+
+    /// `connect` of IPv6 sockets.
+    #[cgroup_sock_addr(connect6)]
+    pub(crate) fn node_connect6(ctx: SockAddrContext) -> i32 {
+        node_socket::redirect6(&ctx);
+        node_socket::CONTINUE
+    }
+
+    /// `sendmsg` of IPv4 sockets, UDP only.
+    #[cgroup_sock_addr(sendmsg4)]
+    pub(crate) fn node_sendmsg4(ctx: SockAddrContext) -> i32 {
+        node_socket::redirect4(&ctx);
+        node_socket::CONTINUE
+    }
+
+    /// `sendmsg` of IPv6 sockets, UDP only.
+    #[cgroup_sock_addr(sendmsg6)]
+    pub(crate) fn node_sendmsg6(ctx: SockAddrContext) -> i32 {
+        node_socket::redirect6(&ctx);
+        node_socket::CONTINUE
+    }
+
+    /// `recvmsg` of IPv4 sockets, UDP only.
+    #[cgroup_sock_addr(recvmsg4)]
+    pub(crate) fn node_recvmsg4(ctx: SockAddrContext) -> i32 {
+        node_socket::restore4(&ctx);
+        node_socket::CONTINUE
+    }
+
+    /// `recvmsg` of IPv6 sockets, UDP only.
+    #[cgroup_sock_addr(recvmsg6)]
+    pub(crate) fn node_recvmsg6(ctx: SockAddrContext) -> i32 {
+        node_socket::restore6(&ctx);
+        node_socket::CONTINUE
     }
 
     #[panic_handler]

@@ -15,13 +15,16 @@ use kni_common::{
     flow::{FlowKey4, FlowKey6, FlowValue, FragmentKey, FragmentValue, NodeRow},
     layout::{
         DEFAULT_MAX_ENDPOINTS, DEFAULT_MAX_FLOWS, DEFAULT_MAX_POLICY_ROWS, DEFAULT_MAX_SERVICES, MAX_FRAGMENTS,
-        MAX_NAT, MAX_NETWORKS, MAX_NODES, MAX_ROUTES, MAX_SHARES, RING_BYTES,
+        MAX_NAT, MAX_NETWORKS, MAX_NODE_PEERS, MAX_NODES, MAX_ROUTES, MAX_SHARES, RING_BYTES,
     },
     overlay::Overlay,
     policy::{IdentityData, IdentityValue, PolicyKey, PolicyValue, PortData, PortValue},
     route::{RouteData, RouteValue},
     service::{AffinityKey, AffinityValue, BackendKey, BackendValue, ServiceKey, ServiceValue},
-    uplink::{EgressShareData, EgressShareValue, HostPortKey, HostPortValue, Masquerade, SourceData, SourceValue},
+    uplink::{
+        EgressShareData, EgressShareValue, HostPortKey, HostPortValue, Masquerade, NodePeerKey, NodePeerValue,
+        SourceData, SourceValue,
+    },
 };
 
 const ENDPOINTS_MAX: usize = DEFAULT_MAX_ENDPOINTS as usize;
@@ -141,6 +144,14 @@ pub static MASQUERADE: Array<Masquerade, ENDPOINTS_MAX> = Array::new();
 /// Ports of the node that are forwarded to endpoints.
 #[btf_map]
 pub static HOST_PORTS: HashMap<HostPortKey, HostPortValue, 4096, NO_PREALLOC> = HashMap::new();
+
+/// Ports of the node that its own sockets reach endpoints by.
+#[btf_map]
+pub static NODE_PORTS: HashMap<HostPortKey, HostPortValue, 8192, NO_PREALLOC> = HashMap::new();
+
+/// Where sockets of the node sent the datagrams that endpoints got.
+#[btf_map]
+pub static NODE_PEERS: LruHashMap<NodePeerKey, NodePeerValue, { MAX_NODE_PEERS as usize }> = LruHashMap::new();
 
 /// Source prefixes that are denied from outside.
 #[btf_map]

@@ -93,6 +93,11 @@ pub enum DataplaneError {
         #[source]
         source: io::Error,
     },
+    /// No control group has all processes of the node.
+    #[error(
+        "cgroup2 is not mounted, or only a part of it is visible: mount the node's /sys/fs/cgroup at /host/sys/fs/cgroup of the agent's container"
+    )]
+    NoCgroup,
     /// The kernel lacks a feature, or a property of it could not be read.
     #[error("kernel: {0}")]
     Kernel(String),

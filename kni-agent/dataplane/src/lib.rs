@@ -3,6 +3,7 @@
 
 mod attach;
 mod bpf;
+mod cgroup;
 mod clock;
 mod convert;
 mod counters;
@@ -21,6 +22,7 @@ mod held;
 mod hook;
 mod inspect;
 mod membarrier;
+mod node_sockets;
 mod object;
 mod overlay;
 mod pin;

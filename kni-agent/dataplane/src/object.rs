@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use aya::{
     Ebpf, EbpfLoader, VerifierLogLevel,
-    programs::{Program, ProgramError, SchedClassifier, Xdp},
+    programs::{CgroupSockAddr, Program, ProgramError, SchedClassifier, Xdp},
 };
 use kni_common::layout::MapSpec;
 
-use super::{DataplaneError, pin::Pins, program};
+use super::{DataplaneError, cgroup, pin::Pins, program};
 
 /// The purpose of a copy of the programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,10 +22,14 @@ pub(super) enum Purpose {
 /// Name and value of the constant that disables side effects in a copy. The verifier removes the branches it excludes.
 const DRY_RUN: &str = "DRY_RUN";
 static YES: u8 = 1;
+/// Name of the constant that is the cookie of the node's network namespace.
+const NODE_NAMESPACE: &str = "NODE_NAMESPACE";
 
 /// Loads the programs that the purpose needs, with the pinned maps.
 pub(super) fn load(object: &[u8], pins: &Pins, specs: &[MapSpec], purpose: Purpose) -> Result<Ebpf, DataplaneError> {
+    let namespace = cgroup::namespace_cookie()?;
     let mut loader = EbpfLoader::new();
+    loader.override_global(NODE_NAMESPACE, &namespace, true);
     // The full log costs time on every load; the statistics level still contains the line of a rejection.
     loader.verifier_log_level(VerifierLogLevel::STATS);
     if purpose == Purpose::DryRun {
@@ -101,6 +105,23 @@ pub(super) fn xdp<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut 
         .ok_or_else(missing)?
         .try_into()
         .map_err(|_other_kind: ProgramError| missing())
+}
+
+/// A program of the node's own sockets, loaded: the first call loads it, which takes less than a millisecond.
+pub(super) fn node_socket<'a>(
+    ebpf: &'a mut Ebpf,
+    name: &'static str,
+) -> Result<&'a mut CgroupSockAddr, DataplaneError> {
+    let missing = || DataplaneError::Missing { what: "program", name };
+    let program: &mut CgroupSockAddr = ebpf
+        .program_mut(name)
+        .ok_or_else(missing)?
+        .try_into()
+        .map_err(|_other_kind: ProgramError| missing())?;
+    if program.fd().is_err() {
+        program.load().map_err(rejected(name))?;
+    }
+    Ok(program)
 }
 
 /// The last lines of the verifier's log name the rejected instruction.

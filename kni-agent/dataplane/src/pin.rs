@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! ROOT/v3/ENDPOINTS ...            maps of layout 3, bpftool shows their field names
+//! ROOT/v3/node_connect4            cgroup link of a program of the node's own sockets, likewise node_sendmsg6 ...
 //! ROOT/v3/of-117                   empty folder: their first rows came from those of map 117 of the layout before
 //! ROOT/v3-new                      the same maps until they have these rows
 //! ROOT/records                     copy of the agent's records, of no layout
@@ -33,7 +34,14 @@ use super::{DataplaneError, program::XDP_POD};
 const BPFFS: &str = "/sys/fs/bpf";
 
 /// Maps whose rows name endpoints by generation.
-const REMEMBER_GENERATIONS: [&str; 4] = ["ADDRESSES", "FLOWS4", "FLOWS6", "HOST_PORTS"];
+const REMEMBER_GENERATIONS: [&str; 6] = [
+    "ADDRESSES",
+    "FLOWS4",
+    "FLOWS6",
+    "HOST_PORTS",
+    "NODE_PORTS",
+    "NODE_PEERS",
+];
 
 /// The folders of the pins.
 #[derive(Debug, Clone)]
@@ -142,6 +150,12 @@ impl Pins {
     /// Link of a program at the uplink.
     pub(super) fn uplink_link(&self, what: &str) -> PathBuf {
         self.links.join(format!("uplink-{what}"))
+    }
+
+    /// Link of a program of the node's own sockets. Beside the maps: an agent of another layout, which removes these,
+    /// detaches the program with them.
+    pub(super) fn socket_link(&self, program: &str) -> PathBuf {
+        self.maps.join(program)
     }
 
     /// Compares every pinned map with its specification. One that differs is unpinned with a warning, so that loading

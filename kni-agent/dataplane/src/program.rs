@@ -13,3 +13,13 @@ pub(super) const XDP_UPLINK: &str = "xdp_uplink";
 
 /// XDP program of pod interfaces, in networks that enable it.
 pub(super) const XDP_POD: &str = "xdp_pod";
+
+/// Programs of the node's own sockets, at the root of cgroup2.
+pub(super) const NODE_SOCKETS: [&str; 6] = [
+    "node_connect4",
+    "node_connect6",
+    "node_sendmsg4",
+    "node_sendmsg6",
+    "node_recvmsg4",
+    "node_recvmsg6",
+];

@@ -82,6 +82,8 @@ mod tests {
                 "CONFIG",
                 "HITS",
                 "HOST_PORTS",
+                "NODE_PORTS",
+                "NODE_PEERS",
                 "SOURCES",
                 "EGRESS_SHARES",
                 "NODES",

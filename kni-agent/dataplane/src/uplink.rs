@@ -17,7 +17,7 @@ use kni_common::{
 use kni_model::{EndpointId, view::ProgramView};
 
 use super::{
-    Dataplane, DataplaneError, Hook, XdpChoice, XdpMode,
+    Dataplane, DataplaneError, EndpointConfig, Hook, XdpChoice, XdpMode,
     bpf::link,
     hook::{self, AttachPoint, Target},
     lock, membarrier,
@@ -98,21 +98,62 @@ pub struct HostPort {
 pub(super) struct UplinkMaps {
     masquerade: Table<u32, Masquerade>,
     shared: Table<u32, u32>,
-    host_ports: Table<HostPortKey, HostPortValue>,
-    /// Copy of `host_ports`, so that a detach does not wait for a walk.
-    mapped: BTreeMap<HostPortKey, HostPortValue>,
+    host_ports: PortRows,
+    node_ports: PortRows,
     sources: Table<SourceKey, SourceValue>,
+}
+
+/// A table of ports of the node.
+struct PortRows {
+    table: Table<HostPortKey, HostPortValue>,
+    /// Copy of the table, so that a detach does not wait for a walk.
+    mapped: BTreeMap<HostPortKey, HostPortValue>,
+}
+
+impl PortRows {
+    fn open(pins: &Pins, name: &'static str) -> Result<Self, DataplaneError> {
+        let table: Table<HostPortKey, HostPortValue> = Table::open(name, &pins.map(name))?;
+        let mapped = table.rows()?.into_iter().collect();
+        Ok(Self { table, mapped })
+    }
+
+    fn remove(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
+        let ports = self.mapped.iter().filter(|(_, value)| value.endpoint == endpoint.0);
+        let ports: Vec<HostPortKey> = ports.map(|(key, _)| *key).collect();
+        if ports.is_empty() {
+            return Ok(());
+        }
+        self.table.remove_all(&ports)?;
+        self.mapped.retain(|_, value| value.endpoint != endpoint.0);
+        Ok(())
+    }
+
+    fn set(&mut self, rows: BTreeMap<HostPortKey, HostPortValue>) -> Result<(), DataplaneError> {
+        // After a failure both old and new rows may exist.
+        self.mapped.extend(rows.iter().map(|(key, value)| (*key, *value)));
+        replace(&self.table, &rows)?;
+        self.mapped = rows;
+        Ok(())
+    }
+
+    fn set_incarnations(&mut self, incarnations: &BTreeMap<u32, u32>) -> Result<(), DataplaneError> {
+        for (key, value) in &mut self.mapped {
+            if let Some(incarnation) = incarnations.get(&value.endpoint) {
+                value.incarnation = *incarnation;
+                self.table.put(key, value)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl UplinkMaps {
     pub(super) fn open(pins: &Pins) -> Result<Self, DataplaneError> {
-        let host_ports: Table<HostPortKey, HostPortValue> = Table::open("HOST_PORTS", &pins.map("HOST_PORTS"))?;
-        let mapped = host_ports.rows()?.into_iter().collect();
         Ok(Self {
             masquerade: Table::open("MASQUERADE", &pins.map("MASQUERADE"))?,
             shared: Table::open("SHARED_EGRESS", &pins.map("SHARED_EGRESS"))?,
-            host_ports,
-            mapped,
+            host_ports: PortRows::open(pins, "HOST_PORTS")?,
+            node_ports: PortRows::open(pins, "NODE_PORTS")?,
             sources: Table::open("SOURCES", &pins.map("SOURCES"))?,
         })
     }
@@ -121,22 +162,8 @@ impl UplinkMaps {
     pub(super) fn remove(&mut self, endpoint: EndpointId) -> Result<(), DataplaneError> {
         let _changed = self.set_masquerade(endpoint, Masquerade::default())?;
         self.set_shared(endpoint, 0)?;
-        let ports = self.mapped.iter().filter(|(_, value)| value.endpoint == endpoint.0);
-        let ports: Vec<HostPortKey> = ports.map(|(key, _)| *key).collect();
-        if ports.is_empty() {
-            return Ok(());
-        }
-        self.host_ports.remove_all(&ports)?;
-        self.mapped.retain(|_, value| value.endpoint != endpoint.0);
-        Ok(())
-    }
-
-    fn set_host_ports(&mut self, rows: BTreeMap<HostPortKey, HostPortValue>) -> Result<(), DataplaneError> {
-        // After a failure both old and new rows may exist.
-        self.mapped.extend(rows.iter().map(|(key, value)| (*key, *value)));
-        replace(&self.host_ports, &rows)?;
-        self.mapped = rows;
-        Ok(())
+        self.host_ports.remove(endpoint)?;
+        self.node_ports.remove(endpoint)
     }
 
     /// What endpoints leave the node with.
@@ -146,13 +173,8 @@ impl UplinkMaps {
 
     /// Writes other incarnations of endpoints into their rows.
     pub(super) fn set_incarnations(&mut self, incarnations: &BTreeMap<u32, u32>) -> Result<(), DataplaneError> {
-        for (key, value) in &mut self.mapped {
-            if let Some(incarnation) = incarnations.get(&value.endpoint) {
-                value.incarnation = *incarnation;
-                self.host_ports.put(key, value)?;
-            }
-        }
-        Ok(())
+        self.host_ports.set_incarnations(incarnations)?;
+        self.node_ports.set_incarnations(incarnations)
     }
 
     fn shared(&self, endpoint: EndpointId) -> Result<u32, DataplaneError> {
@@ -305,19 +327,53 @@ impl Dataplane {
     /// Replaces the host ports of all pods. Those of unpublished endpoints are omitted.
     pub fn set_host_ports(&self, desired: &BTreeMap<HostPortKey, HostPort>) -> Result<(), DataplaneError> {
         let mut tables = lock(&self.uplink);
+        let rows = self.port_rows(desired, |_any| true)?;
+        tables.host_ports.set(rows)
+    }
+
+    /// Replaces the host ports that the node's own sockets reach, and attaches their programs while there are any. Those of
+    /// endpoints without host access are omitted: the node does not reach them. The rows are replaced even if no program
+    /// can be attached.
+    pub fn set_node_ports(&self, desired: &BTreeMap<HostPortKey, HostPort>) -> Result<(), DataplaneError> {
+        let mut tables = lock(&self.uplink);
+        let rows = self.port_rows(desired, |config| config.host_access)?;
+        let is_used = !rows.is_empty();
+        tables.node_ports.set(rows)?;
+        drop(tables);
+        if is_used {
+            self.attach_sockets()
+        } else {
+            self.detach_sockets()
+        }
+    }
+
+    /// The rows of ports of published endpoints.
+    fn port_rows(
+        &self,
+        desired: &BTreeMap<HostPortKey, HostPort>,
+        is_wanted: impl Fn(&EndpointConfig) -> bool,
+    ) -> Result<BTreeMap<HostPortKey, HostPortValue>, DataplaneError> {
+        let endpoints = lock(&self.endpoints);
         let mut rows = BTreeMap::new();
         for (key, target) in desired {
-            if let Some(incarnation) = lock(&self.endpoints).incarnation(target.endpoint)? {
-                let value = HostPortValue {
-                    endpoint: target.endpoint.0,
-                    incarnation,
-                    port: target.port.to_be_bytes(),
-                    zero: 0,
-                };
-                rows.insert(*key, value);
+            let Some(incarnation) = endpoints.incarnation(target.endpoint)? else {
+                continue;
+            };
+            if !endpoints
+                .config_of(target.endpoint)?
+                .is_some_and(|config| is_wanted(&config))
+            {
+                continue;
             }
+            let value = HostPortValue {
+                endpoint: target.endpoint.0,
+                incarnation,
+                port: target.port.to_be_bytes(),
+                zero: 0,
+            };
+            rows.insert(*key, value);
         }
-        tables.set_host_ports(rows)
+        Ok(rows)
     }
 
     /// Replaces the sources whose packets are dropped at the uplink, with the reason.

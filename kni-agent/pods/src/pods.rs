@@ -49,6 +49,8 @@ pub struct PodsOptions {
     pub cni_state_dir: PathBuf,
     /// The cluster, where there is one: it completes requests.
     pub cluster: Option<ClusterCache>,
+    /// UDP port of the tunnel between the nodes of the cluster.
+    pub overlay_port: u16,
     /// Supervises the background work.
     pub tasks: Tasks,
     /// Whether objects without a record are removed at the start, however many they are. A lost state makes them so.
@@ -167,6 +169,7 @@ impl Pods {
             plugins,
             cni_state_dir,
             cluster,
+            overlay_port,
             tasks,
             force_sweep,
         } = options;
@@ -177,15 +180,8 @@ impl Pods {
         let namespaces = Arc::new(NamespacePool::new(&registry, &kernel, netns_dir, warm_sandboxes));
         let gate = Gate::new(policies, Arc::clone(&uplink));
         let access = Arc::new(JoiningNamespaces::new(cluster.clone()));
-        let sandboxes = Arc::new(Sandboxes::new(
-            &registry,
-            &kernel,
-            &interfaces,
-            &namespaces,
-            &reaper,
-            gate,
-            &access,
-        ));
+        let sandboxes = Sandboxes::new(&registry, &kernel, &interfaces, &namespaces, &reaper, gate, &access);
+        let sandboxes = Arc::new(sandboxes.with_tunnel(cluster.is_some().then_some(overlay_port)));
         let takeover = Takeover {
             registry: &registry,
             kernel: &kernel,

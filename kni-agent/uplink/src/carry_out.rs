@@ -18,7 +18,7 @@ use kni_model::{
 use kni_store::{Change, UplinkRecord};
 
 use super::{
-    EgressRights, State, Uplink, UplinkError,
+    EgressRights, NODE_UNSERVED, State, Uplink, UplinkError,
     desired::{self, Egress},
     has_host_port, log_uplink,
     node::{self, NodeNetwork, UplinkLink},
@@ -320,7 +320,23 @@ impl Uplink {
         let rows: BTreeMap<HostPortKey, HostPort> = desired::host_ports(state.pods.values(), &own);
         self.dataplane.set_host_ports(&rows)?;
         state.host_ports = rows.len();
+        self.set_node_ports(state, &own);
         Ok(())
+    }
+
+    /// A failure concerns only the node's own processes: it is shown, and everything else is served.
+    fn set_node_ports(&self, state: &mut State, own: &BTreeSet<IpAddr>) {
+        let rows: BTreeMap<HostPortKey, HostPort> = desired::node_ports(state.pods.values(), own);
+        let failed = self.dataplane.set_node_ports(&rows).err();
+        let unserved = failed.map(|error| kni_model::error_chain(&error));
+        if unserved != state.node_unserved {
+            if let Some(reason) = &unserved {
+                tracing::warn!(reason, "{NODE_UNSERVED}");
+            } else {
+                tracing::info!("the node's own processes reach the host ports");
+            }
+            state.node_unserved = unserved;
+        }
     }
 
     fn record(&self, state: &mut State, uplink: &UplinkLink, addresses: BTreeSet<IpAddr>) -> Result<(), UplinkError> {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     ops::RangeInclusive,
 };
 
@@ -136,23 +136,50 @@ pub(super) fn host_ports<'a>(
     pods: impl Iterator<Item = &'a UplinkPod>,
     own: &BTreeSet<IpAddr>,
 ) -> BTreeMap<HostPortKey, HostPort> {
+    rows(pods, |mapping| {
+        own.iter()
+            .copied()
+            .filter(|address| takes(mapping.host_ip, *address))
+            .collect()
+    })
+}
+
+/// The same for the node's own sockets, which reach a port at loopback addresses, too.
+pub(super) fn node_ports<'a>(
+    pods: impl Iterator<Item = &'a UplinkPod>,
+    own: &BTreeSet<IpAddr>,
+) -> BTreeMap<HostPortKey, HostPort> {
+    rows(pods, |mapping| match mapping.host_ip {
+        Some(one) if one.is_loopback() => vec![one],
+        requested => own
+            .iter()
+            .chain(&EVERY_LOOPBACK)
+            .copied()
+            .filter(|address| takes(requested, *address))
+            .collect(),
+    })
+}
+
+/// What stands for all loopback addresses of a family in the rows of the node's own sockets.
+const EVERY_LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+
+fn rows<'a>(
+    pods: impl Iterator<Item = &'a UplinkPod>,
+    addresses: impl Fn(&PortMapping) -> Vec<IpAddr>,
+) -> BTreeMap<HostPortKey, HostPort> {
     let mut rows = BTreeMap::new();
     for UplinkPod { pod, mappings } in pods {
         let Some(primary) = pod.interfaces.iter().find(|interface| interface.primary) else {
             continue;
         };
         let Some(endpoint) = primary.endpoint else { continue };
-        let has_family = |address: &&IpAddr| match address {
+        let has_family = |address: &IpAddr| match address {
             IpAddr::V4(_) => primary.ipv4.is_some(),
             IpAddr::V6(_) => primary.ipv6.is_some(),
         };
         for mapping in mappings.iter().filter(|mapping| mapping.host_port != 0) {
-            let requested = own
-                .iter()
-                .filter(has_family)
-                .filter(|address| takes(mapping.host_ip, **address));
-            for address in requested {
-                let key = host_port_key(*address, number(mapping.protocol), mapping.host_port);
+            for address in addresses(mapping).into_iter().filter(has_family) {
+                let key = host_port_key(address, number(mapping.protocol), mapping.host_port);
                 let target = HostPort {
                     endpoint,
                     port: mapping.container_port,
@@ -408,6 +435,23 @@ mod tests {
         assert_eq!(found(Some("fd01::5"), Some("::")), ["2001:db8::9"]);
         assert_eq!(found(Some("fd01::5"), Some("192.0.2.10")), ["192.0.2.10"]);
         assert!(found(Some("fd01::5"), Some("203.0.113.1")).is_empty(), "not the node's");
+        let of_node = |ipv6, host_ip| -> Vec<String> {
+            let rows = node_ports([&pod(ipv6, host_ip)].into_iter(), &own);
+            rows.keys()
+                .map(|key| kni_common::address::to_ip(key.address).to_string())
+                .collect()
+        };
+        assert_eq!(
+            of_node(Some("fd01::5"), None),
+            ["::", "0.0.0.0", "192.0.2.9", "192.0.2.10", "2001:db8::9"],
+            "the unspecified addresses stand for all loopback addresses"
+        );
+        assert_eq!(of_node(None, None), ["0.0.0.0", "192.0.2.9", "192.0.2.10"]);
+        assert_eq!(of_node(Some("fd01::5"), Some("::")), ["::", "2001:db8::9"]);
+        assert_eq!(of_node(Some("fd01::5"), Some("192.0.2.10")), ["192.0.2.10"]);
+        assert_eq!(of_node(Some("fd01::5"), Some("127.0.0.1")), ["127.0.0.1"]);
+        assert_eq!(of_node(Some("fd01::5"), Some("::1")), ["::1"]);
+        assert!(of_node(None, Some("::1")).is_empty());
     }
 
     #[test]

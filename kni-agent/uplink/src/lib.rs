@@ -56,6 +56,8 @@ const DEBOUNCE: Duration = Duration::from_millis(100);
 /// Pause after the first failure; each additional one doubles it, up to [`LONGEST_PAUSE`].
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// What an operator reads where the programs of the node's own sockets cannot be attached.
+const NODE_UNSERVED: &str = "the node's own processes do not reach host ports";
 
 /// The options of the operator.
 #[derive(Debug, Clone)]
@@ -133,6 +135,8 @@ struct State {
     /// Connected subnets that were already logged as an exception from the bogon filter.
     logged: Vec<IpNet>,
     host_ports: usize,
+    /// Why the node's own processes do not reach them.
+    node_unserved: Option<String>,
     /// Whether a detached pod left something behind that the next sync removes.
     is_stale: bool,
 }
@@ -359,8 +363,14 @@ impl Uplink {
     /// The state of the uplink for operators; while a change is being carried out, that before it. Does not wait for it.
     pub fn view(&self) -> UplinkView {
         let shown = lock(&self.shown).clone();
+        let unserved = shown.node_unserved.map(|reason| format!("{NODE_UNSERVED}: {reason}"));
+        let warnings: Vec<String> = warning(self.shared_ports).into_iter().chain(unserved).collect();
+        let warning = warnings.join("; ");
         let Some(uplink) = shown.uplink else {
-            return UplinkView::default();
+            return UplinkView {
+                warning,
+                ..UplinkView::default()
+            };
         };
         let (programs, xdp, _) = self.dataplane.uplink_programs(&uplink.ifname, uplink.ifindex);
         UplinkView {
@@ -376,7 +386,7 @@ impl Uplink {
             programs,
             xdp: xdp.map(|mode| mode.as_str().to_owned()).unwrap_or_default(),
             host_ports: u32::try_from(shown.host_ports).unwrap_or(u32::MAX),
-            warning: warning(self.shared_ports).unwrap_or_default(),
+            warning,
         }
     }
 

@@ -17,6 +17,8 @@ pub(super) struct Shown {
     pub(super) dedicated: Vec<IpAddr>,
     /// Rows of host ports.
     pub(super) host_ports: usize,
+    /// Why the node's own processes do not reach host ports.
+    pub(super) node_unserved: Option<String>,
     /// Why the desired state is not applied.
     pub(super) problem: Option<String>,
     /// Whether the programs of the uplink must be attached: something needs them, and all inputs are known.
@@ -29,6 +31,7 @@ impl Shown {
             uplink: state.node.uplink.clone(),
             dedicated: state.record.addresses.iter().copied().collect(),
             host_ports: state.host_ports,
+            node_unserved: state.node_unserved.clone(),
             problem: state.problem.clone(),
             needs_programs: Uplink::needs_programs(state) && state.is_complete(),
         }

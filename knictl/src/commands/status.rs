@@ -50,17 +50,17 @@ fn people(status: &GetStatusResponse) -> String {
 
 /// The uplink of the node; empty where there is none.
 fn uplink(uplink: &Uplink) -> Vec<(&'static str, Vec<String>)> {
-    if uplink.ifname.is_empty() {
-        return Vec::new();
-    }
     let program = |program: &Program| format!("{} {}", program.name, program.hook);
-    let mut rows = vec![
-        ("Uplink", vec![uplink.ifname.clone()]),
-        ("Uplink sources", uplink.sources.clone()),
-        ("Egress addresses", uplink.dedicated.clone()),
-        ("Uplink programs", uplink.programs.iter().map(program).collect()),
-        ("Host ports", vec![uplink.host_ports.to_string()]),
-    ];
+    let mut rows = Vec::new();
+    if !uplink.ifname.is_empty() {
+        rows.extend([
+            ("Uplink", vec![uplink.ifname.clone()]),
+            ("Uplink sources", uplink.sources.clone()),
+            ("Egress addresses", uplink.dedicated.clone()),
+            ("Uplink programs", uplink.programs.iter().map(program).collect()),
+            ("Host ports", vec![uplink.host_ports.to_string()]),
+        ]);
+    }
     if !uplink.warning.is_empty() {
         rows.push(("Uplink warning", vec![uplink.warning.clone()]));
     }

@@ -80,10 +80,13 @@ fn ready(status: &GetStatusResponse) -> Vec<Finding> {
     let object = "agent";
     let remedy = "see the log of the agent, and docs/troubleshooting.md for the reason";
     if status.ready {
-        let degraded = status.reasons.iter();
-        return degraded
-            .map(|reason| Finding::warning(object, reason, remedy))
-            .collect();
+        let degraded = status
+            .reasons
+            .iter()
+            .map(|reason| Finding::warning(object, reason, remedy));
+        let warning = status.uplink.iter().filter(|uplink| !uplink.warning.is_empty());
+        let of_uplink = warning.map(|uplink| Finding::warning("uplink", &uplink.warning, "see docs/design/egress.md"));
+        return degraded.chain(of_uplink).collect();
     }
     if status.reasons.is_empty() {
         return vec![Finding::failure(object, "it is not ready, and names no reason", remedy)];
@@ -387,8 +390,12 @@ mod tests {
     #[test]
     fn each_check_finds_its_problem_and_no_other() {
         type Damage = fn(&mut NodeFacts);
-        let cases: [(&str, Damage); 12] = [
+        let cases: [(&str, Damage); 13] = [
             ("agent-ready", |facts| facts.status.ready = false),
+            ("agent-ready", |facts| {
+                let uplink = facts.status.uplink.get_or_insert_default();
+                uplink.warning = "the node's own processes do not reach host ports".to_owned();
+            }),
             ("agent-ready", |facts| {
                 facts.status.reasons.push("the uplink has no address".to_owned());
             }),

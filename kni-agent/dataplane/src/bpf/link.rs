@@ -1,11 +1,12 @@
-//! Opens and pins objects by descriptor, finds the interface of a link and detaches links, which aya does not support.
+//! Opens and pins objects by descriptor, finds what a link is attached to, switches and detaches links, which aya does not
+//! support.
 
 use std::{
     ffi::CString,
     io,
     mem::size_of,
     os::{
-        fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+        fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
         unix::ffi::OsStrExt as _,
     },
     path::Path,
@@ -14,6 +15,7 @@ use std::{
 use super::{Command, sys_bpf};
 
 /// `enum bpf_link_type` (linux/bpf.h).
+const CGROUP: u32 = 3;
 const XDP: u32 = 6;
 const TCX: u32 = 11;
 
@@ -39,7 +41,17 @@ struct DetachAttr {
     fd: u32,
 }
 
-/// The beginning of `struct bpf_link_info`, as XDP and TCX links fill it.
+/// `union bpf_attr`, the struct of `BPF_LINK_UPDATE`.
+#[repr(C)]
+struct UpdateAttr {
+    fd: u32,
+    program: u32,
+    flags: u32,
+    old_program: u32,
+}
+
+/// The beginning of `struct bpf_link_info`, as XDP and TCX links fill it. A link of a control group has the number of the
+/// group, of 64 bits, in the place of `ifindex` and the following word.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LinkInfo {
@@ -56,6 +68,13 @@ impl LinkInfo {
         matches!(self.kind, XDP | TCX)
     }
 
+    /// The program that runs, where it is a link of the control group with that number.
+    pub(crate) fn program_at_cgroup(&self, cgroup: u64) -> Option<u32> {
+        let [high, ..] = self.rest;
+        let found = cgroup_number(self.ifindex, high);
+        (self.kind == CGROUP && found == cgroup && cgroup != 0).then_some(self.program)
+    }
+
     /// Whether it is a link of an interface that is gone, or that it was detached from.
     pub(crate) fn is_detached(&self) -> bool {
         self.is_of_interface() && self.ifindex == 0
@@ -65,6 +84,15 @@ impl LinkInfo {
     pub(crate) fn runs(&self, program: u32, ifindex: u32) -> bool {
         self.is_of_interface() && self.program == program && self.ifindex == ifindex
     }
+}
+
+/// The number of a control group from its two words in memory.
+fn cgroup_number(first: u32, second: u32) -> u64 {
+    let mut bytes = [0; 8];
+    for (half, word) in bytes.chunks_exact_mut(4).zip([first, second]) {
+        half.copy_from_slice(&word.to_ne_bytes());
+    }
+    u64::from_ne_bytes(bytes)
 }
 
 /// Opens a pinned object.
@@ -139,7 +167,19 @@ pub(crate) fn ifindex(path: &Path) -> io::Result<Option<u32>> {
     Ok(Some(info.ifindex).filter(|index| info.is_of_interface() && *index != 0))
 }
 
-/// Detaches a pinned link from its interface (Linux 5.9). Unpinning alone detaches it only some time later, and until
+/// Moves a link to another program of the same kind, atomically.
+pub(crate) fn update(link: &OwnedFd, program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = UpdateAttr {
+        fd: link.as_raw_fd().cast_unsigned(),
+        program: program.as_raw_fd().cast_unsigned(),
+        flags: 0,
+        old_program: 0,
+    };
+    // SAFETY: the attribute holds no address.
+    unsafe { sys_bpf(Command::LinkUpdate, &mut attr) }.map(drop)
+}
+
+/// Detaches a pinned link from its interface or control group (Linux 5.9). Unpinning alone detaches it only some time later, and until
 /// then the interface accepts no other XDP link. A missing pin, or a link that is detached already, is not an error.
 pub(crate) fn detach(path: &Path) {
     let Ok(fd) = open(path) else { return };

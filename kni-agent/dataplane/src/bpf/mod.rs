@@ -22,6 +22,7 @@ enum Command {
     MapLookupBatch = 24,
     MapUpdateBatch = 26,
     MapDeleteBatch = 27,
+    LinkUpdate = 29,
     LinkDetach = 34,
 }
 

@@ -2,12 +2,32 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use kni_model::{AttachRequest, Phase, PortMapping, PortProtocol, Sandbox};
+use kni_model::{AttachRequest, NetworkName, Phase, PortMapping, PortProtocol, Sandbox};
 
 use crate::{
     error::{AttachError, ErrorKind, Subject},
     registry::State,
 };
+
+/// Refuses a request for the port of the tunnel between nodes: what other nodes send there is for all pods.
+pub(super) fn refuse_tunnel(
+    overlay_port: Option<u16>,
+    network: Option<&NetworkName>,
+    mappings: &[PortMapping],
+    subject: &Subject,
+) -> Result<(), AttachError> {
+    let is_tunnel =
+        |mapping: &&PortMapping| mapping.protocol == PortProtocol::Udp && Some(mapping.host_port) == overlay_port;
+    let Some(mapping) = of_node(mappings).find(is_tunnel) else {
+        return Ok(());
+    };
+    let network = network.map(|name| format!("network {name}: ")).unwrap_or_default();
+    let reason = format!(
+        "{network}host port {} is the port of the tunnel between nodes",
+        describe(mapping)
+    );
+    Err(subject.invalid("port_mappings", reason))
+}
 
 /// Refuses a request for a port that another sandbox has, or that the request contains twice.
 pub(super) fn refuse_taken(state: &State, request: &AttachRequest, subject: &Subject) -> Result<(), AttachError> {
@@ -70,6 +90,8 @@ fn describe(mapping: &PortMapping) -> String {
 
 #[cfg(test)]
 mod tests {
+    use kni_model::PodRef;
+
     use super::*;
 
     fn mapping(protocol: PortProtocol, host_port: u16, host_ip: Option<&str>) -> PortMapping {
@@ -78,6 +100,31 @@ mod tests {
             container_port: 80,
             host_port,
             host_ip: host_ip.map(|ip| ip.parse().unwrap()),
+        }
+    }
+
+    #[test]
+    fn the_tunnel_keeps_its_port() {
+        use PortProtocol::{Tcp, Udp};
+        for (mapping, overlay_port, is_refused) in [
+            (mapping(Udp, 4789, None), Some(4789), true),
+            (mapping(Udp, 4789, Some("127.0.0.1")), Some(4789), true),
+            (mapping(Tcp, 4789, None), Some(4789), false),
+            (mapping(Udp, 4789, None), Some(8472), false),
+            (mapping(Udp, 4789, None), None, false),
+        ] {
+            let subject = Subject::pod(PodRef {
+                namespace: "team".to_owned(),
+                name: "web".to_owned(),
+                ..PodRef::default()
+            });
+            let blue = "blue".parse().unwrap();
+            let answer = refuse_tunnel(overlay_port, Some(&blue), &[mapping], &subject);
+            assert_eq!(answer.is_err(), is_refused, "{overlay_port:?}");
+            let Err(error) = answer else { continue };
+            for word in ["team/web", "port_mappings", "network blue", "UDP 4789"] {
+                assert!(error.to_string().contains(word), "{word}: {error}");
+            }
         }
     }
 

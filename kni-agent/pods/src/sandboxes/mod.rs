@@ -40,6 +40,7 @@ pub(crate) struct Sandboxes {
     refusals: access::Refusals,
     locks: KeyedLocks,
     attach_times: Mutex<Durations>,
+    overlay_port: Option<u16>,
 }
 
 impl Sandboxes {
@@ -63,7 +64,13 @@ impl Sandboxes {
             refusals: access::Refusals::default(),
             locks: KeyedLocks::default(),
             attach_times: Mutex::default(),
+            overlay_port: None,
         }
+    }
+
+    /// Keeps host ports away from the UDP port of the tunnel, where there may be one.
+    pub(crate) fn with_tunnel(self, overlay_port: Option<u16>) -> Self {
+        Self { overlay_port, ..self }
     }
 
     /// How long attaching took, successful or not, without repeated requests.

@@ -28,6 +28,8 @@ impl Sandboxes {
         let mut state = self.registry.lock();
         // Planned again, under the lock that also protects the networks.
         let planned = plan::plan(request, &state.networks)?;
+        let network = planned.first().map(|plan| &plan.network.spec.name);
+        host_ports::refuse_tunnel(self.overlay_port, network, &request.port_mappings, subject)?;
         host_ports::refuse_taken(&state, request, subject)?;
         let fits = planned.first().is_some_and(PlannedInterface::fits_prewarmed);
         let namespace = state.namespace_of(netns.id()).filter(|_| fits).cloned();

@@ -7,6 +7,7 @@ mod host_port_tuples;
 mod host_ports;
 mod leave;
 mod masquerade_full;
+mod node_ports;
 mod owners;
 mod policies;
 mod port_owners;

@@ -13,6 +13,9 @@ use nix::{
 /// The constant that makes a copy of the programs one that explains packets, and its value.
 const DRY_RUN: &str = "DRY_RUN";
 static YES: u8 = 1;
+/// The constant of the node's network namespace: with 0 the programs of sockets would do nothing.
+const NODE_NAMESPACE: &str = "NODE_NAMESPACE";
+static A_NAMESPACE: u64 = 1;
 /// The programs that have such a copy.
 const EXPLAINING: [&str; 2] = ["from_pod", "to_pod"];
 
@@ -20,6 +23,7 @@ const EXPLAINING: [&str; 2] = ["from_pod", "to_pod"];
 pub(crate) fn report(object: &[u8]) -> Result<()> {
     let mut loader = EbpfLoader::new();
     loader.verifier_log_level(VerifierLogLevel::STATS);
+    loader.override_global(NODE_NAMESPACE, &A_NAMESPACE, true);
     let mut ebpf = loader.load(object)?;
     let mut names: Vec<String> = ebpf.programs().map(|(name, _)| name.to_owned()).collect();
     names.sort();
@@ -67,6 +71,7 @@ fn load(program: &mut Program) -> Result<(), ProgramError> {
     match program {
         Program::SchedClassifier(program) => program.load(),
         Program::Xdp(program) => program.load(),
+        Program::CgroupSockAddr(program) => program.load(),
         _ => Err(ProgramError::UnexpectedProgramType),
     }
 }

@@ -247,6 +247,8 @@ const FIELDS: &[Fields] = &[
     ("INTERFACES", &[], NO_ROW),
     ("NODES", &["underlay", "generation", "mtu", "ifindex"], ("mtu", 0)),
     ("HOST_PORTS", &[], NO_ROW),
+    ("NODE_PORTS", &[], NO_ROW),
+    ("NODE_PEERS", &[], NO_ROW),
     ("SOURCES", &[], NO_ROW),
     ("SHARED_EGRESS", &["key", "value"], ("value", 0)),
     ("EGRESS_SHARES", &[], NO_ROW),
