@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Pod as PodObject;
 use kube::{
     Api,
@@ -90,6 +91,7 @@ impl NinePods<Spread> {
         }
         self.setting = setting.clone();
         let policies = objects::policies(net, policies, &self.addresses());
+        let policies = policies.into_iter().map(as_served).collect();
         self.stage.replace_policies(policies).await?;
         self.apply_canaries().await?;
         let applied = self.canaries.iter().try_for_each(Canary::wait);
@@ -121,11 +123,13 @@ impl NinePods<Spread> {
         let (namespace, name) = names_of(index);
         let addresses = self.addresses();
         let same = [true, false].map(|v4| addresses.of(index, Net::Default, v4).to_string());
+        // As the containers of a pod, its servers end before its namespace is removed.
+        drop(self.members.remove(index));
         self.stage.cluster.remove(namespace, &[name]).await?;
         let mut pod = self.stage.pod(index, labels);
         pod["metadata"]["annotations"]["kni.dev/ips"] = json!(same.join(","));
         let pods = self.stage.cluster.run(&[pod]).await?;
-        self.members[index] = member(index, &pods[0])?;
+        self.members.insert(index, member(index, &pods[0])?);
         self.setting.pods[index] = labels.clone();
         let now = self.addresses();
         ensure!(
@@ -137,7 +141,11 @@ impl NinePods<Spread> {
     }
 
     async fn apply_canaries(&mut self) -> Result<()> {
-        let policies: Vec<Value> = self.canaries.iter_mut().map(Canary::next).collect();
+        let policies: Vec<Value> = self
+            .canaries
+            .iter_mut()
+            .map(|canary| as_served(canary.next()))
+            .collect();
         self.stage.cluster.apply(&policies).await
     }
 }
@@ -229,6 +237,28 @@ fn network(net: Net) -> Value {
         more["default"] = json!(true);
     }
     api_objects::network(net.name(), &objects::subnets(net), &more)
+}
+
+/// A policy in the version that the API server has, and without bits beyond the length of a prefix, which it refuses.
+fn as_served(mut policy: Value) -> Value {
+    if policy["kind"] == "MultiNetworkPolicy" {
+        policy["apiVersion"] = json!("k8s.cni.cncf.io/v1beta1");
+    }
+    truncate_prefixes(&mut policy["spec"]);
+    policy
+}
+
+fn truncate_prefixes(value: &mut Value) {
+    match value {
+        Value::Object(fields) => fields.values_mut().for_each(truncate_prefixes),
+        Value::Array(items) => items.iter_mut().for_each(truncate_prefixes),
+        Value::String(text) => {
+            if let Ok(prefix) = text.parse::<IpNet>() {
+                *text = prefix.trunc().to_string();
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => (),
+    }
 }
 
 /// A pod for a node, on both networks.

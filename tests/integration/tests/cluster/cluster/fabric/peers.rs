@@ -101,16 +101,16 @@ async fn relabelled(world: &mut NinePods<Spread>, side: &Side) -> Result<()> {
     let _other = (to != SERVER).then(|| serve(world, to)).transpose()?;
     let control = Stream::tcp(&world.member(index_of(from)).inside, at(world, to, true))?;
     let mut flows = Flows::start(world, None)?;
-    flows.wait_for([true; 4]).context("with the label")?;
+    flows.wait_for([true; 4], Instant::now()).context("with the label")?;
     world.relabel(peer, &plain).await?;
-    let stopped = flows.wait_for([false; 4]).context("without the label")?;
+    let stopped = flows
+        .wait_for([false; 4], Instant::now())
+        .context("without the label")?;
     flows.assert_silent(world)?;
     let report = control.stop();
     report.assert_whole(to);
     world.relabel(peer, &labelled).await?;
-    let again = Flows::start(world, None)?
-        .wait_for([true; 4])
-        .context("with the label again")?;
+    let again = new_flows_pass(world).context("with the label again")?;
     println!(
         "{}: stopped after {stopped:?}, new ones pass after {again:?}; {} answers to another peer, none lost",
         side.what, report.answered
@@ -123,31 +123,32 @@ async fn relabelled(world: &mut NinePods<Spread>, side: &Side) -> Result<()> {
 async fn replaced(world: &mut NinePods<Spread>, side: &Side) -> Result<()> {
     let peer = index_of(side.peer);
     let [labelled, plain] = side.labels();
-    let server = serve(world, SERVER)?;
-    let mut before = Flows::start(world, None)?;
-    before.wait_for([true; 4]).context("before")?;
-    world.replace(peer, &plain).await?;
-    let mut server = (side.peer == SERVER)
-        .then(|| serve(world, SERVER))
-        .transpose()?
-        .unwrap_or(server);
-    if side.peer == CLIENT {
+    let mut server = Some(serve(world, SERVER)?);
+    let mut flows = Flows::start(world, None)?;
+    flows.wait_for([true; 4], Instant::now()).context("before")?;
+    if side.peer == SERVER {
+        drop(server.take());
+        world.replace(peer, &plain).await?;
+        server = Some(serve(world, SERVER)?);
+    } else {
+        let ports = flows.ports()?;
+        drop(flows);
+        world.replace(peer, &plain).await?;
         // The new pod sends from the same ports.
-        let ports = before.ports()?;
-        before = Flows::start(world, Some(ports))?;
+        flows = Flows::start(world, Some(ports))?;
     }
-    before.assert_silent(world).context("another pod without the label")?;
+    flows.assert_silent(world).context("another pod without the label")?;
+    drop(flows);
     world.relabel(peer, &labelled).await?;
-    let relabelled = Flows::start(world, None)?
-        .wait_for([true; 4])
-        .context("another pod gets the label")?;
+    let relabelled = new_flows_pass(world).context("another pod gets the label")?;
+    if side.peer == SERVER {
+        drop(server.take());
+    }
     world.replace(peer, &labelled).await?;
     if side.peer == SERVER {
-        server = serve(world, SERVER)?;
+        server = Some(serve(world, SERVER)?);
     }
-    let replaced = Flows::start(world, None)?
-        .wait_for([true; 4])
-        .context("a third pod with the label")?;
+    let replaced = new_flows_pass(world).context("a third pod with the label")?;
     drop(server);
     println!(
         "{}: flows of a new peer pass {relabelled:?} after it gets the label, {replaced:?} after it runs with it",
@@ -164,6 +165,12 @@ impl Side {
         labelled.insert("role".into(), self.role.into());
         [labelled, plain]
     }
+}
+
+/// How long it takes until new flows pass in both families.
+fn new_flows_pass(world: &NinePods<Spread>) -> Result<Duration> {
+    let start = Instant::now();
+    Flows::start(world, None)?.wait_for([true; 4], start)
 }
 
 fn at(world: &NinePods<Spread>, pod: &str, v4: bool) -> SocketAddr {
@@ -201,9 +208,8 @@ impl Flows {
         Ok([tcp4, udp4, tcp6, udp6])
     }
 
-    /// Waits until exactly these are answered, at most for [`PROMPT`]; returns the duration.
-    fn wait_for(&mut self, expected: [bool; 4]) -> Result<Duration> {
-        let start = Instant::now();
+    /// Waits until exactly these are answered, at most [`PROMPT`] after `start`; returns the duration.
+    fn wait_for(&mut self, expected: [bool; 4], start: Instant) -> Result<Duration> {
         loop {
             let heard = self.heard()?;
             if heard == expected {
@@ -303,7 +309,11 @@ impl Flow {
             Some(stream) => {
                 stream.write_all(b"line\n")?;
                 match stream.read(&mut buffer) {
-                    Ok(0) => anyhow::bail!("the server closes the connection"),
+                    // The end of the server, before its pod is replaced.
+                    Ok(0) => {
+                        self.tcp = None;
+                        false
+                    }
                     Ok(_) => true,
                     Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => false,
                     Err(error) => return Err(error).context("TCP"),

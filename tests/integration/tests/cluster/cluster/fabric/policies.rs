@@ -115,13 +115,15 @@ async fn run(
                 .take(8)
                 .map(|(_, difference)| difference.as_str())
                 .collect();
-            report.failures.push(format!(
+            let failure = format!(
                 "{} on {}, state {number}, pods on {placement:?}: {} differ:\n  {}",
                 case.name,
                 net.name(),
                 differing.len(),
                 first.join("\n  ")
-            ));
+            );
+            println!("{failure}");
+            report.failures.push(failure);
         }
     }
     println!("{} on {}: {:.1?}", case.name, net.name(), start.elapsed());
