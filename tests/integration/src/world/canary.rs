@@ -1,4 +1,4 @@
-//! Detects that the agent has applied its manifests: two pods whose policy allows a different port after each change.
+//! Detects that agents have applied all policies: pods whose policy allows a different port after each change.
 
 use std::{
     io,
@@ -9,24 +9,44 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
 
-use super::{objects, run_labelled};
-use crate::{eventually_sync, manifest::Manifest, namespaces::Namespaces, oracle::Labels, stage::Stage};
+use super::{Net, objects, run_labelled};
+use crate::{eventually_sync, namespaces::Namespaces, oracle::Labels, stage::Stage};
 
-const NAMESPACE: &str = "canary";
+/// The namespace of the pods.
+pub(super) const NAMESPACE: &str = "canary";
 /// A port that no policy allows.
 const NEVER: u16 = 9999;
 const LIMIT: Duration = Duration::from_secs(10);
 
+/// One that sends to one that receives at an address.
+#[derive(Debug)]
+pub(super) struct Way {
+    pub(super) sender: Namespaces,
+    pub(super) receiver: Namespaces,
+    pub(super) address: IpAddr,
+}
+
+/// The policy of a network, and a receiver on each node.
 #[derive(Debug)]
 pub(super) struct Canary {
-    sender: Namespaces,
-    receiver: Namespaces,
-    address: IpAddr,
+    net: Net,
+    ways: Vec<Way>,
     port: u16,
 }
 
 impl Canary {
+    /// Receivers on a network, one for each agent.
+    pub(super) const fn new(net: Net, ways: Vec<Way>) -> Self {
+        Self {
+            net,
+            ways,
+            port: 10_000,
+        }
+    }
+
+    /// Two pods of one node.
     pub(super) async fn start(stage: &Stage) -> Result<Self> {
         let mut ends = Vec::new();
         for name in ["sender", "receiver"] {
@@ -38,22 +58,35 @@ impl Canary {
         }
         let (receiver, address) = ends.pop().context("two pods")?;
         let (sender, _) = ends.pop().context("two pods")?;
-        Ok(Self {
+        let way = Way {
             sender,
             receiver,
             address,
-            port: 10_000,
-        })
+        };
+        Ok(Self::new(Net::Default, vec![way]))
     }
 
-    /// A port that was not open before, and the manifest that opens only this port.
-    pub(super) fn next(&mut self) -> (u16, Manifest) {
+    /// The policy that opens only a port that was not open before. An agent that has applied it has applied all earlier
+    /// writes, if it reads them first.
+    pub(super) fn next(&mut self) -> Value {
         self.port += 1;
-        (self.port, objects::canary(NAMESPACE, self.port))
+        objects::canary(self.net, NAMESPACE, self.port)
     }
 
-    /// Waits until datagrams to the port arrive. This proves nothing before [`Self::wait_shut`].
-    pub(super) fn wait(&self, port: u16) -> Result<()> {
+    /// Waits until every agent has applied the policy of the latest [`Self::next`]. This proves nothing before
+    /// [`Self::wait_shut`].
+    pub(super) fn wait(&self) -> Result<()> {
+        self.ways.iter().try_for_each(|way| way.wait(self.port))
+    }
+
+    /// Waits until the first policy is enforced: until datagrams to a port that no policy allows are dropped.
+    pub(super) fn wait_shut(&self) -> Result<()> {
+        self.ways.iter().try_for_each(Way::wait_shut)
+    }
+}
+
+impl Way {
+    fn wait(&self, port: u16) -> Result<()> {
         let pair = self.sockets(port)?;
         eventually_sync(LIMIT, || {
             ensure!(arrives(&pair)?, "port {port} of the canary stays closed");
@@ -61,8 +94,7 @@ impl Canary {
         })
     }
 
-    /// Waits until the first policy is enforced: until datagrams to a port that no policy allows are dropped.
-    pub(super) fn wait_shut(&self) -> Result<()> {
+    fn wait_shut(&self) -> Result<()> {
         let pair = self.sockets(NEVER)?;
         eventually_sync(LIMIT, || {
             for _time in 0..10 {

@@ -1,14 +1,17 @@
-//! Runs the setup of the Kubernetes policy tests on a real agent: namespaces x, y and z with pods a, b and c each, on
+//! Runs the setup of the Kubernetes policy tests on real agents: namespaces x, y and z with pods a, b and c each, on
 //! two networks, all with TCP, UDP and SCTP servers on ports 80 and 81 over both families.
 //!
-//! [`NinePods::apply`] applies policies and labels, [`NinePods::wait_for`] waits until every question has the expected
-//! answer consistently. The expectation comes from [`crate::oracle`].
+//! The pods are on one node without an API server, or spread over the nodes of a cluster. `apply` applies policies and
+//! labels, [`NinePods::wait_for`] waits until every question has the expected answer consistently. The expectation comes
+//! from [`crate::oracle`].
 
 mod canary;
+pub mod cases;
 mod objects;
 mod probe;
 mod sctp;
 mod serve;
+mod spread;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -22,10 +25,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
 
 use self::{canary::Canary, probe::Probe, serve::Serving};
 pub use self::{
     objects::{Addresses, PolicyText},
+    spread::{NODES, PLACEMENTS, Placement, Spread},
     table::{
         MEMBERS, NAMESPACES, Net, Outcome, PODS, PORTS, Question, Table, Via, differences, full_name, index_of,
         names_of,
@@ -43,6 +48,17 @@ use crate::{
 
 /// Timeout of an answer. A denied packet takes all of it.
 const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Flow tables that hold the flows of hundreds of question tables: an SCTP flow lives for hours, and no pod may reach
+/// its flow limit.
+const AGENT_ARGS: [&str; 4] = ["--max-flows", "262144", "--max-flows-per-endpoint", "0"];
+
+/// The manifests of a node without an API server. That of the canary is read first and written last.
+const CANARY_FILE: &str = "00-canary.yaml";
+const NAMESPACES_FILE: &str = "20-namespaces.yaml";
+const SERVICES_FILE: &str = "30-services.yaml";
+/// All policies in one file, so that they change together.
+const POLICIES_FILE: &str = "40-policies.yaml";
 
 /// The labels of all objects, without the policies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,14 +123,33 @@ pub struct Member {
     pub addresses: BTreeMap<Net, Vec<IpAddr>>,
 }
 
-/// The nine pods and their agent.
+impl Member {
+    /// A running pod, whose servers are started.
+    fn serving(
+        index: usize,
+        sandbox: String,
+        inside: Namespaces,
+        addresses: BTreeMap<Net, Vec<IpAddr>>,
+    ) -> Result<Self> {
+        let all: Vec<IpAddr> = addresses.values().flatten().copied().collect();
+        ensure!(all.len() == 4, "{} has the addresses {all:?}", full_name(index));
+        Ok(Self {
+            _serving: Serving::start(&inside, &full_name(index), &all)?,
+            sandbox,
+            inside,
+            addresses,
+        })
+    }
+}
+
+/// The nine pods and their agents.
 #[derive(Debug)]
-pub struct NinePods {
+pub struct NinePods<S = Stage> {
     members: Vec<Member>,
     setting: Setting,
-    canary: Canary,
-    /// The agent, the kubelet and the node.
-    pub stage: Stage,
+    canaries: Vec<Canary>,
+    /// Where they run: by default one agent, its kubelet and its node.
+    pub stage: S,
 }
 
 impl NinePods {
@@ -128,32 +163,21 @@ impl NinePods {
         for index in 0..MEMBERS {
             members.push(member(&stage, index, &setting.pods[index]).await?);
         }
-        let canary = Canary::start(&stage).await?;
+        let canaries = vec![Canary::start(&stage).await?];
         let mut world = Self {
             members,
             setting,
-            canary,
+            canaries,
             stage,
         };
         world.write(&[
-            objects::namespaces(&world.setting.namespaces),
-            objects::services(&world.addresses()),
+            (NAMESPACES_FILE, objects::namespaces(&world.setting.namespaces)),
+            (SERVICES_FILE, objects::services(&world.addresses())),
         ])?;
-        let (_, first) = world.canary.next();
-        world.write(&[first])?;
-        world.canary.wait_shut()?;
+        world.write_canaries()?;
+        world.canaries.iter().try_for_each(Canary::wait_shut)?;
         world.apply(Net::Default, &[], &Setting::default()).await?;
         Ok(world)
-    }
-
-    /// The pod with an index.
-    pub fn member(&self, index: usize) -> &Member {
-        &self.members[index]
-    }
-
-    /// Every pod's addresses.
-    pub fn addresses(&self) -> Addresses {
-        Addresses(self.members.iter().map(|member| member.addresses.clone()).collect())
     }
 
     /// Replaces the policies, which apply to `net`, and the labels in the manifests, and waits until the agent has
@@ -171,15 +195,52 @@ impl NinePods {
         self.setting = setting.clone();
         let addresses = self.addresses();
         self.write(&[
-            objects::namespaces(&setting.namespaces),
-            objects::services(&addresses),
-            objects::policies(net, policies, &addresses),
+            (NAMESPACES_FILE, objects::namespaces(&setting.namespaces)),
+            (SERVICES_FILE, objects::services(&addresses)),
+            (POLICIES_FILE, objects::policies(net, policies, &addresses)),
         ])?;
-        let (port, manifest) = self.canary.next();
-        self.write(&[manifest])?;
-        self.canary
-            .wait(port)
+        self.write_canaries()?;
+        self.canaries
+            .iter()
+            .try_for_each(Canary::wait)
             .with_context(|| format!("the agent does not read its manifests:\n{}", self.stage.agent.log()))
+    }
+
+    fn write_canaries(&mut self) -> Result<()> {
+        let policies = self.canaries.iter_mut().map(Canary::next).collect();
+        self.write(&[(CANARY_FILE, policies)])
+    }
+
+    fn write(&self, files: &[(&str, Vec<Value>)]) -> Result<()> {
+        let manifests: Vec<_> = files
+            .iter()
+            .map(|(name, objects)| Manifest::of(name, objects))
+            .collect();
+        Manifest::apply(&manifests, &self.stage.node)
+    }
+}
+
+impl<S> NinePods<S> {
+    /// The pod with an index.
+    pub fn member(&self, index: usize) -> &Member {
+        &self.members[index]
+    }
+
+    /// Every pod's addresses.
+    pub fn addresses(&self) -> Addresses {
+        Addresses(self.members.iter().map(|member| member.addresses.clone()).collect())
+    }
+
+    /// The policies' decisions on every question of `net`, which they apply to, and the open other network.
+    pub fn expect_all(&self, net: Net, policies: &[PolicyText]) -> BTreeMap<Question, bool> {
+        let asked: Vec<Question> = Via::BOTH.into_iter().flat_map(|via| Question::all(net, via)).collect();
+        let mut expected = self.expect(net, policies, &asked);
+        let other = Net::BOTH
+            .into_iter()
+            .filter(|other| *other != net)
+            .flat_map(Question::pairs);
+        expected.extend(other.map(|question| (question, true)));
+        expected
     }
 
     /// The policies' decisions on questions.
@@ -243,17 +304,10 @@ impl NinePods {
             server,
         }
     }
-
-    fn write(&self, manifests: &[Manifest]) -> Result<()> {
-        Manifest::apply(manifests, &self.stage.node)
-    }
 }
 
-/// An agent whose flow tables hold the flows of hundreds of question tables: an SCTP flow lives for hours, and no pod
-/// may reach its flow limit.
 async fn stage(node: Node) -> Result<Stage> {
-    let args = ["--max-flows", "262144", "--max-flows-per-endpoint", "0"];
-    Stage::with(node, AgentOptions::new(objects::networks(), &args)).await
+    Stage::with(node, AgentOptions::new(objects::networks(), &AGENT_ARGS)).await
 }
 
 /// Runs a pod with labels, as the kubelet does.
@@ -289,12 +343,5 @@ async fn member(stage: &Stage, index: usize, labels: &Labels) -> Result<Member> 
         let ips: Result<_, _> = config.ip.iter().map(|ip| ip.parse()).collect();
         addresses.insert(net, ips.with_context(what)?);
     }
-    let all: Vec<IpAddr> = addresses.values().flatten().copied().collect();
-    ensure!(all.len() == 4, "{namespace}/{name} has the addresses {all:?}");
-    Ok(Member {
-        _serving: Serving::start(&inside, &full_name(index), &all)?,
-        sandbox: sandbox.id,
-        inside,
-        addresses,
-    })
+    Member::serving(index, sandbox.id, inside, addresses)
 }

@@ -1,4 +1,4 @@
-//! Generates the manifests of the world: networks, namespaces, services, and policies of either kind.
+//! Generates the objects of the world: networks, namespaces, services, and policies of either kind.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -114,14 +114,13 @@ pub(super) const fn subnets(net: Net) -> [&'static str; 2] {
 /// The virtual address of a pod's own service.
 pub(super) fn cluster_ip(net: Net, index: usize, v4: bool) -> IpAddr {
     let (range, last) = (
-        u8::from(net == Net::Named) + 96,
+        u8::from(net == Net::Named),
         10 + u8::try_from(index).expect("nine pods"),
     );
     if v4 {
-        [10, range, 0, last].into()
+        [10, 96, range, last].into()
     } else {
-        let text = format!("fd00:{range}::{last}");
-        text.parse().expect("an address")
+        [0xfd00, 0x96, 0, 0, 0, 0, 0, u16::from_be_bytes([range, last])].into()
     }
 }
 
@@ -145,11 +144,19 @@ pub(super) fn ports_annotation() -> String {
     Value::from(named_ports().into_iter().map(entry).collect::<Vec<_>>()).to_string()
 }
 
-/// Both networks, with disjoint ranges for virtual addresses, because each pod is on both.
+/// The ranges of the virtual addresses of a network: disjoint, because each pod is on both, and inside the ranges of an
+/// API server.
+pub(super) const fn service_subnets(net: Net) -> [&'static str; 2] {
+    match net {
+        Net::Default => ["10.96.0.0/24", "fd00:96::/120"],
+        Net::Named => ["10.96.1.0/24", "fd00:96::100/120"],
+    }
+}
+
+/// Both networks.
 pub(super) fn networks() -> Vec<Manifest> {
     let manifest = |net: Net| {
-        let range = if net == Net::Default { 96 } else { 97 };
-        let services = format!("serviceSubnets: [\"10.{range}.0.0/16\", \"fd00:{range}::/112\"]");
+        let services = format!("serviceSubnets: {}", json!(service_subnets(net)));
         match net {
             Net::Default => Manifest::default_network(net.name(), &subnets(net)),
             Net::Named => Manifest::network(net.name(), &subnets(net)),
@@ -160,20 +167,20 @@ pub(super) fn networks() -> Vec<Manifest> {
 }
 
 /// Namespaces with their labels.
-pub(super) fn namespaces(labels: &BTreeMap<String, Labels>) -> Manifest {
+pub(super) fn namespaces(labels: &BTreeMap<String, Labels>) -> Vec<Value> {
     let object = |(name, labels): (&String, &Labels)| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}});
-    file("20-namespaces", labels.iter().map(object))
+    labels.iter().map(object).collect()
 }
 
 /// One service per pod and network, with the pod as its only endpoint in each family.
-pub(super) fn services(addresses: &Addresses) -> Manifest {
+pub(super) fn services(addresses: &Addresses) -> Vec<Value> {
     let mut objects = Vec::new();
     for index in 0..MEMBERS {
         for net in Net::BOTH {
             objects.extend(service(index, net, addresses));
         }
     }
-    file("30-services", objects.into_iter())
+    objects
 }
 
 fn service(index: usize, net: Net, addresses: &Addresses) -> Vec<Value> {
@@ -191,7 +198,7 @@ fn service(index: usize, net: Net, addresses: &Addresses) -> Vec<Value> {
     let mut objects = vec![json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": {"namespace": namespace, "name": name, "labels": labels},
-        "spec": {"clusterIP": ips[0], "clusterIPs": ips, "ports": ports},
+        "spec": {"clusterIP": ips[0], "clusterIPs": ips, "ipFamilyPolicy": "RequireDualStack", "ports": ports},
     })];
     for (family, v4) in [("IPv4", true), ("IPv6", false)] {
         objects.push(json!({
@@ -208,29 +215,16 @@ fn service(index: usize, net: Net, addresses: &Addresses) -> Vec<Value> {
     objects
 }
 
-/// All policies of the nine pods' namespaces in one file, so that they change together.
-pub(super) fn policies(net: Net, policies: &[PolicyText], addresses: &Addresses) -> Manifest {
-    file(
-        "40-policies",
-        policies.iter().map(|policy| policy.object(net, addresses)),
-    )
+/// All policies of the nine pods' namespaces.
+pub(super) fn policies(net: Net, policies: &[PolicyText], addresses: &Addresses) -> Vec<Value> {
+    policies.iter().map(|policy| policy.object(net, addresses)).collect()
 }
 
-/// A policy that allows pods of a namespace to receive only UDP on one port.
-pub(super) fn canary(namespace: &str, port: u16) -> Manifest {
+/// A policy that allows pods of a namespace to receive only UDP on one port of a network.
+pub(super) fn canary(net: Net, namespace: &str, port: u16) -> Value {
     let spec = format!(
         "{{podSelector: {{}}, policyTypes: [Ingress], ingress: [{{ports: [{{protocol: UDP, port: {port}}}]}}]}}"
     );
     let policy = PolicyText::new(namespace, "canary", &spec);
-    // Read first and written last: an agent that has applied it has applied all earlier writes.
-    file(
-        "00-canary",
-        [policy.object(Net::Default, &Addresses::invented())].into_iter(),
-    )
-}
-
-/// JSON is valid YAML.
-fn file(name: &str, objects: impl Iterator<Item = Value>) -> Manifest {
-    let documents: Vec<String> = objects.map(|object| object.to_string()).collect();
-    Manifest::file(&format!("{name}.yaml"), documents.join("\n---\n") + "\n")
+    policy.object(net, &Addresses::invented())
 }

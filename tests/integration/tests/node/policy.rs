@@ -2,12 +2,9 @@
 //! network, and live connections during changes of policies.
 
 mod attach;
-mod case;
 mod churn;
 mod explain;
-mod extended;
 mod flood;
-mod generated;
 mod live;
 mod node;
 mod overlap;

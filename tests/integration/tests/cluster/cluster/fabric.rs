@@ -9,5 +9,7 @@ mod faults;
 mod firewall;
 mod losses;
 mod mixed;
+mod peers;
+mod policies;
 mod reach;
 mod services;

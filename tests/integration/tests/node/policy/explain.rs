@@ -13,11 +13,11 @@ use kni_integration::{
     node::{FABRIC_V4, FABRIC_V6, NODE_V4, NODE_V6},
     oracle::{self, Direction, Peer},
     require,
-    world::{Net, NinePods, PolicyText, Question, Via, index_of, names_of},
+    world::{Net, NinePods, PolicyText, Question, Via, cases, index_of, names_of},
 };
 use serde_json::Value;
 
-use super::{at, case::Case, enforce, extended, generated};
+use super::{at, enforce};
 
 /// One of this number of cases is used.
 const STRIDE: usize = 6;
@@ -37,7 +37,7 @@ async fn knictl_explain_says_what_the_oracle_says_and_connections_meet() -> Resu
     let mut rng = Rng::with_seed(seed);
     let mut world = NinePods::start("explain").await?;
     let services = virtual_addresses(&world)?;
-    let cases: Vec<Case> = [extended::cases(), generated::cases()].concat();
+    let cases = cases::all();
     let mut asked = BTreeMap::<(bool, Via), usize>::new();
     for (number, case) in cases.iter().skip(rng.usize(..STRIDE)).step_by(STRIDE).enumerate() {
         let net = Net::BOTH[number % 2];

@@ -10,12 +10,10 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     long, require,
-    world::{Addresses, Net, NinePods, Question, Via},
-};
-
-use super::{
-    case::{Case, Step},
-    extended, generated,
+    world::{
+        Addresses, Net, NinePods, Question, Via,
+        cases::{self, Case},
+    },
 };
 
 /// Timeout for a state to be applied.
@@ -24,18 +22,14 @@ const LIMIT: Duration = Duration::from_secs(5);
 const SHORT_LIMIT: Duration = Duration::from_secs(1);
 const MANY_FAILURES: usize = 5;
 
-fn cases() -> Vec<Case> {
-    [extended::cases(), generated::cases()].concat()
-}
-
 /// The cases for a network. Variations alternate between the networks, except in long tests, and if one is asked for:
 /// both networks have the same engine and programs.
 fn cases_on(net: Net) -> Vec<Case> {
     let wanted = std::env::var("KNI_CASE").unwrap_or_default();
     let all = long() || !wanted.is_empty();
-    let variations = generated::cases().into_iter().enumerate();
+    let variations = cases::generated().into_iter().enumerate();
     let variations = variations.filter(|(number, _)| all || (number % 2 == 0) == (net == Net::Default));
-    let mut cases = extended::cases();
+    let mut cases = cases::extended();
     cases.extend(variations.map(|(_, case)| case));
     cases.retain(|case| case.name.contains(&wanted));
     cases
@@ -46,21 +40,21 @@ fn every_case_is_on_a_network() {
     let names = |cases: Vec<Case>| cases.into_iter().map(|case| case.name).collect::<BTreeSet<_>>();
     let on_either = Net::BOTH.into_iter().flat_map(cases_on).collect();
     if std::env::var_os("KNI_CASE").is_none() {
-        assert_eq!(names(on_either), names(cases()));
+        assert_eq!(names(on_either), names(cases::all()));
     }
 }
 
 #[test]
 fn cases_are_many_and_have_names_of_their_own() {
     assert!(
-        generated::cases().len() >= 60,
+        cases::generated().len() >= 60,
         "{} variations",
-        generated::cases().len()
+        cases::generated().len()
     );
-    let names: BTreeSet<_> = cases().into_iter().map(|case| case.name).collect();
-    assert_eq!(names.len(), cases().len());
+    let names: BTreeSet<_> = cases::all().into_iter().map(|case| case.name).collect();
+    assert_eq!(names.len(), cases::all().len());
     assert!(
-        extended::cases()
+        cases::extended()
             .iter()
             .flat_map(|case| &case.steps)
             .all(|step| step.denied.is_some())
@@ -71,7 +65,7 @@ fn cases_are_many_and_have_names_of_their_own() {
 fn the_oracle_and_the_authors_of_the_cases_agree() {
     let addresses = Addresses::invented();
     let mut asked = 0;
-    for case in cases() {
+    for case in cases::all() {
         for net in Net::BOTH {
             for (number, step) in case.steps.iter().enumerate() {
                 let Some(denied) = step.denied else { continue };
@@ -97,7 +91,7 @@ fn variations_say_different_things() {
     let addresses = Addresses::invented();
     let mut meanings = BTreeMap::<Vec<bool>, Vec<String>>::new();
     let questions = Question::all(Net::Default, Via::Address);
-    for case in generated::cases() {
+    for case in cases::generated() {
         for step in &case.steps {
             let world = step.setting.world(Net::Default, &step.policies, &addresses);
             let truth = questions.iter().map(|question| question.ask(&world)).collect();
@@ -128,7 +122,7 @@ async fn run(world: &mut NinePods, net: Net, case: &Case, report: &mut Report) -
     let mut failures = Vec::new();
     for (number, step) in case.steps.iter().enumerate() {
         world.apply(net, &step.policies, &step.setting).await?;
-        let expected = expected(world, net, step);
+        let expected = world.expect_all(net, &step.policies);
         let limit = if report.failed_cases() < MANY_FAILURES {
             LIMIT
         } else {
@@ -144,18 +138,6 @@ async fn run(world: &mut NinePods, net: Net, case: &Case, report: &mut Report) -
     }
     report.enter(net, &case.name, failures);
     Ok(())
-}
-
-/// The complete table of the network with the policies, and the open other network.
-fn expected(world: &NinePods, net: Net, step: &Step) -> BTreeMap<Question, bool> {
-    let asked: Vec<Question> = Via::BOTH.into_iter().flat_map(|via| Question::all(net, via)).collect();
-    let mut expected = world.expect(net, &step.policies, &asked);
-    let other = Net::BOTH
-        .into_iter()
-        .filter(|other| *other != net)
-        .flat_map(Question::pairs);
-    expected.extend(other.map(|question| (question, true)));
-    expected
 }
 
 /// A column of the table: the network with the policies, and the kind of address; `None` is the other network.

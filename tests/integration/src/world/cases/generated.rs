@@ -1,6 +1,6 @@
 //! Generates variations of one base policy that each change one part; the expectations are the oracle's.
 
-use super::case::Case;
+use super::Case;
 
 const TARGET: &str = "{matchLabels: {pod: a}}";
 const BOTH: &str = "[Ingress, Egress]";
@@ -154,7 +154,8 @@ const PORT_FORMS: [(&str, &str); 16] = [
     ),
 ];
 
-pub(crate) fn cases() -> Vec<Case> {
+/// All of them.
+pub fn cases() -> Vec<Case> {
     let mut cases = vec![BASE.case("base")];
     cases.extend(targets());
     cases.extend(directions());

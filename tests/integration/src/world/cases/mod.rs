@@ -1,30 +1,37 @@
-//! Defines a case: a sequence of policies and labels with manual expectations.
+//! Defines the cases of the policy suite: sequences of policies and labels, some with manual expectations.
 
-use kni_integration::{
-    oracle::Protocol,
-    world::{PolicyText, Question, Setting, index_of},
-};
+mod extended;
+mod generated;
+
+pub use self::{extended::cases as extended, generated::cases as generated};
+use super::{PolicyText, Question, Setting, index_of};
+use crate::oracle::{Labels, Protocol};
 
 /// The denied pairs, as a manual expectation. Pairs of a pod with itself are excluded: they are always allowed.
-pub(crate) type Denied = fn(&Question) -> bool;
+pub type Denied = fn(&Question) -> bool;
 
 /// One state of the objects.
 #[derive(Debug, Clone)]
-pub(crate) struct Step {
-    pub(crate) policies: Vec<PolicyText>,
-    pub(crate) setting: Setting,
-    pub(crate) denied: Option<Denied>,
+pub struct Step {
+    /// All policies.
+    pub policies: Vec<PolicyText>,
+    /// The labels of namespaces and pods.
+    pub setting: Setting,
+    /// The denied pairs, where they are listed manually.
+    pub denied: Option<Denied>,
 }
 
 /// A named case. Its states are applied one after the other.
 #[derive(Debug, Clone)]
-pub(crate) struct Case {
-    pub(crate) name: String,
-    pub(crate) steps: Vec<Step>,
+pub struct Case {
+    /// Its name, unique among all cases.
+    pub name: String,
+    /// Its states.
+    pub steps: Vec<Step>,
 }
 
 impl Case {
-    pub(crate) fn new(name: impl Into<String>) -> Self {
+    fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
             steps: Vec::new(),
@@ -32,7 +39,7 @@ impl Case {
     }
 
     /// Adds a state: these policies, as `namespace: spec`, and the previous labels.
-    pub(crate) fn with(mut self, policies: &[(&str, &str)]) -> Self {
+    fn with(mut self, policies: &[(&str, &str)]) -> Self {
         let named = policies.iter().enumerate();
         let policies = named
             .map(|(n, (namespace, spec))| PolicyText::new(namespace, &format!("p{n}"), spec))
@@ -47,7 +54,7 @@ impl Case {
     }
 
     /// Adds a state: another label of a namespace.
-    pub(crate) fn label_namespace(mut self, namespace: &str, key: &str, value: Option<&str>) -> Self {
+    fn label_namespace(mut self, namespace: &str, key: &str, value: Option<&str>) -> Self {
         let mut step = self.steps.last().expect("a state before").clone();
         let labels = step
             .setting
@@ -61,7 +68,7 @@ impl Case {
     }
 
     /// Adds a state: another label of a pod.
-    pub(crate) fn label_pod(mut self, pod: &str, key: &str, value: Option<&str>) -> Self {
+    fn label_pod(mut self, pod: &str, key: &str, value: Option<&str>) -> Self {
         let mut step = self.steps.last().expect("a state before").clone();
         change(&mut step.setting.pods[index_of(pod)], key, value);
         step.denied = None;
@@ -70,20 +77,25 @@ impl Case {
     }
 
     /// Sets the expected denials of the latest state.
-    pub(crate) fn denied(mut self, denied: Denied) -> Self {
+    fn denied(mut self, denied: Denied) -> Self {
         self.steps.last_mut().expect("a state").denied = Some(denied);
         self
     }
 }
 
-fn change(labels: &mut kni_integration::oracle::Labels, key: &str, value: Option<&str>) {
+fn change(labels: &mut Labels, key: &str, value: Option<&str>) {
     match value {
         Some(value) => labels.insert(key.into(), value.into()),
         None => labels.remove(key),
     };
 }
 
+/// Those with manual expectations, then the variations.
+pub fn all() -> Vec<Case> {
+    [extended(), generated()].concat()
+}
+
 /// Whether it is TCP on this port.
-pub(crate) fn tcp(question: &Question, port: u16) -> bool {
+fn tcp(question: &Question, port: u16) -> bool {
     question.protocol == Protocol::Tcp && question.port == port
 }

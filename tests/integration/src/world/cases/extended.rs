@@ -1,8 +1,7 @@
 //! Defines the cases of the Kubernetes policy tests with manually listed denied pairs.
 
-use kni_integration::oracle::Protocol;
-
-use super::case::{Case, tcp};
+use super::{Case, tcp};
+use crate::oracle::Protocol;
 
 const DENY_INGRESS: &str = "{podSelector: {}, policyTypes: [Ingress]}";
 const DENY_EGRESS: &str = "{podSelector: {}, policyTypes: [Egress]}";
@@ -30,7 +29,8 @@ macro_rules! out_of_a {
     };
 }
 
-pub(crate) fn cases() -> Vec<Case> {
+/// All of them.
+pub fn cases() -> Vec<Case> {
     [
         isolation(),
         peers(),
