@@ -204,18 +204,12 @@ impl Spread {
         Net::BOTH.into_iter().map(of).collect()
     }
 
-    /// Deletes the policies that are not in the list, and applies those that are.
+    /// Deletes the policies that are not in the list, or differ there, and applies those that are.
     async fn replace_policies(&mut self, policies: Vec<Value>) -> Result<()> {
-        let same = |one: &Value, other: &Value| {
-            one["kind"] == other["kind"]
-                && ["namespace", "name"]
-                    .iter()
-                    .all(|key| one["metadata"][key] == other["metadata"][key])
-        };
         for policy in &self.policies {
-            // Server-side apply of a kind without a schema leaves out a selector that becomes empty.
-            let schemaless = policy["kind"] == "MultiNetworkPolicy" && !policies.contains(policy);
-            if schemaless || !policies.iter().any(|other| same(policy, other)) {
+            // Server-side apply keeps what is absent now: a selector that becomes empty, where the kind has no schema, and
+            // the `policyTypes` that the API server has added.
+            if !policies.contains(policy) {
                 self.cluster.delete(policy).await?;
             }
         }
