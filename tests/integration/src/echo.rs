@@ -37,9 +37,9 @@ pub fn tcp_echo(client: &Namespaces, to: SocketAddr, server: &Namespaces, port: 
     Ok(())
 }
 
-/// Binds as soon as an earlier socket is released. It was closed already, but a process that another thread is starting
-/// holds a copy of it between fork and exec.
-fn when_free<S>(bind: impl Fn() -> io::Result<S>) -> io::Result<S> {
+/// Binds as soon as an earlier socket is released, within ten seconds. It was closed already, but a process that another
+/// thread is starting holds a copy of it between fork and exec.
+pub fn when_free<S>(bind: impl Fn() -> io::Result<S>) -> io::Result<S> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         match bind() {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use kni_integration::{require, traffic::tcp_get};
+use kni_integration::{echo::when_free, require, traffic::tcp_get};
 
 use super::{
     FAMILIES, PORT,
@@ -105,9 +105,8 @@ async fn a_port_of_a_socket_of_the_node_is_not_taken() -> Result<()> {
     let pod = world.stage.pod("sockets").await?;
     for v4 in FAMILIES {
         let held = world.stage.node.enter(|| {
-            let tcp = TcpListener::bind(SocketAddr::new(any(v4), 61_000))?;
-            let udp = UdpSocket::bind(SocketAddr::new(any(v4), 61_000))?;
-            std::io::Result::Ok((tcp, udp))
+            let at = SocketAddr::new(any(v4), 61_000);
+            std::io::Result::Ok((when_free(|| TcpListener::bind(at))?, when_free(|| UdpSocket::bind(at))?))
         })??;
         for attempt in 0..20 {
             let answer = tcp_get(&pod.inside, server(v4).ip(), PORT, PATIENCE);
