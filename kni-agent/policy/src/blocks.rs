@@ -153,6 +153,18 @@ impl Blocks {
         self.around(Prefix::host(address))
     }
 
+    /// Whether a block has a boundary at this prefix.
+    pub(super) fn has(&self, prefix: &Prefix) -> bool {
+        self.regions.contains_key(prefix)
+    }
+
+    /// The identity of the region around a prefix, as of the last [`Self::identities`]; 0 without one.
+    pub(super) fn identity_around(&self, prefix: &Prefix) -> u32 {
+        let lengths = self.lengths.range(..prefix.length()).rev();
+        let mut regions = lengths.filter_map(|(length, _)| self.regions.get(&prefix.shortened(*length)));
+        regions.next().and_then(|region| region.identity).unwrap_or(0)
+    }
+
     /// Every region that is not `hidden`, outer regions first, with its identity. `name` computes the identity from the
     /// blocks. A hidden region loses its identity, because no address has it any longer.
     pub(super) fn identities(

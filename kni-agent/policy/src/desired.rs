@@ -1,4 +1,4 @@
-//! Compiles the desired tables, incrementally where sets or identities change.
+//! Compiles the desired tables: of what changed, where the sets are the same.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -6,16 +6,18 @@ use std::{
     sync::Arc,
 };
 
-use kni_common::policy::{IDENTITY_ANY, PORTS_ALL, PolicyKey};
-use kni_model::{EndpointId, Enforcement, PolicyTables};
+use kni_common::policy::{IDENTITY_ANY, PORTS_ALL};
+use kni_model::PolicyTables;
 
 use super::{
-    identity::{Identity, PeerIndex, PodAddress, number},
+    changes::Changes,
+    identity::Identity,
+    network::{Local, Network},
     pods::Pods,
-    prefix::Prefix,
     row::{References, Rows, for_identity, for_wildcard},
-    set::{DIRECTIONS, PolicySet},
+    set::PolicySet,
     stable::Interner,
+    tables::Desired,
 };
 
 /// Compiles policies and pods into tables.
@@ -28,32 +30,15 @@ pub(super) struct Compiler {
     wildcard: BTreeMap<u32, Rows>,
     /// Port sets that have rows, in order.
     ports: Vec<u32>,
-}
-
-/// The desired tables, with data that the tables do not contain.
-#[derive(Debug, Default)]
-pub(super) struct Desired {
-    pub(super) tables: PolicyTables,
-    /// Network of each endpoint.
-    pub(super) networks: BTreeMap<EndpointId, u32>,
-}
-
-/// The sets and identities in use in a network.
-#[derive(Debug)]
-struct Network {
-    index: PeerIndex,
-    /// Without 0.
-    identities: BTreeSet<u32>,
-    /// The prefixes in the tables.
-    prefixes: Vec<(Prefix, u32)>,
+    /// Whether rows were computed or removed since [`Compiler::retain`], so that numbers may be unused.
+    has_other_rows: bool,
 }
 
 /// The requirements of the endpoints of a network, before compilation.
 #[derive(Default)]
 struct Needs<'a> {
     sets: BTreeMap<u32, Arc<PolicySet>>,
-    remote: Vec<PodAddress<'a>>,
-    local: Vec<(EndpointId, u32, [Option<PodAddress<'a>>; 2])>,
+    local: Vec<Local<'a>>,
 }
 
 impl Default for Compiler {
@@ -64,29 +49,47 @@ impl Default for Compiler {
             networks: BTreeMap::new(),
             wildcard: BTreeMap::new(),
             ports: Vec::new(),
+            has_other_rows: false,
         }
     }
 }
 
 impl Compiler {
-    /// Updates the tables for these pods. Those of `closed` namespaces have their policies without rules.
-    pub(super) fn compile(&mut self, pods: &Pods, closed: impl Fn(&str) -> bool, desired: &mut Desired) {
-        let mut needs = needs(pods, closed);
-        for network in self.networks.keys() {
-            needs.entry(*network).or_default();
+    /// Updates the tables for these changes of the pods. Those of `closed` namespaces have their policies without rules.
+    pub(super) fn compile(
+        &mut self,
+        pods: &Pods,
+        changes: &Changes,
+        closed: impl Fn(&str) -> bool,
+        desired: &mut Desired,
+    ) {
+        if changes.all || changes.local {
+            let mut needs = needs(pods, closed);
+            for network in self.networks.keys() {
+                needs.entry(*network).or_default();
+            }
+            self.wildcard(&needs, desired);
+            desired.tables.endpoints.clear();
+            desired.networks.clear();
+            for (number, needs) in needs {
+                self.network(number, Some(needs), (pods, changes), desired);
+            }
+            self.networks.retain(|_, network| !network.index.sets.is_empty());
+        } else {
+            for number in changes.addresses.keys() {
+                // A network without sets needs no identities.
+                if self.networks.contains_key(number) {
+                    self.network(*number, None, (pods, changes), desired);
+                }
+            }
         }
-        self.wildcard(&needs, &mut desired.tables);
-        desired.tables.endpoints.clear();
-        desired.networks.clear();
-        for (network, needs) in needs {
-            self.network(network, needs, desired);
+        if self.has_other_rows {
+            self.ports(desired);
         }
-        self.networks.retain(|_, network| !network.index.sets.is_empty());
-        self.ports(&mut desired.tables);
     }
 
     /// Updates the wildcard rows of the sets that are in use in any network.
-    fn wildcard(&mut self, needs: &BTreeMap<u32, Needs<'_>>, tables: &mut PolicyTables) {
+    fn wildcard(&mut self, needs: &BTreeMap<u32, Needs<'_>>, desired: &mut Desired) {
         let sets: BTreeMap<u32, &Arc<PolicySet>> = needs
             .values()
             .flat_map(|needs| &needs.sets)
@@ -95,65 +98,68 @@ impl Compiler {
         self.wildcard.retain(|number, _| {
             let stays = sets.contains_key(number);
             if !stays {
-                remove(tables, *number, IDENTITY_ANY);
+                desired.remove(*number, IDENTITY_ANY);
+                self.has_other_rows = true;
             }
             stays
         });
         for (number, set) in sets {
             if let Entry::Vacant(entry) = self.wildcard.entry(number) {
                 let rows = for_wildcard(set, &mut self.references);
-                append(tables, number, IDENTITY_ANY, &rows);
+                desired.append(number, IDENTITY_ANY, &rows);
                 entry.insert(rows);
+                self.has_other_rows = true;
             }
         }
     }
 
-    fn network(&mut self, number: u32, needs: Needs<'_>, desired: &mut Desired) {
-        let network = self.networks.entry(number).or_insert_with(|| Network {
-            index: PeerIndex::new(number),
-            identities: BTreeSet::new(),
-            prefixes: Vec::new(),
+    /// Updates a network. `None`: its endpoints are the same.
+    fn network(
+        &mut self,
+        number: u32,
+        needs: Option<Needs<'_>>,
+        (pods, changes): (&Pods, &Changes),
+        desired: &mut Desired,
+    ) {
+        let mut is_other = changes.all;
+        let network = self.networks.entry(number).or_insert_with(|| {
+            is_other = true;
+            Network::new(number)
         });
-        let (gone, come) = network.index.set_sets(needs.sets);
-        let mut identities = BTreeSet::new();
-        for (endpoint, policy, addresses) in &needs.local {
-            let [identity4, identity6] = addresses.each_ref().map(|address| {
-                let identity = address.as_ref().map(|address| network.index.of_pod(address));
-                identity.map_or(0, |identity| self::number(&mut self.identities, identity))
-            });
-            let enforcement = Enforcement {
-                policy: *policy,
-                identity4,
-                identity6,
-            };
-            identities.extend([identity4, identity6]);
-            desired.tables.endpoints.insert(*endpoint, enforcement);
-            desired.networks.insert(*endpoint, number);
+        let (mut gone, mut come) = (BTreeSet::new(), BTreeSet::new());
+        if let Some(needs) = needs {
+            (gone, come) = network.index.set_sets(needs.sets);
+            network.set_local(&needs.local, &mut self.identities, desired);
         }
-        let prefixes = network.index.of_prefixes(&needs.remote, &mut self.identities);
-        network.set_prefixes(number, prefixes, &mut desired.tables);
-        identities.extend(network.prefixes.iter().map(|(_, identity)| *identity));
-        identities.remove(&IDENTITY_ANY);
-
-        network.remove_unused(&gone, &identities, &self.identities, &mut desired.tables);
-        self.rows(number, &come, &identities, &mut desired.tables);
+        is_other |= !gone.is_empty() || !come.is_empty();
+        let none = BTreeSet::new();
+        let addresses = changes.addresses.get(&number).unwrap_or(&none);
+        if is_other || !network.update(addresses, pods, &mut self.identities, desired) {
+            network.renew(pods, &mut self.identities, desired);
+        }
+        network.remove_unused(&gone, &self.identities, desired);
+        let is_same = come.is_empty() && gone.is_empty() && network.uses.is_unchanged();
+        self.has_other_rows |= !is_same;
+        self.rows(number, &come, desired);
         if let Some(network) = self.networks.get_mut(&number) {
-            network.identities = identities;
+            network.uses.note_processed();
         }
     }
 
     /// Writes the rows of new sets and of new identities.
-    fn rows(&mut self, number: u32, come: &BTreeSet<u32>, identities: &BTreeSet<u32>, tables: &mut PolicyTables) {
+    fn rows(&mut self, number: u32, come: &BTreeSet<u32>, desired: &mut Desired) {
         let Some(network) = self.networks.get(&number) else {
             return;
         };
         let new_peers = network.index.peers_of(come);
+        let identities: Vec<u32> = if come.is_empty() {
+            network.uses.come().collect()
+        } else {
+            network.uses.all().collect()
+        };
         for identity in identities {
-            let is_new = !network.identities.contains(identity);
-            if !is_new && come.is_empty() {
-                continue;
-            }
-            let Some(content) = self.identities.get(*identity) else {
+            let is_new = !network.uses.had(identity);
+            let Some(content) = self.identities.get(identity) else {
                 continue;
             };
             let is_affected = !content.names.is_empty() || content.peers.iter().any(|peer| new_peers.contains(peer));
@@ -164,15 +170,16 @@ impl Compiler {
                 if is_new || come.contains(&set.number) {
                     let all = self.wildcard.get(&set.number).copied().unwrap_or_default();
                     let rows = for_identity(set, content, &all, &mut self.references);
-                    append(tables, set.number, *identity, &rows);
+                    desired.append(set.number, identity, &rows);
                 }
             }
         }
     }
 
     /// Updates the rows of the port sets, which are few and shared by all networks.
-    fn ports(&mut self, tables: &mut PolicyTables) {
-        let mut used: Vec<u32> = tables
+    fn ports(&mut self, desired: &mut Desired) {
+        let mut used: Vec<u32> = desired
+            .tables
             .policy
             .values()
             .map(|row| row.ports)
@@ -186,7 +193,7 @@ impl Compiler {
         let sets = used
             .iter()
             .filter_map(|number| Some((*number, self.references.ports.get(*number)?)));
-        tables.ports = sets.flat_map(|(number, set)| set.rows(number)).collect();
+        desired.set_ports(sets.flat_map(|(number, set)| set.rows(number)).collect());
         self.ports = used;
     }
 
@@ -214,8 +221,11 @@ impl Compiler {
 
     /// Retires numbers that the tables do not use.
     pub(super) fn retain(&mut self, tables: &PolicyTables) {
+        if !std::mem::take(&mut self.has_other_rows) {
+            return;
+        }
         let networks: Vec<&Network> = self.networks.values().collect();
-        let is_used = |number| networks.iter().any(|network| network.identities.contains(&number));
+        let is_used = |number| networks.iter().any(|network| network.uses.has(number));
         self.identities.retain(is_used);
         let (mut ports, mut rules) = (BTreeSet::new(), BTreeSet::new());
         for row in tables.policy.values() {
@@ -224,53 +234,6 @@ impl Compiler {
         }
         self.references.ports.retain(|number| ports.contains(&number));
         self.references.rules.retain(|number| rules.contains(&number));
-    }
-}
-
-impl Network {
-    /// Writes and removes rows for the differences between the old and the new prefixes; both are sorted.
-    fn set_prefixes(&mut self, number: u32, prefixes: Vec<(Prefix, u32)>, tables: &mut PolicyTables) {
-        let mut after = prefixes.iter().peekable();
-        for known in &self.prefixes {
-            while let Some((prefix, identity)) = after.next_if(|new| new.0 < known.0) {
-                tables.identities.insert(prefix.key(number), *identity);
-            }
-            match after.next_if(|new| new.0 == known.0) {
-                None => tables.identities.remove(&known.0.key(number)),
-                Some(new) if new.1 == known.1 => None,
-                Some((prefix, identity)) => tables.identities.insert(prefix.key(number), *identity),
-            };
-        }
-        tables
-            .identities
-            .extend(after.map(|(prefix, identity)| (prefix.key(number), *identity)));
-        self.prefixes = prefixes;
-    }
-
-    /// Removes the rows of removed sets, and of identities that are no longer in use.
-    fn remove_unused(
-        &self,
-        gone: &BTreeSet<u32>,
-        identities: &BTreeSet<u32>,
-        contents: &Interner<Identity>,
-        tables: &mut PolicyTables,
-    ) {
-        for set in gone {
-            let (first, last) = (row_key(*set, 1, 0), row_key(*set, u32::MAX, u32::MAX));
-            let rows = tables.policy.range(first..=last).map(|(key, _)| *key);
-            let rows: Vec<PolicyKey> = rows.filter(|key| self.identities.contains(&key.identity)).collect();
-            for key in rows {
-                tables.policy.remove(&key);
-            }
-        }
-        for identity in self.identities.difference(identities) {
-            let Some(content) = contents.get(*identity) else {
-                continue;
-            };
-            for set in self.index.sets_of(content) {
-                remove(tables, set.number, *identity);
-            }
-        }
     }
 }
 
@@ -287,45 +250,5 @@ fn needs(pods: &Pods, closed: impl Fn(&str) -> bool) -> BTreeMap<u32, Needs<'_>>
         let addresses = addresses.map(|address| address.map(|address| pod.at(address)));
         needs.local.push((endpoint, policy, addresses));
     }
-    for pod in pods.by_sandbox.values() {
-        for interface in pod
-            .object
-            .interfaces
-            .iter()
-            .filter(|interface| interface.endpoint.is_none())
-        {
-            // A network without endpoints needs no identities.
-            let Some(needs) = needs.get_mut(&interface.network_id.get()) else {
-                continue;
-            };
-            let addresses = [interface.ipv4.map(IpAddr::V4), interface.ipv6.map(IpAddr::V6)];
-            needs
-                .remote
-                .extend(addresses.into_iter().flatten().map(|address| pod.at(address)));
-        }
-    }
     needs
-}
-
-fn row_key(set: u32, identity: u32, direction: u32) -> PolicyKey {
-    PolicyKey {
-        set,
-        identity,
-        direction,
-    }
-}
-
-fn append(tables: &mut PolicyTables, set: u32, identity: u32, rows: &Rows) {
-    tables
-        .policy
-        .extend(DIRECTIONS.iter().zip(rows).filter_map(|(direction, row)| {
-            let key = row_key(set, identity, direction.code());
-            row.map(|row| (key, row))
-        }));
-}
-
-fn remove(tables: &mut PolicyTables, set: u32, identity: u32) {
-    for direction in DIRECTIONS {
-        tables.policy.remove(&row_key(set, identity, direction.code()));
-    }
 }

@@ -142,40 +142,53 @@ impl PeerIndex {
         numbers.iter().filter_map(|number| self.sets.get(number)).collect()
     }
 
-    /// The prefixes of the network whose identity differs from that of the surrounding prefix, outer prefixes first.
-    /// Every address that does not belong to a local endpoint has the identity of its longest prefix, or identity 0
-    /// without one.
-    pub(super) fn of_prefixes(
+    /// The identity of an address that these pods of other nodes have.
+    pub(super) fn of_remote<'a>(&self, pods: impl Iterator<Item = PodAddress<'a>>) -> Identity {
+        let mut identities = pods.map(|pod| self.of_pod(&pod));
+        let first = identities.next();
+        let mut identity = first.unwrap_or_else(|| Identity::unmatched(self.network));
+        identities.for_each(|other| identity.join(other));
+        identity
+    }
+
+    /// The ranges that policies name, outer ones first, each with its identity. Without those that are one of the addresses
+    /// `hosts`.
+    pub(super) fn regions(
         &mut self,
-        remote: &[PodAddress<'_>],
+        hosts: &BTreeMap<Prefix, u32>,
         identities: &mut Interner<Identity>,
     ) -> Vec<(Prefix, u32)> {
         let network = self.network;
-        let mut hosts: BTreeMap<Prefix, Identity> = BTreeMap::new();
-        for pod in remote {
-            let identity = self.of_pod(pod);
-            let known = hosts
-                .entry(Prefix::host(pod.address))
-                .or_insert_with(|| Identity::unmatched(network));
-            known.join(identity);
-        }
         let hidden = |prefix: &Prefix| hosts.contains_key(prefix);
-        let mut regions = self.blocks.identities(hidden, |blocks| {
+        self.blocks.identities(hidden, |blocks| {
             let identity = Identity {
                 peers: blocks.to_vec(),
                 ..Identity::unmatched(network)
             };
             number(identities, identity)
-        });
-        if !hosts.is_empty() {
-            let hosts = hosts
-                .into_iter()
-                .map(|(prefix, identity)| (prefix, number(identities, identity)));
-            regions.extend(hosts);
-            regions.sort_unstable();
-        }
-        without_repetition(regions)
+        })
     }
+
+    /// Whether a policy names the prefix as a range.
+    pub(super) fn is_range(&self, prefix: &Prefix) -> bool {
+        self.blocks.has(prefix)
+    }
+
+    /// The identity of the range around an address as of the last [`Self::regions`]; 0 without one.
+    pub(super) fn around(&self, host: &Prefix) -> u32 {
+        self.blocks.identity_around(host)
+    }
+}
+
+/// The prefixes of a network whose identity differs from that of the surrounding prefix, outer prefixes first. Every address
+/// that does not belong to a local endpoint has the identity of its longest prefix, or identity 0 without one.
+pub(super) fn rows(regions: &[(Prefix, u32)], hosts: &BTreeMap<Prefix, u32>) -> Vec<(Prefix, u32)> {
+    let mut all = regions.to_vec();
+    if !hosts.is_empty() {
+        all.extend(hosts.iter().map(|(prefix, identity)| (*prefix, *identity)));
+        all.sort_unstable();
+    }
+    without_repetition(all)
 }
 
 /// Removes prefixes that have the identity of the surrounding prefix.

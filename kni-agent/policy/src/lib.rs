@@ -5,12 +5,14 @@
 mod blocks;
 mod body;
 mod catalog;
+mod changes;
 mod desired;
 mod effective;
 mod egress_rights;
 mod external;
 mod identity;
 mod judge;
+mod network;
 mod peer;
 mod pods;
 mod ports;
@@ -20,11 +22,16 @@ mod row;
 mod selector;
 mod set;
 mod stable;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod transition;
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use kni_model::{
     EndpointId, Enforcement, PolicyStep, PolicyTables, SandboxId,
@@ -33,9 +40,11 @@ use kni_model::{
 
 use self::{
     catalog::Catalog,
-    desired::{Compiler, Desired},
+    changes::Changes,
+    desired::Compiler,
     pods::{Pods, Sets},
     quota::Limiter,
+    tables::{Desired, Differing},
     transition::Unconfirmed,
 };
 pub use self::{
@@ -67,7 +76,7 @@ pub struct PolicyEngine {
     interim: Option<PolicyTables>,
     /// Whether the last plan led to such a state.
     has_postponed: bool,
-    /// Whether an input changed since the last plan.
+    /// Whether policies changed since the last plan. Changes of pods are those of `pods`.
     is_stale: bool,
 }
 
@@ -101,10 +110,7 @@ impl PolicyEngine {
     /// Replaces the labels of all namespaces. A namespace that is not listed only has the label
     /// `kubernetes.io/metadata.name`, which every namespace has.
     pub fn set_namespaces(&mut self, namespaces: BTreeMap<String, Labels>) {
-        if self.pods.set_namespaces(namespaces) {
-            self.pods.refresh_peers(&self.catalog);
-            self.is_stale = true;
-        }
+        self.pods.set_namespaces(namespaces, &self.catalog);
     }
 
     /// Adds a pod, or replaces the one with the same sandbox.
@@ -119,14 +125,12 @@ impl PolicyEngine {
         }
         let recreated = self.pods.put(pod, &self.catalog, &mut self.sets);
         self.remove_rows(&recreated);
-        self.is_stale = true;
     }
 
     /// Removes a pod. Its endpoints are removed at once, because their rows no longer belong to it.
     pub fn remove_pod(&mut self, sandbox: &SandboxId) {
         let gone = self.pods.remove(sandbox);
         self.remove_rows(&gone);
-        self.is_stale = true;
     }
 
     fn remove_rows(&mut self, endpoints: &[EndpointId]) {
@@ -144,18 +148,23 @@ impl PolicyEngine {
     /// separately. Where [`Self::has_postponed`], it may be denied instead. The plan removes endpoints of adopted tables whose pods were not put: put all pods before the first
     /// plan.
     pub fn plan(&mut self) -> Vec<PolicyStep> {
-        if self.is_stale {
-            self.compile();
-            self.is_stale = false;
+        let mut changes = self.pods.take_changes();
+        changes.all |= std::mem::take(&mut self.is_stale);
+        if !changes.is_empty() {
+            self.compile(changes);
         }
-        let plan_to = |to: &PolicyTables| transition::plan(&self.tables, to, &self.desired.networks, &self.unconfirmed);
-        let mut plan = plan_to(&self.desired.tables);
+        let plan_to = |to: &PolicyTables, differing: &Differing| {
+            transition::plan(&self.tables, to, differing, &self.desired.networks, &self.unconfirmed)
+        };
+        let mut plan = plan_to(&self.desired.tables, &self.desired.differing);
         self.interim = None;
         if self.limiter.overflows(&self.tables, &plan.steps)
             && let Some(interim) = transition::toward(&self.tables, &self.desired.tables)
         {
-            plan = plan_to(&interim);
+            plan = plan_to(&interim, &Differing::all());
             self.interim = Some(interim);
+        } else if plan.steps.is_empty() {
+            self.desired.differing = Differing::default();
         }
         self.has_postponed = self.interim.is_some();
         for (substitute, set) in plan.substitutes {
@@ -168,15 +177,18 @@ impl PolicyEngine {
     }
 
     /// Compiles until the tables have room for all rows and no namespace has more than its share.
-    fn compile(&mut self) {
-        self.limiter.begin(&self.pods);
+    fn compile(&mut self, mut changes: Changes) {
+        self.limiter.begin(&self.pods, changes.all || changes.local);
         loop {
             let limiter = &self.limiter;
+            let is_closed = |namespace: &str| limiter.is_closed(namespace);
             self.compiler
-                .compile(&self.pods, |namespace| limiter.is_closed(namespace), &mut self.desired);
+                .compile(&self.pods, &changes, is_closed, &mut self.desired);
             if self.limiter.check(&self.compiler, &self.desired.tables) {
                 return;
             }
+            // Another namespace is closed: its endpoints have other sets.
+            changes = Changes::of_local();
         }
     }
 
@@ -204,13 +216,14 @@ impl PolicyEngine {
         self.unconfirmed = Unconfirmed::default();
         if let Some(interim) = self.interim.take() {
             self.tables = interim;
+            self.desired.differing = Differing::all();
             return;
         }
-        self.tables.clone_from(&self.desired.tables);
-        let tables = &self.tables;
-        self.sets
-            .retain(|number| tables.endpoints.values().any(|endpoint| endpoint.policy == number));
-        self.compiler.retain(tables);
+        self.desired.confirm(&mut self.tables);
+        let endpoints = self.tables.endpoints.values();
+        let used: BTreeSet<u32> = endpoints.map(|endpoint| endpoint.policy).collect();
+        self.sets.retain(|number| used.contains(&number));
+        self.compiler.retain(&self.tables);
     }
 
     /// The current tables: as of the last [`Self::confirm`].

@@ -2,7 +2,7 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
     sync::Arc,
 };
@@ -14,6 +14,7 @@ use kni_model::{
 
 use super::{
     catalog::{Catalog, Replaced, egress_addresses},
+    changes::Changes,
     identity::PodAddress,
     peer::Peer,
     set::{PolicySet, SetContent},
@@ -103,6 +104,23 @@ impl Pod {
         let interfaces = self.object.interfaces.iter().zip(&self.selected);
         interfaces.filter_map(|(interface, selected)| Some((interface.endpoint?, interface, selected)))
     }
+
+    /// The networks and addresses of its interfaces on other nodes.
+    fn remote(&self) -> BTreeSet<(u32, IpAddr)> {
+        let interfaces = self.object.interfaces.iter();
+        let remote = interfaces.filter(|interface| interface.endpoint.is_none());
+        let addresses = remote.flat_map(|interface| {
+            let addresses = [interface.ipv4.map(IpAddr::V4), interface.ipv6.map(IpAddr::V6)];
+            let of_network = addresses.into_iter().flatten();
+            of_network.map(|address| (interface.network_id.get(), address))
+        });
+        addresses.collect()
+    }
+
+    /// Whether its addresses have the same identities as those of the other one.
+    fn is_alike(&self, other: &Self) -> bool {
+        self.peers == other.peers && self.object.ports == other.object.ports
+    }
 }
 
 /// All pods.
@@ -111,17 +129,42 @@ pub(super) struct Pods {
     pub(super) by_sandbox: BTreeMap<SandboxId, Pod>,
     namespaces: BTreeMap<String, Labels>,
     owners: HashMap<EndpointId, SandboxId>,
+    /// The pods with interfaces on this node.
+    own: BTreeSet<SandboxId>,
+    /// The pods of other nodes by network and address.
+    remote: BTreeMap<u32, BTreeMap<IpAddr, Vec<SandboxId>>>,
+    /// The changes since they were taken last.
+    changes: Changes,
 }
 
 impl Pods {
-    /// Replaces the namespaces. Returns `false` if nothing changed.
-    pub(super) fn set_namespaces(&mut self, mut namespaces: BTreeMap<String, Labels>) -> bool {
+    /// Replaces the namespaces, and recomputes the matching peers of the pods in those that changed.
+    pub(super) fn set_namespaces(&mut self, mut namespaces: BTreeMap<String, Labels>, catalog: &Catalog) {
         for (name, labels) in &mut namespaces {
             labels.insert(NAMESPACE_NAME.to_owned(), name.clone());
         }
-        let changed = namespaces != self.namespaces;
-        self.namespaces = namespaces;
-        changed
+        if namespaces == self.namespaces {
+            return;
+        }
+        let before = std::mem::replace(&mut self.namespaces, namespaces);
+        for pod in self.by_sandbox.values_mut() {
+            let namespace = &pod.object.pod.namespace;
+            if before.get(namespace) == self.namespaces.get(namespace) {
+                continue;
+            }
+            let of_namespace = labels_of(&self.namespaces, namespace);
+            let peers = catalog.peers.of_pod(namespace, &of_namespace, &pod.object.labels);
+            if peers != pod.peers {
+                pod.peers = peers;
+                self.changes.local |= pod.local().next().is_some();
+                self.changes.add(pod.remote());
+            }
+        }
+    }
+
+    /// The changes since the last call.
+    pub(super) fn take_changes(&mut self) -> Changes {
+        std::mem::take(&mut self.changes)
     }
 
     /// Adds or replaces a pod. Returns the endpoints that start anew: their rows in the tables belong to another pod.
@@ -151,8 +194,63 @@ impl Pods {
         }
         let sandbox = pod.sandbox.clone();
         let pod = self.judged(pod, catalog, sets);
+        let before = self.by_sandbox.remove(&sandbox);
+        self.note(&sandbox, before.as_ref(), Some(&pod));
         self.by_sandbox.insert(sandbox, pod);
         recreated
+    }
+
+    /// Notes what changes when a pod replaces itself.
+    fn note(&mut self, sandbox: &SandboxId, before: Option<&Pod>, after: Option<&Pod>) {
+        let is_local = |pod: Option<&Pod>| pod.is_some_and(|pod| pod.local().next().is_some());
+        self.changes.local |= is_local(before) || is_local(after);
+        if is_local(after) {
+            self.own.insert(sandbox.clone());
+        } else {
+            self.own.remove(sandbox);
+        }
+        let [old, new] = [before, after].map(|pod| pod.map(Pod::remote).unwrap_or_default());
+        for (network, address) in old.difference(&new) {
+            let Some(of_network) = self.remote.get_mut(network) else {
+                continue;
+            };
+            if let Some(pods) = of_network.get_mut(address) {
+                pods.retain(|known| known != sandbox);
+                if pods.is_empty() {
+                    of_network.remove(address);
+                }
+            }
+            if of_network.is_empty() {
+                self.remote.remove(network);
+            }
+        }
+        for (network, address) in new.difference(&old) {
+            let of_network = self.remote.entry(*network).or_default();
+            of_network.entry(*address).or_default().push(sandbox.clone());
+        }
+        let is_alike = before.zip(after).is_some_and(|(before, after)| before.is_alike(after));
+        if is_alike {
+            self.changes.add(old.symmetric_difference(&new).copied());
+        } else {
+            self.changes.add(old.union(&new).copied());
+        }
+    }
+
+    /// The addresses of pods of other nodes in a network, each with these pods.
+    pub(super) fn remote(&self, network: u32) -> impl Iterator<Item = (IpAddr, impl Iterator<Item = PodAddress<'_>>)> {
+        let addresses = self.remote.get(&network).into_iter().flatten();
+        addresses.map(|(address, pods)| (*address, self.named(pods, *address)))
+    }
+
+    /// The pods of other nodes with an address; `None` if there are none.
+    pub(super) fn remote_at(&self, network: u32, address: IpAddr) -> Option<impl Iterator<Item = PodAddress<'_>>> {
+        let pods = self.remote.get(&network)?.get(&address)?;
+        Some(self.named(pods, address))
+    }
+
+    fn named<'a>(&'a self, pods: &'a [SandboxId], address: IpAddr) -> impl Iterator<Item = PodAddress<'a>> {
+        let pods = pods.iter().filter_map(|sandbox| self.by_sandbox.get(sandbox));
+        pods.map(move |pod| pod.at(address))
     }
 
     /// Removes a pod and returns the endpoints that still belonged to it.
@@ -160,6 +258,7 @@ impl Pods {
         let Some(gone) = self.by_sandbox.remove(sandbox) else {
             return Vec::new();
         };
+        self.note(sandbox, Some(&gone), None);
         let endpoints = gone.object.interfaces.iter().filter_map(|interface| interface.endpoint);
         let own = endpoints.filter(|endpoint| self.owners.get(endpoint) == Some(sandbox));
         let own: Vec<EndpointId> = own.collect();
@@ -183,18 +282,10 @@ impl Pods {
         }
     }
 
-    /// Recomputes the matching peers of every pod, because the labels of namespaces changed.
-    pub(super) fn refresh_peers(&mut self, catalog: &Catalog) {
-        for pod in self.by_sandbox.values_mut() {
-            let namespace = &pod.object.pod.namespace;
-            let of_namespace = labels_of(&self.namespaces, namespace);
-            pod.peers = catalog.peers.of_pod(namespace, &of_namespace, &pod.object.labels);
-        }
-    }
-
     /// The endpoints of this node with their pods. If two pods claim an endpoint, it belongs to the later one.
     pub(super) fn local(&self) -> impl Iterator<Item = (EndpointId, &Pod, &PolicyInterface, &Selected)> {
-        self.by_sandbox.values().flat_map(move |pod| {
+        let pods = self.own.iter().filter_map(|sandbox| self.by_sandbox.get(sandbox));
+        pods.flat_map(move |pod| {
             let own = |endpoint: &EndpointId| self.owners.get(endpoint) == Some(&pod.object.sandbox);
             let local = pod.local().filter(move |(endpoint, ..)| own(endpoint));
             local.map(move |(endpoint, interface, selected)| (endpoint, pod, interface, selected))

@@ -91,6 +91,17 @@ pub(super) fn parts(key: &IdentityKey) -> (u32, u32) {
     )
 }
 
+/// The least key of a network and a number of significant address bits.
+pub(super) fn least(network: u32, length: u32) -> IdentityKey {
+    IdentityKey {
+        prefix_length: NETWORK_BITS + length,
+        data: IdentityData {
+            network: network.to_be_bytes(),
+            address: [0; 16],
+        },
+    }
+}
+
 /// The key of the first `length` bits of the address in `key`.
 pub(super) fn shortened(key: &IdentityKey, length: u32) -> IdentityKey {
     let (network, _) = parts(key);

@@ -173,15 +173,18 @@ impl Limiter {
     }
 
     /// Closes the namespaces whose ranges alone exceed the quota, before they are compiled, and opens those that may
-    /// fit again.
-    pub(super) fn begin(&mut self, pods: &Pods) {
+    /// fit again. `are_other`: the pods of this node, or their policies, have changed.
+    pub(super) fn begin(&mut self, pods: &Pods, are_other: bool) {
         if self.quota == Quota::default() {
+            return;
+        }
+        self.opened.clear();
+        if !are_other {
             return;
         }
         self.used = used(pods);
         let used = &self.used;
         self.ranges.retain(|namespace, _| used.contains_key(namespace));
-        self.opened.clear();
         self.closed
             .retain(|namespace, closed| used.get(namespace).is_some_and(|sets| sets.keys().eq(&closed.sets)));
         let mut exceeding = Vec::new();

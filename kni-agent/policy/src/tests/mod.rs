@@ -4,6 +4,7 @@ mod cases;
 mod egress;
 mod life;
 mod oracle;
+mod peers;
 mod quota;
 mod random;
 mod scale;

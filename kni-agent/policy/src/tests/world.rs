@@ -198,6 +198,7 @@ pub(crate) fn converge(engine: &mut PolicyEngine) -> Vec<PolicyStep> {
         engine.confirm();
         steps.extend(plan);
         if !engine.has_postponed() {
+            assert_eq!(engine.tables(), &engine.desired.tables, "a difference was not noticed");
             break;
         }
     }

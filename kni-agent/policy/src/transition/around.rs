@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kni_common::policy::IdentityKey;
 
-use crate::prefix::{parts, shortened};
+use crate::prefix::{least, parts, shortened};
 
 /// Finds the rows that contain a prefix, by length.
 pub(super) struct Around<'a> {
@@ -14,23 +14,12 @@ pub(super) struct Around<'a> {
 }
 
 impl<'a> Around<'a> {
-    /// An index of these rows.
-    pub(super) fn new(rows: &'a BTreeMap<IdentityKey, u32>) -> Self {
-        let mut lengths: HashMap<u32, BTreeSet<u32>> = HashMap::new();
-        // Rows are sorted by length, so most have the same length as the previous one.
-        let mut last = None;
-        for place in rows.keys().map(parts) {
-            if last != Some(place) {
-                lengths.entry(place.0).or_default().insert(place.1);
-                last = Some(place);
-            }
-        }
-        let longest_first = lengths
-            .into_iter()
-            .map(|(network, set)| (network, set.into_iter().rev().collect()));
+    /// An index of the rows of these networks.
+    pub(super) fn new(rows: &'a BTreeMap<IdentityKey, u32>, networks: &BTreeSet<u32>) -> Self {
+        let lengths = networks.iter().map(|network| (*network, lengths(rows, *network)));
         Self {
             rows,
-            lengths: longest_first.collect(),
+            lengths: lengths.collect(),
         }
     }
 
@@ -44,4 +33,26 @@ impl<'a> Around<'a> {
             .copied()
             .unwrap_or(0)
     }
+}
+
+/// The lengths of the rows of a network, longest first. Rows are sorted by length, and those of a length by network, so only
+/// one row of each length is read.
+fn lengths(rows: &BTreeMap<IdentityKey, u32>, network: u32) -> Vec<u32> {
+    let mut lengths = Vec::new();
+    let mut next = Some(0);
+    while let Some(length) = next {
+        let found = rows.range(least(network, length)..).next().map(|(key, _)| parts(key));
+        next = match found {
+            Some((_, longer)) if longer > length => Some(longer),
+            Some((other, _)) => {
+                if other == network {
+                    lengths.push(length);
+                }
+                length.checked_add(1)
+            }
+            None => None,
+        };
+    }
+    lengths.reverse();
+    lengths
 }

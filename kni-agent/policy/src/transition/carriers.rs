@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kni_common::policy::IdentityKey;
 use kni_model::{EndpointId, Enforcement, PolicyTables};
 
-use super::{Unconfirmed, around::Around, differences};
+use super::{Difference, Unconfirmed, around::Around};
 use crate::prefix::parts;
 
 /// An endpoint whose row changes.
@@ -58,12 +58,13 @@ impl Carriers {
     pub(super) fn new(
         from: &PolicyTables,
         to: &PolicyTables,
+        changed: &[Difference<IdentityKey, u32>],
         networks: &BTreeMap<EndpointId, u32>,
         unconfirmed: &Unconfirmed,
     ) -> Self {
         let mut found = Self {
             endpoints: Vec::new(),
-            prefixes: prefixes(from, to, unconfirmed),
+            prefixes: prefixes(from, to, changed, unconfirmed),
             sets: BTreeMap::new(),
         };
         for (id, new) in &to.endpoints {
@@ -119,18 +120,23 @@ pub(super) fn carried(from: &PolicyTables, networks: &BTreeMap<EndpointId, u32>,
     carried.chain(prefixes.map(|(_, identity)| *identity)).collect()
 }
 
-fn prefixes(from: &PolicyTables, to: &PolicyTables, unconfirmed: &Unconfirmed) -> Vec<MovedPrefix> {
-    let changed: Vec<_> = differences(&from.identities, &to.identities)
-        .map(|(key, ..)| key)
-        .collect();
+fn prefixes(
+    from: &PolicyTables,
+    to: &PolicyTables,
+    changed: &[Difference<IdentityKey, u32>],
+    unconfirmed: &Unconfirmed,
+) -> Vec<MovedPrefix> {
     let keys: BTreeSet<IdentityKey> = changed
-        .into_iter()
+        .iter()
+        .map(|(key, ..)| *key)
         .chain(unconfirmed.identities.iter().copied())
         .collect();
     if keys.is_empty() {
         return Vec::new();
     }
-    let (before, after) = (Around::new(&from.identities), Around::new(&to.identities));
+    let networks: BTreeSet<u32> = keys.iter().map(|key| parts(key).0).collect();
+    let before = Around::new(&from.identities, &networks);
+    let after = Around::new(&to.identities, &networks);
     let moved = keys.into_iter().map(|key| MovedPrefix {
         network: parts(&key).0,
         old: before.identity(&key),

@@ -13,11 +13,12 @@ mod substitutes;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kni_common::policy::{IdentityKey, PolicyKey, PolicyValue, PortKey};
+use kni_common::policy::{IdentityKey, PolicyKey, PolicyValue, PortKey, PortValue};
 use kni_model::{EndpointId, PolicyStep, PolicyTables};
 
 pub(super) use self::interim::toward;
 use self::{carriers::Carriers, substitutes::Substitutes};
+use crate::tables::Differing;
 
 /// Rows whose presence is unknown, because a plan that changed them was not confirmed.
 #[derive(Debug, Default)]
@@ -53,34 +54,69 @@ pub(super) struct Plan {
     pub(super) substitutes: Vec<(u32, u32)>,
 }
 
-/// Plans the steps from one state to the other; `networks` holds the network of each endpoint of `to`.
+/// A key with its values in both states.
+type Difference<K, V> = (K, Option<V>, Option<V>);
+
+/// The rows that differ between two states, without endpoints, in order.
+struct Differences {
+    policy: Vec<Difference<PolicyKey, PolicyValue>>,
+    ports: Vec<Difference<PortKey, PortValue>>,
+    identities: Vec<Difference<IdentityKey, u32>>,
+}
+
+impl Differences {
+    fn new(from: &PolicyTables, to: &PolicyTables, differing: &Differing) -> Self {
+        if differing.all {
+            return Self {
+                policy: differences(&from.policy, &to.policy).collect(),
+                ports: differences(&from.ports, &to.ports).collect(),
+                identities: differences(&from.identities, &to.identities).collect(),
+            };
+        }
+        Self {
+            policy: at(&differing.policy, &from.policy, &to.policy),
+            ports: at(&differing.ports, &from.ports, &to.ports),
+            identities: at(&differing.identities, &from.identities, &to.identities),
+        }
+    }
+}
+
+/// Plans the steps from one state to the other, which may differ in the rows `differing`; `networks` holds the network of
+/// each endpoint of `to`.
 pub(super) fn plan(
     from: &PolicyTables,
     to: &PolicyTables,
+    differing: &Differing,
     networks: &BTreeMap<EndpointId, u32>,
     unconfirmed: &Unconfirmed,
 ) -> Plan {
-    let carriers = Carriers::new(from, to, networks, unconfirmed);
+    let differences = Differences::new(from, to, differing);
+    let carriers = Carriers::new(from, to, &differences.identities, networks, unconfirmed);
     let substitutes = Substitutes::new(from, to, networks, &carriers);
     let mut steps = Vec::new();
     push(
         &mut steps,
         PolicyStep::PutPorts,
-        missing(&from.ports, &to.ports, &unconfirmed.ports),
+        missing(&differences.ports, (&from.ports, &to.ports), &unconfirmed.ports),
     );
     let mut rows: BTreeMap<PolicyKey, PolicyValue> = substitutes.rows.clone();
-    rows.extend(missing(&from.policy, &to.policy, &unconfirmed.policy));
+    rows.extend(missing(
+        &differences.policy,
+        (&from.policy, &to.policy),
+        &unconfirmed.policy,
+    ));
     push(&mut steps, PolicyStep::PutPolicy, rows.into_iter().collect());
     steps.extend(enforce::steps(&carriers, &substitutes));
 
-    let gone_identities = gone(&from.identities, &to.identities, &unconfirmed.identities);
+    let identities = (&from.identities, &to.identities);
+    let gone_identities = gone(&differences.identities, identities, &unconfirmed.identities);
     push(&mut steps, PolicyStep::RemoveIdentities, gone_identities.collect());
-    let substitute_rows = substitutes.rows.keys().copied().collect();
-    let gone_policy: BTreeSet<PolicyKey> = gone(&from.policy, &to.policy, &unconfirmed.policy)
-        .chain(gone(&BTreeMap::new(), &to.policy, &substitute_rows))
+    let temporary = substitutes.rows.keys().filter(|key| !to.policy.contains_key(key));
+    let gone_policy: BTreeSet<PolicyKey> = gone(&differences.policy, (&from.policy, &to.policy), &unconfirmed.policy)
+        .chain(temporary.copied())
         .collect();
     push(&mut steps, PolicyStep::RemovePolicy, gone_policy.into_iter().collect());
-    let gone_ports = gone(&from.ports, &to.ports, &unconfirmed.ports);
+    let gone_ports = gone(&differences.ports, (&from.ports, &to.ports), &unconfirmed.ports);
     push(&mut steps, PolicyStep::RemovePorts, gone_ports.collect());
     Plan {
         steps,
@@ -95,11 +131,11 @@ fn push<T>(steps: &mut Vec<PolicyStep>, step: impl Fn(Vec<T>) -> PolicyStep, row
 }
 
 fn missing<K: Ord + Copy, V: PartialEq + Copy>(
-    from: &BTreeMap<K, V>,
-    to: &BTreeMap<K, V>,
+    differences: &[Difference<K, V>],
+    (from, to): (&BTreeMap<K, V>, &BTreeMap<K, V>),
     unconfirmed: &BTreeSet<K>,
 ) -> Vec<(K, V)> {
-    let rows = differences(from, to).filter_map(|(key, _, value)| Some((key, value?)));
+    let rows = differences.iter().filter_map(|(key, _, value)| Some((*key, (*value)?)));
     let rewritten = unconfirmed.iter().filter_map(|key| {
         let value = to.get(key)?;
         (from.get(key) == Some(value)).then_some((*key, *value))
@@ -108,13 +144,14 @@ fn missing<K: Ord + Copy, V: PartialEq + Copy>(
 }
 
 fn gone<'a, K: Ord + Copy, V: PartialEq + Copy>(
-    from: &'a BTreeMap<K, V>,
-    to: &'a BTreeMap<K, V>,
+    differences: &'a [Difference<K, V>],
+    (from, to): (&'a BTreeMap<K, V>, &'a BTreeMap<K, V>),
     unconfirmed: &'a BTreeSet<K>,
 ) -> impl Iterator<Item = K> + 'a {
-    let gone = differences(from, to)
+    let gone = differences
+        .iter()
         .filter(|(.., new)| new.is_none())
-        .map(|(key, ..)| key);
+        .map(|(key, ..)| *key);
     let rewritten = unconfirmed
         .iter()
         .filter(|key| !from.contains_key(key) && !to.contains_key(key))
@@ -122,11 +159,23 @@ fn gone<'a, K: Ord + Copy, V: PartialEq + Copy>(
     gone.chain(rewritten)
 }
 
+/// Those of the keys whose values differ, in order, with both values.
+fn at<K: Ord + Copy, V: PartialEq + Copy>(
+    keys: &BTreeSet<K>,
+    from: &BTreeMap<K, V>,
+    to: &BTreeMap<K, V>,
+) -> Vec<Difference<K, V>> {
+    let values = keys
+        .iter()
+        .map(|key| (*key, from.get(key).copied(), to.get(key).copied()));
+    values.filter(|(_, old, new)| old != new).collect()
+}
+
 /// The keys whose values differ, in order, with both values.
 fn differences<'a, K: Ord + Copy, V: PartialEq + Copy>(
     from: &'a BTreeMap<K, V>,
     to: &'a BTreeMap<K, V>,
-) -> impl Iterator<Item = (K, Option<V>, Option<V>)> + 'a {
+) -> impl Iterator<Item = Difference<K, V>> + 'a {
     let (mut from, mut to) = (from.iter().peekable(), to.iter().peekable());
     std::iter::from_fn(move || {
         loop {
