@@ -22,6 +22,7 @@ use kube::{
 };
 use serde::Deserialize;
 use serde_json::json;
+use tokio::sync::watch;
 
 use crate::node::{NewPod, SimulatedNode};
 
@@ -116,6 +117,7 @@ async fn attach_pods(node: SimulatedNode, cache: ClusterCache, name: String, kub
     let mut known = cache.changes();
     let mut changed = node.changes();
     loop {
+        let seen = pods_versions(&cache);
         let (due, present) = pods(&node, &cache, &name);
         for uid in node.attached() {
             if !present.contains(&uid) {
@@ -141,7 +143,7 @@ async fn attach_pods(node: SimulatedNode, cache: ClusterCache, name: String, kub
         let waiting = (!missing.is_empty()).then(|| cache.blocks().wait(missing));
         let next = async {
             tokio::select! {
-                sent = known.changed() => sent.is_ok(),
+                sent = other_pods(&mut known, &cache, seen) => sent,
                 sent = changed.changed() => sent.is_ok(),
                 () = tokio::time::sleep(ROUND) => true,
             }
@@ -152,6 +154,27 @@ async fn attach_pods(node: SimulatedNode, cache: ClusterCache, name: String, kub
         drop(waiting);
         tokio::time::sleep(GATHER).await;
     }
+}
+
+/// The versions of the objects that decide which pods are attached, and to which networks.
+fn pods_versions(cache: &ClusterCache) -> [u64; 4] {
+    let tables = cache.tables();
+    [
+        tables.pods.version(),
+        tables.namespaces.version(),
+        tables.networks.version(),
+        tables.attachments.version(),
+    ]
+}
+
+/// Waits until one of them has changed; returns `false` when the cache is gone.
+async fn other_pods(changes: &mut watch::Receiver<()>, cache: &ClusterCache, seen: [u64; 4]) -> bool {
+    while changes.changed().await.is_ok() {
+        if pods_versions(cache) != seen {
+            return true;
+        }
+    }
+    false
 }
 
 /// The pods to attach, each with its network, and the UIDs of all pods of the node.

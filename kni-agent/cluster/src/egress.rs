@@ -58,6 +58,10 @@ pub fn cluster_egress_rights(
     networks: &Networks,
     requests: &EgressRequests,
 ) -> BTreeMap<(EgressUser, IpAddr), EgressRight> {
+    if requests.is_empty() {
+        // Pools and namespaces need not be read.
+        return BTreeMap::new();
+    }
     let namespaces = tables.namespaces.rows().iter();
     let facts = EgressFacts {
         pools: &egress_pools(tables),

@@ -16,5 +16,5 @@ pub use blocks::{Addresses, BlockDemand, HeldBlocks, Waiting, needs_blocks};
 pub use cache::ClusterCache;
 pub use networks::{Networks, entries_of, taken_blocks};
 pub use numbers::{Claim, Numbers, objects_by_uid};
-pub use table::{ABSENCE_GRACE, Key, Table, Written};
+pub use table::{ABSENCE_GRACE, Key, NetworkTable, OfNetwork, Table, Written};
 pub use tables::{AttachmentRow, NodeRow, PolicyRow, Tables};

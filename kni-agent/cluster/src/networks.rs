@@ -193,9 +193,9 @@ pub fn entries_of(object: &PodNetwork, node: &str) -> Vec<IpNet> {
 /// The blocks of a network that nodes are known to have, each once: by their objects, and by entries of agents of earlier
 /// releases.
 pub fn taken_blocks(tables: &Tables, network: &NetworkName) -> Vec<IpNet> {
-    let objects = tables.other_blocks.rows().values().chain(tables.blocks.rows().values());
-    let objects = objects.filter(|object| object.spec.network == network.as_str());
-    let claimed = objects.map(|object| object.spec.cidr.as_str());
+    let of_others = tables.other_blocks.of_network(network.as_str());
+    let objects = of_others.chain(tables.blocks.of_network(network.as_str()));
+    let claimed = objects.map(|(_, object)| object.spec.cidr.as_str());
     let status = tables
         .networks
         .get("", network.as_str())

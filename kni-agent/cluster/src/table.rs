@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    ops::{Deref, DerefMut},
     time::{Duration, Instant},
 };
 
@@ -80,6 +81,82 @@ pub struct Table<V> {
     newest: u64,
     /// The networks whose objects it has, where only those of some networks are followed.
     covered: BTreeSet<NetworkName>,
+    index: Option<Index<V>>,
+}
+
+/// The objects of each network.
+#[derive(Debug)]
+struct Index<V> {
+    network: fn(&V) -> &str,
+    keys: BTreeMap<String, BTreeSet<Key>>,
+}
+
+impl<V> Index<V> {
+    fn insert(&mut self, key: &Key, value: &V) {
+        let network = (self.network)(value);
+        if let Some(keys) = self.keys.get_mut(network) {
+            keys.insert(key.clone());
+        } else {
+            self.keys.insert(network.to_owned(), [key.clone()].into());
+        }
+    }
+
+    fn remove(&mut self, key: &Key, value: &V) {
+        let network = (self.network)(value);
+        let Some(keys) = self.keys.get_mut(network) else { return };
+        keys.remove(key);
+        if keys.is_empty() {
+            self.keys.remove(network);
+        }
+    }
+}
+
+/// An object of a kind that is found by its network.
+pub trait OfNetwork: PartialEq {
+    /// The name of the network, as the object states it.
+    fn network(&self) -> &str;
+}
+
+/// A [`Table`] whose objects are found by their network, without reading those of others.
+#[derive(Debug)]
+pub struct NetworkTable<V>(Table<V>);
+
+impl<V: OfNetwork> Default for NetworkTable<V> {
+    fn default() -> Self {
+        let index = Index {
+            network: V::network,
+            keys: BTreeMap::new(),
+        };
+        Self(Table {
+            index: Some(index),
+            ..Table::default()
+        })
+    }
+}
+
+impl<V: OfNetwork> NetworkTable<V> {
+    /// The objects of a network.
+    pub fn of_network(&self, network: &str) -> impl Iterator<Item = (&Key, &V)> {
+        let index = self.0.index.as_ref().and_then(|index| index.keys.get(network));
+        index
+            .into_iter()
+            .flatten()
+            .filter_map(|key| self.0.rows.get_key_value(key))
+    }
+}
+
+impl<V> Deref for NetworkTable<V> {
+    type Target = Table<V>;
+
+    fn deref(&self) -> &Table<V> {
+        &self.0
+    }
+}
+
+impl<V> DerefMut for NetworkTable<V> {
+    fn deref_mut(&mut self) -> &mut Table<V> {
+        &mut self.0
+    }
 }
 
 /// A list that is being read.
@@ -103,11 +180,33 @@ impl<V> Default for Table<V> {
             absent: None,
             newest: 0,
             covered: BTreeSet::new(),
+            index: None,
         }
     }
 }
 
 impl<V: PartialEq> Table<V> {
+    fn insert_row(&mut self, key: Key, value: V) {
+        if let Some(index) = &mut self.index {
+            if let Some(former) = self.rows.get(&key) {
+                index.remove(&key, former);
+            }
+            index.insert(&key, &value);
+        }
+        self.rows.insert(key, value);
+    }
+
+    /// Whether there was one.
+    fn remove_row(&mut self, key: &Key) -> bool {
+        let Some(former) = self.rows.remove(key) else {
+            return false;
+        };
+        if let Some(index) = &mut self.index {
+            index.remove(key, &former);
+        }
+        true
+    }
+
     /// All objects.
     pub fn rows(&self) -> &BTreeMap<Key, V> {
         &self.rows
@@ -174,10 +273,10 @@ impl<V: PartialEq> Table<V> {
         let changed = match value {
             Some(value) if self.rows.get(&key) == Some(&value) => false,
             Some(value) => {
-                self.rows.insert(key.clone(), value);
+                self.insert_row(key.clone(), value);
                 true
             }
-            None => self.rows.remove(&key).is_some(),
+            None => self.remove_row(&key),
         };
         let understood = self.refused.remove(&key).is_some();
         if let Some(listing) = &mut self.listing {
@@ -233,7 +332,7 @@ impl<V: PartialEq> Table<V> {
         if !self.rows.contains_key(&key)
             && let Some(row) = substitute()
         {
-            self.rows.insert(key.clone(), row);
+            self.insert_row(key.clone(), row);
         }
         let before = self.refused.insert(key.clone(), reason.clone());
         if before != Some(reason) {
@@ -270,7 +369,7 @@ impl<V: PartialEq> Table<V> {
         }
         self.written.remove(key);
         let refused = self.refused.remove(key).is_some();
-        if self.rows.remove(key).is_some() || refused {
+        if self.remove_row(key) || refused {
             self.changed(key.clone());
         }
     }
@@ -301,7 +400,7 @@ impl<V: PartialEq> Table<V> {
             let known = self.rows.keys().chain(self.refused.keys());
             let gone: BTreeSet<Key> = known.filter(|key| !keys.contains(*key)).cloned().collect();
             for key in gone {
-                self.rows.remove(&key);
+                self.remove_row(&key);
                 self.refused.remove(&key);
                 self.changed(key);
             }
@@ -347,6 +446,53 @@ mod tests {
 
     fn key(name: &str) -> Key {
         Key::new("ns", name)
+    }
+
+    #[derive(Debug, Clone, PartialEq)]
+    struct Object(&'static str, u32);
+
+    impl OfNetwork for Object {
+        fn network(&self) -> &str {
+            self.0
+        }
+    }
+
+    #[test]
+    fn objects_are_found_by_the_network_that_they_state_now() {
+        let mut table = NetworkTable::default();
+        let of = |table: &NetworkTable<Object>, network: &str| -> Vec<u32> {
+            table.of_network(network).map(|(_, object)| object.1).collect()
+        };
+        table.begin();
+        for (name, object) in [
+            ("a", Object("red", 1)),
+            ("b", Object("red", 2)),
+            ("c", Object("blue", 3)),
+        ] {
+            table.put(key(name), Some(object));
+        }
+        table.complete();
+        assert_eq!(
+            [of(&table, "red"), of(&table, "blue"), of(&table, "green")],
+            [vec![1, 2], vec![3], vec![]]
+        );
+        table.put(key("a"), Some(Object("blue", 1)));
+        assert_eq!([of(&table, "red"), of(&table, "blue")], [vec![2], vec![1, 3]]);
+        table.put(key("b"), Some(Object("red", 4)));
+        table.refuse(key("d"), 1, "unknown field".to_owned(), || Some(Object("red", 5)));
+        assert_eq!(of(&table, "red"), [4, 5]);
+        table.remove(&key("b"));
+        table.put(key("d"), None);
+        assert_eq!(of(&table, "red"), [0; 0]);
+        table.begin();
+        table.put(key("c"), Some(Object("blue", 3)));
+        table.complete();
+        assert_eq!(of(&table, "blue"), [3], "an object that the list does not have");
+        assert_eq!(
+            table.0.index.as_ref().unwrap().keys.len(),
+            1,
+            "no network without objects"
+        );
     }
 
     #[test]

@@ -18,7 +18,7 @@ use kni_model::{
     service::{EndpointSlice, Service},
 };
 
-use super::table::{Key, Table};
+use super::table::{Key, NetworkTable, OfNetwork, Table};
 
 /// A policy as last reported: its rules, or why it has none.
 #[derive(Debug, Clone, PartialEq)]
@@ -96,10 +96,10 @@ pub struct Tables {
     pub own_network: Table<Arc<NodeNetwork>>,
     /// Address blocks: of the agent's own node, and in kni-controller of all nodes. Attach does not wait for them: the
     /// kind may be missing.
-    pub blocks: Table<Arc<AddressBlock>>,
+    pub blocks: NetworkTable<Arc<AddressBlock>>,
     /// Pods of other nodes: in the networks that have a pod of the agent's node, and in kni-controller of all networks.
     /// Attach does not wait for them: a peer that is not known has no identity.
-    pub members: Table<Arc<NetworkMembers>>,
+    pub members: NetworkTable<Arc<NetworkMembers>>,
     /// The objects of the agent's own node, in all networks.
     pub own_members: Table<Arc<NetworkMembers>>,
     /// Where other nodes are: of all nodes. Attach does not wait for them: the kind may be missing.
@@ -107,7 +107,7 @@ pub struct Tables {
     /// Address blocks of all nodes in the networks that have a pod of the agent's node, and in those with an extended resource;
     /// only agents follow them. Attach does not wait for them. The networks are selected by label, which a node writes itself: the network of a block is
     /// that of its spec.
-    pub other_blocks: Table<Arc<AddressBlock>>,
+    pub other_blocks: NetworkTable<Arc<AddressBlock>>,
     /// Numbers of networks. Attach does not wait for them: the kind may be missing.
     pub numbers: Table<Arc<NetworkNumber>>,
     /// Addresses of Services, also of those that KNI does not serve or understand; only kni-controller follows them.
@@ -118,6 +118,18 @@ pub struct Tables {
     pub egress_objects: Table<Arc<EgressPolicy>>,
     /// Network definitions of other tools.
     pub definitions: Table<NetworkName>,
+}
+
+impl OfNetwork for Arc<AddressBlock> {
+    fn network(&self) -> &str {
+        &self.spec.network
+    }
+}
+
+impl OfNetwork for Arc<NetworkMembers> {
+    fn network(&self) -> &str {
+        &self.spec.network
+    }
 }
 
 /// What the tables of all kinds have in common.
@@ -179,12 +191,12 @@ impl Tables {
     /// one wait.
     fn others(&self) -> [(&'static str, &dyn Kept); 8] {
         [
-            ("networkmembers", &self.members),
+            ("networkmembers", &*self.members),
             ("networkmembers of this node", &self.own_members),
             ("nodenetworks", &self.own_network),
             ("network-attachment-definitions", &self.definitions),
-            ("addressblocks", &self.blocks),
-            ("addressblocks of joined networks", &self.other_blocks),
+            ("addressblocks", &*self.blocks),
+            ("addressblocks of joined networks", &*self.other_blocks),
             ("networknumbers", &self.numbers),
             ("nodeendpoints", &self.node_endpoints),
         ]
@@ -242,8 +254,8 @@ impl Tables {
     /// The number of cached objects by kind that kni-controller follows.
     pub fn counts_of_cluster(&self) -> Vec<(&'static str, usize)> {
         let recent: [(&'static str, &dyn Kept); 4] = [
-            ("addressblocks", &self.blocks),
-            ("networkmembers", &self.members),
+            ("addressblocks", &*self.blocks),
+            ("networkmembers", &*self.members),
             ("networknumbers", &self.numbers),
             ("nodeendpoints", &self.node_endpoints),
         ];

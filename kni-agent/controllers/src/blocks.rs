@@ -8,6 +8,7 @@
 mod checks;
 mod desired;
 mod entries;
+mod inputs;
 mod search;
 
 use std::{
@@ -94,16 +95,18 @@ impl ObjectControllers {
         let mut known = self.cache.changes();
         let mut attached = self.state.changes.clone();
         let mut memory = Memory::default();
+        let mut seen = None;
         loop {
             kni_tasks::waiting(async {
                 tokio::select! {
                     _ = ticks.tick() => {}
                     () = self.cache.blocks().demanded() => {}
-                    _ = known.changed() => tokio::time::sleep(GATHER).await,
+                    () = self.other_inputs(&mut known, seen.as_ref()) => tokio::time::sleep(GATHER).await,
                     _ = attached.changed() => {}
                 }
             })
             .await;
+            seen = Some(self.block_inputs());
             match self.round(&mut memory).await {
                 Err(error) => memory.report(&error.to_string()),
                 Ok(()) if memory.claims.is_none() => memory.report("the cluster has no Node object of this node"),

@@ -16,7 +16,10 @@ use kni_cluster::{
 };
 use kni_model::{PodRef, egress::EgressRefusal};
 use kube::{Api, ResourceExt as _, api::PostParams};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::{
+    sync::watch,
+    time::{MissedTickBehavior, interval},
+};
 
 use super::Cluster;
 
@@ -43,24 +46,36 @@ impl Cluster {
         let mut changes = self.cache.changes();
         let mut applied = self.uplink.applied();
         let mut published = BTreeMap::new();
+        let mut seen = None;
         loop {
             let next = async {
                 tokio::select! {
                     _ = ticks.tick() => true,
                     sent = applied.changed() => sent.is_ok(),
-                    sent = changes.changed() => {
+                    sent = self.other_rights(&mut changes, seen) => {
                         tokio::time::sleep(GATHER).await;
-                        sent.is_ok()
+                        sent
                     }
                 }
             };
             if !kni_tasks::waiting(next).await {
                 return;
             }
-            changes.mark_unchanged();
+            seen = Some(rights_versions(&self.cache.tables()));
             self.write_claims().await;
             self.report_refusals(&mut published).await;
         }
+    }
+
+    /// Waits until an object has changed that rights depend on: most changes, such as those of pods, do not concern them.
+    /// Returns `false` when the cache is gone.
+    async fn other_rights(&self, changes: &mut watch::Receiver<()>, seen: Option<[u64; 9]>) -> bool {
+        while changes.changed().await.is_ok() {
+            if Some(rights_versions(&self.cache.tables())) != seen {
+                return true;
+            }
+        }
+        false
     }
 
     /// Applies the rights as they are, before the node's egress is applied for the first time.
@@ -247,6 +262,22 @@ impl Cluster {
             published.insert(key, text);
         }
     }
+}
+
+/// The versions of the objects that rights to egress addresses depend on.
+fn rights_versions(tables: &Tables) -> [u64; 9] {
+    [
+        tables.egress_claims.version(),
+        tables.egress_pools.version(),
+        tables.egress_policies.version(),
+        tables.networks.version(),
+        tables.numbers.version(),
+        tables.namespaces.version(),
+        tables.own_node.version(),
+        // Their addresses are reserved.
+        tables.services.version(),
+        tables.slices.version(),
+    ]
 }
 
 /// Whether a refusal is worth an event: not one that passes within a second.

@@ -39,7 +39,7 @@ pub use endpoint::Tunnel;
 use events::Events;
 use futures::FutureExt as _;
 use kni_enforcement::Enforcer;
-use kni_fabric::Fabric;
+use kni_fabric::{Desired, Fabric};
 use kni_flows::RemotePods;
 use kni_inspect::Inspector;
 use kni_model::{
@@ -268,7 +268,7 @@ fn node_state(
             &(Arc::clone(sync), Arc::clone(inspector.flows().remote_pods())),
             sync::apply_peers,
         ),
-        apply_fabric: acting(fabric, |fabric: Arc<Fabric>, desired| async move {
+        apply_fabric: acting(fabric, |fabric: Arc<Fabric>, desired: Arc<Desired>| async move {
             fabric.apply(&desired).await.is_ok()
         }),
     }

@@ -115,5 +115,5 @@ pub struct NodeState {
     /// Applies changes of the pods of other nodes; returns whether that succeeded.
     pub apply_peers: Act<PeerChanges, bool>,
     /// Applies what this node knows of others; returns whether that succeeded.
-    pub apply_fabric: Act<Desired, bool>,
+    pub apply_fabric: Act<Arc<Desired>, bool>,
 }

@@ -43,6 +43,8 @@ pub(super) struct ShareMaps {
     desired: Option<BTreeMap<IpAddr, EgressShares>>,
     /// The egress addresses that the uplink has, or is about to get; `None` until they are known.
     held: Option<BTreeSet<IpAddr>>,
+    /// Whether the rows have `held`.
+    held_is_written: bool,
 }
 
 impl ShareMaps {
@@ -51,6 +53,7 @@ impl ShareMaps {
             table: Table::open("EGRESS_SHARES", &pins.map("EGRESS_SHARES"))?,
             desired: None,
             held: None,
+            held_is_written: false,
         })
     }
 
@@ -75,9 +78,11 @@ impl ShareMaps {
         let gone: Vec<_> = found.keys().filter(|key| !rows.contains_key(key)).copied().collect();
         self.table.remove_all(&gone)?;
         let changed = rows.iter().filter(|(key, value)| found.get(key) != Some(value));
-        let changed: Vec<_> = changed.map(|(key, value)| (*key, *value)).collect();
-        let replaced = changed.iter().any(|(key, _)| found.contains_key(key));
-        self.table.put_all(&changed)?;
+        let (replaced, added): (Vec<_>, Vec<_>) = changed
+            .map(|(key, value)| (*key, *value))
+            .partition(|(key, _)| found.contains_key(key));
+        self.table.exchange(&replaced, &added, &[])?;
+        let replaced = !replaced.is_empty();
         let forwards = rows.values().any(|row| row.role == SHARE_OTHER);
         Ok(Some((forwards, replaced || !gone.is_empty())))
     }
@@ -137,17 +142,20 @@ impl Dataplane {
     /// addresses, and nothing with others.
     ///
     /// Called before an address is added and after one was removed: in between, the node's stack would answer packets of
-    /// connections that it does not have with resets.
+    /// connections that it does not have with resets. After a failure the next call writes the rows again.
     pub fn set_held_addresses(&self, held: &BTreeSet<IpAddr>) -> Result<(), DataplaneError> {
         let mut maps = lock(&self.fabric);
-        if maps.shares.held.as_ref() == Some(held) {
+        if maps.shares.held_is_written && maps.shares.held.as_ref() == Some(held) {
             return Ok(());
         }
         maps.shares.held = Some(held.clone());
-        if maps.write_shares()? {
+        maps.shares.held_is_written = false;
+        let replaced = maps.write_shares();
+        if !matches!(replaced, Ok(false)) {
             membarrier::wait_for_programs();
         }
-        Ok(())
+        maps.shares.held_is_written = replaced.is_ok();
+        replaced.map(drop)
     }
 }
 

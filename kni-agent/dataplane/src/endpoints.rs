@@ -34,7 +34,10 @@ pub(super) struct EndpointMaps {
     interfaces: Table<u32, u32>,
     pub(super) addresses: Table<AddressKey, AddressValue>,
     /// Networks whose addresses other nodes send to without a tunnel: such packets find their pod by a second row.
-    exposed: BTreeSet<u32>,
+    pub(super) exposed: BTreeSet<u32>,
+    /// Whether the last call of [`Self::set_exposed`] was complete. There was none yet: an earlier agent may have ended within
+    /// one.
+    pub(super) exposed_is_written: bool,
     pub(super) routes: RouteTable,
     pub(super) counters: PerCpuTable<u32, Counter>,
     pub(super) drops: PerCpuTable<DropKey, Counter>,
@@ -60,6 +63,7 @@ impl EndpointMaps {
         let addresses: Table<AddressKey, AddressValue> = Table::open("ADDRESSES", &pins.map("ADDRESSES"))?;
         Ok(Self {
             exposed: exposed_networks(&addresses, &rows)?,
+            exposed_is_written: false,
             enforced: Enforced::from_rows(&rows, &policies.rows()?),
             endpoints,
             policies,
@@ -83,7 +87,7 @@ impl EndpointMaps {
         self.endpoints.rows()
     }
 
-    fn row(&self, endpoint: EndpointId) -> Result<EndpointRow, DataplaneError> {
+    pub(super) fn row(&self, endpoint: EndpointId) -> Result<EndpointRow, DataplaneError> {
         self.endpoints.get(&endpoint.0)?.ok_or(DataplaneError::EndpointRange {
             id: endpoint.0,
             capacity: self.endpoints.capacity(),
@@ -219,6 +223,17 @@ impl EndpointMaps {
         self.endpoints.put_all(&renewed)
     }
 
+    /// As [`Self::renew_epochs`], for the networks of which a destination has got another node, or none, since the last call
+    /// that succeeded.
+    pub(super) fn renew_moved(&mut self) -> Result<(), DataplaneError> {
+        let moved = self.routes.moved();
+        if !moved.is_empty() {
+            self.renew_epochs(&moved)?;
+            self.routes.remove_moved(&moved);
+        }
+        Ok(())
+    }
+
     /// Moves generations that are too far back to be compared, every 2^20 steps. Returns the endpoints with another
     /// incarnation, whose host ports name the former one. Packets that open a flow to one of them may be dropped for some
     /// microseconds.
@@ -256,49 +271,6 @@ impl EndpointMaps {
             };
             self.addresses.put(&address_key(config, address), &value)?;
             if self.exposed.contains(&config.network.get()) {
-                self.expose(address, value)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes the row by which packets from outside find the endpoint. Another current endpoint keeps the address: two
-    /// networks without a tunnel must not overlap.
-    fn expose(&self, address: IpAddr, value: AddressValue) -> Result<(), DataplaneError> {
-        let key = outside_key(address);
-        if let Some(found) = self.addresses.get(&key)?
-            && found.endpoint != value.endpoint
-        {
-            let owner = self.row(EndpointId(found.endpoint))?;
-            if owner.network != 0 && owner.incarnation == found.incarnation {
-                tracing::warn!(%address, "two pods of networks without a tunnel have this address; the first one keeps it");
-                return Ok(());
-            }
-        }
-        self.addresses.put(&key, &value)
-    }
-
-    /// Replaces the networks whose addresses other nodes send to without a tunnel.
-    pub(super) fn set_exposed(&mut self, exposed: BTreeSet<u32>) -> Result<(), DataplaneError> {
-        if self.exposed == exposed {
-            return Ok(());
-        }
-        self.exposed = exposed;
-        let rows: BTreeMap<u32, EndpointRow> = self.rows()?.into_iter().collect();
-        let known = self.addresses.rows()?.into_iter();
-        let stale = known.filter(|(key, value)| {
-            key.network == OUTSIDE && is_stale(key, *value, rows.get(&value.endpoint), &self.exposed)
-        });
-        self.addresses
-            .remove_all(&stale.map(|(key, _)| key).collect::<Vec<_>>())?;
-        for (endpoint, row) in rows.iter().filter(|(_, row)| self.exposed.contains(&row.network)) {
-            let value = AddressValue {
-                endpoint: *endpoint,
-                incarnation: row.incarnation,
-            };
-            let v4 = Some(IpAddr::from(row.ipv4)).filter(|_| row.ipv4 != [0; 4]);
-            let v6 = Some(IpAddr::from(row.ipv6)).filter(|_| row.ipv6 != [0; 16]);
-            for address in v4.into_iter().chain(v6) {
                 self.expose(address, value)?;
             }
         }
@@ -443,13 +415,6 @@ fn address_key(config: &EndpointConfig, address: IpAddr) -> AddressKey {
     }
 }
 
-fn outside_key(address: IpAddr) -> AddressKey {
-    AddressKey {
-        network: OUTSIDE,
-        address: from_ip(address),
-    }
-}
-
 /// The networks that an earlier agent has exposed.
 fn exposed_networks(
     addresses: &Table<AddressKey, AddressValue>,
@@ -461,7 +426,12 @@ fn exposed_networks(
     Ok(exposed.filter(|network| *network != 0).collect())
 }
 
-fn is_stale(key: &AddressKey, value: AddressValue, row: Option<&EndpointRow>, exposed: &BTreeSet<u32>) -> bool {
+pub(super) fn is_stale(
+    key: &AddressKey,
+    value: AddressValue,
+    row: Option<&EndpointRow>,
+    exposed: &BTreeSet<u32>,
+) -> bool {
     let is_of = |row: &EndpointRow| match key.network {
         OUTSIDE => exposed.contains(&row.network),
         network => row.network == network,
@@ -470,9 +440,56 @@ fn is_stale(key: &AddressKey, value: AddressValue, row: Option<&EndpointRow>, ex
     value.endpoint != ADDRESS_OF_SERVICE && !row.is_some_and(matches)
 }
 
+/// Maps for tests, without a pin.
+#[cfg(test)]
+pub(super) mod fixture {
+    use kni_common::route::{RouteData, RouteKey, RouteValue};
+
+    use super::{super::table::fixture, *};
+
+    /// Maps with two endpoints of network 3, and room for `addresses`.
+    pub(crate) fn maps(addresses: u32) -> EndpointMaps {
+        let endpoints = fixture::array(4);
+        for id in [1, 2] {
+            let row = EndpointRow {
+                network: 3,
+                incarnation: id,
+                generation: id,
+                epoch: id,
+                ipv4: [10, 0, 0, u8::try_from(id).unwrap()],
+                ..EndpointRow::default()
+            };
+            endpoints.put(&id, &row).unwrap();
+        }
+        let generations = Generations::after(&endpoints.rows().unwrap());
+        EndpointMaps {
+            endpoints,
+            policies: fixture::array(4),
+            interfaces: fixture::hash(4),
+            addresses: fixture::hash(addresses),
+            exposed: BTreeSet::new(),
+            exposed_is_written: false,
+            routes: RouteTable::adopt(fixture::trie::<RouteKey, RouteData, RouteValue>(64)).unwrap(),
+            counters: fixture::per_cpu(4),
+            drops: fixture::per_cpu(4),
+            gates: fixture::per_cpu(4),
+            config: fixture::array(1),
+            shares: fixture::array(4),
+            enforced: Enforced::default(),
+            handovers: BTreeSet::new(),
+            lost_before: 0,
+            reviewed: generations.period(),
+            generations,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::routes::{RemoteRoute, RemoteRoutes, RouteEgress},
+        *,
+    };
 
     #[test]
     fn a_services_address_is_never_stale() {
@@ -500,5 +517,38 @@ mod tests {
             Some(&row),
             &BTreeSet::new()
         ));
+    }
+
+    #[test]
+    fn flows_are_judged_again_once_after_each_move() {
+        let mut maps = fixture::maps(4);
+        let network = NetworkId::try_from(3).unwrap();
+        let routes = NetworkRoutes {
+            subnets: Vec::new(),
+            service_subnets: Vec::new(),
+            egress: RouteEgress::None,
+        };
+        maps.routes.set(network, &routes).unwrap();
+        let mut epochs = |number: u32| {
+            let way = RemoteRoute {
+                number,
+                overlay: true,
+                node: false,
+            };
+            let routes = RemoteRoutes {
+                remote: [("10.0.1.0/24".parse().unwrap(), way)].into(),
+                own: BTreeSet::new(),
+            };
+            maps.routes.set_remote([(network, routes)].into()).unwrap();
+            maps.renew_moved().unwrap();
+            let rows = maps.rows().unwrap().into_iter();
+            rows.map(|(_, row)| row.epoch).collect::<Vec<_>>()
+        };
+        let first = epochs(1);
+        assert_eq!(epochs(1), first);
+        let second = epochs(2);
+        assert!(second[1] > first[1] && second[2] > first[2]);
+        assert_eq!((second[0], second[3]), (0, 0), "rows of no endpoint");
+        assert_eq!(epochs(2), second);
     }
 }

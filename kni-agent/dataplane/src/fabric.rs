@@ -10,14 +10,12 @@ use kni_common::{
     address::{from_ip, to_ip},
     flow::NodeRow,
     overlay::Overlay,
-    route::{ACTION_REMOTE, ROUTE_NODE, ROUTE_OVERLAY},
 };
 use kni_model::NetworkId;
 
 use super::{
-    Dataplane, DataplaneError,
+    DataplaneError,
     egress::{EgressShares, ShareMaps},
-    lock, membarrier,
     pin::Pins,
     routes::{RemoteRoute, RemoteRoutes},
     table::Table,
@@ -89,19 +87,21 @@ pub struct OtherNode {
     pub number: Option<u32>,
     /// This node's end of the tunnel, of the family of the way.
     pub own: Option<IpAddr>,
-    /// UDP port of the tunnel, 0 for none.
+    /// UDP port of all nodes' tunnels, 0 on a node of no cluster.
     pub port: u16,
 }
 
 /// The tables of other nodes.
 pub(super) struct FabricMaps {
-    nodes: Table<u32, NodeRow>,
-    numbers: Table<u32, u32>,
-    networks: Table<u32, u32>,
-    overlay: Table<u32, Overlay>,
+    pub(super) nodes: Table<u32, NodeRow>,
+    pub(super) numbers: Table<u32, u32>,
+    pub(super) networks: Table<u32, u32>,
+    pub(super) overlay: Table<u32, Overlay>,
     pub(super) shares: ShareMaps,
     /// The rows of `NODES` in use.
     ways: BTreeMap<Way, (u32, Option<u64>)>,
+    /// The port to which no flow of a pod leads since this process has removed them.
+    pub(super) guarded: Option<u16>,
 }
 
 impl FabricMaps {
@@ -109,6 +109,7 @@ impl FabricMaps {
         let nodes: Table<u32, NodeRow> = Table::open("NODES", &pins.map("NODES"))?;
         Ok(Self {
             ways: BTreeMap::new(),
+            guarded: None,
             numbers: Table::open("NUMBERS", &pins.map("NUMBERS"))?,
             networks: Table::open("NETWORKS", &pins.map("NETWORKS"))?,
             overlay: Table::open("OVERLAY", &pins.map("OVERLAY"))?,
@@ -118,7 +119,7 @@ impl FabricMaps {
     }
 
     /// Takes over the rows of an earlier agent. `overlay`: the numbers that tunnel routes refer to.
-    fn adopt(&mut self, overlay: &BTreeSet<u32>) -> Result<(), DataplaneError> {
+    pub(super) fn adopt(&mut self, overlay: &BTreeSet<u32>) -> Result<(), DataplaneError> {
         if !self.ways.is_empty() {
             return Ok(());
         }
@@ -133,45 +134,57 @@ impl FabricMaps {
         Ok(())
     }
 
-    /// Writes new and changed ways; those that are not wanted any more stay until [`Self::retain_ways`].
-    fn put_ways(&mut self, ways: &BTreeMap<Way, Hop>) -> Result<(), DataplaneError> {
+    /// Writes new and changed ways, also those after one that fails; unwanted ones stay until [`Self::retain_ways`]. Routes to a
+    /// way that has no room are left out.
+    pub(super) fn put_ways(&mut self, ways: &BTreeMap<Way, Hop>) -> Result<(), DataplaneError> {
         let capacity = self.nodes.capacity();
         let used: BTreeSet<u32> = self.ways.values().map(|(number, _)| *number).collect();
         let mut free = (1..capacity).filter(|number| !used.contains(number));
+        let mut result = Ok(());
         for (way, hop) in ways {
-            let known = self.ways.get(way).copied();
-            let Some(number) = known.map(|(number, _)| number).or_else(|| free.next()) else {
-                return Err(DataplaneError::TooManyNodes { capacity: capacity - 1 });
+            let known = self.ways.get(way).map(|(number, _)| *number);
+            let written = match known.or_else(|| free.next()) {
+                Some(number) => self.put_way(*way, *hop, number),
+                None => Err(DataplaneError::TooManyNodes { capacity: capacity - 1 }),
             };
-            let before = self.nodes.get(&number)?.unwrap_or_default();
-            let stamp = known.and_then(|(_, stamp)| stamp);
-            // An earlier agent's row has no stamp: the node is the same as long as its address is.
-            let is_same = known.is_some() && stamp.is_none_or(|stamp| stamp == hop.stamp);
-            let row = NodeRow {
-                underlay: from_ip(way.underlay),
-                generation: if is_same {
-                    before.generation
-                } else {
-                    before.generation.wrapping_add(1)
-                },
-                mtu: hop.mtu,
-                ifindex: hop.ifindex,
-                reserved: 0,
-            };
-            if row != before {
-                self.nodes.put(&number, &row)?;
-            }
-            self.ways.insert(*way, (number, Some(hop.stamp)));
+            result = result.and(written);
         }
+        result
+    }
+
+    fn put_way(&mut self, way: Way, hop: Hop, number: u32) -> Result<(), DataplaneError> {
+        let before = self.nodes.get(&number)?.unwrap_or_default();
+        // An earlier agent's row has no stamp: the node is the same as long as its address is.
+        let is_same = |stamp: Option<u64>| stamp.is_none_or(|stamp| stamp == hop.stamp);
+        let row = NodeRow {
+            underlay: from_ip(way.underlay),
+            generation: if self.ways.get(&way).is_some_and(|(_, stamp)| is_same(*stamp)) {
+                before.generation
+            } else {
+                before.generation.wrapping_add(1)
+            },
+            mtu: hop.mtu,
+            ifindex: hop.ifindex,
+            reserved: 0,
+        };
+        if row != before {
+            self.nodes.put(&number, &row)?;
+        }
+        self.ways.insert(way, (number, Some(hop.stamp)));
         Ok(())
     }
 
-    /// Removes the other ways. Generations stay: a number never returns to an earlier one.
-    fn retain_ways(&mut self, ways: &BTreeMap<Way, Hop>) -> Result<(), DataplaneError> {
-        let unwanted: Vec<(Way, u32)> = {
-            let known = self.ways.iter().filter(|(way, _)| !ways.contains_key(way));
-            known.map(|(way, (number, _))| (*way, *number)).collect()
-        };
+    /// Removes the other ways, but those that rows still refer to (I2). Generations stay: a number never returns to an earlier
+    /// one.
+    pub(super) fn retain_ways(
+        &mut self,
+        ways: &BTreeMap<Way, Hop>,
+        referenced: &BTreeSet<u32>,
+    ) -> Result<(), DataplaneError> {
+        let known = self.ways.iter().map(|(way, (number, _))| (*way, *number));
+        let unwanted: Vec<(Way, u32)> = known
+            .filter(|(way, number)| !ways.contains_key(way) && !referenced.contains(number))
+            .collect();
         for (way, number) in unwanted {
             let before = self.nodes.get(&number)?.unwrap_or_default();
             let row = NodeRow {
@@ -184,27 +197,44 @@ impl FabricMaps {
         Ok(())
     }
 
-    fn numbers(fabric: &FabricRows) -> BTreeMap<u32, u32> {
+    /// Whether there is a way through the tunnel.
+    pub(super) fn has_tunnels(&self) -> bool {
+        self.ways.keys().any(|way| way.overlay)
+    }
+
+    pub(super) fn numbers(fabric: &FabricRows) -> BTreeMap<u32, u32> {
         let networks = fabric.networks.iter();
         networks
             .filter_map(|(network, of)| Some((network.get(), of.number?)))
             .collect()
     }
 
-    fn put_numbers(&self, numbers: &BTreeMap<u32, u32>) -> Result<(), DataplaneError> {
-        for (network, number) in numbers {
-            if self.numbers.get(network)? != Some(*number) {
-                self.numbers.put(network, number)?;
+    /// Writes numbers. One that fails is removed from the desired ones: the network exchanges nothing with a number that it may
+    /// have had before.
+    pub(super) fn put_numbers(&self, numbers: &mut BTreeMap<u32, u32>) -> Result<(), DataplaneError> {
+        let mut result = Ok(());
+        for (network, number) in numbers.clone() {
+            let written = self.put_number(network, number);
+            if written.is_err() {
+                numbers.remove(&network);
             }
-            if self.networks.get(number)? != Some(*network) {
-                self.networks.put(number, network)?;
-            }
+            result = result.and(written);
+        }
+        result
+    }
+
+    fn put_number(&self, network: u32, number: u32) -> Result<(), DataplaneError> {
+        if self.numbers.get(&network)? != Some(number) {
+            self.numbers.put(&network, &number)?;
+        }
+        if self.networks.get(&number)? != Some(network) {
+            self.networks.put(&number, &network)?;
         }
         Ok(())
     }
 
     /// Removes what no network has any more. First what arrives, so that no packet finds a network that is about to go.
-    fn retain_numbers(&self, numbers: &BTreeMap<u32, u32>) -> Result<(), DataplaneError> {
+    pub(super) fn retain_numbers(&self, numbers: &BTreeMap<u32, u32>) -> Result<(), DataplaneError> {
         let wanted: BTreeMap<u32, u32> = numbers.iter().map(|(network, number)| (*number, *network)).collect();
         let rows = self.networks.rows()?.into_iter();
         let gone = rows.filter(|(number, network)| wanted.get(number) != Some(network));
@@ -216,19 +246,41 @@ impl FabricMaps {
             .remove_all(&gone.map(|(network, _)| network).collect::<Vec<_>>())
     }
 
-    fn set_tunnel(&self, tunnel: Option<TunnelEnds>) -> Result<bool, DataplaneError> {
-        let before = self.overlay.get(&0)?.unwrap_or_default();
-        let row = tunnel.map_or_else(Overlay::default, |tunnel| Overlay {
+    /// Writes the node's ends of the tunnel.
+    pub(super) fn set_tunnel(&self, tunnel: TunnelEnds) -> Result<(), DataplaneError> {
+        self.change_overlay(|before| Overlay {
             ipv4: tunnel.ipv4.map_or([0; 4], |ip| ip.octets()),
             ipv6: tunnel.ipv6.map_or([0; 16], |ip| ip.octets()),
             port: tunnel.port.to_be_bytes(),
             forwards_egress: before.forwards_egress,
             host_network: tunnel.host_network.map_or(0, NetworkId::get),
-        });
-        if row != before {
-            self.overlay.put(&0, &row)?;
+        })
+    }
+
+    /// Writes the port of tunnels, whether or not the node has one.
+    pub(super) fn set_port(&self, port: u16) -> Result<(), DataplaneError> {
+        self.change_overlay(|before| Overlay {
+            port: port.to_be_bytes(),
+            ..before
+        })
+    }
+
+    /// Removes the node's ends of the tunnel. The port stays: other nodes may believe packets from this node's address.
+    pub(super) fn remove_tunnel(&self) -> Result<(), DataplaneError> {
+        self.change_overlay(|before| Overlay {
+            port: before.port,
+            forwards_egress: before.forwards_egress,
+            ..Overlay::default()
+        })
+    }
+
+    fn change_overlay(&self, change: impl FnOnce(Overlay) -> Overlay) -> Result<(), DataplaneError> {
+        let before = self.overlay.get(&0)?.unwrap_or_default();
+        let row = change(before);
+        if row == before {
+            return Ok(());
         }
-        Ok(row.port != before.port)
+        self.overlay.put(&0, &row)
     }
 
     /// Writes the shares of egress addresses. Whether programs may still use rows that were removed or replaced.
@@ -237,20 +289,15 @@ impl FabricMaps {
         let Some((forwards, replaced)) = self.shares.write(number)? else {
             return Ok(false);
         };
-        let before = self.overlay.get(&0)?.unwrap_or_default();
-        let forwards_egress = u16::from(forwards);
-        if before.forwards_egress != forwards_egress {
-            let row = Overlay {
-                forwards_egress,
-                ..before
-            };
-            self.overlay.put(&0, &row)?;
-        }
+        self.change_overlay(|before| Overlay {
+            forwards_egress: u16::from(forwards),
+            ..before
+        })?;
         Ok(replaced)
     }
 
     /// The routes of a network by the numbers of nodes.
-    fn routes(&self, fabric: &NetworkFabric) -> RemoteRoutes {
+    pub(super) fn routes(&self, fabric: &NetworkFabric) -> RemoteRoutes {
         let number = |way: &Way, node: bool| {
             let (number, _) = self.ways.get(way)?;
             Some(RemoteRoute {
@@ -267,83 +314,5 @@ impl FabricMaps {
             remote: blocks.chain(nodes).collect(),
             own: fabric.own.clone(),
         }
-    }
-}
-
-impl Dataplane {
-    /// The other node that has an address of the network, as the rows of the programs name it.
-    pub fn other_node(&self, network: NetworkId, address: IpAddr) -> Result<Option<OtherNode>, DataplaneError> {
-        let maps = lock(&self.fabric);
-        let route = lock(&self.endpoints).routes.find(network, address)?;
-        let Some(route) = route.filter(|route| route.action == ACTION_REMOTE) else {
-            return Ok(None);
-        };
-        let row = maps.nodes.get(&route.node)?.filter(|row| row.ifindex != 0);
-        let (underlay, mtu) = row.map_or((IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0), |row| {
-            (to_ip(row.underlay), row.mtu)
-        });
-        let tunnel = maps.overlay.get(&0)?.unwrap_or_default();
-        let own = match underlay {
-            IpAddr::V4(_) => IpAddr::from(tunnel.ipv4),
-            IpAddr::V6(_) => IpAddr::from(tunnel.ipv6),
-        };
-        Ok(Some(OtherNode {
-            way: Way {
-                underlay,
-                overlay: route.flags & ROUTE_OVERLAY != 0,
-            },
-            mtu,
-            is_node: route.flags & ROUTE_NODE != 0,
-            number: maps.numbers.get(&network.get())?,
-            own: Some(own).filter(|own| !own.is_unspecified()),
-            port: u16::from_be_bytes(tunnel.port),
-        }))
-    }
-
-    /// The network with this number in the cluster, as the programs find it.
-    pub fn network_of(&self, number: u32) -> Result<Option<NetworkId>, DataplaneError> {
-        let found = lock(&self.fabric).networks.get(&number)?;
-        Ok(found.and_then(|network| NetworkId::try_from(network).ok()))
-    }
-
-    /// Replaces what the programs know of other nodes. Until the first call they use what an earlier agent wrote.
-    ///
-    /// Rows are written before those that refer to them, and removed in reverse (I2). When it returns, established flows
-    /// whose far end has moved, or is not known any more, are judged again. Blocking: some microseconds per changed row.
-    pub fn set_fabric(&self, fabric: &FabricRows) -> Result<(), DataplaneError> {
-        let mut maps = lock(&self.fabric);
-        let is_new = {
-            let endpoints = lock(&self.endpoints);
-            let rows = endpoints.routes.remote_rows();
-            let overlay = rows.filter(|(_, value)| value.flags & ROUTE_OVERLAY != 0);
-            let overlay: BTreeSet<u32> = overlay.map(|(_, value)| value.node).collect();
-            let shares = maps.shares.nodes()?;
-            maps.adopt(&(&overlay | &shares))?;
-            maps.set_tunnel(fabric.tunnel)?
-        };
-        if let Some(tunnel) = fabric.tunnel.filter(|_| is_new) {
-            // A pod may have a flow to the port from before it was that of tunnels.
-            self.flows.remove_to_port(tunnel.port)?;
-        }
-        let numbers = FabricMaps::numbers(fabric);
-        maps.put_ways(&fabric.ways)?;
-        maps.put_numbers(&numbers)?;
-        let networks = fabric.networks.iter();
-        let routes = networks.map(|(network, of)| (*network, maps.routes(of))).collect();
-        {
-            let mut endpoints = lock(&self.endpoints);
-            let moved = endpoints.routes.set_remote(routes)?;
-            let exposed = fabric.networks.iter().filter(|(_, network)| network.exposed);
-            endpoints.set_exposed(exposed.map(|(network, _)| network.get()).collect())?;
-            if !moved.is_empty() {
-                endpoints.renew_epochs(&moved)?;
-            }
-        }
-        maps.shares.set_desired(&fabric.egress);
-        maps.write_shares()?;
-        // A program may be about to use a way that its route named.
-        membarrier::wait_for_programs();
-        maps.retain_ways(&fabric.ways)?;
-        maps.retain_numbers(&numbers)
     }
 }

@@ -14,6 +14,7 @@ mod endpoints;
 mod enforce;
 mod error;
 mod events;
+mod exposed;
 mod fabric;
 mod flow_list;
 mod flows;
@@ -31,7 +32,9 @@ mod preemption;
 mod program;
 mod program_log;
 mod records;
+mod remote;
 mod repair;
+mod route_change;
 mod routes;
 mod services;
 mod settings;
@@ -275,7 +278,7 @@ impl Dataplane {
             let endpoints = lock(&self.endpoints).rows()?;
             self.flows.remove_external(network, &endpoints)?;
         }
-        Ok(())
+        lock(&self.endpoints).renew_moved()
     }
 
     /// Removes the routes of all other networks.
@@ -286,7 +289,9 @@ impl Dataplane {
     /// Sets the node's own addresses and the subnets it is connected to: networks that masquerade send no packet for one
     /// of them out of the node.
     pub fn set_node_routes(&self, node: NodeRoutes) -> Result<(), DataplaneError> {
-        lock(&self.endpoints).routes.set_node(node)
+        let mut endpoints = lock(&self.endpoints);
+        let written = endpoints.routes.set_node(node);
+        written.and(endpoints.renew_moved())
     }
 
     /// Sets the virtual addresses of services that another proxy serves: the node's stack gets their packets, even
@@ -295,7 +300,9 @@ impl Dataplane {
         &self,
         addresses: &BTreeMap<NetworkId, BTreeSet<IpAddr>>,
     ) -> Result<(), DataplaneError> {
-        lock(&self.endpoints).routes.set_foreign(addresses)
+        let mut endpoints = lock(&self.endpoints);
+        let written = endpoints.routes.set_foreign(addresses);
+        written.and(endpoints.renew_moved())
     }
 
     /// Packet and byte counts of an endpoint.

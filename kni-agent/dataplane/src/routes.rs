@@ -16,7 +16,11 @@ use kni_common::{
 };
 use kni_model::NetworkId;
 
-use super::{DataplaneError, table::Table};
+use super::{
+    DataplaneError,
+    route_change::{RouteChange, Rows},
+    table::Table,
+};
 
 /// The routes of a network for packets to no local endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,7 +97,12 @@ pub(super) type ForeignAddresses = BTreeMap<NetworkId, BTreeSet<IpAddr>>;
 pub(super) struct RouteTable {
     table: Table<RouteKey, RouteValue>,
     /// The rows of each network, as written. A network whose last write failed has none here: its rows are read again.
-    written: BTreeMap<u32, BTreeMap<RouteKey, RouteValue>>,
+    written: BTreeMap<u32, Rows>,
+    /// The networks whose last write failed.
+    unwritten: BTreeSet<u32>,
+    /// Networks of which a destination may have got another node, or none, since their flows were judged again. Initially all
+    /// with rows: the earlier agent may have ended in between.
+    moved: BTreeSet<u32>,
     /// The routes that this agent has set.
     networks: BTreeMap<NetworkId, NetworkRoutes>,
     /// Destinations on other nodes. `None` until they are known: those that an earlier agent wrote stay.
@@ -115,20 +124,22 @@ impl RouteTable {
         Self::adopt(table)
     }
 
-    fn adopt(table: Table<RouteKey, RouteValue>) -> Result<Self, DataplaneError> {
+    pub(super) fn adopt(table: Table<RouteKey, RouteValue>) -> Result<Self, DataplaneError> {
         let rows = table.rows()?;
         let defaults = rows
             .iter()
             .filter(|(key, _)| key.prefix_length == 32)
             .map(|(key, value)| (u32::from_be_bytes(key.data.network), value.action));
-        let mut written: BTreeMap<u32, BTreeMap<RouteKey, RouteValue>> = BTreeMap::new();
+        let mut written: BTreeMap<u32, Rows> = BTreeMap::new();
         for (key, value) in &rows {
             let network = u32::from_be_bytes(key.data.network);
             written.entry(network).or_default().insert(*key, *value);
         }
         Ok(Self {
             defaults: defaults.collect(),
+            moved: written.keys().copied().collect(),
             written,
+            unwritten: BTreeSet::new(),
             remote: None,
             foreign: single_addresses_of_stack(&rows),
             foreign_is_written: false,
@@ -154,8 +165,9 @@ impl RouteTable {
         Ok(before.is_some() && before != routes.egress.action())
     }
 
+    /// Replaces the node's own addresses and subnets. After a failure the next call writes the rows again.
     pub(super) fn set_node(&mut self, node: NodeRoutes) -> Result<(), DataplaneError> {
-        if self.node == node {
+        if self.node == node && self.unwritten.is_empty() {
             return Ok(());
         }
         self.node = node;
@@ -174,26 +186,40 @@ impl RouteTable {
         Ok(())
     }
 
-    /// Replaces the destinations on other nodes; returns the networks of which a destination has another node, or none.
-    /// After a failure the next call writes all rows of the networks again.
-    pub(super) fn set_remote(
-        &mut self,
-        remote: BTreeMap<NetworkId, RemoteRoutes>,
-    ) -> Result<BTreeSet<u32>, DataplaneError> {
+    /// Replaces the destinations on other nodes. A network whose rows cannot all be written does not stop the others; the first
+    /// error is returned, and the next call writes all rows of such a network again.
+    pub(super) fn set_remote(&mut self, remote: BTreeMap<NetworkId, RemoteRoutes>) -> Result<(), DataplaneError> {
         let before = self.remote.replace(remote);
-        let mut moved = BTreeSet::new();
-        for (network, routes) in &self.networks {
+        let differs = |network: &NetworkId| {
             let now = self.remote.as_ref().and_then(|remote| remote.get(network));
             let former = before.as_ref().map(|before| before.get(network));
-            if former == Some(now) && self.written.contains_key(&network.get()) {
-                continue;
-            }
-            let desired = rows(*network, routes, &self.node, self.foreign.get(network), now);
-            if write(&self.table, &mut self.written, *network, desired)? {
-                moved.insert(network.get());
-            }
+            former != Some(now) || self.unwritten.contains(&network.get())
+        };
+        let networks: Vec<NetworkId> = self.networks.keys().copied().filter(differs).collect();
+        self.write_each(&networks)
+    }
+
+    /// Networks whose flows have to be judged again, by whichever call their destinations have moved; none before the
+    /// destinations are known.
+    pub(super) fn moved(&self) -> BTreeSet<u32> {
+        let is_known = self.remote.is_some();
+        self.moved.iter().copied().filter(|_| is_known).collect()
+    }
+
+    /// The flows of these networks have been judged again, after every change of their rows.
+    pub(super) fn remove_moved(&mut self, networks: &BTreeSet<u32>) {
+        self.moved.retain(|network| !networks.contains(network));
+    }
+
+    /// The numbers of nodes that rows refer to.
+    pub(super) fn nodes(&self) -> Result<BTreeSet<u32>, DataplaneError> {
+        let number = |value: &RouteValue| (value.action == ACTION_REMOTE).then_some(value.node);
+        if self.unwritten.is_empty() {
+            let written = self.written.values().flat_map(Rows::values);
+            return Ok(written.filter_map(number).collect());
         }
-        Ok(moved)
+        let rows = self.table.rows()?;
+        Ok(rows.iter().filter_map(|(_, value)| number(value)).collect())
     }
 
     /// The row that the network's packets to an address find.
@@ -219,92 +245,64 @@ impl RouteTable {
         let unwanted: Vec<RouteKey> = unwanted.flat_map(|(_, rows)| rows.keys().copied()).collect();
         self.table.remove_all(&unwanted)?;
         self.written.retain(|network, _| is_kept(*network));
+        self.unwritten.retain(|network| is_kept(*network));
         self.networks.retain(|id, _| networks.contains(id));
         self.defaults.retain(|network, _| is_kept(*network));
         Ok(())
     }
 
-    fn write(&mut self, network: NetworkId, routes: &NetworkRoutes) -> Result<(), DataplaneError> {
-        let remote = self.remote.as_ref().map(|remote| remote.get(&network));
-        let mut desired = rows(
-            network,
-            routes,
-            &self.node,
-            self.foreign.get(&network),
-            remote.flatten(),
-        );
-        if remote.is_none()
-            && let Some(written) = self.written.get(&network.get())
-        {
-            let earlier = written.iter().filter(|(_, value)| is_of_fabric(**value));
-            desired.extend(earlier.map(|(key, value)| (*key, *value)));
+    /// The rows of a network, as they are.
+    fn rows_of(&self, network: NetworkId) -> Result<Rows, DataplaneError> {
+        if let Some(written) = self.written.get(&network.get()) {
+            return Ok(written.clone());
         }
-        write(&self.table, &mut self.written, network, desired).map(drop)
+        let of_network = |key: &RouteKey| key.data.network == network.get().to_be_bytes();
+        let rows = self.table.rows()?.into_iter();
+        Ok(rows.filter(|(key, _)| of_network(key)).collect())
     }
 
-    /// Writes the rows of all networks again.
-    fn write_all(&mut self) -> Result<(), DataplaneError> {
-        for (network, routes) in self.networks.clone() {
-            self.write(network, &routes)?;
+    /// Writes the rows of a network that differ. Where there is no room for new ones, the others are up to date all the same.
+    fn write(&mut self, network: NetworkId, routes: &NetworkRoutes) -> Result<(), DataplaneError> {
+        let before = self.rows_of(network)?;
+        let remote = self.remote.as_ref().map(|remote| remote.get(&network));
+        let foreign = self.foreign.get(&network);
+        let mut desired = rows(network, routes, &self.node, foreign, remote.flatten());
+        if remote.is_none() {
+            let earlier = before.iter().filter(|(_, value)| is_of_fabric(**value));
+            desired.extend(earlier.map(|(key, value)| (*key, *value)));
         }
+        let change = RouteChange::between(&before, &desired);
+        if change.moves(&before) {
+            self.moved.insert(network.get());
+        }
+        self.unwritten.insert(network.get());
+        self.written.remove(&network.get());
+        self.table.exchange(&change.replaced, &change.added, &change.gone)?;
+        self.written.insert(network.get(), desired);
+        self.unwritten.remove(&network.get());
         Ok(())
+    }
+
+    /// Writes the rows of these networks that differ, also those after one that fails.
+    fn write_each(&mut self, networks: &[NetworkId]) -> Result<(), DataplaneError> {
+        let mut result = Ok(());
+        for network in networks {
+            if let Some(routes) = self.networks.get(network).cloned() {
+                result = result.and(self.write(*network, &routes));
+            }
+        }
+        result
+    }
+
+    fn write_all(&mut self) -> Result<(), DataplaneError> {
+        let networks: Vec<NetworkId> = self.networks.keys().copied().collect();
+        self.write_each(&networks)
     }
 }
 
 /// Whether a row is of other nodes, or of the node as they see it.
 const fn is_of_fabric(value: RouteValue) -> bool {
     value.action == ACTION_REMOTE || value.flags & ROUTE_NODE != 0
-}
-
-/// Writes the rows of a network that differ. Returns whether a destination that another node had has another node now, or
-/// none.
-fn write(
-    table: &Table<RouteKey, RouteValue>,
-    written: &mut BTreeMap<u32, BTreeMap<RouteKey, RouteValue>>,
-    network: NetworkId,
-    desired: BTreeMap<RouteKey, RouteValue>,
-) -> Result<bool, DataplaneError> {
-    let before = if let Some(before) = written.remove(&network.get()) {
-        before
-    } else {
-        let of_network = |key: &RouteKey| key.data.network == network.get().to_be_bytes();
-        let rows = table.rows()?.into_iter();
-        rows.filter(|(key, _)| of_network(key)).collect()
-    };
-    let changed = desired.iter().filter(|(key, value)| before.get(*key) != Some(*value));
-    let changed: Vec<_> = changed.map(|(key, value)| (*key, *value)).collect();
-    table.put_all(&changed)?;
-    let gone: Vec<RouteKey> = before
-        .keys()
-        .filter(|key| !desired.contains_key(*key))
-        .copied()
-        .collect();
-    table.remove_all(&gone)?;
-    let was_remote = |key: &RouteKey| before.get(key).is_some_and(|value| value.action == ACTION_REMOTE);
-    // A range within another one changes the node of addresses that had that one's.
-    let remote = before.iter().filter(|(_, value)| value.action == ACTION_REMOTE);
-    let lengths: BTreeSet<u32> = remote.map(|(key, _)| key.prefix_length).collect();
-    let narrows = |key: &RouteKey| {
-        lengths
-            .range(..key.prefix_length)
-            .any(|length| was_remote(&widened(key, *length)))
-    };
-    let moved = gone.iter().any(was_remote) || changed.iter().any(|(key, _)| was_remote(key) || narrows(key));
-    written.insert(network.get(), desired);
-    Ok(moved)
-}
-
-/// The range of that prefix length that contains a row's range. `length` includes the 32 bits of the network.
-fn widened(key: &RouteKey, length: u32) -> RouteKey {
-    let bits = length.saturating_sub(32);
-    let mask = u128::MAX.checked_shl(128_u32.saturating_sub(bits)).unwrap_or(0);
-    RouteKey {
-        prefix_length: length,
-        data: RouteData {
-            address: (u128::from_be_bytes(key.data.address) & mask).to_be_bytes(),
-            ..key.data
-        },
-    }
 }
 
 /// Single addresses whose packets the stack gets. The virtual ones among them are services of another proxy.
@@ -326,11 +324,11 @@ fn rows(
     node: &NodeRoutes,
     foreign: Option<&BTreeSet<IpAddr>>,
     remote: Option<&RemoteRoutes>,
-) -> BTreeMap<RouteKey, RouteValue> {
+) -> Rows {
     let route = |net: IpNet, action: u16| to_row(network, net, action, 0, 0);
     let defaults = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())];
     let default_action = routes.egress.action();
-    let mut rows = BTreeMap::new();
+    let mut rows = Rows::new();
     rows.extend(
         default_action
             .iter()
@@ -532,7 +530,7 @@ mod tests {
     fn flows_are_judged_again_only_where_a_destination_moves() {
         let mut table = RouteTable::adopt(map()).unwrap();
         table.set(network(7), &with_services()).unwrap();
-        let mut set = |nets: &[(&str, u32)]| table.set_remote(remote(nets)).unwrap().contains(&7);
+        let mut set = |nets: &[(&str, u32)]| set_remote(&mut table, remote(nets)).unwrap().contains(&7);
         assert!(!set(&[("10.0.0.0/26", 1)]), "the first node");
         assert!(!set(&[("10.0.0.0/26", 1), ("10.0.0.64/26", 2), ("fd00::/122", 2)]));
         assert!(set(&[("10.0.0.0/26", 1), ("10.0.0.64/26", 2)]), "one is gone");
@@ -545,6 +543,143 @@ mod tests {
         assert!(set(&[]));
         let left = table.table.rows().unwrap();
         assert!(left.iter().all(|(_, value)| value.action != ACTION_REMOTE));
+    }
+
+    /// The networks whose flows the call has judged again.
+    fn set_remote(
+        table: &mut RouteTable,
+        remote: BTreeMap<NetworkId, RemoteRoutes>,
+    ) -> Result<BTreeSet<u32>, DataplaneError> {
+        table.set_remote(remote)?;
+        let moved = table.moved();
+        table.remove_moved(&moved);
+        Ok(moved)
+    }
+
+    /// A table of 64 rows, with networks 7 and 8.
+    fn two_networks() -> RouteTable {
+        let mut table = RouteTable::adopt(map()).unwrap();
+        for number in [7, 8] {
+            table.set(network(number), &with_services()).unwrap();
+        }
+        table
+    }
+
+    /// Routes of network 7, and more of network 8 than fit.
+    fn too_many(nets: &[(&str, u32)]) -> BTreeMap<NetworkId, RemoteRoutes> {
+        let mut routes = remote(nets);
+        routes.insert(network(8), many(remote(&[]), 80));
+        routes
+    }
+
+    /// Routes of network 7 with more.
+    fn many(mut routes: BTreeMap<NetworkId, RemoteRoutes>, more: u8) -> RemoteRoutes {
+        let mut of = routes.remove(&network(7)).unwrap();
+        let more = (0..more).map(|host| format!("10.0.2.{host}/32"));
+        let way = RemoteRoute {
+            number: 9,
+            overlay: true,
+            node: false,
+        };
+        of.remote.extend(more.map(|net| (net.parse().unwrap(), way)));
+        of
+    }
+
+    fn node_of(table: &RouteTable, number: u32, address: &str) -> Option<u32> {
+        let found = table.find(network(number), address.parse().unwrap()).unwrap();
+        found
+            .filter(|route| route.action == ACTION_REMOTE)
+            .map(|route| route.node)
+    }
+
+    #[test]
+    fn what_has_moved_is_known_until_flows_are_judged_again() {
+        let mut table = two_networks();
+        set_remote(&mut table, remote(&[("10.0.0.0/26", 1)])).unwrap();
+        set_remote(&mut table, too_many(&[("10.0.0.0/26", 2)])).unwrap_err();
+        let moved = set_remote(&mut table, remote(&[("10.0.0.0/26", 2)])).unwrap();
+        assert!(moved.contains(&7), "written by the call that failed later");
+    }
+
+    #[test]
+    fn what_another_change_has_written_is_known_too() {
+        let mut table = two_networks();
+        let mut routes = remote(&[("10.0.0.0/26", 1)]);
+        routes.insert(network(8), many(remote(&[]), 40));
+        set_remote(&mut table, routes).unwrap();
+        let routes: BTreeMap<_, _> = [(network(7), many(remote(&[("10.0.0.0/26", 2)]), 50))].into();
+        set_remote(&mut table, routes.clone()).unwrap_err();
+        // There is room again, and another caller writes the rows.
+        table.retain(&[network(7)]).unwrap();
+        table.set(network(7), &with_services()).unwrap();
+        assert!(set_remote(&mut table, routes).unwrap().contains(&7));
+    }
+
+    #[test]
+    fn a_new_process_does_not_know_what_was_judged_again() {
+        let mut before = RouteTable::adopt(map()).unwrap();
+        before.set(network(7), &with_services()).unwrap();
+        set_remote(&mut before, remote(&[("10.0.0.0/26", 1)])).unwrap();
+        // Killed between the rows and the epochs.
+        before.set_remote(remote(&[("10.0.0.0/26", 2)])).unwrap();
+        let mut after = RouteTable::adopt(before.table).unwrap();
+        after.set(network(7), &with_services()).unwrap();
+        let routes = || remote(&[("10.0.0.0/26", 2)]);
+        assert!(set_remote(&mut after, routes()).unwrap().contains(&7));
+        assert!(set_remote(&mut after, routes()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn withdrawals_need_no_room() {
+        let mut table = two_networks();
+        let mut routes = remote(&[("10.0.0.0/26", 1), ("10.0.0.64/26", 2)]);
+        routes.insert(network(8), routes[&network(7)].clone());
+        set_remote(&mut table, routes.clone()).unwrap();
+        let full = [
+            (network(7), many(remote(&[("10.0.0.64/26", 3)]), 80)),
+            (network(8), remote(&[("10.0.0.64/26", 3)])[&network(7)].clone()),
+        ];
+        set_remote(&mut table, full.into()).unwrap_err();
+        for number in [7, 8] {
+            assert_eq!(node_of(&table, number, "10.0.0.1"), None, "withdrawn");
+            assert_eq!(node_of(&table, number, "10.0.0.65"), Some(3), "moved");
+        }
+        assert!(set_remote(&mut table, routes).unwrap().is_superset(&[7, 8].into()));
+        assert_eq!(node_of(&table, 7, "10.0.0.1"), Some(1));
+    }
+
+    #[test]
+    fn a_failure_before_the_destinations_are_known_keeps_the_earlier_ones() {
+        let mut before = two_networks();
+        set_remote(&mut before, remote(&[("10.0.0.0/26", 1)])).unwrap();
+        let mut after = RouteTable::adopt(before.table).unwrap();
+        let many = (0..80).map(|host| format!("10.0.3.{host}/32").parse().unwrap());
+        let routes = NetworkRoutes {
+            subnets: many.collect(),
+            ..with_services()
+        };
+        after.set(network(7), &routes).unwrap_err();
+        assert_eq!(after.nodes().unwrap(), [1].into(), "of rows that are not known");
+        after.set(network(7), &with_services()).unwrap();
+        assert_eq!(node_of(&after, 7, "10.0.0.1"), Some(1));
+        assert_eq!(after.nodes().unwrap(), [1].into());
+    }
+
+    #[test]
+    fn node_routes_that_did_not_fit_are_written_by_the_next_call() {
+        let mut table = RouteTable::adopt(map()).unwrap();
+        let masquerades = NetworkRoutes {
+            egress: RouteEgress::Masquerade { host_access: true },
+            ..with_services()
+        };
+        table.set(network(7), &masquerades).unwrap();
+        let many = (0..80).map(|host| format!("192.0.2.{host}").parse().unwrap());
+        let node = NodeRoutes {
+            own: many.collect(),
+            ..NodeRoutes::default()
+        };
+        table.set_node(node.clone()).unwrap_err();
+        table.set_node(node).unwrap_err();
     }
 
     #[test]
@@ -565,7 +700,7 @@ mod tests {
         );
         after.set_remote(remote(&[("10.0.0.0/26", 1)])).unwrap();
         assert_eq!(after.table.rows().unwrap(), written);
-        assert!(after.set_remote(BTreeMap::new()).unwrap().contains(&7));
+        assert!(set_remote(&mut after, BTreeMap::new()).unwrap().contains(&7));
         assert_eq!(after.table.rows().unwrap().len(), written.len() - 2);
     }
 

@@ -227,6 +227,22 @@ impl<K: Row, V: Row> Table<K, V> {
         Ok(())
     }
 
+    /// Writes rows that replace others, then new ones, then removes others. Where not all fit, the removal comes before the new
+    /// ones: after an error only these may be missing, unless the kernel refused more than room.
+    pub(super) fn exchange(&self, replaced: &[(K, V)], added: &[(K, V)], gone: &[K]) -> Result<(), DataplaneError> {
+        if self.put_all(replaced).and_then(|()| self.put_all(added)).is_ok() {
+            return self.remove_all(gone);
+        }
+        self.remove_all(gone)?;
+        // A full trie takes no row in place of another before Linux 6.13.
+        if self.put_all(replaced).is_err() {
+            let keys: Vec<K> = replaced.iter().map(|(key, _)| *key).collect();
+            self.remove_all(&keys)?;
+            self.put_all(replaced)?;
+        }
+        self.put_all(added)
+    }
+
     /// Passes all rows on, a few thousand at a time. Rows that are added or removed meanwhile may or may not be
     /// included.
     pub(super) fn walk(

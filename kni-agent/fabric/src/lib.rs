@@ -86,7 +86,7 @@ pub struct Desired {
     /// The egress addresses that several nodes share.
     pub egress: BTreeMap<IpAddr, EgressShares>,
     /// The names of all nodes, by each of their addresses.
-    pub names: BTreeMap<IpAddr, String>,
+    pub names: Arc<BTreeMap<IpAddr, String>>,
 }
 
 /// Applies the desired state.
@@ -95,7 +95,7 @@ pub struct Fabric {
     netlink: Netlink,
     problem: Mutex<Option<String>>,
     /// The names of nodes by address.
-    names: RwLock<BTreeMap<IpAddr, String>>,
+    names: RwLock<Arc<BTreeMap<IpAddr, String>>>,
     /// The tunnel to other nodes' stacks, as applied.
     stacks: RwLock<Option<Stacks>>,
 }
@@ -128,10 +128,7 @@ impl Fabric {
     /// Applies the desired state: the device before the rows that lead to it, rows before the host's routes. Logs a
     /// failure once; the caller repeats the call.
     pub async fn apply(&self, desired: &Desired) -> Result<(), FabricError> {
-        self.names
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone_from(&desired.names);
+        *self.names.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&desired.names);
         let done = self.carry_out(desired).await;
         let problem = done.as_ref().err().map(ToString::to_string);
         let mut known = self.problem.lock().unwrap_or_else(PoisonError::into_inner);
@@ -167,25 +164,28 @@ impl Fabric {
 
     async fn carry_out(&self, desired: &Desired) -> Result<(), FabricError> {
         let device = match desired.tunnel {
-            Some(tunnel) => Some(self.netlink.ensure_overlay(tunnel.port, tunnel.mtu).await?),
+            Some(Tunnel { port, mtu, .. }) => Some(self.netlink.ensure_overlay(port, mtu, self.attach()).await?),
             None => None,
         };
         let hops = self.next_hops(desired).await?;
         let rows = rows(desired, device, &hops);
         let dataplane = Arc::clone(&self.dataplane);
-        tokio::task::spawn_blocking(move || {
-            if device.is_some() {
-                dataplane.attach_overlay(OVERLAY_NAME)?;
-            }
-            dataplane.set_fabric(&rows)
-        })
-        .await??;
+        let written = tokio::task::spawn_blocking(move || dataplane.set_fabric(&rows)).await?;
         let routes = host_routes(desired, device, &hops);
         self.netlink.ensure_remote_routes(&routes).await?;
+        // Rows without room do not keep routes to what other nodes have no longer.
+        written?;
         if device.is_none() {
             self.netlink.remove_overlay().await?;
         }
         *self.stacks.write().unwrap_or_else(PoisonError::into_inner) = stacks(desired, device);
+        Ok(())
+    }
+
+    /// Attaches the programs of the tunnel device.
+    async fn attach(&self) -> Result<(), FabricError> {
+        let dataplane = Arc::clone(&self.dataplane);
+        tokio::task::spawn_blocking(move || dataplane.attach_overlay(OVERLAY_NAME)).await??;
         Ok(())
     }
 
@@ -236,11 +236,13 @@ fn rows(desired: &Desired, device: Option<u32>, hops: &NextHops) -> FabricRows {
         let blocks = fabric.blocks.iter();
         let nodes = fabric.nodes.iter();
         let fabric = NetworkFabric {
+            number: fabric.number,
             blocks: blocks
                 .filter_map(|(net, way)| Some((*net, *resolved.get(way)?)))
                 .collect(),
             nodes: nodes.filter_map(|(ip, way)| Some((*ip, *resolved.get(way)?))).collect(),
-            ..fabric.clone()
+            own: fabric.own.clone(),
+            exposed: fabric.exposed,
         };
         (*network, fabric)
     });
@@ -297,7 +299,7 @@ fn stacks(desired: &Desired, device: Option<u32>) -> Option<Stacks> {
 }
 
 /// The stack reaches the pods of the network with host access the way that its own pods do, with the node's address in the
-/// underlay: other nodes know it by that.
+/// underlay: other nodes know it by that. Through the tunnel it sends packets that fit the way, whatever fits the device.
 fn host_routes(desired: &Desired, device: Option<u32>, hops: &NextHops) -> BTreeSet<RemoteRoute> {
     let Some(stack) = desired.stack else {
         return BTreeSet::new();
@@ -309,17 +311,18 @@ fn host_routes(desired: &Desired, device: Option<u32>, hops: &NextHops) -> BTree
             IpAddr::V4(_) => IpAddr::V4(stack.ipv4?),
             IpAddr::V6(_) => IpAddr::V6(stack.ipv6?),
         };
-        let (ifindex, gateway) = if way.overlay {
-            (device?, None)
+        let (ifindex, gateway, mtu) = if way.overlay {
+            (device?, None, desired.ways.get(way).map_or(0, |path| path.mtu))
         } else {
             let (ifindex, router) = *hops.get(&way.underlay)?;
-            (ifindex, Some(router.unwrap_or(way.underlay)))
+            (ifindex, Some(router.unwrap_or(way.underlay)), 0)
         };
         Some(RemoteRoute {
             destination: *block,
             ifindex,
             gateway,
             source,
+            mtu,
         })
     });
     routes.collect()
@@ -368,7 +371,7 @@ mod tests {
             ]
             .into(),
             egress: BTreeMap::new(),
-            names: BTreeMap::new(),
+            names: Arc::default(),
         }
     }
 
@@ -383,8 +386,10 @@ mod tests {
                 .gateway
                 .map(|gateway| format!(" via {gateway}"))
                 .unwrap_or_default();
+            let mtu = Some(route.mtu).filter(|mtu| *mtu > 0);
+            let mtu = mtu.map(|mtu| format!(" mtu {mtu}")).unwrap_or_default();
             format!(
-                "{}{gateway} dev {} src {}",
+                "{}{gateway} dev {} src {}{mtu}",
                 route.destination, route.ifindex, route.source
             )
         });
@@ -394,9 +399,13 @@ mod tests {
     #[test]
     fn the_stack_has_routes_to_pods_of_the_network_with_host_access_only() {
         let mut desired = desired();
+        // What fits the way, which may be less than what fits the device.
+        desired
+            .ways
+            .insert(way("192.0.2.2", true), Path { mtu: 1330, stamp: 1 });
         let routes = host_routes(&desired, Some(7), &hops(None));
         // The node has no IPv6 address to send from.
-        assert_eq!(shown(&routes), ["10.0.1.0/26 dev 7 src 192.0.2.1"]);
+        assert_eq!(shown(&routes), ["10.0.1.0/26 dev 7 src 192.0.2.1 mtu 1330"]);
         assert!(host_routes(&desired, None, &hops(None)).is_empty());
         desired.stack = desired.stack.map(|stack| Stack {
             network: 2.try_into().unwrap(),
@@ -442,9 +451,9 @@ mod tests {
         ];
         let network = desired.networks.get_mut(&1.try_into().unwrap()).unwrap();
         network.nodes = nodes.map(|(ip, way)| (ip.parse().unwrap(), way)).into();
-        desired.names = [("192.0.2.2", "n2"), ("2001:db8::2", "n2"), ("192.0.2.3", "n3")]
-            .map(|(ip, name)| (ip.parse().unwrap(), name.to_owned()))
-            .into();
+        let names = [("192.0.2.2", "n2"), ("2001:db8::2", "n2"), ("192.0.2.3", "n3")];
+        let names = names.map(|(ip, name)| (ip.parse().unwrap(), name.to_owned()));
+        desired.names = Arc::new(names.into());
         let found = stacks(&desired, Some(7)).unwrap();
         assert_eq!((found.network.get(), found.port, found.device), (1, 4789, 7));
         let addresses = ("192.0.2.2".parse().unwrap(), "192.0.2.1".parse().unwrap());

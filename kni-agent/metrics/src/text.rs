@@ -221,6 +221,10 @@ impl Out<'_> {
         let repairs = snapshot.state.repairs.iter();
         let repairs = repairs.map(|(object, count)| ([("object", *object)], *count));
         self.counters("kni_repairs", "Objects that other processes took away", repairs)?;
+        let unknown = snapshot.state.unknown_extradata.iter();
+        let unknown = unknown.map(|(method, count)| ([("method", *method)], *count));
+        let help = "Entries of extradata with a key that the agent does not know";
+        self.counters("kni_unknown_extradata", help, unknown)?;
         match &snapshot.attach {
             Ok(Some(attach)) => self.histogram("kni_attach", "Time to attach a pod", attach),
             Ok(None) | Err(_) => Ok(()),

@@ -12,8 +12,8 @@ use super::{Netlink, Netns, Result, connection::Request, error::Error, link::Lin
 
 /// Prefix of the alias of a moved device; its original settings follow.
 const PREFIX: &str = "kni-lent";
-/// Longest alias (`IFALIASZ` without its zero).
-const MAX_ALIAS: usize = 255;
+/// Longest alias: less than `IFALIASZ` (256) bytes with its final zero.
+const MAX_ALIAS: usize = 254;
 
 /// The alias with the original settings of a device. The kernel keeps it with the device in every namespace, also when the
 /// device returns to the node because a namespace ended.

@@ -11,6 +11,7 @@ use std::{
 };
 
 use ipnet::IpNet;
+use kni_model::error_chain;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
@@ -18,7 +19,7 @@ use netlink_packet_route::{
         AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo,
         LinkMessage,
     },
-    route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol, RouteType},
+    route::{RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteProtocol, RouteType},
 };
 
 use super::{
@@ -49,16 +50,44 @@ pub struct RemoteRoute {
     pub gateway: Option<IpAddr>,
     /// The source address of the node's own packets.
     pub source: IpAddr,
+    /// The largest packet in bytes, 0 for what the interface takes.
+    pub mtu: u32,
 }
 
 impl Netlink {
-    /// Creates the tunnel device, up, with this UDP port and MTU; returns its index. A device of KNI with another port is
+    /// Creates the tunnel device with this UDP port and MTU; returns its index. A device of KNI with another port is
     /// replaced; one that fits is kept, with its programs. Idempotent.
     ///
+    /// `attach` attaches the programs. It runs while a new device is down, and the device is up after it has succeeded. If
+    /// it fails, the state of the programs is unknown, and the device is down.
+    ///
     /// [`Error::Foreign`] if a device that is not KNI's has the name or the port: it is named, and not changed.
-    pub async fn ensure_overlay(&self, port: u16, mtu: u32) -> Result<u32> {
-        let place = || self.place("create the tunnel device").interface(OVERLAY_NAME);
-        let foreign = |reason: String| Error::Foreign { place: place(), reason };
+    pub async fn ensure_overlay<E: From<Error>>(
+        &self,
+        port: u16,
+        mtu: u32,
+        attach: impl Future<Output = Result<(), E>>,
+    ) -> Result<u32, E> {
+        let ifindex = self.find_or_create_overlay(port).await?;
+        self.set_mtu(ifindex, mtu).await?;
+        if let Err(error) = attach.await {
+            if let Err(down) = self.set_down(ifindex).await {
+                tracing::error!(error = error_chain(&down), "cannot set the tunnel device down");
+            }
+            return Err(error);
+        }
+        match self.set_up(ifindex).await {
+            Err(error) if error.errno() == Some(libc::EADDRINUSE) => Err(Error::Foreign {
+                place: self.place("set the tunnel device up").interface(OVERLAY_NAME),
+                reason: format!("a process has UDP port {port}; choose another one for all nodes with --overlay-port"),
+            }),
+            other => other,
+        }?;
+        Ok(ifindex)
+    }
+
+    /// A new device is down.
+    async fn find_or_create_overlay(&self, port: u16) -> Result<u32> {
         let mut present = None;
         for device in self.list_vxlans().await? {
             let Vxlan {
@@ -75,24 +104,19 @@ impl Netlink {
                     self.delete_overlay(link.ifindex).await?;
                 }
             } else if found == port {
-                return Err(foreign(format!(
-                    "UDP port {port} is that of device {}; choose another one for all nodes with --overlay-port",
-                    link.name
-                )));
+                return Err(Error::Foreign {
+                    place: self.place("create the tunnel device").interface(OVERLAY_NAME),
+                    reason: format!(
+                        "UDP port {port} is that of device {}; choose another one for all nodes with --overlay-port",
+                        link.name
+                    ),
+                });
             }
         }
-        let ifindex = match present {
-            Some(link) => link.ifindex,
-            None => self.create_overlay(port).await?,
-        };
-        self.set_mtu(ifindex, mtu).await?;
-        match self.set_up(ifindex).await {
-            Err(error) if error.errno() == Some(libc::EADDRINUSE) => Err(foreign(format!(
-                "a process has UDP port {port}; choose another one for all nodes with --overlay-port"
-            ))),
-            other => other,
-        }?;
-        Ok(ifindex)
+        match present {
+            Some(link) => Ok(link.ifindex),
+            None => self.create_overlay(port).await,
+        }
     }
 
     /// Removes the tunnel device. Idempotent.
@@ -268,6 +292,10 @@ impl RemoteRoute {
         });
         message.header.protocol = RouteProtocol::Other(REMOTE_ROUTE_PROTOCOL);
         message.attributes.push(RouteAttribute::PrefSource(self.source.into()));
+        if self.mtu > 0 {
+            let metrics = vec![RouteMetric::Mtu(self.mtu)];
+            message.attributes.push(RouteAttribute::Metrics(metrics));
+        }
         message
     }
 
@@ -279,6 +307,13 @@ impl RemoteRoute {
             RouteAttribute::PrefSource(address) => ip_of(address),
             _ => None,
         });
+        let mtu = route.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::Metrics(metrics) => metrics.iter().find_map(|metric| match metric {
+                RouteMetric::Mtu(mtu) => Some(*mtu),
+                _ => None,
+            }),
+            _ => None,
+        });
         let unspecified = destination_of(route)?.addr();
         Some(Self {
             destination: destination_of(route)?,
@@ -286,6 +321,7 @@ impl RemoteRoute {
             gateway: gateway_of(route),
             // Without one it is none that is wanted, and is removed.
             source: source.unwrap_or(unspecified),
+            mtu: mtu.unwrap_or(0),
         })
     }
 }

@@ -5,6 +5,7 @@
 
 mod client;
 mod decoded;
+mod own_view;
 mod reflector;
 mod requests;
 mod resources;

@@ -28,6 +28,7 @@ use tokio::{sync::watch, task::JoinSet};
 
 use super::{
     decoded::{Decoded, Undecoded},
+    own_view::of_node,
     reflector::{Kind, version_of},
     served::{Optional, Version},
     watches::WatchState,
@@ -125,7 +126,7 @@ pub fn reflect_node(client: &Client, cache: &ClusterCache, counts: &WatchState, 
         all: Vec::new(),
     };
     let own = || watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-    reflect_networks(&mut watches, own());
+    reflect_networks(&mut watches, own(), |object| Some(of_node(object)));
     reflect_numbers(&mut watches);
     reflect_definitions(&mut watches);
     reflect_policies(&mut watches);
@@ -149,7 +150,7 @@ pub fn reflect_cluster(client: &Client, cache: &ClusterCache, counts: &WatchStat
         all: Vec::new(),
     };
     let all = watcher::Config::default;
-    reflect_networks(&mut watches, all());
+    reflect_networks(&mut watches, all(), |object| Some(Arc::new(object)));
     reflect_numbers(&mut watches);
     reflect_core(&mut watches, all());
     reflect_nodes(&mut watches);
@@ -183,15 +184,14 @@ pub fn reflect_cluster(client: &Client, cache: &ClusterCache, counts: &WatchStat
     watches.all.into_iter().map(|reflector| reflector.run).collect()
 }
 
-fn reflect_networks(watches: &mut Watches<'_>, interfaces: watcher::Config) {
-    watches.reflect(
-        "watch-podnetworks",
-        Kind::<PodNetwork, _>::new(
-            "podnetworks",
-            |tables| &mut tables.networks,
-            |object| Some(Arc::new(object)),
-        ),
-    );
+/// `network` is what is cached of a network.
+fn reflect_networks(
+    watches: &mut Watches<'_>,
+    interfaces: watcher::Config,
+    network: fn(PodNetwork) -> Option<Arc<PodNetwork>>,
+) {
+    let kind = Kind::<PodNetwork, _>::new("podnetworks", |tables| &mut tables.networks, network);
+    watches.reflect("watch-podnetworks", kind);
     watches.reflect(
         "watch-podnetworkattachments",
         Kind::<PodNetworkAttachment, _>::new(

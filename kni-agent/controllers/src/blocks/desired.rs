@@ -1,5 +1,7 @@
 //! Decides which networks need a block of the node, which blocks are not needed, and which units may be claimed.
 
+mod holding;
+
 use std::{
     cell::LazyCell,
     collections::BTreeMap,
@@ -18,14 +20,11 @@ use tokio::time::Instant;
 
 use kni_cluster::{Addresses, joining::networks_of, taken_blocks};
 
-use super::{MOST_AT_ONCE, Memory, ObjectControllers};
+use self::holding::{Holding, Need, Supply, size_of};
+use super::{Memory, ObjectControllers};
 
 /// A block that was empty for this long is released.
 const GRACE: Duration = Duration::from_secs(15);
-/// Free addresses that a node holds for pods to come: one for this many that it uses.
-const SHARE: u128 = 3;
-/// The most of them where blocks are small. Where they are large, the addresses of one block.
-const MOST_SPARE: u128 = 4;
 /// No block is claimed for pods to come if less than one part in so many of the network is free.
 const PLENTY: u128 = 2;
 /// Blocks for pods to come are released if less than one part in so many of the network is free.
@@ -38,94 +37,6 @@ pub(super) enum Step {
     Take { ipv4: usize, ipv6: usize },
     /// Release these blocks.
     GiveBack(Vec<IpNet>),
-}
-
-/// What the pods of the node need of a network.
-#[derive(Debug, Clone, Copy, Default)]
-struct Need {
-    /// Whether it has, or will have, pods here, or is the default network.
-    in_use: bool,
-    /// Interfaces without addresses of pods on the node.
-    coming: u128,
-}
-
-/// The blocks and the addresses of one family of a network on the node.
-#[derive(Debug, Clone, Copy)]
-struct Holding {
-    blocks: usize,
-    used: u128,
-    free: u128,
-    /// Addresses of a block.
-    size: u128,
-}
-
-/// How much of a network is free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Supply {
-    Plenty,
-    Moderate,
-    Scarce,
-}
-
-impl Holding {
-    /// `None` if the network does not have the family. `has` are the blocks of the network.
-    fn of(view: &NetworkView, has: &[IpNet], ipv4: bool, asked: Prefixes) -> Option<Self> {
-        let of_family = |net: &&IpNet| net.addr().is_ipv4() == ipv4;
-        let subnet = view.network.spec.subnets.iter().find(of_family)?;
-        let usage = if ipv4 { &view.ipv4 } else { &view.ipv6 };
-        let unit = IpNet::new(subnet.addr(), unit_prefix(subnet, asked.of(ipv4))).ok()?;
-        Some(Self {
-            blocks: has.iter().filter(of_family).count(),
-            used: usage.used,
-            free: usage.free,
-            size: size_of(&unit),
-        })
-    }
-
-    /// Free addresses that the node holds for pods to come.
-    fn spare(&self) -> u128 {
-        (self.used / SHARE).clamp(1, self.size.max(MOST_SPARE))
-    }
-
-    /// How many blocks are claimed. `supply` is asked only where it makes a difference.
-    fn short_of(&self, need: Need, supply: impl FnOnce() -> Supply) -> usize {
-        let wanted = need.coming.saturating_add(self.spare());
-        if !need.in_use || self.free >= wanted {
-            return 0;
-        }
-        let wanted = if supply() == Supply::Plenty {
-            wanted
-        } else {
-            need.coming
-        };
-        let missing = wanted.saturating_sub(self.free).div_ceil(self.size);
-        // A network in use has a block.
-        let least = usize::from(self.blocks == 0);
-        usize::try_from(missing)
-            .unwrap_or(usize::MAX)
-            .clamp(least, MOST_AT_ONCE)
-    }
-
-    /// Which of these idle blocks the node does not need, the last ones first.
-    fn unneeded(&self, idle: Vec<IpNet>, need: Need, supply: impl FnOnce() -> Supply) -> Vec<IpNet> {
-        let (mut free, mut blocks) = (self.free, self.blocks);
-        let (keep_free, keep_blocks) = match (idle.is_empty(), need.in_use) {
-            (true, _) => return idle,
-            (false, false) => (0, 0),
-            (false, true) if supply() == Supply::Scarce => (need.coming, 1),
-            (false, true) => (need.coming.saturating_add(self.spare()), 1),
-        };
-        let mut unneeded = Vec::new();
-        for block in idle.into_iter().rev() {
-            let left = free.saturating_sub(size_of(&block));
-            if blocks <= keep_blocks || left < keep_free {
-                break;
-            }
-            (free, blocks) = (left, blocks - 1);
-            unneeded.push(block);
-        }
-        unneeded
-    }
 }
 
 /// The units of a network that may be claimed.
@@ -169,12 +80,6 @@ impl Units {
             Supply::Scarce
         }
     }
-}
-
-/// The number of addresses of a range.
-fn size_of(range: &IpNet) -> u128 {
-    let bits = u32::from(range.max_prefix_len().saturating_sub(range.prefix_len()));
-    1_u128.checked_shl(bits).unwrap_or(u128::MAX)
 }
 
 /// The network's `perNodePrefix`.
@@ -245,7 +150,7 @@ impl ObjectControllers {
             for ipv4 in [true, false] {
                 let idle = idle.iter().filter(|block| block.addr().is_ipv4() == ipv4);
                 if let Some(holding) = holding(ipv4) {
-                    unneeded.extend(holding.unneeded(idle.copied().collect(), need, || supply(ipv4)));
+                    unneeded.extend(holding.unneeded(&idle.copied().collect::<Vec<_>>(), need, || supply(ipv4)));
                 }
             }
             if !unneeded.is_empty() {
@@ -349,8 +254,8 @@ impl ObjectControllers {
         ours.chain(others.map(|(_, block)| block))
             .for_each(|block| taken.insert(block));
         // After a restore of the API server's data, pods may be where no block is.
-        let elsewhere = tables.members.rows().values();
-        let elsewhere = elsewhere.filter(|row| row.spec.network == name.as_str() && row.spec.node_name != self.node);
+        let elsewhere = tables.members.of_network(name.as_str()).map(|(_, row)| row);
+        let elsewhere = elsewhere.filter(|row| row.spec.node_name != self.node);
         for address in elsewhere
             .flat_map(|row| &row.spec.members)
             .flat_map(|member| &member.addresses)

@@ -66,6 +66,7 @@ fn full() -> Snapshot {
             problems: vec![("lost", 1)],
             repairs: vec![("pins", 2)],
             shared_ports: 0,
+            unknown_extradata: vec![("AttachInterface", 4)],
         },
         control_plane: ControlPlane {
             requests: vec![RequestUse {
@@ -166,6 +167,9 @@ kni_state_problems{problem="lost"} 1
 # HELP kni_repairs Objects that other processes took away
 # TYPE kni_repairs counter
 kni_repairs_total{object="pins"} 2
+# HELP kni_unknown_extradata Entries of extradata with a key that the agent does not know
+# TYPE kni_unknown_extradata counter
+kni_unknown_extradata_total{method="AttachInterface"} 4
 "#;
 
 #[test]

@@ -3,6 +3,7 @@
 mod costs;
 mod host;
 mod named_namespaces;
+mod overlay;
 mod pod;
 mod veth;
 

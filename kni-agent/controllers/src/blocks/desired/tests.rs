@@ -1,6 +1,7 @@
 //! Tests how many blocks a node claims and releases, alone and among many nodes.
 
 use super::*;
+use crate::blocks::MOST_AT_ONCE;
 
 const POD: Need = Need {
     in_use: true,
@@ -58,18 +59,15 @@ fn where_addresses_are_few_none_are_held_for_later() {
         );
     }
     let idle = || vec!["10.0.0.5/32".parse().unwrap(), "10.0.0.6/32".parse().unwrap()];
-    let of = |supply, need, blocks, used| holding(1, blocks, used).unneeded(idle(), need, || supply).len();
+    let of = |supply, need, blocks, used| holding(1, blocks, used).unneeded(&idle(), need, || supply).len();
     assert_eq!(of(Supply::Moderate, IDLE, 3, 1), 1, "one stays for later");
     assert_eq!(of(Supply::Scarce, IDLE, 3, 1), 2);
     assert_eq!(of(Supply::Scarce, POD, 3, 1), 1, "one stays for the pod");
     assert_eq!(of(Supply::Scarce, IDLE, 2, 0), 1, "a network in use has a block");
     assert_eq!(of(Supply::Plenty, UNUSED, 2, 0), 2);
     let large = vec!["10.0.0.0/26".parse().unwrap()];
-    assert_eq!(
-        holding(64, 2, 40).unneeded(large.clone(), IDLE, || Supply::Plenty),
-        large
-    );
-    assert_eq!(holding(64, 2, 50).unneeded(large, IDLE, || Supply::Plenty), []);
+    assert_eq!(holding(64, 2, 40).unneeded(&large, IDLE, || Supply::Plenty), large);
+    assert_eq!(holding(64, 2, 50).unneeded(&large, IDLE, || Supply::Plenty), []);
 }
 
 /// Many nodes share a /24 in units of one address: every pod gets an address, whatever the nodes hold in between.
@@ -160,8 +158,8 @@ impl Simulated {
         }
         if short == 0 {
             let idle = node.empty.iter().filter(|(_, since)| round - since >= 15);
-            let idle = idle.map(|(unit, _)| *unit).collect();
-            let unneeded = holding.unneeded(idle, node.need, || self.units.supply(true));
+            let idle: Vec<IpNet> = idle.map(|(unit, _)| *unit).collect();
+            let unneeded = holding.unneeded(&idle, node.need, || self.units.supply(true));
             if !unneeded.is_empty() {
                 node.empty.retain(|(unit, _)| !unneeded.contains(unit));
                 self.rebuild();
