@@ -14,7 +14,7 @@ use kni_common::Verdict;
 
 pub use self::{
     ipv4::ipv4,
-    ipv6::{ipv6, is_extension},
+    ipv6::{FRAGMENT, ipv6, is_extension},
     quoted::quoted,
 };
 use crate::skb;

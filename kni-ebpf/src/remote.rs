@@ -87,7 +87,7 @@ pub fn overlay() -> Option<&'static Overlay> {
     OVERLAY.get(0)
 }
 
-/// Whether this node has a tunnel.
+/// Whether nodes have tunnels to each other; this one may be without.
 #[inline(always)]
 #[must_use]
 pub fn has_tunnel() -> bool {

@@ -81,7 +81,8 @@ fn parse(ctx: &TcContext, packet: &mut Packet) -> Result<(), Verdict> {
 
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
+/// Next header of a fragment (IANA).
+pub const FRAGMENT: u8 = 44;
 const DESTINATION: u8 = 60;
 const MAX_EXTENSIONS: usize = 6;
 

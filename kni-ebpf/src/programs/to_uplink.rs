@@ -24,8 +24,12 @@ use crate::{
 
 const IPV4_SOURCE: usize = ETH_LEN + 12;
 const IPV6_SOURCE: usize = ETH_LEN + 8;
+const IPV4_FRAGMENT: usize = ETH_LEN + 6;
 const IPV4_PROTOCOL: usize = ETH_LEN + 9;
 const IPV6_NEXT: usize = ETH_LEN + 6;
+const IPV6_PAYLOAD: usize = ETH_LEN + 40;
+/// The most IPv6 extension headers that may precede a datagram. A node sends no packet with more.
+const MAX_EXTENSIONS: usize = 8;
 
 /// Drops such packets, passes all others.
 #[inline(always)]
@@ -75,24 +79,66 @@ extern "C" fn to_uplink_is_forged(skb: *mut __sk_buff) -> u32 {
     u32::from(is_forged(&TcContext::new(skb)))
 }
 
+/// Does not use the parser: it gives up on headers that a receiver accepts, and any process may choose them (`IP_OPTIONS`,
+/// `IPV6_RTHDR`).
 #[inline(always)]
 fn is_forged(ctx: &TcContext) -> bool {
-    let mut packet = Packet::unknown();
     let Ok(eth) = skb::read::<EthHeader>(ctx, 0) else {
         return false;
     };
-    let parsed = match eth.ethertype {
-        ETHERTYPE_IPV4 if is(ctx, IPV4_PROTOCOL, packet::UDP) => packet::ipv4(ctx, &mut packet),
-        // Extension headers may precede the datagram.
-        ETHERTYPE_IPV6 if !is(ctx, IPV6_NEXT, packet::TCP) => packet::ipv6(ctx, &mut packet),
-        _ => return false,
-    };
-    parsed.is_ok() && !packet.is_later() && remote::is_to_tunnel(packet.protocol, packet.destination_port())
+    match eth.ethertype {
+        ETHERTYPE_IPV4 => is_forged_v4(ctx),
+        ETHERTYPE_IPV6 => is_forged_v6(ctx),
+        _ => false,
+    }
 }
 
 #[inline(always)]
-fn is(ctx: &TcContext, offset: usize, protocol: u8) -> bool {
-    matches!(skb::read::<u8>(ctx, offset), Ok(found) if found == protocol)
+fn is_forged_v4(ctx: &TcContext) -> bool {
+    const OFFSET: u16 = u16::from_be(0x1fff);
+    let (Ok(packet::UDP), Ok(fragment), Ok(version_ihl)) = (
+        skb::read::<u8>(ctx, IPV4_PROTOCOL),
+        skb::read::<u16>(ctx, IPV4_FRAGMENT),
+        skb::read::<u8>(ctx, ETH_LEN),
+    ) else {
+        return false;
+    };
+    fragment & OFFSET == 0 && has_port(ctx, ETH_LEN + usize::from(version_ihl & 0xf) * 4)
+}
+
+#[inline(always)]
+fn is_forged_v6(ctx: &TcContext) -> bool {
+    const OFFSET: u16 = 0xfff8;
+    let Ok(mut next) = skb::read::<u8>(ctx, IPV6_NEXT) else {
+        return false;
+    };
+    let mut offset = IPV6_PAYLOAD;
+    // VERIFIER: a bounded loop.
+    for _ in 0..=MAX_EXTENSIONS {
+        if !packet::is_extension(next) {
+            return next == packet::UDP && has_port(ctx, offset);
+        }
+        // The rest of the headers may be in the next fragment.
+        let Ok([following, length, high, low]) = skb::load::<[u8; 4]>(ctx, offset) else {
+            return true;
+        };
+        offset += match next {
+            packet::FRAGMENT if u16::from_be_bytes([high, low]) & OFFSET != 0 => return false,
+            packet::FRAGMENT => 8,
+            _ => (usize::from(length) + 1) * 8,
+        };
+        next = following;
+    }
+    true
+}
+
+/// Whether the datagram at the offset is for the port of tunnels, or ends before its port.
+#[inline(always)]
+fn has_port(ctx: &TcContext, offset: usize) -> bool {
+    match skb::load::<[u8; 2]>(ctx, offset + 2) {
+        Ok(port) => remote::is_to_tunnel(packet::UDP, port),
+        Err(_) => true,
+    }
 }
 
 /// Whether the source is the pod's own address.
