@@ -103,9 +103,17 @@ impl Shape {
 
 /// A change of one object, which must still have this UID.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Write {
-    Status(String, Arc<NetworkMembersStatus>),
-    Delete(String),
+pub(super) struct Write {
+    /// The node whose report it is.
+    node: String,
+    uid: String,
+    change: Change,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Change {
+    Status(Arc<NetworkMembersStatus>),
+    Delete,
 }
 
 impl Reconciler for Members {
@@ -151,17 +159,23 @@ impl Reconciler for Members {
         if !gone.is_empty() {
             for (key, object) in tables.members.rows() {
                 if gone.contains(&object.spec.node_name) {
-                    writes.extend(object.uid().map(|uid| (key.clone(), Write::Delete(uid))));
+                    writes.extend(write(object, Change::Delete).map(|write| (key.clone(), write)));
                 }
             }
         }
         writes.into_iter().collect()
     }
 
+    /// A node that makes many objects delays only its own.
+    fn share(write: &Write) -> &str {
+        &write.node
+    }
+
     async fn write(context: Context, key: Key, write: Write) -> kube::Result<()> {
         let api: Api<NetworkMembers> = Api::all(context.client.clone());
-        match write {
-            Write::Status(uid, status) => {
+        let Write { uid, change, .. } = write;
+        match change {
+            Change::Status(status) => {
                 let body = json!({
                     "apiVersion": "kni.dev/v1alpha1",
                     "kind": "NetworkMembers",
@@ -171,7 +185,7 @@ impl Reconciler for Members {
                 let apply = PatchParams::apply(FIELD_MANAGER).force();
                 unless_changed(api.patch_status(&key.name, &apply, &Patch::Apply(&body)).await).map(drop)
             }
-            Write::Delete(uid) => {
+            Change::Delete => {
                 let params = DeleteParams {
                     preconditions: Some(Preconditions {
                         uid: Some(uid),
@@ -197,15 +211,10 @@ impl Members {
             self.networks.keys().cloned().collect()
         });
         let partly = self.seen.and_then(|seen| {
-            // A node that comes, goes or is made again concerns its members, and no other change of a node does.
-            let nodes: BTreeSet<&Key> = tables.nodes.changed_since(seen.nodes)?.collect();
-            for node in nodes {
-                let uid = tables.nodes.rows().get(node).map(|row| row.uid.clone());
-                if uid.as_ref() != self.nodes.get(&node.name) {
-                    return None;
-                }
-            }
             let mut concerned: BTreeSet<Key> = tables.members.changed_since(seen.members)?.cloned().collect();
+            for node in tables.nodes.changed_since(seen.nodes)? {
+                concerned.extend(self.of_node(node, tables));
+            }
             for pod in tables.pods.changed_since(seen.pods)? {
                 concerned.extend(self.of_pod.get(pod).into_iter().flatten().cloned());
             }
@@ -236,6 +245,22 @@ impl Members {
             let known = self.pods_of.keys().chain(self.outstanding.keys());
             known.chain(tables.members.rows().keys()).cloned().collect()
         })
+    }
+
+    /// The objects of a node that has come, gone or been made again; none after any other change of a node.
+    fn of_node(&mut self, node: &Key, tables: &Tables) -> BTreeSet<Key> {
+        let uid = tables.nodes.rows().get(node).map(|row| row.uid.clone());
+        let before = match uid.clone() {
+            Some(uid) => self.nodes.insert(node.name.clone(), uid),
+            None => self.nodes.remove(&node.name),
+        };
+        if before == uid {
+            return BTreeSet::new();
+        }
+        let networks = self.networks.keys();
+        networks
+            .flat_map(|network| beginning_with(&tables.members, &prefix(network, &node.name)))
+            .collect()
     }
 
     /// The networks whose [`Shape`] changed after a version of their table; `None` if it is not known which.
@@ -308,13 +333,21 @@ fn write_of(tables: &Tables, object: &NetworkMembers) -> Option<Write> {
         .name_any()
         .starts_with(&prefix(&object.spec.network, &object.spec.node_name))
     {
-        return object.uid().map(Write::Delete);
+        return write(object, Change::Delete);
     }
     let status = status(tables, &object.spec);
     let differs = object.status.as_ref() != Some(&status);
     differs
-        .then(|| Some(Write::Status(object.uid()?, Arc::new(status))))
+        .then(|| write(object, Change::Status(Arc::new(status))))
         .flatten()
+}
+
+fn write(object: &NetworkMembers, change: Change) -> Option<Write> {
+    Some(Write {
+        node: object.spec.node_name.clone(),
+        uid: object.uid()?,
+        change,
+    })
 }
 
 fn status(tables: &Tables, spec: &NetworkMembersSpec) -> NetworkMembersStatus {
@@ -542,7 +575,7 @@ mod tests {
     fn carry_out(members: &mut Members, tables: &mut Tables) -> Vec<String> {
         let writes = members.plan(tables, &Networks::default());
         for (key, write) in &writes {
-            let Write::Status(_, status) = write else {
+            let Change::Status(status) = &write.change else {
                 panic!("{write:?}")
             };
             let mut object = NetworkMembers::clone(&tables.members.rows()[key]);
@@ -749,6 +782,11 @@ mod tests {
         let (mut members, mut tables) = (Members::default(), tables());
         report(&mut tables, &own("n1"), ("n2", "u2"), &[]);
         let writes = members.plan(&tables, &Networks::default());
-        assert_eq!(writes, [(Key::new("", &own("n1")), Write::Delete("o1".to_owned()))]);
+        let deletion = Write {
+            node: "n2".to_owned(),
+            uid: "o1".to_owned(),
+            change: Change::Delete,
+        };
+        assert_eq!(writes, [(Key::new("", &own("n1")), deletion)]);
     }
 }

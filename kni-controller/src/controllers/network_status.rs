@@ -7,7 +7,8 @@ use kni_api::{
     pod_network::{AddressCounts, NodeCounts},
     set_condition,
 };
-use kni_crd::PodNetwork;
+use kni_crd::{FromObject as _, PodNetwork};
+use kni_model::NetworkSpec;
 use kube::ResourceExt as _;
 
 use super::{
@@ -66,8 +67,8 @@ impl Figures {
     }
 }
 
-/// The desired status of a network: its entries without those of removed nodes, its conditions, its counts, its number
-/// and its fabric.
+/// The desired status of a network: its entries without those of removed nodes, its conditions, its counts, its number,
+/// its fabric and its features.
 pub(super) fn network_status(
     overview: &Overview<'_>,
     refused: Option<&str>,
@@ -93,6 +94,11 @@ pub(super) fn network_status(
     status.number = number;
     let fabric = fabric(object);
     status.fabric = Some(fabric);
+    status.features = if refused.is_none() {
+        features(object)
+    } else {
+        Vec::new()
+    };
     status.interfaces = count(overview.interfaces(&name).len());
     status.addresses = addresses(overview, object);
     let namespaces = overview.namespaces(&name).iter().take(MOST_NAMESPACES);
@@ -108,6 +114,13 @@ pub(super) fn network_status(
     }
     status.summary = PodNetworkSummary::new(&object.spec, &status);
     status
+}
+
+/// The names of the features of a valid network, as agents report them.
+fn features(object: &PodNetwork) -> Vec<String> {
+    let spec = NetworkSpec::from_object(object);
+    let features = spec.map(|spec| spec.provider.features()).unwrap_or_default();
+    features.iter().map(|feature| feature.as_str().to_owned()).collect()
 }
 
 fn conditions(
@@ -225,4 +238,30 @@ fn addresses(overview: &Overview<'_>, object: &PodNetwork) -> AddressCounts {
 
 fn saturate(number: u128) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use kni_model::Feature;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn features_are_those_of_the_provider() {
+        let network = |spec: serde_json::Value| -> PodNetwork {
+            let object = json!({
+                "apiVersion": "kni.dev/v1alpha1", "kind": "PodNetwork", "metadata": { "name": "red" }, "spec": spec,
+            });
+            serde_json::from_value(object).unwrap()
+        };
+        let own = features(&network(json!({ "subnets": ["10.0.0.0/16"] })));
+        assert_eq!(own.len(), Feature::CORE.len() + Feature::EXTENDED.len());
+        assert!(
+            own.starts_with(&["addresses".to_owned()]) && own.contains(&"policy".to_owned()),
+            "{own:?}"
+        );
+        let tap = network(json!({ "provider": { "type": "Tap" }, "subnets": ["10.0.0.0/16"], "fabric": "None" }));
+        assert_eq!(features(&tap).len(), Feature::CORE.len());
+    }
 }

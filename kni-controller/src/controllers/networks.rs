@@ -84,6 +84,8 @@ impl Reconciler for NetworkStatus {
             let waits = |before: &PodNetworkStatus| self.can_wait(key, before, &status, now) || *before == status;
             let status = (!object.status.as_ref().is_some_and(waits)).then_some(status);
             let finalizer = finalizer(object, !overview.interfaces(&key.name).is_empty());
+            // Nothing reads the status of an object that goes, and a status that is refused must not keep it.
+            let status = status.filter(|_| finalizer != Some(Finalizer::Remove));
             if status.is_some() || finalizer.is_some() {
                 let object = Arc::clone(object);
                 writes.push((

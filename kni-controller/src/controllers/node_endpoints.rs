@@ -175,10 +175,6 @@ impl NodeEndpoints {
         for address in &touched {
             if let Some(objects) = self.claims.get_mut(address) {
                 objects.remove(key);
-                if objects.is_empty() {
-                    self.claims.remove(address);
-                    self.holders.remove(address);
-                }
             }
         }
         if let Some(object) = tables.node_endpoints.rows().get(key) {
@@ -189,6 +185,13 @@ impl NodeEndpoints {
             }
             touched.extend(&addresses);
             self.addresses.insert(key.clone(), addresses);
+        }
+        // Only now: an address that the object still reports keeps its holder.
+        for address in &touched {
+            if self.claims.get(address).is_some_and(BTreeSet::is_empty) {
+                self.claims.remove(address);
+                self.holders.remove(address);
+            }
         }
         touched
     }

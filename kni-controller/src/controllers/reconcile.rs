@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Bound,
     time::Duration,
 };
 
@@ -51,6 +52,15 @@ pub(crate) trait Reconciler: Send + 'static {
     const NEEDS_NETWORKS: bool = true;
     /// The change of one object.
     type Write: Send + 'static;
+
+    /// On whose behalf a write is made. Writes of different shares take turns, so that one with many delays only its own.
+    #[expect(
+        clippy::unnecessary_literal_bound,
+        reason = "other implementations borrow it from the write"
+    )]
+    fn share(_write: &Self::Write) -> &str {
+        ""
+    }
 
     /// Changes with every row that [`Self::plan`] reads.
     fn version(tables: &Tables) -> u64;
@@ -110,7 +120,8 @@ pub(crate) async fn reconcile<R: Reconciler>(context: Context, mut reconciler: R
                 } else {
                     std::sync::Arc::default()
                 };
-                work.replace(reconciler.plan(&tables, &networks), Instant::now());
+                let writes = reconciler.plan(&tables, &networks);
+                work.replace(writes, R::share, Instant::now());
                 context.metrics.reconciled(R::NAME, started.elapsed());
             }
         });
@@ -119,7 +130,10 @@ pub(crate) async fn reconcile<R: Reconciler>(context: Context, mut reconciler: R
 
 /// The writes of a controller that are planned, run and failed.
 struct Work<W> {
-    planned: BTreeMap<Key, W>,
+    /// By share.
+    planned: BTreeMap<String, BTreeMap<Key, W>>,
+    /// The share that had its turn last.
+    last: String,
     running: BTreeSet<Key>,
     /// Objects that changed while a write of them ran.
     changed: BTreeSet<Key>,
@@ -139,6 +153,7 @@ impl<W> Default for Work<W> {
     fn default() -> Self {
         Self {
             planned: BTreeMap::new(),
+            last: String::new(),
             running: BTreeSet::new(),
             changed: BTreeSet::new(),
             failed: BTreeMap::new(),
@@ -148,7 +163,7 @@ impl<W> Default for Work<W> {
 }
 
 impl<W> Work<W> {
-    fn replace(&mut self, writes: Vec<(Key, W)>, now: Instant) {
+    fn replace(&mut self, writes: Vec<(Key, W)>, share: impl Fn(&W) -> &str, now: Instant) {
         let mut desired = BTreeSet::new();
         self.planned.clear();
         for (key, write) in writes {
@@ -156,7 +171,8 @@ impl<W> Work<W> {
             if self.running.contains(&key) {
                 self.changed.insert(key);
             } else if self.failed.get(&key).is_none_or(|failure| failure.next <= now) {
-                self.planned.insert(key, write);
+                let share = share(&write).to_owned();
+                self.planned.entry(share).or_default().insert(key, write);
             }
         }
         // Objects that need no write any more.
@@ -167,16 +183,24 @@ impl<W> Work<W> {
 
     fn begin(&mut self, now: Instant) -> Option<(Key, W)> {
         self.resting.retain(|_, until| *until > now);
-        let mut awake = self.planned.keys().filter(|key| !self.resting.contains_key(*key));
-        let key = awake.next()?.clone();
-        let write = self.planned.remove(&key)?;
+        let after = (Bound::Excluded(&self.last), Bound::Unbounded);
+        let turns = self.planned.range::<String, _>(after);
+        let mut turns = turns.chain(self.planned.range::<String, _>(..=&self.last));
+        let awake = |writes: &BTreeMap<Key, W>| writes.keys().find(|key| !self.resting.contains_key(*key)).cloned();
+        let (share, key) = turns.find_map(|(share, writes)| Some((share.clone(), awake(writes)?)))?;
+        let writes = self.planned.get_mut(&share)?;
+        let write = writes.remove(&key)?;
+        if writes.is_empty() {
+            self.planned.remove(&share);
+        }
+        self.last = share;
         self.running.insert(key.clone());
         Some((key, write))
     }
 
     /// When the next object that has to be written may be; `None` if none has to.
     fn next_due(&self) -> Option<Instant> {
-        let planned = self.planned.keys();
+        let planned = self.planned.values().flat_map(BTreeMap::keys);
         planned.filter_map(|key| self.resting.get(key)).min().copied()
     }
 
@@ -262,22 +286,22 @@ mod tests {
         let mut work = Work::default();
         let mut now = Instant::now();
         let plan = || vec![(key("a"), ()), (key("b"), ())];
-        work.replace(plan(), now);
+        work.replace(plan(), |_write| "", now);
         assert_eq!(work.begin(now).unwrap().0, key("a"));
         assert_eq!(work.begin(now).unwrap().0, key("b"));
         assert!(!work.ended(("test", Duration::ZERO), &key("a"), refused(), now));
         work.ended(("test", Duration::ZERO), &key("b"), Ok(()), now);
         for pause in [1, 2, 4, 8, 16, 32, 60, 60] {
-            work.replace(plan(), now);
+            work.replace(plan(), |_write| "", now);
             assert_eq!(work.begin(now).unwrap().0, key("b"), "a still pauses");
             work.ended(("test", Duration::ZERO), &key("b"), Ok(()), now);
             now += Duration::from_secs(pause);
-            work.replace(plan(), now);
+            work.replace(plan(), |_write| "", now);
             assert_eq!(work.begin(now).unwrap().0, key("a"), "after {pause} s");
             work.ended(("test", Duration::ZERO), &key("a"), refused(), now);
         }
-        work.replace(Vec::new(), now);
-        work.replace(plan(), now);
+        work.replace(Vec::new(), |_write| "", now);
+        work.replace(plan(), |_write| "", now);
         assert_eq!(work.begin(now).unwrap().0, key("a"), "it needed no write in between");
     }
 
@@ -286,10 +310,10 @@ mod tests {
         let mut work = Work::default();
         let mut now = Instant::now();
         let rest = Duration::from_millis(200);
-        work.replace(vec![(key("a"), 1), (key("b"), 1)], now);
+        work.replace(vec![(key("a"), 1), (key("b"), 1)], |_write| "", now);
         assert_eq!((work.begin(now), work.next_due()), (Some((key("a"), 1)), None));
         work.ended(("test", rest), &key("a"), Ok(()), now);
-        work.replace(vec![(key("a"), 2), (key("b"), 1)], now);
+        work.replace(vec![(key("a"), 2), (key("b"), 1)], |_write| "", now);
         assert_eq!(work.begin(now), Some((key("b"), 1)));
         assert_eq!((work.begin(now), work.next_due()), (None, Some(now + rest)));
         now += rest;
@@ -301,13 +325,27 @@ mod tests {
     fn an_object_has_one_write_at_a_time() {
         let mut work = Work::default();
         let now = Instant::now();
-        work.replace(vec![(key("a"), 1)], now);
+        work.replace(vec![(key("a"), 1)], |_write| "", now);
         assert_eq!(work.begin(now), Some((key("a"), 1)));
-        work.replace(vec![(key("a"), 2)], now);
+        work.replace(vec![(key("a"), 2)], |_write| "", now);
         assert_eq!(work.begin(now), None);
         assert!(
             work.ended(("test", Duration::ZERO), &key("a"), Ok(()), now),
             "it must be compared again"
         );
+    }
+
+    #[test]
+    fn many_objects_of_one_share_delay_no_other_share() {
+        let mut work = Work::default();
+        let now = Instant::now();
+        let flood = (0..1000).map(|number| (key(&format!("a{number:04}")), "hostile"));
+        let others = [(key("y1"), "n1"), (key("y2"), "n1"), (key("z"), "n2")];
+        work.replace(flood.chain(others).collect(), |share| share, now);
+        let begun: Vec<_> = std::iter::from_fn(|| work.begin(now))
+            .map(|(key, _)| key.name)
+            .collect();
+        assert_eq!(begun[..6], ["a0000", "y1", "z", "a0001", "y2", "a0002"]);
+        assert_eq!(begun.len(), 1003, "each one");
     }
 }

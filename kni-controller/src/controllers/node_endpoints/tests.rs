@@ -456,3 +456,20 @@ fn the_endpoint_of_a_node_that_is_gone_is_refused_at_once_and_deleted_after_a_mi
     assert_eq!(carry_out(&mut endpoints, &mut tables), ["n1"]);
     assert!(tables.node_endpoints.rows().is_empty());
 }
+
+#[test]
+fn a_confirmation_that_is_being_written_outlives_a_change_of_its_node() {
+    let (mut endpoints, mut tables) = (NodeEndpoints::default(), tables());
+    node(&mut tables, "n3", "u3", &["192.0.2.3", "192.0.2.1"]);
+    endpoint(&mut tables, "n1", ("n1", "u1"), 9, &["192.0.2.1"]);
+    let first = endpoints.plan(&tables, &Networks::default());
+    assert_eq!(first.len(), 1, "confirmed for n1, and not written yet");
+    node(&mut tables, "n1", "u1", &["192.0.2.1", "192.0.2.9"]);
+    endpoint(&mut tables, "n3", ("n3", "u3"), 1, &["192.0.2.1"]);
+    finish(&mut endpoints, &mut tables);
+    assert_eq!(confirmed(&tables, "n1"), ["192.0.2.1"]);
+    assert!(
+        confirmed(&tables, "n3").is_empty(),
+        "an older object, which comes later"
+    );
+}
