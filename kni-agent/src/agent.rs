@@ -8,6 +8,7 @@ mod metrics_page;
 mod names;
 mod record_copy;
 mod settings;
+mod setup;
 mod source;
 mod uninstall;
 
@@ -25,7 +26,7 @@ use kni_dataplane::{CountingRuns, Dataplane, EventStream};
 use kni_enforcement::Enforcer;
 use kni_fabric::Fabric;
 use kni_flows::{Flows, RemotePods};
-use kni_grpc::{self as grpc, Health, Sockets};
+use kni_grpc::{self as grpc, Health, Services, Sockets, UnknownKeys};
 use kni_inspect::Inspector;
 use kni_manifests::{ManifestSet, ManifestSource};
 use kni_model::{
@@ -67,6 +68,8 @@ struct Node {
     fabric: Arc<Fabric>,
     flows: Arc<Flows>,
     tasks: Tasks,
+    /// Keys of requests that the agent does not know.
+    unknown_keys: UnknownKeys,
     /// The watches of the API server, where there is one.
     reflectors: Option<Reflectors>,
     /// While held, the kernel counts runs of programs.
@@ -120,6 +123,11 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
     let options = settings::dataplane_options(&args)?;
     let (dataplane, events) = Dataplane::open(&options).context("opening the dataplane")?;
     dataplane.configure(&config).context("configuring the programs")?;
+    if let ObjectSource::Cluster(_) = source {
+        // Other nodes believe packets from this node's address, whether or not it can make its tunnel.
+        let guarded = dataplane.guard_tunnel_port(args.fabric.overlay_port);
+        guarded.context("closing the port of tunnels to pods")?;
+    }
     let (node, uplink_changes) = start(&args, &tasks, (dataplane, events), store, &source).await?;
     // Before the first client is served: pending deletes must not conflict with new attaches.
     node.attacher.replay_deletes().await;
@@ -188,6 +196,7 @@ async fn start(
         uplink,
         flows,
         tasks: tasks.clone(),
+        unknown_keys: UnknownKeys::default(),
         reflectors: source.reflectors(),
         counting,
     };
@@ -360,7 +369,14 @@ async fn serve_clients(paths: &PathArgs, metrics: MetricsAddress, sockets: Socke
     announce(&serving.join(", "))?;
     let stop = node.attacher.clone();
     let (ended, mut first_ended) = oneshot::channel();
-    let served = grpc::serve(sockets, node.attacher, Arc::new(node.inspector), health, async move {
+    let services = Services {
+        backend: node.attacher.clone(),
+        inspector: Arc::new(node.inspector.clone()),
+        in_cluster: node.reflectors.is_some(),
+        unknown_keys: node.unknown_keys.clone(),
+        setup: Arc::new(node),
+    };
+    let served = grpc::serve(sockets, services, health, async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}

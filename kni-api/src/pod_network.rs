@@ -156,8 +156,8 @@ pub struct PodNetworkStatus {
     #[serde(default)]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cidr"]))]
     pub blocks: Vec<NodeBlock>,
-    /// Nodes that have applied the network. These and the following figures are written at most every 30 seconds after
-    /// they have changed, but whether there are interfaces at once.
+    /// Nodes that have applied the network. These and the following figures are written at most every 30 seconds, in
+    /// clusters of many networks less often, but whether there are interfaces at once.
     #[serde(default)]
     pub nodes: NodeCounts,
     /// Addresses, both families together.
@@ -188,6 +188,11 @@ pub struct PodNetworkStatus {
     /// spec. Absent: kni-controller has not decided it yet, and packets do not leave their node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Fabric>,
+    /// Features of the network by its provider: those of every network first, then extended ones. Of a network of CNI
+    /// plugins it is what their configuration may declare.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "set"))]
+    pub features: Vec<String>,
     /// Texts for the columns of `kubectl get`.
     #[serde(default)]
     pub summary: PodNetworkSummary,

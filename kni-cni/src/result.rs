@@ -2,11 +2,16 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use kni_proto::kni::IpConfig;
+use kni_proto::{cni, kni::IpConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::{config::Dns, version::Version};
+
+/// Address of a pod that has no primary interface: the IPv4 dummy address, which no host has (RFC 7600). The kubelet and
+/// containerd start no pod without an address. The address must also be legal in an EndpointSlice, which addresses of
+/// loopback, links and multicast groups are not: one pod must not invalidate the slice of the others.
+const DUMMY: &str = "192.0.0.8/32";
 
 /// Interfaces, addresses and routes of one attachment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -17,6 +22,11 @@ pub(crate) struct CniResult {
     pub(crate) routes: Vec<Route>,
     #[serde(skip)]
     pub(crate) dns: Dns,
+}
+
+/// Whether an answer of the agent is about a pod that requested no primary interface.
+pub(crate) fn has_no_primary_interface(extradata: &BTreeMap<String, String>) -> bool {
+    extradata.get(cni::NONE).is_some_and(|value| value == "true")
 }
 
 /// One end of a link.
@@ -63,6 +73,16 @@ impl CniResult {
             result.add(name, config, netns);
         }
         result
+    }
+
+    /// Adds the dummy address of a pod without a primary interface. It belongs to no interface of the result, so runtimes
+    /// take it for the pod's address and not for one of an additional interface.
+    pub(crate) fn add_dummy_address(&mut self) {
+        self.ips.push(Address {
+            cidr: DUMMY.to_owned(),
+            gateway: None,
+            interface: None,
+        });
     }
 
     fn add(&mut self, name: &str, config: &IpConfig, netns: &str) {

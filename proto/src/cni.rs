@@ -25,6 +25,8 @@ pub const POD_NETWORK: &str = "cni.pod_network";
 pub const DEFAULT_ROUTE: &str = "cni.default_route";
 /// Cgroup of the pod.
 pub const CGROUP_PATH: &str = "cgroupPath";
+/// Key of the extradata in answers about a sandbox: "true" if the pod requested no primary interface.
+pub const NONE: &str = "none";
 
 /// Folder of the deletes to be done, below the state folder.
 const PENDING: &str = "cni/pending";

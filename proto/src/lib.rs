@@ -4,6 +4,7 @@
 
 use serde::{Serialize, Serializer};
 
+mod attach_network;
 pub mod cni;
 
 /// Encoded `FileDescriptorSet` of all services, for gRPC reflection.

@@ -4,31 +4,32 @@ use std::sync::Arc;
 
 use kni_model::PodRef;
 use kni_proto::kni::{
-    AttachInterfaceRequest, AttachInterfaceResponse, CreateNetworkRequest, CreateNetworkResponse, DeleteNetworkRequest,
-    DeleteNetworkResponse, DetachInterfaceRequest, DetachInterfaceResponse, QueryNodeNetworksRequest,
-    QueryNodeNetworksResponse, QueryPodNetworkRequest, QueryPodNetworkResponse, SetupNodeNetworkRequest,
-    SetupNodeNetworkResponse, kni_server::Kni,
+    AttachInterfaceRequest, AttachInterfaceResponse, AttachNetworkRequest, CreateNetworkRequest, CreateNetworkResponse,
+    DeleteNetworkRequest, DeleteNetworkResponse, DetachInterfaceRequest, DetachInterfaceResponse,
+    QueryNodeNetworksRequest, QueryNodeNetworksResponse, QueryPodNetworkRequest, QueryPodNetworkResponse,
+    SetupNodeNetworkRequest, SetupNodeNetworkResponse, kni_server::Kni,
 };
 use tonic::{Request, Response, Status};
 
 use super::{
     backend::Backend,
     call::Call,
-    convert,
-    inspect::Inspect,
+    convert::{self, Extradata as _, Identity, RequestError},
+    features,
+    services::Services,
+    setup,
     status::{IntoStatus, one_line},
 };
 
-/// The service over a backend and an inspector.
+/// The service over the services of the node.
 #[derive(Clone)]
 pub(super) struct KniService<B> {
-    backend: B,
-    inspector: Arc<dyn Inspect>,
+    node: Services<B>,
 }
 
 impl<B: Backend> KniService<B> {
-    pub(super) fn new(backend: B, inspector: Arc<dyn Inspect>) -> Self {
-        Self { backend, inspector }
+    pub(super) fn new(node: Services<B>) -> Self {
+        Self { node }
     }
 
     async fn create(
@@ -39,7 +40,8 @@ impl<B: Backend> KniService<B> {
         let call = Call::change(method, &request);
         let request = request.into_inner();
         let call = call.about(PodRef::named(&request.namespace, &request.name), "");
-        let backend = self.backend.clone();
+        self.node.unknown_keys.note(method, request.unknown_keys());
+        let backend = self.node.backend.clone();
         call.run(async move {
             let (pod, prefix) = convert::create_request(request)?;
             let path = backend.create_namespace(pod, &prefix).await;
@@ -56,7 +58,8 @@ impl<B: Backend> KniService<B> {
         let call = Call::change(method, &request);
         let request = request.into_inner();
         let call = call.about(PodRef::named(&request.namespace, &request.name), &request.id);
-        let backend = self.backend.clone();
+        self.node.unknown_keys.note(method, request.unknown_keys());
+        let backend = self.node.backend.clone();
         call.run(async move {
             if let Some(request) = convert::delete_request(request) {
                 backend.delete(request).await.map_err(IntoStatus::into_status)?;
@@ -68,18 +71,25 @@ impl<B: Backend> KniService<B> {
         .await
     }
 
+    /// Attaches what was read of a request.
     async fn attach(
         &self,
         method: &'static str,
-        request: Request<AttachInterfaceRequest>,
+        call: Call,
+        request: Result<AttachInterfaceRequest, RequestError>,
     ) -> Result<Response<AttachInterfaceResponse>, Status> {
-        let call = Call::change(method, &request);
-        let request = request.into_inner();
-        let call = call.about(PodRef::named(&request.namespace, &request.name), &request.id);
-        let backend = self.backend.clone();
+        let mut request = match request {
+            Ok(request) => request,
+            Err(refused) => return call.run(async move { Err(refused.into()) }).await,
+        };
+        request.merge_isolation();
+        self.node.unknown_keys.note(method, request.unknown_keys());
+        let identity = Identity::labelled(&request.name, &request.namespace, &request.labels);
+        let call = call.about(identity.pod(), &request.id);
+        let (backend, annotation) = (self.node.backend.clone(), self.node.netns_annotation());
         call.run(async move {
-            let claim = convert::claim(&request);
-            let request = match convert::attach_request(request) {
+            let claim = convert::claim(&request, annotation);
+            let request = match convert::attach_request(request, annotation) {
                 Ok(request) => request,
                 Err(refused) => {
                     // The client will delete the namespace by the sandbox's id alone.
@@ -104,9 +114,12 @@ impl<B: Backend> KniService<B> {
         request: Request<DetachInterfaceRequest>,
     ) -> Result<Response<DetachInterfaceResponse>, Status> {
         let call = Call::change(method, &request);
-        let request = request.into_inner();
-        let call = call.about(PodRef::named(&request.namespace, &request.name), &request.id);
-        let backend = self.backend.clone();
+        let mut request = request.into_inner();
+        request.merge_isolation();
+        self.node.unknown_keys.note(method, request.unknown_keys());
+        let identity = Identity::labelled(&request.name, &request.namespace, &request.labels);
+        let call = call.about(identity.pod(), &request.id);
+        let backend = self.node.backend.clone();
         call.run(async move {
             let detached = match (
                 convert::sandbox_id(&request.id),
@@ -160,7 +173,8 @@ impl<B: Backend> Kni for KniService<B> {
         &self,
         request: Request<AttachInterfaceRequest>,
     ) -> Result<Response<AttachInterfaceResponse>, Status> {
-        self.attach("AttachInterface", request).await
+        let call = Call::change("AttachInterface", &request);
+        self.attach("AttachInterface", call, Ok(request.into_inner())).await
     }
 
     async fn detach_interface(
@@ -172,9 +186,11 @@ impl<B: Backend> Kni for KniService<B> {
 
     async fn attach_network(
         &self,
-        request: Request<AttachInterfaceRequest>,
+        request: Request<AttachNetworkRequest>,
     ) -> Result<Response<AttachInterfaceResponse>, Status> {
-        self.attach("AttachNetwork", request).await
+        let call = Call::change("AttachNetwork", &request);
+        let request = convert::attach_network(request.into_inner());
+        self.attach("AttachNetwork", call, request).await
     }
 
     async fn detach_network(
@@ -192,7 +208,7 @@ impl<B: Backend> Kni for KniService<B> {
         let call = Call::query("QueryPodNetwork", &request);
         let request = request.into_inner();
         let call = call.about(PodRef::named(&request.namespace, &request.name), &request.id);
-        let backend = self.backend.clone();
+        let backend = self.node.backend.clone();
         call.run(async move {
             let sandbox = convert::sandbox_id(&request.id).and_then(|id| backend.query(&id));
             let (ipconfigs, extradata) = sandbox
@@ -207,7 +223,7 @@ impl<B: Backend> Kni for KniService<B> {
         &self,
         request: Request<QueryNodeNetworksRequest>,
     ) -> Result<Response<QueryNodeNetworksResponse>, Status> {
-        let inspector = Arc::clone(&self.inspector);
+        let inspector = Arc::clone(&self.node.inspector);
         Call::query("QueryNodeNetworks", &request)
             .run(async move {
                 let views = tokio::task::spawn_blocking(move || inspector.networks()).await;
@@ -215,7 +231,7 @@ impl<B: Backend> Kni for KniService<B> {
                     views.map_err(|error| Status::internal(one_line(&format!("QueryNodeNetworks: {error}"))))?;
                 Ok(QueryNodeNetworksResponse {
                     networks: convert::node_networks(&views),
-                    ..QueryNodeNetworksResponse::default()
+                    extradata: features::extradata(),
                 })
             })
             .await
@@ -225,8 +241,17 @@ impl<B: Backend> Kni for KniService<B> {
         &self,
         request: Request<SetupNodeNetworkRequest>,
     ) -> Result<Response<SetupNodeNetworkResponse>, Status> {
-        Call::query("SetupNodeNetwork", &request)
-            .run(async { Ok(SetupNodeNetworkResponse {}) })
-            .await
+        let setup = Arc::clone(&self.node.setup);
+        let parts = Call::change("SetupNodeNetwork", &request)
+            .run(async move {
+                let parts = tokio::task::spawn_blocking(move || setup.prepare()).await;
+                let parts = parts.map_err(|error| Status::internal(one_line(&format!("SetupNodeNetwork: {error}"))))?;
+                tracing::info!(parts = setup::summary(&parts), "the node is prepared");
+                Ok(parts)
+            })
+            .await?;
+        let mut response = Response::new(SetupNodeNetworkResponse {});
+        setup::report(parts.get_ref(), response.metadata_mut());
+        Ok(response)
     }
 }

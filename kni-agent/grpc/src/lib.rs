@@ -13,6 +13,7 @@ mod accept;
 mod call;
 mod convert;
 mod drops;
+mod features;
 mod flow_answer;
 mod flows;
 mod inspect;
@@ -22,12 +23,18 @@ mod policy_answer;
 mod question;
 mod runtime_answer;
 mod runtime_service;
+mod services;
+mod setup;
 mod status;
 #[cfg(test)]
 mod tests;
+mod unknown_keys;
 
 pub use backend::Backend;
 pub use health::Health;
 pub use inspect::Inspect;
 pub use server::{ServeError, Sockets, serve};
+pub use services::Services;
+pub use setup::{Outcome, PreparedPart, Setup};
 pub use socket::{BindError, BoundSocket, bind};
+pub use unknown_keys::{MAX_LOGGED_KEYS, UnknownKeys};

@@ -16,20 +16,19 @@ use super::{
     backend::Backend,
     call::Call,
     convert,
-    inspect::Inspect,
+    services::Services,
     status::{IntoStatus, one_line},
 };
 
-/// Both services over a backend.
+/// Both services over those of the node.
 #[derive(Clone)]
 pub(super) struct PodNetworkService<B> {
-    backend: B,
-    inspector: Arc<dyn Inspect>,
+    node: Services<B>,
 }
 
 impl<B: Backend> PodNetworkService<B> {
-    pub(super) fn new(backend: B, inspector: Arc<dyn Inspect>) -> Self {
-        Self { backend, inspector }
+    pub(super) fn new(node: Services<B>) -> Self {
+        Self { node }
     }
 
     async fn ask<T: Send + 'static, A: Send + 'static>(
@@ -42,7 +41,7 @@ impl<B: Backend> PodNetworkService<B> {
         let call = Call::query(method, &request);
         let request = request.into_inner();
         let id = sandbox(&request).to_owned();
-        let backend = self.backend.clone();
+        let backend = self.node.backend.clone();
         call.about("", &id)
             .run(async move {
                 let found = convert::sandbox_id(&id).and_then(|id| backend.query(&id));
@@ -67,10 +66,10 @@ impl<B: Backend> PodNetworkLifecycle for PodNetworkService<B> {
         let request = request.into_inner();
         let pod = PodRef::named(&request.pod_namespace, &request.pod_name);
         let call = call.about(pod, &request.sandbox_id);
-        let backend = self.backend.clone();
+        let (backend, annotation) = (self.node.backend.clone(), self.node.netns_annotation());
         call.run(async move {
             let (request, before) = convert::pod_network::setup_request(request)?;
-            let request = convert::attach_request(request)?;
+            let request = convert::attach_request(request, annotation)?;
             let sandbox: Arc<Sandbox> = backend.attach(request).await.map_err(IntoStatus::into_status)?;
             Ok(convert::pod_network::setup_answer(&sandbox, before))
         })
@@ -86,7 +85,7 @@ impl<B: Backend> PodNetworkLifecycle for PodNetworkService<B> {
         let request = request.into_inner();
         let pod = PodRef::named(&request.pod_namespace, &request.pod_name);
         let call = call.about(pod, &request.sandbox_id);
-        let backend = self.backend.clone();
+        let backend = self.node.backend.clone();
         call.run(async move {
             if let Some(sandbox) = convert::sandbox_id(&request.sandbox_id) {
                 backend.detach(sandbox).await.map_err(IntoStatus::into_status)?;
@@ -100,7 +99,7 @@ impl<B: Backend> PodNetworkLifecycle for PodNetworkService<B> {
         &self,
         request: Request<CheckHealthRequest>,
     ) -> Result<Response<CheckHealthResponse>, Status> {
-        let inspector = Arc::clone(&self.inspector);
+        let inspector = Arc::clone(&self.node.inspector);
         Call::query("CheckHealth", &request)
             .run(async move {
                 // Reads maps and links.

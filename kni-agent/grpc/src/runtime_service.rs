@@ -3,7 +3,10 @@
 use std::{path::PathBuf, pin::Pin, sync::Arc, time::Instant};
 
 use futures::Stream;
-use kni_model::view::{InterfaceFilter, StatusView};
+use kni_model::{
+    Feature,
+    view::{InterfaceFilter, StatusView},
+};
 use kni_proto::runtime::{
     CollectGarbageRequest, CollectGarbageResponse, DropEvent, ExplainRequest, ExplainResponse, Flow, GetPolicyRequest,
     GetPolicyResponse, GetStatusRequest, GetStatusResponse, ListDropsRequest, ListDropsResponse, ListFlowsRequest,
@@ -17,17 +20,17 @@ use tonic::{Request, Response, Status};
 use super::{
     backend::Backend,
     call::Call,
-    convert, drops, flow_answer, flows,
+    convert, drops, features, flow_answer, flows,
     inspect::Inspect,
     policy_answer, question, runtime_answer,
+    services::Services,
     status::{IntoStatus, one_line},
 };
 
-/// The service over a backend and an inspector.
+/// The service over the services of the node.
 #[derive(Clone)]
 pub(super) struct RuntimeService<B> {
-    backend: B,
-    inspector: Arc<dyn Inspect>,
+    node: Services<B>,
     process: Arc<Process>,
     stopping: watch::Receiver<bool>,
 }
@@ -42,20 +45,14 @@ struct Process {
 
 impl<B: Backend> RuntimeService<B> {
     /// A service whose streams end when `stopping` becomes true.
-    pub(super) fn new(
-        backend: B,
-        inspector: Arc<dyn Inspect>,
-        sockets: &[PathBuf],
-        stopping: watch::Receiver<bool>,
-    ) -> Self {
+    pub(super) fn new(node: Services<B>, sockets: &[PathBuf], stopping: watch::Receiver<bool>) -> Self {
         let process = Arc::new(Process {
             started: Instant::now(),
             kernel_release: kernel_release(),
             sockets: sockets.iter().map(|path| path.display().to_string()).collect(),
         });
         Self {
-            backend,
-            inspector,
+            node,
             process,
             stopping,
         }
@@ -68,7 +65,7 @@ impl<B: Backend> RuntimeService<B> {
         request: &Request<R>,
         question: impl FnOnce(&dyn Inspect) -> Result<T, Status> + Send + 'static,
     ) -> Result<Response<T>, Status> {
-        let inspector = Arc::clone(&self.inspector);
+        let inspector = Arc::clone(&self.node.inspector);
         Call::query(method, request)
             .run(async move {
                 let answer = tokio::task::spawn_blocking(move || question(&*inspector)).await;
@@ -98,6 +95,9 @@ impl Process {
             pending_removals: view.pending_removals,
             pending_links: view.pending_links,
             uplink: Some(runtime_answer::uplink(view.uplink)),
+            features_core: features::names(&Feature::CORE),
+            features_extended: features::names(&Feature::EXTENDED),
+            kni_methods: features::METHODS.map(str::to_owned).to_vec(),
         }
     }
 }
@@ -178,7 +178,7 @@ impl<B: Backend> Runtime for RuntimeService<B> {
         &self,
         request: Request<WatchDropsRequest>,
     ) -> Result<Response<Self::WatchDropsStream>, Status> {
-        let events = self.inspector.subscribe_drops();
+        let events = self.node.inspector.subscribe_drops();
         let stream: Self::WatchDropsStream = Box::pin(drops::watch(events, self.stopping.clone()));
         Call::query("WatchDrops", &request).run(async move { Ok(stream) }).await
     }
@@ -212,7 +212,7 @@ impl<B: Backend> Runtime for RuntimeService<B> {
         request: Request<WatchFlowsRequest>,
     ) -> Result<Response<Self::WatchFlowsStream>, Status> {
         let filter = question::flow_filter(request.get_ref().filter.clone());
-        let flows = self.inspector.subscribe_flows();
+        let flows = self.node.inspector.subscribe_flows();
         let stream: Self::WatchFlowsStream = Box::pin(flows::watch(flows, filter, self.stopping.clone()));
         Call::query("WatchFlows", &request).run(async move { Ok(stream) }).await
     }
@@ -254,7 +254,10 @@ impl<B: Backend> Runtime for RuntimeService<B> {
         request: Request<CollectGarbageRequest>,
     ) -> Result<Response<CollectGarbageResponse>, Status> {
         let call = Call::change("CollectGarbage", &request);
-        let (backend, request) = (self.backend.clone(), convert::garbage_request(request.into_inner()));
+        let (backend, request) = (
+            self.node.backend.clone(),
+            convert::garbage_request(request.into_inner()),
+        );
         call.run(async move {
             let garbage = backend
                 .collect_garbage(request)

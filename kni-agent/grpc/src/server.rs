@@ -1,6 +1,6 @@
 //! Serves all services on all sockets, with limits that keep one client from exhausting the agent.
 
-use std::{io, path::PathBuf, sync::Arc, time::Duration};
+use std::{io, path::PathBuf, time::Duration};
 
 use kni_proto::{
     kni::kni_server::KniServer,
@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use tonic::{service::Routes, transport::Server};
 
 use super::{
-    accept, backend::Backend, health::Health, inspect::Inspect, kni_service::KniService,
-    pod_network_service::PodNetworkService, runtime_service::RuntimeService, socket::BoundSocket,
+    accept, backend::Backend, health::Health, kni_service::KniService, pod_network_service::PodNetworkService,
+    runtime_service::RuntimeService, services::Services, socket::BoundSocket,
 };
 
 /// Largest request, in bytes. A pod's labels and annotations stay far below.
@@ -56,19 +56,17 @@ pub struct Sockets {
 /// streams end, and running calls have ten seconds. Returns `Ok` after a requested stop.
 pub async fn serve<B: Backend>(
     sockets: Sockets,
-    backend: B,
-    inspector: Arc<dyn Inspect>,
+    services: Services<B>,
     health: Health,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ServeError> {
-    serve_limited(sockets, backend, inspector, health, shutdown, MAX_CONNECTIONS).await
+    serve_limited(sockets, services, health, shutdown, MAX_CONNECTIONS).await
 }
 
 /// [`serve`] with a given limit of connections for each kind of socket.
 pub(super) async fn serve_limited<B: Backend>(
     sockets: Sockets,
-    backend: B,
-    inspector: Arc<dyn Inspect>,
+    services: Services<B>,
     health: Health,
     shutdown: impl Future<Output = ()> + Send,
     max_connections: usize,
@@ -76,8 +74,8 @@ pub(super) async fn serve_limited<B: Backend>(
     let (stop, stopping) = watch::channel(false);
     let all = sockets.kni.iter().chain(&sockets.pod_network);
     let paths: Vec<PathBuf> = all.map(|socket| socket.path().to_owned()).collect();
-    let pod_network = pod_network_routes(backend.clone(), Arc::clone(&inspector), &health)?;
-    let routes = routes(backend, inspector, &paths, &health, stopping.clone())?;
+    let pod_network = pod_network_routes(services.clone(), &health)?;
+    let routes = routes(services, &paths, &health, stopping.clone())?;
     let told = async {
         shutdown.await;
         health.stop().await;
@@ -110,15 +108,13 @@ fn server() -> Server {
 }
 
 fn routes<B: Backend>(
-    backend: B,
-    inspector: Arc<dyn Inspect>,
+    services: Services<B>,
     sockets: &[PathBuf],
     health: &Health,
     stopping: watch::Receiver<bool>,
 ) -> Result<Routes, tonic_reflection::server::Error> {
-    let kni =
-        KniServer::new(KniService::new(backend.clone(), Arc::clone(&inspector))).max_decoding_message_size(MAX_REQUEST);
-    let runtime = RuntimeService::new(backend, inspector, sockets, stopping);
+    let kni = KniServer::new(KniService::new(services.clone())).max_decoding_message_size(MAX_REQUEST);
+    let runtime = RuntimeService::new(services, sockets, stopping);
     let runtime = RuntimeServer::new(runtime).max_decoding_message_size(MAX_REQUEST);
     // Older tools ask for reflection by its v1alpha name.
     Ok(Routes::new(kni)
@@ -129,11 +125,10 @@ fn routes<B: Backend>(
 }
 
 fn pod_network_routes<B: Backend>(
-    backend: B,
-    inspector: Arc<dyn Inspect>,
+    services: Services<B>,
     health: &Health,
 ) -> Result<Routes, tonic_reflection::server::Error> {
-    let service = PodNetworkService::new(backend, inspector);
+    let service = PodNetworkService::new(services);
     let lifecycle = PodNetworkLifecycleServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST);
     let management = PodNetworkManagementServer::new(service).max_decoding_message_size(MAX_REQUEST);
     Ok(Routes::new(lifecycle)

@@ -132,7 +132,7 @@ pub struct PodRef {
     pub namespace: String,
     /// Name of the pod.
     pub name: String,
-    /// UID of the pod; the kubelet sends it only as label `io.kubernetes.pod.uid`.
+    /// UID of the pod; kubelets send it as label `io.kubernetes.pod.uid` or as `podUID` in `extradata`.
     pub uid: String,
 }
 

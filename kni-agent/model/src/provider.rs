@@ -227,6 +227,18 @@ impl Feature {
         Self::Status,
     ];
 
+    /// The features that depend on the provider of the network ([`Provider::extended`]).
+    pub const EXTENDED: [Self; 8] = [
+        Self::DefaultNetwork,
+        Self::Policy,
+        Self::Services,
+        Self::Egress,
+        Self::HostPorts,
+        Self::Isolation,
+        Self::Xdp,
+        Self::Bandwidth,
+    ];
+
     /// The name for operators.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -264,16 +276,7 @@ impl Provider {
     /// plugins depend on what their configuration declares; this is the maximum.
     pub const fn extended(&self) -> &'static [Feature] {
         match self {
-            Self::Ebpf => &[
-                Feature::DefaultNetwork,
-                Feature::Policy,
-                Feature::Services,
-                Feature::Egress,
-                Feature::HostPorts,
-                Feature::Isolation,
-                Feature::Xdp,
-                Feature::Bandwidth,
-            ],
+            Self::Ebpf => &Feature::EXTENDED,
             Self::Macvlan(_) | Self::HostDevice(_) | Self::Tap(_) => &[],
             Self::Cni(_) => &[
                 Feature::DefaultNetwork,
@@ -318,6 +321,8 @@ mod tests {
         }
         assert!(cni.features().contains(&Feature::DefaultNetwork));
         assert_eq!(tap.features(), Feature::CORE);
+        assert!(Feature::EXTENDED.iter().all(|feature| !Feature::CORE.contains(feature)));
+        assert!(cni.extended().iter().all(|feature| Feature::EXTENDED.contains(feature)));
     }
 
     #[test]

@@ -89,6 +89,21 @@ impl Attachment {
         self.ipv4.map(IpAddr::V4).into_iter().chain(self.ipv6.map(IpAddr::V6))
     }
 
+    /// The prefix length that one of its addresses has inside the pod. A veth pair routes every packet to its gateway,
+    /// so its addresses are whole: 32 or 128 bits. On a shared link it is that of the network's subnet, and plugins
+    /// report theirs.
+    pub fn prefix_len(&self, address: IpAddr) -> u8 {
+        let whole = IpNet::from(address).prefix_len();
+        let found = match &self.kind {
+            InterfaceKind::Veth => None,
+            InterfaceKind::Cni(interface) => interface.addresses.iter().find(|net| net.addr() == address),
+            InterfaceKind::Macvlan(_) | InterfaceKind::HostDevice(_) | InterfaceKind::Tap(_) => {
+                self.routes.iter().find(|subnet| subnet.contains(&address))
+            }
+        };
+        found.map_or(whole, IpNet::prefix_len)
+    }
+
     /// The gateways that the pod uses on it, at most one per family it has.
     pub fn gateways(&self) -> Vec<IpAddr> {
         let link_local: [IpAddr; 2] = [kni_common::GATEWAY_V4.into(), kni_common::GATEWAY_V6.into()];
@@ -184,6 +199,12 @@ impl Sandbox {
         self.parent.is_none() && !self.cni.as_ref().is_some_and(CniAttachment::is_additional)
     }
 
+    /// Whether it is the pod's own sandbox and has no primary interface, because the pod requested none.
+    pub fn has_no_primary_interface(&self) -> bool {
+        let mut names = self.attachments.iter().map(|attachment| attachment.ifname.as_str());
+        self.is_primary() && names.all(|name| name != PRIMARY_IFNAME)
+    }
+
     /// The sandbox with the properties that policies use.
     pub fn policy_pod(&self) -> PolicyPod {
         let interfaces = self.attachments.iter().enumerate();
@@ -205,6 +226,53 @@ impl Sandbox {
                     ipv6: attachment.ipv6,
                 })
                 .collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provider::{CniInterface, Tap};
+
+    fn attachment(kind: InterfaceKind) -> Attachment {
+        Attachment {
+            endpoint: EndpointId(1),
+            network: "pods".parse().unwrap(),
+            network_id: NetworkId::try_from(1).unwrap(),
+            ifname: "eth0".parse().unwrap(),
+            ifindex: 2,
+            host_ifname: "kni1".parse().unwrap(),
+            host_ifindex: 3,
+            mac: "02:00:00:00:00:01".parse().unwrap(),
+            host_mac: "02:00:00:00:00:02".parse().unwrap(),
+            ipv4: Some("10.1.0.2".parse().unwrap()),
+            ipv6: Some("fd00::2".parse().unwrap()),
+            mtu: 1500,
+            default_route: true,
+            host_access: true,
+            routes: vec!["10.1.0.0/24".parse().unwrap(), "10.0.0.0/8".parse().unwrap()],
+            xdp: false,
+            kind,
+            bandwidth: Bandwidth::default(),
+        }
+    }
+
+    #[test]
+    fn prefix_lengths_are_those_inside_the_pod() {
+        let plugins = InterfaceKind::Cni(CniInterface {
+            configuration: "bridge".to_owned(),
+            cached: PathBuf::new(),
+            addresses: vec!["10.1.0.2/16".parse().unwrap()],
+            gateways: Vec::new(),
+            routes: Vec::new(),
+            veth: true,
+        });
+        let tap = InterfaceKind::Tap(Tap::default());
+        for (kind, expected) in [(InterfaceKind::Veth, [32, 128]), (tap, [24, 128]), (plugins, [16, 128])] {
+            let attachment = attachment(kind);
+            let found: Vec<u8> = attachment.addresses().map(|ip| attachment.prefix_len(ip)).collect();
+            assert_eq!(found, expected, "{:?}", attachment.kind);
         }
     }
 }

@@ -3,8 +3,9 @@
 use kni_model::{CniAttachment, IfName, NetworkName, PodRef, Sandbox, SandboxId};
 use kni_netlink::own::IFALIAS_PREFIX;
 
-/// The longest alias, in bytes (`IFALIASZ` without the final zero).
-const MOST: usize = 255;
+/// The longest alias, in bytes: the kernel's `dev_set_alias` takes less than `IFALIASZ` (256) bytes, and rtnetlink's final zero
+/// is one of them.
+const MOST: usize = 254;
 /// An absent word.
 const NONE: &str = "-";
 

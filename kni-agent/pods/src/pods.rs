@@ -310,6 +310,15 @@ impl Pods {
         tasks.spawn_finite_slow("delete-journal", STEP_LIMIT, follow);
     }
 
+    /// Has the pool of prewarmed namespaces filled in the background if it is not full; returns whether it was full.
+    pub fn refill_pool(&self) -> bool {
+        let is_full = !self.service.namespaces.needs_prewarming();
+        if !is_full {
+            self.service.registry.background.notify_one();
+        }
+        is_full
+    }
+
     /// Refuses new work from now on; attached sandboxes stay.
     pub fn stop(&self) {
         self.service.registry.stop();

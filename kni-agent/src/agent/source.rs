@@ -83,6 +83,7 @@ impl Node {
             ],
             repairs: vec![("programs", programs), ("pins", pins)],
             shared_ports: self.uplink.shared_ports().into(),
+            unknown_extradata: self.unknown_keys.counts(),
         }
     }
 

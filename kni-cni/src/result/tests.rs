@@ -96,3 +96,21 @@ fn an_answer_without_anything_is_still_a_result() {
         expected
     );
 }
+
+/// go-cni credits an address without an interface to eth0, and containerd requires one there.
+#[test]
+fn a_pod_without_primary_interface_has_the_dummy_address_only() {
+    let mut second = answer();
+    second.remove("eth0");
+    let mut result = CniResult::of_answer(&second, "eth0", "/n", &Dns::default());
+    result.add_dummy_address();
+    let printed: Value = serde_json::from_str(&result.to_json(Version::V0_4_0)).unwrap();
+    let expected = json!([
+        {"version": "4", "address": "10.9.0.5/24", "interface": 0},
+        {"version": "4", "address": "192.0.0.8/32"},
+    ]);
+    assert_eq!(printed["ips"], expected);
+    assert_eq!(result.addresses_of("eth0").count(), 0);
+    let none = |value: &str| has_no_primary_interface(&[(cni::NONE.to_owned(), value.to_owned())].into());
+    assert!(none("true") && !none("") && !has_no_primary_interface(&BTreeMap::new()));
+}

@@ -13,7 +13,7 @@ use crate::{
     config::{self, Config},
     environment::Environment,
     error::{CniError, ErrorCode},
-    result::CniResult,
+    result::{CniResult, has_no_primary_interface},
 };
 
 /// Attaches and returns the result as text. The call is retried when the agent was away, always with the same
@@ -48,11 +48,15 @@ pub(super) async fn run(client: Client<'_>, environment: &Environment, config: &
             return Err(error);
         }
     };
-    if !answer.ipconfigs.contains_key(&environment.ifname) {
+    let is_none = has_no_primary_interface(&answer.extradata);
+    if !is_none && !answer.ipconfigs.contains_key(&environment.ifname) {
         let msg = format!("kni-agent has attached no interface {}", environment.ifname);
         return Err(CniError::new(ErrorCode::Failed, msg));
     }
-    let result = CniResult::of_answer(&answer.ipconfigs, &environment.ifname, &environment.netns, &config.dns);
+    let mut result = CniResult::of_answer(&answer.ipconfigs, &environment.ifname, &environment.netns, &config.dns);
+    if is_none {
+        result.add_dummy_address();
+    }
     Ok(result.to_json(config.version()?))
 }
 

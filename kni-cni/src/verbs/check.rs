@@ -11,7 +11,7 @@ use crate::{
     config::Config,
     environment::Environment,
     error::{CniError, ErrorCode},
-    result::CniResult,
+    result::{CniResult, has_no_primary_interface},
 };
 
 pub(super) async fn run(client: Client<'_>, environment: &Environment, config: &Config) -> Result<(), CniError> {
@@ -38,7 +38,8 @@ pub(super) async fn run(client: Client<'_>, environment: &Environment, config: &
         .await
         .map_err(|failure| asked("QueryPodNetwork", failure))?;
     let now = CniResult::of_answer(&known.ipconfigs, &environment.ifname, &environment.netns, &config.dns);
-    let mut problems = compare(&previous, &now, &environment.ifname);
+    let requested = (!has_no_primary_interface(&known.extradata)).then_some(environment.ifname.as_str());
+    let mut problems = compare(&previous, &now, requested);
     let list = |channel| {
         let request = client.request(ListInterfacesRequest {
             sandbox_id: id.clone(),
@@ -71,15 +72,15 @@ fn asked(method: &str, failure: Failure) -> CniError {
 }
 
 /// Differences between the attached interfaces and the result of ADD. Later plugins of the list check their own
-/// additions.
-fn compare(previous: &CniResult, now: &CniResult, asked: &str) -> Vec<String> {
+/// additions. A pod may have requested no primary interface.
+fn compare(previous: &CniResult, now: &CniResult, requested: Option<&str>) -> Vec<String> {
     let inside = |result: &CniResult, name: &str| {
         let mut all = result.interfaces.iter();
         all.find(|interface| interface.name == name && !interface.sandbox.is_empty())
             .cloned()
     };
-    if inside(now, asked).is_none() {
-        return vec![format!("kni-agent has attached no interface {asked}")];
+    if let Some(name) = requested.filter(|name| inside(now, name).is_none()) {
+        return vec![format!("kni-agent has attached no interface {name}")];
     }
     let mut problems = Vec::new();
     for interface in now.interfaces.iter().filter(|interface| !interface.sandbox.is_empty()) {
@@ -127,7 +128,7 @@ mod tests {
     #[test]
     fn equal_results_have_no_problem() {
         let now = result(|_| {});
-        assert_eq!(compare(&now, &now, "eth0"), Vec::<String>::new());
+        assert_eq!(compare(&now, &now, Some("eth0")), Vec::<String>::new());
         // An addition of another plugin.
         let more = result(|then| {
             then["interfaces"]
@@ -139,7 +140,7 @@ mod tests {
                 .unwrap()
                 .push(serde_json::json!({"dst": "10.9.0.0/16"}));
         });
-        assert_eq!(compare(&more, &now, "eth0"), Vec::<String>::new());
+        assert_eq!(compare(&more, &now, Some("eth0")), Vec::<String>::new());
     }
 
     #[test]
@@ -161,14 +162,15 @@ mod tests {
             (result(|r| r["ips"] = serde_json::json!([])), "had []"),
             (result(|r| r["routes"] = serde_json::json!([])), "route to 0.0.0.0/0"),
         ] {
-            let problems = compare(&then, &now, "eth0");
+            let problems = compare(&then, &now, Some("eth0"));
             assert!(
                 problems.iter().any(|problem| problem.contains(part)),
                 "{part}: {problems:?}"
             );
         }
+        assert_eq!(compare(&now, &CniResult::default(), None), Vec::<String>::new());
         assert_eq!(
-            compare(&now, &CniResult::default(), "eth0"),
+            compare(&now, &CniResult::default(), Some("eth0")),
             ["kni-agent has attached no interface eth0"]
         );
     }

@@ -63,6 +63,9 @@ pub(super) fn status() -> GetStatusResponse {
             host_ports: 3,
             warning: String::new(),
         }),
+        features_core: vec!["addresses".into()],
+        features_extended: vec!["policy".into(), "egress".into()],
+        kni_methods: vec!["AttachInterface".into()],
     }
 }
 

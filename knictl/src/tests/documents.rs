@@ -59,6 +59,7 @@ async fn status_and_networks_keep_the_names_of_the_protocol() {
             "programs": [{ "name": "from_uplink", "id": 7, "hook": "tcx/ingress", "linkId": 9 }],
             "xdp": "", "hostPorts": 3, "warning": "",
         },
+        "featuresCore": ["addresses"], "featuresExtended": ["policy", "egress"], "kniMethods": ["AttachInterface"],
     });
     let blue = json!({
         "name": "blue", "id": 1, "default": true, "ready": true, "reason": "",

@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, net::IpAddr, path::Path};
 
 use kni_model::{Attachment, Sandbox, view::NetworkView};
-use kni_proto::kni::{CreateNetworkResponse, IpConfig, Network};
+use kni_proto::{
+    cni,
+    kni::{CreateNetworkResponse, IpConfig, Network},
+};
 use tonic::Status;
 
 /// The response for a created namespace.
@@ -17,17 +20,21 @@ pub(crate) fn created(path: &Path) -> Result<CreateNetworkResponse, Status> {
     })
 }
 
-/// The interfaces of a sandbox by their names in the pod, and the properties of the sandbox itself.
+/// The interfaces of a sandbox by their names in the pod, and the properties of the sandbox itself. A pod that requested
+/// no primary interface has `none`: without it a client cannot distinguish its sandbox from an unknown one by addresses.
 pub(crate) fn pod_network(sandbox: &Sandbox) -> (BTreeMap<String, IpConfig>, BTreeMap<String, String>) {
     let ipconfigs = sandbox
         .attachments
         .iter()
         .map(|a| (a.ifname.to_string(), ip_config(a)))
         .collect();
-    let about = extradata([
+    let mut about = extradata([
         ("netns", sandbox.netns.display().to_string()),
         ("netns_inode", sandbox.netns_identity.inode.to_string()),
     ]);
+    if sandbox.has_no_primary_interface() {
+        about.insert(cni::NONE.to_owned(), true.to_string());
+    }
     (ipconfigs, about)
 }
 
@@ -80,6 +87,7 @@ fn ip_config(attachment: &Attachment) -> IpConfig {
         ("default_route", attachment.default_route.to_string()),
         ("host_mac", attachment.host_mac.to_string()),
         ("routes", routes(attachment)),
+        ("addresses", addresses(attachment)),
     ]);
     if attachment.xdp {
         about.insert("xdp".to_owned(), attachment.xdp.to_string());
@@ -93,6 +101,27 @@ fn ip_config(attachment: &Attachment) -> IpConfig {
         mac: attachment.mac.to_string(),
         extradata: about,
     }
+}
+
+/// The addresses of an interface, in the order of `ip`, as JSON. `gateway` is absent where the pod has none.
+fn addresses(attachment: &Attachment) -> String {
+    let gateways = attachment.gateways();
+    let each = attachment.addresses().map(|ip| {
+        let mut address = serde_json::Map::new();
+        address.insert("family".to_owned(), family(ip).into());
+        if let Some(gateway) = gateways.iter().find(|gateway| gateway.is_ipv4() == ip.is_ipv4()) {
+            address.insert("gateway".to_owned(), gateway.to_string().into());
+        }
+        address.insert("ip".to_owned(), ip.to_string().into());
+        address.insert("prefix".to_owned(), attachment.prefix_len(ip).into());
+        serde_json::Value::from(address)
+    });
+    each.collect::<serde_json::Value>().to_string()
+}
+
+/// The name of an address family, as Kubernetes writes it.
+fn family(ip: IpAddr) -> &'static str {
+    if ip.is_ipv4() { "IPv4" } else { "IPv6" }
 }
 
 /// The routes inside the pod through an interface, as JSON with the field names of CNI.

@@ -6,13 +6,11 @@ use kni_model::{AttachRequest, CniAttachment, NetworkSelection, PluginHints, Pod
 use kni_proto::kni::{AttachInterfaceRequest, CreateNetworkRequest, DnsConfig, Isolation};
 
 use super::{
-    bandwidth, bounds, cni, container_ports,
+    Identity, bandwidth, bounds, cni, container_ports,
     error::{Refusal, RequestError},
-    identity, labels, ports, primary,
+    extradata, labels, ports, primary,
 };
 
-/// Key of the namespace path in `extradata`.
-const NETNS_KEY: &str = "netns";
 /// Annotation in which the kubelet passes the namespace path to the container runtime.
 const NETNS_ANNOTATION: &str = "kni.dev/netns";
 
@@ -27,9 +25,16 @@ pub(crate) fn create_request(request: CreateNetworkRequest) -> Result<(PodRef, S
         annotations,
         extradata,
     } = request;
-    let pod = identity::pod(name, namespace, uid, &labels);
+    let identity = Identity {
+        name: &name,
+        namespace: &namespace,
+        uid: &uid,
+        labels: Some(&labels),
+        extradata: Some(&extradata),
+    };
+    let pod = identity.pod();
     let check = || {
-        identity::check(&pod)?;
+        identity.check(&pod)?;
         bounds::path_prefix("netns_path_prefix", &netns_path_prefix)?;
         maps(&labels, &annotations, &extradata)
     };
@@ -38,18 +43,23 @@ pub(crate) fn create_request(request: CreateNetworkRequest) -> Result<(PodRef, S
 }
 
 /// Sandbox and namespace of a request to attach, even if other fields are invalid.
-pub(crate) fn claim(request: &AttachInterfaceRequest) -> Option<(SandboxId, PathBuf)> {
-    let path = netns(&request.extradata, request.isolation.as_ref(), &request.annotations).ok()?;
+pub(crate) fn claim(request: &AttachInterfaceRequest, annotation: NetnsAnnotation) -> Option<(SandboxId, PathBuf)> {
+    let annotated = annotation.of(&request.annotations);
+    let path = netns(&request.extradata, request.isolation.as_ref(), annotated).ok()?;
     Some((request.id.parse().ok()?, path))
 }
 
-/// An attach request, checked field by field. The kubelet applies the resolver settings itself; plugins that use them
-/// receive them.
-pub(crate) fn attach_request(request: AttachInterfaceRequest) -> Result<AttachRequest, RequestError> {
+/// An attach request, checked field by field; [`Extradata::merge_isolation`](super::Extradata::merge_isolation) comes
+/// first. The kubelet applies the resolver settings itself; plugins that use them receive them.
+pub(crate) fn attach_request(
+    request: AttachInterfaceRequest,
+    annotation: NetnsAnnotation,
+) -> Result<AttachRequest, RequestError> {
+    let (pod, check) = checked_pod(&request);
     let AttachInterfaceRequest {
-        name,
+        name: _,
         id,
-        namespace,
+        namespace: _,
         isolation,
         dns_config,
         port_mappings,
@@ -57,12 +67,10 @@ pub(crate) fn attach_request(request: AttachInterfaceRequest) -> Result<AttachRe
         annotations,
         extradata,
     } = request;
-    let pod = identity::pod(name, namespace, String::new(), &labels);
     let fields = || {
-        identity::check(&pod)?;
-        maps(&labels, &annotations, &extradata)?;
+        check?;
         let sandbox: SandboxId = id.parse().map_err(|invalid| Refusal::new("id", format!("{invalid}")))?;
-        let netns = netns(&extradata, isolation.as_ref(), &annotations)?;
+        let netns = netns(&extradata, isolation.as_ref(), annotation.of(&annotations))?;
         let cni = cni::attachment(&extradata, &id)?;
         let mut primary = primary::selection(&annotations)?;
         if cni.is_some() {
@@ -110,6 +118,25 @@ pub(crate) fn attach_request(request: AttachInterfaceRequest) -> Result<AttachRe
     })
 }
 
+/// The pod, and whether the fields that identify it, the sizes and the kind of isolation are valid.
+fn checked_pod(request: &AttachInterfaceRequest) -> (PodRef, Result<(), Refusal>) {
+    let identity = Identity {
+        name: &request.name,
+        namespace: &request.namespace,
+        uid: "",
+        labels: Some(&request.labels),
+        extradata: Some(&request.extradata),
+    };
+    let pod = identity.pod();
+    let check = || {
+        identity.check(&pod)?;
+        maps(&request.labels, &request.annotations, &request.extradata)?;
+        extradata::check_isolation(request.isolation.as_ref())
+    };
+    let checked = check();
+    (pod, checked)
+}
+
 fn maps(
     labels: &BTreeMap<String, String>,
     annotations: &BTreeMap<String, String>,
@@ -134,29 +161,48 @@ fn hints(dns: Option<DnsConfig>, annotations: BTreeMap<String, String>) -> Plugi
     }
 }
 
+/// Whether the namespace path of an annotation is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NetnsAnnotation {
+    /// In a cluster: anyone who may create pods can write annotations, and the kubelet or the runtime names the path in
+    /// the request.
+    Ignored,
+    /// Without a cluster, as the last source.
+    Last,
+}
+
+impl NetnsAnnotation {
+    fn of(self, annotations: &BTreeMap<String, String>) -> Option<&str> {
+        match self {
+            Self::Ignored => None,
+            Self::Last => annotations.get(NETNS_ANNOTATION).map(String::as_str),
+        }
+    }
+}
+
 /// The namespace path. The kubelet sends it as `extradata`, containerd as `isolation`; both have it from the runtime.
-/// The annotation has the lowest precedence because a pod's author can write annotations, and no author may direct the
-/// agent to a namespace while the runtime names another. Several different paths are no error: they may be names of one
-/// namespace.
+/// The annotation, where it is read, has the lowest precedence because a pod's author can write annotations, and no
+/// author may direct the agent to a namespace while the runtime names another. Several different paths are no error:
+/// they may be names of one namespace.
 fn netns(
     extradata: &BTreeMap<String, String>,
     isolation: Option<&Isolation>,
-    annotations: &BTreeMap<String, String>,
+    annotated: Option<&str>,
 ) -> Result<PathBuf, Refusal> {
     let sources = [
-        ("extradata[\"netns\"]", extradata.get(NETNS_KEY).map(String::as_str)),
-        ("isolation.path", isolation.map(|isolation| isolation.path.as_str())),
         (
-            "annotations[\"kni.dev/netns\"]",
-            annotations.get(NETNS_ANNOTATION).map(String::as_str),
+            "extradata[\"netns\"]",
+            extradata.get(extradata::NETNS).map(String::as_str),
         ),
+        ("isolation.path", isolation.map(|isolation| isolation.path.as_str())),
+        ("annotations[\"kni.dev/netns\"]", annotated),
     ];
     for (field, value) in sources {
         if let Some(value) = value.filter(|value| !value.is_empty()) {
             return bounds::path(field, value);
         }
     }
-    let reason =
-        "no network namespace: neither extradata[\"netns\"], isolation.path nor annotation kni.dev/netns is set";
+    let reason = "no network namespace: neither extradata[\"netns\"] nor isolation.path is set, and annotation \
+                  kni.dev/netns is read without a cluster only";
     Err(Refusal::new("netns", reason))
 }

@@ -48,7 +48,8 @@ pub(super) fn path(field: &str, value: &str) -> Result<PathBuf, Refusal> {
     Ok(PathBuf::from(value))
 }
 
-fn text(field: &str, value: &str, max: usize) -> Result<(), Refusal> {
+/// Checks a text of at most `max` bytes, which may be empty.
+pub(super) fn text(field: &str, value: &str, max: usize) -> Result<(), Refusal> {
     if value.len() > max {
         return Err(Refusal::new(
             field,

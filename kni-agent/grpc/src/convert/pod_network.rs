@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use ipnet::IpNet;
 use kni_model::{Attachment, InterfaceKind, Sandbox};
 use kni_proto::{
     kni::{AttachInterfaceRequest, DnsConfig, Isolation, PortMapping, Protocol},
@@ -15,7 +14,7 @@ use kni_proto::{
 use super::{
     bounds,
     error::{Refusal, RequestError},
-    identity::{self, LABEL_UID},
+    identity::{Identity, LABEL_UID},
 };
 
 /// The equivalent request of `kni.KNI`, with the results of earlier services of the chain.
@@ -35,7 +34,14 @@ pub(crate) fn setup_request(
         cgroup_parent,
         prev_result,
     } = request;
-    let pod = identity::pod(pod_name.clone(), pod_namespace.clone(), pod_uid.clone(), &labels);
+    let identity = Identity {
+        name: &pod_name,
+        namespace: &pod_namespace,
+        uid: &pod_uid,
+        labels: Some(&labels),
+        extradata: None,
+    };
+    let pod = identity.pod();
     let ports = ports(port_mappings).map_err(|refusal| refusal.of(&pod, &sandbox_id))?;
     if !pod_uid.is_empty() {
         labels.insert(LABEL_UID.to_owned(), pod_uid);
@@ -147,7 +153,8 @@ fn cidrs(attachment: &Attachment) -> Vec<String> {
         InterfaceKind::Cni(interface) => interface.addresses.iter().map(ToString::to_string).collect(),
         InterfaceKind::Veth | InterfaceKind::Macvlan(_) | InterfaceKind::HostDevice(_) | InterfaceKind::Tap(_) => {
             let each = attachment.addresses();
-            each.map(|address| IpNet::from(address).to_string()).collect()
+            each.map(|address| format!("{address}/{}", attachment.prefix_len(address)))
+                .collect()
         }
     }
 }

@@ -6,7 +6,7 @@ use kni_model::{PodRef, SandboxId};
 use kni_pods::DeleteRequest;
 use kni_proto::kni::DeleteNetworkRequest;
 
-use super::{bounds, identity};
+use super::{Identity, bounds};
 
 /// The sandbox that an id names; `None` for an empty or illegal id, under which nothing can ever have been attached.
 pub(crate) fn sandbox_id(id: &str) -> Option<SandboxId> {
@@ -20,18 +20,20 @@ pub(crate) fn delete_request(request: DeleteNetworkRequest) -> Option<DeleteRequ
         name,
         namespace,
         netns_path,
-        extradata: _,
+        extradata,
     } = request;
-    let pod = PodRef {
-        name,
-        namespace,
-        uid: String::new(),
+    let named = Identity {
+        name: &name,
+        namespace: &namespace,
+        ..Identity::default()
     };
-    let pod = if identity::check(&pod).is_ok() {
-        pod
-    } else {
-        PodRef::default()
+    let with_uid = Identity {
+        extradata: Some(&extradata),
+        ..named
     };
+    let mut pods = [with_uid, named].into_iter().map(|identity| (identity.pod(), identity));
+    let valid = pods.find(|(pod, identity)| identity.check(pod).is_ok());
+    let pod = valid.map(|(pod, _)| pod).unwrap_or_default();
     let netns = bounds::path("netns_path", &netns_path).ok();
     let sandbox = sandbox_id(&id);
     let names_something = sandbox.is_some() || netns.is_some() || pod != PodRef::default();

@@ -26,7 +26,8 @@ fn request() -> AttachInterfaceRequest {
 fn attach(change: impl FnOnce(&mut AttachInterfaceRequest)) -> Result<AttachRequest, String> {
     let mut request = request();
     change(&mut request);
-    attach_request(request).map_err(|error| error.to_string())
+    request.merge_isolation();
+    attach_request(request, NetnsAnnotation::Last).map_err(|error| error.to_string())
 }
 
 #[test]
@@ -77,6 +78,140 @@ fn the_namespace_comes_from_whoever_is_nearest_to_the_runtime() {
                 "{error}"
             );
         }
+    }
+}
+
+#[test]
+fn a_cluster_has_no_namespace_in_annotations() {
+    let mut request = request();
+    request.extradata.clear();
+    request.annotations = entries([("kni.dev/netns", "/run/netns/a")]);
+    assert_eq!(claim(&request, NetnsAnnotation::Ignored), None);
+    assert!(claim(&request, NetnsAnnotation::Last).is_some());
+    let error = attach_request(request, NetnsAnnotation::Ignored)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("netns: no network namespace"), "{error}");
+}
+
+#[test]
+fn isolation_is_a_network_namespace_and_its_extradata_is_read() {
+    let isolated = |kind: &str, extradata: &[(&str, &str)]| Isolation {
+        path: "/run/netns/isolation".to_owned(),
+        r#type: kind.to_owned(),
+        extradata: extradata
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect(),
+    };
+    for kind in ["", "namespace", "netns", "network"] {
+        attach(|r| r.isolation = Some(isolated(kind, &[]))).unwrap();
+    }
+    for kind in ["Namespace", "vm", " "] {
+        let error = attach(|r| r.isolation = Some(isolated(kind, &[]))).unwrap_err();
+        let start = format!("pod shop/web-0, sandbox abc123: isolation.type: {kind:?} is none of");
+        assert!(error.starts_with(&start), "{error}");
+    }
+    let found = attach(|r| {
+        r.extradata.clear();
+        r.isolation = Some(isolated(
+            "netns",
+            &[("netns", "/run/netns/further"), ("podUID", "uid-1")],
+        ));
+    });
+    assert_eq!(found.unwrap().netns, Path::new("/run/netns/further"));
+    let found = attach(|r| r.isolation = Some(isolated("", &[("netns", "/run/netns/other")])));
+    assert_eq!(
+        found.unwrap().netns,
+        Path::new("/run/netns/a"),
+        "the request's own entry takes precedence"
+    );
+}
+
+#[test]
+fn the_uid_of_extradata_fills_and_never_contradicts() {
+    let uid = |label: Option<&str>, pod_uid: &str| {
+        attach(|r| {
+            r.labels = label
+                .map(|uid| entries([("io.kubernetes.pod.uid", uid)]))
+                .unwrap_or_default();
+            r.extradata.insert("podUID".to_owned(), pod_uid.to_owned());
+            r.extradata.insert("attempt".to_owned(), "1".to_owned());
+        })
+        .map(|request| request.pod.uid)
+    };
+    assert_eq!(uid(None, "u1").unwrap(), "u1");
+    assert_eq!(uid(Some("u1"), "u1").unwrap(), "u1");
+    assert_eq!(uid(Some("u1"), "").unwrap(), "u1");
+    let error = uid(Some("u2"), "u1").unwrap_err();
+    assert!(
+        error.contains("extradata[\"podUID\"]: \"u1\" is not the UID of label io.kubernetes.pod.uid, \"u2\""),
+        "{error}"
+    );
+    let create = |uid: &str| {
+        create_request(CreateNetworkRequest {
+            uid: uid.to_owned(),
+            extradata: entries([("podUID", "u1")]),
+            ..Default::default()
+        })
+    };
+    assert_eq!(create("").unwrap().0.uid, "u1");
+    assert!(create("u2").unwrap_err().to_string().contains("UID of field uid"));
+}
+
+/// A container runtime that is itself the client sends its own name of the sandbox as `name`.
+#[test]
+fn names_of_sandboxes_are_names_of_pods() {
+    let (pod, namespace, uid) = (long(253), long(63), "0f0f0f0f-0000-4000-8000-000000000000");
+    let name = format!("{pod}_{namespace}_{uid}_4294967295");
+    let labels = entries([
+        ("io.kubernetes.pod.name", pod.as_str()),
+        ("io.kubernetes.pod.namespace", namespace.as_str()),
+        ("io.kubernetes.pod.uid", uid),
+    ]);
+    let expected = PodRef {
+        namespace: namespace.clone(),
+        name: pod,
+        uid: uid.to_owned(),
+    };
+    for (labels, field) in [
+        (labels.clone(), ""),
+        (labels, namespace.as_str()),
+        (Entries::new(), namespace.as_str()),
+        (Entries::new(), ""),
+    ] {
+        let found = attach(|r| {
+            (r.name, r.namespace, r.labels) = (name.clone(), field.to_owned(), labels);
+        });
+        assert_eq!(found.unwrap().pod, expected);
+    }
+    let delete = |name: &str| {
+        delete_request(DeleteNetworkRequest {
+            id: "abc".to_owned(),
+            name: name.to_owned(),
+            ..DeleteNetworkRequest::default()
+        })
+    };
+    assert_eq!(delete(&name).unwrap().pod, expected);
+    assert_eq!(
+        delete(&long(394)).unwrap().pod,
+        PodRef::default(),
+        "teardown goes by the id"
+    );
+    // Labels name the pod of a sandbox with any name, as long as no Kubernetes name could be longer.
+    let labelled = |name: String| {
+        attach(|r| {
+            r.name = name;
+            r.labels = entries([("io.kubernetes.pod.name", "web-0")]);
+        })
+    };
+    assert_eq!(labelled(long(393)).unwrap().pod.name, "web-0");
+    let error = labelled(long(394)).unwrap_err();
+    assert!(error.contains("name: 394 bytes long, more than 393"), "{error}");
+    // Parts that are not those of a sandbox's name are one name.
+    for other in ["a_shop_u", "a_shop_u_x", "a_other_u_0", "a__u_0", "a_shop_u_0_1"] {
+        let found = attach(|r| r.name = other.to_owned()).unwrap().pod;
+        assert_eq!((found.name.as_str(), found.namespace.as_str()), (other, "shop"));
     }
 }
 
@@ -306,6 +441,17 @@ fn teardown_is_never_refused() {
         (by_name.sandbox, by_name.pod.to_string(), by_name.netns),
         (None, "shop/web-0".to_owned(), None)
     );
+    let with_uid = |uid: String| {
+        let request = DeleteNetworkRequest {
+            name: "web-0".to_owned(),
+            extradata: one("podUID", uid),
+            ..DeleteNetworkRequest::default()
+        };
+        delete_request(request).unwrap().pod
+    };
+    assert_eq!(with_uid("u1".to_owned()).uid, "u1");
+    let ignored = with_uid(long(300));
+    assert_eq!((ignored.name.as_str(), ignored.uid.as_str()), ("web-0", ""));
     let by_path = delete("", "", "", "/run/netns/a").unwrap();
     assert_eq!(
         (by_path.sandbox, by_path.netns.unwrap().as_path()),

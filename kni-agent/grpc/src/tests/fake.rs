@@ -16,7 +16,7 @@ use kni_model::{
 use kni_pods::{AttachError, DeleteRequest, ErrorKind, Garbage, GarbageRequest, Subject};
 use tokio::sync::{Semaphore, broadcast};
 
-use crate::Backend;
+use crate::{Backend, Outcome, PreparedPart, Setup};
 
 /// How [`Fake::attach`] behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub(super) enum Mood {
     /// Waits for a permit of [`Fake::gate`].
     Gated,
     Panicking,
+    /// Attaches additional interfaces only.
+    WithoutPrimary,
     Exhausted,
 }
 
@@ -35,6 +37,8 @@ pub(super) struct Fake {
     pub(super) networks: Arc<Mutex<Vec<NetworkView>>>,
     pub(super) mood: Arc<Mutex<Mood>>,
     pub(super) gate: Arc<Semaphore>,
+    /// Calls that passed the gate, by method.
+    passed: Arc<Mutex<Vec<&'static str>>>,
     pub(super) events: broadcast::Sender<DropEventView>,
     pub(super) flows: broadcast::Sender<Arc<FlowView>>,
 }
@@ -50,6 +54,7 @@ impl Default for Fake {
             ])),
             mood: Arc::new(Mutex::new(Mood::Obliging)),
             gate: Arc::new(Semaphore::new(0)),
+            passed: Arc::default(),
             events: broadcast::channel(4).0,
             flows: broadcast::channel(4).0,
         }
@@ -66,6 +71,20 @@ impl Fake {
         std::mem::take(&mut self.calls.lock().unwrap())
     }
 
+    /// The calls that have passed the gate, in order.
+    pub(super) fn passed(&self) -> Vec<&'static str> {
+        self.passed.lock().unwrap().clone()
+    }
+
+    /// Works within the caller's future, so that only the gRPC layer keeps it alive.
+    async fn pass_gate(&self, method: &'static str) {
+        let gated = *self.mood.lock().unwrap() == Mood::Gated;
+        if gated {
+            self.gate.acquire().await.unwrap().forget();
+        }
+        self.passed.lock().unwrap().push(method);
+    }
+
     pub(super) fn knows(&self, sandbox: &str) -> bool {
         self.sandboxes.lock().unwrap().contains_key(&sandbox.parse().unwrap())
     }
@@ -74,12 +93,14 @@ impl Fake {
 impl Backend for Fake {
     async fn create_namespace(&self, pod: PodRef, path_prefix: &str) -> Result<PathBuf, AttachError> {
         self.note(format!("create {pod} {} {path_prefix}", pod.uid));
+        self.pass_gate("create").await;
         Ok(PathBuf::from("/run/netns/fresh"))
     }
 
     async fn delete(&self, request: DeleteRequest) -> Result<(), AttachError> {
         let DeleteRequest { sandbox, pod, netns } = request;
         self.note(format!("delete {sandbox:?} {pod} {netns:?}"));
+        self.pass_gate("delete").await;
         if let Some(sandbox) = sandbox {
             self.sandboxes.lock().unwrap().remove(&sandbox);
         }
@@ -102,7 +123,6 @@ impl Backend for Fake {
         })
     }
 
-    /// Works within the caller's future, so that only the gRPC layer keeps it alive.
     async fn claim(&self, sandbox: SandboxId, netns: PathBuf) -> Result<(), AttachError> {
         self.note(format!("claim {sandbox} {}", netns.display()));
         Ok(())
@@ -111,15 +131,19 @@ impl Backend for Fake {
     async fn attach(&self, request: AttachRequest) -> Result<Arc<Sandbox>, AttachError> {
         self.note(format!("attach {} {}", request.sandbox, request.pod));
         let mood = *self.mood.lock().unwrap();
+        self.pass_gate("attach").await;
         match mood {
-            Mood::Obliging => {}
-            Mood::Gated => self.gate.acquire().await.unwrap().forget(),
+            Mood::Obliging | Mood::WithoutPrimary | Mood::Gated => {}
             Mood::Panicking => panic!("the backend fails in this test"),
             Mood::Exhausted => {
                 return Err(Subject::from(&request).error(ErrorKind::EndpointsExhausted { capacity: 7 }));
             }
         }
-        let sandbox = Arc::new(sandbox(&request));
+        let mut sandbox = sandbox(&request);
+        if mood == Mood::WithoutPrimary {
+            sandbox.attachments.remove(0);
+        }
+        let sandbox = Arc::new(sandbox);
         self.sandboxes
             .lock()
             .unwrap()
@@ -129,12 +153,25 @@ impl Backend for Fake {
 
     async fn detach(&self, sandbox: SandboxId) -> Result<(), AttachError> {
         self.note(format!("detach {sandbox}"));
+        self.pass_gate("detach").await;
         self.sandboxes.lock().unwrap().remove(&sandbox);
         Ok(())
     }
 
     fn query(&self, sandbox: &SandboxId) -> Option<Arc<Sandbox>> {
         self.sandboxes.lock().unwrap().get(sandbox).cloned()
+    }
+}
+
+impl Setup for Fake {
+    fn prepare(&self) -> Vec<PreparedPart> {
+        self.note("prepare");
+        let part = |name, outcome| PreparedPart { name, outcome };
+        vec![
+            part("bpffs", Outcome::Ok),
+            part("pool", Outcome::Prepared),
+            part("uplink", Outcome::Failed("no default route\nat all".to_owned())),
+        ]
     }
 }
 

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use kni_proto::kni::{
-    AttachInterfaceRequest, CreateNetworkRequest, DeleteNetworkRequest, DetachInterfaceRequest, IpConfig,
-    QueryNodeNetworksRequest, QueryPodNetworkRequest, SetupNodeNetworkRequest, kni_client::KniClient,
+    AttachInterfaceRequest, AttachNetworkRequest, CreateNetworkRequest, DeleteNetworkRequest, DetachInterfaceRequest,
+    IpConfig, Isolation, MapEntry, QueryNodeNetworksRequest, QueryPodNetworkRequest, SetupNodeNetworkRequest,
+    kni_client::KniClient,
 };
+use prost::Message as _;
 use tonic::{Code, transport::Channel};
 
 use super::{Served, fake::Mood, soon, until};
@@ -44,6 +46,13 @@ fn check_ipconfigs(ipconfigs: &BTreeMap<String, IpConfig>, extradata: &BTreeMap<
     assert_eq!(eth0.ip, ["10.1.0.2", "fd00::2"], "bare, IPv4 first");
     assert_eq!(eth0.mac, "02:00:00:00:00:01");
     let expected = [
+        (
+            "addresses",
+            concat!(
+                r#"[{"family":"IPv4","gateway":"169.254.1.1","ip":"10.1.0.2","prefix":32},"#,
+                r#"{"family":"IPv6","gateway":"fe80::1","ip":"fd00::2","prefix":128}]"#
+            ),
+        ),
         ("default_route", "true"),
         ("gateway4", "169.254.1.1"),
         ("gateway6", "fe80::1"),
@@ -129,7 +138,11 @@ async fn attach_query_detach_under_both_names() {
     let mut client = client(&served).await;
     let answer = client.attach_interface(attach("a1")).await.unwrap().into_inner();
     check_ipconfigs(&answer.ipconfigs, &answer.extradata);
-    let answer = client.attach_network(attach("a2")).await.unwrap().into_inner();
+    let answer = client
+        .attach_network(AttachNetworkRequest::from(attach("a2")))
+        .await
+        .unwrap()
+        .into_inner();
     check_ipconfigs(&answer.ipconfigs, &answer.extradata);
     let answer = client.query_pod_network(query("a1")).await.unwrap().into_inner();
     check_ipconfigs(&answer.ipconfigs, &answer.extradata);
@@ -149,16 +162,53 @@ async fn attach_query_detach_under_both_names() {
     served.stop().await;
 }
 
+/// Up to v0.0.5 labels, annotations and extradata were the fields 5 to 7.
+#[tokio::test]
+async fn an_early_client_attaches() {
+    let served = Served::start().await;
+    let mut client = client(&served).await;
+    let entry = |key: &str, value: &str| {
+        let (key, value) = (key.to_owned(), value.to_owned());
+        MapEntry { key, value }.encode_to_vec()
+    };
+    let request = AttachNetworkRequest {
+        id: "a1".to_owned(),
+        dns_config_or_labels: vec![
+            entry("io.kubernetes.pod.name", "web-0"),
+            entry("io.kubernetes.pod.namespace", "shop"),
+        ],
+        port_mappings_or_annotations: vec![entry("kni.dev/netns", "/run/netns/a")],
+        labels_or_extradata: vec![entry("netns", "/run/netns/a"), entry("later", "")],
+        ..AttachNetworkRequest::default()
+    };
+    let answer = client.attach_network(request.clone()).await.unwrap().into_inner();
+    check_ipconfigs(&answer.ipconfigs, &answer.extradata);
+    assert_eq!(served.backend.calls(), ["attach a1 shop/web-0"]);
+    assert_eq!(served.unknown_keys.counts(), [("AttachNetwork", 1)]);
+    let both = AttachNetworkRequest {
+        extradata: vec![entry("netns", "/run/netns/a")],
+        ..request
+    };
+    let status = client.attach_network(both).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(status.message().contains("contents of two layouts"), "{status}");
+    served.stop().await;
+}
+
 #[tokio::test]
 async fn node_networks() {
     let served = Served::start().await;
     let mut client = client(&served).await;
-    let networks = client
-        .query_node_networks(QueryNodeNetworksRequest {})
-        .await
-        .unwrap()
-        .into_inner()
-        .networks;
+    let request = QueryNodeNetworksRequest {};
+    let answer = client.query_node_networks(request).await.unwrap().into_inner();
+    assert_eq!(answer.extradata["features.core"], "addresses,ipv4,ipv6,mtu,mac,status");
+    assert_eq!(
+        answer.extradata["features.extended"],
+        "default-network,policy,services,egress,host-ports,isolation,xdp,bandwidth"
+    );
+    let methods = &answer.extradata["kni.methods"];
+    assert!(methods.starts_with("CreateNetwork,") && methods.split(',').count() == 11);
+    let networks = answer.networks;
     assert_eq!(
         networks.iter().map(|n| (n.name.as_str(), n.ready)).collect::<Vec<_>>(),
         [("pods", true), ("blue", false)]
@@ -194,7 +244,87 @@ async fn node_networks() {
         .unwrap()
         .into_inner();
     assert!(answer.networks.is_empty());
-    client.setup_node_network(SetupNodeNetworkRequest {}).await.unwrap();
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn setup_reports_each_part_in_metadata() {
+    let served = Served::start().await;
+    let mut client = client(&served).await;
+    let (mut other, request) = (client.clone(), SetupNodeNetworkRequest {});
+    let (one, two) = tokio::join!(client.setup_node_network(request), other.setup_node_network(request));
+    for answer in [one.unwrap(), two.unwrap()] {
+        let part = |name: &str| answer.metadata().get(name).unwrap().to_str().unwrap();
+        assert_eq!(part("kni-setup-bpffs"), "ok");
+        assert_eq!(part("kni-setup-pool"), "prepared");
+        assert_eq!(part("kni-setup-uplink"), "no default route at all");
+    }
+    assert_eq!(served.backend.calls(), ["prepare", "prepare"]);
+    served.stop().await;
+}
+
+/// A kubelet must distinguish "no address requested" from "unknown".
+#[tokio::test]
+async fn a_pod_without_primary_interface_is_not_an_unknown_one() {
+    let served = Served::start().await;
+    let mut client = client(&served).await;
+    *served.backend.mood.lock().unwrap() = Mood::WithoutPrimary;
+    let attached = client.attach_interface(attach("a1")).await.unwrap().into_inner();
+    let queried = client.query_pod_network(query("a1")).await.unwrap().into_inner();
+    assert_eq!(attached.extradata, queried.extradata);
+    assert_eq!(queried.extradata["none"], "true");
+    assert_eq!(queried.ipconfigs.keys().collect::<Vec<_>>(), ["net1"]);
+    *served.backend.mood.lock().unwrap() = Mood::Obliging;
+    let attached = client.attach_interface(attach("a2")).await.unwrap().into_inner();
+    assert!(!attached.extradata.contains_key("none"));
+    let unknown = client.query_pod_network(query("a3")).await.unwrap().into_inner();
+    assert!(unknown.extradata.is_empty());
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn unknown_extradata_is_counted_by_method() {
+    let served = Served::start().await;
+    let mut client = client(&served).await;
+    let entries = |keys: &[&str]| -> BTreeMap<String, String> {
+        keys.iter()
+            .map(|key| ((*key).to_owned(), "secret".to_owned()))
+            .collect()
+    };
+    let mut request = attach("a1");
+    request.extradata.extend(entries(&["one", "attempt", "podUID"]));
+    request.isolation = Some(Isolation {
+        extradata: entries(&["two", "one"]),
+        ..Isolation::default()
+    });
+    client.attach_interface(request.clone()).await.unwrap();
+    client
+        .attach_network(AttachNetworkRequest::from(request))
+        .await
+        .unwrap();
+    let create = CreateNetworkRequest {
+        extradata: entries(&["podUID", "attempt", "netns"]),
+        ..CreateNetworkRequest::default()
+    };
+    client.create_network(create).await.unwrap();
+    let gone = DetachInterfaceRequest {
+        extradata: entries(&["cni.mac", "cni.network"]),
+        ..detach("a1")
+    };
+    client.detach_interface(gone).await.unwrap();
+    let delete = DeleteNetworkRequest {
+        id: "a1".to_owned(),
+        extradata: entries(&["podUID", "attempt"]),
+        ..DeleteNetworkRequest::default()
+    };
+    client.delete_network(delete).await.unwrap();
+    let expected = [
+        ("AttachInterface", 2),
+        ("AttachNetwork", 2),
+        ("CreateNetwork", 1),
+        ("DetachInterface", 1),
+    ];
+    assert_eq!(served.unknown_keys.counts(), expected);
     served.stop().await;
 }
 
@@ -251,6 +381,61 @@ async fn a_client_that_hangs_up_does_not_stop_the_work() {
     assert!(!served.backend.knows("a1"));
     served.backend.gate.add_permits(1);
     until(|| served.backend.knows("a1")).await;
+    served.stop().await;
+}
+
+/// Begins a call, and cancels it once the backend works on it.
+async fn cancel<T: Send + 'static>(served: &Served, call: impl Future<Output = T> + Send + 'static) {
+    served.backend.calls();
+    let call = tokio::spawn(call);
+    let backend = served.backend.clone();
+    until(move || !backend.calls().is_empty()).await;
+    call.abort();
+    assert!(
+        call.await.is_err_and(|ended| ended.is_cancelled()),
+        "the client does not wait"
+    );
+}
+
+/// The connection stays: the client resets the stream, as a kubelet does whose context ends.
+#[tokio::test]
+async fn every_cancelled_change_is_completed_and_may_be_repeated() {
+    let served = Served::start().await;
+    *served.backend.mood.lock().unwrap() = Mood::Gated;
+    let client = client(&served).await;
+    let delete = || DeleteNetworkRequest {
+        id: "a1".to_owned(),
+        ..DeleteNetworkRequest::default()
+    };
+    let mut each = client.clone();
+    cancel(&served, async move {
+        each.create_network(CreateNetworkRequest::default()).await
+    })
+    .await;
+    let mut each = client.clone();
+    cancel(&served, async move { each.attach_interface(attach("a1")).await }).await;
+    let mut each = client.clone();
+    cancel(&served, async move { each.detach_interface(detach("a2")).await }).await;
+    let mut each = client.clone();
+    cancel(&served, async move { each.delete_network(delete()).await }).await;
+    assert_eq!(served.backend.passed(), [] as [&str; 0], "nothing is done yet");
+    served.backend.gate.add_permits(4);
+    until(|| served.backend.passed().len() == 4).await;
+    let mut passed = served.backend.passed();
+    passed.sort_unstable();
+    assert_eq!(passed, ["attach", "create", "delete", "detach"]);
+
+    // The same calls succeed once more on the same connection.
+    *served.backend.mood.lock().unwrap() = Mood::Obliging;
+    let mut again = client;
+    let attached = again.attach_interface(attach("a1")).await.unwrap().into_inner();
+    let queried = again.query_pod_network(query("a1")).await.unwrap().into_inner();
+    assert_eq!(attached.ipconfigs, queried.ipconfigs);
+    for _repetition in 0..2 {
+        again.detach_interface(detach("a1")).await.unwrap();
+        again.delete_network(delete()).await.unwrap();
+    }
+    assert!(!served.backend.knows("a1"));
     served.stop().await;
 }
 

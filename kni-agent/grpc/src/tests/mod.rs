@@ -15,12 +15,13 @@ use tokio::{sync::oneshot, task::JoinHandle};
 use tonic::transport::{Channel, Endpoint};
 
 use self::fake::Fake;
-use super::{Health, ServeError, Sockets, bind, server::serve_limited};
+use super::{Health, ServeError, Services, Sockets, UnknownKeys, bind, server::serve_limited};
 
 /// A running server in a folder of its own.
 struct Served {
     folder: TempDir,
     backend: Fake,
+    unknown_keys: UnknownKeys,
     health: Health,
     stop: Option<oneshot::Sender<()>>,
     server: JoinHandle<Result<(), ServeError>>,
@@ -39,15 +40,24 @@ impl Served {
             pod_network: bind(&[folder.path().join("pods")]).unwrap(),
         };
         let (backend, health) = (Fake::default(), Health::new().await);
+        let unknown_keys = UnknownKeys::default();
         let (stop, stopped) = oneshot::channel();
-        let (serving, reporting) = (backend.clone(), health.clone());
+        let services = Services {
+            backend: backend.clone(),
+            inspector: Arc::new(backend.clone()),
+            setup: Arc::new(backend.clone()),
+            in_cluster: false,
+            unknown_keys: unknown_keys.clone(),
+        };
+        let reporting = health.clone();
         let server = tokio::spawn(async move {
             let told = async { stopped.await.unwrap() };
-            serve_limited(sockets, serving.clone(), Arc::new(serving), reporting, told, max).await
+            serve_limited(sockets, services, reporting, told, max).await
         });
         Self {
             folder,
             backend,
+            unknown_keys,
             health,
             stop: Some(stop),
             server,

@@ -19,6 +19,7 @@ mod xdp;
 use std::sync::Arc;
 
 use kni_model::{AttachRequest, Attachment, InterfaceKind, Provider, Sandbox, error_chain};
+use kni_netlink::Netns;
 use kni_plugins::Plugins;
 
 pub use self::presence::{host_end_exists, problems_without_row};
@@ -76,6 +77,13 @@ impl Interfaces {
             }
         }
         Ok(offers)
+    }
+
+    /// Sets loopback up. Idempotent.
+    pub(crate) async fn set_loopback_up(&self, netns: &Netns, subject: &Subject) -> Result<(), AttachError> {
+        let inside = context::enter(netns, subject).await?;
+        let set = inside.set_loopback_up().await;
+        set.map_err(subject.failed("setting the loopback interface up"))
     }
 
     /// Refuses interface names that the namespace already has, for every planned interface that `checked` selects.

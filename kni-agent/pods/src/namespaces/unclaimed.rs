@@ -71,10 +71,12 @@ impl NamespacePool {
     ) -> Vec<NamespaceRecord> {
         let state = self.registry.lock();
         let by_name = sandbox.is_none() && netns.is_none() && !pod.name.is_empty();
+        // A later pod may have the name of an earlier one. Not every client sends the UID.
+        let is_other = |given: &PodRef| !given.uid.is_empty() && !pod.uid.is_empty() && given.uid != pod.uid;
         let selected = |record: &&NamespaceRecord| match &record.used_by {
             NamespaceUse::Given { pod: given, .. } => {
                 netns == Some(record.path.as_path())
-                    || (by_name && given.name == pod.name && given.namespace == pod.namespace)
+                    || (by_name && given.name == pod.name && given.namespace == pod.namespace && !is_other(given))
             }
             NamespaceUse::Making | NamespaceUse::Warm | NamespaceUse::Bound { .. } => false,
         };

@@ -108,7 +108,7 @@ impl Sandboxes {
     /// Clears the namespace of earlier interfaces and collects the providers' offers.
     async fn clear(&self, attempt: Attempt<'_>, planned: &[PlannedInterface]) -> Result<Offers, AttachError> {
         let netns = attempt.netns.id();
-        if planned.first().is_some_and(|plan| !plan.fits_prewarmed()) {
+        if planned.first().is_none_or(|plan| !plan.fits_prewarmed()) {
             self.namespaces.discard_prewarmed(netns)?;
         }
         self.reaper.wait(netns, attempt.subject).await?;
@@ -128,6 +128,10 @@ impl Sandboxes {
     ) -> Result<(), AttachError> {
         let Attempt { netns, subject, .. } = attempt;
         self.gate.admit(sandbox, subject).await?;
+        if sandbox.attachments.is_empty() {
+            // Those that make an interface set loopback up with it.
+            self.interfaces.set_loopback_up(netns, subject).await?;
+        }
         for (position, attachment) in sandbox.attachments.iter_mut().enumerate() {
             if started.elapsed() > ATTACH_DEADLINE {
                 return Err(subject.timeout("attaching interfaces", ATTACH_DEADLINE));
