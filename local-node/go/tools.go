@@ -4,6 +4,7 @@
 package programs
 
 import (
+	_ "github.com/MikeZappa87/kni-api/pkg/apis/runtime/beta"
 	_ "github.com/containerd/containerd/v2/cmd/containerd"
 	_ "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"
 	_ "github.com/containerd/containerd/v2/cmd/ctr"

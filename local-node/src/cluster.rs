@@ -13,6 +13,7 @@ use crate::{
     control_plane::{ControlPlane, Nodes},
     dns,
     fabric::Fabric,
+    kni::Kni,
     kustomize,
     local::{LocalNode, Part},
     namespaces::Namespaces,
@@ -38,12 +39,19 @@ pub struct LocalCluster {
     nodes: Vec<LocalNode>,
     control: ControlPlane,
     fabric: Fabric,
+    by_kni: bool,
 }
 
 impl LocalCluster {
     /// Starts a cluster and waits until its nodes are registered; they become ready once their runtimes have a network.
-    /// Logs go to a folder for each node below `logs`.
-    pub fn start(count: u8, programs: &Programs, statics: &StaticPrograms, logs: &Path) -> Result<Self> {
+    /// Logs go to a folder for each node below `logs`. With `kni`, pods get their networks by KNI.
+    pub fn start(
+        count: u8,
+        programs: &Programs,
+        statics: &StaticPrograms,
+        kni: Option<&Kni>,
+        logs: &Path,
+    ) -> Result<Self> {
         ensure!((1..=MAX_NODES).contains(&count), "a cluster has 1 to {MAX_NODES} nodes");
         let fabric = Fabric::routed("cluster")?;
         let (control, nodes) = thread::scope(|scope| {
@@ -51,7 +59,7 @@ impl LocalCluster {
                 let logs = logs.join("control-plane");
                 ControlPlane::start(&fabric, Nodes::WithKubelets, programs, statics, &logs)
             });
-            let worker = |number| worker(number, &fabric, programs, statics, logs);
+            let worker = |number| worker((number, kni), &fabric, programs, statics, logs);
             let nodes: Vec<_> = (1..=count).map(|number| scope.spawn(move || worker(number))).collect();
             let nodes: Vec<_> = nodes.into_iter().map(joined).collect();
             (joined(control), nodes)
@@ -60,6 +68,7 @@ impl LocalCluster {
             nodes: nodes.into_iter().collect::<Result<_>>()?,
             control: control.context("control plane")?,
             fabric,
+            by_kni: kni.is_some(),
         };
         cluster.join_nodes()?;
         Ok(cluster)
@@ -95,7 +104,12 @@ impl LocalCluster {
                 .with_context(|| format!("import {} on {}", archive.display(), node.name()))
         })?;
         let (objects, networks) = (own.join("deploy"), own.join("networks"));
-        kustomize::write(&objects, &kustomize::deployment(&objects, deploy, tag)?)?;
+        let text = if self.by_kni {
+            kustomize::kni_deployment(&objects, &deploy.join("overlays/kni"), tag)?
+        } else {
+            kustomize::deployment(&objects, deploy, tag)?
+        };
+        kustomize::write(&objects, &text)?;
         kustomize::networks(&networks, &deploy.join("examples/networks"))?;
         self.apply_folder(&objects)?;
         // The API server serves a new kind some time after its definition was created.
@@ -206,7 +220,7 @@ impl LocalCluster {
 
 /// A node with a running containerd, before it joins.
 fn worker(
-    number: u8,
+    (number, kni): (u8, Option<&Kni>),
     fabric: &Fabric,
     programs: &Programs,
     statics: &StaticPrograms,
@@ -217,6 +231,9 @@ fn worker(
     // Namespaces inherit it from the machine. The programs of the agent do not depend on it.
     node.set_forwarding(false)?;
     let mut local = LocalNode::named(&name, &node, programs, statics, &logs.join(&name))?;
+    if let Some(kni) = kni {
+        local.use_kni(kni.clone())?;
+    }
     local.start_containerd().context(name)?;
     Ok(local)
 }

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::image;
+use crate::{image, kni::Kni};
 
 /// The name of a cluster's only node.
 pub(crate) const NODE_NAME: &str = "node1";
@@ -14,6 +14,10 @@ pub(crate) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 pub(crate) const CNI_BIN: &str = "/run/cni/bin";
 /// Where containerd looks for CNI configurations.
 pub(crate) const CNI_CONF: &str = "/run/cni/net.d";
+/// Where the agent mounts the namespaces that it makes.
+const NAMESPACES: &str = "/run/netns";
+/// The agent's socket.
+const AGENT_SOCKET: &str = "unix:///run/kni/kni.sock";
 /// The API server's address inside the node.
 pub(crate) const API_SERVER: &str = "https://127.0.0.1:6443";
 /// The addresses of services, IPv4 first.
@@ -23,6 +27,8 @@ pub(crate) const DNS: &str = "10.96.0.10";
 /// The ranges of pod addresses for kube-proxy.
 const POD_RANGES: &str = "10.244.0.0/16,fd00:244::/64";
 const ETCD: &str = "http://127.0.0.1:2379";
+/// The manifests of static pods.
+pub(crate) const STATIC_PODS: &str = "/run/node/static-pods";
 /// The policy of the audit log.
 pub(crate) const AUDIT_POLICY: &str = "/run/node/audit-policy.json";
 /// The audit log.
@@ -34,8 +40,11 @@ pub(crate) fn pki(file: &str) -> String {
 }
 
 /// containerd's configuration; plugins that are not in [`CNI_BIN`] are looked for in `plugins`.
-pub(crate) fn containerd(plugins: &str) -> String {
+pub(crate) fn containerd(plugins: &str, kni: Option<&Kni>) -> String {
     let pause = image::PAUSE;
+    let by_kubelet = kni
+        .filter(|kni| kni.containerd)
+        .map_or_else(String::new, |_kni| format!("\n  pod_namespace_dir = \"{NAMESPACES}\""));
     format!(
         r#"version = 3
 root = "/var/lib/containerd"
@@ -52,7 +61,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
   restrict_oom_score_adj = true
 [plugins."io.containerd.cri.v1.runtime".cni]
   bin_dirs = ["{CNI_BIN}", "{plugins}"]
-  conf_dir = "{CNI_CONF}"
+  conf_dir = "{CNI_CONF}"{by_kubelet}
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 "#
@@ -60,8 +69,8 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
 }
 
 /// The kubelet's configuration; its pods are below the control group `group`.
-pub(crate) fn kubelet(group: &str) -> String {
-    json!({
+pub(crate) fn kubelet(group: &str, kni: Option<&Kni>) -> String {
+    let mut configuration = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "failSwapOn": false,
@@ -83,6 +92,7 @@ pub(crate) fn kubelet(group: &str) -> String {
         "evictionHard": { "memory.available": "50Mi" },
         "imageGCHighThresholdPercent": 100,
         "syncFrequency": "10s",
+        "staticPodPath": STATIC_PODS,
         "maxPods": 250,
         "volumePluginDir": "/var/lib/kubelet/volumeplugins",
         // Without rate limits, for tests that start many pods at once.
@@ -90,8 +100,24 @@ pub(crate) fn kubelet(group: &str) -> String {
         "kubeAPIBurst": 400,
         "registryPullQPS": 0,
         "eventRecordQPS": 0,
-    })
-    .to_string()
+    });
+    if let Some(kni) = kni.filter(|kni| kni.kubelet) {
+        let seconds = |seconds: u32| (seconds > 0).then(|| json!(format!("{seconds}s")));
+        let settings = [
+            ("featureGates", Some(json!({ "KNI": true }))),
+            ("networkRuntimeEndpoint", Some(json!(AGENT_SOCKET))),
+            ("networkRuntimeGracePeriod", seconds(kni.grace_seconds)),
+            ("nodeStatusUpdateFrequency", seconds(kni.status_seconds)),
+        ];
+        let given = settings
+            .into_iter()
+            .filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        configuration
+            .as_object_mut()
+            .into_iter()
+            .for_each(|all| all.extend(given.clone()));
+    }
+    configuration.to_string()
 }
 
 /// kube-proxy's configuration on the node `name`.
@@ -123,18 +149,24 @@ pub(crate) fn etcd() -> Vec<String> {
     .into()
 }
 
-/// kube-apiserver's arguments, for nodes without a kubelet that reach it at `address`. It writes a line into [`AUDIT_LOG`] before
-/// it answers a request.
+/// kube-apiserver's arguments, for nodes without a kubelet that reach it at `address`.
 pub(crate) fn api_server_without_kubelets(address: &str) -> Vec<String> {
     let mut arguments = api_server(address);
-    arguments.extend([
+    arguments.extend(audit());
+    // Pods can be created before their service accounts exist.
+    arguments.push("--disable-admission-plugins=ServiceAccount".into());
+    arguments
+}
+
+/// Arguments with which kube-apiserver writes a line into [`AUDIT_LOG`] before it answers a request.
+pub(crate) fn audit() -> [String; 4] {
+    [
         format!("--audit-policy-file={AUDIT_POLICY}"),
         format!("--audit-log-path={AUDIT_LOG}"),
         "--audit-log-mode=blocking".into(),
-        // Pods can be created before their service accounts exist.
-        "--disable-admission-plugins=ServiceAccount".into(),
-    ]);
-    arguments
+        // In MiB, at which the API server begins a new file; its default is 100, which a simulation exceeds.
+        "--audit-log-maxsize=65536".into(),
+    ]
 }
 
 /// Logs metadata of every request: user, verb, resource, time and result.

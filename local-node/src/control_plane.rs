@@ -140,9 +140,7 @@ impl ControlPlane {
     /// The audit log of the API server of [`Nodes::WithoutKubelets`]: a line of JSON (`audit.k8s.io/v1`) per answered
     /// request.
     pub fn audit_log(&self) -> Result<String> {
-        let bytes = self.node.enter(|| fs::read(config::AUDIT_LOG))?;
-        let bytes = bytes.with_context(|| format!("read {}", config::AUDIT_LOG))?;
-        String::from_utf8(bytes).context("the audit log is not UTF-8")
+        self.local.audit_log()
     }
 
     /// The part of [`Self::audit_log`] from a byte on, and where it ends: large logs are read in parts.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::config::{CNI_BIN, CNI_CONF};
 
@@ -24,12 +24,25 @@ pub fn deployment(own: &Path, base: &Path, tag: &str) -> Result<String> {
         "metadata": { "name": "kni-agent", "namespace": "kni-system" },
         "spec": { "template": { "spec": { "volumes": volumes } } },
     });
+    kustomization(own, base, tag, &[patch])
+}
+
+/// [`deployment`] of the overlay for KNI in the folder `base`, which has no folders of CNI.
+pub fn kni_deployment(own: &Path, base: &Path, tag: &str) -> Result<String> {
+    kustomization(own, base, tag, &[])
+}
+
+fn kustomization(own: &Path, base: &Path, tag: &str, patches: &[Value]) -> Result<String> {
+    let patches: Vec<Value> = patches
+        .iter()
+        .map(|patch| json!({ "patch": patch.to_string() }))
+        .collect();
     let kustomization = json!({
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": [relative(own, base)?],
         "images": [{ "name": AGENT_IMAGE, "newTag": tag }],
-        "patches": [{ "patch": patch.to_string() }],
+        "patches": patches,
     });
     Ok(format!("{kustomization:#}\n"))
 }

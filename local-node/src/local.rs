@@ -17,6 +17,7 @@ use crate::{
     cri::Cri,
     daemon::{Daemon, tail},
     image,
+    kni::Kni,
     namespaces::Namespaces,
     node::Node,
     programs::Programs,
@@ -71,6 +72,9 @@ pub struct LocalNode {
     addresses: [String; 2],
     group: Cgroup,
     programs: Programs,
+    kni: Option<Kni>,
+    /// Whether the API server writes an audit log.
+    audited: bool,
     statics: StaticPrograms,
     logs: PathBuf,
     daemons: BTreeMap<String, Daemon>,
@@ -109,6 +113,8 @@ impl LocalNode {
             addresses: node.addresses().map(str::to_owned),
             group,
             programs: programs.clone(),
+            kni: None,
+            audited: false,
             statics: statics.clone(),
             logs: logs.to_owned(),
             daemons: BTreeMap::new(),
@@ -118,6 +124,25 @@ impl LocalNode {
         Ok(local)
     }
 
+    /// Makes the API server of this node write an audit log, for [`Self::audit_log`]. Before the cluster is started.
+    pub fn keep_audit_log(&mut self) -> Result<()> {
+        self.audited = true;
+        self.write_texts(&BTreeMap::from([(config::AUDIT_POLICY.into(), config::audit_policy())]))
+    }
+
+    /// The audit log of the node's API server: a line of JSON (`audit.k8s.io/v1`) per answered request.
+    pub fn audit_log(&self) -> Result<String> {
+        let bytes = self.inside.enter(|| fs::read(config::AUDIT_LOG))?;
+        let bytes = bytes.with_context(|| format!("read {}", config::AUDIT_LOG))?;
+        String::from_utf8(bytes).context("the audit log is not UTF-8")
+    }
+
+    /// Gives the pods of this node their networks by KNI. Before its containerd and kubelet are started.
+    pub fn use_kni(&mut self, kni: Kni) -> Result<()> {
+        self.kni = Some(kni);
+        self.write_texts(&self.texts()?)
+    }
+
     fn texts(&self) -> Result<BTreeMap<PathBuf, String>> {
         let plugins = self
             .programs
@@ -125,8 +150,8 @@ impl LocalNode {
             .to_str()
             .context("the programs' folder is not UTF-8")?;
         Ok([
-            ("containerd.toml", config::containerd(plugins)),
-            ("kubelet.yaml", config::kubelet(self.group.name())),
+            ("containerd.toml", config::containerd(plugins, self.kni.as_ref())),
+            ("kubelet.yaml", config::kubelet(self.group.name(), self.kni.as_ref())),
             ("kube-proxy.yaml", config::kube_proxy(&self.name)),
         ]
         .map(|(name, text)| (Path::new(FOLDER).join(name), text))
@@ -136,7 +161,7 @@ impl LocalNode {
     /// Writes files inside the node, and creates their folders.
     pub fn write_texts(&self, texts: &BTreeMap<PathBuf, String>) -> Result<()> {
         self.inside.enter(|| {
-            for folder in [CNI_BIN, CNI_CONF] {
+            for folder in [CNI_BIN, CNI_CONF, config::STATIC_PODS] {
                 fs::create_dir_all(folder).with_context(|| format!("create {folder}"))?;
             }
             texts.iter().try_for_each(|(path, text)| {
@@ -211,9 +236,19 @@ impl LocalNode {
 
     /// [`Self::start`] with other arguments than those of the only node of a cluster.
     pub(crate) fn start_with(&mut self, part: Part, arguments: Vec<String>) -> Result<()> {
-        let mut command = self.command(self.programs.path(part.program()));
+        let mut command = self.command(self.program(part));
         command.args(arguments);
         self.start_as(part.program(), command)
+    }
+
+    fn program(&self, part: Part) -> PathBuf {
+        let by_kni = self.kni.as_ref().filter(|kni| match part {
+            Part::Kubelet => kni.kubelet,
+            Part::Containerd => kni.containerd,
+            Part::Etcd | Part::ApiServer | Part::ControllerManager | Part::Scheduler | Part::KubeProxy => false,
+        });
+        let programs = by_kni.map_or(&self.programs, |kni| &kni.programs);
+        programs.path(part.program())
     }
 
     fn arguments(&self, part: Part) -> Vec<String> {
@@ -221,7 +256,13 @@ impl LocalNode {
         match part {
             Part::Containerd => vec!["--config".into(), format!("{FOLDER}/containerd.toml")],
             Part::Etcd => config::etcd(),
-            Part::ApiServer => config::api_server(v4),
+            Part::ApiServer => {
+                let mut arguments = config::api_server(v4);
+                if self.audited {
+                    arguments.extend(config::audit());
+                }
+                arguments
+            }
             Part::ControllerManager => config::controller_manager(),
             Part::Scheduler => config::scheduler(),
             Part::Kubelet => config::kubelet_arguments(&self.name, &format!("{v4},{v6}")),
@@ -301,6 +342,11 @@ impl LocalNode {
     /// Waits for containerd's container runtime interface and returns a client.
     pub async fn cri(&self) -> Result<Cri> {
         Cri::connect(&self.inside, CONTAINERD_SOCKET, self.group.name()).await
+    }
+
+    /// The folder inside the node where the kubelet looks for manifests of static pods.
+    pub fn static_pods() -> &'static Path {
+        Path::new(config::STATIC_PODS)
     }
 
     /// The folders inside the node where containerd looks for CNI plugins first, and for their configurations.

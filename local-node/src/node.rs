@@ -163,7 +163,17 @@ fn mount_all() -> Result<()> {
     }
     // As the init process of a real node does, so that containers see namespaces that are mounted later.
     mount(none, "/run", none, MsFlags::MS_SHARED, none).context("share /run")?;
-    cover_sysctls()
+    cover_sysctls()?;
+    show_proc()
+}
+
+/// Mounts a second procfs without covers. The kernel lets a container in a user namespace mount a procfs only if its runtime
+/// sees one of which nothing is hidden, wherever that is.
+fn show_proc() -> Result<()> {
+    let whole = Path::new("/run/proc");
+    fs::create_dir(whole).with_context(|| format!("create {}", whole.display()))?;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("proc"), whole, Some("proc"), flags, None::<&str>).with_context(|| format!("mount {}", whole.display()))
 }
 
 /// Hides settings of the machine from the kubelet, which finds the values that it wants and changes nothing.

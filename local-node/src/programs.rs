@@ -2,11 +2,13 @@
 
 mod assets;
 mod go;
+mod overlay;
 mod table;
 
 use std::{
     fs::{self, File, TryLockError},
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context as _, Result};
@@ -33,7 +35,23 @@ impl Programs {
     /// Concurrent processes build once: one builds and the others wait. A second call returns immediately. Fails with
     /// advice if no suitable Go is installed.
     pub fn build(folder: &Path, report: &mut dyn FnMut(&str)) -> Result<Self> {
+        Self::of_runc(folder).complete(folder, report)?;
         Self::of_node(folder).complete(folder, report)
+    }
+
+    /// [`Self::build`] for the programs that speak KNI, `kubelet` and `containerd`.
+    pub fn build_kni(folder: &Path, report: &mut dyn FnMut(&str)) -> Result<Self> {
+        let programs = Self {
+            bin: folder.join(BIN),
+            module: &go::KNI,
+            table: table::KNI,
+        };
+        programs.complete(folder, report)
+    }
+
+    /// A command that executes the Go tests of packages of [`Self::build_kni`], for the same folder.
+    pub fn kni_tests(folder: &Path, packages: &[&str]) -> Result<Command> {
+        go::tests(&go::KNI, packages, folder)
     }
 
     /// [`Self::build`] for Helm, the program `helm`.
@@ -51,6 +69,14 @@ impl Programs {
             bin: folder.join(BIN),
             module: &go::NODE,
             table: PROGRAMS,
+        }
+    }
+
+    fn of_runc(folder: &Path) -> Self {
+        Self {
+            bin: folder.join(BIN),
+            module: &go::RUNC,
+            table: table::RUNC,
         }
     }
 
@@ -85,7 +111,9 @@ impl Programs {
 
     /// Programs of `folder` that [`Self::build`] would build.
     pub fn missing_in(folder: &Path) -> Vec<&'static Program> {
-        Self::of_node(folder).missing()
+        let mut missing = Self::of_runc(folder).missing();
+        missing.extend(Self::of_node(folder).missing());
+        missing
     }
 
     /// The folder of the programs.

@@ -1,7 +1,6 @@
 //! Runs Go: checks its version, and builds programs of the modules in `go`.
 
 use std::{
-    fmt::Write as _,
     fs::{self, File},
     path::Path,
     process::{Command, Stdio},
@@ -12,7 +11,10 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
-use super::table::Program;
+use super::{
+    overlay::{self, Changed, Overlay},
+    table::Program,
+};
 
 const GO_MOD: &str = include_str!("../../go/go.mod");
 
@@ -22,6 +24,10 @@ pub(super) struct Module {
     folder: &'static str,
     /// The sources that determine the build result.
     sources: &'static [&'static str],
+    /// Modules that are changed before they are built.
+    changed: &'static [Changed],
+    /// Tags of the build if its programs contain C.
+    c: Option<&'static str>,
 }
 
 /// The module of the programs of a node.
@@ -31,7 +37,49 @@ pub(super) static NODE: Module = Module {
         GO_MOD,
         include_str!("../../go/go.sum"),
         include_str!("../../go/coredns/main.go"),
+        include_str!("../../go/reference/fault.go"),
+        include_str!("../../go/reference/link.go"),
+        include_str!("../../go/reference/main.go"),
+        include_str!("../../go/reference/netns.go"),
+        include_str!("../../go/reference/pool.go"),
+        include_str!("../../go/reference/service.go"),
     ],
+    changed: &[],
+    c: None,
+};
+
+/// The module of runc. Apart from that of the node, whose programs contain no C, and whose versions of shared packages it
+/// would move.
+pub(super) static RUNC: Module = Module {
+    folder: concat!(env!("CARGO_MANIFEST_DIR"), "/go/runc"),
+    sources: &[
+        include_str!("../../go/runc/go.mod"),
+        include_str!("../../go/runc/go.sum"),
+    ],
+    changed: &[],
+    // The kubelet gives every sandbox a seccomp profile; a runc without seccomp refuses to start it.
+    c: Some("seccomp,urfave_cli_no_docs"),
+};
+
+/// The module of the programs that speak KNI: that of the node with changes, from the same versions.
+pub(super) static KNI: Module = Module {
+    folder: NODE.folder,
+    sources: NODE.sources,
+    changed: &[
+        Changed {
+            module: "k8s.io/kubernetes",
+            changes: "kubernetes",
+        },
+        Changed {
+            module: "k8s.io/kubelet",
+            changes: "kubelet-types",
+        },
+        Changed {
+            module: "github.com/containerd/containerd/v2",
+            changes: "containerd",
+        },
+    ],
+    c: None,
 };
 
 /// The module of Helm. Apart from that of the node, whose programs it would move to other versions of their
@@ -42,6 +90,8 @@ pub(super) static HELM: Module = Module {
         include_str!("../../go/helm/go.mod"),
         include_str!("../../go/helm/go.sum"),
     ],
+    changed: &[],
+    c: None,
 };
 /// How often the folder is searched for finished programs.
 const POLL: Duration = Duration::from_secs(1);
@@ -79,11 +129,11 @@ pub(super) fn fingerprint(module: &Module) -> String {
     for source in module.sources {
         hash.update(source);
     }
-    hash.finalize().iter().fold(String::new(), |mut text, byte| {
-        // Writing into a string cannot fail.
-        write!(text, "{byte:02x}").unwrap_or_default();
-        text
-    })
+    // Changes that cannot be read are none; the build names what is missing.
+    for source in overlay::sources(module.changed).unwrap_or_default() {
+        hash.update(source);
+    }
+    overlay::hex(&hash.finalize())
 }
 
 /// The version of a module that `go.mod` requires.
@@ -105,8 +155,11 @@ pub(super) fn build(
     report: &mut dyn FnMut(&str),
 ) -> Result<()> {
     let start = Instant::now();
+    let overlay = overlay_of(module, log.parent().context("the log is in a folder")?)?;
     let file = File::create(log).with_context(|| format!("create {}", log.display()))?;
-    let mut child = command(module, programs, output, file)?.spawn().context("run go")?;
+    let mut child = command(module, overlay.as_ref(), programs, output, file)?
+        .spawn()
+        .context("run go")?;
     let mut waiting: Vec<&Program> = programs.to_vec();
     let mut downloading = false;
     loop {
@@ -136,21 +189,52 @@ pub(super) fn build(
     }
 }
 
-fn command(module: &Module, programs: &[&Program], output: &Path, log: File) -> Result<Command> {
+/// A command that executes the tests of packages, with what `folder` has of an earlier [`build`].
+pub(super) fn tests(module: &Module, packages: &[&str], folder: &Path) -> Result<Command> {
+    let mut command = go(module, "test", overlay_of(module, folder)?.as_ref())?;
+    command.args(packages);
+    Ok(command)
+}
+
+/// Go with the flags and the environment that all commands share: then they use the same cached packages.
+fn go(module: &Module, action: &str, overlay: Option<&Overlay>) -> Result<Command> {
     let mut command = Command::new("go");
     command
         .current_dir(module.folder)
-        .env("CGO_ENABLED", "0")
+        .env("CGO_ENABLED", if module.c.is_some() { "1" } else { "0" })
         .env("GOWORK", "off")
         // An outdated Go is an error with advice and must not download another version.
         .env("GOTOOLCHAIN", "local")
         // The compiler of a large package runs for seconds: fewer garbage collections save CPU time.
         .env("GOGC", "400")
-        .args(["build", "-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false"])
-        .arg(format!("-ldflags={}", linker_flags()?))
-        .arg("-o")
-        .arg(output)
-        .args(programs.iter().map(|program| program.package));
+        .args([action, "-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false"])
+        .arg(format!("-ldflags={}", linker_flags()?));
+    if let Some(tags) = module.c {
+        command.arg("-tags").arg(tags);
+    }
+    if let Some(Overlay { overlay, modfile }) = overlay {
+        command.arg("-overlay").arg(overlay).arg("-modfile").arg(modfile);
+    }
+    Ok(command)
+}
+
+fn overlay_of(module: &Module, folder: &Path) -> Result<Option<Overlay>> {
+    if module.changed.is_empty() {
+        return Ok(None);
+    }
+    overlay::prepare(Path::new(module.folder), module.changed, folder).map(Some)
+}
+
+fn command(
+    module: &Module,
+    overlay: Option<&Overlay>,
+    programs: &[&Program],
+    output: &Path,
+    log: File,
+) -> Result<Command> {
+    let mut command = go(module, "build", overlay)?;
+    command.arg("-o").arg(output);
+    command.args(programs.iter().map(|program| program.package));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     Ok(command)
 }

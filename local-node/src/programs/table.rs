@@ -1,6 +1,6 @@
 //! The table of a node's programs. Their versions are those of `go/go.mod`.
 
-/// A program that is built from the Go module in `go`.
+/// A program that is built from a Go module in `go`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Program {
     /// Its file name.
@@ -21,10 +21,19 @@ impl Program {
     }
 }
 
+/// The programs of [`super::go::KNI`].
+pub(super) const KNI: &[Program] = &[
+    program("containerd", "github.com/containerd/containerd/v2/cmd/containerd"),
+    program("kubelet", "k8s.io/kubernetes/cmd/kubelet"),
+];
+
 /// The programs of [`super::go::HELM`].
 pub(super) const HELM: &[Program] = &[program("helm", "helm.sh/helm/v4/cmd/helm")];
 
-/// Every program of a node except runc, which the system provides: its seccomp support needs a C library.
+/// The programs of [`super::go::RUNC`].
+pub(super) const RUNC: &[Program] = &[program("runc", "github.com/opencontainers/runc")];
+
+/// Every program of a node except runc, which is built apart.
 pub const PROGRAMS: &[Program] = &[
     program("bridge", "github.com/containernetworking/plugins/plugins/main/bridge"),
     program("ptp", "github.com/containernetworking/plugins/plugins/main/ptp"),
@@ -45,6 +54,7 @@ pub const PROGRAMS: &[Program] = &[
     program("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
     program("etcd", "go.etcd.io/etcd/server/v3"),
     program("coredns", "kni.dev/local-node/coredns"),
+    program("kni-reference", "kni.dev/local-node/reference"),
     program("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
     program(
         "kube-controller-manager",
@@ -65,9 +75,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn built_files_have_the_names_of_the_programs_except_etcd() {
+    fn built_files_have_the_names_of_the_programs_with_two_exceptions() {
         for program in PROGRAMS {
-            let expected = if program.name == "etcd" { "server" } else { program.name };
+            let expected = match program.name {
+                "etcd" => "server",
+                "kni-reference" => "reference",
+                name => name,
+            };
             assert_eq!(program.built_name(), expected);
         }
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use kni_local_node::{LocalCluster, LocalNode, Namespaces, Programs, StaticPrograms};
+use kni_local_node::{Kni, LocalCluster, LocalNode, Namespaces, Programs, StaticPrograms};
 
 use crate::{DEPLOY, Folders, Start, shortcuts};
 
@@ -12,13 +12,13 @@ pub(crate) fn start(
     folders: &Folders,
     (programs, statics): (&Programs, &StaticPrograms),
     start: &Start,
-    count: u8,
+    (count, kni): (u8, Option<Kni>),
     server: &str,
 ) -> Result<LocalCluster> {
     let folder = &folders.folder;
     let image = start.image.as_deref().context("no image")?;
     println!("control plane, {count} node{}", if count == 1 { "" } else { "s" });
-    let mut cluster = LocalCluster::start(count, programs, statics, &folder.join("logs"))?;
+    let mut cluster = LocalCluster::start(count, programs, statics, kni.as_ref(), &folder.join("logs"))?;
     let kubeconfig = cluster.control().outside_kubeconfig(server)?;
     shortcuts::kubectl(folders, programs, &kubeconfig)?;
     println!("agents");

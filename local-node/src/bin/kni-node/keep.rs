@@ -34,6 +34,11 @@ pub(crate) fn command(folders: &Folders, start: &Start) -> Result<()> {
     let (programs, statics) = folders.build(&mut |line| println!("{line}"))?;
     let (listener, server) = forward::listen()?;
     let built = (&programs, &statics);
+    let kni = if start.kni {
+        Some(folders.build_kni(&mut |line| println!("{line}"))?)
+    } else {
+        None
+    };
     let announce = |state: &mut State, processes, api_server: &Namespaces| -> Result<()> {
         state.complete(processes);
         state.save(folder)?;
@@ -44,11 +49,11 @@ pub(crate) fn command(folders: &Folders, start: &Start) -> Result<()> {
         bail!("the port of the API server was closed")
     };
     if let Some(count) = start.nodes {
-        let mut cluster = cluster::start(folders, built, start, count, &server)?;
+        let mut cluster = cluster::start(folders, built, start, (count, kni), &server)?;
         let api_server = cluster::api_server(&mut cluster);
         announce(&mut state, cluster.processes().collect(), &api_server)
     } else {
-        let node = Single::start(folders, built, start.standalone, &server)?;
+        let node = Single::start(folders, built, (start.standalone, kni), &server)?;
         announce(&mut state, node.processes(), node.api_server())
     }
 }

@@ -50,6 +50,9 @@ pub(crate) fn up(folders: &Folders, start: &Start) -> Result<()> {
         end(&state, folders)?;
     }
     folders.build(&mut |line| println!("    {line}"))?;
+    if start.kni {
+        folders.build_kni(&mut |line| println!("    {line}"))?;
+    }
     let began = Instant::now();
     if let Err(error) = start_owner(folders, start) {
         if let Some(state) = State::read(folder)? {

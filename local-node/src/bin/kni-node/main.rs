@@ -17,7 +17,7 @@ use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
-use kni_local_node::{Programs, StaticPrograms};
+use kni_local_node::{Kni, Programs, StaticPrograms};
 
 /// The folder `deploy` of this source.
 const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy");
@@ -53,6 +53,9 @@ enum Action {
         /// Also build Helm, which the tests of the chart use
         #[arg(long)]
         helm: bool,
+        /// Also build the kubelet and the containerd that speak KNI
+        #[arg(long)]
+        kni: bool,
     },
     /// Start a node, or a cluster of several nodes
     Up(Start),
@@ -74,6 +77,9 @@ struct Start {
     /// Start a control plane and this many nodes, with a router between them, in place of one node
     #[arg(long, value_name = "N", requires = "image")]
     nodes: Option<u8>,
+    /// Let the kubelet make the networks of pods by KNI, with a kubelet and a containerd that can
+    #[arg(long)]
+    kni: bool,
     /// Archive of the agent's image: on several nodes the agent is a pod
     #[arg(long, value_name = "ARCHIVE", requires = "nodes")]
     image: Option<PathBuf>,
@@ -88,6 +94,9 @@ impl Start {
         let mut options: Vec<OsString> = vec!["--tag".into(), (&self.tag).into()];
         if self.standalone {
             options.push("--standalone".into());
+        }
+        if self.kni {
+            options.push("--kni".into());
         }
         if let Some(nodes) = self.nodes {
             options.extend(["--nodes".into(), nodes.to_string().into()]);
@@ -121,12 +130,20 @@ impl Folders {
         self.tools.join("static")
     }
 
-    /// [`Self::build`] with its progress on standard output, and Helm.
-    fn build_all(&self, helm: bool) -> Result<()> {
+    /// Builds the kubelet and the containerd that speak KNI, if they are missing.
+    fn build_kni(&self, report: &mut dyn FnMut(&str)) -> Result<Kni> {
+        Programs::build_kni(&self.tools.join("kni"), report).map(Kni::new)
+    }
+
+    /// [`Self::build`] with its progress on standard output, and more programs.
+    fn build_all(&self, helm: bool, kni: bool) -> Result<()> {
         let mut report = |line: &str| println!("    {line}");
         self.build(&mut report)?;
         if helm {
             Programs::build_helm(&self.tools, &mut report)?;
+        }
+        if kni {
+            self.build_kni(&mut report)?;
         }
         Ok(())
     }
@@ -136,7 +153,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let folders = &cli.folders;
     let result = match &cli.action {
-        Action::Build { helm } => folders.build_all(*helm),
+        Action::Build { helm, kni } => folders.build_all(*helm, *kni),
         Action::Up(start) => lifecycle::up(folders, start),
         Action::Down => lifecycle::down(folders),
         Action::Status => lifecycle::status(folders),
@@ -161,6 +178,7 @@ mod tests {
         let folders = ["kni-node", "--folder=/f", "--tools=/t", "--programs=/p"];
         for options in [
             &["--tag=0.1.0", "--standalone"][..],
+            &["--kni"],
             &["--nodes=3", "--image=/i.tar", "--tag=one"],
         ] {
             let parse = |words: Vec<OsString>| {
@@ -181,8 +199,8 @@ mod tests {
             let second = parse(words(first.options()));
             assert_eq!(first.options(), second.options());
             assert_eq!(
-                (first.standalone, first.nodes, &first.image),
-                (second.standalone, second.nodes, &second.image)
+                (first.standalone, first.kni, first.nodes, &first.image),
+                (second.standalone, second.kni, second.nodes, &second.image)
             );
         }
     }

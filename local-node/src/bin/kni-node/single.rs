@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use kni_local_node::{LocalNode, Namespaces, Node, Programs, StaticPrograms};
+use kni_local_node::{Kni, LocalNode, Namespaces, Node, Programs, StaticPrograms};
 
 use crate::{DEPLOY, Folders, shortcuts};
 
@@ -24,12 +24,16 @@ impl Single {
     pub(crate) fn start(
         folders: &Folders,
         (programs, statics): (&Programs, &StaticPrograms),
-        standalone: bool,
+        (standalone, kni): (bool, Option<Kni>),
         server: &str,
     ) -> Result<Self> {
+        let by_kni = kni.is_some();
         let node = Node::whole(LocalNode::NAME)?;
         node.forward()?;
         let mut local = LocalNode::new(&node, programs, statics, &folders.folder.join("logs"))?;
+        if let Some(kni) = kni {
+            local.use_kni(kni)?;
+        }
         println!("containerd");
         local.start_containerd()?;
         println!("cluster");
@@ -37,6 +41,9 @@ impl Single {
         shortcuts::kubectl(folders, programs, &kubeconfig)?;
         println!("agent");
         start_agent(&mut local, folders, standalone)?;
+        if !by_kni {
+            install_cni(&local, folders)?;
+        }
         local.wait_ready(true)?;
         println!("DNS");
         local.start_dns()?;
@@ -56,7 +63,7 @@ impl Single {
     }
 }
 
-/// Starts the agent and makes it the network of the container runtime.
+/// Starts the agent, and waits until it serves.
 fn start_agent(local: &mut LocalNode, folders: &Folders, standalone: bool) -> Result<()> {
     let agent = local.inside().install(&folders.ours("kni-agent")?)?;
     let mut command = local.command(&agent);
@@ -76,7 +83,12 @@ fn start_agent(local: &mut LocalNode, folders: &Folders, standalone: bool) -> Re
     local.wait("the agent serves", AGENT_PATIENCE, |node| {
         let status = node.command(&knictl).arg("status").output().context("run knictl")?;
         Ok(status.status.success())
-    })?;
+    })
+}
+
+/// Makes the agent the network of the container runtime.
+fn install_cni(local: &LocalNode, folders: &Folders) -> Result<()> {
+    let agent = local.inside().install(&folders.ours("kni-agent")?)?;
     let shim = local.inside().install(&folders.ours("kni-cni")?)?;
     let [bin, conf] = LocalNode::cni_folders();
     let mut install = local.command(&agent);

@@ -12,7 +12,14 @@ mod ping_loop;
 mod serve;
 mod udp_loop;
 
-use std::{fs, process::ExitCode, thread, time::Duration};
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Write as _},
+    path::Path,
+    process::ExitCode,
+    thread,
+    time::Duration,
+};
 
 use nix::sys::signal::{SigSet, Signal};
 use options::Options;
@@ -30,6 +37,10 @@ const USAGE: &str = "usage:
   kni-probe udp-loop ADDRESS PORT
       send a datagram each 10 ms; print each second how many were answered, and how many were not within 5 s
   kni-probe sleep [MS]
+  kni-probe show PATH
+      print a file, or the names in a folder
+  kni-probe write FILE TEXT
+      write to a file that exists
   kni-probe touch FILE
   kni-probe remove FILE";
 
@@ -50,6 +61,8 @@ fn main() -> ExitCode {
             thread::sleep(Duration::from_millis(time));
             Ok(())
         }),
+        "show" => show(options.word(0, "PATH")?.as_ref()).map_err(|e| e.to_string()),
+        "write" => write(options.word(0, "FILE")?, options.word(1, "TEXT")?).map_err(|e| e.to_string()),
         "touch" => fs::write(options.word(0, "FILE")?, "").map_err(|e| e.to_string()),
         "remove" => fs::remove_file(options.word(0, "FILE")?).map_err(|e| e.to_string()),
         _ => Err(USAGE.into()),
@@ -61,6 +74,22 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn show(path: &Path) -> io::Result<()> {
+    if !path.is_dir() {
+        print!("{}", fs::read_to_string(path)?);
+        return Ok(());
+    }
+    for entry in fs::read_dir(path)? {
+        println!("{}", entry?.file_name().display());
+    }
+    Ok(())
+}
+
+/// Does not create the file: a setting that the kernel does not have is an error.
+fn write(path: &str, text: &str) -> io::Result<()> {
+    OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
 }
 
 /// Runs `work` on a thread of its own until it ends or SIGTERM comes, which the first process of a container has to
