@@ -36,6 +36,9 @@ struct Up {
     /// How many nodes, besides the control plane
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=20))]
     nodes: u8,
+    /// Let the kubelets make the networks of pods by KNI
+    #[arg(long)]
+    kni: bool,
 }
 
 /// Runs the command; returns only when it has failed or there is nothing to do.
@@ -47,6 +50,9 @@ pub(crate) fn command(args: &Args) -> Result<()> {
             let image = prepare()?;
             let mut program = node::kni_node(&folder);
             program.arg("up").args(["--nodes", &up.nodes.to_string()]);
+            if up.kni {
+                program.arg("--kni");
+            }
             node::replace_by(program.arg("--image").arg(image))
         }
         Action::Down(rest) => node::end_or_show("cluster", &folder, "down", rest),

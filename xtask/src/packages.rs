@@ -73,7 +73,12 @@ pub(crate) const PACKAGES: &[Package] = &[
         &[Purpose::Demo, Purpose::Test, Purpose::Bench, Purpose::Node],
         "shows the rules of the node, and makes the DNAT rules of a foreign proxy",
     ),
-    package("runc", &[Purpose::Node], "runs the containers of a node"),
+    package(
+        "libseccomp-dev",
+        &[Purpose::Node],
+        "links runc, which runs the containers of a node",
+    ),
+    package("pkgconf", &[Purpose::Node], "finds that library"),
     package("strace", &[Purpose::Test], "shows what an agent executes"),
     package(
         "bpftool",

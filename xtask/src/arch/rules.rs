@@ -73,6 +73,7 @@ pub(super) const CRATES: &[(&str, Layer)] = &[
     ("kni-agent/manifests", Layer::Edge),
     ("kni-agent", Layer::Root),
     ("kni-cni", Layer::Program),
+    ("kni-conformance", Layer::Program),
     ("kni-controller", Layer::Program),
     ("kni-ebpf", Layer::Program),
     ("knictl", Layer::Program),

@@ -9,8 +9,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use tally::Reader;
 pub(crate) use tally::Tally;
+use tally::{Failure, Reader};
 
 use crate::{
     build_cni, build_ebpf, cargo_output, crds,
@@ -111,11 +111,11 @@ fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
         progress.step("eBPF programs", || build_ebpf::build(false))?;
         progress.step("CNI plugin", || build_cni::build().map(drop))?;
         // Built before the tests, so that the build time is not part of the first test that needs them.
-        node::build_programs(&mut progress, &["--helm"])?;
+        node::build_programs(&mut progress, &["--helm", "--kni"])?;
     }
     let tests = progress.step("tests", || {
-        let content = cargo_test(plan, tally)?;
-        judge(plan, *tally, content)
+        let outcome = cargo_test(plan, tally)?;
+        judge(plan, *tally, &outcome)
     });
     // The virtual machine runs in any case: its result may explain the others.
     let machine = if plan.vm {
@@ -135,12 +135,23 @@ fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
     tests.and(machine).and(other)
 }
 
+/// What a run of `cargo test` leads to, beside the sums.
+#[derive(Default)]
+struct Outcome {
+    /// Whether cargo succeeded.
+    success: bool,
+    failures: Vec<Failure>,
+}
+
 /// Decides whether the tests are a success from their output and the exit status of cargo.
-fn judge(plan: &Plan, tally: Tally, content: bool) -> Result<()> {
+fn judge(plan: &Plan, tally: Tally, outcome: &Outcome) -> Result<()> {
     if tally.failed > 0 {
-        bail!("{} tests failed", tally.failed);
+        // Printed last: the output of the failed tests may be many thousand lines above.
+        let mut lines = vec![format!("{} tests failed", tally.failed)];
+        lines.extend(outcome.failures.iter().map(ToString::to_string));
+        bail!("{}", lines.join("\n"));
     }
-    if !content {
+    if !outcome.success {
         bail!("`cargo test` failed outside of any test");
     }
     if tally.passed == 0 {
@@ -156,8 +167,8 @@ fn judge(plan: &Plan, tally: Tally, content: bool) -> Result<()> {
     Ok(())
 }
 
-/// Runs the tests of the workspace into `tally`; false if cargo failed.
-fn cargo_test(plan: &Plan, tally: &mut Tally) -> Result<bool> {
+/// Runs the tests of the workspace into `tally`.
+fn cargo_test(plan: &Plan, tally: &mut Tally) -> Result<Outcome> {
     let mut command = cargo();
     command.args(["test", "--workspace", "--no-fail-fast"]);
     if !plan.programs {
@@ -170,11 +181,14 @@ fn cargo_test(plan: &Plan, tally: &mut Tally) -> Result<bool> {
     }
     // Without it the output of a passed test, and so its skip, would be hidden.
     command.args(["--", "--show-output"]);
+    // Tests that mostly wait share a CPU; the others wait for one of their own.
+    let threads = 2 * thread::available_parallelism().map_or(1, usize::from);
+    command.arg(format!("--test-threads={threads}"));
     stream(&mut command, tally, &say)
 }
 
 /// Runs `command`, passes each line to show to `show` immediately, and sums up the results.
-fn stream(command: &mut Command, tally: &mut Tally, show: &(dyn Fn(&str) + Sync)) -> Result<bool> {
+fn stream(command: &mut Command, tally: &mut Tally, show: &(dyn Fn(&str) + Sync)) -> Result<Outcome> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -191,18 +205,22 @@ fn stream(command: &mut Command, tally: &mut Tally, show: &(dyn Fn(&str) + Sync)
     let Ok(sums) = sums else {
         bail!("the output of the tests could not be read")
     };
-    for sum in sums {
+    let mut outcome = Outcome::default();
+    for reader in sums {
+        let sum = reader.tally();
+        outcome.failures.extend(reader.failures());
         tally.passed += sum.passed;
         tally.failed += sum.failed;
         tally.skipped += sum.skipped;
         tally.reported_skip += sum.reported_skip;
     }
-    Ok(child.wait().context("cannot wait for cargo test")?.success())
+    outcome.success = child.wait().context("cannot wait for cargo test")?.success();
+    Ok(outcome)
 }
 
-fn read(stream: Option<impl Read>, show: &dyn Fn(&str)) -> Tally {
+fn read(stream: Option<impl Read>, show: &dyn Fn(&str)) -> Reader {
     let mut reader = Reader::default();
-    let Some(stream) = stream else { return reader.tally() };
+    let Some(stream) = stream else { return reader };
     let mut stream = BufReader::new(stream);
     let mut bytes = Vec::new();
     // Bytes, not text: a test may print arbitrary output, which must not end the reading.
@@ -215,11 +233,11 @@ fn read(stream: Option<impl Read>, show: &dyn Fn(&str)) -> Tally {
         drop(text);
         bytes.clear();
     }
-    reader.tally()
+    reader
 }
 
 /// Like [`read`], for the stream that also contains cargo's own messages.
-fn read_errors(stream: Option<impl Read>, show: &dyn Fn(&str)) -> Tally {
+fn read_errors(stream: Option<impl Read>, show: &dyn Fn(&str)) -> Reader {
     let mut reader = Reader::default();
     if let Some(stream) = stream {
         cargo_output::follow(stream, |line| {
@@ -228,7 +246,7 @@ fn read_errors(stream: Option<impl Read>, show: &dyn Fn(&str)) -> Tally {
             }
         });
     }
-    reader.tally()
+    reader
 }
 
 #[cfg(test)]
@@ -237,8 +255,12 @@ mod tests {
 
     use super::*;
 
-    fn judged(tally: Tally, content: bool) -> Result<()> {
-        judge(&Plan::new(&Args::default()), tally, content)
+    fn judged(tally: Tally, success: bool) -> Result<()> {
+        let outcome = Outcome {
+            success,
+            ..Outcome::default()
+        };
+        judge(&Plan::new(&Args::default()), tally, &outcome)
     }
 
     #[test]
@@ -275,8 +297,8 @@ mod tests {
         let shown = Mutex::new(Vec::new());
         // Not printed: a line of this test that begins with SKIP would be counted, too.
         let show = |line: &str| shown.lock().unwrap().push(line.to_owned());
-        let held = stream(Command::new("sh").args(["-c", script]), &mut tally, &show).unwrap();
-        assert!(!held);
+        let outcome = stream(Command::new("sh").args(["-c", script]), &mut tally, &show).unwrap();
+        assert!(!outcome.success);
         assert_eq!(shown.lock().unwrap().len(), 2);
         assert_eq!((tally.passed, tally.reported_skip), (2, 1));
     }

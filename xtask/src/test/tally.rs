@@ -36,6 +36,24 @@ impl fmt::Display for Tally {
     }
 }
 
+/// Lines of a failed test's output that the summary repeats; the whole output is above.
+const SUMMARY_LINES: usize = 12;
+
+/// A failed test and the begin of its output, for the summary at the end of a long run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Failure {
+    test: String,
+    /// At most [`SUMMARY_LINES`], without empty ones.
+    lines: Vec<String>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "  {}", self.test)?;
+        self.lines.iter().try_for_each(|line| write!(f, "\n      {line}"))
+    }
+}
+
 /// Parses one stream of test output by lines, as `cargo test -- --show-output` writes it.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
@@ -44,6 +62,9 @@ pub(crate) struct Reader {
     in_successes: bool,
     /// Whether the current test has reported a skip.
     test_reported_skip: bool,
+    /// Whether the current line is output of failed tests.
+    in_failures: bool,
+    failures: Vec<Failure>,
 }
 
 impl Reader {
@@ -52,7 +73,7 @@ impl Reader {
     /// The output of a passed test is not shown, except for its line `SKIP `.
     pub(crate) fn line(&mut self, line: &str) -> bool {
         if let Some(result) = line.strip_prefix("test result: ") {
-            self.in_successes = false;
+            (self.in_successes, self.in_failures) = (false, false);
             self.add(result);
             return true;
         }
@@ -61,9 +82,14 @@ impl Reader {
             return true;
         }
         match line {
-            "successes:" => self.in_successes = true,
-            "failures:" => self.in_successes = false,
-            _ if line.starts_with("---- ") => self.test_reported_skip = false,
+            "successes:" => (self.in_successes, self.in_failures) = (true, false),
+            // The first time before the output of the failed tests, the second time before the list of their names.
+            "failures:" => (self.in_successes, self.in_failures) = (false, !self.in_failures),
+            _ if line.starts_with("---- ") => {
+                self.test_reported_skip = false;
+                self.begin(line);
+            }
+            _ if self.in_failures => self.quote(line),
             _ => {}
         }
         !self.in_successes
@@ -75,6 +101,32 @@ impl Reader {
         Tally {
             passed: self.tally.passed.saturating_sub(self.tally.reported_skip),
             ..self.tally
+        }
+    }
+
+    /// The failed tests so far.
+    pub(crate) fn failures(self) -> Vec<Failure> {
+        self.failures
+    }
+
+    /// Begins the output of a test, whose line is `---- name stdout ----`.
+    fn begin(&mut self, line: &str) {
+        if let Some(test) = line.strip_prefix("---- ").and_then(|rest| rest.split(' ').next())
+            && self.in_failures
+        {
+            self.failures.push(Failure {
+                test: test.to_owned(),
+                lines: Vec::new(),
+            });
+        }
+    }
+
+    fn quote(&mut self, line: &str) {
+        if let Some(failure) = self.failures.last_mut()
+            && failure.lines.len() < SUMMARY_LINES
+            && !line.trim().is_empty()
+        {
+            failure.lines.push(line.to_owned());
         }
     }
 
@@ -164,6 +216,25 @@ mod tests {
              failures:\n    b\n\ntest result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured",
         );
         assert!(shown.contains(&"loud") && !shown.contains(&"quiet"), "{shown:?}");
+    }
+
+    #[test]
+    fn the_summary_repeats_the_begin_of_each_failure() {
+        let long = "a line\n".repeat(20);
+        let text = format!(
+            "successes:\n\n---- a stdout ----\nquiet\n\nsuccesses:\n    a\n\nfailures:\n\n---- b stdout ----\n\
+             Error: first\n\n  second\n---- c::d stdout ----\n{long}\n\
+             ---- e stdout ----\nshort\n\nfailures:\n    b\n    c::d\n    e\n\n\
+             test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured\nafter"
+        );
+        let mut reader = Reader::default();
+        for line in text.lines() {
+            reader.line(line);
+        }
+        let [b, c, e] = reader.failures().try_into().unwrap();
+        assert_eq!(b.to_string(), "  b\n      Error: first\n        second");
+        assert_eq!((c.test.as_str(), c.lines.len()), ("c::d", SUMMARY_LINES));
+        assert_eq!(e.lines, ["short"], "the names of failed tests are not output");
     }
 
     #[test]
