@@ -1,21 +1,47 @@
 //! Schedules the tests of a binary: shared tests run concurrently, an exclusive test runs alone.
 //!
-//! Tests run in threads of one process. A test that waits for silence, measures time or starts a whole cluster names
-//! `exclusive` in [`require!`](crate::require) and runs while no other privileged test of its binary is running.
+//! Tests run in threads of one process, of which there are two for each CPU. A test that waits for silence, or measures
+//! time or loss, names `exclusive` in [`require!`](crate::require) and runs while no other privileged test of its binary
+//! is running. Of the others, one runs on each CPU; of those that name `waiting`, as they mostly wait for a whole cluster,
+//! two.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+};
 
 static RUNNING: Mutex<Running> = Mutex::new(Running {
-    shared: 0,
+    halves: 0,
     exclusive: false,
     waiting: 0,
 });
 static CHANGED: Condvar = Condvar::new();
 
+/// How a test runs beside others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Share {
+    /// Alone.
+    Exclusive,
+    /// With a CPU of its own.
+    Cpu,
+    /// With half a CPU.
+    HalfCpu,
+}
+
+impl Share {
+    const fn halves(self) -> usize {
+        match self {
+            Self::Exclusive => 0,
+            Self::HalfCpu => 1,
+            Self::Cpu => 2,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Running {
-    /// Running shared tests.
-    shared: usize,
+    /// The shares of the running shared tests, in halves of a CPU.
+    halves: usize,
     /// Whether a test runs alone.
     exclusive: bool,
     /// Waiting exclusive tests; they take precedence, because shared tests would otherwise never leave a gap.
@@ -25,34 +51,37 @@ struct Running {
 /// A test's permission to run, until it is dropped.
 #[derive(Debug)]
 pub struct Permit {
-    exclusive: bool,
+    share: Share,
 }
 
 impl Permit {
     /// Waits until the calling test may run. A test takes one permit: a second one could deadlock.
-    pub fn acquire(exclusive: bool) -> Self {
+    pub fn acquire(share: Share) -> Self {
         let mut running = lock();
-        if exclusive {
+        if share == Share::Exclusive {
             running.waiting += 1;
-            running = wait_while(running, |running| running.exclusive || running.shared > 0);
+            running = wait_while(running, |running| running.exclusive || running.halves > 0);
             running.waiting -= 1;
             running.exclusive = true;
         } else {
-            running = wait_while(running, |running| running.exclusive || running.waiting > 0);
-            running.shared += 1;
+            let all = 2 * thread::available_parallelism().map_or(1, usize::from);
+            running = wait_while(running, |running| {
+                running.exclusive || running.waiting > 0 || running.halves + share.halves() > all
+            });
+            running.halves += share.halves();
         }
         drop(running);
-        Self { exclusive }
+        Self { share }
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         let mut running = lock();
-        if self.exclusive {
+        if self.share == Share::Exclusive {
             running.exclusive = false;
         } else {
-            running.shared -= 1;
+            running.halves -= self.share.halves();
         }
         drop(running);
         CHANGED.notify_all();
@@ -76,37 +105,60 @@ fn wait_while(
 #[cfg(test)]
 mod tests {
     use std::{
-        sync::atomic::{AtomicUsize, Ordering::SeqCst},
+        sync::{
+            Barrier,
+            atomic::{AtomicUsize, Ordering::SeqCst},
+            mpsc,
+        },
         thread,
         time::Duration,
     };
 
-    use super::Permit;
+    use super::{Permit, Share};
 
     /// The only test of this binary that takes more than one permit at a time, each in a separate thread.
     #[test]
-    fn an_exclusive_test_runs_alone_and_all_come_to_run() {
-        let (inside, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    fn an_exclusive_test_runs_alone_and_others_as_far_as_there_are_cpus() {
+        let all = 2 * thread::available_parallelism().map_or(1, usize::from);
+        as_many_halves_as_there_are_run_at_once(all);
+        none_runs_beside_more_than_that(all);
+    }
+
+    /// Each waits for the others with its permit, so that this does not depend on the speed of the machine.
+    fn as_many_halves_as_there_are_run_at_once(all: usize) {
+        let (done, finished) = mpsc::channel();
+        thread::spawn(move || {
+            let together = Barrier::new(all);
+            thread::scope(|scope| {
+                for _ in 0..all {
+                    scope.spawn(|| {
+                        let _permit = Permit::acquire(Share::HalfCpu);
+                        together.wait();
+                    });
+                }
+            });
+            done.send(())
+        });
+        finished
+            .recv_timeout(Duration::from_mins(1))
+            .expect("all halves are taken at the same time");
+    }
+
+    fn none_runs_beside_more_than_that(all: usize) {
+        let inside = AtomicUsize::new(0);
         thread::scope(|scope| {
             for number in 0..24 {
-                let (inside, most) = (&inside, &most);
+                let inside = &inside;
                 scope.spawn(move || {
-                    let exclusive = number % 3 == 0;
-                    let _permit = Permit::acquire(exclusive);
-                    let others = inside.fetch_add(1, SeqCst);
-                    if exclusive {
-                        assert_eq!(others, 0, "another test runs");
-                    } else {
-                        most.fetch_max(others + 1, SeqCst);
-                    }
+                    let share = [Share::Exclusive, Share::Cpu, Share::HalfCpu][number % 3];
+                    let _permit = Permit::acquire(share);
+                    let halves = if share == Share::Exclusive { all } else { share.halves() };
+                    inside.fetch_add(halves, SeqCst);
                     thread::sleep(Duration::from_millis(5));
-                    if exclusive {
-                        assert_eq!(inside.load(SeqCst), 1, "another test began");
-                    }
-                    inside.fetch_sub(1, SeqCst);
+                    let with_others = inside.fetch_sub(halves, SeqCst);
+                    assert!(with_others <= all, "{share:?}: {with_others} of {all}");
                 });
             }
         });
-        assert!(most.load(SeqCst) > 1, "the others never ran at the same time");
     }
 }

@@ -9,6 +9,7 @@
 pub mod agent;
 pub mod api_server;
 pub mod cluster;
+pub mod dice;
 pub mod earlier;
 pub mod echo;
 pub mod exclusive;
@@ -27,6 +28,7 @@ pub mod simulation;
 pub mod snapshot;
 pub mod stage;
 pub mod syscall;
+pub mod trace;
 pub mod traffic;
 pub mod wait;
 pub mod world;

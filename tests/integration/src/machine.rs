@@ -8,7 +8,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use kni_local_node::{LocalNode, Programs, StaticPrograms};
+use kni_local_node::{Kni, LocalNode, Programs, StaticPrograms};
+use nix::mount::{MsFlags, mount};
 
 use crate::{
     agent::{Agent, AgentOptions, Membership, agent_binary, controller_binary, profile_folder, shim_binary},
@@ -38,6 +39,32 @@ impl Machine {
         Ok(machine)
     }
 
+    /// [`Self::with_cluster`] on a node whose pods get their networks by KNI, from the agent at its usual socket.
+    pub fn with_kni(name: &str, kni: Kni) -> Result<Self> {
+        let mut machine = Self::with_kni_runtime(name, kni)?;
+        machine.local.start_cluster("https://127.0.0.1:6443")?;
+        Ok(machine)
+    }
+
+    /// [`Self::with_containerd`] with a containerd that leaves networks to the kubelet.
+    pub fn with_kni_runtime(name: &str, kni: Kni) -> Result<Self> {
+        let mut machine = Self::idle(name)?;
+        machine.local.use_kni(kni)?;
+        machine.local.start_containerd()?;
+        Ok(machine)
+    }
+
+    /// Mounts a namespace of the node, "net" or another kind of /proc/self/ns, at a path inside.
+    pub fn mount_namespace(&self, kind: &str, at: &str) -> Result<()> {
+        self.node.enter(|| -> Result<()> {
+            std::fs::write(at, "").with_context(|| format!("create {at}"))?;
+            let source = format!("/proc/thread-self/ns/{kind}");
+            let none = None::<&str>;
+            mount(Some(source.as_str()), at, none, MsFlags::MS_BIND, none)
+                .with_context(|| format!("mount a namespace at {at}"))
+        })?
+    }
+
     /// [`Self::with_containerd`] and the cluster: registered at its API server, but not ready without a network.
     pub fn with_cluster(name: &str) -> Result<Self> {
         let mut machine = Self::with_containerd(name)?;
@@ -56,6 +83,13 @@ impl Machine {
     /// [`Self::start_agent`] with an agent that watches the API server, to which the objects of `deploy/` are applied
     /// first, and kni-controller.
     pub fn start_member(&mut self) -> Result<Agent> {
+        let agent = self.start_member_by_kni()?;
+        self.install_cni()?;
+        Ok(agent)
+    }
+
+    /// [`Self::start_member`] without files of CNI.
+    pub fn start_member_by_kni(&mut self) -> Result<Agent> {
         self.local.apply_deployment(Path::new(DEPLOY))?;
         let cluster = Membership {
             kubeconfig: LocalNode::agent_kubeconfig().into(),
@@ -66,7 +100,6 @@ impl Machine {
             ..Self::agent_options(Vec::new())
         };
         let agent = Agent::start(&self.node, options)?;
-        self.install_cni()?;
         let controller = self.node.install(&controller_binary()?)?;
         self.local.start_controller(&controller)?;
         Ok(agent)
@@ -130,6 +163,17 @@ impl Machine {
 /// The programs of a node; missing ones are built, which takes minutes, so `cargo xtask test` builds them in advance.
 pub fn programs() -> Result<Programs> {
     Programs::build(&tools()?, &mut |line| eprintln!("{line}"))
+}
+
+/// The kubelet and the containerd that speak KNI; built like [`programs`].
+pub fn kni() -> Result<Kni> {
+    Programs::build_kni(&tools()?.join("kni"), &mut |line| eprintln!("{line}")).map(Kni::new)
+}
+
+/// A command that executes the Go tests of packages of [`kni`].
+pub fn kni_tests(packages: &[&str]) -> Result<std::process::Command> {
+    kni()?;
+    Programs::kni_tests(&tools()?.join("kni"), packages)
 }
 
 /// Helm, the program `helm` of the folder; built like [`programs`].

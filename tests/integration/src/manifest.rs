@@ -94,6 +94,17 @@ impl Manifest {
         Self::write_all(manifests, ns, Path::new(MANIFESTS))
     }
 
+    /// Removes the files from the folder of the agent inside `ns`.
+    pub fn remove(manifests: &[Self], ns: &Namespaces) -> Result<()> {
+        ns.enter(|| {
+            let mut files = manifests
+                .iter()
+                .map(|manifest| Path::new(MANIFESTS).join(&manifest.file));
+            files.try_for_each(fs::remove_file)
+        })?
+        .with_context(|| format!("manifests in {MANIFESTS}"))
+    }
+
     /// Writes or replaces the files in `folder` as seen inside `ns`, each atomically, so that a watcher sees complete
     /// files.
     pub fn write_all(manifests: &[Self], ns: &Namespaces, folder: &Path) -> Result<()> {

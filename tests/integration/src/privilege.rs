@@ -8,10 +8,10 @@ use nix::{
     unistd::geteuid,
 };
 
-use crate::exclusive::Permit;
+use crate::exclusive::{Permit, Share};
 
-/// The requirement of tests that run alone.
-const EXCLUSIVE: &str = "exclusive";
+/// The words of tests that run alone, and of tests that mostly wait.
+const SHARES: [(&str, Share); 2] = [("exclusive", Share::Exclusive), ("waiting", Share::HalfCpu)];
 
 /// Debian's folder of CNI plugins.
 pub const CNI_PLUGINS: &str = "/usr/lib/cni";
@@ -21,8 +21,8 @@ pub const CNI_PLUGINS: &str = "/usr/lib/cni";
 /// `api_server` (`machine`, unless `KUBEBUILDER_ASSETS` names the programs) or the name of a program that must be in
 /// `PATH`. The test may return `()` or a `Result<(), _>`.
 ///
-/// A test with `exclusive` runs while no other test of its binary with a `require!` is running; see
-/// [`exclusive`](crate::exclusive). A test has at most one `require!`, which applies until it returns.
+/// A test with `exclusive` runs while no other test of its binary with a `require!` is running, and more of those with
+/// `waiting` run at once; see [`exclusive`](crate::exclusive). A test has at most one `require!`, which applies until it returns.
 ///
 /// Prints `SKIP <test>: <why>`. Panics instead if the environment variable `KNI_REQUIRE` (comma-separated list, or
 /// `all`) contains the requirement.
@@ -62,7 +62,7 @@ impl<E> Skipped for Result<(), E> {
 pub fn require(test: &str, needs: &[&str]) -> Option<Permit> {
     for need in needs {
         let need = match *need {
-            EXCLUSIVE => continue,
+            need if share_of(need).is_some() => continue,
             "api_server" if env::var_os("KUBEBUILDER_ASSETS").is_some() => continue,
             "api_server" => "machine",
             need => need,
@@ -73,7 +73,14 @@ pub fn require(test: &str, needs: &[&str]) -> Option<Permit> {
             return None;
         }
     }
-    Some(Permit::acquire(needs.contains(&EXCLUSIVE)))
+    let share = needs.iter().find_map(|need| share_of(need));
+    Some(Permit::acquire(share.unwrap_or(Share::Cpu)))
+}
+
+fn share_of(word: &str) -> Option<Share> {
+    SHARES
+        .into_iter()
+        .find_map(|(name, share)| (name == word).then_some(share))
 }
 
 /// The path of the function around `here`, without the name of the crate.
@@ -110,7 +117,7 @@ fn check(need: &str) -> Result<(), String> {
                 .then_some(())
                 .ok_or(format!("no plugin {plugin} in {CNI_PLUGINS}"))
         }),
-        "machine" => ["go", "gcc", "runc", "nft"].into_iter().try_for_each(check),
+        "machine" => ["go", "gcc", "pkg-config", "nft"].into_iter().try_for_each(check),
         program => {
             let path = env::var_os("PATH").unwrap_or_default();
             let found = env::split_paths(&path).any(|dir| dir.join(program).is_file());

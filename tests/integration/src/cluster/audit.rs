@@ -28,31 +28,37 @@ pub struct Request {
     pub received: String,
 }
 
+impl Request {
+    fn of(event: &Value) -> Self {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let node = &event["user"]["extra"]["authentication.kubernetes.io/node-name"][0];
+        let user = text(&event["user"]["username"]);
+        Self {
+            user: node.as_str().map_or(user.clone(), |node| format!("{user}@{node}")),
+            credential: text(&event["user"]["extra"]["authentication.kubernetes.io/credential-id"][0]),
+            what: format!("{} {}", text(&event["verb"]), text(&event["requestURI"])),
+            code: event["responseStatus"]["code"].as_u64().unwrap_or(0),
+            received: text(&event["requestReceivedTimestamp"]),
+        }
+    }
+}
+
 impl Cluster {
     /// The requests until now. The API server writes the log before it answers, so no answered request is missing.
     pub fn audit(&self) -> Result<Audit> {
-        let mut requests = Vec::new();
-        for line in self.control.audit_log()?.lines() {
-            // The last line may be incomplete.
-            let Ok(event) = serde_json::from_str::<Value>(line) else {
-                continue;
-            };
-            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-            let node = &event["user"]["extra"]["authentication.kubernetes.io/node-name"][0];
-            let user = text(&event["user"]["username"]);
-            requests.push(Request {
-                user: node.as_str().map_or(user.clone(), |node| format!("{user}@{node}")),
-                credential: text(&event["user"]["extra"]["authentication.kubernetes.io/credential-id"][0]),
-                what: format!("{} {}", text(&event["verb"]), text(&event["requestURI"])),
-                code: event["responseStatus"]["code"].as_u64().unwrap_or(0),
-                received: text(&event["requestReceivedTimestamp"]),
-            });
-        }
-        Ok(Audit { requests })
+        Ok(Audit::parse(&self.control.audit_log()?))
     }
 }
 
 impl Audit {
+    /// The requests of a log, without a last line that is incomplete.
+    pub fn parse(log: &str) -> Self {
+        let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        Self {
+            requests: events.map(|event| Request::of(&event)).collect(),
+        }
+    }
+
     /// The requests of a user.
     pub fn of(&self, user: &str) -> Vec<&Request> {
         self.requests.iter().filter(|request| request.user == user).collect()

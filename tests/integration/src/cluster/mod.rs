@@ -193,7 +193,10 @@ impl Cluster {
                 .find_map(|node| node.kubelet.reported(namespace, name)))
         })
         .await
-        .with_context(|| self.refusals())
+        .with_context(|| {
+            let is_known = self.nodes.iter().any(|node| node.kubelet.knows(namespace, name));
+            format!("known to a kubelet: {is_known}; {}", self.refusals())
+        })
     }
 
     /// Deletes pods by name and waits until their objects are gone.

@@ -12,6 +12,9 @@ use comfy_table::{Table, presets};
 use super::{NoAnswer, Servers, new_token, ping, tcp_get_to, udp_ask_to};
 use crate::namespaces::Namespaces;
 
+/// Timeout of an expected answer on a busy machine. [`Stream`](super::Stream) counts losses.
+const ANSWER: Duration = Duration::from_secs(5);
+
 /// A probe over TCP, UDP and ping.
 #[derive(Debug)]
 pub struct Probe<'a> {
@@ -67,12 +70,12 @@ pub struct Matrix {
 
 impl Matrix {
     /// Runs all probes concurrently. `servers` are all servers that might receive a request, including wrong ones; they
-    /// all listen on `port`.
-    pub fn run(probes: &[Probe<'_>], servers: &[&Servers], port: u16, timeout: Duration) -> Self {
+    /// all listen on `port`. No answer within `silence` is silence; one that is expected has more time.
+    pub fn run(probes: &[Probe<'_>], servers: &[&Servers], port: u16, silence: Duration) -> Self {
         let rows = thread::scope(|scope| {
             let asked: Vec<_> = probes
                 .iter()
-                .map(|probe| scope.spawn(move || ask(probe, servers, port, timeout)))
+                .map(|probe| scope.spawn(move || ask(probe, servers, port, silence)))
                 .collect();
             asked
                 .into_iter()
@@ -116,8 +119,13 @@ impl fmt::Display for Matrix {
     }
 }
 
-fn ask(probe: &Probe<'_>, servers: &[&Servers], port: u16, timeout: Duration) -> Vec<Row> {
+fn ask(probe: &Probe<'_>, servers: &[&Servers], port: u16, silence: Duration) -> Vec<Row> {
     let to = SocketAddr::new(probe.to, port);
+    let timeout = if probe.expected.is_some() {
+        silence.max(ANSWER)
+    } else {
+        silence
+    };
     let tokens = [new_token(), new_token(), new_token()];
     let answers = thread::scope(|scope| {
         let tcp = scope.spawn(|| tcp_get_to(probe.from, to, &tokens[0], timeout).map(|answer| answer.identity));

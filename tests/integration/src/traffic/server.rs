@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use super::Answer;
+use super::{Answer, stream::keep_bursts};
 use crate::namespaces::Namespaces;
 
 /// Interval at which a waiting server checks whether it must stop.
@@ -120,9 +120,11 @@ impl Sockets {
         };
         let tcp = Self::bound(at, Type::STREAM, None)?;
         tcp.listen(128)?;
+        let udp = Self::bound(at, Type::DGRAM, None)?.into();
+        keep_bursts(&udp)?;
         Ok(Self {
             tcp: tcp.into(),
-            udp: Self::bound(at, Type::DGRAM, None)?.into(),
+            udp,
             icmp: Self::bound(SocketAddr::new(at.ip(), 0), Type::RAW, Some(icmp))?,
         })
     }

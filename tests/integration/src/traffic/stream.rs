@@ -14,7 +14,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::socket::{setsockopt, sockopt},
+};
 
 use super::{Answer, probe::unspecified};
 use crate::namespaces::Namespaces;
@@ -24,6 +27,13 @@ const INTERVAL: Duration = Duration::from_millis(1);
 const LINGER: Duration = Duration::from_millis(500);
 /// A TCP connection without an answer for this time counts as broken.
 const TCP_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Lets a socket keep what arrives while its thread gets no CPU: the kernel's default is some 160 datagrams, and a busy machine
+/// would look like a lossy network.
+pub(super) fn keep_bursts(socket: &UdpSocket) -> std::io::Result<()> {
+    const BYTES: usize = 8 << 20;
+    Ok(setsockopt(socket, sockopt::RcvBufForce, &BYTES)?)
+}
 
 /// Numbered requests to a [`Servers`](super::Servers), one per millisecond, until stopped.
 #[derive(Debug)]
@@ -72,6 +82,7 @@ impl Stream {
     pub fn udp(from: &Namespaces, to: SocketAddr) -> Result<Self> {
         let socket = from.enter(|| {
             let socket = UdpSocket::bind(SocketAddr::new(unspecified(to.is_ipv4()), 0))?;
+            keep_bursts(&socket)?;
             socket.connect(to).map(|()| socket)
         })?;
         let socket = socket.with_context(|| format!("UDP from {} to {to}", from.name()))?;

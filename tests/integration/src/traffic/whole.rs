@@ -1,4 +1,4 @@
-//! Provides sockets whose datagrams are never fragmented.
+//! Provides sockets whose datagrams are never fragmented, and sockets with headers of their own choice.
 
 use std::{
     io,
@@ -27,14 +27,19 @@ pub fn whole_datagrams(from: &Namespaces, to: SocketAddr) -> Result<UdpSocket> {
     } else {
         (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER)
     };
-    let value = libc::IP_PMTUDISC_DO;
-    let size = libc::socklen_t::try_from(size_of_val(&value))?;
-    // SAFETY: the descriptor is open and the option's value is an int that lives through the call.
-    let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size) };
+    set_option(&socket, (level, option), &libc::IP_PMTUDISC_DO.to_ne_bytes())?;
+    Ok(socket)
+}
+
+/// Sets an option, of a level, of a socket.
+pub fn set_option(socket: &UdpSocket, (level, option): (libc::c_int, libc::c_int), value: &[u8]) -> Result<()> {
+    let size = libc::socklen_t::try_from(value.len())?;
+    // SAFETY: the descriptor is open and the option's value lives through the call.
+    let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value.as_ptr().cast(), size) };
     if set != 0 {
         bail!(io::Error::last_os_error());
     }
-    Ok(socket)
+    Ok(())
 }
 
 /// Whether the kernel refused a datagram because it exceeds the known path MTU.

@@ -3,6 +3,7 @@
 mod churn;
 mod exhaustion;
 mod joined;
+mod kni;
 mod pods;
 mod ready;
 mod restarts;

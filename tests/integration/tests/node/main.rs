@@ -4,6 +4,7 @@ mod attack;
 mod authority;
 mod bandwidth;
 mod cni;
+mod conformance;
 mod dnat;
 mod egress;
 mod harness;

@@ -1,6 +1,9 @@
 //! Tests each row of the tenancy table at the API server's admission, and without it at the agent.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    time::Instant,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, stream};
@@ -37,7 +40,7 @@ struct Answers {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_way_in_is_guarded_at_admission_and_by_the_agent() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let cluster = scene::start("cluster-access").await?;
     let start = Instant::now();
     let admission = admission(&cluster).await?;
@@ -109,20 +112,15 @@ fn line(number: usize, row: &Row, answers: &Answers) -> String {
 async fn admission(cluster: &Cluster) -> Result<BTreeMap<usize, String>> {
     let guards = deployed("base/access.yaml")?;
     cluster.apply(&guards).await?;
-    let probe = objects::pod_with("blue-team", "probe", ABSENT, &annotated(&[("kni.dev/network", "red")]));
     wait::until("the API server refuses", PATIENCE, async || {
-        Ok(refusal(cluster, &probe).await?.is_some())
+        let refused = refused_ways(cluster).await?;
+        Ok(refused.into_values().all(|is_refused| is_refused))
     })
     .await?;
     let refusals: Vec<Result<Option<(usize, String)>>> = stream::iter(ROWS.iter().enumerate())
-        .map(|(number, row)| async move {
-            for object in objects_of(number, row, ABSENT) {
-                if let Some(refusal) = refusal(cluster, &object).await? {
-                    return Ok(Some((number, refusal)));
-                }
-            }
-            Ok(None)
-        })
+        .map(
+            |(number, row)| async move { Ok(refusal_of(cluster, number, row).await?.map(|refusal| (number, refusal))) },
+        )
         .buffer_unordered(16)
         .collect()
         .await;
@@ -130,11 +128,34 @@ async fn admission(cluster: &Cluster) -> Result<BTreeMap<usize, String>> {
         cluster.delete(guard).await?;
     }
     wait::until("the API server admits", PATIENCE, async || {
-        Ok(refusal(cluster, &probe).await?.is_none())
+        let refused = refused_ways(cluster).await?;
+        Ok(!refused.into_values().any(|is_refused| is_refused))
     })
     .await?;
     let refusals: Result<Vec<Option<(usize, String)>>> = refusals.into_iter().collect();
     Ok(refusals?.into_iter().flatten().collect())
+}
+
+/// Whether the API server refuses the first row that it should refuse, for each way in and each field: it begins and ends to
+/// enforce each policy at a time of its own.
+async fn refused_ways(cluster: &Cluster) -> Result<BTreeMap<String, bool>> {
+    let mut refused = BTreeMap::new();
+    for (number, row) in ROWS.iter().enumerate().filter(|(_, row)| row.early) {
+        if let Entry::Vacant(way) = refused.entry(format!("{:?} {:?}", row.way, row.agent)) {
+            way.insert(refusal_of(cluster, number, row).await?.is_some());
+        }
+    }
+    Ok(refused)
+}
+
+/// Why the API server does not take an object of a row.
+async fn refusal_of(cluster: &Cluster, number: usize, row: &Row) -> Result<Option<String>> {
+    for object in objects_of(number, row, ABSENT) {
+        if let Some(refusal) = refusal(cluster, &object).await? {
+            return Ok(Some(refusal));
+        }
+    }
+    Ok(None)
 }
 
 /// Why the API server does not take an object; nothing is made.
@@ -288,11 +309,6 @@ fn name(number: usize) -> String {
 
 fn mac(number: usize) -> String {
     format!("{MAC_PREFIX}{number:02x}")
-}
-
-fn annotated(annotations: &[(&str, &str)]) -> Value {
-    let annotations: BTreeMap<_, _> = annotations.iter().copied().collect();
-    json!({ "annotations": annotations })
 }
 
 /// The objects by which a row names its network.

@@ -96,7 +96,7 @@ fn attachment() -> Value {
     reason = "four ways of removal under the same traffic, in order"
 )]
 async fn interfaces_come_and_go_under_traffic_and_leave_nothing() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let cast = Cast::start("cluster-hot").await?;
     let cluster = &cast.cluster;
     let [a, b] = &cast.pods[..] else {
@@ -187,7 +187,7 @@ async fn interfaces_come_and_go_under_traffic_and_leave_nothing() -> Result<()> 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn definitions_of_multus_lead_to_networks() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let cluster = Cluster::start("cluster-definitions", 1).await?;
     // A requested address must be in a block of its node.
     tenants_with(&cluster, &json!({ "perNodePrefix": { "ipv4": 16, "ipv6": 64 } })).await?;
@@ -241,7 +241,7 @@ async fn definitions_of_multus_lead_to_networks() -> Result<()> {
 /// A call that is repeated while the first one is still undone must not report a pod that is about to be detached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn overlapping_attaches_agree_where_an_additional_interface_fails() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let cluster = Cluster::start("cluster-overlap", 1).await?;
     tenants_with(&cluster, &json!({ "perNodePrefix": { "ipv4": 16, "ipv6": 64 } })).await?;
     cluster

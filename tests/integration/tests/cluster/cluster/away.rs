@@ -29,7 +29,7 @@ fn absence() -> Duration {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[expect(clippy::too_many_lines, reason = "before, during and after an absence, in order")]
 async fn known_pods_are_attached_and_policed_without_the_api_server() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::start("cluster-away", 1).await?;
     tenants(&cluster).await?;
     let open_to_friends = json!({
@@ -112,7 +112,7 @@ async fn known_pods_are_attached_and_policed_without_the_api_server() -> Result<
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_agent_that_starts_without_the_api_server_keeps_what_it_has() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::start("cluster-restart", 1).await?;
     tenants(&cluster).await?;
     let pods = cluster

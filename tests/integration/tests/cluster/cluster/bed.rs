@@ -20,7 +20,7 @@ const ANSWER: std::time::Duration = std::time::Duration::from_secs(5);
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[expect(clippy::too_many_lines, reason = "the life of a few pods, in order")]
 async fn pods_of_the_api_run_on_their_nodes_also_across_its_absence() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let start = Instant::now();
     let mut cluster = Cluster::without_nodes("cluster-bed").await?;
     for _node in 0..2 {

@@ -36,7 +36,7 @@ const SETTLED: Duration = Duration::from_secs(20);
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[expect(clippy::too_many_lines, reason = "from nothing to nothing, in order")]
 async fn hundreds_of_pods_survive_kills_and_leave_nothing() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::start("cluster-churn", 2).await?;
     tenants(&cluster).await?;
     // Creates the state that remains after a first pod.

@@ -2,7 +2,7 @@
 //! agents of earlier releases, and against clients that do not keep to the rules.
 
 mod actors;
-mod clients;
+pub(super) mod clients;
 mod hostile;
 
 use std::{collections::BTreeSet, time::Instant};
@@ -25,7 +25,7 @@ use self::{
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_block_has_one_owner_whatever_is_lost() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::without_nodes("cluster-claims").await?;
     // The nodes of this test have no Node objects, so kni-controller would release their blocks.
     for controller in &mut cluster.controllers {

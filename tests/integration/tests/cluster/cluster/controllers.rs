@@ -5,12 +5,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
+use kni_api::PodNetwork;
 use kni_integration::{
     Cluster,
-    cluster::{PATIENCE, audit::Audit, objects},
+    cluster::{
+        PATIENCE,
+        audit::{Audit, Request},
+        objects,
+    },
     require, wait,
 };
-use kube::Api;
+use kube::{
+    Api, ResourceExt as _,
+    api::{Patch, PatchParams},
+};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -22,22 +30,11 @@ const USER: &str = "system:serviceaccount:kni-system:kni-controller";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_replica_acts_and_one_object_holds_up_no_other() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::without_nodes("cluster-controllers").await?;
     wait_for_holder(&cluster, "controller1").await?;
-    cluster.apply(&no_status_for(STUCK)).await?;
     let network = |name: &str, subnet: &str| objects::network(name, &[subnet], &json!({}));
-    wait::until("the status of the network cannot be written", PATIENCE, async || {
-        cluster.delete(&network(STUCK, "10.1.0.0/16")).await?;
-        cluster.apply(&[network(STUCK, "10.1.0.0/16")]).await?;
-        let refused = cluster
-            .audit()?
-            .of(USER)
-            .iter()
-            .any(|request| request.code == 422 && request.what.contains(&format!("podnetworks/{STUCK}/status")));
-        Ok(refused)
-    })
-    .await?;
+    refuse_status(&cluster, network(STUCK, "10.1.0.0/16")).await?;
     cluster.apply(&[network("b", "10.2.0.0/16")]).await?;
     wait_for_condition(&cluster, "b", "Accepted", true).await?;
     ensure!(network_object(&cluster, STUCK).await?.status.is_none(), "it is stuck");
@@ -75,6 +72,46 @@ async fn one_replica_acts_and_one_object_holds_up_no_other() -> Result<()> {
     ensure!(took < Duration::from_secs(8), "{took:?}");
     cluster.apply(&[network("e", "10.5.0.0/16")]).await?;
     wait_for_condition(&cluster, "e", "Accepted", true).await?;
+    Ok(())
+}
+
+/// Makes a network whose status kni-controller has tried to write in vain. One with a status before it is deleted all the
+/// same.
+async fn refuse_status(cluster: &Cluster, stuck: Value) -> Result<()> {
+    cluster.apply(std::slice::from_ref(&stuck)).await?;
+    wait_for_condition(cluster, STUCK, "Accepted", true).await?;
+    wait::until("the finalizer is added", PATIENCE, async || {
+        Ok(!network_object(cluster, STUCK).await?.finalizers().is_empty())
+    })
+    .await?;
+    cluster.apply(&no_status_for(STUCK)).await?;
+    let api: Api<PodNetwork> = Api::all(cluster.client.clone());
+    let (dry_run, no_change) = (
+        PatchParams {
+            dry_run: true,
+            ..PatchParams::default()
+        },
+        Patch::Merge(json!({ "status": {} })),
+    );
+    wait::until("the status of the network cannot be written", PATIENCE, async || {
+        let refused = api.patch_status(STUCK, &dry_run, &no_change).await.err();
+        Ok(refused.is_some_and(|error| error.to_string().contains("ValidatingAdmissionPolicy")))
+    })
+    .await?;
+    cluster.delete(&stuck).await?;
+    wait::until("the network is gone", PATIENCE, async || {
+        Ok(cluster.get(&stuck).await?.is_none())
+    })
+    .await?;
+    let before = cluster.audit()?;
+    cluster.apply(&[stuck]).await?;
+    wait::until("kni-controller has tried to write it", PATIENCE, async || {
+        let since = cluster.audit()?.since(&before)?;
+        let is_refused =
+            |request: &Request| request.code == 422 && request.what.contains(&format!("podnetworks/{STUCK}/status"));
+        Ok(since.of(USER).into_iter().any(is_refused))
+    })
+    .await?;
     Ok(())
 }
 

@@ -46,7 +46,7 @@ impl Drop for Held {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nodes_report_where_they_are_reached_and_false_reports_are_refused() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::start("cluster-endpoints", 1).await?;
     let mut options = MemberOptions::default();
     let more = ["--underlay-family", "ipv6", "--overlay-port", "4790"];

@@ -22,7 +22,7 @@ const REST: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn new_networks_are_overlay_and_those_from_before_keep_their_nodes_apart() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::without_nodes("cluster-fabric").await?;
     cluster.apply(&[network("new", &json!({}))]).await?;
     wait_for_fabric(&cluster, "new", Fabric::Overlay).await?;

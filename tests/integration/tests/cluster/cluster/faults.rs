@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_policy_is_lost_and_nothing_hangs_whatever_fails() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut scene = Scene::start().await?;
 
     // Replies of writes are dropped after the API server has executed them.

@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_agent_asks_for_what_concerns_its_node() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let cluster = Cluster::start("cluster-members", 2).await?;
     tenants(&cluster).await?;
     cluster

@@ -30,7 +30,7 @@ const WHILE: Duration = Duration::from_secs(8);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_network_has_a_number_of_its_own_and_keeps_it() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::without_nodes("cluster-numbers").await?;
     let names: Vec<String> = (0..MANY).map(|index| format!("n{index}")).collect();
     let all: Vec<Value> = names.iter().map(|name| network(name)).collect();
@@ -170,7 +170,7 @@ async fn rested(cluster: &mut Cluster, old: u32) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_node_keeps_the_number_of_its_pods_and_closes_shared_ones() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::start("cluster-numbers-node", 1).await?;
     tenants(&cluster).await?;
     cluster.run(&[objects::pod("red-team", "a", "node1")]).await?;
@@ -254,7 +254,7 @@ async fn changed_under_a_pod(cluster: &Cluster, red: u32) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn without_the_kind_everything_works_without_numbers() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::without_nodes("cluster-numbers-none").await?;
     let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
     let kind = "networknumbers.kni.dev";

@@ -26,7 +26,7 @@ type Blocks = BTreeSet<(String, IpNet, String)>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_agent_of_the_previous_release_shares_the_blocks() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let Some(previous) = previous_agent()? else {
         println!("not tested with an agent of the previous release: no KNI_PREVIOUS_AGENT");
         return Ok(());

@@ -1,11 +1,7 @@
 //! Tests that the attach path is local: between request and response the agent sends no API request and executes no
 //! program.
 
-use std::{
-    fs,
-    process::{Child, Stdio},
-    time::{Duration, Instant, SystemTime},
-};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
 use jiff::Timestamp;
@@ -14,9 +10,10 @@ use kni_api::PodInterface;
 use kni_integration::{
     Cluster,
     cluster::{HELD, Member, PATIENCE, audit::Request, objects},
-    eventually_sync,
     kubelet::Sandbox,
-    require, wait,
+    require,
+    trace::Trace,
+    wait,
 };
 use kube::{Api, ResourceExt as _};
 use nix::{
@@ -112,7 +109,7 @@ async fn an_attach_asks_nobody_and_runs_nothing() -> Result<()> {
     println!("with an API server that is frozen it took {:?}", frozen.took);
     ensure!(frozen.took < Duration::from_secs(1), "{frozen:?}");
 
-    let trace = Trace::start(&cluster)?;
+    let trace = Trace::start(&[cluster.nodes[0].agent.pid()])?;
     for pod in &pods {
         let (_window, id) = attach(&cluster.nodes[0], pod).await?;
         take_away(&cluster.nodes[0], &id).await?;
@@ -189,60 +186,4 @@ async fn silence(cluster: &Cluster, user: &str) -> Result<()> {
 fn now() -> Result<String> {
     let now = Timestamp::try_from(SystemTime::now())?;
     Ok(format!("{now:.6}"))
-}
-
-/// strace attached to the agent: records executed programs.
-struct Trace {
-    strace: Child,
-    file: tempfile::NamedTempFile,
-}
-
-impl Trace {
-    fn start(cluster: &Cluster) -> Result<Self> {
-        let file = tempfile::NamedTempFile::new()?;
-        let agent = cluster.nodes[0].agent.pid();
-        let mut command = std::process::Command::new("strace");
-        command.args(["--follow-forks", "--trace=execve,execveat", "--output"]);
-        command.arg(file.path()).args(["--attach", &agent.to_string()]);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let strace = command.spawn().context("strace")?;
-        let trace = Self { strace, file };
-        eventually_sync(PATIENCE, || {
-            ensure!(traced(agent)?, "strace does not attach");
-            Ok(())
-        })?;
-        Ok(trace)
-    }
-
-    /// The lines about executed programs.
-    fn finish(mut self) -> Result<Vec<String>> {
-        kill(Pid::from_raw(self.strace.id().cast_signed()), Signal::SIGINT)?;
-        self.strace.wait()?;
-        let text = fs::read_to_string(self.file.path())?;
-        Ok(text
-            .lines()
-            .filter(|line| line.contains("exec"))
-            .map(str::to_owned)
-            .collect())
-    }
-}
-
-impl Drop for Trace {
-    fn drop(&mut self) {
-        // The process may have exited already.
-        drop(self.strace.kill());
-        drop(self.strace.wait());
-    }
-}
-
-/// Whether every thread of a process is traced.
-fn traced(process: u32) -> Result<bool> {
-    for thread in fs::read_dir(format!("/proc/{process}/task"))? {
-        let status = fs::read_to_string(thread?.path().join("status"))?;
-        let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
-        if tracer.is_none_or(|tracer| tracer.trim() == "0") {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }

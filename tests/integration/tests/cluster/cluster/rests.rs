@@ -27,7 +27,7 @@ const ADDRESSES: usize = 5;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_address_has_no_new_owner_while_others_may_know_the_old_one() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut scene = Scene::start().await?;
     scene.an_address_rests().await?;
     scene.a_lost_reply_confirms_nothing().await?;

@@ -73,7 +73,7 @@ impl Accounts {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn accounts_write_what_is_theirs_and_false_reports_give_no_identity() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::start("cluster-rights", 2).await?;
     tenants(&cluster).await?;
     let pods = cluster

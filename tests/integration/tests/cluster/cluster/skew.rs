@@ -15,7 +15,7 @@ use super::scene::{assert_reached, guarded, tenants_of_earlier, wait_for_silence
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[expect(clippy::too_many_lines, reason = "the definitions of three releases, in order")]
 async fn definitions_of_another_release_concern_the_objects_that_use_them() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::without_nodes("cluster-skew").await?;
 
     // A new agent under the definitions of an earlier release.

@@ -14,7 +14,7 @@ use super::scene::{assert_reached, network_object, serve, tenants, wait_for_cond
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn conditions_tell_how_networks_and_policies_stand() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let cluster = Cluster::start("cluster-standing", 2).await?;
     tenants(&cluster).await?;
     for kind in ["Accepted", "Ready", "Programmed", "AddressesAvailable"] {
@@ -84,7 +84,7 @@ async fn conditions_tell_how_networks_and_policies_stand() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_network_in_use_is_not_deleted_and_says_by_whom() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let cluster = Cluster::start("cluster-in-use", 1).await?;
     tenants(&cluster).await?;
     let pods = cluster

@@ -32,7 +32,7 @@ const EXIT: Duration = Duration::from_secs(10);
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[expect(clippy::too_many_lines, reason = "every task in turn")]
 async fn no_task_ends_or_hangs_unnoticed() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::without_nodes("cluster-tasks").await?;
     let args = [
         "--warm-sandboxes",

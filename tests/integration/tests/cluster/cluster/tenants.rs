@@ -23,7 +23,7 @@ use super::scene::{
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[expect(clippy::too_many_lines, reason = "what two tenants reach, with and without policies")]
 async fn pods_of_a_namespace_land_in_its_network_and_reach_what_they_did_before() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::start("cluster-tenants", 1).await?;
     // One block covers the whole network, so both networks assign the same addresses.
     let whole = json!({ "perNodePrefix": { "ipv4": 16, "ipv6": 64 } });

@@ -35,6 +35,13 @@ pub(crate) fn small_default_network(machine: &mut Machine) -> Result<()> {
 
 /// Fills the network, keeps it full, and makes room again.
 pub(crate) fn a_full_network_evicts_nothing(machine: &mut Machine) -> Result<()> {
+    let taints = ["get", "node", LocalNode::NAME, "-o", "jsonpath={.spec.taints}"];
+    // A node that becomes ready keeps the taint that evicts its pods for up to 5 s, longer than these pods tolerate it.
+    wait_until(machine, "the node has no taint", |node| {
+        let taints = node.kubectl(&taints)?;
+        ensure!(taints.is_empty(), "{taints}");
+        Ok(true)
+    })?;
     let fill: Vec<String> = (0..FILL).map(|number| format!("fill-{number}")).collect();
     for name in &fill {
         create(machine, name, None)?;
@@ -42,7 +49,6 @@ pub(crate) fn a_full_network_evicts_nothing(machine: &mut Machine) -> Result<()>
     for name in &fill {
         wait_until(machine, &format!("{name} runs"), |node| phase(node, name, "Running"))?;
     }
-    let taints = ["get", "node", LocalNode::NAME, "-o", "jsonpath={.spec.taints}"];
     wait_until(machine, "the node has the taint", |node| {
         let taints = node.kubectl(&taints)?;
         Ok(taints.contains("kni.dev/addresses-exhausted"))

@@ -21,7 +21,11 @@ const OURS: [&str; 2] = ["10.97.0.10", "fd00:97::10"];
 #[test]
 fn probes_services_exec_logs_and_host_ports_work() -> Result<()> {
     require!(exclusive, root, netns, bpf, machine);
-    let mut scene = Scene::start("kubelet-pods")?;
+    use_pods(&mut Scene::start("kubelet-pods")?)
+}
+
+/// Uses pods of a new node in every way that this module tests.
+pub(crate) fn use_pods(scene: &mut Scene) -> Result<()> {
     scene.create(&[
         probed("web-1"),
         server("web-2", &json!({ "app": "web" })),
@@ -30,10 +34,10 @@ fn probes_services_exec_logs_and_host_ports_work() -> Result<()> {
         host_network("on-host"),
         service(),
     ])?;
-    exec_and_logs(&scene)?;
-    services(&mut scene)?;
-    host(&scene)?;
-    probes(&mut scene)
+    exec_and_logs(scene)?;
+    services(scene)?;
+    host(scene)?;
+    probes(scene)
 }
 
 fn exec_and_logs(scene: &Scene) -> Result<()> {
@@ -131,7 +135,7 @@ fn probes(scene: &mut Scene) -> Result<()> {
 }
 
 /// Two containers: one with a liveness probe, one with a readiness probe; a probe fails when `/tmp/fail` exists.
-fn probed(name: &str) -> Value {
+pub(crate) fn probed(name: &str) -> Value {
     let port = PORT.to_string();
     let serve = |port: &'static str| ["serve", "--http", port, "--fail-file", "/tmp/fail"];
     let probe = |port: u16, path: &str| {
@@ -159,7 +163,7 @@ fn host_port(name: &str) -> Value {
     pod
 }
 
-fn host_network(name: &str) -> Value {
+pub(crate) fn host_network(name: &str) -> Value {
     let port = HOST_NETWORK_PORT.to_string();
     let serve = container("serves", &["serve", "--tcp", &port, "--name", name]);
     let mut pod = pod(name, &json!({}), &json!([serve]));
@@ -168,7 +172,7 @@ fn host_network(name: &str) -> Value {
 }
 
 /// The service for kube-proxy.
-fn service() -> Value {
+pub(crate) fn service() -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Service",

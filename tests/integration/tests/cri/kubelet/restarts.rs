@@ -10,7 +10,11 @@ use super::scene::{PATIENCE, PORT, Scene, container, pod, server};
 #[test]
 fn restarts_cost_no_traffic() -> Result<()> {
     require!(exclusive, root, netns, bpf, machine);
-    let mut scene = Scene::start("kubelet-restarts")?;
+    restart_all(&mut Scene::start("kubelet-restarts")?)
+}
+
+/// Restarts every part of a new node during traffic.
+pub(crate) fn restart_all(scene: &mut Scene) -> Result<()> {
     scene.create(&[server("server", &json!({}))])?;
     let port = PORT.to_string();
     let mut watching = Vec::new();
@@ -19,18 +23,18 @@ fn restarts_cost_no_traffic() -> Result<()> {
         watching.push(pod(name, &json!({}), &json!([watch])));
     }
     scene.create(&watching)?;
-    wait_for_more(&mut scene)?;
+    wait_for_more(scene)?;
 
     scene.machine.local.stop(Part::Kubelet)?;
-    wait_for_more_traffic_of(&mut scene, Part::Kubelet)?;
+    wait_for_more_traffic_of(scene, Part::Kubelet)?;
     scene.machine.local.kill(Part::Containerd)?;
-    wait_for_more_traffic_of(&mut scene, Part::Containerd)?;
+    wait_for_more_traffic_of(scene, Part::Containerd)?;
     scene.agent.terminate()?;
     scene.agent.restart()?;
-    wait_for_more(&mut scene)?;
+    wait_for_more(scene)?;
     scene.agent.kill9()?;
     scene.agent.restart()?;
-    wait_for_more(&mut scene)?;
+    wait_for_more(scene)?;
 
     // The kubelet accepts the existing state.
     scene.machine.local.wait_ready(true)?;

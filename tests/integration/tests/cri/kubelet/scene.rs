@@ -3,7 +3,7 @@
 use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{Agent, Machine, Manifest, stage};
+use kni_integration::{Agent, Machine, Manifest, machine, stage};
 use kni_local_node::{LocalNode, image};
 use serde_json::{Value, json};
 
@@ -24,6 +24,26 @@ impl Scene {
         let mut machine = Machine::with_cluster(name)?;
         stage::forwarding(&machine.node)?;
         let agent = machine.start_agent(Manifest::overlapping())?;
+        machine.local.wait_ready(true)?;
+        Ok(Self { agent, machine })
+    }
+
+    /// [`Self::start`] on a node whose kubelet calls the agent. No file of CNI is installed.
+    pub(crate) fn by_kni(name: &str) -> Result<Self> {
+        let mut machine = Machine::with_kni(name, machine::kni()?)?;
+        stage::forwarding(&machine.node)?;
+        let agent = Agent::start(&machine.node, Machine::agent_options(Manifest::overlapping()))?;
+        machine.local.wait_ready(true)?;
+        Ok(Self { agent, machine })
+    }
+
+    /// [`Self::by_kni`] with an agent that watches the API server, which writes an audit log.
+    pub(crate) fn joined_by_kni(name: &str) -> Result<Self> {
+        let mut machine = Machine::with_kni_runtime(name, machine::kni()?)?;
+        machine.local.keep_audit_log()?;
+        machine.local.start_cluster("https://127.0.0.1:6443")?;
+        stage::forwarding(&machine.node)?;
+        let agent = machine.start_member_by_kni()?;
         machine.local.wait_ready(true)?;
         Ok(Self { agent, machine })
     }

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::require;
+use kni_local_node::LocalNode;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -34,6 +35,7 @@ fn two_nodes_come_up_and_leave_nothing() -> Result<()> {
     let image = Image {
         archive: &archive,
         tag: "one",
+        kni: false,
     };
     let cluster = Clustered::new()?;
     let before = MachineState::take()?;
@@ -65,6 +67,35 @@ fn two_nodes_come_up_and_leave_nothing() -> Result<()> {
     ensure!(nothing.contains("nothing is up"), "a second down: {nothing}");
     ensure!(!cluster.folder.exists(), "{} still exists", cluster.folder.display());
     before.is_restored("after a second down")
+}
+
+/// The deployment that writes no file of CNI, on nodes whose kubelets call its agents.
+#[test]
+fn two_nodes_get_their_networks_by_kni() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let archive = image::build("one")?;
+    let image = Image {
+        archive: &archive,
+        tag: "one",
+        kni: true,
+    };
+    let cluster = Clustered::new()?;
+    let before = MachineState::take()?;
+    cluster.up(&image)?;
+    nodes_are_ready(&cluster)?;
+    pods_run_everywhere(&cluster)?;
+    for node in ["node1", "node2"] {
+        for folder in LocalNode::cni_folders() {
+            let files = cluster.run("enter", &[node, "ls", &folder.display().to_string()])?;
+            ensure!(
+                files.is_empty(),
+                "{node} has files of CNI in {}: {files}",
+                folder.display()
+            );
+        }
+    }
+    cluster.down()?;
+    before.is_restored("after down")
 }
 
 fn nodes_are_ready(cluster: &Clustered) -> Result<()> {

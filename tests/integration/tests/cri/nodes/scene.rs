@@ -14,6 +14,8 @@ use serde_json::Value;
 pub(crate) struct Image<'a> {
     pub(crate) archive: &'a Path,
     pub(crate) tag: &'a str,
+    /// Whether the kubelets make the networks of pods by KNI, with `deploy/overlays/kni`.
+    pub(crate) kni: bool,
 }
 
 /// A cluster that ends with the value.
@@ -51,6 +53,9 @@ impl Clustered {
     pub(crate) fn begin(&self, image: &Image<'_>) -> Result<Child> {
         let mut up = self.command(&["up", "--nodes", "2", "--tag", image.tag]);
         up.arg("--image").arg(image.archive).stdout(Stdio::piped());
+        if image.kni {
+            up.arg("--kni");
+        }
         up.spawn().context("run kni-node up")
     }
 

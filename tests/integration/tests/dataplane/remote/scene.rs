@@ -22,7 +22,7 @@ use kni_common::{
     route::{ACTION_REMOTE, FULL_PREFIX, ROUTE_NODE, ROUTE_OVERLAY, RouteData, RouteValue},
     uplink::{EGRESS_NUMBER, OUTSIDE},
 };
-use kni_dataplane::{Dataplane, EndpointConfig, FlowRecord, SupposedTunnel};
+use kni_dataplane::{Dataplane, EndpointConfig, FlowRecord, SupposedTunnel, TunnelEnds};
 use kni_integration::{
     Namespaces, Node, eventually_sync,
     frames::{Ip, Link, Mac, PacketSocket, Payload, TcpFlags},
@@ -128,6 +128,8 @@ pub(super) struct Scene<'a> {
     flows4: HashMap<MapData, FlowKey4, FlowValue>,
     flows6: HashMap<MapData, FlowKey6, FlowValue>,
     pods: BTreeMap<u32, PacketSocket>,
+    /// The uplink, as processes of the node send by it.
+    uplink: PacketSocket,
     /// The other end of the uplink.
     pub(super) fabric: PacketSocket,
     /// Sockets of [`NODE`] and [`OTHER`], for tunnels over both families.
@@ -152,6 +154,19 @@ pub(super) fn underlay(node: u32, v4: bool) -> IpAddr {
 pub(super) fn own_underlay(v4: bool) -> IpAddr {
     let text = if v4 { NODE_V4 } else { NODE_V6 };
     text.parse().expect("an address")
+}
+
+/// The node's ends of the tunnel.
+pub(super) fn tunnel_ends() -> TunnelEnds {
+    let (IpAddr::V4(ipv4), IpAddr::V6(ipv6)) = (own_underlay(true), own_underlay(false)) else {
+        unreachable!("one address of each family")
+    };
+    TunnelEnds {
+        ipv4: Some(ipv4),
+        ipv6: Some(ipv6),
+        port: VXLAN_PORT,
+        host_network: None,
+    }
 }
 
 fn open<T: TryFrom<Map, Error = MapError>>(folder: &Path, name: &str, of: fn(MapData) -> Map) -> Result<T> {
@@ -275,6 +290,7 @@ impl<'a> Scene<'a> {
                 .into_iter()
                 .map(|id| Ok((id, PacketSocket::open(pods, &format!("peer{id}"))?)))
                 .collect::<Result<_>>()?,
+            uplink: PacketSocket::open(node, "uplink0")?,
             fabric: PacketSocket::open(node.fabric(), "fabric0")?,
             tunnels,
             programs,
@@ -285,6 +301,18 @@ impl<'a> Scene<'a> {
 
     pub(super) fn dataplane(&self) -> &Dataplane {
         self.programs.dataplane()
+    }
+
+    /// Empties the row of the tunnel, as it is after a boot.
+    pub(super) fn without_tunnel(&self) -> Result<()> {
+        let mut overlay: Array<MapData, Overlay> = open(&self.dataplane().pin_path(), "OVERLAY", Map::Array)?;
+        Ok(overlay.set(0, Overlay::default(), 0)?)
+    }
+
+    /// The row of the tunnel.
+    pub(super) fn overlay(&self) -> Result<Overlay> {
+        let overlay: Array<MapData, Overlay> = open(&self.dataplane().pin_path(), "OVERLAY", Map::Array)?;
+        Ok(overlay.get(&0, 0)?)
     }
 
     /// Leads to the remote blue pods through the tunnel, or through the uplink, to a node at this address, with a new
@@ -567,6 +595,25 @@ impl<'a> Scene<'a> {
             Self::mac_of(self.node, "uplink0")?,
         );
         Ok(self.fabric.send(&Link::new(from, to).frame(packet))?)
+    }
+
+    /// A process of the node sends a packet by the uplink.
+    pub(super) fn send_by_uplink(&self, packet: &[u8]) -> Result<()> {
+        let (from, to) = (
+            Self::mac_of(self.node, "uplink0")?,
+            Self::mac_of(self.node.fabric(), "fabric0")?,
+        );
+        match self.uplink.send(&Link::new(from, to).frame(packet)) {
+            // A program dropped it.
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(()),
+            sent => Ok(sent?),
+        }
+    }
+
+    /// Removes the tunnel's settings, as on a node without one.
+    pub(super) fn remove_tunnel(&self) -> Result<()> {
+        let mut overlay: Array<MapData, Overlay> = open(&self.dataplane().pin_path(), "OVERLAY", Map::Array)?;
+        Ok(overlay.set(0, Overlay::default(), 0)?)
     }
 
     pub(super) fn mac_of(ns: &Namespaces, link: &str) -> Result<Mac> {

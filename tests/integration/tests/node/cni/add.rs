@@ -183,3 +183,31 @@ async fn b16_the_runtimes_trace_reaches_the_agents_log() -> Result<()> {
     assert!(!scene.stage.agent.log().contains("let me in"));
     scene.del(&odd)
 }
+
+/// Runtimes need an address at `eth0`, which such a pod does not have.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_without_a_primary_interface_is_added_with_the_dummy_address() -> Result<()> {
+    require!(root, netns, bpf, ip, nft, tc, bpftool);
+    let scene = Scene::new("none").await?;
+    let inside = scene.netns("web-0")?;
+    let before = scene.stage.picture().await?;
+    for annotations in [
+        json!({"kni.dev/network": "none"}),
+        json!({"kni.dev/network": "none", "kni.io/multi-network": "blue"}),
+    ] {
+        let call = Call::new("abc", "web-0").annotated(&annotations);
+        let result = scene.add(&call)?;
+        let without_interface: Vec<_> = result["ips"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(|ip| ip.get("interface").is_none())
+            .collect();
+        assert_eq!(without_interface, [&json!({"address": "192.0.0.8/32"})], "{result}");
+        assert!(!inside.run("ip", &["-o", "link"])?.contains("eth0"), "{result}");
+        let check = call.clone().with("prevResult", result);
+        scene.call("CHECK", &check)?.assert_silent_success();
+        scene.del(&call)?;
+    }
+    scene.stage.assert_as(&before).await
+}

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use anyhow::Result;
 use kni_integration::{Manifest, require};
 use kni_proto::runtime::{CniAttachment, CollectGarbageRequest};
@@ -6,6 +8,8 @@ use serde_json::{Value, json};
 use super::scene::{Call, Scene};
 
 const PODS: usize = 24;
+/// More than a step of `/proc/uptime`.
+const CLOCK_STEP: Duration = Duration::from_millis(20);
 const KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
 fn valid(container: &str, ifname: &str) -> Value {
@@ -25,7 +29,7 @@ fn gc(network: &str) -> Call {
 /// The clock that the plugin reads.
 fn since_boot_ns() -> Result<u64> {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME)?;
-    Ok(u64::try_from(std::time::Duration::from(now).as_nanos())?)
+    Ok(u64::try_from(Duration::from(now).as_nanos())?)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -75,6 +79,8 @@ async fn b12_garbage_is_what_this_network_has_and_the_runtime_has_not() -> Resul
         scene.add(if gone == "a" { &a } else { &b })?;
     }
     assert_eq!(alive().await?, everything);
+    // The plugin reads a clock with steps of 10 ms, rounded down: what was added in the same step stays.
+    tokio::time::sleep(CLOCK_STEP).await;
     // Nothing is valid: all attachments of this network are removed, and none of other networks.
     scene
         .call("GC", &gc("kni").with(KEYS[0], json!([])))?

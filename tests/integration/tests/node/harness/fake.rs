@@ -6,10 +6,10 @@ use std::{
 };
 
 use kni_proto::kni::{
-    AttachInterfaceRequest, AttachInterfaceResponse, CreateNetworkRequest, CreateNetworkResponse, DeleteNetworkRequest,
-    DeleteNetworkResponse, DetachInterfaceRequest, DetachInterfaceResponse, IpConfig, QueryNodeNetworksRequest,
-    QueryNodeNetworksResponse, QueryPodNetworkRequest, QueryPodNetworkResponse, SetupNodeNetworkRequest,
-    SetupNodeNetworkResponse, kni_server::Kni,
+    AttachInterfaceRequest, AttachInterfaceResponse, AttachNetworkRequest, CreateNetworkRequest, CreateNetworkResponse,
+    DeleteNetworkRequest, DeleteNetworkResponse, DetachInterfaceRequest, DetachInterfaceResponse, IpConfig,
+    QueryNodeNetworksRequest, QueryNodeNetworksResponse, QueryPodNetworkRequest, QueryPodNetworkResponse,
+    SetupNodeNetworkRequest, SetupNodeNetworkResponse, kni_server::Kni,
 };
 use tonic::{Request, Response, Status};
 
@@ -111,7 +111,7 @@ impl Kni for Fake {
         Err(Status::unimplemented(""))
     }
 
-    async fn attach_network(&self, _: Request<AttachInterfaceRequest>) -> Answer<AttachInterfaceResponse> {
+    async fn attach_network(&self, _: Request<AttachNetworkRequest>) -> Answer<AttachInterfaceResponse> {
         Err(Status::unimplemented(""))
     }
 

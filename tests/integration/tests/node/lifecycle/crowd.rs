@@ -5,7 +5,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use kni_integration::{Kubelet, Pod, agent::SOCKET, kubelet::Sandbox, require};
+use kni_integration::{Kubelet, Pod, agent::SOCKET, dice::Dice, kubelet::Sandbox, require};
 use kni_proto::kni::DeleteNetworkRequest;
 use tokio::task::JoinSet;
 
@@ -140,20 +140,6 @@ async fn equal_calls_at_once_are_one_call() -> Result<()> {
     stage.assert_as(&before).await
 }
 
-/// Pseudo-random numbers that are the same in each run.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
-        // Knuth's multiplier; the upper half is sufficiently random here.
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_hang_up_leave_no_leak_and_no_half_pod() -> Result<()> {
     require!(root, netns, bpf, ip, nft, tc, bpftool);
@@ -189,7 +175,12 @@ async fn clients_that_hang_up_leave_no_leak_and_no_half_pod() -> Result<()> {
         // The cleanup of the kubelet, including cancelled calls.
         let doomed = Kubelet::connect(&stage.node, SOCKET).await?;
         let id = sandbox.id.clone();
-        let call = tokio::spawn(async move { doomed.delete_network(&id).await });
+        let call = tokio::spawn(async move {
+            match round % 2 {
+                0 => doomed.detach(&id).await,
+                _ => doomed.delete_network(&id).await,
+            }
+        });
         tokio::time::sleep(Duration::from_micros(dice.below(3_000))).await;
         call.abort();
         drop(call.await);

@@ -3,8 +3,8 @@ use std::{collections::BTreeSet, path::Path};
 use anyhow::Result;
 use kni_integration::{kubelet::Sandbox, require};
 use kni_proto::kni::{
-    AttachInterfaceRequest, CreateNetworkRequest, DeleteNetworkRequest, DetachInterfaceRequest, Isolation,
-    QueryPodNetworkRequest, QueryPodNetworkResponse,
+    AttachInterfaceRequest, AttachNetworkRequest, CreateNetworkRequest, DeleteNetworkRequest, DetachInterfaceRequest,
+    Isolation, QueryPodNetworkRequest, QueryPodNetworkResponse,
 };
 use tonic::Code;
 
@@ -265,7 +265,8 @@ async fn methods_of_all_published_versions_share_one_state() -> Result<()> {
     };
     let netns = kni.create_isolation_domain(create).await?.into_inner().netns_path;
     let sandbox = Sandbox::new("team", "web-0", &netns);
-    let older = kni.attach_network(sandbox.attach_request()).await?.into_inner();
+    let older = AttachNetworkRequest::from(sandbox.attach_request());
+    let older = kni.attach_network(older).await?.into_inner();
     let newer = kni.attach_interface(sandbox.attach_request()).await?.into_inner();
     assert_eq!(older, newer);
     let query = QueryPodNetworkRequest {
@@ -288,8 +289,17 @@ async fn methods_of_all_published_versions_share_one_state() -> Result<()> {
         ..Default::default()
     };
     kni.delete_isolation_domain(delete).await?;
-    kni.setup_node_network(kni_proto::kni::SetupNodeNetworkRequest {})
+    let setup = kni
+        .setup_node_network(kni_proto::kni::SetupNodeNetworkRequest {})
         .await?;
+    for part in ["bpffs", "tables", "uplink", "networks", "pool"] {
+        let key = format!("kni-setup-{part}");
+        let entry = setup
+            .metadata()
+            .get(&key)
+            .map(|value| value.to_str().unwrap_or_default());
+        assert!(matches!(entry, Some("ok" | "prepared")), "{key}: {entry:?}");
+    }
     let networks = kni
         .query_node_networks(kni_proto::kni::QueryNodeNetworksRequest {})
         .await?

@@ -179,7 +179,9 @@ impl Member {
             let opened = Dataplane::open(&options(object.to_owned()))?;
             configure(&opened.0, number, &macs)?;
             let tunnel = if overlay {
-                Some(handle.block_on(async { Netlink::new()?.ensure_overlay(PORT, TUNNEL_MTU).await })?)
+                let attach = async { anyhow::Ok(opened.0.attach_overlay(OVERLAY_NAME)?) };
+                let made = async { Netlink::new()?.ensure_overlay(PORT, TUNNEL_MTU, attach).await };
+                Some(handle.block_on(made)?)
             } else {
                 None
             };
@@ -254,9 +256,6 @@ fn configure(dataplane: &Dataplane, number: u8, macs: &[String; 2]) -> Result<()
 
 /// Leads to the pods of the other node, through this tunnel device or without one.
 fn lead(dataplane: &Dataplane, number: u8, tunnel: Option<u32>) -> Result<()> {
-    if tunnel.is_some() {
-        dataplane.attach_overlay(OVERLAY_NAME)?;
-    }
     let there = other(number);
     let way = Way {
         underlay: wire_address(there).into(),

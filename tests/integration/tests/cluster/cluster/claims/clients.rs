@@ -76,6 +76,19 @@ pub(crate) fn unreliable(to: &Client) -> Client {
     Client::new(service, "default")
 }
 
+/// A client whose requests take longer by `delay`, as over a slow network: what they cost the CPUs matters less then.
+pub(crate) fn distant(to: &Client, delay: Duration) -> Client {
+    let to = to.clone();
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let to = to.clone();
+        async move {
+            tokio::time::sleep(delay).await;
+            Ok::<Response<Body>, tower::BoxError>(to.send(request).await?)
+        }
+    });
+    Client::new(service, "default")
+}
+
 /// A client that acts as the agent of a node, with the token of the agents' service account there.
 pub(crate) fn agent_of(to: &Client, node: &str) -> Client {
     let (to, node) = (to.clone(), node.to_owned());

@@ -30,7 +30,7 @@ const ATTACKER: &str = "node3";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_token_of_a_node_gains_no_packet_on_another_node() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut bed = Bed::start("fabric-authority", &[], None).await?;
     bed.connected().await?;
     // On node 1, blue accepts its friends only: the pod of node 2 is one.

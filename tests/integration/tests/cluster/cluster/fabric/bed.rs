@@ -11,6 +11,7 @@ use kni_integration::{
     traffic::{Matrix, Probe, Servers},
     wait,
 };
+use kni_proto::runtime::ListDropsRequest;
 use kube::{Api, api::ListParams};
 use serde_json::{Value, json};
 
@@ -24,7 +25,7 @@ pub(super) const TEAMS: [&str; 3] = ["plain", "red-team", "blue-team"];
 pub(super) const SILENCE: Duration = Duration::from_millis(500);
 
 /// Time to wait for a crafted packet.
-const RAW_PATIENCE: Duration = Duration::from_secs(3);
+const RAW_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Nodes with a pod of each team on every node, and a server in every pod.
 pub(super) struct Bed {
@@ -122,6 +123,17 @@ impl Bed {
             anyhow::Ok(endpoints.chain(networks).collect::<Vec<_>>().join("\n"))
         });
         format!("{shown:?}")
+    }
+
+    /// What each node has dropped, for messages.
+    pub(super) async fn drops(&self) -> Result<String> {
+        let mut shown = Vec::new();
+        for member in &self.cluster.nodes {
+            let request = ListDropsRequest::default();
+            let listed = member.kubelet.kni().runtime().list_drops(request).await?;
+            shown.push(format!("{} dropped {:?}", member.name, listed.into_inner().drops));
+        }
+        Ok(shown.join("\n"))
     }
 
     /// What each node knows of others, for messages.

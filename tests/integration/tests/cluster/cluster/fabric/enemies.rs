@@ -16,8 +16,10 @@ use kni_integration::{
         wire::{OVERLAY_PORT, Wire, ip_packet, tunnelled},
     },
     frames::{Ip, Link, Payload},
-    long, require,
-    traffic::Servers,
+    long,
+    programs::hex,
+    require,
+    traffic::{Servers, set_option},
     wait,
 };
 use kni_proto::runtime::ListDropsRequest;
@@ -39,13 +41,14 @@ const FORGED: &[u8] = b"00000000-forged";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nothing_but_the_tunnel_sends_to_its_port() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let bed = Bed::start("fabric-enemies", &[], None).await?;
     bed.connected().await?;
     let numbers = numbers(&bed).await?;
     pods_send_to_the_port(&bed, &numbers).await?;
     pods_send_to_the_port_through_a_service(&bed, &numbers).await?;
     processes_send_to_the_port(&bed, &numbers).await?;
+    headers_before_the_port(&bed, &numbers).await?;
     other_nodes_forge_senders(&bed, &numbers).await?;
     // What is allowed still works.
     bed.matrix().assert_expected();
@@ -242,6 +245,56 @@ async fn processes_send_to_the_port(bed: &Bed, numbers: &[u32; 3]) -> Result<()>
     nothing_forged_is_on(&wire)
 }
 
+/// Lets the socket put more headers between the addresses and the port than the parser of packets takes, as any process may.
+/// Returns for what reason a pod's packets are dropped then.
+fn hide_port(socket: &UdpSocket, to: IpAddr) -> Result<&'static str> {
+    match to {
+        IpAddr::V4(_) => {
+            set_option(socket, (libc::IPPROTO_IP, libc::IP_OPTIONS), &[1; 12])?;
+            Ok("extension_headers")
+        }
+        IpAddr::V6(to) => {
+            // `struct ipv6_sr_hdr`: four units more, segment routing, one segment left, the last segment's number. The
+            // kernel writes the destination to the first of the segments.
+            let header = [[0, 4, 4, 1, 1, 0, 0, 0].as_slice(), &[0; 16], &to.octets()].concat();
+            set_option(socket, (libc::IPPROTO_IPV6, libc::IPV6_RTHDR), &header)?;
+            Ok("source_route")
+        }
+    }
+}
+
+async fn headers_before_the_port(bed: &Bed, numbers: &[u32; 3]) -> Result<()> {
+    let wire = Wire::open(&bed.cluster)?;
+    let (sender, member) = (bed.pod("plain", 1), &bed.cluster.nodes[0]);
+    for v4 in [true, false] {
+        let family = usize::from(!v4);
+        let (own, there): (IpAddr, IpAddr) = (
+            member.node.addresses()[family].parse()?,
+            bed.cluster.nodes[1].node.addresses()[family].parse()?,
+        );
+        let (victim, source) = (bed.pod("blue-team", 2), bed.pod("blue-team", 1));
+        let inner = forged(numbers[2], address(source, v4), address(victim, v4));
+        let process = member.node.enter(|| UdpSocket::bind(SocketAddr::new(own, 0)))??;
+        let pod = sender
+            .inside
+            .enter(|| UdpSocket::bind(SocketAddr::new(address(sender, v4), 0)))??;
+        hide_port(&process, there)?;
+        let reason = hide_port(&pod, there)?;
+        for (who, socket, program, reason) in [
+            ("a process of the node", process, "to_uplink", "overlay_port"),
+            ("a pod", pod, "from_pod", reason),
+        ] {
+            let what = format!("{who} behind other headers to {there}");
+            refused((bed, &what), (member, program, reason), |_number| {
+                socket.send_to(&inner, (there, OVERLAY_PORT))?;
+                Ok(())
+            })
+            .await?;
+        }
+    }
+    nothing_forged_is_on(&wire)
+}
+
 /// A node that is not the sender's: its agent is stopped, and root there sends what it likes.
 async fn other_nodes_forge_senders(bed: &Bed, numbers: &[u32; 3]) -> Result<()> {
     let endpoints: Api<NodeEndpoint> = Api::all(bed.cluster.client.clone());
@@ -318,11 +371,15 @@ fn unowned(bed: &Bed, v4: bool) -> Result<IpAddr> {
 
 fn nothing_forged_is_on(wire: &Wire) -> Result<()> {
     for frame in wire.frames()? {
-        if let Some((source, destination, 17, payload)) = ip_packet(&frame)
-            && let Some((_, inner)) = tunnelled(payload)
-        {
+        let datagram = ip_packet(&frame).and_then(|(_, _, protocol, payload)| match protocol {
+            17 => Some(payload),
+            // A routing header.
+            43 => payload.get((usize::from(*payload.get(1)?) + 1) * 8..),
+            _ => None,
+        });
+        if let Some((_, inner)) = datagram.and_then(tunnelled) {
             let is_forged = inner.windows(FORGED.len()).any(|part| part == FORGED);
-            ensure!(!is_forged, "a forged packet left the node: {source} to {destination}");
+            ensure!(!is_forged, "a forged packet left the node: {}", hex(&frame));
         }
     }
     Ok(())

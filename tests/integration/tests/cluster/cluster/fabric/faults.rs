@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Node;
 use kni_integration::{
     cluster::{PATIENCE, objects},
     long, require,
-    traffic::assert_path_limit,
+    traffic::{assert_path_limit, is_too_big, whole_datagrams},
     wait,
 };
 use kube::{
@@ -69,9 +69,11 @@ async fn restored(bed: &mut Bed) -> Result<()> {
         .collect();
     bed.cluster.run(&late).await?;
     let traffic = Traffic::start(bed, &[[1, 2], [2, 3]])?;
+    let newest = bed.cluster.resource_version().await?;
     bed.cluster.restore_data()?;
     tokio::time::sleep(2 * FAULT).await;
     traffic.stop_whole("etcd restored to its state before the last pods of each node")?;
+    bed.cluster.pass_resource_version(newest).await?;
     // The API server does not know the last pods, which still run: no other pod gets their addresses, on any node.
     let more: Vec<Value> = TEAMS
         .iter()
@@ -114,7 +116,9 @@ async fn silent_and_back(bed: &mut Bed) -> Result<()> {
         "all networks reach the node {:.0?} after its agent was ready",
         back.elapsed()
     );
-    others.stop_whole("node3 without network and agent: pods of node1 and node2")?;
+    if let Err(lost) = others.stop_whole("node3 without network and agent: pods of node1 and node2") {
+        return Err(lost.context(bed.drops().await?));
+    }
     let lost = with_it.stop("node3 without network and agent: pods of node1 and node3");
     ensure!(lost.longest_silence >= FAULT, "the fault was none: {lost:?}");
     ensure!(lost.broken == 0, "connections outlive it: {lost:?}");
@@ -137,6 +141,7 @@ async fn a_node_with_other_addresses_is_found_again() -> Result<()> {
     let bed = Bed::start("fabric-renumber", &[], None).await?;
     bed.connected().await?;
     control(&bed, &[[1, 3]], FAULT).await?;
+    others_remove_the_device(&bed).await?;
     let others = Traffic::start(&bed, &[[1, 3]])?;
     renumber(&bed).await?;
     let begun = Instant::now();
@@ -155,6 +160,24 @@ async fn a_node_with_other_addresses_is_found_again() -> Result<()> {
     others.stop_whole("node2 with other addresses: pods of node1 and node3")?;
     addresses_have_one_owner(&bed).await?;
     narrow(&bed).await
+}
+
+/// Another program of the node removes the tunnel device. No object changes.
+async fn others_remove_the_device(bed: &Bed) -> Result<()> {
+    let node = &bed.cluster.nodes[0].node;
+    for command in ["link set kni-overlay down", "link delete kni-overlay"] {
+        node.ip(&[command])?;
+        let begun = Instant::now();
+        let (from, to) = (bed.pod("red-team", 1), bed.pod("red-team", 2));
+        wait::until("the tunnel is back", PATIENCE, async || {
+            Ok(ask(from, to) == vec![Ok(identity(to)), Ok(identity(to))])
+        })
+        .await
+        .with_context(|| bed.state())?;
+        println!("{command}: reached again after {:.1?}", begun.elapsed());
+    }
+    bed.matrix().assert_expected();
+    Ok(())
 }
 
 /// Gives the second node other addresses, as its kubelet reports them.
@@ -197,5 +220,24 @@ async fn narrow(bed: &Bed) -> Result<()> {
         .await?;
     }
     assert_reached(from, to);
+    narrow_for_the_stack(bed).await
+}
+
+/// What the node itself sends through the tunnel fits the way, too.
+async fn narrow_for_the_stack(bed: &Bed) -> Result<()> {
+    let (member, to) = (&bed.cluster.nodes[0], bed.pod("plain", 2));
+    for v4 in [true, false] {
+        let there: IpAddr = address(to, v4);
+        let fits = if v4 { 1350 - 28 } else { 1350 - 48 };
+        wait::until("the node's stack knows the smaller MTU", PATIENCE, async || {
+            let socket = whole_datagrams(&member.node, SocketAddr::new(there, PORT))?;
+            socket.send(&vec![0; fits])?;
+            let sent = socket.send(&vec![0; fits + 1]);
+            ensure!(is_too_big(&sent), "{} bytes to {there}: {sent:?}", fits + 1);
+            Ok(true)
+        })
+        .await
+        .with_context(|| bed.state())?;
+    }
     Ok(())
 }

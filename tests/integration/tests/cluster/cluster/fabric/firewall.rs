@@ -86,12 +86,12 @@ async fn a_firewall_is_named(name: &str, args: &[&str]) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn doctor_names_the_nodes_that_a_firewall_keeps_the_tunnel_from() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     a_firewall_is_named("fabric-firewall4", &[]).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn doctor_does_so_where_the_tunnel_is_of_ipv6() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     a_firewall_is_named("fabric-firewall6", &["--underlay-family", "ipv6"]).await
 }

@@ -68,6 +68,12 @@ const SIDES: [Side; 2] = [
         control: ("y/b", "z/b"),
     },
 ];
+
+/// The IP protocol number of TCP.
+const TCP: u8 = 6;
+/// The flags of a TCP segment that is a reset and nothing else (RFC 9293, section 3.1).
+const RESET: u8 = 4;
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_relabelled_or_replaced_peer_on_another_node_reaches_established_flows() -> Result<()> {
     require!(exclusive, root, netns, bpf, machine);
@@ -226,7 +232,13 @@ impl Flows {
     fn assert_silent(&mut self, world: &NinePods<Spread>) -> Result<()> {
         let client = [true, false].map(|v4| at(world, CLIENT, v4).ip());
         let arriving = PacketSocket::open(&world.member(index_of(SERVER)).inside, "eth0")?;
-        let is_from_client = |frame: &[u8]| ip_packet(frame).is_some_and(|(source, ..)| client.contains(&source));
+        let is_from_client = |frame: &[u8]| {
+            ip_packet(frame).is_some_and(|(source, _, protocol, segment)| {
+                // The client's stack answers the server's end of an earlier connection with a reset.
+                let is_reset = protocol == TCP && segment.get(13) == Some(&RESET);
+                client.contains(&source) && !is_reset
+            })
+        };
         thread::scope(|scope| {
             let arrived = scope.spawn(|| arriving.receive(SILENCE, is_from_client));
             let start = Instant::now();

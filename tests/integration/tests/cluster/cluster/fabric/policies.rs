@@ -83,7 +83,7 @@ fn placements_put_most_pairs_on_different_nodes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_case_with_pods_of_two_nodes() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut report = Report::default();
     for placement in &PLACEMENTS[..if long() { 2 } else { 1 }] {
         let mut world = NinePods::spread("fabric-policies", *placement).await?;

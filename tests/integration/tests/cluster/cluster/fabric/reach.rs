@@ -12,7 +12,6 @@ use kni_integration::{
     traffic::{Servers, tcp_get},
     wait,
 };
-use kni_proto::runtime::ListDropsRequest;
 use serde_json::json;
 
 use super::{
@@ -29,7 +28,7 @@ const NODE_PORT: u16 = 7070;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn pods_reach_those_of_their_network_on_every_node() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let bed = Bed::start("fabric-overlay4", &[], None).await?;
     bed.connected().await?;
     ensure!(bed.overlaps(), "red and blue are meant to have the same addresses");
@@ -42,7 +41,7 @@ async fn pods_reach_those_of_their_network_on_every_node() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn pods_reach_those_of_their_network_through_ipv6() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let bed = Bed::start("fabric-overlay6", &["--underlay-family", "ipv6"], None).await?;
     bed.connected().await?;
     bed.matrix().assert_expected();
@@ -53,7 +52,7 @@ async fn pods_reach_those_of_their_network_through_ipv6() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn pods_reach_those_of_their_network_without_a_tunnel() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let bed = Bed::start("fabric-native", &[], Some("Native")).await?;
     bed.connected().await?;
     bed.matrix().assert_expected();
@@ -78,11 +77,8 @@ async fn content_is_whole(bed: &Bed) -> Result<()> {
     let Err(failed) = passes_unchanged(bed) else {
         return Ok(());
     };
-    let mut shown = Vec::new();
+    let mut shown = vec![bed.drops().await?];
     for member in &bed.cluster.nodes {
-        let request = ListDropsRequest::default();
-        let listed = member.kubelet.kni().runtime().list_drops(request).await?;
-        shown.push(format!("{} dropped {:?}", member.name, listed.into_inner().drops));
         for arguments in [&["-s", "link"][..], &["-s", "-s", "neighbour"]] {
             shown.push(member.node.run("ip", arguments)?);
         }

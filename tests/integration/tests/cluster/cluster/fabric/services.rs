@@ -23,7 +23,7 @@ const FRONTS: [(&str, bool); 2] = [("front4", true), ("front6", false)];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_service_leads_to_backends_on_other_nodes() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let bed = Bed::start("fabric-services", &[], None).await?;
     bed.connected().await?;
     let mut services: Vec<Value> = Vec::new();

@@ -1,0 +1,211 @@
+//! Tests the readiness of the node by KNI: the agent's answer counts, and its silence only after a grace period.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use kni_integration::{Agent, Machine, Manifest, long, machine, require, stage};
+use serde_json::{Value, json};
+
+use super::super::{
+    pods::{host_network, probed, service},
+    scene::{PORT, Scene, container, pod, server},
+};
+
+/// How long an agent that does not answer leaves the node ready.
+const GRACE: Duration = Duration::from_secs(20);
+/// How often the kubelet asks the agent in the test of the grace.
+const STATUS_INTERVAL: Duration = Duration::from_secs(2);
+/// The kubelet's default.
+const DEFAULT_STATUS_INTERVAL: Duration = Duration::from_secs(10);
+/// Time within which an answer of the agent is the state of the node, at a status interval of 2 s.
+const SOON: Duration = Duration::from_secs(10);
+/// How long the node is observed after a start or a stop.
+const SETTLING: Duration = Duration::from_secs(3);
+
+#[test]
+fn the_node_is_as_ready_as_the_agent_says() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let mut kni = machine::kni()?;
+    kni.grace_seconds = u32::try_from(GRACE.as_secs())?;
+    kni.status_seconds = u32::try_from(STATUS_INTERVAL.as_secs())?;
+    let mut machine = Machine::with_kni("kni-ready", kni)?;
+    stage::forwarding(&machine.node)?;
+    machine.local.wait("the kubelet names the socket", SOON * 3, |node| {
+        let condition = node.ready_condition()?;
+        Ok(condition.starts_with("False KubeletNotReady") && condition.contains("/run/kni/kni.sock"))
+    })?;
+    let agent = Agent::start_unready(&machine.node, Machine::agent_options(Vec::new()))?;
+    machine
+        .local
+        .wait("an agent without a network is not ready", SOON * 3, |node| {
+            let condition = node.ready_condition()?;
+            Ok(condition.starts_with("False") && condition.contains("has no network"))
+        })?;
+    Manifest::apply(&Manifest::overlapping(), &machine.node)?;
+    machine.local.wait("the network is there", SOON, |node| {
+        Ok(node.ready_condition()?.starts_with("True"))
+    })?;
+    Manifest::remove(&Manifest::overlapping(), &machine.node)?;
+    machine.local.wait("the networks are gone", SOON, |node| {
+        let condition = node.ready_condition()?;
+        Ok(condition.starts_with("False") && condition.contains("has no network"))
+    })?;
+    Manifest::apply(&Manifest::overlapping(), &machine.node)?;
+    machine.local.wait("the networks are back", SOON, |node| {
+        Ok(node.ready_condition()?.starts_with("True"))
+    })?;
+    let mut scene = Scene { agent, machine };
+    scene.create(&[probed("web-1"), server("client", &json!({})), service()])?;
+    let before = slices(&scene)?;
+    ensure!(before.contains(&scene.addresses("web-1")?[0].to_string()), "{before}");
+
+    let killed = Instant::now();
+    scene.agent.kill9()?;
+    while killed.elapsed() < GRACE / 2 {
+        unchanged(&scene, &before)?;
+        thread::sleep(Duration::from_millis(500));
+    }
+    containers_and_host_network_work(&mut scene)?;
+    a_new_pod_says_what_it_waits_for(&mut scene)?;
+    let away = "the agent has been away for long";
+    scene.machine.local.wait(away, GRACE + SOON, |node| {
+        let condition = node.ready_condition()?;
+        Ok(condition.starts_with("False") && condition.contains("has not answered for"))
+    })?;
+    let took = killed.elapsed();
+    println!("NotReady {took:?} after the agent was killed, with a grace of {GRACE:?}");
+    // The grace begins with the last answer, which is up to one status interval older than the kill.
+    ensure!(took + STATUS_INTERVAL > GRACE, "{took:?}");
+    scene.agent.restart()?;
+    scene.machine.local.wait("the agent is back", SOON, |node| {
+        Ok(node.ready_condition()?.starts_with("True"))
+    })?;
+    scene.wait_for_pods("condition=Ready")?;
+    let late = scene.addresses("late")?[0].to_string();
+    ensure!(scene.ask("client", &late, PORT, "tcp")? == "late", "it is not reached");
+    Ok(())
+}
+
+/// With the kubelet's own intervals and grace.
+#[test]
+fn an_upgrade_takes_no_pod_out_of_its_service() -> Result<()> {
+    require!(exclusive, root, netns, bpf, machine);
+    let mut scene = Scene::by_kni("kni-upgrade")?;
+    scene.create(&[probed("web-1"), server("client", &json!({})), service()])?;
+    let ip = scene.get("service/web", "{.spec.clusterIP}")?;
+    let watch = container("watches", &["ping-loop", &ip, "80"]);
+    scene.create(&[pod("watch", &json!({}), &json!([watch]))])?;
+    let before = slices(&scene)?;
+    let addresses = scene.addresses("web-1")?;
+
+    scene.agent.kill9()?;
+    let away = Duration::from_secs(if long() { 30 } else { 8 });
+    served_and_unchanged(&scene, &ip, &before, away)?;
+    scene.agent.restart()?;
+    served_and_unchanged(&scene, &ip, &before, SETTLING)?;
+    // An upgrade: the agent ends in order, and another one starts.
+    scene.agent.terminate()?;
+    served_and_unchanged(&scene, &ip, &before, SETTLING)?;
+    scene.agent.restart()?;
+    served_and_unchanged(&scene, &ip, &before, SETTLING)?;
+    ensure!(scene.addresses("web-1")? == addresses, "its addresses changed");
+    let report = scene.local().kubectl(&["logs", "watch", "--tail=1"])?;
+    println!("one connection through the Service: {}", report.trim());
+    let report: Value = serde_json::from_str(&report)?;
+    ensure!(
+        report["connections"] == 1 && report["broken"] == 0 && report["wrong"] == 0,
+        "{report}"
+    );
+    if long() {
+        away_for_five_minutes(&mut scene)?;
+    }
+    Ok(())
+}
+
+/// New connections through the Service are answered, and nothing about the node and its endpoints changes.
+fn served_and_unchanged(scene: &Scene, ip: &str, before: &str, time: Duration) -> Result<()> {
+    let begin = Instant::now();
+    let mut answers = 0;
+    while begin.elapsed() < time {
+        unchanged(scene, before)?;
+        ensure!(scene.ask("client", ip, 80, "tcp")? == "web-1");
+        answers += 1;
+    }
+    println!("{answers} new connections in {time:?}, each answered; the node Ready, the endpoints unchanged");
+    Ok(())
+}
+
+fn away_for_five_minutes(scene: &mut Scene) -> Result<()> {
+    let killed = Instant::now();
+    scene.agent.kill9()?;
+    let away = "the agent has been away for long";
+    let condition = "has not answered for";
+    scene.machine.local.wait(away, Duration::from_mins(3), |node| {
+        Ok(node.ready_condition()?.contains(condition))
+    })?;
+    println!(
+        "NotReady {:?} after the agent was killed, with the default grace",
+        killed.elapsed()
+    );
+    let grace = Duration::from_mins(1);
+    ensure!(
+        killed.elapsed() + DEFAULT_STATUS_INTERVAL > grace,
+        "before the grace of {grace:?}"
+    );
+    thread::sleep(Duration::from_mins(5).saturating_sub(killed.elapsed()));
+    ensure!(scene.local().ready_condition()?.contains(condition));
+    let back = Instant::now();
+    scene.agent.restart()?;
+    scene.machine.local.wait_ready(true)?;
+    println!("Ready {:?} after the start of the agent", back.elapsed());
+    scene.wait_for_pods("condition=Ready")
+}
+
+/// The addresses and conditions of the Service's endpoints, and when they changed last.
+fn slices(scene: &Scene) -> Result<String> {
+    let path = "jsonpath={range .items[*]}{.metadata.name} {.metadata.resourceVersion} {.endpoints}{\"\\n\"}{end}";
+    let selector = "kubernetes.io/service-name=web";
+    scene
+        .local()
+        .kubectl(&["get", "endpointslices", "-l", selector, "-o", path])
+}
+
+/// The node is ready, and the Service has the same endpoints.
+fn unchanged(scene: &Scene, before: &str) -> Result<()> {
+    let condition = scene.local().ready_condition()?;
+    ensure!(condition.starts_with("True"), "{condition}");
+    let now = slices(scene)?;
+    ensure!(now == before, "endpoints changed from {before} to {now}");
+    Ok(())
+}
+
+/// A crashed container starts again, its pod keeps its addresses, and a pod in the host's network starts.
+fn containers_and_host_network_work(scene: &mut Scene) -> Result<()> {
+    let addresses = scene.addresses("web-1")?;
+    let touch = ["exec", "web-1", "-c", "live", "--", "/kni-probe", "touch", "/tmp/fail"];
+    scene.local().kubectl(&touch)?;
+    let restarts = "{.status.containerStatuses[?(@.name==\"live\")].restartCount}";
+    scene.wait_for("pod/web-1", restarts, "1")?;
+    ensure!(scene.addresses("web-1")? == addresses, "its addresses changed");
+    scene.local().apply(&host_network("on-host"))?;
+    scene.wait_for("pod/on-host", "{.status.phase}", "Running")
+}
+
+fn a_new_pod_says_what_it_waits_for(scene: &mut Scene) -> Result<()> {
+    scene.local().apply(&server("late", &json!({})))?;
+    scene.machine.local.wait("an event says why", SOON * 2, |node| {
+        let selector = "involvedObject.name=late,reason=FailedCreatePodSandBox";
+        let events = node.kubectl(&[
+            "get",
+            "events",
+            "--field-selector",
+            selector,
+            "-o",
+            "jsonpath={.items[*].message}",
+        ])?;
+        Ok(events.contains("network runtime") && events.contains("/run/kni/kni.sock"))
+    })
+}
