@@ -7,6 +7,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::MicroTime,
     jiff::Timestamp,
 };
+use kni_reflectors::version_of;
 use kube::{
     Api, Client,
     api::{ObjectMeta, PostParams},
@@ -43,6 +44,20 @@ pub(crate) struct Election {
     terms: u64,
     /// The last change of another holder, and when it was seen. Clocks of nodes differ, so only changes count.
     seen: Option<(Option<String>, Option<i64>, Instant)>,
+    /// The resource version of the last renewal; 0 before the first.
+    written: u64,
+}
+
+/// What a round has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Held {
+    /// The Lease is renewed.
+    Yes,
+    /// The Lease is renewed, but the last renewal is lost: the API server's storage was restored to an earlier state. No
+    /// watch has to show that, so everything must be read again.
+    AfterRestore,
+    /// Another replica holds it.
+    No,
 }
 
 /// What the other tasks know of the election. Clones share it.
@@ -63,6 +78,7 @@ impl Election {
             term: watch::Sender::new(None),
             terms: 0,
             seen: None,
+            written: 0,
         }
     }
 
@@ -105,8 +121,13 @@ impl Election {
     async fn round(&mut self) {
         let started = Instant::now();
         match tokio::time::timeout(RENEW, self.try_hold()).await {
-            Ok(Ok(true)) => self.renewed(started),
-            Ok(Ok(false)) => {
+            Ok(Ok(Held::Yes)) => self.renewed(started),
+            Ok(Ok(Held::AfterRestore)) => {
+                tracing::warn!("the API server's storage was restored to an earlier state; everything is read again");
+                self.term.send_replace(None);
+                self.renewed(started);
+            }
+            Ok(Ok(Held::No)) => {
                 if self.term.send_replace(None).is_some() {
                     tracing::warn!("another replica acts now");
                 }
@@ -130,7 +151,7 @@ impl Election {
         }));
     }
 
-    async fn try_hold(&mut self) -> Result<bool, kube::Error> {
+    async fn try_hold(&mut self) -> Result<Held, kube::Error> {
         let Some(mut lease) = self.api.get_opt(LEASE).await? else {
             let lease = Lease {
                 metadata: ObjectMeta {
@@ -139,12 +160,14 @@ impl Election {
                 },
                 spec: Some(self.spec(0)),
             };
-            return unless_conflict(self.api.create(&PostParams::default(), &lease).await);
+            let created = unless_conflict(self.api.create(&PostParams::default(), &lease).await)?;
+            return Ok(self.note_written(created, self.written > 0));
         };
+        let restored = version_of(&lease.metadata) < self.written;
         let spec = lease.spec.clone().unwrap_or_default();
         let holder = spec.holder_identity.clone().unwrap_or_default();
         if holder != self.identity && !holder.is_empty() && !self.is_abandoned(&spec) {
-            return Ok(false);
+            return Ok(Held::No);
         }
         let transitions = spec.lease_transitions.unwrap_or(0) + i32::from(holder != self.identity);
         lease.spec = Some(LeaseSpec {
@@ -155,7 +178,17 @@ impl Election {
             },
             ..self.spec(transitions)
         });
-        unless_conflict(self.api.replace(LEASE, &PostParams::default(), &lease).await)
+        let replaced = unless_conflict(self.api.replace(LEASE, &PostParams::default(), &lease).await)?;
+        Ok(self.note_written(replaced, restored))
+    }
+
+    /// Notes the written Lease, if the write succeeded. `restored` is whether the last renewal was lost.
+    fn note_written(&mut self, written: Option<Lease>, restored: bool) -> Held {
+        let Some(lease) = written else {
+            return Held::No;
+        };
+        self.written = version_of(&lease.metadata);
+        if restored { Held::AfterRestore } else { Held::Yes }
     }
 
     /// Lets another replica take over at once.
@@ -242,11 +275,11 @@ impl Leadership {
     }
 }
 
-/// Whether the write succeeded; `false` if another candidate was faster.
-fn unless_conflict<T>(done: Result<T, kube::Error>) -> Result<bool, kube::Error> {
+/// The written object; `None` if another candidate was faster.
+fn unless_conflict<T>(done: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {
     match done {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+        Ok(written) => Ok(Some(written)),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
         Err(error) => Err(error),
     }
 }

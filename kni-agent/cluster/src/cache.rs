@@ -22,6 +22,7 @@ pub struct ClusterCache {
     tables: Arc<Mutex<Tables>>,
     changes: watch::Sender<()>,
     restores: watch::Sender<()>,
+    interruptions: watch::Sender<()>,
     blocks: Arc<BlockDemand>,
     joined: watch::Sender<Option<BTreeSet<NetworkName>>>,
     counted: watch::Sender<Option<BTreeSet<NetworkName>>>,
@@ -46,6 +47,7 @@ impl ClusterCache {
             tables: Arc::default(),
             changes: watch::Sender::new(()),
             restores: watch::Sender::new(()),
+            interruptions: watch::Sender::new(()),
             blocks: Arc::default(),
             joined: watch::Sender::new(None),
             derived: Arc::default(),
@@ -83,9 +85,25 @@ impl ClusterCache {
         let mut written = Written::Newest;
         self.change(|tables| written = change(tables));
         if written == Written::AfterRestore {
-            tracing::warn!("the API server's storage was restored to an earlier state; every kind is read again");
-            self.restores.send_replace(());
+            self.note_restore();
         }
+    }
+
+    /// Has every watch list again, because the API server's storage was restored from a backup: a watch that resumes at a
+    /// version of the former storage reports nothing until the restored one has passed it, and never what was lost.
+    pub fn note_restore(&self) {
+        tracing::warn!("the API server's storage was restored to an earlier state; every kind is read again");
+        self.restores.send_replace(());
+    }
+
+    /// Notes that a watch was interrupted, and will be resumed.
+    pub fn note_interruption(&self) {
+        self.interruptions.send_replace(());
+    }
+
+    /// Notifies of interrupted watches, from now on.
+    pub fn interruptions(&self) -> watch::Receiver<()> {
+        self.interruptions.subscribe()
     }
 
     /// Has every watch begin again: connections to the API server may not be alive any more although nothing has ended them.

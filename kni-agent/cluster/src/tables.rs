@@ -136,6 +136,7 @@ impl OfNetwork for Arc<NetworkMembers> {
 trait Kept {
     fn is_synced(&self) -> bool;
     fn version(&self) -> u64;
+    fn newest(&self) -> u64;
     fn len(&self) -> usize;
     fn refused(&self) -> &BTreeMap<Key, String>;
     fn problem(&self) -> Option<&str>;
@@ -148,6 +149,10 @@ impl<V: PartialEq> Kept for Table<V> {
 
     fn version(&self) -> u64 {
         Self::version(self)
+    }
+
+    fn newest(&self) -> u64 {
+        Self::newest(self)
     }
 
     fn len(&self) -> usize {
@@ -167,6 +172,28 @@ impl<V: PartialEq> Kept for Table<V> {
 const MOST_LISTED: usize = 8;
 
 impl Tables {
+    /// The highest resource version that the watches of our kinds have reported; 0 if there was no event. The API server
+    /// keeps all kinds that are definitions in one etcd, whose revision is the version of each of them.
+    pub fn newest(&self) -> u64 {
+        let ours: [&dyn Kept; 14] = [
+            &self.networks,
+            &self.attachments,
+            &self.interfaces,
+            &self.node_networks,
+            &self.own_network,
+            &self.egress_policies,
+            &self.egress_pools,
+            &self.egress_claims,
+            &*self.blocks,
+            &*self.other_blocks,
+            &*self.members,
+            &self.own_members,
+            &self.node_endpoints,
+            &self.numbers,
+        ];
+        ours.iter().map(|table| table.newest()).max().unwrap_or_default()
+    }
+
     /// The kinds without which no pod is attached.
     fn needed(&self) -> [(&'static str, &dyn Kept); 13] {
         [

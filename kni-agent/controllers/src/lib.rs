@@ -26,6 +26,7 @@ mod peers;
 mod retry;
 mod rights;
 pub mod state;
+mod storage;
 mod sync;
 
 use std::{
@@ -349,6 +350,7 @@ impl ObjectControllers {
         tasks.spawn("nodeendpoint", self.clone().reconcile_endpoint());
         tasks.spawn("podinterfaces", self.clone().reconcile_interfaces());
         tasks.spawn("node-status", self.clone().reconcile_node());
+        tasks.spawn("storage", self.clone().compare_storage());
     }
 }
 

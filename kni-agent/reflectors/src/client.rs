@@ -7,8 +7,12 @@ use kube::{
     client::ClientBuilder,
     config::{KubeConfigOptions, Kubeconfig},
 };
+use tower::util::MapRequestLayer;
 
-use super::requests::{Bounded, RequestCounts, RequestLimits};
+use super::{
+    requests::{Bounded, RequestCounts, RequestLimits},
+    streamed,
+};
 
 /// Why no client could be created. The API server itself is not contacted: it may be unavailable.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +57,10 @@ pub async fn connect(kubeconfig: Option<&Path>, limits: RequestLimits) -> Result
     };
     let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Client(Box::new(error)))?;
     Ok(Connection {
-        client: builder.with_layer(&bounded).build(),
+        client: builder
+            .with_layer(&bounded)
+            .with_layer(&MapRequestLayer::new(streamed::newest))
+            .build(),
         requests,
     })
 }

@@ -70,6 +70,10 @@ impl<K: Resource> Resource for Decoded<K> {
         K::plural(of)
     }
 
+    fn metadata_api() -> bool {
+        K::metadata_api()
+    }
+
     fn meta(&self) -> &ObjectMeta {
         match &self.0 {
             Ok(object) => object.meta(),

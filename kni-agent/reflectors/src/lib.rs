@@ -10,6 +10,7 @@ mod reflector;
 mod requests;
 mod resources;
 mod served;
+mod streamed;
 mod watches;
 
 pub use client::{ClientError, Connection, connect};

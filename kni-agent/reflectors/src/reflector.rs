@@ -11,7 +11,7 @@ use kube::{
     Api, Resource,
     runtime::{
         WatchStreamExt as _,
-        watcher::{self, Event, watcher},
+        watcher::{self, Event, InitialListStrategy, watcher},
     },
 };
 use serde::de::DeserializeOwned;
@@ -26,6 +26,15 @@ use super::{
 const GATHER: Duration = Duration::from_millis(100);
 /// Pause after a refusal.
 const REFUSED_PAUSE: Duration = Duration::from_secs(2);
+
+/// Why a watch has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// The API server refuses, or its storage was restored.
+    Refused,
+    /// The API server does not send lists as the beginning of a watch.
+    NotStreamed,
+}
 
 /// A watched kind: its table, and the conversion of its objects.
 pub(super) struct Kind<K, V> {
@@ -151,6 +160,24 @@ where
         cache: &ClusterCache,
         counts: &WatchState,
     ) {
+        if counts.streams_lists() {
+            let streaming = config.clone().streaming_lists();
+            match self.watch_by(api.clone(), (streaming, networks), cache, counts).await {
+                Ended::Refused => return,
+                Ended::NotStreamed => counts.set_not_streamed(),
+            }
+        }
+        self.watch_by(api, (config, networks), cache, counts).await;
+    }
+
+    async fn watch_by(
+        &self,
+        api: Api<Decoded<K>>,
+        (config, networks): (watcher::Config, Option<&BTreeSet<NetworkName>>),
+        cache: &ClusterCache,
+        counts: &WatchState,
+    ) -> Ended {
+        let streams = config.initial_list_strategy == InitialListStrategy::StreamingList;
         let mut last_error = String::new();
         let mut restores = cache.restores();
         let mut events = pin!(watcher(api, config).backoff(counts.pauses()));
@@ -162,8 +189,11 @@ where
                 }
             };
             let Some(event) = kni_tasks::waiting(next).await else {
-                return;
+                return Ended::Refused;
             };
+            if streams && event.as_ref().is_err_and(is_not_streamed) {
+                return Ended::NotStreamed;
+            }
             let refused = event.as_ref().is_err_and(is_refusal);
             let is_complete = matches!(event, Ok(Event::InitDone));
             self.process(event, cache, counts, &mut last_error);
@@ -171,7 +201,7 @@ where
                 cache.change(|tables| (self.table)(tables).cover(networks));
             }
             if refused {
-                return;
+                return Ended::Refused;
             }
         }
     }
@@ -191,6 +221,7 @@ where
             }
             Err(error) => {
                 counts.restart(self.name);
+                cache.note_interruption();
                 if is_refusal(&error) {
                     let text = format!("{error}; the cached objects stay");
                     cache.change(|tables| (self.table)(tables).set_problem(Some(text)));
@@ -261,6 +292,14 @@ pub fn version_of(metadata: &ObjectMeta) -> u64 {
     version.and_then(|version| version.parse().ok()).unwrap_or(0)
 }
 
+/// Whether the API server does not send lists as the beginning of a watch: those before Kubernetes 1.34 have to be told to.
+fn is_not_streamed(error: &watcher::Error) -> bool {
+    let watcher::Error::WatchStartFailed(kube::Error::Api(status)) = error else {
+        return false;
+    };
+    matches!(status.code, 400 | 422)
+}
+
 /// Whether the API server does not serve the kind, or not to this agent. All other errors are retried where the watch
 /// ended.
 fn is_refusal(error: &watcher::Error) -> bool {
@@ -271,3 +310,6 @@ fn is_refusal(error: &watcher::Error) -> bool {
     };
     matches!(status.code, 401 | 403 | 404)
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,6 +21,7 @@ use kni_model::{
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::{ApiResource, DynamicObject, GroupVersionKind},
+    core::PartialObjectMeta,
     runtime::watcher,
 };
 use serde::de::DeserializeOwned;
@@ -382,7 +383,7 @@ fn reflect_multi_policies(watches: &mut Watches<'_>) {
 fn reflect_core(watches: &mut Watches<'_>, pods: watcher::Config) {
     watches.reflect(
         "watch-namespaces",
-        Kind::<Namespace, _>::new(
+        Kind::<PartialObjectMeta<Namespace>, _>::new(
             "namespaces",
             |tables| &mut tables.namespaces,
             |object| Some(object.metadata.labels.unwrap_or_default()),

@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -18,6 +21,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 pub struct WatchState {
     counts: Arc<Mutex<BTreeMap<&'static str, Count>>>,
     longest_pause: Duration,
+    /// Whether the API server has refused to send a list as the beginning of a watch.
+    not_streamed: Arc<AtomicBool>,
 }
 
 impl Default for WatchState {
@@ -72,6 +77,7 @@ impl WatchState {
         Self {
             counts: Arc::default(),
             longest_pause,
+            not_streamed: Arc::default(),
         }
     }
 
@@ -79,6 +85,18 @@ impl WatchState {
         Pauses {
             next: SHORTEST_PAUSE,
             longest: self.longest_pause,
+        }
+    }
+
+    /// Whether lists arrive as the beginning of a watch, object by object. So neither side holds a whole list in memory.
+    pub(super) fn streams_lists(&self) -> bool {
+        !self.not_streamed.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the API server does not send lists that way. It is not asked again before the next start.
+    pub(super) fn set_not_streamed(&self) {
+        if !self.not_streamed.swap(true, Ordering::Relaxed) {
+            tracing::info!("the API server does not send lists as the beginning of a watch; they are read in pages");
         }
     }
 

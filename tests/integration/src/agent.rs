@@ -147,6 +147,16 @@ impl Agent {
         Ok(())
     }
 
+    /// Stops the process where it is, until [`Self::resume`].
+    pub fn pause(&self) -> Result<()> {
+        kill(self.nix_pid()?, Signal::SIGSTOP).context("SIGSTOP to the agent")
+    }
+
+    /// Continues after [`Self::pause`].
+    pub fn resume(&self) -> Result<()> {
+        kill(self.nix_pid()?, Signal::SIGCONT).context("SIGCONT to the agent")
+    }
+
     /// Asks the agent to stop and waits for its exit.
     pub fn terminate(&mut self) -> Result<ExitStatus> {
         kill(self.nix_pid()?, Signal::SIGTERM).context("SIGTERM to the agent")?;

@@ -132,7 +132,12 @@ async fn restored(cluster: &mut Cluster, running: &[Pod]) -> Result<Vec<String>>
     }
     let before = claimed(cluster, &node).await?;
     ensure!(before.len() >= 4, "two of each family: {before:?}");
+    // The agent's watches resume when the storage has passed their versions again, so they show nothing of the loss.
+    let version = cluster.resource_version().await?;
+    cluster.nodes[kubelet].agent.pause()?;
     cluster.restore_data()?;
+    cluster.pass_resource_version(version).await?;
+    cluster.nodes[kubelet].agent.resume()?;
     let start = Instant::now();
     let lost = wait::until_some("the API server has read its data", PATIENCE, async || {
         Ok(claimed(cluster, &node).await.ok())

@@ -59,7 +59,7 @@ fn the_node_is_as_ready_as_the_agent_says() -> Result<()> {
     })?;
     let mut scene = Scene { agent, machine };
     scene.create(&[probed("web-1"), server("client", &json!({})), service()])?;
-    let before = slices(&scene)?;
+    let before = ready_slices(&mut scene)?;
     ensure!(before.contains(&scene.addresses("web-1")?[0].to_string()), "{before}");
 
     let killed = Instant::now();
@@ -98,7 +98,7 @@ fn an_upgrade_takes_no_pod_out_of_its_service() -> Result<()> {
     let ip = scene.get("service/web", "{.spec.clusterIP}")?;
     let watch = container("watches", &["ping-loop", &ip, "80"]);
     scene.create(&[pod("watch", &json!({}), &json!([watch]))])?;
-    let before = slices(&scene)?;
+    let before = ready_slices(&mut scene)?;
     let addresses = scene.addresses("web-1")?;
 
     scene.agent.kill9()?;
@@ -162,6 +162,17 @@ fn away_for_five_minutes(scene: &mut Scene) -> Result<()> {
     scene.machine.local.wait_ready(true)?;
     println!("Ready {:?} after the start of the agent", back.elapsed());
     scene.wait_for_pods("condition=Ready")
+}
+
+/// [`slices`] once the endpoints of both families are ready: the controller of endpoints follows the pod's status.
+fn ready_slices(scene: &mut Scene) -> Result<String> {
+    let selector = "kubernetes.io/service-name=web";
+    let path = "jsonpath={.items[*].endpoints[*].conditions.ready}";
+    scene.machine.local.wait("the endpoints are ready", SOON * 3, |node| {
+        let ready = node.kubectl(&["get", "endpointslices", "-l", selector, "-o", path])?;
+        Ok(ready == "true true")
+    })?;
+    slices(scene)
 }
 
 /// The addresses and conditions of the Service's endpoints, and when they changed last.
