@@ -22,7 +22,6 @@ pub struct ClusterCache {
     tables: Arc<Mutex<Tables>>,
     changes: watch::Sender<()>,
     restores: watch::Sender<()>,
-    interruptions: watch::Sender<()>,
     blocks: Arc<BlockDemand>,
     joined: watch::Sender<Option<BTreeSet<NetworkName>>>,
     counted: watch::Sender<Option<BTreeSet<NetworkName>>>,
@@ -47,7 +46,6 @@ impl ClusterCache {
             tables: Arc::default(),
             changes: watch::Sender::new(()),
             restores: watch::Sender::new(()),
-            interruptions: watch::Sender::new(()),
             blocks: Arc::default(),
             joined: watch::Sender::new(None),
             derived: Arc::default(),
@@ -94,16 +92,6 @@ impl ClusterCache {
     pub fn note_restore(&self) {
         tracing::warn!("the API server's storage was restored to an earlier state; every kind is read again");
         self.restores.send_replace(());
-    }
-
-    /// Notes that a watch was interrupted, and will be resumed.
-    pub fn note_interruption(&self) {
-        self.interruptions.send_replace(());
-    }
-
-    /// Notifies of interrupted watches, from now on.
-    pub fn interruptions(&self) -> watch::Receiver<()> {
-        self.interruptions.subscribe()
     }
 
     /// Has every watch begin again: connections to the API server may not be alive any more although nothing has ended them.

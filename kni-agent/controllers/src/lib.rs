@@ -50,7 +50,7 @@ use kni_model::{
     view::{DesiredNetworks, InterfaceFilter},
 };
 use kni_pods::Pods;
-use kni_reflectors::{Connection, RequestCount, WatchState, WatchView, reflect_node};
+use kni_reflectors::{Connection, Interruptions, RequestCount, WatchState, WatchView, reflect_node};
 use kni_tasks::Tasks;
 use kni_uplink::Uplink;
 use kube::Client;
@@ -202,6 +202,7 @@ impl Reflectors {
                 client: self.connection.client.clone(),
                 node: self.options.node.clone(),
                 tunnel: self.options.tunnel,
+                interruptions: self.connection.interruptions.clone(),
                 cache: self.cache.clone(),
                 state,
                 sent_status: Mutex::default(),
@@ -328,6 +329,7 @@ pub struct Inner {
     client: Client,
     node: String,
     tunnel: Tunnel,
+    interruptions: Interruptions,
     cache: ClusterCache,
     state: NodeState,
     sent_status: Mutex<Option<SentStatus>>,

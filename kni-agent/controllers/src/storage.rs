@@ -44,7 +44,7 @@ impl Storage {
 impl ObjectControllers {
     /// Compares for as long as the agent runs.
     pub(super) async fn compare_storage(self) {
-        let mut interruptions = self.cache.interruptions();
+        let mut interruptions = self.interruptions.subscribe();
         while kni_tasks::waiting(interruptions.changed()).await.is_ok() {
             let nodes = self.cache.tables().node_endpoints.rows().len();
             let most = PER_NODE.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX));

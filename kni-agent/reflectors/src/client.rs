@@ -10,7 +10,7 @@ use kube::{
 use tower::util::MapRequestLayer;
 
 use super::{
-    requests::{Bounded, RequestCounts, RequestLimits},
+    requests::{Bounded, Interruptions, RequestCounts, RequestLimits},
     streamed,
 };
 
@@ -40,6 +40,8 @@ pub struct Connection {
     pub client: Client,
     /// Counts its requests.
     pub requests: RequestCounts,
+    /// Notifies of its interrupted watches.
+    pub interruptions: Interruptions,
 }
 
 /// Creates a client. Sends nothing.
@@ -50,10 +52,11 @@ pub async fn connect(kubeconfig: Option<&Path>, limits: RequestLimits) -> Result
             .await
             .map_err(|error| ClientError::Infer(Box::new(error)))?,
     };
-    let requests = RequestCounts::default();
+    let (requests, interruptions) = (RequestCounts::default(), Interruptions::default());
     let bounded = Bounded {
         limits,
         counts: requests.clone(),
+        interruptions: interruptions.clone(),
     };
     let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Client(Box::new(error)))?;
     Ok(Connection {
@@ -62,6 +65,7 @@ pub async fn connect(kubeconfig: Option<&Path>, limits: RequestLimits) -> Result
             .with_layer(&MapRequestLayer::new(streamed::newest))
             .build(),
         requests,
+        interruptions,
     })
 }
 

@@ -15,6 +15,6 @@ mod watches;
 
 pub use client::{ClientError, Connection, connect};
 pub use reflector::version_of;
-pub use requests::{RequestCount, RequestCounts, RequestLimits};
+pub use requests::{Interruptions, RequestCount, RequestCounts, RequestLimits};
 pub use resources::{Reflector, node_row, reflect_cluster, reflect_node};
 pub use watches::{WatchState, WatchView};

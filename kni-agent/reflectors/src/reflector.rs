@@ -221,7 +221,6 @@ where
             }
             Err(error) => {
                 counts.restart(self.name);
-                cache.note_interruption();
                 if is_refusal(&error) {
                     let text = format!("{error}; the cached objects stay");
                     cache.change(|tables| (self.table)(tables).set_problem(Some(text)));
@@ -292,7 +291,7 @@ pub fn version_of(metadata: &ObjectMeta) -> u64 {
     version.and_then(|version| version.parse().ok()).unwrap_or(0)
 }
 
-/// Whether the API server does not send lists as the beginning of a watch: those before Kubernetes 1.34 have to be told to.
+/// Whether the API server does not send lists as the beginning of a watch: its feature gate `WatchList` is off.
 fn is_not_streamed(error: &watcher::Error) -> bool {
     let watcher::Error::WatchStartFailed(kube::Error::Api(status)) = error else {
         return false;

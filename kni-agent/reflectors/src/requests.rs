@@ -17,7 +17,10 @@ use futures::future::BoxFuture;
 use http::{Method, Request, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use kube::client::Body;
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, Sleep, sleep, timeout},
+};
 use tower::{BoxError, Layer, Service};
 
 /// How long requests may take.
@@ -95,11 +98,32 @@ impl RequestCounts {
     }
 }
 
+/// Notifies of watches that failed, or ended before their time. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Interruptions(watch::Sender<()>);
+
+impl Interruptions {
+    /// Interruptions from now on.
+    pub fn subscribe(&self) -> watch::Receiver<()> {
+        self.0.subscribe()
+    }
+
+    fn note(&self) {
+        self.0.send_replace(());
+    }
+}
+
 /// What a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Call {
     verb: &'static str,
     resource: String,
+}
+
+/// How long a watch lasts by itself: what it asks for, in seconds.
+fn asked_seconds(query: &str) -> Option<u64> {
+    let mut parts = query.split('&');
+    parts.find_map(|part| part.strip_prefix("timeoutSeconds=")?.parse().ok())
 }
 
 impl Call {
@@ -147,6 +171,7 @@ impl Call {
 pub(super) struct Bounded {
     pub(super) limits: RequestLimits,
     pub(super) counts: RequestCounts,
+    pub(super) interruptions: Interruptions,
 }
 
 impl<S> Layer<S> for Bounded {
@@ -184,7 +209,12 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let uri = request.uri();
         let call = Call::of(request.method(), uri.path(), uri.query().unwrap_or_default());
-        let Bounded { limits, counts } = self.bounds.clone();
+        let until = asked_seconds(uri.query().unwrap_or_default());
+        let Bounded {
+            limits,
+            counts,
+            interruptions,
+        } = self.bounds.clone();
         let limit = match call.verb {
             "list" | "watch" => limits.list,
             _ => limits.call,
@@ -192,12 +222,18 @@ where
         let answer = self.inner.call(request);
         Box::pin(async move {
             let deadline = Instant::now() + limit;
-            match timeout(limit, answer).await {
+            let is_watch = call.verb == "watch";
+            let answer = timeout(limit, answer).await;
+            if is_watch && !matches!(answer, Ok(Ok(_))) {
+                interruptions.note();
+            }
+            match answer {
                 Ok(Ok(response)) => {
                     counts.add(&call, response.status().as_str());
-                    let bound = match call.verb {
-                        "watch" => Bound::Idle(limits.watch_idle),
-                        _ => Bound::Deadline(deadline),
+                    let bound = if is_watch {
+                        Bound::Watch(limits.watch_idle, Watched::new(until, interruptions))
+                    } else {
+                        Bound::Deadline(deadline)
                     };
                     Ok(response.map(|body| BoundedBody::new(body, bound, limit, call, counts)))
                 }
@@ -215,19 +251,49 @@ where
     }
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 enum Bound {
     /// The whole body arrives until then.
     Deadline(Instant),
     /// A part of it arrives at least this often.
-    Idle(Duration),
+    Watch(Duration, Watched),
+}
+
+/// A watch that has begun.
+#[derive(Debug)]
+struct Watched {
+    /// When it ends by itself.
+    ends: Instant,
+    interruptions: Interruptions,
+}
+
+impl Watched {
+    /// How much earlier than asked for a watch may end.
+    const EARLY: Duration = Duration::from_secs(10);
+
+    fn new(seconds: Option<u64>, interruptions: Interruptions) -> Self {
+        let lasts = Duration::from_secs(seconds.unwrap_or_default());
+        Self {
+            ends: Instant::now() + lasts.saturating_sub(Self::EARLY),
+            interruptions,
+        }
+    }
+
+    /// Whether what arrives at `now` is an interruption.
+    fn is_interrupted<T, E>(&self, frame: Option<&Result<T, E>>, now: Instant) -> bool {
+        match frame {
+            Some(Ok(_)) => false,
+            Some(Err(_)) => true,
+            None => now < self.ends,
+        }
+    }
 }
 
 /// The body of an answer that fails when it takes too long.
 pub(super) struct BoundedBody<B> {
     inner: Pin<Box<B>>,
     timer: Pin<Box<Sleep>>,
-    idle: Option<Duration>,
+    watch: Option<(Duration, Watched)>,
     limit: Duration,
     call: Call,
     counts: RequestCounts,
@@ -235,15 +301,15 @@ pub(super) struct BoundedBody<B> {
 
 impl<B> BoundedBody<B> {
     fn new(inner: B, bound: Bound, limit: Duration, call: Call, counts: RequestCounts) -> Self {
-        let (timer, idle) = match bound {
+        let (timer, watch) = match bound {
             Bound::Deadline(at) => (tokio::time::sleep_until(at), None),
-            Bound::Idle(idle) => (sleep(idle), Some(idle)),
+            Bound::Watch(idle, watched) => (sleep(idle), Some((idle, watched))),
         };
         Self {
             inner: Box::pin(inner),
             timer: Box::pin(timer),
-            idle,
-            limit: idle.unwrap_or(limit),
+            limit: watch.as_ref().map_or(limit, |(idle, _)| *idle),
+            watch,
             call,
             counts,
         }
@@ -260,13 +326,21 @@ where
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if let Poll::Ready(frame) = self.inner.as_mut().poll_frame(cx) {
-            if let Some(idle) = self.idle {
-                self.timer.as_mut().reset(Instant::now() + idle);
+            if let Some((idle, watched)) = &self.watch {
+                let now = Instant::now();
+                if watched.is_interrupted(frame.as_ref(), now) {
+                    watched.interruptions.note();
+                }
+                let until = now + *idle;
+                self.timer.as_mut().reset(until);
             }
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
         ready!(self.timer.as_mut().poll(cx));
         self.counts.add(&self.call, "timeout");
+        if let Some((_, watched)) = &self.watch {
+            watched.interruptions.note();
+        }
         let Call { verb, resource } = self.call.clone();
         let limit = self.limit;
         Poll::Ready(Some(Err(NoAnswer { verb, resource, limit }.into())))
@@ -284,6 +358,25 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_watch_that_fails_or_ends_early_is_interrupted() {
+        let (minute, asked) = (Duration::from_mins(1), Duration::from_secs(290));
+        let seconds = asked_seconds("watch=true&timeoutSeconds=290&resourceVersion=7");
+        assert_eq!(seconds, Some(asked.as_secs()));
+        let watched = Watched::new(seconds, Interruptions::default());
+        let begin = Instant::now();
+        for (frame, after, is_interrupted) in [
+            (Some(&Ok(())), Duration::ZERO, false),
+            (None, minute, true),
+            (Some(&Err(())), minute, true),
+            (None, asked, false),
+            (Some(&Err(())), asked, true),
+        ] {
+            let found = watched.is_interrupted(frame, begin + after);
+            assert_eq!(found, is_interrupted, "{frame:?} after {after:?}");
+        }
+    }
 
     #[test]
     fn a_request_is_named_as_in_the_audit_log() {

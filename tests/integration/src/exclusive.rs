@@ -8,6 +8,7 @@
 use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     thread,
+    time::{Duration, Instant},
 };
 
 static RUNNING: Mutex<Running> = Mutex::new(Running {
@@ -48,15 +49,19 @@ struct Running {
     waiting: usize,
 }
 
-/// A test's permission to run, until it is dropped.
+/// A test's permission to run, until it is dropped. Then it prints a line `TIME`, which `cargo xtask test` collects.
 #[derive(Debug)]
 pub struct Permit {
     share: Share,
+    test: &'static str,
+    waited: Duration,
+    started: Instant,
 }
 
 impl Permit {
     /// Waits until the calling test may run. A test takes one permit: a second one could deadlock.
-    pub fn acquire(share: Share) -> Self {
+    pub fn acquire(share: Share, test: &'static str) -> Self {
+        let asked = Instant::now();
         let mut running = lock();
         if share == Share::Exclusive {
             running.waiting += 1;
@@ -71,12 +76,20 @@ impl Permit {
             running.halves += share.halves();
         }
         drop(running);
-        Self { share }
+        let started = Instant::now();
+        Self {
+            share,
+            test,
+            waited: started - asked,
+            started,
+        }
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
+        let (took, waited) = (self.started.elapsed().as_secs_f64(), self.waited.as_secs_f64());
+        println!("TIME {took:.1} {} ({:?}, waited {waited:.1} s)", self.test, self.share);
         let mut running = lock();
         if self.share == Share::Exclusive {
             running.exclusive = false;
@@ -132,7 +145,7 @@ mod tests {
             thread::scope(|scope| {
                 for _ in 0..all {
                     scope.spawn(|| {
-                        let _permit = Permit::acquire(Share::HalfCpu);
+                        let _permit = Permit::acquire(Share::HalfCpu, "half");
                         together.wait();
                     });
                 }
@@ -151,7 +164,7 @@ mod tests {
                 let inside = &inside;
                 scope.spawn(move || {
                     let share = [Share::Exclusive, Share::Cpu, Share::HalfCpu][number % 3];
-                    let _permit = Permit::acquire(share);
+                    let _permit = Permit::acquire(share, "any");
                     let halves = if share == Share::Exclusive { all } else { share.halves() };
                     inside.fetch_add(halves, SeqCst);
                     thread::sleep(Duration::from_millis(5));

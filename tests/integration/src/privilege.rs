@@ -59,7 +59,7 @@ impl<E> Skipped for Result<(), E> {
 }
 
 /// The permit to run if the machine meets all requirements; see [`require!`].
-pub fn require(test: &str, needs: &[&str]) -> Option<Permit> {
+pub fn require(test: &'static str, needs: &[&str]) -> Option<Permit> {
     for need in needs {
         let need = match *need {
             need if share_of(need).is_some() => continue,
@@ -74,7 +74,7 @@ pub fn require(test: &str, needs: &[&str]) -> Option<Permit> {
         }
     }
     let share = needs.iter().find_map(|need| share_of(need));
-    Some(Permit::acquire(share.unwrap_or(Share::Cpu)))
+    Some(Permit::acquire(share.unwrap_or(Share::Cpu), test))
 }
 
 fn share_of(word: &str) -> Option<Share> {

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 pub(crate) use tally::Tally;
-use tally::{Failure, Reader};
+use tally::{Failure, Reader, Time};
 
 use crate::{
     build_cni, build_ebpf, cargo_output, crds,
@@ -114,7 +114,8 @@ fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
         node::build_programs(&mut progress, &["--helm", "--kni"])?;
     }
     let tests = progress.step("tests", || {
-        let outcome = cargo_test(plan, tally)?;
+        let mut outcome = cargo_test(plan, tally)?;
+        outcome.report_times();
         judge(plan, *tally, &outcome)
     });
     // The virtual machine runs in any case: its result may explain the others.
@@ -141,6 +142,25 @@ struct Outcome {
     /// Whether cargo succeeded.
     success: bool,
     failures: Vec<Failure>,
+    times: Vec<Time>,
+}
+
+/// How many of the slowest tests are listed.
+const SLOWEST: usize = 25;
+
+impl Outcome {
+    /// Lists the slowest tests, so that the time of a run has names.
+    fn report_times(&mut self) {
+        self.times.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        let sum: f64 = self.times.iter().map(|time| time.seconds).sum();
+        say(&format!(
+            "{} tests with privileges took {sum:.0} s in sum; the slowest:",
+            self.times.len()
+        ));
+        for time in self.times.iter().take(SLOWEST) {
+            say(&time.to_string());
+        }
+    }
 }
 
 /// Decides whether the tests are a success from their output and the exit status of cargo.
@@ -208,7 +228,9 @@ fn stream(command: &mut Command, tally: &mut Tally, show: &(dyn Fn(&str) + Sync)
     let mut outcome = Outcome::default();
     for reader in sums {
         let sum = reader.tally();
-        outcome.failures.extend(reader.failures());
+        let (failures, times) = reader.outcome();
+        outcome.failures.extend(failures);
+        outcome.times.extend(times);
         tally.passed += sum.passed;
         tally.failed += sum.failed;
         tally.skipped += sum.skipped;

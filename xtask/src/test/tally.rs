@@ -65,6 +65,21 @@ pub(crate) struct Reader {
     /// Whether the current line is output of failed tests.
     in_failures: bool,
     failures: Vec<Failure>,
+    times: Vec<Time>,
+}
+
+/// How long a test took, as it printed itself in its line `TIME`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Time {
+    pub(crate) seconds: f64,
+    /// Its name, and how it ran beside others.
+    test: String,
+}
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "  {:6.1} s  {}", self.seconds, self.test)
+    }
 }
 
 impl Reader {
@@ -80,6 +95,14 @@ impl Reader {
         if line.starts_with("SKIP ") {
             self.skip();
             return true;
+        }
+        if let Some(time) = line.strip_prefix("TIME ") {
+            let (seconds, test) = time.split_once(' ').unwrap_or_default();
+            if let Ok(seconds) = seconds.parse() {
+                let test = test.to_owned();
+                self.times.push(Time { seconds, test });
+            }
+            return false;
         }
         match line {
             "successes:" => (self.in_successes, self.in_failures) = (true, false),
@@ -104,9 +127,9 @@ impl Reader {
         }
     }
 
-    /// The failed tests so far.
-    pub(crate) fn failures(self) -> Vec<Failure> {
-        self.failures
+    /// The failed tests so far, and the times of those that print them.
+    pub(crate) fn outcome(self) -> (Vec<Failure>, Vec<Time>) {
+        (self.failures, self.times)
     }
 
     /// Begins the output of a test, whose line is `---- name stdout ----`.
@@ -231,10 +254,20 @@ mod tests {
         for line in text.lines() {
             reader.line(line);
         }
-        let [b, c, e] = reader.failures().try_into().unwrap();
+        let [b, c, e] = reader.outcome().0.try_into().unwrap();
         assert_eq!(b.to_string(), "  b\n      Error: first\n        second");
         assert_eq!((c.test.as_str(), c.lines.len()), ("c::d", SUMMARY_LINES));
         assert_eq!(e.lines, ["short"], "the names of failed tests are not output");
+    }
+
+    #[test]
+    fn times_are_collected_and_not_shown() {
+        let mut reader = Reader::default();
+        let lines = ["TIME 12.5 a::b (Cpu, waited 0.1 s)", "TIME of day", "12:00"];
+        let shown: Vec<&str> = lines.into_iter().filter(|line| reader.line(line)).collect();
+        assert_eq!(shown, ["12:00"]);
+        let [time] = reader.outcome().1.try_into().unwrap();
+        assert_eq!(time.to_string(), "    12.5 s  a::b (Cpu, waited 0.1 s)");
     }
 
     #[test]
