@@ -28,6 +28,11 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// Runs a cargo `command` that builds: its progress becomes the state of the running step, and only its warnings and
 /// errors are shown.
 pub(crate) fn build(command: &mut Command) -> Result<()> {
+    build_with(command, |_| true)
+}
+
+/// As [`build`], but shows only the lines for which `is_shown` is true.
+pub(crate) fn build_with(command: &mut Command, is_shown: impl Fn(&str) -> bool) -> Result<()> {
     let mut child = command
         .envs(cargo_output::ENVIRONMENT)
         .stdin(Stdio::null())
@@ -35,7 +40,11 @@ pub(crate) fn build(command: &mut Command) -> Result<()> {
         .spawn()
         .with_context(|| format!("cannot run {}", shown(command)))?;
     if let Some(stderr) = child.stderr.take() {
-        cargo_output::follow(stderr, say);
+        cargo_output::follow(stderr, |line| {
+            if is_shown(line) {
+                say(line);
+            }
+        });
     }
     let status = child.wait().with_context(|| format!("cannot run {}", shown(command)))?;
     if !status.success() {

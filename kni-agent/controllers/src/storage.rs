@@ -29,8 +29,8 @@ struct Storage {
 }
 
 impl Storage {
-    /// Whether a later state has less than this one. The version of an object never decreases. Whoever deletes the
-    /// `NodeNetwork` also causes one.
+    /// Whether a later state has less than this one. The version of an object never decreases. A deletion of the
+    /// `NodeNetwork` by an administrator causes a superfluous list.
     fn is_undone_by(&self, later: &Self) -> bool {
         let is_older = match (&self.own, &later.own) {
             (Some((uid, version)), Some((now_uid, now))) => uid == now_uid && now < version,
@@ -51,7 +51,7 @@ impl ObjectControllers {
             kni_tasks::waiting(tokio::time::sleep(GATHER + most.mul_f64(fastrand::f64()))).await;
             loop {
                 interruptions.mark_unchanged();
-                let before = self.known_storage();
+                let before = self.cached_storage();
                 match self.read_storage().await {
                     Ok(now) => {
                         if before.is_undone_by(&now) {
@@ -67,7 +67,7 @@ impl ObjectControllers {
     }
 
     /// What the watches have shown.
-    fn known_storage(&self) -> Storage {
+    fn cached_storage(&self) -> Storage {
         let tables = self.cache.tables();
         let own = tables.own_network.get("", &self.node);
         Storage {

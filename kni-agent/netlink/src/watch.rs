@@ -1,4 +1,4 @@
-//! Watches the node's links, addresses and routes for changes, except those of pods.
+//! Watches the node's links, its tunnel device included, addresses and routes for changes, except those of pods.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use super::{
     Netlink, Result,
     error::Place,
-    own::{ROUTE_PROTOCOL, is_our_link},
+    own::{OVERLAY_NAME, ROUTE_PROTOCOL, is_our_link},
 };
 
 /// `RTNLGRP_*` (linux/rtnetlink.h) as bits: links, addresses and routes of both families.
@@ -123,7 +123,8 @@ fn is_pods(link: &LinkMessage) -> bool {
             _ => {}
         }
     }
-    link.header.index >= IFINDEX_BASE || name.is_some_and(|name| is_our_link(name, alias))
+    // The tunnel device concerns the node: other programs may set it down or remove it.
+    link.header.index >= IFINDEX_BASE || name.is_some_and(|name| name != OVERLAY_NAME && is_our_link(name, alias))
 }
 
 /// Neither KNI's routes nor the kernel's routes of the local table concern the node: addresses cover the latter.

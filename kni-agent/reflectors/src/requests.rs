@@ -120,8 +120,8 @@ struct Call {
     resource: String,
 }
 
-/// How long a watch lasts by itself: what it asks for, in seconds.
-fn asked_seconds(query: &str) -> Option<u64> {
+/// The duration that a watch requests, in seconds: it ends by itself then.
+fn duration_of(query: &str) -> Option<u64> {
     let mut parts = query.split('&');
     parts.find_map(|part| part.strip_prefix("timeoutSeconds=")?.parse().ok())
 }
@@ -209,7 +209,7 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let uri = request.uri();
         let call = Call::of(request.method(), uri.path(), uri.query().unwrap_or_default());
-        let until = asked_seconds(uri.query().unwrap_or_default());
+        let until = duration_of(uri.query().unwrap_or_default());
         let Bounded {
             limits,
             counts,
@@ -268,7 +268,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// How much earlier than asked for a watch may end.
+    /// How much earlier a watch may end.
     const EARLY: Duration = Duration::from_secs(10);
 
     fn new(seconds: Option<u64>, interruptions: Interruptions) -> Self {
@@ -362,7 +362,7 @@ mod tests {
     #[test]
     fn a_watch_that_fails_or_ends_early_is_interrupted() {
         let (minute, asked) = (Duration::from_mins(1), Duration::from_secs(290));
-        let seconds = asked_seconds("watch=true&timeoutSeconds=290&resourceVersion=7");
+        let seconds = duration_of("watch=true&timeoutSeconds=290&resourceVersion=7");
         assert_eq!(seconds, Some(asked.as_secs()));
         let watched = Watched::new(seconds, Interruptions::default());
         let begin = Instant::now();

@@ -1,52 +1,104 @@
-//! Schedules the tests of a binary: shared tests run concurrently, an exclusive test runs alone.
+//! Schedules the privileged tests of the machine: so many at once as it has CPUs for, and some of them alone.
 //!
-//! Tests run in threads of one process, of which there are two for each CPU. A test that waits for silence, or measures
-//! time or loss, names `exclusive` in [`require!`](crate::require) and runs while no other privileged test of its binary
-//! is running. Of the others, one runs on each CPU; of those that name `waiting`, as they mostly wait for a whole cluster,
-//! two.
+//! Every such test begins in a thread of its own and waits for its permit. A test that waits for silence, or measures time
+//! or loss, names `exclusive` in [`require!`](crate::require): it runs while no other one does, and after all that may run
+//! beside others. Of the others, each takes two slots: three if it names `steady`, as it fails on a slow machine, and one if
+//! it names `waiting`, as it mostly waits for a whole cluster.
+//!
+//! Permits are locked files, so that all test programs of the machine share them, and the end of a process frees its own.
 
 use std::{
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    env,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    sync::{Mutex, OnceLock, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
-static RUNNING: Mutex<Running> = Mutex::new(Running {
-    halves: 0,
-    exclusive: false,
-    waiting: 0,
-});
-static CHANGED: Condvar = Condvar::new();
+/// How often a test that waits looks for free slots.
+const POLL: Duration = Duration::from_millis(50);
+/// Slots for each CPU.
+const PER_CPU: usize = 3;
 
 /// How a test runs beside others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Share {
     /// Alone.
     Exclusive,
-    /// With a CPU of its own.
-    Cpu,
-    /// With half a CPU.
-    HalfCpu,
+    /// With three slots.
+    Steady,
+    /// With two slots.
+    Busy,
+    /// With one slot.
+    Waiting,
 }
 
 impl Share {
-    const fn halves(self) -> usize {
+    const fn slots(self) -> usize {
         match self {
             Self::Exclusive => 0,
-            Self::HalfCpu => 1,
-            Self::Cpu => 2,
+            Self::Waiting => 1,
+            Self::Busy => 2,
+            Self::Steady => 3,
         }
     }
 }
 
+/// The slots of the machine.
 #[derive(Debug)]
-struct Running {
-    /// The shares of the running shared tests, in halves of a CPU.
-    halves: usize,
-    /// Whether a test runs alone.
-    exclusive: bool,
-    /// Waiting exclusive tests; they take precedence, because shared tests would otherwise never leave a gap.
-    waiting: usize,
+struct Slots {
+    folder: PathBuf,
+    count: usize,
+    /// Held by the one thread of this process that looks for slots.
+    looking: Mutex<()>,
+}
+
+impl Slots {
+    fn new(folder: &Path, count: usize) -> io::Result<Self> {
+        fs::create_dir_all(folder)?;
+        Ok(Self {
+            folder: folder.to_owned(),
+            count,
+            looking: Mutex::new(()),
+        })
+    }
+
+    /// Waits until a test may run; it may until the files are closed.
+    fn acquire(&self, share: Share) -> io::Result<Vec<File>> {
+        if share == Share::Exclusive {
+            // A test with a slot has this lock too, shared.
+            let alone = self.open("alone")?;
+            alone.lock()?;
+            return Ok(vec![alone]);
+        }
+        let _one_looks = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let together = self.open("alone")?;
+            together.lock_shared()?;
+            let mut held = vec![together];
+            for number in 0..self.count {
+                if held.len() > share.slots() {
+                    break;
+                }
+                let slot = self.open(&format!("slot-{number}"))?;
+                if slot.try_lock().is_ok() {
+                    held.push(slot);
+                }
+            }
+            if held.len() > share.slots() {
+                return Ok(held);
+            }
+            drop(held);
+            thread::sleep(POLL);
+        }
+    }
+
+    fn open(&self, name: &str) -> io::Result<File> {
+        let path = self.folder.join(name);
+        File::options().create(true).truncate(false).write(true).open(path)
+    }
 }
 
 /// A test's permission to run, until it is dropped. Then it prints a line `TIME`, which `cargo xtask test` collects.
@@ -56,32 +108,26 @@ pub struct Permit {
     test: &'static str,
     waited: Duration,
     started: Instant,
+    _held: Vec<File>,
 }
 
 impl Permit {
     /// Waits until the calling test may run. A test takes one permit: a second one could deadlock.
     pub fn acquire(share: Share, test: &'static str) -> Self {
+        static SLOTS: OnceLock<Slots> = OnceLock::new();
         let asked = Instant::now();
-        let mut running = lock();
-        if share == Share::Exclusive {
-            running.waiting += 1;
-            running = wait_while(running, |running| running.exclusive || running.halves > 0);
-            running.waiting -= 1;
-            running.exclusive = true;
-        } else {
-            let all = 2 * thread::available_parallelism().map_or(1, usize::from);
-            running = wait_while(running, |running| {
-                running.exclusive || running.waiting > 0 || running.halves + share.halves() > all
-            });
-            running.halves += share.halves();
-        }
-        drop(running);
+        let slots = SLOTS.get_or_init(|| {
+            let cpus = thread::available_parallelism().map_or(1, usize::from);
+            Slots::new(&env::temp_dir().join("kni-test-permits"), PER_CPU * cpus).expect("a folder for permits")
+        });
+        let held = slots.acquire(share).expect("the files of permits can be locked");
         let started = Instant::now();
         Self {
             share,
             test,
             waited: started - asked,
             started,
+            _held: held,
         }
     }
 }
@@ -90,62 +136,39 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let (took, waited) = (self.started.elapsed().as_secs_f64(), self.waited.as_secs_f64());
         println!("TIME {took:.1} {} ({:?}, waited {waited:.1} s)", self.test, self.share);
-        let mut running = lock();
-        if self.share == Share::Exclusive {
-            running.exclusive = false;
-        } else {
-            running.halves -= self.share.halves();
-        }
-        drop(running);
-        CHANGED.notify_all();
     }
-}
-
-/// A failed test leaves the counts consistent.
-fn lock() -> MutexGuard<'static, Running> {
-    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn wait_while(
-    running: MutexGuard<'static, Running>,
-    condition: impl FnMut(&mut Running) -> bool,
-) -> MutexGuard<'static, Running> {
-    CHANGED
-        .wait_while(running, condition)
-        .unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::{
-            Barrier,
-            atomic::{AtomicUsize, Ordering::SeqCst},
-            mpsc,
-        },
-        thread,
-        time::Duration,
+    use std::sync::{
+        Arc, Barrier,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+        mpsc,
     };
 
-    use super::{Permit, Share};
+    use super::*;
 
-    /// The only test of this binary that takes more than one permit at a time, each in a separate thread.
-    #[test]
-    fn an_exclusive_test_runs_alone_and_others_as_far_as_there_are_cpus() {
-        let all = 2 * thread::available_parallelism().map_or(1, usize::from);
-        as_many_halves_as_there_are_run_at_once(all);
-        none_runs_beside_more_than_that(all);
+    const COUNT: usize = 6;
+
+    fn slots(test: &str) -> (PathBuf, Slots) {
+        let folder = env::temp_dir().join(format!("kni-test-permits-{test}-{}", std::process::id()));
+        let slots = Slots::new(&folder, COUNT).unwrap();
+        (folder, slots)
     }
 
-    /// Each waits for the others with its permit, so that this does not depend on the speed of the machine.
-    fn as_many_halves_as_there_are_run_at_once(all: usize) {
+    /// Each waits for the others with its slot, so that this does not depend on the speed of the machine.
+    #[test]
+    fn as_many_run_at_once_as_there_are_slots() {
+        let (folder, slots) = slots("together");
+        let slots = Arc::new(slots);
         let (done, finished) = mpsc::channel();
         thread::spawn(move || {
-            let together = Barrier::new(all);
+            let together = Barrier::new(COUNT);
             thread::scope(|scope| {
-                for _ in 0..all {
+                for _ in 0..COUNT {
                     scope.spawn(|| {
-                        let _permit = Permit::acquire(Share::HalfCpu, "half");
+                        let _held = slots.acquire(Share::Waiting).unwrap();
                         together.wait();
                     });
                 }
@@ -154,24 +177,34 @@ mod tests {
         });
         finished
             .recv_timeout(Duration::from_mins(1))
-            .expect("all halves are taken at the same time");
+            .expect("all slots are taken at the same time");
+        fs::remove_dir_all(folder).unwrap();
     }
 
-    fn none_runs_beside_more_than_that(all: usize) {
+    /// As two programs would do it, each with a queue of its own.
+    #[test]
+    fn no_more_run_at_once_and_an_exclusive_one_runs_alone() {
+        let (folder, one) = slots("others");
+        let other = Slots::new(&folder, COUNT).unwrap();
         let inside = AtomicUsize::new(0);
         thread::scope(|scope| {
             for number in 0..24 {
-                let inside = &inside;
+                let (inside, slots) = (&inside, if number % 2 == 0 { &one } else { &other });
                 scope.spawn(move || {
-                    let share = [Share::Exclusive, Share::Cpu, Share::HalfCpu][number % 3];
-                    let _permit = Permit::acquire(share, "any");
-                    let halves = if share == Share::Exclusive { all } else { share.halves() };
-                    inside.fetch_add(halves, SeqCst);
+                    let share = [Share::Exclusive, Share::Steady, Share::Busy, Share::Waiting][number % 4];
+                    let _held = slots.acquire(share).unwrap();
+                    let taken = if share == Share::Exclusive {
+                        COUNT
+                    } else {
+                        share.slots()
+                    };
+                    inside.fetch_add(taken, SeqCst);
                     thread::sleep(Duration::from_millis(5));
-                    let with_others = inside.fetch_sub(halves, SeqCst);
-                    assert!(with_others <= all, "{share:?}: {with_others} of {all}");
+                    let with_others = inside.fetch_sub(taken, SeqCst);
+                    assert!(with_others <= COUNT, "{share:?}: {with_others} of {COUNT}");
                 });
             }
         });
+        fs::remove_dir_all(folder).unwrap();
     }
 }

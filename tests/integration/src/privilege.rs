@@ -10,8 +10,12 @@ use nix::{
 
 use crate::exclusive::{Permit, Share};
 
-/// The words of tests that run alone, and of tests that mostly wait.
-const SHARES: [(&str, Share); 2] = [("exclusive", Share::Exclusive), ("waiting", Share::HalfCpu)];
+/// The words for how a test runs beside others.
+const SHARES: [(&str, Share); 3] = [
+    ("exclusive", Share::Exclusive),
+    ("steady", Share::Steady),
+    ("waiting", Share::Waiting),
+];
 
 /// Debian's folder of CNI plugins.
 pub const CNI_PLUGINS: &str = "/usr/lib/cni";
@@ -21,8 +25,9 @@ pub const CNI_PLUGINS: &str = "/usr/lib/cni";
 /// `api_server` (`machine`, unless `KUBEBUILDER_ASSETS` names the programs) or the name of a program that must be in
 /// `PATH`. The test may return `()` or a `Result<(), _>`.
 ///
-/// A test with `exclusive` runs while no other test of its binary with a `require!` is running, and more of those with
-/// `waiting` run at once; see [`exclusive`](crate::exclusive). A test has at most one `require!`, which applies until it returns.
+/// A test with `exclusive` runs while no other test of the machine with a `require!` is running, and fewer of those with
+/// `steady`, and more of those with `waiting`, run at once; see [`exclusive`](crate::exclusive). A test has at most one
+/// `require!`, which applies until it returns.
 ///
 /// Prints `SKIP <test>: <why>`. Panics instead if the environment variable `KNI_REQUIRE` (comma-separated list, or
 /// `all`) contains the requirement.
@@ -74,7 +79,7 @@ pub fn require(test: &'static str, needs: &[&str]) -> Option<Permit> {
         }
     }
     let share = needs.iter().find_map(|need| share_of(need));
-    Some(Permit::acquire(share.unwrap_or(Share::Cpu), test))
+    Some(Permit::acquire(share.unwrap_or(Share::Busy), test))
 }
 
 fn share_of(word: &str) -> Option<Share> {

@@ -1,25 +1,23 @@
 //! `test`: prepares the machine, runs all tests of the workspace and the virtual machine, and sums up the results.
 
+mod programs;
+mod run;
 mod tally;
 
-use std::{
-    io::{BufRead, BufReader, Read},
-    process::{Command, ExitCode, Stdio},
-    thread,
-};
+use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 pub(crate) use tally::Tally;
-use tally::{Failure, Reader, Time};
 
+use self::run::Outcome;
 use crate::{
-    build_cni, build_ebpf, cargo_output, crds,
+    build_cni, build_ebpf, crds,
     cross::{self, Depth},
     node,
-    progress::{Progress, say},
+    progress::Progress,
     setup::{self, Goal},
     vm,
-    workspace::{cargo, is_root},
+    workspace::is_root,
 };
 
 /// Arguments of `test`.
@@ -114,7 +112,7 @@ fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
         node::build_programs(&mut progress, &["--helm", "--kni"])?;
     }
     let tests = progress.step("tests", || {
-        let mut outcome = cargo_test(plan, tally)?;
+        let mut outcome = run::tests(plan, tally)?;
         outcome.report_times();
         judge(plan, *tally, &outcome)
     });
@@ -134,33 +132,6 @@ fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
         Ok(())
     };
     tests.and(machine).and(other)
-}
-
-/// What a run of `cargo test` leads to, beside the sums.
-#[derive(Default)]
-struct Outcome {
-    /// Whether cargo succeeded.
-    success: bool,
-    failures: Vec<Failure>,
-    times: Vec<Time>,
-}
-
-/// How many of the slowest tests are listed.
-const SLOWEST: usize = 25;
-
-impl Outcome {
-    /// Lists the slowest tests, so that the time of a run has names.
-    fn report_times(&mut self) {
-        self.times.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-        let sum: f64 = self.times.iter().map(|time| time.seconds).sum();
-        say(&format!(
-            "{} tests with privileges took {sum:.0} s in sum; the slowest:",
-            self.times.len()
-        ));
-        for time in self.times.iter().take(SLOWEST) {
-            say(&time.to_string());
-        }
-    }
 }
 
 /// Decides whether the tests are a success from their output and the exit status of cargo.
@@ -187,94 +158,8 @@ fn judge(plan: &Plan, tally: Tally, outcome: &Outcome) -> Result<()> {
     Ok(())
 }
 
-/// Runs the tests of the workspace into `tally`.
-fn cargo_test(plan: &Plan, tally: &mut Tally) -> Result<Outcome> {
-    let mut command = cargo();
-    command.args(["test", "--workspace", "--no-fail-fast"]);
-    if !plan.programs {
-        command.args(["--exclude", "kni-integration"]);
-    }
-    command.env("KNI_REQUIRE", plan.require);
-    command.envs(cargo_output::ENVIRONMENT);
-    if plan.long {
-        command.env("KNI_LONG", "1");
-    }
-    // Without it the output of a passed test, and so its skip, would be hidden.
-    command.args(["--", "--show-output"]);
-    // Tests that mostly wait share a CPU; the others wait for one of their own.
-    let threads = 2 * thread::available_parallelism().map_or(1, usize::from);
-    command.arg(format!("--test-threads={threads}"));
-    stream(&mut command, tally, &say)
-}
-
-/// Runs `command`, passes each line to show to `show` immediately, and sums up the results.
-fn stream(command: &mut Command, tally: &mut Tally, show: &(dyn Fn(&str) + Sync)) -> Result<Outcome> {
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("cannot run cargo test")?;
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let sums = thread::scope(|scope| {
-        let errors = scope.spawn(|| read_errors(stderr, show));
-        let lines = read(stdout, show);
-        errors.join().map(|errors| [lines, errors])
-    });
-    // Joining fails only if the thread has panicked; its message is on the terminal already.
-    let Ok(sums) = sums else {
-        bail!("the output of the tests could not be read")
-    };
-    let mut outcome = Outcome::default();
-    for reader in sums {
-        let sum = reader.tally();
-        let (failures, times) = reader.outcome();
-        outcome.failures.extend(failures);
-        outcome.times.extend(times);
-        tally.passed += sum.passed;
-        tally.failed += sum.failed;
-        tally.skipped += sum.skipped;
-        tally.reported_skip += sum.reported_skip;
-    }
-    outcome.success = child.wait().context("cannot wait for cargo test")?.success();
-    Ok(outcome)
-}
-
-fn read(stream: Option<impl Read>, show: &dyn Fn(&str)) -> Reader {
-    let mut reader = Reader::default();
-    let Some(stream) = stream else { return reader };
-    let mut stream = BufReader::new(stream);
-    let mut bytes = Vec::new();
-    // Bytes, not text: a test may print arbitrary output, which must not end the reading.
-    while stream.read_until(b'\n', &mut bytes).is_ok_and(|length| length > 0) {
-        let text = String::from_utf8_lossy(&bytes);
-        let line = text.trim_end_matches(['\n', '\r']);
-        if reader.line(line) {
-            show(line);
-        }
-        drop(text);
-        bytes.clear();
-    }
-    reader
-}
-
-/// Like [`read`], for the stream that also contains cargo's own messages.
-fn read_errors(stream: Option<impl Read>, show: &dyn Fn(&str)) -> Reader {
-    let mut reader = Reader::default();
-    if let Some(stream) = stream {
-        cargo_output::follow(stream, |line| {
-            if reader.line(line) {
-                show(line);
-            }
-        });
-    }
-    reader
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use super::*;
 
     fn judged(tally: Tally, success: bool) -> Result<()> {
@@ -310,18 +195,5 @@ mod tests {
             judged(Tally { skipped: 1, ..good }, true).is_ok(),
             "an ignored test was meant to be"
         );
-    }
-
-    #[test]
-    fn the_lines_of_both_streams_count() {
-        let mut tally = Tally::default();
-        let script = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored'; echo 'SKIP x: no root' >&2; exit 3";
-        let shown = Mutex::new(Vec::new());
-        // Not printed: a line of this test that begins with SKIP would be counted, too.
-        let show = |line: &str| shown.lock().unwrap().push(line.to_owned());
-        let outcome = stream(Command::new("sh").args(["-c", script]), &mut tally, &show).unwrap();
-        assert!(!outcome.success);
-        assert_eq!(shown.lock().unwrap().len(), 2);
-        assert_eq!((tally.passed, tally.reported_skip), (2, 1));
     }
 }

@@ -16,6 +16,14 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
+    /// Adds the sums of other programs.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+        self.reported_skip += other.reported_skip;
+    }
+
     /// The same sums with one more test.
     pub(crate) fn count(&mut self, passed: bool) {
         if passed {
@@ -115,7 +123,8 @@ impl Reader {
             _ if self.in_failures => self.quote(line),
             _ => {}
         }
-        !self.in_successes
+        // Tests that wait for their permit are counted by libtest as running.
+        !self.in_successes && !line.ends_with(" has been running for over 60 seconds")
     }
 
     /// The current sums.

@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 struct ApiServer {
     streams: bool,
     /// The requests: each query, and the accepted media type.
-    asked: Arc<Mutex<Vec<(String, String)>>>,
+    requests: Arc<Mutex<Vec<(String, String)>>>,
 }
 
 fn namespace(annotations: &Value) -> Value {
@@ -39,7 +39,7 @@ impl ApiServer {
         let query = request.uri().query().unwrap_or_default().to_owned();
         let accept = request.headers().get("accept").map(|value| value.to_str().unwrap());
         let accept = accept.unwrap_or_default().to_owned();
-        self.asked.lock().unwrap().push((query.clone(), accept));
+        self.requests.lock().unwrap().push((query.clone(), accept));
         let ok = |body| Response::new(body);
         if query.contains("sendInitialEvents=true") {
             if self.streams {
@@ -80,7 +80,7 @@ impl ApiServer {
 async fn read(streams: bool, counts: &WatchState) -> Vec<(String, String)> {
     let server = ApiServer {
         streams,
-        asked: Arc::default(),
+        requests: Arc::default(),
     };
     let cache = ClusterCache::new();
     let kind = Kind::<PartialObjectMeta<Namespace>, _>::new(
@@ -102,16 +102,19 @@ async fn read(streams: bool, counts: &WatchState) -> Vec<(String, String)> {
     }
     let labels = cache.tables().namespaces.get("", "red").cloned().unwrap_or_default();
     assert_eq!(labels.get("tenant").map(String::as_str), Some("red"));
-    let asked = server.asked.lock().unwrap();
-    asked.clone()
+    let requests = server.requests.lock().unwrap();
+    requests.clone()
 }
 
 #[tokio::test]
 async fn a_list_arrives_as_the_beginning_of_a_watch() {
     let counts = WatchState::default();
-    let asked = read(true, &counts).await;
-    assert!(!asked.iter().any(|(query, _)| query.contains("limit=")), "{asked:?}");
-    let (query, accept) = &asked[0];
+    let requests = read(true, &counts).await;
+    assert!(
+        !requests.iter().any(|(query, _)| query.contains("limit=")),
+        "{requests:?}"
+    );
+    let (query, accept) = &requests[0];
     assert!(
         query.contains("watch=true") && query.contains("sendInitialEvents=true"),
         "{query}"
@@ -122,9 +125,12 @@ async fn a_list_arrives_as_the_beginning_of_a_watch() {
 #[tokio::test]
 async fn an_api_server_that_refuses_that_is_asked_for_pages_and_only_once() {
     let counts = WatchState::default();
-    let asked = read(false, &counts).await;
-    assert!(asked[0].0.contains("sendInitialEvents=true"), "{asked:?}");
-    assert!(asked[1].0.contains("limit=500"), "{asked:?}");
-    let asked = read(false, &counts).await;
-    assert!(asked[0].0.contains("limit=500"), "it is not asked again: {asked:?}");
+    let requests = read(false, &counts).await;
+    assert!(requests[0].0.contains("sendInitialEvents=true"), "{requests:?}");
+    assert!(requests[1].0.contains("limit=500"), "{requests:?}");
+    let requests = read(false, &counts).await;
+    assert!(
+        requests[0].0.contains("limit=500"),
+        "it does not ask twice: {requests:?}"
+    );
 }

@@ -208,7 +208,7 @@ fn assess(event: &str, streams: Vec<(&'static str, Stream)>) -> BTreeMap<&'stati
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn connections_survive_the_node_that_they_leave_by() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let scene = Scene::start("cluster-egress-failover").await?;
     let owner = scene.owner().await?;
     let others: Vec<usize> = (0..3).filter(|node| *node != owner).collect();
@@ -305,7 +305,7 @@ async fn forgeries_are_dropped(scene: &Scene, owner: usize) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn pods_of_every_node_leave_with_the_address_from_ports_of_their_node() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let mut scene = Scene::start("cluster-egress-shared").await?;
     let owner = scene.owner().await?;
     for family in [0, 1] {

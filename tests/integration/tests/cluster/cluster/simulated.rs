@@ -15,7 +15,7 @@ const NETWORKS: usize = 8;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_change_concerns_only_the_nodes_that_have_pods_of_its_network() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let options = Options {
         nodes: NODES,
         pods: PODS,

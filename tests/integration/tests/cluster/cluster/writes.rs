@@ -28,7 +28,7 @@ const VERSIONS: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn figures_are_written_seldom_and_transitions_at_once() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let cluster = Cluster::start("cluster-writes", 2).await?;
     tenants(&cluster).await?;
     a_network_is_in_use_at_once(&cluster).await?;

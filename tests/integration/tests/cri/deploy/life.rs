@@ -17,7 +17,7 @@ const NETWORKS: [&str; 3] = ["default", "blue", "red"];
 
 #[test]
 fn the_agent_lives_and_goes_as_a_pod() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let archives = [image::build("one")?, image::build("two")?];
     let mut scene = Scene::start("deploy")?;
     for archive in &archives {

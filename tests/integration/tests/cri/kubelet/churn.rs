@@ -12,7 +12,7 @@ const COUNT: usize = 100;
 
 #[test]
 fn a_hundred_pods_leave_the_node_as_it_was() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let scene = Scene::start("kubelet-churn")?;
     // Creates the state that remains after a first pod.
     scene.create(&[server("first", &json!({}))])?;

@@ -17,7 +17,7 @@ const SILENCE: Duration = Duration::from_secs(2);
 
 #[test]
 fn the_agent_follows_the_api_server() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let mut scene = Scene::joined("kubelet-joined")?;
     scene
         .local()

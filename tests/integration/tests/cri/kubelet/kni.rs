@@ -28,7 +28,7 @@ const ATTEMPTS: &str = "/var/lib/kubelet/kni/attempts";
 
 #[test]
 fn pods_have_what_they_have_by_cni() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let mut scene = Scene::by_kni("kni-pods")?;
     use_pods(&mut scene)?;
     a_pod_without_a_network_runs(&mut scene)?;
@@ -37,7 +37,7 @@ fn pods_have_what_they_have_by_cni() -> Result<()> {
 
 #[test]
 fn restarts_cost_no_traffic_by_kni() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     restart_all(&mut Scene::by_kni("kni-restarts")?)
 }
 

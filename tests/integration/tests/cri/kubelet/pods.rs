@@ -20,7 +20,7 @@ const OURS: [&str; 2] = ["10.97.0.10", "fd00:97::10"];
 
 #[test]
 fn probes_services_exec_logs_and_host_ports_work() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     use_pods(&mut Scene::start("kubelet-pods")?)
 }
 

@@ -7,7 +7,7 @@ use super::exhaustion::{a_full_network_evicts_nothing, small_default_network};
 
 #[test]
 fn the_node_is_ready_while_the_agent_serves_also_without_a_free_address() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let mut machine = Machine::with_cluster("kubelet-ready")?;
     // The plugin is installed, but the agent is not running, which the plugin reports.
     machine.install_cni()?;

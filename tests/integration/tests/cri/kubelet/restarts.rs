@@ -9,7 +9,7 @@ use super::scene::{PATIENCE, PORT, Scene, container, pod, server};
 
 #[test]
 fn restarts_cost_no_traffic() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     restart_all(&mut Scene::start("kubelet-restarts")?)
 }
 

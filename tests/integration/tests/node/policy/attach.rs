@@ -23,7 +23,7 @@ const PODS: usize = 6;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn first_packet_of_a_pod_attached_under_default_deny_is_dropped() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut world = NinePods::start("first").await?;
     let deny = PolicyText::new("fresh", "deny", "{podSelector: {}, policyTypes: [Ingress, Egress]}");
     world.apply(Net::Default, &[deny], &Setting::default()).await?;

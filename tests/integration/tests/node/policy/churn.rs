@@ -205,7 +205,7 @@ impl Scene {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn policies_pods_and_operators_at_once_lose_and_leave_nothing() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set().await?;
     let before = rows(&scene.stage)?;
     let (stop, lives) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));

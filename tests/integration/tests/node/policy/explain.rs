@@ -31,7 +31,7 @@ type Virtual = BTreeMap<(String, String, bool), IpAddr>;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn knictl_explain_says_what_the_oracle_says_and_connections_meet() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let seed = env::var("KNI_SEED").map_or_else(|_| Ok(fastrand::u64(..)), |seed| seed.parse())?;
     println!("KNI_SEED={seed}");
     let mut rng = Rng::with_seed(seed);
@@ -265,7 +265,7 @@ fn virtual_addresses(world: &NinePods) -> Result<Virtual> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn knictl_explain_tells_the_node_from_what_it_forwards() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut world = NinePods::start("explain-node").await?;
     let ask = |world: &NinePods, from: &str, to: IpAddr| {
         let text = world
@@ -295,7 +295,7 @@ async fn knictl_explain_tells_the_node_from_what_it_forwards() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn knictl_explain_leaves_no_trace_and_says_what_it_cannot_answer() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut world = NinePods::start("explain-none").await?;
     enforce(&mut world, &[("x", DENY_ALL)]).await?;
     let counted = |world: &NinePods| world.stage.knictl(&["drops", "-o", "json"]);
@@ -345,7 +345,7 @@ const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 49_152..=60_999;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn knictl_explain_asks_about_a_connection_that_does_not_exist() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut world = NinePods::start("explain-new").await?;
     let allow_one =
         "{podSelector: {matchLabels: {pod: a}}, policyTypes: [Egress], egress: [{ports: [{protocol: UDP, port: 81}]}]}";

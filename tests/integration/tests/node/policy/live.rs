@@ -61,7 +61,7 @@ impl Open {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn running_connection_stops_on_the_first_packet_after_a_denying_policy() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut world = NinePods::start("stop").await?;
     let _server = Servers::start(&world.member(index_of("x/a")).inside, "x/a", PORT)?;
     for (denied, policy) in [
@@ -138,7 +138,7 @@ fn unrelated(round: usize) -> Vec<PolicyText> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_allowed_connection_loses_nothing_through_1000_unrelated_policy_updates() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut world = NinePods::start("updates").await?;
     let _server = Servers::start(&world.member(index_of("x/a")).inside, "x/a", PORT)?;
     world.apply(Net::Default, &unrelated(0), &Setting::default()).await?;

@@ -14,7 +14,7 @@ const FROM_FABRIC: &str = "{podSelector: {matchLabels: {pod: a}}, policyTypes: [
 
 #[tokio::test(flavor = "multi_thread")]
 async fn node_may_always_reach_its_pods() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut world = NinePods::start("node").await?;
     let _server = Servers::start(&world.member(index_of("x/a")).inside, "x/a", PORT)?;
     // The node forwards the same request from the fabric, to which the exception does not apply.

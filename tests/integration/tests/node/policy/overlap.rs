@@ -89,7 +89,7 @@ fn policy(name: &str, network: &str, spec: &serde_json::Value) -> serde_json::Va
 
 #[tokio::test(flavor = "multi_thread")]
 async fn same_address_in_two_networks_policy_on_one_never_changes_the_other() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let scene = scene().await?;
     let deny = json!({"podSelector": {}, "policyTypes": ["Ingress"]});
     let block = |cidr: &str| json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [{"to": [{"ipBlock": {"cidr": cidr}}]}]});
@@ -133,7 +133,7 @@ async fn same_address_in_two_networks_policy_on_one_never_changes_the_other() ->
 
 #[tokio::test(flavor = "multi_thread")]
 async fn same_virtual_address_in_two_networks_never_mixes() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let scene = scene().await?;
     let service = |network: &str| {
         let name = format!("web-{network}");

@@ -20,7 +20,7 @@ const DENY_INGRESS: &str = "{podSelector: {}, policyTypes: [Ingress]}";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn replies_pass_under_default_deny_of_their_direction() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut world = NinePods::start("replies").await?;
     let _server = Servers::start(&world.member(index_of("x/a")).inside, "x/a", PORT)?;
     let _other = Servers::start(&world.member(index_of("y/a")).inside, "y/a", PORT)?;
@@ -43,7 +43,7 @@ async fn replies_pass_under_default_deny_of_their_direction() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_echo_request_is_no_reply_even_with_the_identifier_of_one() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut world = NinePods::start("echo").await?;
     enforce(&mut world, &[("x", DENY_EGRESS), ("y", DENY_INGRESS)]).await?;
     for v4 in [true, false] {
@@ -67,7 +67,7 @@ async fn an_echo_request_is_no_reply_even_with_the_identifier_of_one() -> Result
 
 #[tokio::test(flavor = "multi_thread")]
 async fn icmp_errors_about_an_allowed_flow_are_part_of_it() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut world = NinePods::start("errors").await?;
     let only_udp = "{podSelector: {matchLabels: {pod: a}}, policyTypes: [Ingress, Egress], egress: [{ports: [{protocol: UDP, port: 9}]}]}";
     enforce(&mut world, &[("x", only_udp), ("y", DENY_EGRESS)]).await?;

@@ -71,7 +71,7 @@ fn table(clients: &[Pod]) -> Result<BTreeMap<(String, &'static str, bool), Strin
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_keeps_its_backend_also_over_the_death_of_the_agent() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("affinity").await?;
     let backends = backends(&scene).await?;
     let mut clients = Vec::new();
@@ -112,7 +112,7 @@ async fn a_client_keeps_its_backend_also_over_the_death_of_the_agent() -> Result
 
 #[tokio::test(flavor = "multi_thread")]
 async fn affinity_ends_with_the_endpoint_and_with_the_ports() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("affinity-ends").await?;
     let backends = backends(&scene).await?;
     let client = scene.stage.pod("client").await?;
@@ -162,7 +162,7 @@ async fn affinity_ends_with_the_endpoint_and_with_the_ports() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn affinity_lasts_while_it_is_used_and_no_longer() -> Result<()> {
     const SECONDS: u32 = 2;
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("affinity-time").await?;
     let backends = backends(&scene).await?;
     let client = scene.stage.pod("client").await?;
@@ -200,7 +200,7 @@ async fn affinity_lasts_while_it_is_used_and_no_longer() -> Result<()> {
 /// For UDP, a client's next flow uses the same endpoint as its existing flows, while the endpoint serves.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_endpoint_on_its_way_out_gets_no_new_connections_by_affinity() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("affinity-draining").await?;
     let backends = backends(&scene).await?;
     let client = scene.stage.pod("client").await?;

@@ -23,7 +23,7 @@ const WEB: u8 = 70;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn headless_services_are_left_alone() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("headless").await?;
     let backend = scene.backend("backend").await?;
     let client = scene.stage.pod("client").await?;
@@ -85,7 +85,7 @@ async fn left_to_another_proxy(name: &str, addresses: [IpAddr; 2]) -> Result<()>
 
 #[tokio::test(flavor = "multi_thread")]
 async fn services_of_another_proxy_are_left_to_it() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip, nft);
+    require!(steady, root, netns, bpf, ip, nft);
     // An address outside the range of KNI's Services.
     let [v4, v6] = FAMILIES.map(|v4| vip(v4, WEB).to_string().replace("96", "98"));
     left_to_another_proxy("proxied", [v4.parse()?, v6.parse()?]).await
@@ -94,7 +94,7 @@ async fn services_of_another_proxy_are_left_to_it() -> Result<()> {
 /// An address of the range that belongs to a Service of another proxy does not count as unused.
 #[tokio::test(flavor = "multi_thread")]
 async fn services_of_another_proxy_are_left_to_it_within_our_range_too() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip, nft);
+    require!(steady, root, netns, bpf, ip, nft);
     left_to_another_proxy("proxied-within", FAMILIES.map(|v4| vip(v4, WEB))).await
 }
 
@@ -109,7 +109,7 @@ fn of_network(network: &str, pods: &[&Backend]) -> Vec<Value> {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_virtual_address_in_two_networks_is_two_services() -> Result<()> {
     const IPS: &str = "10.10.0.50,fd10::50";
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("two-networks").await?;
     let (blue, red) = (
         scene.backend_in("blue", "blue", IPS).await?,

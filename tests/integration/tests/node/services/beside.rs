@@ -118,20 +118,20 @@ async fn beside(mode: Mode, name: &str) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn beside_kube_proxy_in_nftables_mode() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip, nft);
+    require!(steady, root, netns, bpf, ip, nft);
     beside(Mode::Nftables, "beside-nft").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn beside_kube_proxy_in_iptables_mode() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip, iptables);
+    require!(steady, root, netns, bpf, ip, iptables);
     beside(Mode::Iptables(""), "beside-ipt").await
 }
 
 /// The same in the older tables of the kernel, if the machine supports them.
 #[tokio::test(flavor = "multi_thread")]
 async fn beside_kube_proxy_in_iptables_mode_with_the_older_tables() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     if !has_older_tables()? {
         println!("not tested with iptables-legacy: there is none");
         return Ok(());

@@ -46,7 +46,7 @@ const FABRIC: [&str; 2] = [FABRIC_V4, FABRIC_V6];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn endpoints_on_the_hosts_network_are_reached() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("host-network").await?;
     let client = scene.stage.pod("client").await?;
     let _api = Servers::start(&scene.stage.node, "api", BACK)?;
@@ -73,7 +73,7 @@ async fn endpoints_on_the_hosts_network_are_reached() -> Result<()> {
 /// by either of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_of_a_pod_pass_from_its_first_moment_on() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::with("first-moments", super::objects::networks(), &["--warm-sandboxes", "0"]).await?;
     let _api = Servers::start(&scene.stage.node, "api", BACK)?;
     scene.apply(&at("api", API, NODE, BACK)).await?;
@@ -104,7 +104,7 @@ async fn connections_of_a_pod_pass_from_its_first_moment_on() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn much_data_passes_to_the_hosts_network() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("host-volume").await?;
     let client = scene.stage.pod("client").await?;
     let mut objects = at("api", API, NODE, ECHO);
@@ -126,7 +126,7 @@ async fn much_data_passes_to_the_hosts_network() -> Result<()> {
 /// reversed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_port_behind_a_service_refuses() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("closed").await?;
     let (pod, client) = (scene.stage.pod("pod").await?, scene.stage.pod("client").await?);
     let mut objects = at("api", API, NODE, ECHO);
@@ -159,7 +159,7 @@ fn jumbo() -> Vec<Manifest> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_path_mtu_is_learned_through_a_cluster_ip() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::with("path-mtu", jumbo(), &[]).await?;
     let client = scene.stage.pod("client").await?;
     scene.apply(&at("far", FAR, FABRIC, ECHO)).await?;

@@ -23,7 +23,7 @@ const ECHO_FRONT: u16 = 90;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_reaches_itself_through_its_service() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("hairpin").await?;
     let itself = scene.backend("itself").await?;
     scene
@@ -49,7 +49,7 @@ async fn a_pod_reaches_itself_through_its_service() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn much_data_of_a_pod_to_itself_arrives_unchanged() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("hairpin-volume").await?;
     let itself = scene.stage.pod("itself").await?;
     let mut objects = served(
@@ -73,7 +73,7 @@ async fn much_data_of_a_pod_to_itself_arrives_unchanged() -> Result<()> {
 /// Among several endpoints the pod itself is chosen like the others.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_is_one_of_its_services_endpoints_to_itself() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("hairpin-one-of").await?;
     let (itself, other) = (scene.backend("itself").await?, scene.backend("other").await?);
     let pods = [(&itself.pod, State::Ready), (&other.pod, State::Ready)];

@@ -46,7 +46,7 @@ impl Asking {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn udp_moves_when_its_endpoint_serves_no_more() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("moved").await?;
     let (old, new) = (scene.backend("old").await?, scene.backend("new").await?);
     let client = scene.stage.pod("client").await?;
@@ -75,7 +75,7 @@ async fn udp_moves_when_its_endpoint_serves_no_more() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_any_endpoint_udp_flows_are_left_alone() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("unmoved").await?;
     let (old, new) = (scene.backend("old").await?, scene.backend("new").await?);
     let client = scene.stage.pod("client").await?;

@@ -26,7 +26,7 @@ fn with_ports(mut slice: Value, ports: Value) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_family_has_its_own_endpoints() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("families").await?;
     let (four, six) = (scene.backend("four").await?, scene.backend("six").await?);
     let client = scene.stage.pod("client").await?;
@@ -53,7 +53,7 @@ async fn each_family_has_its_own_endpoints() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_named_port_is_another_number_at_another_endpoint() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("named").await?;
     let (usual, other) = (scene.backend("usual").await?, scene.stage.pod("other").await?);
     let _other_server = Servers::start(&other.inside, "other", OTHER)?;
@@ -75,7 +75,7 @@ async fn a_named_port_is_another_number_at_another_endpoint() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ports_and_protocols_of_one_address_are_independent() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("ports").await?;
     let pod = scene.stage.pod("pod").await?;
     let _first = Servers::start(&pod.inside, "first", BACK)?;
@@ -127,7 +127,7 @@ async fn ports_and_protocols_of_one_address_are_independent() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_slices_are_one_service_and_a_pod_in_two_counts_once() -> Result<()> {
     const TIMES: usize = 150;
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("slices").await?;
     let (a, b, c) = (
         scene.backend("a").await?,

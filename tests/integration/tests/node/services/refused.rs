@@ -16,7 +16,7 @@ const WEB: u8 = 30;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_without_endpoints_refuses_at_once() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("nobody").await?;
     let backend = scene.backend("backend").await?;
     let client = scene.stage.pod("client").await?;
@@ -39,7 +39,7 @@ async fn a_service_without_endpoints_refuses_at_once() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_local_policy_and_endpoints_elsewhere_only_nothing_is_said() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("elsewhere").await?;
     let backend = scene.backend("backend").await?;
     let client = scene.stage.pod("client").await?;
@@ -63,7 +63,7 @@ async fn with_local_policy_and_endpoints_elsewhere_only_nothing_is_said() -> Res
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_port_that_the_service_lacks_is_refused_at_once() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("port").await?;
     let backend = scene.backend("backend").await?;
     let client = scene.stage.pod("client").await?;
@@ -90,7 +90,7 @@ async fn a_port_that_the_service_lacks_is_refused_at_once() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_of_no_service_says_nothing() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("no-service").await?;
     let backend = scene.backend("backend").await?;
     let client = scene.stage.pod("client").await?;

@@ -161,7 +161,7 @@ fn change_under_load(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_stay_while_endpoints_change_under_load() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("stay").await?;
     let (mut serving, mut passing, mut clients) = (Vec::new(), Vec::new(), Vec::new());
     for number in 0..3 {
@@ -202,7 +202,7 @@ async fn connections_stay_while_endpoints_change_under_load() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_outlives_the_service_and_its_backends_place_in_it() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("outlive").await?;
     let (old, new) = (scene.backend("old").await?, scene.backend("new").await?);
     let client = scene.stage.pod("client").await?;

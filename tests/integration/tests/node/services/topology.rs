@@ -37,7 +37,7 @@ fn nodes_and_zones(node: &str, zone: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn local_policy_keeps_to_the_node() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("local").await?;
     let (a, b) = (scene.backend("a").await?, scene.backend("b").await?);
     let client = scene.stage.pod("client").await?;
@@ -54,7 +54,7 @@ async fn local_policy_keeps_to_the_node() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn hints_decide_if_all_endpoints_have_them_and_one_is_for_us() -> Result<()> {
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("hints").await?;
     let (a, b, c) = (
         scene.backend("a").await?,

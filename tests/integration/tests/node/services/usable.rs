@@ -31,7 +31,7 @@ fn objects(endpoints: &[(&Backend, bool, State)]) -> Vec<Value> {
 #[tokio::test(flavor = "multi_thread")]
 async fn ready_endpoints_are_used_and_else_those_that_still_serve() -> Result<()> {
     use State::{Draining, Gone, Ready, Unready};
-    require!(exclusive, root, netns, bpf, ip);
+    require!(steady, root, netns, bpf, ip);
     let mut scene = Scene::set("usable").await?;
     let (a, b, c) = (
         scene.backend("a").await?,

@@ -28,6 +28,9 @@ use super::{
 /// How long a fault lasts.
 const FAULT: Duration = Duration::from_secs(3);
 
+/// Within this time a tunnel device is back that another program has removed. The agent takes a second.
+const REMADE: Duration = Duration::from_secs(15);
+
 /// How long the API server is away.
 fn absence() -> Duration {
     if long() { Duration::from_mins(1) } else { FAULT }
@@ -169,7 +172,7 @@ async fn others_remove_the_device(bed: &Bed) -> Result<()> {
         node.ip(&[command])?;
         let begun = Instant::now();
         let (from, to) = (bed.pod("red-team", 1), bed.pod("red-team", 2));
-        wait::until("the tunnel is back", PATIENCE, async || {
+        wait::until("the tunnel is back", REMADE, async || {
             Ok(ask(from, to) == vec![Ok(identity(to)), Ok(identity(to))])
         })
         .await

@@ -22,7 +22,7 @@ const WATCHING: Duration = Duration::from_secs(1);
 
 #[test]
 fn pods_start_by_kni_as_fast_as_by_cni() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let mut ways = [
         ("CNI", Scene::start("figures-cni")?),
         ("KNI", Scene::by_kni("figures-kni")?),

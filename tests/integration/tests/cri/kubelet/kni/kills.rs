@@ -20,7 +20,7 @@ const KILLS: usize = 2;
 
 #[test]
 fn kills_at_random_leave_nothing_and_all_pods_are_right() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let seed = std::env::var("KNI_STORM_SEED").map_or(Ok(4_410), |seed| seed.parse())?;
     println!("KNI_STORM_SEED={seed}");
     let mut dice = Dice(seed);

@@ -72,7 +72,7 @@ async fn a_namespace_of_somebody_else_is_refused_by_name() -> Result<()> {
 
 #[test]
 fn what_an_author_writes_is_replaced_by_the_kubelet() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let mut scene = Scene::by_kni("kni-authors")?;
     scene.create(&[server("other", &json!({}))])?;
     let (names, pods) = forgers(&scene)?;
@@ -96,7 +96,7 @@ fn what_an_author_writes_is_replaced_by_the_kubelet() -> Result<()> {
 
 #[test]
 fn a_containerd_that_takes_no_namespace_is_refused_by_name() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let mut kni = machine::kni()?;
     kni.containerd = false;
     let mut machine = Machine::with_kni("kni-stock-runtime", kni)?;

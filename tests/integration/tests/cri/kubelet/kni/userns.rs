@@ -22,7 +22,7 @@ const ASKED: [&str; 2] = ["net.ipv4.ip_unprivileged_port_start", "77"];
 
 #[test]
 fn pods_with_user_namespaces_run_by_kni() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let mut scene = Scene::by_kni("kni-userns")?;
     use_pods(&scene)?;
     nothing_is_left(&mut scene)
@@ -31,7 +31,7 @@ fn pods_with_user_namespaces_run_by_kni() -> Result<()> {
 /// The comparison: what the pods of the other test must have.
 #[test]
 fn pods_with_user_namespaces_run_by_cni() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let scene = Scene::start("cni-userns")?;
     use_pods(&scene)?;
     scene.local().kubectl(&["delete", "pod", "--all", "--grace-period=1"])?;

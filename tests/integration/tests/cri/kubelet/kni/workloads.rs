@@ -24,7 +24,7 @@ const RUNS: u32 = 6;
 
 #[test]
 fn every_container_is_answered_at_once() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let mut scene = Scene::by_kni("kni-workloads")?;
     scene.create(&[server("server", &json!({}))])?;
     a_job_is_answered_in_every_first_run(&mut scene)?;
