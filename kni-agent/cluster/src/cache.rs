@@ -91,6 +91,7 @@ impl ClusterCache {
     /// version of the former storage reports nothing until the restored one has passed it, and never what was lost.
     pub fn note_restore(&self) {
         tracing::warn!("the API server's storage was restored to an earlier state; every kind is read again");
+        self.tables().set_restored();
         self.restores.send_replace(());
     }
 

@@ -57,8 +57,9 @@ pub enum Written {
 /// # Guarantees
 /// - While a list is being read, earlier objects stay; objects that the list does not contain are removed when it is
 ///   complete. So an API server that is unavailable, or restarts, removes nothing.
-/// - An event that is older than the agent's own write of the object does not undo the write. Resource versions of one
-///   kind are compared as numbers, and only until the next list: after a restore of etcd they may be lower.
+/// - An event or a list that is older than the agent's own write of the object does not undo the write. Resource versions
+///   of one kind are compared as numbers, and only until a list that was requested after the write: after a restore of
+///   etcd they may be lower.
 /// - An object that cannot be decoded keeps its last understood version, and is listed in [`Self::refused`].
 /// - A kind that the API server no longer serves keeps its objects for [`ABSENCE_GRACE`].
 #[derive(Debug)]
@@ -69,8 +70,10 @@ pub struct Table<V> {
     version: u64,
     /// The latest changes: each version, and the object that it changed.
     changes: VecDeque<(u64, Key)>,
-    /// Resource versions of the agent's own writes that the watch has not reported yet.
-    written: BTreeMap<Key, u64>,
+    /// The agent's own writes that the watch has not reported yet.
+    written: BTreeMap<Key, OwnWrite>,
+    /// Number of the agent's own writes so far.
+    writes: u64,
     /// Objects that cannot be decoded, and why.
     refused: BTreeMap<Key, String>,
     /// Why the kind cannot be watched.
@@ -159,6 +162,15 @@ impl<V> DerefMut for NetworkTable<V> {
     }
 }
 
+/// The latest write of an object by the agent itself.
+#[derive(Debug, Clone, Copy)]
+struct OwnWrite {
+    /// The resource version that the API server returned.
+    version: u64,
+    /// Its position among the agent's own writes of the kind.
+    position: u64,
+}
+
 /// A list that is being read.
 #[derive(Debug, Default)]
 struct Listing {
@@ -175,6 +187,7 @@ impl<V> Default for Table<V> {
             version: 0,
             changes: VecDeque::new(),
             written: BTreeMap::new(),
+            writes: 0,
             refused: BTreeMap::new(),
             problem: None,
             absent: None,
@@ -262,8 +275,8 @@ impl<V: PartialEq> Table<V> {
         self.problem = problem;
     }
 
-    /// The highest resource version among the reported events, deletions included; 0 if there were none. Every change up
-    /// to this version is in the rows.
+    /// The highest resource version among the reported events, deletions included; 0 if there were none since the start, or
+    /// since the API server's storage was restored. Every change up to this version is in the rows.
     pub fn newest(&self) -> u64 {
         self.newest
     }
@@ -296,7 +309,9 @@ impl<V: PartialEq> Table<V> {
             // Until the next list, which is under way.
             self.newest = 0;
         } else {
-            self.written.insert(key.clone(), version);
+            self.writes += 1;
+            let position = self.writes;
+            self.written.insert(key.clone(), OwnWrite { version, position });
         }
         self.put(key, value);
         if restored {
@@ -348,7 +363,7 @@ impl<V: PartialEq> Table<V> {
         };
         *newest = version.max(*newest);
         match self.written.get(key) {
-            Some(written) if version != 0 && version < *written => {
+            Some(written) if version != 0 && version < written.version => {
                 if let Some(listing) = &mut self.listing {
                     listing.keys.insert(key.clone());
                 }
@@ -390,8 +405,29 @@ impl<V: PartialEq> Table<V> {
 
     /// Begins a list, which is read after all writes until now.
     pub fn begin(&mut self) {
-        self.listing = Some(Listing::default());
-        self.written.clear();
+        self.begin_after(self.writes);
+    }
+
+    /// Number of the agent's own writes so far: the value for [`Self::begin_after`] of a list that is requested now.
+    pub const fn writes(&self) -> u64 {
+        self.writes
+    }
+
+    /// Begins a list that was requested after the first `writes` writes of the agent. It may be older than any later one,
+    /// whose object stays as it was written until the watch has reported it.
+    pub fn begin_after(&mut self, writes: u64) {
+        self.written.retain(|_, own| own.position > writes);
+        let written = self.written.keys().filter(|key| self.rows.contains_key(*key));
+        self.listing = Some(Listing {
+            keys: written.cloned().collect(),
+            newest: 0,
+        });
+    }
+
+    /// Notes that the API server's storage was restored to an earlier state: what it has reported so far shows nothing about
+    /// the versions of the next list.
+    pub(crate) const fn set_restored(&mut self) {
+        self.newest = 0;
     }
 
     /// Completes the list.
@@ -616,6 +652,35 @@ mod tests {
             Written::Newest,
             "it is reported once"
         );
+    }
+
+    /// A list that arrives as the beginning of a watch begins for the agent when its version is chosen already.
+    #[test]
+    fn a_list_that_is_older_than_a_write_does_not_undo_it() {
+        let mut table = Table::default();
+        table.begin();
+        table.put_reported(key("a"), 5, Some("five"));
+        table.put_reported(key("b"), 4, Some("four"));
+        table.complete();
+        assert_eq!(table.put_written(key("b"), 5, 6, Some("before")), Written::Newest);
+        let requested = table.writes();
+        assert_eq!(table.put_written(key("a"), 5, 8, Some("ours")), Written::Newest);
+        assert_eq!(table.put_written(key("new"), 5, 9, Some("ours too")), Written::Newest);
+        table.begin_after(requested);
+        table.put_reported(key("a"), 5, Some("five"));
+        table.complete();
+        assert_eq!(table.get("ns", "a"), Some(&"ours"));
+        assert_eq!(table.get("ns", "new"), Some(&"ours too"), "it is in the next list");
+        assert_eq!(
+            table.get("ns", "b"),
+            None,
+            "it was deleted before the list was requested"
+        );
+        table.put_reported(key("new"), 9, Some("ours too"));
+        table.remove_reported(&key("a"), 10);
+        table.begin_after(table.writes());
+        table.complete();
+        assert!(table.rows().is_empty(), "nothing of an earlier write stays");
     }
 
     #[test]

@@ -137,6 +137,7 @@ trait Kept {
     fn is_synced(&self) -> bool;
     fn version(&self) -> u64;
     fn newest(&self) -> u64;
+    fn set_restored(&mut self);
     fn len(&self) -> usize;
     fn refused(&self) -> &BTreeMap<Key, String>;
     fn problem(&self) -> Option<&str>;
@@ -153,6 +154,10 @@ impl<V: PartialEq> Kept for Table<V> {
 
     fn newest(&self) -> u64 {
         Self::newest(self)
+    }
+
+    fn set_restored(&mut self) {
+        Self::set_restored(self);
     }
 
     fn len(&self) -> usize {
@@ -192,6 +197,30 @@ impl Tables {
             &self.numbers,
         ];
         ours.iter().map(|table| table.newest()).max().unwrap_or_default()
+    }
+
+    /// Notes that the API server's storage was restored: [`Self::newest`] is that of lists from now on, so that a restore
+    /// is noticed once.
+    pub(crate) fn set_restored(&mut self) {
+        let ours: [&mut dyn Kept; 14] = [
+            &mut self.networks,
+            &mut self.attachments,
+            &mut self.interfaces,
+            &mut self.node_networks,
+            &mut self.own_network,
+            &mut self.egress_policies,
+            &mut self.egress_pools,
+            &mut self.egress_claims,
+            &mut *self.blocks,
+            &mut *self.other_blocks,
+            &mut *self.members,
+            &mut self.own_members,
+            &mut self.node_endpoints,
+            &mut self.numbers,
+        ];
+        for table in ours {
+            table.set_restored();
+        }
     }
 
     /// The kinds without which no pod is attached.

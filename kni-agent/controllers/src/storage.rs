@@ -16,8 +16,10 @@ use super::ObjectControllers;
 const GATHER: Duration = Duration::from_millis(200);
 /// All nodes are interrupted together. This long for each, so that 5 000 nodes send their requests within 10 s.
 const PER_NODE: Duration = Duration::from_millis(2);
-/// Pause after a failed request.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Pause after the first failed request; each additional one doubles it.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest pause, as that of the watches.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// What is known of the storage.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -46,30 +48,43 @@ impl ObjectControllers {
     pub(super) async fn compare_storage(self) {
         let mut interruptions = self.interruptions.subscribe();
         while kni_tasks::waiting(interruptions.changed()).await.is_ok() {
-            let nodes = self.cache.tables().node_endpoints.rows().len();
-            let most = PER_NODE.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX));
-            kni_tasks::waiting(tokio::time::sleep(GATHER + most.mul_f64(fastrand::f64()))).await;
+            kni_tasks::waiting(tokio::time::sleep(GATHER + self.share_of_spread())).await;
+            let mut pause = SHORTEST_PAUSE;
             loop {
                 interruptions.mark_unchanged();
                 let before = self.cached_storage();
                 match self.read_storage().await {
                     Ok(now) => {
                         if before.is_undone_by(&now) {
+                            // All nodes notice it together, and read every kind again.
+                            kni_tasks::waiting(tokio::time::sleep(self.share_of_spread())).await;
                             self.cache.note_restore();
                         }
                         break;
                     }
+                    // What the agent may not read it cannot compare; the next interruption asks again.
+                    Err(kube::Error::Api(status)) if matches!(status.code, 401 | 403 | 404) => break,
                     Err(error) => tracing::debug!(%error, "cannot read the object of the node"),
                 }
-                kni_tasks::waiting(tokio::time::sleep(PAUSE.mul_f64(fastrand::f64().mul_add(0.5, 0.5)))).await;
+                kni_tasks::waiting(tokio::time::sleep(pause.mul_f64(fastrand::f64().mul_add(0.5, 0.5)))).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
+    }
+
+    /// A random part of the time over which all nodes spread what they do at once.
+    fn share_of_spread(&self) -> Duration {
+        let nodes = self.cache.tables().node_endpoints.rows().len();
+        let most = PER_NODE.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX));
+        most.mul_f64(fastrand::f64())
     }
 
     /// What the watches have shown.
     fn cached_storage(&self) -> Storage {
         let tables = self.cache.tables();
-        let own = tables.own_network.get("", &self.node);
+        // After a restore that was noticed, the cached object is that of the former storage until it is listed again.
+        let is_reported = tables.own_network.newest() > 0;
+        let own = tables.own_network.get("", &self.node).filter(|_| is_reported);
         Storage {
             newest: tables.newest(),
             own: own.and_then(|object| Some((object.uid()?, version_of(&object.metadata)))),

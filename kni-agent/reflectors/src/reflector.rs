@@ -181,6 +181,8 @@ where
         let mut last_error = String::new();
         let mut restores = cache.restores();
         let mut events = pin!(watcher(api, config).backoff(counts.pauses()));
+        // A list is requested at the beginning, or after an error, and may be older than what the agent writes meanwhile.
+        let mut before_list = self.writes(cache);
         loop {
             let next = async {
                 tokio::select! {
@@ -196,7 +198,10 @@ where
             }
             let refused = event.as_ref().is_err_and(is_refusal);
             let is_complete = matches!(event, Ok(Event::InitDone));
-            self.process(event, cache, counts, &mut last_error);
+            if event.is_err() {
+                before_list = self.writes(cache);
+            }
+            self.process(event, before_list, (cache, counts), &mut last_error);
             if let Some(networks) = networks.filter(|_| is_complete) {
                 cache.change(|tables| (self.table)(tables).cover(networks));
             }
@@ -206,18 +211,24 @@ where
         }
     }
 
+    /// The agent's own writes of the kind so far.
+    fn writes(&self, cache: &ClusterCache) -> u64 {
+        (self.table)(&mut cache.tables()).writes()
+    }
+
+    /// `before_list`: the agent's own writes when a list was requested last.
     fn process(
         &self,
         event: Result<Event<Decoded<K>>, watcher::Error>,
-        cache: &ClusterCache,
-        counts: &WatchState,
+        before_list: u64,
+        (cache, counts): (&ClusterCache, &WatchState),
         last_error: &mut String,
     ) {
         match event {
             Ok(event) => {
                 last_error.clear();
                 counts.event(self.name);
-                self.take(event, cache);
+                self.take(event, before_list, cache);
             }
             Err(error) => {
                 counts.restart(self.name);
@@ -230,11 +241,11 @@ where
         }
     }
 
-    fn take(&self, event: Event<Decoded<K>>, cache: &ClusterCache) {
+    fn take(&self, event: Event<Decoded<K>>, before_list: u64, cache: &ClusterCache) {
         cache.change(|tables| {
             let table = (self.table)(tables);
             match event {
-                Event::Init => table.begin(),
+                Event::Init => table.begin_after(before_list),
                 Event::InitDone => table.complete(),
                 Event::InitApply(Decoded(object)) | Event::Apply(Decoded(object)) => match object {
                     Ok(object) => {

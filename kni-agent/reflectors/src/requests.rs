@@ -230,7 +230,8 @@ where
             match answer {
                 Ok(Ok(response)) => {
                     counts.add(&call, response.status().as_str());
-                    let bound = if is_watch {
+                    // The body of a refusal ends at once, and shows nothing of watches.
+                    let bound = if is_watch && response.status().is_success() {
                         Bound::Watch(limits.watch_idle, Watched::new(until, interruptions))
                     } else {
                         Bound::Deadline(deadline)
@@ -357,6 +358,8 @@ where
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::BodyExt as _;
+
     use super::*;
 
     #[test]
@@ -375,6 +378,33 @@ mod tests {
         ] {
             let found = watched.is_interrupted(frame, begin + after);
             assert_eq!(found, is_interrupted, "{frame:?} after {after:?}");
+        }
+    }
+
+    /// Reads the answer of a watch to its end; whether that counts as an interruption.
+    async fn is_interrupted_by(status: u16) -> bool {
+        let interruptions = Interruptions::default();
+        let noted = interruptions.subscribe();
+        let layer = Bounded {
+            limits: RequestLimits::default(),
+            counts: RequestCounts::default(),
+            interruptions,
+        };
+        let mut service = layer.layer(tower::service_fn(move |_: Request<Body>| async move {
+            Response::builder().status(status).body(Body::from(b"{}".to_vec()))
+        }));
+        let request = Request::get("/api/v1/pods?watch=true&timeoutSeconds=290");
+        let answer = service.call(request.body(Body::empty()).unwrap()).await.unwrap();
+        answer.into_body().collect().await.unwrap();
+        noted.has_changed().unwrap()
+    }
+
+    /// Otherwise the comparison that an interruption causes would cause the next refusal under load.
+    #[tokio::test]
+    async fn a_refused_watch_is_not_interrupted() {
+        assert!(is_interrupted_by(200).await, "it ends 290 s too early");
+        for refusal in [403, 404, 410, 429, 503] {
+            assert!(!is_interrupted_by(refusal).await, "{refusal}");
         }
     }
 
