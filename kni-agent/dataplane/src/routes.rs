@@ -242,7 +242,14 @@ impl RouteTable {
     pub(super) fn retain(&mut self, networks: &[NetworkId]) -> Result<(), DataplaneError> {
         let is_kept = |network: u32| networks.iter().any(|id| id.get() == network);
         let unwanted = self.written.iter().filter(|(network, _)| !is_kept(**network));
-        let unwanted: Vec<RouteKey> = unwanted.flat_map(|(_, rows)| rows.keys().copied()).collect();
+        let mut unwanted: Vec<RouteKey> = unwanted.flat_map(|(_, rows)| rows.keys().copied()).collect();
+        let unknown = self.unwritten.iter().copied().filter(|network| !is_kept(*network));
+        let unknown: BTreeSet<[u8; 4]> = unknown.map(u32::to_be_bytes).collect();
+        if !unknown.is_empty() {
+            // Which of their rows are written is only known to the table.
+            let rows = self.table.rows()?.into_iter().map(|(key, _)| key);
+            unwanted.extend(rows.filter(|key| unknown.contains(&key.data.network)));
+        }
         self.table.remove_all(&unwanted)?;
         self.written.retain(|network, _| is_kept(*network));
         self.unwritten.retain(|network| is_kept(*network));

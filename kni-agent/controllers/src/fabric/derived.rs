@@ -285,13 +285,18 @@ impl Derived {
             return None;
         }
         let keys: BTreeSet<&Key> = tables.other_blocks.changed_since(self.blocks)?.collect();
-        let mut differs = false;
+        // All are read before the first one is set: a state that is derived anew is compared with the present one.
+        let mut blocks = Vec::with_capacity(keys.len());
         for key in keys {
             let (name, range) = parse_object_name(&key.name)?;
             let object = tables.other_blocks.rows().get(key);
             if object.is_some_and(|object| object.spec.network != name.as_str() || !is_named(key, object)) {
                 return None;
             }
+            blocks.push((name, range, object));
+        }
+        let mut differs = false;
+        for (name, range, object) in blocks {
             differs |= self.set_block(name.as_str(), range, object.map(AsRef::as_ref));
         }
         Some(differs)
