@@ -148,13 +148,14 @@ fn contents(request: &AttachNetworkRequest) -> Result<Evidence, Refusal> {
             found.early = Some("a label in field 5");
         }
     }
-    for item in &request.labels_or_extradata {
-        let MapEntry { key, .. } = decode("labels", item)?;
-        if key.starts_with(KUBELET_LABELS) {
-            found.current = Some("labels in field 7");
-        } else if extradata::is_attach_key(&key) {
-            found.early = Some("extradata in field 7");
-        }
+    let items = request.labels_or_extradata.iter();
+    let keys = items.map(|item| decode("labels", item).map(|MapEntry { key, .. }| key));
+    let keys: Vec<String> = keys.collect::<Result<_, _>>()?;
+    // Labels of the kubelet first: a pod's author may name a label like a key of extradata.
+    if keys.iter().any(|key| key.starts_with(KUBELET_LABELS)) {
+        found.current = Some("labels in field 7");
+    } else if keys.iter().any(|key| extradata::is_attach_key(key)) {
+        found.early = Some("extradata in field 7");
     }
     Ok(found)
 }

@@ -182,6 +182,10 @@ fn small_requests_are_recognised_by_their_texts() {
         dns(&[], &[]),
         labels(entries([("io.kubernetes.pod.name", "web-0")])),
         labels(entries([("app", "web")])),
+        labels(entries([
+            ("io.kubernetes.pod.name", "web-0"),
+            ("netns", "of its author"),
+        ])),
         AttachInterfaceRequest {
             port_mappings: vec![PortMapping::default()],
             ..AttachInterfaceRequest::default()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -14,6 +15,34 @@ import (
 // netnsAnnotation names the namespace that the kubelet has had made for a sandbox. A kubelet that knows it removes what a
 // pod's author writes there; another kubelet does not, so nothing is believed of it that is not checked here.
 const netnsAnnotation = "kni.dev/netns"
+
+// namespacesInUse has the namespaces of sandboxes that are being made: the store of sandboxes gets one at the end.
+var namespacesInUse = struct {
+	sync.Mutex
+	sandboxes map[uint64]string
+}{sandboxes: map[uint64]string{}}
+
+// useNamespace reserves a namespace for a sandbox that is being made; the sandbox that has it already, or itself.
+func useNamespace(inode uint64, id string) string {
+	namespacesInUse.Lock()
+	defer namespacesInUse.Unlock()
+	if other, used := namespacesInUse.sandboxes[inode]; used {
+		return other
+	}
+	namespacesInUse.sandboxes[inode] = id
+	return id
+}
+
+// madeSandbox ends what useNamespace began: the sandbox is in the store now, or there is none.
+func madeSandbox(id string) {
+	namespacesInUse.Lock()
+	defer namespacesInUse.Unlock()
+	for inode, user := range namespacesInUse.sandboxes {
+		if user == id {
+			delete(namespacesInUse.sandboxes, inode)
+		}
+	}
+}
 
 // kubeletMakesNetworks says whether pods get their networks from the kubelet and none from CNI.
 func (c *criService) kubeletMakesNetworks() bool {
@@ -58,6 +87,10 @@ func (c *criService) namespaceOfKubelet(id string, config *runtime.PodSandboxCon
 	}
 	if init, err := networkNamespace("/proc/1/ns/net"); inode == own || (err == nil && inode == init) {
 		return refuse("%q is the namespace of the node", path)
+	}
+	// Before the store is read, so that two sandboxes that are made at once do not miss each other.
+	if user := useNamespace(inode, id); user != id {
+		return refuse("%q is the namespace of sandbox %s", path, user)
 	}
 	for _, other := range c.sandboxStore.List() {
 		if other.ID == id || other.NetNSPath == "" {

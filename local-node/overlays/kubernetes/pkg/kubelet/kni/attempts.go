@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // key identifies an attempt to run a pod: the kubelet counts the sandboxes of a pod.
@@ -59,7 +61,8 @@ type attempts struct {
 }
 
 // loadAttempts reads what an earlier process has left. A file that is no attempt is an error that names it, because its
-// sandbox would not be taken down.
+// sandbox would not be taken down; one from before the machine started is removed: no namespace is older than that, and a
+// crash of the machine may have left an empty file.
 func loadAttempts(folder string) (*attempts, error) {
 	loaded := &attempts{folder: folder, byKey: map[key]*attempt{}, bySandbox: map[string]*attempt{}}
 	if err := os.MkdirAll(folder, 0o700); err != nil {
@@ -82,6 +85,10 @@ func loadAttempts(folder string) (*attempts, error) {
 		}
 		one := &attempt{}
 		if err := json.Unmarshal(content, one); err != nil || one.Key.UID == "" {
+			if isOfEarlierBoot(entry) {
+				_ = os.Remove(path)
+				continue
+			}
 			return nil, fmt.Errorf("attempt to attach a pod: %s: %w; remove the file when its pod is gone", path,
 				errors.Join(err, errors.New("not an attempt")))
 		}
@@ -93,8 +100,21 @@ func loadAttempts(folder string) (*attempts, error) {
 	return loaded, nil
 }
 
-// begin notes a new attempt; an earlier one of the same number that left something is returned beside it. Attempts of one pod
-// follow each other: what is taken back by the pod's name must not be that of another attempt.
+// isOfEarlierBoot tells whether a file was written before the machine started.
+func isOfEarlierBoot(entry os.DirEntry) bool {
+	var system unix.Sysinfo_t
+	info, err := entry.Info()
+	if err != nil || unix.Sysinfo(&system) != nil {
+		return false
+	}
+	// The kernel counts whole seconds.
+	started := time.Now().Add(-time.Duration(system.Uptime+1) * time.Second)
+	return info.ModTime().Before(started)
+}
+
+// begin notes a new attempt; an earlier one of the same number that left something is returned beside it, and what it left
+// stays noted until released. Attempts of one pod follow each other: what is taken back by the pod's name must not be that of
+// another attempt.
 func (a *attempts) begin(one *attempt) (earlier *attempt, err error) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -104,16 +124,26 @@ func (a *attempts) begin(one *attempt) (earlier *attempt, err error) {
 	if before := a.byKey[one.Key]; before != nil {
 		copied := *before
 		earlier = &copied
+		one.Netns, one.Sandbox = before.Netns, before.Sandbox
 	}
 	one.busy = true
 	if err := a.write(one); err != nil {
 		return nil, err
 	}
-	if earlier != nil {
-		delete(a.bySandbox, earlier.Sandbox)
-	}
 	a.byKey[one.Key] = one
+	if one.Sandbox != "" {
+		a.bySandbox[one.Sandbox] = one
+	}
 	return earlier, nil
+}
+
+// released removes what an earlier attempt of the same number left from a new one.
+func (a *attempts) released(one *attempt) error {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	delete(a.bySandbox, one.Sandbox)
+	one.Netns, one.Sandbox = "", ""
+	return a.write(one)
 }
 
 // change writes an attempt after `apply`.

@@ -99,6 +99,9 @@ func (s *service) RunPodSandbox(ctx context.Context, original *runtimeapi.PodSan
 		if err := s.release(ctx, *earlier); err != nil {
 			return "", fmt.Errorf("an earlier attempt %s is not taken back: %w", one.Key, err)
 		}
+		if err := s.attempts.released(one); err != nil {
+			return "", err
+		}
 	}
 	id, err := s.run(ctx, one, config, handler)
 	if err != nil {
@@ -213,6 +216,8 @@ func (s *service) undo(ctx context.Context, one *attempt) {
 // StopPodSandbox stops the sandbox, so that nothing uses the network any more, and then removes its network.
 func (s *service) StopPodSandbox(ctx context.Context, id string) error {
 	one, attached := s.attempts.of(id)
+	// An attempt that still runs is ended by its own call.
+	one.busy = false
 	if !attached {
 		status, err := s.RuntimeService.PodSandboxStatus(ctx, id, false)
 		if err != nil && !crierror.IsNotFound(err) {
@@ -243,6 +248,7 @@ func (s *service) StopPodSandbox(ctx context.Context, id string) error {
 // RemovePodSandbox removes a sandbox whose network is gone.
 func (s *service) RemovePodSandbox(ctx context.Context, id string) error {
 	if one, attached := s.attempts.of(id); attached {
+		one.busy = false
 		if err := s.release(ctx, one); err != nil {
 			return err
 		}

@@ -25,6 +25,7 @@ type server struct {
 	mutex   sync.Mutex
 	calls   []string
 	attach  error
+	detach  error
 	query   error
 	network []*api.Network
 }
@@ -58,6 +59,9 @@ func (s *server) AttachInterface(_ context.Context, request *api.AttachInterface
 
 func (s *server) DetachInterface(_ context.Context, request *api.DetachInterfaceRequest) (*api.DetachInterfaceResponse, error) {
 	s.note("detach %s", request.Id)
+	if s.detach != nil {
+		return nil, s.detach
+	}
 	return &api.DetachInterfaceResponse{}, nil
 }
 
@@ -335,6 +339,86 @@ func TestAttemptsOfAKilledKubeletAreTakenBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.calls("detach lost-0", `delete "lost-0" /run/netns/lost`)
+}
+
+// The network runtime is away for longer than one attempt: what the first one left is taken back by its id, also after a
+// kill of the kubelet.
+func TestAnEarlierAttemptIsNotedUntilItIsTakenBack(t *testing.T) {
+	s := newScene(t)
+	away := status.Error(codes.Unavailable, "away")
+	s.server.attach, s.server.detach = away, away
+	run := func(kubelet *service) error {
+		// The kubelet counts the sandboxes that the container runtime has, and the failed one is gone.
+		kubelet.failures.end("a")
+		_, err := kubelet.RunPodSandbox(context.Background(), config("a", 0), "")
+		return err
+	}
+	kubelet := s.kubelet()
+	if run(kubelet) == nil {
+		t.Fatal("the attach must fail")
+	}
+	s.calls("create a 0", "attach a-0 /run/netns/a", "detach a-0")
+	for range 2 {
+		if run(kubelet) == nil {
+			t.Fatal("the earlier attempt is not taken back yet")
+		}
+		s.calls("detach a-0")
+	}
+	kubelet = s.kubelet()
+	if run(kubelet) == nil {
+		t.Fatal("the earlier attempt is not taken back yet")
+	}
+	s.calls("detach a-0")
+	s.server.attach, s.server.detach = nil, nil
+	if err := run(kubelet); err != nil {
+		t.Fatal(err)
+	}
+	s.calls("detach a-0", `delete "a-0" /run/netns/a`, "create a 0", "attach a-0 /run/netns/a")
+	if err := kubelet.StopPodSandbox(context.Background(), "a-0"); err != nil || s.files() != 0 {
+		t.Fatal(err, s.files())
+	}
+}
+
+func TestAFileOfAnEarlierBootDoesNotKeepTheKubeletFromStarting(t *testing.T) {
+	folder := t.TempDir()
+	path := filepath.Join(folder, "a-0.json")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := loadAttempts(folder); err == nil {
+		t.Fatal("a file that cannot be read must be named")
+	}
+	if err := os.Chtimes(path, time.Time{}, time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := loadAttempts(folder); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); !os.IsNotExist(err) {
+		t.Fatal("the file stays", err)
+	}
+}
+
+func TestAStopDoesNotEndARunningAttempt(t *testing.T) {
+	s := newScene(t)
+	kubelet := s.kubelet()
+	one := &attempt{Key: key{UID: "a"}, Name: "pod", Namespace: "default"}
+	if _, err := kubelet.attempts.begin(one); err != nil {
+		t.Fatal(err)
+	}
+	if err := kubelet.attempts.change(one, func(one *attempt) { one.Sandbox = "a-0" }); err != nil {
+		t.Fatal(err)
+	}
+	if err := kubelet.StopPodSandbox(context.Background(), "a-0"); err != nil {
+		t.Fatal(err)
+	}
+	if s.files() != 1 || kubelet.attempts.byKey[one.Key] != one {
+		t.Fatal("its record is gone")
+	}
+	kubelet.attempts.settle(one)
+	if err := kubelet.StopPodSandbox(context.Background(), "a-0"); err != nil || s.files() != 0 {
+		t.Fatal(err, s.files())
+	}
 }
 
 func TestANamespaceThatWasNotAnsweredIsTakenBackByName(t *testing.T) {
