@@ -18,6 +18,9 @@ pub enum Error {
     /// There is no case of this name.
     #[error("there is no case {0:?}")]
     UnknownCase(String),
+    /// No case is of the selected level and has a selected name.
+    #[error("no case has both the level and the name that were selected")]
+    NoCase,
     /// The machine refused what every run needs.
     #[error("cannot {what}")]
     Machine {

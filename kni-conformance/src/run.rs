@@ -53,7 +53,12 @@ impl Options {
             let level = self.levels.is_empty() || self.levels.contains(&case.level);
             level && (self.only.is_empty() || self.only.iter().any(|name| name == case.name))
         };
-        Ok(cases().filter(is_selected).collect())
+        let selected: Vec<_> = cases().filter(is_selected).collect();
+        // A run without a case would be a success.
+        if selected.is_empty() {
+            return Err(Error::NoCase);
+        }
+        Ok(selected)
     }
 }
 
@@ -132,6 +137,8 @@ mod tests {
         assert!(options.selected().unwrap().iter().all(|case| case.level == Level::Core));
         options.only = vec!["delete".to_owned()];
         assert_eq!(options.selected().unwrap().len(), 1);
+        options.levels = vec![Level::Extended];
+        assert!(matches!(options.selected(), Err(Error::NoCase)));
         options.only = vec!["absent".to_owned()];
         assert!(matches!(options.selected(), Err(Error::UnknownCase(name)) if name == "absent"));
     }

@@ -145,6 +145,7 @@ fn stream(command: &mut Command, show: &(dyn Fn(&str) + Sync)) -> Result<(Tally,
         bail!("the output of the tests could not be read")
     };
     let (mut tally, mut outcome) = (Tally::default(), Outcome::default());
+    let has_result = sums.iter().any(Reader::has_result);
     for reader in sums {
         tally.add(reader.tally());
         let (failures, times) = reader.outcome();
@@ -152,6 +153,9 @@ fn stream(command: &mut Command, show: &(dyn Fn(&str) + Sync)) -> Result<(Tally,
         outcome.times.extend(times);
     }
     outcome.success = child.wait().context("cannot wait for the tests")?.success();
+    if outcome.success && !has_result {
+        bail!("{} ended without a result", command.get_program().display());
+    }
     Ok((tally, outcome))
 }
 
@@ -202,5 +206,11 @@ mod tests {
         assert!(!outcome.success);
         assert_eq!(shown.lock().unwrap().len(), 2);
         assert_eq!((tally.passed, tally.reported_skip), (2, 1));
+    }
+
+    #[test]
+    fn a_program_that_ends_early_has_no_success() {
+        let script = "echo 'running 7 tests'; echo 'test a ... ok'; exit 0";
+        assert!(stream(Command::new("sh").args(["-c", script]), &|_| {}).is_err());
     }
 }

@@ -74,6 +74,8 @@ pub(crate) struct Reader {
     in_failures: bool,
     failures: Vec<Failure>,
     times: Vec<Time>,
+    /// Whether a test program has ended with its sums.
+    has_result: bool,
 }
 
 /// How long a test took, as it printed itself in its line `TIME`.
@@ -97,6 +99,7 @@ impl Reader {
     pub(crate) fn line(&mut self, line: &str) -> bool {
         if let Some(result) = line.strip_prefix("test result: ") {
             (self.in_successes, self.in_failures) = (false, false);
+            self.has_result = true;
             self.add(result);
             return true;
         }
@@ -134,6 +137,11 @@ impl Reader {
             passed: self.tally.passed.saturating_sub(self.tally.reported_skip),
             ..self.tally
         }
+    }
+
+    /// Whether a test program has ended with its sums. One that calls `exit` in a test has not, and succeeds all the same.
+    pub(crate) const fn has_result(&self) -> bool {
+        self.has_result
     }
 
     /// The failed tests so far, and the times of those that print them.
