@@ -30,7 +30,7 @@ const REST: Duration = Duration::from_secs(10);
     reason = "a shortage from its beginning to its end, in order"
 )]
 async fn used_up_addresses_keep_new_pods_away_and_nothing_else() -> Result<()> {
-    require!(waiting, root, netns, bpf, machine);
+    require!(exclusive, root, netns, bpf, machine);
     let cluster = Cluster::start("cluster-exhaustion", 1).await?;
     tenants(&cluster).await?;
     let more = json!({

@@ -19,7 +19,7 @@ use super::scene::{PROMPT, patch_metadata, tenants, wait_for_truth};
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[expect(clippy::too_many_lines, reason = "one lie after the other")]
 async fn what_is_told_of_interfaces_is_right_within_two_seconds() -> Result<()> {
-    require!(waiting, root, netns, bpf, machine);
+    require!(exclusive, root, netns, bpf, machine);
     let cluster = Cluster::start("cluster-reports", 2).await?;
     tenants(&cluster).await?;
     cluster

@@ -76,7 +76,7 @@ const RESET: u8 = 4;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_relabelled_or_replaced_peer_on_another_node_reaches_established_flows() -> Result<()> {
-    require!(steady, root, netns, bpf, machine);
+    require!(exclusive, root, netns, bpf, machine);
     let placement = PLACEMENTS[0];
     ensure!(placement[index_of(CLIENT)] != placement[index_of(SERVER)]);
     let mut world = NinePods::spread("fabric-peers", placement).await?;
