@@ -398,6 +398,19 @@ impl<V: PartialEq> Table<V> {
         }
     }
 
+    /// Whether a list is being read.
+    pub const fn is_listing(&self) -> bool {
+        self.listing.is_some()
+    }
+
+    /// Removes the objects of a network, of a table whose objects are found by their network.
+    pub fn remove_network(&mut self, network: &str) {
+        let keys = self.index.as_ref().and_then(|index| index.keys.get(network)).cloned();
+        for key in keys.unwrap_or_default() {
+            self.remove(&key);
+        }
+    }
+
     /// Whether it has all objects of a network, where only those of some networks are followed.
     pub fn covers(&self, network: &NetworkName) -> bool {
         self.covered.contains(network)

@@ -1,10 +1,16 @@
 //! Follows the API server with one watch per kind, which is restarted for as long as the agent runs.
 
-use std::{collections::BTreeSet, fmt::Debug, pin::pin, time::Duration};
+mod joined;
+
+use std::{
+    collections::BTreeSet,
+    fmt::{Debug, Display},
+    pin::pin,
+    time::Duration,
+};
 
 use futures::StreamExt as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kni_api::NETWORK_LABEL;
 use kni_cluster::{ClusterCache, Key, Table, Tables};
 use kni_model::NetworkName;
 use kube::{
@@ -15,15 +21,12 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
-use tokio::sync::watch;
 
 use super::{
     decoded::{Decoded, Undecoded},
     watches::WatchState,
 };
 
-/// Networks that are joined within this time are listed together.
-const GATHER: Duration = Duration::from_millis(100);
 /// Pause after a refusal.
 const REFUSED_PAUSE: Duration = Duration::from_secs(2);
 
@@ -102,53 +105,6 @@ where
         counts: WatchState,
     ) {
         self.watch(api, (config, None), &cache, &counts).await;
-    }
-
-    /// Follows the objects of the networks in `joined`, until the API server refuses or its storage was restored. Lists again
-    /// when a network is added; one that the node left stays until then.
-    pub(super) async fn reflect_joined(
-        self,
-        api: Api<Decoded<K>>,
-        mut joined: watch::Receiver<Option<BTreeSet<NetworkName>>>,
-        cache: ClusterCache,
-        counts: WatchState,
-    ) {
-        loop {
-            let Some(watched) = joined.borrow_and_update().clone() else {
-                if kni_tasks::waiting(joined.changed()).await.is_err() {
-                    return;
-                }
-                continue;
-            };
-            let more = async {
-                loop {
-                    if joined.changed().await.is_err() {
-                        return;
-                    }
-                    let networks = joined.borrow_and_update().clone();
-                    if networks.is_some_and(|networks| !networks.is_subset(&watched)) {
-                        tokio::time::sleep(GATHER).await;
-                        return;
-                    }
-                }
-            };
-            if watched.is_empty() {
-                cache.change(|tables| {
-                    let table = (self.table)(tables);
-                    table.begin();
-                    table.complete();
-                    table.cover(&watched);
-                });
-                kni_tasks::waiting(more).await;
-                continue;
-            }
-            let names: Vec<&str> = watched.iter().map(NetworkName::as_str).collect();
-            let config = watcher::Config::default().labels(&format!("{NETWORK_LABEL} in ({})", names.join(",")));
-            tokio::select! {
-                () = self.watch(api.clone(), (config, Some(&watched)), &cache, &counts) => return,
-                () = more => {}
-            }
-        }
     }
 
     /// Lists and watches until the API server refuses, or its storage was restored. `networks` are those that `config`
@@ -247,18 +203,22 @@ where
             match event {
                 Event::Init => table.begin_after(before_list),
                 Event::InitDone => table.complete(),
-                Event::InitApply(Decoded(object)) | Event::Apply(Decoded(object)) => match object {
-                    Ok(object) => {
-                        let (key, version) = (key_of(object.meta()), version_of(object.meta()));
-                        table.put_reported(key, version, (self.convert)(object));
-                    }
-                    Err(undecoded) => self.refuse(table, &undecoded),
-                },
+                Event::InitApply(object) | Event::Apply(object) => self.put(table, object),
                 Event::Delete(object) => {
                     table.remove_reported(&key_of(object.meta()), version_of(object.meta()));
                 }
             }
         });
+    }
+
+    fn put(&self, table: &mut Table<V>, Decoded(object): Decoded<K>) {
+        match object {
+            Ok(object) => {
+                let (key, version) = (key_of(object.meta()), version_of(object.meta()));
+                table.put_reported(key, version, (self.convert)(object));
+            }
+            Err(undecoded) => self.refuse(table, &undecoded),
+        }
     }
 
     fn refuse(&self, table: &mut Table<V>, undecoded: &Undecoded) {
@@ -276,7 +236,7 @@ where
     }
 
     /// Logs each error once: the watch restarts by itself.
-    fn report(&self, last: &mut String, error: &watcher::Error) {
+    fn report(&self, last: &mut String, error: &impl Display) {
         let text = error.to_string();
         if *last != text {
             tracing::warn!(

@@ -58,9 +58,23 @@ impl Size {
         (1.0 - self.flat) * (1.0 - self.followers_of_tenant() / self.nodes)
     }
 
-    /// The objects of other nodes that one node follows: endpoints, and members and blocks of its networks.
+    /// The objects of other nodes that one node follows: endpoints, and [`Self::listed_again`].
     pub fn followed(&self) -> f64 {
-        self.nodes * (1.0 + 3.0) + self.tenants_of_node() * self.followers_of_tenant() * 2.0
+        self.nodes + self.listed_again()
+    }
+
+    /// The objects that a node lists when it joins one more network: members and blocks of all its networks. A list arrives as
+    /// the beginning of a watch, so each of them is an event.
+    pub fn listed_again(&self) -> f64 {
+        self.nodes * 3.0 + self.tenants_of_node() * self.followers_of_tenant() * 2.0
+    }
+
+    /// What causes events of watches: changes that are sent to the nodes concerned, and lists.
+    fn of_watches(&self) -> [f64; 2] {
+        [
+            self.rate * self.concerned(),
+            self.rate * self.first_on_node() * self.listed_again(),
+        ]
     }
 }
 
@@ -90,8 +104,11 @@ pub const FORMULAS: [Formula; 9] = [
     Formula {
         name: "events",
         unit: "events/s",
-        terms: ["changes of pods times nodes concerned", "nodes"],
-        of: |size| [size.rate * size.concerned(), size.nodes],
+        terms: [
+            "changes of pods times nodes concerned",
+            "starts that list again times objects listed",
+        ],
+        of: Size::of_watches,
         aim: None,
     },
     Formula {
@@ -99,14 +116,9 @@ pub const FORMULAS: [Formula; 9] = [
         unit: "bytes/s",
         terms: [
             "changes of pods times nodes concerned",
-            "starts that list again times objects followed",
+            "starts that list again times objects listed",
         ],
-        of: |size| {
-            [
-                size.rate * size.concerned(),
-                size.rate * size.first_on_node() * size.followed(),
-            ]
-        },
+        of: Size::of_watches,
         aim: Some(200e6),
     },
     Formula {
