@@ -33,6 +33,11 @@ impl Events {
             .await;
     }
 
+    /// Publishes a warning about an object that is known by name.
+    pub(crate) async fn warning_about(&self, about: &ObjectReference, reason: &str, action: &str, note: &str) {
+        self.publish(EventType::Warning, about, (reason, action), note).await;
+    }
+
     /// Publishes an event about an object that may be gone.
     pub(crate) async fn normal(&self, about: &ObjectReference, reason: &str, action: &str, note: &str) {
         self.publish(EventType::Normal, about, (reason, action), note).await;

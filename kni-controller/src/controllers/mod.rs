@@ -25,6 +25,7 @@ mod node_endpoints;
 mod overview;
 mod reconcile;
 mod stated_access;
+mod stray_blocks;
 mod taints;
 
 use std::time::Duration;
@@ -66,6 +67,7 @@ pub(crate) fn start(client: &Client, health: &Health, metrics: &Metrics, rest: D
     tasks.spawn(reconcile(context.clone(), egress_pools::EgressPoolStatus));
     tasks.spawn(reconcile(context.clone(), gone_nodes::GoneNodes::default()));
     tasks.spawn(reconcile(context.clone(), gone_blocks::GoneBlocks::default()));
+    tasks.spawn(reconcile(context.clone(), stray_blocks::StrayBlocks::default()));
     tasks.spawn(reconcile(context.clone(), false_interfaces::FalseInterfaces));
     tasks.spawn(reconcile(context.clone(), members::Members::default()));
     tasks.spawn(reconcile(context.clone(), node_endpoints::NodeEndpoints::default()));
