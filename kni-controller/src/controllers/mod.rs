@@ -17,6 +17,7 @@ mod figures;
 mod gone_blocks;
 mod gone_nodes;
 mod joins;
+mod member_names;
 mod members;
 mod network_numbers;
 mod network_status;
