@@ -5,6 +5,7 @@
 //! any await.
 
 mod attachments;
+mod block_excess;
 mod egress_claims;
 mod egress_owners;
 mod egress_policies;
