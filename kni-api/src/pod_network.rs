@@ -147,7 +147,7 @@ pub struct PerNodePrefix {
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::plain)]
 pub struct PodNetworkStatus {
-    /// Accepted: the spec is valid. Ready: pods can join. Programmed: it is applied on every node. `AddressesAvailable`: there are addresses left. `InUse`: what keeps it, once it is to be deleted. `FabricChosen`: False for a network from before `spec.fabric`.
+    /// Accepted: the spec is valid. Ready: pods can join. Programmed: it is applied on every node. `AddressesAvailable`: there are addresses left. `InUse`: what keeps it, once it is to be deleted. `FabricChosen`: False for a network from before `spec.fabric`. `BlocksExceeded`: True while nodes hold more empty address blocks than their pods can need.
     #[serde(default)]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

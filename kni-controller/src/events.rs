@@ -33,6 +33,11 @@ impl Events {
             .await;
     }
 
+    /// Publishes a warning about an object that is known by name.
+    pub(crate) async fn warning_about(&self, about: &ObjectReference, reason: &str, action: &str, note: &str) {
+        self.publish(EventType::Warning, about, (reason, action), note).await;
+    }
+
     /// Publishes an event about an object that may be gone.
     pub(crate) async fn normal(&self, about: &ObjectReference, reason: &str, action: &str, note: &str) {
         self.publish(EventType::Normal, about, (reason, action), note).await;
@@ -61,6 +66,13 @@ pub(crate) fn failed<'a>(before: &[Condition], after: &'a [Condition], kind: &st
         .then_some(now)
 }
 
+/// The condition of a type, if it holds now and did not before.
+pub(crate) fn turned_true<'a>(before: &[Condition], after: &'a [Condition], kind: &str) -> Option<&'a Condition> {
+    let holds = |condition: &&Condition| condition.type_ == kind && condition.status == ConditionStatus::True;
+    let now = after.iter().find(holds)?;
+    before.iter().find(holds).is_none().then_some(now)
+}
+
 fn shortened(note: &str) -> String {
     let mut note = note.to_owned();
     note.truncate(note.floor_char_boundary(MAX_NOTE));
@@ -87,6 +99,21 @@ mod tests {
                 expected,
                 "{before:?} {after:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_condition_that_comes_to_hold_is_an_event() {
+        let is = |holds| vec![Condition::now("Exceeded", holds, "Reason", "message", None)];
+        for (before, after, expected) in [
+            (vec![], is(true), true),
+            (is(false), is(true), true),
+            (is(true), is(true), false),
+            (is(true), is(false), false),
+            (vec![], vec![], false),
+        ] {
+            let found = turned_true(&before, &after, "Exceeded");
+            assert_eq!(found.is_some(), expected, "{before:?} {after:?}");
         }
     }
 

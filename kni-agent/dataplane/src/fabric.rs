@@ -25,8 +25,9 @@ use super::{
 /// What a way leads through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hop {
-    /// The tunnel device, or the interface that leads to the node.
-    pub ifindex: u32,
+    /// The tunnel device, or the interface that leads to the node. `None` while there is none: the way stays as it is, and a
+    /// new one is left out.
+    pub ifindex: Option<u32>,
     /// Largest IP packet that fits, in bytes, before any outer header.
     pub mtu: u32,
     /// Another value means another node, or another state of it: flows are judged again.
@@ -135,7 +136,7 @@ impl FabricMaps {
     }
 
     /// Writes new and changed ways, also those after one that fails; unwanted ones stay until [`Self::retain_ways`]. Routes to a
-    /// way that has no room are left out.
+    /// way that has no room, or leads through no interface yet, are left out.
     pub(super) fn put_ways(&mut self, ways: &BTreeMap<Way, Hop>) -> Result<(), DataplaneError> {
         let capacity = self.nodes.capacity();
         let used: BTreeSet<u32> = self.ways.values().map(|(number, _)| *number).collect();
@@ -143,6 +144,9 @@ impl FabricMaps {
         let mut result = Ok(());
         for (way, hop) in ways {
             let known = self.ways.get(way).map(|(number, _)| *number);
+            if known.is_none() && hop.ifindex.is_none() {
+                continue;
+            }
             let written = match known.or_else(|| free.next()) {
                 Some(number) => self.put_way(*way, *hop, number),
                 None => Err(DataplaneError::TooManyNodes { capacity: capacity - 1 }),
@@ -164,7 +168,7 @@ impl FabricMaps {
                 before.generation.wrapping_add(1)
             },
             mtu: hop.mtu,
-            ifindex: hop.ifindex,
+            ifindex: hop.ifindex.unwrap_or(before.ifindex),
             reserved: 0,
         };
         if row != before {

@@ -69,6 +69,9 @@ pub struct Path {
     pub stamp: u64,
 }
 
+/// The tunnel, and the index of its device, which may be missing.
+type TunnelDevice = (Option<Tunnel>, Option<u32>);
+
 /// The next hop of a way without a tunnel.
 type NextHops = BTreeMap<IpAddr, (u32, Option<IpAddr>)>;
 
@@ -98,6 +101,8 @@ pub struct Fabric {
     names: RwLock<Arc<BTreeMap<IpAddr, String>>>,
     /// The tunnel to other nodes' stacks, as applied.
     stacks: RwLock<Option<Stacks>>,
+    /// The next hops that were found last.
+    hops: Mutex<NextHops>,
 }
 
 /// The other nodes whose stacks this node's stack reaches through the tunnel.
@@ -122,11 +127,12 @@ impl Fabric {
             problem: Mutex::default(),
             names: RwLock::default(),
             stacks: RwLock::default(),
+            hops: Mutex::default(),
         })
     }
 
     /// Applies the desired state: the device before the rows that lead to it, rows before the host's routes. Logs a
-    /// failure once; the caller repeats the call.
+    /// failure once; the caller repeats the call. Whatever fails, what other nodes have no longer is removed.
     pub async fn apply(&self, desired: &Desired) -> Result<(), FabricError> {
         *self.names.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&desired.names);
         let done = self.carry_out(desired).await;
@@ -163,23 +169,34 @@ impl Fabric {
     }
 
     async fn carry_out(&self, desired: &Desired) -> Result<(), FabricError> {
-        let device = match desired.tunnel {
-            Some(Tunnel { port, mtu, .. }) => Some(self.netlink.ensure_overlay(port, mtu, self.attach()).await?),
-            None => None,
-        };
-        let hops = self.next_hops(desired).await?;
+        let (device, made) = self.device(desired).await;
+        let (hops, found) = self.next_hops(desired).await;
         let rows = rows(desired, device, &hops);
         let dataplane = Arc::clone(&self.dataplane);
         let written = tokio::task::spawn_blocking(move || dataplane.set_fabric(&rows)).await?;
         let routes = host_routes(desired, device, &hops);
-        self.netlink.ensure_remote_routes(&routes).await?;
-        // Rows without room do not keep routes to what other nodes have no longer.
+        let reconciled = self.netlink.ensure_remote_routes(&routes).await;
+        // Neither a device that cannot be made nor rows without room keep what other nodes have no longer.
+        made?;
+        found?;
+        reconciled?;
         written?;
-        if device.is_none() {
+        if desired.tunnel.is_none() {
             self.netlink.remove_overlay().await?;
         }
         *self.stacks.write().unwrap_or_else(PoisonError::into_inner) = stacks(desired, device);
         Ok(())
+    }
+
+    /// The tunnel device, and whether it is as desired. Beside an error it is the one that is there, if any.
+    async fn device(&self, desired: &Desired) -> (Option<u32>, Result<(), FabricError>) {
+        let Some(Tunnel { port, mtu, .. }) = desired.tunnel else {
+            return (None, Ok(()));
+        };
+        match self.netlink.ensure_overlay(port, mtu, self.attach()).await {
+            Ok(device) => (Some(device), Ok(())),
+            Err(error) => (self.netlink.find_overlay().await.ok().flatten(), Err(error)),
+        }
     }
 
     /// Attaches the programs of the tunnel device.
@@ -189,15 +206,23 @@ impl Fabric {
         Ok(())
     }
 
-    /// Where the node's own routes lead to other nodes. One without a route is left out.
-    async fn next_hops(&self, desired: &Desired) -> Result<NextHops, FabricError> {
-        let mut hops = NextHops::new();
+    /// Where the node's own routes lead to other nodes. One without a route is left out; one that cannot be looked up is where
+    /// it was.
+    async fn next_hops(&self, desired: &Desired) -> (NextHops, Result<(), FabricError>) {
+        let before = std::mem::take(&mut *self.hops.lock().unwrap_or_else(PoisonError::into_inner));
+        let (mut hops, mut result) = (NextHops::new(), Ok(()));
         for way in desired.ways.keys().filter(|way| !way.overlay) {
-            if let Some(found) = self.netlink.way_to(way.underlay).await? {
-                hops.insert(way.underlay, found);
-            }
+            let found = self.netlink.way_to(way.underlay).await.unwrap_or_else(|error| {
+                result = Err(error.into());
+                before.get(&way.underlay).copied()
+            });
+            hops.extend(found.map(|found| (way.underlay, found)));
         }
-        Ok(hops)
+        self.hops
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone_from(&hops);
+        (hops, result)
     }
 }
 
@@ -210,23 +235,29 @@ pub async fn cleanup() -> Result<(), FabricError> {
 
 /// The way and its hop in the dataplane's terms. Behind a router several nodes have the same way, which is specific to none
 /// of them.
-fn resolve(way: &Way, path: &Path, device: Option<u32>, hops: &NextHops) -> Option<(Way, Hop)> {
+fn resolve(way: &Way, path: &Path, (tunnel, device): TunnelDevice, hops: &NextHops) -> Option<(Way, Hop)> {
     let Path { mtu, stamp } = *path;
     if way.overlay {
-        let ifindex = device?;
+        tunnel?;
+        let ifindex = device;
         return Some((*way, Hop { ifindex, mtu, stamp }));
     }
     let (ifindex, router) = *hops.get(&way.underlay)?;
     let stamp = if router.is_some() { 0 } else { stamp };
     let underlay = router.unwrap_or(way.underlay);
-    Some((Way { underlay, ..*way }, Hop { ifindex, mtu, stamp }))
+    let hop = Hop {
+        ifindex: Some(ifindex),
+        mtu,
+        stamp,
+    };
+    Some((Way { underlay, ..*way }, hop))
 }
 
 fn rows(desired: &Desired, device: Option<u32>, hops: &NextHops) -> FabricRows {
     let mut ways: BTreeMap<Way, Hop> = BTreeMap::new();
     let mut resolved: BTreeMap<Way, Way> = BTreeMap::new();
     for (way, path) in &desired.ways {
-        if let Some((to, hop)) = resolve(way, path, device, hops) {
+        if let Some((to, hop)) = resolve(way, path, (desired.tunnel, device), hops) {
             resolved.insert(*way, to);
             let known = ways.entry(to).or_insert(hop);
             known.mtu = known.mtu.min(hop.mtu);
@@ -421,9 +452,22 @@ mod tests {
     fn ways_through_the_tunnel_need_its_device_and_others_a_route() {
         let desired = desired();
         let with = rows(&desired, Some(7), &hops(None));
-        let interfaces: Vec<(bool, u32)> = with.ways.iter().map(|(way, hop)| (way.overlay, hop.ifindex)).collect();
-        assert_eq!(interfaces, [(false, 9), (true, 7)]);
-        assert_eq!(rows(&desired, None, &hops(None)).ways.len(), 1);
+        let interfaces = |rows: &FabricRows| -> Vec<(bool, Option<u32>)> {
+            rows.ways.iter().map(|(way, hop)| (way.overlay, hop.ifindex)).collect()
+        };
+        assert_eq!(interfaces(&with), [(false, Some(9)), (true, Some(7))]);
+        let lost = rows(&desired, None, &hops(None));
+        assert_eq!(
+            interfaces(&lost),
+            [(false, Some(9)), (true, None)],
+            "ways stay as they are"
+        );
+        assert_eq!(lost.networks, with.networks);
+        let untunnelled = Desired {
+            tunnel: None,
+            ..desired.clone()
+        };
+        assert_eq!(rows(&untunnelled, None, &hops(None)).ways.len(), 1);
         let without = rows(&desired, Some(7), &NextHops::new());
         assert_eq!(without.ways.len(), 1);
         assert_eq!(

@@ -119,11 +119,17 @@ impl Netlink {
         }
     }
 
+    /// The index of the tunnel device as it is, whatever its port and state; `None` without one.
+    pub async fn find_overlay(&self) -> Result<Option<u32>> {
+        let link = self.get_link(OVERLAY_NAME).await?;
+        Ok(link.filter(is_ours).map(|link| link.ifindex))
+    }
+
     /// Removes the tunnel device. Idempotent.
     pub async fn remove_overlay(&self) -> Result<()> {
-        match self.get_link(OVERLAY_NAME).await? {
-            Some(link) if is_ours(&link) => self.delete_overlay(link.ifindex).await,
-            _ => Ok(()),
+        match self.find_overlay().await? {
+            Some(ifindex) => self.delete_overlay(ifindex).await,
+            None => Ok(()),
         }
     }
 

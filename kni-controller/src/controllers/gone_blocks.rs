@@ -79,29 +79,11 @@ impl Reconciler for GoneBlocks {
         if nodes.get_metadata_opt(&object.spec.node_name).await?.is_some() {
             return Ok(());
         }
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: Some(uid.clone()),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
-        ignore_gone(api.delete(&key.name, &params).await)?;
+        delete(&api, &key.name, &uid).await?;
         let Some(object) = api.get_opt(&key.name).await?.filter(is_it) else {
             return Ok(());
         };
-        let others: Vec<&String> = object
-            .finalizers()
-            .iter()
-            .filter(|name| *name != LEASES_FINALIZER)
-            .collect();
-        let patch = serde_json::json!({"metadata": {
-            "uid": uid, "resourceVersion": object.resource_version(), "finalizers": others,
-        }});
-        let patched = api
-            .patch(&key.name, &PatchParams::default(), &Patch::Merge(&patch))
-            .await;
-        unless_changed(patched)?;
+        drop_finalizer(&api, &object).await?;
         tracing::info!(
             block = key.name,
             node = object.spec.node_name,
@@ -109,6 +91,33 @@ impl Reconciler for GoneBlocks {
         );
         Ok(())
     }
+}
+
+/// Deletes a block with this UID. Its finalizer retains it while there is one.
+pub(super) async fn delete(api: &Api<AddressBlock>, name: &str, uid: &str) -> kube::Result<()> {
+    let params = DeleteParams {
+        preconditions: Some(Preconditions {
+            uid: Some(uid.to_owned()),
+            resource_version: None,
+        }),
+        ..DeleteParams::default()
+    };
+    ignore_gone(api.delete(name, &params).await)
+}
+
+/// Removes the finalizer of a deleted block: from then on another node may claim the range.
+pub(super) async fn drop_finalizer(api: &Api<AddressBlock>, object: &AddressBlock) -> kube::Result<()> {
+    let others: Vec<&String> = object
+        .finalizers()
+        .iter()
+        .filter(|name| *name != LEASES_FINALIZER)
+        .collect();
+    let patch = serde_json::json!({"metadata": {
+        "uid": object.uid(), "resourceVersion": object.resource_version(), "finalizers": others,
+    }});
+    let name = object.name_any();
+    let patched = api.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await;
+    unless_changed(patched).map(drop)
 }
 
 #[cfg(test)]

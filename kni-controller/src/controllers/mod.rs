@@ -5,6 +5,7 @@
 //! any await.
 
 mod attachments;
+mod block_excess;
 mod egress_claims;
 mod egress_owners;
 mod egress_policies;
@@ -17,6 +18,7 @@ mod figures;
 mod gone_blocks;
 mod gone_nodes;
 mod joins;
+mod member_names;
 mod members;
 mod network_numbers;
 mod network_status;
@@ -25,6 +27,7 @@ mod node_endpoints;
 mod overview;
 mod reconcile;
 mod stated_access;
+mod stray_blocks;
 mod taints;
 
 use std::time::Duration;
@@ -66,6 +69,7 @@ pub(crate) fn start(client: &Client, health: &Health, metrics: &Metrics, rest: D
     tasks.spawn(reconcile(context.clone(), egress_pools::EgressPoolStatus));
     tasks.spawn(reconcile(context.clone(), gone_nodes::GoneNodes::default()));
     tasks.spawn(reconcile(context.clone(), gone_blocks::GoneBlocks::default()));
+    tasks.spawn(reconcile(context.clone(), stray_blocks::StrayBlocks::default()));
     tasks.spawn(reconcile(context.clone(), false_interfaces::FalseInterfaces));
     tasks.spawn(reconcile(context.clone(), members::Members::default()));
     tasks.spawn(reconcile(context.clone(), node_endpoints::NodeEndpoints::default()));

@@ -23,6 +23,9 @@ const MOST_NAMESPACES: usize = 100;
 /// The condition whose message counts nodes.
 pub(super) const PROGRAMMED: &str = "Programmed";
 
+/// The condition that names nodes with too many blocks.
+pub(super) const BLOCKS_EXCEEDED: &str = "BlocksExceeded";
+
 /// The part of a status that changes with pods, claims and nodes, and of which no one needs every value: counts, and what
 /// condition `Programmed` states about them.
 #[derive(Debug, Clone, PartialEq)]
@@ -114,6 +117,30 @@ pub(super) fn network_status(
     }
     status.summary = PodNetworkSummary::new(&object.spec, &status);
     status
+}
+
+/// Adds the condition for nodes that hold more empty blocks than their pods can need. A network has none before the first
+/// such node. Its message changes with the nodes only.
+pub(super) fn note_excess(status: &mut PodNetworkStatus, object: &PodNetwork, nodes: Option<&BTreeSet<String>>) {
+    let mut conditions = status.conditions.iter();
+    let generation = object.metadata.generation;
+    let condition = match nodes {
+        Some(nodes) => {
+            let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
+            let message = format!(
+                "nodes hold more empty address blocks than their pods can need: {}; if no agent is at fault, a token is \
+                 misused; deleting the Node object releases its blocks",
+                listed(&names)
+            );
+            Condition::now(BLOCKS_EXCEEDED, true, "EmptyBlocks", &message, generation)
+        }
+        None if conditions.any(|condition| condition.type_ == BLOCKS_EXCEEDED) => {
+            let message = "no node holds more address blocks than its pods can need";
+            Condition::now(BLOCKS_EXCEEDED, false, "AsNeeded", message, generation)
+        }
+        None => return,
+    };
+    set_condition(&mut status.conditions, condition);
 }
 
 /// The names of the features of a valid network, as agents report them.

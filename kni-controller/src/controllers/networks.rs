@@ -13,18 +13,20 @@ use kube::{
 use tokio::time::Instant;
 
 use super::{
+    block_excess::BlockExcess,
     figures::Paced,
     gone_nodes::Missing,
-    network_status::{Figures, network_status},
+    network_status::{BLOCKS_EXCEEDED, Figures, network_status, note_excess},
     overview::Overview,
     reconcile::{Context, Reconciler, unless_changed},
 };
-use crate::events::failed;
+use crate::events::{failed, turned_true};
 
 /// The controller.
 #[derive(Debug, Default)]
 pub(super) struct NetworkStatus {
     missing: Missing,
+    excess: BlockExcess,
     figures: Paced<Figures>,
 }
 
@@ -75,11 +77,13 @@ impl Reconciler for NetworkStatus {
         let numbers = Numbers::of(tables);
         let now = Instant::now();
         self.figures.retain(&tables.networks);
+        let excess = self.excess.update(tables, networks, now).clone();
         let mut writes = Vec::new();
         for (key, object) in tables.networks.rows() {
             let refused = networks.refused.get(&key.name).map(String::as_str);
             let number = number(&numbers, object);
-            let status = network_status(&overview, refused, number, object, &gone);
+            let mut status = network_status(&overview, refused, number, object, &gone);
+            note_excess(&mut status, object, excess.get(&key.name));
             // What the object has is noted in every round.
             let waits = |before: &PodNetworkStatus| self.can_wait(key, before, &status, now) || *before == status;
             let status = (!object.status.as_ref().is_some_and(waits)).then_some(status);
@@ -169,6 +173,13 @@ async fn publish(context: &Context, before: &PodNetwork, written: &PodNetwork) {
             let note = &condition.message;
             context.events.warning(written, reason, action, note).await;
         }
+    }
+    if let Some(condition) = turned_true(&before, &after, BLOCKS_EXCEEDED) {
+        let note = &condition.message;
+        context
+            .events
+            .warning(written, BLOCKS_EXCEEDED, "CompareBlocks", note)
+            .await;
     }
 }
 

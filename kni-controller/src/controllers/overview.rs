@@ -90,3 +90,10 @@ pub(super) fn missing_nodes(tables: &Tables) -> BTreeSet<String> {
         .map(str::to_owned)
         .collect()
 }
+
+/// Whether a network exists, or may exist: one whose object is not understood has an unknown UID.
+pub(super) fn exists(tables: &Tables, network: &str, uid: &str) -> bool {
+    let found = tables.networks.get("", network);
+    found.is_some_and(|found| found.metadata.uid.as_deref() == Some(uid))
+        || tables.networks.refused().contains_key(&Key::new("", network))
+}

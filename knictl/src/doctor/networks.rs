@@ -60,6 +60,16 @@ pub(super) fn conditions(networks: &[PodNetwork]) -> Vec<Finding> {
             let remedy = "set spec.fabric: to Overlay or Native to connect the nodes, to None to keep them apart";
             findings.push(Finding::warning(&object, problem, remedy));
         }
+        let exceeded = status
+            .conditions
+            .iter()
+            .find(|condition| condition.type_ == "BlocksExceeded");
+        if let Some(found) = exceeded.filter(|found| found.status == ConditionStatus::True) {
+            let problem = format!("BlocksExceeded is True ({}): {}", found.reason, found.message);
+            let remedy =
+                "see the log of the node's agent, and who else has its token; kubectl delete node releases the blocks";
+            findings.push(Finding::failure(&object, problem, remedy));
+        }
     }
     findings
 }
@@ -161,6 +171,11 @@ mod tests {
         };
         let good = json!({"conditions": [condition("Accepted", "True"), condition("InUse", "False")]});
         assert_eq!(conditions(&[network("a", json!({}), good)]), []);
+        let within = json!({"conditions": [condition("BlocksExceeded", "False")]});
+        assert_eq!(conditions(&[network("a", json!({}), within)]), []);
+        let exceeded = json!({"conditions": [condition("BlocksExceeded", "True")]});
+        let findings = conditions(&[network("a", json!({}), exceeded)]);
+        assert_eq!(findings[0].problem, "BlocksExceeded is True (Because): of this");
         let bad = json!({"conditions": [condition("Accepted", "True"), condition("Ready", "Unknown")]});
         let findings = conditions(&[network("a", json!({}), bad)]);
         assert_eq!(findings.len(), 1);

@@ -11,7 +11,11 @@ mod lockstep;
 mod masqueraded;
 mod tables;
 
-use std::{env, fs, sync::OnceLock, time::Duration};
+use std::{
+    env, fs,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use aya::TestRunOptions;
@@ -67,7 +71,7 @@ pub struct Ran {
 
 /// The loaded programs, on a thread inside a node with interfaces and without an agent.
 pub struct Programs {
-    dataplane: Dataplane,
+    dataplane: Arc<Dataplane>,
     /// The ring buffer's only reader.
     events: Option<EventStream>,
 }
@@ -103,7 +107,7 @@ impl Programs {
         let (dataplane, events) = Dataplane::open(&options(max_flows)?)?;
         dataplane.configure(&NodeConfig::default())?;
         Ok(Self {
-            dataplane,
+            dataplane: Arc::new(dataplane),
             events: Some(events),
         })
     }
@@ -119,7 +123,7 @@ impl Programs {
     }
 
     /// The user side of the dataplane.
-    pub fn dataplane(&self) -> &Dataplane {
+    pub fn dataplane(&self) -> &Arc<Dataplane> {
         &self.dataplane
     }
 
@@ -208,7 +212,7 @@ impl Programs {
 impl From<Dataplane> for Programs {
     fn from(dataplane: Dataplane) -> Self {
         Self {
-            dataplane,
+            dataplane: Arc::new(dataplane),
             events: None,
         }
     }

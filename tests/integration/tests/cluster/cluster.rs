@@ -17,6 +17,7 @@ mod fabric;
 mod fabric_choice;
 mod faults;
 mod figures;
+mod hostile;
 mod members;
 mod numbers;
 mod previous;

@@ -5,6 +5,7 @@ use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     path::Path,
+    sync::Arc,
     time::Duration,
 };
 
@@ -299,7 +300,7 @@ impl<'a> Scene<'a> {
         })
     }
 
-    pub(super) fn dataplane(&self) -> &Dataplane {
+    pub(super) fn dataplane(&self) -> &Arc<Dataplane> {
         self.programs.dataplane()
     }
 

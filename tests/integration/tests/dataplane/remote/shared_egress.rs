@@ -49,7 +49,7 @@ fn way(node: u32, v4: bool) -> Way {
 /// Makes known who answers for both addresses: a node, or this one, over IPv4 or IPv6.
 fn answering(scene: &Scene<'_>, node: Option<u32>, over_v4: bool) -> Result<()> {
     let hop = Hop {
-        ifindex: if_nametoindex("overlay0")?,
+        ifindex: Some(if_nametoindex("overlay0")?),
         mtu: MTU,
         stamp: 1,
     };

@@ -125,7 +125,7 @@ impl Member {
                 overlay: true,
             };
             let hop = Hop {
-                ifindex: if_nametoindex("overlay0")?,
+                ifindex: Some(if_nametoindex("overlay0")?),
                 mtu: WAY_MTU,
                 stamp: 1,
             };

@@ -262,7 +262,7 @@ fn lead(dataplane: &Dataplane, number: u8, tunnel: Option<u32>) -> Result<()> {
         overlay: tunnel.is_some(),
     };
     let hop = Hop {
-        ifindex: tunnel.map_or_else(|| if_nametoindex(WIRE), Ok)?,
+        ifindex: Some(tunnel.map_or_else(|| if_nametoindex(WIRE), Ok)?),
         mtu: if tunnel.is_some() { TUNNEL_MTU } else { WIRE_MTU },
         stamp: 1,
     };
