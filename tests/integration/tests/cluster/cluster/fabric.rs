@@ -11,5 +11,6 @@ mod losses;
 mod mixed;
 mod peers;
 mod policies;
+mod ports;
 mod reach;
 mod services;
