@@ -3,6 +3,7 @@
 mod authority;
 mod bed;
 mod content;
+mod detours;
 mod enemies;
 mod explained;
 mod faults;
