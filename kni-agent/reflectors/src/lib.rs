@@ -5,6 +5,7 @@
 
 mod client;
 mod decoded;
+mod later;
 mod own_view;
 mod reflector;
 mod requests;

@@ -29,6 +29,7 @@ use tokio::{sync::watch, task::JoinSet};
 
 use super::{
     decoded::{Decoded, Undecoded},
+    later::spread,
     own_view::of_node,
     reflector::{Kind, version_of},
     served::{Optional, Version},
@@ -139,7 +140,12 @@ pub fn reflect_node(client: &Client, cache: &ClusterCache, counts: &WatchState, 
     reflect_members(&mut watches, own());
     reflect_other_blocks(&mut watches);
     reflect_endpoints(&mut watches);
-    watches.all
+    let all = watches.all.into_iter();
+    all.map(|Reflector { task, run }| Reflector {
+        task,
+        run: spread(task, run),
+    })
+    .collect()
 }
 
 /// Follows the kinds that kni-controller needs. Ends when the set is dropped.

@@ -77,6 +77,36 @@ fn the_tunnel_device_is_down_without_its_programs() {
 }
 
 #[test]
+fn another_device_with_the_port_is_named_and_stays() {
+    on_node("another_device_with_the_port_is_named_and_stays", async || {
+        let node = Netlink::new().unwrap();
+        ip("link set lo up");
+        ip("address add 192.0.2.1/32 dev lo");
+        for (device, kind) in [("flannel.1", "id 1 local 192.0.2.1 nolearning"), ("theirs", "external")] {
+            ip(&format!("link add {device} type vxlan {kind} dstport {PORT}"));
+            for up in ["down", "up"] {
+                ip(&format!("link set {device} {up}"));
+                let error = node.ensure_overlay(PORT, MTU, refuse(&node)).await.unwrap_err();
+                let named = format!("UDP port {PORT} is that of device {device};");
+                assert!(error.to_string().contains(&named), "{error}");
+                assert!(error.to_string().contains("--overlay-port"), "{error}");
+            }
+            assert_eq!(is_up(&node).await, None, "no device of KNI");
+            assert_eq!(node.get_link(device).await.unwrap().map(|link| link.up), Some(true));
+            // With another port both are there, and a change to the taken one is refused in the same way.
+            node.ensure_overlay(PORT + 1, MTU, attach_while(&node, false))
+                .await
+                .unwrap();
+            let error = node.ensure_overlay(PORT, MTU, refuse(&node)).await.unwrap_err();
+            assert!(error.to_string().contains(device), "{error}");
+            assert!(node.get_link(device).await.unwrap().is_some(), "it is not changed");
+            ip(&format!("link delete {device}"));
+            node.remove_overlay().await.unwrap();
+        }
+    });
+}
+
+#[test]
 fn routes_through_the_tunnel_have_the_mtu_of_the_way() {
     on_node("routes_through_the_tunnel_have_the_mtu_of_the_way", async || {
         let node = Netlink::new().unwrap();

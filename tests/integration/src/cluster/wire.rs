@@ -33,9 +33,14 @@ pub fn ip_packet(frame: &[u8]) -> Option<(IpAddr, IpAddr, u8, &[u8])> {
 
 /// The number of the virtual network and the inner frame of a tunnel packet's UDP datagram.
 pub fn tunnelled(datagram: &[u8]) -> Option<(u32, &[u8])> {
+    tunnelled_at(OVERLAY_PORT, datagram)
+}
+
+/// [`tunnelled`] of tunnels with another port.
+pub fn tunnelled_at(tunnel: u16, datagram: &[u8]) -> Option<(u32, &[u8])> {
     let port = u16::from_be_bytes(datagram.get(2..4)?.try_into().ok()?);
     let header = datagram.get(8..16)?;
-    (port == OVERLAY_PORT).then_some(())?;
+    (port == tunnel).then_some(())?;
     Some((
         u32::from_be_bytes([0, header[4], header[5], header[6]]),
         datagram.get(16..)?,

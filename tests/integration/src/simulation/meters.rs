@@ -29,6 +29,8 @@ pub struct Meters {
     events: BTreeMap<String, f64>,
     /// Bytes of these.
     event_bytes: BTreeMap<String, f64>,
+    /// Changes of objects that the API server's watch caches received, by resource.
+    stored: BTreeMap<String, f64>,
     /// Open watches by resource.
     pub watches: BTreeMap<String, f64>,
 }
@@ -73,6 +75,8 @@ pub struct Cost {
     pub events: BTreeMap<String, f64>,
     /// Bytes of these.
     pub event_bytes: BTreeMap<String, f64>,
+    /// Changes of objects by resource, whether they were sent to a watch or not.
+    pub stored: BTreeMap<String, f64>,
 }
 
 impl Cost {
@@ -97,6 +101,16 @@ impl Cost {
     /// All watch events.
     pub fn all_events(&self) -> f64 {
         self.events.values().sum()
+    }
+
+    /// How many watches received each change of an object, by resource: 0 where none did. Bookmarks of watches count as
+    /// events, so it is exact only for a short time.
+    pub fn watchers(&self) -> BTreeMap<String, f64> {
+        let sent = |resource: &String| self.events.get(resource).copied().unwrap_or_default();
+        let changes = self.stored.iter();
+        changes
+            .map(|(resource, stored)| (resource.clone(), sent(resource) / stored))
+            .collect()
     }
 
     /// Bytes of watch events.
@@ -157,6 +171,12 @@ impl Reader {
             ),
             events: sums(&metrics, "apiserver_watch_events_total", &["resource"], ""),
             event_bytes: sums(&metrics, "apiserver_watch_events_sizes_sum", &["resource"], ""),
+            stored: sums(
+                &metrics,
+                "apiserver_watch_cache_events_received_total",
+                &["resource"],
+                "",
+            ),
             watches: sums(&metrics, "apiserver_registered_watchers", &["resource"], "")
                 .into_iter()
                 .chain(sums(&metrics, "apiserver_longrunning_requests", &["resource"], ""))
@@ -219,6 +239,7 @@ impl Meters {
             answers: difference(&self.answers, &earlier.answers),
             events: difference(&self.events, &earlier.events),
             event_bytes: difference(&self.event_bytes, &earlier.event_bytes),
+            stored: difference(&self.stored, &earlier.stored),
         }
     }
 }
@@ -295,6 +316,23 @@ fn sums(metrics: &str, name: &str, labels: &[&str], without: &str) -> BTreeMap<S
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn watchers_are_the_events_of_each_change() {
+        let rows = |rows: &[(&str, f64)]| rows.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        let cost = Cost {
+            seconds: 1.0,
+            cpu: BTreeMap::new(),
+            others: 0.0,
+            requests: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            // Bookmarks alone are of no change.
+            events: rows(&[("pods", 6.0), ("nodes", 2.0)]),
+            event_bytes: BTreeMap::new(),
+            stored: rows(&[("pods", 2.0), ("leases", 4.0)]),
+        };
+        assert_eq!(cost.watchers(), rows(&[("pods", 3.0), ("leases", 0.0)]));
+    }
 
     #[test]
     fn metrics_are_summed_by_label() {

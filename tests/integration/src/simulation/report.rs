@@ -123,6 +123,13 @@ fn add_changes(text: &mut String, outcome: &Outcome) {
             &format!("   requests: {}", listed(&requests(cost), 1.0, MOST_ROWS)),
         );
         line(text, &format!("   events: {}", listed(&cost.events, 1.0, MOST_ROWS)));
+        line(
+            text,
+            &format!(
+                "   watches that received each change: {}",
+                listed(&cost.watchers(), 1.0, MOST_ROWS)
+            ),
+        );
     }
 }
 
@@ -198,7 +205,7 @@ pub fn json(outcome: &Outcome) -> Value {
         json!({
             "seconds": cost.seconds, "cores": cost.cpu, "others": cost.others, "requests": requests(cost),
             "writes": cost.writes(), "reads": cost.reads(), "answers": cost.answers, "events": cost.events,
-            "eventBytes": cost.event_bytes,
+            "eventBytes": cost.event_bytes, "watchers": cost.watchers(),
         })
     };
     let latency = |one: Latency| json!({ "p50": one.p50, "p99": one.p99, "max": one.most, "count": one.count, "missing": one.missing });

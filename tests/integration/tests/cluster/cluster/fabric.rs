@@ -3,13 +3,16 @@
 mod authority;
 mod bed;
 mod content;
+mod detours;
 mod enemies;
 mod explained;
 mod faults;
 mod firewall;
+mod fresh;
 mod losses;
 mod mixed;
 mod peers;
 mod policies;
+mod ports;
 mod reach;
 mod services;

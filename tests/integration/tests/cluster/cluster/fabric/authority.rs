@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use super::{
     super::scene::{PORT, address, ask, assert_reached, assert_silent, identity, patch_metadata, wait_for_silence},
     bed::Bed,
-    enemies::{dropped, forged, numbers},
+    enemies::{count, dropped, forged, numbers},
 };
 
 /// Long enough for what was written to have an effect everywhere.
@@ -239,7 +239,7 @@ async fn endpoints(bed: &Bed, client: &Client) -> Result<()> {
 
 /// Sends the friend's packets from the attacker's address, past the programs of its node: none is delivered, each is counted.
 async fn frames_as_the_friend(bed: &Bed, what: &str) -> Result<()> {
-    const FRAMES: u64 = 200;
+    let frames = u64::from(count());
     let [.., blue] = numbers(bed).await?;
     let member = &bed.cluster.nodes[0];
     let shown: Value = serde_json::from_str(&member.node.run("ip", &["-j", "link", "show", "uplink0"])?)?;
@@ -267,19 +267,19 @@ async fn frames_as_the_friend(bed: &Bed, what: &str) -> Result<()> {
         let seen: usize = bed.servers.iter().map(Servers::seen).sum();
         // While the attacker has no confirmed address, it is no node at all, and its packets are refused for the same reason.
         let before = dropped(member, "from_overlay", "foreign_node").await?;
-        for _ in 0..FRAMES {
+        for _ in 0..frames {
             socket.send(&frame)?;
         }
         wait::until("each forged packet is counted", PATIENCE, async || {
             let now = dropped(member, "from_overlay", "foreign_node").await?;
-            ensure!(now - before <= FRAMES, "{}", now - before);
-            Ok(now - before == FRAMES)
+            ensure!(now - before <= frames, "{}", now - before);
+            Ok(now - before == frames)
         })
         .await
         .with_context(|| what.to_owned())?;
         let now: usize = bed.servers.iter().map(Servers::seen).sum();
         ensure!(now == seen, "{what}: {} were delivered", now - seen);
-        println!("{what}: {FRAMES} frames to {}:{PORT}, 0 delivered", ends[1]);
+        println!("{what}: {frames} frames to {}:{PORT}, 0 delivered", ends[1]);
     }
     Ok(())
 }

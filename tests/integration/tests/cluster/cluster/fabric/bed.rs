@@ -21,15 +21,28 @@ use super::super::scene::{PORT, address, identity, serve, wait_for_condition};
 pub(super) const NODES: usize = 3;
 /// The namespaces of the default network, and of two networks with the same addresses.
 pub(super) const TEAMS: [&str; 3] = ["plain", "red-team", "blue-team"];
+/// [`TEAMS`], and that of a third network with the same addresses.
+pub(super) const WITH_GREEN: [&str; 4] = ["plain", "red-team", "blue-team", "green-team"];
 /// Time to wait for what must not come.
 pub(super) const SILENCE: Duration = Duration::from_millis(500);
 
 /// Time to wait for a crafted packet.
 const RAW_PATIENCE: Duration = Duration::from_secs(10);
 
+/// What differs between beds.
+#[derive(Default)]
+pub(super) struct Setting {
+    pub(super) options: MemberOptions,
+    /// Whether there is a third network with the same addresses.
+    pub(super) green: bool,
+    /// What is merged into the specs of networks, by name.
+    pub(super) specs: Vec<(&'static str, Value)>,
+}
+
 /// Nodes with a pod of each team on every node, and a server in every pod.
 pub(super) struct Bed {
     pub(super) cluster: Cluster,
+    pub(super) teams: &'static [&'static str],
     /// The pods: all of the first team by node, then those of the next one.
     pub(super) pods: Vec<Pod>,
     pub(super) servers: Vec<Servers>,
@@ -38,30 +51,37 @@ pub(super) struct Bed {
 impl Bed {
     /// Nodes whose agents have these additional arguments; the default network has this fabric.
     pub(super) async fn start(name: &str, args: &[&str], default: Option<&str>) -> Result<Self> {
-        let mut options = MemberOptions::default();
-        options.args.extend(args.iter().map(|arg| (*arg).to_owned()));
-        Self::start_with(name, &options, default).await
+        let setting = Setting::with_args(args);
+        let fabric = default.map(|fabric| ("default", json!({ "fabric": fabric })));
+        let specs = fabric.into_iter().collect();
+        Self::start_with(name, &Setting { specs, ..setting }).await
     }
 
-    /// The same with all options of the nodes.
-    pub(super) async fn start_with(name: &str, options: &MemberOptions, default: Option<&str>) -> Result<Self> {
+    /// The same with any setting.
+    pub(super) async fn start_with(name: &str, setting: &Setting) -> Result<Self> {
         let mut cluster = Cluster::without_nodes(name).await?;
         for _node in 0..NODES {
-            cluster.add_node(options.clone()).await?;
+            cluster.add_node(setting.options.clone()).await?;
         }
-        apply_networks(&cluster, default).await?;
-        let wanted: Vec<Value> = TEAMS
+        let teams = setting.teams();
+        apply_networks(&cluster, teams, &setting.specs).await?;
+        let wanted: Vec<Value> = teams
             .iter()
             .flat_map(|team| (1..=NODES).map(|node| objects::pod(team, &format!("p{node}"), &format!("node{node}"))))
             .collect();
         let pods = cluster.run(&wanted).await?;
         let servers = pods.iter().map(serve).collect::<Result<Vec<_>>>()?;
-        Ok(Self { cluster, pods, servers })
+        Ok(Self {
+            cluster,
+            teams,
+            pods,
+            servers,
+        })
     }
 
     /// A team's pod on a node, from 1 on.
     pub(super) fn pod(&self, team: &str, node: usize) -> &Pod {
-        let team = TEAMS.iter().position(|known| *known == team).expect("a team");
+        let team = self.teams.iter().position(|known| *known == team).expect("a team");
         &self.pods[team * NODES + node - 1]
     }
 
@@ -161,34 +181,70 @@ impl Bed {
         nodes.join("\n")
     }
 
-    /// Whether red and blue pods have an address in common.
-    pub(super) fn overlaps(&self) -> bool {
+    /// Checks that each two tenants have an address in common.
+    pub(super) fn overlaps(&self) -> Result<()> {
         let of = |team: &str| -> Vec<IpAddr> { (1..=NODES).map(|node| address(self.pod(team, node), true)).collect() };
-        let blue = of("blue-team");
-        of("red-team").iter().any(|ip| blue.contains(ip))
+        let tenants = &self.teams[1..];
+        for (at, one) in tenants.iter().enumerate() {
+            for other in &tenants[..at] {
+                let others = of(other);
+                ensure!(
+                    of(one).iter().any(|ip| others.contains(ip)),
+                    "{one} and {other} are meant to have the same addresses"
+                );
+            }
+        }
+        Ok(())
     }
 }
 
-async fn apply_networks(cluster: &Cluster, default: Option<&str>) -> Result<()> {
+impl Setting {
+    /// Nodes whose agents have these additional arguments.
+    pub(super) fn with_args(args: &[&str]) -> Self {
+        let mut setting = Self::default();
+        setting.options.args.extend(args.iter().map(|arg| (*arg).to_owned()));
+        setting
+    }
+
+    const fn teams(&self) -> &'static [&'static str] {
+        if self.green { &WITH_GREEN } else { &TEAMS }
+    }
+}
+
+/// All ordered pairs of nodes.
+pub(super) fn pairs() -> impl Iterator<Item = (usize, usize)> {
+    let pairs = (1..=NODES).flat_map(|from| (1..=NODES).map(move |to| (from, to)));
+    pairs.filter(|(from, to)| from != to)
+}
+
+/// The network of a team.
+pub(super) fn network_of(team: &str) -> &str {
+    team.strip_suffix("-team").unwrap_or("default")
+}
+
+async fn apply_networks(cluster: &Cluster, teams: &[&str], specs: &[(&str, Value)]) -> Result<()> {
     let way_out = json!({ "egress": { "mode": "Masquerade" } });
     let mut first = objects::default_network();
     objects::merge(&mut first["spec"], &way_out);
-    if let Some(fabric) = default {
-        objects::merge(&mut first["spec"], &json!({ "fabric": fabric }));
-    }
     let mut all = vec![first, objects::namespace("plain", &json!({}))];
-    for name in ["red", "blue"] {
+    for team in &teams[1..] {
+        let name = network_of(team);
         let more = json!({
             "namespaceSelector": { "matchLabels": { "tenant": name } },
             // Four blocks for three nodes, so that both networks assign the same addresses.
             "perNodePrefix": { "ipv4": 26, "ipv6": 122 },
         });
         all.push(objects::network(name, &["10.10.0.0/24", "fd10::/120"], &more));
-        all.push(objects::namespace(&format!("{name}-team"), &json!({ "tenant": name })));
+        all.push(objects::namespace(team, &json!({ "tenant": name })));
+    }
+    for (name, spec) in specs {
+        let mut objects = all.iter_mut();
+        let object = objects.find(|object| object["kind"] == "PodNetwork" && object["metadata"]["name"] == *name);
+        objects::merge(&mut object.context("a network of that name")?["spec"], spec);
     }
     cluster.apply(&all).await?;
-    for name in ["default", "red", "blue"] {
-        wait_for_condition(cluster, name, "Programmed", true).await?;
+    for team in teams {
+        wait_for_condition(cluster, network_of(team), "Programmed", true).await?;
     }
     Ok(())
 }

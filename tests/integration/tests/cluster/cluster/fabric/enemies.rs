@@ -1,18 +1,13 @@
 //! Tests forged packets of the tunnel: from pods, from processes of a node, and from nodes that do not have the sender. None
 //! is delivered, and each is counted with its reason.
 
-use std::{
-    net::{IpAddr, SocketAddr, UdpSocket},
-    time::Duration,
-};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::core::v1::Service;
 use kni_api::NodeEndpoint;
 use kni_integration::{
-    Pod,
     cluster::{
-        Member, PATIENCE, objects,
+        Member, PATIENCE,
         wire::{OVERLAY_PORT, Wire, ip_packet, tunnelled},
     },
     frames::{Ip, Link, Payload},
@@ -28,11 +23,12 @@ use serde_json::json;
 
 use super::{
     super::scene::{PORT, address, identity},
-    bed::{Bed, NODES, Raw},
+    bed::{Bed, NODES, Setting},
+    detours,
 };
 
 /// Packets of each kind.
-fn count() -> u32 {
+pub(super) fn count() -> u32 {
     if long() { 100_000 } else { 2000 }
 }
 
@@ -42,11 +38,16 @@ const FORGED: &[u8] = b"00000000-forged";
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nothing_but_the_tunnel_sends_to_its_port() -> Result<()> {
     require!(waiting, root, netns, bpf, machine);
-    let bed = Bed::start("fabric-enemies", &[], None).await?;
+    let setting = Setting {
+        specs: vec![("red", json!({ "egress": { "mode": "Masquerade" } }))],
+        ..Setting::default()
+    };
+    let bed = Bed::start_with("fabric-enemies", &setting).await?;
     bed.connected().await?;
     let numbers = numbers(&bed).await?;
     pods_send_to_the_port(&bed, &numbers).await?;
-    pods_send_to_the_port_through_a_service(&bed, &numbers).await?;
+    detours::through_a_service(&bed, &numbers).await?;
+    detours::to_a_host_port(&bed, &numbers).await?;
     processes_send_to_the_port(&bed, &numbers).await?;
     headers_before_the_port(&bed, &numbers).await?;
     other_nodes_forge_senders(&bed, &numbers).await?;
@@ -86,7 +87,7 @@ pub(super) async fn dropped(member: &Member, direction: &str, reason: &str) -> R
 }
 
 /// Sends forged packets, and checks that exactly so many were dropped for the reason and that no server received one.
-async fn refused(
+pub(super) async fn refused(
     (bed, what): (&Bed, &str),
     (member, direction, reason): (&Member, &str, &str),
     send: impl Fn(u32) -> Result<()>,
@@ -115,95 +116,28 @@ async fn refused(
     Ok(())
 }
 
-/// From a socket at the pod's end of its interface, as a pod with all capabilities has.
-fn from_pod(pod: &Pod, packet: &[u8]) -> Result<()> {
-    Raw::of(pod)?.send(packet)
-}
-
+/// From a pod of the default network, and from one of a tenant that is masqueraded.
 async fn pods_send_to_the_port(bed: &Bed, numbers: &[u32; 3]) -> Result<()> {
     let wire = Wire::open(&bed.cluster)?;
-    let (sender, member) = (bed.pod("plain", 1), &bed.cluster.nodes[0]);
+    let member = &bed.cluster.nodes[0];
     let victim = bed.pod("blue-team", 2);
-    for v4 in [true, false] {
-        let there: IpAddr = bed.cluster.nodes[1].node.addresses()[usize::from(!v4)].parse()?;
-        // As if from blue's pod on node 1, the owner of whose address the sender's node is.
-        let inner = forged(numbers[2], address(bed.pod("blue-team", 1), v4), address(victim, v4));
-        let socket = sender
-            .inside
-            .enter(|| UdpSocket::bind(SocketAddr::new(address(sender, v4), 0)))??;
-        let what = format!("a pod's socket to {there}");
-        refused((bed, &what), (member, "from_pod", "overlay_port"), |_number| {
-            socket.send_to(&inner, (there, OVERLAY_PORT))?;
-            Ok(())
-        })
-        .await?;
-        // In fragments: the first is refused, the others have none to follow.
-        let payload = Payload::udp(5555, OVERLAY_PORT, &inner);
-        let fragments = Ip::new(address(sender, v4), there).fragments(&payload, 64);
-        let before = dropped(member, "from_pod", "overlay_port").await?;
-        for fragment in &fragments {
-            from_pod(sender, fragment)?;
-        }
-        wait::until("the fragments are refused", PATIENCE, async || {
-            Ok(dropped(member, "from_pod", "overlay_port").await? == before + 1)
-        })
-        .await?;
-    }
-    nothing_forged_is_on(&wire)
-}
-
-/// A tenant's own Service may name any address as its backend.
-async fn pods_send_to_the_port_through_a_service(bed: &Bed, numbers: &[u32; 3]) -> Result<()> {
-    let wire = Wire::open(&bed.cluster)?;
-    let (sender, member) = (bed.pod("plain", 1), &bed.cluster.nodes[0]);
-    let there = bed.cluster.nodes[1].node.addresses()[0];
-    let service = objects::service("plain", "tunnel", 53, (there, OVERLAY_PORT), &json!({}));
-    bed.cluster.apply(&service).await?;
-    let api: Api<Service> = Api::namespaced(bed.cluster.client.clone(), "plain");
-    let front: IpAddr = api
-        .get("tunnel")
-        .await?
-        .spec
-        .unwrap_or_default()
-        .cluster_ip
-        .context("an address")?
-        .parse()?;
-    let inner = forged(
-        numbers[2],
-        address(bed.pod("blue-team", 1), true),
-        address(bed.pod("blue-team", 2), true),
-    );
-    let open = || {
-        sender
-            .inside
-            .enter(|| UdpSocket::bind(SocketAddr::new(address(sender, true), 0)))
-    };
-    let before = dropped(member, "from_pod", "overlay_port").await?;
-    wait::until("the service is known", PATIENCE, async || {
-        // Another socket each time: a flow from before the service was known continues.
-        open()??.send_to(&inner, (front, 53))?;
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        let drops = member
-            .kubelet
-            .kni()
-            .runtime()
-            .list_drops(ListDropsRequest::default())
+    for sender in ["plain", "red-team"].map(|team| bed.pod(team, 1)) {
+        for v4 in [true, false] {
+            let there: IpAddr = bed.cluster.nodes[1].node.addresses()[usize::from(!v4)].parse()?;
+            // As if from blue's pod on node 1, the owner of whose address the sender's node is.
+            let inner = forged(numbers[2], address(bed.pod("blue-team", 1), v4), address(victim, v4));
+            let socket = sender
+                .inside
+                .enter(|| UdpSocket::bind(SocketAddr::new(address(sender, v4), 0)))??;
+            let what = format!("a socket of {} to {there}", identity(sender));
+            refused((bed, &what), (member, "from_pod", "overlay_port"), |_number| {
+                socket.send_to(&inner, (there, OVERLAY_PORT))?;
+                Ok(())
+            })
             .await?;
-        let known = dropped(member, "from_pod", "overlay_port").await? > before;
-        ensure!(known, "{:?}", drops.into_inner().drops);
-        Ok(true)
-    })
-    .await?;
-    let socket = open()??;
-    refused(
-        (bed, "through a service"),
-        (member, "from_pod", "overlay_port"),
-        |_number| {
-            socket.send_to(&inner, (front, 53))?;
-            Ok(())
-        },
-    )
-    .await?;
+            detours::in_fragments(bed, sender, (there, &inner)).await?;
+        }
+    }
     nothing_forged_is_on(&wire)
 }
 
@@ -369,7 +303,7 @@ fn unowned(bed: &Bed, v4: bool) -> Result<IpAddr> {
     Ok(text.parse()?)
 }
 
-fn nothing_forged_is_on(wire: &Wire) -> Result<()> {
+pub(super) fn nothing_forged_is_on(wire: &Wire) -> Result<()> {
     for frame in wire.frames()? {
         let datagram = ip_packet(&frame).and_then(|(_, _, protocol, payload)| match protocol {
             17 => Some(payload),

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::{
     super::scene::{ask, assert_reached, assert_silent, identity, serve},
-    bed::{Bed, NODES, TEAMS},
+    bed::{Bed, NODES, Setting, TEAMS},
     losses::{Traffic, addresses_have_one_owner},
 };
 
@@ -28,8 +28,11 @@ async fn a_cluster_is_upgraded_node_by_node_and_goes_back() -> Result<()> {
         println!("not tested with agents of the previous release: only in long tests, or with KNI_PREVIOUS_AGENT");
         return Ok(());
     };
-    let options = MemberOptions::of_release(&previous);
-    let mut bed = Bed::start_with("fabric-mixed", &options, None).await?;
+    let setting = Setting {
+        options: MemberOptions::of_release(&previous),
+        ..Setting::default()
+    };
+    let mut bed = Bed::start_with("fabric-mixed", &setting).await?;
     let local: Vec<Value> = TEAMS
         .iter()
         .flat_map(|team| (1..=NODES).map(|node| objects::pod(team, &format!("q{node}"), &format!("node{node}"))))
