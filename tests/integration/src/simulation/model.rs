@@ -52,29 +52,14 @@ impl Size {
         self.flat * self.nodes + (1.0 - self.flat) * self.followers_of_tenant()
     }
 
-    /// The probability that a pod that starts is the first of its network on its node: the node claims a block, and lists
-    /// all that it follows again.
+    /// The probability that a pod that starts is the first of its network on its node: the node claims a block.
     pub fn first_on_node(&self) -> f64 {
         (1.0 - self.flat) * (1.0 - self.followers_of_tenant() / self.nodes)
     }
 
-    /// The objects of other nodes that one node follows: endpoints, and [`Self::listed_again`].
+    /// The objects of other nodes that one node follows: endpoints, and members and blocks of its networks.
     pub fn followed(&self) -> f64 {
-        self.nodes + self.listed_again()
-    }
-
-    /// The objects that a node lists when it joins one more network: members and blocks of all its networks. A list arrives as
-    /// the beginning of a watch, so each of them is an event.
-    pub fn listed_again(&self) -> f64 {
-        self.nodes * 3.0 + self.tenants_of_node() * self.followers_of_tenant() * 2.0
-    }
-
-    /// What causes events of watches: changes that are sent to the nodes concerned, and lists.
-    fn of_watches(&self) -> [f64; 2] {
-        [
-            self.rate * self.concerned(),
-            self.rate * self.first_on_node() * self.listed_again(),
-        ]
+        self.nodes * (1.0 + 3.0) + self.tenants_of_node() * self.followers_of_tenant() * 2.0
     }
 }
 
@@ -104,21 +89,15 @@ pub const FORMULAS: [Formula; 9] = [
     Formula {
         name: "events",
         unit: "events/s",
-        terms: [
-            "changes of pods times nodes concerned",
-            "starts that list again times objects listed",
-        ],
-        of: Size::of_watches,
+        terms: ["changes of pods times nodes concerned", "nodes"],
+        of: |size| [size.rate * size.concerned(), size.nodes],
         aim: None,
     },
     Formula {
         name: "fanout",
         unit: "bytes/s",
-        terms: [
-            "changes of pods times nodes concerned",
-            "starts that list again times objects listed",
-        ],
-        of: Size::of_watches,
+        terms: ["changes of pods times nodes concerned", "nodes"],
+        of: |size| [size.rate * size.concerned(), size.nodes],
         aim: Some(200e6),
     },
     Formula {
