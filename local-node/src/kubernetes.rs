@@ -46,8 +46,13 @@ impl LocalNode {
     /// A command that runs kubectl as the cluster's administrator.
     pub fn kubectl_command(&self) -> std::process::Command {
         let mut kubectl = self.command(self.programs().path("kubectl"));
-        kubectl.args(["--kubeconfig", &config::pki("admin.conf")]);
+        kubectl.args(["--kubeconfig", &Self::admin_kubeconfig()]);
         kubectl
+    }
+
+    /// The path, inside the node, of the administrator's kubeconfig.
+    pub fn admin_kubeconfig() -> String {
+        config::pki("admin.conf")
     }
 
     /// Creates or updates objects: one, or a `List`.

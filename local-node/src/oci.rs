@@ -30,6 +30,8 @@ pub struct Image {
     pub entries: BTreeMap<String, Entry>,
     /// The program and its arguments.
     pub entrypoint: Vec<String>,
+    /// More arguments, in place of which a container may have others.
+    pub arguments: Vec<String>,
     /// `NAME=value`.
     pub environment: Vec<String>,
     /// Labels.
@@ -44,7 +46,7 @@ impl Image {
         let config = serde_json::to_vec(&json!({
             "architecture": architecture(),
             "os": "linux",
-            "config": { "Entrypoint": self.entrypoint, "Env": self.environment, "Labels": self.labels },
+            "config": self.configuration(),
             "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{}", hex(&layer))] },
             "history": [{ "created_by": "cargo xtask image" }],
         }))?;
@@ -97,6 +99,15 @@ impl Image {
         Ok(())
     }
 
+    fn configuration(&self) -> Value {
+        let mut configuration =
+            json!({ "Entrypoint": self.entrypoint, "Env": self.environment, "Labels": self.labels });
+        if let Some(all) = configuration.as_object_mut().filter(|_all| !self.arguments.is_empty()) {
+            all.insert("Cmd".into(), json!(self.arguments));
+        }
+        configuration
+    }
+
     fn layer(&self) -> Result<Vec<u8>> {
         let mut layer = tar::Builder::new(Vec::new());
         for (name, entry) in &self.entries {
@@ -142,6 +153,7 @@ mod tests {
         Image {
             entries: entries.map(|(name, entry)| (name.to_owned(), entry)).into(),
             entrypoint: vec!["/bin/tool".into()],
+            arguments: vec!["rest".into()],
             ..Image::default()
         }
     }
@@ -179,6 +191,7 @@ mod tests {
         let manifest: Value = serde_json::from_slice(&blob(listed)).unwrap();
         let config: Value = serde_json::from_slice(&blob(&manifest["config"])).unwrap();
         assert_eq!(config["config"]["Entrypoint"][0], "/bin/tool");
+        assert_eq!(config["config"]["Cmd"][0], "rest");
         assert_eq!(config["rootfs"]["diff_ids"][0], manifest["layers"][0]["digest"]);
         let inner = entries(&blob(&manifest["layers"][0]));
         assert_eq!(inner["bin/tool"].0, b"content");

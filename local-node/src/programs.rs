@@ -1,4 +1,4 @@
-//! Builds the programs of a node, and Helm, from Go modules, once, into a folder of the caller's choice.
+//! Builds the programs of a node, Helm and upstream's tests from Go modules, once, into a folder of the caller's choice.
 
 mod assets;
 mod go;
@@ -62,6 +62,23 @@ impl Programs {
             table: table::HELM,
         };
         programs.complete(folder, report)
+    }
+
+    /// [`Self::build`] for upstream's end-to-end tests, `e2e.test`, and the programs of their images, among them
+    /// `agnhost`.
+    pub fn build_e2e(folder: &Path, report: &mut dyn FnMut(&str)) -> Result<Self> {
+        let images = Self {
+            bin: folder.join(BIN),
+            module: &go::TEST_IMAGES,
+            table: table::TEST_IMAGES,
+        };
+        images.complete(folder, report)?;
+        let tests = Self {
+            bin: folder.join(BIN),
+            module: &go::E2E,
+            table: table::E2E,
+        };
+        tests.complete(folder, report)
     }
 
     fn of_node(folder: &Path) -> Self {

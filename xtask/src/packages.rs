@@ -91,7 +91,22 @@ pub(crate) const PACKAGES: &[Package] = &[
         "what the demonstration suggests to try",
     ),
     package("qemu-system-x86", &[Purpose::Vm], "boots another kernel"),
-    package("busybox-static", &[Purpose::Vm], "the user space of that machine"),
+    package(
+        "busybox-static",
+        &[Purpose::Vm, Purpose::Test],
+        "the user space of that machine, and the shell of upstream's test images",
+    ),
+    package("curl", &[Purpose::Test], "a program of upstream's test images"),
+    package(
+        "netcat-openbsd",
+        &[Purpose::Test],
+        "a program of upstream's test images",
+    ),
+    package(
+        "bind9-dnsutils",
+        &[Purpose::Test],
+        "a program of upstream's test images",
+    ),
     package("kmod", &[Purpose::Vm], "lists which module needs which"),
     package("xz-utils", &[Purpose::Vm], "unpacks the modules of newer kernels"),
     package(

@@ -95,6 +95,7 @@ fn empty(tag: &str) -> Image {
     Image {
         entries,
         entrypoint: vec![format!("/{BIN}/kni-agent")],
+        arguments: Vec::new(),
         environment: vec![format!("PATH=/{BIN}")],
         labels: [
             label("title", "kni-agent"),

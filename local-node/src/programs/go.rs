@@ -28,6 +28,8 @@ pub(super) struct Module {
     changed: &'static [Changed],
     /// Tags of the build if its programs contain C.
     c: Option<&'static str>,
+    /// Whether its programs are the compiled tests of packages.
+    tests: bool,
 }
 
 /// The module of the programs of a node.
@@ -46,6 +48,7 @@ pub(super) static NODE: Module = Module {
     ],
     changed: &[],
     c: None,
+    tests: false,
 };
 
 /// The module of runc. Apart from that of the node, whose programs contain no C, and whose versions of shared packages it
@@ -59,6 +62,7 @@ pub(super) static RUNC: Module = Module {
     changed: &[],
     // The kubelet gives every sandbox a seccomp profile; a runc without seccomp refuses to start it.
     c: Some("seccomp,urfave_cli_no_docs"),
+    tests: false,
 };
 
 /// The module of the programs that speak KNI: that of the node with changes, from the same versions.
@@ -80,6 +84,7 @@ pub(super) static KNI: Module = Module {
         },
     ],
     c: None,
+    tests: false,
 };
 
 /// The module of Helm. Apart from that of the node, whose programs it would move to other versions of their
@@ -92,7 +97,30 @@ pub(super) static HELM: Module = Module {
     ],
     changed: &[],
     c: None,
+    tests: false,
 };
+
+/// The module of the programs of upstream's test images. Apart from that of the node, whose `go.sum` would name every
+/// module of the tests; the versions that both name are the same.
+pub(super) static TEST_IMAGES: Module = Module {
+    folder: concat!(env!("CARGO_MANIFEST_DIR"), "/go/e2e"),
+    sources: E2E_SOURCES,
+    changed: &[],
+    c: None,
+    tests: false,
+};
+
+/// The module of upstream's end-to-end tests.
+pub(super) static E2E: Module = Module {
+    folder: TEST_IMAGES.folder,
+    sources: E2E_SOURCES,
+    changed: &[],
+    c: None,
+    tests: true,
+};
+
+const E2E_SOURCES: &[&str] = &[include_str!("../../go/e2e/go.mod"), include_str!("../../go/e2e/go.sum")];
+
 /// How often the folder is searched for finished programs.
 const POLL: Duration = Duration::from_secs(1);
 
@@ -232,7 +260,11 @@ fn command(
     output: &Path,
     log: File,
 ) -> Result<Command> {
-    let mut command = go(module, "build", overlay)?;
+    let mut command = go(module, if module.tests { "test" } else { "build" }, overlay)?;
+    if module.tests {
+        // Vet would examine every package that they use.
+        command.args(["-c", "-vet=off"]);
+    }
     command.arg("-o").arg(output);
     command.args(programs.iter().map(|program| program.package));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
@@ -277,11 +309,37 @@ mod tests {
     }
 
     #[test]
+    fn the_tests_are_those_of_the_nodes_version() {
+        let required = |text: &str| -> Vec<String> {
+            let lines = text.lines().map(str::trim).filter(|line| !line.contains(" => "));
+            let lines = lines.filter(|line| line.split(' ').nth(1).is_some_and(|version| version.starts_with('v')));
+            lines
+                .map(|line| line.trim_end_matches(" // indirect").to_owned())
+                .collect()
+        };
+        let node = required(GO_MOD);
+        let mut shared = 0;
+        for line in required(include_str!("../../go/e2e/go.mod")) {
+            let module = line.split(' ').next().unwrap();
+            if version(module).is_some() {
+                assert!(node.contains(&line), "{line}");
+                shared += 1;
+            }
+        }
+        assert!(shared > 100, "{shared}");
+    }
+
+    #[test]
     fn every_part_of_kubernetes_is_replaced_by_the_published_one() {
         let number = version("k8s.io/kubernetes").unwrap().strip_prefix("v1.").unwrap();
-        let helm = include_str!("../../go/helm/go.mod");
-        for line in GO_MOD.lines().chain(helm.lines()).filter(|line| line.contains(" => ")) {
-            assert!(line.ends_with(&format!(" v0.{number}")), "{line}");
+        let others = [
+            include_str!("../../go/helm/go.mod"),
+            include_str!("../../go/e2e/go.mod"),
+        ];
+        for text in [GO_MOD].into_iter().chain(others) {
+            for line in text.lines().filter(|line| line.contains(" => ")) {
+                assert!(line.ends_with(&format!(" v0.{number}")), "{line}");
+            }
         }
         assert!(linker_flags().unwrap().contains(".gitMinor=36"));
     }

@@ -10,8 +10,12 @@ pub struct Program {
 }
 
 impl Program {
-    /// The file name that `go build` chooses: the last component of the path that is not a major version.
+    /// The file name that Go chooses: the last component of the path that is not a major version. That of compiled tests
+    /// has a suffix, and is their name here too.
     pub(super) fn built_name(&self) -> &'static str {
+        if self.name.strip_suffix(".test").is_some() {
+            return self.name;
+        }
         let is_version = |part: &str| {
             part.strip_prefix('v')
                 .is_some_and(|digits| digits.parse::<u8>().is_ok())
@@ -29,6 +33,18 @@ pub(super) const KNI: &[Program] = &[
 
 /// The programs of [`super::go::HELM`].
 pub(super) const HELM: &[Program] = &[program("helm", "helm.sh/helm/v4/cmd/helm")];
+
+/// The programs of [`super::go::TEST_IMAGES`].
+pub(super) const TEST_IMAGES: &[Program] = &[
+    program("agnhost", "k8s.io/kubernetes/test/images/agnhost"),
+    program(
+        "regression-issue-74839",
+        "k8s.io/kubernetes/test/images/regression-issue-74839",
+    ),
+];
+
+/// The programs of [`super::go::E2E`].
+pub(super) const E2E: &[Program] = &[program("e2e.test", "k8s.io/kubernetes/test/e2e")];
 
 /// The programs of [`super::go::RUNC`].
 pub(super) const RUNC: &[Program] = &[program("runc", "github.com/opencontainers/runc")];
@@ -73,6 +89,14 @@ const fn program(name: &'static str, package: &'static str) -> Program {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn compiled_tests_have_the_name_of_their_package() {
+        for tests in E2E {
+            let package = tests.package.rsplit('/').next().unwrap();
+            assert_eq!(tests.built_name(), format!("{package}.test"));
+        }
+    }
 
     #[test]
     fn built_files_have_the_names_of_the_programs_with_two_exceptions() {

@@ -181,6 +181,11 @@ pub fn helm() -> Result<Programs> {
     Programs::build_helm(&tools()?, &mut |line| eprintln!("{line}"))
 }
 
+/// Upstream's end-to-end tests, `e2e.test`, and the programs of their images; built like [`programs`].
+pub fn e2e() -> Result<Programs> {
+    Programs::build_e2e(&tools()?, &mut |line| eprintln!("{line}"))
+}
+
 /// The static programs of the images, built once per process.
 pub fn static_programs() -> Result<StaticPrograms> {
     static BUILT: OnceLock<StaticPrograms> = OnceLock::new();

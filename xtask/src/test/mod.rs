@@ -109,7 +109,7 @@ fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
         progress.step("eBPF programs", || build_ebpf::build(false))?;
         progress.step("CNI plugin", || build_cni::build().map(drop))?;
         // Built before the tests, so that the build time is not part of the first test that needs them.
-        node::build_programs(&mut progress, &["--helm", "--kni"])?;
+        node::build_programs(&mut progress, &["--helm", "--kni", "--e2e"])?;
     }
     let tests = progress.step("tests", || {
         let mut outcome = run::tests(plan, tally)?;

@@ -56,6 +56,9 @@ enum Action {
         /// Also build the kubelet and the containerd that speak KNI
         #[arg(long)]
         kni: bool,
+        /// Also build upstream's end-to-end tests and the programs of their images
+        #[arg(long)]
+        e2e: bool,
     },
     /// Start a node, or a cluster of several nodes
     Up(Start),
@@ -136,7 +139,7 @@ impl Folders {
     }
 
     /// [`Self::build`] with its progress on standard output, and more programs.
-    fn build_all(&self, helm: bool, kni: bool) -> Result<()> {
+    fn build_all(&self, helm: bool, kni: bool, e2e: bool) -> Result<()> {
         let mut report = |line: &str| println!("    {line}");
         self.build(&mut report)?;
         if helm {
@@ -144,6 +147,9 @@ impl Folders {
         }
         if kni {
             self.build_kni(&mut report)?;
+        }
+        if e2e {
+            Programs::build_e2e(&self.tools, &mut report)?;
         }
         Ok(())
     }
@@ -153,7 +159,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let folders = &cli.folders;
     let result = match &cli.action {
-        Action::Build { helm, kni } => folders.build_all(*helm, *kni),
+        Action::Build { helm, kni, e2e } => folders.build_all(*helm, *kni, *e2e),
         Action::Up(start) => lifecycle::up(folders, start),
         Action::Down => lifecycle::down(folders),
         Action::Status => lifecycle::status(folders),

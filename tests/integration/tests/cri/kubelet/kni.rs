@@ -1,6 +1,7 @@
 //! Tests a kubelet that makes the networks of pods by KNI, with a containerd that leaves them to it.
 
 mod configuration;
+mod e2e;
 mod figures;
 mod kills;
 mod namespaces;
