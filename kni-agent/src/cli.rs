@@ -78,8 +78,8 @@ pub struct PathArgs {
     /// Directory where network namespaces are mounted; the default is that of `ip netns`.
     #[arg(long, value_name = "DIR", default_value = "/run/netns")]
     pub netns_dir: PathBuf,
-    /// Socket to serve on; may be repeated. The second default is the path of the KNI kubelet, which cannot be
-    /// configured.
+    /// Socket to serve on; may be repeated. A kubelet with the feature gate KNI uses the first default; the second one is
+    /// the path of the KNI kubelet of 2024, which cannot be configured.
     #[arg(long = "socket", value_name = "PATH", default_values = ["/run/kni/kni.sock", "/tmp/kni.sock"])]
     pub sockets: Vec<PathBuf>,
     /// Socket for containerd's pod network service; may be repeated.

@@ -49,9 +49,10 @@ impl Programs {
         programs.complete(folder, report)
     }
 
-    /// A command that executes the Go tests of packages of [`Self::build_kni`], for the same folder.
-    pub fn kni_tests(folder: &Path, packages: &[&str]) -> Result<Command> {
-        go::tests(&go::KNI, packages, folder)
+    /// A command that executes the Go tests of packages of [`Self::build_kni`], for the same folder. Flags of `go test` are
+    /// before the packages.
+    pub fn kni_tests(folder: &Path, arguments: &[&str]) -> Result<Command> {
+        go::tests(&go::KNI, arguments, folder)
     }
 
     /// [`Self::build`] for Helm, the program `helm`.

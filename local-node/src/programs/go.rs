@@ -217,10 +217,10 @@ pub(super) fn build(
     }
 }
 
-/// A command that executes the tests of packages, with what `folder` has of an earlier [`build`].
-pub(super) fn tests(module: &Module, packages: &[&str], folder: &Path) -> Result<Command> {
+/// A command that executes the tests of packages, flags before them, with what `folder` has of an earlier [`build`].
+pub(super) fn tests(module: &Module, arguments: &[&str], folder: &Path) -> Result<Command> {
     let mut command = go(module, "test", overlay_of(module, folder)?.as_ref())?;
-    command.args(packages);
+    command.args(arguments);
     Ok(command)
 }
 

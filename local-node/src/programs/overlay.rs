@@ -34,11 +34,12 @@ pub(super) struct Overlay {
     pub(super) modfile: PathBuf,
 }
 
-/// Identifies the changes.
+/// Identifies the changes; tests are no part of a program.
 pub(super) fn sources(modules: &[Changed]) -> Result<Vec<String>> {
     let mut sources = Vec::new();
     for changed in modules {
-        for (path, file) in files(&Path::new(OVERLAYS).join(changed.changes))? {
+        let files = files(&Path::new(OVERLAYS).join(changed.changes))?;
+        for (path, file) in files.into_iter().filter(|(path, _file)| !path.ends_with("_test.go")) {
             let content = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
             sources.push(format!("{}\n{path}\n{content}", changed.module));
         }

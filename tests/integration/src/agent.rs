@@ -22,7 +22,7 @@ use crate::{manifest::Manifest, namespaces::Namespaces};
 
 /// The default socket of the agent.
 pub const SOCKET: &str = "/run/kni/kni.sock";
-/// The socket that the KNI kubelet uses.
+/// The socket that the KNI kubelet of 2024 uses.
 pub const KUBELET_SOCKET: &str = "/tmp/kni.sock";
 
 const READY: &str = "kni-agent: serving on";

@@ -170,10 +170,10 @@ pub fn kni() -> Result<Kni> {
     Programs::build_kni(&tools()?.join("kni"), &mut |line| eprintln!("{line}")).map(Kni::new)
 }
 
-/// A command that executes the Go tests of packages of [`kni`].
-pub fn kni_tests(packages: &[&str]) -> Result<std::process::Command> {
+/// A command that executes the Go tests of packages of [`kni`]. Flags of `go test` are before the packages.
+pub fn kni_tests(arguments: &[&str]) -> Result<std::process::Command> {
     kni()?;
-    Programs::kni_tests(&tools()?.join("kni"), packages)
+    Programs::kni_tests(&tools()?.join("kni"), arguments)
 }
 
 /// Helm, the program `helm` of the folder; built like [`programs`].

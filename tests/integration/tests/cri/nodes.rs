@@ -3,3 +3,4 @@
 mod life;
 mod machine;
 mod scene;
+mod traffic;

@@ -1,5 +1,6 @@
 //! Tests a kubelet that makes the networks of pods by KNI, with a containerd that leaves them to it.
 
+mod adoption;
 mod configuration;
 mod e2e;
 mod figures;

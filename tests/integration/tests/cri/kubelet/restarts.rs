@@ -16,13 +16,7 @@ fn restarts_cost_no_traffic() -> Result<()> {
 /// Restarts every part of a new node during traffic.
 pub(crate) fn restart_all(scene: &mut Scene) -> Result<()> {
     scene.create(&[server("server", &json!({}))])?;
-    let port = PORT.to_string();
-    let mut watching = Vec::new();
-    for (name, address) in ["watch-4", "watch-6"].into_iter().zip(scene.addresses("server")?) {
-        let watch = container("watches", &["ping-loop", &address.to_string(), &port]);
-        watching.push(pod(name, &json!({}), &json!([watch])));
-    }
-    scene.create(&watching)?;
+    watch(scene)?;
     wait_for_more(scene)?;
 
     scene.machine.local.stop(Part::Kubelet)?;
@@ -49,6 +43,17 @@ pub(crate) fn restart_all(scene: &mut Scene) -> Result<()> {
     Ok(())
 }
 
+/// Creates two pods with a connection each to pod `server`, by either family.
+pub(crate) fn watch(scene: &Scene) -> Result<()> {
+    let port = PORT.to_string();
+    let mut watching = Vec::new();
+    for (name, address) in ["watch-4", "watch-6"].into_iter().zip(scene.addresses("server")?) {
+        let watch = container("watches", &["ping-loop", &address.to_string(), &port]);
+        watching.push(pod(name, &json!({}), &json!([watch])));
+    }
+    scene.create(&watching)
+}
+
 /// Starts the stopped part, and waits for traffic afterwards.
 fn wait_for_more_traffic_of(scene: &mut Scene, part: Part) -> Result<()> {
     scene.machine.local.start(part)?;
@@ -58,7 +63,7 @@ fn wait_for_more_traffic_of(scene: &mut Scene, part: Part) -> Result<()> {
 }
 
 /// Both connections are the original ones, have lost nothing, and continue.
-fn wait_for_more(scene: &mut Scene) -> Result<()> {
+pub(crate) fn wait_for_more(scene: &mut Scene) -> Result<()> {
     for name in ["watch-4", "watch-6"] {
         let mut first = None;
         scene

@@ -19,6 +19,7 @@ use serde_json::Value;
 use super::{
     machine::MachineState,
     scene::{Clustered, Image},
+    traffic::pods_of_both_nodes_reach_each_other,
 };
 use crate::deploy::image;
 
@@ -84,6 +85,7 @@ fn two_nodes_get_their_networks_by_kni() -> Result<()> {
     cluster.up(&image)?;
     nodes_are_ready(&cluster)?;
     pods_run_everywhere(&cluster)?;
+    pods_of_both_nodes_reach_each_other(&cluster)?;
     for node in ["node1", "node2"] {
         for folder in LocalNode::cni_folders() {
             let files = cluster.run("enter", &[node, "ls", &folder.display().to_string()])?;

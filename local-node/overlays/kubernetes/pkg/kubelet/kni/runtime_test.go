@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	internalapi "k8s.io/cri-api/pkg/apis"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -138,6 +139,23 @@ func (r *sandboxes) Status(context.Context, bool) (*runtimeapi.StatusResponse, e
 		{Type: runtimeapi.RuntimeReady, Status: true}, {Type: runtimeapi.NetworkReady, Status: false},
 	}}}, nil
 }
+
+// GetContainerEvents tells of every sandbox once, then fails.
+func (r *sandboxes) GetContainerEvents(_ context.Context, events chan *runtimeapi.ContainerEventResponse, connected func(runtimeapi.RuntimeService_GetContainerEventsClient)) error {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	connected(nil)
+	for id, one := range r.list {
+		events <- &runtimeapi.ContainerEventResponse{
+			ContainerId: id, ContainerEventType: runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT,
+			PodSandboxStatus: proto.Clone(one).(*runtimeapi.PodSandboxStatus),
+		}
+	}
+	events <- &runtimeapi.ContainerEventResponse{ContainerId: "without a sandbox"}
+	return errEnded
+}
+
+var errEnded = errors.New("the stream has ended")
 
 type scene struct {
 	*testing.T
@@ -482,6 +500,62 @@ func TestASandboxThatWasNotAnsweredTakesItsAttemptWithIt(t *testing.T) {
 	s.calls("detach u-0", `delete "u-0" /run/netns/u`)
 	if s.files() != 0 {
 		t.Error("an attempt is left")
+	}
+}
+
+func TestEventsCarryTheAddresses(t *testing.T) {
+	s := newScene(t)
+	kubelet := s.kubelet()
+	ctx := context.Background()
+	if _, err := kubelet.RunPodSandbox(ctx, config("u", 0), ""); err != nil {
+		t.Fatal(err)
+	}
+	onHost := config("h", 0)
+	onHost.Linux = &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+		NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
+	}}
+	if _, err := kubelet.RunPodSandbox(ctx, onHost, ""); err != nil {
+		t.Fatal(err)
+	}
+	// Of one that this kubelet has not noted the network runtime is asked, of a dead one it is not.
+	for _, id := range []string{"asked", "dead"} {
+		if _, err := s.runtime.RunPodSandbox(ctx, config(id, 0), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.runtime.list["dead-0"].State = runtimeapi.PodSandboxState_SANDBOX_NOTREADY
+	s.server.taken()
+	events := make(chan *runtimeapi.ContainerEventResponse, 10)
+	connections := 0
+	err := kubelet.GetContainerEvents(ctx, events, func(runtimeapi.RuntimeService_GetContainerEventsClient) { connections++ })
+	if !errors.Is(err, errEnded) || connections != 1 {
+		t.Fatal(err, connections)
+	}
+	// All were passed on before the end was.
+	close(events)
+	got := map[string]string{}
+	for event := range events {
+		network := event.PodSandboxStatus.GetNetwork()
+		addresses := network.GetIp()
+		for _, more := range network.GetAdditionalIps() {
+			addresses += " " + more.Ip
+		}
+		got[event.ContainerId] = addresses
+	}
+	both := "10.0.0.1 fd00::1"
+	want := map[string]string{"u-0": both, "asked-0": both, "h-0": "", "dead-0": "", "without a sandbox": ""}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Fatalf("events %v, want %v", got, want)
+	}
+	s.calls("query asked-0")
+	// Without an answer an event arrives nevertheless.
+	s.server.query = status.Error(codes.Internal, "no answer")
+	events = make(chan *runtimeapi.ContainerEventResponse, 10)
+	if err := kubelet.GetContainerEvents(ctx, events, func(runtimeapi.RuntimeService_GetContainerEventsClient) {}); !errors.Is(err, errEnded) {
+		t.Fatal(err)
+	}
+	if len(events) != 5 {
+		t.Errorf("%d events", len(events))
 	}
 }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, os::unix::fs::symlink};
 
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{Agent, Machine, Manifest, machine, require, stage};
-use kni_local_node::cri::Sandbox;
+use kni_local_node::{LocalNode, Namespaces, cri::Sandbox};
 use serde_json::{Value, json};
 
 use super::{
@@ -75,7 +75,7 @@ fn what_an_author_writes_is_replaced_by_the_kubelet() -> Result<()> {
     require!(steady, root, netns, bpf, machine);
     let mut scene = Scene::by_kni("kni-authors")?;
     scene.create(&[server("other", &json!({}))])?;
-    let (names, pods) = forgers(&scene)?;
+    let (names, pods) = forgers(&paths(scene.local().inside())?);
     scene.create(&pods)?;
     let mut owners = BTreeMap::new();
     for name in names.iter().map(String::as_str).chain(["other"]) {
@@ -104,42 +104,111 @@ fn a_containerd_that_takes_no_namespace_is_refused_by_name() -> Result<()> {
     // A configuration of CNI, without which this containerd would create no sandbox at all.
     let agent = machine.start_agent(Manifest::overlapping())?;
     machine.local.wait_ready(true)?;
+    let others = add_namespace(&machine.local)?;
     let mut scene = Scene { agent, machine };
-    let (names, pods) = forgers(&scene)?;
+    let paths = paths(scene.local().inside())?;
+    ensure!(paths.contains(&others), "{paths:?}");
+    let (names, pods) = forgers(&paths);
     scene
         .local()
         .apply(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }))?;
+    let why = "the container runtime has not used the pod's network namespace /run/netns/";
     for name in &names {
-        let what = format!("an event of {name} gives the reason");
-        scene.machine.local.wait(&what, PATIENCE, |node| {
-            let selector = format!("involvedObject.name={name},reason=FailedCreatePodSandBox");
-            let path = "jsonpath={.items[*].message}";
-            let events = node.kubectl(&["get", "events", "--field-selector", &selector, "-o", path])?;
-            Ok(events.contains("the container runtime has not used the pod's network namespace /run/netns/"))
-        })?;
-        let started = scene.get(&format!("pod/{name}"), "{.status.containerStatuses[*].started}")?;
-        ensure!(!started.contains("true"), "{name} runs");
+        is_refused(&mut scene.machine.local, name, &[why])?;
     }
+    ip_netns(scene.local(), "delete")?;
     nothing_is_left_of_pods(&mut scene)
 }
 
-/// Pods whose authors name the host's namespace, that of another pod and one that does not exist, and their names.
-fn forgers(scene: &Scene) -> Result<(Vec<String>, Vec<Value>)> {
-    // The folder is missing on a node that has had no pod.
-    let other = scene.local().inside().enter(|| {
+/// A stock kubelet passes the annotation on as it is, so this containerd refuses the sandbox.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stock_kubelet_gets_no_sandbox_in_a_namespace_of_somebody_else() -> Result<()> {
+    require!(steady, root, netns, bpf, machine);
+    let mut kni = machine::kni()?;
+    kni.kubelet = false;
+    let mut machine = Machine::with_kni_runtime("kni-stock-kubelet", kni)?;
+    // The kubelet stops a sandbox that is no pod's, and removes it a minute later; until then its namespace is taken.
+    let its = add_namespace(&machine.local)?;
+    let mut other = sandbox("other");
+    other.annotations.insert(ANNOTATION.to_owned(), its.clone());
+    let cri = machine.local.cri().await?;
+    let id = cri.run_sandbox(&other).await?;
+    let local = &mut machine.local;
+    local.start_cluster("https://127.0.0.1:6443")?;
+    // Without CNI this containerd has no network that could be missing.
+    local.wait_ready(true)?;
+    let refused = [
+        ("/proc/1/ns/net", "is not in folder /run/netns".to_owned()),
+        ("/run/netns/made-up", "no such file or directory".to_owned()),
+        (its.as_str(), format!("is the namespace of sandbox {id}")),
+    ];
+    let (names, pods) = forgers(&refused.each_ref().map(|(path, _why)| (*path).to_owned()));
+    local.apply(&json!({ "apiVersion": "v1", "kind": "List", "items": pods }))?;
+    for (name, (path, why)) in names.iter().zip(&refused) {
+        is_refused(local, name, &[ANNOTATION, &format!("pod default/{name}"), path, why])?;
+    }
+    let networks = local
+        .inside()
+        .enter(|| fs::read_dir("/run/netns").map(Iterator::count))??;
+    ensure!(
+        networks == 1,
+        "{networks} namespaces, one of them that of the other sandbox"
+    );
+    Ok(())
+}
+
+/// The path of a new namespace that is not the agent's.
+fn add_namespace(local: &LocalNode) -> Result<String> {
+    ip_netns(local, "add")?;
+    Ok("/run/netns/others".to_owned())
+}
+
+fn ip_netns(local: &LocalNode, action: &str) -> Result<()> {
+    let done = local.command("ip").args(["netns", action, "others"]).output()?;
+    ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    Ok(())
+}
+
+/// Waits for an event of a pod with all these texts; the pod does not run.
+fn is_refused(local: &mut LocalNode, name: &str, texts: &[&str]) -> Result<()> {
+    local.wait(&format!("an event of {name} gives the reason"), PATIENCE, |node| {
+        let selector = format!("involvedObject.name={name},reason=FailedCreatePodSandBox");
+        let path = "jsonpath={range .items[*]}{.message}{\"\\n\"}{end}";
+        let events = node.kubectl(&["get", "events", "--field-selector", &selector, "-o", path])?;
+        // The kubelet quotes what is quoted in the error.
+        let events = events.replace("\\\"", "\"");
+        let complete = |event: &str| texts.iter().all(|text| event.contains(text));
+        ensure!(events.lines().any(complete), "events of {name}: {events}");
+        Ok(true)
+    })?;
+    let path = "jsonpath={.status.phase} {.status.containerStatuses[*].started} {.status.podIPs}";
+    let state = local.kubectl(&["get", "pod", name, "-o", path])?;
+    ensure!(
+        state.starts_with("Pending ") && !state.contains("true") && !state.contains("ip"),
+        "{name}: {state}"
+    );
+    Ok(())
+}
+
+/// The host's namespace, one that does not exist, and that of another pod, if the node has had one.
+fn paths(inside: &Namespaces) -> Result<Vec<String>> {
+    let other = inside.enter(|| {
         let mut entries = fs::read_dir("/run/netns").into_iter().flatten().flatten();
         entries.next().map(|entry| entry.path().display().to_string())
     })?;
-    let paths = ["/proc/1/ns/net".to_owned(), "/run/netns/made-up".to_owned()]
-        .into_iter()
-        .chain(other);
-    let pods = paths.enumerate().map(|(number, path)| {
+    let always = ["/proc/1/ns/net", "/run/netns/made-up"].map(str::to_owned);
+    Ok(always.into_iter().chain(other).collect())
+}
+
+/// Pods whose authors name these namespaces, and their names.
+fn forgers(paths: &[String]) -> (Vec<String>, Vec<Value>) {
+    let pods = paths.iter().enumerate().map(|(number, path)| {
         let name = format!("forger-{number}");
         let mut pod = server(&name, &json!({}));
         pod["metadata"]["annotations"] = json!({ ANNOTATION: path });
         (name, pod)
     });
-    Ok(pods.unzip())
+    pods.unzip()
 }
 
 fn sandbox(name: &str) -> Sandbox {

@@ -20,6 +20,8 @@ const GRACE: Duration = Duration::from_secs(20);
 const STATUS_INTERVAL: Duration = Duration::from_secs(2);
 /// The kubelet's default.
 const DEFAULT_STATUS_INTERVAL: Duration = Duration::from_secs(10);
+/// Answers of each kind with the default intervals.
+const ROUNDS: u32 = 8;
 /// Time within which an answer of the agent is the state of the node, at a status interval of 2 s.
 const SOON: Duration = Duration::from_secs(10);
 /// How long the node is observed after a start or a stop.
@@ -57,6 +59,7 @@ fn the_node_is_as_ready_as_the_agent_says() -> Result<()> {
     machine.local.wait("the networks are back", SOON, |node| {
         Ok(node.ready_condition()?.starts_with("True"))
     })?;
+    answers_arrive(&mut machine, SOON)?;
     let mut scene = Scene { agent, machine };
     scene.create(&[probed("web-1"), server("client", &json!({})), service()])?;
     let before = ready_slices(&mut scene)?;
@@ -87,6 +90,26 @@ fn the_node_is_as_ready_as_the_agent_says() -> Result<()> {
     let late = scene.addresses("late")?[0].to_string();
     ensure!(scene.ask("client", &late, PORT, "tcp")? == "late", "it is not reached");
     Ok(())
+}
+
+/// The agent answers that its network is not ready, and later that it is. Returns how long each took to be the state of the
+/// node.
+fn answers_arrive(machine: &mut Machine, patience: Duration) -> Result<[Duration; 2]> {
+    let disabled = Manifest::overlapping().swap_remove(0).spec("enabled: false");
+    let begin = Instant::now();
+    Manifest::apply(&[disabled], &machine.node)?;
+    machine.local.wait("the network is disabled", patience, |node| {
+        let condition = node.ready_condition()?;
+        let reason = "network \"default\" of the network runtime is not ready: disabled (spec.enabled: false)";
+        Ok(condition.starts_with("False KubeletNotReady") && condition.contains(reason))
+    })?;
+    let refused = begin.elapsed();
+    let begin = Instant::now();
+    Manifest::apply(&Manifest::overlapping(), &machine.node)?;
+    machine.local.wait("the network is enabled", patience, |node| {
+        Ok(node.ready_condition()?.starts_with("True"))
+    })?;
+    Ok([refused, begin.elapsed()])
 }
 
 /// With the kubelet's own intervals and grace.
@@ -120,6 +143,7 @@ fn an_upgrade_takes_no_pod_out_of_its_service() -> Result<()> {
         "{report}"
     );
     if long() {
+        answers_arrive_by_default(&mut scene.machine)?;
         away_for_five_minutes(&mut scene)?;
     }
     Ok(())
@@ -135,6 +159,24 @@ fn served_and_unchanged(scene: &Scene, ip: &str, before: &str, time: Duration) -
         answers += 1;
     }
     println!("{answers} new connections in {time:?}, each answered; the node Ready, the endpoints unchanged");
+    Ok(())
+}
+
+/// The kubelet asks every 5 s, and writes the node's status every 10 s.
+fn answers_arrive_by_default(machine: &mut Machine) -> Result<()> {
+    let mut all = [Vec::new(), Vec::new()];
+    for round in 0..ROUNDS {
+        // At any moment of both intervals.
+        thread::sleep(DEFAULT_STATUS_INTERVAL * round / ROUNDS);
+        let times = answers_arrive(machine, DEFAULT_STATUS_INTERVAL * 2)?;
+        for (times, time) in all.iter_mut().zip(times) {
+            times.push(time);
+        }
+    }
+    for (what, times) in ["NotReady", "Ready"].into_iter().zip(&mut all) {
+        times.sort_unstable();
+        println!("{what} after the agent says so, with default intervals: {times:.1?}");
+    }
     Ok(())
 }
 
