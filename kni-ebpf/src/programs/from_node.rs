@@ -1,9 +1,12 @@
 //! Decides about packets that other nodes send to pods of this one, whichever way they came, and delivers them.
 
+mod errors;
+mod port;
+
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use kni_common::{
     Verdict,
-    endpoint::is_older,
+    endpoint::{EndpointPolicy, is_older},
     flow::{END_LOCAL, FLOW_TRANSLATED, FlowEnd, FlowValue, NodeRow, is_second},
     route::ACTION_UNREACHABLE,
     uplink::OUTSIDE,
@@ -18,7 +21,7 @@ use crate::{
     fragment,
     global::global,
     packet::{Class, Fragment, Packet},
-    policy, related, remote, skb, translate,
+    policy, remote, skb, translate,
     work::{self, Place, Work},
 };
 
@@ -31,6 +34,9 @@ pub(super) struct Arrival {
     pub(super) way: Decision,
     /// The sender as an end of a flow.
     pub(super) sender: FlowEnd,
+    /// The receiver's port, in network byte order in the lower half, where the packet is for a port of this node that leads
+    /// to it; else 0.
+    pub(super) port: u32,
 }
 
 impl Arrival {
@@ -40,6 +46,7 @@ impl Arrival {
         Self {
             way: Decision::NONE,
             sender: FlowEnd { id: 0, generation: 0 },
+            port: 0,
         }
     }
 }
@@ -152,11 +159,14 @@ pub(super) fn accept(ctx: &TcContext) {
 fn slow(ctx: &TcContext, place: &Place, packet: &Packet, arrival: &Arrival, work: &mut Work) -> Decision {
     let skb = ctx.skb.skb;
     if packet.class == Class::IcmpError {
-        return Decision::from_word(from_node_icmp_error(skb, arrival, packet, work));
+        return Decision::from_word(errors::from_node_icmp_error(skb, arrival, packet, work));
     }
     let decision = Decision::from_word(from_node_open(skb, arrival, packet, work));
     if decision == Decision::RENEWED {
         return established(ctx, place, packet, arrival).or_drop(Verdict::DestinationNotReady);
+    }
+    if decision.is_none() {
+        return Decision::from_word(port::from_node_open_port(skb, arrival, packet, work));
     }
     decision
 }
@@ -209,7 +219,7 @@ fn is_current(found: &FlowValue, second: bool, arrival: &Arrival, receiver: Flow
 }
 
 global! {
-    /// Evaluates the packet and opens or renews its flow.
+    /// Evaluates the packet and opens or renews its flow. No decision about one without a flow for a port of the node.
     from_node_open(arrival: *const Arrival as as_ref, packet: *const Packet as as_ref, work: *mut Work as as_mut) => decide
 }
 
@@ -238,7 +248,7 @@ fn decide(ctx: &TcContext, arrival: &Arrival, packet: &Packet, work: &mut Work) 
             attempt!(policy::entering(
                 policy,
                 identity,
-                packet.policy_port(),
+                work.to.policy_port(),
                 &mut work.event
             ));
         }
@@ -248,6 +258,16 @@ fn decide(ctx: &TcContext, arrival: &Arrival, packet: &Packet, work: &mut Work) 
         }
         return Decision::RENEWED;
     }
+    if arrival.port != 0 {
+        return Decision::NONE;
+    }
+    open(ctx, arrival, policy, packet, work)
+}
+
+/// Opens a flow to the pod itself.
+#[inline(always)]
+fn open(ctx: &TcContext, arrival: &Arrival, policy: &EndpointPolicy, packet: &Packet, work: &mut Work) -> Decision {
+    let network = work.event.network;
     let identity = policy::external_identity(network, &packet.source);
     attempt!(policy::entering(
         policy,
@@ -269,7 +289,8 @@ fn decide(ctx: &TcContext, arrival: &Arrival, packet: &Packet, work: &mut Work) 
         },
         translated: false,
         reply_network: network,
-        refuse_taken: false,
+        // The replies of a connection to a port of the node are those of one to the pod itself.
+        refuse_taken: packet.class == Class::Open,
     };
     attempt!(flow::create_untranslated(config, network, packet, &work.new));
     event::new_flow(ctx, config, &mut work.event, Verdict::Redirected);
@@ -289,34 +310,16 @@ fn is_of_flow(packet: &Packet, found: &FlowValue, arrival: &Arrival, work: &Work
         && flow::lives(work.event.network, packet, found)
 }
 
-global! {
-    /// Delivers an ICMP error of a pod of another node about a packet that the receiver sent to it.
-    from_node_icmp_error(arrival: *const Arrival as as_ref, packet: *const Packet as as_ref, work: *mut Work as as_mut) => icmp_error
-}
-
-#[inline(always)]
-fn icmp_error(ctx: &TcContext, arrival: &Arrival, packet: &Packet, work: &mut Work) -> Decision {
-    attempt!(related::quoted(ctx, packet, work));
-    let receiver = FlowEnd {
-        id: work.event.endpoint,
-        generation: work.event.generation,
-    };
-    // The row of the replies: it has the translation.
-    let Some(found) = flow::find_reply(work.event.network, &work.inner) else {
-        return Decision::drop(Verdict::IcmpUnrelated);
-    };
-    let second = flow::is_reply_second(&work.inner);
-    if !is_current(found, second, arrival, receiver) || !flow::is_live(found) {
-        return Decision::drop(Verdict::IcmpUnrelated);
-    }
-    attempt!(related::translate(ctx, packet, work, found));
-    Decision::local(receiver.id)
-}
-
-/// Delivers a packet that came without a tunnel from a pod of another node, and returns the action. `None` for packets that
-/// are no pod's, or from no pod network.
+/// Delivers a packet that came without a tunnel from a pod of another node, or from a router on the way to one, and returns
+/// the action. `None` for packets that are no pod's, or from no pod network.
 #[inline(always)]
 pub(super) fn from_uplink(ctx: &TcContext, place: &mut Place, packet: &Packet) -> Option<i32> {
+    if packet.class == Class::IcmpError {
+        let decision = errors::on_the_way(ctx, place, packet);
+        if !decision.is_none() {
+            return Some(errors::carry_out(ctx, place, packet, decision));
+        }
+    }
     let mut arrival = Arrival::unknown();
     match from_node_by_uplink(ctx.skb.skb, place, packet, &raw mut arrival) {
         ELSEWHERE => None,
