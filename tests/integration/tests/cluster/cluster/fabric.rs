@@ -8,6 +8,7 @@ mod enemies;
 mod explained;
 mod faults;
 mod firewall;
+mod forgery;
 mod fresh;
 mod losses;
 mod mixed;

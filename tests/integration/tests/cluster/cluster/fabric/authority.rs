@@ -21,7 +21,8 @@ use serde_json::{Value, json};
 use super::{
     super::scene::{PORT, address, ask, assert_reached, assert_silent, identity, patch_metadata, wait_for_silence},
     bed::Bed,
-    enemies::{count, dropped, forged, numbers},
+    enemies::numbers,
+    forgery::{count, dropped, forged},
 };
 
 /// Long enough for what was written to have an effect everywhere.

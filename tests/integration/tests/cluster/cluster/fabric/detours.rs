@@ -24,7 +24,7 @@ use serde_json::json;
 use super::{
     super::scene::{ANSWER, PORT, address, identity},
     bed::{Bed, Raw, network_of},
-    enemies::{count, dropped, forged, nothing_forged_is_on, refused},
+    forgery::{count, dropped, forged, nothing_forged_is_on, refused},
 };
 
 /// The port of the Services.

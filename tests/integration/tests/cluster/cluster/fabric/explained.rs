@@ -17,7 +17,8 @@ use serde_json::{Value, json};
 use super::{
     super::scene::{ANSWER, PORT, address, assert_reached, identity, wait_for_silence},
     bed::{Bed, SILENCE},
-    enemies::{dropped, forged, numbers},
+    enemies::numbers,
+    forgery::{dropped, forged},
 };
 
 /// The answers of the node that sends, and of the one that receives, if the packet gets there.
