@@ -1,5 +1,7 @@
 //! Decides about packets that other nodes send to pods of this one, whichever way they came, and delivers them.
 
+mod errors;
+
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use kni_common::{
     Verdict,
@@ -18,7 +20,7 @@ use crate::{
     fragment,
     global::global,
     packet::{Class, Fragment, Packet},
-    policy, related, remote, skb, translate,
+    policy, remote, skb, translate,
     work::{self, Place, Work},
 };
 
@@ -152,7 +154,7 @@ pub(super) fn accept(ctx: &TcContext) {
 fn slow(ctx: &TcContext, place: &Place, packet: &Packet, arrival: &Arrival, work: &mut Work) -> Decision {
     let skb = ctx.skb.skb;
     if packet.class == Class::IcmpError {
-        return Decision::from_word(from_node_icmp_error(skb, arrival, packet, work));
+        return Decision::from_word(errors::from_node_icmp_error(skb, arrival, packet, work));
     }
     let decision = Decision::from_word(from_node_open(skb, arrival, packet, work));
     if decision == Decision::RENEWED {
@@ -289,34 +291,16 @@ fn is_of_flow(packet: &Packet, found: &FlowValue, arrival: &Arrival, work: &Work
         && flow::lives(work.event.network, packet, found)
 }
 
-global! {
-    /// Delivers an ICMP error of a pod of another node about a packet that the receiver sent to it.
-    from_node_icmp_error(arrival: *const Arrival as as_ref, packet: *const Packet as as_ref, work: *mut Work as as_mut) => icmp_error
-}
-
-#[inline(always)]
-fn icmp_error(ctx: &TcContext, arrival: &Arrival, packet: &Packet, work: &mut Work) -> Decision {
-    attempt!(related::quoted(ctx, packet, work));
-    let receiver = FlowEnd {
-        id: work.event.endpoint,
-        generation: work.event.generation,
-    };
-    // The row of the replies: it has the translation.
-    let Some(found) = flow::find_reply(work.event.network, &work.inner) else {
-        return Decision::drop(Verdict::IcmpUnrelated);
-    };
-    let second = flow::is_reply_second(&work.inner);
-    if !is_current(found, second, arrival, receiver) || !flow::is_live(found) {
-        return Decision::drop(Verdict::IcmpUnrelated);
-    }
-    attempt!(related::translate(ctx, packet, work, found));
-    Decision::local(receiver.id)
-}
-
-/// Delivers a packet that came without a tunnel from a pod of another node, and returns the action. `None` for packets that
-/// are no pod's, or from no pod network.
+/// Delivers a packet that came without a tunnel from a pod of another node, or from a router on the way to one, and returns
+/// the action. `None` for packets that are no pod's, or from no pod network.
 #[inline(always)]
 pub(super) fn from_uplink(ctx: &TcContext, place: &mut Place, packet: &Packet) -> Option<i32> {
+    if packet.class == Class::IcmpError {
+        let decision = errors::on_the_way(ctx, place, packet);
+        if !decision.is_none() {
+            return Some(errors::carry_out(ctx, place, packet, decision));
+        }
+    }
     let mut arrival = Arrival::unknown();
     match from_node_by_uplink(ctx.skb.skb, place, packet, &raw mut arrival) {
         ELSEWHERE => None,

@@ -4,8 +4,8 @@
 //! - Hook: TC ingress of the uplink.
 //! - Reads `OVERLAY`, `ENDPOINTS`, `ADDRESSES`, `ROUTES`, `NODES`, `HOST_PORTS`, `EGRESS_SHARES`, `POLICY`, `PORTS`, `IDENTITIES`, `CONFIG`; reads and
 //!   writes `NAT4`, `NAT6`, `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`; counts.
-//! - Order: datagram to this node's end of the tunnel, headers, fragment, flow, pod of another node, ICMP error, node port,
-//!   egress address that this node answers for with other nodes.
+//! - Order: datagram to this node's end of the tunnel, headers, fragment, flow, ICMP error about a flow to another node, pod of
+//!   another node, other ICMP error, node port, egress address that this node answers for with other nodes.
 //! - Falls through to: the node's stack, for everything that is not for a pod or cannot be parsed.
 
 mod open;

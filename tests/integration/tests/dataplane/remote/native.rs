@@ -218,6 +218,117 @@ fn the_node_answers_as_a_router_does() -> Result<()> {
     })
 }
 
+/// An error of a router about a packet.
+fn error(router: IpAddr, receiver: IpAddr, quoted: &[u8], [kind, code]: [u8; 2]) -> Vec<u8> {
+    let body = [&MTU.to_be_bytes()[..], quoted].concat();
+    Ip::new(router, receiver).packet(&Payload::Icmp { kind, code, body })
+}
+
+/// What a router reports to senders: that a packet was too big, and that it was on its last hop.
+fn reported(v4: bool) -> [[u8; 2]; 2] {
+    if v4 { [[3, 4], [11, 0]] } else { [[2, 0], [3, 0]] }
+}
+
+/// Addresses of routers: one of no network that the node knows, one that leads nowhere, and that of another node.
+fn routers(v4: bool) -> [IpAddr; 3] {
+    let foreign = if v4 { "203.0.113.9" } else { "2001:db8:ffff::9" };
+    let foreign = foreign.parse().expect("an address");
+    [foreign, UNUSED[usize::from(!v4)], underlay(OTHER, v4)]
+}
+
+#[test]
+fn routers_between_the_nodes_tell_pods_about_their_packets() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    inside("native-routers", |scene| {
+        each(scene, |scene, ends| {
+            for (number, local_opens) in [true, false].into_iter().enumerate() {
+                scene.flush()?;
+                let port = OWN + u16::try_from(number)?;
+                let datagram = Payload::udp(port, THEIRS, b"a packet");
+                if !local_opens {
+                    comes(scene, &back(ends, &Payload::udp(THEIRS, port, b"question")))?;
+                }
+                goes(scene, &out(ends, &datagram))?;
+                let quoted = routed(&out(ends, &datagram));
+                for router in routers(ends.0.is_ipv4()) {
+                    for kind in reported(ends.0.is_ipv4()) {
+                        comes(scene, &error(router, ends.0, &quoted, kind)).with_context(|| router.to_string())?;
+                    }
+                }
+                // As those of the other pod do.
+                comes(scene, &error(ends.1, ends.0, &quoted, reported(ends.0.is_ipv4())[1]))?;
+            }
+            Ok(())
+        })
+    })
+}
+
+/// The node's stack, which routes nothing to these pods, gets them, as without pods.
+#[test]
+fn errors_about_no_current_flow_reach_no_pod() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    inside("native-unrelated", |scene| {
+        each(scene, |scene, ends| {
+            let v4 = ends.0.is_ipv4();
+            let family = usize::from(!v4);
+            let [kind, _] = reported(v4);
+            let [router, ..] = routers(v4);
+            let mark = Payload::udp(THEIRS, OWN, b"behind it");
+            let nothing = |scene: &Scene<'_>, what: &str, packet: &[u8]| -> Result<()> {
+                scene.send_outside(packet)?;
+                let mark = back(ends, &mark);
+                scene.send_outside(&mark)?;
+                let next = scene.next(A, Duration::from_secs(5), |_any| true)?;
+                let next = next.with_context(|| format!("{what}: nothing came behind it"))?;
+                ensure!(next[14..] == mark, "{what}: the pod received {}", hex(&next));
+                for id in [super::scene::B, RED_A] {
+                    let received = scene.next(id, Duration::from_millis(20), |_any| true)?;
+                    ensure!(received.is_none(), "{what}: pod {id} received it");
+                }
+                Ok(())
+            };
+            let sent = out(ends, &Payload::udp(OWN, THEIRS, b"a packet"));
+            let about = |quoted: &[u8]| error(router, ends.0, quoted, kind);
+            nothing(scene, "no flow", &about(&sent))?;
+            scene.flush()?;
+            goes(scene, &sent)?;
+            for (what, quoted) in [
+                ("another port", out(ends, &Payload::udp(OWN + 1, THEIRS, b"a packet"))),
+                ("another protocol", out(ends, &segment(TcpFlags::ACK))),
+                (
+                    "a packet to the pod",
+                    back(ends, &Payload::udp(THEIRS, OWN, b"a packet")),
+                ),
+                (
+                    "a packet of another pod",
+                    Ip::new(SECOND[family], ends.1).packet(&Payload::udp(OWN, THEIRS, b"a packet")),
+                ),
+                ("nothing", vec![0; 8]),
+            ] {
+                nothing(scene, what, &about(&quoted))?;
+            }
+            // A change that the flow was not judged again for.
+            comes(scene, &about(&sent))?;
+            scene.enforce(A, ONLY_FRIENDS)?;
+            scene.identify(FRIEND)?;
+            nothing(scene, "an earlier policy", &about(&sent))?;
+            // The pod's answer and the question have one flow, which the question has renewed.
+            comes(scene, &about(&sent))?;
+            // A flow through a tunnel has no routers.
+            scene.lead(NODE, underlay(NODE, v4), true)?;
+            scene.send(A, &sent)?;
+            scene.tunnelled(underlay(NODE, v4))?;
+            scene.send_outside(&about(&sent))?;
+            let mark = back(ends, &mark);
+            scene.tunnel(underlay(NODE, v4), super::scene::BLUE, &mark)?;
+            let next = scene.next(A, Duration::from_secs(5), |_any| true)?;
+            let next = next.context("nothing came through the tunnel")?;
+            ensure!(next[14..] == mark, "the pod received {}", hex(&next));
+            Ok(())
+        })
+    })
+}
+
 /// The kernel would take the IPv4 address for a part of an IPv6 one.
 #[test]
 fn a_next_hop_of_ipv4_gets_no_ipv6_packets() -> Result<()> {

@@ -33,8 +33,10 @@ const LENGTH: usize = 2 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// What fits the underlay's 1500 bytes behind the outer headers of IPv6.
 const WAY_MTU: u32 = 1430;
-/// The MTU of pods that were attached before their network had a tunnel.
+/// The MTU of the nodes' uplinks, and of pods that were attached before their network had a tunnel.
 const FORMER_MTU: u32 = 1500;
+/// What passes the router between the nodes, which neither of them knows.
+const NARROW_MTU: u32 = 1320;
 const POD_MAC: Mac = [2, 0, 0, 0, 0, 1];
 const HOST_MAC: Mac = [2, 0, 0, 0, 1, 1];
 
@@ -112,6 +114,35 @@ impl Member {
         })?
     }
 
+    /// Leads to the pod of the other member without a tunnel, by the router between their links.
+    fn lead_by_router(&self, programs: &Programs, other: &Self) -> Result<()> {
+        self.node.enter(|| {
+            let ifindex = if_nametoindex("uplink0")?;
+            let dataplane = programs.dataplane();
+            dataplane.attach_uplink("uplink0", ifindex)?;
+            let ways = gateways(&self.node)?.map(|underlay| Way {
+                underlay,
+                overlay: false,
+            });
+            let hop = Hop {
+                ifindex,
+                mtu: FORMER_MTU,
+                stamp: 1,
+            };
+            let network = NetworkFabric {
+                blocks: blocks(other)?.into_iter().zip(ways).collect(),
+                exposed: true,
+                ..NetworkFabric::default()
+            };
+            dataplane.set_fabric(&FabricRows {
+                ways: ways.map(|way| (way, hop)).into(),
+                networks: [(NetworkId::try_from(NETWORK)?, network)].into(),
+                ..FabricRows::default()
+            })?;
+            Ok(())
+        })?
+    }
+
     /// Leads to the pod of the other member.
     fn lead(&self, programs: &Programs, other: &Self, v4: bool) -> Result<()> {
         self.node.enter(|| {
@@ -129,11 +160,9 @@ impl Member {
                 mtu: WAY_MTU,
                 stamp: 1,
             };
-            let [pod4, pod6] = pod(other.number);
-            let blocks = [IpNet::new(pod4, 24)?.trunc(), IpNet::new(pod6, 64)?.trunc()];
             let network = NetworkFabric {
                 number: Some(NUMBER),
-                blocks: blocks.into_iter().map(|block| (block, way)).collect(),
+                blocks: blocks(other)?.into_iter().map(|block| (block, way)).collect(),
                 ..NetworkFabric::default()
             };
             programs.dataplane().set_fabric(&FabricRows {
@@ -154,6 +183,35 @@ impl Member {
 
 fn pod_texts(number: u8) -> [String; 2] {
     pod(number).map(|address| address.to_string())
+}
+
+/// The ranges of addresses of a member's pods.
+fn blocks(member: &Member) -> Result<[IpNet; 2]> {
+    let [v4, v6] = pod(member.number);
+    Ok([IpNet::new(v4, 24)?.trunc(), IpNet::new(v6, 64)?.trunc()])
+}
+
+/// The router's addresses on the link of a node, by the node's own.
+fn gateways(node: &Node) -> Result<[IpAddr; 2]> {
+    let [v4, v6] = node.addresses().map(|own| own.strip_suffix('2'));
+    let gateway = |start: Option<&str>| -> Result<IpAddr> {
+        Ok(format!("{}1", start.context("an address of a node behind a router")?).parse()?)
+    };
+    Ok([gateway(v4)?, gateway(v6)?])
+}
+
+/// Lets the router forward only small packets to a member's node, and to its pods without a tunnel.
+fn narrow(fabric: &Fabric, member: &Member) -> Result<()> {
+    let [node4, node6] = member.node.addresses();
+    let [block4, block6] = blocks(member)?;
+    let port = format!("port{}", member.number);
+    let limit = format!("mtu lock {NARROW_MTU}");
+    fabric.inside().ip(&[
+        &format!("route add {node4}/32 dev {port} {limit}"),
+        &format!("route add {node6}/128 dev {port} {limit}"),
+        &format!("route add {block4} via {node4} dev {port} {limit}"),
+        &format!("route add {block6} via {node6} dev {port} {limit}"),
+    ])
 }
 
 fn content(salt: u8) -> Vec<u8> {
@@ -221,12 +279,61 @@ fn pods_from_before_the_tunnel_learn_its_mtu() -> Result<()> {
     streams_pass("two-nodes-mtu", FORMER_MTU)
 }
 
-fn streams_pass(name: &str, pod_mtu: u32) -> Result<()> {
+/// The router's errors reach the pods.
+#[test]
+fn pods_learn_what_passes_a_router_between_the_nodes() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    behind_a_router("two-nodes-router", FORMER_MTU, |one, two, first, second| {
+        one.lead_by_router(first, two)?;
+        two.lead_by_router(second, one)?;
+        each_way(one, two)
+    })
+}
+
+/// Makes two nodes with a router between them that forwards less than the nodes' uplinks take.
+fn behind_a_router(
+    name: &str,
+    pod_mtu: u32,
+    check: impl FnOnce(&Member, &Member, &Programs, &Programs) -> Result<()>,
+) -> Result<()> {
     object()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
+    let runtime = runtime()?;
+    let _reactor = runtime.enter();
+    let fabric = Fabric::routed(name)?;
+    let (one, two) = (Member::new(&fabric, 11, pod_mtu)?, Member::new(&fabric, 12, pod_mtu)?);
+    let handle = runtime.handle();
+    let open = |member: &Member| {
+        let _reactor = handle.enter();
+        member.open()
+    };
+    let (first, second) = (open(&one)?, open(&two)?);
+    for member in [&one, &two] {
+        narrow(&fabric, member)?;
+    }
+    check(&one, &two, &first, &second)
+}
+
+/// Streams of both families, from each member to the other one.
+fn each_way(one: &Member, two: &Member) -> Result<()> {
+    for family in [0, 1] {
+        for (client, server) in [(one, two), (two, one)] {
+            exchange(client, server, family)
+                .with_context(|| format!("from {} to {}, family {family}", client.number, server.number))?;
+        }
+    }
+    Ok(())
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
-        .build()?;
+        .build()?)
+}
+
+fn streams_pass(name: &str, pod_mtu: u32) -> Result<()> {
+    object()?;
+    let runtime = runtime()?;
     let _reactor = runtime.enter();
     let fabric = Fabric::new(name)?;
     let (one, two) = (Member::new(&fabric, 11, pod_mtu)?, Member::new(&fabric, 12, pod_mtu)?);
@@ -239,12 +346,7 @@ fn streams_pass(name: &str, pod_mtu: u32) -> Result<()> {
     for v4 in [true, false] {
         one.lead(&first, &two, v4)?;
         two.lead(&second, &one, v4)?;
-        for family in [0, 1] {
-            for (client, server) in [(&one, &two), (&two, &one)] {
-                exchange(client, server, family)
-                    .with_context(|| format!("from {} to {}, underlay of IPv4: {v4}", client.number, server.number))?;
-            }
-        }
+        each_way(&one, &two).with_context(|| format!("underlay of IPv4: {v4}"))?;
     }
     for member in [&one, &two] {
         // Acknowledgements are among them: without segmentation offload through the tunnel the mean is below one segment.
