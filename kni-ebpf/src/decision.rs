@@ -169,6 +169,23 @@ impl Reason {
         if code == 0 { Ok(()) } else { Err(Self(code & 0xffff)) }
     }
 
+    /// From what a global function returns that has a value in the lower half, or [`Self::refusal`].
+    #[inline(always)]
+    pub const fn value(word: u32) -> Result<u32, Self> {
+        if word >> 16 == 0 {
+            Ok(word)
+        } else {
+            Err(Self(word & 0xffff))
+        }
+    }
+
+    /// What [`Self::value`] takes for this reason.
+    #[inline(always)]
+    #[must_use]
+    pub const fn refusal(self) -> u32 {
+        self.0 | DROP
+    }
+
     /// What a global function returns.
     #[inline(always)]
     pub const fn code(result: Result<(), Verdict>) -> u32 {

@@ -28,6 +28,7 @@ pub mod explanation;
 pub mod flow;
 pub mod fragment;
 mod global;
+pub mod host_port;
 pub mod maps;
 pub mod masquerade;
 pub mod neighbour;

@@ -1,11 +1,12 @@
 //! Decides about packets that other nodes send to pods of this one, whichever way they came, and delivers them.
 
 mod errors;
+mod port;
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use kni_common::{
     Verdict,
-    endpoint::is_older,
+    endpoint::{EndpointPolicy, is_older},
     flow::{END_LOCAL, FLOW_TRANSLATED, FlowEnd, FlowValue, NodeRow, is_second},
     route::ACTION_UNREACHABLE,
     uplink::OUTSIDE,
@@ -33,6 +34,9 @@ pub(super) struct Arrival {
     pub(super) way: Decision,
     /// The sender as an end of a flow.
     pub(super) sender: FlowEnd,
+    /// The receiver's port, in network byte order in the lower half, where the packet is for a port of this node that leads
+    /// to it; else 0.
+    pub(super) port: u32,
 }
 
 impl Arrival {
@@ -42,6 +46,7 @@ impl Arrival {
         Self {
             way: Decision::NONE,
             sender: FlowEnd { id: 0, generation: 0 },
+            port: 0,
         }
     }
 }
@@ -160,6 +165,9 @@ fn slow(ctx: &TcContext, place: &Place, packet: &Packet, arrival: &Arrival, work
     if decision == Decision::RENEWED {
         return established(ctx, place, packet, arrival).or_drop(Verdict::DestinationNotReady);
     }
+    if decision.is_none() {
+        return Decision::from_word(port::from_node_open_port(skb, arrival, packet, work));
+    }
     decision
 }
 
@@ -211,7 +219,7 @@ fn is_current(found: &FlowValue, second: bool, arrival: &Arrival, receiver: Flow
 }
 
 global! {
-    /// Evaluates the packet and opens or renews its flow.
+    /// Evaluates the packet and opens or renews its flow. No decision about one without a flow for a port of the node.
     from_node_open(arrival: *const Arrival as as_ref, packet: *const Packet as as_ref, work: *mut Work as as_mut) => decide
 }
 
@@ -240,7 +248,7 @@ fn decide(ctx: &TcContext, arrival: &Arrival, packet: &Packet, work: &mut Work) 
             attempt!(policy::entering(
                 policy,
                 identity,
-                packet.policy_port(),
+                work.to.policy_port(),
                 &mut work.event
             ));
         }
@@ -250,6 +258,16 @@ fn decide(ctx: &TcContext, arrival: &Arrival, packet: &Packet, work: &mut Work) 
         }
         return Decision::RENEWED;
     }
+    if arrival.port != 0 {
+        return Decision::NONE;
+    }
+    open(ctx, arrival, policy, packet, work)
+}
+
+/// Opens a flow to the pod itself.
+#[inline(always)]
+fn open(ctx: &TcContext, arrival: &Arrival, policy: &EndpointPolicy, packet: &Packet, work: &mut Work) -> Decision {
+    let network = work.event.network;
     let identity = policy::external_identity(network, &packet.source);
     attempt!(policy::entering(
         policy,
@@ -271,7 +289,8 @@ fn decide(ctx: &TcContext, arrival: &Arrival, packet: &Packet, work: &mut Work) 
         },
         translated: false,
         reply_network: network,
-        refuse_taken: false,
+        // The replies of a connection to a port of the node are those of one to the pod itself.
+        refuse_taken: packet.class == Class::Open,
     };
     attempt!(flow::create_untranslated(config, network, packet, &work.new));
     event::new_flow(ctx, config, &mut work.event, Verdict::Redirected);

@@ -1,18 +1,20 @@
 //! Delivers packets that other nodes send to pods through the tunnel, and forwards those that leave by this node.
 //!
 //! - Hook: TC ingress of the tunnel device, which takes the metadata of tunnels (`external`).
-//! - Reads `NETWORKS`, `OVERLAY`, `ENDPOINTS`, `ADDRESSES`, `ROUTES`, `NODES`, `EGRESS_SHARES`, `POLICY`, `PORTS`, `IDENTITIES`,
-//!   `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`, `NAT4`, `NAT6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`; counts.
-//! - Order: tunnel, headers, link control, destination, the node that has the source, fragment, flow, then (for a packet
+//! - Reads `NETWORKS`, `OVERLAY`, `ENDPOINTS`, `ADDRESSES`, `HOST_PORTS`, `ROUTES`, `NODES`, `EGRESS_SHARES`, `POLICY`, `PORTS`,
+//!   `IDENTITIES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`, `NAT4`, `NAT6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`; counts.
+//! - Order: tunnel, headers, link control, destination, the node that has the source, fragment, port of the node, flow, then (for a packet
 //!   without a current flow) ingress policy of the receiver, share of the flow tables. For a packet that leaves its flow as it
 //!   is, the flow's row names destination and node: the sender of the tunnel must be this node.
-//! - Falls through to: the node's stack, for packets of pods of the network with host access to the node's own address.
-//!   Everything else that is not for a pod is dropped.
+//! - Falls through to: the node's stack, for packets of pods of the network with host access to the node's own address, where
+//!   no port of it leads to a pod. Everything else that is not for a pod is dropped.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use kni_common::{
     Direction, Verdict,
     address::words,
+    endpoint::EndpointRow,
+    flow::END_LOCAL,
     route::{ACTION_STACK, ROUTE_NODE},
     uplink::EGRESS_NUMBER,
 };
@@ -25,11 +27,11 @@ use crate::{
     action::NEXT,
     config,
     decision::Reason,
-    egress, endpoint, fragment,
+    egress, endpoint, flow, fragment, host_port,
     packet::{self, Class, Packet},
-    remote,
+    related, remote,
     skb::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHeader},
-    work::Place,
+    work::{self, Place},
 };
 
 /// Decides, counts and carries out.
@@ -38,7 +40,11 @@ pub fn run(ctx: &TcContext) -> i32 {
     let mut packet = Packet::unknown();
     let mut place = Place::unknown(Direction::FromOverlay);
     let mut arrival = Arrival::unknown();
-    match from_overlay_arrive(ctx.skb.skb, &raw mut place, &raw mut packet, &raw mut arrival) {
+    let mut found = from_overlay_arrive(ctx.skb.skb, &raw mut place, &raw mut packet, &raw mut arrival);
+    if found == FOR_STACK {
+        found = from_overlay_to_port(ctx.skb.skb, &raw mut place, &raw const packet, &raw mut arrival);
+    }
+    match found {
         ARRIVED => from_node::deliver(ctx, &place, &packet, &arrival),
         FOLLOWED => from_node::hand_over(ctx, &place),
         egress::LEAVES => egress::forward(ctx),
@@ -54,7 +60,7 @@ pub fn run(ctx: &TcContext) -> i32 {
     }
 }
 
-/// A result of [`from_overlay_arrive`] below all codes of drops: for the node's stack.
+/// A result of functions that find an arrival, below all codes of drops: for the node itself, by its stack.
 const FOR_STACK: u32 = 2;
 
 /// Parses the packet, and finds its receiver and the sender's node. Returns [`ARRIVED`], [`FOLLOWED`], [`FOR_STACK`], or the
@@ -131,11 +137,69 @@ fn arrive(ctx: &TcContext, place: &mut Place, packet: &mut Packet, arrival: &mut
         if remote::is_to_tunnel(packet.protocol, packet.destination_port()) {
             return Err(Verdict::OverlayPort.into());
         }
+        arrival.way = way;
         return Ok(FOR_STACK);
     }
     arrival.way = way;
     arrival.sender = remote::end(way, node, place.epoch);
     Ok(ARRIVED)
+}
+
+/// Finds the pod that a packet to the node itself is for: one that a port of the node leads to, or one that sent the packet
+/// which an ICMP error quotes through such a port. Returns [`ARRIVED`], [`FOR_STACK`] without a pod, or the code of the reason
+/// to drop the packet.
+///
+/// VERIFIER: a global function, see `global`, and called by the program itself, to save stack.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn from_overlay_to_port(
+    skb: *mut __sk_buff,
+    place: *mut Place,
+    packet: *const Packet,
+    arrival: *mut Arrival,
+) -> u32 {
+    // SAFETY: the caller's own memory, which nothing else touches meanwhile.
+    let place = unsafe { place.as_mut() };
+    // SAFETY: as above.
+    let packet = unsafe { packet.as_ref() };
+    // SAFETY: as above.
+    let arrival = unsafe { arrival.as_mut() };
+    let (Some(place), Some(packet), Some(arrival)) = (place, packet, arrival) else {
+        return Verdict::Truncated as u32;
+    };
+    let found = if packet.class == Class::IcmpError {
+        of_error(&TcContext::new(skb), place, packet)
+    } else {
+        match host_port::find_within(place.network, packet) {
+            Ok(Some((mapping, there))) => {
+                arrival.port = u32::from(u16::from_ne_bytes(mapping.port));
+                Some((mapping.endpoint, there))
+            }
+            Ok(None) => None,
+            Err(reason) => return reason as u32,
+        }
+    };
+    let (Some((endpoint, there)), Some(node)) = (found, remote::row(arrival.way)) else {
+        return FOR_STACK;
+    };
+    place.endpoint = endpoint;
+    place.generation = endpoint::generation(there);
+    place.epoch = endpoint::epoch(there);
+    arrival.sender = remote::end(arrival.way, node, place.epoch);
+    ARRIVED
+}
+
+/// The pod that sent the packet which the error quotes. The error itself is judged as those to pods.
+#[inline(always)]
+fn of_error(ctx: &TcContext, place: &Place, packet: &Packet) -> Option<(u32, &'static EndpointRow)> {
+    let work = work::begin(place, packet)?;
+    related::quoted(ctx, packet, work).ok()?;
+    let replies = flow::find_reply(place.network, &work.inner)?;
+    let (to, receiver) = replies.receiver(flow::is_reply_second(&work.inner));
+    let there = endpoint::row(receiver.id)?;
+    let is_pod = to == END_LOCAL && there.network == place.network && endpoint::is_ready(there);
+    is_pod.then_some((receiver.id, there))
 }
 
 /// Whether the destination is the node's own address, in the network whose pods may send to nodes.

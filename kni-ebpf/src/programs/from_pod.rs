@@ -1,17 +1,18 @@
 //! Enforces policy on packets that a pod sends, and forwards them.
 //!
 //! - Hook: TC ingress of the host interface. Minimum kernel 5.10 (`bpf_redirect_peer`).
-//! - Reads `ENDPOINTS`, `INTERFACES`, `ADDRESSES`, `ROUTES`, `SERVICES`, `BACKENDS`, `MASQUERADE`, `SHARED_EGRESS`,
-//!   `EGRESS_SHARES`, `POLICY`, `PORTS`, `IDENTITIES`, `NODES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `AFFINITY`, `FRAGMENTS`; counts.
+//! - Reads `ENDPOINTS`, `INTERFACES`, `ADDRESSES`, `ROUTES`, `HOST_PORTS`, `SERVICES`, `BACKENDS`, `MASQUERADE`,
+//!   `SHARED_EGRESS`, `EGRESS_SHARES`, `POLICY`, `PORTS`, `IDENTITIES`, `NODES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `AFFINITY`, `FRAGMENTS`; counts.
 //! - Order: endpoint, VLAN, source MAC, ARP, headers, link control, source address, destination kind (link-local,
-//!   multicast, loopback), destination MAC, fragment, flow, then (for a packet without a current flow) service,
-//!   destination, egress policy of the sender, ingress policy of a local receiver, share of the flow tables.
+//!   multicast, loopback), destination MAC, fragment, flow, then (for a packet without a current flow) service, destination,
+//!   port of this node, egress policy of the sender, ingress policy of a local receiver, share of the flow tables.
 //! - Falls through to: the node's stack, only for endpoints with host access.
 //! - At an interface that a CNI plugin created, it applies policy and passes packets on instead of redirecting or
 //!   answering.
 
 mod fast;
 mod open;
+mod own_port;
 mod to_node;
 
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_redirect_neigh, programs::TcContext};

@@ -12,6 +12,7 @@ use kni_common::{
     route::{ACTION_MASQUERADE, ACTION_REMOTE, ACTION_SERVICE_RANGE, ACTION_STACK, FULL_PREFIX, ROUTE_NODE, RouteData},
 };
 
+use super::own_port;
 use crate::{
     config,
     decision::{Decision, attempt},
@@ -192,9 +193,17 @@ fn open(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) ->
         // Its plugin's datapath leads to the node's own proxy.
         found = None;
     }
-    let translated = is_service(found);
+    let mut translated = is_service(found);
+    let mut way = 0;
     if translated {
         attempt!(translate_to_backend(row, packet, work));
+    } else if found.is_none() {
+        way = route(row.network, work);
+        if leads_to_stack(row, way) && !endpoint::is_plugin(row) {
+            translated = attempt!(own_port::translate(row, packet, work));
+        }
+    }
+    if translated {
         if work.to.destination == packet.source {
             // The pod itself: it would not accept its own packet as a reply of the service.
             work.to.source = packet.destination;
@@ -203,10 +212,25 @@ fn open(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) ->
         }
         work.record_translation();
         found = located(locate(row.network, &work.to.destination));
+        if found.is_none() {
+            way = route(row.network, work);
+        }
     }
     let Some(found) = found else {
-        return open_routed(ctx, row, packet, work, translated);
+        return open_routed(ctx, row, packet, work, (way, translated));
     };
+    open_local(ctx, row, packet, work, (found, translated))
+}
+
+/// Opens a flow to a local endpoint.
+#[inline(always)]
+fn open_local(
+    ctx: &TcContext,
+    row: &EndpointRow,
+    packet: &Packet,
+    work: &mut Work,
+    (found, translated): (AddressValue, bool),
+) -> Decision {
     if found.endpoint == work.event.endpoint {
         return Decision::drop(Verdict::SelfAddressed);
     }
@@ -331,12 +355,30 @@ fn route(network: u32, work: &Work) -> u32 {
     }
 }
 
-/// Opens a flow to a destination that is not a local endpoint.
+/// Action and flags of what [`route`] returns.
 #[inline(always)]
-fn open_routed(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work, translated: bool) -> Decision {
-    let found = route(row.network, work);
-    #[expect(clippy::cast_possible_truncation, reason = "the two halves of the word")]
-    let (action, flags) = (found as u16, (found >> 16) as u16);
+#[expect(clippy::cast_possible_truncation, reason = "the two halves of the word")]
+const fn halves(way: u32) -> (u16, u16) {
+    (way as u16, (way >> 16) as u16)
+}
+
+/// Whether packets of the endpoint with this [`route`] go to the node's stack.
+#[inline(always)]
+const fn leads_to_stack(row: &EndpointRow, way: u32) -> bool {
+    let (action, _) = halves(way);
+    action == ACTION_STACK && row.flags & FLAG_HOST_ACCESS != 0
+}
+
+/// Opens a flow to a destination that is not a local endpoint. `way`: its [`route`].
+#[inline(always)]
+fn open_routed(
+    ctx: &TcContext,
+    row: &EndpointRow,
+    packet: &Packet,
+    work: &mut Work,
+    (way, translated): (u32, bool),
+) -> Decision {
+    let (action, flags) = halves(way);
     let leaves = match action {
         ACTION_MASQUERADE | ACTION_STACK => true,
         ACTION_REMOTE => flags & ROUTE_NODE != 0,

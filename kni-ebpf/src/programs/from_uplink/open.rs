@@ -4,10 +4,9 @@
 use aya_ebpf::programs::TcContext;
 use kni_common::{
     Verdict,
-    address::{bytes, mapped, words},
     endpoint::{EndpointRow, is_older},
     flow::{END_LOCAL, END_OUTSIDE, FlowEnd, FlowValue},
-    uplink::{HostPortKey, HostPortValue, OUTSIDE},
+    uplink::OUTSIDE,
 };
 
 use crate::{
@@ -16,9 +15,8 @@ use crate::{
     endpoint, event,
     flow::{self, NewFlow, nat},
     global::global,
-    maps::HOST_PORTS,
-    masquerade,
-    packet::{Class, Packet, SCTP, TCP, UDP},
+    host_port, masquerade,
+    packet::{Class, Packet},
     policy, related, translate,
     work::Work,
 };
@@ -139,7 +137,7 @@ fn attribute(work: &mut Work, there: &EndpointRow, endpoint: u32) {
 /// Opens a flow to a port of the node that is forwarded to a pod.
 #[inline(always)]
 fn open(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
-    let Some(mapping) = host_port(packet) else {
+    let Some(mapping) = host_port::find(packet) else {
         return Decision::STACK;
     };
     let (Some(there), Some(policy)) = (endpoint::row(mapping.endpoint), endpoint::policy(mapping.endpoint)) else {
@@ -149,7 +147,7 @@ fn open(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     if there.incarnation != mapping.incarnation || !endpoint::is_ready(there) {
         return Decision::drop(Verdict::DestinationNotReady);
     }
-    if !set_pod_destination(packet, there, &mapping, &mut work.to) {
+    if !host_port::translate(packet, there, mapping.port, &mut work.to) {
         return Decision::drop(Verdict::DestinationAddress);
     }
     work.record_translation();
@@ -182,42 +180,6 @@ fn open(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     event::new_flow(ctx, config, &mut work.event, Verdict::Redirected);
     attempt!(translate::apply(ctx, packet, &work.to));
     Decision::local(mapping.endpoint)
-}
-
-/// The pod and port that a port of the node is forwarded to.
-#[inline(always)]
-pub(crate) fn host_port(packet: &Packet) -> Option<HostPortValue> {
-    if !matches!(packet.protocol, TCP | UDP | SCTP) {
-        return None;
-    }
-    let [_, _, high, low] = packet.ports.to_ne_bytes();
-    let row = HOST_PORTS.get_ptr(HostPortKey {
-        address: bytes(packet.destination),
-        port: [high, low],
-        protocol: u16::from(packet.protocol),
-    })?;
-    // SAFETY: memory of the table, copied once: the kernel may reuse a removed row for another key at once. The caller
-    // compares the incarnation with the endpoint's.
-    Some(unsafe { row.read_volatile() })
-}
-
-/// Sets the destination of `to` to the pod. False when it has no address of the family.
-#[inline(always)]
-pub(crate) fn set_pod_destination(
-    packet: &Packet,
-    there: &EndpointRow,
-    mapping: &HostPortValue,
-    to: &mut Packet,
-) -> bool {
-    let [a, b, ..] = packet.ports.to_ne_bytes();
-    let [c, d] = mapping.port;
-    to.ports = u32::from_ne_bytes([a, b, c, d]);
-    to.destination = if packet.v4 {
-        mapped(u32::from_ne_bytes(there.ipv4))
-    } else {
-        words(there.ipv6)
-    };
-    to.destination != [0; 4] && to.destination != mapped(0)
 }
 
 global! {

@@ -33,7 +33,7 @@ use kni_common::counter::HitKey;
 pub use kni_common::{Direction, Verdict};
 pub use policy::{ANYBODY, Allowed, Asked, Policies, PortRow};
 pub use service::{Backend, Candidate, Choice, Choose, Front, Last, Service, Services};
-pub use world::{Endpoint, Enforced, Route, Version, World};
+pub use world::{Endpoint, Enforced, NodePort, Route, Version, World};
 
 /// The result for a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 //! Models packets without a known flow: selects the service, the destination and the applicable policies.
 
+use std::net::IpAddr;
+
 use super::{
     Flow, Model, Verdict,
     flows::{End, Opener, Plan},
@@ -32,6 +34,8 @@ impl Model {
                 None => self.choose_backend(opening, choose)?,
             };
             self.fate(opening, behind(flow, backend))
+        } else if let Some(pod) = self.behind_port(opening)? {
+            self.fate(opening, behind(flow, pod))
         } else {
             self.fate(opening, flow)
         };
@@ -49,6 +53,31 @@ impl Model {
         let waits = entry.service && !known.is_reply() && !entry.replied && !entry.closed;
         let mine = matches!(known.sender(), End::Local(_, version) if version.same_life(opening.row.version));
         (waits && mine && entry.is_live()).then_some(entry.becomes.destination)
+    }
+
+    /// The pod of the sender's network that the destination, a port of the node, leads to. Only where the stack would get the
+    /// packet.
+    fn behind_port(&self, opening: &Opening<'_>) -> Result<Option<Backend>, Verdict> {
+        let (flow, world) = (opening.flow, &self.world);
+        let (address, port) = flow.destination;
+        let to_stack = opening.row.endpoint.host_access
+            && world.owner(flow.network, address).is_none()
+            && world.route(flow.network, address) == Some(Route::Stack);
+        let Some((id, version, inner)) = world.port((address, flow.protocol, port)).filter(|_| to_stack) else {
+            return Ok(None);
+        };
+        if world.endpoint(id).is_none_or(|there| there.network != flow.network) {
+            return Ok(None);
+        }
+        let there = world.ready(id).filter(|there| there.version.same_life(version));
+        let there = there.ok_or(Verdict::DestinationNotReady)?.endpoint;
+        let own = if address.is_ipv4() {
+            there.ipv4.map(IpAddr::V4)
+        } else {
+            there.ipv6.map(IpAddr::V6)
+        };
+        let own = own.ok_or(Verdict::DestinationAddress)?;
+        Ok(Some((own, inner)))
     }
 
     fn choose_backend(&mut self, opening: &Opening<'_>, choose: &mut Choose<'_>) -> Result<Backend, Verdict> {

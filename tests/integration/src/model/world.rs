@@ -1,7 +1,7 @@
 //! Models the endpoints, their addresses, the enforced policies, and the routes of their networks.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -105,6 +105,9 @@ pub enum Route {
     Stack,
 }
 
+/// A port of the node: address, protocol, port.
+pub type NodePort = (IpAddr, u8, u16);
+
 #[derive(Debug, Clone)]
 struct Slot {
     endpoint: Endpoint,
@@ -122,6 +125,7 @@ pub struct World {
     enforced: HashMap<u32, Enforced>,
     addresses: HashMap<(u32, IpAddr), (u32, Version)>,
     routes: Vec<(u32, IpNet, Route)>,
+    ports: BTreeMap<NodePort, (u32, Version, u16)>,
     /// Services; changed through `Lockstep` only.
     pub services: Services,
 }
@@ -209,6 +213,21 @@ impl World {
         self.slots.remove(&endpoint);
         self.enforced.remove(&endpoint);
         self.addresses.retain(|_, (owner, _)| *owner != endpoint);
+        self.ports.retain(|_, (owner, ..)| *owner != endpoint);
+    }
+
+    /// Replaces the ports of the node that lead to ports of endpoints.
+    pub fn set_ports(&mut self, ports: &BTreeMap<NodePort, (u32, u16)>) {
+        let known = ports.iter().filter_map(|(port, (endpoint, inner))| {
+            let slot = self.slots.get(endpoint)?;
+            Some((*port, (*endpoint, slot.version, *inner)))
+        });
+        self.ports = known.collect();
+    }
+
+    /// The endpoint that a port of the node leads to, its version at the time when the port was opened, and its port.
+    pub(super) fn port(&self, port: NodePort) -> Option<(u32, Version, u16)> {
+        self.ports.get(&port).copied()
     }
 
     /// Replaces the enforced policies; the previous ones apply to no later packet.

@@ -1,5 +1,7 @@
 //! Changes the tables of the kernel and the model identically.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context as _, Result};
 use ipnet::IpNet;
 use kni_common::{
@@ -11,11 +13,11 @@ use kni_common::{
     },
     service::{BackendKey, BackendValue, SERVICE_DROP_IF_EMPTY, ServiceValue},
 };
-use kni_dataplane::{EndpointConfig, NetworkRoutes};
+use kni_dataplane::{EndpointConfig, HostPort, NetworkRoutes, host_port_key};
 use kni_model::{EndpointId, Enforcement, MacAddr, NetworkId, PolicyStep, ServiceStep};
 
 use super::{Lockstep, tables::service_key};
-use crate::model::{Allowed, Asked, Endpoint, Enforced, Flow, Front, Lifetimes, PortRow, Service, key_of};
+use crate::model::{Allowed, Asked, Endpoint, Enforced, Flow, Front, Lifetimes, NodePort, PortRow, Service, key_of};
 
 /// Rows of unused backend lists that are kept; four times as many backends fit as services.
 const MOST_UNUSED: usize = 2000;
@@ -84,6 +86,23 @@ impl Lockstep {
     pub fn set_ready(&mut self, id: u32, ready: bool) -> Result<()> {
         self.tables.set_ready(id, ready)?;
         self.model.world.set_ready(id, ready);
+        Ok(())
+    }
+
+    /// Replaces the ports of the node that lead to ports of endpoints.
+    pub fn lead_ports(&mut self, ports: &BTreeMap<NodePort, (u32, u16)>) -> Result<()> {
+        let row = |(port, target): (&NodePort, &(u32, u16))| {
+            let ((address, protocol, port), (endpoint, inner)) = (*port, *target);
+            let target = HostPort {
+                endpoint: EndpointId(endpoint),
+                port: inner,
+            };
+            (host_port_key(address, protocol, port), target)
+        };
+        self.programs()
+            .dataplane()
+            .set_host_ports(&ports.iter().map(row).collect())?;
+        self.model.world.set_ports(ports);
         Ok(())
     }
 

@@ -4,6 +4,7 @@
 mod changes;
 mod explained;
 mod forged;
+mod host_ports;
 mod native;
 mod overlay;
 mod scene;

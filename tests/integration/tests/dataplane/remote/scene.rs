@@ -19,7 +19,7 @@ use kni_common::{
     flow::{EndPorts, FlowEnd, FlowKey4, FlowKey6, FlowValue, NodeRow, is_second, scope},
     overlay::Overlay,
     policy::{IDENTITY_ANY, IdentityData, IdentityValue, PORTS_ALL, PORTS_NONE, PolicyKey, PolicyValue},
-    route::{ACTION_REMOTE, FULL_PREFIX, ROUTE_NODE, ROUTE_OVERLAY, RouteData, RouteValue},
+    route::{ACTION_REMOTE, ACTION_STACK, FULL_PREFIX, ROUTE_NODE, ROUTE_OVERLAY, RouteData, RouteValue},
     uplink::{EGRESS_NUMBER, OUTSIDE},
 };
 use kni_dataplane::{Dataplane, EndpointConfig, FlowRecord, SupposedTunnel, TunnelEnds};
@@ -372,6 +372,26 @@ impl<'a> Scene<'a> {
                 action: ACTION_REMOTE,
                 flags: ROUTE_OVERLAY | ROUTE_NODE,
                 node: NODE,
+            };
+            self.routes.insert(&Key::new(length, data), value, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Lets the pods of the blue network exchange packets with the node's stack, by its own addresses.
+    pub(super) fn route_own(&mut self) -> Result<()> {
+        let mut overlay: Array<MapData, Overlay> = open(&self.dataplane().pin_path(), "OVERLAY", Map::Array)?;
+        let row = Overlay {
+            host_network: BLUE,
+            ..overlay.get(&0, 0)?
+        };
+        overlay.set(0, row, 0)?;
+        for v4 in [true, false] {
+            let (length, data) = prefix(BLUE, IpNet::from(own_underlay(v4)));
+            let value = RouteValue {
+                action: ACTION_STACK,
+                flags: ROUTE_NODE,
+                node: 0,
             };
             self.routes.insert(&Key::new(length, data), value, 0)?;
         }
