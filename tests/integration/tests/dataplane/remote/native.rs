@@ -224,8 +224,8 @@ fn error(router: IpAddr, receiver: IpAddr, quoted: &[u8], [kind, code]: [u8; 2])
     Ip::new(router, receiver).packet(&Payload::Icmp { kind, code, body })
 }
 
-/// What a router tells senders: that a packet was too big, and that it was on its last hop.
-fn told(v4: bool) -> [[u8; 2]; 2] {
+/// What a router reports to senders: that a packet was too big, and that it was on its last hop.
+fn reported(v4: bool) -> [[u8; 2]; 2] {
     if v4 { [[3, 4], [11, 0]] } else { [[2, 0], [3, 0]] }
 }
 
@@ -251,12 +251,12 @@ fn routers_between_the_nodes_tell_pods_about_their_packets() -> Result<()> {
                 goes(scene, &out(ends, &datagram))?;
                 let quoted = routed(&out(ends, &datagram));
                 for router in routers(ends.0.is_ipv4()) {
-                    for kind in told(ends.0.is_ipv4()) {
+                    for kind in reported(ends.0.is_ipv4()) {
                         comes(scene, &error(router, ends.0, &quoted, kind)).with_context(|| router.to_string())?;
                     }
                 }
                 // As those of the other pod do.
-                comes(scene, &error(ends.1, ends.0, &quoted, told(ends.0.is_ipv4())[1]))?;
+                comes(scene, &error(ends.1, ends.0, &quoted, reported(ends.0.is_ipv4())[1]))?;
             }
             Ok(())
         })
@@ -271,7 +271,7 @@ fn errors_about_no_current_flow_reach_no_pod() -> Result<()> {
         each(scene, |scene, ends| {
             let v4 = ends.0.is_ipv4();
             let family = usize::from(!v4);
-            let [kind, _] = told(v4);
+            let [kind, _] = reported(v4);
             let [router, ..] = routers(v4);
             let mark = Payload::udp(THEIRS, OWN, b"behind it");
             let nothing = |scene: &Scene<'_>, what: &str, packet: &[u8]| -> Result<()> {
