@@ -239,12 +239,11 @@ where
     loop {
         let page = api.list(&params).await?;
         objects.extend(page.items);
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => {
-                let version = page.metadata.resource_version.and_then(|version| version.parse().ok());
-                return Ok((objects, version.unwrap_or_default()));
-            }
+        if let Some(token) = page.metadata.continue_.filter(|token| !token.is_empty()) {
+            params = params.continue_token(&token);
+        } else {
+            let version = page.metadata.resource_version.and_then(|version| version.parse().ok());
+            return Ok((objects, version.unwrap_or_default()));
         }
     }
 }
