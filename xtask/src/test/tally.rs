@@ -74,8 +74,8 @@ pub(crate) struct Reader {
     in_failures: bool,
     failures: Vec<Failure>,
     times: Vec<Time>,
-    /// Whether a test program has ended with its sums.
-    has_result: bool,
+    /// Test programs that have ended with their sums.
+    results: usize,
 }
 
 /// How long a test took, as it printed itself in its line `TIME`.
@@ -99,7 +99,7 @@ impl Reader {
     pub(crate) fn line(&mut self, line: &str) -> bool {
         if let Some(result) = line.strip_prefix("test result: ") {
             (self.in_successes, self.in_failures) = (false, false);
-            self.has_result = true;
+            self.results += 1;
             self.add(result);
             return true;
         }
@@ -141,7 +141,7 @@ impl Reader {
 
     /// Whether a test program has ended with its sums. One that calls `exit` in a test has not, and succeeds all the same.
     pub(crate) const fn has_result(&self) -> bool {
-        self.has_result
+        self.results > 0
     }
 
     /// The failed tests so far, and the times of those that print them.

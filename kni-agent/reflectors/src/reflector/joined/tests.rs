@@ -85,8 +85,8 @@ impl ApiServer {
     }
 }
 
-fn networks(names: &[&str]) -> Option<BTreeSet<NetworkName>> {
-    Some(names.iter().map(|name| name.parse().unwrap()).collect())
+fn networks(names: &[&str]) -> BTreeSet<NetworkName> {
+    names.iter().map(|name| name.parse().unwrap()).collect()
 }
 
 fn node_of(cache: &ClusterCache, network: &str) -> Option<String> {
@@ -106,7 +106,7 @@ async fn join(
         requests: Arc::default(),
     };
     let cache = ClusterCache::new();
-    let (join, joined) = watch::channel(networks(&["red"]));
+    let (join, joined) = watch::channel(Some(networks(&["red"])));
     let kind = Kind::<AddressBlock, _>::new(
         "addressblocks",
         |tables| &mut tables.other_blocks,
@@ -120,7 +120,7 @@ async fn join(
             }
         };
         until(&|cache| node_of(cache, "red").is_some() && cache.tables().other_blocks.is_synced()).await;
-        join.send_replace(networks(then));
+        join.send_replace(Some(networks(then)));
         until(&is_done).await;
     };
     tokio::select! {

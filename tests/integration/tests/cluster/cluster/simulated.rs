@@ -95,11 +95,11 @@ fn an_agent_asks_for_little(outcome: &Outcome) -> Result<()> {
         pods < f64::from(u32::try_from(NODES)?),
         "a pod that starts was sent {pods} times, to {NODES} nodes and others"
     );
-    let watchers = outcome.change("a label changes")?.watchers();
-    let of_pods = watchers.get("pods").copied().unwrap_or_default();
+    let receivers = outcome.change("a label changes")?.watchers();
+    let of_pods = receivers.get("pods").copied().unwrap_or_default();
     ensure!(
         (1.0..f64::from(u32::try_from(NODES)?)).contains(&of_pods),
-        "a change of a pod was sent to {of_pods} watches: {watchers:?}"
+        "a change of a pod was sent to {of_pods} watches: {receivers:?}"
     );
     let watches: f64 = outcome.watches.values().sum();
     ensure!(watches > 0.0, "no watches");

@@ -125,7 +125,7 @@ impl Member {
                 overlay: false,
             });
             let hop = Hop {
-                ifindex,
+                ifindex: Some(ifindex),
                 mtu: FORMER_MTU,
                 stamp: 1,
             };
