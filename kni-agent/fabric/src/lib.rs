@@ -476,7 +476,7 @@ mod tests {
             "the one behind the tunnel"
         );
         let routed = rows(&desired, None, &hops(Some("192.0.2.254")));
-        let (way, hop) = routed.ways.iter().next().unwrap();
+        let (way, hop) = routed.ways.iter().find(|(way, _)| !way.overlay).unwrap();
         assert_eq!((way.underlay, hop.stamp), ("192.0.2.254".parse().unwrap(), 0));
         assert_eq!(
             routed.networks[&2.try_into().unwrap()].blocks.values().next(),

@@ -27,7 +27,6 @@ const NETWORK: u32 = 70_000;
 const ENDPOINT: u32 = 1;
 /// The network's number in the cluster.
 const NUMBER: u32 = 8_000_000;
-const PORT: u16 = 8080;
 /// Bytes of each stream.
 const LENGTH: usize = 2 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -220,9 +219,11 @@ fn content(salt: u8) -> Vec<u8> {
 
 /// A stream in each direction of one connection from the client's pod to the server's.
 fn exchange(client: &Member, server: &Member, family: usize) -> Result<()> {
-    let at = SocketAddr::new(pod(server.number)[family], PORT);
     let from = pod(client.number)[family];
-    let listener = server.pod.enter(|| TcpListener::bind(at))??;
+    // Any port: a process that another thread starts may have the socket of the exchange before for a moment.
+    let any = SocketAddr::new(pod(server.number)[family], 0);
+    let listener = server.pod.enter(|| TcpListener::bind(any))??;
+    let at = listener.local_addr()?;
     thread::scope(|scope| {
         let serving = scope.spawn(|| -> Result<()> {
             let (mut stream, peer) = listener.accept()?;

@@ -99,6 +99,7 @@ func (c *criService) namespaceOfKubelet(id string, config *runtime.PodSandboxCon
 		// Of a sandbox that is stopped the namespace may be gone; the name is compared nevertheless.
 		used, err := networkNamespace(other.NetNSPath)
 		if other.NetNSPath == path || (err == nil && used == inode) {
+			madeSandbox(id)
 			return refuse("%q is the namespace of sandbox %s", path, other.ID)
 		}
 	}

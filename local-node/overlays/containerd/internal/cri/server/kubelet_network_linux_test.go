@@ -115,6 +115,15 @@ func TestNamespacesOfOthersAreRefused(t *testing.T) {
 	if err != nil || given.GetPath() != free {
 		t.Errorf("%q is not accepted: %v", free, err)
 	}
+	// The store does not have a sandbox that is being made.
+	if _, err := service.namespaceOfKubelet("at-once", podNaming(free), false); err == nil || !strings.Contains(err.Error(), "is the namespace of sandbox own") {
+		t.Errorf("two sandboxes have %q: %v", free, err)
+	}
+	madeSandbox("own")
+	if _, err := service.namespaceOfKubelet("at-once", podNaming(free), false); err != nil {
+		t.Errorf("%q is not accepted when nobody has it any more: %v", free, err)
+	}
+	madeSandbox("at-once")
 	// A sandbox that is run again is not in its own way.
 	given, err = service.namespaceOfKubelet("other", podNaming(used), false)
 	if err != nil || given.GetPath() != used {
