@@ -2,13 +2,16 @@
 //!
 //! A watch resumes at the newest version that it has seen. The API server accepts versions that its storage has not reached:
 //! such a watch reports nothing until then, and never what the restore has undone. An API server is restarted when its
-//! storage is restored, so the node's own object is compared whenever a watch was interrupted.
+//! storage is restored, so objects of the node are compared whenever a watch was interrupted.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use kni_crd::NodeNetwork;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kni_api::AddressBlock;
+use kni_cluster::Key;
+use kni_crd::{NodeNetwork, PodInterface};
 use kni_reflectors::version_of;
-use kube::{Api, ResourceExt as _, api::ListParams, core::PartialObjectMeta};
+use kube::{Api, api::ListParams};
 
 use super::ObjectControllers;
 
@@ -21,25 +24,39 @@ const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause, as that of the watches.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
+/// How many of the node's objects are compared beside its `NodeNetwork`: those that were written last, which a restore undoes
+/// first.
+const WITNESSES: usize = 4;
+
+/// An object of the node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Own {
+    Network,
+    Block(Key),
+    Interface(Key),
+}
+
+/// UID and version of an object.
+type Version = (String, u64);
+
 /// What is known of the storage.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Storage {
     /// The newest version.
     newest: u64,
-    /// UID and version of the node's `NodeNetwork`, if it has one.
-    own: Option<(String, u64)>,
+    /// Objects of the node.
+    own: BTreeMap<Own, Version>,
 }
 
 impl Storage {
-    /// Whether a later state has less than this one. The version of an object never decreases. A deletion of the
-    /// `NodeNetwork` by an administrator causes a superfluous list.
+    /// Whether a later state has less than this one. The version of an object never decreases. A deletion that no watch has
+    /// reported causes a superfluous list.
     fn is_undone_by(&self, later: &Self) -> bool {
-        let is_older = match (&self.own, &later.own) {
-            (Some((uid, version)), Some((now_uid, now))) => uid == now_uid && now < version,
-            (Some(_), None) => true,
-            (None, _) => false,
+        let is_older = |(own, (uid, version)): (&Own, &Version)| match later.own.get(own) {
+            Some((later_uid, later)) => uid == later_uid && later < version,
+            None => true,
         };
-        is_older || later.newest < self.newest
+        self.own.iter().any(is_older) || later.newest < self.newest
     }
 }
 
@@ -48,13 +65,17 @@ impl ObjectControllers {
     pub(super) async fn compare_storage(self) {
         let mut interruptions = self.interruptions.subscribe();
         while kni_tasks::waiting(interruptions.changed()).await.is_ok() {
+            // Now: what the agent writes from here on may be newer than a restore.
+            let mut before = self.cached_storage();
             kni_tasks::waiting(tokio::time::sleep(GATHER + self.share_of_spread())).await;
             let mut pause = SHORTEST_PAUSE;
             loop {
                 interruptions.mark_unchanged();
-                let before = self.cached_storage();
-                match self.read_storage().await {
+                match self.read_storage(&before).await {
                     Ok(now) => {
+                        // What was deleted meanwhile is no longer cached.
+                        let cached = self.own_objects();
+                        before.own.retain(|own, _| cached.contains_key(own));
                         if before.is_undone_by(&now) {
                             // All nodes notice it together, and read every kind again.
                             kni_tasks::waiting(tokio::time::sleep(self.share_of_spread())).await;
@@ -79,62 +100,135 @@ impl ObjectControllers {
         most.mul_f64(fastrand::f64())
     }
 
-    /// What the watches have shown.
+    /// What the watches have shown: the newest version, and the objects that are compared.
     fn cached_storage(&self) -> Storage {
-        let tables = self.cache.tables();
-        // After a restore that was noticed, the cached object is that of the former storage until it is listed again.
-        let is_reported = tables.own_network.newest() > 0;
-        let own = tables.own_network.get("", &self.node).filter(|_| is_reported);
-        Storage {
-            newest: tables.newest(),
-            own: own.and_then(|object| Some((object.uid()?, version_of(&object.metadata)))),
+        let newest = self.cache.tables().newest();
+        let (mut own, mut others): (BTreeMap<Own, Version>, Vec<(Own, Version)>) = (BTreeMap::new(), Vec::new());
+        for (object, version) in self.own_objects() {
+            if object == Own::Network {
+                own.insert(object, version);
+            } else {
+                others.push((object, version));
+            }
         }
+        others.sort_by_key(|(_, (_, version))| std::cmp::Reverse(*version));
+        own.extend(others.into_iter().take(WITNESSES));
+        Storage { newest, own }
     }
 
-    /// What the storage has now.
-    async fn read_storage(&self) -> Result<Storage, kube::Error> {
-        let api: Api<PartialObjectMeta<NodeNetwork>> = Api::all(self.client.clone());
+    /// The node's objects in the cache.
+    fn own_objects(&self) -> BTreeMap<Own, Version> {
+        let tables = self.cache.tables();
+        let mut own = BTreeMap::new();
+        // After a restore that was noticed, cached objects are those of the former storage until they are listed again.
+        if tables.own_network.newest() > 0
+            && let Some(object) = tables.own_network.get("", &self.node)
+        {
+            own.extend(version(&object.metadata).map(|version| (Own::Network, version)));
+        }
+        if tables.blocks.newest() > 0 {
+            let rows = tables.blocks.rows().iter();
+            own.extend(rows.filter_map(|(key, row)| Some((Own::Block(key.clone()), version(&row.metadata)?))));
+        }
+        if tables.interfaces.newest() > 0 {
+            let rows = tables.interfaces.rows().iter();
+            own.extend(rows.filter_map(|(key, row)| Some((Own::Interface(key.clone()), version(&row.metadata)?))));
+        }
+        own
+    }
+
+    /// What the storage has now, of the objects in `before`.
+    async fn read_storage(&self, before: &Storage) -> Result<Storage, kube::Error> {
+        let api: Api<NodeNetwork> = Api::all(self.client.clone());
         let own = ListParams::default().fields(&format!("metadata.name={}", self.node));
-        let list = api.list(&own).await?;
+        let list = api.list_metadata(&own).await?;
         let newest = list.metadata.resource_version.as_deref();
-        Ok(Storage {
+        let mut now = Storage {
             // An answer without a version shows nothing.
             newest: newest.and_then(|version| version.parse().ok()).unwrap_or(u64::MAX),
-            own: list
-                .items
-                .first()
-                .and_then(|object| Some((object.uid()?, version_of(&object.metadata)))),
-        })
+            own: BTreeMap::new(),
+        };
+        let network = list.items.first().and_then(|object| version(&object.metadata));
+        now.own.extend(network.map(|version| (Own::Network, version)));
+        for own in before.own.keys() {
+            let found = match own {
+                Own::Network => continue,
+                Own::Block(key) => {
+                    let api: Api<AddressBlock> = Api::all(self.client.clone());
+                    api.get_metadata_opt(&key.name)
+                        .await?
+                        .and_then(|object| version(&object.metadata))
+                }
+                Own::Interface(key) => {
+                    let api: Api<PodInterface> = Api::namespaced(self.client.clone(), &key.namespace);
+                    api.get_metadata_opt(&key.name)
+                        .await?
+                        .and_then(|object| version(&object.metadata))
+                }
+            };
+            now.own.extend(found.map(|version| (own.clone(), version)));
+        }
+        Ok(now)
     }
+}
+
+fn version(metadata: &ObjectMeta) -> Option<Version> {
+    Some((metadata.uid.clone()?, version_of(metadata)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn storage(newest: u64, own: Option<(&str, u64)>) -> Storage {
+    fn storage(newest: u64, own: &[(Own, &str, u64)]) -> Storage {
         Storage {
             newest,
-            own: own.map(|(uid, version)| (uid.to_owned(), version)),
+            own: own
+                .iter()
+                .map(|(own, uid, version)| (own.clone(), ((*uid).to_owned(), *version)))
+                .collect(),
         }
     }
 
     #[test]
     fn a_restore_is_noticed_by_versions_that_decrease() {
-        let before = storage(100, Some(("a", 90)));
+        let network = |uid, version| [(Own::Network, uid, version)];
+        let before = storage(100, &network("a", 90));
         for (later, is_restored) in [
-            (storage(100, Some(("a", 90))), false),
-            (storage(120, Some(("a", 110))), false),
+            (storage(100, &network("a", 90)), false),
+            (storage(120, &network("a", 110)), false),
             // The former versions are still to come.
-            (storage(80, Some(("a", 70))), true),
+            (storage(80, &network("a", 70)), true),
             // They have passed; only the object shows it.
-            (storage(120, Some(("a", 70))), true),
-            (storage(120, None), true),
+            (storage(120, &network("a", 70)), true),
+            (storage(120, &[]), true),
             // An administrator has deleted it, and the agent has made another one.
-            (storage(120, Some(("b", 110))), false),
+            (storage(120, &network("b", 110)), false),
         ] {
             assert_eq!(before.is_undone_by(&later), is_restored, "{later:?}");
         }
-        assert!(!storage(0, None).is_undone_by(&storage(5, None)), "nothing was known");
+        assert!(!storage(0, &[]).is_undone_by(&storage(5, &[])), "nothing was known");
+    }
+
+    /// The agent has written its `NodeNetwork` again since the restore, or never before it.
+    #[test]
+    fn objects_that_were_written_last_show_a_restore_too() {
+        let block = || Own::Block(Key::new("", "red.v4-10-0-0-0-26"));
+        let interface = || Own::Interface(Key::new("shop", "web.eth0"));
+        let before = storage(
+            100,
+            &[(Own::Network, "n", 60), (block(), "b", 80), (interface(), "i", 90)],
+        );
+        let newer = (Own::Network, "n", 130);
+        for (later, is_restored) in [
+            (
+                storage(130, &[newer.clone(), (block(), "b", 80), (interface(), "i", 95)]),
+                false,
+            ),
+            (storage(130, &[newer.clone(), (block(), "b", 80)]), true),
+            (storage(130, &[newer, (block(), "b", 70), (interface(), "i", 90)]), true),
+        ] {
+            assert_eq!(before.is_undone_by(&later), is_restored, "{later:?}");
+        }
     }
 }
