@@ -83,8 +83,7 @@ impl ObjectControllers {
                         }
                         break;
                     }
-                    // What the agent may not read it cannot compare; the next interruption asks again.
-                    Err(kube::Error::Api(status)) if matches!(status.code, 401 | 403 | 404) => break,
+                    // An API server that starts refuses for a while what it has not read yet, rights and definitions.
                     Err(error) => tracing::debug!(%error, "cannot read the object of the node"),
                 }
                 kni_tasks::waiting(tokio::time::sleep(pause.mul_f64(fastrand::f64().mul_add(0.5, 0.5)))).await;
