@@ -33,7 +33,8 @@ const WITNESSES: usize = 4;
 enum Own {
     Network,
     Block(Key),
-    Interface(Key),
+    /// With the UID of its pod.
+    Interface(Key, String),
 }
 
 /// UID and version of an object.
@@ -49,8 +50,8 @@ struct Storage {
 }
 
 impl Storage {
-    /// Whether a later state has less than this one. The version of an object never decreases. A deletion that no watch has
-    /// reported causes a superfluous list.
+    /// Whether a later state has less than this one. The version of an object never decreases. A deletion between the two
+    /// causes a superfluous list.
     fn is_undone_by(&self, later: &Self) -> bool {
         let is_older = |(own, (uid, version)): (&Own, &Version)| match later.own.get(own) {
             Some((later_uid, later)) => uid == later_uid && later < version,
@@ -73,9 +74,7 @@ impl ObjectControllers {
                 interruptions.mark_unchanged();
                 match self.read_storage(&before).await {
                     Ok(now) => {
-                        // What was deleted meanwhile is no longer cached.
-                        let cached = self.own_objects();
-                        before.own.retain(|own, _| cached.contains_key(own));
+                        before.own.retain(|own, _| self.is_still_expected(own));
                         if before.is_undone_by(&now) {
                             // All nodes notice it together, and read every kind again.
                             kni_tasks::waiting(tokio::time::sleep(self.share_of_spread())).await;
@@ -131,9 +130,20 @@ impl ObjectControllers {
         }
         if tables.interfaces.newest() > 0 {
             let rows = tables.interfaces.rows().iter();
-            own.extend(rows.filter_map(|(key, row)| Some((Own::Interface(key.clone()), version(&row.metadata)?))));
+            own.extend(rows.filter_map(|(key, row)| Some((interface(key, row), version(&row.metadata)?))));
         }
         own
+    }
+
+    /// Whether an object that was cached when a watch was interrupted must still be there. An interface goes with its pod; an
+    /// interface that a list no longer has, while its pod is there, may be what the restore has undone.
+    fn is_still_expected(&self, own: &Own) -> bool {
+        let Own::Interface(key, pod_uid) = own else {
+            return true;
+        };
+        let tables = self.cache.tables();
+        let mut pods = tables.pods.rows().values();
+        tables.interfaces.rows().contains_key(key) || pods.any(|pod| pod.uid == *pod_uid)
     }
 
     /// What the storage has now, of the objects in `before`.
@@ -158,7 +168,7 @@ impl ObjectControllers {
                         .await?
                         .and_then(|object| version(&object.metadata))
                 }
-                Own::Interface(key) => {
+                Own::Interface(key, _) => {
                     let api: Api<PodInterface> = Api::namespaced(self.client.clone(), &key.namespace);
                     api.get_metadata_opt(&key.name)
                         .await?
@@ -169,6 +179,10 @@ impl ObjectControllers {
         }
         Ok(now)
     }
+}
+
+fn interface(key: &Key, row: &PodInterface) -> Own {
+    Own::Interface(key.clone(), row.spec.pod_uid.clone())
 }
 
 fn version(metadata: &ObjectMeta) -> Option<Version> {
@@ -213,7 +227,7 @@ mod tests {
     #[test]
     fn objects_that_were_written_last_show_a_restore_too() {
         let block = || Own::Block(Key::new("", "red.v4-10-0-0-0-26"));
-        let interface = || Own::Interface(Key::new("shop", "web.eth0"));
+        let interface = || Own::Interface(Key::new("shop", "web.eth0"), "p".to_owned());
         let before = storage(
             100,
             &[(Own::Network, "n", 60), (block(), "b", 80), (interface(), "i", 90)],
