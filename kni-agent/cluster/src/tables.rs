@@ -179,30 +179,22 @@ const MOST_LISTED: usize = 8;
 impl Tables {
     /// The highest resource version that the watches of our kinds have reported; 0 if there was no event. The API server
     /// keeps all kinds that are definitions in one etcd, whose revision is the version of each of them.
-    pub fn newest(&self) -> u64 {
-        let ours: [&dyn Kept; 14] = [
-            &self.networks,
-            &self.attachments,
-            &self.interfaces,
-            &self.node_networks,
-            &self.own_network,
-            &self.egress_policies,
-            &self.egress_pools,
-            &self.egress_claims,
-            &*self.blocks,
-            &*self.other_blocks,
-            &*self.members,
-            &self.own_members,
-            &self.node_endpoints,
-            &self.numbers,
-        ];
-        ours.iter().map(|table| table.newest()).max().unwrap_or_default()
+    pub fn newest(&mut self) -> u64 {
+        let newest = self.ours().into_iter().map(|table| table.newest());
+        newest.max().unwrap_or_default()
     }
 
     /// Notes that the API server's storage was restored: [`Self::newest`] is that of lists from now on, so that a restore
     /// is noticed once.
     pub(crate) fn set_restored(&mut self) {
-        let ours: [&mut dyn Kept; 14] = [
+        for table in self.ours() {
+            table.set_restored();
+        }
+    }
+
+    /// Our own kinds.
+    fn ours(&mut self) -> [&mut dyn Kept; 14] {
+        [
             &mut self.networks,
             &mut self.attachments,
             &mut self.interfaces,
@@ -217,10 +209,7 @@ impl Tables {
             &mut self.own_members,
             &mut self.node_endpoints,
             &mut self.numbers,
-        ];
-        for table in ours {
-            table.set_restored();
-        }
+        ]
     }
 
     /// The kinds without which no pod is attached.

@@ -98,41 +98,26 @@ impl ObjectControllers {
         most.mul_f64(fastrand::f64())
     }
 
-    /// What the watches have shown: the newest version, and the objects that are compared.
+    /// What the watches have shown: the newest version, and the objects that are compared. After a restore that was noticed,
+    /// cached objects are those of the former storage until they are listed again, and are left out.
     fn cached_storage(&self) -> Storage {
-        let newest = self.cache.tables().newest();
-        let (mut own, mut others): (BTreeMap<Own, Version>, Vec<(Own, Version)>) = (BTreeMap::new(), Vec::new());
-        for (object, version) in self.own_objects() {
-            if object == Own::Network {
-                own.insert(object, version);
-            } else {
-                others.push((object, version));
-            }
-        }
+        let mut tables = self.cache.tables();
+        let newest = tables.newest();
+        let network = tables.own_network.get("", &self.node);
+        let network = network.filter(|_| tables.own_network.newest() > 0);
+        let mut own: BTreeMap<Own, Version> = network
+            .and_then(|object| Some((Own::Network, version(&object.metadata)?)))
+            .into_iter()
+            .collect();
+        let blocks = tables.blocks.rows().iter().filter(|_| tables.blocks.newest() > 0);
+        let blocks = blocks.filter_map(|(key, row)| Some((Own::Block(key.clone()), version(&row.metadata)?)));
+        let interfaces = tables.interfaces.rows().iter();
+        let interfaces = interfaces.filter(|_| tables.interfaces.newest() > 0);
+        let interfaces = interfaces.filter_map(|(key, row)| Some((interface(key, row), version(&row.metadata)?)));
+        let mut others: Vec<(Own, Version)> = blocks.chain(interfaces).collect();
         others.sort_by_key(|(_, (_, version))| std::cmp::Reverse(*version));
         own.extend(others.into_iter().take(WITNESSES));
         Storage { newest, own }
-    }
-
-    /// The node's objects in the cache.
-    fn own_objects(&self) -> BTreeMap<Own, Version> {
-        let tables = self.cache.tables();
-        let mut own = BTreeMap::new();
-        // After a restore that was noticed, cached objects are those of the former storage until they are listed again.
-        if tables.own_network.newest() > 0
-            && let Some(object) = tables.own_network.get("", &self.node)
-        {
-            own.extend(version(&object.metadata).map(|version| (Own::Network, version)));
-        }
-        if tables.blocks.newest() > 0 {
-            let rows = tables.blocks.rows().iter();
-            own.extend(rows.filter_map(|(key, row)| Some((Own::Block(key.clone()), version(&row.metadata)?))));
-        }
-        if tables.interfaces.newest() > 0 {
-            let rows = tables.interfaces.rows().iter();
-            own.extend(rows.filter_map(|(key, row)| Some((interface(key, row), version(&row.metadata)?))));
-        }
-        own
     }
 
     /// Whether an object that was cached when a watch was interrupted must still be there. An interface goes with its pod; an
