@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{Answer, NoAnswer};
-use crate::{kubelet::random_hex, namespaces::Namespaces};
+use crate::{echo::when_free, kubelet::random_hex, namespaces::Namespaces};
 
 /// A text that no other request contains.
 pub fn new_token() -> String {
@@ -51,7 +51,7 @@ pub fn udp_ask_by(
     timeout: Duration,
 ) -> Result<Answer, NoAnswer> {
     inside(from, || {
-        let socket = UdpSocket::bind(SocketAddr::new(unspecified(to.is_ipv4()), port))?;
+        let socket = when_free(|| UdpSocket::bind(SocketAddr::new(unspecified(to.is_ipv4()), port)))?;
         // Connected, so that it receives ICMP errors, and no answers from other addresses.
         socket.connect(to)?;
         socket.set_read_timeout(Some(timeout))?;

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use super::{Net, objects, run_labelled};
-use crate::{eventually_sync, namespaces::Namespaces, oracle::Labels, stage::Stage};
+use crate::{echo::when_free, eventually_sync, namespaces::Namespaces, oracle::Labels, stage::Stage};
 
 /// The namespace of the pods.
 pub(super) const NAMESPACE: &str = "canary";
@@ -107,7 +107,7 @@ impl Way {
     /// The sending and the receiving socket.
     fn sockets(&self, port: u16) -> Result<(UdpSocket, UdpSocket)> {
         let to = SocketAddr::new(self.address, port);
-        let receiving = self.receiver.enter(|| UdpSocket::bind(to))??;
+        let receiving = self.receiver.enter(|| when_free(|| UdpSocket::bind(to)))??;
         receiving.set_nonblocking(true)?;
         let sending = self.sender.enter(|| {
             let socket = UdpSocket::bind(SocketAddr::new(super::probe::any(to.is_ipv4()), 0))?;

@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     Manifest, Namespaces, Pod, Stage,
+    echo::when_free,
     foreign::{ForeignProgram, Position, Side},
     stage::address,
 };
@@ -51,7 +52,7 @@ impl Ends {
         let to = SocketAddr::new(address(server, v4), PORT);
         let any = SocketAddr::new(if v4 { "0.0.0.0" } else { "::" }.parse()?, 0);
         let bind = |ns: &Namespaces, at: SocketAddr| -> Result<UdpSocket> {
-            let socket = ns.enter(|| UdpSocket::bind(at))??;
+            let socket = ns.enter(|| when_free(|| UdpSocket::bind(at)))??;
             socket.set_read_timeout(Some(PATIENCE))?;
             Ok(socket)
         };

@@ -9,7 +9,8 @@ use std::{
 
 use anyhow::{Result, anyhow, ensure};
 use kni_integration::{
-    Manifest, Namespaces, Pod, Stage, eventually_sync, manifest::network_policy, node::NODE_V4, require,
+    Manifest, Namespaces, Pod, Stage, echo::when_free, eventually_sync, manifest::network_policy, node::NODE_V4,
+    require,
 };
 
 const PORT: u16 = 9000;
@@ -22,7 +23,7 @@ const MEASURE: Duration = Duration::from_millis(1500);
 
 /// Received bytes per second of one TCP stream at `to`.
 fn throughput(from: &Namespaces, to: &Namespaces, address: IpAddr) -> Result<f64> {
-    let listener = to.enter(|| TcpListener::bind((address, PORT)))??;
+    let listener = to.enter(|| when_free(|| TcpListener::bind((address, PORT))))??;
     thread::scope(|scope| {
         let sender = scope.spawn(|| -> Result<()> {
             let mut stream = from.enter(|| TcpStream::connect(SocketAddr::new(address, PORT)))??;

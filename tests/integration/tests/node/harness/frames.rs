@@ -6,6 +6,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use kni_integration::{
     Namespaces,
+    echo::when_free,
     frames::{
         Extension, Ip, Link, PacketSocket, Payload, TcpFlags, arp_request, crc32c, neighbour_solicitation, parse_mac,
         truncations,
@@ -27,7 +28,7 @@ fn ip(family: [&str; 2]) -> Ip {
 fn listen(at: &Namespaces) -> Result<[UdpSocket; 2]> {
     let bind = |address: &str| -> Result<_> {
         let at: SocketAddr = (address.parse::<IpAddr>()?, 9000).into();
-        let socket = UdpSocket::bind(at).with_context(|| at.to_string())?;
+        let socket = when_free(|| UdpSocket::bind(at)).with_context(|| at.to_string())?;
         socket.set_read_timeout(Some(SHORT))?;
         Ok(socket)
     };
