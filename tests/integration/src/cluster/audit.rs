@@ -29,6 +29,13 @@ pub struct Request {
 }
 
 impl Request {
+    /// Whether it asks which kinds a group serves, without an object's name: agents do so every ten seconds, whether pods
+    /// come or not.
+    pub fn is_discovery(&self) -> bool {
+        let path = self.what.strip_prefix("get /apis/");
+        path.is_some_and(|path| path.split('/').count() <= 2)
+    }
+
     fn of(event: &Value) -> Self {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let node = &event["user"]["extra"]["authentication.kubernetes.io/node-name"][0];
