@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{namespaces::Namespaces, traffic::new_token};
+use crate::{bind::when_free, namespaces::Namespaces, traffic::new_token};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -35,20 +35,6 @@ pub fn tcp_echo(client: &Namespaces, to: SocketAddr, server: &Namespaces, port: 
     listening.with_context(what)?;
     ensure!(received == data, "{} came back changed", what());
     Ok(())
-}
-
-/// Binds as soon as an earlier socket is released, within ten seconds. It was closed already, but a process that another
-/// thread is starting holds a copy of it between fork and exec.
-pub fn when_free<S>(bind: impl Fn() -> io::Result<S>) -> io::Result<S> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match bind() {
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
-                thread::sleep(Duration::from_millis(1));
-            }
-            bound => return bound,
-        }
-    }
 }
 
 fn serve_tcp(listener: &TcpListener) -> io::Result<()> {

@@ -8,6 +8,7 @@
 
 pub mod agent;
 pub mod api_server;
+pub mod bind;
 pub mod cluster;
 pub mod dice;
 pub mod earlier;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{Answer, NoAnswer};
-use crate::{echo::when_free, kubelet::random_hex, namespaces::Namespaces};
+use crate::{bind::when_free, kubelet::random_hex, namespaces::Namespaces};
 
 /// A text that no other request contains.
 pub fn new_token() -> String {

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use super::{Net, objects, run_labelled};
-use crate::{echo::when_free, eventually_sync, namespaces::Namespaces, oracle::Labels, stage::Stage};
+use crate::{bind::when_free, eventually_sync, namespaces::Namespaces, oracle::Labels, stage::Stage};
 
 /// The namespace of the pods.
 pub(super) const NAMESPACE: &str = "canary";

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     Manifest, Namespaces, Pod, Stage,
-    echo::when_free,
+    bind::when_free,
     foreign::{ForeignProgram, Position, Side},
     stage::address,
 };

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Result, anyhow, ensure};
 use kni_integration::{
-    Manifest, Namespaces, Pod, Stage, echo::when_free, eventually_sync, manifest::network_policy, node::NODE_V4,
+    Manifest, Namespaces, Pod, Stage, bind::when_free, eventually_sync, manifest::network_policy, node::NODE_V4,
     require,
 };
 

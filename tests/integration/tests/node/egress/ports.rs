@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use kni_integration::{echo::when_free, require, traffic::tcp_get};
+use kni_integration::{bind::when_free, require, traffic::tcp_get};
 
 use super::{
     FAMILIES, PORT,

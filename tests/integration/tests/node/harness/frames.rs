@@ -6,7 +6,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use kni_integration::{
     Namespaces,
-    echo::when_free,
+    bind::when_free,
     frames::{
         Extension, Ip, Link, PacketSocket, Payload, TcpFlags, arp_request, crc32c, neighbour_solicitation, parse_mac,
         truncations,
