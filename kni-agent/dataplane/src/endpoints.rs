@@ -147,10 +147,14 @@ impl EndpointMaps {
             .put(&config.endpoint.0, &self.desired(config, age, routed, true))
     }
 
-    /// Keeps the generation where the row is already right, so that flows and traffic continue.
+    /// Keeps the generation where the row is already right, so that flows and traffic continue. An agent that was killed
+    /// during a handover has left its flag, which the adoption of the interface clears.
     pub(super) fn republish(&mut self, config: &EndpointConfig) -> Result<(), DataplaneError> {
         let enforcement = self.enforced.get(config.endpoint)?;
-        let found = self.row(config.endpoint)?;
+        let mut found = self.row(config.endpoint)?;
+        if !self.handovers.contains(&config.endpoint) {
+            found.flags &= !FLAG_HANDOVER;
+        }
         let routed = self.routes.is_routed(config.network);
         let same_policy = self.policy(config.endpoint)? == config.policy(enforcement);
         if !same_policy || found != self.desired(config, Age::of(&found), routed, true) {

@@ -3,15 +3,19 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
-use kni_common::{Direction, Verdict};
-use kni_dataplane::{Dataplane, DataplaneOptions};
+use aya::maps::{Array, Map, MapData};
+use kni_common::{
+    Direction, Verdict,
+    endpoint::{EndpointRow, FLAG_HANDOVER},
+};
+use kni_dataplane::{Dataplane, DataplaneOptions, EndpointConfig};
 use kni_integration::{
     Namespaces,
     frames::{Ip, Link, Payload},
-    programs::{CAPACITY, Lockstep, Programs, ROOT, action_of, options},
+    programs::{CAPACITY, Lockstep, Programs, ROOT, action_of, options, publish_unrestricted},
     require,
 };
-use kni_model::{EndpointId, view::MapView};
+use kni_model::{EndpointId, MacAddr, NetworkId, view::MapView};
 
 const FLOWS: u32 = 4096;
 
@@ -146,6 +150,39 @@ fn pins_of_the_same_layout_keep_flows_and_rows() -> Result<()> {
         ensure!(
             after["FLOWS4"].entries == 1 && after["FLOWS6"].entries == 1,
             "{after:?}"
+        );
+        Ok(())
+    })
+}
+
+/// An agent that was killed while it replaced filters by links has left a flag in the row.
+#[test]
+fn a_kill_during_a_handover_costs_no_packet() -> Result<()> {
+    require!(root, netns, bpf, ip);
+    Programs::inside("handover", FLOWS, |programs| {
+        let endpoint = EndpointConfig {
+            endpoint: EndpointId(1),
+            network: NetworkId::try_from(77)?,
+            ipv4: Some([10, 0, 0, 2].into()),
+            ipv6: None,
+            mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            host_mac: MacAddr([2, 0, 0, 0, 1, 1]),
+            host_access: false,
+            xdp: false,
+            plugin: None,
+            shaped: false,
+        };
+        publish_unrestricted(programs.dataplane(), &endpoint)?;
+        let pin = programs.dataplane().pin_path().join("ENDPOINTS");
+        let mut rows: Array<MapData, EndpointRow> = Map::Array(MapData::from_pin(pin)?).try_into()?;
+        let row = rows.get(&1, 0)?;
+        let flags = row.flags | FLAG_HANDOVER;
+        rows.set(1, EndpointRow { flags, ..row }, 0)?;
+        programs.dataplane().republish(&endpoint)?;
+        let kept = rows.get(&1, 0)?;
+        ensure!(
+            kept.generation == row.generation && kept.incarnation == row.incarnation,
+            "published anew, with a gap: {kept:?} after {row:?}"
         );
         Ok(())
     })
