@@ -8,7 +8,9 @@ use tempfile::TempDir;
 use super::*;
 
 fn folder() -> TempDir {
-    tempfile::tempdir().unwrap()
+    // Whatever the umask, which another test changes.
+    let mode = fs::Permissions::from_mode(0o700);
+    tempfile::Builder::new().permissions(mode).tempdir().unwrap()
 }
 
 /// Binds at the path and returns the refusal; an existing file must be unchanged afterwards.

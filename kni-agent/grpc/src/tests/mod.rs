@@ -34,7 +34,8 @@ impl Served {
 
     /// Serves on the sockets "one" and "two".
     async fn with_connections(max: usize) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        let folder = tempfile::Builder::new().permissions(mode).tempdir().unwrap();
         let sockets = Sockets {
             kni: bind(&[folder.path().join("one"), folder.path().join("two")]).unwrap(),
             pod_network: bind(&[folder.path().join("pods")]).unwrap(),

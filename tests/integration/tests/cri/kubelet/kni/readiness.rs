@@ -29,7 +29,7 @@ const SETTLING: Duration = Duration::from_secs(3);
 
 #[test]
 fn the_node_is_as_ready_as_the_agent_says() -> Result<()> {
-    require!(steady, root, netns, bpf, machine);
+    require!(exclusive, root, netns, bpf, machine);
     let mut kni = machine::kni()?;
     kni.grace_seconds = u32::try_from(GRACE.as_secs())?;
     kni.status_seconds = u32::try_from(STATUS_INTERVAL.as_secs())?;
@@ -115,7 +115,7 @@ fn answers_arrive(machine: &mut Machine, patience: Duration) -> Result<[Duration
 /// With the kubelet's own intervals and grace.
 #[test]
 fn an_upgrade_takes_no_pod_out_of_its_service() -> Result<()> {
-    require!(steady, root, netns, bpf, machine);
+    require!(exclusive, root, netns, bpf, machine);
     let mut scene = Scene::by_kni("kni-upgrade")?;
     scene.create(&[probed("web-1"), server("client", &json!({})), service()])?;
     let ip = scene.get("service/web", "{.spec.clusterIP}")?;
