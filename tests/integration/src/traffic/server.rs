@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::{Answer, stream::keep_bursts};
-use crate::namespaces::Namespaces;
+use crate::{bind::when_free, namespaces::Namespaces};
 
 /// Interval at which a waiting server checks whether it must stop.
 const LOOK: Duration = Duration::from_millis(50);
@@ -136,7 +136,7 @@ impl Sockets {
         }
         socket.set_reuse_address(true)?;
         socket.set_read_timeout(Some(LOOK))?;
-        socket.bind(&SockAddr::from(at))?;
+        when_free(|| socket.bind(&SockAddr::from(at)))?;
         Ok(socket)
     }
 }

@@ -19,7 +19,7 @@ use super::{
     sctp::{Packet, Sctp},
     table::PORTS,
 };
-use crate::namespaces::Namespaces;
+use crate::{bind::when_free, namespaces::Namespaces};
 
 /// The servers of one pod, on a separate thread inside it.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ fn listener(at: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(at), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
-    socket.bind(&SockAddr::from(at))?;
+    when_free(|| socket.bind(&SockAddr::from(at)))?;
     socket.listen(1024)?;
     Ok(socket.into())
 }

@@ -172,7 +172,7 @@ fn web(name: &str, node: &str) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[expect(clippy::too_many_lines, reason = "the life of one address, in order")]
 async fn an_address_has_one_owner_at_any_time() -> Result<()> {
-    require!(exclusive, root, netns, bpf, machine);
+    require!(waiting, root, netns, bpf, machine);
     let mut cluster = Cluster::start("cluster-egress-owners", 2).await?;
     tenants(&cluster).await?;
     egress_refused::addresses_of_others_are_refused_with_the_reason(&cluster).await?;
