@@ -51,7 +51,8 @@ impl Request {
 }
 
 impl Cluster {
-    /// The requests until now. The API server writes the log before it answers, so no answered request is missing.
+    /// The requests until now. The API server writes the log before it answers, so no answered request is missing. Another
+    /// client's write can be missing although a watch or a read has shown what it wrote.
     pub fn audit(&self) -> Result<Audit> {
         Ok(Audit::parse(&self.control.audit_log()?))
     }

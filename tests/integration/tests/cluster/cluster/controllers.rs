@@ -57,11 +57,16 @@ async fn one_replica_acts_and_one_object_holds_up_no_other() -> Result<()> {
         Ok(cluster.controllers[0].log().contains("writes nothing"))
     })
     .await?;
-    let since = writers(&cluster.audit()?.since(&before)?);
-    ensure!(
-        !since.is_empty() && !since.contains(&first[0]),
-        "{since:?} of which {first:?}"
-    );
+    wait::until(
+        "the second replica has written, the first one has not",
+        PATIENCE,
+        async || {
+            let since = writers(&cluster.audit()?.since(&before)?);
+            ensure!(!since.contains(&first[0]), "{since:?} of which {first:?}");
+            Ok(!since.is_empty())
+        },
+    )
+    .await?;
 
     // An orderly stop hands over at once.
     cluster.controllers[1].signal(Signal::SIGTERM)?;

@@ -78,6 +78,8 @@ async fn quiet(cluster: &Cluster) -> Result<()> {
             .all(|network| network.status.as_ref().is_some_and(|status| status.number.is_some())))
     })
     .await?;
+    // The write of the number may enter the log after the number has been read.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     let before = cluster.audit()?;
     tokio::time::sleep(REST).await;
     let summary = cluster.audit()?.since(&before)?.summary();
