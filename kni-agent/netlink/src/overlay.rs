@@ -7,7 +7,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    io::ErrorKind,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
 };
 
 use ipnet::IpNet;
@@ -56,7 +57,8 @@ pub struct RemoteRoute {
 
 impl Netlink {
     /// Creates the tunnel device with this UDP port and MTU; returns its index. A device of KNI with another port is
-    /// replaced; one that fits is kept, with its programs. Idempotent.
+    /// replaced, unless this port is not free; one that fits is kept, with its programs. Idempotent. Call it in the
+    /// connection's network namespace.
     ///
     /// `attach` attaches the programs. It runs while a new device is down, and the device is up after it has succeeded. If
     /// it fails, the state of the programs is unknown, and the device is down.
@@ -77,45 +79,45 @@ impl Netlink {
             return Err(error);
         }
         match self.set_up(ifindex).await {
-            Err(error) if error.errno() == Some(libc::EADDRINUSE) => Err(Error::Foreign {
-                place: self.place("set the tunnel device up").interface(OVERLAY_NAME),
-                reason: format!("a process has UDP port {port}; choose another one for all nodes with --overlay-port"),
-            }),
+            Err(error) if error.errno() == Some(libc::EADDRINUSE) => Err(self.taken_by_process(port)),
             other => other,
         }?;
         Ok(ifindex)
     }
 
-    /// A new device is down.
+    /// A new device is down. A device of KNI that does not fit is removed only when nothing else has the port: as it is, it
+    /// still serves nodes with its port.
     async fn find_or_create_overlay(&self, port: u16) -> Result<u32> {
-        let mut present = None;
-        for device in self.list_vxlans().await? {
-            let Vxlan {
-                link,
-                port: found,
-                external,
-            } = device;
-            if is_unfinished(&link) && external {
-                self.delete_overlay(link.ifindex).await?;
-            } else if is_ours(&link) {
-                if found == port && external {
-                    present = Some(link);
-                } else {
-                    self.delete_overlay(link.ifindex).await?;
-                }
-            } else if found == port {
-                return Err(Error::Foreign {
-                    place: self.place("create the tunnel device").interface(OVERLAY_NAME),
-                    reason: format!(
-                        "UDP port {port} is that of device {}; choose another one for all nodes with --overlay-port",
-                        link.name
-                    ),
-                });
-            }
+        let (ours, others): (Vec<Vxlan>, Vec<Vxlan>) = {
+            let all = self.list_vxlans().await?.into_iter();
+            all.partition(|device| is_ours(&device.link) || (is_unfinished(&device.link) && device.external))
+        };
+        if let Some(device) = others.iter().find(|device| device.port == port) {
+            return Err(Error::Foreign {
+                place: self.place("create the tunnel device").interface(OVERLAY_NAME),
+                reason: format!(
+                    "UDP port {port} is that of device {}; choose another one for all nodes with --overlay-port",
+                    device.link.name
+                ),
+            });
         }
-        match present {
-            Some(link) => Ok(link.ifindex),
-            None => self.create_overlay(port).await,
+        let fits = |device: &Vxlan| is_ours(&device.link) && device.port == port && device.external;
+        if let Some(device) = ours.iter().find(|device| fits(device)) {
+            return Ok(device.link.ifindex);
+        }
+        for device in ours {
+            if device.port != port && is_taken(port) {
+                return Err(self.taken_by_process(port));
+            }
+            self.delete_overlay(device.link.ifindex).await?;
+        }
+        self.create_overlay(port).await
+    }
+
+    fn taken_by_process(&self, port: u16) -> Error {
+        Error::Foreign {
+            place: self.place("set the tunnel device up").interface(OVERLAY_NAME),
+            reason: format!("a process has UDP port {port}; choose another one for all nodes with --overlay-port"),
         }
     }
 
@@ -255,6 +257,13 @@ impl Netlink {
 
 fn is_ours(link: &Link) -> bool {
     link.name == OVERLAY_NAME && link.alias.as_deref() == Some(OVERLAY_ALIAS)
+}
+
+/// Whether a socket of the node has a UDP port, as the device would find when it is set up.
+fn is_taken(port: u16) -> bool {
+    let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+    let refused = |address| UdpSocket::bind((address, port)).is_err_and(|error| error.kind() == ErrorKind::AddrInUse);
+    any.into_iter().any(refused)
 }
 
 /// Of an agent that ended between the creation and the alias. The kernel sets no alias at the creation.

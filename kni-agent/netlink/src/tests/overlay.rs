@@ -3,8 +3,11 @@
 use std::{
     collections::BTreeSet,
     future::{Ready, ready},
+    iter,
     net::UdpSocket,
     process::Command,
+    thread,
+    time::Duration,
 };
 
 use super::on_node;
@@ -29,6 +32,15 @@ async fn is_up(node: &Netlink) -> Option<bool> {
 async fn attach_while(node: &Netlink, up: bool) -> Result<(), Error> {
     assert_eq!(is_up(node).await, Some(up), "while the programs are attached");
     Ok(())
+}
+
+/// A process that another test starts has the sockets of this one for a moment.
+fn bound(address: &str) -> UdpSocket {
+    let bind = || {
+        thread::sleep(Duration::from_millis(5));
+        UdpSocket::bind(address).ok()
+    };
+    iter::repeat_with(bind).take(200).flatten().next().unwrap()
 }
 
 fn refuse(node: &Netlink) -> Ready<Result<(), Error>> {
@@ -61,7 +73,18 @@ fn the_tunnel_device_is_down_without_its_programs() {
         assert_ne!(later.unwrap(), device, "of another port");
         assert_eq!(is_up(&node).await, Some(true));
 
-        let taken = UdpSocket::bind("0.0.0.0:5000").unwrap();
+        let before = node.find_overlay().await.unwrap();
+        for address in ["0.0.0.0:5000", "127.0.0.1:5000", "[::]:5000"] {
+            let taken = bound(address);
+            let error = node.ensure_overlay(5000, MTU, refuse(&node)).await.unwrap_err();
+            assert!(error.to_string().contains("a process has UDP port 5000"), "{error}");
+            assert_eq!(node.find_overlay().await.unwrap(), before, "the device of before stays");
+            assert_eq!(is_up(&node).await, Some(true));
+            drop(taken);
+        }
+        node.remove_overlay().await.unwrap();
+        // Without a device before, it is there and down.
+        let taken = bound("0.0.0.0:5000");
         let error = node
             .ensure_overlay(5000, MTU, attach_while(&node, false))
             .await
@@ -104,6 +127,39 @@ fn another_device_with_the_port_is_named_and_stays() {
             node.remove_overlay().await.unwrap();
         }
     });
+}
+
+#[test]
+fn a_working_device_stays_where_another_one_has_the_new_port() {
+    on_node(
+        "a_working_device_stays_where_another_one_has_the_new_port",
+        async || {
+            let node = Netlink::new().unwrap();
+            let device = node
+                .ensure_overlay(PORT + 1, MTU, attach_while(&node, false))
+                .await
+                .unwrap();
+            // The kernel lists it after the device of KNI.
+            ip(&format!("link add theirs type vxlan external dstport {PORT}"));
+            for _attempt in 0..2 {
+                let error = node.ensure_overlay(PORT, MTU, refuse(&node)).await.unwrap_err();
+                let named = format!("UDP port {PORT} is that of device theirs;");
+                assert!(error.to_string().contains(&named), "{error}");
+                assert_eq!(node.find_overlay().await.unwrap(), Some(device));
+                assert_eq!(
+                    is_up(&node).await,
+                    Some(true),
+                    "it still serves nodes with the former port"
+                );
+            }
+            ip("link delete theirs");
+            node.ensure_overlay(PORT, MTU, attach_while(&node, false))
+                .await
+                .unwrap();
+            assert_ne!(node.find_overlay().await.unwrap(), Some(device));
+            assert_eq!(is_up(&node).await, Some(true));
+        },
+    );
 }
 
 #[test]
