@@ -24,7 +24,7 @@ use self::tuple::Tuple;
 pub use self::{
     create::{NewFlow, create, create_outside, create_untranslated},
     share::{Account, take_share},
-    state::changes_state,
+    state::{Step, advance, changes_state},
 };
 use crate::{
     config, endpoint,
@@ -164,8 +164,8 @@ pub fn put(network: u32, packet: &Packet, value: &FlowValue) -> Result<(), Verdi
 
 /// Lifetime of a flow without a reply, in jiffies.
 #[inline(always)]
-pub const fn new_lifetime(config: &Config, packet: &Packet) -> u32 {
-    if packet.protocol == TCP {
+pub const fn new_lifetime(config: &Config, protocol: u8) -> u32 {
+    if protocol == TCP {
         config.tcp_new
     } else {
         config.other_new

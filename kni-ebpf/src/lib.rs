@@ -42,6 +42,7 @@ pub mod service;
 pub mod shares;
 pub mod skb;
 pub mod socket;
+mod straight;
 pub mod time;
 pub mod translate;
 pub mod work;

@@ -202,7 +202,7 @@ fn take(ctx: &TcContext, config: &Config, packet: &Packet, work: &mut Work, port
 #[inline(always)]
 fn write(row: &mut FlowValue, config: &Config, packet: &Packet, work: &Work) {
     row.last_seen = time::now();
-    row.lifetime = flow::new_lifetime(config, packet);
+    row.lifetime = flow::new_lifetime(config, packet.protocol);
     row.first_kind = END_LOCAL;
     row.second_kind = END_OUTSIDE;
     row.flags = FLOW_TRANSLATED;

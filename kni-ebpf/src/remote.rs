@@ -170,6 +170,13 @@ pub const fn kind(way: Decision) -> u8 {
     if way.is_overlay() { END_REMOTE } else { END_ROUTED }
 }
 
+/// Whether an end of this kind is reached through the tunnel.
+#[inline(always)]
+#[must_use]
+pub const fn is_tunnel(kind: u8) -> bool {
+    kind == END_REMOTE
+}
+
 /// A pod of the node as an end of a flow; `epoch` is that of the endpoint at the other end.
 #[inline(always)]
 pub fn end(way: Decision, row: &NodeRow, epoch: u32) -> FlowEnd {
@@ -240,10 +247,16 @@ pub fn check(ctx: &TcContext, packet: &Packet, way: Decision, row: &NodeRow) -> 
     if way.is_overlay() {
         return Ok(());
     }
-    if !packet.v4 && ipv4(row).is_some() {
+    if !is_next_hop(packet.v4, row) {
         return Err(Verdict::NoNode);
     }
     translate::hop(ctx, packet.v4)
+}
+
+/// Whether packets of the family may have the node as next hop.
+#[inline(always)]
+pub fn is_next_hop(v4: bool, row: &NodeRow) -> bool {
+    v4 || ipv4(row).is_none()
 }
 
 /// Bytes of the IP packet, or of the longest of those that it stands for.
@@ -275,14 +288,7 @@ fn ipv4(row: &NodeRow) -> Option<u32> {
 
 /// Sends a packet of the network to the node, and returns the action.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "the helpers return TC actions")]
 pub fn send(ctx: &TcContext, network: u32, way: Decision) -> i32 {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_possible_wrap,
-        reason = "a small size"
-    )]
-    const SIZE: core::ffi::c_int = size_of::<NextHop>() as core::ffi::c_int;
     if way.is_overlay() {
         // The agent removes a number after the routes that need it.
         return match number_of(network) {
@@ -290,10 +296,23 @@ pub fn send(ctx: &TcContext, network: u32, way: Decision) -> i32 {
             None => DROP,
         };
     }
-    // It was there a moment ago.
-    let Some(row) = row(way) else {
-        return DROP;
-    };
+    match row(way) {
+        Some(row) => to_next_hop(ctx, row),
+        // It was there a moment ago.
+        None => DROP,
+    }
+}
+
+/// Sends a packet without a tunnel to a node, and returns the action.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the helper returns a TC action")]
+pub fn to_next_hop(ctx: &TcContext, row: &NodeRow) -> i32 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        reason = "a small size"
+    )]
+    const SIZE: core::ffi::c_int = size_of::<NextHop>() as core::ffi::c_int;
     // For `to_uplink`, which keeps pods' addresses inside.
     skb::set_mark(ctx, config::judged_mark());
     let mut next = match ipv4(row) {
@@ -312,12 +331,22 @@ pub fn send(ctx: &TcContext, network: u32, way: Decision) -> i32 {
 
 /// Sends a packet through the tunnel with the number of a virtual network, and returns the action.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "the helper returns a TC action")]
 pub fn send_as(ctx: &TcContext, number: u32, way: Decision) -> i32 {
     match row(way) {
+        Some(row) => through_tunnel(ctx, number, row),
+        None => DROP,
+    }
+}
+
+/// [`send_as`], where the row of the node is at hand.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the helper returns a TC action")]
+pub fn through_tunnel(ctx: &TcContext, number: u32, row: &NodeRow) -> i32 {
+    if set_tunnel_key(ctx, number, row) {
         // SAFETY: a helper with plain arguments.
-        Some(row) if set_tunnel_key(ctx, number, row) => unsafe { bpf_redirect(row.ifindex, 0) as i32 },
-        _ => DROP,
+        unsafe { bpf_redirect(row.ifindex, 0) as i32 }
+    } else {
+        DROP
     }
 }
 

@@ -163,6 +163,12 @@ pub fn peek<T: Copy>(ctx: &TcContext, offset: usize) -> T {
     unsafe { *((ctx.data() + offset) as *const T) }
 }
 
+/// The EtherType, in network byte order; `None` where the linear part is shorter.
+#[inline(always)]
+pub fn peek_ethertype(ctx: &TcContext) -> Option<u16> {
+    holds(ctx, ETH_LEN).then(|| peek(ctx, ETH_LEN - 2))
+}
+
 /// Writes the first four and the next eight bytes; `None` where the linear part is shorter.
 #[inline(always)]
 #[expect(clippy::cast_ptr_alignment, reason = "unaligned words as in `read`")]

@@ -289,9 +289,15 @@ pub fn apply_quoted(
     apply(ctx, outer, outer_to)
 }
 
-/// Decrements the time to live, as every router does, but never to zero.
+/// Decrements the time to live, as every router does, but never to zero: such a packet stays as it is.
 #[inline(never)]
 pub fn hop(ctx: &TcContext, v4: bool) -> Result<(), Verdict> {
+    hop_inline(ctx, v4)
+}
+
+/// [`hop`], for the straight path.
+#[inline(always)]
+pub fn hop_inline(ctx: &TcContext, v4: bool) -> Result<(), Verdict> {
     const IPV4_TTL: usize = ETH_LEN + 8;
     const IPV6_NEXT: usize = ETH_LEN + 6;
     const IPV6_HOPS: usize = ETH_LEN + 7;

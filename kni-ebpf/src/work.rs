@@ -6,6 +6,7 @@ use kni_common::{
     address::bytes,
     event::{EVENT_VERSION, FlowEvent},
     flow::Ports,
+    route::RouteValue,
     service::{BackendValue, ServiceValue},
 };
 
@@ -56,6 +57,8 @@ pub struct Work {
     pub event: FlowEvent,
     /// Epoch of the event's endpoint.
     pub epoch: u32,
+    /// The route of `to`'s destination, without an action where none was looked up or there is none.
+    pub route: RouteValue,
     /// The packet after translation.
     pub to: Packet,
     /// The packet that an ICMP error quotes.
@@ -90,6 +93,7 @@ pub fn begin(place: &Place, packet: &Packet) -> Option<&'static mut Work> {
     let work = unsafe { &mut *row };
     work.to = *packet;
     work.epoch = place.epoch;
+    work.route.action = 0;
     // VERIFIER: field by field; a struct literal would be assembled on the stack first.
     let event = &mut work.event;
     event.version = EVENT_VERSION;

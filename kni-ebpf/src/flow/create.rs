@@ -209,7 +209,7 @@ fn start(config: &Config, packet: &Packet, new: &NewFlow) -> Result<Option<(&'st
     let second = super::is_second(packet);
     new.write(&mut rows.own, second);
     rows.own.last_seen = now();
-    rows.own.lifetime = super::new_lifetime(config, packet);
+    rows.own.lifetime = super::new_lifetime(config, packet.protocol);
     Ok(Some((rows, second)))
 }
 

@@ -16,21 +16,118 @@ use crate::{
 
 const FINS: u16 = FLOW_FIN_FIRST | FLOW_FIN_SECOND;
 
+/// What the state of a flow depends on in a packet.
+///
+/// VERIFIER: by reference, so that each use loads it again: of values in registers the verifier would keep what each
+/// comparison shows, and the ways through the functions would multiply.
+pub(crate) trait Headers {
+    /// Transport protocol number.
+    fn protocol(&self) -> u8;
+    /// Flags of TCP, else 0.
+    fn tcp_flags(&self) -> u8;
+}
+
+impl Headers for Packet {
+    #[inline(always)]
+    fn protocol(&self) -> u8 {
+        self.protocol
+    }
+
+    #[inline(always)]
+    fn tcp_flags(&self) -> u8 {
+        self.tcp_flags
+    }
+}
+
+/// A packet that is not parsed further: the protocol and, in the next byte, the flags.
+#[derive(Clone, Copy)]
+pub struct Step(u32);
+
+impl Step {
+    /// Of this protocol, with these flags of TCP.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(protocol: u8, tcp_flags: u8) -> Self {
+        Self(protocol as u32 | (tcp_flags as u32) << 8)
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "two bytes")]
+impl Headers for Step {
+    #[inline(always)]
+    fn protocol(&self) -> u8 {
+        self.0 as u8
+    }
+
+    #[inline(always)]
+    fn tcp_flags(&self) -> u8 {
+        (self.0 >> 8) as u8
+    }
+}
+
 /// Whether the packet may change the state of its flow; `later`: it is in a later window than the one before.
 #[inline(always)]
 pub fn changes_state(packet: &Packet, row: &FlowValue, later: bool) -> bool {
-    if packet.tcp_flags & (FIN | RST) != 0 || row.flags & (FINS | FLOW_CLOSED | FLOW_RESET) != 0 {
+    may_change(packet, row, later, || super::is_second(packet))
+}
+
+#[inline(always)]
+fn may_change(packet: &impl Headers, row: &FlowValue, later: bool, is_second: impl FnOnce() -> bool) -> bool {
+    if packet.tcp_flags() & (FIN | RST) != 0 || row.flags & (FINS | FLOW_CLOSED | FLOW_RESET) != 0 {
         return true;
     }
     if row.flags & FLOW_CONFIRMED != 0 {
         return false;
     }
     let replied = row.flags & FLOW_REPLIED != 0;
-    if row.is_reply(super::is_second(packet)) {
+    if row.is_reply(is_second()) {
         !replied
     } else {
-        replied && (packet.protocol != UDP || later)
+        replied && (packet.protocol() != UDP || later)
     }
+}
+
+/// Changes the state of an untranslated flow between this node and another one, if the packet does. Such a flow has one row,
+/// which no packet removes, since what its other end makes of the packet is not known here. `second`: the packet's sender is
+/// the second end.
+#[inline(always)]
+pub fn advance(row: &mut FlowValue, step: Step, second: bool, later: bool) {
+    if may_change(&step, row, later, || second) {
+        flow_advance(row, step.0, u32::from(second), u32::from(later));
+    }
+}
+
+/// [`advance`], for a [`Step`].
+///
+/// VERIFIER: a global function, see `global`.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_advance(row: *mut FlowValue, step: u32, second: u32, later: u32) -> u32 {
+    // SAFETY: a row that stays mapped; see `flow::find`.
+    let (Some(row), Some(config)) = (unsafe { row.as_mut() }, config::get()) else {
+        return 0;
+    };
+    let (step, second) = (Step(step), second != 0);
+    let (from, _) = row.sender(second);
+    if step.tcp_flags() & RST != 0 {
+        set(row, reset_bit(from));
+        row.lifetime = config.tcp_closing;
+        return 0;
+    }
+    let bits = progress(row, &step, second, later != 0);
+    let mut flags = set(row, bits) | bits;
+    if flags & FLOW_RESET != 0 && from == END_LOCAL {
+        clear(row, FLOW_RESET);
+        flags &= !FLOW_RESET;
+    }
+    // Each end's FIN is set by an atomic operation: whichever comes last sees both.
+    if flags & FINS == FINS && flags & FLOW_CLOSED == 0 {
+        flags |= FLOW_CLOSED;
+        set(row, FLOW_CLOSED);
+    }
+    row.lifetime = lifetime(config, &step, flags);
+    0
 }
 
 /// Changes the flow's state; `later`: the packet is in a later window than the one before. Not on the path of most
@@ -100,29 +197,29 @@ pub(crate) extern "C" fn flow_change_state(
 
 /// The flags that the packet adds.
 #[inline(always)]
-fn progress(row: &FlowValue, packet: &Packet, second: bool, later: bool) -> u16 {
+fn progress(row: &FlowValue, packet: &impl Headers, second: bool, later: bool) -> u16 {
     let flags = row.flags;
     let mut bits = 0;
     if row.is_reply(second) {
         bits |= FLOW_REPLIED;
-        if !matches!(packet.protocol, TCP | UDP | SCTP) {
+        if !matches!(packet.protocol(), TCP | UDP | SCTP) {
             bits |= FLOW_CONFIRMED;
         }
     } else if flags & FLOW_REPLIED != 0 {
         // The opener continues after the reply.
-        let confirms = match packet.protocol {
-            TCP => packet.tcp_flags & SYN == 0,
+        let confirms = match packet.protocol() {
+            TCP => packet.tcp_flags() & SYN == 0,
             UDP => later && flags & FLOW_AGED != 0,
             _ => true,
         };
         if confirms {
             bits |= FLOW_CONFIRMED;
         }
-        if later && packet.protocol == UDP {
+        if later && packet.protocol() == UDP {
             bits |= FLOW_AGED;
         }
     }
-    if packet.tcp_flags & FIN != 0 {
+    if packet.tcp_flags() & FIN != 0 {
         bits |= if second { FLOW_FIN_SECOND } else { FLOW_FIN_FIRST };
     }
     bits
@@ -141,16 +238,16 @@ fn mirrored(bits: u16, row: &FlowValue, opposite: &FlowValue) -> u16 {
 }
 
 #[inline(always)]
-fn lifetime(config: &Config, packet: &Packet, flags: u16) -> u32 {
+fn lifetime(config: &Config, packet: &impl Headers, flags: u16) -> u32 {
     if flags & (FLOW_CLOSED | FLOW_RESET) != 0 {
         return config.tcp_closing;
     }
-    match packet.protocol {
+    match packet.protocol() {
         TCP if flags & FLOW_CONFIRMED != 0 => config.tcp_established,
         SCTP if flags & FLOW_CONFIRMED != 0 => config.sctp_established,
         UDP if flags & FLOW_CONFIRMED != 0 => config.udp_established,
         UDP if flags & FLOW_REPLIED != 0 => config.udp_replied,
-        TCP | UDP | SCTP => new_lifetime(config, packet),
+        TCP | UDP | SCTP => new_lifetime(config, packet.protocol()),
         _ if flags & FLOW_REPLIED != 0 => config.other_established,
         _ => config.other_new,
     }
@@ -178,7 +275,7 @@ fn reset(
     if from == END_LOCAL && matches!(to, END_LOCAL | END_STACK) {
         return remove(network, packet, row, opposite.is_some(), second);
     }
-    let bit = if from == END_LOCAL { FLOW_CLOSED } else { FLOW_RESET };
+    let bit = reset_bit(from);
     set(row, bit);
     row.lifetime = config.tcp_closing;
     if let Some(opposite) = opposite {
@@ -186,6 +283,12 @@ fn reset(
         opposite.lifetime = config.tcp_closing;
     }
     0
+}
+
+/// What an RST from an end of this kind leaves of a flow that keeps its rows.
+#[inline(always)]
+const fn reset_bit(from: u8) -> u16 {
+    if from == END_LOCAL { FLOW_CLOSED } else { FLOW_RESET }
 }
 
 /// Removes the rows of a flow that has ended, and returns its share. `has_opposite`: the row of the opposite direction is

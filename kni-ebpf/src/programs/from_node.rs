@@ -2,12 +2,13 @@
 
 mod errors;
 mod port;
+pub(super) mod straight;
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use kni_common::{
     Verdict,
     endpoint::{EndpointPolicy, is_older},
-    flow::{END_LOCAL, FLOW_TRANSLATED, FlowEnd, FlowValue, NodeRow, is_second},
+    flow::{END_LOCAL, FLOW_TRANSLATED, FlowEnd, FlowValue},
     route::ACTION_UNREACHABLE,
     uplink::OUTSIDE,
 };
@@ -20,7 +21,7 @@ use crate::{
     flow::{self, NewFlow},
     fragment,
     global::global,
-    packet::{Class, Fragment, Packet},
+    packet::{Class, Packet},
     policy, remote, skb, translate,
     work::{self, Place, Work},
 };
@@ -96,50 +97,7 @@ pub(super) fn explain(ctx: &TcContext, place: &Place, packet: &Packet) -> i32 {
     DROP
 }
 
-/// The straight path: whether the packet is of a current flow to an endpoint, from a pod of a node that `is_sender` accepts by
-/// the same way, and changes nothing but the flow's time. Then `place` is of the receiver.
-///
-/// What the flow was evaluated on is in its row: the node that has the source, and the receiver. As long as the generations
-/// of both are the same, the routes and addresses of the network lead there as well, and need no lookup.
-#[inline(always)]
-pub(super) fn follow(
-    place: &mut Place,
-    packet: &Packet,
-    overlay: bool,
-    is_sender: impl FnOnce(&NodeRow) -> bool,
-) -> bool {
-    if config::is_dry_run() || packet.class != Class::Flow || packet.fragment != Fragment::Whole {
-        return false;
-    }
-    // Without calls where that is possible: they are most of what is left.
-    let Some(found) = flow::find(place.network, packet) else {
-        return false;
-    };
-    // Copied once: another flow may take over the row at any moment. The checks below are on the copies.
-    let second = is_second(packet.source, packet.destination);
-    let ((from, sender), (to, own)) = (found.sender(second), found.receiver(second));
-    let way = Decision::node(sender.id, overlay);
-    if from != remote::kind(way) || to != END_LOCAL || found.flags & FLOW_TRANSLATED != 0 || !flow::is_live(found) {
-        return false;
-    }
-    let (Some(node), Some(row)) = (remote::row(way), endpoint::row(own.id)) else {
-        return false;
-    };
-    let is_current = is_sender(node)
-        && remote::end(way, node, endpoint::epoch(row)).generation == sender.generation
-        && endpoint::generation(row) == own.generation
-        && row.network == place.network
-        && endpoint::is_ready(row);
-    if !is_current || flow::changes_state(packet, found, flow::is_later(found)) {
-        return false;
-    }
-    // An untranslated flow has no other row.
-    let _later = flow::refresh(found);
-    place.endpoint = own.id;
-    true
-}
-
-/// Carries out what [`follow`] found.
+/// Carries out what the straight path found.
 #[inline(always)]
 pub(super) fn hand_over(ctx: &TcContext, place: &Place) -> i32 {
     accept(ctx);
@@ -176,7 +134,8 @@ fn slow(ctx: &TcContext, place: &Place, packet: &Packet, arrival: &Arrival, work
 /// VERIFIER: not inlined, to save stack.
 #[inline(never)]
 fn established(ctx: &TcContext, place: &Place, packet: &Packet, arrival: &Arrival) -> Decision {
-    if packet.class == Class::IcmpError {
+    // A SYN is always evaluated.
+    if packet.class != Class::Flow {
         return Decision::NONE;
     }
     let Some(found) = flow::lookup(place.network, packet) else {
@@ -186,8 +145,7 @@ fn established(ctx: &TcContext, place: &Place, packet: &Packet, arrival: &Arriva
         id: place.endpoint,
         generation: place.generation,
     };
-    let is_opening = packet.class == Class::Open;
-    if is_opening || !is_current(found, flow::is_second(packet), arrival, receiver) || !flow::is_live(found) {
+    if !is_current(found, flow::is_second(packet), arrival, receiver) || !flow::is_live(found) {
         return Decision::NONE;
     }
     let later = flow::refresh(found);
@@ -341,7 +299,7 @@ pub(super) fn refuse(ctx: &TcContext, place: &Place, packet: &Packet, reason: u3
 
 /// The results of functions that find an arrival, below all codes of drops.
 pub(super) const ARRIVED: u32 = 1;
-/// The packet is of a current flow, by [`follow`].
+/// The packet is of a current flow, by [`straight`].
 pub(super) const FOLLOWED: u32 = 3;
 const ELSEWHERE: u32 = 0;
 
@@ -378,7 +336,7 @@ extern "C" fn from_node_by_uplink(
     let epoch = endpoint::epoch(row);
     place.network = network;
     let ifindex = skb::ifindex(&TcContext::new(skb));
-    if follow(place, packet, false, |node| node.ifindex == ifindex) {
+    if straight::follow(place, packet, |node| node.ifindex == ifindex) {
         return FOLLOWED;
     }
     place.network = OUTSIDE;

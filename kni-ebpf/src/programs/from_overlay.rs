@@ -4,8 +4,9 @@
 //! - Reads `NETWORKS`, `OVERLAY`, `ENDPOINTS`, `ADDRESSES`, `HOST_PORTS`, `ROUTES`, `NODES`, `EGRESS_SHARES`, `POLICY`, `PORTS`,
 //!   `IDENTITIES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`, `NAT4`, `NAT6`, `FLOW_SHARES`, `FRAGMENTS_OUTSIDE`; counts.
 //! - Order: tunnel, headers, link control, destination, the node that has the source, fragment, port of the node, flow, then (for a packet
-//!   without a current flow) ingress policy of the receiver, share of the flow tables. For a packet that leaves its flow as it
-//!   is, the flow's row names destination and node: the sender of the tunnel must be this node.
+//!   without a current flow) ingress policy of the receiver, share of the flow tables. Before all but the tunnel a straight
+//!   path: a packet of a current flow that opens no connection is of the pod that the flow's row names, if the sender of the
+//!   tunnel is the node that the row names.
 //! - Falls through to: the node's stack, for packets of pods of the network with host access to the node's own address, where
 //!   no port of it leads to a pod. Everything else that is not for a pod is dropped.
 
@@ -20,7 +21,7 @@ use kni_common::{
 };
 
 use super::{
-    from_node::{self, ARRIVED, Arrival, FOLLOWED},
+    from_node::{self, ARRIVED, Arrival, FOLLOWED, straight},
     from_uplink,
 };
 use crate::{
@@ -40,13 +41,25 @@ pub fn run(ctx: &TcContext) -> i32 {
     let mut packet = Packet::unknown();
     let mut place = Place::unknown(Direction::FromOverlay);
     let mut arrival = Arrival::unknown();
-    let mut found = from_overlay_arrive(ctx.skb.skb, &raw mut place, &raw mut packet, &raw mut arrival);
+    let mut tunnel = Tunnel::unknown();
+    let mut found = from_overlay_follow(ctx.skb.skb, &raw mut place, &raw mut tunnel);
+    if found == FOLLOWED {
+        return from_node::hand_over(ctx, &place);
+    }
+    if found == GENERAL {
+        found = from_overlay_arrive(
+            ctx.skb.skb,
+            &raw mut place,
+            &raw mut packet,
+            &raw mut arrival,
+            &raw const tunnel,
+        );
+    }
     if found == FOR_STACK {
         found = from_overlay_to_port(ctx.skb.skb, &raw mut place, &raw const packet, &raw mut arrival);
     }
     match found {
         ARRIVED => from_node::deliver(ctx, &place, &packet, &arrival),
-        FOLLOWED => from_node::hand_over(ctx, &place),
         egress::LEAVES => egress::forward(ctx),
         egress::RETURNS => from_uplink::deliver_returned(ctx, &place, &packet),
         FOR_STACK => {
@@ -63,8 +76,72 @@ pub fn run(ctx: &TcContext) -> i32 {
 /// A result of functions that find an arrival, below all codes of drops: for the node itself, by its stack.
 const FOR_STACK: u32 = 2;
 
-/// Parses the packet, and finds its receiver and the sender's node. Returns [`ARRIVED`], [`FOLLOWED`], [`FOR_STACK`], or the
-/// code of the reason to drop it.
+/// A result of [`from_overlay_follow`]: the packet is left to the general path.
+const GENERAL: u32 = 0;
+
+/// The tunnel that a packet came through.
+#[repr(C)]
+struct Tunnel {
+    /// The number of the virtual network.
+    number: u32,
+    /// The address of the sender in the underlay.
+    sender: [u32; 4],
+}
+
+impl Tunnel {
+    /// Nothing is known yet.
+    #[inline(always)]
+    const fn unknown() -> Self {
+        Self {
+            number: 0,
+            sender: [0; 4],
+        }
+    }
+}
+
+/// Finds the tunnel and its network, and takes the straight path. Returns [`FOLLOWED`], [`GENERAL`], or the code of the
+/// reason to drop the packet.
+///
+/// VERIFIER: a global function, see `global`, to save stack.
+// SAFETY: nothing else defines the name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn from_overlay_follow(skb: *mut __sk_buff, place: *mut Place, tunnel: *mut Tunnel) -> u32 {
+    // SAFETY: the caller's own memory, which nothing else touches meanwhile.
+    let place = unsafe { place.as_mut() };
+    // SAFETY: as above.
+    let tunnel = unsafe { tunnel.as_mut() };
+    let (Some(place), Some(tunnel)) = (place, tunnel) else {
+        return Verdict::Truncated as u32;
+    };
+    match follow(&TcContext::new(skb), place, tunnel) {
+        Ok(found) => found,
+        Err(reason) => reason as u32,
+    }
+}
+
+/// [`from_overlay_follow`].
+#[inline(always)]
+fn follow(ctx: &TcContext, place: &mut Place, tunnel: &mut Tunnel) -> Result<u32, Verdict> {
+    let (number, sender) = remote::tunnel(ctx).ok_or(Verdict::ForeignNode)?;
+    (tunnel.number, tunnel.sender) = (number, sender);
+    // A dry run changes no flow; packets to and from the outside are not explained here.
+    if number == EGRESS_NUMBER && !config::is_dry_run() {
+        return Ok(GENERAL);
+    }
+    place.network = remote::network_of(number).ok_or(Verdict::UnknownNetwork)?;
+    let receiver = straight::arrive(ctx, place.network, |node| words(node.underlay) == sender);
+    Ok(match receiver {
+        Some(endpoint) => {
+            place.endpoint = endpoint;
+            FOLLOWED
+        }
+        None => GENERAL,
+    })
+}
+
+/// Parses the packet, and finds its receiver and the sender's node. Returns [`ARRIVED`], [`FOR_STACK`], or the code of the
+/// reason to drop it.
 ///
 /// VERIFIER: a global function, see `global`.
 // SAFETY: nothing else defines the name.
@@ -75,6 +152,7 @@ extern "C" fn from_overlay_arrive(
     place: *mut Place,
     packet: *mut Packet,
     arrival: *mut Arrival,
+    tunnel: *const Tunnel,
 ) -> u32 {
     // SAFETY: the caller's own memory, which nothing else touches meanwhile.
     let place = unsafe { place.as_mut() };
@@ -82,10 +160,12 @@ extern "C" fn from_overlay_arrive(
     let packet = unsafe { packet.as_mut() };
     // SAFETY: as above.
     let arrival = unsafe { arrival.as_mut() };
-    let (Some(place), Some(packet), Some(arrival)) = (place, packet, arrival) else {
+    // SAFETY: as above.
+    let tunnel = unsafe { tunnel.as_ref() };
+    let (Some(place), Some(packet), Some(arrival), Some(tunnel)) = (place, packet, arrival, tunnel) else {
         return Verdict::Truncated as u32;
     };
-    match arrive(&TcContext::new(skb), place, packet, arrival) {
+    match arrive(&TcContext::new(skb), place, packet, arrival, tunnel) {
         Ok(found) => found,
         Err(reason) => reason.word(),
     }
@@ -93,19 +173,18 @@ extern "C" fn from_overlay_arrive(
 
 /// [`from_overlay_arrive`].
 #[inline(always)]
-fn arrive(ctx: &TcContext, place: &mut Place, packet: &mut Packet, arrival: &mut Arrival) -> Result<u32, Reason> {
-    let (number, underlay) = remote::tunnel(ctx).ok_or(Verdict::ForeignNode)?;
-    // A dry run changes no flow; packets to and from the outside are not explained here.
-    if number == EGRESS_NUMBER && !config::is_dry_run() {
-        read(ctx, place, packet)?;
-        return egress::arrive(ctx, place, packet, &underlay);
-    }
-    let network = remote::network_of(number).ok_or(Verdict::UnknownNetwork)?;
-    place.network = network;
+fn arrive(
+    ctx: &TcContext,
+    place: &mut Place,
+    packet: &mut Packet,
+    arrival: &mut Arrival,
+    tunnel: &Tunnel,
+) -> Result<u32, Reason> {
     read(ctx, place, packet)?;
-    if from_node::follow(place, packet, true, |node| words(node.underlay) == underlay) {
-        return Ok(FOLLOWED);
+    if tunnel.number == EGRESS_NUMBER && !config::is_dry_run() {
+        return egress::arrive(ctx, place, packet, &tunnel.sender);
     }
+    let network = place.network;
     let found = endpoint::by_address(network, packet.destination);
     if let Some(found) = found {
         let row = endpoint::row(found.endpoint).ok_or(Verdict::NoDestination)?;
@@ -121,7 +200,7 @@ fn arrive(ctx: &TcContext, place: &mut Place, packet: &mut Packet, arrival: &mut
     let route = remote::route(network, &packet.source).ok_or(Verdict::OwnerUnknown)?;
     let way = remote::way(route).ok_or(Verdict::OwnerUnknown)?;
     let node = remote::row(way).ok_or(Verdict::OwnerUnknown)?;
-    if !way.is_overlay() || words(node.underlay) != underlay {
+    if !way.is_overlay() || words(node.underlay) != tunnel.sender {
         return Err(Verdict::ForeignNode.into());
     }
     if packet.is_later() {

@@ -2,7 +2,7 @@
 //!
 //! - Hook: TC ingress of the host interface. Minimum kernel 5.10 (`bpf_redirect_peer`).
 //! - Reads `ENDPOINTS`, `INTERFACES`, `ADDRESSES`, `ROUTES`, `HOST_PORTS`, `SERVICES`, `BACKENDS`, `MASQUERADE`,
-//!   `SHARED_EGRESS`, `EGRESS_SHARES`, `POLICY`, `PORTS`, `IDENTITIES`, `NODES`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `AFFINITY`, `FRAGMENTS`; counts.
+//!   `SHARED_EGRESS`, `EGRESS_SHARES`, `POLICY`, `PORTS`, `IDENTITIES`, `NODES`, `NUMBERS`, `OVERLAY`, `CONFIG`; reads and writes `FLOWS4`, `FLOWS6`, `FLOW_SHARES`, `AFFINITY`, `FRAGMENTS`; counts.
 //! - Order: endpoint, VLAN, source MAC, ARP, headers, link control, source address, destination kind (link-local,
 //!   multicast, loopback), destination MAC, fragment, flow, then (for a packet without a current flow) service, destination,
 //!   port of this node, egress policy of the sender, ingress policy of a local receiver, share of the flow tables.

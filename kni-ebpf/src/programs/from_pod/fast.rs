@@ -1,21 +1,21 @@
-//! Forwards packets of established flows between endpoints of the node: the straight path in front of the general one.
+//! Forwards packets of established flows: the straight path in front of the general one.
 //!
 //! TCP and UDP without options, extension headers, fragments or tags, in the linear part of the packet, of an untranslated
 //! flow that is confirmed on state that has not changed. Everything else is left to the general path, which is the only
 //! one that drops. It would forward whatever this one forwards: the row of the flow exists only because the general path
 //! let a packet with these addresses through, and only its sender's endpoint has the generation in it.
 //!
-//! VERIFIER: no structs on the stack but the key, and each field is read once, into a register.
+//! Between endpoints of the node here, to pods of other nodes in [`to_node`].
 
-use core::mem::MaybeUninit;
+mod to_node;
 
 use aya_ebpf::programs::TcContext;
 use kni_common::{
     Direction, Verdict,
     endpoint::{EndpointRow, FLAG_PLUGIN, FLAG_READY, FLAG_SHAPED},
     flow::{
-        END_LOCAL, EndPorts, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FIN_FIRST, FLOW_FIN_SECOND, FLOW_OPENED_BY_SECOND,
-        FLOW_REPLIED, FLOW_RESET, FLOW_TRANSLATED, FlowKey4, FlowKey6, FlowValue, scope,
+        END_LOCAL, END_REMOTE, END_ROUTED, FLOW_CLOSED, FLOW_CONFIRMED, FLOW_FIN_FIRST, FLOW_FIN_SECOND,
+        FLOW_OPENED_BY_SECOND, FLOW_REPLIED, FLOW_RESET, FLOW_TRANSLATED, FlowValue,
     },
 };
 
@@ -23,19 +23,11 @@ use crate::{
     action::redirect_peer,
     config, count, endpoint, flow,
     maps::{FLOWS4, FLOWS6},
-    packet::{FIN, RST, SYN, TCP, UDP},
+    packet::{ACK, FIN, RST, SYN, TCP, UDP},
     skb::{self, ETH_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+    straight::{self, IPV4_LEN, IPV6_LEN, TCP_FLAGS, TCP_LEN, UDP_LEN, is_second_by_halves},
     time,
 };
-
-const IPV4_LEN: usize = 20;
-const IPV6_LEN: usize = 40;
-const TCP_LEN: usize = 20;
-const UDP_LEN: usize = 8;
-/// Offset of the flags in a TCP header.
-const TCP_FLAGS: usize = 13;
-/// More fragments, and the offset, without "don't fragment".
-const FRAGMENT: u16 = u16::from_be(0x3fff);
 
 /// The kinds and the flags of a row as one word.
 const fn state(kind: u8, flags: u16) -> u32 {
@@ -75,32 +67,27 @@ pub(super) fn forward(ctx: &TcContext) -> Option<i32> {
 
 #[inline(always)]
 fn ipv4(ctx: &TcContext, endpoint: u32, row: &EndpointRow) -> Option<i32> {
-    /// Version 4, five words.
-    const NO_OPTIONS: u8 = 0x45;
-    let plain = skb::peek::<u8>(ctx, ETH_LEN) == NO_OPTIONS && skb::peek::<u16>(ctx, ETH_LEN + 6) & FRAGMENT == 0;
+    let plain = straight::is_plain4(ctx);
     let protocol = skb::peek::<u8>(ctx, ETH_LEN + 9);
     if !plain {
         return None;
     }
-    let transport = transport::<{ ETH_LEN + IPV4_LEN }>(ctx, protocol)?;
+    let Some(transport) = transport::<{ ETH_LEN + IPV4_LEN }>(ctx, protocol) else {
+        return change::<{ ETH_LEN + IPV4_LEN }>(ctx, protocol);
+    };
     let total = usize::from(u16::from_be(skb::peek(ctx, ETH_LEN + 2)));
-    if !fits(ctx, total, IPV4_LEN + transport, ETH_LEN + total) {
+    if !straight::fits(ctx, total, IPV4_LEN + transport, ETH_LEN + total) {
         return None;
     }
     let (source, destination) = (skb::peek::<u32>(ctx, ETH_LEN + 12), skb::peek::<u32>(ctx, ETH_LEN + 16));
-    let key = |first: u32, last: u32, second| FlowKey4 {
-        scope: scope(row.network, protocol),
-        first: first.to_ne_bytes(),
-        second: last.to_ne_bytes(),
-        ports: EndPorts::from_word(skb::peek(ctx, ETH_LEN + IPV4_LEN), second),
-    };
+    let key = |ends, second| straight::key4(ctx, row.network, protocol, ends, second);
     // Each order of the ends has code of its own: one comparison decides.
     if source > destination {
-        let found = FLOWS4.get_ptr_mut(key(destination, source, true))?;
+        let found = FLOWS4.get_ptr_mut(key([destination, source], true))?;
         // SAFETY: as in `flow::find`.
         follow::<true>(ctx, endpoint, row, unsafe { &mut *found }, protocol)
     } else {
-        let found = FLOWS4.get_ptr_mut(key(source, destination, false))?;
+        let found = FLOWS4.get_ptr_mut(key([source, destination], false))?;
         // SAFETY: as in `flow::find`.
         follow::<false>(ctx, endpoint, row, unsafe { &mut *found }, protocol)
     }
@@ -112,66 +99,25 @@ fn ipv6(ctx: &TcContext, endpoint: u32, row: &EndpointRow) -> Option<i32> {
         return None;
     }
     let protocol = skb::peek::<u8>(ctx, ETH_LEN + 6);
-    let transport = transport::<{ ETH_LEN + IPV6_LEN }>(ctx, protocol)?;
+    let Some(transport) = transport::<{ ETH_LEN + IPV6_LEN }>(ctx, protocol) else {
+        return change::<{ ETH_LEN + IPV6_LEN }>(ctx, protocol);
+    };
     let payload = usize::from(u16::from_be(skb::peek(ctx, ETH_LEN + 4)));
-    if !fits(ctx, payload, transport, ETH_LEN + IPV6_LEN + payload) {
+    if !straight::fits(ctx, payload, transport, ETH_LEN + IPV6_LEN + payload) {
         return None;
     }
-    let half = |offset: usize| skb::peek::<u64>(ctx, ETH_LEN + 8 + offset);
-    let (source, destination) = ([half(0), half(8)], [half(16), half(24)]);
-    let key = |first, last, second| AlignedKey6 {
-        padding: MaybeUninit::uninit(),
-        scope: scope(row.network, protocol),
-        first,
-        second: last,
-        ports: EndPorts::from_word(skb::peek(ctx, ETH_LEN + IPV6_LEN), second),
-    };
+    let [source, destination] = straight::halves6(ctx);
+    let key = |ends, second| straight::key6(ctx, row.network, protocol, ends, second);
     // As in `ipv4`.
-    if is_second_by_halves(source, destination) {
-        let found = FLOWS6.get_ptr_mut(key(destination, source, true).key())?;
+    if is_second_by_halves([source, destination]) {
+        let found = FLOWS6.get_ptr_mut(key([destination, source], true).key())?;
         // SAFETY: as in `flow::find`.
         follow::<true>(ctx, endpoint, row, unsafe { &mut *found }, protocol)
     } else {
-        let found = FLOWS6.get_ptr_mut(key(source, destination, false).key())?;
+        let found = FLOWS6.get_ptr_mut(key([source, destination], false).key())?;
         // SAFETY: as in `flow::find`.
         follow::<false>(ctx, endpoint, row, unsafe { &mut *found }, protocol)
     }
-}
-
-/// A [`FlowKey6`] at an address that aligns its addresses to eight bytes, so that each takes two stores.
-#[repr(C)]
-struct AlignedKey6 {
-    padding: MaybeUninit<u32>,
-    scope: u32,
-    first: [u64; 2],
-    second: [u64; 2],
-    ports: EndPorts,
-}
-
-impl AlignedKey6 {
-    #[inline(always)]
-    const fn key(&self) -> &FlowKey6 {
-        const {
-            use core::mem::offset_of;
-            assert!(
-                offset_of!(Self, first) == 4 + offset_of!(FlowKey6, first)
-                    && offset_of!(Self, second) == 4 + offset_of!(FlowKey6, second)
-                    && offset_of!(Self, ports) == 4 + offset_of!(FlowKey6, ports)
-                    && offset_of!(Self, scope) == 4 + offset_of!(FlowKey6, scope)
-                    && size_of::<FlowKey6>() == 40
-            );
-        }
-        // SAFETY: a key lies there, field by field; its own fields are aligned to four bytes.
-        unsafe { &*(&raw const self.scope).cast() }
-    }
-}
-
-/// `kni_common::flow::is_second` of addresses as halves in memory order.
-#[inline(always)]
-const fn is_second_by_halves([a0, a1]: [u64; 2], [b0, b1]: [u64; 2]) -> bool {
-    #[cfg(not(target_endian = "little"))]
-    compile_error!("the halves would compare the words in another order");
-    if a1 == b1 { a0 > b0 } else { a1 > b1 }
 }
 
 /// Bytes of the transport header at an offset, of a protocol and with flags that change nothing.
@@ -186,11 +132,16 @@ fn transport<const OFFSET: usize>(ctx: &TcContext, protocol: u8) -> Option<usize
     changes_nothing.then_some(TCP_LEN)
 }
 
-/// Whether a length in a header covers at least `least` bytes and the packet ends at or after `end`. The length of a
-/// packet that stands for several segments describes all of them or nothing.
+/// Forwards a TCP packet that may change the state of its flow, where the flow leads to another node; but for a SYN that opens
+/// one.
 #[inline(always)]
-fn fits(ctx: &TcContext, length: usize, least: usize, end: usize) -> bool {
-    skb::is_gso(ctx) || length >= least && end <= ctx.len() as usize
+fn change<const OFFSET: usize>(ctx: &TcContext, protocol: u8) -> Option<i32> {
+    // Read again: kept from `transport`, the flags would cost the packets that change nothing another instruction.
+    let ctx = &skb::reread(ctx);
+    let continues = protocol == TCP
+        && skb::holds(ctx, OFFSET + TCP_LEN)
+        && skb::peek::<u8>(ctx, OFFSET + TCP_FLAGS) & (SYN | ACK) != SYN;
+    if continues { to_node::find(ctx) } else { None }
 }
 
 /// Forwards a packet of the flow; `SECOND`: its sender is the second end.
@@ -211,7 +162,12 @@ fn follow<const SECOND: bool>(
     // SAFETY: four bytes of the row, aligned.
     let now_is = unsafe { core::ptr::read_volatile(state_word) };
     if now_is & STATE_MASK != STATE && !changes_nothing(now_is, found, protocol, SECOND) {
-        return None;
+        let far = is_far(if SECOND { found.first_kind } else { found.second_kind });
+        return if far && found.flags & FLOW_TRANSLATED == 0 {
+            to_node::forward(ctx, row, found, SECOND)
+        } else {
+            None
+        };
     }
     let (mine, theirs) = if SECOND {
         (&raw const found.second, &raw const found.first)
@@ -260,6 +216,12 @@ fn changes_nothing(now_is: u32, found: &FlowValue, protocol: u8, second: bool) -
     let is_reply = (now_is & flag(FLOW_OPENED_BY_SECOND) != 0) != second;
     let replied = now_is & flag(FLOW_REPLIED) != 0;
     is_reply == replied || !is_reply && protocol == UDP && !flow::is_later(found)
+}
+
+/// Whether an end of this kind is a pod of another node.
+#[inline(always)]
+const fn is_far(kind: u8) -> bool {
+    matches!(kind, END_REMOTE | END_ROUTED)
 }
 
 /// A flag in the word of [`state`].

@@ -337,11 +337,12 @@ fn open_hairpin(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Decision {
     begin(ctx, packet, work, Decision::local(endpoint))
 }
 
-/// The action and, in the upper half, the flags for packets of the network to this one's destination; 0 for no route.
+/// The action and, in the upper half, the flags for packets of the network to this one's destination; 0 for no route. The
+/// whole route is in `work`.
 ///
 /// VERIFIER: not inlined, as [`locate`].
 #[inline(never)]
-fn route(network: u32, work: &Work) -> u32 {
+fn route(network: u32, work: &mut Work) -> u32 {
     let key = Key::new(
         FULL_PREFIX,
         RouteData {
@@ -349,9 +350,12 @@ fn route(network: u32, work: &Work) -> u32 {
             address: bytes(work.to.destination),
         },
     );
-    match ROUTES.get(&key) {
-        Some(found) => u32::from(found.action) | u32::from(found.flags) << 16,
-        None => 0,
+    if let Some(found) = ROUTES.get(&key) {
+        work.route = *found;
+        u32::from(work.route.action) | u32::from(work.route.flags) << 16
+    } else {
+        work.route.action = 0;
+        0
     }
 }
 

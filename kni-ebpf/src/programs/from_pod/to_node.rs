@@ -34,7 +34,11 @@ pub(super) fn send(ctx: &TcContext, place: &Place, way: Decision) -> i32 {
 /// Evaluates the packet, which may have been translated, and opens or renews its flow.
 #[inline(always)]
 pub(super) fn decide(ctx: &TcContext, row: &EndpointRow, place: &Place, packet: &Packet, work: &mut Work) -> Decision {
-    let decision = Decision::from_word(from_pod_review_node(ctx.skb.skb, row, packet, work));
+    let mut decision = Decision::NONE;
+    // A SYN is always evaluated as the first packet of a flow.
+    if packet.class != Class::Open {
+        decision = Decision::from_word(from_pod_review_node(ctx.skb.skb, row, packet, work));
+    }
     if decision == Decision::RENEWED {
         // A further change in between: the next packet is evaluated again.
         return follow(ctx, place, packet).or_drop(Verdict::DestinationNotReady);
@@ -128,9 +132,6 @@ global! {
 /// where the row has expired or belongs to an earlier owner, or the pod is on another node by now.
 #[inline(always)]
 fn review(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) -> Decision {
-    if packet.class == Class::Open {
-        return Decision::NONE;
-    }
     let (Some(policy), Some(found)) = (endpoint::policy(work.event.endpoint), flow::lookup(row.network, packet)) else {
         return Decision::NONE;
     };
@@ -145,12 +146,15 @@ fn review(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) 
         return Decision::NONE;
     }
     flow::translate_out_of_line(&mut work.to, found);
+    work.route.action = 0;
     let Some((way, to_stack)) = find(row.network, work) else {
         work.to = *packet;
+        work.route.action = 0;
         return Decision::NONE;
     };
     if remote::kind(way) != to || way.number() != Some(receiver.id) {
         work.to = *packet;
+        work.route.action = 0;
         return Decision::NONE;
     }
     let Some(node) = remote::row(way) else {
@@ -178,11 +182,14 @@ fn review(ctx: &TcContext, row: &EndpointRow, packet: &Packet, work: &mut Work) 
     Decision::RENEWED
 }
 
-/// The way to the destination on another node, and whether that is the node itself.
+/// The way to the destination on another node, and whether that is the node itself. The route that the packet was found to
+/// take there is not looked up twice.
 #[inline(always)]
-fn find(network: u32, work: &Work) -> Option<(Decision, bool)> {
-    let route = remote::route(network, &work.to.destination)?;
-    Some((remote::way(route)?, route.flags & ROUTE_NODE != 0))
+fn find(network: u32, work: &mut Work) -> Option<(Decision, bool)> {
+    if work.route.action == 0 {
+        work.route = *remote::route(network, &work.to.destination)?;
+    }
+    Some((remote::way(&work.route)?, work.route.flags & ROUTE_NODE != 0))
 }
 
 /// Whether the sender may send to the destination. Nodes are destinations outside of the pod networks.

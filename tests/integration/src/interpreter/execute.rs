@@ -5,6 +5,8 @@
     reason = "registers hold narrower numbers, as the instruction set defines"
 )]
 
+use std::net::Ipv4Addr;
+
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{
@@ -64,6 +66,8 @@ pub(super) struct Execution<'a> {
     pub(super) jiffies: u64,
     pub(super) nanoseconds: u64,
     pub(super) random: &'a mut fastrand::Rng,
+    /// As in [`super::Arrival`].
+    pub(super) tunnel: Option<(u32, Ipv4Addr)>,
 }
 
 impl<'a> Execution<'a> {
@@ -87,6 +91,7 @@ impl<'a> Execution<'a> {
             jiffies,
             nanoseconds,
             random,
+            tunnel: None,
         }
     }
 

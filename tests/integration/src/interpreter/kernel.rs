@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use super::{execute::Execution, memory::Memory};
 
 /// `enum bpf_func_id`: the functions that the programs call.
-const NAMES: [(i32, &str); 27] = [
+const NAMES: [(i32, &str); 31] = [
     (1, "map_lookup_elem"),
     (2, "map_update_elem"),
     (3, "map_delete_elem"),
@@ -20,10 +20,14 @@ const NAMES: [(i32, &str); 27] = [
     (9, "skb_store_bytes"),
     (10, "l3_csum_replace"),
     (11, "l4_csum_replace"),
+    (20, "skb_get_tunnel_key"),
+    (21, "skb_set_tunnel_key"),
     (23, "redirect"),
     (26, "skb_load_bytes"),
     (28, "csum_diff"),
+    (32, "skb_change_type"),
     (39, "skb_pull_data"),
+    (40, "csum_update"),
     (84, "sk_lookup_tcp"),
     (85, "sk_lookup_udp"),
     (86, "sk_release"),
@@ -42,6 +46,7 @@ const NAMES: [(i32, &str); 27] = [
 
 const TC_ACT_REDIRECT: i64 = 7;
 const EFAULT: i64 = 14;
+const EINVAL: i64 = 22;
 
 /// Flags of `bpf_l4_csum_replace`.
 const MARK_MANGLED_0: u64 = 0x20;
@@ -65,6 +70,7 @@ impl Execution<'_> {
             "skb_store_bytes" => self.store_bytes(arguments)?,
             "l3_csum_replace" | "l4_csum_replace" => self.replace_checksum(arguments, name == "l4_csum_replace")?,
             "csum_diff" => self.difference(arguments)?,
+            "skb_get_tunnel_key" => self.tunnel_key(arguments)?,
             "redirect" | "redirect_neigh" | "redirect_peer" => TC_ACT_REDIRECT,
             "ringbuf_reserve" => self.memory.reserve(arguments[1] as usize).cast_signed(),
             // One CPU, no socket of the node, every packet fits, and events go nowhere.
@@ -100,6 +106,17 @@ impl Execution<'_> {
         let number = self.memory.map(map)?;
         let key = self.bytes(key, self.memory.maps[number].key_size)?;
         Ok(self.memory.maps[number].delete(&key))
+    }
+
+    /// The number of the virtual network and the sender's IPv4 address, both in host byte order.
+    fn tunnel_key(&mut self, [_, to, _, flags, _]: [u64; 5]) -> Result<i64> {
+        const IPV6: u64 = 1;
+        let Some((number, sender)) = self.tunnel.filter(|_| flags & IPV6 == 0) else {
+            return Ok(-EINVAL);
+        };
+        let words = [number, sender.to_bits()].map(u32::to_ne_bytes);
+        self.memory.at_mut(to, 8)?.0.copy_from_slice(&words.concat());
+        Ok(0)
     }
 
     fn load_bytes(&mut self, [_, offset, to, length, _]: [u64; 5]) -> Result<i64> {

@@ -14,7 +14,7 @@ mod map;
 mod memory;
 mod pinned;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::Ipv4Addr};
 
 use anyhow::{Context as _, Result, ensure};
 use aya_obj::{Object, generated::bpf_insn};
@@ -55,6 +55,8 @@ pub struct Arrival {
     pub ifindex: u32,
     /// Index of the interface through which the packet entered the node, 0 for none.
     pub ingress_ifindex: u32,
+    /// The number of the virtual network and the sender, where the packet came through a tunnel over IPv4.
+    pub tunnel: Option<(u32, Ipv4Addr)>,
 }
 
 /// The result of a program for a packet.
@@ -136,6 +138,7 @@ impl Interpreter {
         }
         let memory = Memory::new(context, frame.to_vec(), &mut self.maps);
         let mut execution = Execution::new(&instructions, memory, self.jiffies, self.nanoseconds, &mut self.random);
+        execution.tunnel = arrival.tunnel;
         let action = execution.run().with_context(|| execution.place(program))?;
         let (frame, counts) = execution.finish();
         Ok(Executed { action, frame, counts })
