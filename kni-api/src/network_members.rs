@@ -74,10 +74,12 @@ pub struct NetworkMembersSpec {
     #[schemars(length(min = 1, max = 128))]
     pub node_uid: String,
     /// The interfaces of pods.
+    // The list has one writer. As a map, each of its entries would be a field that the API server notes as managed: a third of
+    // the object, in each event of a change.
     #[serde(default)]
     #[schemars(
         length(max = 64),
-        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["podUID", "interface"])
+        extend("x-kubernetes-list-type" = "atomic", "x-kubernetes-validations" = vec![rules::members::distinct()])
     )]
     pub members: Vec<NetworkMember>,
 }

@@ -42,8 +42,16 @@ pub(crate) struct Place {
     pub(crate) kubeconfig: PathBuf,
 }
 
-/// Starts the agent of a node; returns the time until pods could be attached.
-pub(crate) async fn start(place: Place, node: SimulatedNode, kubelet: Client) -> Result<Duration> {
+/// An agent that has started.
+pub(crate) struct Started {
+    /// The time until pods could be attached.
+    pub(crate) after: Duration,
+    /// The bytes that it has read until then and until it knows all blocks, by resource.
+    pub(crate) read: BTreeMap<String, u64>,
+}
+
+/// Starts the agent of a node.
+pub(crate) async fn start(place: Place, node: SimulatedNode, kubelet: Client) -> Result<Started> {
     let begun = Instant::now();
     let connection = kni_reflectors::connect(Some(&place.kubeconfig), RequestLimits::default())
         .await
@@ -76,9 +84,14 @@ pub(crate) async fn start(place: Place, node: SimulatedNode, kubelet: Client) ->
     drop(apply_networks(objects.networks).await);
     controllers.run(&tasks);
     tasks.spawn("sync-policies", sync_policies(node.clone(), watches.cache()));
-    let ready = begun.elapsed();
+    let after = begun.elapsed();
     tasks.spawn("runtime", attach_pods(node, watches.cache(), place.name, kubelet));
-    Ok(ready)
+    let mut changes = watches.cache().changes();
+    while !watches.cache().tables().other_blocks.is_synced() && changes.changed().await.is_ok() {}
+    Ok(Started {
+        after,
+        read: watches.received(),
+    })
 }
 
 /// Gives the policy engine changes of policies and namespaces.

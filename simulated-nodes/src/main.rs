@@ -124,7 +124,9 @@ impl Simulation {
         runtime.spawn(async move {
             let name = place.name.clone();
             let answer = match agent::start(place, node, kubelet).await {
-                Ok(time) => json!({ "ready": name, "seconds": time.as_secs_f64() }),
+                Ok(started) => json!({
+                    "ready": name, "seconds": started.after.as_secs_f64(), "read": started.read,
+                }),
                 Err(error) => json!({ "failed": name, "error": format!("{error:#}") }),
             };
             // The reader is gone at the end only.

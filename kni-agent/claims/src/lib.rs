@@ -21,7 +21,7 @@ use kni_api::{AddressBlock, LEASES_FINALIZER};
 use kni_model::NetworkName;
 use kube::{
     Api, Client, ResourceExt as _,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, VersionMatch},
 };
 use serde_json::json;
 
@@ -57,6 +57,28 @@ pub enum Claim {
     Ours,
     /// The block, or a part of it, does not: the owner, as text for operators.
     Taken(String),
+}
+
+/// The result of the creation of an object.
+enum Created {
+    /// It is the node's, with the version of its object.
+    Ours { version: u64 },
+    /// The owner.
+    Taken(String),
+}
+
+impl Created {
+    fn ours(object: &AddressBlock) -> Self {
+        Self::Ours {
+            version: version_of(object),
+        }
+    }
+}
+
+/// 0 if it is no number.
+fn version_of(object: &AddressBlock) -> u64 {
+    let version = object.resource_version().and_then(|version| version.parse().ok());
+    version.unwrap_or_default()
 }
 
 /// The claims of one node. Sends requests only when called.
@@ -127,7 +149,7 @@ impl Claims {
     ) -> (BTreeMap<IpNet, Claim>, Result<(), ClaimError>) {
         let mut claims = BTreeMap::new();
         let mut done = Ok(());
-        let mut created = Vec::new();
+        let (mut created, mut newest) = (Vec::new(), 0);
         let creations: Vec<_> = units
             .iter()
             .map(|unit| async move { (*unit, self.create(network, unit).await) })
@@ -135,15 +157,18 @@ impl Claims {
         let mut creations = stream::iter(creations).buffer_unordered(AT_ONCE);
         while let Some((unit, result)) = creations.next().await {
             match result {
-                Ok(Claim::Ours) => created.push(unit),
-                Ok(taken) => {
-                    claims.insert(unit, taken);
+                Ok(Created::Ours { version }) => {
+                    created.push(unit);
+                    newest = version.max(newest);
+                }
+                Ok(Created::Taken(by)) => {
+                    claims.insert(unit, Claim::Taken(by));
                 }
                 Err(error) => done = Err(error),
             }
         }
         if !created.is_empty() {
-            match self.confirm(network, &created).await {
+            match self.confirm(network, &created, newest).await {
                 Ok(confirmed) => claims.extend(confirmed),
                 Err(error) => done = Err(error),
             }
@@ -151,17 +176,29 @@ impl Claims {
         (claims, done)
     }
 
+    /// Settles claims of an earlier process whose objects are there and valid: what [`Self::claim_all`] does after it has
+    /// created them, with one request for all objects of a network.
+    pub async fn confirm_objects(
+        &self,
+        network: &NetworkRef,
+        objects: &[&AddressBlock],
+    ) -> Result<BTreeMap<IpNet, Claim>, ClaimError> {
+        let units: Vec<IpNet> = objects.iter().filter_map(|object| range_of(object)).collect();
+        let newest = objects.iter().map(|object| version_of(object)).max();
+        self.confirm(network, &units, newest.unwrap_or_default()).await
+    }
+
     /// Creates the object of a unit.
-    async fn create(&self, network: &NetworkRef, unit: &IpNet) -> Result<Claim, ClaimError> {
+    async fn create(&self, network: &NetworkRef, unit: &IpNet) -> Result<Created, ClaimError> {
         let object = address_block(&self.node, network, unit);
         match self.blocks().create(&PostParams::default(), &object).await {
-            Ok(_created) => Ok(Claim::Ours),
+            Ok(created) => Ok(Created::ours(&created)),
             Err(error) if is_code(&error, 404) => Err(ClaimError::NotServed),
             Err(kube::Error::Api(status)) if status.code == 409 && status.reason == "AlreadyExists" => {
                 match self.blocks().get_opt(&object.name_any()).await {
-                    Ok(Some(there)) if self.is_valid(&there, network) => Ok(Claim::Ours),
-                    Ok(Some(there)) => Ok(Claim::Taken(owner(&there))),
-                    Ok(None) => Ok(Claim::Taken("a node that has just released it".to_owned())),
+                    Ok(Some(there)) if self.is_valid(&there, network) => Ok(Created::ours(&there)),
+                    Ok(Some(there)) => Ok(Created::Taken(owner(&there))),
+                    Ok(None) => Ok(Created::Taken("a node that has just released it".to_owned())),
                     Err(error) => Err(ClaimError::of("reading a block", error)),
                 }
             }
@@ -169,11 +206,17 @@ impl Claims {
         }
     }
 
-    /// Compares the units of created objects with blocks of earlier networks. Those that overlap are released.
-    async fn confirm(&self, network: &NetworkRef, created: &[IpNet]) -> Result<BTreeMap<IpNet, Claim>, ClaimError> {
+    /// Compares the units of created objects with blocks of earlier networks. Those that overlap are released. `newest` is the
+    /// highest version of the objects.
+    async fn confirm(
+        &self,
+        network: &NetworkRef,
+        created: &[IpNet],
+        newest: u64,
+    ) -> Result<BTreeMap<IpNet, Claim>, ClaimError> {
         // A network that was deleted and made again may have had units of another size. Both sides create first and
-        // look then, so at least one of two concurrent claims sees the other one.
-        let earlier = self.earlier_blocks(network).await?;
+        // look then, so at least one of two concurrent claims sees the other one: that whose objects are newer.
+        let earlier = self.earlier_blocks(network, newest).await?;
         let mut claims = BTreeMap::new();
         for unit in created {
             let mut earlier = earlier.iter();
@@ -200,10 +243,15 @@ impl Claims {
         self.entries().remove(network, ranges).await
     }
 
-    /// The blocks of other nodes in earlier networks of the same name.
-    async fn earlier_blocks(&self, network: &NetworkRef) -> Result<Vec<AddressBlock>, ClaimError> {
+    /// The blocks of other nodes in earlier networks of the same name, as of `version` or later. The API server answers from its
+    /// cache once that has the version, which it gets with the object of that version; how new its storage is does not matter.
+    async fn earlier_blocks(&self, network: &NetworkRef, version: u64) -> Result<Vec<AddressBlock>, ClaimError> {
         let others = format!("spec.network={},spec.networkUID!={}", network.name, network.uid);
-        let listed = self.blocks().list(&ListParams::default().fields(&others)).await;
+        let mut params = ListParams::default().fields(&others);
+        if version > 0 {
+            params = params.at(&version.to_string()).matching(VersionMatch::NotOlderThan);
+        }
+        let listed = self.blocks().list(&params).await;
         let listed = listed.map_err(|error| ClaimError::of("listing blocks of an earlier network", error))?;
         let mut earlier = listed.items;
         earlier.retain(|object| object.spec.node_name != self.node.name);

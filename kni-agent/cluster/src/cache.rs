@@ -3,15 +3,17 @@
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use kni_api::NodeEndpoint;
 use kni_model::NetworkName;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 
 use super::{
     blocks::{BlockDemand, HeldBlocks},
     networks::{Networks, own_endpoint},
+    others::{Following, Others},
     table::Written,
     tables::Tables,
 };
@@ -23,8 +25,7 @@ pub struct ClusterCache {
     changes: watch::Sender<()>,
     restores: watch::Sender<()>,
     blocks: Arc<BlockDemand>,
-    joined: watch::Sender<Option<BTreeSet<NetworkName>>>,
-    counted: watch::Sender<Option<BTreeSet<NetworkName>>>,
+    others: Arc<Others>,
     derived: Arc<Mutex<Option<Derived>>>,
 }
 
@@ -47,9 +48,8 @@ impl ClusterCache {
             changes: watch::Sender::new(()),
             restores: watch::Sender::new(()),
             blocks: Arc::default(),
-            joined: watch::Sender::new(None),
+            others: Arc::default(),
             derived: Arc::default(),
-            counted: watch::Sender::new(None),
         }
     }
 
@@ -140,24 +140,42 @@ impl ClusterCache {
     /// Sets the networks whose members and blocks the node has to know: those that it has pods in. Of those in `counting`
     /// it has to know the blocks only.
     pub fn join(&self, networks: BTreeSet<NetworkName>, counting: impl IntoIterator<Item = NetworkName>) {
-        let counted = networks.iter().cloned().chain(counting).collect();
-        for (sender, networks) in [(&self.joined, networks), (&self.counted, counted)] {
-            sender.send_if_modified(|known| {
-                let differs = known.as_ref() != Some(&networks);
-                *known = Some(networks);
-                differs
-            });
-        }
+        self.others.join(networks, counting);
     }
 
-    /// The networks of [`Self::join`] whose blocks the node has to know, from now on; `None` before its first call.
+    /// What the node knows of other nodes in its networks.
+    pub fn others(&self) -> &Others {
+        &self.others
+    }
+
+    /// Waits until the node knows what other nodes have in these networks. Whether it does: not if that takes longer than
+    /// `limit`, or while the API server does not answer.
+    pub async fn wait_for_others(&self, following: &Following<'_>, limit: Duration) -> bool {
+        let mut changes = self.others.changes();
+        let is_applied = || {
+            let tables = self.tables();
+            let mut networks = following.networks().iter();
+            networks.all(|name| self.others.is_applied(&tables, name))
+        };
+        let known = async {
+            while !is_applied() {
+                if self.others.is_away() || changes.changed().await.is_err() {
+                    return false;
+                }
+            }
+            true
+        };
+        timeout(limit, known).await.unwrap_or(false)
+    }
+
+    /// The networks whose blocks the node has to know, from now on; `None` before the first call of [`Self::join`].
     pub fn counted(&self) -> watch::Receiver<Option<BTreeSet<NetworkName>>> {
-        self.counted.subscribe()
+        self.others.counted()
     }
 
-    /// The networks of [`Self::join`] from now on; `None` before its first call.
+    /// The networks whose members the node has to know, from now on; `None` before the first call of [`Self::join`].
     pub fn joined(&self) -> watch::Receiver<Option<BTreeSet<NetworkName>>> {
-        self.joined.subscribe()
+        self.others.joined()
     }
 
     /// The node's demand for address blocks.

@@ -9,6 +9,7 @@ pub mod egress;
 pub mod joining;
 mod networks;
 mod numbers;
+mod others;
 mod table;
 mod tables;
 
@@ -16,5 +17,6 @@ pub use blocks::{Addresses, BlockDemand, HeldBlocks, Waiting, needs_blocks};
 pub use cache::ClusterCache;
 pub use networks::{Networks, entries_of, taken_blocks};
 pub use numbers::{Claim, Numbers, objects_by_uid};
+pub use others::{Following, Others};
 pub use table::{ABSENCE_GRACE, Key, NetworkTable, OfNetwork, Table, Written};
 pub use tables::{AttachmentRow, NodeRow, PolicyRow, Tables};

@@ -10,11 +10,11 @@ mod desired;
 mod entries;
 mod inputs;
 mod search;
+mod used;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
-    net::IpAddr,
     time::Duration,
 };
 
@@ -27,6 +27,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use self::{
     desired::Step,
     search::{Found, Search},
+    used::Used,
 };
 use super::ObjectControllers;
 
@@ -318,28 +319,6 @@ impl ObjectControllers {
             }
         }
         failed
-    }
-}
-
-/// The addresses that pods have, and those that rest after pods.
-struct Used {
-    leases: BTreeMap<NetworkName, Vec<IpAddr>>,
-    resting: BTreeMap<NetworkName, Vec<IpAddr>>,
-}
-
-impl Used {
-    fn of(controllers: &ObjectControllers) -> Self {
-        Self {
-            leases: (controllers.state.leases)(),
-            resting: (controllers.state.resting)(),
-        }
-    }
-
-    /// Whether one of them is in a block.
-    fn has(&self, network: &NetworkName, block: &IpNet) -> bool {
-        let all = [&self.leases, &self.resting].into_iter();
-        let mut all = all.filter_map(|addresses| addresses.get(network)).flatten();
-        all.any(|address| block.contains(address))
     }
 }
 

@@ -78,6 +78,7 @@ impl ObjectControllers {
             if seen != Some(versions) || is_repeated {
                 seen = Some(versions);
                 let begun = Instant::now();
+                let covered = self.covered(|tables, network| tables.other_blocks.covers(network));
                 let updated = self.update_fabric(&mut derived);
                 let deriving = begun.elapsed();
                 let is_due = match updated {
@@ -94,6 +95,10 @@ impl ObjectControllers {
                     if is_applied.replace(done) != Some(done) || !done {
                         self.node_changed.notify_one();
                     }
+                }
+                if updated.is_some() {
+                    // Also after a failure: nothing more happens before it is tried again.
+                    self.cache.others().set_blocks_applied(covered);
                 }
                 let applying = begun.elapsed().saturating_sub(deriving);
                 let share = deriving.saturating_mul(SHARE);
@@ -116,7 +121,22 @@ impl ObjectControllers {
             if !kni_tasks::waiting(next).await {
                 return;
             }
-            tokio::time::sleep(gather).await;
+            self.gather(gather).await;
+        }
+    }
+
+    /// Gathers changes, for a short time only while the first pod of a network is attached.
+    async fn gather(&self, longest: Duration) {
+        let others = self.cache.others();
+        let demanded = async {
+            while !others.is_awaited() {
+                others.demanded().await;
+            }
+            tokio::time::sleep(GATHER).await;
+        };
+        tokio::select! {
+            () = tokio::time::sleep(longest) => {}
+            () = demanded => {}
         }
     }
 

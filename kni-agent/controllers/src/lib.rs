@@ -19,6 +19,7 @@ mod endpoint;
 mod events;
 mod fabric;
 mod interfaces;
+mod joining;
 mod members;
 mod network_status;
 mod node;
@@ -132,6 +133,11 @@ impl Reflectors {
     /// The requests until now, by result.
     pub fn requests(&self) -> Vec<RequestCount> {
         self.connection.requests.view()
+    }
+
+    /// The bytes that the API server has sent until now, by resource.
+    pub fn received(&self) -> BTreeMap<String, u64> {
+        self.connection.requests.received()
     }
 
     /// The cache that the watches fill.
@@ -345,6 +351,7 @@ impl ObjectControllers {
     /// Starts the controllers, after everything was read; see [`Reflectors::synced`].
     pub fn run(&self, tasks: &Tasks) {
         tasks.spawn("sync-networks", self.clone().sync_networks());
+        tasks.spawn("followed-networks", self.clone().watch_networks());
         tasks.spawn("sync-pods", self.clone().sync_pods());
         tasks.spawn("fabric", self.clone().reconcile_fabric());
         tasks.spawn("address-blocks", self.clone().reconcile_blocks());

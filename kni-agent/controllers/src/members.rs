@@ -14,7 +14,7 @@ use kni_api::{
     NETWORK_LABEL, NetworkMembers, NetworkMembersSpec,
     network_members::{self, MAX_MEMBERS, NetworkMember},
 };
-use kni_cluster::{Key, Tables, joining::networks_of};
+use kni_cluster::{Key, Tables};
 use kni_model::{NetworkName, Sandbox};
 use kni_reflectors::version_of;
 use kube::{
@@ -81,7 +81,6 @@ impl ObjectControllers {
             let mut wrote = false;
             if seen != Some(versions) || !retries.is_empty() || !unsure.is_empty() {
                 seen = Some(versions);
-                self.join_networks();
                 let writes = self.member_writes();
                 retries.retain(|key| writes.contains_key(key));
                 self.read_unsure(&mut unsure, &writes).await;
@@ -166,30 +165,6 @@ impl ObjectControllers {
         if let Err(error) = (self.state.note_withdrawals)(withdrawn.collect()) {
             tracing::warn!(%error, "cannot record which addresses no other node uses any more");
         }
-    }
-
-    /// Follows the members and blocks of the networks that the node has pods in, or will have, and of the default network; and
-    /// the blocks of networks with an extended resource, as the node offers what is free of them.
-    pub fn join_networks(&self) {
-        let sandboxes = (self.state.sandboxes)();
-        let attached = sandboxes.iter().flat_map(|sandbox| &sandbox.attachments);
-        let mut joined: BTreeSet<NetworkName> = attached.map(|attachment| attachment.network.clone()).collect();
-        let counting: Vec<NetworkName> = {
-            let tables = self.cache.tables();
-            let networks = self.networks(&tables);
-            for (key, pod) in tables.pods.rows() {
-                if pod.node == self.node && !pod.host_network && !pod.finished {
-                    joined.extend(networks_of(&tables, &networks, &key.namespace, pod));
-                }
-            }
-            // The node itself exchanges packets with the pods of the default network.
-            joined.extend(networks.default_network().cloned());
-            joined.retain(|name| tables.networks.get("", name.as_str()).is_some());
-            let counting = tables.networks.rows().values();
-            let counting = counting.filter(|object| object.spec.extended_resource);
-            counting.filter_map(|object| object.name_any().parse().ok()).collect()
-        };
-        self.cache.join(joined, counting);
     }
 
     fn member_writes(&self) -> BTreeMap<Key, Write> {

@@ -150,7 +150,10 @@ impl ObjectControllers {
             if seen != Some(versions) || retry.is_over() {
                 seen = Some(versions);
                 let relabeled = (self.state.relabel)(()).await;
+                let covered = self.covered(|tables, network| tables.members.covers(network));
                 let known = self.sync_peers().await;
+                // Also after a failure: nothing more happens before it is tried again.
+                self.cache.others().set_members_applied(covered);
                 retry.ended(relabeled && known);
             }
             let next = async {

@@ -59,6 +59,8 @@ pub struct StateUse {
     pub repairs: Vec<(&'static str, u64)>,
     /// Ports for masquerading that the kernel gives to sockets of the node, too.
     pub shared_ports: u64,
+    /// Pods that were attached before the node knew what other nodes have in their networks.
+    pub early_attaches: u64,
     /// Entries of `extradata` with a key that the agent does not know, since the start, by the method of `kni.KNI`.
     pub unknown_extradata: Vec<(&'static str, u64)>,
 }

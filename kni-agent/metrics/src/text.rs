@@ -221,6 +221,9 @@ impl Out<'_> {
         let repairs = snapshot.state.repairs.iter();
         let repairs = repairs.map(|(object, count)| ([("object", *object)], *count));
         self.counters("kni_repairs", "Objects that other processes took away", repairs)?;
+        let early = [([], snapshot.state.early_attaches)];
+        let help = "Pods that were attached before the node knew what other nodes have in their networks";
+        self.counters("kni_attach_early", help, early)?;
         let unknown = snapshot.state.unknown_extradata.iter();
         let unknown = unknown.map(|(method, count)| ([("method", *method)], *count));
         let help = "Entries of extradata with a key that the agent does not know";

@@ -103,7 +103,11 @@ impl Service {
             return self.sandboxes.attach(&request).await;
         };
         let preparation = Preparation::new(cluster, &self.registry, &self.networks);
-        let Prepared { request, additional } = preparation.complete(request).await?;
+        let Prepared {
+            request,
+            additional,
+            following,
+        } = preparation.complete(request).await?;
         // The preparation may have waited for the cluster.
         if self.registry.is_stopping() {
             return Err(Subject::from(&request).error(ErrorKind::Stopping));
@@ -125,6 +129,7 @@ impl Service {
             }
             return Err(error);
         }
+        preparation.wait_for_others(following).await;
         self.query(&sandbox.id)
             .ok_or_else(|| Subject::from(&request).not_ready("it was detached while it was attached"))
     }

@@ -2,11 +2,15 @@
 //!
 //! Reads only the cache. Objects that the cache does not have yet are awaited for a limited time, never requested.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
-use kni_cluster::{Addresses, ClusterCache, Tables, joining, needs_blocks};
+use kni_cluster::{Addresses, ClusterCache, Following, Tables, joining, needs_blocks};
 use kni_crd::PodFacts;
-use kni_model::{AttachRequest, CniAttachment, NetworkName, policy::Labels};
+use kni_model::{AttachRequest, CniAttachment, Fabric, NetworkName, policy::Labels};
 use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
@@ -22,13 +26,18 @@ use crate::{
 /// allocated. The runtime repeats a failed call.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How much later an attach ends at most, so that the node knows what other nodes have in the pod's networks.
+const OTHERS_PATIENCE: Duration = Duration::from_secs(1);
+
 /// A complete request.
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct Prepared<'a> {
     /// The pod's own sandbox.
     pub(crate) request: AttachRequest,
     /// Its additional interfaces, each a sandbox of its own that goes with it.
     pub(crate) additional: Vec<AttachRequest>,
+    /// Networks of which the node does not know yet what other nodes have; `None` where it knows all.
+    pub(crate) following: Option<Following<'a>>,
 }
 
 /// Completes requests.
@@ -52,7 +61,7 @@ impl<'a> Preparation<'a> {
     }
 
     /// Completes a request with what the cluster has of the pod and its namespace.
-    pub(crate) async fn complete(&self, mut request: AttachRequest) -> Result<Prepared, AttachError> {
+    pub(crate) async fn complete(&self, mut request: AttachRequest) -> Result<Prepared<'a>, AttachError> {
         let (namespace, facts) = self.facts(&request).await?;
         let additional = {
             let tables = self.cluster.tables();
@@ -74,8 +83,40 @@ impl<'a> Preparation<'a> {
                 with_attachments(&mut request, &tables)?
             }
         };
+        // It is read while blocks are claimed, and while the pod is attached.
+        let following = self.follow(&interfaces(&request, &additional));
         self.wait_for_blocks(&request, &additional).await;
-        Ok(Prepared { request, additional })
+        Ok(Prepared {
+            request,
+            additional,
+            following,
+        })
+    }
+
+    /// Follows the networks of which the node does not know yet what other nodes have.
+    fn follow(&self, interfaces: &BTreeMap<Option<NetworkName>, u32>) -> Option<Following<'a>> {
+        let others = self.cluster.others();
+        let unknown: BTreeSet<NetworkName> = {
+            let tables = self.cluster.tables();
+            let networks = self.cluster.networks(&tables);
+            let names = interfaces.keys().filter_map(|name| match name {
+                Some(name) => Some(name),
+                None => networks.default_network(),
+            });
+            let unknown = names.filter(|name| !others.is_applied(&tables, name));
+            let connected = unknown.filter(|name| networks.spec(name).is_some_and(|spec| spec.fabric != Fabric::None));
+            connected.cloned().collect()
+        };
+        (!unknown.is_empty()).then(|| others.follow(unknown))
+    }
+
+    /// Waits until the node knows what other nodes have in the followed networks, so that the first packet of a pod arrives.
+    /// Not for long, and not while the API server is away: the pod has its interface, and gets the rest later.
+    pub(crate) async fn wait_for_others(&self, following: Option<Following<'_>>) {
+        let Some(following) = following else { return };
+        if !self.cluster.wait_for_others(&following, OTHERS_PATIENCE).await {
+            self.cluster.others().count_early();
+        }
     }
 
     /// The namespace's labels, and the pod if it is known. CNI has no labels of pods, so for its runtimes the pod must be

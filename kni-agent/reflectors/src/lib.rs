@@ -6,6 +6,7 @@
 mod client;
 mod decoded;
 mod later;
+mod of_others;
 mod own_view;
 mod reflector;
 mod requests;

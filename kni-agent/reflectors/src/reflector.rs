@@ -76,6 +76,10 @@ where
         }
     }
 
+    pub(super) const fn table(&self) -> fn(&mut Tables) -> &mut Table<V> {
+        self.table
+    }
+
     /// Puts `substitute` in the place of objects that cannot be decoded and have no earlier version.
     pub(super) const fn with_substitute(self, substitute: fn(&Undecoded) -> Option<V>) -> Self {
         Self { substitute, ..self }
@@ -182,12 +186,16 @@ where
     ) {
         match event {
             Ok(event) => {
+                cache.others().set_away(false);
                 last_error.clear();
                 counts.event(self.name);
                 self.take(event, before_list, cache);
             }
             Err(error) => {
                 counts.restart(self.name);
+                if is_no_answer(&error) {
+                    cache.others().set_away(true);
+                }
                 if is_refusal(&error) {
                     let text = format!("{error}; the cached objects stay");
                     cache.change(|tables| (self.table)(tables).set_problem(Some(text)));
@@ -268,6 +276,17 @@ fn is_not_streamed(error: &watcher::Error) -> bool {
         return false;
     };
     matches!(status.code, 400 | 422)
+}
+
+/// Whether the API server was not reached.
+fn is_no_answer(error: &watcher::Error) -> bool {
+    let (watcher::Error::InitialListFailed(error)
+    | watcher::Error::WatchStartFailed(error)
+    | watcher::Error::WatchFailed(error)) = error
+    else {
+        return false;
+    };
+    !matches!(error, kube::Error::Api(_))
 }
 
 /// Whether the API server does not serve the kind, or not to this agent. All other errors are retried where the watch

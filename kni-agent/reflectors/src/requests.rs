@@ -72,6 +72,7 @@ type Results = BTreeMap<(&'static str, String, String), u64>;
 #[derive(Debug, Clone, Default)]
 pub struct RequestCounts {
     results: Arc<Mutex<Results>>,
+    received: Arc<Mutex<BTreeMap<String, u64>>>,
 }
 
 impl RequestCounts {
@@ -85,6 +86,21 @@ impl RequestCounts {
             count: *count,
         });
         counts.collect()
+    }
+
+    /// The bytes of all answers by resource, events of watches included.
+    pub fn received(&self) -> BTreeMap<String, u64> {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn add_received(&self, call: &Call, bytes: usize) {
+        let mut received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        if let Some(sum) = received.get_mut(&call.resource) {
+            *sum = sum.saturating_add(bytes);
+        } else {
+            received.insert(call.resource.clone(), bytes);
+        }
     }
 
     fn add(&self, call: &Call, code: &str) {
@@ -327,6 +343,11 @@ where
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if let Poll::Ready(frame) = self.inner.as_mut().poll_frame(cx) {
+            if let Some(Ok(frame)) = &frame
+                && let Some(data) = frame.data_ref()
+            {
+                self.counts.add_received(&self.call, data.len());
+            }
             if let Some((idle, watched)) = &self.watch {
                 let now = Instant::now();
                 if watched.is_interrupted(frame.as_ref(), now) {

@@ -30,6 +30,7 @@ use tokio::{sync::watch, task::JoinSet};
 use super::{
     decoded::{Decoded, Undecoded},
     later::spread,
+    of_others,
     own_view::of_node,
     reflector::{Kind, version_of},
     served::{Optional, Version},
@@ -311,25 +312,34 @@ fn reflect_members(watches: &mut Watches<'_>, own: watcher::Config) {
         own,
     );
     let names = ("watch-networkmembers", "networkmembers");
-    reflect_joined::<NetworkMembers>(watches, names, |tables| &mut tables.members, ClusterCache::joined);
+    let kind = Kind::new(
+        names.1,
+        |tables| &mut *tables.members,
+        |object| Some(of_others::members(object)),
+    );
+    reflect_joined(watches, names, kind, ClusterCache::joined);
 }
 
 /// Follows the address blocks of all nodes in the networks that the node has pods in, or counts the free addresses of.
 fn reflect_other_blocks(watches: &mut Watches<'_>) {
     let names = ("watch-addressblocks-of-networks", "addressblocks");
-    reflect_joined::<AddressBlock>(watches, names, |tables| &mut tables.other_blocks, ClusterCache::counted);
+    let kind = Kind::new(
+        names.1,
+        |tables| &mut *tables.other_blocks,
+        |object| Some(of_others::block(object)),
+    );
+    reflect_joined(watches, names, kind, ClusterCache::counted);
 }
 
 /// Follows the objects of a recent kind in the networks that `joined` yields, by their label.
 fn reflect_joined<K>(
     watches: &mut Watches<'_>,
     (task, plural): (&'static str, &'static str),
-    table: fn(&mut Tables) -> &mut Table<Arc<K>>,
+    kind: Kind<K, Arc<K>>,
     joined: fn(&ClusterCache) -> watch::Receiver<Option<BTreeSet<NetworkName>>>,
 ) where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + PartialEq + Send + Sync + 'static,
 {
-    let kind = Kind::<K, _>::new(plural, table, |object| Some(whole(object)));
     let api = Api::<Decoded<K>>::all(watches.client.clone());
     let (cache, counts) = (watches.cache.clone(), watches.counts.clone());
     let watch = move || {
@@ -337,7 +347,7 @@ fn reflect_joined<K>(
             .boxed()
     };
     let version: Version = (VERSION, Arc::new(watch));
-    watches.reflect_optional(task, Optional::new(GROUP, plural, table), vec![version]);
+    watches.reflect_optional(task, Optional::new(GROUP, plural, kind.table()), vec![version]);
 }
 
 /// Follows where the nodes are. Without the kind packets of pods do not leave the node.

@@ -83,6 +83,10 @@ impl Node {
             ],
             repairs: vec![("programs", programs), ("pins", pins)],
             shared_ports: self.uplink.shared_ports().into(),
+            early_attaches: self
+                .reflectors
+                .as_ref()
+                .map_or(0, |reflectors| reflectors.cache().others().early()),
             unknown_extradata: self.unknown_keys.counts(),
         }
     }

@@ -12,6 +12,14 @@ pub(crate) fn name() -> Rule {
     )
 }
 
+/// An interface of a pod is reported once.
+pub(crate) fn distinct() -> Rule {
+    rule(
+        "self.all(a, self.exists_one(b, a.podUID == b.podUID && a.interface == b.interface))",
+        "has an interface of a pod twice: keep one entry for each podUID and interface",
+    )
+}
+
 /// Rules of the whole spec.
 pub(crate) fn spec() -> Vec<Rule> {
     ["network", "networkUID", "nodeName", "nodeUID"]

@@ -4,11 +4,14 @@
 //! gone. A lost block is claimed again before another address of it is leased. If another node has it by then, the
 //! addresses of its pods are reported.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use ipnet::IpNet;
 use kni_api::AddressBlock;
-use kni_claims::{Claim, ClaimError, Claims};
+use kni_claims::{Claim, ClaimError, Claims, NetworkRef};
 use kni_ipam::blocks::{is_unit, object_name, parse_object_name, unit_of};
 use kni_model::NetworkName;
 use kube::ResourceExt as _;
@@ -19,6 +22,7 @@ use kni_cluster::{Key, entries_of};
 use super::{
     Block, Memory, ObjectControllers,
     desired::{is_unit_of, prefixes},
+    used::Used,
     within,
 };
 
@@ -66,29 +70,36 @@ impl ObjectControllers {
         let mut changed = false;
         if let Some(valid) = &valid {
             changed = self.unhold_lost(valid);
-            let lost = own.iter().flatten().filter(|object| self.is_of_gone_network(object));
-            let lost = lost.filter_map(block_of).filter(|block| !valid.contains(block));
-            memory.leaving.extend(lost);
+            self.leave_lost(memory, valid, own.as_deref().unwrap_or_default());
         }
         let mut conflicts = Vec::new();
         let mut failed = Ok(());
-        for (name, unit) in self.missing_blocks(memory, valid.unwrap_or_default()) {
+        let objects = own.as_deref().unwrap_or_default();
+        for (name, units) in by_network(self.missing_blocks(memory, valid.unwrap_or_default())) {
             let Some(network) = self.network_ref(&name) else {
                 continue;
             };
-            if let Some(by) = self.entered_for_other(&name, &unit) {
-                conflicts.extend(self.conflict(&name, &unit, &by));
-                continue;
-            }
-            match within(claims.claim(&network, &unit)).await {
-                Ok(Some(Claim::Ours)) => {
-                    tracing::info!(network = %name, block = %unit, "the node has this address block");
-                    self.hold(memory, network, unit);
-                    changed = true;
+            let mut free = Vec::new();
+            for unit in units {
+                match self.entered_for_other(&name, &unit) {
+                    Some(by) => conflicts.extend(self.conflict(&name, &unit, &by)),
+                    None => free.push(unit),
                 }
-                Ok(Some(Claim::Taken(by))) => conflicts.extend(self.conflict(&name, &unit, &by)),
-                Ok(None) => {}
-                Err(error) => failed = Err(error),
+            }
+            kni_tasks::progress();
+            let (settled, done) = confirm_or_claim(&claims, &network, free, objects).await;
+            if done.is_err() {
+                failed = done;
+            }
+            for (unit, claim) in settled {
+                match claim {
+                    Claim::Ours => {
+                        tracing::info!(network = %name, block = %unit, "the node has this address block");
+                        self.hold(memory, network.clone(), unit);
+                        changed = true;
+                    }
+                    Claim::Taken(by) => conflicts.extend(self.conflict(&name, &unit, &by)),
+                }
             }
         }
         if failed.as_ref().err().is_none_or(ClaimError::is_refusal) {
@@ -102,6 +113,16 @@ impl ObjectControllers {
             memory.checked = Some(Instant::now());
         }
         (changed, failed)
+    }
+
+    /// Has objects released that are not the node's any more, once no pod needs them.
+    fn leave_lost(&self, memory: &mut Memory, valid: &BTreeSet<Block>, own: &[AddressBlock]) {
+        let lost = own
+            .iter()
+            .filter(|object| is_deleted(object) || self.is_of_gone_network(object));
+        let lost = lost.filter_map(block_of).filter(|block| !valid.contains(block));
+        memory.leaving.extend(lost);
+        memory.retain_leaving(own, &Used::of(self));
     }
 
     /// The blocks whose objects belong to this node and to the present networks.
@@ -226,6 +247,57 @@ impl ObjectControllers {
         tracing::error!(network = %name, block = %unit, "{text}");
         Some(text)
     }
+}
+
+impl Memory {
+    /// A block that leaves, and whose object was removed by another process, is claimed again if a pod has an address of it.
+    fn retain_leaving(&mut self, own: &[AddressBlock], used: &Used) {
+        let present: BTreeSet<Block> = own.iter().filter_map(block_of).collect();
+        self.leaving
+            .retain(|block| present.contains(block) || !used.is_leased(&block.0, &block.1));
+    }
+}
+
+/// Whether it is being deleted: with its finalizer it stays until the node releases it, also one that an earlier process of
+/// the agent has begun to release.
+const fn is_deleted(object: &AddressBlock) -> bool {
+    object.metadata.deletion_timestamp.is_some()
+}
+
+/// Claims units of a network. An agent that starts has the objects of most of them, and creates none again.
+async fn confirm_or_claim(
+    claims: &Claims,
+    network: &NetworkRef,
+    units: Vec<IpNet>,
+    own: &[AddressBlock],
+) -> (Vec<(IpNet, Claim)>, Result<(), ClaimError>) {
+    let object_of = |unit: &IpNet| {
+        let mut valid = own.iter().filter(|object| claims.is_valid(object, network));
+        valid.find(|object| block_of(object).is_some_and(|(_, range)| range == *unit))
+    };
+    let there: Vec<&AddressBlock> = units.iter().filter_map(object_of).collect();
+    let (mut settled, mut done) = (Vec::new(), Ok(()));
+    if !there.is_empty() {
+        match within(claims.confirm_objects(network, &there)).await {
+            Ok(confirmed) => settled.extend(confirmed.into_iter().flatten()),
+            Err(error) => done = Err(error),
+        }
+    }
+    for unit in units.iter().filter(|unit| object_of(unit).is_none()) {
+        match within(claims.claim(network, unit)).await {
+            Ok(claim) => settled.extend(claim.map(|claim| (*unit, claim))),
+            Err(error) => done = Err(error),
+        }
+    }
+    (settled, done)
+}
+
+fn by_network(blocks: BTreeSet<Block>) -> BTreeMap<NetworkName, Vec<IpNet>> {
+    let mut by_network: BTreeMap<NetworkName, Vec<IpNet>> = BTreeMap::new();
+    for (name, unit) in blocks {
+        by_network.entry(name).or_default().push(unit);
+    }
+    by_network
 }
 
 fn block_of(object: &AddressBlock) -> Option<Block> {

@@ -66,6 +66,7 @@ fn full() -> Snapshot {
             problems: vec![("lost", 1)],
             repairs: vec![("pins", 2)],
             shared_ports: 0,
+            early_attaches: 5,
             unknown_extradata: vec![("AttachInterface", 4)],
         },
         control_plane: ControlPlane {
@@ -167,6 +168,9 @@ kni_state_problems{problem="lost"} 1
 # HELP kni_repairs Objects that other processes took away
 # TYPE kni_repairs counter
 kni_repairs_total{object="pins"} 2
+# HELP kni_attach_early Pods that were attached before the node knew what other nodes have in their networks
+# TYPE kni_attach_early counter
+kni_attach_early_total 5
 # HELP kni_unknown_extradata Entries of extradata with a key that the agent does not know
 # TYPE kni_unknown_extradata counter
 kni_unknown_extradata_total{method="AttachInterface"} 4

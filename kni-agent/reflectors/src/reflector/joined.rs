@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt::Debug, pin::pin, time::Duration};
 
 use futures::StreamExt as _;
 use kni_api::NETWORK_LABEL;
-use kni_cluster::ClusterCache;
+use kni_cluster::{ClusterCache, Table};
 use kni_model::NetworkName;
 use kube::{
     Api, Resource,
@@ -21,10 +21,12 @@ use tokio::sync::watch;
 use super::{Kind, version_of};
 use crate::{decoded::Decoded, watches::WatchState};
 
-/// Networks that are joined within this time are listed together.
-const GATHER: Duration = Duration::from_millis(100);
+/// Networks that are joined within this time are listed together. An attach may wait for the list.
+const GATHER: Duration = Duration::from_millis(5);
 /// Objects in an answer to a list.
 const PAGE: u32 = 500;
+/// Marks the bookmark at the end of a list that arrives as the beginning of a watch.
+const END_OF_LIST: &str = "k8s.io/initial-events-end";
 /// Seconds after which the API server ends a watch; the longest that kube permits.
 const WATCH_SECONDS: u32 = 290;
 
@@ -83,24 +85,39 @@ where
             let config = watcher::Config::default().labels(&selector(&watched));
             tokio::select! {
                 () = self.watch(api.clone(), (config, Some(&watched)), &cache, &counts) => return,
-                () = added(&mut joined, &watched) => {}
+                () = async {
+                    added(&mut joined, &watched).await;
+                    // A list of all networks that has begun is not begun again for one more.
+                    self.listed(&watched, &cache).await;
+                } => {}
             }
             let Some(mut position) = self.position(watched, &cache) else {
                 continue;
             };
-            while self.extend(&api, &mut position, &mut joined, &cache).await == Next::Extend
+            while self.extend(&api, &mut position, &mut joined, (&cache, &counts)).await == Next::Extend
                 && self.resume(&api, &mut position, &mut joined, (&cache, &counts)).await == Next::Extend
             {}
         }
     }
 
-    /// Up to where the cache has all objects of the watched networks; `None` if it has not.
+    /// Waits until the cache has all objects of the watched networks, which may be none.
+    async fn listed(&self, watched: &BTreeSet<NetworkName>, cache: &ClusterCache) {
+        let mut changes = cache.changes();
+        let is_listed = || Self::is_complete(watched, (self.table)(&mut cache.tables()));
+        while !is_listed() && changes.changed().await.is_ok() {}
+    }
+
+    fn is_complete(watched: &BTreeSet<NetworkName>, table: &Table<V>) -> bool {
+        !table.is_listing() && watched.iter().all(|network| table.covers(network))
+    }
+
+    /// Up to where the cache has all objects of the watched networks; `None` if it has not, or if an empty list
+    /// left no version.
     fn position(&self, watched: BTreeSet<NetworkName>, cache: &ClusterCache) -> Option<Position> {
         let mut tables = cache.tables();
         let table = (self.table)(&mut tables);
-        let is_complete = !table.is_listing() && watched.iter().all(|network| table.covers(network));
         let version = table.newest();
-        (is_complete && version > 0).then(|| Position {
+        (Self::is_complete(&watched, table) && version > 0).then(|| Position {
             watched,
             version,
             listed: (BTreeSet::new(), 0),
@@ -113,15 +130,23 @@ where
         api: &Api<Decoded<K>>,
         position: &mut Position,
         joined: &mut Joined,
-        cache: &ClusterCache,
+        (cache, counts): (&ClusterCache, &WatchState),
     ) -> Next {
         let Some(networks) = joined.borrow_and_update().clone() else {
             return Next::List;
         };
         let added: BTreeSet<NetworkName> = networks.difference(&position.watched).cloned().collect();
         if !added.is_empty() {
-            let listed = match kni_tasks::waiting(list(api, &added)).await {
+            let list = async {
+                if counts.streams_lists() {
+                    streamed(api, &added, position.version).await
+                } else {
+                    list(api, &added).await
+                }
+            };
+            let listed = match kni_tasks::waiting(list).await {
                 Ok((objects, version)) => {
+                    cache.others().set_away(false);
                     cache.change(|tables| {
                         let table = (self.table)(tables);
                         for object in objects {
@@ -131,6 +156,7 @@ where
                     version
                 }
                 Err(error) => {
+                    cache.others().set_away(!matches!(error, kube::Error::Api(_)));
                     tracing::debug!(kind = self.name, %error, "cannot list the objects of a network");
                     return Next::List;
                 }
@@ -168,6 +194,7 @@ where
                 while let Some(event) = stream.next().await {
                     pauses.reset();
                     counts.event(self.name);
+                    cache.others().set_away(false);
                     if self.follow(event?, position, cache) == Next::List {
                         return Ok(Next::List);
                     }
@@ -187,6 +214,7 @@ where
                 Some(Ok(Next::List) | Err(kube::Error::Api(_))) => return Next::List,
                 Some(Ok(Next::Extend)) => {}
                 Some(Err(error)) => {
+                    cache.others().set_away(true);
                     counts.restart(self.name);
                     self.report(&mut last_error, &error);
                 }
@@ -227,6 +255,42 @@ where
         self.take(event, 0, cache);
         Next::Extend
     }
+}
+
+/// All objects of networks, as new as the watch of the others is: so the API server answers from memory, without asking its
+/// storage how new that is, and reads no objects of other networks.
+async fn streamed<K>(
+    api: &Api<Decoded<K>>,
+    networks: &BTreeSet<NetworkName>,
+    version: u64,
+) -> Result<(Vec<Decoded<K>>, u64), kube::Error>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + 'static,
+{
+    let params = WatchParams::default().labels(&selector(networks)).initial_events();
+    let mut events = pin!(api.watch(&params, &version.to_string()).await?);
+    let mut objects = Vec::new();
+    while let Some(event) = events.next().await {
+        match event? {
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => objects.push(object),
+            // Nothing is deleted before the end of the list.
+            WatchEvent::Deleted(_) => {}
+            WatchEvent::Bookmark(bookmark) => {
+                let is_end = bookmark
+                    .metadata
+                    .annotations
+                    .get(END_OF_LIST)
+                    .is_some_and(|end| end == "true");
+                if is_end {
+                    let version = bookmark.metadata.resource_version.parse();
+                    return Ok((objects, version.unwrap_or_default()));
+                }
+            }
+            WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
+        }
+    }
+    let ended = std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
+    Err(kube::Error::ReadEvents(ended))
 }
 
 /// All objects of networks, and the version of the list.

@@ -95,22 +95,23 @@ impl Fleet {
     /// Starts agents, all of them at once; returns how long each took until pods could be attached.
     pub fn start_nodes(&mut self, places: &[Value], patience: Duration) -> Result<Vec<f64>> {
         self.send(&json!({ "start": places }))?;
-        self.ready(places.len(), patience)
+        let started = self.ready(places.len(), patience)?;
+        Ok(started.into_iter().map(|(seconds, _)| seconds).collect())
     }
 
-    /// Starts one agent that can be stopped.
-    pub fn start_alone(&mut self, place: &Value, patience: Duration) -> Result<f64> {
+    /// Starts one agent that can be stopped. Returns how long that took, and the bytes that it has read, by resource.
+    pub fn start_alone(&mut self, place: &Value, patience: Duration) -> Result<(f64, BTreeMap<String, f64>)> {
         self.send(&json!({ "alone": place }))?;
         self.ready(1, patience)?.pop().context("no answer")
     }
 
-    fn ready(&self, count: usize, patience: Duration) -> Result<Vec<f64>> {
+    fn ready(&self, count: usize, patience: Duration) -> Result<Vec<(f64, BTreeMap<String, f64>)>> {
         let deadline = Instant::now() + patience;
         let mut times = Vec::new();
         while times.len() < count {
             let answer = self.answer(deadline.saturating_duration_since(Instant::now()))?;
             match answer["seconds"].as_f64() {
-                Some(seconds) => times.push(seconds),
+                Some(seconds) => times.push((seconds, serde_json::from_value(answer["read"].clone())?)),
                 None => bail!("{answer}; {}", self.log()),
             }
         }

@@ -36,7 +36,15 @@ pub fn text(outcome: &Outcome, cores: f64) -> String {
             &format!("{name:<58} p50 {p50:.3} s, p99 {p99:.3} s, max {most:.3} s, n {count}, missing {missing}"),
         );
     }
-    line(&mut text, &format!("an agent starts again: {:.3} s", outcome.restart));
+    let (seconds, read) = &outcome.restart;
+    line(
+        &mut text,
+        &format!(
+            "an agent starts again: {seconds:.3} s; it reads {:.0} kB: {}",
+            read.values().sum::<f64>() / 1e3,
+            listed(read, 1e-3, MOST_ROWS)
+        ),
+    );
     add_phases(&mut text, outcome, cores);
     add_changes(&mut text, outcome);
     text
@@ -217,7 +225,7 @@ pub fn json(outcome: &Outcome) -> Value {
         "nodes": outcome.options.nodes, "pods": outcome.options.pods, "networks": outcome.options.networks,
         "rate": outcome.started.1, "starts": outcome.started.0,
         "latencies": latencies(outcome).map(|(name, one)| json!({ "name": name, "seconds": latency(one) })),
-        "restartSeconds": outcome.restart, "filling": cost(&outcome.filling.0), "confirmedPerSecond": outcome.filling.1, "confirmed": outcome.confirmed,
+        "restartSeconds": outcome.restart.0, "restartBytes": outcome.restart.1, "filling": cost(&outcome.filling.0), "confirmedPerSecond": outcome.filling.1, "confirmed": outcome.confirmed,
         "idle": cost(&outcome.idle), "load": cost(&outcome.load), "memory": outcome.memory.0,
         "memoryWithoutAgents": outcome.memory.1, "watches": outcome.watches, "changes": changes.collect::<Vec<_>>(),
         "measured": outcome.measured(),

@@ -43,9 +43,15 @@ impl ApiServer {
         };
         let (red, blue) = (query.contains("red"), query.contains("blue"));
         if query.contains("sendInitialEvents=true") {
-            let mut bookmark = block("red", 9, "");
+            // A network that is joined later is listed alone, as of the version of the others.
+            let later = blue && !red && !query.contains("empty");
+            assert!(!later || query.contains("resourceVersion=7"), "{query}");
+            let mut bookmark = block("red", if later { 21 } else { 9 }, "");
             bookmark["metadata"]["annotations"] = json!({ "k8s.io/initial-events-end": "true" });
-            let mut events = vec![json!({ "type": "ADDED", "object": block("red", 7, "n1") })];
+            let mut events = Vec::new();
+            if red {
+                events.push(json!({ "type": "ADDED", "object": block("red", 7, "n1") }));
+            }
             if blue {
                 events.push(json!({ "type": "ADDED", "object": block("blue", 20, "new") }));
             }
@@ -101,12 +107,22 @@ async fn join(
     then: &[&str],
     is_done: impl Fn(&ClusterCache) -> bool,
 ) -> Vec<String> {
+    join_after("red", resumed, then, is_done).await
+}
+
+/// Joins networks after one that has been listed; returns the requests until `is_done`.
+async fn join_after(
+    first: &str,
+    resumed: Result<Vec<Value>, StatusCode>,
+    then: &[&str],
+    is_done: impl Fn(&ClusterCache) -> bool,
+) -> Vec<String> {
     let server = ApiServer {
         resumed,
         requests: Arc::default(),
     };
     let cache = ClusterCache::new();
-    let (join, joined) = watch::channel(Some(networks(&["red"])));
+    let (join, joined) = watch::channel(Some(networks(&[first])));
     let kind = Kind::<AddressBlock, _>::new(
         "addressblocks",
         |tables| &mut tables.other_blocks,
@@ -119,7 +135,7 @@ async fn join(
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        until(&|cache| node_of(cache, "red").is_some() && cache.tables().other_blocks.is_synced()).await;
+        until(&|cache| cache.tables().other_blocks.covers(&first.parse().unwrap())).await;
         join.send_replace(Some(networks(then)));
         until(&is_done).await;
     };
@@ -142,22 +158,34 @@ async fn only_the_network_that_is_joined_is_listed() {
         node_of(cache, "red").as_deref() == Some("n2")
     })
     .await;
-    let first = requests.iter().filter(|query| query.contains("sendInitialEvents=true"));
-    assert_eq!(first.count(), 1, "{requests:?}");
-    let list = requests.iter().find(|query| !query.contains("watch=true")).unwrap();
-    assert!(list.contains("blue") && !list.contains("red"), "{list}");
-    assert!(
-        !list.contains("resourceVersion"),
-        "a list must not be older than the agent's own writes: {list}"
-    );
-    let resumed = requests
+    let lists: Vec<&String> = requests
         .iter()
-        .find(|query| query.contains("watch=true") && query.contains("blue"));
-    let resumed = resumed.unwrap();
+        .filter(|query| query.contains("sendInitialEvents=true"))
+        .collect();
+    assert_eq!(lists.len(), 2, "{requests:?}");
+    assert!(lists[0].contains("red") && !lists[0].contains("blue"), "{lists:?}");
+    assert!(
+        lists[0].contains("resourceVersion=0"),
+        "the agent's client replaces it by the newest: {lists:?}"
+    );
+    assert!(lists[1].contains("blue") && !lists[1].contains("red"), "{lists:?}");
+    let mut resumed = requests
+        .iter()
+        .filter(|query| query.contains("watch=true") && !query.contains("sendInitialEvents"));
+    let resumed = resumed.find(|query| query.contains("blue")).unwrap();
     assert!(
         resumed.contains("red") && resumed.contains("resourceVersion=7"),
         "{resumed}"
     );
+}
+
+/// An empty list that arrives as events has no version that a watch could continue from.
+#[tokio::test]
+async fn a_network_is_joined_after_one_without_objects() {
+    join_after("empty", Ok(Vec::new()), &["empty", "blue"], |cache| {
+        node_of(cache, "blue").is_some()
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -201,7 +229,7 @@ async fn a_watch_that_cannot_be_resumed_lists_everything() {
         .await;
         let lists: Vec<&String> = requests
             .iter()
-            .filter(|query| query.contains("sendInitialEvents=true"))
+            .filter(|query| query.contains("sendInitialEvents=true") && query.contains("red"))
             .collect();
         assert!(lists.len() >= 2 && lists[1].contains("blue"), "{requests:?}");
     }

@@ -879,6 +879,17 @@ pub(crate) const INVALID: &[Invalid] = &[
         &["spec.members[0].addresses", "has two addresses of one family"],
     ),
     (
+        MEMBERS,
+        "an interface twice",
+        "{network: blue, networkUID: u, nodeName: n1, nodeUID: v, members: [{namespace: a, podName: b, podUID: c, \
+         interface: eth0, addresses: [10.1.0.1]}, {namespace: a, podName: b, podUID: c, interface: eth0, addresses: \
+         [10.1.0.2]}]}",
+        &[
+            "spec.members",
+            "has an interface of a pod twice: keep one entry for each podUID and interface",
+        ],
+    ),
+    (
         ENDPOINT,
         "the name of another node",
         "{nodeName: other, nodeUID: v, addresses: [192.0.2.1], port: 4789, mtu: 1500, epoch: 1}",

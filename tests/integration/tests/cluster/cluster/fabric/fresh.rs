@@ -66,9 +66,20 @@ async fn what_a_fresh_block_loses_is_short_and_counted() -> Result<()> {
     let target = run.first().context("a pod")?;
     let server = serve(target)?;
 
-    // The node does not follow the network yet.
+    // The node does not follow the network yet; its attach waits until it knows the blocks of the other one.
     let first = Measured::of(&cluster, (target, &server), &["first".to_owned()]).await?;
     first.print("the first pod of a network on its node");
+    ensure!(
+        first.dropped("node1", "no_destination") == 0,
+        "the node did not know the network: {:?}",
+        first.drops
+    );
+    ensure!(
+        first.lost == first.dropped("node2", "owner_unknown"),
+        "{} were lost: {:?}",
+        first.lost,
+        first.drops
+    );
     // It does, and so does the other one.
     let before = ranges(&cluster).await?;
     let names: Vec<String> = (0..count()).map(|pod| format!("late{pod}")).collect();
