@@ -19,7 +19,7 @@ use netlink_packet_core::{
     ErrorMessage, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload, NlasIterator,
 };
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_sys::{AsyncSocket, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE};
+use netlink_sys::{AsyncSocket, Socket, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE};
 use rtnetlink::proto::{ConnectionHandle, NetlinkCodec, from_socket_with_codec};
 use tokio::{runtime, time::timeout};
 
@@ -30,7 +30,7 @@ use super::{
 
 /// The kernel usually answers at once, but may wait long for its own lock while hundreds of links are created or
 /// deleted.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Retries of a dump that another one, or a change, interrupted.
 const DUMP_TRIES: u32 = 50;
 const DUMP_PAUSE: Duration = Duration::from_millis(2);
@@ -73,15 +73,24 @@ impl Request {
         self.forgive = errnos;
         self
     }
+
+    /// The message, which asks for an acknowledgement, and its context.
+    pub(super) fn split(self) -> (Context, NetlinkMessage<RouteNetlinkMessage>) {
+        let message = envelope(self.message, self.flags | NLM_F_ACK);
+        ((self.place, self.forgive), message)
+    }
 }
 
 /// The kernel's answer to one request.
 #[derive(Default)]
-struct Outcome {
+pub(super) struct Outcome {
     messages: Vec<RouteNetlinkMessage>,
     interrupted: bool,
     refusal: Option<Refusal>,
 }
+
+/// Where a request was sent, and the errors that count as success.
+pub(super) type Context = (Place, &'static [i32]);
 
 impl Netlink {
     /// Connects in the network namespace of the calling thread.
@@ -134,24 +143,12 @@ impl Netlink {
 
     /// As [`Self::apply`], for requests with answers; returns all answers in order.
     pub(super) async fn ask(&self, requests: Vec<Request>) -> Result<Vec<RouteNetlinkMessage>> {
-        let mut contexts = Vec::with_capacity(requests.len());
-        let mut messages = Vec::with_capacity(requests.len());
-        for request in requests {
-            messages.push(envelope(request.message, request.flags | NLM_F_ACK));
-            contexts.push((request.place, request.forgive));
-        }
+        let (contexts, messages): (Vec<Context>, Vec<_>) = requests.into_iter().map(Request::split).unzip();
         let Some((first, _)) = contexts.first() else {
             return Ok(Vec::new());
         };
         let outcomes = self.exchange(first, messages).await?;
-        let mut answers = Vec::new();
-        for ((place, forgive), outcome) in contexts.into_iter().zip(outcomes) {
-            if let Some(refusal) = outcome.refusal.filter(|refusal| !forgive.contains(&refusal.errno)) {
-                return Err(place.refused(refusal));
-            }
-            answers.extend(outcome.messages);
-        }
-        Ok(answers)
+        answers(contexts, outcomes)
     }
 
     /// Lists objects, repeating until the dump is consistent.
@@ -225,7 +222,7 @@ impl Netlink {
 
 impl Outcome {
     /// Adds one message of the answer; true if it was the last one.
-    fn take(&mut self, payload: NetlinkPayload<RouteNetlinkMessage>) -> bool {
+    pub(super) fn take(&mut self, payload: NetlinkPayload<RouteNetlinkMessage>) -> bool {
         match payload {
             NetlinkPayload::InnerMessage(message) => {
                 self.messages.push(message);
@@ -248,6 +245,18 @@ impl Outcome {
         }
         true
     }
+}
+
+/// The answers to all requests in order, or the first error that is not ignored.
+pub(super) fn answers(contexts: Vec<Context>, outcomes: Vec<Outcome>) -> Result<Vec<RouteNetlinkMessage>> {
+    let mut answers = Vec::new();
+    for ((place, forgive), outcome) in contexts.into_iter().zip(outcomes) {
+        if let Some(refusal) = outcome.refusal.filter(|refusal| !forgive.contains(&refusal.errno)) {
+            return Err(place.refused(refusal));
+        }
+        answers.extend(outcome.messages);
+    }
+    Ok(answers)
 }
 
 fn envelope(message: RouteNetlinkMessage, flags: u16) -> NetlinkMessage<RouteNetlinkMessage> {
@@ -273,12 +282,15 @@ fn kernel_message(error: &ErrorMessage) -> String {
 
 fn open_socket() -> io::Result<TokioSocket> {
     let socket = TokioSocket::new(NETLINK_ROUTE)?;
-    let options = socket.socket_ref();
-    options.set_cap_ack(true)?;
-    options.set_ext_ack(true)?;
-    // Only a strict socket applies the filters of dumps; it also rejects unknown attributes.
-    options.set_netlink_get_strict_chk(true)?;
+    set_options(socket.socket_ref())?;
     Ok(socket)
+}
+
+pub(super) fn set_options(socket: &Socket) -> io::Result<()> {
+    socket.set_cap_ack(true)?;
+    socket.set_ext_ack(true)?;
+    // Only a strict socket applies the filters of dumps; it also rejects unknown attributes.
+    socket.set_netlink_get_strict_chk(true)
 }
 
 /// A thread with a runtime that drives connections, started on first use.

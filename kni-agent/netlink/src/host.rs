@@ -8,14 +8,17 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use kni_model::MacAddr;
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
+    link::{LinkAttribute, LinkMessage},
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteProtocol},
 };
 
 use super::{
-    Netlink, Result,
+    DirectNetlink, Netlink, Result,
     connection::Request,
+    link::{self, Link, LinkKey},
     message::{self, PUT, RouteSpec},
     own::{ROUTE_PROTOCOL, ROUTE_TABLE},
 };
@@ -27,6 +30,59 @@ pub struct OurRoute {
     pub destination: IpNet,
     /// The host end of the pod's interface.
     pub ifindex: u32,
+}
+
+/// The host end of a pod's interface that is about to be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostEnd {
+    /// Its index.
+    pub ifindex: u32,
+    /// The alias that it gets, where it has another one (at most 255 bytes).
+    pub alias: Option<String>,
+    /// The MTU that it gets, where it has another one, in bytes.
+    pub mtu: Option<u32>,
+    /// Ethernet address of the pod end.
+    pub pod_mac: MacAddr,
+    /// The pod's addresses that the node reaches through it.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl DirectNetlink {
+    /// Gives the host end its alias and MTU, and the node its neighbours and routes to the pod, in one request; the link
+    /// must be up. Returns whether it can transmit; if not yet, see [`Netlink::wait_for_carrier`]. Idempotent.
+    pub fn configure_host_end(&mut self, end: &HostEnd) -> Result<bool> {
+        let place = self.places();
+        let here = |operation: String| place(operation.into()).interface(format!("#{}", end.ifindex));
+        let set = |operation: &str, attribute| {
+            let mut message = LinkMessage::default();
+            message.header.index = end.ifindex;
+            message.attributes.push(attribute);
+            Request::new(here(operation.to_owned()), RouteNetlinkMessage::SetLink(message), 0)
+        };
+        let mut requests = Vec::new();
+        requests.extend(
+            end.alias
+                .clone()
+                .map(|alias| set("set alias", LinkAttribute::IfAlias(alias))),
+        );
+        requests.extend(end.mtu.map(|mtu| set("set MTU", LinkAttribute::Mtu(mtu))));
+        for address in &end.addresses {
+            let neighbour = message::neighbour(end.ifindex, *address, end.pod_mac);
+            requests.push(Request::new(here(format!("add neighbour {address}")), neighbour, PUT));
+            let route = RouteNetlinkMessage::NewRoute(message::route(&spec(*address, end.ifindex)));
+            requests.push(Request::new(here(format!("add route to pod {address}")), route, PUT));
+        }
+        let query = RouteNetlinkMessage::GetLink(LinkKey::Index(end.ifindex).message());
+        requests.push(Request::new(here("read link".to_owned()), query, 0));
+        let link = self.ask(requests)?.into_iter().find_map(Link::from_message);
+        Ok(link.is_some_and(|link| link.operational))
+    }
+
+    /// Sets the link administratively up. Idempotent.
+    pub fn set_up(&mut self, ifindex: u32) -> Result<()> {
+        let place = self.places()("set link up".into()).interface(format!("#{ifindex}"));
+        self.apply(vec![link::set_up_request(place, ifindex)])
+    }
 }
 
 impl Netlink {

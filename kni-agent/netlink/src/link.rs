@@ -252,12 +252,7 @@ impl Netlink {
     }
 
     pub(super) fn set_up_request(&self, ifindex: u32) -> Request {
-        let mut message = LinkMessage::default();
-        message.header.index = ifindex;
-        message.header.flags = LinkFlags::Up;
-        message.header.change_mask = LinkFlags::Up;
-        let place = self.place("set link up").interface(format!("#{ifindex}"));
-        Request::new(place, RouteNetlinkMessage::SetLink(message), 0)
+        set_up_request(self.place("set link up").interface(format!("#{ifindex}")), ifindex)
     }
 
     async fn set(&self, operation: &'static str, ifindex: u32, mut message: LinkMessage) -> Result<()> {
@@ -266,6 +261,14 @@ impl Netlink {
         self.apply(vec![Request::new(place, RouteNetlinkMessage::SetLink(message), 0)])
             .await
     }
+}
+
+pub(super) fn set_up_request(place: Place, ifindex: u32) -> Request {
+    let mut message = LinkMessage::default();
+    message.header.index = ifindex;
+    message.header.flags = LinkFlags::Up;
+    message.header.change_mask = LinkFlags::Up;
+    Request::new(place, RouteNetlinkMessage::SetLink(message), 0)
 }
 
 fn with(attribute: LinkAttribute) -> LinkMessage {

@@ -6,7 +6,9 @@
 )]
 
 use std::{
+    borrow::Cow,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -20,9 +22,10 @@ use netlink_packet_route::{
 };
 
 use super::{
-    Netlink, Result,
+    DirectNetlink, Netlink, Result,
     connection::Request,
-    error::Error,
+    error::{Error, Place},
+    link,
     message::{self, PUT, RouteSpec},
     own::gateway_of,
 };
@@ -32,9 +35,11 @@ const LOOPBACK: u32 = 1;
 /// No route yet.
 const UNREACHABLE: &[i32] = &[libc::ENETUNREACH, libc::EHOSTUNREACH];
 /// The kernel's work queue needs its network lock, which other processes may hold.
-const LOCAL_TIMEOUT: Duration = Duration::from_secs(5);
+const LOCAL_TIMEOUT: Duration = Duration::from_secs(15);
 /// A query takes about 30 us, a sleep at least 1 ms.
 const LOCAL_QUICK_TRIES: u32 = 20;
+/// Pause of a thread that may wait in the kernel.
+const LOCAL_PAUSE: Duration = Duration::from_micros(50);
 
 /// The configuration of an interface inside a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,19 +71,7 @@ impl Netlink {
     /// Set the host end up before, so that the pod can transmit when this returns; afterwards the host end needs
     /// [`Self::wait_for_carrier`].
     pub async fn configure_pod(&self, config: &PodInterfaceConfig) -> Result<()> {
-        let mut requests = vec![self.set_up_request(LOOPBACK), self.up_with_mtu(config)];
-        let addresses = [config.ipv4.map(IpAddr::V4), config.ipv6.map(IpAddr::V6)];
-        for address in addresses.into_iter().flatten() {
-            let gateway = gateway_of(address);
-            let place = self.pod_place(format!("add address {address}"), config.ifindex);
-            let message = RouteNetlinkMessage::NewAddress(message::address(config.ifindex, address));
-            requests.push(Request::new(place, message, PUT));
-            let place = self.pod_place(format!("add neighbour {gateway}"), config.ifindex);
-            let message = message::neighbour(config.ifindex, gateway, config.gateway_mac);
-            requests.push(Request::new(place, message, PUT));
-            requests.extend(config.routes_of(address).iter().map(|route| self.route_request(route)));
-        }
-        self.apply(requests).await?;
+        self.apply(config.requests(&|operation| self.place(operation))).await?;
         match config.ipv6 {
             Some(ipv6) => self.wait_until_local(ipv6, config.ifindex).await,
             None => Ok(()),
@@ -88,16 +81,13 @@ impl Netlink {
     /// Waits until packets to an address of this namespace are delivered. Even without duplicate address detection,
     /// the kernel adds the local route of an IPv6 address from a work queue, and drops earlier packets.
     pub(super) async fn wait_until_local(&self, ipv6: Ipv6Addr, ifindex: u32) -> Result<()> {
-        let place = self.pod_place(format!("wait for address {ipv6}"), ifindex);
-        let query = RouteNetlinkMessage::GetRoute(message::lookup(ipv6));
+        let place = self
+            .place(format!("wait for address {ipv6}"))
+            .interface(format!("#{ifindex}"));
         let deadline = Instant::now() + LOCAL_TIMEOUT;
         for tries in 0_u32.. {
-            let request = Request::new(place.clone(), query.clone(), 0).forgive(UNREACHABLE);
-            let local = |answer: &RouteNetlinkMessage| match answer {
-                RouteNetlinkMessage::NewRoute(route) => route.header.kind == RouteType::Local,
-                _ => false,
-            };
-            if self.ask(vec![request]).await?.iter().any(local) {
+            let request = local_query(place.clone(), ipv6);
+            if self.ask(vec![request]).await?.iter().any(is_local) {
                 return Ok(());
             }
             if Instant::now() >= deadline {
@@ -127,28 +117,80 @@ impl Netlink {
             .filter(|address| ifindex.is_none_or(|index| index == address.header.index))
             .collect())
     }
+}
 
-    fn up_with_mtu(&self, config: &PodInterfaceConfig) -> Request {
-        let mut message = LinkMessage::default();
-        message.header.index = config.ifindex;
-        message.header.flags = LinkFlags::Up;
-        message.header.change_mask = LinkFlags::Up;
-        message.attributes.push(LinkAttribute::Mtu(config.mtu));
-        let place = self.pod_place("set link up".to_owned(), config.ifindex);
-        Request::new(place, RouteNetlinkMessage::SetLink(message), 0)
+impl DirectNetlink {
+    /// As [`Netlink::configure_pod`], but IPv6 is usable only after [`Self::wait_until_local`], so that the caller can
+    /// work meanwhile.
+    pub fn configure_pod(&mut self, config: &PodInterfaceConfig) -> Result<()> {
+        let requests = config.requests(&self.places());
+        self.apply(requests)
     }
 
-    fn route_request(&self, route: &RouteSpec) -> Request {
-        let place = self.pod_place(format!("add route to {}", route.destination), route.ifindex);
-        Request::new(place, RouteNetlinkMessage::NewRoute(message::route(route)), PUT)
+    /// Sets loopback and the interface up, which has no address yet. Idempotent.
+    pub fn set_pod_up(&mut self, ifindex: u32) -> Result<()> {
+        let place = self.places();
+        let up = |index| link::set_up_request(place("set link up".into()).interface(format!("#{index}")), index);
+        self.apply(vec![up(LOOPBACK), up(ifindex)])
     }
 
-    fn pod_place(&self, operation: String, ifindex: u32) -> super::Place {
-        self.place(operation).interface(format!("#{ifindex}"))
+    /// As [`Netlink::configure_pod`] does at its end: waits until packets to an IPv6 address are delivered.
+    pub fn wait_until_local(&mut self, ipv6: Ipv6Addr, ifindex: u32) -> Result<()> {
+        let place = self.places()(format!("wait for address {ipv6}").into()).interface(format!("#{ifindex}"));
+        let deadline = Instant::now() + LOCAL_TIMEOUT;
+        while Instant::now() < deadline {
+            if self.ask(vec![local_query(place.clone(), ipv6)])?.iter().any(is_local) {
+                return Ok(());
+            }
+            thread::sleep(LOCAL_PAUSE);
+        }
+        Err(Error::Timeout {
+            place,
+            seconds: LOCAL_TIMEOUT.as_secs(),
+        })
+    }
+}
+
+/// Asks for the route to an address of the namespace.
+fn local_query(place: Place, ipv6: Ipv6Addr) -> Request {
+    let query = RouteNetlinkMessage::GetRoute(message::lookup(ipv6));
+    Request::new(place, query, 0).forgive(UNREACHABLE)
+}
+
+fn is_local(answer: &RouteNetlinkMessage) -> bool {
+    match answer {
+        RouteNetlinkMessage::NewRoute(route) => route.header.kind == RouteType::Local,
+        _ => false,
     }
 }
 
 impl PodInterfaceConfig {
+    fn requests(&self, place: &dyn Fn(Cow<'static, str>) -> Place) -> Vec<Request> {
+        let here = |operation: String| place(operation.into()).interface(format!("#{}", self.ifindex));
+        let loopback = place("set link up".into()).interface(format!("#{LOOPBACK}"));
+        let mut up = LinkMessage::default();
+        up.header.index = self.ifindex;
+        up.header.flags = LinkFlags::Up;
+        up.header.change_mask = LinkFlags::Up;
+        up.attributes.push(LinkAttribute::Mtu(self.mtu));
+        let up = Request::new(here("set link up".to_owned()), RouteNetlinkMessage::SetLink(up), 0);
+        let mut requests = vec![link::set_up_request(loopback, LOOPBACK), up];
+        let addresses = [self.ipv4.map(IpAddr::V4), self.ipv6.map(IpAddr::V6)];
+        for address in addresses.into_iter().flatten() {
+            let gateway = gateway_of(address);
+            let message = RouteNetlinkMessage::NewAddress(message::address(self.ifindex, address));
+            requests.push(Request::new(here(format!("add address {address}")), message, PUT));
+            let message = message::neighbour(self.ifindex, gateway, self.gateway_mac);
+            requests.push(Request::new(here(format!("add neighbour {gateway}")), message, PUT));
+            for route in self.routes_of(address) {
+                let place = here(format!("add route to {}", route.destination));
+                let message = RouteNetlinkMessage::NewRoute(message::route(&route));
+                requests.push(Request::new(place, message, PUT));
+            }
+        }
+        requests
+    }
+
     /// The routes of the family of one of the pod's addresses.
     fn routes_of(&self, address: IpAddr) -> Vec<RouteSpec> {
         let gateway = gateway_of(address);

@@ -42,6 +42,20 @@ pub async fn prepare_pod_interface(netns: &Netns, ifname: &IfName) -> Result<Vec
     netns.run(move || apply(&ifname, POD, &place)).await?
 }
 
+/// As [`prepare_pod_interface`], in the network namespace of the calling thread.
+pub fn prepare_pod_interface_here(ifname: &IfName) -> Result<Vec<&'static str>> {
+    apply(ifname, POD, &Place::new("prepare interface").interface(ifname.as_str()))
+}
+
+/// As [`prepare_host_interface`], on the calling thread.
+pub fn prepare_host_interface_here(ifname: &IfName) -> Result<Vec<&'static str>> {
+    apply(
+        ifname,
+        HOST,
+        &Place::new("prepare interface").interface(ifname.as_str()),
+    )
+}
+
 /// Prepares the host end of a pod's interface: forwards packets from the pod, ignores router advertisements. The
 /// interface is in the caller's namespace. Returns the settings that this kernel does not have (`ipv6/force_forwarding`
 /// before Linux 6.17), which is not an error. Idempotent.

@@ -12,7 +12,7 @@ use netlink_packet_route::{
 };
 
 use super::{
-    Netlink, Netns, Result,
+    DirectNetlink, Netlink, Netns, Result,
     connection::Request,
     error::{Error, Existing, Place},
     link::{Link, LinkKey},
@@ -62,6 +62,47 @@ impl Netlink {
     }
 }
 
+impl DirectNetlink {
+    /// As [`Netlink::create_veth`].
+    pub fn create_veth(&mut self, spec: &VethSpec, netns: &Netns) -> Result<VethIndexes> {
+        let place = spec.place_at(self.places()("create veth".into()));
+        let pair = RouteNetlinkMessage::NewLink(spec.pair(netns));
+        let created = self.apply(vec![Request::new(place.clone(), pair, NLM_F_CREATE | NLM_F_EXCL)]);
+        if let Err(error) = created {
+            return Err(match error.errno() {
+                Some(libc::EEXIST | libc::EBUSY) => Error::Exists {
+                    place,
+                    what: self.existing(spec),
+                },
+                _ => error,
+            });
+        }
+        let finished = self
+            .ask(spec.finish(&place))
+            .and_then(|answers| VethSpec::indexes(answers, &place));
+        if finished.is_err() {
+            // As in `create`.
+            self.apply(vec![spec.undo(place)]).ok();
+        }
+        finished
+    }
+
+    fn existing(&mut self, spec: &VethSpec) -> Existing {
+        let mut has = |key: LinkKey<'_>| {
+            let place = key.place(self.places()("read link".into()));
+            let request = Request::new(place, RouteNetlinkMessage::GetLink(key.message()), 0);
+            self.ask(vec![request]).is_ok()
+        };
+        if has(LinkKey::from(&spec.host_name)) {
+            return Existing::HostName(spec.host_name.to_string());
+        }
+        match spec.host_ifindex {
+            Some(index) if has(LinkKey::Index(index)) => Existing::IfIndex(index),
+            _ => Existing::PodName(spec.pod_name.to_string()),
+        }
+    }
+}
+
 async fn create(netlink: Netlink, spec: VethSpec, netns: Netns) -> Result<VethIndexes> {
     let place = spec.place(&netlink);
     let pair = RouteNetlinkMessage::NewLink(spec.pair(&netns));
@@ -77,41 +118,13 @@ async fn create(netlink: Netlink, spec: VethSpec, netns: Netns) -> Result<VethIn
             _ => error,
         });
     }
-    let finished = finish(&netlink, &spec, &place).await;
+    let answers = netlink.ask(spec.finish(&place)).await;
+    let finished = answers.and_then(|answers| VethSpec::indexes(answers, &place));
     if finished.is_err() {
-        let key = LinkKey::from(&spec.host_name);
-        let undo = RouteNetlinkMessage::DelLink(key.message());
         // The first error is the one to report; the agent's cleanup recognises a leftover by its name.
-        netlink.apply(vec![Request::new(place, undo, 0)]).await.ok();
+        netlink.apply(vec![spec.undo(place)]).await.ok();
     }
     finished
-}
-
-/// The kernel ignores alias and address generation mode when it creates a link.
-async fn finish(netlink: &Netlink, spec: &VethSpec, place: &Place) -> Result<VethIndexes> {
-    let key = spec.host_ifindex.map_or(LinkKey::from(&spec.host_name), LinkKey::Index);
-    let set = |attribute| {
-        let mut message = key.message();
-        message.attributes.push(attribute);
-        Request::new(place.clone(), RouteNetlinkMessage::SetLink(message), 0)
-    };
-    let inet6 = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
-    let requests = vec![
-        set(LinkAttribute::IfAlias(spec.alias.clone())),
-        // Refused where IPv6 is disabled.
-        set(LinkAttribute::AfSpecUnspec(vec![inet6])).forgive(&[libc::EAFNOSUPPORT]),
-        Request::new(place.clone(), RouteNetlinkMessage::GetLink(key.message()), 0),
-    ];
-    let host = netlink.ask(requests).await?.into_iter().find_map(Link::from_message);
-    let host = Link::required(host, place.clone())?;
-    let missing = || Error::Unexpected {
-        place: place.clone(),
-        missing: "the index of the pod end",
-    };
-    Ok(VethIndexes {
-        host: host.ifindex,
-        pod: host.peer_ifindex.filter(|index| *index > 0).ok_or_else(missing)?,
-    })
 }
 
 /// The existing object that prevents a pair.
@@ -129,12 +142,49 @@ async fn existing(netlink: &Netlink, spec: &VethSpec) -> Existing {
 
 impl VethSpec {
     fn place(&self, netlink: &Netlink) -> Place {
-        let Self {
-            host_name, pod_name, ..
-        } = self;
-        netlink
-            .place(format!("create veth with pod end {pod_name}"))
-            .interface(host_name.as_str())
+        self.place_at(netlink.place("create veth"))
+    }
+
+    fn place_at(&self, place: Place) -> Place {
+        Place {
+            operation: format!("create veth with pod end {}", self.pod_name).into(),
+            ..place.interface(self.host_name.as_str())
+        }
+    }
+
+    /// What the kernel ignores when it creates a link: alias and address generation mode. Asks for the link then.
+    fn finish(&self, place: &Place) -> Vec<Request> {
+        let key = self.host_ifindex.map_or(LinkKey::from(&self.host_name), LinkKey::Index);
+        let set = |attribute| {
+            let mut message = key.message();
+            message.attributes.push(attribute);
+            Request::new(place.clone(), RouteNetlinkMessage::SetLink(message), 0)
+        };
+        let inet6 = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
+        vec![
+            set(LinkAttribute::IfAlias(self.alias.clone())),
+            // Refused where IPv6 is disabled.
+            set(LinkAttribute::AfSpecUnspec(vec![inet6])).forgive(&[libc::EAFNOSUPPORT]),
+            Request::new(place.clone(), RouteNetlinkMessage::GetLink(key.message()), 0),
+        ]
+    }
+
+    fn indexes(answers: Vec<RouteNetlinkMessage>, place: &Place) -> Result<VethIndexes> {
+        let host = answers.into_iter().find_map(Link::from_message);
+        let host = Link::required(host, place.clone())?;
+        let missing = || Error::Unexpected {
+            place: place.clone(),
+            missing: "the index of the pod end",
+        };
+        Ok(VethIndexes {
+            host: host.ifindex,
+            pod: host.peer_ifindex.filter(|index| *index > 0).ok_or_else(missing)?,
+        })
+    }
+
+    fn undo(&self, place: Place) -> Request {
+        let key = LinkKey::from(&self.host_name);
+        Request::new(place, RouteNetlinkMessage::DelLink(key.message()), 0)
     }
 
     fn pair(&self, netns: &Netns) -> LinkMessage {

@@ -73,6 +73,12 @@ impl Netns {
         .await?;
         entered.map_err(|errno| place.refused(errno))
     }
+
+    /// Moves the calling thread into the namespace, where it stays.
+    pub(super) fn enter_here(&self) -> Result<()> {
+        let place = || Place::new("enter namespace").path(&self.path);
+        setns(self.fd.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|errno| place().refused(errno))
+    }
 }
 
 impl AsFd for Netns {
@@ -132,7 +138,10 @@ fn namespace_type(file: &File) -> nix::Result<i32> {
 }
 
 /// Runs blocking work on a thread of its own without blocking the runtime.
-async fn on_own_thread<T: Send + 'static>(place: &Place, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+pub(super) async fn on_own_thread<T: Send + 'static>(
+    place: &Place,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
     let (answer, result) = oneshot::channel();
     thread::Builder::new()
         .name("netns".to_owned())
