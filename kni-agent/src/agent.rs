@@ -35,7 +35,7 @@ use kni_model::{
     view::{DesiredNetworks, RefusedManifest},
 };
 use kni_netlink::Changes as UplinkChanges;
-use kni_pods::{Pods, PodsOptions};
+use kni_pods::{Pods, PodsOptions, PoolSize};
 use kni_store::{Contents, Store};
 use kni_tasks::Tasks;
 use kni_uplink::Uplink;
@@ -47,6 +47,7 @@ pub use uninstall::{rest, uninstall};
 
 use self::{names::Names, record_copy::KernelCopy};
 use crate::{
+    allocator,
     cli::{MetricsAddress, PathArgs, ServeArgs},
     footprint::Footprint,
 };
@@ -142,6 +143,7 @@ pub async fn serve(args: ServeArgs) -> Result<()> {
             tasks.spawn_finite("first-sync", begin);
         }
     }
+    tasks.spawn("memory", allocator::keep_trimmed());
     serve_clients(&args.paths, args.metrics_address, sockets, node).await
 }
 
@@ -245,7 +247,7 @@ async fn start_pods(
     }
     let options = PodsOptions {
         netns_dir: args.paths.netns_dir.clone(),
-        warm_sandboxes: args.warm_sandboxes,
+        warm_sandboxes: args.warm_sandboxes.map_or(PoolSize::ByDemand, PoolSize::Fixed),
         plugins: settings::plugins(args),
         cni_state_dir: args.paths.cni_state_dir.clone(),
         cluster: source.cache(),

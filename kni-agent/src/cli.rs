@@ -152,10 +152,10 @@ pub struct ServeArgs {
     /// eBPF object to load instead of the embedded one.
     #[arg(long, value_name = "PATH", env = "KNI_EBPF_OBJECT")]
     pub ebpf_object: Option<PathBuf>,
-    /// Number of sandboxes created in advance, so that a pod does not wait for the kernel's slow paths. 8 absorbs the
-    /// burst of a Deployment; each uses about 30 kB of kernel memory.
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(0..=256))]
-    pub warm_sandboxes: u32,
+    /// Number of sandboxes created in advance, so that a pod does not wait for the kernel's slow paths. By default as many as
+    /// were requested at once within the last ten minutes, 8 to 128; each uses about 30 kB of kernel memory.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=256))]
+    pub warm_sandboxes: Option<u32>,
     /// Maximum number of pod interfaces on the node. The kubelet runs at most 110 pods by default.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_ENDPOINTS,
         value_parser = clap::value_parser!(u32).range(2..=65_536))]

@@ -212,7 +212,7 @@ mod tests {
                     socket: [/a.sock, /b.sock]\nuplink-xdp: off\nnode-name: file\nwarm-sandboxes: 3\n";
         let cli = with(file, &["--node-name", "line", "--warm-sandboxes=5"]).unwrap();
         let args = cli.serve;
-        assert_eq!((args.max_endpoints, args.warm_sandboxes), (64, 5));
+        assert_eq!((args.max_endpoints, args.warm_sandboxes), (64, Some(5)));
         assert_eq!(args.node_name.as_deref(), Some("line"));
         assert!(args.uplink.drop_bogons && !args.measure_programs);
         assert_eq!(args.metrics_address.0, None);

@@ -14,6 +14,7 @@
 //! | model | `crd` above `model`; `metrics` | shared types |
 
 pub mod agent;
+pub mod allocator;
 pub mod cli;
 pub mod cni_install;
 pub mod config_file;

@@ -3,7 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use kni_agent::{
-    agent,
+    agent, allocator,
     cli::{Cli, Command},
     cni_install, config_file, container, privileges, telemetry,
 };
@@ -12,6 +12,7 @@ use kni_agent::{
 const SHUTDOWN: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
+    allocator::bound();
     let cli = match config_file::parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {

@@ -25,7 +25,7 @@ impl Source for Nothing {
             masquerade: Ok(Vec::new()),
             programs: Ok(Vec::new()),
             endpoints: Ok(Vec::new()),
-            attach: Ok(None),
+            attach: Ok(Vec::new()),
             state: StateUse::default(),
             control_plane: ControlPlane::default(),
         }

@@ -42,8 +42,8 @@ pub struct Snapshot {
     pub programs: Part<Vec<ProgramUse>>,
     /// Endpoints of every configured network, including networks without endpoints.
     pub endpoints: Part<Vec<(String, u64)>>,
-    /// How long attaching pods took; `None` where it is not measured.
-    pub attach: Part<Option<Durations>>,
+    /// How long attaching pods took, by step; empty where it is not measured.
+    pub attach: Part<Vec<(&'static str, Durations)>>,
     /// The agent's own state, and what was repaired.
     pub state: StateUse,
     /// The control plane.

@@ -113,6 +113,23 @@ impl Out<'_> {
         metric.encode_histogram::<NoLabelSet>(durations.sum_seconds(), durations.count(), &buckets, None)
     }
 
+    fn attach_steps(&mut self, steps: &[(&'static str, Durations)]) -> fmt::Result {
+        if steps.is_empty() {
+            return Ok(());
+        }
+        let (help, unit) = ("Time to attach a pod, by step", Unit::Seconds);
+        let mut metric = self
+            .0
+            .encode_descriptor("kni_attach", help, Some(&unit), MetricType::Histogram)?;
+        for (step, durations) in steps {
+            let buckets: Vec<(f64, u64)> = durations.buckets().collect();
+            let labels = [("step", *step)];
+            let mut metric = metric.encode_family(&labels)?;
+            metric.encode_histogram::<NoLabelSet>(durations.sum_seconds(), durations.count(), &buckets, None)?;
+        }
+        Ok(())
+    }
+
     fn build_info(&mut self) -> fmt::Result {
         let labels = [
             ("version", env!("CARGO_PKG_VERSION")),
@@ -229,8 +246,8 @@ impl Out<'_> {
         let help = "Entries of extradata with a key that the agent does not know";
         self.counters("kni_unknown_extradata", help, unknown)?;
         match &snapshot.attach {
-            Ok(Some(attach)) => self.histogram("kni_attach", "Time to attach a pod", attach),
-            Ok(None) | Err(_) => Ok(()),
+            Ok(steps) => self.attach_steps(steps),
+            Err(_) => Ok(()),
         }
     }
 }

@@ -1,40 +1,74 @@
-//! Prepares later pods while no client is served: completes provisional interfaces and fills the pool.
+//! Prepares later pods while no client is served: fills the pool, and completes provisional interfaces.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use crate::{namespaces::NamespacePool, registry::Registry, sandboxes::Sandboxes};
+use crate::{error::AttachError, namespaces::NamespacePool, registry::Registry, sandboxes::Sandboxes};
 
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 /// How long no client has been served before preparation begins. The kubelet attaches within some milliseconds after it
 /// created; pods of a burst follow each other faster than this.
 const QUIET: Duration = Duration::from_millis(150);
+/// Likewise before the pool shrinks.
+const LONG_QUIET: Duration = Duration::from_secs(2);
+/// The demand for namespaces decreases with time.
+const REVIEW: Duration = Duration::from_mins(1);
 
 /// Runs until the agent stops. The expensive steps hold the kernel's rtnl lock, which attaches need too.
 pub(crate) async fn run(registry: Arc<Registry>, sandboxes: Arc<Sandboxes>, namespaces: Arc<NamespacePool>) {
+    // Failures of the pool do not delay what attached pods need.
+    let mut pool_waits_until: Option<Instant> = None;
     while !registry.is_stopping() {
-        if !sandboxes.has_provisional() && !namespaces.needs_prewarming() {
-            kni_tasks::waiting(registry.background.notified()).await;
+        let now = Instant::now();
+        let pause = pool_waits_until.and_then(|until| until.checked_duration_since(now));
+        let fills = pause.is_none() && namespaces.needs_prewarming();
+        let upgrades = sandboxes.has_provisional() || namespaces.has_provisional();
+        if !fills && !upgrades && !namespaces.is_too_large() {
+            let work = tokio::time::timeout(pause.unwrap_or(REVIEW), registry.background.notified());
+            kni_tasks::waiting(work).await.ok();
             continue;
         }
-        kni_tasks::waiting(wait_for_quiet(&registry)).await;
-        let done = match sandboxes.take_provisional() {
-            Some(sandbox) => sandboxes.upgrade(&sandbox).await,
-            None => namespaces.prewarm().await,
-        };
-        if let Err(error) = done {
-            tracing::warn!(%error, "cannot prepare for later pods");
+        let quiet = if fills || upgrades { QUIET } else { LONG_QUIET };
+        kni_tasks::waiting(wait_for_quiet(&registry, quiet)).await;
+        if fills {
+            let filled = namespaces.prewarm().await;
+            pool_waits_until = (!matches!(filled, Ok(true))).then(|| Instant::now() + RETRY);
+            report(filled.map(drop));
+        } else if let Err(error) = upgrade_or_shrink(&sandboxes, &namespaces).await {
+            report(Err(error));
             tokio::time::sleep(RETRY).await;
         }
     }
 }
 
-async fn wait_for_quiet(registry: &Registry) {
+/// Interfaces of pods first.
+async fn upgrade_or_shrink(sandboxes: &Sandboxes, namespaces: &NamespacePool) -> Result<(), AttachError> {
+    if let Some(sandbox) = sandboxes.take_provisional() {
+        sandboxes.upgrade(&sandbox).await
+    } else if namespaces.has_provisional() {
+        namespaces.upgrade().await
+    } else if namespaces.is_too_large() {
+        namespaces.shrink().await
+    } else {
+        Ok(())
+    }
+}
+
+fn report(done: Result<(), AttachError>) {
+    if let Err(error) = done {
+        tracing::warn!(%error, "cannot prepare for later pods");
+    }
+}
+
+async fn wait_for_quiet(registry: &Registry, quiet: Duration) {
     loop {
         let idle = registry.lock().last_call.elapsed();
-        if idle >= QUIET {
+        if idle >= quiet {
             return;
         }
-        tokio::time::sleep(QUIET.saturating_sub(idle)).await;
+        tokio::time::sleep(quiet.saturating_sub(idle)).await;
     }
 }

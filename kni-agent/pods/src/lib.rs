@@ -48,6 +48,7 @@ pub use cleanup::cleanup;
 pub use error::{AttachError, ErrorKind, GateError, Subject};
 pub use interfaces::{host_end_exists, problems_without_row};
 pub use journal::remove_pending_deletes;
+pub use namespaces::PoolSize;
 pub use pods::{Pods, PodsOptions};
 pub use queries::Counts;
 pub use recovery::Recovery;

@@ -21,7 +21,7 @@ use crate::{
     interfaces::Interfaces,
     journal::DeleteJournal,
     kernel::Kernel,
-    namespaces::NamespacePool,
+    namespaces::{NamespacePool, PoolSize},
     networks::NetworkRegistry,
     prepare::{Preparation, Prepared},
     reaper::Reaper,
@@ -42,7 +42,7 @@ pub struct PodsOptions {
     /// Where namespaces are mounted.
     pub netns_dir: PathBuf,
     /// How many namespaces are prewarmed for `CreateNetwork`.
-    pub warm_sandboxes: u32,
+    pub warm_sandboxes: PoolSize,
     /// CNI plugins, where they may be run.
     pub plugins: Option<Plugins>,
     /// Where CNI plugins write deletes while the agent is away.

@@ -184,8 +184,8 @@ impl Pods {
         })
     }
 
-    /// How long attaching took, successful or not, without repeated requests.
-    pub fn attach_times(&self) -> Durations {
+    /// How long attaching took, by step, successful or not, without repeated requests.
+    pub fn attach_times(&self) -> Vec<(&'static str, Durations)> {
         self.service.sandboxes.attach_times()
     }
 

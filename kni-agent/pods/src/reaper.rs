@@ -106,7 +106,8 @@ impl Reaper {
         }
     }
 
-    fn is_queued(&self, netns: NetnsIdentity) -> bool {
+    /// Whether an interface of a namespace is queued.
+    pub(crate) fn is_queued(&self, netns: NetnsIdentity) -> bool {
         let state = self.registry.lock();
         state.removals.values().any(|removal| removal.netns == Some(netns))
     }

@@ -23,7 +23,7 @@ impl Source for Node {
             masquerade: Ok(self.masquerade_ports()),
             programs: part(self.program_runs()),
             endpoints: Ok(self.endpoints()),
-            attach: Ok(Some(self.attacher.attach_times())),
+            attach: Ok(self.attacher.attach_times()),
             state: self.state(),
             control_plane: self.control_plane(),
         }

@@ -61,7 +61,7 @@ fn full() -> Snapshot {
             run_ns: 1_500_000_000,
         }]),
         endpoints: Ok(vec![("blue".to_owned(), 2), ("red".to_owned(), 0)]),
-        attach: Ok(Some(sync)),
+        attach: Ok(vec![("all", sync)]),
         state: StateUse {
             problems: vec![("lost", 1)],
             repairs: vec![("pins", 2)],
@@ -199,7 +199,8 @@ fn the_page_letter_by_letter() {
         "kni_policy_sync_seconds_bucket{le=\"0.001\"} 1",
         "kni_policy_sync_seconds_bucket{le=\"10.0\"} 1",
         "kni_policy_sync_seconds_bucket{le=\"+Inf\"} 2",
-        "kni_attach_seconds_count 2",
+        "kni_attach_seconds_count{step=\"all\"} 2",
+        "kni_attach_seconds_bucket{le=\"0.001\",step=\"all\"} 1",
         "kni_task_last_run_seconds{task=\"removals\"} 0.25",
         "kni_api_requests_total{verb=\"patch\",kind=\"podinterfaces/status\",code=\"409\"} 3",
         "kni_api_conflicts_total{kind=\"podinterfaces/status\"} 3",

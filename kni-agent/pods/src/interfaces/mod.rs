@@ -31,7 +31,7 @@ pub(crate) use self::{
     offers::Offers,
     plugins::NO_BACKEND,
     presence::exists,
-    veth::{Made, PREWARMED_MTU, Pair, make_pair},
+    veth::{PREWARMED_MTU, Pair, make_pair},
 };
 use crate::{
     error::{AttachError, Subject},
@@ -130,7 +130,7 @@ impl Interfaces {
         }
     }
 
-    /// Makes the interface of an attachment.
+    /// Makes the interface of an attachment. One with the agent's own datapath carries packets after [`Self::publish`].
     pub(crate) async fn make(&self, build: &Build<'_>, attachment: &mut Attachment) -> Result<(), AttachError> {
         let kernel = &*self.kernel;
         match attachment.kind.clone() {
@@ -142,6 +142,15 @@ impl Interfaces {
                 plugins::make(kernel, self.plugins.as_ref(), build, interface, attachment).await
             }
         }
+    }
+
+    /// Writes the rows of the interfaces with the agent's own datapath, whose traffic begins with that (I1). Their policies
+    /// must be enforced.
+    pub(crate) fn publish(&self, attachments: &[Attachment], subject: &Subject) -> Result<(), AttachError> {
+        for attachment in attachments.iter().filter(|made| made.kind.is_ebpf()) {
+            veth::publish(&self.kernel, attachment, subject)?;
+        }
+        Ok(())
     }
 
     /// Attaches the programs to the host end that plugins made.

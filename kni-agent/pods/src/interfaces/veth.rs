@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use kni_common::IFINDEX_BASE;
-use kni_dataplane::{DataplaneError, EndpointConfig};
+use kni_dataplane::{Dataplane, EndpointConfig};
 use kni_model::{Attachment, EndpointId, IfName, MacAddr};
-use kni_netlink::{self as netlink, Netlink, Netns, PodInterfaceConfig, VethSpec};
+use kni_netlink::{self as netlink, DirectNetlink, Entrance, HostEnd, Netns, PodInterfaceConfig, VethSpec};
 
 use super::{bandwidth, context::Build, xdp};
 use crate::{
@@ -30,19 +30,9 @@ pub(crate) struct Pair {
     pub(crate) alias: String,
 }
 
-/// Whether an attach waits for the interface.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Made {
-    /// For the pool: with TCX links, which take some 30 ms.
-    Prewarmed,
-    /// For an attach: with the fastest hook.
-    OnDemand,
-}
-
-/// Gives an attachment its interface; the dataplane row comes last (I1).
+/// Gives an attachment its interface, with programs that drop until [`publish`].
 pub(super) async fn make(kernel: &Kernel, build: &Build<'_>, attachment: &mut Attachment) -> Result<(), AttachError> {
     let subject = build.subject;
-    let pod = build.enter().await?;
     let alias = alias(
         &subject.pod,
         &subject.sandbox,
@@ -50,47 +40,142 @@ pub(super) async fn make(kernel: &Kernel, build: &Build<'_>, attachment: &mut At
         &attachment.network,
         build.cni,
     );
-    if attachment.ifindex == 0 {
-        let pair = Pair {
-            endpoint: attachment.endpoint,
-            host_ifname: attachment.host_ifname.clone(),
-            host_mac: attachment.host_mac,
-            ifname: attachment.ifname.clone(),
-            mac: attachment.mac,
-            mtu: attachment.mtu,
-            alias,
-        };
-        attachment.ifindex = make_pair(kernel, &pair, build.netns, Made::OnDemand, subject).await?;
-    } else {
-        fit_prewarmed(kernel, attachment, &pod, &alias, subject).await?;
-    }
-    pod.configure_pod(&pod_config(attachment, build))
-        .await
-        .map_err(subject.failed("configuring the pod interface"))?;
+    let is_new = attachment.ifindex == 0;
+    let end = HostEnd {
+        ifindex: attachment.host_ifindex,
+        alias: (!is_new).then(|| alias.clone()),
+        mtu: (!is_new && attachment.mtu != PREWARMED_MTU).then_some(attachment.mtu),
+        pod_mac: attachment.mac,
+        addresses: attachment.addresses().filter(|_| attachment.host_access).collect(),
+    };
+    let pair = is_new.then(|| Pair {
+        endpoint: attachment.endpoint,
+        host_ifname: attachment.host_ifname.clone(),
+        host_mac: attachment.host_mac,
+        ifname: attachment.ifname.clone(),
+        mac: attachment.mac,
+        mtu: attachment.mtu,
+        alias,
+    });
+    let work = Work {
+        pair,
+        end,
+        config: pod_config(attachment, build),
+        dataplane: Arc::clone(&kernel.dataplane),
+        netns: build.netns.clone(),
+        subject: subject.clone(),
+    };
+    let done = build.netns.visit(move |entrance| work.run(entrance)).await;
+    let (ifindex, carrier) = done.map_err(subject.failed("configuring the pod interface"))??;
+    attachment.ifindex = ifindex;
     if attachment.bandwidth.is_bounded() {
-        bandwidth::limit(kernel, attachment, &pod, subject).await?;
+        bandwidth::limit(kernel, attachment, &build.enter().await?, subject).await?;
     }
     if attachment.xdp {
         xdp::attach(kernel, attachment, build.netns, subject).await?;
     }
-    kernel
-        .netlink
-        .wait_for_carrier(attachment.host_ifindex)
-        .await
-        .map_err(subject.failed("waiting for the carrier"))?;
-    ensure_host_routes(kernel, attachment, subject).await?;
+    if !carrier || attachment.xdp {
+        kernel
+            .netlink
+            .wait_for_carrier(attachment.host_ifindex)
+            .await
+            .map_err(subject.failed("waiting for the carrier"))?;
+    }
+    Ok(())
+}
+
+/// The steps on both sides of an interface, for one thread.
+struct Work {
+    /// The pair to be made, unless it is prewarmed.
+    pair: Option<Pair>,
+    end: HostEnd,
+    /// Without the index of a pair that is to be made.
+    config: PodInterfaceConfig,
+    dataplane: Arc<Dataplane>,
+    netns: Netns,
+    subject: Subject,
+}
+
+impl Work {
+    /// Returns the index of the pod end, and whether the host end has its carrier.
+    fn run(self, entrance: &Entrance) -> Result<(u32, bool), AttachError> {
+        let Self {
+            pair,
+            end,
+            mut config,
+            dataplane,
+            netns,
+            subject,
+        } = self;
+        let (pair, subject) = (pair.as_ref(), &subject);
+        let mut host = connect(subject)?;
+        if let Some(pair) = pair {
+            config.ifindex = make_outside(&mut host, &dataplane, pair, &netns, subject)?;
+        }
+        let entered = entrance.enter();
+        let mut inside = entered.map_err(subject.failed("entering the network namespace"))?;
+        if let Some(pair) = pair {
+            prepare_inside(&pair.ifname, subject)?;
+        }
+        inside
+            .configure_pod(&config)
+            .map_err(subject.failed("configuring the pod interface"))?;
+        let carrier = host
+            .configure_host_end(&end)
+            .map_err(subject.failed("configuring the host interface"))?;
+        // The kernel works on that meanwhile.
+        if let Some(ipv6) = config.ipv6 {
+            inside
+                .wait_until_local(ipv6, config.ifindex)
+                .map_err(subject.failed("configuring the pod interface"))?;
+        }
+        Ok((config.ifindex, carrier))
+    }
+}
+
+/// Writes the rows: from here on packets pass.
+pub(super) fn publish(kernel: &Kernel, attachment: &Attachment, subject: &Subject) -> Result<(), AttachError> {
     kernel
         .dataplane
-        .publish(&EndpointConfig::from(&*attachment))
+        .publish(&EndpointConfig::from(attachment))
         .map_err(subject.failed("writing the dataplane's rows"))
 }
 
-/// Makes a pair with both programs attached, the host end up. Returns the index of the pod end.
+/// Makes a pair with both programs attached, provisionally, and both ends up, without addresses. Returns the index of the
+/// pod end.
 pub(crate) async fn make_pair(
     kernel: &Kernel,
+    pair: Pair,
+    netns: &Netns,
+    subject: &Subject,
+) -> Result<u32, AttachError> {
+    let (dataplane, inner, about) = (Arc::clone(&kernel.dataplane), netns.clone(), subject.clone());
+    let made = netns.visit(move |entrance| {
+        let mut host = connect(&about)?;
+        let ifindex = make_outside(&mut host, &dataplane, &pair, &inner, &about)?;
+        let mut inside = entrance
+            .enter()
+            .map_err(about.failed("entering the network namespace"))?;
+        prepare_inside(&pair.ifname, &about)?;
+        inside
+            .set_pod_up(ifindex)
+            .map_err(about.failed("setting the pod interface up"))?;
+        Ok(ifindex)
+    });
+    made.await.map_err(subject.failed("making the interface"))?
+}
+
+fn connect(subject: &Subject) -> Result<DirectNetlink, AttachError> {
+    DirectNetlink::new().map_err(subject.failed("connecting to rtnetlink"))
+}
+
+/// Makes a pair, with both programs attached by the fastest hook before the host end is up: no packet passes without a
+/// program (I1). The thread waits inside the kernel, for rtnl. Returns the index of the pod end.
+fn make_outside(
+    host: &mut DirectNetlink,
+    dataplane: &Dataplane,
     pair: &Pair,
     netns: &Netns,
-    made: Made,
     subject: &Subject,
 ) -> Result<u32, AttachError> {
     let spec = VethSpec {
@@ -102,70 +187,22 @@ pub(crate) async fn make_pair(
         pod_mac: pair.mac,
         mtu: pair.mtu,
     };
-    let indexes = kernel
-        .netlink
+    let indexes = host
         .create_veth(&spec, netns)
-        .await
         .map_err(subject.failed("creating the veth pair"))?;
-    netlink::prepare_pod_interface(netns, &pair.ifname)
-        .await
-        .map_err(subject.failed("preparing the pod interface"))?;
-    netlink::prepare_host_interface(&pair.host_ifname)
-        .await
-        .map_err(subject.failed("preparing the host interface"))?;
-    // Before the link is up: no packet passes without a program (I1).
-    attach_programs(kernel, pair.host_ifname.clone(), pair.endpoint, made)
-        .await
+    netlink::prepare_host_interface_here(&pair.host_ifname).map_err(subject.failed("preparing the host interface"))?;
+    dataplane
+        .attach_provisionally(pair.host_ifname.as_str(), pair.endpoint)
         .map_err(subject.failed("attaching the programs"))?;
-    kernel
-        .netlink
-        .set_up(indexes.host)
-        .await
+    host.set_up(indexes.host)
         .map_err(subject.failed("setting the host interface up"))?;
     Ok(indexes.pod)
 }
 
-/// Runs on a blocking thread: it waits inside the kernel, for rtnl or for RCU grace periods.
-async fn attach_programs(
-    kernel: &Kernel,
-    ifname: IfName,
-    endpoint: EndpointId,
-    made: Made,
-) -> Result<(), DataplaneError> {
-    let dataplane = Arc::clone(&kernel.dataplane);
-    tokio::task::spawn_blocking(move || match made {
-        Made::Prewarmed => dataplane.attach(ifname.as_str(), endpoint),
-        Made::OnDemand => dataplane.attach_provisionally(ifname.as_str(), endpoint),
-    })
-    .await
-    .unwrap_or_else(|ended| Err(DataplaneError::Kernel(ended.to_string())))
-}
-
-/// Gives a prewarmed pair the settings of this attachment.
-async fn fit_prewarmed(
-    kernel: &Kernel,
-    attachment: &Attachment,
-    pod: &Netlink,
-    alias: &str,
-    subject: &Subject,
-) -> Result<(), AttachError> {
-    let failed = |step| subject.failed::<netlink::Error>(step);
-    kernel
-        .netlink
-        .set_alias(attachment.host_ifindex, alias)
-        .await
-        .map_err(failed("naming the host interface"))?;
-    if attachment.mtu != PREWARMED_MTU {
-        kernel
-            .netlink
-            .set_mtu(attachment.host_ifindex, attachment.mtu)
-            .await
-            .map_err(failed("setting the MTU"))?;
-    }
-    // A requested MAC address; setting the current one again costs nothing.
-    pod.set_mac(attachment.ifindex, attachment.mac)
-        .await
-        .map_err(failed("setting the MAC address"))
+fn prepare_inside(ifname: &IfName, subject: &Subject) -> Result<(), AttachError> {
+    netlink::prepare_pod_interface_here(ifname)
+        .map(drop)
+        .map_err(subject.failed("preparing the pod interface"))
 }
 
 /// Routes the pod's addresses from the node to the host end, where the node has access to the pod. Idempotent.

@@ -1,17 +1,21 @@
 //! Owns the network namespaces that the agent makes: gives them to clients, binds them to sandboxes, removes them.
 
+mod demand;
 mod prewarm;
 mod unclaimed;
 
 use std::{
     path::{Component, Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
 };
 
 use kni_model::{NetnsIdentity, PodRef, SandboxId, error_chain};
 use kni_netlink::{self as netlink, Netns};
 use kni_store::{Change, NamespaceRecord, NamespaceUse, Removal, WarmInterface};
 
+use self::demand::Demand;
+pub use self::demand::PoolSize;
 pub(crate) use self::unclaimed::in_use;
 
 /// Beginning of the ids of sandboxes whose own id was lost.
@@ -22,7 +26,7 @@ use crate::{
     clock::since_boot,
     error::{AttachError, Subject},
     kernel::Kernel,
-    registry::Registry,
+    registry::{Registry, State},
 };
 
 /// The namespaces, some of them prewarmed for later pods.
@@ -32,16 +36,18 @@ pub(crate) struct NamespacePool {
     /// Where namespaces are mounted.
     netns_dir: PathBuf,
     /// How many are prewarmed.
-    size: usize,
+    size: PoolSize,
+    demand: Mutex<Demand>,
 }
 
 impl NamespacePool {
-    pub(crate) fn new(registry: &Arc<Registry>, kernel: &Arc<Kernel>, netns_dir: PathBuf, size: u32) -> Self {
+    pub(crate) fn new(registry: &Arc<Registry>, kernel: &Arc<Kernel>, netns_dir: PathBuf, size: PoolSize) -> Self {
         Self {
             registry: Arc::clone(registry),
             kernel: Arc::clone(kernel),
             netns_dir,
-            size: usize::try_from(size).unwrap_or(usize::MAX),
+            size,
+            demand: Mutex::default(),
         }
     }
 
@@ -55,11 +61,17 @@ impl NamespacePool {
         self.registry.note_activity();
         let subject = Subject::pod(pod.clone());
         let location = self.location(&subject, prefix)?;
-        if location.is_none()
-            && let Some(path) = self.take_prewarmed(&pod)?
-        {
+        if location.is_none() {
+            self.demand
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .note(Instant::now());
+            let taken = self.take_prewarmed(&pod);
+            // Now that the pool is smaller.
             self.registry.background.notify_one();
-            return Ok(path);
+            if let Some(path) = taken? {
+                return Ok(path);
+            }
         }
         let path = location.unwrap_or_else(|| self.fresh_path());
         let making = NamespaceRecord {
@@ -122,8 +134,14 @@ impl NamespacePool {
 
     fn take_prewarmed(&self, pod: &PodRef) -> Result<Option<PathBuf>, AttachError> {
         let mut state = self.registry.lock();
-        let mut records = state.namespaces.values();
-        let Some(prewarmed) = records.find(|record| record.used_by == NamespaceUse::Warm) else {
+        let free = |record: &&NamespaceRecord| {
+            record.used_by == NamespaceUse::Warm && state.upgrading.as_ref() != Some(&record.path)
+        };
+        // Those that need no upgrade later first.
+        let upgraded = |record: &&NamespaceRecord| !self.is_provisional(record);
+        let mut records = state.namespaces.values().filter(free);
+        let found = records.clone().find(upgraded).or_else(|| records.next());
+        let Some(prewarmed) = found else {
             return Ok(None);
         };
         let used_by = NamespaceUse::Given {
@@ -139,23 +157,13 @@ impl NamespacePool {
         Ok(Some(path))
     }
 
-    /// Binds a namespace of the agent to the sandbox before any step can fail, so that deleting the sandbox removes it.
+    /// Binds a namespace of the agent to the sandbox of a refused or long attach, so that deleting the sandbox removes it.
     /// One whose sandbox was detached passes to the new one: deleting the old sandbox must not affect it any more.
     pub(crate) fn bind(&self, sandbox: &SandboxId, netns: &Netns) -> Result<(), AttachError> {
         let mut state = self.registry.lock();
-        let Some(record) = state.namespace_of(netns.id()) else {
+        let found = state.namespace_of(netns.id());
+        let Some(bound) = found.and_then(|record| bound(&state, sandbox, record)) else {
             return Ok(());
-        };
-        if let NamespaceUse::Bound { sandbox: holder } = &record.used_by
-            && (holder == sandbox || state.sandboxes.contains_key(holder))
-        {
-            return Ok(());
-        }
-        let bound = NamespaceRecord {
-            used_by: NamespaceUse::Bound {
-                sandbox: sandbox.clone(),
-            },
-            ..record.clone()
         };
         state.put_namespace(bound)?;
         drop(state);
@@ -267,6 +275,22 @@ impl NamespacePool {
             }
         }
     }
+}
+
+/// The record of a namespace that is bound to a sandbox from now on; none where it is bound already.
+pub(crate) fn bound(state: &State, sandbox: &SandboxId, record: &NamespaceRecord) -> Option<NamespaceRecord> {
+    if let NamespaceUse::Bound { sandbox: holder } = &record.used_by
+        && (holder == sandbox || state.sandboxes.contains_key(holder))
+    {
+        return None;
+    }
+    let used_by = NamespaceUse::Bound {
+        sandbox: sandbox.clone(),
+    };
+    Some(NamespaceRecord {
+        used_by,
+        ..record.clone()
+    })
 }
 
 fn removal_of(record: &NamespaceRecord, warm: &WarmInterface) -> Removal {

@@ -1,40 +1,118 @@
 //! Prewarms namespaces for later pods, each with a veth pair and its programs.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, PoisonError},
+    time::Instant,
+};
 
 use kni_model::{IfName, InterfaceKind};
 use kni_netlink as netlink;
 use kni_store::{Change, NamespaceRecord, NamespaceUse, WarmInterface};
 
-use super::NamespacePool;
+use super::{NamespacePool, PoolSize};
 use crate::{
     error::{AttachError, Subject},
-    interfaces::{Ends, Made, PREWARMED_MTU, Pair, make_pair},
+    interfaces::{Ends, PREWARMED_MTU, Pair, make_pair},
 };
 
-/// Pause while all endpoints are in use.
-const PAUSE: Duration = Duration::from_secs(1);
+/// The pool has at most one of so many endpoints that no pod has.
+const SHARE: usize = 4;
 
 impl NamespacePool {
     /// Whether the pool is smaller than it should be.
     pub(crate) fn needs_prewarming(&self) -> bool {
-        self.registry.lock().warm_count() < self.size
+        self.warm_and_desired().is_some_and(|(warm, desired)| warm < desired)
     }
 
-    /// Adds one namespace to the pool.
-    pub(crate) async fn prewarm(&self) -> Result<(), AttachError> {
+    /// Whether the pool is larger than it should be. One of fixed size never is.
+    pub(crate) fn is_too_large(&self) -> bool {
+        self.size == PoolSize::ByDemand && self.warm_and_desired().is_some_and(|(warm, desired)| warm > desired)
+    }
+
+    fn warm_and_desired(&self) -> Option<(usize, usize)> {
+        let state = self.registry.lock();
+        let warm = state.warm_count();
+        let desired = match self.size {
+            PoolSize::Fixed(size) => usize::try_from(size).ok()?,
+            PoolSize::ByDemand => {
+                let demand = self.demand.lock().unwrap_or_else(PoisonError::into_inner);
+                let spare = state.slots.free_count().saturating_add(warm) / SHARE;
+                demand.desired(Instant::now()).min(spare)
+            }
+        };
+        Some((warm, desired))
+    }
+
+    /// Adds one namespace to the pool; whether there was an endpoint for it. Attaches take precedence over the pool.
+    pub(crate) async fn prewarm(&self) -> Result<bool, AttachError> {
         let Some((making, warm)) = self.record_prewarming()? else {
-            // All endpoints are in use: attaches take precedence over the pool.
-            tokio::time::sleep(PAUSE).await;
-            return Ok(());
+            return Ok(false);
         };
         match self.build(&making, warm).await {
-            Ok(record) => self.record_deferred(record),
+            Ok(record) => self.record_deferred(record).map(|()| true),
             Err(error) => {
                 self.remove(&making).await?;
                 Err(error)
             }
         }
+    }
+
+    /// Removes one namespace from the pool.
+    pub(crate) async fn shrink(&self) -> Result<(), AttachError> {
+        let found = {
+            let state = self.registry.lock();
+            let mut records = state.namespaces.values();
+            records.find(|record| record.used_by == NamespaceUse::Warm).cloned()
+        };
+        match found {
+            Some(record) => self.remove(&record).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the programs of a prewarmed interface are attached provisionally.
+    pub(super) fn is_provisional(&self, record: &NamespaceRecord) -> bool {
+        let warm = record.warm.as_ref();
+        warm.is_some_and(|warm| self.kernel.dataplane.is_provisional(warm.endpoint))
+    }
+
+    /// Whether a prewarmed interface has provisional programs.
+    pub(crate) fn has_provisional(&self) -> bool {
+        self.provisional().is_some()
+    }
+
+    fn provisional(&self) -> Option<NamespaceRecord> {
+        let state = self.registry.lock();
+        let mut records = state.namespaces.values();
+        let found = records.find(|record| record.used_by == NamespaceUse::Warm && self.is_provisional(record));
+        found.cloned()
+    }
+
+    /// Replaces the provisional programs of one prewarmed interface. No client gets it meanwhile.
+    pub(crate) async fn upgrade(&self) -> Result<(), AttachError> {
+        let Some(record) = self.provisional() else {
+            return Ok(());
+        };
+        let Some(warm) = record.warm.clone() else { return Ok(()) };
+        {
+            let mut state = self.registry.lock();
+            if state.namespaces.get(&record.path) != Some(&record) {
+                return Ok(());
+            }
+            state.upgrading = Some(record.path.clone());
+        }
+        let dataplane = Arc::clone(&self.kernel.dataplane);
+        let upgraded =
+            tokio::task::spawn_blocking(move || dataplane.upgrade(warm.host_ifname.as_str(), warm.endpoint)).await;
+        self.registry.lock().upgrading = None;
+        let subject = Subject::node();
+        let upgraded = upgraded
+            .map_err(|ended| subject.ended(&ended))
+            .and_then(|done| done.map_err(subject.failed("replacing clsact filters by TCX links")));
+        if upgraded.is_err() {
+            self.remove(&record).await?;
+        }
+        upgraded
     }
 
     /// Records everything that is about to be made (I5).
@@ -84,7 +162,8 @@ impl NamespacePool {
             mtu: PREWARMED_MTU,
             alias: format!("{}prewarmed", netlink::own::IFALIAS_PREFIX),
         };
-        let ifindex = make_pair(&self.kernel, &pair, &netns, Made::Prewarmed, &subject).await?;
+        // Fast, so that a pool that a burst has emptied is full again soon; the links follow in a quiet moment.
+        let ifindex = make_pair(&self.kernel, pair, &netns, &subject).await?;
         Ok(NamespaceRecord {
             identity: Some(identity),
             used_by: NamespaceUse::Warm,

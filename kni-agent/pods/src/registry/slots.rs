@@ -25,6 +25,13 @@ impl Slots {
         self.capacity
     }
 
+    /// How many numbers are free.
+    pub(crate) fn free_count(&self) -> usize {
+        usize::try_from(self.capacity)
+            .unwrap_or(usize::MAX)
+            .saturating_sub(self.used.len())
+    }
+
     pub(crate) fn take(&mut self) -> Option<EndpointId> {
         let candidate = (self.next..=self.capacity)
             .chain(1..self.next)

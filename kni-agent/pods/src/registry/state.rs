@@ -39,6 +39,8 @@ pub(crate) struct State {
     pub(crate) provisional: VecDeque<SandboxId>,
     pub(crate) sandboxes: HashMap<SandboxId, Arc<Sandbox>>,
     pub(crate) namespaces: BTreeMap<PathBuf, NamespaceRecord>,
+    /// The prewarmed namespace whose programs are being replaced: no client gets it meanwhile.
+    pub(crate) upgrading: Option<PathBuf>,
     pub(crate) removals: BTreeMap<EndpointId, Removal>,
     pub(crate) networks: BTreeMap<NetworkName, KnownNetwork>,
     /// Numbers ever assigned, so that a recreated network gets its old one and no other network does.
@@ -60,6 +62,7 @@ impl State {
             provisional: VecDeque::new(),
             sandboxes: HashMap::new(),
             namespaces: BTreeMap::new(),
+            upgrading: None,
             removals: BTreeMap::new(),
             networks: BTreeMap::new(),
             network_ids: BTreeMap::new(),

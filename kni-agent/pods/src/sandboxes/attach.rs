@@ -2,7 +2,7 @@
 
 use std::{
     path::Path,
-    sync::{Arc, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -19,6 +19,14 @@ use crate::{
 /// The agent's own limit for one attach. Checked between steps, each of which is bounded by its driver, so that no step
 /// is abandoned halfway.
 const ATTACH_DEADLINE: Duration = Duration::from_secs(20);
+
+/// What an attach finds or has reserved.
+enum Begun {
+    /// The sandbox is attached already.
+    Attached(Arc<Sandbox>),
+    /// The interfaces are to be made.
+    Reserved(Box<Sandbox>, Offers),
+}
 
 impl Sandboxes {
     /// Idempotent by sandbox, all or nothing.
@@ -39,27 +47,41 @@ impl Sandboxes {
             netns,
             subject,
         };
-        self.namespaces
-            .bind(&request.sandbox, netns)
-            .map_err(|error| error.about(subject))?;
-        let planned = self.plan(request)?;
-        if let Some(attached) = self.existing(attempt, &planned).await? {
-            return Ok(attached);
-        }
-        self.authorize(request, &planned)?;
-        let offers = self.clear(attempt, &planned).await?;
-        let mut sandbox = self.reserve(attempt, &offers).map_err(|error| error.about(subject))?;
+        let (mut sandbox, offers) = match self.begin(attempt).await {
+            Ok(Begun::Attached(attached)) => return Ok(attached),
+            Ok(Begun::Reserved(sandbox, offers)) => (*sandbox, offers),
+            Err(error) => {
+                // So that deleting the sandbox removes the namespace.
+                self.namespaces
+                    .bind(&request.sandbox, netns)
+                    .map_err(|error| error.about(subject))?;
+                return Err(error);
+            }
+        };
+        self.note_step("reserve", started);
         let built = self.build(&mut sandbox, attempt, &offers, started).await;
+        let began = Instant::now();
         let ready = built.and_then(|()| self.commit_ready(&sandbox));
-        self.attach_times
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .observe(started.elapsed());
+        self.note_step("record", began);
+        self.note_step("all", started);
         if let Err(error) = &ready {
             tracing::warn!(pod = %request.pod, sandbox = %request.sandbox, %error, "attach failed, undoing");
             self.undo(&sandbox).await;
         }
         ready
+    }
+
+    /// Everything before the first effect. Its last step records the sandbox and binds the namespace to it.
+    async fn begin(&self, attempt: Attempt<'_>) -> Result<Begun, AttachError> {
+        let Attempt { request, subject, .. } = attempt;
+        let planned = self.plan(request)?;
+        if let Some(attached) = self.existing(attempt, &planned).await? {
+            return Ok(Begun::Attached(attached));
+        }
+        self.authorize(request, &planned)?;
+        let offers = self.clear(attempt, &planned).await?;
+        let sandbox = self.reserve(attempt, &offers).map_err(|error| error.about(subject))?;
+        Ok(Begun::Reserved(Box::new(sandbox), offers))
     }
 
     fn refuse_orphan(&self, request: &AttachRequest, subject: &Subject) -> Result<(), AttachError> {
@@ -108,6 +130,11 @@ impl Sandboxes {
     /// Clears the namespace of earlier interfaces and collects the providers' offers.
     async fn clear(&self, attempt: Attempt<'_>, planned: &[PlannedInterface]) -> Result<Offers, AttachError> {
         let netns = attempt.netns.id();
+        if self.reaper.is_queued(netns) || !planned.iter().all(|plan| plan.network.spec.provider.is_ebpf()) {
+            // What follows may take long, and a killed agent must find the namespace bound.
+            let bound = self.namespaces.bind(&attempt.request.sandbox, attempt.netns);
+            bound.map_err(|error| error.about(attempt.subject))?;
+        }
         if planned.first().is_none_or(|plan| !plan.fits_prewarmed()) {
             self.namespaces.discard_prewarmed(netns)?;
         }
@@ -126,8 +153,39 @@ impl Sandboxes {
         offers: &Offers,
         started: Instant,
     ) -> Result<(), AttachError> {
+        let subject = attempt.subject;
+        let pod = sandbox.policy_pod();
+        let began = Instant::now();
+        let admitted = async {
+            let admitted = self.gate.admit(pod, subject).await;
+            self.note_step("admit", began);
+            admitted
+        };
+        let ours = sandbox.attachments.iter().all(|made| made.kind.is_ebpf());
+        if ours {
+            // No packet passes before the rows are written, so both may run at once. Neither is dropped when the other
+            // fails: nothing may be made after it was undone.
+            let (admitted, made) = tokio::join!(admitted, self.make(sandbox, attempt, offers, started));
+            admitted?;
+            made?;
+        } else {
+            // Interfaces of other providers may carry packets at once.
+            admitted.await?;
+            self.make(sandbox, attempt, offers, started).await?;
+        }
+        self.interfaces.publish(&sandbox.attachments, subject)?;
+        self.note_step("interfaces", began);
+        self.gate.open_host_ports(sandbox, subject).await
+    }
+
+    async fn make(
+        &self,
+        sandbox: &mut Sandbox,
+        attempt: Attempt<'_>,
+        offers: &Offers,
+        started: Instant,
+    ) -> Result<(), AttachError> {
         let Attempt { netns, subject, .. } = attempt;
-        self.gate.admit(sandbox, subject).await?;
         if sandbox.attachments.is_empty() {
             // Those that make an interface set loopback up with it.
             self.interfaces.set_loopback_up(netns, subject).await?;
@@ -151,8 +209,7 @@ impl Sandboxes {
             };
             self.interfaces.make(&build, attachment).await?;
         }
-        self.attach_plugin_veths(sandbox, subject).await?;
-        self.gate.open_host_ports(sandbox, subject).await
+        self.attach_plugin_veths(sandbox, subject).await
     }
 
     /// Enforces policy at the host ends that plugins made: their addresses and host ends are known only now.
@@ -161,7 +218,7 @@ impl Sandboxes {
         if made.is_empty() {
             return Ok(());
         }
-        self.gate.admit(sandbox, subject).await?;
+        self.gate.admit(sandbox.policy_pod(), subject).await?;
         for attachment in made {
             self.interfaces.attach_plugin_veth(attachment, subject).await?;
         }

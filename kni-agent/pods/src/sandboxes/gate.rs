@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use kni_enforcement::Enforcer;
-use kni_model::{Sandbox, SandboxId};
+use kni_model::{Sandbox, SandboxId, policy::PolicyPod};
 use kni_uplink::Uplink;
 
 use crate::error::{AttachError, GateError, Subject};
@@ -22,8 +22,8 @@ impl Gate {
     }
 
     /// Enforces the policies of a sandbox before it is published, so that they apply to its first packet.
-    pub(super) async fn admit(&self, sandbox: &Sandbox, subject: &Subject) -> Result<(), AttachError> {
-        let (gate, pod) = (self.clone(), sandbox.policy_pod());
+    pub(super) async fn admit(&self, pod: PolicyPod, subject: &Subject) -> Result<(), AttachError> {
+        let gate = self.clone();
         // After the policies, which may request an address.
         self.run(subject, move || {
             gate.policies.admit(&pod).map_err(GateError::Policies)?;

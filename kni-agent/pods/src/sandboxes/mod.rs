@@ -14,7 +14,11 @@ mod repair;
 mod reserve;
 mod upgrade;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
 
 use kni_model::durations::Durations;
 
@@ -39,7 +43,7 @@ pub(crate) struct Sandboxes {
     access: Arc<JoiningNamespaces>,
     refusals: access::Refusals,
     locks: KeyedLocks,
-    attach_times: Mutex<Durations>,
+    attach_times: Mutex<BTreeMap<&'static str, Durations>>,
     overlay_port: Option<u16>,
 }
 
@@ -73,9 +77,18 @@ impl Sandboxes {
         Self { overlay_port, ..self }
     }
 
-    /// How long attaching took, successful or not, without repeated requests.
-    pub(crate) fn attach_times(&self) -> Durations {
-        *self.attach_times.lock().unwrap_or_else(PoisonError::into_inner)
+    /// How long attaching took, by step, successful or not, without repeated requests.
+    pub(crate) fn attach_times(&self) -> Vec<(&'static str, Durations)> {
+        let times = self.attach_times.lock().unwrap_or_else(PoisonError::into_inner);
+        times.iter().map(|(step, durations)| (*step, *durations)).collect()
+    }
+
+    /// Notes that a step of an attach began then and has ended now. Returns when.
+    fn note_step(&self, step: &'static str, began: Instant) -> Instant {
+        let now = Instant::now();
+        let mut times = self.attach_times.lock().unwrap_or_else(PoisonError::into_inner);
+        times.entry(step).or_default().observe(now.duration_since(began));
+        now
     }
 
     /// Lets the policies of adopted pods take effect.

@@ -12,6 +12,7 @@ use crate::{
     clock::since_boot,
     error::{AttachError, ErrorKind, Subject},
     interfaces::{Attempt, Ends, Offers},
+    namespaces::bound,
     plan::{self, PlannedInterface},
     registry::{Locked, Slots},
     rests::lease_owner,
@@ -32,11 +33,9 @@ impl Sandboxes {
         host_ports::refuse_tunnel(self.overlay_port, network, &request.port_mappings, subject)?;
         host_ports::refuse_taken(&state, request, subject)?;
         let fits = planned.first().is_some_and(PlannedInterface::fits_prewarmed);
-        let namespace = state.namespace_of(netns.id()).filter(|_| fits).cloned();
-        let mut prewarmed = namespace
-            .as_ref()
-            .and_then(|record| record.warm.clone())
-            .map(Ends::from);
+        let namespace = state.namespace_of(netns.id()).cloned();
+        let warm = namespace.as_ref().and_then(|record| record.warm.clone());
+        let mut prewarmed = warm.filter(|_| fits).map(Ends::from);
         let mut reserved = Reserved {
             state: &mut state,
             attachments: Vec::new(),
@@ -54,9 +53,12 @@ impl Sandboxes {
             primary.bandwidth = request.bandwidth;
         }
         let sandbox = pending(attempt, reserved.attachments.clone());
-        let taken = namespace
-            .filter(|_| reserved.first_is_prewarmed)
-            .map(|record| NamespaceRecord { warm: None, ..record });
+        let first_is_prewarmed = reserved.first_is_prewarmed;
+        let taken = namespace.map(|record| {
+            let bound = bound(reserved.state, &request.sandbox, &record).unwrap_or(record);
+            let warm = bound.warm.filter(|_| !first_is_prewarmed);
+            NamespaceRecord { warm, ..bound }
+        });
         let change = taken.iter().fold(Change::new().sandbox(&sandbox), Change::namespace);
         if let Err(error) = reserved.state.commit(change) {
             reserved.give_back();
