@@ -4,6 +4,7 @@
 mod access;
 mod crowd;
 mod interfaces;
+mod memory;
 mod networks;
 mod order;
 mod refused;

@@ -4,6 +4,7 @@
 mod chaos;
 mod layout;
 mod lost_state;
+mod steps;
 mod takeover;
 mod under_policy;
 mod upgrade;

@@ -39,7 +39,8 @@ struct Args {
     #[arg(long)]
     seconds: Option<f64>,
     /// Compare with another agent instead: its binary, or a checkout in which its release was built.
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["parts", "paths", "measures"])]
+    /// With `--only attach`, compares how pods are attached, otherwise the packet path.
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["paths", "measures"])]
     against: Option<PathBuf>,
     /// Two rounds of 0.2 s (6 pairs of 0.1 s) and few attachments: shows that everything works, not how fast it is.
     #[arg(long, conflicts_with_all = ["rounds", "seconds"])]
@@ -56,6 +57,10 @@ struct Args {
     /// CPU to which both ends are pinned; the last one by default.
     #[arg(long)]
     cpu: Option<usize>,
+    /// Measure how the server of KNI on this socket attaches pods, and nothing else. Any server can be measured: the calls are
+    /// those of the kubelet. Its network namespaces must be visible here.
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["against", "parts", "paths", "measures", "agent"])]
+    kni_socket: Option<PathBuf>,
     /// The kni-agent binary; the one beside this program by default.
     #[arg(long)]
     agent: Option<PathBuf>,
@@ -115,7 +120,19 @@ fn run(args: &Args) -> Result<()> {
     if let Some(other) = &args.against {
         let new = args.agent.clone().map_or_else(agent_binary, Ok)?;
         let old = against::agent_at(other).with_context(|| other.display().to_string())?;
+        if args.parts == [Part::Attach] {
+            attach::measure_pairs(effort, [&new, &old], args.cni.as_deref(), &mut json)?;
+            return write(args.json.as_deref(), json);
+        }
+        ensure!(
+            args.parts.is_empty(),
+            "--against: of the parts, only attach can be compared alone"
+        );
         against::measure(&cpus, effort, [&new, &old], &mut json)?;
+        return write(args.json.as_deref(), json);
+    }
+    if let Some(socket) = &args.kni_socket {
+        attach::measure_server(effort, socket, &mut json)?;
         return write(args.json.as_deref(), json);
     }
     let wanted = |part| args.parts.is_empty() || args.parts.contains(&part);

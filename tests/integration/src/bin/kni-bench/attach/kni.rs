@@ -2,15 +2,17 @@
 
 use std::{
     path::Path,
+    thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     Agent, AgentOptions, Kubelet, Manifest, Namespaces, Node, agent::SOCKET, eventually_sync, kubelet::Sandbox,
 };
 use kni_proto::runtime::GetStatusRequest;
 use tokio::runtime::Runtime;
+use tonic::Code;
 
 use super::{
     Pattern,
@@ -19,13 +21,16 @@ use super::{
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A node with an agent.
+/// How long the background work of an agent must have ended.
+const REST: Duration = Duration::from_millis(300);
+
+/// A server of KNI.
 pub(super) struct Kni {
     runtime: Runtime,
     kubelet: Kubelet,
-    warm: u32,
-    _agent: Agent,
-    node: Node,
+    /// Where the paths of namespaces are seen.
+    namespaces: Namespaces,
+    _agent: Option<(Agent, Node)>,
 }
 
 struct Attached {
@@ -36,15 +41,16 @@ struct Attached {
 }
 
 impl Kni {
-    /// An agent with `warm` prewarmed sandboxes.
-    pub(super) fn start(agent: &Path, warm: u32) -> Result<Self> {
+    /// An agent on a node of its own, with `warm` prewarmed sandboxes, or its own choice.
+    pub(super) fn start(agent: &Path, warm: Option<u32>) -> Result<Self> {
         let node = Node::new("attach")?;
+        let warm = warm.map(|warm| ["--warm-sandboxes".to_owned(), warm.to_string()]);
         let options = AgentOptions {
             manifests: vec![Manifest::default_network(
                 "default",
                 &["10.244.0.0/16", "fd00:244::/64"],
             )],
-            args: vec!["--warm-sandboxes".into(), warm.to_string()],
+            args: warm.into_iter().flatten().collect(),
             binary: Some(agent.to_owned()),
             ..AgentOptions::default()
         };
@@ -54,9 +60,22 @@ impl Kni {
         Ok(Self {
             runtime,
             kubelet,
-            warm,
-            _agent: agent,
-            node,
+            namespaces: Namespaces::clone(&node),
+            _agent: Some((agent, node)),
+        })
+    }
+
+    /// The server that listens on a socket of this machine.
+    pub(super) fn connect(socket: &Path) -> Result<Self> {
+        let namespaces = Namespaces::current("this machine")?;
+        let runtime = Runtime::new()?;
+        let socket = socket.to_str().context("the socket's path is not UTF-8")?;
+        let kubelet = runtime.block_on(Kubelet::connect(&namespaces, socket))?;
+        Ok(Self {
+            runtime,
+            kubelet,
+            namespaces,
+            _agent: None,
         })
     }
 
@@ -67,7 +86,7 @@ impl Kni {
         // The sandbox process holds a pod's namespace until the runtime has removed it.
         let held: Vec<Namespaces> = pods
             .iter()
-            .map(|pod| self.node.net_at(&pod.sandbox.name, Path::new(&pod.netns)))
+            .map(|pod| self.namespaces.net_at(&pod.sandbox.name, Path::new(&pod.netns)))
             .collect::<Result<_>>()?;
         self.wait_idle()?;
         let create = pods.iter().map(|pod| pod.create).collect();
@@ -103,16 +122,28 @@ impl Kni {
         })
     }
 
-    /// Waits until the background work of the agent is finished.
+    /// Waits until the background work of the agent is finished: nothing is removed, completed or prewarmed any more. A server
+    /// that does not report it has a second.
     fn wait_idle(&self) -> Result<()> {
+        let mut known = None;
+        let mut since = Instant::now();
         eventually_sync(PATIENCE, || {
             let mut client = self.kubelet.runtime();
-            let status = self.runtime.block_on(client.get_status(GetStatusRequest {}))?;
-            let status = status.into_inner();
-            let (warm, pending) = (status.warm_sandboxes, status.pending_removals);
+            let status = match self.runtime.block_on(client.get_status(GetStatusRequest {})) {
+                Err(status) if status.code() == Code::Unimplemented => {
+                    thread::sleep(Duration::from_secs(1));
+                    return Ok(());
+                }
+                answer => answer?.into_inner(),
+            };
+            let (warm, pending) = (status.warm_sandboxes, status.pending_removals + status.pending_links);
+            if known != Some(warm) || pending > 0 {
+                known = Some(warm);
+                since = Instant::now();
+            }
             ensure!(
-                warm >= self.warm && pending == 0,
-                "the agent does not come to rest: {warm} sandboxes prewarmed, {pending} removals pending"
+                since.elapsed() >= REST,
+                "the agent does not come to rest: {warm} sandboxes prewarmed, {pending} interfaces pending"
             );
             Ok(())
         })

@@ -2,6 +2,7 @@
 //! bridge plugin.
 
 mod kni;
+mod pairs;
 mod plugin;
 mod timing;
 
@@ -10,6 +11,7 @@ use std::{path::Path, time::Duration};
 use anyhow::{Context as _, Result};
 use serde_json::{Map, Value, json};
 
+pub(crate) use self::pairs::measure as measure_pairs;
 use self::timing::Timings;
 use crate::{
     Effort, report,
@@ -75,7 +77,7 @@ fn patterns(quick: bool) -> [Pattern; 4] {
 pub(crate) fn measure(effort: Effort, programs: &Programs<'_>, json: &mut Map<String, Value>) -> Result<()> {
     let Programs { agent, cni } = *programs;
     let mut results = Vec::new();
-    for (key, title, warm) in [("kni", "KNI", 8), ("kni_cold", "KNI, nothing kept warm", 0)] {
+    for (key, title, warm) in [("kni", "KNI", None), ("kni_cold", "KNI, nothing kept warm", Some(0))] {
         let way = kni::Kni::start(agent, warm).with_context(|| title.to_owned())?;
         for pattern in patterns(effort.quick) {
             eprintln!("attach: {title}, {}", pattern.title());
@@ -104,6 +106,18 @@ pub(crate) fn measure(effort: Effort, programs: &Programs<'_>, json: &mut Map<St
             json.insert(format!("{key}_agent_peak_bytes"), bytes.into());
         }
     }
+    Ok(())
+}
+
+/// Measures the server of KNI on a socket and prints the table.
+pub(crate) fn measure_server(effort: Effort, socket: &Path, json: &mut Map<String, Value>) -> Result<()> {
+    let server = kni::Kni::connect(socket)?;
+    let mut results = Vec::new();
+    for pattern in patterns(effort.quick) {
+        eprintln!("attach: {}, {}", socket.display(), pattern.title());
+        results.push(("server", "server", pattern, server.run(pattern)?));
+    }
+    show(&results, json);
     Ok(())
 }
 
