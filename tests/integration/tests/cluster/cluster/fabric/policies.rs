@@ -15,7 +15,7 @@ use kni_integration::{
 };
 
 /// Timeout for a state to be applied.
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(20);
 /// The timeout after many cases have failed, so that the remaining ones end quickly.
 const SHORT_LIMIT: Duration = Duration::from_secs(1);
 const MANY_FAILURES: usize = 5;
