@@ -127,13 +127,6 @@ impl DirectNetlink {
         self.apply(requests)
     }
 
-    /// Sets loopback and the interface up, which has no address yet. Idempotent.
-    pub fn set_pod_up(&mut self, ifindex: u32) -> Result<()> {
-        let place = self.places();
-        let up = |index| link::set_up_request(place("set link up".into()).interface(format!("#{index}")), index);
-        self.apply(vec![up(LOOPBACK), up(ifindex)])
-    }
-
     /// As [`Netlink::configure_pod`] does at its end: waits until packets to an IPv6 address are delivered.
     pub fn wait_until_local(&mut self, ipv6: Ipv6Addr, ifindex: u32) -> Result<()> {
         let place = self.places()(format!("wait for address {ipv6}").into()).interface(format!("#{ifindex}"));

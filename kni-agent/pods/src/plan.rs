@@ -22,8 +22,7 @@ pub(crate) struct PlannedInterface {
 }
 
 impl PlannedInterface {
-    /// Whether a prewarmed veth pair can become the interface. One that is up has a link-local address of its MAC address,
-    /// so a requested MAC address needs a new one.
+    /// Whether a prewarmed veth pair can become the interface. A requested MAC address needs a new one.
     pub(crate) fn fits_prewarmed(&self) -> bool {
         self.network.spec.provider.is_ebpf() && self.mac.is_none()
     }

@@ -141,8 +141,8 @@ pub(super) fn publish(kernel: &Kernel, attachment: &Attachment, subject: &Subjec
         .map_err(subject.failed("writing the dataplane's rows"))
 }
 
-/// Makes a pair with both programs attached, provisionally, and both ends up, without addresses. Returns the index of the
-/// pod end.
+/// Makes a pair with both programs attached, provisionally, and the host end up. The pod end is down: it would send
+/// multicast reports, which count as drops. Returns the index of the pod end.
 pub(crate) async fn make_pair(
     kernel: &Kernel,
     pair: Pair,
@@ -153,13 +153,10 @@ pub(crate) async fn make_pair(
     let made = netns.visit(move |entrance| {
         let mut host = connect(&about)?;
         let ifindex = make_outside(&mut host, &dataplane, &pair, &inner, &about)?;
-        let mut inside = entrance
+        let _inside = entrance
             .enter()
             .map_err(about.failed("entering the network namespace"))?;
         prepare_inside(&pair.ifname, &about)?;
-        inside
-            .set_pod_up(ifindex)
-            .map_err(about.failed("setting the pod interface up"))?;
         Ok(ifindex)
     });
     made.await.map_err(subject.failed("making the interface"))?
