@@ -119,7 +119,9 @@ impl NamespacePool {
     fn record_prewarming(&self) -> Result<Option<(NamespaceRecord, WarmInterface)>, AttachError> {
         let path = self.fresh_path();
         let mut state = self.registry.lock();
-        let Some(endpoint) = state.slots.take() else {
+        // The last one is for an attach, which may begin at any moment.
+        let spare = state.slots.free_count() > 1;
+        let Some(endpoint) = spare.then(|| state.slots.take()).flatten() else {
             return Ok(None);
         };
         let ifname = IfName::primary();
