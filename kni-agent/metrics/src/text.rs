@@ -245,10 +245,10 @@ impl Out<'_> {
         let unknown = unknown.map(|(method, count)| ([("method", *method)], *count));
         let help = "Entries of extradata with a key that the agent does not know";
         self.counters("kni_unknown_extradata", help, unknown)?;
-        match &snapshot.attach {
-            Ok(steps) => self.attach_steps(steps),
-            Err(_) => Ok(()),
-        }
+        snapshot
+            .attach
+            .as_ref()
+            .map_or(Ok(()), |steps| self.attach_steps(steps))
     }
 }
 

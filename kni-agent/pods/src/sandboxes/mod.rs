@@ -83,12 +83,11 @@ impl Sandboxes {
         times.iter().map(|(step, durations)| (*step, *durations)).collect()
     }
 
-    /// Notes that a step of an attach began then and has ended now. Returns when.
-    fn note_step(&self, step: &'static str, began: Instant) -> Instant {
-        let now = Instant::now();
+    /// Notes that a step of an attach began then and has ended now.
+    fn note_step(&self, step: &'static str, began: Instant) {
+        let took = began.elapsed();
         let mut times = self.attach_times.lock().unwrap_or_else(PoisonError::into_inner);
-        times.entry(step).or_default().observe(now.duration_since(began));
-        now
+        times.entry(step).or_default().observe(took);
     }
 
     /// Lets the policies of adopted pods take effect.
