@@ -5,6 +5,8 @@
 //! - `from_pod` gives its packets their tunnel itself and marks them. All others come from the node's stack, by a route to
 //!   the device: they belong to the network with host access. The receiver's node checks that they have this node's
 //!   address.
+//! - Link control (the stack announces its multicast groups at every device, RFC 3810) ends here. It is for no pod, and
+//!   is not counted as a drop.
 //! - Falls through to: the tunnel.
 
 use aya_ebpf::programs::TcContext;
@@ -14,7 +16,7 @@ use crate::{
     action::{DROP, NEXT},
     config, count,
     decision::Reason,
-    packet::{self, Packet},
+    packet::{self, Class, Packet},
     remote,
     skb::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthHeader},
     work::{self, Place},
@@ -30,6 +32,7 @@ pub fn run(ctx: &TcContext) -> i32 {
     let mut place = Place::unknown(Direction::ToOverlay);
     match encapsulate(ctx, &mut place, &mut packet) {
         Ok(()) => NEXT,
+        Err(reason) if reason.word() == Verdict::Absorbed as u32 => DROP,
         Err(reason) => match work::begin(&place, &packet) {
             #[expect(clippy::cast_possible_truncation, reason = "the code of a verdict")]
             Some(work) => count::dropped(ctx, &mut work.event, reason.word() as u16),
@@ -40,17 +43,23 @@ pub fn run(ctx: &TcContext) -> i32 {
 
 #[inline(always)]
 fn encapsulate(ctx: &TcContext, place: &mut Place, packet: &mut Packet) -> Result<(), Reason> {
-    let network = remote::overlay().map_or(0, |overlay| overlay.host_network);
-    if network == 0 {
-        return Err(Verdict::HostNotAllowed.into());
-    }
-    place.network = network;
     let eth: EthHeader = skb::read(ctx, 0)?;
     place.ethertype = u16::from_be(eth.ethertype);
     match eth.ethertype {
         ETHERTYPE_IPV4 => packet::ipv4(ctx, packet)?,
         ETHERTYPE_IPV6 => packet::ipv6(ctx, packet)?,
         _ => return Err(Verdict::UnsupportedEthertype.into()),
+    }
+    if packet.class == Class::LinkControl {
+        return Err(Verdict::Absorbed.into());
+    }
+    let network = remote::overlay().map_or(0, |overlay| overlay.host_network);
+    if network == 0 {
+        return Err(Verdict::HostNotAllowed.into());
+    }
+    place.network = network;
+    if packet.is_multicast() {
+        return Err(Verdict::Multicast.into());
     }
     let way = remote::route(network, &packet.destination)
         .and_then(remote::way)

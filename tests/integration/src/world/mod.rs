@@ -20,6 +20,7 @@ use std::{
     collections::BTreeMap,
     net::IpAddr,
     path::Path,
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -27,7 +28,11 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use self::{canary::Canary, probe::Probe, serve::Serving};
+use self::{
+    canary::Canary,
+    probe::{Patience, Probe},
+    serve::Serving,
+};
 pub use self::{
     objects::{Addresses, PolicyText},
     spread::{NODES, PLACEMENTS, Placement, Spread},
@@ -46,7 +51,7 @@ use crate::{
     stage::{Stage, forwarding},
 };
 
-/// Timeout of an answer. A denied packet takes all of it.
+/// Silence after which no more answers are expected. A denied packet takes all of it.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Flow tables that hold the flows of hundreds of question tables: an SCTP flow lives for hours, and no pod may reach
@@ -254,6 +259,7 @@ impl<S> NinePods<S> {
 
     /// Sends all requests concurrently, with real connections.
     pub fn probe(&self, questions: &[Question]) -> Result<Table> {
+        let patience = Arc::new(Patience::new(PATIENCE));
         let mut by_pod: Vec<Vec<Probe>> = vec![Vec::new(); MEMBERS];
         for question in questions {
             by_pod[question.from].push(self.plan(*question));
@@ -263,8 +269,8 @@ impl<S> NinePods<S> {
                 .into_iter()
                 .enumerate()
                 .map(|(index, probes)| {
-                    let inside = &self.members[index].inside;
-                    scope.spawn(move || probe::probe(inside, probes, PATIENCE))
+                    let (inside, patience) = (&self.members[index].inside, &patience);
+                    scope.spawn(move || probe::probe(inside, probes, patience))
                 })
                 .collect();
             let mut table = Table::new();

@@ -1,10 +1,12 @@
-//! Sends all requests of a pod concurrently, within one timeout.
+//! Sends all requests of a pod concurrently, until no more of them are answered.
 
 use std::{
     collections::HashMap,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    pin::pin,
     rc::Rc,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -52,8 +54,48 @@ impl Probe {
     }
 }
 
-/// Runs all probes of one pod concurrently and waits for `patience`; missing answers count as silence.
-pub(super) fn probe(from: &Namespaces, probes: Vec<Probe>, patience: Duration) -> Result<Table> {
+/// How long the probes of several pods wait for answers.
+///
+/// Answers that still arrive extend the wait: on a busy machine thousands of requests are not answered within the time
+/// that one of them takes.
+#[derive(Debug)]
+pub(super) struct Patience {
+    silence: Duration,
+    deadline: Mutex<Instant>,
+}
+
+impl Patience {
+    /// Probes end when no pod has received an answer for this time.
+    pub(super) fn new(silence: Duration) -> Self {
+        Self {
+            silence,
+            deadline: Mutex::new(Instant::now() + silence),
+        }
+    }
+
+    fn deadline(&self) -> Instant {
+        *self.deadline.lock().expect("no holder panics")
+    }
+
+    /// The answer, or nothing after the silence.
+    async fn wait<T>(&self, answer: impl Future<Output = T>) -> Option<T> {
+        let mut answer = pin!(answer);
+        loop {
+            let deadline = self.deadline();
+            match timeout_at(deadline, &mut answer).await {
+                Ok(answer) => {
+                    *self.deadline.lock().expect("no holder panics") = Instant::now() + self.silence;
+                    return Some(answer);
+                }
+                Err(_) if self.deadline() == deadline => return None,
+                Err(_) => (),
+            }
+        }
+    }
+}
+
+/// Runs all probes of one pod concurrently; missing answers count as silence.
+pub(super) fn probe(from: &Namespaces, probes: Vec<Probe>, patience: &Arc<Patience>) -> Result<Table> {
     from.enter(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let local = LocalSet::new();
@@ -62,17 +104,16 @@ pub(super) fn probe(from: &Namespaces, probes: Vec<Probe>, patience: Duration) -
     })?
 }
 
-async fn ask(probes: Vec<Probe>, patience: Duration) -> io::Result<Table> {
+async fn ask(probes: Vec<Probe>, patience: &Arc<Patience>) -> io::Result<Table> {
     let mut table: Table = probes.iter().map(|probe| (probe.question, Outcome::Silent)).collect();
     let token = Rc::new(new_token());
     let (by_sctp, others): (Vec<_>, Vec<_>) = probes
         .into_iter()
         .partition(|probe| probe.question.protocol == Protocol::Sctp);
     let mut tasks = JoinSet::new();
-    let deadline = Instant::now() + patience;
-    tasks.spawn_local(sctp(by_sctp, deadline));
+    tasks.spawn_local(sctp(by_sctp, Arc::clone(patience)));
     for probe in others {
-        let token = Rc::clone(&token);
+        let (token, patience) = (Rc::clone(&token), Arc::clone(patience));
         tasks.spawn_local(async move {
             let one = async {
                 match probe.question.protocol {
@@ -80,10 +121,8 @@ async fn ask(probes: Vec<Probe>, patience: Duration) -> io::Result<Table> {
                     _ => udp(probe.at(), &token).await,
                 }
             };
-            let outcome = match timeout_at(deadline, one).await {
-                Ok(answered) => probe.judge(&token, answered),
-                Err(_) => Outcome::Silent,
-            };
+            let answered = patience.wait(one).await;
+            let outcome = answered.map_or(Outcome::Silent, |answered| probe.judge(&token, answered));
             Ok(Table::from([(probe.question, outcome)]))
         });
     }
@@ -122,17 +161,17 @@ pub(super) fn any(v4: bool) -> IpAddr {
 }
 
 /// All SCTP probes of a pod share one raw socket per family and are distinguished by their ports.
-async fn sctp(probes: Vec<Probe>, deadline: Instant) -> io::Result<Table> {
+async fn sctp(probes: Vec<Probe>, patience: Arc<Patience>) -> io::Result<Table> {
     let (four, six): (Vec<_>, Vec<_>) = probes.into_iter().partition(|probe| probe.question.v4);
     let (mut table, other) = tokio::try_join!(
-        sctp_of(&four, Sctp::open(any(true))?, deadline),
-        sctp_of(&six, Sctp::open(any(false))?, deadline)
+        sctp_of(&four, Sctp::open(any(true))?, &patience),
+        sctp_of(&six, Sctp::open(any(false))?, &patience)
     )?;
     table.extend(other);
     Ok(table)
 }
 
-async fn sctp_of(probes: &[Probe], socket: Sctp, deadline: Instant) -> io::Result<Table> {
+async fn sctp_of(probes: &[Probe], socket: Sctp, patience: &Patience) -> io::Result<Table> {
     let (mut table, mut open) = (Table::new(), HashMap::new());
     let first_port = fastrand::u16(20_000..60_000);
     for (port, probe) in (first_port..).zip(probes) {
@@ -155,7 +194,7 @@ async fn sctp_of(probes: &[Probe], socket: Sctp, deadline: Instant) -> io::Resul
         }
     }
     while !open.is_empty() {
-        let Ok(received) = timeout_at(deadline, socket.receive()).await else {
+        let Some(received) = patience.wait(socket.receive()).await else {
             break;
         };
         let (from, packet) = received?;

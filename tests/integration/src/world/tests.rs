@@ -1,13 +1,13 @@
 //! Tests the meaning of a probe in two namespaces without an agent.
 
-use std::{net::IpAddr, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use anyhow::Result;
 
 use super::{
     Net, Outcome, PORTS, Question, Setting, Table, Via, differences,
     objects::{Addresses, PolicyText},
-    probe::{Probe, probe},
+    probe::{Patience, Probe, probe},
     serve::Serving,
 };
 use crate::{namespaces::Namespaces, oracle::Protocol, require};
@@ -33,7 +33,7 @@ fn probes() -> Result<Vec<Probe>> {
 }
 
 fn ask(client: &Namespaces) -> Result<Table> {
-    probe(client, probes()?, Duration::from_millis(500))
+    probe(client, probes()?, &Arc::new(Patience::new(Duration::from_millis(500))))
 }
 
 #[test]

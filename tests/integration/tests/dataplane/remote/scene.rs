@@ -747,9 +747,7 @@ impl<'a> Scene<'a> {
 
     fn drops(&self) -> Result<BTreeMap<(Direction, Verdict), u64>> {
         let mut drops = BTreeMap::new();
-        // The node's stack announces its groups at the tunnel device (MLD) when it likes.
-        let dropped = self.dataplane().drops()?.into_iter();
-        for drop in dropped.filter(|drop| drop.direction != Direction::ToOverlay) {
+        for drop in self.dataplane().drops()? {
             *drops.entry((drop.direction, drop.reason)).or_insert(0) += drop.count.packets;
         }
         Ok(drops)
