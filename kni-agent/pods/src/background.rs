@@ -9,11 +9,14 @@ use crate::{error::AttachError, namespaces::NamespacePool, registry::Registry, s
 
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long no client has been served before preparation begins. The kubelet attaches within some milliseconds after it
+/// How long no client has been served before the pool is filled. The kubelet attaches within some milliseconds after it
 /// created; pods of a burst follow each other faster than this.
-const QUIET: Duration = Duration::from_millis(150);
+const FILL_AFTER: Duration = Duration::from_millis(50);
+/// Likewise before a provisional interface is completed. That takes tens of milliseconds (the kernel waits for all CPUs with
+/// its rtnl lock held), in which an attach would have to wait, and the interface is enforced before it too.
+const UPGRADE_AFTER: Duration = Duration::from_millis(500);
 /// Likewise before the pool shrinks.
-const LONG_QUIET: Duration = Duration::from_secs(2);
+const SHRINK_AFTER: Duration = Duration::from_secs(2);
 /// The demand for namespaces decreases with time.
 const REVIEW: Duration = Duration::from_mins(1);
 
@@ -31,8 +34,18 @@ pub(crate) async fn run(registry: Arc<Registry>, sandboxes: Arc<Sandboxes>, name
             kni_tasks::waiting(work).await.ok();
             continue;
         }
-        let quiet = if fills || upgrades { QUIET } else { LONG_QUIET };
-        kni_tasks::waiting(wait_for_quiet(&registry, quiet)).await;
+        let quiet = match (fills, upgrades) {
+            (true, _) => FILL_AFTER,
+            (false, true) => UPGRADE_AFTER,
+            (false, false) => SHRINK_AFTER,
+        };
+        let idle = registry.lock().last_call.elapsed();
+        if let Some(remaining) = quiet.checked_sub(idle).filter(|remaining| !remaining.is_zero()) {
+            // A client that is served meanwhile may leave something more urgent to do.
+            let work = tokio::time::timeout(remaining, registry.background.notified());
+            kni_tasks::waiting(work).await.ok();
+            continue;
+        }
         if fills {
             let filled = namespaces.prewarm().await;
             pool_waits_until = (!matches!(filled, Ok(true))).then(|| Instant::now() + RETRY);
@@ -60,15 +73,5 @@ async fn upgrade_or_shrink(sandboxes: &Sandboxes, namespaces: &NamespacePool) ->
 fn report(done: Result<(), AttachError>) {
     if let Err(error) = done {
         tracing::warn!(%error, "cannot prepare for later pods");
-    }
-}
-
-async fn wait_for_quiet(registry: &Registry, quiet: Duration) {
-    loop {
-        let idle = registry.lock().last_call.elapsed();
-        if idle >= quiet {
-            return;
-        }
-        tokio::time::sleep(quiet.saturating_sub(idle)).await;
     }
 }
