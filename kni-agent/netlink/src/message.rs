@@ -83,12 +83,19 @@ pub(super) fn route(spec: &RouteSpec) -> RouteMessage {
     message
 }
 
-/// A route lookup for an address.
-pub(super) fn lookup(address: Ipv6Addr) -> RouteMessage {
-    let mut message = RouteMessage::default();
-    message.header.address_family = AddressFamily::Inet6;
-    message.header.destination_prefix_length = 128;
-    message.attributes.push(RouteAttribute::Destination(address.into()));
+/// Delivers packets to an IPv6 address to its own namespace. The kernel adds such a route for each address from a work queue,
+/// also without duplicate address detection (`addrconf_dad_work` in net/ipv6/addrconf.c), and drops earlier packets. The
+/// kernel's own, which follows, has a better metric than this one; both go with the interface.
+pub(super) fn local_route(ifindex: u32, address: Ipv6Addr) -> RouteMessage {
+    let mut message = route(&RouteSpec {
+        destination: host_net(address.into()),
+        gateway: None,
+        ifindex,
+        table: u32::from(libc::RT_TABLE_LOCAL),
+        metric: 0,
+    });
+    message.header.kind = RouteType::Local;
+    message.header.scope = RouteScope::Universe;
     message
 }
 

@@ -61,6 +61,10 @@ impl Netlink {
             }
             let message = RouteNetlinkMessage::NewAddress(message);
             requests.push(Request::new(place(format!("add address {address}")), message, PUT));
+            if let IpAddr::V6(ipv6) = address.addr() {
+                let message = RouteNetlinkMessage::NewRoute(message::local_route(config.ifindex, ipv6));
+                requests.push(Request::new(place(format!("add local route to {ipv6}")), message, PUT));
+            }
         }
         for gateway in &config.gateways {
             let any: IpAddr = if gateway.is_ipv4() {
@@ -78,13 +82,7 @@ impl Netlink {
             let message = RouteNetlinkMessage::NewRoute(route);
             requests.push(Request::new(place(format!("add route via {gateway}")), message, PUT));
         }
-        self.apply(requests).await?;
-        for address in &config.addresses {
-            if let IpAddr::V6(v6) = address.addr() {
-                self.wait_until_local(v6, config.ifindex).await?;
-            }
-        }
-        Ok(())
+        self.apply(requests).await
     }
 
     /// Sets loopback up. Idempotent.

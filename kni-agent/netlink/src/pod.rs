@@ -8,8 +8,6 @@
 use std::{
     borrow::Cow,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    thread,
-    time::{Duration, Instant},
 };
 
 use ipnet::IpNet;
@@ -18,13 +16,13 @@ use netlink_packet_route::{
     RouteNetlinkMessage,
     address::AddressMessage,
     link::{LinkAttribute, LinkFlags, LinkMessage},
-    route::{RouteHeader, RouteType},
+    route::RouteHeader,
 };
 
 use super::{
     DirectNetlink, Netlink, Result,
     connection::Request,
-    error::{Error, Place},
+    error::Place,
     link,
     message::{self, PUT, RouteSpec},
     own::gateway_of,
@@ -32,15 +30,6 @@ use super::{
 
 /// The loopback interface has this index in every namespace.
 const LOOPBACK: u32 = 1;
-/// No route yet.
-const UNREACHABLE: &[i32] = &[libc::ENETUNREACH, libc::EHOSTUNREACH];
-/// The kernel's work queue needs its network lock, which other processes may hold.
-const LOCAL_TIMEOUT: Duration = Duration::from_secs(15);
-/// A query takes about 30 us, a sleep at least 1 ms.
-const LOCAL_QUICK_TRIES: u32 = 20;
-/// Pause of a thread that may wait in the kernel.
-const LOCAL_PAUSE: Duration = Duration::from_micros(50);
-
 /// The configuration of an interface inside a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodInterfaceConfig {
@@ -66,41 +55,13 @@ pub struct PodInterfaceConfig {
 impl Netlink {
     /// Sets loopback and the interface up and gives it addresses, permanent gateway neighbours and routes, in one
     /// request; about 0.4 ms. The handle is one of the pod's namespace. IPv6 is usable when this returns: there is
-    /// no duplicate address detection. Idempotent: replaces existing configuration, removes nothing.
+    /// no duplicate address detection, and the local route of the address is part of the request. Idempotent: replaces
+    /// existing configuration, removes nothing.
     ///
     /// Set the host end up before, so that the pod can transmit when this returns; afterwards the host end needs
     /// [`Self::wait_for_carrier`].
     pub async fn configure_pod(&self, config: &PodInterfaceConfig) -> Result<()> {
-        self.apply(config.requests(&|operation| self.place(operation))).await?;
-        match config.ipv6 {
-            Some(ipv6) => self.wait_until_local(ipv6, config.ifindex).await,
-            None => Ok(()),
-        }
-    }
-
-    /// Waits until packets to an address of this namespace are delivered. Even without duplicate address detection,
-    /// the kernel adds the local route of an IPv6 address from a work queue, and drops earlier packets.
-    pub(super) async fn wait_until_local(&self, ipv6: Ipv6Addr, ifindex: u32) -> Result<()> {
-        let place = self
-            .place(format!("wait for address {ipv6}"))
-            .interface(format!("#{ifindex}"));
-        let deadline = Instant::now() + LOCAL_TIMEOUT;
-        for tries in 0_u32.. {
-            let request = local_query(place.clone(), ipv6);
-            if self.ask(vec![request]).await?.iter().any(is_local) {
-                return Ok(());
-            }
-            if Instant::now() >= deadline {
-                break;
-            }
-            if tries >= LOCAL_QUICK_TRIES {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        }
-        Err(Error::Timeout {
-            place,
-            seconds: LOCAL_TIMEOUT.as_secs(),
-        })
+        self.apply(config.requests(&|operation| self.place(operation))).await
     }
 
     /// The addresses of all interfaces, or of one.
@@ -120,40 +81,10 @@ impl Netlink {
 }
 
 impl DirectNetlink {
-    /// As [`Netlink::configure_pod`], but IPv6 is usable only after [`Self::wait_until_local`], so that the caller can
-    /// work meanwhile.
+    /// As [`Netlink::configure_pod`].
     pub fn configure_pod(&mut self, config: &PodInterfaceConfig) -> Result<()> {
         let requests = config.requests(&self.places());
         self.apply(requests)
-    }
-
-    /// As [`Netlink::configure_pod`] does at its end: waits until packets to an IPv6 address are delivered.
-    pub fn wait_until_local(&mut self, ipv6: Ipv6Addr, ifindex: u32) -> Result<()> {
-        let place = self.places()(format!("wait for address {ipv6}").into()).interface(format!("#{ifindex}"));
-        let deadline = Instant::now() + LOCAL_TIMEOUT;
-        while Instant::now() < deadline {
-            if self.ask(vec![local_query(place.clone(), ipv6)])?.iter().any(is_local) {
-                return Ok(());
-            }
-            thread::sleep(LOCAL_PAUSE);
-        }
-        Err(Error::Timeout {
-            place,
-            seconds: LOCAL_TIMEOUT.as_secs(),
-        })
-    }
-}
-
-/// Asks for the route to an address of the namespace.
-fn local_query(place: Place, ipv6: Ipv6Addr) -> Request {
-    let query = RouteNetlinkMessage::GetRoute(message::lookup(ipv6));
-    Request::new(place, query, 0).forgive(UNREACHABLE)
-}
-
-fn is_local(answer: &RouteNetlinkMessage) -> bool {
-    match answer {
-        RouteNetlinkMessage::NewRoute(route) => route.header.kind == RouteType::Local,
-        _ => false,
     }
 }
 
@@ -173,6 +104,10 @@ impl PodInterfaceConfig {
             let gateway = gateway_of(address);
             let message = RouteNetlinkMessage::NewAddress(message::address(self.ifindex, address));
             requests.push(Request::new(here(format!("add address {address}")), message, PUT));
+            if let IpAddr::V6(ipv6) = address {
+                let message = RouteNetlinkMessage::NewRoute(message::local_route(self.ifindex, ipv6));
+                requests.push(Request::new(here(format!("add local route to {ipv6}")), message, PUT));
+            }
             let message = message::neighbour(self.ifindex, gateway, self.gateway_mac);
             requests.push(Request::new(here(format!("add neighbour {gateway}")), message, PUT));
             for route in self.routes_of(address) {

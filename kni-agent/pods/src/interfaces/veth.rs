@@ -123,12 +123,6 @@ impl Work {
         let carrier = host
             .configure_host_end(&end)
             .map_err(subject.failed("configuring the host interface"))?;
-        // The kernel works on that meanwhile.
-        if let Some(ipv6) = config.ipv6 {
-            inside
-                .wait_until_local(ipv6, config.ifindex)
-                .map_err(subject.failed("configuring the pod interface"))?;
-        }
         Ok((config.ifindex, carrier))
     }
 }
