@@ -30,6 +30,7 @@ use super::{
 
 /// The loopback interface has this index in every namespace.
 const LOOPBACK: u32 = 1;
+
 /// The configuration of an interface inside a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodInterfaceConfig {

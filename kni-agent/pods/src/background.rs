@@ -29,20 +29,20 @@ pub(crate) async fn run(registry: Arc<Registry>, sandboxes: Arc<Sandboxes>, name
         let pause = pool_waits_until.and_then(|until| until.checked_duration_since(now));
         let fills = pause.is_none() && namespaces.needs_prewarming();
         let upgrades = sandboxes.has_provisional() || namespaces.has_provisional();
-        if !fills && !upgrades && !namespaces.is_too_large() {
-            let work = tokio::time::timeout(pause.unwrap_or(REVIEW), registry.background.notified());
-            kni_tasks::waiting(work).await.ok();
-            continue;
-        }
-        let quiet = match (fills, upgrades) {
-            (true, _) => FILL_AFTER,
-            (false, true) => UPGRADE_AFTER,
-            (false, false) => SHRINK_AFTER,
+        let quiet = if fills {
+            Some(FILL_AFTER)
+        } else if upgrades {
+            Some(UPGRADE_AFTER)
+        } else {
+            namespaces.is_too_large().then_some(SHRINK_AFTER)
         };
-        let idle = registry.lock().last_call.elapsed();
-        if let Some(remaining) = quiet.checked_sub(idle).filter(|remaining| !remaining.is_zero()) {
+        let wait = match quiet {
+            Some(quiet) => quiet.saturating_sub(registry.lock().last_call.elapsed()),
+            None => pause.unwrap_or(REVIEW),
+        };
+        if !wait.is_zero() {
             // A client that is served meanwhile may leave something more urgent to do.
-            let work = tokio::time::timeout(remaining, registry.background.notified());
+            let work = tokio::time::timeout(wait, registry.background.notified());
             kni_tasks::waiting(work).await.ok();
             continue;
         }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::super::scene::{PATIENCE, Scene, server};
 
 /// Alternations of a way with the other one.
-const ROUNDS: usize = 2;
+const ROUNDS: usize = 3;
 /// Within this time kubectl watches.
 const WATCHING: Duration = Duration::from_secs(1);
 
@@ -31,7 +31,7 @@ fn pods_start_by_kni_as_fast_as_by_cni() -> Result<()> {
     for (_, scene) in &mut ways {
         let _first = measure(scene, 1)?;
     }
-    let (sizes, rounds): (&[usize], usize) = if long() { (&[100, 110], ROUNDS) } else { (&[10], 1) };
+    let (sizes, rounds): (&[usize], usize) = if long() { (&[30, 100, 110], ROUNDS) } else { (&[10], 1) };
     for &size in sizes {
         let mut found = [Vec::new(), Vec::new()];
         for round in 0..rounds {
