@@ -10,6 +10,9 @@ use kni_agent::{
 
 /// How long blocking work may delay the end of the process.
 const SHUTDOWN: Duration = Duration::from_secs(5);
+/// After this time without work a thread for blocking work ends. Tokio gives work to its idle threads in turn: with its
+/// default of 10 s, the periodic work (some calls each second) would keep all threads of a burst.
+const IDLE_THREAD: Duration = Duration::from_millis(100);
 
 fn main() -> ExitCode {
     allocator::bound();
@@ -57,7 +60,10 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         // A cleanup runs the deletes of an earlier agent's plugins.
         privileges::drop_unneeded(cli.command.is_some() || cli.serve.plugins.cni_backend)?;
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_keep_alive(IDLE_THREAD)
+        .build()?;
     let done = runtime.block_on(async {
         match cli.command {
             Some(Command::Cleanup(paths)) => agent::clean_up(&paths).await,

@@ -38,11 +38,11 @@ fn throughput(from: &Namespaces, to: &Namespaces, address: IpAddr) -> Result<f64
         while begun.elapsed() < WARM_UP {
             ensure!(stream.read(&mut buffer)? > 0, "the sender is gone");
         }
-        let (begun, mut bytes) = (Instant::now(), 0);
+        let (begun, mut bytes) = (Instant::now(), 0.0);
         while begun.elapsed() < MEASURE {
-            bytes += stream.read(&mut buffer)?;
+            bytes += f64::from(u32::try_from(stream.read(&mut buffer)?)?);
         }
-        let rate = f64::from(u32::try_from(bytes)?) / begun.elapsed().as_secs_f64();
+        let rate = bytes / begun.elapsed().as_secs_f64();
         drop(stream);
         sender.join().map_err(|_panic| anyhow!("the sender panicked"))??;
         Ok(rate)
