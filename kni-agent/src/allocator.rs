@@ -6,8 +6,8 @@
 
 use std::time::Duration;
 
-/// How often free pages are returned.
-const INTERVAL: Duration = Duration::from_mins(1);
+/// How often free pages are returned. Most of them come from the start and from changes of policies.
+const INTERVAL: Duration = Duration::from_secs(10);
 /// Blocks of this size and more are the kernel's again when they are freed, in bytes. glibc's own value, which otherwise
 /// grows with the largest block that was ever freed.
 #[cfg(target_env = "gnu")]

@@ -31,8 +31,8 @@ use kni_model::{
 pub use remote_pods::{RemotePod, RemotePods};
 use tokio::sync::broadcast;
 
-/// Size of the history of flows and drops.
-const REMEMBERED: usize = 4096;
+/// Size of the history of flows and drops, each of which takes about 700 bytes.
+const REMEMBERED: usize = 1024;
 
 /// How far a slow subscriber may lag before it loses events.
 const BUFFERED: usize = 4096;
