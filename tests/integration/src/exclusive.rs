@@ -3,7 +3,8 @@
 //! Every such test begins in a thread of its own and waits for its permit. A test that waits for silence, or measures time
 //! or loss, names `exclusive` in [`require!`](crate::require): it runs while no other one does, and after all that may run
 //! beside others. Of the others, each takes two slots: three if it names `steady`, as it fails on a slow machine, and one if
-//! it names `waiting`, as it mostly waits for a whole cluster.
+//! it names `waiting`, as it mostly waits for a whole cluster. Tests also wait for each other's timers and for the kernel:
+//! while the CPUs are idle for most of a second, one more may begin, up to a second number of slots.
 //!
 //! Permits are locked files, so that all test programs of the machine share them, and the end of a process frees its own.
 
@@ -21,6 +22,11 @@ use std::{
 const POLL: Duration = Duration::from_millis(50);
 /// Slots for each CPU.
 const PER_CPU: usize = 3;
+/// Slots for each CPU with those that are taken only while the CPUs are idle.
+const PER_IDLE_CPU: usize = 6;
+/// How long the CPUs are observed, and the share of this time in which they must be idle, in percent.
+const OBSERVED: Duration = Duration::from_secs(1);
+const IDLE_PERCENT: u64 = 45;
 
 /// How a test runs beside others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,16 +57,19 @@ impl Share {
 struct Slots {
     folder: PathBuf,
     count: usize,
+    /// With those that are taken only while the CPUs are idle.
+    most: usize,
     /// Held by the one thread of this process that looks for slots.
     looking: Mutex<()>,
 }
 
 impl Slots {
-    fn new(folder: &Path, count: usize) -> io::Result<Self> {
+    fn new(folder: &Path, count: usize, most: usize) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         Ok(Self {
             folder: folder.to_owned(),
             count,
+            most,
             looking: Mutex::new(()),
         })
     }
@@ -74,11 +83,18 @@ impl Slots {
             return Ok(vec![alone]);
         }
         let _one_looks = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
+        // One of the machine: those that begin are busy at first, and the next one observes that.
+        let observer = self.open("observer")?;
+        let mut observed = None;
         loop {
+            if observed.is_none() && observer.try_lock().is_ok() {
+                observed = Some(Observed::begin());
+            }
+            let idle = observed.as_mut().is_some_and(Observed::is_idle);
             let together = self.open("alone")?;
             together.lock_shared()?;
             let mut held = vec![together];
-            for number in 0..self.count {
+            for number in 0..if idle { self.most } else { self.count } {
                 if held.len() > share.slots() {
                     break;
                 }
@@ -101,6 +117,68 @@ impl Slots {
     }
 }
 
+/// The times of all CPUs, from a moment on.
+#[derive(Debug)]
+struct Observed {
+    since: Instant,
+    times: Option<CpuTimes>,
+}
+
+impl Observed {
+    fn begin() -> Self {
+        Self {
+            since: Instant::now(),
+            times: CpuTimes::read(),
+        }
+    }
+
+    /// Whether the CPUs were idle enough for the last [`OBSERVED`]. Then observes anew.
+    fn is_idle(&mut self) -> bool {
+        if self.since.elapsed() < OBSERVED {
+            return false;
+        }
+        let before = std::mem::replace(self, Self::begin()).times;
+        before
+            .zip(self.times)
+            .is_some_and(|(before, now)| now.idle_since(before))
+    }
+}
+
+/// Times of all CPUs since boot, in the kernel's units.
+#[derive(Debug, Clone, Copy)]
+struct CpuTimes {
+    idle: u64,
+    all: u64,
+}
+
+impl CpuTimes {
+    fn read() -> Option<Self> {
+        Self::parse(&fs::read_to_string("/proc/stat").ok()?)
+    }
+
+    /// proc_pid_stat(5): user, nice, system, idle, iowait, irq, softirq, steal. Time for guests is part of the first two.
+    fn parse(stat: &str) -> Option<Self> {
+        let line = stat.lines().next()?.strip_prefix("cpu ")?;
+        let times: Vec<u64> = line
+            .split_whitespace()
+            .take(8)
+            .map_while(|time| time.parse().ok())
+            .collect();
+        Some(Self {
+            idle: times.get(3)? + times.get(4)?,
+            all: times.iter().sum(),
+        })
+    }
+
+    fn idle_since(self, before: Self) -> bool {
+        let (idle, all) = (
+            self.idle.saturating_sub(before.idle),
+            self.all.saturating_sub(before.all),
+        );
+        all > 0 && idle * 100 >= all * IDLE_PERCENT
+    }
+}
+
 /// A test's permission to run, until it is dropped. Then it prints a line `TIME`, which `cargo xtask test` collects.
 #[derive(Debug)]
 pub struct Permit {
@@ -118,7 +196,8 @@ impl Permit {
         let asked = Instant::now();
         let slots = SLOTS.get_or_init(|| {
             let cpus = thread::available_parallelism().map_or(1, usize::from);
-            Slots::new(&env::temp_dir().join("kni-test-permits"), PER_CPU * cpus).expect("a folder for permits")
+            let folder = env::temp_dir().join("kni-test-permits");
+            Slots::new(&folder, PER_CPU * cpus, PER_IDLE_CPU * cpus).expect("a folder for permits")
         });
         let held = slots.acquire(share).expect("the files of permits can be locked");
         let started = Instant::now();
@@ -153,7 +232,7 @@ mod tests {
 
     fn slots(test: &str) -> (PathBuf, Slots) {
         let folder = env::temp_dir().join(format!("kni-test-permits-{test}-{}", std::process::id()));
-        let slots = Slots::new(&folder, COUNT).unwrap();
+        let slots = Slots::new(&folder, COUNT, COUNT).unwrap();
         (folder, slots)
     }
 
@@ -185,7 +264,7 @@ mod tests {
     #[test]
     fn no_more_run_at_once_and_an_exclusive_one_runs_alone() {
         let (folder, one) = slots("others");
-        let other = Slots::new(&folder, COUNT).unwrap();
+        let other = Slots::new(&folder, COUNT, COUNT).unwrap();
         let inside = AtomicUsize::new(0);
         thread::scope(|scope| {
             for number in 0..24 {
@@ -206,5 +285,18 @@ mod tests {
             }
         });
         fs::remove_dir_all(folder).unwrap();
+    }
+    #[test]
+    fn idle_is_what_the_kernel_counts_as_idle() {
+        let times = |stat| CpuTimes::parse(stat).unwrap();
+        let before = times("cpu  100 0 50 800 50 0 0 0 90 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n");
+        assert_eq!((before.idle, before.all), (850, 1000));
+        assert!(times("cpu  150 0 54 840 56 0 0 0 90 0").idle_since(before), "46 of 100");
+        assert!(
+            !times("cpu  150 0 56 844 50 0 0 0 90 0").idle_since(before),
+            "44 of 100"
+        );
+        assert!(!before.idle_since(before));
+        assert!(CpuTimes::parse("intr 1 2 3").is_none());
     }
 }
