@@ -1,13 +1,16 @@
 //! Owns the addresses of one family of one network: leased, never used, resting and released ones.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use super::{REST, error::PoolError, interval::IntervalSet, usable::Usable};
 
 /// How many released addresses a pool remembers the order of. Beyond that, the one released longest ago counts as never
 /// used again; it would have been the next to be reused anyway. Bounds the memory of a pool that is much larger than
 /// the number of its pods.
-const MAX_RELEASED: usize = 65_536;
+const MAX_RELEASED: usize = 8192;
 
 /// The usage of one family of a network, in addresses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -46,13 +49,10 @@ struct Rest {
     end: Option<Duration>,
 }
 
-/// Addresses that can be leased again, in the order of their release.
+/// Addresses that can be leased again, in the order of their release. Without an index, since it grows with each pod that
+/// ends: it is searched only for an address that a client or a record asks for.
 #[derive(Debug, Default)]
-struct Released {
-    by_turn: BTreeMap<u64, u128>,
-    turns: BTreeMap<u128, u64>,
-    next_turn: u64,
-}
+struct Released(VecDeque<u128>);
 
 impl Pool {
     /// Changes the ranges; leases and the order of released addresses stay.
@@ -60,7 +60,7 @@ impl Pool {
         self.usable = usable;
         self.fresh = self.usable.addresses.clone();
         self.released.retain(|address| self.usable.addresses.contains(address));
-        let taken = self.leases.keys().chain(self.released.turns.keys());
+        let taken = self.leases.keys().chain(&self.released.0);
         for taken in taken.chain(self.resting.keys()) {
             self.fresh.remove(*taken, *taken);
         }
@@ -111,14 +111,18 @@ impl Pool {
 
     /// The free address that is leased last; changes nothing.
     pub(super) fn spare(&self) -> Option<u128> {
-        let newest = || self.released.by_turn.values().next_back().copied();
-        newest().or_else(|| self.fresh.last_reaching(0, u128::MAX))
+        let newest = self.released.0.back().copied();
+        newest.or_else(|| self.fresh.last_reaching(0, u128::MAX))
     }
 
     /// Leases an address that [`Self::choose`] found. A requested address does not move the cursor.
     pub(super) fn take(&mut self, address: u128, owner: &str, move_cursor: bool) {
-        self.fresh.remove(address, address);
-        self.released.remove(address);
+        // An address is in one of them only.
+        if self.fresh.contains(address) {
+            self.fresh.remove(address, address);
+        } else {
+            self.released.remove(address);
+        }
         self.resting.remove(&address);
         self.leases.insert(address, owner.to_owned());
         if move_cursor {
@@ -240,28 +244,28 @@ impl Pool {
 
 impl Released {
     fn push(&mut self, address: u128) {
-        self.by_turn.insert(self.next_turn, address);
-        self.turns.insert(address, self.next_turn);
-        self.next_turn += 1;
+        self.0.push_back(address);
     }
 
+    /// Takes constant time for the address released longest ago, which is leased next.
     fn remove(&mut self, address: u128) {
-        if let Some(turn) = self.turns.remove(&address) {
-            self.by_turn.remove(&turn);
+        if self.longest() == Some(address) {
+            self.0.pop_front();
+        } else if let Some(place) = self.0.iter().position(|released| *released == address) {
+            self.0.remove(place);
         }
     }
 
     fn retain(&mut self, keep: impl Fn(u128) -> bool) {
-        self.by_turn.retain(|_, address| keep(*address));
-        self.turns.retain(|address, _| keep(*address));
+        self.0.retain(|address| keep(*address));
     }
 
     /// The address released longest ago.
     fn longest(&self) -> Option<u128> {
-        self.by_turn.first_key_value().map(|(_, address)| *address)
+        self.0.front().copied()
     }
 
     fn len(&self) -> usize {
-        self.turns.len()
+        self.0.len()
     }
 }
