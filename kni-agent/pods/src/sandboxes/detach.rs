@@ -94,6 +94,8 @@ impl Sandboxes {
             }
         }
         state.sandboxes.remove(&sandbox.id);
+        // Under constant load nothing else would take it out.
+        state.provisional.retain(|waiting| *waiting != sandbox.id);
         state.announce();
         state.queue(removals);
         drop(state);
