@@ -84,17 +84,18 @@ impl Slots {
         }
         let _one_looks = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
         // One of the machine: those that begin are busy at first, and the next one observes that.
-        let observer = self.open("observer")?;
-        let mut observed = None;
+        let one_of_machine = self.open("observer")?;
+        let mut cpus = None;
         loop {
-            if observed.is_none() && observer.try_lock().is_ok() {
-                observed = Some(Observed::begin());
+            if cpus.is_none() && one_of_machine.try_lock().is_ok() {
+                cpus = Some(Observed::begin());
             }
-            let idle = observed.as_mut().is_some_and(Observed::is_idle);
+            let idle = cpus.as_mut().is_some_and(Observed::is_idle);
+            let count = if idle { self.most } else { self.count };
             let together = self.open("alone")?;
             together.lock_shared()?;
             let mut held = vec![together];
-            for number in 0..if idle { self.most } else { self.count } {
+            for number in 0..count {
                 if held.len() > share.slots() {
                     break;
                 }
@@ -156,7 +157,7 @@ impl CpuTimes {
         Self::parse(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// proc_pid_stat(5): user, nice, system, idle, iowait, irq, softirq, steal. Time for guests is part of the first two.
+    /// `proc_stat(5)`: user, nice, system, idle, iowait, irq, softirq, steal. Time for guests is part of the first two.
     fn parse(stat: &str) -> Option<Self> {
         let line = stat.lines().next()?.strip_prefix("cpu ")?;
         let times: Vec<u64> = line
