@@ -117,16 +117,20 @@ impl Pool {
 
     /// Leases an address that [`Self::choose`] found. A requested address does not move the cursor.
     pub(super) fn take(&mut self, address: u128, owner: &str, move_cursor: bool) {
-        // An address is in one of them only.
-        if self.fresh.contains(address) {
-            self.fresh.remove(address, address);
-        } else {
-            self.released.remove(address);
-        }
+        self.remove_free(address);
         self.resting.remove(&address);
         self.leases.insert(address, owner.to_owned());
         if move_cursor {
             self.cursor = address.wrapping_add(1);
+        }
+    }
+
+    /// Removes an address from the free ones. It is in one of both only, of which the other one is slow to search.
+    fn remove_free(&mut self, address: u128) {
+        if self.fresh.contains(address) {
+            self.fresh.remove(address, address);
+        } else {
+            self.released.remove(address);
         }
     }
 
@@ -177,8 +181,7 @@ impl Pool {
     /// Takes over a rest. A leased address does not rest.
     pub(super) fn adopt_rest(&mut self, address: u128, owner: &str, withdrawn: Option<Duration>) {
         if !self.leases.contains_key(&address) {
-            self.fresh.remove(address, address);
-            self.released.remove(address);
+            self.remove_free(address);
             let rest = Rest {
                 owner: owner.to_owned(),
                 end: withdrawn.map(|at| at.saturating_add(REST)),
