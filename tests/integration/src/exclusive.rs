@@ -4,7 +4,7 @@
 //! or loss, names `exclusive` in [`require!`](crate::require): it runs while no other one does, and after all that may run
 //! beside others. Of the others, each takes two slots: three if it names `steady`, as it fails on a slow machine, and one if
 //! it names `waiting`, as it mostly waits for a whole cluster. Tests also wait for each other's timers and for the kernel:
-//! while the CPUs are idle for most of a second, one more may begin, up to a second number of slots.
+//! while the CPUs are idle for much of a second, one more may begin, in slots that are taken only then.
 //!
 //! Permits are locked files, so that all test programs of the machine share them, and the end of a process frees its own.
 
@@ -17,6 +17,8 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+use crate::cpu_times::CpuTimes;
 
 /// How often a test that waits looks for free slots.
 const POLL: Duration = Duration::from_millis(50);
@@ -129,7 +131,7 @@ impl Observed {
     fn begin() -> Self {
         Self {
             since: Instant::now(),
-            times: CpuTimes::read(),
+            times: CpuTimes::read().ok(),
         }
     }
 
@@ -141,42 +143,7 @@ impl Observed {
         let before = std::mem::replace(self, Self::begin()).times;
         before
             .zip(self.times)
-            .is_some_and(|(before, now)| now.idle_since(before))
-    }
-}
-
-/// Times of all CPUs since boot, in the kernel's units.
-#[derive(Debug, Clone, Copy)]
-struct CpuTimes {
-    idle: u64,
-    all: u64,
-}
-
-impl CpuTimes {
-    fn read() -> Option<Self> {
-        Self::parse(&fs::read_to_string("/proc/stat").ok()?)
-    }
-
-    /// `proc_stat(5)`: user, nice, system, idle, iowait, irq, softirq, steal. Time for guests is part of the first two.
-    fn parse(stat: &str) -> Option<Self> {
-        let line = stat.lines().next()?.strip_prefix("cpu ")?;
-        let times: Vec<u64> = line
-            .split_whitespace()
-            .take(8)
-            .map_while(|time| time.parse().ok())
-            .collect();
-        Some(Self {
-            idle: times.get(3)? + times.get(4)?,
-            all: times.iter().sum(),
-        })
-    }
-
-    fn idle_since(self, before: Self) -> bool {
-        let (idle, all) = (
-            self.idle.saturating_sub(before.idle),
-            self.all.saturating_sub(before.all),
-        );
-        all > 0 && idle * 100 >= all * IDLE_PERCENT
+            .is_some_and(|(before, now)| now.idle_percent_since(before) >= IDLE_PERCENT)
     }
 }
 
@@ -286,18 +253,5 @@ mod tests {
             }
         });
         fs::remove_dir_all(folder).unwrap();
-    }
-    #[test]
-    fn idle_is_what_the_kernel_counts_as_idle() {
-        let times = |stat| CpuTimes::parse(stat).unwrap();
-        let before = times("cpu  100 0 50 800 50 0 0 0 90 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n");
-        assert_eq!((before.idle, before.all), (850, 1000));
-        assert!(times("cpu  150 0 54 840 56 0 0 0 90 0").idle_since(before), "46 of 100");
-        assert!(
-            !times("cpu  150 0 56 844 50 0 0 0 90 0").idle_since(before),
-            "44 of 100"
-        );
-        assert!(!before.idle_since(before));
-        assert!(CpuTimes::parse("intr 1 2 3").is_none());
     }
 }

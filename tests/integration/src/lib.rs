@@ -10,6 +10,7 @@ pub mod agent;
 pub mod api_server;
 pub mod bind;
 pub mod cluster;
+pub mod cpu_times;
 pub mod dice;
 pub mod earlier;
 pub mod echo;

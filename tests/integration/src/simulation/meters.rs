@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::fleet::Fleet;
-use crate::cluster::Cluster;
+use crate::{cluster::Cluster, cpu_times::CpuTimes};
 
 /// Ticks of the kernel's process times in a second.
 const TICKS: f64 = 100.0;
@@ -161,7 +161,7 @@ impl Reader {
             at: Instant::now(),
             cpu,
             memory,
-            machine: machine()?,
+            machine: CpuTimes::read()?.busy().as_secs_f64(),
             requests: self.requests.clone(),
             answers: sums(
                 &metrics,
@@ -266,21 +266,6 @@ fn process(pid: u32) -> Result<(f64, f64)> {
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kilobytes = resident.and_then(|text| text.trim().trim_end_matches(" kB").parse::<f64>().ok());
     Ok(((ticks(11) + ticks(12)) / TICKS, kilobytes.unwrap_or_default() * 1024.0))
-}
-
-/// Seconds of CPU time that the machine has spent on anything.
-fn machine() -> Result<f64> {
-    let stat = fs::read_to_string("/proc/stat")?;
-    let all = stat.lines().next().context("/proc/stat")?.split_whitespace().skip(1);
-    let all: Vec<f64> = all.filter_map(|field| field.parse().ok()).collect();
-    // Without idle, iowait, and what is counted twice: guests.
-    let busy: f64 = all
-        .iter()
-        .enumerate()
-        .filter(|(index, _)| !matches!(index, 3 | 4 | 8 | 9))
-        .map(|(_, one)| one)
-        .sum();
-    Ok(busy / TICKS)
 }
 
 /// The values of a metric, summed by these labels. Rows that contain `without` are left out, unless it is empty.
