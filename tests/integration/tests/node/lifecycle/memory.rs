@@ -142,13 +142,8 @@ async fn memory_is_bounded_with_many_pods_and_rows_and_does_not_grow_with_churn(
     stage.settled().await?;
     let rows = policy_rows(&stage).await?;
     ensure!(rows >= POLICIES * RANGES, "only {rows} policy rows");
-    // Of the start there are pages that the agent returns later.
-    let full = eventually(REST, async || {
-        let full = Use::of(&stage)?;
-        ensure!(full.anonymous_kb <= MOST_KB, "at most {MOST_KB} kB: {full:?}");
-        Ok(full)
-    })
-    .await?;
+    let full = least(&stage).await?;
+    ensure!(full.anonymous_kb <= MOST_KB, "at most {MOST_KB} kB: {full:?}");
     println!("at the start {started:?}; with {PODS} pods and {rows} policy rows {full:?}");
     for pod in pods {
         stage.kubelet.kill_pod(pod).await?;
