@@ -154,6 +154,8 @@ fn show(results: &[(&'static str, &'static str, Pattern, Timings)], json: &mut M
             "attach_p50_ms": median(&timings.attach),
             "attach_p99_ms": percentile(&timings.attach, 0.99),
             "all_attached_ms": timings.all_attached,
+            "delete_ms": timings.delete,
+            "delete_p50_ms": median(&timings.delete),
             "detach_ms": timings.detach,
             "detach_p50_ms": median(&timings.detach),
             "detach_p99_ms": percentile(&timings.detach, 0.99),

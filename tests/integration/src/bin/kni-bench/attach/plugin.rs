@@ -95,6 +95,7 @@ impl Plugin {
         let (_, detach, all_detached) = timed(pattern, pods.iter().collect(), |pod| self.plugin("DEL", pod))?;
         Ok(Timings {
             create: Vec::new(),
+            delete: Vec::new(),
             attach,
             all_attached,
             detach,

@@ -18,6 +18,8 @@ pub(crate) struct Timings {
     pub(crate) attach: Vec<f64>,
     /// From the start of the first to the end of the last attachment.
     pub(crate) all_attached: f64,
+    /// The time for removing the namespace within each detachment, if it is removed.
+    pub(crate) delete: Vec<f64>,
     /// Each detachment.
     pub(crate) detach: Vec<f64>,
     /// From the start of the first to the end of the last detachment.
