@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, path::Path, sync::Arc};
 
-use netlink_packet_core::NetlinkMessage;
+use netlink_packet_core::{NLM_F_ACK, NetlinkMessage};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 use nix::sys::{
@@ -91,7 +91,7 @@ impl DirectNetlink {
             socket,
             netns,
             sequence: 0,
-            buffer: Vec::with_capacity(ANSWER_SIZE),
+            buffer: Vec::new(),
         })
     }
 
@@ -107,13 +107,19 @@ impl DirectNetlink {
     }
 
     /// Sends all requests in one datagram, which the kernel performs in order and independently before `send` returns, and
-    /// returns their answers in order. Fails with the first error that is not ignored.
+    /// returns their answers in order. Fails with the first error that is not ignored. Only the last request asks for an
+    /// acknowledgement: the kernel reports errors in any case (`netlink_rcv_skb`), and each acknowledgement costs a system
+    /// call.
     pub(super) fn ask(&mut self, requests: Vec<Request>) -> Result<Vec<RouteNetlinkMessage>> {
         let mut contexts: Vec<Context> = Vec::with_capacity(requests.len());
         let mut datagram = Vec::new();
         let first = self.sequence.wrapping_add(1);
-        for request in requests {
+        let count = requests.len();
+        for (index, request) in requests.into_iter().enumerate() {
             let (context, mut message) = request.split();
+            if index + 1 < count {
+                message.header.flags &= !NLM_F_ACK;
+            }
             self.sequence = self.sequence.wrapping_add(1);
             message.header.sequence_number = self.sequence;
             message.finalize();
@@ -134,12 +140,13 @@ impl DirectNetlink {
         answers(contexts, outcomes)
     }
 
+    /// Until the last request is answered.
     fn receive(&mut self, place: &Place, first: u32, count: usize) -> Result<Vec<Outcome>> {
-        let mut outcomes = Vec::with_capacity(count);
-        let mut current = Outcome::default();
-        let mut expected = first;
-        while outcomes.len() < count {
+        let mut outcomes: Vec<Outcome> = std::iter::repeat_with(Outcome::default).take(count).collect();
+        loop {
             self.buffer.clear();
+            // Not before the first request: some connections are kept for later.
+            self.buffer.reserve(ANSWER_SIZE);
             let received = self.socket.recv(&mut self.buffer, 0);
             received.map_err(|error| {
                 if error.kind() == std::io::ErrorKind::WouldBlock {
@@ -156,17 +163,17 @@ impl DirectNetlink {
                         detail: format!(": {error}"),
                     })
                 })?;
-                // The answer to an earlier request that timed out.
-                if answer.header.sequence_number != expected {
+                let index = answer.header.sequence_number.wrapping_sub(first);
+                let index = usize::try_from(index).unwrap_or(usize::MAX);
+                // None for the answer to an earlier request that timed out.
+                let Some(outcome) = outcomes.get_mut(index) else {
                     continue;
-                }
-                if current.take(answer.payload) {
-                    outcomes.push(std::mem::take(&mut current));
-                    expected = expected.wrapping_add(1);
+                };
+                if outcome.take(answer.payload) && index + 1 == count {
+                    return Ok(outcomes);
                 }
             }
         }
-        Ok(outcomes)
     }
 }
 

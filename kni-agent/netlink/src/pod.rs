@@ -87,6 +87,12 @@ impl DirectNetlink {
         let requests = config.requests(&self.places());
         self.apply(requests)
     }
+
+    /// Sets the loopback interface of this connection's namespace up, ahead of [`Self::configure_pod`], which then has less
+    /// to do.
+    pub fn set_loopback_up(&mut self) -> Result<()> {
+        self.set_up(LOOPBACK)
+    }
 }
 
 impl PodInterfaceConfig {

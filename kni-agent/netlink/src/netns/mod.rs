@@ -14,7 +14,7 @@ use std::{
 };
 
 use kni_model::NetnsIdentity;
-pub use lifecycle::{create, remove};
+pub use lifecycle::{create, remove, remove_here};
 use nix::{
     errno::Errno,
     sched::{CloneFlags, setns},
