@@ -4,6 +4,7 @@
 //! A program whose task has ended must exit: a new process takes over without an interruption, while a program that runs
 //! on without one of its tasks stays incomplete for as long as it runs.
 
+mod completion;
 mod fault;
 mod pulse;
 
@@ -15,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+pub use completion::{Panicked, ToCompletion, in_place, in_place_until_done, to_completion};
 pub use fault::{Fault, InvalidFault};
 pub use pulse::{progress, waiting};
 use tokio::sync::{oneshot, watch};
