@@ -157,7 +157,7 @@ async fn start(
     source: &ObjectSource,
 ) -> Result<(Node, UplinkChanges)> {
     let dataplane = Arc::new(dataplane);
-    let copy = Box::new(KernelCopy(Arc::clone(&dataplane)));
+    let copy = Box::new(KernelCopy(Arc::clone(dataplane.records())));
     let contents = store.load(Some(copy)).context("reading the state")?;
     let counting = args
         .measure_programs
@@ -369,7 +369,7 @@ async fn serve_clients(paths: &PathArgs, metrics: MetricsAddress, sockets: Socke
     }
     let serving: Vec<String> = paths.sockets.iter().map(|path| path.display().to_string()).collect();
     announce(&serving.join(", "))?;
-    let stop = node.attacher.clone();
+    let (stop, attacher) = (node.attacher.clone(), node.attacher.clone());
     let (ended, mut first_ended) = oneshot::channel();
     let services = Services {
         backend: node.attacher.clone(),
@@ -391,6 +391,7 @@ async fn serve_clients(paths: &PathArgs, metrics: MetricsAddress, sockets: Socke
         stop.stop();
     })
     .await;
+    attacher.save();
     served.context("serving")?;
     // A new process takes over without an interruption; this one would stay incomplete.
     match first_ended.try_recv() {

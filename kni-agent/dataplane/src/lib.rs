@@ -50,7 +50,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use aya::Ebpf;
@@ -130,7 +130,7 @@ pub struct Dataplane {
     root: PathBuf,
     pins: Pins,
     held: HeldPins,
-    records: RecordMap,
+    records: Arc<RecordMap>,
     specs: Vec<MapSpec>,
     hook: Hook,
     /// Endpoints on clsact filters that wait for TCX links.
@@ -179,7 +179,7 @@ impl Dataplane {
         program_log::forward(&mut ebpf);
         let events = EventStream::new(&mut ebpf)?;
         let hook = Hook::choose(options.hook)?;
-        let records = RecordMap::open(&options.root, options.max_endpoints)?;
+        let records = Arc::new(RecordMap::open(&options.root, options.max_endpoints)?);
         let held = HeldPins::new();
         for spec in &specs {
             held.hold(&pins.map(spec.name));
@@ -225,7 +225,7 @@ impl Dataplane {
     }
 
     /// The copy of the agent's records.
-    pub fn records(&self) -> &RecordMap {
+    pub fn records(&self) -> &Arc<RecordMap> {
         &self.records
     }
 

@@ -113,6 +113,15 @@ impl RecordMap {
         root.join("records")
     }
 
+    /// Opens the map that an agent has pinned below `root`, if there is one.
+    pub fn open_pinned(root: &Path) -> Result<Option<Self>, DataplaneError> {
+        let path = Self::pin(root);
+        if !path.exists() || !fits(&path) {
+            return Ok(None);
+        }
+        Self::open_at(&path).map(Some)
+    }
+
     /// Opens the pinned map, or makes and pins it.
     pub(super) fn open(root: &Path, max_endpoints: u32) -> Result<Self, DataplaneError> {
         let path = Self::pin(root);
@@ -126,8 +135,12 @@ impl RecordMap {
             let map = map.map_err(DataplaneError::map(NAME, "creating"))?;
             map.pin(&path).map_err(pin_failed)?;
         }
+        Self::open_at(&path)
+    }
+
+    fn open_at(path: &Path) -> Result<Self, DataplaneError> {
         let map = Self {
-            table: Table::open(NAME, &path)?,
+            table: Table::open(NAME, path)?,
             index: Mutex::default(),
         };
         // The index is complete from here on.

@@ -1,4 +1,4 @@
-//! Runs one call of a service on a task of its own, survives its panic and writes one log line.
+//! Runs one call of a service to its end, survives its panic and writes one log line.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -58,7 +58,7 @@ impl Call {
         self,
         work: impl Future<Output = Result<T, Status>> + Send + 'static,
     ) -> Result<Response<T>, Status> {
-        let task = tokio::spawn(async move {
+        let logged = async move {
             let started = Instant::now();
             // The panic hook has already logged the location and the message.
             let outcome = AssertUnwindSafe(work).catch_unwind().await.unwrap_or_else(|_panic| {
@@ -69,11 +69,11 @@ impl Call {
             });
             self.log(started.elapsed(), outcome.as_ref().err());
             outcome
-        });
-        match task.await {
+        };
+        match kni_tasks::to_completion(logged).await {
             Ok(outcome) => outcome.map(Response::new),
-            // The task cannot have panicked, so the runtime is shutting down.
-            Err(_cancelled) => Err(Status::unavailable("the agent is stopping: try again")),
+            // Writing the log line has panicked.
+            Err(panicked) => Err(Status::internal(panicked.to_string())),
         }
     }
 

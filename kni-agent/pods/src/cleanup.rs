@@ -3,21 +3,17 @@
 
 use kni_model::Sandbox;
 use kni_netlink::{self as netlink, Netlink, Netns};
-use kni_store::{Contents, Store};
+use kni_store::Contents;
 
 use crate::{
     error::{AttachError, Subject},
     interfaces::{deferred_removal, remove_inside, return_all},
-    registry::store_error,
 };
 
-/// Removes interfaces, namespaces, routes and rules. Pods lose their interfaces. Succeeds when there is nothing.
-pub async fn cleanup(store: Option<&Store>) -> Result<(), AttachError> {
+/// Removes interfaces, namespaces, routes and rules, recorded ones and those that carry the agent's marks. Pods lose their
+/// interfaces. Succeeds when there is nothing.
+pub async fn cleanup(contents: Contents) -> Result<(), AttachError> {
     let node = Subject::node();
-    let contents = match store {
-        Some(store) => store.load(None).map_err(|error| store_error(&error))?,
-        None => Contents::default(),
-    };
     let netlink = Netlink::for_teardown().map_err(node.failed("connecting to rtnetlink"))?;
     remove_other_kinds(&contents, &netlink).await?;
     let recorded = recorded_links(&contents);

@@ -261,7 +261,7 @@ impl Subject {
     }
 
     /// A task that ended without a result: a panic, or the end of the runtime.
-    pub(crate) fn ended(&self, error: &tokio::task::JoinError) -> AttachError {
+    pub(crate) fn ended(&self, error: &dyn std::error::Error) -> AttachError {
         self.kernel("running the task", error)
     }
 }

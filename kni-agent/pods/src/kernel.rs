@@ -1,13 +1,13 @@
 //! Holds the kernel drivers that the owners share.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use kni_dataplane::Dataplane;
 use kni_model::{Attachment, EndpointId, NetnsIdentity, error_chain};
-use kni_netlink::{Netlink, Netns};
+use kni_netlink::{DirectNetlink, Netlink, Netns};
 
 use crate::error::{AttachError, Subject};
 
@@ -21,6 +21,9 @@ pub(crate) struct Kernel {
     pub(crate) home: Netns,
     /// Endpoints whose host ends are down because their programs cannot be attached.
     closed: Mutex<BTreeSet<EndpointId>>,
+    /// Connections inside prewarmed namespaces, so that attaching a pod needs no thread that enters its namespace. One keeps
+    /// its namespace alive: it goes before the namespace is removed, and at the latest with the agent.
+    inside: Mutex<HashMap<NetnsIdentity, DirectNetlink>>,
 }
 
 impl Kernel {
@@ -33,6 +36,7 @@ impl Kernel {
             dataplane,
             home: Netns::current().map_err(failed)?,
             closed: Mutex::default(),
+            inside: Mutex::default(),
         })
     }
 
@@ -64,6 +68,26 @@ impl Kernel {
     /// The interface is no longer closed, or gone.
     pub(crate) fn reopened(&self, endpoint: EndpointId) {
         self.lock_closed().remove(&endpoint);
+    }
+
+    fn lock_inside(&self) -> MutexGuard<'_, HashMap<NetnsIdentity, DirectNetlink>> {
+        // Each change is one call of the map.
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a connection inside a prewarmed namespace.
+    pub(crate) fn keep_connected(&self, netns: NetnsIdentity, inside: DirectNetlink) {
+        self.lock_inside().insert(netns, inside);
+    }
+
+    /// The connection inside a prewarmed namespace, for its only attach. None in those that an earlier agent made.
+    pub(crate) fn take_connection(&self, netns: NetnsIdentity) -> Option<DirectNetlink> {
+        self.lock_inside().remove(&netns)
+    }
+
+    /// Closes the connection inside a namespace, where there is one.
+    pub(crate) fn disconnect(&self, netns: Option<NetnsIdentity>) {
+        netns.and_then(|netns| self.take_connection(netns));
     }
 
     /// Which namespace is the node's.

@@ -329,7 +329,12 @@ impl Pods {
         self.service.registry.stop();
     }
 
-    /// Runs work on a task of its own, so that a caller that goes away does not leave it half done.
+    /// Writes to the state's file what only its copy has. For the end of the agent. Blocks.
+    pub fn save(&self) {
+        self.service.registry.maintain_store();
+    }
+
+    /// Runs work to its end: a caller that goes away does not leave it half done.
     async fn run<T, F, W>(&self, work: W) -> Result<T, AttachError>
     where
         T: Send + 'static,
@@ -339,8 +344,8 @@ impl Pods {
         if self.service.registry.is_stopping() {
             return Err(Subject::node().error(ErrorKind::Stopping));
         }
-        let task = tokio::spawn(work(Arc::clone(&self.service)));
-        task.await.unwrap_or_else(|ended| Err(Subject::node().ended(&ended)))
+        let done = kni_tasks::to_completion(work(Arc::clone(&self.service))).await;
+        done.unwrap_or_else(|panicked| Err(Subject::node().ended(&panicked)))
     }
 }
 

@@ -1,15 +1,20 @@
 //! Removes everything that the agent made from the node, with the agent stopped.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use anyhow::{Context as _, Result, bail};
 use kni_dataplane as dataplane;
 use kni_fabric as fabric;
 use kni_grpc as grpc;
+use kni_model::error_chain;
 use kni_pods::{cleanup, remove_pending_deletes};
-use kni_store::Store;
+use kni_store::{Contents, RecordCopy, Store};
 use kni_uplink as uplink;
 
+use super::record_copy::KernelCopy;
 use crate::{cli::PathArgs, footprint::Footprint};
 
 /// Removes everything that the agent made from the node.
@@ -23,7 +28,8 @@ pub async fn clean_up(paths: &PathArgs) -> Result<()> {
     } else {
         None
     };
-    cleanup(store.as_ref())
+    let records = store.as_ref().map(|store| load(store, &paths.bpf_root)).transpose()?;
+    cleanup(records.unwrap_or_default())
         .await
         .context("removing interfaces, namespaces, routes and rules")?;
     if let Some(store) = &store {
@@ -38,6 +44,21 @@ pub async fn clean_up(paths: &PathArgs) -> Result<()> {
     std::fs::remove_dir(&paths.cni_state_dir).ok();
     footprint.undo(paths);
     Ok(())
+}
+
+/// The records of the last agent. Only their copy in the kernel has all of them if it was killed.
+fn load(store: &Store, bpf_root: &Path) -> Result<Contents> {
+    let copy = match dataplane::RecordMap::open_pinned(bpf_root) {
+        Ok(copy) => copy.map(|copy| -> Box<dyn RecordCopy> { Box::new(KernelCopy(Arc::new(copy))) }),
+        Err(error) => {
+            tracing::warn!(
+                error = error_chain(&error),
+                "the copy of the state in the kernel cannot be read"
+            );
+            None
+        }
+    };
+    store.load(copy).context("reading the state")
 }
 
 fn remove_files(paths: &PathArgs) -> Result<()> {

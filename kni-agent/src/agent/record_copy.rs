@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use kni_dataplane::{CopiedRecord, Dataplane};
+use kni_dataplane::{CopiedRecord, RecordMap};
 use kni_model::error_chain;
 use kni_store::{CopiedRows, Edit, RecordCopy, RowId};
 
 /// The pinned map of the dataplane as the copy of the store.
-pub(super) struct KernelCopy(pub(super) Arc<Dataplane>);
+pub(super) struct KernelCopy(pub(super) Arc<RecordMap>);
 
 impl RecordCopy for KernelCopy {
     fn read(&self) -> Result<Option<CopiedRows>, String> {
-        let found = self.0.records().read().map_err(|error| error_chain(&error))?;
+        let found = self.0.read().map_err(|error| error_chain(&error))?;
         Ok(found.map(|(sequence, records)| CopiedRows {
             sequence,
             rows: records
@@ -30,7 +30,7 @@ impl RecordCopy for KernelCopy {
                 record: edit.row.clone(),
             })
             .collect();
-        let written = self.0.records().write(sequence, &records);
+        let written = self.0.write(sequence, &records);
         written.map_err(|error| error_chain(&error))
     }
 
@@ -44,7 +44,7 @@ impl RecordCopy for KernelCopy {
                 record: Some(row.clone()),
             })
             .collect();
-        let replaced = self.0.records().replace(rows.sequence, &records);
+        let replaced = self.0.replace(rows.sequence, &records);
         replaced.map_err(|error| error_chain(&error))
     }
 }

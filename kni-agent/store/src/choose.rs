@@ -3,8 +3,23 @@
 use super::{
     copy::CopiedRows,
     file::{FileContents, Found},
-    row::Rows,
+    row::{Edit, RowId, Rows},
 };
+
+/// Table and key of the row by which the copy knows the number of the last change in the file. Only the copy has it.
+const IN_FILE: (&str, &str) = ("meta", "in_file");
+
+/// Notes in the copy which change is the last one in the file.
+pub(super) fn in_file_edit(sequence: u64) -> Edit {
+    Edit::put(RowId::new(IN_FILE.0, IN_FILE.1), sequence.to_string().into_bytes())
+}
+
+/// Takes the note out of the rows of the copy. Without one, the file has all changes of the copy.
+fn take_in_file(copy: &mut CopiedRows) -> u64 {
+    let noted = copy.rows.remove(&RowId::new(IN_FILE.0, IN_FILE.1));
+    let noted = noted.and_then(|row| String::from_utf8(row).ok()?.parse().ok());
+    noted.unwrap_or(copy.sequence)
+}
 
 /// Where the rows come from.
 #[derive(Debug, PartialEq, Eq)]
@@ -39,8 +54,16 @@ pub(super) fn choose(found: &Found, file: FileContents, copy: Option<CopiedRows>
         (Found::Readable, Some(_)) => Some("the file is of another boot of the node".to_owned()),
         (Found::Readable, None) => None,
     };
-    let copy = copy.filter(|copy| copy.sequence > 0);
+    let mut copy = copy.filter(|copy| copy.sequence > 0);
+    let in_file = copy.as_mut().map_or(0, take_in_file);
     match (unusable, copy) {
+        // The agent ended before it had written the last changes to the file.
+        (None, Some(copy)) if copy.sequence > file.sequence && file.sequence >= in_file => Chosen {
+            rows: copy.rows,
+            sequence: copy.sequence,
+            origin: Origin::File,
+            spare: None,
+        },
         (None, Some(copy)) if copy.sequence > file.sequence => {
             let reason = format!(
                 "the file is older than its copy (change {} instead of {})",

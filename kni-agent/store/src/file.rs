@@ -198,6 +198,11 @@ impl StateFile {
     /// Applies edits in one transaction; they are durable when this returns. After an error the file has either all or
     /// none of them, and must be opened again.
     pub(super) fn write(&self, edits: &[Edit], sequence: u64, boot: &str) -> Result<(), StoreError> {
+        let written = catch_unwind(AssertUnwindSafe(|| self.write_rows(edits, sequence, boot)));
+        written.unwrap_or_else(|_panic| Err(StoreError::Unwritable("the database panics on a write".to_owned())))
+    }
+
+    fn write_rows(&self, edits: &[Edit], sequence: u64, boot: &str) -> Result<(), StoreError> {
         let transaction = self.database.begin_write()?;
         for Edit { id, row } in edits {
             if id.table == REMOVALS.name {

@@ -3,8 +3,11 @@
 //!
 //! One redb file on tmpfs, and a copy in memory of the kernel ([`RecordCopy`]). Each row is JSON with a version, so that
 //! a newer agent can read an older one's rows. A commit is complete when the call returns: killing the agent at any time
-//! loses nothing (I5). A file that is lost, damaged or older than the copy is replaced by the copy; rows that cannot be
-//! decoded are quarantined.
+//! loses nothing (I5). The copy has it then, which costs microseconds; the file gets the changes of some time in one
+//! transaction ([`Store::maintain`]), because each of its transactions costs a tenth of a millisecond or more. Both live in
+//! memory of the node, for as long as the node runs. Where there is no copy, or it cannot be written, a change waits for the
+//! file. A file that is lost, damaged or older than it was is replaced by the copy; rows that cannot be decoded are
+//! quarantined.
 
 mod choose;
 mod copy;
@@ -40,6 +43,8 @@ use self::{
 const UPLINK_KEY: &str = "uplink";
 /// How long a starting agent waits for its predecessor to close the file (rolling update).
 const LOCK_WAIT: Duration = Duration::from_secs(10);
+/// With more changes than this that the file does not have, a change waits for the file.
+const MOST_UNWRITTEN: usize = 4096;
 /// Pause after the first failed attempt to open the file again; each additional one doubles it.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -180,7 +185,15 @@ impl fmt::Debug for Store {
 struct Inner {
     dir: PathBuf,
     boot: String,
+    /// Held while the file is written, opened or given up. Taken before `held`, which is free meanwhile where that is possible.
+    file_turn: Mutex<()>,
     held: Mutex<Held>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.write_behind();
+    }
 }
 
 /// The rows, and where they are kept.
@@ -190,7 +203,11 @@ struct Held {
     /// Number of the last change.
     sequence: u64,
     /// `None` while it cannot be written.
-    file: Option<StateFile>,
+    file: Option<Arc<StateFile>>,
+    /// Changes that the copy has and the file does not have yet, in order.
+    unwritten: Vec<Edit>,
+    /// Number of the last change in the file.
+    in_file: u64,
     failure: Option<Failure>,
     copy: Option<Box<dyn RecordCopy>>,
     /// The copy lacks a change and is written anew with the next one.
@@ -219,7 +236,7 @@ impl Store {
                 if let Found::SetAside { kept, reason } = &found {
                     tracing::error!(reason, kept = %kept.display(), "the state cannot be read; the file is kept aside");
                 }
-                held.file = Some(file);
+                held.file = Some(Arc::new(file));
                 held.opened = Some((found, contents));
             }
             Err(Refusal::InUse) => return Err(StoreError::InUse(dir.join(file::NAME))),
@@ -229,27 +246,33 @@ impl Store {
             inner: Arc::new(Inner {
                 dir: dir.to_owned(),
                 boot: boot_id(),
+                file_turn: Mutex::default(),
                 held: Mutex::new(held),
             }),
         })
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
-        // A panic while it was held is a bug; the rows are changed only after every step that can fail.
-        self.inner.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.held()
     }
 
     /// Reads all records, from the file or from the copy, whichever is newer, and brings the other up to date. Call it
     /// once, before any commit.
     pub fn load(&self, copy: Option<Box<dyn RecordCopy>>) -> Result<Contents, StoreError> {
+        let _turn = self.inner.file_turn();
         let mut held = self.held();
-        let copied = match copy.as_ref().map(|copy| copy.read()) {
-            Some(Ok(rows)) => rows,
+        let (copied, unread) = match copy.as_ref().map(|copy| copy.read()) {
+            Some(Ok(rows)) => (rows, None),
             Some(Err(reason)) => {
                 tracing::error!(reason, "the copy of the state in the kernel cannot be read");
-                None
+                (
+                    None,
+                    Some(format!(
+                        "its copy cannot be read ({reason}), which may have later changes"
+                    )),
+                )
             }
-            None => None,
+            None => (None, None),
         };
         let (found, contents) = match held.opened.take() {
             Some(opened) => opened,
@@ -271,7 +294,7 @@ impl Store {
         held.write_file(&edits, &self.inner.boot);
         held.write_copy(&[]);
         let (lost, incomplete) = match chosen.origin {
-            Origin::File => (None, None),
+            Origin::File => (unread, None),
             Origin::Copy(reason) => (Some(reason), None),
             Origin::Nothing(reason) => (None, Some(reason)),
         };
@@ -296,31 +319,62 @@ impl Store {
         self.held().uplink()
     }
 
-    /// Applies a change; it is durable when this returns. [`StoreError::Unwritable`] if the file cannot be written: then
+    /// Applies a change; it is durable when this returns. [`StoreError::Unwritable`] while the file cannot be written: then
     /// nothing is changed, and the effect that it would record must not happen (I5).
     pub fn commit(&self, change: Change) -> Result<(), StoreError> {
-        let mut held = self.held();
-        let edits = change.edits(&held.rows)?;
-        if held.file.is_none() {
-            return Err(StoreError::Unwritable(held.problem().unwrap_or_default()));
-        }
-        held.sequence = held.sequence.saturating_add(1);
-        if let Some(reason) = held.write_file(&edits, &self.inner.boot) {
-            return Err(StoreError::Unwritable(reason));
-        }
-        row::apply(&mut held.rows, &edits);
-        held.write_copy(&edits);
-        Ok(())
+        self.apply(change, true, false)
+    }
+
+    /// As [`Self::commit`], and the change is in the file too: `kni-agent cleanup` of earlier releases, which may run after a
+    /// downgrade, does not read the copy.
+    pub fn commit_in_file(&self, change: Change) -> Result<(), StoreError> {
+        self.apply(change, true, true)
     }
 
     /// Applies a change that must not wait for the file, such as the end of a sandbox: at once in memory and in the copy,
     /// and in the file as soon as that can be written.
     pub fn commit_deferred(&self, change: Change) -> Result<(), StoreError> {
+        self.apply(change, false, false)
+    }
+
+    /// As [`Self::commit_deferred`], and waits for the file where it can be written, as [`Self::commit_in_file`].
+    pub fn commit_deferred_in_file(&self, change: Change) -> Result<(), StoreError> {
+        self.apply(change, false, true)
+    }
+
+    /// `needs_file`: refused while the file cannot be written. `in_file`: waits for it.
+    fn apply(&self, change: Change, needs_file: bool, in_file: bool) -> Result<(), StoreError> {
+        let edits = {
+            let mut held = self.held();
+            let edits = change.edits(&held.rows)?;
+            if needs_file {
+                held.refuse_without_file()?;
+            }
+            held.sequence = held.sequence.saturating_add(1);
+            if !in_file && held.unwritten.len() < MOST_UNWRITTEN && held.write_copy_first(&edits) {
+                row::apply(&mut held.rows, &edits);
+                if held.file.is_some() {
+                    held.unwritten.extend(edits);
+                }
+                return Ok(());
+            }
+            edits
+        };
+        let _turn = self.inner.file_turn();
         let mut held = self.held();
-        let edits = change.edits(&held.rows)?;
+        if needs_file {
+            held.refuse_without_file()?;
+        }
         held.sequence = held.sequence.saturating_add(1);
+        let earlier = std::mem::take(&mut held.unwritten);
+        let all: Vec<Edit> = earlier.into_iter().chain(edits.iter().cloned()).collect();
+        // After a failure the rows, with the earlier changes, are compared with the file when it is opened again.
+        if let Some(reason) = held.write_file(&all, &self.inner.boot)
+            && needs_file
+        {
+            return Err(StoreError::Unwritable(reason));
+        }
         row::apply(&mut held.rows, &edits);
-        held.write_file(&edits, &self.inner.boot);
         held.write_copy(&edits);
         Ok(())
     }
@@ -330,9 +384,12 @@ impl Store {
         self.held().problem()
     }
 
-    /// Looks after the file: opens it again after a failure, with increasing pauses, compares it with the rows in memory
-    /// and writes the differences; replaces a file that was removed or replaced. Call it a few times per second. Blocks.
+    /// Writes to the file what it does not have yet. Looks after it: opens it again after a failure, with increasing pauses,
+    /// compares it with the rows in memory and writes the differences; replaces a file that was removed or replaced. Call it
+    /// a few times per second. Blocks.
     pub fn maintain(&self) {
+        let _turn = self.inner.file_turn();
+        self.inner.write_behind();
         let mut held = self.held();
         if held.file.as_ref().is_some_and(|file| !file.is_in_place()) {
             held.fail("the file was removed or replaced".to_owned());
@@ -364,7 +421,8 @@ impl Store {
         if let Found::SetAside { kept, reason } = found {
             tracing::error!(reason, kept = %kept.display(), "the state file cannot be read; it is kept aside");
         }
-        held.file = Some(file);
+        held.file = Some(Arc::new(file));
+        held.unwritten.clear();
         let edits = row::difference(&contents.rows, &held.rows);
         held.sequence = held.sequence.saturating_add(1);
         if held.write_file(&edits, &self.inner.boot).is_none() {
@@ -375,7 +433,46 @@ impl Store {
     }
 }
 
+impl Inner {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        // A panic while it was held is a bug; the rows are changed only after every step that can fail.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn file_turn(&self) -> MutexGuard<'_, ()> {
+        self.file_turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes what the file does not have yet, in one transaction. The caller has the turn; commits go on meanwhile.
+    fn write_behind(&self) {
+        let (file, edits, sequence) = {
+            let mut held = self.held();
+            let edits = std::mem::take(&mut held.unwritten);
+            match &held.file {
+                Some(file) if !edits.is_empty() => (Arc::clone(file), edits, held.sequence),
+                _ => return,
+            }
+        };
+        let written = file.write(&edits, sequence, &self.boot);
+        let mut held = self.held();
+        match written {
+            Ok(()) => {
+                held.in_file = sequence;
+                held.write_copy(&[]);
+            }
+            Err(error) => held.fail(kni_model::error_chain(&error)),
+        }
+    }
+}
+
 impl Held {
+    fn refuse_without_file(&self) -> Result<(), StoreError> {
+        match self.file {
+            Some(_) => Ok(()),
+            None => Err(StoreError::Unwritable(self.problem().unwrap_or_default())),
+        }
+    }
+
     fn uplink(&self) -> UplinkRecord {
         UPLINK.records(&self.rows).pop().unwrap_or_default()
     }
@@ -386,10 +483,17 @@ impl Held {
 
     /// Writes the file, where it can be written. Returns the reason of a failure.
     fn write_file(&mut self, edits: &[Edit], boot: &str) -> Option<String> {
-        let written = self.file.as_ref()?.write(edits, self.sequence, boot);
-        let reason = kni_model::error_chain(&written.err()?);
-        self.fail(reason.clone());
-        Some(reason)
+        match self.file.as_ref()?.write(edits, self.sequence, boot) {
+            Ok(()) => {
+                self.in_file = self.sequence;
+                None
+            }
+            Err(error) => {
+                let reason = kni_model::error_chain(&error);
+                self.fail(reason.clone());
+                Some(reason)
+            }
+        }
     }
 
     /// The database refuses everything after one failure, so that it is closed here and opened again later.
@@ -400,6 +504,7 @@ impl Held {
         }
         let pause = known.map_or(SHORTEST_PAUSE, |known| known.pause.saturating_mul(2).min(LONGEST_PAUSE));
         self.file = None;
+        self.unwritten.clear();
         self.failure = Some(Failure {
             reason,
             retry_at: Instant::now() + pause,
@@ -407,16 +512,37 @@ impl Held {
         });
     }
 
-    /// Writes the copy; anew as a whole where it lacks an earlier change.
+    /// Writes a change to the copy alone. Whether it is there now.
+    fn write_copy_first(&mut self, edits: &[Edit]) -> bool {
+        if self.copy_is_behind {
+            return false;
+        }
+        match self.copy.as_ref().map(|copy| copy.write(self.sequence, edits)) {
+            Some(Ok(())) => true,
+            // Tried again as a whole, after the file.
+            Some(Err(reason)) => {
+                tracing::error!(reason, "the copy of the state in the kernel cannot be written");
+                self.copy_is_behind = true;
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// Writes the copy, with the number of the last change in the file; anew as a whole where it lacks an earlier change.
     fn write_copy(&mut self, edits: &[Edit]) {
         let Some(copy) = &self.copy else { return };
+        let in_file = choose::in_file_edit(self.in_file);
         let written = if self.copy_is_behind {
+            let mut rows = self.rows.clone();
+            row::apply(&mut rows, &[in_file]);
             copy.replace(&CopiedRows {
                 sequence: self.sequence,
-                rows: self.rows.clone(),
+                rows,
             })
         } else {
-            copy.write(self.sequence, edits)
+            let edits: Vec<Edit> = edits.iter().cloned().chain([in_file]).collect();
+            copy.write(self.sequence, &edits)
         };
         let was_behind = std::mem::replace(&mut self.copy_is_behind, written.is_err());
         if let Err(reason) = written

@@ -163,6 +163,81 @@ fn an_older_file_loses_against_the_copy_and_a_newer_one_wins() {
 }
 
 #[test]
+fn a_killed_agent_loses_nothing_of_what_only_the_copy_has() {
+    let (dir, kernel) = two_sandboxes();
+    let path = dir.path().join(file::NAME);
+    let store = Store::open(dir.path()).unwrap();
+    store.load(Some(kernel.boxed())).unwrap();
+    let before = fs::read(&path).unwrap();
+    store.commit(Change::new().sandbox(&sandbox("three"))).unwrap();
+    store
+        .commit_deferred(Change::new().remove_sandbox(&"one".parse().unwrap()))
+        .unwrap();
+    assert!(fs::read(&path).unwrap() == before, "a commit waits for the file");
+    let copied = kernel.0.lock().unwrap().clone();
+    store.maintain();
+    let after = fs::read(&path).unwrap();
+    drop(store);
+    // Killed after the file was written: it has everything.
+    fs::write(&path, after).unwrap();
+    let contents = Store::open(dir.path()).unwrap().load(None).unwrap();
+    assert_eq!(ids(&contents), ["three", "two"]);
+    // Killed before.
+    fs::write(&path, before).unwrap();
+    *kernel.0.lock().unwrap() = copied;
+    let contents = Store::open(dir.path()).unwrap().load(Some(kernel.boxed())).unwrap();
+    assert_eq!(ids(&contents), ["three", "two"]);
+    assert_eq!((contents.lost, contents.incomplete), (None, None));
+    // And written now.
+    let contents = Store::open(dir.path()).unwrap().load(None).unwrap();
+    assert_eq!(ids(&contents), ["three", "two"]);
+}
+
+#[test]
+fn without_its_copy_a_change_waits_for_the_file() {
+    let (dir, kernel) = two_sandboxes();
+    let path = dir.path().join(file::NAME);
+    let store = Store::open(dir.path()).unwrap();
+    store.load(Some(kernel.boxed())).unwrap();
+    store.commit(Change::new().sandbox(&sandbox("three"))).unwrap();
+    // From here on the copy refuses.
+    *kernel.0.lock().unwrap() = None;
+    let before = fs::read(&path).unwrap();
+    store.commit(Change::new().sandbox(&sandbox("four"))).unwrap();
+    let after = fs::read(&path).unwrap();
+    assert!(after != before);
+    drop(store);
+    fs::write(&path, after).unwrap();
+    let contents = Store::open(dir.path()).unwrap().load(None).unwrap();
+    assert_eq!(ids(&contents), ["four", "one", "three", "two"]);
+}
+
+#[test]
+fn an_unreadable_copy_may_have_later_changes() {
+    struct Unreadable;
+    impl RecordCopy for Unreadable {
+        fn read(&self) -> Result<Option<CopiedRows>, String> {
+            Err("no memory".to_owned())
+        }
+
+        fn write(&self, _sequence: u64, _edits: &[Edit]) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn replace(&self, _rows: &CopiedRows) -> Result<(), String> {
+            Ok(())
+        }
+    }
+    let (dir, _kernel) = two_sandboxes();
+    let contents = Store::open(dir.path())
+        .unwrap()
+        .load(Some(Box::new(Unreadable)))
+        .unwrap();
+    assert_eq!(ids(&contents), ["one", "two"]);
+    assert!(contents.lost.unwrap().contains("its copy cannot be read (no memory)"));
+}
+
+#[test]
 fn the_state_of_another_boot_is_dropped() {
     let (dir, kernel) = two_sandboxes();
     let (file, _, _) = StateFile::open(dir.path(), Duration::ZERO).unwrap();

@@ -65,8 +65,16 @@ pub(super) async fn make(kernel: &Kernel, build: &Build<'_>, attachment: &mut At
         netns: build.netns.clone(),
         subject: subject.clone(),
     };
-    let done = build.netns.visit(move |entrance| work.run(entrance)).await;
-    let (ifindex, carrier) = done.map_err(subject.failed("configuring the pod interface"))??;
+    let (ifindex, carrier) = match kernel.take_connection(build.netns.id()).filter(|_| !is_new) {
+        Some(inside) => {
+            let done = kni_tasks::in_place(|| work.configure(connect(subject)?, inside));
+            done.map_err(|panicked| subject.ended(&panicked))??
+        }
+        None => {
+            let done = build.netns.visit(move |entrance| work.run(entrance)).await;
+            done.map_err(subject.failed("configuring the pod interface"))??
+        }
+    };
     attachment.ifindex = ifindex;
     if attachment.bandwidth.is_bounded() {
         bandwidth::limit(kernel, attachment, &build.enter().await?, subject).await?;
@@ -97,33 +105,32 @@ struct Work {
 }
 
 impl Work {
-    /// Returns the index of the pod end, and whether the host end has its carrier.
-    fn run(self, entrance: &Entrance) -> Result<(u32, bool), AttachError> {
-        let Self {
-            pair,
-            end,
-            mut config,
-            dataplane,
-            netns,
-            subject,
-        } = self;
-        let (pair, subject) = (pair.as_ref(), &subject);
+    /// As [`Self::configure`], from outside of the namespace.
+    fn run(mut self, entrance: &Entrance) -> Result<(u32, bool), AttachError> {
+        let subject = &self.subject;
         let mut host = connect(subject)?;
-        if let Some(pair) = pair {
-            config.ifindex = make_outside(&mut host, &dataplane, pair, &netns, subject)?;
+        if let Some(pair) = &self.pair {
+            self.config.ifindex = make_outside(&mut host, &self.dataplane, pair, &self.netns, subject)?;
         }
-        let entered = entrance.enter();
-        let mut inside = entered.map_err(subject.failed("entering the network namespace"))?;
-        if let Some(pair) = pair {
+        let inside = entrance
+            .enter()
+            .map_err(subject.failed("entering the network namespace"))?;
+        if let Some(pair) = &self.pair {
             prepare_inside(&pair.ifname, subject)?;
         }
+        self.configure(host, inside)
+    }
+
+    /// Configures both ends of a pair. Returns the index of the pod end, and whether the host end has its carrier.
+    fn configure(self, mut host: DirectNetlink, mut inside: DirectNetlink) -> Result<(u32, bool), AttachError> {
+        let subject = &self.subject;
         inside
-            .configure_pod(&config)
+            .configure_pod(&self.config)
             .map_err(subject.failed("configuring the pod interface"))?;
         let carrier = host
-            .configure_host_end(&end)
+            .configure_host_end(&self.end)
             .map_err(subject.failed("configuring the host interface"))?;
-        Ok((config.ifindex, carrier))
+        Ok((self.config.ifindex, carrier))
     }
 }
 
@@ -136,22 +143,25 @@ pub(super) fn publish(kernel: &Kernel, attachment: &Attachment, subject: &Subjec
 }
 
 /// Makes a pair with both programs attached, provisionally, and the host end up. The pod end is down: it would send
-/// multicast reports, which count as drops. Returns the index of the pod end.
+/// multicast reports, which count as drops. Returns the index of the pod end and a connection inside the namespace.
 pub(crate) async fn make_pair(
     kernel: &Kernel,
     pair: Pair,
     netns: &Netns,
     subject: &Subject,
-) -> Result<u32, AttachError> {
+) -> Result<(u32, DirectNetlink), AttachError> {
     let (dataplane, inner, about) = (Arc::clone(&kernel.dataplane), netns.clone(), subject.clone());
     let made = netns.visit(move |entrance| {
         let mut host = connect(&about)?;
         let ifindex = make_outside(&mut host, &dataplane, &pair, &inner, &about)?;
-        let _inside = entrance
+        let mut inside = entrance
             .enter()
             .map_err(about.failed("entering the network namespace"))?;
         prepare_inside(&pair.ifname, &about)?;
-        Ok(ifindex)
+        inside
+            .set_loopback_up()
+            .map_err(about.failed("setting the loopback interface up"))?;
+        Ok((ifindex, inside))
     });
     made.await.map_err(subject.failed("making the interface"))?
 }

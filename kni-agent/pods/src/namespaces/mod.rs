@@ -80,7 +80,7 @@ impl NamespacePool {
             used_by: NamespaceUse::Making,
             warm: None,
         };
-        self.record(making.clone())?;
+        self.registry.lock().give_namespace(making.clone())?;
         match netlink::netns::create(&path).await {
             Ok(identity) => {
                 let used_by = NamespaceUse::Given { pod, since: now() };
@@ -153,7 +153,7 @@ impl NamespacePool {
             ..prewarmed.clone()
         };
         let path = given.path.clone();
-        state.put_namespace(given)?;
+        state.give_namespace(given)?;
         Ok(Some(path))
     }
 
@@ -187,6 +187,7 @@ impl NamespacePool {
 
     /// The namespace stays; an attach in it will make a new interface.
     fn discard(&self, record: &NamespaceRecord, warm: &WarmInterface) -> Result<(), AttachError> {
+        self.kernel.disconnect(record.identity);
         let kept = NamespaceRecord {
             warm: None,
             ..record.clone()
@@ -205,10 +206,15 @@ impl NamespacePool {
         if !self.withhold(record) {
             return Ok(());
         }
-        if let Err(error) = netlink::netns::remove(&record.path).await {
+        self.kernel.disconnect(record.identity);
+        let subject = Subject::node();
+        let removed = kni_tasks::in_place(|| netlink::netns::remove_here(&record.path));
+        let removed = removed.map_err(|panicked| subject.ended(&panicked));
+        let removed = removed.and_then(|done| done.map_err(subject.failed("removing the network namespace")));
+        if let Err(error) = removed {
             let mut state = self.registry.lock();
             state.namespaces.insert(record.path.clone(), record.clone());
-            return Err(Subject::node().kernel("removing the network namespace", &error));
+            return Err(error);
         }
         let mut state = self.registry.lock();
         let removal = record.warm.as_ref().map(|warm| removal_of(record, warm));
@@ -237,10 +243,6 @@ impl NamespacePool {
         };
         state.namespaces.insert(record.path.clone(), going);
         true
-    }
-
-    fn record(&self, record: NamespaceRecord) -> Result<(), AttachError> {
-        self.registry.lock().put_namespace(record)
     }
 
     fn record_deferred(&self, record: NamespaceRecord) -> Result<(), AttachError> {

@@ -165,7 +165,8 @@ impl NamespacePool {
             alias: format!("{}prewarmed", netlink::own::IFALIAS_PREFIX),
         };
         // Fast, so that a pool that a burst has emptied is full again soon; the links follow in a quiet moment.
-        let ifindex = make_pair(&self.kernel, pair, &netns, &subject).await?;
+        let (ifindex, inside) = make_pair(&self.kernel, pair, &netns, &subject).await?;
+        self.kernel.keep_connected(identity, inside);
         Ok(NamespaceRecord {
             identity: Some(identity),
             used_by: NamespaceUse::Warm,

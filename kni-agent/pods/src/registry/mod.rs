@@ -128,6 +128,12 @@ impl Locked<'_> {
         committed.map_err(|error| store_error(&error))
     }
 
+    /// As [`Self::commit_deferred`], for what remains to be removed: even a cleanup of an earlier release must find it.
+    pub(crate) fn commit_removals(&self, change: Change) -> Result<(), AttachError> {
+        let committed = self.registry.store.commit_deferred_in_file(change);
+        committed.map_err(|error| store_error(&error))
+    }
+
     /// Writes a sandbox by a deferred commit.
     pub(crate) fn put_sandbox_deferred(&mut self, sandbox: Sandbox) -> Result<Arc<Sandbox>, AttachError> {
         self.commit_deferred(Change::new().sandbox(&sandbox))?;
@@ -142,6 +148,14 @@ impl Locked<'_> {
         let sandbox = Arc::new(sandbox);
         self.sandboxes.insert(sandbox.id.clone(), Arc::clone(&sandbox));
         Ok(sandbox)
+    }
+
+    /// Writes a namespace that a client is about to get: even a cleanup of an earlier release must find it.
+    pub(crate) fn give_namespace(&mut self, record: NamespaceRecord) -> Result<(), AttachError> {
+        let committed = self.registry.store.commit_in_file(Change::new().namespace(&record));
+        committed.map_err(|error| store_error(&error))?;
+        self.namespaces.insert(record.path.clone(), record);
+        Ok(())
     }
 
     /// Writes a namespace.

@@ -59,7 +59,7 @@ impl Sandboxes {
             }
         };
         self.note_step("reserve", started);
-        let built = self.build(&mut sandbox, attempt, &offers, started).await;
+        let built = self.build_in_turn(&mut sandbox, attempt, &offers).await;
         let began = Instant::now();
         let ready = built.and_then(|()| self.commit_ready(&sandbox));
         self.note_step("record", began);
@@ -67,6 +67,8 @@ impl Sandboxes {
         if let Err(error) = &ready {
             tracing::warn!(pod = %request.pod, sandbox = %request.sandbox, %error, "attach failed, undoing");
             self.undo(&sandbox).await;
+            // The attach may have ended before it took the connection.
+            self.kernel.disconnect(Some(netns.id()));
         }
         ready
     }
@@ -146,6 +148,22 @@ impl Sandboxes {
         self.interfaces.offers(attempt, planned).await
     }
 
+    /// Builds interfaces of the agent on the calling thread: another one for each step that may block would cost more than
+    /// most of them. Those of other providers may take long, and wait for other processes.
+    async fn build_in_turn(
+        &self,
+        sandbox: &mut Sandbox,
+        attempt: Attempt<'_>,
+        offers: &Offers,
+    ) -> Result<(), AttachError> {
+        if !sandbox.attachments.iter().all(|made| made.kind.is_ebpf()) {
+            return self.build(sandbox, attempt, offers, Instant::now()).await;
+        }
+        let turn = tokio::time::timeout(ATTACH_DEADLINE, self.building.acquire()).await;
+        let _turn = turn.map_err(|_elapsed| attempt.subject.timeout("waiting for other attaches", ATTACH_DEADLINE))?;
+        kni_tasks::in_place_until_done(self.build(sandbox, attempt, offers, Instant::now())).await
+    }
+
     async fn build(
         &self,
         sandbox: &mut Sandbox,
@@ -154,28 +172,16 @@ impl Sandboxes {
         started: Instant,
     ) -> Result<(), AttachError> {
         let subject = attempt.subject;
-        let pod = sandbox.policy_pod();
         let began = Instant::now();
-        let admitted = async {
-            let admitted = self.gate.admit(pod, subject).await;
-            self.note_step("admit", began);
-            admitted
-        };
-        let ours = sandbox.attachments.iter().all(|made| made.kind.is_ebpf());
-        if ours {
-            // No packet passes before the rows are written, so both may run at once. Neither is dropped when the other
-            // fails: nothing may be made after it was undone.
-            let (admitted, made) = tokio::join!(admitted, self.make(sandbox, attempt, offers, started));
-            admitted?;
-            made?;
-        } else {
-            // Interfaces of other providers may carry packets at once.
-            admitted.await?;
-            self.make(sandbox, attempt, offers, started).await?;
-        }
+        // First: interfaces of other providers may carry packets at once.
+        let admitted = self.gate.admit(&sandbox.policy_pod(), subject);
+        self.note_step("admit", began);
+        admitted?;
+        let began = Instant::now();
+        self.make(sandbox, attempt, offers, started).await?;
         self.interfaces.publish(&sandbox.attachments, subject)?;
         self.note_step("interfaces", began);
-        self.gate.open_host_ports(sandbox, subject).await
+        self.gate.open_host_ports(sandbox, subject)
     }
 
     async fn make(
@@ -218,7 +224,7 @@ impl Sandboxes {
         if made.is_empty() {
             return Ok(());
         }
-        self.gate.admit(sandbox.policy_pod(), subject).await?;
+        self.gate.admit(&sandbox.policy_pod(), subject)?;
         for attachment in made {
             self.interfaces.attach_plugin_veth(attachment, subject).await?;
         }

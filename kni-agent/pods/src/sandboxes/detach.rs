@@ -81,7 +81,7 @@ impl Sandboxes {
         let change = removals.iter().fold(change, Change::removal);
         let mut state = self.registry.lock();
         let rests = state.rests_after(sandbox);
-        state.commit_deferred(rests.iter().fold(change, Change::rest))?;
+        state.commit_removals(rests.iter().fold(change, Change::rest))?;
         state.begin_rests(rests);
         for attachment in &sandbox.attachments {
             self.kernel.reopened(attachment.endpoint);

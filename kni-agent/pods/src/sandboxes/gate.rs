@@ -22,29 +22,23 @@ impl Gate {
     }
 
     /// Enforces the policies of a sandbox before it is published, so that they apply to its first packet.
-    pub(super) async fn admit(&self, pod: PolicyPod, subject: &Subject) -> Result<(), AttachError> {
-        let gate = self.clone();
+    pub(super) fn admit(&self, pod: &PolicyPod, subject: &Subject) -> Result<(), AttachError> {
         // After the policies, which may request an address.
-        self.run(subject, move || {
-            gate.policies.admit(&pod).map_err(GateError::Policies)?;
-            gate.uplink.admit(&pod).map_err(GateError::Egress)
+        run(subject, || {
+            self.policies.admit(pod).map_err(GateError::Policies)?;
+            self.uplink.admit(pod).map_err(GateError::Egress)
         })
-        .await
     }
 
     /// Opens the host ports of a sandbox whose interfaces are published.
-    pub(super) async fn open_host_ports(&self, sandbox: &Sandbox, subject: &Subject) -> Result<(), AttachError> {
+    pub(super) fn open_host_ports(&self, sandbox: &Sandbox, subject: &Subject) -> Result<(), AttachError> {
         // Plugins open their ports themselves, and other kinds have none.
         let primary = sandbox.attachments.first();
         let ours = primary.is_some_and(|primary| primary.kind.is_ebpf());
         if !ours || sandbox.port_mappings.iter().all(|mapping| mapping.host_port == 0) {
             return Ok(());
         }
-        let (gate, published) = (self.clone(), sandbox.clone());
-        self.run(subject, move || {
-            gate.uplink.published(&published).map_err(GateError::HostPorts)
-        })
-        .await
+        run(subject, || self.uplink.published(sandbox).map_err(GateError::HostPorts))
     }
 
     /// Announces all adopted pods, then lets policies take effect (I3). The services retry failures later: until then
@@ -79,15 +73,11 @@ impl Gate {
         self.policies.leave(sandbox);
         self.uplink.leave(sandbox);
     }
+}
 
-    /// Runs on a blocking thread: the services may block for some tens of milliseconds.
-    async fn run(
-        &self,
-        subject: &Subject,
-        work: impl FnOnce() -> Result<(), GateError> + Send + 'static,
-    ) -> Result<(), AttachError> {
-        let done = tokio::task::spawn_blocking(work).await;
-        done.map_err(|ended| subject.ended(&ended))?
-            .map_err(|error| subject.error(error))
-    }
+/// The services may block for some tens of milliseconds.
+fn run(subject: &Subject, work: impl FnOnce() -> Result<(), GateError>) -> Result<(), AttachError> {
+    let done = kni_tasks::in_place(work);
+    done.map_err(|panicked| subject.ended(&panicked))?
+        .map_err(|error| subject.error(error))
 }

@@ -21,6 +21,7 @@ use std::{
 };
 
 use kni_model::durations::Durations;
+use tokio::sync::Semaphore;
 
 pub use self::access::LostRight;
 pub(crate) use self::access::Namespaces as JoiningNamespaces;
@@ -31,6 +32,10 @@ pub use self::{
     garbage::{Garbage, GarbageRequest},
 };
 use crate::{interfaces::Interfaces, kernel::Kernel, namespaces::NamespacePool, reaper::Reaper, registry::Registry};
+
+/// So many attaches make interfaces of the agent at once. Each has a thread, and they wait for each other anyway, for the
+/// kernel's one network lock.
+const MOST_BUILDING: usize = 16;
 
 /// The sandboxes of the node.
 pub(crate) struct Sandboxes {
@@ -44,6 +49,8 @@ pub(crate) struct Sandboxes {
     refusals: access::Refusals,
     locks: KeyedLocks,
     attach_times: Mutex<BTreeMap<&'static str, Durations>>,
+    /// Attaches that make interfaces at once.
+    building: Semaphore,
     overlay_port: Option<u16>,
 }
 
@@ -68,6 +75,7 @@ impl Sandboxes {
             refusals: access::Refusals::default(),
             locks: KeyedLocks::default(),
             attach_times: Mutex::default(),
+            building: Semaphore::new(MOST_BUILDING),
             overlay_port: None,
         }
     }

@@ -32,6 +32,6 @@ impl Sandboxes {
             };
             state.put_sandbox_deferred(relabelled)?
         };
-        self.gate.admit(sandbox.policy_pod(), &Subject::from(&*sandbox)).await
+        self.gate.admit(&sandbox.policy_pod(), &Subject::from(&*sandbox))
     }
 }
