@@ -64,7 +64,7 @@ async fn upgrade_or_shrink(sandboxes: &Sandboxes, namespaces: &NamespacePool) ->
     } else if namespaces.has_provisional() {
         namespaces.upgrade().await
     } else if namespaces.is_too_large() {
-        namespaces.shrink().await
+        namespaces.shrink()
     } else {
         Ok(())
     }

@@ -55,7 +55,7 @@ impl Takeover<'_> {
             }
         }
         for record in &namespaces {
-            if let Err(error) = self.namespaces.restore(record).await {
+            if let Err(error) = self.namespaces.restore(record) {
                 tracing::error!(path = %record.path.display(), %error, "cannot restore a namespace");
             }
         }

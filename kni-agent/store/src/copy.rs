@@ -7,7 +7,7 @@ use super::row::{Edit, Rows};
 pub struct CopiedRows {
     /// Number of the last complete change; higher is newer.
     pub sequence: u64,
-    /// The rows after that change, and one that says which change is the last one in the file.
+    /// The rows after that change, and one that contains the number of the last change in the file.
     pub rows: Rows,
 }
 

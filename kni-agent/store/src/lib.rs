@@ -443,7 +443,7 @@ impl Inner {
         self.file_turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes what the file does not have yet, in one transaction. The caller has the turn; commits go on meanwhile.
+    /// Writes what the file does not have yet, in one transaction. The caller has the turn; commits continue meanwhile.
     fn write_behind(&self) {
         let (file, edits, sequence) = {
             let mut held = self.held();

@@ -65,15 +65,13 @@ pub(super) async fn make(kernel: &Kernel, build: &Build<'_>, attachment: &mut At
         netns: build.netns.clone(),
         subject: subject.clone(),
     };
-    let (ifindex, carrier) = match kernel.take_connection(build.netns.id()).filter(|_| !is_new) {
-        Some(inside) => {
-            let done = kni_tasks::in_place(|| work.configure(connect(subject)?, inside));
-            done.map_err(|panicked| subject.ended(&panicked))??
-        }
-        None => {
-            let done = build.netns.visit(move |entrance| work.run(entrance)).await;
-            done.map_err(subject.failed("configuring the pod interface"))??
-        }
+    let connection = kernel.take_connection(build.netns.id()).filter(|_| !is_new);
+    let (ifindex, carrier) = if let Some(inside) = connection {
+        let done = kni_tasks::in_place(|| work.configure(connect(subject)?, inside));
+        done.map_err(|panicked| subject.ended(&panicked))??
+    } else {
+        let done = build.netns.visit(move |entrance| work.run(entrance)).await;
+        done.map_err(subject.failed("configuring the pod interface"))??
     };
     attachment.ifindex = ifindex;
     if attachment.bandwidth.is_bounded() {

@@ -202,7 +202,7 @@ impl NamespacePool {
 
     /// Unmounts a namespace of ours and queues its prewarmed interface. Idempotent. Does nothing if the namespace differs
     /// from `record`: then an attach has claimed it, or another call removes it.
-    pub(crate) async fn remove(&self, record: &NamespaceRecord) -> Result<(), AttachError> {
+    pub(crate) fn remove(&self, record: &NamespaceRecord) -> Result<(), AttachError> {
         if !self.withhold(record) {
             return Ok(());
         }
@@ -253,7 +253,7 @@ impl NamespacePool {
     }
 
     /// Keeps the namespaces that clients have, adopts prewarmed ones, removes those that were being made.
-    pub(crate) async fn restore(&self, record: &NamespaceRecord) -> Result<(), AttachError> {
+    pub(crate) fn restore(&self, record: &NamespaceRecord) -> Result<(), AttachError> {
         let whole = netlink::netns::identity(&record.path).ok() == record.identity && record.identity.is_some();
         let retained = match &record.used_by {
             NamespaceUse::Making => false,
@@ -262,14 +262,14 @@ impl NamespacePool {
             NamespaceUse::Bound { .. } => true,
         };
         if !retained {
-            return self.remove(record).await;
+            return self.remove(record);
         }
         let Some(warm) = &record.warm else { return Ok(()) };
         match self.kernel.dataplane.adopt(warm.host_ifname.as_str(), warm.endpoint) {
             Ok(()) => Ok(()),
             Err(error) if record.used_by == NamespaceUse::Warm => {
                 tracing::warn!(error = error_chain(&error), "cannot adopt a prewarmed namespace");
-                self.remove(record).await
+                self.remove(record)
             }
             Err(error) => {
                 tracing::warn!(error = error_chain(&error), "cannot adopt a prewarmed interface");

@@ -51,21 +51,21 @@ impl NamespacePool {
         match self.build(&making, warm).await {
             Ok(record) => self.record_deferred(record).map(|()| true),
             Err(error) => {
-                self.remove(&making).await?;
+                self.remove(&making)?;
                 Err(error)
             }
         }
     }
 
     /// Removes one namespace from the pool.
-    pub(crate) async fn shrink(&self) -> Result<(), AttachError> {
+    pub(crate) fn shrink(&self) -> Result<(), AttachError> {
         let found = {
             let state = self.registry.lock();
             let mut records = state.namespaces.values();
             records.find(|record| record.used_by == NamespaceUse::Warm).cloned()
         };
         match found {
-            Some(record) => self.remove(&record).await,
+            Some(record) => self.remove(&record),
             None => Ok(()),
         }
     }
@@ -110,7 +110,7 @@ impl NamespacePool {
             .map_err(|ended| subject.ended(&ended))
             .and_then(|done| done.map_err(subject.failed("replacing clsact filters by TCX links")));
         if upgraded.is_err() {
-            self.remove(&record).await?;
+            self.remove(&record)?;
         }
         upgraded
     }

@@ -25,7 +25,7 @@ impl NamespacePool {
                 if in_use(identity).await {
                     continue;
                 }
-                match self.remove(&record).await {
+                match self.remove(&record) {
                     Ok(()) => tracing::info!(path = %record.path.display(), "removed an unclaimed namespace"),
                     Err(error) => tracing::warn!(%error, "cannot remove an unclaimed namespace"),
                 }

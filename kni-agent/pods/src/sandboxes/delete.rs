@@ -29,11 +29,11 @@ impl Sandboxes {
             self.detach_if_known(id).await?;
             let bound = self.registry.lock().namespaces_of(id);
             for record in bound {
-                self.namespaces.remove(&record).await?;
+                self.namespaces.remove(&record)?;
             }
         }
         for record in self.namespaces.unclaimed(sandbox.as_ref(), &pod, netns.as_deref()) {
-            self.namespaces.remove(&record).await?;
+            self.namespaces.remove(&record)?;
         }
         if let (None, Some(path)) = (&sandbox, &netns) {
             return self.delete_by_path(path).await;
@@ -60,7 +60,7 @@ impl Sandboxes {
         }
         let record = self.registry.lock().namespace_at(path);
         match record {
-            Some(record) => self.namespaces.remove(&record).await,
+            Some(record) => self.namespaces.remove(&record),
             None => Ok(()),
         }
     }

@@ -106,9 +106,9 @@ impl Kni {
         drop(held);
         Ok(Timings {
             create,
-            delete,
             attach,
             all_attached,
+            delete,
             detach,
             all_detached,
         })

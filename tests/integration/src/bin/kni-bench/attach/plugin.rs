@@ -95,9 +95,9 @@ impl Plugin {
         let (_, detach, all_detached) = timed(pattern, pods.iter().collect(), |pod| self.plugin("DEL", pod))?;
         Ok(Timings {
             create: Vec::new(),
-            delete: Vec::new(),
             attach,
             all_attached,
+            delete: Vec::new(),
             detach,
             all_detached,
         })
