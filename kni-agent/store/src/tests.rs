@@ -72,6 +72,13 @@ fn two_sandboxes() -> (tempfile::TempDir, Kernel) {
     (dir, kernel)
 }
 
+/// An agent that has started with the state of another one.
+fn started(dir: &tempfile::TempDir, kernel: &Kernel) -> Store {
+    let store = Store::open(dir.path()).unwrap();
+    store.load(Some(kernel.boxed())).unwrap();
+    store
+}
+
 #[test]
 fn a_lost_file_is_made_again_from_the_copy() {
     type Harm = fn(&Path);
@@ -131,8 +138,7 @@ fn an_older_file_loses_against_the_copy_and_a_newer_one_wins() {
     let (dir, kernel) = two_sandboxes();
     let path = dir.path().join(file::NAME);
     let old = fs::read(&path).unwrap();
-    let store = Store::open(dir.path()).unwrap();
-    store.load(Some(kernel.boxed())).unwrap();
+    let store = started(&dir, &kernel);
     store.commit(Change::new().sandbox(&sandbox("three"))).unwrap();
     drop(store);
     let new = fs::read(&path).unwrap();
@@ -166,8 +172,7 @@ fn an_older_file_loses_against_the_copy_and_a_newer_one_wins() {
 fn a_killed_agent_loses_nothing_of_what_only_the_copy_has() {
     let (dir, kernel) = two_sandboxes();
     let path = dir.path().join(file::NAME);
-    let store = Store::open(dir.path()).unwrap();
-    store.load(Some(kernel.boxed())).unwrap();
+    let store = started(&dir, &kernel);
     let before = fs::read(&path).unwrap();
     store.commit(Change::new().sandbox(&sandbox("three"))).unwrap();
     store
@@ -197,8 +202,7 @@ fn a_killed_agent_loses_nothing_of_what_only_the_copy_has() {
 fn without_its_copy_a_change_waits_for_the_file() {
     let (dir, kernel) = two_sandboxes();
     let path = dir.path().join(file::NAME);
-    let store = Store::open(dir.path()).unwrap();
-    store.load(Some(kernel.boxed())).unwrap();
+    let store = started(&dir, &kernel);
     store.commit(Change::new().sandbox(&sandbox("three"))).unwrap();
     // From here on the copy refuses.
     *kernel.0.lock().unwrap() = None;

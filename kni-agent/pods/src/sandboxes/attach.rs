@@ -157,25 +157,19 @@ impl Sandboxes {
         offers: &Offers,
     ) -> Result<(), AttachError> {
         if !sandbox.attachments.iter().all(|made| made.kind.is_ebpf()) {
-            return self.build(sandbox, attempt, offers, Instant::now()).await;
+            return self.build(sandbox, attempt, offers).await;
         }
         let turn = tokio::time::timeout(ATTACH_DEADLINE, self.building.acquire()).await;
         let _turn = turn.map_err(|_elapsed| attempt.subject.timeout("waiting for other attaches", ATTACH_DEADLINE))?;
-        kni_tasks::in_place_until_done(self.build(sandbox, attempt, offers, Instant::now())).await
+        kni_tasks::in_place_until_done(self.build(sandbox, attempt, offers)).await
     }
 
-    async fn build(
-        &self,
-        sandbox: &mut Sandbox,
-        attempt: Attempt<'_>,
-        offers: &Offers,
-        started: Instant,
-    ) -> Result<(), AttachError> {
+    async fn build(&self, sandbox: &mut Sandbox, attempt: Attempt<'_>, offers: &Offers) -> Result<(), AttachError> {
         let subject = attempt.subject;
-        let began = Instant::now();
+        let started = Instant::now();
         // First: interfaces of other providers may carry packets at once.
         let admitted = self.gate.admit(&sandbox.policy_pod(), subject);
-        self.note_step("admit", began);
+        self.note_step("admit", started);
         admitted?;
         let began = Instant::now();
         self.make(sandbox, attempt, offers, started).await?;
