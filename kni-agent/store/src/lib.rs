@@ -13,6 +13,7 @@ mod choose;
 mod copy;
 mod error;
 mod file;
+mod held;
 mod quarantine;
 mod record;
 mod row;
@@ -23,7 +24,7 @@ use std::{
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 pub use copy::{CopiedRows, RecordCopy};
@@ -36,6 +37,7 @@ pub use row::{Edit, RowId, Rows};
 use self::{
     choose::{Origin, choose},
     file::{FileContents, Found, Refusal, StateFile},
+    held::Held,
     row::{NAMESPACES, NETWORKS, REMOVALS, RESTS, SANDBOXES, UPLINK},
 };
 
@@ -45,9 +47,6 @@ const UPLINK_KEY: &str = "uplink";
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// With more changes than this that the file does not have, a change waits for the file.
 const MOST_UNWRITTEN: usize = 4096;
-/// Pause after the first failed attempt to open the file again; each additional one doubles it.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(250);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// All records, as read at start.
 #[derive(Debug, Default)]
@@ -194,32 +193,6 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.write_behind();
     }
-}
-
-/// The rows, and where they are kept.
-#[derive(Default)]
-struct Held {
-    rows: Rows,
-    /// Number of the last change.
-    sequence: u64,
-    /// `None` while it cannot be written.
-    file: Option<Arc<StateFile>>,
-    /// Changes that the copy has and the file does not have yet, in order.
-    unwritten: Vec<Edit>,
-    /// Number of the last change in the file.
-    in_file: u64,
-    failure: Option<Failure>,
-    copy: Option<Box<dyn RecordCopy>>,
-    /// The copy lacks a change and is written anew with the next one.
-    copy_is_behind: bool,
-    /// As the file was found, until [`Store::load`].
-    opened: Option<(Found, FileContents)>,
-}
-
-struct Failure {
-    reason: String,
-    retry_at: Instant,
-    pause: Duration,
 }
 
 impl Store {
@@ -393,15 +366,9 @@ impl Store {
         let mut held = self.held();
         if held.file.as_ref().is_some_and(|file| !file.is_in_place()) {
             held.fail("the file was removed or replaced".to_owned());
-            if let Some(failure) = &mut held.failure {
-                failure.retry_at = Instant::now();
-            }
+            held.retry_now();
         }
-        let due = held
-            .failure
-            .as_ref()
-            .is_some_and(|failure| failure.retry_at <= Instant::now());
-        if due {
+        if held.is_retry_due() {
             self.reopen(&mut held);
         }
         if held.copy_is_behind {
@@ -426,8 +393,7 @@ impl Store {
         let edits = row::difference(&contents.rows, &held.rows);
         held.sequence = held.sequence.saturating_add(1);
         if held.write_file(&edits, &self.inner.boot).is_none() {
-            held.failure = None;
-            held.copy_is_behind = true;
+            held.recovered();
             tracing::info!(rows = edits.len(), "the state can be written again");
         }
     }
@@ -461,94 +427,6 @@ impl Inner {
                 held.write_copy(&[]);
             }
             Err(error) => held.fail(kni_model::error_chain(&error)),
-        }
-    }
-}
-
-impl Held {
-    fn refuse_without_file(&self) -> Result<(), StoreError> {
-        match self.file {
-            Some(_) => Ok(()),
-            None => Err(StoreError::Unwritable(self.problem().unwrap_or_default())),
-        }
-    }
-
-    fn uplink(&self) -> UplinkRecord {
-        UPLINK.records(&self.rows).pop().unwrap_or_default()
-    }
-
-    fn problem(&self) -> Option<String> {
-        self.failure.as_ref().map(|failure| failure.reason.clone())
-    }
-
-    /// Writes the file, where it can be written. Returns the reason of a failure.
-    fn write_file(&mut self, edits: &[Edit], boot: &str) -> Option<String> {
-        match self.file.as_ref()?.write(edits, self.sequence, boot) {
-            Ok(()) => {
-                self.in_file = self.sequence;
-                None
-            }
-            Err(error) => {
-                let reason = kni_model::error_chain(&error);
-                self.fail(reason.clone());
-                Some(reason)
-            }
-        }
-    }
-
-    /// The database refuses everything after one failure, so that it is closed here and opened again later.
-    fn fail(&mut self, reason: String) {
-        let known = self.failure.as_ref();
-        if known.is_none_or(|known| known.reason != reason) {
-            tracing::error!(reason, "the state cannot be written");
-        }
-        let pause = known.map_or(SHORTEST_PAUSE, |known| known.pause.saturating_mul(2).min(LONGEST_PAUSE));
-        self.file = None;
-        self.unwritten.clear();
-        self.failure = Some(Failure {
-            reason,
-            retry_at: Instant::now() + pause,
-            pause,
-        });
-    }
-
-    /// Writes a change to the copy alone. Whether it is there now.
-    fn write_copy_first(&mut self, edits: &[Edit]) -> bool {
-        if self.copy_is_behind {
-            return false;
-        }
-        match self.copy.as_ref().map(|copy| copy.write(self.sequence, edits)) {
-            Some(Ok(())) => true,
-            // Tried again as a whole, after the file.
-            Some(Err(reason)) => {
-                tracing::error!(reason, "the copy of the state in the kernel cannot be written");
-                self.copy_is_behind = true;
-                false
-            }
-            None => false,
-        }
-    }
-
-    /// Writes the copy, with the number of the last change in the file; anew as a whole where it lacks an earlier change.
-    fn write_copy(&mut self, edits: &[Edit]) {
-        let Some(copy) = &self.copy else { return };
-        let in_file = choose::in_file_edit(self.in_file);
-        let written = if self.copy_is_behind {
-            let mut rows = self.rows.clone();
-            row::apply(&mut rows, &[in_file]);
-            copy.replace(&CopiedRows {
-                sequence: self.sequence,
-                rows,
-            })
-        } else {
-            let edits: Vec<Edit> = edits.iter().cloned().chain([in_file]).collect();
-            copy.write(self.sequence, &edits)
-        };
-        let was_behind = std::mem::replace(&mut self.copy_is_behind, written.is_err());
-        if let Err(reason) = written
-            && !was_behind
-        {
-            tracing::error!(reason, "the copy of the state in the kernel cannot be written");
         }
     }
 }

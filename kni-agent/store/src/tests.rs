@@ -217,6 +217,57 @@ fn without_its_copy_a_change_waits_for_the_file() {
 }
 
 #[test]
+fn with_many_unwritten_changes_a_change_waits_for_the_file() {
+    let (dir, kernel) = two_sandboxes();
+    let path = dir.path().join(file::NAME);
+    let store = started(&dir, &kernel);
+    let before = fs::read(&path).unwrap();
+    let one = sandbox("three");
+    for _ in 0..MOST_UNWRITTEN {
+        store.commit(Change::new().sandbox(&one)).unwrap();
+    }
+    assert!(
+        fs::read(&path).unwrap() == before,
+        "changes wait for the file too early"
+    );
+    store.commit(Change::new().sandbox(&sandbox("four"))).unwrap();
+    let after = fs::read(&path).unwrap();
+    assert!(after != before, "unwritten changes grow without limit");
+    assert!(store.held().unwritten.is_empty());
+    drop(store);
+    fs::write(&path, after).unwrap();
+    let contents = Store::open(dir.path()).unwrap().load(None).unwrap();
+    assert_eq!(ids(&contents), ["four", "one", "three", "two"]);
+}
+
+/// Whatever another process with access to pinned maps writes there, no change is lost; at most a loss is reported.
+#[test]
+fn a_forged_note_of_what_is_in_the_file_loses_nothing() {
+    let forged: [(&[u8], bool); 4] = [
+        (b"0", false),
+        (b"18446744073709551615", true),
+        (b"-1", true),
+        (b"\xff\xfe", true),
+    ];
+    for (note, reported) in forged {
+        let (dir, kernel) = two_sandboxes();
+        let path = dir.path().join(file::NAME);
+        let store = started(&dir, &kernel);
+        let before = fs::read(&path).unwrap();
+        store.commit(Change::new().sandbox(&sandbox("three"))).unwrap();
+        let mut copied = kernel.0.lock().unwrap().clone().unwrap();
+        drop(store);
+        fs::write(&path, before).unwrap();
+        copied.rows.insert(choose::in_file_edit(0).id, note.to_vec());
+        *kernel.0.lock().unwrap() = Some(copied);
+        let contents = Store::open(dir.path()).unwrap().load(Some(kernel.boxed())).unwrap();
+        assert_eq!(ids(&contents), ["one", "three", "two"], "{note:?}");
+        assert_eq!(contents.lost.is_some(), reported, "{note:?}");
+        assert_eq!(contents.incomplete, None, "{note:?}");
+    }
+}
+
+#[test]
 fn an_unreadable_copy_may_have_later_changes() {
     struct Unreadable;
     impl RecordCopy for Unreadable {
