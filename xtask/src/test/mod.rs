@@ -69,7 +69,7 @@ impl Plan {
         let before = if self.programs { setup::STEPS + 3 } else { 0 };
         let after = if self.vm { vm::STEPS } else { 0 };
         let other = if self.crosses() { cross::STEPS } else { 0 };
-        1 + before + 1 + after + other
+        1 + before + 2 + after + other
     }
 }
 
@@ -111,8 +111,14 @@ fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
         // Built before the tests, so that the build time is not part of the first test that needs them.
         node::build_programs(&mut progress, &["--helm", "--kni", "--e2e"])?;
     }
+    // A step of its own, so that its time is not part of that of the tests.
+    let built = if plan.programs {
+        progress.step("test programs", || programs::build().map(Some))?
+    } else {
+        progress.step("test programs", || programs::build_unprivileged().map(|()| None))?
+    };
     let tests = progress.step("tests", || {
-        let mut outcome = run::tests(plan, tally)?;
+        let mut outcome = run::tests(plan, built, tally)?;
         outcome.report_times();
         judge(plan, *tally, &outcome)
     });

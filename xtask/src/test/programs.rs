@@ -28,6 +28,9 @@ const RUN: [(&str, &str); 6] = [
     ("knictl", "KNI_KNICTL_BIN"),
 ];
 
+/// The packages whose tests need neither privileges nor those programs.
+pub(super) const UNPRIVILEGED: [&str; 3] = ["--workspace", "--exclude", "kni-integration"];
+
 /// A test program.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TestProgram {
@@ -74,6 +77,13 @@ pub(super) fn build() -> Result<Built> {
         tests,
         variables: RUN.into_iter().map(variable).collect(),
     })
+}
+
+/// Builds the tests of [`UNPRIVILEGED`].
+pub(super) fn build_unprivileged() -> Result<()> {
+    let mut tests = cargo();
+    tests.args(["test", "--no-run"]).args(UNPRIVILEGED);
+    build_with(&mut tests, |line| parse(line).is_none())
 }
 
 /// The test program that a line of cargo names: `Executable tests/cri/main.rs (target/debug/deps/cri-0123)`.

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use super::{
     Plan,
-    programs::{self, TestProgram},
+    programs::{self, Built, TestProgram},
     tally::{Failure, Reader, Tally, Time},
 };
 use crate::{
@@ -59,13 +59,14 @@ impl Outcome {
 
 /// Runs the tests of the workspace into `tally`: first those that need no privilege, then the programs of the integration
 /// tests, all at once: their tests agree among themselves how many run.
-pub(super) fn tests(plan: &Plan, tally: &mut Tally) -> Result<Outcome> {
-    if !plan.programs {
+///
+/// Without programs of the integration tests, only the former.
+pub(super) fn tests(plan: &Plan, built: Option<Built>, tally: &mut Tally) -> Result<Outcome> {
+    let Some(built) = built else {
         let mut command = cargo();
-        command.args(["test", "--workspace", "--no-fail-fast", "--exclude", "kni-integration"]);
+        command.args(["test", "--no-fail-fast"]).args(programs::UNPRIVILEGED);
         return sequential(&mut command, plan, tally);
-    }
-    let built = programs::build()?;
+    };
     let (concurrent, others): (Vec<_>, Vec<_>) = built.tests.into_iter().partition(TestProgram::is_integration);
     let mut command = cargo();
     command.args(["test", "--workspace", "--no-fail-fast", "--lib", "--bins"]);
