@@ -10,6 +10,12 @@ mod entry {
     };
     use kni_ebpf::programs::{self, node_socket};
 
+    /// Run by the agent alone.
+    #[classifier]
+    pub(crate) fn clock(ctx: TcContext) -> i32 {
+        programs::clock::run(&ctx)
+    }
+
     /// TC ingress of a pod's host interface.
     #[classifier]
     pub(crate) fn from_pod(ctx: TcContext) -> i32 {

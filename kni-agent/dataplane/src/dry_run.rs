@@ -35,9 +35,6 @@ pub struct SupposedTunnel {
     pub sender: IpAddr,
 }
 
-/// A frame for runs that only read the clock.
-const EMPTY_FRAME: [u8; 64] = [0; 64];
-
 /// Length and offsets of `struct __sk_buff` (linux/bpf.h); later fields may be omitted.
 const CONTEXT: usize = 68;
 const INGRESS_IFINDEX: usize = 36;
@@ -79,7 +76,7 @@ impl DryRun {
             put(CB + size_of::<u32>(), &from_ip(tunnel.sender));
         }
         let program = probe.direction.as_str();
-        self.run(pins, program, &probe.frame, Some(&context))?
+        self.run(pins, program, &probe.frame, &context)?
             .map_err(|error| match errno(&error) {
                 Some(libc::ENODEV) => DataplaneError::NoInterface {
                     endpoint: probe.endpoint.0,
@@ -87,14 +84,6 @@ impl DryRun {
                 },
                 _ => failed(program, &error),
             })
-    }
-
-    /// The kernel's clock in ticks, read by one run at the loopback device, where the program finds no endpoint.
-    pub(super) fn jiffies(&mut self, pins: &Pins) -> Result<u64, DataplaneError> {
-        let program = Direction::FromPod.as_str();
-        self.run(pins, program, &EMPTY_FRAME, None)?
-            .map(|explanation| explanation.jiffies)
-            .map_err(|error| failed(program, &error))
     }
 
     fn programs(&mut self, pins: &Pins) -> Result<&mut Ebpf, DataplaneError> {
@@ -116,7 +105,7 @@ impl DryRun {
         pins: &Pins,
         program: &'static str,
         frame: &[u8],
-        context: Option<&[u8]>,
+        context: &[u8],
     ) -> Result<Result<Explanation, ProgramError>, DataplaneError> {
         // The result of an earlier run must not be mistaken for this one's.
         self.explanation.put(&0, &Explanation::default())?;
@@ -127,7 +116,7 @@ impl DryRun {
         }
         let options = TestRunOptions {
             data_in: Some(frame),
-            ctx_in: context,
+            ctx_in: Some(context),
             ..TestRunOptions::new()
         };
         if let Err(error) = classifier.test_run(options) {

@@ -80,8 +80,17 @@ pub use way::Way;
 pub use xdp::{NotAttached, XdpChoice, XdpMode};
 
 use self::{
-    clock::Ticks, convert::Predecessor, dry_run::DryRun, endpoints::EndpointMaps, fabric::FabricMaps,
-    flows::FlowTables, held::HeldPins, pin::Pins, policy::PolicyMaps, services::ServiceMaps, tuple::Tuple,
+    clock::{Clock, Ticks},
+    convert::Predecessor,
+    dry_run::DryRun,
+    endpoints::EndpointMaps,
+    fabric::FabricMaps,
+    flows::FlowTables,
+    held::HeldPins,
+    pin::Pins,
+    policy::PolicyMaps,
+    services::ServiceMaps,
+    tuple::Tuple,
     uplink::UplinkMaps,
 };
 
@@ -124,6 +133,7 @@ pub struct Dataplane {
     fabric: Mutex<FabricMaps>,
     flows: FlowTables,
     dry_run: Mutex<DryRun>,
+    clock: Clock,
     /// Result of the last sweep.
     census: Mutex<Option<FlowCensus>>,
     ticks: Ticks,
@@ -185,9 +195,10 @@ impl Dataplane {
             held.hold(&pins.map(spec.name));
         }
         held.hold(&RecordMap::pin(&options.root));
-        let mut dry_run = DryRun::new(options.object.clone(), specs.clone(), &pins)?;
+        let clock = Clock::load(&mut ebpf)?;
+        let dry_run = DryRun::new(options.object.clone(), specs.clone(), &pins)?;
         if let Some(predecessor) = predecessor.filter(|predecessor| predecessor.is_origin_of(&pins))
-            && let Err(error) = predecessor.hand_over(&mut ebpf, &pins, || dry_run.jiffies(&pins))
+            && let Err(error) = predecessor.hand_over(&mut ebpf, &pins, || clock.jiffies())
         {
             tracing::warn!(
                 error = kni_model::error_chain(&error),
@@ -204,6 +215,7 @@ impl Dataplane {
             fabric: Mutex::new(FabricMaps::open(&pins)?),
             flows: FlowTables::open(&pins)?,
             dry_run: Mutex::new(dry_run),
+            clock,
             census: Mutex::default(),
             ticks: Ticks::of_kernel()?,
             root: options.root.clone(),
@@ -390,7 +402,7 @@ impl Dataplane {
     /// called every second: after two windows of 2^13 ticks without a call, the programs limit rates instead of
     /// numbers. Blocking, 0.3 us per row and 0.6 us more for each removed one.
     pub fn sweep_flows(&self) -> Result<FlowCensus, DataplaneError> {
-        let now = self.jiffies()?;
+        let now = self.clock.jiffies()?;
         let moved = lock(&self.endpoints).move_generations_near()?;
         lock(&self.uplink).set_incarnations(&moved)?;
         let endpoints = lock(&self.endpoints).rows()?;
@@ -411,7 +423,7 @@ impl Dataplane {
 
     /// Every row of the flow tables.
     pub fn flows(&self) -> Result<Vec<FlowRecordView>, DataplaneError> {
-        let now = self.jiffies()?;
+        let now = self.clock.jiffies()?;
         self.flows.views(now, self.ticks)
     }
 
@@ -448,10 +460,6 @@ impl Dataplane {
             None => lock(&self.endpoints).host_ifindex(probe.endpoint)?,
         };
         lock(&self.dry_run).explain(&self.pins, probe, ifindex)
-    }
-
-    fn jiffies(&self) -> Result<u64, DataplaneError> {
-        lock(&self.dry_run).jiffies(&self.pins)
     }
 
     /// Runs and run time of each program, counted while [`Self::count_program_runs`] was held.

@@ -8,6 +8,9 @@ pub(super) const POD: [&str; 2] = [Direction::FromPod.as_str(), Direction::ToPod
 /// TC programs of the uplink.
 pub(super) const UPLINK: [&str; 2] = [Direction::FromUplink.as_str(), Direction::ToUplink.as_str()];
 
+/// TC program that is attached nowhere and reports the kernel's time.
+pub(super) const CLOCK: &str = "clock";
+
 /// XDP program of the uplink.
 pub(super) const XDP_UPLINK: &str = "xdp_uplink";
 

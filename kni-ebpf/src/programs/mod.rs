@@ -1,5 +1,6 @@
 //! Contains one module per program.
 
+pub mod clock;
 mod from_node;
 pub mod from_overlay;
 pub mod from_pod;
