@@ -2,9 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{self, OpenOptions},
-    io::{self, Write as _},
-    os::unix::process::CommandExt as _,
+    fs, io,
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
@@ -53,14 +51,21 @@ impl Cgroup {
         &self.name
     }
 
-    /// Makes `command` enter the group before it executes; its children inherit the group.
-    pub fn adopt(&self, command: &mut Command) {
-        let entry = self.entry.clone();
-        // SAFETY: between fork and exec the closure makes system calls only: the path fits the standard library's buffer
-        // on the stack, so that nothing is allocated.
-        unsafe {
-            command.pre_exec(move || OpenOptions::new().write(true).open(&entry)?.write_all(b"0"));
+    /// A command that enters the group and then executes the program of `command` with its arguments and environment; its
+    /// children inherit the group.
+    ///
+    /// A shell enters, not a closure between fork and exec, for the same reason as in [`crate::namespaces`].
+    pub fn adopt(&self, command: &Command) -> Command {
+        let mut adopted = Command::new("/bin/sh");
+        adopted.args(["-c", r#"echo 0 > "$0" && exec "$@""#]).arg(&self.entry);
+        adopted.arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => adopted.env(name, value),
+                None => adopted.env_remove(name),
+            };
         }
+        adopted
     }
 }
 

@@ -14,7 +14,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::spawn::spawn_tied;
+use crate::{namespaces::shown, spawn::spawn_tied};
 
 /// How long a part may take to end after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -35,7 +35,7 @@ impl Daemon {
         let file = file.with_context(|| format!("open {}", log.display()))?;
         let errors = file.try_clone().context("share a log")?;
         command.stdin(Stdio::null()).stdout(file).stderr(errors);
-        let shown = command.get_program().display().to_string();
+        let shown = shown(&command);
         Ok(Self {
             child: spawn_tied(command).with_context(|| format!("start {shown}"))?,
             log,

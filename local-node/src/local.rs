@@ -18,7 +18,7 @@ use crate::{
     daemon::{Daemon, tail},
     image,
     kni::Kni,
-    namespaces::Namespaces,
+    namespaces::{Namespaces, shown},
     node::Node,
     programs::Programs,
     static_programs::StaticPrograms,
@@ -60,6 +60,10 @@ impl Part {
         }
     }
 }
+
+/// Between two looks whether something has happened. Many looks start a process, which slows down what they wait for.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// The processes of a node in its own namespaces.
 ///
@@ -225,8 +229,7 @@ impl LocalNode {
                 self.programs.folder().display()
             ),
         );
-        self.group.adopt(&mut command);
-        command
+        self.group.adopt(&command)
     }
 
     /// Starts a part without waiting until it serves.
@@ -363,6 +366,7 @@ impl LocalNode {
     /// Polls `done` until it returns true; fails when a part of the node ends meanwhile.
     pub fn wait(&mut self, what: &str, patience: Duration, mut done: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
         let deadline = Instant::now() + patience;
+        let mut pause = SHORTEST_PAUSE;
         loop {
             let last = done(self);
             if matches!(last, Ok(true)) {
@@ -373,7 +377,8 @@ impl LocalNode {
                 let why = last.err().map(|error| format!(": {error:#}")).unwrap_or_default();
                 bail!("waited {patience:?} until {what}{why}");
             }
-            thread::sleep(Duration::from_millis(50));
+            thread::sleep(pause);
+            pause = LONGEST_PAUSE.min(pause * 2);
         }
     }
 }
@@ -411,11 +416,7 @@ fn janitor(statics: &StaticPrograms, group: &str) -> Result<Child> {
 
 /// Runs a command to its end and returns its stdout; failure quotes its stderr.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
-    let shown = || {
-        let words = std::iter::once(command.get_program()).chain(command.get_args());
-        words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
-    };
-    let shown = shown();
+    let shown = shown(command);
     let output = command.stdin(Stdio::null()).output().with_context(|| shown.clone())?;
     ensure!(
         output.status.success(),

@@ -20,7 +20,8 @@ use crate::{eventually_sync, machine, namespaces::Namespaces};
 
 /// Timeout for operations that usually take seconds.
 const PATIENCE: Duration = Duration::from_mins(1);
-const PAUSE: Duration = Duration::from_millis(50);
+/// Each look is a process whose start costs a tenth of a second of CPU time.
+const PAUSE: Duration = Duration::from_millis(250);
 /// The address of the API server inside the namespace.
 const ADDRESS: &str = "https://127.0.0.1:6443";
 const ETCD: &str = "http://127.0.0.1:2379";

@@ -82,10 +82,14 @@ fn a_dropped_node_is_gone() -> Result<()> {
     // The inode number identifies a namespace: a process in it would still show it.
     let inode = test_node.enter(|| fs::read_link("/proc/thread-self/ns/net"))??;
     let mut inside = test_node.command("sleep").arg("60").stdout(Stdio::null()).spawn()?;
-    let child = fs::read_link(format!("/proc/{}/ns/net", inside.id()));
+    let of_child = format!("/proc/{}/ns/net", inside.id());
+    let entered = eventually_sync(Duration::from_secs(2), || {
+        ensure!(fs::read_link(&of_child)? == inode, "a command does not run in the node");
+        Ok(())
+    });
     inside.kill()?;
     inside.wait()?;
-    assert_eq!(child?, inode, "a command does not run in the node");
+    entered?;
     drop(test_node);
     let held = |folder: &str| -> Result<bool> {
         let entries = fs::read_dir(folder).with_context(|| folder.to_owned())?;
