@@ -42,8 +42,8 @@ const IFINDEX: usize = 40;
 /// `cb`, of five words: the number of the virtual network, and the sender of the tunnel.
 const CB: usize = 48;
 
-/// The second copy of the programs. The first explanation loads it: the verifier takes tens of milliseconds, which must
-/// not delay the start. It uses the real maps, so that it decides as the programs do.
+/// The second copy of the programs. The first explanation loads it: the verifier takes half a second, which must not
+/// delay the start. It uses the real maps, so that it decides as the programs do.
 pub(super) struct DryRun {
     object: Vec<u8>,
     specs: Vec<MapSpec>,
