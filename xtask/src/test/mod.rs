@@ -112,15 +112,19 @@ fn run(plan: &Plan, tally: &mut Tally) -> Result<()> {
         node::build_programs(&mut progress, &["--helm", "--kni", "--e2e"])?;
     }
     // A step of its own, so that its time is not part of that of the tests.
-    let built = if plan.programs {
-        progress.step("test programs", || programs::build().map(Some))?
-    } else {
-        progress.step("test programs", || programs::build_unprivileged().map(|()| None))?
-    };
-    let tests = progress.step("tests", || {
-        let mut outcome = run::tests(plan, built, tally)?;
-        outcome.report_times();
-        judge(plan, *tally, &outcome)
+    let built = progress.step("test programs", || {
+        if plan.programs {
+            programs::build().map(Some)
+        } else {
+            programs::build_unprivileged().map(|()| None)
+        }
+    });
+    let tests = built.and_then(|built| {
+        progress.step("tests", || {
+            let mut outcome = run::tests(plan, built, tally)?;
+            outcome.report_times();
+            judge(plan, *tally, &outcome)
+        })
     });
     // The virtual machine runs in any case: its result may explain the others.
     let machine = if plan.vm {
