@@ -79,6 +79,12 @@ fn started(dir: &tempfile::TempDir, kernel: &Kernel) -> Store {
     store
 }
 
+/// What an agent starts with that finds this file and no copy.
+fn from_file(dir: &tempfile::TempDir, file: &[u8]) -> Contents {
+    fs::write(dir.path().join(file::NAME), file).unwrap();
+    Store::open(dir.path()).unwrap().load(None).unwrap()
+}
+
 #[test]
 fn a_lost_file_is_made_again_from_the_copy() {
     type Harm = fn(&Path);
@@ -184,8 +190,7 @@ fn a_killed_agent_loses_nothing_of_what_only_the_copy_has() {
     let after = fs::read(&path).unwrap();
     drop(store);
     // Killed after the file was written: it has everything.
-    fs::write(&path, after).unwrap();
-    let contents = Store::open(dir.path()).unwrap().load(None).unwrap();
+    let contents = from_file(&dir, &after);
     assert_eq!(ids(&contents), ["three", "two"]);
     // Killed before.
     fs::write(&path, before).unwrap();
@@ -211,8 +216,7 @@ fn without_its_copy_a_change_waits_for_the_file() {
     let after = fs::read(&path).unwrap();
     assert!(after != before);
     drop(store);
-    fs::write(&path, after).unwrap();
-    let contents = Store::open(dir.path()).unwrap().load(None).unwrap();
+    let contents = from_file(&dir, &after);
     assert_eq!(ids(&contents), ["four", "one", "three", "two"]);
 }
 
@@ -235,8 +239,7 @@ fn with_many_unwritten_changes_a_change_waits_for_the_file() {
     assert!(after != before, "unwritten changes grow without limit");
     assert!(store.held().unwritten.is_empty());
     drop(store);
-    fs::write(&path, after).unwrap();
-    let contents = Store::open(dir.path()).unwrap().load(None).unwrap();
+    let contents = from_file(&dir, &after);
     assert_eq!(ids(&contents), ["four", "one", "three", "two"]);
 }
 
