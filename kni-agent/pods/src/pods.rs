@@ -360,6 +360,7 @@ fn start_tasks(
 ) {
     tasks.spawn_finite("repair", Arc::clone(repair).run());
     tasks.spawn_slow("removals", STEP_LIMIT, reaper.run());
+    tasks.spawn("state-file", Arc::clone(registry).write_file_soon());
     let prepare = background::run(Arc::clone(registry), Arc::clone(sandboxes), Arc::clone(namespaces));
     tasks.spawn_finite("preparation", prepare);
     let unclaimed = Arc::clone(namespaces).collect_unclaimed();

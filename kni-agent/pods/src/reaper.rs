@@ -17,6 +17,12 @@ use crate::{
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// How long no client has been served before devices are deleted: `DeleteNetwork` follows a detach at once, and waits for
+/// the same grace periods of the kernel.
+const QUIET: Duration = Duration::from_millis(10);
+/// Clients that call without a pause do not hold up deletions for longer than this.
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
+
 /// How long an attach waits until an earlier interface of the same namespace is gone.
 const REMOVAL_WAIT: Duration = Duration::from_secs(10);
 
@@ -37,15 +43,34 @@ impl Reaper {
     /// Deletes queued devices, many in one request: each request waits for the same grace periods. Never ends.
     pub(crate) async fn run(self: Arc<Self>) {
         loop {
-            let queued: Vec<Removal> = self.registry.lock().removals.values().cloned().collect();
-            if queued.is_empty() {
+            if self.registry.lock().removals.is_empty() {
                 kni_tasks::waiting(self.registry.reaper.notified()).await;
                 continue;
             }
+            self.quiet().await;
+            let queued: Vec<Removal> = self.registry.lock().removals.values().cloned().collect();
             kni_tasks::progress();
             if let Err(error) = self.remove(&queued).await {
                 tracing::warn!(%error, "cannot remove interfaces, will try again");
                 tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+
+    /// Waits until no client is served, unless an attach waits for a removal.
+    async fn quiet(&self) {
+        let deadline = Instant::now() + LONGEST_WAIT;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let pause = left.min(QUIET.saturating_sub(self.registry.lock().last_call.elapsed()));
+            if pause.is_zero() {
+                return;
+            }
+            if tokio::time::timeout(pause, self.registry.awaited.notified())
+                .await
+                .is_ok()
+            {
+                return;
             }
         }
     }
@@ -97,7 +122,7 @@ impl Reaper {
             if !self.is_queued(netns) {
                 return Ok(());
             }
-            self.registry.reaper.notify_one();
+            self.registry.hurry_removals();
             let left = deadline.saturating_duration_since(Instant::now());
             let waited = tokio::time::timeout(left.min(Duration::from_millis(100)), removed).await;
             if waited.is_err() && left.is_zero() {
@@ -106,9 +131,11 @@ impl Reaper {
         }
     }
 
-    /// Whether an interface of a namespace is queued.
+    /// Whether an interface of a namespace is queued and still exists. That of a namespace that is gone went with it, and
+    /// the kernel gives the identity of such a namespace to a new one.
     pub(crate) fn is_queued(&self, netns: NetnsIdentity) -> bool {
         let state = self.registry.lock();
-        state.removals.values().any(|removal| removal.netns == Some(netns))
+        let mut queued = state.removals.values().filter(|removal| removal.netns == Some(netns));
+        queued.any(|removal| nix::net::if_::if_indextoname(removal.host_ifindex).is_ok())
     }
 }

@@ -4,7 +4,7 @@
 //! One redb file on tmpfs, and a copy in memory of the kernel ([`RecordCopy`]). Each row is JSON with a version, so that
 //! a newer agent can read an older one's rows. A commit is complete when the call returns: killing the agent at any time
 //! loses nothing (I5). The copy has it then, which costs microseconds; the file gets the changes of some time in one
-//! transaction ([`Store::maintain`]), because each of its transactions costs a tenth of a millisecond or more. Both live in
+//! transaction ([`Store::write_file`]), because each of its transactions costs a tenth of a millisecond or more. Both live in
 //! memory of the node, for as long as the node runs. Where there is no copy, or it cannot be written, a change waits for the
 //! file. A file that is lost, damaged or older than it was is replaced by the copy; rows that cannot be decoded are
 //! quarantined.
@@ -295,28 +295,17 @@ impl Store {
     /// Applies a change; it is durable when this returns. [`StoreError::Unwritable`] while the file cannot be written: then
     /// nothing is changed, and the effect that it would record must not happen (I5).
     pub fn commit(&self, change: Change) -> Result<(), StoreError> {
-        self.apply(change, true, false)
-    }
-
-    /// As [`Self::commit`], and the change is in the file too: `kni-agent cleanup` of earlier releases, which may run after a
-    /// downgrade, does not read the copy.
-    pub fn commit_in_file(&self, change: Change) -> Result<(), StoreError> {
-        self.apply(change, true, true)
+        self.apply(change, true)
     }
 
     /// Applies a change that must not wait for the file, such as the end of a sandbox: at once in memory and in the copy,
     /// and in the file as soon as that can be written.
     pub fn commit_deferred(&self, change: Change) -> Result<(), StoreError> {
-        self.apply(change, false, false)
+        self.apply(change, false)
     }
 
-    /// As [`Self::commit_deferred`], and waits for the file where it can be written, as [`Self::commit_in_file`].
-    pub fn commit_deferred_in_file(&self, change: Change) -> Result<(), StoreError> {
-        self.apply(change, false, true)
-    }
-
-    /// `needs_file`: refused while the file cannot be written. `in_file`: waits for it.
-    fn apply(&self, change: Change, needs_file: bool, in_file: bool) -> Result<(), StoreError> {
+    /// `needs_file`: refused while the file cannot be written.
+    fn apply(&self, change: Change, needs_file: bool) -> Result<(), StoreError> {
         let edits = {
             let mut held = self.held();
             let edits = change.edits(&held.rows)?;
@@ -324,7 +313,7 @@ impl Store {
                 held.refuse_without_file()?;
             }
             held.sequence = held.sequence.saturating_add(1);
-            if !in_file && held.unwritten.len() < MOST_UNWRITTEN && held.write_copy_first(&edits) {
+            if held.unwritten.len() < MOST_UNWRITTEN && held.write_copy_first(&edits) {
                 row::apply(&mut held.rows, &edits);
                 if held.file.is_some() {
                     held.unwritten.extend(edits);
@@ -355,6 +344,12 @@ impl Store {
     /// Why the file cannot be written.
     pub fn problem(&self) -> Option<String> {
         self.held().problem()
+    }
+
+    /// Writes to the file what it does not have yet. Blocks for as long as a transaction takes.
+    pub fn write_file(&self) {
+        let _turn = self.inner.file_turn();
+        self.inner.write_behind();
     }
 
     /// Writes to the file what it does not have yet. Looks after it: opens it again after a failure, with increasing pauses,

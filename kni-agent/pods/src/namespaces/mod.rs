@@ -80,12 +80,12 @@ impl NamespacePool {
             used_by: NamespaceUse::Making,
             warm: None,
         };
-        self.registry.lock().give_namespace(making.clone())?;
+        self.registry.lock().put_namespace(making.clone())?;
         match netlink::netns::create(&path).await {
             Ok(identity) => {
                 let used_by = NamespaceUse::Given { pod, since: now() };
                 // Made already: it must be known, whether the file can be written or not.
-                self.record_deferred(NamespaceRecord {
+                self.registry.lock().put_namespace_deferred(NamespaceRecord {
                     identity: Some(identity),
                     used_by,
                     ..making
@@ -153,7 +153,7 @@ impl NamespacePool {
             ..prewarmed.clone()
         };
         let path = given.path.clone();
-        state.give_namespace(given)?;
+        state.put_namespace(given)?;
         Ok(Some(path))
     }
 
@@ -243,13 +243,6 @@ impl NamespacePool {
         };
         state.namespaces.insert(record.path.clone(), going);
         true
-    }
-
-    fn record_deferred(&self, record: NamespaceRecord) -> Result<(), AttachError> {
-        let mut state = self.registry.lock();
-        state.commit_deferred(Change::new().namespace(&record))?;
-        state.namespaces.insert(record.path.clone(), record);
-        Ok(())
     }
 
     /// Keeps the namespaces that clients have, adopts prewarmed ones, removes those that were being made.

@@ -49,7 +49,7 @@ impl NamespacePool {
             return Ok(false);
         };
         match self.build(&making, warm).await {
-            Ok(record) => self.record_deferred(record).map(|()| true),
+            Ok(record) => self.registry.lock().put_namespace_deferred(record).map(|()| true),
             Err(error) => {
                 self.remove(&making)?;
                 Err(error)

@@ -10,7 +10,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use kni_model::{Sandbox, error_chain};
@@ -22,6 +22,10 @@ pub(crate) use self::{
     state::{KnownNetwork, State},
 };
 use crate::error::{AttachError, ErrorKind, Subject};
+
+/// How long changes are gathered before the file is written: its transaction takes longer than the rest of a call that
+/// records something.
+const FILE_GATHER: Duration = Duration::from_millis(20);
 
 /// The state and its store.
 pub(crate) struct Registry {
@@ -38,6 +42,10 @@ pub(crate) struct Registry {
     pub(crate) background: Notify,
     /// A rest of an address has another end.
     pub(crate) rests: Notify,
+    /// There is a change for the file.
+    file: Notify,
+    /// Removals that wait for a quiet moment must not.
+    pub(crate) awaited: Notify,
 }
 
 impl Registry {
@@ -52,6 +60,8 @@ impl Registry {
             removed: Notify::new(),
             background: Notify::new(),
             rests: Notify::new(),
+            file: Notify::new(),
+            awaited: Notify::new(),
         }
     }
 
@@ -63,6 +73,18 @@ impl Registry {
     /// Looks after the state's file. Blocks.
     pub(crate) fn maintain_store(&self) {
         self.store.maintain();
+    }
+
+    /// Writes the file soon after each change: releases without the copy read the file alone. Never ends.
+    pub(crate) async fn write_file_soon(self: Arc<Self>) {
+        loop {
+            kni_tasks::waiting(self.file.notified()).await;
+            tokio::time::sleep(FILE_GATHER).await;
+            let this = Arc::clone(&self);
+            if let Err(ended) = tokio::task::spawn_blocking(move || this.store.write_file()).await {
+                tracing::error!(%ended, "writing the state's file panicked");
+            }
+        }
     }
 
     /// The state, and the right to change it.
@@ -82,6 +104,12 @@ impl Registry {
     /// Notifies of every change of attachments and networks. Slow receivers see the last one only.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
+    }
+
+    /// Has queued interfaces removed now, whether clients are served or not: somebody waits for their numbers or names.
+    pub(crate) fn hurry_removals(&self) {
+        self.reaper.notify_one();
+        self.awaited.notify_one();
     }
 
     /// Refuses new work from now on.
@@ -118,6 +146,7 @@ impl Locked<'_> {
     /// Writes a change to the store. The caller changes the state afterwards (I5).
     pub(crate) fn commit(&self, change: Change) -> Result<(), AttachError> {
         let committed = self.registry.store.commit(change);
+        self.registry.file.notify_one();
         committed.map_err(|error| store_error(&error))
     }
 
@@ -125,12 +154,7 @@ impl Locked<'_> {
     /// written. For everything that ends or follows an effect.
     pub(crate) fn commit_deferred(&self, change: Change) -> Result<(), AttachError> {
         let committed = self.registry.store.commit_deferred(change);
-        committed.map_err(|error| store_error(&error))
-    }
-
-    /// As [`Self::commit_deferred`], for what remains to be removed: even a cleanup of an earlier release must find it.
-    pub(crate) fn commit_removals(&self, change: Change) -> Result<(), AttachError> {
-        let committed = self.registry.store.commit_deferred_in_file(change);
+        self.registry.file.notify_one();
         committed.map_err(|error| store_error(&error))
     }
 
@@ -150,17 +174,16 @@ impl Locked<'_> {
         Ok(sandbox)
     }
 
-    /// Writes a namespace that a client is about to get: even a cleanup of an earlier release must find it.
-    pub(crate) fn give_namespace(&mut self, record: NamespaceRecord) -> Result<(), AttachError> {
-        let committed = self.registry.store.commit_in_file(Change::new().namespace(&record));
-        committed.map_err(|error| store_error(&error))?;
+    /// Writes a namespace.
+    pub(crate) fn put_namespace(&mut self, record: NamespaceRecord) -> Result<(), AttachError> {
+        self.commit(Change::new().namespace(&record))?;
         self.namespaces.insert(record.path.clone(), record);
         Ok(())
     }
 
-    /// Writes a namespace.
-    pub(crate) fn put_namespace(&mut self, record: NamespaceRecord) -> Result<(), AttachError> {
-        self.commit(Change::new().namespace(&record))?;
+    /// Writes a namespace by a deferred commit.
+    pub(crate) fn put_namespace_deferred(&mut self, record: NamespaceRecord) -> Result<(), AttachError> {
+        self.commit_deferred(Change::new().namespace(&record))?;
         self.namespaces.insert(record.path.clone(), record);
         Ok(())
     }
@@ -176,6 +199,11 @@ impl Locked<'_> {
     pub(crate) fn queue(&mut self, removals: impl IntoIterator<Item = Removal>) {
         let removals = removals.into_iter().map(|removal| (removal.endpoint, removal));
         self.removals.extend(removals);
+    }
+
+    /// As [`Registry::hurry_removals`].
+    pub(crate) fn hurry_removals(&self) {
+        self.registry.hurry_removals();
     }
 
     /// Announces a change of attachments or networks.

@@ -81,7 +81,7 @@ impl Sandboxes {
         let change = removals.iter().fold(change, Change::removal);
         let mut state = self.registry.lock();
         let rests = state.rests_after(sandbox);
-        state.commit_removals(rests.iter().fold(change, Change::rest))?;
+        state.commit_deferred(rests.iter().fold(change, Change::rest))?;
         state.begin_rests(rests);
         for attachment in &sandbox.attachments {
             self.kernel.reopened(attachment.endpoint);
@@ -99,6 +99,8 @@ impl Sandboxes {
         state.announce();
         state.queue(removals);
         drop(state);
+        // A detach may take long, and the deletion of the namespace follows its end.
+        self.registry.note_activity();
         self.registry.reaper.notify_one();
         Ok(())
     }

@@ -119,6 +119,7 @@ impl Reserved<'_, '_> {
             let leased = ipv4.map(IpAddr::V4).into_iter().chain(ipv6.map(IpAddr::V6));
             self.state.return_unused(&spec.name, leased);
             let capacity = self.state.slots.capacity();
+            self.state.hurry_removals();
             return Err(subject.error(ErrorKind::EndpointsExhausted { capacity }));
         };
         self.attachments.push(Attachment {

@@ -5,7 +5,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use kni_integration::{Kubelet, Pod, agent::SOCKET, dice::Dice, kubelet::Sandbox, require};
+use kni_integration::{Kubelet, Pod, agent::SOCKET, dice::Dice, kubelet::Sandbox, require, wait};
 use kni_proto::kni::DeleteNetworkRequest;
 use tokio::task::JoinSet;
 
@@ -100,6 +100,33 @@ async fn two_hundred_pods_at_once_have_unique_addresses_and_leave_nothing() -> R
     assert!(stage.agent.cleanup()?.status.success());
     stage.pristine.assert_unchanged(&stage.node, Duration::from_secs(5));
     Ok(())
+}
+
+/// Removals wait for a quiet moment, but not for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn interfaces_are_removed_while_a_client_calls_without_a_pause() -> Result<()> {
+    require!(root, netns, bpf, ip, nft, tc, bpftool);
+    let stage = Watched::with("calls", warm(0)).await?;
+    let before = stage.picture().await?;
+    let kubelet = stage.kubelet.clone();
+    let calls = tokio::spawn(async move {
+        loop {
+            if let Err(refused) = kubelet.delete_network(&"0".repeat(64)).await {
+                return refused;
+            }
+        }
+    });
+    for _ in 0..3 {
+        let pod = stage.kubelet.run_pod("calls", "web", &[]).await?;
+        stage.kubelet.kill_pod(pod).await?;
+        wait::until("it is removed", Duration::from_secs(10), async || {
+            Ok(stage.status().await?.pending_removals == 0)
+        })
+        .await?;
+    }
+    assert!(!calls.is_finished(), "{:?}", calls.await);
+    calls.abort();
+    stage.assert_as(&before).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

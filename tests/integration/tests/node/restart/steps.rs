@@ -4,7 +4,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use kni_integration::{Agent, Kubelet, agent::SOCKET, kubelet::Sandbox, long, require};
+use kni_integration::{Agent, Kubelet, agent::SOCKET, kubelet::Sandbox, long, require, wait};
 use kni_proto::kni::DeleteNetworkRequest;
 use tonic::Status;
 
@@ -53,13 +53,27 @@ async fn go_on(stage: &Watched, known: Option<Sandbox>, attaches: bool) -> Resul
         kubelet.detach(&sandbox.id).await?;
         kubelet.delete_network(&sandbox.id).await?;
     }
+    delete_by_name(kubelet).await?;
+    ensure!(stage.interfaces().await?.is_empty(), "an interface is left");
+    Ok(())
+}
+
+/// As the kubelet does that never got the path of the namespace.
+async fn delete_by_name(kubelet: &Kubelet) -> Result<()> {
     let unheard = DeleteNetworkRequest {
         name: "pod".into(),
         namespace: "steps".into(),
         ..Default::default()
     };
     kubelet.kni().delete_network(unheard).await?;
-    ensure!(stage.interfaces().await?.is_empty(), "an interface is left");
+    Ok(())
+}
+
+/// Starts another agent after one that was killed.
+async fn replace_agent(stage: &mut Watched) -> Result<()> {
+    stage.agent = Agent::start_unready(&stage.node, stage.options.clone())?;
+    stage.agent.wait_ready(PATIENCE)?;
+    stage.kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
     Ok(())
 }
 
@@ -74,9 +88,7 @@ async fn sweep(sandboxes: u32) -> Result<usize> {
         tokio::task::block_in_place(|| pause(delay));
         stage.agent.kill9()?;
         cut_off += usize::from(life.await?.is_err());
-        stage.agent = Agent::start_unready(&stage.node, stage.options.clone())?;
-        stage.agent.wait_ready(PATIENCE)?;
-        stage.kubelet = Kubelet::connect(&stage.node, SOCKET).await?;
+        replace_agent(&mut stage).await?;
         let known = known.lock().expect("no panic").take();
         let attaches = cut_off % 2 == 0;
         go_on(&stage, known, attaches)
@@ -98,6 +110,50 @@ async fn an_agent_that_is_killed_at_any_step_of_a_pods_life_leaves_nothing() -> 
             step()
         );
         assert!(cut_off > 2, "the kills came too late");
+    }
+    Ok(())
+}
+
+/// How long after a change the file has it; the agent promises 20 ms. Much less than the 400 ms after which the agent writes
+/// it in any case, so that most lives detect a missing write.
+const IN_FILE: Duration = Duration::from_millis(60);
+
+/// Kills the agent, and starts one that finds the file alone, as releases without the copy do.
+async fn replace_by_file(stage: &mut Watched) -> Result<()> {
+    tokio::time::sleep(IN_FILE).await;
+    stage.agent.kill9()?;
+    stage.node.run("rm", &["/sys/fs/bpf/kni/records"])?;
+    replace_agent(stage).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_file_alone_soon_has_what_clients_get_and_return() -> Result<()> {
+    require!(root, netns, bpf, ip, nft, tc, bpftool);
+    for sandboxes in [2, 0] {
+        let mut stage = Watched::with("soon", warm(sandboxes)).await?;
+        let before = stage.picture().await?;
+        for life in 0..4 {
+            let netns = stage.kubelet.create_network("steps", "pod").await?;
+            wait::until("the pool is full", PATIENCE, async || {
+                Ok(stage.status().await?.warm_sandboxes == sandboxes)
+            })
+            .await?;
+            replace_by_file(&mut stage).await?;
+            let exists = |stage: &Watched| stage.node.run("test", &["-e", &netns]).is_ok();
+            ensure!(exists(&stage), "life {life}: {netns} was removed");
+            delete_by_name(&stage.kubelet).await?;
+            ensure!(!exists(&stage), "life {life}: the file does not have who got {netns}");
+
+            let pod = stage.kubelet.run_pod("steps", "pod", &[]).await?;
+            stage.settled().await?;
+            stage.kubelet.detach(&pod.id).await?;
+            replace_by_file(&mut stage).await?;
+            let left = stage.status().await?.sandboxes;
+            ensure!(left == 0, "life {life}: the file does not have the detach");
+            stage.kubelet.delete_network(&pod.id).await?;
+            stage.settled().await?;
+        }
+        stage.assert_as(&before).await?;
     }
     Ok(())
 }
