@@ -9,11 +9,7 @@ use std::io;
 
 use kni_common::IFINDEX_BASE;
 use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
-use netlink_packet_route::{
-    RouteNetlinkMessage,
-    link::LinkMessage,
-    route::{RouteHeader, RouteMessage, RouteProtocol},
-};
+use netlink_packet_route::{RouteNetlinkMessage, link::LinkMessage, route::RouteHeader};
 use netlink_sys::{AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket, protocols::NETLINK_ROUTE};
 use tokio::sync::watch;
 
@@ -82,9 +78,13 @@ async fn forward(socket: TokioSocket, sender: watch::Sender<u64>) {
     }
 }
 
-/// Whether a datagram has a message about anything but interfaces of pods. Unreadable messages count.
+/// Whether a datagram has a message about anything but interfaces of pods. Others that cannot be read count.
 fn concerns_node(mut bytes: &[u8]) -> bool {
     while !bytes.is_empty() {
+        if let Some(length) = length_if_of_pods(bytes) {
+            bytes = bytes.get(length..).unwrap_or_default();
+            continue;
+        }
         let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes) else {
             return true;
         };
@@ -98,6 +98,22 @@ fn concerns_node(mut bytes: &[u8]) -> bool {
     false
 }
 
+/// The length of the first message, padding included, if its fixed headers alone (`nlmsghdr`, `ifinfomsg`, `ifaddrmsg`,
+/// `rtmsg`) show that it is about an interface of a pod or a route of the agent or of the local table. Each attach causes
+/// about ten of them; decoding their attributes takes longer than its own requests do.
+fn length_if_of_pods(bytes: &[u8]) -> Option<usize> {
+    let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    let length = usize::try_from(word(0)?).ok()?;
+    let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
+    let of_pods = match kind {
+        libc::RTM_NEWLINK | libc::RTM_DELLINK | libc::RTM_NEWADDR | libc::RTM_DELADDR => word(20)? >= IFINDEX_BASE,
+        libc::RTM_NEWROUTE | libc::RTM_DELROUTE => !is_nodes(*bytes.get(20)?, *bytes.get(21)?),
+        _ => false,
+    };
+    // Messages begin at multiples of four.
+    (of_pods && (24..=bytes.len()).contains(&length)).then_some(length.next_multiple_of(4))
+}
+
 fn matches_node(payload: &NetlinkPayload<RouteNetlinkMessage>) -> bool {
     let NetlinkPayload::InnerMessage(message) = payload else {
         return true;
@@ -107,7 +123,9 @@ fn matches_node(payload: &NetlinkPayload<RouteNetlinkMessage>) -> bool {
         RouteNetlinkMessage::NewAddress(address) | RouteNetlinkMessage::DelAddress(address) => {
             address.header.index < IFINDEX_BASE
         }
-        RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) => is_nodes(route),
+        RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) => {
+            is_nodes(route.header.table, route.header.protocol.into())
+        }
         _ => false,
     }
 }
@@ -128,6 +146,9 @@ fn is_pods(link: &LinkMessage) -> bool {
 }
 
 /// Neither KNI's routes nor the kernel's routes of the local table concern the node: addresses cover the latter.
-fn is_nodes(route: &RouteMessage) -> bool {
-    route.header.protocol != RouteProtocol::Other(ROUTE_PROTOCOL) && route.header.table == RouteHeader::RT_TABLE_MAIN
+fn is_nodes(table: u8, protocol: u8) -> bool {
+    protocol != ROUTE_PROTOCOL && table == RouteHeader::RT_TABLE_MAIN
 }
+
+#[cfg(test)]
+mod tests;
