@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use kni_integration::{
     agent::knictl_binary,
     frames::{Ip, PacketSocket, Payload},
@@ -135,24 +135,26 @@ async fn a_drop_can_be_watched_as_it_happens() -> Result<()> {
     let mut command = scene.stage.node.command(program);
     command.args(["drops", "--follow", "-o", "json"]).stdout(Stdio::piped());
     let mut follower = Running(command.spawn()?);
-    let mut output = std::io::BufReader::new(follower.0.stdout.take().context("no stdout")?);
-    let (sender, lines) = std::sync::mpsc::channel();
+    let output = std::io::BufReader::new(follower.0.stdout.take().context("no stdout")?);
+    let (sender, events) = std::sync::mpsc::channel();
     let reader = std::thread::spawn(move || {
-        let mut line = String::new();
-        // A failure is detected by the missing line.
-        drop(std::io::BufRead::read_line(&mut output, &mut line));
-        drop(sender.send(line));
+        for line in std::io::BufRead::lines(output).map_while(std::io::Result::ok) {
+            let event: serde_json::Value = serde_json::from_str(&line).expect(&line);
+            // What a pod sent while it was attached can be reported after that.
+            if event["reason"] != "endpoint_not_ready" {
+                drop(sender.send(event));
+            }
+        }
     });
     // The follower does not report when it is ready: send until it prints an event.
     let socket = PacketSocket::open(&scene.pod("red-1").inside, "eth0")?;
-    let line = (0..100).find_map(|_| {
+    let event = (0..100).find_map(|_| {
         drop(socket.send(&forge.cases[0].frame));
-        lines.recv_timeout(QUIET).ok()
+        events.recv_timeout(QUIET).ok()
     });
     drop(follower);
-    drop(reader.join());
-    let line = line.context("no event was shown")?;
-    let event: serde_json::Value = serde_json::from_str(&line).with_context(|| line.clone())?;
+    ensure!(reader.join().is_ok(), "a line is not JSON");
+    let event = event.context("no event was shown")?;
     for (field, value) in [
         ("network", "red"),
         ("podNamespace", "team"),
