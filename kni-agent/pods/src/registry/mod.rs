@@ -106,7 +106,7 @@ impl Registry {
         self.changes.subscribe()
     }
 
-    /// Has queued interfaces removed now, whether clients are served or not: somebody waits for their numbers or names.
+    /// Has queued interfaces removed now, whether clients are served or not: their numbers or names are needed.
     pub(crate) fn hurry_removals(&self) {
         self.reaper.notify_one();
         self.awaited.notify_one();
