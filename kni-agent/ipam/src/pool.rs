@@ -7,10 +7,10 @@ use std::{
 
 use super::{REST, error::PoolError, interval::IntervalSet, usable::Usable};
 
-/// How many released addresses a pool remembers the order of. Beyond that, the one released longest ago counts as never
-/// used again; it would have been the next to be reused anyway. Bounds the memory of a pool that is much larger than
-/// the number of its pods.
-const MAX_RELEASED: usize = 8192;
+/// How many released addresses a pool remembers the order of: those of a /22, and many times the pods of a node. Beyond that,
+/// the one released longest ago counts as never used again; it would have been the next to be reused anyway. Bounds the
+/// memory of a pool that is much larger than the number of its pods: 16 bytes for each address, for as long as the agent runs.
+const MAX_RELEASED: usize = 1024;
 
 /// The usage of one family of a network, in addresses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -162,13 +162,14 @@ impl Pool {
         if !self.usable.addresses.contains(address) {
             return;
         }
-        self.released.push(address);
-        if self.released.len() > MAX_RELEASED
+        // First, so that the queue needs no room for one more, which would double its memory.
+        if self.released.len() >= MAX_RELEASED
             && let Some(oldest) = self.released.longest()
         {
             self.released.remove(oldest);
             self.fresh.insert(oldest, oldest);
         }
+        self.released.push(address);
     }
 
     /// Ends a lease whose owner others may know; an address without one is left as it is.
@@ -270,5 +271,29 @@ impl Released {
 
     fn len(&self) -> usize {
         self.0.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A node makes and ends pods for as long as it runs, in a range that they never use up.
+    #[test]
+    fn released_addresses_need_no_more_memory_after_many_pods_than_after_some() {
+        let mut usable = Usable::default();
+        usable.addresses.insert(0, u128::from(u64::MAX));
+        let mut pool = Pool::default();
+        pool.set_usable(usable);
+        let mut life = || {
+            let address = pool.fresh.next_cyclic(pool.cursor).unwrap();
+            pool.take(address, "pod", true);
+            pool.release(address);
+            (pool.released.0.capacity(), pool.usage())
+        };
+        let (few, _) = (0..MAX_RELEASED).map(|_| life()).next_back().unwrap();
+        let (many, usage) = (0..100 * MAX_RELEASED).map(|_| life()).next_back().unwrap();
+        assert!(many <= few, "room for {few} addresses, then for {many}");
+        assert_eq!((usage.used, usage.free), (0, usage.total));
     }
 }
