@@ -25,6 +25,9 @@ pub(super) const NAME: &str = "state.redb";
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
 /// Space that is reserved for the file, so that commits of the usual size need none: some thousand rows.
 const RESERVED: i64 = 4 << 20;
+/// Memory for pages of the file, in bytes: those of some commits. Without a bound, every page that was ever written would stay
+/// in memory, although rows are read only when the file is opened.
+const CACHE: usize = 256 << 10;
 /// Table with the properties of the file, and its keys.
 const META: TextTable = TableDefinition::new("meta");
 const SEQUENCE: &str = "sequence";
@@ -130,7 +133,9 @@ impl StateFile {
         let deadline = Instant::now() + wait;
         let database = loop {
             // redb asserts properties of the file that a damaged one does not have.
-            let opened = catch_unwind(AssertUnwindSafe(|| Database::create(path)));
+            let opened = catch_unwind(AssertUnwindSafe(|| {
+                Database::builder().set_cache_size(CACHE).create(path)
+            }));
             match opened.map_err(|_panic| Refusal::Unreadable("the database panics on it".to_owned()))? {
                 Err(DatabaseError::DatabaseAlreadyOpen) if Instant::now() < deadline => std::thread::sleep(LOCK_PAUSE),
                 other => break other?,
