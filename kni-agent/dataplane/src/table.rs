@@ -183,6 +183,10 @@ impl<K: Row, V: Row> Table<K, V> {
 
     /// A row's value is one `P` or several.
     fn write<P: Row>(&self, mut keys: &[K], mut values: &[P]) -> Result<(), DataplaneError> {
+        if keys.is_empty() {
+            // Most changes have rows for one of several tables.
+            return Ok(());
+        }
         let per_value = self.map.value_size() / size_of::<P>();
         let mut retries = 0;
         while let Err(refused) = self.map.update_batch(keys, values) {
@@ -212,6 +216,9 @@ impl<K: Row, V: Row> Table<K, V> {
 
     /// Removes rows. Idempotent.
     pub(super) fn remove_all(&self, mut keys: &[K]) -> Result<(), DataplaneError> {
+        if keys.is_empty() {
+            return Ok(());
+        }
         while let Err(refused) = self.map.delete_batch(keys) {
             keys = keys.get(refused.completed..).unwrap_or_default();
             // The batch stopped at a missing row, or the kernel lacks this batch command.
