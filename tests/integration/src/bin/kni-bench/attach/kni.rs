@@ -104,6 +104,14 @@ impl Kni {
         let ids = pods.into_iter().map(|pod| pod.sandbox.id).collect();
         let (delete, detach, all_detached) = timed(pattern, ids, |id: String| client.detach(&id))?;
         drop(held);
+        self.wait_idle()?;
+        let idle_call = match pattern {
+            Pattern::Burst(_) => Vec::new(),
+            Pattern::Sequence(_) | Pattern::Spaced(..) => {
+                let names = (0..pattern.pods()).map(|pod| format!("unknown-{pod}")).collect();
+                timed(pattern, names, |id: String| client.query(&id))?.1
+            }
+        };
         Ok(Timings {
             create,
             attach,
@@ -111,6 +119,7 @@ impl Kni {
             delete,
             detach,
             all_detached,
+            idle_call,
         })
     }
 
@@ -157,6 +166,11 @@ impl Client {
             self.kubelet.attach(&sandbox).await?;
             Ok(Attached { sandbox, netns, create })
         })
+    }
+
+    fn query(&self, id: &str) -> Result<()> {
+        self.runtime.block_on(self.kubelet.query(id))?;
+        Ok(())
     }
 
     /// Returns the duration of `DeleteNetwork` in milliseconds.

@@ -131,6 +131,7 @@ fn show(results: &[(&'static str, &'static str, Pattern, Timings)], json: &mut M
         "detach p50",
         "p99",
         "all after",
+        "idle call p50",
     ];
     let mut rows = Vec::new();
     let mut all = Vec::new();
@@ -140,9 +141,13 @@ fn show(results: &[(&'static str, &'static str, Pattern, Timings)], json: &mut M
             (&timings.attach, timings.all_attached),
             (&timings.detach, timings.all_detached),
         ] {
-            row.extend([median(values), percentile(values, 0.99)].map(|value| format!("{value:.1}")));
+            row.extend([median(values), percentile(values, 0.99)].map(|value| format!("{value:.2}")));
             row.push(format!("{total:.0}"));
         }
+        row.push(match timings.idle_call.as_slice() {
+            [] => String::new(),
+            calls => format!("{:.2}", median(calls)),
+        });
         rows.push(row);
         all.push(json!({
             "way": key,
@@ -160,6 +165,7 @@ fn show(results: &[(&'static str, &'static str, Pattern, Timings)], json: &mut M
             "detach_p50_ms": median(&timings.detach),
             "detach_p99_ms": percentile(&timings.detach, 0.99),
             "all_detached_ms": timings.all_detached,
+            "idle_call_ms": timings.idle_call,
         }));
     }
     report::heading(

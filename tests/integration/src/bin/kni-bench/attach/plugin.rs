@@ -100,6 +100,7 @@ impl Plugin {
             delete: Vec::new(),
             detach,
             all_detached,
+            idle_call: Vec::new(),
         })
     }
 
