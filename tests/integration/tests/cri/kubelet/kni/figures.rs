@@ -78,8 +78,8 @@ fn percentiles(mut times: Vec<Duration>) -> [Duration; 2] {
     [at(50), at(99)]
 }
 
-/// Creates pods at once, waits until all are ready, and deletes them. Names that no earlier pod had: the kubelet waits for up
-/// to two minutes before it repeats a step that failed for the earlier pod of a name.
+/// Creates pods at once, waits until all are ready, and deletes them. Their names are new: of 110 pods with the names of
+/// deleted ones, some waited for two minutes, by CNI as well.
 fn measure(scene: &mut Scene, name: &str, count: usize) -> Result<Vec<Times>> {
     let watch = Watch::start(scene)?;
     // kubectl prints nothing when the watch begins.

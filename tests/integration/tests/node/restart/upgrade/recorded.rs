@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use kni_integration::{Namespaces, Node};
 use kni_store::Store;
-use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition, TableError};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
@@ -297,7 +297,12 @@ fn read_tables(file: &Path) -> Result<Rows> {
         }
     }
     let rows = tables.entry(REMOVALS.to_owned()).or_default();
-    for row in read.open_table(numbered(REMOVALS))?.iter()? {
+    let removals = match read.open_table(numbered(REMOVALS)) {
+        // No interface was about to go when the file was written, which is some time after a change.
+        Err(TableError::TableDoesNotExist(_)) => return Ok(tables),
+        found => found?,
+    };
+    for row in removals.iter()? {
         let (key, value) = row?;
         rows.insert(key.value().to_string(), serde_json::from_slice(value.value())?);
     }
