@@ -162,14 +162,9 @@ impl Pool {
         if !self.usable.addresses.contains(address) {
             return;
         }
-        // First, so that the queue needs no room for one more, which would double its memory.
-        if self.released.len() >= MAX_RELEASED
-            && let Some(oldest) = self.released.longest()
-        {
-            self.released.remove(oldest);
+        if let Some(oldest) = self.released.push(address) {
             self.fresh.insert(oldest, oldest);
         }
-        self.released.push(address);
     }
 
     /// Ends a lease whose owner others may know; an address without one is left as it is.
@@ -247,8 +242,16 @@ impl Pool {
 }
 
 impl Released {
-    fn push(&mut self, address: u128) {
+    /// Returns the address that is no longer remembered for it. That one goes first: room for one more would double the
+    /// memory of the queue.
+    fn push(&mut self, address: u128) -> Option<u128> {
+        let oldest = if self.0.len() < MAX_RELEASED {
+            None
+        } else {
+            self.0.pop_front()
+        };
         self.0.push_back(address);
+        oldest
     }
 
     /// Takes constant time for the address released longest ago, which is leased next.
