@@ -105,12 +105,12 @@ impl Kni {
         let (delete, detach, all_detached) = timed(pattern, ids, |id: String| client.detach(&id))?;
         drop(held);
         self.wait_idle()?;
-        let idle_call = match pattern {
-            Pattern::Burst(_) => Vec::new(),
-            Pattern::Sequence(_) | Pattern::Spaced(..) => {
-                let names = (0..pattern.pods()).map(|pod| format!("unknown-{pod}")).collect();
-                timed(pattern, names, |id: String| client.query(&id))?.1
+        let idle_call = match &alone {
+            Some(alone) => {
+                let ids = (0..pattern.pods()).map(|pod| format!("unknown-{pod}")).collect();
+                timed(pattern, ids, |id: String| alone.query(&id))?.1
             }
+            None => Vec::new(),
         };
         Ok(Timings {
             create,
