@@ -22,6 +22,7 @@ mod generation;
 mod held;
 mod hook;
 mod inspect;
+mod interface_name;
 mod membarrier;
 mod node_sockets;
 mod object;
@@ -64,6 +65,7 @@ pub use fabric::{FabricRows, Hop, NetworkFabric, OtherNode, TunnelEnds};
 pub use flow_list::{FlowRecordView, FlowTuple};
 pub use flows::{FlowCensus, FlowUse};
 pub use hook::{FILTER_PRIORITY, Hook, HookChoice};
+pub use interface_name::interface_name;
 use kni_common::{
     Direction, Verdict, address::from_ip, counter::HitKey, event::Explanation, flow::Ports, layout::MapSpec,
 };

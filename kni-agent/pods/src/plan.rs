@@ -130,11 +130,11 @@ fn usable(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use kni_model::{NetworkSpec, PodRef, request::PrimarySelection};
 
-    fn known(name: &str, id: u32, default: bool, enabled: bool) -> (NetworkName, KnownNetwork) {
+    pub(crate) fn known(name: &str, id: u32, default: bool, enabled: bool) -> (NetworkName, KnownNetwork) {
         let name: NetworkName = name.parse().unwrap();
         let spec = NetworkSpec {
             name: name.clone(),
@@ -178,7 +178,7 @@ mod tests {
         .into()
     }
 
-    fn request(primary: Option<&str>, extra: &[(&str, bool)]) -> AttachRequest {
+    pub(crate) fn request(primary: Option<&str>, extra: &[(&str, bool)]) -> AttachRequest {
         AttachRequest {
             sandbox: "s".parse().unwrap(),
             pod: PodRef::default(),

@@ -47,30 +47,12 @@ impl Reaper {
                 kni_tasks::waiting(self.registry.reaper.notified()).await;
                 continue;
             }
-            self.quiet().await;
+            quiet(&self.registry).await;
             let queued: Vec<Removal> = self.registry.lock().removals.values().cloned().collect();
             kni_tasks::progress();
             if let Err(error) = self.remove(&queued).await {
                 tracing::warn!(%error, "cannot remove interfaces, will try again");
                 tokio::time::sleep(RETRY).await;
-            }
-        }
-    }
-
-    /// Waits until no client is served, unless an attach waits for a removal.
-    async fn quiet(&self) {
-        let deadline = Instant::now() + LONGEST_WAIT;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let pause = left.min(QUIET.saturating_sub(self.registry.lock().last_call.elapsed()));
-            if pause.is_zero() {
-                return;
-            }
-            if tokio::time::timeout(pause, self.registry.awaited.notified())
-                .await
-                .is_ok()
-            {
-                return;
             }
         }
     }
@@ -131,11 +113,116 @@ impl Reaper {
         }
     }
 
-    /// Whether an interface of a namespace is queued and still exists. That of a namespace that is gone went with it, and
-    /// the kernel gives the identity of such a namespace to a new one.
+    /// Whether an interface of a namespace is queued and still exists.
     pub(crate) fn is_queued(&self, netns: NetnsIdentity) -> bool {
-        let state = self.registry.lock();
-        let mut queued = state.removals.values().filter(|removal| removal.netns == Some(netns));
-        queued.any(|removal| nix::net::if_::if_indextoname(removal.host_ifindex).is_ok())
+        is_queued(&self.registry, netns)
+    }
+}
+
+/// Waits until no client is served, unless an attach waits for a removal.
+async fn quiet(registry: &Registry) {
+    let deadline = Instant::now() + LONGEST_WAIT;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let pause = left.min(QUIET.saturating_sub(registry.lock().last_call.elapsed()));
+        if pause.is_zero() || tokio::time::timeout(pause, registry.awaited.notified()).await.is_ok() {
+            return;
+        }
+    }
+}
+
+/// The interface of a namespace that is gone went with it, and the kernel gives the identity of such a namespace to a new
+/// one: only interfaces that exist count.
+fn is_queued(registry: &Registry, netns: NetnsIdentity) -> bool {
+    let state = registry.lock();
+    let mut queued = state.removals.values().filter(|removal| removal.netns == Some(netns));
+    queued.any(|removal| kni_dataplane::interface_name(removal.host_ifindex).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        task::{Context, Poll, Waker},
+    };
+
+    use kni_model::EndpointId;
+    use kni_store::Store;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    const NETNS: NetnsIdentity = NetnsIdentity { dev: 4, inode: 5 };
+    /// The index of `lo` in every namespace.
+    const LOOPBACK: u32 = 1;
+
+    fn registry() -> (TempDir, Registry) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        (folder, Registry::new(store, 8, false))
+    }
+
+    /// Whether removals begin at once, without a pause.
+    fn begins_at_once(registry: &Registry) -> bool {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let runtime = runtime.unwrap();
+        let _guard = runtime.enter();
+        pin!(quiet(registry)).poll(&mut Context::from_waker(Waker::noop())) == Poll::Ready(())
+    }
+
+    /// Clients are served from now on, without a pause.
+    fn serve(registry: &Registry) {
+        registry.lock().last_call = Instant::now() + Duration::from_hours(1);
+    }
+
+    fn queue(registry: &Registry, host_ifindex: u32) {
+        registry.lock().queue([Removal {
+            endpoint: EndpointId(7),
+            host_ifname: "kni7".parse().unwrap(),
+            host_ifindex,
+            netns: Some(NETNS),
+        }]);
+    }
+
+    #[test]
+    fn removals_wait_for_a_pause_between_calls() {
+        let (_folder, registry) = registry();
+        registry.lock().last_call = Instant::now().checked_sub(QUIET).unwrap();
+        assert!(begins_at_once(&registry));
+        serve(&registry);
+        assert!(!begins_at_once(&registry));
+    }
+
+    #[test]
+    fn removals_that_an_attach_needs_do_not_wait_for_a_pause() {
+        let (_folder, registry) = registry();
+        serve(&registry);
+        assert!(!begins_at_once(&registry));
+        registry.lock().hurry_removals();
+        assert!(begins_at_once(&registry));
+    }
+
+    /// A request that comes when nothing waits shortens one later wait.
+    #[test]
+    fn requests_that_nothing_waits_for_do_not_add_up() {
+        let (_folder, registry) = registry();
+        serve(&registry);
+        registry.hurry_removals();
+        registry.hurry_removals();
+        assert!(begins_at_once(&registry));
+        assert!(!begins_at_once(&registry));
+    }
+
+    #[test]
+    fn a_new_namespace_with_the_identity_of_a_deleted_one_need_not_wait() {
+        let (_folder, registry) = registry();
+        assert!(!is_queued(&registry, NETNS));
+        queue(&registry, LOOPBACK);
+        assert!(is_queued(&registry, NETNS));
+        let other = NetnsIdentity { dev: 4, inode: 6 };
+        assert!(!is_queued(&registry, other));
+        let no_interface = i32::MAX.unsigned_abs();
+        queue(&registry, no_interface);
+        assert!(!is_queued(&registry, NETNS));
     }
 }

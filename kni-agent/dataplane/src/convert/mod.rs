@@ -45,7 +45,7 @@ use self::flow::{Converted, LeftOut, OldKey, Scene};
 use super::{
     DataplaneError,
     hook::{self, AttachPoint},
-    membarrier,
+    interface_name, membarrier,
     pin::Pins,
     table::{Row, Table},
     tuple::{FlowKey, Tuple},
@@ -251,7 +251,7 @@ impl Predecessor {
         };
         for endpoint in endpoints {
             let index = indexes.get(&endpoint.0).copied().filter(|index| *index != 0);
-            let Some(ifname) = name_of(index.unwrap_or(IFINDEX_BASE + endpoint.0)) else {
+            let Some(ifname) = interface_name(index.unwrap_or(IFINDEX_BASE + endpoint.0)) else {
                 continue;
             };
             for point in AttachPoint::of_endpoint(pins, &ifname, endpoint) {
@@ -259,7 +259,7 @@ impl Predecessor {
             }
             note(xdp::switch_pod(ebpf, pins, &ifname, endpoint).map(|()| false));
         }
-        if let Some(ifname) = name_of(self.config.uplink) {
+        if let Some(ifname) = interface_name(self.config.uplink) {
             for point in AttachPoint::of_uplink(pins, &ifname) {
                 note(hook::switch(ebpf, &point));
             }
@@ -267,11 +267,6 @@ impl Predecessor {
         }
         Ok((switched, failed))
     }
-}
-
-/// The name of an interface; `None` where there is none with the index.
-fn name_of(ifindex: u32) -> Option<String> {
-    nix::net::if_::if_indextoname(ifindex).ok()?.into_string().ok()
 }
 
 /// The tables of flows across the uplink as seen from outside, whose network is [`OUTSIDE`].

@@ -194,3 +194,58 @@ fn ipam_error(subject: &Subject, error: IpamError) -> AttachError {
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        task::{Context, Poll, Waker},
+        time::Duration,
+    };
+
+    use kni_netlink::Netns;
+    use kni_store::Store;
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::registry::Registry;
+
+    fn is_notified(notify: &Notify) -> bool {
+        pin!(notify.notified()).poll(&mut Context::from_waker(Waker::noop())) == Poll::Ready(())
+    }
+
+    #[test]
+    fn an_attach_without_a_free_number_returns_its_address_and_hurries_removals() {
+        let folder = tempfile::tempdir().unwrap();
+        let registry = Registry::new(Store::open(folder.path()).unwrap(), 1, false);
+        let mut state = registry.lock();
+        let (name, known) = plan::tests::known("main", 1, true, true);
+        state.ipam.set_network(&known.network.spec);
+        let address = "10.0.0.9".parse().unwrap();
+        let plan = PlannedInterface {
+            ifname: "eth0".parse().unwrap(),
+            network: known.network,
+            ips: vec![address],
+            mac: None,
+            default_route: true,
+        };
+        let request = plan::tests::request(None, &[]);
+        let subject = Subject::from(&request);
+        let attempt = Attempt {
+            request: &request,
+            netns: &Netns::current().unwrap(),
+            subject: &subject,
+        };
+        let mut reserved = Reserved {
+            state: &mut state,
+            attachments: Vec::new(),
+            first_is_prewarmed: false,
+        };
+        reserved.state.slots.take().unwrap();
+        let refused = reserved.add(attempt, &plan, InterfaceKind::Veth, None).unwrap_err();
+        assert!(matches!(refused.kind(), ErrorKind::EndpointsExhausted { capacity: 1 }));
+        assert!(is_notified(&registry.reaper) && is_notified(&registry.awaited));
+        let another = state.ipam.lease(&name, "another pod", &[address], Duration::ZERO);
+        assert_eq!(another.unwrap().ipv4.map(IpAddr::V4), Some(address));
+    }
+}

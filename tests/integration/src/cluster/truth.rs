@@ -72,8 +72,8 @@ fn number(value: &Value) -> u32 {
 /// The name of the node's interface with an index, and its programs.
 fn host_end(node: &Namespaces, index: u32) -> Result<(String, BTreeSet<u32>)> {
     node.enter(|| {
-        let name = nix::net::if_::if_indextoname(index).with_context(|| format!("interface {index} of the node"))?;
-        let name = name.into_string()?;
+        let name =
+            kni_dataplane::interface_name(index).with_context(|| format!("the node has no interface {index}"))?;
         let mut programs = BTreeSet::new();
         for hook in [TcAttachType::Ingress, TcAttachType::Egress] {
             let (_revision, there) = SchedClassifier::query_tcx(&name, hook)?;
