@@ -122,7 +122,7 @@ impl LocalCluster {
         for kind in ["node", "podnetwork"] {
             let timeout = timeout();
             self.kubectl(&["wait", "--for=condition=Ready", kind, "--all", &timeout])
-                .with_context(|| self.pods())?;
+                .with_context(|| self.control.pods())?;
         }
         Ok(())
     }
@@ -175,15 +175,7 @@ impl LocalCluster {
         let timeout = timeout();
         self.kubectl(&["-n", namespace, "rollout", "status", object, &timeout])
             .map(drop)
-            .with_context(|| self.pods())
-    }
-
-    /// The pods and the warnings of the cluster, for error messages.
-    fn pods(&self) -> String {
-        let ask = |args: &[&str]| self.kubectl(args).unwrap_or_else(|error| format!("{error:#}"));
-        let pods = ask(&["get", "nodes,pods", "-A", "-o", "wide"]);
-        let warnings = ask(&["get", "events", "-A", "--field-selector", "type=Warning"]);
-        format!("{pods}\n{warnings}")
+            .with_context(|| self.control.pods())
     }
 
     /// Runs `f` for all nodes at once.
@@ -209,8 +201,8 @@ impl LocalCluster {
                 node.check().context(name)?;
             }
             if Instant::now() > deadline {
-                last.with_context(|| format!("waited {PATIENCE:?} until {what}"))?;
-                bail!("waited {PATIENCE:?} until {what}");
+                let why = last.err().map(|error| format!(": {error:#}")).unwrap_or_default();
+                bail!("waited {PATIENCE:?} until {what}{why}{}", self.control.pods());
             }
             // Each round runs a large program.
             thread::sleep(Duration::from_millis(200));

@@ -167,6 +167,11 @@ impl ControlPlane {
         self.local.kubectl(args)
     }
 
+    /// As [`LocalNode::pods`].
+    pub(crate) fn pods(&self) -> String {
+        self.local.pods()
+    }
+
     /// The namespaces of the control plane.
     pub fn node(&self) -> &Node {
         &self.node

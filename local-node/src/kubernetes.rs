@@ -43,6 +43,23 @@ impl LocalNode {
         output(self.kubectl_command().args(args))
     }
 
+    /// The nodes, pods and warnings of the cluster, for error messages. Empty on a node without an API server.
+    pub(crate) fn pods(&self) -> String {
+        if !self.runs(Part::ApiServer) {
+            return String::new();
+        }
+        let shown = [
+            &["get", "nodes,pods", "-o", "wide"][..],
+            &["get", "events", "--field-selector", "type=Warning"],
+        ];
+        let shown = shown.map(|args| {
+            let limits = ["--all-namespaces", "--request-timeout=10s"];
+            let answer = self.kubectl(&[args, &limits[..]].concat());
+            answer.unwrap_or_else(|error| format!("{error:#}"))
+        });
+        format!("\n{}", shown.join("\n"))
+    }
+
     /// A command that runs kubectl as the cluster's administrator.
     pub fn kubectl_command(&self) -> std::process::Command {
         let mut kubectl = self.command(self.programs().path("kubectl"));

@@ -357,13 +357,19 @@ impl LocalNode {
         [Path::new(CNI_BIN), Path::new(CNI_CONF)]
     }
 
+    /// Whether a part of the node was started, and not ended since.
+    pub(crate) fn runs(&self, part: Part) -> bool {
+        self.daemons.contains_key(part.program())
+    }
+
     /// Fails, with the end of its log, if a part of the node has ended by itself.
     pub(crate) fn check(&mut self) -> Result<()> {
         let mut parts = self.daemons.iter_mut();
         parts.try_for_each(|(name, daemon)| daemon.check().with_context(|| name.clone()))
     }
 
-    /// Polls `done` until it returns true; fails when a part of the node ends meanwhile.
+    /// Polls `done` until it returns true; fails when a part of the node ends meanwhile. After `patience` the error has the
+    /// pods and warnings of the node's cluster.
     pub fn wait(&mut self, what: &str, patience: Duration, mut done: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
         let deadline = Instant::now() + patience;
         let mut pause = SHORTEST_PAUSE;
@@ -375,7 +381,7 @@ impl LocalNode {
             self.check()?;
             if Instant::now() > deadline {
                 let why = last.err().map(|error| format!(": {error:#}")).unwrap_or_default();
-                bail!("waited {patience:?} until {what}{why}");
+                bail!("waited {patience:?} until {what}{why}{}", self.pods());
             }
             thread::sleep(pause);
             pause = LONGEST_PAUSE.min(pause * 2);

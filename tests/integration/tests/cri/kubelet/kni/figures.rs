@@ -9,13 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail};
 use kni_integration::{long, require};
 use serde_json::{Value, json};
 
 use super::super::scene::{PATIENCE, Scene, server};
 
-/// Alternations of a way with the other one.
+/// At most this many alternations of a way with the other one.
 const ROUNDS: usize = 3;
 /// Within this time kubectl watches.
 const WATCHING: Duration = Duration::from_secs(1);
@@ -31,37 +31,42 @@ fn pods_start_by_kni_as_fast_as_by_cni() -> Result<()> {
     for (_, scene) in &mut ways {
         let _first = measure(scene, "first", 1)?;
     }
-    let (sizes, rounds): (&[usize], usize) = if long() { (&[30, 100, 110], ROUNDS) } else { (&[10], 1) };
-    for &size in sizes {
-        let mut found = [Vec::new(), Vec::new()];
-        for round in 0..rounds {
-            // Each is the first one in turn.
-            for way in if round % 2 == 0 { [0, 1] } else { [1, 0] } {
-                found[way].extend(measure(&mut ways[way].1, &format!("pod-{size}-{round}"), size)?);
-            }
+    let (sizes, fewest): (&[usize], usize) = if long() { (&[30, 100, 110], ROUNDS) } else { (&[10], 1) };
+    sizes.iter().try_for_each(|&size| compare(&mut ways, size, fewest))
+}
+
+/// Measures `size` pods at once by both ways in at least `fewest` rounds. The figures are for docs/performance.md; only a
+/// gross difference of the medians is a failure, and only one that further rounds do not refute: on a busy machine a
+/// single round can take twice as long as another of the same way.
+fn compare(ways: &mut [(&str, Scene); 2], size: usize, fewest: usize) -> Result<()> {
+    let mut found = [Vec::new(), Vec::new()];
+    let mut medians = [Duration::MAX; 2];
+    for round in 0..ROUNDS {
+        // Each is the first one in turn.
+        for way in if round % 2 == 0 { [0, 1] } else { [1, 0] } {
+            found[way].extend(measure(&mut ways[way].1, &format!("pod-{size}-{round}"), size)?);
         }
-        let mut medians = Vec::new();
-        for ((name, _), times) in ways.iter().zip(&found) {
-            let running = percentiles(times.iter().map(|times| times.running).collect());
-            let ready = percentiles(times.iter().map(|times| times.ready).collect());
-            println!(
-                "{size} at once by {name}: Running p50 {} ms, p99 {} ms; Ready p50 {} ms, p99 {} ms",
-                running[0].as_millis(),
-                running[1].as_millis(),
-                ready[0].as_millis(),
-                ready[1].as_millis()
-            );
-            medians.push(running[0].max(ready[0]));
+        medians = [report(ways[0].0, size, &found[0]), report(ways[1].0, size, &found[1])];
+        if round + 1 >= fewest && medians[1] < 2 * medians[0] {
+            return Ok(());
         }
-        // The figures are for docs/performance.md; a gross difference fails also on a busy machine.
-        ensure!(
-            medians[1] < 2 * medians[0],
-            "KNI takes {:?}, CNI {:?}",
-            medians[1],
-            medians[0]
-        );
     }
-    Ok(())
+    bail!("KNI takes {:?}, CNI {:?}", medians[1], medians[0])
+}
+
+/// Prints the percentiles of all rounds so far and returns the median of the time to be ready.
+fn report(way: &str, size: usize, times: &[Times]) -> Duration {
+    let running = percentiles(times.iter().map(|times| times.running).collect());
+    let ready = percentiles(times.iter().map(|times| times.ready).collect());
+    println!(
+        "{} by {way}, {size} at once: Running p50 {} ms, p99 {} ms; Ready p50 {} ms, p99 {} ms",
+        times.len(),
+        running[0].as_millis(),
+        running[1].as_millis(),
+        ready[0].as_millis(),
+        ready[1].as_millis()
+    );
+    running[0].max(ready[0])
 }
 
 /// Times since the creation of a pod, as a client of the API server sees them.
@@ -87,13 +92,9 @@ fn measure(scene: &mut Scene, name: &str, count: usize) -> Result<Vec<Times>> {
     let pods: Vec<Value> = (0..count).map(|n| server(&format!("{name}-{n}"), &json!({}))).collect();
     let list = json!({ "apiVersion": "v1", "kind": "List", "items": pods });
     scene.local().apply(&list)?;
-    let ready = scene.machine.local.wait("all pods are ready", PATIENCE, |_| {
+    scene.machine.local.wait("all pods are ready", PATIENCE, |_| {
         let seen = watch.seen();
         Ok(seen.len() == count && seen.values().all(|seen| seen.ready.is_some()))
-    });
-    ready.with_context(|| {
-        let warnings = ["get", "events", "--field-selector=type=Warning", "--no-headers"];
-        scene.local().kubectl(&warnings).unwrap_or_default()
     })?;
     let times = watch.seen().into_values().map(|seen| {
         Ok(Times {
