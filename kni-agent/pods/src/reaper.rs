@@ -96,7 +96,7 @@ impl Reaper {
         Ok(())
     }
 
-    /// Waits until no interface of a namespace is queued: a new one of the same name cannot be made before.
+    /// Waits until no queued interface of a namespace exists: a new one of the same name cannot be made before.
     pub(crate) async fn wait(&self, netns: NetnsIdentity, subject: &Subject) -> Result<(), AttachError> {
         let deadline = Instant::now() + REMOVAL_WAIT;
         loop {

@@ -197,6 +197,9 @@ impl NamespacePool {
         state.commit_deferred(Change::new().namespace(&kept).removal(&removal))?;
         state.namespaces.insert(kept.path.clone(), kept);
         state.queue([removal]);
+        drop(state);
+        // The attach waits for it only while its host end exists.
+        self.registry.reaper.notify_one();
         Ok(())
     }
 
