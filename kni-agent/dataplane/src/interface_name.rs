@@ -1,7 +1,7 @@
 //! Finds the name of an interface by its index.
 
-/// The name of the interface with an index, in the caller's network namespace; `None` where there is none,
-/// or the kernel does not answer.
+/// The name of the interface with an index, in the caller's network namespace; `None` where there is none, or the
+/// kernel does not answer.
 pub fn interface_name(ifindex: u32) -> Option<String> {
     #[expect(clippy::disallowed_methods, reason = "an empty name is refused below")]
     let name = nix::net::if_::if_indextoname(ifindex);

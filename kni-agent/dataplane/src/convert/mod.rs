@@ -226,8 +226,8 @@ impl Predecessor {
             .ok()
     }
 
-    /// Switches the programs of all endpoints and of the uplink whose interfaces exist. Returns how many, and how many failed: adoption tries
-    /// those again, and closes an interface where it fails too.
+    /// Switches the programs of all endpoints and of the uplink whose interfaces exist. Returns how many, and how many
+    /// failed: adoption tries those again, and closes an interface where it fails too.
     fn switch(&self, ebpf: &mut Ebpf, pins: &Pins) -> Result<(u32, u32), DataplaneError> {
         let policies: Table<u32, EndpointPolicy> = Table::open("ENDPOINT_POLICIES", &pins.map("ENDPOINT_POLICIES"))?;
         let indexes: HashMap<u32, u32> = policies
