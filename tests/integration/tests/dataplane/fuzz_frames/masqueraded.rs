@@ -309,19 +309,20 @@ impl Node<'_> {
         let mut verdicts = after.keys().map(|(.., verdict)| *verdict);
         let verdict = verdicts.next().context("not counted")?;
         ensure!(verdicts.next().is_none(), "counted {after:?}: {}", told());
-        let kind = if verdict == Verdict::Masqueraded {
+        // Whether its port may have been that of a closed flow.
+        let (kind, was_taken) = if verdict == Verdict::Masqueraded {
             self.left(own, tcp.then_some(flags), v4, &ran).with_context(told)?
         } else {
             ensure!(verdict.is_drop(), "{}: {}", verdict.as_str(), told());
-            if [Verdict::TooBig, Verdict::TimeExceeded].contains(&verdict) {
+            let has_port = [Verdict::TooBig, Verdict::TimeExceeded].contains(&verdict);
+            if has_port {
                 self.hidden.insert(own);
             }
-            ""
+            ("", has_port)
         };
         let explained = Verdict::from_code(explained).context("a verdict")?;
         // The last packets of a closed flow get a moment, which may have passed since: now its port is free.
-        let has_port = kind == CLOSED || [Verdict::TooBig, Verdict::TimeExceeded].contains(&verdict);
-        let later = explained == Verdict::MasqueradePorts && has_port;
+        let later = explained == Verdict::MasqueradePorts && was_taken;
         ensure!(
             explained == verdict || later,
             "explained as {}, but it was {}: {}",
@@ -334,8 +335,8 @@ impl Node<'_> {
         Ok(())
     }
 
-    /// Checks a packet that left.
-    fn left(&mut self, own: Own, flags: Option<TcpFlags>, v4: bool, ran: &Ran) -> Result<&'static str> {
+    /// Checks a packet that left. Returns also whether a closed flow had its port, or may have had it.
+    fn left(&mut self, own: Own, flags: Option<TcpFlags>, v4: bool, ran: &Ran) -> Result<(&'static str, bool)> {
         let (id, protocol, _, server, server_port) = own;
         let (source, destination) = addresses_in(&ran.frame, v4)?;
         let (port, to) = ports_in(&ran.frame, v4)?;
@@ -363,6 +364,8 @@ impl Node<'_> {
             let is_reopened = opens && replied || self.hidden.contains(&own);
             ensure!(kept == port || is_reopened, "{id} had the port {kept} and has {port}");
         }
+        let is_towards = |other: &Own| (other.1, other.3, other.4) == (protocol, server, server_port);
+        let was_taken = before.map_or_else(|| self.hidden.iter().any(is_towards), |leaves| leaves.closed);
         let same = before.filter(|leaves| leaves.own == own && !leaves.void && !(opens && leaves.closed));
         if same.is_none() {
             for leaves in self.by_port.values_mut().filter(|leaves| leaves.own == own) {
@@ -382,7 +385,7 @@ impl Node<'_> {
         leaves.superseded = false;
         leaves.turn(0, flags.filter(|_| same.is_some()));
         self.by_port.insert(outside, leaves);
-        Ok(kind)
+        Ok((kind, was_taken))
     }
 
     /// An answer, or something that looks like one.
