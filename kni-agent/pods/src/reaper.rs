@@ -10,6 +10,7 @@ use kni_store::{Change, Removal};
 
 use crate::{
     error::{AttachError, Subject},
+    interfaces,
     kernel::Kernel,
     registry::Registry,
 };
@@ -115,7 +116,9 @@ impl Reaper {
 
     /// Whether an interface of a namespace is queued and still exists.
     pub(crate) fn is_queued(&self, netns: NetnsIdentity) -> bool {
-        is_queued(&self.registry, netns)
+        is_queued(&self.registry, netns, |removal| {
+            interfaces::is_on_host(removal.host_ifname.as_str(), removal.host_ifindex)
+        })
     }
 }
 
@@ -133,10 +136,10 @@ async fn quiet(registry: &Registry) {
 
 /// The interface of a namespace that is gone went with it, and the kernel gives the identity of such a namespace to a new
 /// one: only interfaces that exist count.
-fn is_queued(registry: &Registry, netns: NetnsIdentity) -> bool {
+fn is_queued(registry: &Registry, netns: NetnsIdentity, exists: impl Fn(&Removal) -> bool) -> bool {
     let state = registry.lock();
-    let mut queued = state.removals.values().filter(|removal| removal.netns == Some(netns));
-    queued.any(|removal| kni_dataplane::interface_name(removal.host_ifindex).is_some())
+    let mut queued = state.removals.values();
+    queued.any(|removal| removal.netns == Some(netns) && exists(removal))
 }
 
 #[cfg(test)]
@@ -153,8 +156,7 @@ mod tests {
     use super::*;
 
     const NETNS: NetnsIdentity = NetnsIdentity { dev: 4, inode: 5 };
-    /// The index of `lo` in every namespace.
-    const LOOPBACK: u32 = 1;
+    const IFINDEX: u32 = 9;
 
     fn registry() -> (TempDir, Registry) {
         let folder = tempfile::tempdir().unwrap();
@@ -175,11 +177,11 @@ mod tests {
         registry.lock().last_call = Instant::now() + Duration::from_hours(1);
     }
 
-    fn queue(registry: &Registry, host_ifindex: u32) {
+    fn queue(registry: &Registry) {
         registry.lock().queue([Removal {
             endpoint: EndpointId(7),
             host_ifname: "kni7".parse().unwrap(),
-            host_ifindex,
+            host_ifindex: IFINDEX,
             netns: Some(NETNS),
         }]);
     }
@@ -216,13 +218,12 @@ mod tests {
     #[test]
     fn a_new_namespace_with_the_identity_of_a_deleted_one_need_not_wait() {
         let (_folder, registry) = registry();
-        assert!(!is_queued(&registry, NETNS));
-        queue(&registry, LOOPBACK);
-        assert!(is_queued(&registry, NETNS));
+        assert!(!is_queued(&registry, NETNS, |_| true));
+        queue(&registry);
+        assert!(is_queued(&registry, NETNS, |removal| removal.host_ifindex == IFINDEX));
         let other = NetnsIdentity { dev: 4, inode: 6 };
-        assert!(!is_queued(&registry, other));
-        let no_interface = i32::MAX.unsigned_abs();
-        queue(&registry, no_interface);
-        assert!(!is_queued(&registry, NETNS));
+        assert!(!is_queued(&registry, other, |_| true));
+        // The host end is gone.
+        assert!(!is_queued(&registry, NETNS, |_| false));
     }
 }

@@ -30,7 +30,7 @@ pub(crate) use self::{
     ends::{Ends, deferred_removal},
     offers::Offers,
     plugins::NO_BACKEND,
-    presence::exists,
+    presence::{exists, is_on_host},
     veth::{PREWARMED_MTU, Pair, make_pair},
 };
 use crate::{

@@ -16,7 +16,12 @@ pub(crate) fn exists(sandbox: &Sandbox, attachment: &Attachment) -> bool {
 
 /// Whether the host end still exists under its own name and index. One system call, no netlink.
 pub fn host_end_exists(attachment: &Attachment) -> bool {
-    nix::net::if_::if_nametoindex(attachment.host_ifname.as_str()).is_ok_and(|index| index == attachment.host_ifindex)
+    is_on_host(attachment.host_ifname.as_str(), attachment.host_ifindex)
+}
+
+/// Whether an interface of the node has this name and this index. One system call, no netlink.
+pub(crate) fn is_on_host(ifname: &str, ifindex: u32) -> bool {
+    nix::net::if_::if_nametoindex(ifname).is_ok_and(|index| index == ifindex)
 }
 
 /// Problems of an interface that the row of the dataplane cannot show, for kinds other than veth; one sentence each.
@@ -47,4 +52,18 @@ fn facts(sandbox: &Sandbox, attachment: &Attachment) -> Option<InterfaceFacts> {
     inside
         .into_iter()
         .find(|facts| facts.name == attachment.ifname.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_on_host;
+
+    #[test]
+    fn an_interface_is_known_by_its_name_and_its_index() {
+        // The index of `lo` in every network namespace.
+        assert!(is_on_host("lo", 1));
+        assert!(!is_on_host("lo", 2));
+        assert!(!is_on_host("no-such", 1));
+        assert!(!is_on_host("no-such", 0));
+    }
 }

@@ -132,13 +132,13 @@ impl Sandboxes {
     /// Clears the namespace of earlier interfaces and collects the providers' offers.
     async fn clear(&self, attempt: Attempt<'_>, planned: &[PlannedInterface]) -> Result<Offers, AttachError> {
         let netns = attempt.netns.id();
+        if planned.first().is_none_or(|plan| !plan.fits_prewarmed()) {
+            self.namespaces.discard_prewarmed(netns)?;
+        }
         if self.reaper.is_queued(netns) || !planned.iter().all(|plan| plan.network.spec.provider.is_ebpf()) {
             // What follows may take long, and a killed agent must find the namespace bound.
             let bound = self.namespaces.bind(&attempt.request.sandbox, attempt.netns);
             bound.map_err(|error| error.about(attempt.subject))?;
-        }
-        if planned.first().is_none_or(|plan| !plan.fits_prewarmed()) {
-            self.namespaces.discard_prewarmed(netns)?;
         }
         self.reaper.wait(netns, attempt.subject).await?;
         let all = self.may_be_occupied(attempt);
