@@ -7,6 +7,7 @@ use std::{
 
 use kni_model::{NetnsIdentity, error_chain};
 use kni_store::{Change, Removal};
+use tokio::sync::futures::Notified;
 
 use crate::{
     error::{AttachError, Subject},
@@ -26,6 +27,9 @@ const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
 /// How long an attach waits until an earlier interface of the same namespace is gone.
 const REMOVAL_WAIT: Duration = Duration::from_secs(10);
+
+/// How long an attach for which no endpoint number is free waits until those of earlier interfaces are.
+const NUMBER_WAIT: Duration = Duration::from_secs(1);
 
 /// The queue of removals.
 pub(crate) struct Reaper {
@@ -114,6 +118,15 @@ impl Reaper {
         }
     }
 
+    /// Waits until queued interfaces, if there are any, are gone and their endpoint numbers free: `removed` is notified.
+    pub(crate) async fn wait_for_numbers(&self, removed: Notified<'_>) {
+        if self.registry.lock().removals.is_empty() {
+            return;
+        }
+        // Without an end of the removal the next try is refused as the first one.
+        drop(tokio::time::timeout(NUMBER_WAIT, removed).await);
+    }
+
     /// Whether an interface of a namespace is queued and still exists.
     pub(crate) fn is_queued(&self, netns: NetnsIdentity) -> bool {
         is_queued(&self.registry, netns, |removal| {
@@ -144,11 +157,7 @@ fn is_queued(registry: &Registry, netns: NetnsIdentity, exists: impl Fn(&Removal
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        pin::pin,
-        task::{Context, Poll, Waker},
-    };
-
+    use futures::FutureExt as _;
     use kni_model::EndpointId;
     use kni_store::Store;
     use tempfile::TempDir;
@@ -169,7 +178,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let runtime = runtime.unwrap();
         let _guard = runtime.enter();
-        pin!(quiet(registry)).poll(&mut Context::from_waker(Waker::noop())) == Poll::Ready(())
+        quiet(registry).now_or_never().is_some()
     }
 
     /// Clients are served from now on, without a pause.

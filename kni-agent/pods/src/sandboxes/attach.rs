@@ -81,8 +81,24 @@ impl Sandboxes {
             return Ok(Begun::Attached(attached));
         }
         self.authorize(request, &planned)?;
-        let offers = self.clear(attempt, &planned).await?;
-        let sandbox = self.reserve(attempt, &offers).map_err(|error| error.about(subject))?;
+        // Before the first try, so that a removal that ends during it counts.
+        let removed = self.registry.removed.notified();
+        let mut begun = self.clear_and_reserve(attempt, &planned).await;
+        let is_full = |error: &AttachError| matches!(error.kind(), ErrorKind::EndpointsExhausted { .. });
+        if begun.as_ref().is_err_and(is_full) {
+            self.reaper.wait_for_numbers(removed).await;
+            begun = self.clear_and_reserve(attempt, &planned).await;
+        }
+        begun.map_err(|error| error.about(subject))
+    }
+
+    async fn clear_and_reserve(
+        &self,
+        attempt: Attempt<'_>,
+        planned: &[PlannedInterface],
+    ) -> Result<Begun, AttachError> {
+        let offers = self.clear(attempt, planned).await?;
+        let sandbox = self.reserve(attempt, &offers)?;
         Ok(Begun::Reserved(Box::new(sandbox), offers))
     }
 

@@ -197,12 +197,9 @@ fn ipam_error(subject: &Subject, error: IpamError) -> AttachError {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        pin::pin,
-        task::{Context, Poll, Waker},
-        time::Duration,
-    };
+    use std::time::Duration;
 
+    use futures::FutureExt as _;
     use kni_netlink::Netns;
     use kni_store::Store;
     use tokio::sync::Notify;
@@ -211,7 +208,7 @@ mod tests {
     use crate::registry::Registry;
 
     fn is_notified(notify: &Notify) -> bool {
-        pin!(notify.notified()).poll(&mut Context::from_waker(Waker::noop())) == Poll::Ready(())
+        notify.notified().now_or_never().is_some()
     }
 
     #[test]
