@@ -47,12 +47,32 @@ impl fmt::Display for Tally {
 /// Lines of a failed test's output that the summary repeats; the whole output is above.
 const SUMMARY_LINES: usize = 12;
 
-/// A failed test and the begin of its output, for the summary at the end of a long run.
+/// A failed test and why it failed, for the summary at the end of a long run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Failure {
     test: String,
-    /// At most [`SUMMARY_LINES`], without empty ones.
+    /// At most [`SUMMARY_LINES`], without empty ones: from the first line that names the error, or else the first ones.
     lines: Vec<String>,
+    /// Whether a line has named the error.
+    explained: bool,
+}
+
+impl Failure {
+    fn quote(&mut self, line: &str) {
+        // What the test printed before may be longer than what is repeated.
+        if !self.explained && is_reason(line) {
+            self.explained = true;
+            self.lines.clear();
+        }
+        if self.lines.len() < SUMMARY_LINES && !line.trim().is_empty() {
+            self.lines.push(line.to_owned());
+        }
+    }
+}
+
+/// Whether the line is the first one of an error that a test returned, or of a panic.
+fn is_reason(line: &str) -> bool {
+    line.starts_with("Error: ") || (line.starts_with("thread '") && line.contains(" panicked at "))
 }
 
 impl fmt::Display for Failure {
@@ -156,17 +176,14 @@ impl Reader {
         {
             self.failures.push(Failure {
                 test: test.to_owned(),
-                lines: Vec::new(),
+                ..Failure::default()
             });
         }
     }
 
     fn quote(&mut self, line: &str) {
-        if let Some(failure) = self.failures.last_mut()
-            && failure.lines.len() < SUMMARY_LINES
-            && !line.trim().is_empty()
-        {
-            failure.lines.push(line.to_owned());
+        if let Some(failure) = self.failures.last_mut() {
+            failure.quote(line);
         }
     }
 
@@ -275,6 +292,29 @@ mod tests {
         assert_eq!(b.to_string(), "  b\n      Error: first\n        second");
         assert_eq!((c.test.as_str(), c.lines.len()), ("c::d", SUMMARY_LINES));
         assert_eq!(e.lines, ["short"], "the names of failed tests are not output");
+    }
+
+    #[test]
+    fn the_summary_repeats_the_error_after_a_long_output() {
+        let long = "a line\n".repeat(20);
+        let text = format!(
+            "failures:\n\n---- a stdout ----\n{long}Error: too many\n\nCaused by:\n---- b stdout ----\n{long}\n\
+             thread 'b' (7) panicked at src/b.rs:1:2:\nleft\nError: in a message\n\nfailures:\n    a\n    b\n"
+        );
+        let mut reader = Reader::default();
+        for line in text.lines() {
+            reader.line(line);
+        }
+        let [a, b] = reader.outcome().0.try_into().unwrap();
+        assert_eq!(a.lines, ["Error: too many", "Caused by:"]);
+        assert_eq!(
+            b.lines,
+            [
+                "thread 'b' (7) panicked at src/b.rs:1:2:",
+                "left",
+                "Error: in a message"
+            ]
+        );
     }
 
     #[test]
