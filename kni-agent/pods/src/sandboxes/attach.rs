@@ -81,24 +81,18 @@ impl Sandboxes {
             return Ok(Begun::Attached(attached));
         }
         self.authorize(request, &planned)?;
-        // Before the first try, so that a removal that ends during it counts.
+        let mut offers = self.clear(attempt, &planned).await?;
+        // Before the first try, so that a removal that ends during it counts. After `clear`, which may wait for another one.
         let removed = self.registry.removed.notified();
-        let mut begun = self.clear_and_reserve(attempt, &planned).await;
+        let mut reserved = self.reserve(attempt, &offers);
         let is_full = |error: &AttachError| matches!(error.kind(), ErrorKind::EndpointsExhausted { .. });
-        if begun.as_ref().is_err_and(is_full) {
+        if reserved.as_ref().is_err_and(is_full) {
             self.reaper.wait_for_numbers(removed).await;
-            begun = self.clear_and_reserve(attempt, &planned).await;
+            // The namespace may have changed meanwhile.
+            offers = self.clear(attempt, &planned).await?;
+            reserved = self.reserve(attempt, &offers);
         }
-        begun.map_err(|error| error.about(subject))
-    }
-
-    async fn clear_and_reserve(
-        &self,
-        attempt: Attempt<'_>,
-        planned: &[PlannedInterface],
-    ) -> Result<Begun, AttachError> {
-        let offers = self.clear(attempt, planned).await?;
-        let sandbox = self.reserve(attempt, &offers)?;
+        let sandbox = reserved.map_err(|error| error.about(subject))?;
         Ok(Begun::Reserved(Box::new(sandbox), offers))
     }
 
@@ -149,7 +143,8 @@ impl Sandboxes {
     async fn clear(&self, attempt: Attempt<'_>, planned: &[PlannedInterface]) -> Result<Offers, AttachError> {
         let netns = attempt.netns.id();
         if planned.first().is_none_or(|plan| !plan.fits_prewarmed()) {
-            self.namespaces.discard_prewarmed(netns)?;
+            let discarded = self.namespaces.discard_prewarmed(netns);
+            discarded.map_err(|error| error.about(attempt.subject))?;
         }
         if self.reaper.is_queued(netns) || !planned.iter().all(|plan| plan.network.spec.provider.is_ebpf()) {
             // What follows may take long, and a killed agent must find the namespace bound.
