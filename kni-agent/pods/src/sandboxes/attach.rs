@@ -18,7 +18,7 @@ use crate::{
 
 /// The agent's own limit for one attach. Checked between steps, each of which is bounded by its driver, so that no step
 /// is abandoned halfway.
-const ATTACH_DEADLINE: Duration = Duration::from_secs(20);
+const ATTACH_DEADLINE: Duration = Duration::from_mins(1);
 
 /// What an attach finds or has reserved.
 enum Begun {
