@@ -1,18 +1,24 @@
 //! Tests many concurrent sandboxes.
 
-use std::{collections::BTreeSet, time::Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
 use kni_integration::{Manifest, require};
+use tonic::Code;
 
 use super::scene::{Scene, pod};
 
 const COUNT: usize = 150;
+/// How long a removal may take in all.
+const REMOVAL: Duration = Duration::from_mins(2);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_and_fifty_sandboxes_at_once_all_succeed() -> Result<()> {
-    require!(root, netns, bpf, machine);
+    require!(steady, root, netns, bpf, machine);
     let scene = Scene::start("containerd-burst", Manifest::overlapping()).await?;
     let before = scene.machine.at_rest()?;
 
@@ -35,8 +41,26 @@ async fn a_hundred_and_fifty_sandboxes_at_once_all_succeed() -> Result<()> {
     );
 
     let start = Instant::now();
-    try_join_all(ids.iter().map(|id| scene.cri.remove_sandbox(id))).await?;
+    try_join_all(ids.iter().map(|id| remove(&scene, id))).await?;
     println!("{COUNT} sandboxes were gone after {:?}", start.elapsed());
     scene.assert_as_before(&before);
     Ok(())
+}
+
+/// Removes a sandbox, and repeats it as a kubelet does: on a busy machine containerd gives up when its shim does not answer
+/// within 2 s. A failure of the network is none of these.
+async fn remove(scene: &Scene, id: &str) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        match scene.cri.remove_sandbox(id).await {
+            Err(status)
+                if status.code() == Code::DeadlineExceeded
+                    && status.message().contains("failed to get pod sandbox container")
+                    && start.elapsed() < REMOVAL =>
+            {
+                println!("repeated: {}", status.message());
+            }
+            done => return done.with_context(|| format!("remove sandbox {id}")),
+        }
+    }
 }
