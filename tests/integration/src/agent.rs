@@ -2,7 +2,8 @@
 
 use std::{
     env,
-    io::{BufRead as _, BufReader, Read},
+    io::{BufRead as _, BufReader, Read, Write as _},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     sync::{Arc, Condvar, Mutex, OnceLock},
@@ -18,7 +19,7 @@ use nix::{
 };
 
 pub use crate::manifest::MANIFESTS;
-use crate::{manifest::Manifest, namespaces::Namespaces};
+use crate::{manifest::Manifest, namespaces::Namespaces, wait::eventually_sync};
 
 /// The default socket of the agent.
 pub const SOCKET: &str = "/run/kni/kni.sock";
@@ -29,6 +30,10 @@ const READY: &str = "kni-agent: serving on";
 /// Loading the programs takes seconds of CPU time, which a busy machine shares among several agents.
 const READY_TIMEOUT: Duration = Duration::from_mins(1);
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An address for `--metrics-address`.
+pub const METRICS: &str = "127.0.0.1:9630";
 
 /// How to run the agent.
 #[derive(Debug, Clone)]
@@ -248,6 +253,18 @@ pub fn cleanup(ns: &Namespaces, program: &Path) -> Result<Output> {
         .arg("cleanup")
         .output()
         .with_context(|| format!("{} cleanup", program.display()))
+}
+
+/// The page of metrics of the agent in `ns`, which serves it at this address. It is opened independently of the agent's sockets,
+/// possibly a moment later.
+pub fn metrics(ns: &Namespaces, address: &str) -> Result<String> {
+    ns.enter(|| {
+        let mut stream = eventually_sync(PAGE_TIMEOUT, || Ok(TcpStream::connect(address)?))?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        let mut page = String::new();
+        stream.read_to_string(&mut page)?;
+        Ok(page)
+    })?
 }
 
 /// The agent to test: `KNI_AGENT_BIN`, or the one beside the running test, built by cargo once per process.

@@ -1,13 +1,13 @@
 //! Tests that an overlap of the ports for masquerading with those that the node's own sockets get is reported.
 
-use std::{
-    fs,
-    io::{Read as _, Write as _},
-    net::TcpStream,
-};
+use std::fs;
 
 use anyhow::{Result, ensure};
-use kni_integration::{Node, Outside, eventually, require};
+use kni_integration::{
+    Node, Outside,
+    agent::{METRICS, metrics},
+    eventually, require,
+};
 
 use super::world::{World, masquerading};
 
@@ -15,12 +15,7 @@ const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
 fn metric(world: &World) -> Result<String> {
-    let page = world.stage.node.enter(|| {
-        let mut stream = TcpStream::connect("127.0.0.1:9630")?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
-        let mut page = String::new();
-        stream.read_to_string(&mut page).map(|_| page)
-    })??;
+    let page = metrics(&world.stage.node, METRICS)?;
     let line = page
         .lines()
         .find(|line| line.starts_with("kni_masquerade_ports_shared"));
@@ -39,7 +34,7 @@ async fn ports_that_the_kernel_hands_out_too_are_reported() -> Result<()> {
         let node = Node::new("ranges")?;
         node.enter(|| fs::write(RANGE, range).and_then(|()| fs::write(RESERVED, format!("{reserved}\n"))))??;
         let outside = Outside::new(&node)?;
-        let args = ["--metrics-address", "127.0.0.1:9630"];
+        let args = ["--metrics-address", METRICS];
         let world = World::on(node, outside, masquerading(), &args).await?;
         let case = format!("{range}, reserved {reserved:?}");
         eventually(std::time::Duration::from_secs(3), async || {

@@ -2,13 +2,17 @@
 //! and counted.
 
 use std::{
-    io::Read as _,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result};
-use kni_integration::{bind::when_free, require, traffic::tcp_get};
+use kni_integration::{
+    agent::{METRICS, metrics},
+    bind::when_free,
+    require,
+    traffic::tcp_get,
+};
 
 use super::{
     FAMILIES, PORT,
@@ -30,12 +34,7 @@ fn any(v4: bool) -> IpAddr {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flow_without_a_port_is_dropped_and_counted() -> Result<()> {
     require!(root, netns, bpf, ip);
-    let args = [
-        "--masquerade-ports",
-        "61000-61003",
-        "--metrics-address",
-        "127.0.0.1:9630",
-    ];
+    let args = ["--masquerade-ports", "61000-61003", "--metrics-address", METRICS];
     let world = World::start("exhausted", masquerading(), &args).await?;
     let watch = world.watch()?;
     let _servers = world.serve()?;
@@ -74,7 +73,7 @@ async fn a_flow_without_a_port_is_dropped_and_counted() -> Result<()> {
     }
     // The sweep of the flow tables counts once a second.
     tokio::time::sleep(Duration::from_millis(1500)).await;
-    let page = metrics(&world)?;
+    let page = metrics(&world.stage.node, METRICS)?;
     for family in ["ipv4", "ipv6"] {
         let line = page
             .lines()
@@ -83,17 +82,6 @@ async fn a_flow_without_a_port_is_dropped_and_counted() -> Result<()> {
     }
     watch.assert_clean();
     Ok(())
-}
-
-fn metrics(world: &World) -> Result<String> {
-    use std::io::Write as _;
-    let page = world.stage.node.enter(|| {
-        let mut stream = TcpStream::connect("127.0.0.1:9630")?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
-        let mut page = String::new();
-        stream.read_to_string(&mut page).map(|_| page)
-    })?;
-    Ok(page?)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{BufRead as _, BufReader, Write as _},
     net::{SocketAddr, TcpStream, UdpSocket},
     sync::{
         Arc, Mutex,
@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kni_integration::{
     Agent, AgentOptions, Kubelet, Manifest, Namespaces, Node, Pod, Stage,
-    agent::KUBELET_SOCKET,
+    agent::{KUBELET_SOCKET, METRICS, metrics},
     eventually, eventually_sync,
     frames::PacketSocket,
     manifest::network_policy,
@@ -494,14 +494,7 @@ async fn a_pod_attached_right_after_a_restart_is_isolated_before_its_first_packe
 
 /// The metrics of the rows and the capacity of each map.
 fn pressure(node: &Node) -> Result<BTreeMap<String, u64>> {
-    let page = node.enter(|| -> Result<String> {
-        // The metrics page is opened independently of the sockets, possibly a moment later.
-        let mut stream = eventually_sync(ANSWER, || Ok(TcpStream::connect("127.0.0.1:9631")?))?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
-        let mut page = String::new();
-        stream.read_to_string(&mut page)?;
-        Ok(page)
-    })??;
+    let page = metrics(node, METRICS)?;
     let lines = page.lines().filter(|line| line.starts_with("kni_map_"));
     let read = |line: &str| {
         let (name, value) = line.rsplit_once(' ')?;
@@ -513,7 +506,7 @@ fn pressure(node: &Node) -> Result<BTreeMap<String, u64>> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_map_has_its_pressure_after_a_restart_too() -> Result<()> {
     require!(root, netns, bpf, ip);
-    let options = AgentOptions::new(Manifest::overlapping(), &["--metrics-address", "127.0.0.1:9631"]);
+    let options = AgentOptions::new(Manifest::overlapping(), &["--metrics-address", METRICS]);
     let mut town = Town::build_with("pressure", options).await?;
     let before = pressure(&town.stage.node)?;
     town.stage.agent.kill9()?;
