@@ -51,7 +51,7 @@ pub(crate) struct Timeouts {
     /// Until an agent is reachable.
     #[serde(rename = "connectMs")]
     connect: u64,
-    /// For an ADD, restarts of the agent included. The agent gives up after a minute.
+    /// For an ADD, restarts of the agent included. The agent gives up after 45 s.
     #[serde(rename = "addMs")]
     add: u64,
     /// Until an agent is reachable for a DEL.
@@ -72,7 +72,7 @@ impl Default for Timeouts {
     fn default() -> Self {
         Self {
             connect: 5_000,
-            add: 75_000,
+            add: 60_000,
             del_connect: 2_000,
             del: 10_000,
             check: 5_000,

@@ -28,9 +28,6 @@ const LONGEST_WAIT: Duration = Duration::from_millis(100);
 /// How long an attach waits until an earlier interface of the same namespace is gone.
 const REMOVAL_WAIT: Duration = Duration::from_secs(10);
 
-/// How long an attach for which no endpoint number is free waits until those of earlier interfaces are.
-const NUMBER_WAIT: Duration = Duration::from_secs(1);
-
 /// The queue of removals.
 pub(crate) struct Reaper {
     registry: Arc<Registry>,
@@ -118,13 +115,17 @@ impl Reaper {
         }
     }
 
-    /// Waits until queued interfaces, if there are any, are gone and their endpoint numbers free: `removed` is notified.
-    pub(crate) async fn wait_for_numbers(&self, removed: Notified<'_>) {
-        if self.registry.lock().removals.is_empty() {
-            return;
-        }
-        // Without an end of the removal the next try is refused as the first one.
-        drop(tokio::time::timeout(NUMBER_WAIT, removed).await);
+    /// Waits until queued interfaces are gone and their endpoint numbers free, which `removed` is notified of: at most until
+    /// this time, and not at all if none is queued. False if none went.
+    pub(crate) async fn wait_for_removal(&self, removed: Notified<'_>, until: Instant) -> bool {
+        let is_queued = !self.registry.lock().removals.is_empty();
+        let left = if is_queued {
+            until.saturating_duration_since(Instant::now())
+        } else {
+            // The last one may have ended just before.
+            Duration::ZERO
+        };
+        tokio::time::timeout(left, removed).await.is_ok()
     }
 
     /// Whether an interface of a namespace is queued and still exists.

@@ -16,9 +16,12 @@ use crate::{
     plan::{self, PlannedInterface},
 };
 
-/// The agent's own limit for one attach. Checked between steps, each of which is bounded by its driver, so that no step
-/// is abandoned halfway.
-const ATTACH_DEADLINE: Duration = Duration::from_mins(1);
+/// The agent's own limit for one attach, waits for others included. Checked between steps, each of which is bounded by its
+/// driver, so that no step is abandoned halfway. Shorter than the limits of kubelets (60 s), so that they get the reason.
+const ATTACH_DEADLINE: Duration = Duration::from_secs(45);
+
+/// How long an attach for which no endpoint number is free waits until those of removed interfaces are.
+const NUMBER_WAIT: Duration = Duration::from_secs(1);
 
 /// What an attach finds or has reserved.
 enum Begun {
@@ -59,7 +62,7 @@ impl Sandboxes {
             }
         };
         self.note_step("reserve", started);
-        let built = self.build_in_turn(&mut sandbox, attempt, &offers).await;
+        let built = self.build_in_turn(&mut sandbox, attempt, &offers, started).await;
         let began = Instant::now();
         let ready = built.and_then(|()| self.commit_ready(&sandbox));
         self.note_step("record", began);
@@ -81,19 +84,23 @@ impl Sandboxes {
             return Ok(Begun::Attached(attached));
         }
         self.authorize(request, &planned)?;
-        let mut offers = self.clear(attempt, &planned).await?;
-        // Before the first try, so that a removal that ends during it counts. After `clear`, which may wait for another one.
-        let removed = self.registry.removed.notified();
-        let mut reserved = self.reserve(attempt, &offers);
-        let is_full = |error: &AttachError| matches!(error.kind(), ErrorKind::EndpointsExhausted { .. });
-        if reserved.as_ref().is_err_and(is_full) {
-            self.reaper.wait_for_numbers(removed).await;
-            // The namespace may have changed meanwhile.
-            offers = self.clear(attempt, &planned).await?;
-            reserved = self.reserve(attempt, &offers);
+        let mut full_until = None;
+        loop {
+            // Again in each round: the namespace may have changed meanwhile.
+            let offers = self.clear(attempt, &planned).await?;
+            // Before the try, so that a removal that ends during it counts. After `clear`, which may wait for another one.
+            let removed = self.registry.removed.notified();
+            let reserved = self.reserve(attempt, &offers);
+            let is_full = |error: &AttachError| matches!(error.kind(), ErrorKind::EndpointsExhausted { .. });
+            if reserved.as_ref().is_err_and(is_full) {
+                let until = *full_until.get_or_insert_with(|| Instant::now() + NUMBER_WAIT);
+                if self.reaper.wait_for_removal(removed, until).await {
+                    continue;
+                }
+            }
+            let sandbox = reserved.map_err(|error| error.about(subject))?;
+            return Ok(Begun::Reserved(Box::new(sandbox), offers));
         }
-        let sandbox = reserved.map_err(|error| error.about(subject))?;
-        Ok(Begun::Reserved(Box::new(sandbox), offers))
     }
 
     fn refuse_orphan(&self, request: &AttachRequest, subject: &Subject) -> Result<(), AttachError> {
@@ -166,21 +173,29 @@ impl Sandboxes {
         sandbox: &mut Sandbox,
         attempt: Attempt<'_>,
         offers: &Offers,
+        started: Instant,
     ) -> Result<(), AttachError> {
         if !sandbox.attachments.iter().all(|made| made.kind.is_ebpf()) {
-            return self.build(sandbox, attempt, offers).await;
+            return self.build(sandbox, attempt, offers, started).await;
         }
-        let turn = tokio::time::timeout(ATTACH_DEADLINE, self.building.acquire()).await;
+        let deadline = tokio::time::Instant::from_std(started + ATTACH_DEADLINE);
+        let turn = tokio::time::timeout_at(deadline, self.building.acquire()).await;
         let _turn = turn.map_err(|_elapsed| attempt.subject.timeout("waiting for other attaches", ATTACH_DEADLINE))?;
-        kni_tasks::in_place_until_done(self.build(sandbox, attempt, offers)).await
+        kni_tasks::in_place_until_done(self.build(sandbox, attempt, offers, started)).await
     }
 
-    async fn build(&self, sandbox: &mut Sandbox, attempt: Attempt<'_>, offers: &Offers) -> Result<(), AttachError> {
+    async fn build(
+        &self,
+        sandbox: &mut Sandbox,
+        attempt: Attempt<'_>,
+        offers: &Offers,
+        started: Instant,
+    ) -> Result<(), AttachError> {
         let subject = attempt.subject;
-        let started = Instant::now();
+        let began = Instant::now();
         // First: interfaces of other providers may carry packets at once.
         let admitted = self.gate.admit(&sandbox.policy_pod(), subject);
-        self.note_step("admit", started);
+        self.note_step("admit", began);
         admitted?;
         let began = Instant::now();
         self.make(sandbox, attempt, offers, started).await?;

@@ -23,7 +23,7 @@ fn memory(pid: u32, line: &str) -> Result<u64> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn b17_a_hundred_and_fifty_adds_at_once() -> Result<()> {
-    require!(root, netns, bpf, ip, nft, tc, bpftool);
+    require!(steady, root, netns, bpf, ip, nft, tc, bpftool);
     let scene = Scene::with("many", Manifest::overlapping()).await?;
     let calls: Vec<Call> = (0..PODS)
         .map(|index| Call::new(&format!("c{index}"), &format!("pod{index}")))

@@ -1,4 +1,5 @@
 use anyhow::{Context as _, Result};
+use futures::future::try_join_all;
 use kni_integration::{AgentOptions, Manifest, eventually, kubelet::Sandbox, require};
 use kni_proto::runtime::ListNetworksRequest;
 use tonic::{Code, Status};
@@ -370,6 +371,13 @@ async fn a_full_node_refuses_and_recovers() -> Result<()> {
             let again = stage.kubelet.run_pod("team", &format!("again-{turn}"), &[]).await;
             pods.push(again.with_context(|| format!("turn {turn}, {sandboxes} prewarmed"))?);
         }
+        // Three at once, for numbers that become free one after the other.
+        for pod in pods.drain(1..) {
+            stage.kubelet.kill_pod(pod).await?;
+        }
+        let names = ["together-0", "together-1", "together-2"];
+        let together = try_join_all(names.map(|name| stage.kubelet.run_pod("team", name, &[]))).await;
+        together.with_context(|| format!("at once, {sandboxes} prewarmed"))?;
         stage.agent.terminate()?;
     }
     Ok(())
