@@ -33,7 +33,7 @@ const REST: Duration = Duration::from_secs(3);
 const RELEASE: Duration = Duration::from_secs(22);
 /// How long the simulation waits until all pods that stay are confirmed.
 const SETTLING: Duration = Duration::from_mins(4);
-/// How often a change is measured at most.
+/// How many times a change is measured at most.
 const ATTEMPTS: u32 = 3;
 /// Maximum duration of a phase that ends by itself.
 const PATIENCE: Duration = Duration::from_mins(15);
@@ -258,7 +258,7 @@ impl Simulation {
         Ok((all, restart))
     }
 
-    /// A pod of a network on a node starts, and ends.
+    /// The costs of a pod of a network that starts on a node, and of its end.
     async fn comes_and_goes(
         &mut self,
         place: (usize, usize),
@@ -278,10 +278,12 @@ impl Simulation {
             if attempt == ATTEMPTS || !(self.reached_all(&start) || self.reached_all(&end)) {
                 return Ok([start, end]);
             }
+            // The pod is the first one of its network again only when the node has released the block.
+            tokio::time::sleep(RELEASE).await;
         }
     }
 
-    /// The labels of a pod change.
+    /// The cost of a change of a pod's labels.
     async fn relabelled(&mut self, pod: &Standing) -> Result<OneChange> {
         let mut attempt = 0;
         loop {
@@ -295,9 +297,9 @@ impl Simulation {
         }
     }
 
-    /// Whether each node's watch of pods received an event. Most probably these were bookmarks: the API server sends them to
-    /// all watches in the same second, once or twice a minute, and counts them as events. A change that does reach all nodes
-    /// does so again.
+    /// Whether each node's watch of pods received an event. Most probably these were bookmarks: each watch gets one a minute
+    /// and the API server counts them as events; the watches of agents that were started together get them in the same second.
+    /// A change that does reach all nodes does so each time.
     fn reached_all(&self, change: &OneChange) -> bool {
         let events = change.cost.events.get("pods").copied().unwrap_or_default();
         events >= count(self.places.len())

@@ -13,7 +13,7 @@ use tonic::Code;
 use super::scene::{Scene, pod};
 
 const COUNT: usize = 150;
-/// How long a removal may take in all.
+/// How long a removal is repeated.
 const REMOVAL: Duration = Duration::from_mins(2);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -48,7 +48,7 @@ async fn a_hundred_and_fifty_sandboxes_at_once_all_succeed() -> Result<()> {
 }
 
 /// Removes a sandbox, and repeats it as a kubelet does: on a busy machine containerd gives up when its shim does not answer
-/// within 2 s. A failure of the network is none of these.
+/// within 2 s. Failures of the network have other messages and are not repeated.
 async fn remove(scene: &Scene, id: &str) -> Result<()> {
     let start = Instant::now();
     loop {
