@@ -51,17 +51,14 @@ const SUMMARY_LINES: usize = 12;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Failure {
     test: String,
-    /// At most [`SUMMARY_LINES`], without empty ones: from the first line that names the error, or else the first ones.
+    /// At most [`SUMMARY_LINES`], without empty ones: from the last line that names an error, or else the first ones.
     lines: Vec<String>,
-    /// Whether a line has named the error.
-    explained: bool,
 }
 
 impl Failure {
     fn quote(&mut self, line: &str) {
-        // What the test printed before may be longer than what is repeated.
-        if !self.explained && is_reason(line) {
-            self.explained = true;
+        // What the test printed before may be longer than what is repeated. The error that it returned is printed last.
+        if is_reason(line) {
             self.lines.clear();
         }
         if self.lines.len() < SUMMARY_LINES && !line.trim().is_empty() {
@@ -299,7 +296,8 @@ mod tests {
         let long = "a line\n".repeat(20);
         let text = format!(
             "failures:\n\n---- a stdout ----\n{long}Error: too many\n\nCaused by:\n---- b stdout ----\n{long}\n\
-             thread 'b' (7) panicked at src/b.rs:1:2:\nleft\nError: in a message\n\nfailures:\n    a\n    b\n"
+             thread 'c' (7) panicked at src/b.rs:1:2:\ncaught\nError: left\n\n---- c stdout ----\n{long}\n\
+             thread 'c' (8) panicked at src/c.rs:1:2:\nright\n\nfailures:\n    a\n    b\n    c\n"
         );
         let mut reader = Reader::default();
         for line in text.lines() {
